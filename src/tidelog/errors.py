@@ -1,0 +1,146 @@
+"""Every error a caller can see, and the three things a caller asks about it:
+what happened (`code`), may I retry (`retryable`), was it written (`written`).
+
+Error
+├── Refused            the request was wrong; sending it again will not help; nothing was written
+│   ├── BadInput         an argument that no log could accept
+│   ├── OutOfRange       a seq outside what the log holds; carries the valid range
+│   ├── SeqMissing       a seq inside the range whose record was compacted away
+│   ├── TooLarge         a record over its byte ceiling
+│   ├── StreamBroken     a streamed record broke off or ran past its ceiling
+│   ├── UnexpectedSeq    the next seq is not the one the caller expected
+│   ├── NotFound         no such log, topic, partition or file
+│   ├── AlreadyExists    the name is taken
+│   ├── NewerFormat      the bytes were written by a newer version
+│   ├── ReadOnly         this log was opened for reading
+│   └── Closed           this log was closed
+├── Unavailable        nothing was written; try again later
+│   ├── Locked           another process is the writer of this directory
+│   └── DiskFull         the device has no room; the write was rolled back
+├── InDoubt            nobody knows whether it was written; retry with the same key
+└── Damaged            do not trust this log without looking at it first
+    ├── Corrupt          bytes on disk disagree with their checksum or their layout
+    └── Latched          a sync or a write failed, so the page cache can no longer be trusted
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class Error(Exception):
+    """Base of everything raised on purpose. Catch this, never Exception."""
+
+    code: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+    written: ClassVar[bool | None] = False  # None: nobody knows
+
+
+class Refused(Error):
+    code = "refused"
+
+
+class BadInput(Refused):
+    code = "bad_input"
+
+
+class OutOfRange(Refused):
+    code = "out_of_range"
+
+    def __init__(self, log: str, *, asked: int, lowest: int, highest: int) -> None:
+        held = f"it holds [{lowest}, {highest})" if highest > lowest else f"it is empty, next is {highest}"
+        super().__init__(f"{log}: seq {asked} is out of range, {held}; ask for a seq inside it")
+        self.log, self.asked, self.lowest, self.highest = log, asked, lowest, highest
+
+
+class SeqMissing(Refused):
+    code = "seq_missing"
+
+    def __init__(self, log: str, *, asked: int, next_seq: int) -> None:
+        super().__init__(
+            f"{log}: seq {asked} was compacted away or never filled; the next record is at or after {next_seq}"
+        )
+        self.log, self.asked, self.next_seq = log, asked, next_seq
+
+
+class TooLarge(Refused):
+    code = "too_large"
+
+    def __init__(self, what: str, *, size: int, limit: int) -> None:
+        super().__init__(f"{what} is {size} bytes, the limit is {limit}; nothing was written, send it in parts")
+        self.size, self.limit = size, limit
+
+
+class StreamBroken(Refused):
+    code = "stream_broken"
+
+
+class UnexpectedSeq(Refused):
+    code = "unexpected_seq"
+
+    def __init__(self, log: str, *, expected: int, actual: int) -> None:
+        super().__init__(
+            f"{log}: expected to write seq {expected} but the next one is {actual}; nothing was written, "
+            f"read from {min(expected, actual)} and decide again"
+        )
+        self.log, self.expected, self.actual = log, expected, actual
+
+
+class NotFound(Refused):
+    code = "not_found"
+
+
+class AlreadyExists(Refused):
+    code = "already_exists"
+
+
+class NewerFormat(Refused):
+    code = "newer_format"
+
+    def __init__(self, what: str, *, found: int, known: int) -> None:
+        super().__init__(
+            f"{what} has format version {found}, this version of tidelog knows {known}; "
+            "nothing was changed, upgrade tidelog to read it"
+        )
+        self.found, self.known = found, known
+
+
+class ReadOnly(Refused):
+    code = "read_only"
+
+
+class Closed(Refused):
+    code = "closed"
+
+
+class Unavailable(Error):
+    code, retryable = "unavailable", True
+
+
+class Locked(Unavailable):
+    code = "locked"
+
+
+class DiskFull(Unavailable):
+    code = "disk_full"
+
+
+class InDoubt(Error):
+    code, retryable, written = "in_doubt", True, None
+
+
+class Damaged(Error):
+    code, written = "damaged", None
+
+
+class Corrupt(Damaged):
+    code = "corrupt"
+
+    def __init__(self, where: str, *, pos: int, reason: str, next_step: str | None = None) -> None:
+        step = next_step or "run `tidelog log verify` to see all of it"
+        super().__init__(f"{where} at byte {pos}: {reason}; {step}")
+        self.where, self.pos, self.reason = where, pos, reason
+
+
+class Latched(Damaged):
+    code = "latched"
