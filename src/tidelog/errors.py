@@ -16,7 +16,9 @@ Error
 │   └── Closed           this log was closed
 ├── Unavailable        nothing was written; try again later
 │   ├── Locked           another process is the writer of this directory
-│   └── DiskFull         the device has no room; the write was rolled back
+│   ├── Busy             a streamed record is being written to this log
+│   ├── DiskFull         the device has no room; the write was rolled back
+│   └── WriteFailed      the device refused the bytes; the write was rolled back
 ├── InDoubt            nobody knows whether it was written; retry with the same key
 └── Damaged            do not trust this log without looking at it first
     ├── Corrupt          bytes on disk disagree with their checksum or their layout
@@ -34,6 +36,7 @@ class Error(Exception):
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
     written: ClassVar[bool | None] = False  # None: nobody knows
+    acked: range = range(0)  # seqs of the same call that were written before the error
 
 
 class Refused(Error):
@@ -121,8 +124,16 @@ class Locked(Unavailable):
     code = "locked"
 
 
+class Busy(Unavailable):
+    code = "busy"
+
+
 class DiskFull(Unavailable):
     code = "disk_full"
+
+
+class WriteFailed(Unavailable):
+    code = "write_failed"
 
 
 class InDoubt(Error):
@@ -135,6 +146,8 @@ class Damaged(Error):
 
 class Corrupt(Damaged):
     code = "corrupt"
+    seq: int | None = None  # first seq that cannot be read
+    resume: int | None = None  # first seq behind the damage
 
     def __init__(self, where: str, *, pos: int, reason: str, next_step: str | None = None) -> None:
         step = next_step or "run `tidelog log verify` to see all of it"

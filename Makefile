@@ -1,0 +1,57 @@
+# Every target sets up its own virtual environment first, so a fresh clone needs Python 3.11+, gcc and make.
+# Another interpreter: make PYTHON=python3.13 test
+
+PYTHON ?= python3
+VENV   := .venv
+RUN    := $(VENV)/bin/python
+READY  := $(VENV)/.ready
+
+# An activated environment or a stray path of the caller's shell must not decide which packages we see.
+unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test check lint crash bench format clean
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(READY) ## make .venv with everything the other targets need (they all do this themselves)
+	@echo "$(VENV) is ready"
+
+# The stamp comes last: an install that broke off is done again, a finished one only when pyproject.toml changes.
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidelog needs Python 3.11+: make PYTHON=...")'
+	@echo "setting up $(VENV) with $$($(PYTHON) --version), this takes a minute"
+	@$(PYTHON) -m venv $(VENV)
+	@$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: $(READY) ## a guided tour on real files: append, crash, recover, compact, restore
+	@$(RUN) -m tidelog.cli.demo
+
+test: $(READY) ## the whole test suite
+	@$(RUN) -m pytest -n 2 -m "not sweep"
+
+check: lint ## lint, types, tidy test and fast tests, in under a minute
+	@$(RUN) -m pytest -q tests/test_tidy.py
+	@$(RUN) -m pytest -q -n 2 -m "not slow and not sweep" --ignore=tests/test_tidy.py
+
+lint: $(READY) ## ruff and mypy --strict
+	@$(RUN) -m ruff check
+	@$(RUN) -m ruff format --check
+	@$(RUN) -m mypy
+
+crash: $(READY) ## every crash state of the sweeps; takes long
+	@$(RUN) -m pytest -n 2 -m sweep
+
+bench: $(READY) ## the benchmarks, as a table and as JSON
+	@$(RUN) benchmarks/run.py
+
+format: $(READY) ## rewrite the code the way `make check` wants it
+	@$(RUN) -m ruff check --fix
+	@$(RUN) -m ruff format
+
+clean: ## remove what these targets made, .venv included; benchmark results stay
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist demo-data
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,167 @@
+"""[shell] Append: batches to the active segment, rolled when it is full or old.
+
+What an ack means is the sync policy's word (`LogConfig.sync`): under `each` and `batch` every
+record of the call survives a power cut when the call returns; under `interval` it survives a
+kill now and a power cut `sync_interval_ms` later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from tidelog.commitlog import roll
+from tidelog.commitlog.codec import Batch
+from tidelog.commitlog.state import State
+from tidelog.errors import Error, TooLarge, UnexpectedSeq
+from tidelog.formats.rows import Rows
+
+# An upper bound on what a layout adds to a record: frame header, checksum, columns. Only used to decide when to roll.
+_OVERHEAD_BYTES = 64
+
+
+def append(state: State, batch: Batch, expected: int | None) -> range:
+    """Write a batch; return its seqs. On an error nothing of the part that failed is visible, and the error's
+    `acked` names the records of this call that were written before it."""
+    with state.mutex:
+        state.check_writable()
+        first = state.highest
+        check_expected(state, expected)
+        if not batch.datas:
+            return range(first, first)
+        weights = _weights(batch)
+        largest = max(map(len, batch.datas))
+        limit = min(state.codec.record_bytes_max, ceiling(state, fresh=True))
+        if largest > limit:
+            raise TooLarge(f"{state.path}: a record", size=largest, limit=limit)
+        try:
+            _write_parts(state, batch, weights)
+        except Error as error:
+            error.acked = range(first, state.highest)
+            raise
+        return range(first, state.highest)
+
+
+def check_expected(state: State, expected: int | None) -> None:
+    if expected is not None and expected != state.highest:
+        raise UnexpectedSeq(state.path, expected=expected, actual=state.highest)
+
+
+def ceiling(state: State, *, fresh: bool = False) -> int:
+    """How many bytes the active segment can still take: what is left of it, and the overflow. The seed's
+    `append_threshold`. `fresh`: of an empty segment."""
+    used = 0 if fresh else state.active.size
+    room = state.config.segment_bytes_max - used + state.config.overflow_bytes
+    return min(room, state.codec.segment_bytes_limit - used)
+
+
+def roll_if_due(state: State) -> None:
+    """Seal the active segment when it is full or old. An empty one stays."""
+    active, config = state.active, state.config
+    if active.size == 0:
+        return
+    full = active.size >= min(config.segment_bytes_max, state.codec.segment_bytes_limit)
+    index_full = config.index_bytes_max is not None and active.index_bytes >= config.index_bytes_max
+    age_ms = (state.clock.now_us() - active.born_us) // 1000
+    old = config.segment_age_ms_max is not None and age_ms >= config.segment_age_ms_max
+    if full or index_full or old:
+        roll_over(state)
+
+
+def roll_over(state: State, *, next_base: int | None = None) -> None:
+    """Seal the active segment and start another, at `next_base` where numbering must jump. On an error the old one
+    stays active and nothing is lost."""
+    old = state.active
+    base = old.next_seq if next_base is None else next_base
+    done = roll.seal(state.files, state.latch, old)
+    state.durable = old.next_seq
+    state.active = roll.birth(state.files, state.latch, base, now_us=state.clock.now_us(), last_ts_us=old.last_ts_us)
+    done.stop = state.durable = base
+    state.sealed.append(done)
+    old.close()
+
+
+def stamp(state: State) -> int:
+    """The time for the next record: now, or the last record's time when the clock went back."""
+    return max(state.clock.now_us(), state.active.last_ts_us)
+
+
+def after_write(state: State, *, durable: bool) -> None:
+    """Account for a write: what is durable now, and whether the interval is over."""
+    state.active.last_write_us = state.clock.now_us()
+    if durable:
+        state.durable = state.highest
+        state.synced_ms = state.clock.monotonic_ms()
+    elif state.clock.monotonic_ms() - state.synced_ms >= state.config.sync_interval_ms:
+        sync(state)
+
+
+def sync(state: State) -> None:
+    """Make everything acked so far survive a power cut."""
+    if state.durable < state.highest:
+        state.active.sync()
+        state.durable = state.highest
+    state.synced_ms = state.clock.monotonic_ms()
+
+
+def _weights(batch: Batch) -> Sequence[int]:
+    weights = [len(data) + _OVERHEAD_BYTES for data in batch.datas]
+    for column in (batch.node, batch.tag, batch.meta):
+        if isinstance(column, bytes):
+            if column:
+                weights = [weight + len(column) for weight in weights]
+        else:
+            weights = [weight + len(value) for weight, value in zip(weights, column, strict=True)]
+    return weights
+
+
+def _write_parts(state: State, batch: Batch, weights: Sequence[int]) -> None:
+    policy = state.config.sync
+    durable = policy != "interval"
+    done, count = 0, len(batch.datas)
+    while done < count:
+        roll_if_due(state)
+        take = 1 if policy == "each" else _fitting(weights, done, ceiling(state))
+        if take == 0 or (take == 1 and weights[done] > ceiling(state)):
+            if state.active.size:
+                roll_over(state)
+                continue
+            take = 1
+        part = batch if take == count else batch.part(done, done + take)
+        rows = state.codec.encode(state.highest, stamp(state), part)
+        state.active.write(rows, durable=durable)
+        after_write(state, durable=durable)
+        done += take
+
+
+def _fitting(weights: Sequence[int], done: int, room: int) -> int:
+    """How many of the records from `done` on fit into `room` bytes."""
+    rest = weights[done:] if done else weights
+    if sum(rest) <= room:
+        return len(rest)
+    return sum(1 for total in accumulate(rest) if total <= room)
+
+
+def append_rows(state: State, rows: Rows) -> None:
+    """Write rows that are encoded already, seqs and times as they are."""
+    if not len(rows):
+        return
+    with state.mutex:
+        state.check_writable()
+        first = int(rows.seq[0])
+        if first < state.highest:
+            raise UnexpectedSeq(state.path, expected=first, actual=state.highest)
+        roll_if_due(state)
+        durable = state.config.sync != "interval"
+        state.active.write(rows, durable=durable)
+        after_write(state, durable=durable)
+
+
+def tick(state: State) -> None:
+    """Sync when the interval is over and seal when the segment is old."""
+    with state.mutex:
+        if state.closed or not state.writable or state.latch.closed or state.streaming:
+            return
+        if state.clock.monotonic_ms() - state.synced_ms >= state.config.sync_interval_ms:
+            sync(state)
+        roll_if_due(state)

@@ -1,0 +1,240 @@
+"""What a codec owes the log: names, record bytes, index bytes, and how to read them back.
+
+    a segment on disk                     written                      durable before an ack
+    data file                             first                        always
+    side files (index, checksums)         after the data they describe those in `truths`
+    extra file (footer, birth)            when sealed / when born      before the next segment exists
+
+The log owns order, syncs, roll-over, recovery and removal and knows no layout; a codec owns one
+layout and does no I/O. It sees a data file through a `Source`, so that the same code reads a
+mapped sealed segment and a growing one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from tidelog.errors import BadInput
+from tidelog.formats.rows import Rows, Span, Stop, values
+from tidelog.types import Buffer, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What a caller appends, as columns. A bytes value is common to all records, a list is one value each."""
+
+    datas: Sequence[bytes]
+    node: bytes | Sequence[bytes] = b""
+    tag: bytes | Sequence[bytes] = b""
+    meta: bytes | Sequence[bytes] = b""
+
+    def __post_init__(self) -> None:
+        for name in ("node", "tag", "meta"):
+            column = getattr(self, name)
+            if not isinstance(column, bytes) and len(column) != len(self.datas):
+                raise BadInput(f"{len(self.datas)} records came with {len(column)} values of {name}; nothing was written")
+
+    def part(self, lo: int, hi: int) -> Batch:
+        columns = (c if isinstance(c, bytes) else c[lo:hi] for c in (self.node, self.tag, self.meta))
+        return Batch(self.datas[lo:hi], *columns)
+
+
+def refuse(batch: Batch, codec: str, *names: str) -> None:
+    """Raise when a batch carries columns that this layout has no room for."""
+    for name in names:
+        column = getattr(batch, name)
+        if column if isinstance(column, bytes) else any(column):
+            raise BadInput(f"the {codec} layout has no room for a {name}; nothing was written, use the tide codec")
+
+
+class Fault(NamedTuple):
+    """Records that cannot be read, and where reading may go on."""
+
+    seq: int  # first seq that is affected
+    resume: int  # first seq behind the damage
+    pos: int  # byte in the data file
+    reason: str
+
+
+class Chunk(NamedTuple):
+    """One read: rows in order, the seq to go on from, and what stopped it early."""
+
+    rows: Rows
+    next_seq: int
+    fault: Fault | None = None
+
+
+class Recovered(NamedTuple):
+    """What a full scan of a data file found, and what its files must look like."""
+
+    end: int  # bytes of good data; what follows is cut
+    sides: tuple[bytes, ...]  # the exact content each side file must have
+    next_seq: int
+    first_ts_us: int
+    last_ts_us: int
+    records: int
+    mark: int  # the codec's own running state for `sides`
+    stop: Stop
+    reason: str
+    faults: list[Fault]  # damage that stays in place because good records follow it
+
+
+class Source(Protocol):
+    """Bytes of a data file: mapped when sealed, read when growing."""
+
+    @property
+    def size(self) -> int: ...
+    def fetch(self, lo: int, hi: int) -> Buffer: ...
+
+
+@dataclass(slots=True)
+class Shape:
+    """A segment as its codec sees it."""
+
+    base: int
+    stop: int  # one past its last seq, as far as the log knows
+    data: Source
+    index: Buffer  # the first side file
+    sides: Sequence[Buffer | None]  # all side files; None: not there
+    extra: bytes | None = None  # footer; only of sealed segments
+    verified: set[int] = field(default_factory=set)  # chunks already checked against the footer
+
+
+class Codec(Protocol):
+    name: str
+    first_seq: int
+    record_bytes_max: int
+    segment_bytes_limit: int  # positions must fit the index
+    side_suffixes: tuple[str, ...]
+    truths: frozenset[int]  # sides that cannot be derived from the data: synced before an ack, never rebuilt silently
+    sync_data_first: bool  # the data must be durable before a side names it
+    latch_on_write_error: bool  # whether EIO on write ends writing until reopened
+    full_check_on_open: bool
+    room: frozenset[str]  # which of node, tag and meta the layout can hold
+    extra_suffix: str | None  # written when a segment is sealed
+    birth_suffix: str | None  # written when a segment is born, by layouts whose records carry no time
+    reserve_bytes: int  # how far the index file of the active segment is preallocated
+
+    def data_name(self, base: int, /) -> str: ...
+    def side_name(self, base: int, suffix: str, /) -> str: ...
+    def temporary_names(self, base: int, /) -> tuple[str, ...]:
+        """Names that an interrupted rebuild, compaction or save may leave behind."""
+        ...
+
+    def base_of(self, name: str, /) -> tuple[int, str] | None:
+        """Which segment a file belongs to, and as what ("" for data, else its suffix); None: not ours."""
+        ...
+
+    def first_mark(self, base: int, /) -> int:
+        """The running state of `sides` for a segment without records."""
+        ...
+
+    def encode(self, seq: int, ts_us: int, batch: Batch, /) -> Rows:
+        """The bytes to append, as rows over a fresh buffer. Raises a Refused error on what cannot be stored."""
+        ...
+
+    def stream_head(self, seq: int, ts_us: int, batch: Batch, size: int, /) -> bytes:
+        """The bytes before a streamed record's data once its size is known; `size` -1: a head of the same
+        length that no reader takes for a record."""
+        ...
+
+    def stream_tail(self, head: bytes, data: Iterable[Buffer], /) -> bytes:
+        """The bytes behind a streamed record's data: its checksum, where the layout has one there."""
+        ...
+
+    def sides(
+        self, rows: Rows, shift: int, base: int, mark: int, crcs: Ints | None = None, /
+    ) -> tuple[tuple[bytes, ...], int]:
+        """What to append to each side file for rows whose buffer starts at `shift` in the data file. With `crcs`,
+        the CRC-32 of each record's bytes, the buffer need not hold more than the records' heads."""
+        ...
+
+    def fill(self, sides: tuple[bytes, ...], base: int, stop: int, size: int, /) -> tuple[bytes, ...]:
+        """Side files of a compacted segment, with holes up to `stop` where the index is dense."""
+        ...
+
+    def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> Recovered: ...
+
+    def sealed_fault(self, shape: Shape, /) -> tuple[str | None, Fault | None]:
+        """A cheap look at a sealed segment: what is wrong with its index, what is wrong with its tail."""
+        ...
+
+    def read(self, shape: Shape, first: int, stop: int, bytes_max: int, /) -> Chunk:
+        """Records of [first, stop), about `bytes_max` of data but at least one record where there is one."""
+        ...
+
+    def position(self, shape: Shape, seq: int, /) -> tuple[int, Rows | None]:
+        """The byte where records at or behind `seq` begin; and, where a frame holds records on both sides of
+        it, the frame's start and those records of it that come before `seq`."""
+        ...
+
+    def seal(self, shape: Shape, /) -> bytes | None:
+        """The extra file of a segment that is being sealed."""
+        ...
+
+    def times(self, shape: Shape, /) -> tuple[int, int] | None:
+        """First and last record time; None: the layout keeps none, or there is no record."""
+        ...
+
+
+def runs(rows: Rows) -> list[tuple[int, int]]:
+    """Stretches of rows with consecutive seqs and one time: what one `encode` call can write."""
+    if not len(rows):
+        return []
+    breaks = np.flatnonzero((np.diff(rows.seq) != 1) | (np.diff(rows.ts_us) != 0)) + 1
+    edges = [0, *breaks.tolist(), len(rows)]
+    return list(zip(edges[:-1], edges[1:], strict=True))
+
+
+def rewrite(codec: Codec, rows: Rows) -> Rows:
+    """The same records in this codec's layout, seqs and times kept.
+
+    Raises BadInput where a record carries something that the layout has no room for.
+    """
+    parts = []
+    for lo, hi in runs(rows):
+        part = rows.part(lo, hi)
+        columns = (b"" if span is None else values(part.buf, span) for span in (part.node, part.tag, part.meta))
+        batch = Batch(values(part.buf, part.data), *columns)
+        parts.append(codec.encode(int(part.seq[0]), int(part.ts_us[0]), batch))
+    return glue(parts)
+
+
+def glue(parts: Sequence[Rows]) -> Rows:
+    """Rows of several buffers as rows of one: the buffers are joined, the positions shifted."""
+    if len(parts) == 1:
+        return parts[0]
+    shifts = np.cumsum([0, *(len(part.buf) for part in parts)]).tolist()
+
+    def column(name: str) -> Span | None:
+        spans = [getattr(part, name) for part in parts]
+        if all(span is None for span in spans):
+            return None
+        filled = [
+            Span(part.data.pos, np.zeros(len(part), np.int64)) if span is None else span
+            for span, part in zip(spans, parts, strict=True)
+        ]
+        return Span(
+            np.concatenate([span.pos + shift for span, shift in zip(filled, shifts, strict=False)]),
+            np.concatenate([span.size for span in filled]),
+        )
+
+    def ints(name: str, moved: bool = False) -> Ints:
+        pieces = [getattr(part, name) + (shift if moved else 0) for part, shift in zip(parts, shifts, strict=False)]
+        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
+
+    data = column("data") or Span(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    return Rows(
+        b"".join(part.buf for part in parts),
+        ints("seq"),
+        ints("ts_us"),
+        ints("at", moved=True),
+        data,
+        column("node"),
+        column("tag"),
+        column("meta"),
+    )

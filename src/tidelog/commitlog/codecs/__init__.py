@@ -1,0 +1,41 @@
+"""The four codecs by name, and which of them a directory was written with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tidelog.commitlog.codec import Codec
+from tidelog.commitlog.codecs.laminar import LaminarCodec
+from tidelog.commitlog.codecs.narwhal import NarwhalCodec
+from tidelog.commitlog.codecs.rustlog import RustlogCodec
+from tidelog.commitlog.codecs.tide import TideCodec
+from tidelog.config import LogConfig
+from tidelog.errors import BadInput
+
+_CODECS: dict[str, Callable[[LogConfig], Codec]] = {
+    "tide": TideCodec,
+    "rustlog": RustlogCodec,
+    "laminar": LaminarCodec,
+    "narwhal": NarwhalCodec,
+}
+NAMES = tuple(_CODECS)
+
+
+def codec_named(name: str, config: LogConfig) -> Codec:
+    try:
+        return _CODECS[name](config)
+    except KeyError:
+        raise BadInput(f"there is no codec {name!r}; choose one of {', '.join(NAMES)}") from None
+
+
+def guess(names: Sequence[str]) -> str | None:
+    """The codec that wrote these files, by their names; None where nothing is known or two fit equally."""
+    fits: dict[str, int] = {}
+    for name, make in _CODECS.items():
+        codec = make(LogConfig())
+        count = sum(1 for file in names if codec.base_of(file) is not None)
+        if count:
+            fits[name] = count
+    best = max(fits.values(), default=0)
+    found = [name for name, count in fits.items() if count == best]
+    return found[0] if len(found) == 1 else None

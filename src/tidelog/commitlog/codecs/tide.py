@@ -1,0 +1,275 @@
+"""The `tide` codec, Tidelog's own: frames in `.data`, 20 bytes a record in `.idx`, a footer once sealed.
+
+A single record is an Append frame; several are AppendBatch frames chained into one caller's
+batch, which recovery keeps whole or not at all. Sealed data is checked against the footer's
+chunk checksums, once per chunk and process; where a chunk does not hold, frame by frame, so
+that only what is damaged is lost.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64
+
+from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Shape
+from tidelog.config import LogConfig
+from tidelog.errors import Corrupt, NewerFormat
+from tidelog.formats import batch as batches
+from tidelog.formats import footer, frame, idx, scan
+from tidelog.formats.footer import Footer
+from tidelog.formats.rows import Rows, Span, none
+from tidelog.types import Buffer, Ints
+
+_NAME = re.compile(r"seg-(\d{16,20})(\.data|\.idx|\.foot)")
+_INDEX_CHECKED = -1  # in Shape.verified, beside the numbers of data chunks
+_SEQ_BITS = 64
+
+
+class TideCodec(Codec):
+    name = "tide"
+    first_seq = 1
+    segment_bytes_limit = 1 << 31
+    record_bytes_max = segment_bytes_limit - (1 << 20)
+    side_suffixes: tuple[str, ...] = (".idx",)
+    truths: frozenset[int] = frozenset()
+    sync_data_first = False
+    latch_on_write_error = True
+    full_check_on_open = False
+    room: frozenset[str] = frozenset(("node", "tag", "meta"))
+    extra_suffix: str | None = ".foot"
+    birth_suffix: str | None = None
+    reserve_bytes = 0
+
+    def __init__(self, config: LogConfig) -> None:
+        pass
+
+    def data_name(self, base: int, /) -> str:
+        return f"seg-{base:016d}.data"
+
+    def side_name(self, base: int, suffix: str, /) -> str:
+        return f"seg-{base:016d}{suffix}"
+
+    def temporary_names(self, base: int, /) -> tuple[str, ...]:
+        stem = f"seg-{base:016d}"
+        return (f"{stem}.idx.rebuilding", f"{stem}.foot.tmp", f"{stem}.data.compacted")
+
+    def base_of(self, name: str, /) -> tuple[int, str] | None:
+        found = _NAME.fullmatch(name)
+        return None if found is None else (int(found[1]), "" if found[2] == ".data" else found[2])
+
+    # ── writing ───────────────────────────────────────────────────────────────────────────────
+
+    def first_mark(self, base: int, /) -> int:
+        return base
+
+    def encode(self, seq: int, ts_us: int, batch: Batch, /) -> Rows:
+        ts_ms, count = ts_us // 1000, len(batch.datas)
+        if count == 1:
+            node, tag, meta = (c if isinstance(c, bytes) else c[0] for c in (batch.node, batch.tag, batch.meta))
+            if not meta:
+                return self._one(seq, ts_ms, batch.datas[0], node, tag)
+        metas = [batch.meta] * count if isinstance(batch.meta, bytes) else batch.meta
+        frames = batches.encode_many(
+            0,
+            seq,
+            ts_ms,
+            batch.datas,
+            metas=metas if any(metas) else None,
+            nodes=None if isinstance(batch.node, bytes) else batch.node,
+            tags=None if isinstance(batch.tag, bytes) else batch.tag,
+            node=batch.node if isinstance(batch.node, bytes) else b"",
+            tag=batch.tag if isinstance(batch.tag, bytes) else b"",
+        )
+        buf = frames[0] if len(frames) == 1 else b"".join(frames)
+        return scan.walk(buf).rows
+
+    def _one(self, seq: int, ts_ms: int, data: bytes, node: bytes, tag: bytes) -> Rows:
+        buf = frame.encode(frame.APPEND, seq=seq, ts_ms=ts_ms, data=data, node=node, tag=tag)
+        one = np.ones(1, np.int64)
+        start = frame.HEADER_BYTES + len(node) + len(tag)
+        return Rows(
+            buf,
+            one * seq,
+            one * (ts_ms * 1000),
+            one * 0,
+            Span(one * start, one * len(data)),
+            Span(one * frame.HEADER_BYTES, one * len(node)) if node else None,
+            Span(one * (frame.HEADER_BYTES + len(node)), one * len(tag)) if tag else None,
+        )
+
+    def stream_head(self, seq: int, ts_us: int, batch: Batch, size: int, /) -> bytes:
+        node, tag = (c if isinstance(c, bytes) else c[0] for c in (batch.node, batch.tag))
+        head = frame.head(frame.APPEND, seq=seq, ts_ms=ts_us // 1000, data_len=max(size, 0), node=node, tag=tag)
+        return bytes(len(head)) if size < 0 else head  # zeros are where a log ends
+
+    def stream_tail(self, head: bytes, data: Iterable[Buffer], /) -> bytes:
+        digest = xxh3_64(head[4:])
+        for piece in data:
+            digest.update(piece)
+        return digest.intdigest().to_bytes(8, "little")
+
+    def sides(
+        self, rows: Rows, shift: int, base: int, mark: int, crcs: Ints | None = None, /
+    ) -> tuple[tuple[bytes, ...], int]:
+        if not len(rows):
+            return (b"",), mark
+        # The mark is the next seq, with the time of the last entry above it: holes repeat that time.
+        ts_before, first = divmod(mark, 1 << _SEQ_BITS)
+        stop = int(rows.seq[-1]) + 1
+        size = shift + max(len(rows.buf), int(rows.data.pos[-1] + rows.data.size[-1]) + 8)
+        made = idx.entries(rows, first, stop, size, origin=shift, ts_before_ms=ts_before)
+        return (idx.to_bytes(made),), int(rows.ts_us[-1]) // 1000 << _SEQ_BITS | stop
+
+    def fill(self, sides: tuple[bytes, ...], base: int, stop: int, size: int, /) -> tuple[bytes, ...]:
+        entries = idx.read(sides[0])
+        holes = np.zeros(max(stop - base - len(entries), 0), idx.ENTRY)
+        holes["frame_offset"], holes["flags"] = size, idx.HOLE
+        holes["ts"] = entries["ts"][-1] if len(entries) else 0
+        return (sides[0] + idx.to_bytes(holes),)
+
+    def seal(self, shape: Shape, /) -> bytes | None:
+        data = shape.data.fetch(0, shape.data.size)
+        return footer.encode(footer.make(data, shape.index, first_seq=shape.base))
+
+    # ── recovering ────────────────────────────────────────────────────────────────────────────
+
+    def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> Recovered:
+        walk = scan.walk(data, above=base - 1)
+        rows = walk.rows
+        pieces, mark = self.sides(rows, 0, base, self.first_mark(base))
+        return Recovered(
+            walk.end,
+            pieces,
+            int(rows.seq[-1]) + 1 if len(rows) else base,
+            int(rows.ts_us[0]) if len(rows) else 0,
+            int(rows.ts_us[-1]) if len(rows) else 0,
+            len(rows),
+            mark,
+            walk.stop,
+            walk.reason,
+            [],
+        )
+
+    def sealed_fault(self, shape: Shape, /) -> tuple[str | None, Fault | None]:
+        # Sizes only: hashing every index here would read all of it at each start. The first read of a
+        # segment checks its index, each chunk of data when it is read.
+        if shape.sides[0] is None:
+            return "the index is missing", None
+        foot = self._footer(shape)
+        if foot is None:
+            return "the footer is missing or damaged", None
+        if len(shape.index) != foot.idx_bytes:
+            return f"the index has {len(shape.index)} bytes, {foot.idx_bytes} were sealed", None
+        if shape.data.size == foot.data_bytes:
+            return None, None
+        at = idx.read(shape.index)["frame_offset"]
+        seq = shape.base + int(np.searchsorted(at, min(shape.data.size, foot.data_bytes)))
+        reason = f"the data has {shape.data.size} bytes, {foot.data_bytes} were sealed"
+        return None, Fault(max(seq - 1, shape.base), shape.stop, shape.data.size, reason)
+
+    def _footer(self, shape: Shape) -> Footer | None:
+        if shape.extra is None:
+            return None
+        try:
+            return footer.decode(shape.extra)
+        except NewerFormat:
+            raise
+        except Corrupt:
+            return None
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────
+
+    def read(self, shape: Shape, first: int, stop: int, bytes_max: int, /) -> Chunk:
+        foot = self._footer(shape)
+        entries = idx.read(shape.index) if foot is None else self._checked_index(shape, foot)
+        lo, hi = first - shape.base, min(stop - shape.base, len(entries))
+        if lo >= hi:
+            return Chunk(none(), stop)
+        at = entries["frame_offset"]
+        hi = lo + max(int(np.searchsorted(at[lo:hi], int(at[lo]) + bytes_max)), 1)
+        low = int(at[lo])
+        high = self._frame_end(at, hi, shape.data.size)
+        part = entries[lo:hi].copy()
+        part["frame_offset"] -= np.uint32(low)
+        trusted = foot is not None and self._vouched(shape, foot, low, high)
+        return self._decode(shape.data.fetch(low, high), part, first, low, check=not trusted)
+
+    def _checked_index(self, shape: Shape, foot: Footer) -> NDArray[np.void]:
+        """The index that was sealed; made again from the data, in memory, where the file is not that any more."""
+        if _INDEX_CHECKED not in shape.verified:
+            if footer.check_index(foot, shape.index) is not None:
+                found = self.recover(shape.data.fetch(0, shape.data.size), [], shape.base)
+                return idx.read(self.fill(found.sides, shape.base, foot.stop_seq, found.end)[0])
+            shape.verified.add(_INDEX_CHECKED)
+        return idx.read(shape.index)
+
+    def _frame_end(self, at: NDArray[np.uint32], hi: int, size: int) -> int:
+        """Where the frame of the record before `hi` ends: where the next one starts."""
+        later = hi + int(np.searchsorted(at[hi:], at[hi - 1], "right"))
+        return int(at[later]) if later < len(at) else size
+
+    def _vouched(self, shape: Shape, foot: Footer, low: int, high: int) -> bool:
+        """Whether the footer's checksums hold for these bytes; each chunk is hashed once per open log."""
+        step, whole = foot.chunk_bytes, shape.data.fetch(0, shape.data.size)
+        for chunk in range(low // step, -(-high // step)):
+            if chunk not in shape.verified:
+                if footer.check(foot, whole, pos=chunk * step, end=chunk * step + 1):
+                    return False
+                shape.verified.add(chunk)
+        return True
+
+    def _decode(self, buf: Buffer, part: NDArray[np.void], first: int, low: int, *, check: bool) -> Chunk:
+        stop = len(part)
+        fault = None
+        while stop:
+            try:
+                rows = scan.walk_indexed(buf, part, 0, stop, first, check=check)
+            except Corrupt as error:
+                # What lies before the damaged frame is still good: ask for that much less.
+                at = part["frame_offset"]
+                stop = min(int(np.searchsorted(at, error.pos)), stop - 1)
+                resume = first + max(int(np.searchsorted(at, error.pos, "right")), stop + 1)
+                fault = Fault(first + stop, resume, low + error.pos, error.reason)
+            else:
+                return Chunk(rows, first + stop)
+        return Chunk(none(), first, fault)
+
+    def position(self, shape: Shape, seq: int, /) -> tuple[int, Rows | None]:
+        entries = idx.read(shape.index)
+        at, index = entries["frame_offset"], seq - shape.base
+        pos = int(at[index]) if index < len(at) else shape.data.size
+        start = self._chain_start(shape, at, index, pos)
+        low = int(np.searchsorted(at, start))
+        if low >= index:
+            return pos, None
+        part = entries[low:index].copy()
+        part["frame_offset"] -= np.uint32(start)
+        window = shape.data.fetch(start, self._frame_end(at, index, shape.data.size))
+        return start, scan.walk_indexed(window, part, 0, len(part), shape.base + low, check=True)
+
+    def _chain_start(self, shape: Shape, at: NDArray[np.uint32], index: int, pos: int) -> int:
+        """The first byte of the caller's batch that `pos` would cut, or `pos` where it cuts none."""
+        start = pos
+        while index > 0:
+            index = int(np.searchsorted(at[:index], at[index - 1]))  # first record of the frame before
+            before = int(at[index])
+            if before == start:
+                continue  # holes name the frame behind them
+            if not shape.data.fetch(before + 5, before + 6)[0] & frame.MORE:
+                break
+            start = before
+        return start
+
+    def times(self, shape: Shape, /) -> tuple[int, int] | None:
+        foot = self._footer(shape)
+        if foot is not None:
+            return (foot.ts_first_ms * 1000, foot.ts_last_ms * 1000) if foot.records else None
+        entries = idx.read(shape.index)
+        live = np.flatnonzero(entries["flags"] != idx.HOLE)
+        if not len(live):
+            return None
+        return int(entries["ts"][live[0]]) * 1000, int(entries["ts"][live[-1]]) * 1000

@@ -1,0 +1,162 @@
+"""[shell] Compaction: keep the newest record of every key over the whole sealed run.
+
+    pass 1   key → newest seq, over all sealed segments
+    pass 2   per segment that holds something superseded: copy the survivors with their seqs and
+             times into a new file, swap it in, rebuild its index
+
+Records without a key survive. Seqs never change: what is gone is a hole. The checkpoint says
+which segment is being copied or swapped; an interrupted run is safe at every step and starts
+again from what it finds, so the segments already done have nothing left to drop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from tidelog.commitlog.clean import Running, drop_oldest, load_checkpoint, save_checkpoint
+from tidelog.commitlog.codec import glue, rewrite
+from tidelog.commitlog.read import corrupt
+from tidelog.commitlog.segment import Sealed
+from tidelog.commitlog.state import State
+from tidelog.commitlog.swap import swap
+from tidelog.disk.atomic import replace
+from tidelog.formats import rows as columns
+from tidelog.formats.rows import Rows
+from tidelog.types import Ints, Record
+
+Key = Callable[[Record], bytes | None]
+_CHUNK_BYTES = 8 << 20
+
+
+@dataclass(slots=True)
+class Compacted:
+    """What a compaction did."""
+
+    segments: int = 0  # rewritten
+    dropped: int = 0  # records superseded, or tombstones past their time
+    kept: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    resumed_at: int | None = None  # the segment that an interrupted run was working on
+
+
+def compact(
+    state: State,
+    key: Key,
+    *,
+    is_tombstone: Callable[[Record], bool] | None,
+    keep_tombstones_ms: int,
+    progress: Callable[[int, int], None] | None,
+) -> Compacted:
+    """Drop superseded records of the sealed segments. A damaged segment stops it: nothing is dropped on a guess."""
+    with state.mutex:
+        state.check_writable()
+        done = Compacted()
+        before = load_checkpoint(state)
+        if before is not None and before.running is not None:
+            done.resumed_at = before.running[0]
+        horizon_us = state.clock.now_us() - keep_tombstones_ms * 1000
+        newest, dead = _survey(state, key, is_tombstone, horizon_us)
+        segments = list(state.sealed)
+        for number, segment in enumerate(segments):
+            if progress is not None:
+                progress(number, len(segments))
+            _compact_one(state, segment, key, newest, dead, done)
+        _drop_empty_front(state)
+        if segments:
+            _checkpoint(state, cleaned=segments[-1].stop, running=None)
+        if progress is not None:
+            progress(len(segments), len(segments))
+        return done
+
+
+def _chunks(state: State, segment: Sealed) -> list[Rows]:
+    found, seq = [], segment.base
+    shape = segment.shape()
+    while seq < segment.stop:
+        chunk = state.codec.read(shape, seq, segment.stop, _CHUNK_BYTES)
+        if chunk.fault is not None:
+            raise corrupt(state, segment, chunk.fault)
+        found.append(chunk.rows)
+        seq = chunk.next_seq
+    return found
+
+
+def _survey(
+    state: State, key: Key, is_tombstone: Callable[[Record], bool] | None, horizon_us: int
+) -> tuple[dict[bytes, int], set[int]]:
+    newest: dict[bytes, int] = {}
+    tombstones: dict[bytes, int] = {}
+    for segment in state.sealed:
+        for rows in _chunks(state, segment):
+            for record in columns.records(rows):
+                name = key(record)
+                if name is None:
+                    continue
+                newest[name] = record.seq
+                # Only the newest word on a key counts: a tombstone that was written over is an ordinary old record.
+                if is_tombstone is not None and record.ts_us < horizon_us and is_tombstone(record):
+                    tombstones[name] = record.seq
+                else:
+                    tombstones.pop(name, None)
+    return newest, set(tombstones.values())
+
+
+def _compact_one(
+    state: State, segment: Sealed, key: Key, newest: dict[bytes, int], dead: set[int], done: Compacted
+) -> None:
+    survivors: list[Rows] = []
+    total = kept = 0
+    for rows in _chunks(state, segment):
+        which = [
+            number
+            for number, record in enumerate(columns.records(rows))
+            if (name := key(record)) is None or (newest[name] == record.seq and record.seq not in dead)
+        ]
+        total += len(rows)
+        kept += len(which)
+        picked: Ints = np.array(which, np.int64)
+        survivors.append(rows.pick(picked))
+    done.bytes_before += segment.size
+    done.kept += kept
+    if kept == total:
+        done.bytes_after += segment.size
+        return
+    _checkpoint(state, running=(segment.base, "copy"))
+    fresh = glue([rewrite(state.codec, rows) for rows in survivors])
+    sides, _ = state.codec.sides(fresh, 0, segment.base, state.codec.first_mark(segment.base))
+    sides = state.codec.fill(sides, segment.base, segment.stop, len(fresh.buf))
+    _checkpoint(state, running=(segment.base, "swap"))
+    try:
+        swap(state.files, segment.base, fresh.buf, sides)
+        segment.size, segment.side_bytes = len(fresh.buf), sum(map(len, sides))
+        segment.verified.clear()
+        segment.extra = None
+        segment.extra = state.codec.seal(segment.shape())
+        if segment.extra is not None and state.codec.extra_suffix:
+            replace(state.disk, state.files.side(segment.base, state.codec.extra_suffix), segment.extra)
+    except OSError as error:
+        raise state.latch.failed(error, f"swapping in the compacted segment {segment.base}") from error
+    done.segments += 1
+    done.dropped += total - kept
+    done.bytes_after += segment.size
+
+
+def _drop_empty_front(state: State) -> None:
+    """Segments at the front that hold nothing any more go whole; the ones behind keep their names and holes."""
+    count = 0
+    for segment in state.sealed:
+        if segment.size:
+            break
+        count += 1
+    drop_oldest(state, count, "compaction left nothing in them")
+
+
+def _checkpoint(state: State, *, cleaned: int | None = None, running: Running | None) -> None:
+    try:
+        save_checkpoint(state, cleaned=cleaned, running=running)
+    except OSError as error:
+        raise state.latch.failed(error, "writing the cleaner's checkpoint") from error

@@ -1,0 +1,72 @@
+"""[shell] One log in another codec's layout: seqs and times kept, nothing dropped in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tidelog.commitlog.codecs import codec_named
+from tidelog.commitlog.log import SegmentedLog
+from tidelog.config import LogConfig
+from tidelog.disk.seam import Disk
+from tidelog.errors import AlreadyExists, BadInput
+from tidelog.formats.rows import Rows
+
+
+def convert(
+    log: SegmentedLog,
+    destination: str,
+    to: str,
+    *,
+    renumber: bool = False,
+    drop: frozenset[str] = frozenset(),
+    disk: Disk | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    **settings: Any,
+) -> SegmentedLog:
+    """Write every record of `log` to a new log at `destination`, and return that log, open.
+
+    A column that the target has no room for is refused unless named in `drop`. A seq that the target cannot hold
+    is refused unless `renumber` shifts all of them to its own start.
+    """
+    disk = disk or log.state.disk
+    found = disk.stat(destination)
+    if found is not None and (not found.is_dir or disk.names(destination)):
+        raise AlreadyExists(f"{destination} is there already and not empty; nothing was written, name a new directory")
+    target = codec_named(to, LogConfig())
+    shift = target.first_seq - log.lowest if renumber else 0
+    if log.lowest + shift < target.first_seq:
+        raise BadInput(
+            f"seq {log.lowest} does not exist in the {to} layout, which starts at {target.first_seq}; "
+            "nothing was written, renumber shifts all seqs"
+        )
+    total = len(log)
+    copy = SegmentedLog.open(
+        destination, to, disk=disk, clock=log.state.clock, first_seq=log.lowest + shift, **{"sync": "interval"} | settings
+    )
+    try:
+        for rows in log.batches():
+            copy.append_rows(_fitted(rows, shift, target.room, drop, to))
+            if progress is not None:
+                progress(int(rows.seq[-1]) + 1 - log.lowest, total)
+        copy.sync()
+    except BaseException:
+        copy.close()
+        raise
+    return copy
+
+
+def _fitted(rows: Rows, shift: int, room: frozenset[str], drop: frozenset[str], to: str) -> Rows:
+    spans = {}
+    for name in ("node", "tag", "meta"):
+        span = getattr(rows, name)
+        keeps = span is not None and bool(span.size.any())
+        if keeps and name not in room:
+            if name not in drop:
+                raise BadInput(
+                    f"records carry a {name} and the {to} layout has no room for it; stopped at seq {int(rows.seq[0])}, "
+                    f"drop it explicitly or choose another codec"
+                )
+            keeps = False
+        spans[name] = span if keeps else None
+    return Rows(rows.buf, rows.seq + shift, rows.ts_us, rows.at, rows.data, **spans)

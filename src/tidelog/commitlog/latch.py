@@ -1,0 +1,53 @@
+"""The latch: once a sync failed, nothing may be written until the log is reopened.
+
+Linux marks pages clean after a failed sync, so a later sync can succeed while earlier bytes
+never reached the device. A record acked after that would sit behind a hole.
+"""
+
+from __future__ import annotations
+
+import errno
+
+from tidelog.disk.seam import File
+from tidelog.errors import DiskFull, Error, Latched
+
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
+
+
+class Latch:
+    def __init__(self, log: str) -> None:
+        self._log = log
+        self._because: OSError | None = None
+
+    @property
+    def closed(self) -> bool:
+        return self._because is not None
+
+    def check(self) -> None:
+        """Raise when an earlier failure ended writing."""
+        if self._because is not None:
+            raise Latched(
+                f"{self._log} is read-only since an earlier failure ({self._because}); this call wrote nothing, "
+                "reopen the log on a healthy disk"
+            ) from self._because
+
+    def trip(self, error: OSError, what: str) -> Latched:
+        """Close the latch; return the error to raise."""
+        self._because = self._because or error
+        return Latched(
+            f"{self._log}: {what} failed ({error}); whether the last write is on disk is unknown, earlier acked "
+            "records are safe; reopen the log on a healthy disk"
+        )
+
+    def sync(self, file: File) -> None:
+        """Sync, or latch."""
+        try:
+            file.sync()
+        except OSError as error:
+            raise self.trip(error, f"syncing {file.path}") from error
+
+    def failed(self, error: OSError, what: str) -> Error:
+        """The error for a failed step that changed nothing: no room is temporary, anything else latches."""
+        if error.errno in FULL:
+            return DiskFull(f"{self._log}: no room on the device while {what}; nothing was written, free space and retry")
+        return self.trip(error, what)

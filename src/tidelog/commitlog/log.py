@@ -1,0 +1,416 @@
+"""The segmented log: one directory of segments, one of which grows.
+
+This class is the door; what happens behind it is one verb a module (append, stream, read,
+truncate, clean, compaction, restore). Every method may be called from any thread: writes take
+turns, reads do not wait for each other's disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace as replaced
+from types import TracebackType
+from typing import Any, Self
+
+import pyarrow as pa
+
+from tidelog.clock import Clock, SystemClock
+from tidelog.commitlog import append, clean, compaction, read, roll, stream
+from tidelog.commitlog import truncate as truncating
+from tidelog.commitlog.cache import Lru
+from tidelog.commitlog.clean import Retained
+from tidelog.commitlog.codec import Batch, rewrite
+from tidelog.commitlog.codecs import codec_named, guess
+from tidelog.commitlog.compaction import Compacted, Key
+from tidelog.commitlog.flusher import Flusher
+from tidelog.commitlog.latch import Latch
+from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
+from tidelog.commitlog.offsets import ConsumerOffsets
+from tidelog.commitlog.read import CHUNK_BYTES, Page
+from tidelog.commitlog.recovery import Report, recover
+from tidelog.commitlog.segment import Files
+from tidelog.commitlog.state import State
+from tidelog.config import LogConfig
+from tidelog.disk.posix import PosixDisk
+from tidelog.disk.seam import Disk, Lock, join
+from tidelog.errors import BadInput, Damaged, Locked, NotFound
+from tidelog.formats import rows as columns
+from tidelog.formats.rows import Rows
+from tidelog.types import Buffer, Record
+
+LOCK_FILE = ".tidelog.lock"
+
+
+class SegmentedLog:
+    """An append-only log of records on disk, or in memory with a `MemoryDisk`."""
+
+    def __init__(self, state: State, lock: Lock | None, offsets: ConsumerOffsets, flusher: Flusher | None) -> None:
+        self._state, self._lock, self._offsets, self._flusher = state, lock, offsets, flusher
+
+    # ── open and close ────────────────────────────────────────────────────────────────────────
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        codec: str | None = None,
+        *,
+        read_only: bool = False,
+        disk: Disk | None = None,
+        clock: Clock | None = None,
+        config: LogConfig | None = None,
+        **settings: Any,
+    ) -> Self:
+        """Open the log in `path`, making it where there is none, and recover what a crash left behind.
+
+        `codec` is tide, rustlog, laminar or narwhal; None takes the one the directory was written with, or tide.
+        Settings are those of `LogConfig`. One writer per directory: a second one is refused (Locked). Any number
+        of readers may open it with `read_only`, which changes nothing on disk.
+        """
+        config = _configured(config, settings)
+        disk, clock = disk or PosixDisk(), clock or SystemClock()
+        path = str(path).rstrip("/") or "/"
+        names = _names(disk, path, read_only=read_only)
+        name = codec or guess(names) or "tide"
+        the_codec = codec_named(name, config)
+        lock = None if read_only else _lock(disk, path)
+        try:
+            latch = Latch(path)
+            files = Files(disk, path, the_codec, Lru(config.maps_max), Lru(config.index_cache))
+            verify = the_codec.full_check_on_open if config.verify_on_open is None else config.verify_on_open
+            found = recover(files, latch, writable=not read_only, verify=verify)
+            first = the_codec.first_seq if config.first_seq is None else config.first_seq
+            active = found.active
+            if active is None:
+                if read_only:
+                    raise NotFound(f"{path} holds no {name} log; nothing was changed, check the path and the codec")
+                active = roll.birth(files, latch, first, now_us=clock.now_us(), last_ts_us=0)
+            state = State(
+                path, files, config, clock, latch, found.sealed, active, found.report, not read_only, active.next_seq
+            )
+            if found.sealed and not active.last_ts_us:
+                times = found.sealed[-1].times()
+                active.last_ts_us = times[1] if times else 0
+            state.synced_ms = clock.monotonic_ms()
+            offsets = ConsumerOffsets(disk, join(path, OFFSETS_FILE))
+        except OSError as error:
+            if lock is not None:
+                lock.release()
+            raise Damaged(f"{path} cannot be opened: {error}; nothing acked was dropped, mend the disk and retry") from error
+        except BaseException:
+            if lock is not None:
+                lock.release()
+            raise
+        flusher = None
+        if not read_only and config.sync == "interval" and isinstance(clock, SystemClock):
+            flusher = Flusher(state)
+        return cls(state, lock, offsets, flusher)
+
+    def close(self) -> None:
+        """Make everything acked durable and let go of the directory. Closing twice is harmless."""
+        state = self._state
+        if self._flusher is not None:
+            self._flusher.stop()
+        with state.mutex:
+            if state.closed:
+                return
+            try:
+                if state.writable and not state.latch.closed:
+                    state.active.settle()
+                    append.sync(state)
+            finally:
+                state.closed = True
+                state.active.close()
+                state.files.maps.clear()
+                state.files.indexes.clear()
+                if self._lock is not None:
+                    self._lock.release()
+
+    def remove(self) -> None:
+        """Close the log and erase it: its segments, its checkpoint, its offsets. Foreign files stay."""
+        state = self._state
+        with state.mutex:
+            state.check_writable()
+            bases = [*(segment.base for segment in state.sealed), state.active.base]
+            state.active.close()
+            if self._flusher is not None:
+                self._flusher.stop()
+            state.closed = True
+            for base in reversed(bases):
+                state.files.remove(base)
+            for name in (clean.CHECKPOINT, OFFSETS_FILE, LOCK_FILE):
+                with suppress(FileNotFoundError):
+                    state.disk.remove(join(state.path, name))
+            if self._lock is not None:
+                self._lock.release()
+            with suppress(OSError):
+                state.disk.remove_dir(state.path)  # stays when something else lies in it
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    # ── write ─────────────────────────────────────────────────────────────────────────────────
+
+    def append(
+        self, data: bytes, *, node: bytes = b"", tag: bytes = b"", meta: bytes = b"", expected: int | None = None
+    ) -> int:
+        """Write one record; return its seq. What the return promises is the sync policy's word.
+
+        With `expected`, write only if that is the seq it will get (UnexpectedSeq otherwise).
+        """
+        _check_bytes(data)
+        return append.append(self._state, Batch((data,), node, tag, meta), expected)[0]
+
+    def append_many(
+        self,
+        datas: Sequence[bytes],
+        *,
+        node: bytes | Sequence[bytes] = b"",
+        tag: bytes | Sequence[bytes] = b"",
+        meta: bytes | Sequence[bytes] = b"",
+        expected: int | None = None,
+    ) -> range:
+        """Write many records; return their seqs. `node`, `tag`, `meta`: one value for all, or one each.
+
+        A batch that fits one segment is written with one write. With the tide codec it is then atomic: after a
+        crash all of it is there or nothing. The others keep a prefix.
+        """
+        for data in datas:
+            _check_bytes(data)
+        return append.append(self._state, Batch(datas, node, tag, meta), expected)
+
+    def append_stream(
+        self,
+        chunks: Iterable[Buffer],
+        *,
+        node: bytes = b"",
+        tag: bytes = b"",
+        expected: int | None = None,
+    ) -> int:
+        """Write one record from chunks of bytes, without holding it in memory; return its seq.
+
+        The ceiling is what is left of the active segment plus the overflow. Over-long, broken off, or refused
+        by the disk: it is rolled back to the byte and nothing is visible (StreamBroken).
+        """
+        return stream.append_stream(self._state, chunks, Batch((b"",), node, tag), expected)
+
+    async def append_stream_async(
+        self, chunks: AsyncIterable[Buffer], *, node: bytes = b"", tag: bytes = b"", expected: int | None = None
+    ) -> int:
+        """`append_stream` from an async iterable. While it runs, other appends to this log are refused as Busy."""
+        return await stream.append_stream_async(self._state, chunks, Batch((b"",), node, tag), expected)
+
+    def append_rows(self, rows: Rows) -> None:
+        """Write records that already have seqs and times, as they are: for import and conversion. Seqs must
+        rise above what the log holds; what they leave out is a hole."""
+        append.append_rows(self._state, rewrite(self._state.codec, rows))
+
+    def sync(self) -> None:
+        """Make everything acked so far survive a power cut."""
+        with self._state.mutex:
+            self._state.check_writable()
+            append.sync(self._state)
+
+    def tick(self) -> None:
+        """Do what is due by time: sync when the interval is over, seal when the segment is old. The background
+        thread of the `interval` policy calls this; with an injected clock, the owner of the clock does."""
+        append.tick(self._state)
+
+    def seal(self) -> bool:
+        """Seal the active segment and start another; say whether there was anything to seal."""
+        with self._state.mutex:
+            self._state.check_writable()
+            if self._state.active.size == 0:
+                return False
+            append.roll_over(self._state)
+            return True
+
+    def truncate(self, mark: int) -> int:
+        """Forget every record from `mark` on; the next append gets `mark`. Return how many seqs that were."""
+        return truncating.truncate(self._state, mark)
+
+    # ── read ──────────────────────────────────────────────────────────────────────────────────
+
+    def read(self, seq: int) -> Record:
+        """The record at `seq`. OutOfRange carries the valid range; SeqMissing: compacted away; Corrupt: damaged."""
+        return read.read_one(self._state, seq)
+
+    def read_range(
+        self, first: int, *, limit: int | None = None, bytes_max: int | None = None, skip_damage: bool = False
+    ) -> Page:
+        """A page of records from `first` on, bounded by count and by bytes of data (one record always fits)."""
+        return read.page(self._state, first, limit=limit, bytes_max=bytes_max, skip_damage=skip_damage)
+
+    def records(
+        self, first: int | None = None, stop: int | None = None, *, skip_damage: bool = False
+    ) -> Iterator[Record]:
+        """Records of [first, stop) in order, read a few megabytes at a time."""
+        for rows in self.batches(first, stop, skip_damage=skip_damage):
+            yield from columns.records(rows)
+
+    def batches(
+        self,
+        first: int | None = None,
+        stop: int | None = None,
+        *,
+        bytes_max: int = CHUNK_BYTES,
+        skip_damage: bool = False,
+    ) -> Iterator[Rows]:
+        """Records of [first, stop) as columns, without a Python object per record."""
+        return read.batches(self._state, first, stop, bytes_max=bytes_max, skip_damage=skip_damage)
+
+    def to_arrow(self, first: int | None = None, stop: int | None = None, *, skip_damage: bool = False) -> pa.Table:
+        """Records of [first, stop) as an Arrow table; data that lies back to back in a sealed segment is not copied."""
+        found = [columns.to_arrow(rows) for rows in self.batches(first, stop, skip_damage=skip_damage)]
+        return pa.Table.from_batches(found, schema=columns.SCHEMA)
+
+    def seek_time(self, ts_us: int) -> int:
+        """The first seq whose record is not older than this; `highest` where all are older."""
+        return read.seek_time(self._state, ts_us)
+
+    def __iter__(self) -> Iterator[Record]:
+        return self.records()
+
+    # ── keep small ────────────────────────────────────────────────────────────────────────────
+
+    def retain(
+        self, *, keep_ms: int | None = None, keep_bytes: int | None = None, high_watermark: int | None = None
+    ) -> Retained:
+        """Drop the oldest sealed segments past an age or a size. Never one that reaches past the high watermark or
+        past what a consumer has committed, never the active one. Doing it twice drops nothing more."""
+        return clean.retain(
+            self._state,
+            keep_ms=keep_ms,
+            keep_bytes=keep_bytes,
+            high_watermark=high_watermark,
+            committed=self._offsets.committed().values(),
+        )
+
+    def remove_expired(self, age_ms: int) -> int:
+        """Drop whole leading segments older than this, the active one too; return how many seqs left."""
+        return clean.remove_expired(self._state, age_ms).records
+
+    def compact(
+        self,
+        key: Key,
+        *,
+        is_tombstone: Callable[[Record], bool] | None = None,
+        keep_tombstones_ms: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Compacted:
+        """Keep the newest record of every key in the sealed segments, with its seq and time.
+
+        `key` gives a record's key, or None to keep the record whatever comes. A record that `is_tombstone` says
+        is one goes too, once it is the newest word on its key and older than `keep_tombstones_ms`.
+        """
+        return compaction.compact(
+            self._state, key, is_tombstone=is_tombstone, keep_tombstones_ms=keep_tombstones_ms, progress=progress
+        )
+
+    # ── facts ─────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def path(self) -> str:
+        return self._state.path
+
+    @property
+    def codec(self) -> str:
+        return self._state.codec.name
+
+    @property
+    def report(self) -> Report:
+        """What opening found and did."""
+        return self._state.report
+
+    @property
+    def lowest(self) -> int:
+        """The first seq the log holds. Only ever rises, except by truncate."""
+        return self._state.lowest
+
+    @property
+    def highest(self) -> int:
+        """One past the last seq: what the next append will get."""
+        return self._state.highest
+
+    @property
+    def durable(self) -> int:
+        """Every seq below this one survives a power cut."""
+        return self._state.durable
+
+    @property
+    def high_watermark(self) -> int:
+        """The seed's word for the same: one past the last durable record."""
+        return self._state.durable
+
+    def __len__(self) -> int:
+        """Seqs in [lowest, highest), holes included."""
+        return self.highest - self.lowest
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk: data and side files."""
+        with self._state.mutex:
+            sealed = sum(segment.size + segment.side_bytes for segment in self._state.sealed)
+            return sealed + self._state.active.size + self._state.active.side_bytes
+
+    @property
+    def segments(self) -> list[range]:
+        """The seq range of every segment, oldest first; the last one is the active one."""
+        with self._state.mutex:
+            active = self._state.active
+            return [*(range(s.base, s.stop) for s in self._state.sealed), range(active.base, active.next_seq)]
+
+    @property
+    def offsets(self) -> ConsumerOffsets:
+        """What consumers of this log have committed."""
+        return self._offsets
+
+    @property
+    def damage_skipped(self) -> int:
+        """How many damaged places readers of this log have passed over on request."""
+        return self._state.damage_skipped
+
+    @property
+    def state(self) -> State:
+        """For the modules beside this one (restore, verify); not a promise to callers."""
+        return self._state
+
+
+def _configured(config: LogConfig | None, settings: dict[str, Any]) -> LogConfig:
+    try:
+        return replaced(config, **settings) if config is not None else LogConfig(**settings)
+    except TypeError as error:
+        raise BadInput(f"unknown setting: {error}; see tidelog.config.LogConfig") from None
+
+
+def _check_bytes(data: object) -> None:
+    if not isinstance(data, bytes):
+        raise BadInput(f"a record is bytes, not {type(data).__name__}; nothing was written, encode it first")
+
+
+def _names(disk: Disk, path: str, *, read_only: bool) -> list[str]:
+    try:
+        return disk.names(path)
+    except FileNotFoundError:
+        if read_only:
+            raise NotFound(f"there is no log at {path}; nothing was changed, check the path") from None
+    except NotADirectoryError:
+        raise BadInput(f"{path} is a file; a log is a directory") from None
+    try:
+        disk.make_dir(path)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be made: {error}") from error
+    return []
+
+
+def _lock(disk: Disk, path: str) -> Lock:
+    try:
+        return disk.lock(join(path, LOCK_FILE))
+    except BlockingIOError:
+        raise Locked(
+            f"{path} is being written by another process; nothing was changed, close it there or open read_only"
+        ) from None

@@ -1,0 +1,75 @@
+"""[shell] Consumer offsets: how far each group has come in each partition, durably.
+
+A committed value is the next seq to process: committing 105 says that everything below 105 is
+done. The last commit wins, also when it goes back. All of them live in one small file that is
+replaced atomically, so a crash shows the commit before or the commit after, never a mixture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from threading import Lock
+
+import msgspec
+
+from tidelog.disk.atomic import read_all, replace
+from tidelog.disk.seam import Disk
+from tidelog.errors import BadInput, Corrupt, Latched
+from tidelog.formats import envelope
+
+FILE = ".consumer_offsets"
+_MAGIC, _VERSION = b"TLCO", 1
+Place = tuple[str, str, int]  # group, topic, partition
+
+
+class ConsumerOffsets:
+    """Committed seqs by (group, topic, partition)."""
+
+    def __init__(self, disk: Disk, path: str) -> None:
+        self._disk, self._path = disk, path
+        self._mutex = Lock()
+        self._committed: dict[Place, int] = {}
+        content = read_all(disk, path)
+        if content is not None:
+            body = envelope.unwrap(_MAGIC, _VERSION, content, path)
+            try:
+                rows = msgspec.msgpack.decode(body, type=list[tuple[str, str, int, int]])
+            except msgspec.DecodeError as error:
+                raise Corrupt(path, pos=0, reason=f"the body does not decode: {error}") from error
+            self._committed = {(group, topic, partition): seq for group, topic, partition, seq in rows}
+
+    def commit(self, group: str, seq: int, *, topic: str = "", partition: int = 0) -> None:
+        """Say that `group` is done with everything below `seq`; it survives a power cut on return."""
+        self.commit_many(group, {(topic, partition): seq})
+
+    def commit_many(self, group: str, seqs: Mapping[tuple[str, int], int]) -> None:
+        """Commit several partitions in one step: after a crash all of them or none."""
+        if not group:
+            raise BadInput("a group has a name; nothing was committed")
+        for (topic, partition), seq in seqs.items():
+            if seq < 0 or partition < 0:
+                raise BadInput(f"{topic}/{partition}: seq {seq} cannot be committed, seqs start at 0; nothing was committed")
+        with self._mutex:
+            after = self._committed | {(group, topic, part): seq for (topic, part), seq in seqs.items()}
+            rows = sorted((*place, seq) for place, seq in after.items())
+            try:
+                replace(self._disk, self._path, envelope.wrap(_MAGIC, _VERSION, msgspec.msgpack.encode(rows)))
+            except OSError as error:
+                raise Latched(f"{self._path}: the commit of {group} failed ({error}); the old one stands, retry") from error
+            self._committed = after
+
+    def fetch(self, group: str, *, topic: str = "", partition: int = 0) -> int | None:
+        """The next seq `group` has to process; None when it never committed."""
+        return self._committed.get((group, topic, partition))
+
+    def lag(self, group: str, highest: int, *, topic: str = "", partition: int = 0, lowest: int = 0) -> int:
+        """How many seqs `group` has still to process; all that there are when it never committed."""
+        done = self.fetch(group, topic=topic, partition=partition)
+        return max(highest - max(lowest, lowest if done is None else done), 0)
+
+    def committed(self, *, topic: str = "", partition: int = 0) -> dict[str, int]:
+        """Every group that committed in this partition: what retention must not overtake."""
+        return {group: seq for (group, t, p), seq in self._committed.items() if (t, p) == (topic, partition)}
+
+    def groups(self) -> list[str]:
+        return sorted({group for group, _, _ in self._committed})

@@ -1,0 +1,133 @@
+"""[shell] Reading: find the segment, ask its codec, go on where it stopped. Damage is an error unless passed over.
+
+A reader works on a snapshot of the segment list. When retention takes away what it was about
+to read, it is told (OutOfRange) rather than moved along.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tidelog.commitlog.codec import Fault
+from tidelog.commitlog.segment import Active, Sealed
+from tidelog.commitlog.state import State
+from tidelog.errors import BadInput, Corrupt, OutOfRange, SeqMissing
+from tidelog.formats import rows as columns
+from tidelog.formats.rows import Rows
+from tidelog.types import Record
+
+CHUNK_BYTES = 4 << 20
+
+
+class Page(NamedTuple):
+    """One bounded read. `next_seq` is where the next one starts, also when the page is empty."""
+
+    records: list[Record]
+    next_seq: int
+
+
+def read_one(state: State, seq: int) -> Record:
+    """The record at `seq`; OutOfRange, SeqMissing or Corrupt where there is none."""
+    with state.mutex:
+        state.check_open()
+        segment = state.segment_at(seq)
+        chunk = state.codec.read(segment.shape(), seq, seq + 1, 1)
+    if chunk.fault is not None:
+        raise corrupt(state, segment, chunk.fault)
+    if not len(chunk.rows):
+        raise SeqMissing(state.path, asked=seq, next_seq=seq + 1)
+    return next(columns.records(chunk.rows))
+
+
+def corrupt(state: State, segment: Sealed | Active, fault: Fault) -> Corrupt:
+    error = Corrupt(
+        state.files.data(segment.base),
+        pos=fault.pos,
+        reason=f"seqs {fault.seq} to {fault.resume - 1} cannot be read, {fault.reason}",
+        next_step=f"the log goes on at seq {fault.resume}; run `tidelog log verify`, or read with skip_damage",
+    )
+    error.seq, error.resume = fault.seq, fault.resume
+    return error
+
+
+def batches(
+    state: State, first: int | None, stop: int | None, *, bytes_max: int = CHUNK_BYTES, skip_damage: bool = False
+) -> Iterator[Rows]:
+    """Records of [first, stop) as columns, a few megabytes at a time, until what was there at the start is read."""
+    seq, end = _bounds(state, first, stop)
+    while seq < end:
+        with state.mutex:
+            state.check_open()
+            segment = state.segment_at(seq)
+            edge = segment.next_seq if isinstance(segment, Active) else segment.stop
+            chunk = state.codec.read(segment.shape(), seq, min(end, edge), bytes_max)
+        if len(chunk.rows):
+            yield chunk.rows
+        if chunk.fault is None:
+            assert chunk.next_seq > seq, "a read moves on"
+            seq = chunk.next_seq
+        elif skip_damage:
+            state.damage_skipped += 1
+            seq = max(chunk.fault.resume, seq + 1)
+        else:
+            raise corrupt(state, segment, chunk.fault)
+
+
+def _bounds(state: State, first: int | None, stop: int | None) -> tuple[int, int]:
+    with state.mutex:
+        state.check_open()
+        lowest, highest = state.lowest, state.highest
+    seq = lowest if first is None else first
+    if not lowest <= seq <= highest:
+        raise OutOfRange(state.path, asked=seq, lowest=lowest, highest=highest)
+    return seq, highest if stop is None else min(stop, highest)
+
+
+def page(state: State, first: int, *, limit: int | None, bytes_max: int | None, skip_damage: bool) -> Page:
+    """Records from `first` on: at most `limit`, and about `bytes_max` of data but never less than one record."""
+    if limit is not None and limit < 0:
+        raise BadInput(f"limit is {limit}, it must not be negative")
+    budget = CHUNK_BYTES if bytes_max is None else bytes_max
+    found: list[Record] = []
+    seq, end = _bounds(state, first, None)
+    if limit == 0 or budget <= 0:
+        return Page(found, seq)
+    used = 0
+    for rows in batches(state, seq, None, bytes_max=budget, skip_damage=skip_damage):
+        sizes = used + np.cumsum(rows.data.size)
+        take = len(rows) if limit is None else min(len(rows), limit - len(found))
+        take = min(take, max(int(np.searchsorted(sizes, budget, "right")), 0 if found else 1))
+        found += columns.records(rows.part(0, take))
+        if take < len(rows) or (limit is not None and len(found) >= limit):
+            return Page(found, found[-1].seq + 1 if found else seq)
+        used = int(sizes[-1])
+        if used >= budget:
+            return Page(found, found[-1].seq + 1)
+    return Page(found, end)
+
+
+def seek_time(state: State, ts_us: int) -> int:
+    """The first seq whose record is not older than `ts_us`; the next seq to be written where all are older."""
+    with state.mutex:
+        state.check_open()
+        segments: list[Sealed | Active] = [*state.sealed, state.active]
+        highest = state.highest
+    if state.codec.birth_suffix is not None:
+        raise BadInput(f"the {state.codec.name} layout keeps no time per record; read by seq instead")
+    lo, hi = 0, len(state.sealed)
+    while lo < hi:  # the first sealed segment whose last record is not older
+        middle = (lo + hi) // 2
+        segment = segments[middle]
+        times = segment.times() if isinstance(segment, Sealed) else None
+        if times is not None and times[1] >= ts_us:
+            hi = middle
+        else:
+            lo = middle + 1
+    for rows in batches(state, segments[lo].base, None, skip_damage=True):
+        at = int(np.searchsorted(rows.ts_us, ts_us))
+        if at < len(rows):
+            return int(rows.seq[at])
+    return highest

@@ -1,0 +1,322 @@
+"""[shell] The files of one segment: sealed ones are mapped, the active one is written and read by file.
+
+What is true when `Active.write` returns: the rows lie in the data file, every side file names
+them, and with `durable` both survive a power cut. When it raises, none of that is visible and
+the next write starts at the same byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidelog.commitlog.cache import Lru
+from tidelog.commitlog.codec import Codec, Fault, Recovered, Shape
+from tidelog.commitlog.latch import FULL, Latch
+from tidelog.disk.atomic import read_all, remove_if_there
+from tidelog.disk.seam import Disk, File, join
+from tidelog.errors import DiskFull, Error, WriteFailed
+from tidelog.formats.rows import Rows
+from tidelog.types import Buffer, Ints
+
+
+class Mapped:
+    """A sealed data file, seen through its mapping."""
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+        self.size = len(view)
+
+    def fetch(self, lo: int, hi: int) -> memoryview:
+        return self._view[lo:hi]
+
+
+class Filed:
+    """The first `size` bytes of a growing data file."""
+
+    def __init__(self, file: File, size: int) -> None:
+        self._file, self.size = file, size
+
+    def fetch(self, lo: int, hi: int) -> bytes:
+        return self._file.read(lo, min(hi, self.size) - lo)
+
+
+def map_file(disk: Disk, path: str) -> memoryview | None:
+    """A whole file without copying, or None where there is none."""
+    try:
+        file = disk.open(path)
+    except FileNotFoundError:
+        return None
+    try:
+        return file.map()
+    finally:
+        file.close()
+
+
+@dataclass(slots=True)
+class Files:
+    """Where the segments of one log lie and how many of them stay open."""
+
+    disk: Disk
+    directory: str
+    codec: Codec
+    maps: Lru[Mapped]
+    indexes: Lru[list[Buffer | None]]
+
+    def data(self, base: int) -> str:
+        return join(self.directory, self.codec.data_name(base))
+
+    def side(self, base: int, suffix: str) -> str:
+        return join(self.directory, self.codec.side_name(base, suffix))
+
+    def all_of(self, base: int) -> list[str]:
+        """Every file a segment may have, in the order in which they may be removed: what makes the segment
+        count as one goes first, so that a half-removed segment is swept and never served."""
+        codec = self.codec
+        extras = [suffix for suffix in (codec.extra_suffix, codec.birth_suffix) if suffix]
+        sides = [self.side(base, suffix) for suffix in (*codec.side_suffixes, *extras)]
+        return [*sides[:1], self.data(base), *sides[1:]] if codec.sync_data_first and 0 in codec.truths else [self.data(base), *sides]
+
+    def remove(self, base: int) -> None:
+        """Remove a segment; gone after a power cut too when this returns."""
+        self.forget(base)
+        for path in self.all_of(base):
+            remove_if_there(self.disk, path)
+        self.disk.sync_dir(self.directory)
+
+    def forget(self, base: int) -> None:
+        self.maps.drop(base)
+        self.indexes.drop(base)
+
+
+@dataclass(slots=True)
+class Sealed:
+    """An immutable segment. Its bytes never change; its `stop` is where the next segment begins."""
+
+    files: Files
+    base: int
+    stop: int
+    size: int  # bytes of data
+    side_bytes: int
+    extra: bytes | None = None
+    override: tuple[bytes, ...] | None = None  # sides rebuilt in memory, when the log may not write
+    verified: set[int] = field(default_factory=set)
+    _times: tuple[int, int] | None = None
+
+    def shape(self) -> Shape:
+        """The segment as its codec reads it: mapped data, mapped or cached index."""
+        files = self.files
+        data = files.maps.get(self.base, self._map)
+        sides: Sequence[Buffer | None] = self.override or files.indexes.get(self.base, self._load_sides)
+        return Shape(self.base, self.stop, data, sides[0] or b"", sides, self.extra, self.verified)
+
+    def _map(self) -> Mapped:
+        # A missing file reads as an empty one: the codec then reports each record that should be there.
+        return Mapped(map_file(self.files.disk, self.files.data(self.base)) or memoryview(b""))
+
+    def _load_sides(self) -> list[Buffer | None]:
+        files = self.files
+        return [map_file(files.disk, files.side(self.base, suffix)) for suffix in files.codec.side_suffixes]
+
+    def times(self) -> tuple[int, int] | None:
+        """First and last record time in microseconds; None where the layout keeps none."""
+        if self._times is None:
+            self._times = self.files.codec.times(self.shape())
+        return self._times
+
+
+class Growing:
+    """The index of the active segment in memory: bytes that double their room, viewed without copying."""
+
+    def __init__(self, initial: bytes) -> None:
+        self._used = len(initial)
+        self._room: NDArray[np.uint8] = np.empty(max(1024, 2 * len(initial)), np.uint8)
+        self._room[: self._used] = np.frombuffer(initial, np.uint8)
+
+    def add(self, piece: bytes) -> None:
+        need = self._used + len(piece)
+        if need > len(self._room):
+            # A new array, never a resize: views handed out earlier keep the old one alive.
+            room = np.empty(2 * need, np.uint8)
+            room[: self._used] = self._room[: self._used]
+            self._room = room
+        self._room[self._used : need] = np.frombuffer(piece, np.uint8)
+        self._used = need
+
+    def view(self) -> memoryview:
+        return self._room[: self._used].data
+
+
+class Active:
+    """The one segment that grows."""
+
+    def __init__(
+        self,
+        files: Files,
+        latch: Latch,
+        base: int,
+        found: Recovered,
+        *,
+        data: File,
+        sides: list[File | None],
+        born_us: int,
+        last_write_us: int,
+        faults: Sequence[Fault] = (),
+    ) -> None:
+        self._files, self._latch = files, latch
+        self.base = base
+        self.data, self._sides = data, sides
+        self.size = found.end
+        self._side_sizes = [len(side) for side in found.sides]
+        self._mark = found.mark
+        self.next_seq = found.next_seq
+        self.last_ts_us = found.last_ts_us
+        self.born_us = born_us
+        self.last_write_us = last_write_us
+        self.faults = list(faults)
+        self._index = Growing(found.sides[0])
+        self._dirty = False  # bytes of an unfinished write may lie behind `size`
+
+    @property
+    def index_bytes(self) -> int:
+        return self._side_sizes[0]
+
+    @property
+    def side_bytes(self) -> int:
+        return sum(self._side_sizes)
+
+    def shape(self) -> Shape:
+        index = self._index.view()
+        return Shape(self.base, self.next_seq, Filed(self.data, self.size), index, [index, *self._rest()])
+
+    def _rest(self) -> list[Buffer | None]:
+        sizes = self._side_sizes[1:]
+        return [
+            None if file is None else file.read(0, size) for file, size in zip(self._sides[1:], sizes, strict=True)
+        ]
+
+    def write(self, rows: Rows, *, durable: bool) -> None:
+        """Append rows encoded for this segment."""
+        self.settle()
+        self._dirty = True
+        try:
+            self.data.write(self.size, rows.buf)
+        except OSError as error:
+            raise self._undo(error) from error
+        self.finish(rows, self.size + len(rows.buf), durable=durable, shift=self.size)
+
+    def finish(
+        self, rows: Rows, end: int, *, durable: bool, shift: int, crcs: Ints | None = None
+    ) -> None:
+        """Name rows whose bytes already lie in the data file, make them durable if asked, and publish them."""
+        codec, latch = self._files.codec, self._latch
+        pieces, mark = codec.sides(rows, shift, self.base, self._mark, crcs)
+        # The index must never name bytes that a power cut can take away.
+        if durable and codec.sync_data_first:
+            latch.sync(self.data)
+        try:
+            for file, size, piece in zip(self._sides, self._side_sizes, pieces, strict=True):
+                if piece and file is not None:
+                    file.write(size, piece)
+        except OSError as error:
+            raise self._undo(error) from error
+        if durable:
+            self.sync(data=not codec.sync_data_first)
+        self._side_sizes = [
+            size + (len(piece) if file is not None else 0)
+            for file, size, piece in zip(self._sides, self._side_sizes, pieces, strict=True)
+        ]
+        self._index.add(pieces[0])
+        self._mark = mark
+        self.size = end
+        if len(rows):
+            self.next_seq = int(rows.seq[-1]) + 1
+            self.last_ts_us = int(rows.ts_us[-1])
+        self._dirty = False
+
+    def mark_dirty(self) -> None:
+        """Say that bytes behind `size` are being written outside `write`."""
+        self._dirty = True
+
+    def settle(self) -> None:
+        """Cut what an interrupted write left behind, so that it can never be read as a record."""
+        if self._dirty:
+            try:
+                self.cut_back()
+            except OSError as error:
+                raise self._latch.trip(error, "rolling back an interrupted write") from error
+
+    def sync(self, *, data: bool = True) -> None:
+        """Make everything written so far survive a power cut: the data and the sides that cannot be derived from it."""
+        if data:
+            self._latch.sync(self.data)
+        for number, file in enumerate(self._sides):
+            if number in self._files.codec.truths and file is not None:
+                self._latch.sync(file)
+
+    def sync_all(self) -> None:
+        """Sync every file of the segment, derivable or not: what sealing needs."""
+        self._latch.sync(self.data)
+        for file in self._sides:
+            if file is not None:
+                self._latch.sync(file)
+
+    def trim_sides(self) -> None:
+        """Give back what was preallocated, before the segment is sealed."""
+        for file, size in zip(self._sides, self._side_sizes, strict=True):
+            if file is not None and file.size() != size:
+                file.cut(size)
+
+    def cut_back(self) -> None:
+        """Back to the last published byte, durably."""
+        self.data.cut(self.size)
+        for file, size in zip(self._sides, self._side_sizes, strict=True):
+            if file is not None and file.size() > size:
+                file.cut(size)
+        self.data.sync()
+        for number, file in enumerate(self._sides):
+            if number in self._files.codec.truths and file is not None:
+                file.sync()
+        self._dirty = False
+
+    def _undo(self, error: OSError) -> Error:
+        try:
+            self.cut_back()
+        except OSError as second:
+            return self._latch.trip(second, f"rolling back after {error}")
+        if error.errno in FULL:
+            return DiskFull(
+                f"{self.data.path}: no room on the device; the write was rolled back, free space and retry"
+            )
+        if self._files.codec.latch_on_write_error:
+            return self._latch.trip(error, "writing")
+        return WriteFailed(f"{self.data.path}: {error}; the write was rolled back and nothing is visible, retry")
+
+    def undo(self, error: OSError) -> Error:
+        """Roll back a write made outside `write`; return the error to raise."""
+        return self._undo(error)
+
+    def close(self) -> None:
+        self.data.close()
+        for file in self._sides:
+            if file is not None:
+                file.close()
+
+    def sealed(self, extra: bytes | None) -> Sealed:
+        return Sealed(self._files, self.base, self.next_seq, self.size, self.side_bytes, extra)
+
+
+def birth_us(files: Files, base: int) -> int | None:
+    """When a segment was created, as persisted; None where the codec keeps no such file."""
+    suffix = files.codec.birth_suffix
+    if suffix is None:
+        return None
+    text = read_all(files.disk, files.side(base, suffix))
+    if text is not None and text.strip().isdigit():
+        return int(text)
+    # A log written elsewhere has no birth file: the index was last touched when its last record came.
+    found = files.disk.stat(files.side(base, files.codec.side_suffixes[0]))
+    return found.modified_ms * 1000 if found else None

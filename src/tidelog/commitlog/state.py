@@ -1,0 +1,72 @@
+"""What an open log knows. The verbs in the modules beside this one work on it; none of them owns it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from threading import RLock
+
+from tidelog.clock import Clock
+from tidelog.commitlog.codec import Codec
+from tidelog.commitlog.latch import Latch
+from tidelog.commitlog.recovery import Report
+from tidelog.commitlog.segment import Active, Files, Sealed
+from tidelog.config import LogConfig
+from tidelog.disk.seam import Disk
+from tidelog.errors import Busy, Closed, OutOfRange, ReadOnly
+
+
+@dataclass(slots=True)
+class State:
+    path: str
+    files: Files
+    config: LogConfig
+    clock: Clock
+    latch: Latch
+    sealed: list[Sealed]
+    active: Active
+    report: Report
+    writable: bool
+    durable: int  # every seq below this one survives a power cut; never above `highest`
+    mutex: RLock = field(default_factory=RLock)
+    synced_ms: int = 0  # when the active segment was last synced, on the monotonic clock
+    streaming: bool = False  # a streamed record is half written
+    closed: bool = False
+    damage_skipped: int = 0  # damaged places that readers asked to pass over
+
+    @property
+    def codec(self) -> Codec:
+        return self.files.codec
+
+    @property
+    def disk(self) -> Disk:
+        return self.files.disk
+
+    @property
+    def lowest(self) -> int:
+        return self.sealed[0].base if self.sealed else self.active.base
+
+    @property
+    def highest(self) -> int:
+        return self.active.next_seq
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise Closed(f"{self.path} was closed; nothing was done, open it again")
+
+    def check_writable(self) -> None:
+        """Raise unless a write may be tried now."""
+        self.check_open()
+        if not self.writable:
+            raise ReadOnly(f"{self.path} was opened read-only; nothing was written, open it without read_only")
+        self.latch.check()
+        if self.streaming:
+            raise Busy(f"{self.path}: a streamed record is being written; nothing was written, retry when it is done")
+
+    def segment_at(self, seq: int) -> Sealed | Active:
+        """The segment whose range holds `seq`."""
+        if not self.lowest <= seq < self.highest:
+            raise OutOfRange(self.path, asked=seq, lowest=self.lowest, highest=self.highest)
+        if seq >= self.active.base:
+            return self.active
+        return self.sealed[bisect_right(self.sealed, seq, key=lambda segment: segment.base) - 1]

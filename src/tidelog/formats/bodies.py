@@ -1,0 +1,389 @@
+"""The bodies of control frames, types 2 to 11. Only this module knows what lies in their data.
+
+    text        u32 length, then UTF-8
+    option      0, or 1 and the value
+    match       option of: op u8 (0 exact, 1 prefix), text
+
+    TopicCreate, ConfigUpdate   text name, u32 length and the config's bytes
+    TopicDelete                 text name, u32 zero
+    RouterCreate                text name, source, dest; bools u8; match; u64 cursor; u64 dest base
+    RouterDelete                text name
+    Delete                      option u64 before; match; u32 n, u64 seq × n; option u64 bound
+    EvictWatermark              u64 evict floor, u64 earliest, u64 expiry floor
+    CheckpointBarrier           u64
+    CheckpointMark              u32 version 1; u64 wal first; u64 wal pos; u32 n; 7 × u64 a topic, ids rising
+    Lease                       event u8; u64 lease id; u64 deadline ms; u64 deliveries; text node
+    HeadWatermark               u64 head
+
+Little-endian. A body is read to its last byte or not at all: bytes left over, an option that is
+neither 0 nor 1 and an unknown operation are damage, because a checksum has already vouched for them
+and only a writer that does not exist could have put them there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from itertools import pairwise
+from struct import Struct
+from typing import ClassVar, Final, NamedTuple, TypeAlias
+
+from tidelog.errors import BadInput, Corrupt, NewerFormat, TooLarge
+from tidelog.formats import frame
+from tidelog.formats.frame import U32_MAX
+from tidelog.types import Buffer
+
+CHECKPOINT_VERSION: Final = 1
+_U32 = Struct("<I")
+_U64 = Struct("<Q")
+_BARRIER_BYTES: Final = 8
+_U64_LIMIT: Final = 1 << 64
+
+
+class MatchOp(IntEnum):
+    EXACT = 0
+    PREFIX = 1
+
+
+class LeaseEvent(IntEnum):
+    CLAIMED = 0
+    RELEASED = 1
+    EXTENDED = 2
+    ACKED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Which tags are meant. A prefix is stored without its trailing star."""
+
+    op: MatchOp
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class TopicCreate:
+    KIND: ClassVar[int] = frame.TOPIC_CREATE
+    name: str
+    config: bytes  # opaque here
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDelete:
+    KIND: ClassVar[int] = frame.TOPIC_DELETE
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigUpdate:
+    KIND: ClassVar[int] = frame.CONFIG_UPDATE
+    name: str
+    config: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterCreate:
+    KIND: ClassVar[int] = frame.ROUTER_CREATE
+    name: str
+    source: str
+    dest: str
+    preserve_node: bool = False
+    preserve_tag: bool = False
+    create_dest: bool = False
+    allow_cycle: bool = False
+    exactly_once: bool = False
+    match: Match | None = None
+    initial_cursor: int = 0
+    initial_dest_base: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RouterDelete:
+    KIND: ClassVar[int] = frame.ROUTER_DELETE
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delete:
+    """What was asked to go, not what went: the seqs of `before_seq` and `match` are found again on replay."""
+
+    KIND: ClassVar[int] = frame.DELETE
+    before_seq: int | None = None
+    match: Match | None = None
+    seqs: tuple[int, ...] = ()
+    bound_head: int | None = None  # head + 1 when it was logged: later records are not meant
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvictWatermark:
+    KIND: ClassVar[int] = frame.EVICT_WATERMARK
+    evict_floor: int
+    earliest_seq: int
+    expiry_floor: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBarrier:
+    """The short form of a CheckpointMark: a sync barrier that names no position."""
+
+    KIND: ClassVar[int] = frame.CHECKPOINT_MARK
+    last_checkpoint_seq: int = 0
+
+
+class TopicMark(NamedTuple):
+    topic_id: int
+    highest_seq: int
+    evict_floor: int
+    earliest_seq: int
+    delete_below: int
+    seg_first_seq: int
+    seg_data_len: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMark:
+    KIND: ClassVar[int] = frame.CHECKPOINT_MARK
+    wal_first: int  # the number in the shard's active file name
+    wal_pos: int  # bytes of that file that were synced before this frame was written
+    topics: tuple[TopicMark, ...] = ()  # ids rising
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """The frame's seq is the leased record's."""
+
+    KIND: ClassVar[int] = frame.LEASE
+    event: LeaseEvent
+    lease_id: int
+    deadline_ms: int
+    deliveries: int
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWatermark:
+    KIND: ClassVar[int] = frame.HEAD_WATERMARK
+    head_seq: int
+
+
+Body: TypeAlias = (
+    TopicCreate
+    | TopicDelete
+    | ConfigUpdate
+    | RouterCreate
+    | RouterDelete
+    | Delete
+    | EvictWatermark
+    | CheckpointBarrier
+    | CheckpointMark
+    | Lease
+    | HeadWatermark
+)
+
+_ROUTER_BOOLS: Final = ("preserve_node", "preserve_tag", "create_dest", "allow_cycle", "exactly_once")
+_TOPIC_MARK = Struct("<7Q")
+
+
+def encode(body: Body) -> bytes:
+    """The data of the frame of type `body.KIND`. Refuses values that their fields cannot hold."""
+    match body:
+        case TopicCreate(name, config) | ConfigUpdate(name, config):
+            return _text(name) + _blob(config)
+        case TopicDelete(name):
+            return _text(name) + _blob(b"")
+        case RouterCreate():
+            names = _text(body.name) + _text(body.source) + _text(body.dest)
+            bools = sum(1 << bit for bit, field in enumerate(_ROUTER_BOOLS) if getattr(body, field))
+            ends = _u64(body.initial_cursor) + _u64(body.initial_dest_base)
+            return names + bytes((bools,)) + _match(body.match) + ends
+        case RouterDelete(name):
+            return _text(name)
+        case Delete():
+            seqs = _count(body.seqs) + b"".join(map(_u64, body.seqs))
+            return _option(body.before_seq) + _match(body.match) + seqs + _option(body.bound_head)
+        case EvictWatermark():
+            return _u64(body.evict_floor) + _u64(body.earliest_seq) + _u64(body.expiry_floor)
+        case CheckpointBarrier(seq):
+            return _u64(seq)
+        case CheckpointMark():
+            if any(mark.topic_id <= last.topic_id for last, mark in pairwise(body.topics)):
+                raise BadInput("the topics of a checkpoint mark are given by rising id, each once")
+            head = _U32.pack(CHECKPOINT_VERSION) + _u64(body.wal_first) + _u64(body.wal_pos)
+            return (
+                head + _count(body.topics) + b"".join(_u64(value) for mark in body.topics for value in mark)
+            )
+        case Lease():
+            fields = _u64(body.lease_id) + _u64(body.deadline_ms) + _u64(body.deliveries)
+            return bytes((LeaseEvent(body.event),)) + fields + _text(body.node)
+        case HeadWatermark(head_seq):
+            return _u64(head_seq)
+
+
+def decode(kind: int, data: Buffer) -> Body:
+    """The body of a control frame of this type; Corrupt when these bytes are not one."""
+    take = _Take(data, frame.NAMES.get(kind, f"type {kind}"))
+    body = _decode(kind, take)
+    take.finish()
+    return body
+
+
+def _decode(kind: int, take: _Take) -> Body:
+    match kind:
+        case frame.TOPIC_CREATE:
+            return TopicCreate(take.text(), take.blob())
+        case frame.CONFIG_UPDATE:
+            return ConfigUpdate(take.text(), take.blob())
+        case frame.TOPIC_DELETE:
+            name = take.text()
+            if take.blob():
+                raise take.corrupt("a deleted topic has no config")
+            return TopicDelete(name)
+        case frame.ROUTER_CREATE:
+            name, source, dest, bools = take.text(), take.text(), take.text(), take.u8()
+            if bools >> len(_ROUTER_BOOLS):
+                raise take.corrupt(f"unknown router options {bools:#04x}")
+            return RouterCreate(
+                name=name,
+                source=source,
+                dest=dest,
+                **{field: bool(bools >> bit & 1) for bit, field in enumerate(_ROUTER_BOOLS)},
+                match=take.match(),
+                initial_cursor=take.u64(),
+                initial_dest_base=take.u64(),
+            )
+        case frame.ROUTER_DELETE:
+            return RouterDelete(take.text())
+        case frame.DELETE:
+            return Delete(
+                before_seq=take.option(),
+                match=take.match(),
+                seqs=take.u64s(take.u32()),
+                bound_head=take.option(),
+            )
+        case frame.EVICT_WATERMARK:
+            return EvictWatermark(evict_floor=take.u64(), earliest_seq=take.u64(), expiry_floor=take.u64())
+        case frame.CHECKPOINT_MARK:
+            return _checkpoint(take)
+        case frame.LEASE:
+            event = take.u8()
+            if event > max(LeaseEvent):
+                raise take.corrupt(f"unknown lease event {event}")
+            return Lease(
+                event=LeaseEvent(event),
+                lease_id=take.u64(),
+                deadline_ms=take.u64(),
+                deliveries=take.u64(),
+                node=take.text(),
+            )
+        case frame.HEAD_WATERMARK:
+            return HeadWatermark(take.u64())
+        case _:
+            raise take.corrupt("not the body of a control frame")
+
+
+def _checkpoint(take: _Take) -> CheckpointBarrier | CheckpointMark:
+    if take.left == _BARRIER_BYTES:
+        return CheckpointBarrier(take.u64())
+    version = take.u32()
+    if version > CHECKPOINT_VERSION:
+        raise NewerFormat("CheckpointMark", found=version, known=CHECKPOINT_VERSION)
+    if version < CHECKPOINT_VERSION:
+        raise take.corrupt(f"version {version} was never written")
+    wal_first, wal_pos = take.u64(), take.u64()
+    values = take.u64s(take.u32() * len(TopicMark._fields))
+    topics = tuple(map(TopicMark._make, zip(*[iter(values)] * len(TopicMark._fields), strict=True)))
+    if any(mark.topic_id <= last.topic_id for last, mark in pairwise(topics)):
+        raise take.corrupt("topic ids do not rise")
+    return CheckpointMark(wal_first=wal_first, wal_pos=wal_pos, topics=topics)
+
+
+class _Take:
+    """Reads a body from front to back, each length held against what is left before it is used."""
+
+    def __init__(self, data: Buffer, what: str) -> None:
+        self._data, self._pos, self._what = memoryview(data), 0, what
+
+    @property
+    def left(self) -> int:
+        return len(self._data) - self._pos
+
+    def corrupt(self, reason: str) -> Corrupt:
+        return Corrupt(f"{self._what} body", pos=self._pos, reason=reason)
+
+    def _bytes(self, size: int) -> memoryview:
+        if size > self.left:
+            raise self.corrupt(f"{size} bytes are wanted, {self.left} are left")
+        self._pos += size
+        return self._data[self._pos - size : self._pos]
+
+    def u8(self) -> int:
+        return self._bytes(1)[0]
+
+    def u32(self) -> int:
+        return int(_U32.unpack(self._bytes(4))[0])
+
+    def u64(self) -> int:
+        return int(_U64.unpack(self._bytes(8))[0])
+
+    def u64s(self, count: int) -> tuple[int, ...]:
+        return Struct(f"<{count}Q").unpack(self._bytes(8 * count))
+
+    def blob(self) -> bytes:
+        return bytes(self._bytes(self.u32()))
+
+    def text(self) -> str:
+        try:
+            return str(self.blob(), "utf-8")
+        except UnicodeDecodeError:
+            raise self.corrupt("a name is not UTF-8") from None
+
+    def _is_there(self) -> bool:
+        option = self.u8()
+        if option > 1:
+            raise self.corrupt(f"option byte {option} is neither 0 nor 1")
+        return option == 1
+
+    def option(self) -> int | None:
+        return self.u64() if self._is_there() else None
+
+    def match(self) -> Match | None:
+        if not self._is_there():
+            return None
+        op = self.u8()
+        if op > max(MatchOp):
+            raise self.corrupt(f"unknown match operation {op}")
+        return Match(MatchOp(op), self.text())
+
+    def finish(self) -> None:
+        if self.left:
+            raise self.corrupt(f"{self.left} bytes are left over")
+
+
+def _u64(value: int) -> bytes:
+    if not 0 <= value < _U64_LIMIT:
+        raise BadInput(f"{value} does not fit an unsigned 64-bit field")
+    return _U64.pack(value)
+
+
+def _count(items: tuple[object, ...]) -> bytes:
+    return _U32.pack(len(items))
+
+
+def _blob(value: bytes) -> bytes:
+    if len(value) > U32_MAX:
+        raise TooLarge("a value of a control frame", size=len(value), limit=U32_MAX)
+    return _U32.pack(len(value)) + value
+
+
+def _text(value: str) -> bytes:
+    try:
+        return _blob(value.encode())
+    except UnicodeEncodeError:
+        raise BadInput(f"{value!r} cannot be written as UTF-8") from None
+
+
+def _option(value: int | None) -> bytes:
+    return b"\x00" if value is None else b"\x01" + _u64(value)
+
+
+def _match(match: Match | None) -> bytes:
+    return b"\x00" if match is None else b"\x01" + bytes((MatchOp(match.op),)) + _text(match.value)

@@ -1,0 +1,146 @@
+"""The footer of a sealed segment, `seg-<first>.foot`. The only module that knows its bytes.
+
+    envelope "TLSF" 1
+    ┌───────┬──────┬──────┬──────────┬─────────┬─────────┬──────┬─────┬──────────┬───────┬───┐
+    │ first │ last │ stop │ ts_first │ ts_last │ records │ data │ idx │ idx_xxh3 │ chunk │ n │
+    ├───────┴──────┴──────┴──────────┴─────────┴─────────┴──────┴─────┴──────────┴───────┴───┤
+    │ xxh3 u64 × n          of each `chunk` bytes of `.data`, the last one shorter           │
+    └────────────────────────────────────────────────────────────────────────────────────────┘
+    nine u64, then chunk and n as u32; data and idx are sizes in bytes; times in milliseconds
+
+It is written last, when a segment will never change again, and it vouches for `.data` and `.idx`
+both. A whole scan verifies at memory speed and a partial read verifies the chunks it touches, where
+the frames' own checksums would cost a call per record.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from struct import Struct
+from typing import Final
+
+import numpy as np
+from xxhash import xxh3_64_intdigest
+
+from tidelog.errors import BadInput, Corrupt
+from tidelog.formats import envelope, idx
+from tidelog.formats.frame import SEQ_MAX, TS_MS_MAX
+from tidelog.types import Buffer
+
+MAGIC: Final = b"TLSF"
+VERSION: Final = 1
+CHUNK_BYTES: Final = 1 << 20
+_HEAD = Struct("<9Q2I")
+_NONE: Final = (1 << 64) - 1  # "no value" in a u64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Footer:
+    first_seq: int  # of index entry 0, and of the file name
+    last_seq: int | None  # of the last record; None where only holes are left
+    stop_seq: int  # one past the range the segment stands for
+    ts_first_ms: int  # of the first record; 0 where there is none
+    ts_last_ms: int
+    records: int  # holes not counted
+    data_bytes: int
+    idx_bytes: int
+    idx_xxh3: int
+    chunk_bytes: int = CHUNK_BYTES
+    chunks: tuple[int, ...] = ()  # XXH3-64 of each chunk of the data
+
+
+def make(data: Buffer, index: Buffer, *, first_seq: int, chunk_bytes: int = CHUNK_BYTES) -> Footer:
+    """The footer of a segment that is complete. The index is believed: check it first if it was read back."""
+    if len(index) % idx.ENTRY_BYTES:
+        raise BadInput(f"an index of {len(index)} bytes ends in the middle of an entry")
+    entries = idx.read(index)
+    live = np.flatnonzero((entries["flags"] & idx.HOLE) == 0)
+    view = memoryview(data)
+    return Footer(
+        first_seq=first_seq,
+        last_seq=first_seq + int(live[-1]) if len(live) else None,
+        stop_seq=first_seq + len(entries),
+        ts_first_ms=int(entries["ts"][live[0]]) if len(live) else 0,
+        ts_last_ms=int(entries["ts"][live[-1]]) if len(live) else 0,
+        records=len(live),
+        data_bytes=len(view),
+        idx_bytes=len(index),
+        idx_xxh3=xxh3_64_intdigest(index),
+        chunk_bytes=chunk_bytes,
+        chunks=tuple(
+            xxh3_64_intdigest(view[pos : pos + chunk_bytes]) for pos in range(0, len(view), chunk_bytes)
+        ),
+    )
+
+
+def encode(footer: Footer) -> bytes:
+    head = _HEAD.pack(
+        footer.first_seq,
+        _NONE if footer.last_seq is None else footer.last_seq,
+        footer.stop_seq,
+        footer.ts_first_ms,
+        footer.ts_last_ms,
+        footer.records,
+        footer.data_bytes,
+        footer.idx_bytes,
+        footer.idx_xxh3,
+        footer.chunk_bytes,
+        len(footer.chunks),
+    )
+    return envelope.wrap(MAGIC, VERSION, head + Struct(f"<{len(footer.chunks)}Q").pack(*footer.chunks))
+
+
+def decode(buf: Buffer, what: str = "segment footer") -> Footer:
+    """The footer of a file; Corrupt or NewerFormat when it is not one, or contradicts itself."""
+    body = envelope.unwrap(MAGIC, VERSION, buf, what)
+    if len(body) < _HEAD.size:
+        raise Corrupt(what, pos=envelope.HEAD_BYTES, reason=f"a body of {len(body)} bytes is too short")
+    first, last, stop, ts_first, ts_last, records, data, index, index_sum, chunk, n = _HEAD.unpack_from(body)
+    span = stop - first
+    held = records == 0 if last == _NONE else first <= last < stop and 0 < records <= last - first + 1
+    if not (span >= 0 and stop - 1 <= SEQ_MAX and held and index == span * idx.ENTRY_BYTES):
+        raise Corrupt(
+            what, pos=envelope.HEAD_BYTES, reason=f"{records} records in [{first}, {stop}) cannot be"
+        )
+    if not ts_first <= ts_last <= TS_MS_MAX:
+        raise Corrupt(what, pos=envelope.HEAD_BYTES, reason=f"times {ts_first} to {ts_last} ms cannot be")
+    if not chunk or n != -(-data // chunk) or len(body) != _HEAD.size + 8 * n:
+        raise Corrupt(what, pos=envelope.HEAD_BYTES, reason=f"{n} chunks of {chunk} for {data} bytes of data")
+    return Footer(
+        first_seq=first,
+        last_seq=None if last == _NONE else last,
+        stop_seq=stop,
+        ts_first_ms=ts_first,
+        ts_last_ms=ts_last,
+        records=records,
+        data_bytes=data,
+        idx_bytes=index,
+        idx_xxh3=index_sum,
+        chunk_bytes=chunk,
+        chunks=Struct(f"<{n}Q").unpack_from(body, _HEAD.size),
+    )
+
+
+def check(footer: Footer, data: Buffer, *, pos: int = 0, end: int | None = None) -> list[tuple[int, int]]:
+    """The byte ranges around [pos, end) of the data that are not what was sealed; empty when all are.
+
+    `data` is the whole file. Missing bytes and bytes too many are bad ranges as well.
+    """
+    view = memoryview(data)
+    end = max(len(view), footer.data_bytes) if end is None else end
+    bad: list[tuple[int, int]] = []
+    step = footer.chunk_bytes
+    for at in range(pos - pos % step, min(end, footer.data_bytes), step):
+        stop = min(at + step, footer.data_bytes)
+        if stop > len(view) or xxh3_64_intdigest(view[at:stop]) != footer.chunks[at // step]:
+            bad.append((at, stop))
+    if end > footer.data_bytes and len(view) > footer.data_bytes:
+        bad.append((footer.data_bytes, len(view)))
+    return bad
+
+
+def check_index(footer: Footer, index: Buffer) -> str | None:
+    """What is wrong with the bytes of the index, or None when they are the ones that were sealed."""
+    if len(index) != footer.idx_bytes:
+        return f"the index has {len(index)} bytes, {footer.idx_bytes} were sealed"
+    return None if xxh3_64_intdigest(index) == footer.idx_xxh3 else "the index does not match its checksum"

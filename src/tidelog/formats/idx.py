@@ -1,0 +1,130 @@
+"""[hot] The index of a segment: 20 bytes a seq, so that a seq's entry is found by arithmetic.
+
+    0              4          8      16      17    20
+    ┌──────────────┬──────────┬──────┬───────┬──────┐
+    │ frame_offset │ data_len │  ts  │ flags │ zero │      entry of seq s at (s − base) × 20
+    │     u32      │   u32    │  u64 │  u8   │ 3 B  │
+    └──────────────┴──────────┴──────┴───────┴──────┘
+
+Little-endian; `ts` in milliseconds. Every record of an AppendBatch names the same frame, so frames
+start where `frame_offset` changes. A HOLE stands for a seq that has no record: it names the frame of
+the next record, or the end of the data, and repeats the time before it, so both columns only rise.
+
+The file has no header and no checksum: a header would shift the arithmetic, and the footer of the
+segment carries magic, version and an XXH3-64 of these bytes. All of it can be made again from `.data`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidelog.errors import BadInput, TooLarge
+from tidelog.formats import frame
+from tidelog.formats.frame import APPEND_BATCH, OVERHEAD_BYTES, U32_MAX
+from tidelog.formats.rows import Rows
+from tidelog.types import Buffer
+
+Flags: TypeAlias = NDArray[np.uint8]
+
+HAS_TAG: Final = frame.HAS_TAG
+HAS_NODE: Final = frame.HAS_NODE
+BATCH: Final = 4  # the record lies in an AppendBatch
+HOLE: Final = 0x80  # there is no such record
+_KNOWN_FLAGS: Final = HAS_TAG | HAS_NODE | BATCH | HOLE
+
+ENTRY: Final = np.dtype(
+    [("frame_offset", "<u4"), ("data_len", "<u4"), ("ts", "<u8"), ("flags", "u1"), ("pad", "u1", (3,))]
+)
+ENTRY_BYTES: Final = 20
+assert ENTRY.itemsize == ENTRY_BYTES, "drawn above, frozen by tests/golden; changing it is a new format"
+
+_KIND_AT: Final = 4
+_FLAGS_AT: Final = 5
+
+
+def flags(rows: Rows) -> Flags:
+    """The index flags of each record, read from the frames that hold them."""
+    if not len(rows):
+        return np.zeros(0, np.uint8)
+    buf = np.frombuffer(rows.buf, np.uint8)
+    found: Flags = buf[rows.at + _FLAGS_AT] & np.uint8(HAS_TAG | HAS_NODE)
+    found |= np.where(buf[rows.at + _KIND_AT] == APPEND_BATCH, np.uint8(BATCH), np.uint8(0))
+    for span, flag in ((rows.tag, HAS_TAG), (rows.node, HAS_NODE)):
+        if span is not None:
+            found |= np.where(span.size > 0, np.uint8(flag), np.uint8(0))
+    return found
+
+
+def entries(
+    rows: Rows, base: int, stop: int, data_size: int, *, origin: int = 0, ts_before_ms: int = 0
+) -> NDArray[np.void]:
+    """One entry for every seq of [base, stop), holes filled in.
+
+    `origin` is where the first byte of the rows' buffer lies in `.data`, and `ts_before_ms` the time of
+    the entry before `base`: both for an index that is continued and not made from its beginning.
+    """
+    if data_size > U32_MAX:
+        raise TooLarge("the data of a segment", size=data_size, limit=U32_MAX)
+    count = len(rows)
+    if count and not (base <= int(rows.seq[0]) and int(rows.seq[-1]) < stop):
+        raise BadInput(f"records {rows.seq[0]} to {rows.seq[-1]} are outside the index of [{base}, {stop})")
+    if count and int(rows.at[-1]) + origin + OVERHEAD_BYTES > data_size:
+        raise BadInput(f"a frame at {int(rows.at[-1]) + origin} does not fit data of {data_size} bytes")
+    found = np.zeros(stop - base, ENTRY)
+    if count == stop - base:
+        found["frame_offset"], found["data_len"] = rows.at + origin, rows.data.size
+        found["ts"], found["flags"] = rows.ts_us // 1000, flags(rows)
+        return found
+    seqs = np.arange(base, stop, dtype=np.int64)
+    following = np.searchsorted(rows.seq, seqs)
+    preceding = np.searchsorted(rows.seq, seqs, "right")
+    found["frame_offset"] = np.append(rows.at + origin, np.int64(data_size))[following]
+    found["ts"] = np.append(np.int64(ts_before_ms), rows.ts_us // 1000)[preceding]
+    found["flags"] = HOLE
+    where = rows.seq - base
+    found["flags"][where], found["data_len"][where] = flags(rows), rows.data.size
+    return found
+
+
+def to_bytes(entries: NDArray[np.void]) -> bytes:
+    return entries.tobytes()
+
+
+def read(buf: Buffer) -> NDArray[np.void]:
+    """The entries of an index file, without a copy. A partial entry at the end is left out."""
+    return np.frombuffer(buf, ENTRY, len(buf) // ENTRY_BYTES)
+
+
+def fault(entries: NDArray[np.void], data_size: int) -> str | None:
+    """What contradicts itself, or None. Cheap, and no proof: the footer's checksum is that.
+
+    Holds the entries against each other and against the size of the data, never against the frames.
+    """
+    if not len(entries):
+        return None
+    at, size = entries["frame_offset"].astype(np.int64), entries["data_len"].astype(np.int64)
+    found, ts = entries["flags"], entries["ts"]
+    hole = found == HOLE
+    if entries["pad"].any():
+        return "padding is not zero"
+    if ((found & ~np.uint8(_KNOWN_FLAGS)) != 0).any() or ((found & HOLE != 0) & ~hole).any():
+        return "flags are not known, or are those of a hole and of a record"
+    if (at[1:] < at[:-1]).any():
+        return "frame positions fall"
+    if (ts[1:] < ts[:-1]).any():
+        return "times fall"
+    if (at + np.where(hole, 0, OVERHEAD_BYTES + size) > data_size).any():
+        return "a record lies outside the data"
+    if size[hole].any():
+        return "a hole has data"
+    following = np.append(at[1:], np.int64(data_size))
+    if (found[:-1] & BATCH == 0)[(at[1:] == at[:-1]) & ~hole[:-1]].any():
+        return "two records share a frame that is not a batch"
+    if (at + OVERHEAD_BYTES + size > following)[~hole & (found & BATCH == 0)].any():
+        return "a record runs into the next frame"
+    if (at != following)[hole].any():
+        return "a hole does not name the frame behind it"
+    return None

@@ -1,0 +1,95 @@
+"""[hot] Walking many stretches of one buffer in lock-step, and the gathers every layout's checks are made of.
+
+    starts   ^0                      ^1                      ^2            from a sparse index
+    buf      │ r │ r  │  r   │ r │ r │ r │ r   │ r │ r  │ r  │  r  │ r │
+    step 0     *                       *                       *
+    step 1         *                       *                         *     one gather reads one
+    step 2              *                        *                  done   header of every lane
+
+Where a record starts is known only once the one before it has been read, so a plain walk is a
+Python loop. A sparse index breaks that chain into lanes that can be followed side by side: the
+loop then turns once per record of the longest lane, and NumPy does the rest. A lane must end
+exactly where the next one begins, so the positions found are those of the plain walk or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidelog.types import Buffer, Ints
+
+WORTH = 32  # lanes a step must serve on average; one costs 6.3 µs, the plain walk 0.2 µs a record
+_ABREAST = 1024  # lanes followed at once: 16 ns a record while their headers share a cache, 32 ns with 10 000
+
+
+def at_every_byte(buf: Buffer, dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    """A view whose element i is `dtype` read at byte i, for every i where a whole one fits.
+
+    The elements overlap and are opaque: gathering by position moves 20 bytes in 13 ns as one
+    void, in 28 ns field by field. Call `.view(dtype)` on what was gathered.
+    """
+    width = dtype.itemsize
+    return np.ndarray((max(len(buf) - width + 1, 0),), np.dtype((np.void, width)), buf, 0, (1,))
+
+
+def gather(buf: Buffer, at: Ints, dtype: np.dtype[np.void]) -> NDArray[np.void]:
+    """The `dtype` at each of these positions, copied. The caller has compared them with the size of `buf`."""
+    return at_every_byte(buf, dtype)[at].view(dtype)
+
+
+def checksums(buf: Buffer, at: Ints, ends: Ints) -> NDArray[np.uint32]:
+    """The CRC-32 of each stretch [at, end)."""
+    whole = buf if isinstance(buf, bytes) else memoryview(buf)
+    sums = [crc32(whole[start:end]) for start, end in zip(at.tolist(), ends.tolist(), strict=True)]
+    return np.array(sums, np.uint32)
+
+
+def first_false(good: NDArray[np.bool_]) -> int:
+    """How many leading values are true."""
+    return len(good) if good.all() else int(good.argmin())
+
+
+def rising(values: Ints, above: int) -> NDArray[np.bool_]:
+    """Whether each value is greater than the one before it, the first of them than `above`."""
+    good = np.empty(len(values), np.bool_)
+    good[:1] = values[:1] > above
+    # Compared, not subtracted: a difference could overflow and look like a rise.
+    np.greater(values[1:], values[:-1], out=good[1:])
+    return good
+
+
+def locate(starts: Ints, end: int, header_bytes: int, sizes: Callable[[Ints], Ints | None]) -> Ints | None:
+    """Where every record of [starts[0], end) begins; None when the lanes do not join or are not worth it.
+
+    `sizes` answers how long the records at these positions are, header included, or None where a
+    length breaks a rule. It is asked only where a whole header lies inside the lane.
+    """
+    stops = np.append(starts[1:], end)
+    if not len(starts) or starts[0] < 0 or bool((stops <= starts).any()):
+        return None
+    found: list[Ints] = []
+    steps = located = 0
+    for lane in range(0, len(starts), _ABREAST):
+        at, stop = starts[lane : lane + _ABREAST], stops[lane : lane + _ABREAST]
+        group: list[Ints] = []
+        while len(at):
+            steps, located = steps + 1, located + len(at)
+            # One lane far longer than the others would make this a slow plain walk.
+            if located < steps * WORTH or bool((at > stop - header_bytes).any()):
+                return None
+            group.append(at)
+            size = sizes(at)
+            if size is None:
+                return None
+            at = at + size
+            more = at < stop
+            if not more.all():
+                if bool((at > stop).any()):
+                    return None
+                at, stop = at[more], stop[more]
+        found.append(np.sort(np.concatenate(group)))
+    return np.concatenate(found)

@@ -1,0 +1,256 @@
+"""[hot] The rustlog layout. No other module knows what its files look like.
+
+    <base>.log      0        4                12               20
+                    ┌────────┬────────────────┬────────────────┬──────┐
+                    │ length │     offset     │   ts, in µs    │ data │  then the next record
+                    └────────┴────────────────┴────────────────┴──────┘
+    <base>.index    │     offset     │    position    │                   of every 100th record
+    <base>.crc      │  crc32  │                                           of every record, optional
+
+Big-endian, except the side-car, which is ours and little-endian. `length` counts the data only.
+`offset` is this layout's word for a seq. Offsets strictly increase but may leave holes, and
+times never go back.
+
+A record carries no checksum. A length is held to its bounds and an offset to its order, and that
+is all: changed data or a changed time look like any other. The side-car closes this. Its CRC-32
+covers header and data, so that damage to a header shows as well. Nothing needs it to be there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import repeat
+from struct import Struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidelog.errors import BadInput, TooLarge
+from tidelog.formats import lanes
+from tidelog.formats.rows import Rows, Span, Stop, Walk, none
+from tidelog.types import Buffer, Ints
+
+HEADER = Struct(">IQQ")  # length, offset, ts
+_LEAD = Struct(">IQ")  # length, offset
+_HEADS = np.dtype([("length", ">u4"), ("offset", ">u8"), ("ts", ">u8")])
+_LENGTH = np.dtype([("length", ">u4")])
+_CRC = np.dtype("<u4")
+INDEX = np.dtype([("offset", ">u8"), ("position", ">u8")])
+HEADER_BYTES = HEADER.size
+INDEX_ENTRY_BYTES = INDEX.itemsize
+RECORD_BYTES_MAX = 10 << 20
+INDEX_EVERY = 100
+assert HEADER_BYTES == _HEADS.itemsize == 20, (
+    "drawn above, frozen by tests/golden; changing it is a new format"
+)
+assert INDEX_ENTRY_BYTES == 16, "drawn above, frozen by tests/golden; changing it is a new format"
+
+_SIGNED_MAX = (1 << 63) - 1  # columns are int64, so the upper half of u64 is refused
+_NAME = re.compile(r"([0-9]{20})\.log")
+
+
+def data_name(base: int) -> str:
+    return f"{base:020d}.log"
+
+
+def index_name(base: int) -> str:
+    return f"{base:020d}.index"
+
+
+def crc_name(base: int) -> str:
+    return f"{base:020d}.crc"
+
+
+def base_of(name: str) -> int | None:
+    """The base a data file's name carries, or None for any other name."""
+    match = _NAME.fullmatch(name)
+    base = int(match[1]) if match else -1
+    return base if 0 <= base <= _SIGNED_MAX else None
+
+
+def encode(first_seq: int, ts_us: int, datas: Sequence[bytes]) -> bytes:
+    """The records one after another, numbered from `first_seq`, all with the same time."""
+    if first_seq < 0 or first_seq + len(datas) - 1 > _SIGNED_MAX:
+        raise BadInput(f"offsets run from 0 to 2**63 - 1, not from {first_seq} for {len(datas)} records")
+    if not 0 <= ts_us <= _SIGNED_MAX:
+        raise BadInput(f"a time lies between 0 and 2**63 - 1 microseconds, not at {ts_us}")
+    pack, parts, offset = HEADER.pack, list[bytes](), first_seq
+    put = parts.append
+    for data in datas:
+        size = len(data)
+        if size > RECORD_BYTES_MAX:
+            raise TooLarge(f"the record for offset {offset}", size=size, limit=RECORD_BYTES_MAX)
+        put(pack(size, offset, ts_us))
+        put(data)
+        offset += 1
+    return b"".join(parts)
+
+
+def walk(
+    buf: Buffer,
+    pos: int = 0,
+    end: int | None = None,
+    *,
+    above: int = -1,
+    count_max: int | None = None,
+    bytes_max: int | None = None,
+    stop_seq: int | None = None,
+    crcs: NDArray[np.uint32] | None = None,
+) -> Walk:
+    """The records of [pos, end), the first of them above seq `above`. Bad bytes never raise.
+
+    The walk ends early, and cleanly, before the record that would be one more than `count_max`,
+    before the one that would bring the data over `bytes_max` (never before the first), and before
+    the first with a seq of `stop_seq` or more. That last one is checked like the others before
+    it is believed. `crcs` are those of the records from `pos` on.
+    """
+    last = len(buf) if end is None else min(end, len(buf))
+    if not 0 <= pos <= last:
+        return Walk(none(buf), pos, Stop.BAD, f"byte {pos} is outside the {last} bytes there are")
+    room = _SIGNED_MAX if bytes_max is None else bytes_max
+    limit = 1 << 64 if stop_seq is None else stop_seq
+    stop, reason, peeked = Stop.END, "", False
+    lead, at, header_last = _LEAD.unpack_from, list[int](), last - HEADER_BYTES
+    put = at.append
+    # The loop only follows lengths, 0.2 µs a record; every check that needs no chain is vectorised after it.
+    for _ in repeat(None, _SIGNED_MAX if count_max is None else count_max):
+        if pos > header_last:
+            if pos < last:
+                stop, reason = Stop.TORN, "the header runs past the end"
+            break
+        length, offset = lead(buf, pos)
+        after = pos + HEADER_BYTES + length
+        if length > RECORD_BYTES_MAX:
+            stop, reason = Stop.BAD, "length is over the limit"
+            break
+        if after > last:
+            stop, reason = Stop.TORN, "the data runs past the end"
+            break
+        room -= length
+        if room < 0 and at:
+            break
+        put(pos)
+        if offset >= limit:
+            peeked = True
+            break
+        pos = after
+    return _settle(Walk(none(buf), pos, stop, reason), np.array(at, np.int64), above, crcs, peeked)
+
+
+def walk_lanes(
+    buf: Buffer,
+    starts: Ints,
+    end: int | None = None,
+    *,
+    above: int = -1,
+    crcs: NDArray[np.uint32] | None = None,
+) -> Walk:
+    """What `walk` answers from the first of `starts`, found quicker when they are where records start.
+
+    Measured on 100-byte records with a start every 100: 3 times quicker from 10 000 records on.
+    """
+    last = len(buf) if end is None else min(end, len(buf))
+    lengths = lanes.at_every_byte(buf, _LENGTH)
+
+    def sizes(at: Ints) -> Ints | None:
+        length: Ints = lengths[at].view(_LENGTH)["length"].astype(np.int64)
+        return None if bool((length > RECORD_BYTES_MAX).any()) else length + HEADER_BYTES
+
+    at = lanes.locate(starts, last, HEADER_BYTES, sizes)
+    if at is None:
+        return walk(buf, int(starts[0]) if len(starts) else 0, last, above=above, crcs=crcs)
+    return _settle(Walk(none(buf), last, Stop.END), at, above, crcs, False)
+
+
+def _settle(found: Walk, at: Ints, above: int, crcs: NDArray[np.uint32] | None, peeked: bool) -> Walk:
+    """Check the records at these positions, all whole, and keep those before the first fault.
+
+    `found` says how the chain of lengths ended; a `peeked` last record is checked, not kept.
+    """
+    buf, count = found.rows.buf, len(at)
+    if not count:
+        return found
+    heads = lanes.gather(buf, at, _HEADS)
+    size = heads["length"].astype(np.int64)
+    # The upper half of u64 turns negative here, so it breaks the order like any other step back.
+    seq, ts = heads["offset"].astype(np.int64), heads["ts"].astype(np.int64)
+    rising = lanes.rising(seq, max(above, -1))
+    later = np.empty(count, np.bool_)
+    later[0] = ts[0] >= 0
+    np.greater_equal(ts[1:], ts[:-1], out=later[1:])
+    good, keep, reason = lanes.first_false(rising & later), count - peeked, ""
+    if good < count:
+        reason = "timestamp decreases" if rising[good] else "offset does not increase"
+    if crcs is not None:
+        # One further than the order holds: where both fail, the checksum is the better explanation.
+        seen = min(good + 1, count, len(crcs))
+        same = lanes.first_false(
+            lanes.checksums(buf, at[:seen], at[:seen] + size[:seen] + HEADER_BYTES) == crcs[:seen]
+        )
+        if same < seen:
+            good, reason = same, "checksum"
+        elif len(crcs) < min(good, keep):
+            good, reason = len(crcs), "no checksum for this record"
+    if reason:
+        keep, found = good, Walk(found.rows, int(at[good]), Stop.BAD, reason)
+    at, size = at[:keep], size[:keep]
+    return found._replace(rows=Rows(buf, seq[:keep], ts[:keep], at, Span(at + HEADER_BYTES, size)))
+
+
+def index_bytes(seqs: Ints, ats: Ints, ordinal: int, every: int = INDEX_EVERY) -> bytes:
+    """The index entries of consecutive records, the first of which is the segment's record number `ordinal`.
+
+    Written in pieces or at once, the bytes are the same.
+    """
+    picked = slice(-ordinal % every, None, every)
+    out = np.empty(len(seqs[picked]), INDEX)
+    out["offset"], out["position"] = seqs[picked], ats[picked]
+    return out.tobytes()
+
+
+def read_index(buf: Buffer) -> NDArray[np.void] | None:
+    """The entries, borrowing `buf`; None when it ends inside one."""
+    return None if len(buf) % INDEX_ENTRY_BYTES else np.frombuffer(buf, INDEX)
+
+
+def index_fault(index: NDArray[np.void], data_size: int, base: int, stop: int) -> str | None:
+    """Why this is no index of a segment with `data_size` bytes and seqs in [base, stop), or None."""
+    if not len(index):
+        return "the log has records, the index has none" if data_size else None
+    offsets, positions = index["offset"], index["position"]
+    if bool((offsets[1:] <= offsets[:-1]).any()):
+        return "offsets do not increase"
+    if bool((positions[1:] <= positions[:-1]).any()):
+        return "positions do not increase"
+    if int(positions[0]) != 0:
+        return f"the first entry is for byte {positions[0]}, not for the first record"
+    if int(positions[-1]) + HEADER_BYTES > data_size:
+        return f"position {positions[-1]} holds no record in a log of {data_size} bytes"
+    if int(offsets[0]) < base or int(offsets[-1]) >= stop:
+        return f"offsets {offsets[0]} to {offsets[-1]} are not all in [{base}, {stop})"
+    return None
+
+
+def index_mismatch(index: NDArray[np.void], buf: Buffer) -> str | None:
+    """Which entry points at a record of another seq, or None. Also answers for positions outside `buf`."""
+    # As int64 the upper half of u64 turns negative: one comparison at each end covers all of it.
+    at = index["position"].astype(np.int64)
+    inside = (at >= 0) & (at <= len(buf) - HEADER_BYTES)
+    good = lanes.first_false(inside)
+    held = lanes.gather(buf, at[:good], _HEADS)["offset"]
+    same = lanes.first_false(held == index["offset"][:good])
+    if same < good:
+        entry = index[same]
+        return f"offset {entry['offset']} is said to be at byte {at[same]}, where offset {held[same]} is"
+    return None if good == len(at) else f"byte {index['position'][good]} holds no whole record header"
+
+
+def crc_bytes(buf: Buffer, rows: Rows) -> bytes:
+    """The side-car of these records, whose positions are positions in `buf`."""
+    return lanes.checksums(buf, rows.at, rows.data.pos + rows.data.size).astype(_CRC).tobytes()
+
+
+def read_crcs(buf: Buffer) -> NDArray[np.uint32]:
+    """The checksums, borrowing `buf`; a last one that is not whole is left out."""
+    return np.frombuffer(buf, _CRC, len(buf) // _CRC.itemsize)

@@ -1,0 +1,33 @@
+"""A clock that stands still until a test moves it."""
+
+from __future__ import annotations
+
+START_US = 1_700_000_000_000_000  # a Tuesday in November 2023; any fixed moment would do
+
+
+class ManualClock:
+    """Wall time goes where it is put; monotonic time only ever forward, and only by ticks."""
+
+    def __init__(self, start_us: int = START_US) -> None:
+        self._wall_us, self._passed_us = start_us, 0
+
+    def now_us(self) -> int:
+        return self._wall_us
+
+    def monotonic_ms(self) -> int:
+        return self._passed_us // 1_000
+
+    def tick(self, ms: int) -> None:
+        """Let time pass, on both clocks."""
+        self.tick_us(ms * 1_000)
+
+    def tick_us(self, us: int) -> None:
+        """Let time pass, on both clocks."""
+        if us < 0:
+            raise ValueError(f"time passes forward only, not by {us} us; set_us turns the wall clock back")
+        self._wall_us += us
+        self._passed_us += us
+
+    def set_us(self, us: int) -> None:
+        """Put the wall clock anywhere, as an administrator can. No time passes."""
+        self._wall_us = us

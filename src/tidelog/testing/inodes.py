@@ -1,0 +1,254 @@
+"""What a simulated disk is made of: inodes that keep what survives apart from what is seen.
+
+    file   durable   ▓▓▓▓▓▓▓▓▓▓                        what a restart surely finds
+           pending   Resize 1024 · Piece @512 · Piece @1000 · Resize 700 …      in the order they were issued
+           live      ▓▓▓▓▓▓▓▒▒▒▒▒▒                     what the process sees
+
+    dir    durable   {name: inode}
+           pending   Link · Move · Unlink …
+           live      {name: inode}
+
+After a power cut the platter holds `durable` and some of `pending`. Which ones may survive together:
+
+  1. Pieces, the sectors of a write, survive in any combination and apply in the order issued.
+  2. Resizes of one file survive as a prefix. A size that survives without its piece shows zeros, or
+     the bytes that were there before; a piece that survives without its size is not seen.
+  3. A surviving resize to fewer bytes also takes the pieces issued before it that lie beyond.
+  4. Name changes of one directory survive as a prefix; no directory waits for another, nor for data.
+
+A write that grows a file grows it sector by sector, each with its own Resize, so a file may
+also end in the middle of a write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeAlias
+
+SECTOR_BYTES = 512
+
+
+class Piece(NamedTuple):
+    """The part of one write that lies in one sector."""
+
+    serial: int  # orders the pending operations of the whole disk
+    write: int  # the same for all that one write issued
+    pos: int
+    data: bytes
+
+
+class Resize(NamedTuple):
+    serial: int
+    write: int  # the write that grew the file; 0 for cut and reserve
+    size: int
+
+
+class Link(NamedTuple):
+    serial: int
+    name: str
+    node: Node
+
+
+class Unlink(NamedTuple):
+    serial: int
+    name: str
+
+
+class Move(NamedTuple):
+    serial: int
+    old: str
+    new: str
+
+
+FileChange: TypeAlias = Piece | Resize
+NameChange: TypeAlias = Link | Unlink | Move
+
+
+class FileNode:
+    __slots__ = ("_durable", "_live", "holder", "modified_ms", "pending", "promised")
+
+    def __init__(self, content: bytes, modified_ms: int) -> None:
+        self._durable: bytes | bytearray = content
+        self._live: bytes | bytearray = content
+        self.pending: list[FileChange] = []
+        # The size once all that is pending has survived. Not always the live size: bytes that
+        # a failed sync dropped are seen, but will never be on the platter.
+        self.promised = len(content)
+        self.modified_ms = modified_ms
+        self.holder: object = None  # whoever holds this file as a lock
+
+    @property
+    def size(self) -> int:
+        return len(self._live)
+
+    @property
+    def live(self) -> bytes:
+        """All bytes as the process sees them. Shared, not copied, until the next write."""
+        self._live = bytes(self._live)
+        return self._live
+
+    @property
+    def durable(self) -> bytes:
+        """All bytes that surely survive. Shared, not copied, until the next sync."""
+        self._durable = bytes(self._durable)
+        return self._durable
+
+    def read(self, pos: int, size: int) -> bytes:
+        return bytes(self._live[pos : pos + size])
+
+    def write(self, serials: Iterator[int], pos: int, data: bytes) -> None:
+        live = self._live = _loose(self._live)
+        if pos > len(live):
+            live.extend(bytes(pos - len(live)))
+        live[pos : pos + len(data)] = data
+        write = next(serials)
+        start = 0
+        while start < len(data):
+            stop = min(len(data), start + SECTOR_BYTES - (pos + start) % SECTOR_BYTES)
+            if pos + stop > self.promised:
+                self.promised = pos + stop
+                self.pending.append(Resize(next(serials), write, pos + stop))
+            self.pending.append(Piece(next(serials), write, pos + start, data[start:stop]))
+            start = stop
+
+    def resize(self, serials: Iterator[int], size: int) -> None:
+        live = self._live = _loose(self._live)
+        del live[size:]
+        live.extend(bytes(size - len(live)))
+        if size != self.promised:
+            self.promised = size
+            self.pending.append(Resize(next(serials), 0, size))
+
+    def sync(self) -> None:
+        """Move all that is pending to the platter."""
+        if self.pending:
+            durable = self._durable = _loose(self._durable)
+            settle(durable, self.pending)
+            self.pending.clear()
+
+    def drop(self) -> None:
+        """Forget what is pending but go on showing it, as a kernel that marks failed pages clean does."""
+        self.pending.clear()
+        self.promised = len(self._durable)
+
+    def revert(self) -> None:
+        """Forget what is pending and show what is durable, as a kernel that discards failed pages does."""
+        self.drop()
+        self._live = self.durable
+
+    def become(self, content: bytes) -> None:
+        """Hold exactly `content`, durable, nothing pending."""
+        self._durable = self._live = content
+        self.pending.clear()
+        self.promised = len(content)
+
+    def flip(self, pos: int, bit: int) -> None:
+        """Turn one bit over wherever this byte is kept, so that no later sync repairs it."""
+        if not 0 <= pos < len(self._live):
+            raise ValueError(f"byte {pos} is outside the file of {len(self._live)} bytes")
+        self._live, self._durable = (_flipped(held, pos, bit) for held in (self._live, self._durable))
+        self.pending = [
+            change._replace(data=_flipped(change.data, pos - change.pos, bit))
+            if isinstance(change, Piece)
+            else change
+            for change in self.pending
+        ]
+
+    def twin(self) -> FileNode:
+        """A copy with its own pending list; the bytes are shared until either is written."""
+        twin = FileNode(self.durable, self.modified_ms)
+        twin._live, twin.pending, twin.promised = self.live, self.pending.copy(), self.promised
+        return twin
+
+
+class DirNode:
+    __slots__ = ("durable", "live", "modified_ms", "pending")
+
+    def __init__(self, modified_ms: int) -> None:
+        self.durable: dict[str, Node] = {}
+        self.live: dict[str, Node] = {}
+        self.pending: list[NameChange] = []
+        self.modified_ms = modified_ms
+
+    def change(self, change: NameChange) -> None:
+        rename(self.live, change)
+        self.pending.append(change)
+
+    def sync(self) -> None:
+        if self.pending:
+            self.durable = self.live.copy()
+            self.pending.clear()
+
+
+Node: TypeAlias = FileNode | DirNode
+
+
+def settle(content: bytearray, changes: Iterable[FileChange]) -> None:
+    """Apply the changes that survived, in order, by rules 1 to 3."""
+    size = len(content)  # what is beyond it is on the platter but not in the file
+    for change in changes:
+        if isinstance(change, Piece):
+            stop = change.pos + len(change.data)
+            if stop > len(content):
+                content.extend(bytes(stop - len(content)))
+            content[change.pos : stop] = change.data
+        else:
+            if change.size < size:
+                del content[change.size :]
+            size = change.size
+    del content[size:]
+    content.extend(bytes(size - len(content)))
+
+
+def rename(entries: dict[str, Node], change: NameChange) -> None:
+    """Apply one change of names."""
+    if isinstance(change, Link):
+        entries[change.name] = change.node
+    elif isinstance(change, Unlink):
+        del entries[change.name]
+    else:
+        entries[change.new] = entries.pop(change.old)
+
+
+def walk(node: DirNode, path: str = "") -> Iterator[tuple[str, Node]]:
+    """Everything below a directory as the process sees it, names sorted, a directory before what it holds."""
+    for name in sorted(node.live):
+        child = node.live[name]
+        yield path + name, child
+        if isinstance(child, DirNode):
+            yield from walk(child, f"{path}{name}/")
+
+
+def copy_tree(root: DirNode) -> DirNode:
+    """The same tree, pending operations and all, sharing nothing that can change."""
+    copies: dict[Node, Node] = {}
+
+    def copy(node: Node) -> Node:
+        if node in copies:
+            return copies[node]
+        if isinstance(node, FileNode):
+            copies[node] = node.twin()
+            return copies[node]
+        twin = copies[node] = DirNode(node.modified_ms)
+        twin.durable = {name: copy(child) for name, child in node.durable.items()}
+        twin.live = {name: copy(child) for name, child in node.live.items()}
+        twin.pending = [
+            change._replace(node=copy(change.node)) if isinstance(change, Link) else change
+            for change in node.pending
+        ]
+        return twin
+
+    twin = copy(root)
+    assert isinstance(twin, DirNode)
+    return twin
+
+
+def _loose(content: bytes | bytearray) -> bytearray:
+    """Bytes that may be changed in place. Copies only what somebody else may be looking at."""
+    return content if isinstance(content, bytearray) else bytearray(content)
+
+
+def _flipped(content: bytes | bytearray, pos: int, bit: int) -> bytes:
+    if not 0 <= pos < len(content):
+        return bytes(content)
+    return bytes(content[:pos]) + bytes([content[pos] ^ 1 << bit]) + bytes(content[pos + 1 :])

@@ -1,0 +1,1001 @@
+"""The rules of this repository that a machine can hold.
+
+    1  layers      imports point down the table
+    2  seams       files, clock, chance, waits and the terminal are each touched in one place
+    3  doors       what a public module exports is a decision, and the error tree is drawn as it is
+    4  leftovers   no markers, stubs, skipped tests or debugging lines
+    5  links       every relative link and anchor of every page leads somewhere
+    6  examples    the code and the commands in the docs run
+    7  modules     each says what it is for, and none grows without a reason
+    8  privacy     nothing of the machine it was written on
+
+Each check is a function from text to complaints, so that the test beside it can plant a
+violation without touching a file: a check that cannot fail is worth nothing. A complaint
+reads `file:line: what is wrong`. What a check excuses stands in a table with its reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib
+import json
+import os
+import posixpath
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "src/tidelog/"
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Every file that a clone would have, or will have once it is added."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        found = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout.decode().split("\0")
+    except (OSError, subprocess.CalledProcessError):
+        found = []
+    if "pyproject.toml" not in found:  # an unpacked source archive, or a machine without git
+        paths = (path.relative_to(ROOT) for path in ROOT.rglob("*"))
+        unwanted = {"__pycache__", "build", "dist", "demo-data", "results"}
+        found = [
+            path.as_posix()
+            for path in paths
+            if not any(part in unwanted or (part[0] == "." and part != ".ci") for part in path.parts[:-1])
+        ]
+    return tuple(sorted({name for name in found if name and (ROOT / name).is_file()}))
+
+
+@cache
+def read(name: str) -> str:
+    """The text of a file; empty where it is not text."""
+    data = (ROOT / name).read_bytes()
+    try:
+        return "" if b"\0" in data else data.decode()
+    except UnicodeDecodeError:
+        return ""
+
+
+def files(under: str | tuple[str, ...] = "", ending: str | tuple[str, ...] = "") -> Iterator[tuple[str, str]]:
+    return ((name, read(name)) for name in names() if name.startswith(under) and name.endswith(ending))
+
+
+def modules() -> Iterator[tuple[str, str]]:
+    """Every module of the package, named from the package's root: `disk/posix.py`."""
+    return ((name.removeprefix(PACKAGE), text) for name, text in files(PACKAGE, ".py"))
+
+
+def table(name: str) -> Any:
+    return json.loads((ROOT / "tests" / "tidy" / name).read_text())
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+def none(complaints: Iterable[str]) -> None:
+    found = list(complaints)
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_the_checks_see_the_repository() -> None:
+    assert {"README.md", "Makefile", f"{PACKAGE}errors.py", "tests/test_tidy.py"} <= set(names())
+    assert len(dict(modules())) > 10
+    assert not [name for name in names() if "__pycache__" in name or name.startswith(".venv/")]
+
+
+# What a module uses ---------------------------------------------------------------------------------
+
+
+class Use(NamedTuple):
+    line: int
+    name: (
+        str  # as the outside calls it: `time.monotonic`, `builtins.open`; `x()` is a call without arguments,
+    )
+    # and `.read_text` a call of that method on something whose type is not known here
+
+
+class _Uses(ast.NodeVisitor):
+    def __init__(self, tree: ast.Module) -> None:
+        self.found: list[Use] = []
+        self.known: dict[str, str] = {}
+        self.own: set[str] = set()  # names that the module itself defines, which hide builtins
+        for statement in tree.body:
+            if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                self.own.add(statement.name)
+            elif isinstance(statement, ast.Assign):
+                self.own.update(target.id for target in statement.targets if isinstance(target, ast.Name))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    top = alias.name.partition(".")[0]
+                    self.known[alias.asname or top] = alias.name if alias.asname else top
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                for alias in node.names:
+                    self.known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+                    self.found.append(Use(node.lineno, f"{node.module}.{alias.name}"))
+        self.visit(tree)
+
+    def name_of(self, node: ast.expr) -> str | None:
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return None
+        base = self.known.get(node.id)
+        if base is None and hasattr(builtins, node.id) and node.id not in self.own:
+            base = f"builtins.{node.id}"
+        return base and ".".join([base, *reversed(parts)])
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if isinstance(node.ctx, ast.Load) and (name := self.name_of(node)):
+            self.found.append(Use(node.lineno, name))
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if name := self.name_of(node):
+            self.found.append(Use(node.lineno, name))
+        else:
+            self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        name = self.name_of(node.func)
+        if name and not node.args and not node.keywords:
+            self.found.append(Use(node.lineno, f"{name}()"))
+            return
+        if name in ("importlib.import_module", "builtins.__import__") and node.args:
+            target = node.args[0]
+            dynamic = target.value if isinstance(target, ast.Constant) else "an unknown module"
+            self.found.append(Use(node.lineno, str(dynamic)))
+        if not name and isinstance(node.func, ast.Attribute):
+            self.found.append(Use(node.lineno, f".{node.func.attr}"))
+        self.generic_visit(node)
+
+
+def uses(source: str) -> list[Use]:
+    """Everything from outside that a module names, imports under other names resolved."""
+    return sorted(set(_Uses(ast.parse(source)).found))
+
+
+def within(name: str, entries: Iterable[str]) -> bool:
+    """Whether `name` is one of the entries or lies inside one: `os.path.join` lies inside `os`."""
+    return any(name == entry or name.startswith(entry + ".") for entry in entries)
+
+
+# 1. Layers ------------------------------------------------------------------------------------------
+
+_LEAVES = {"errors", "types", "config", "clock"}
+_STORAGE = {"formats", "disk", *_LEAVES}
+
+# What each layer may import besides itself. `tidelog` is the package's own door, `__init__.py`.
+LAYERS: dict[str, set[str]] = {
+    "errors": set(),
+    "types": set(),
+    "clock": {"errors", "types"},
+    "config": {"errors", "types"},
+    "disk": {*_LEAVES},
+    "formats": {"errors", "types"},  # pure bytes: no disk, no clock, no settings
+    "commitlog": {*_STORAGE},
+    "wal": {*_STORAGE},
+    "sched": {"errors", "types", "config"},  # policy: time comes in as an argument
+    "engine": {"commitlog", "wal", *_STORAGE},
+    "channels": {"engine", "commitlog", *_STORAGE},
+    "wire": {*_LEAVES},
+    "client": {"wire", *_LEAVES},
+    "server": {"channels", "engine", "sched", "wire", "disk", *_LEAVES},
+    "spark": {"client", *_STORAGE},
+    "pipelines": {"spark", "client", *_LEAVES},
+}
+_BELOW = set(LAYERS)
+LAYERS["tidelog"] = _BELOW
+LAYERS["cli"] = LAYERS["__main__"] = {"tidelog", "cli", *_BELOW}
+LAYERS["testing"] = {"tidelog", "cli", *_BELOW}  # and nothing imports testing
+
+# Packages from outside, and the layers that may import them. What an extra brings stays in its own layer,
+# so that the plain installation never misses it.
+_EXTRAS = {
+    "server": words("uvloop httptools h2 prometheus_client"),
+    "spark": ["pyspark"],
+    "pipelines": ["pyspark", "deltalake"],
+    "cli": ["rich"],
+}
+OUTSIDE = {here: {*words("numpy pyarrow msgspec xxhash"), *_EXTRAS.get(here, ())} for here in LAYERS}
+
+
+def layer(module: str) -> str:
+    first = module.partition("/")[0].removesuffix(".py")
+    return "tidelog" if first == "__init__" else first
+
+
+def imports(module: str, source: str) -> Iterator[tuple[int, str]]:
+    """Every import of a module, wherever it stands, as a full dotted name."""
+    package = ["tidelog", *module.split("/")[:-1]]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*start, *([node.module] if node.module else [])])
+            yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            target = node.args[0] if node.args else None
+            if isinstance(target, ast.Constant):
+                yield node.lineno, str(target.value)
+
+
+def layer_complaints(module: str, source: str) -> Iterator[str]:
+    here = layer(module)
+    if here not in LAYERS:
+        yield f"{module}: {here} is not in the table of layers"
+        return
+    for line, name in imports(module, source):
+        top, _, rest = name.partition(".")
+        if top == "tidelog":
+            inner = rest.partition(".")[0]
+            target = inner if inner in LAYERS else "tidelog"
+            if target != here and target not in LAYERS[here]:
+                yield f"{module}:{line}: {here} may not import {target} ({name})"
+        elif top not in sys.stdlib_module_names and top not in OUTSIDE[here] and here != "testing":
+            yield f"{module}:{line}: {here} may not import {top}"
+
+
+def test_every_import_points_down() -> None:
+    none(complaint for module, text in modules() for complaint in layer_complaints(module, text))
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("formats/frame.py", "from tidelog.disk.seam import Disk"),
+        ("formats/frame.py", "from ..disk import seam"),
+        ("formats/frame.py", "import tidelog.clock"),
+        ("disk/posix.py", "def late():\n    from tidelog import commitlog"),
+        ("disk/__init__.py", "from .. import formats"),
+        ("errors.py", "from tidelog.types import Record"),
+        ("types.py", "from . import errors"),
+        ("commitlog/log.py", "from tidelog.testing import ManualClock"),
+        ("commitlog/log.py", "from tidelog import Error"),
+        ("cli/main.py", "import importlib\nimportlib.import_module('tidelog.testing')"),
+        ("__init__.py", "from tidelog.testing import ManualClock"),
+        ("commitlog/log.py", "from rich.table import Table"),
+        ("commitlog/log.py", "import leftpad"),
+        ("shiny/new.py", ""),
+    ],
+)
+def test_a_planted_wrong_import_is_caught(module: str, source: str) -> None:
+    assert len(list(layer_complaints(module, source))) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        (
+            "commitlog/log.py",
+            "import struct\nimport numpy as np\nfrom tidelog.disk.seam import Disk\nfrom . import codec",
+        ),
+        ("disk/__init__.py", "from .seam import Disk\nfrom ..errors import Error"),
+        (
+            "cli/main.py",
+            "from rich.table import Table\nfrom tidelog import __version__\nimport tidelog.commitlog",
+        ),
+        ("testing/disk.py", "import hypothesis\nfrom tidelog.commitlog import SegmentedLog"),
+    ],
+)
+def test_an_import_that_points_down_is_let_pass(module: str, source: str) -> None:
+    none(layer_complaints(module, source))
+
+
+# 2. Seams -------------------------------------------------------------------------------------------
+
+
+# Names as the outside calls them; one that starts with a dot is a call of that method on anything.
+SEAMS: dict[str, list[str]] = {
+    "a wait": words(
+        """time.sleep asyncio.sleep asyncio.wait asyncio.wait_for asyncio.timeout asyncio.timeout_at
+        threading.Event threading.Condition threading.Timer threading.Barrier threading.Semaphore
+        threading.BoundedSemaphore queue select selectors sched signal.pause signal.sigwait
+        concurrent.futures.wait"""
+    ),
+    "the file system": words(
+        """builtins.open io.open io.open_code io.FileIO codecs.open os posix pathlib shutil tempfile mmap
+        fcntl glob fileinput shelve dbm sqlite3 zipfile tarfile gzip.open bz2.open lzma.open
+        logging.FileHandler logging.handlers numpy.fromfile numpy.memmap numpy.load numpy.save numpy.savez
+        numpy.savez_compressed numpy.loadtxt numpy.savetxt numpy.genfromtxt numpy.lib.format pyarrow.OSFile
+        pyarrow.MemoryMappedFile pyarrow.memory_map pyarrow.create_memory_map pyarrow.input_stream
+        pyarrow.output_stream pyarrow.fs pyarrow.dataset pyarrow.parquet .read_text .read_bytes
+        .write_text .write_bytes .iterdir .rglob .mkdir .rmdir .unlink .is_file .is_symlink
+        .symlink_to .hardlink_to .expanduser .tofile"""
+    ),
+    "the clock": words(
+        "time datetime.date.today datetime.datetime.now datetime.datetime.utcnow datetime.datetime.today"
+    ),
+    "chance": words("random secrets uuid.uuid1 uuid.uuid4 numpy.random"),
+    "the terminal": words("sys.stdin sys.stdout sys.stderr sys.argv builtins.input"),
+}
+
+# Names inside the above that touch nothing. Chance that was seeded or handed in is not chance.
+HARMLESS = words(
+    """os.PathLike os.fspath pathlib.PurePath pathlib.PurePosixPath
+    random.Random numpy.random.Generator numpy.random.default_rng"""
+)
+
+
+class Excuse(NamedTuple):
+    where: str  # a module, or a folder with its slash
+    seam: str
+    reason: str
+    only: tuple[str, ...] = ()  # these names; all of the seam when empty
+
+
+EXCUSES = (
+    Excuse("disk/", "the file system", "it is the seam"),
+    Excuse("clock.py", "the clock", "it is the seam"),
+    Excuse("cli/", "the terminal", "a command talks to the person who gave it"),
+    Excuse(
+        "cli/",
+        "the file system",
+        "settings come from the environment at the edge, and only there",
+        ("os.environ",),
+    ),
+    *(Excuse("testing/", seam, "a test kit may look behind every seam") for seam in SEAMS),
+)
+
+
+def seam_complaints(module: str, source: str) -> Iterator[str]:
+    for line, name in uses(source):
+        bare = name.removesuffix("()")
+        seam = next((seam for seam, entries in SEAMS.items() if within(bare, entries)), None)
+        # `random.Random()` is not harmless: without a seed it asks the machine for one.
+        if seam is None or within(name, HARMLESS):
+            continue
+        if not any(
+            module.startswith(excuse.where)
+            and excuse.seam == seam
+            and (not excuse.only or within(bare, excuse.only))
+            for excuse in EXCUSES
+        ):
+            yield f"{module}:{line}: {name} touches {seam}; take it as an argument"
+
+
+def test_only_the_seams_touch_files_clock_chance_waits_and_terminal() -> None:
+    none(complaint for module, text in modules() for complaint in seam_complaints(module, text))
+
+
+def test_every_excuse_still_has_somebody_to_excuse() -> None:
+    none(
+        f"{excuse.where}: there is no such module; remove its excuse"
+        for excuse in EXCUSES
+        if not any(module.startswith(excuse.where) for module, _ in modules())
+    )
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "open('x')",
+        "read = open",
+        "import os\nos.unlink('x')",
+        "import os as system\nsystem.path.exists('x')",
+        "import os\ngetattr(os, 'unlink')('x')",
+        "from os import replace",
+        "from os import *",
+        "import importlib\nimportlib.import_module('shutil')",
+        "from pathlib import Path",
+        "def size(path):\n    return len(path.read_bytes())",
+        "from mmap import mmap",
+        "import numpy as np\nnp.fromfile('x')",
+        "import pyarrow as pa\npa.memory_map('x')",
+        "import time\ntime.time()",
+        "from time import monotonic as tick",
+        "import time\nclock = time.perf_counter_ns",
+        "from time import sleep",
+        "from datetime import datetime\nclass A:\n    made = datetime.now",
+        "import datetime as dt\ndt.datetime.now(dt.UTC)",
+        "import random\nrandom.shuffle([1])",
+        "import random\nrandom.Random()",
+        "import numpy as np\nnp.random.default_rng()",
+        "import uuid\nuuid.uuid4()",
+        "import threading\nthreading.Event()",
+        "import asyncio\nasync def f():\n    await asyncio.sleep(1)",
+        "import sys\nsys.stdout.write('x')",
+    ],
+)
+def test_a_planted_reach_past_a_seam_is_caught(source: str) -> None:
+    reached = list(seam_complaints("commitlog/log.py", source))
+    assert reached, "nothing was caught"
+    none(seam_complaints("testing/kit.py", source))
+
+
+def test_a_seam_excuses_its_own_matter_and_no_other() -> None:
+    wall, remove, home = (
+        "import time\ntime.time()",
+        "import os\nos.unlink('x')",
+        "import os\nos.environ['HOME']",
+    )
+    none(seam_complaints("disk/posix.py", remove))
+    none(seam_complaints("clock.py", wall))
+    none(seam_complaints("cli/main.py", f"{home}\nimport sys\nsys.stdout.buffer.write(b'')"))
+    assert list(seam_complaints("disk/posix.py", wall))
+    assert list(seam_complaints("clock.py", remove))
+    assert list(seam_complaints("cli/main.py", remove))
+    assert list(seam_complaints("commitlog/log.py", home))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from random import Random\ndef f(random: Random) -> float:\n    return random.random()",
+        "from random import Random\nchance = Random(7)",
+        "import os\ndef f(path: os.PathLike[str]) -> str:\n    return os.fspath(path)",
+        "def f(disk, path):\n    return disk.open(path), disk.stat(path), path.replace('a', 'b')",
+        "def open(path): ...\ndef again(path):\n    return open(path)",
+        "from datetime import UTC, datetime\ndatetime.fromtimestamp(0, UTC)",
+        "import threading\nguard = threading.Lock()",
+    ],
+)
+def test_what_goes_through_the_seams_is_let_pass(source: str) -> None:
+    none(seam_complaints("commitlog/log.py", source))
+
+
+# 3. Doors -------------------------------------------------------------------------------------------
+
+DOORS = (
+    *("tidelog", "tidelog.errors", "tidelog.commitlog", "tidelog.testing"),
+    *("tidelog.client", "tidelog.spark", "tidelog.pipelines"),
+)
+
+
+def in_order(exports: Iterable[str]) -> list[str]:
+    """Constants, classes, the rest; each by name, numbers counted: the order that ruff keeps."""
+
+    def key(name: str) -> tuple[int, list[tuple[int, str]]]:
+        rank = 0 if name.isupper() and len(name) > 1 else 1 if name[0].isupper() else 2
+        return rank, [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+    return sorted(exports, key=key)
+
+
+def door_complaints(
+    door: str, exports: list[str], there: Collection[str], snapshot: list[str]
+) -> Iterator[str]:
+    if exports != in_order(exports):
+        yield f"{door}: __all__ is not in order, it should be {in_order(exports)}"
+    if len(set(exports)) != len(exports):
+        yield f"{door}: __all__ names something twice"
+    yield from (f"{door}: exports {name}, which is not there" for name in exports if name not in there)
+    appeared, gone = set(exports) - set(snapshot), set(snapshot) - set(exports)
+    if appeared:
+        yield f"{door}: new exports {sorted(appeared)}; if meant, add them to tests/tidy/exports.json"
+    if gone:
+        yield f"{door}: lost exports {sorted(gone)}; users may rely on them"
+
+
+def exports_of(door: str) -> list[str] | None:
+    """`__all__`; for a plain module without one, what it defines itself; None where there is no door yet."""
+    try:
+        module = importlib.import_module(door)
+    except ModuleNotFoundError as error:
+        if error.name != door:
+            raise
+        return None
+    if hasattr(module, "__all__"):
+        return list(module.__all__)
+    if hasattr(module, "__path__"):
+        return None
+    own = (name for name, value in vars(module).items() if getattr(value, "__module__", None) == door)
+    return in_order(name for name in own if not name.startswith("_"))
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_public_door_exports_what_its_snapshot_lists(door: str) -> None:
+    snapshot = table("exports.json").get(door)
+    exports = exports_of(door)
+    if exports is None:
+        assert snapshot is None, f"{door} is listed in tests/tidy/exports.json and has no __all__"
+        return
+    assert snapshot is not None, f"{door} is a door: list it in tests/tidy/exports.json as {exports}"
+    none(door_complaints(door, exports, vars(sys.modules[door]), snapshot))
+
+
+def test_the_snapshot_lists_doors_only() -> None:
+    assert set(table("exports.json")) <= set(DOORS)
+
+
+@pytest.mark.parametrize(
+    ("exports", "there", "snapshot"),
+    [
+        (["b", "a"], ["a", "b"], ["a", "b"]),
+        (["Record", "SCHEMA"], ["Record", "SCHEMA"], ["Record", "SCHEMA"]),
+        (["a", "a"], ["a"], ["a"]),
+        (["a"], [], ["a"]),
+        (["a", "b"], ["a", "b"], ["a"]),
+        (["a"], ["a", "b"], ["a", "b"]),
+    ],
+)
+def test_a_planted_wrong_export_is_caught(exports: list[str], there: list[str], snapshot: list[str]) -> None:
+    assert len(list(door_complaints("tidelog", exports, there, snapshot))) == 1
+
+
+def drawn_tree(drawing: str) -> dict[str, list[str]]:
+    """Name → its parent, none for the root, from lines such as `│   ├── Name   what it means`."""
+    above: list[str] = []  # the branch that leads to the line before
+    drawn: dict[str, list[str]] = {}
+    for line in drawing.splitlines():
+        branch = re.match(r"([│ ]*)[├└]── (\w+)", line)
+        root = re.fullmatch(r"(\w+)", line)
+        if branch:
+            depth = len(branch[1]) // 4 + 1
+            above = [*above[:depth], branch[2]]
+        elif root:
+            above = [root[1]]
+        else:
+            continue
+        drawn[above[-1]] = above[-2:-1]
+    return drawn
+
+
+def error_tree_complaints(source: str) -> Iterator[str]:
+    tree = ast.parse(source)
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    mine = {node.name for node in classes}
+    drawn = drawn_tree(ast.get_docstring(tree) or "")
+    for node in classes:
+        bases = [ast.unparse(base) for base in node.bases]
+        parents = [base for base in bases if base in mine]
+        if node.name not in drawn:
+            yield f"errors.py:{node.lineno}: {node.name} is missing from the drawing"
+        elif parents != drawn[node.name]:
+            yield f"errors.py:{node.lineno}: {node.name} is drawn under {drawn[node.name]}, it is a {bases}"
+    yield from (f"errors.py: {name} is drawn and does not exist" for name in drawn if name not in mine)
+
+
+def test_the_error_tree_is_drawn_as_it_is() -> None:
+    source = read(f"{PACKAGE}errors.py")
+    assert len(drawn_tree(ast.get_docstring(ast.parse(source)) or "")) > 10, "the drawing was not understood"
+    none(error_tree_complaints(source))
+
+
+_DRAWING = '"""Errors.\n\nError\n├── Refused   wrong\n│   └── Late    too late\n└── Damaged   broken\n"""\n'
+_CLASSES = "class Error(Exception): ...\nclass Refused(Error): ...\nclass Late(Refused): ...\n"
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        "",
+        "class Damaged(Refused): ...",
+        "class Damaged(Exception): ...",
+        "class Damaged(Error): ...\nclass New(Error): ...",
+    ],
+)
+def test_a_planted_error_that_is_drawn_wrong_is_caught(rest: str) -> None:
+    none(error_tree_complaints(f"{_DRAWING}{_CLASSES}class Damaged(Error): ..."))
+    assert len(list(error_tree_complaints(f"{_DRAWING}{_CLASSES}{rest}"))) == 1
+
+
+# 4. Leftovers ---------------------------------------------------------------------------------------
+
+_MARKER = re.compile(r"\b(?:T[O]DO|F[I]XME|X[X]X|H[A]CK)\b")  # spelt so that this line is not one itself
+_LEFTOVERS = {
+    "a stub": words("builtins.NotImplementedError"),
+    "a skipped test": words(
+        "pytest.mark.skip pytest.mark.skipif pytest.skip pytest.importorskip unittest.skip"
+    ),
+    "a debugging line": words("builtins.breakpoint sys.breakpointhook pdb"),
+    "a printed line": words("builtins.print"),
+}
+_MAY_PRINT = ("src/tidelog/cli/", "benchmarks/")
+_TREES = ("src/", "tests/", "benchmarks/", "docs/")
+
+
+def leftover_complaints(name: str, text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), 1):
+        if found := _MARKER.search(line):
+            yield f"{name}:{number}: {found[0]} is a marker; do it, or write it down in the tracker"
+    if not name.endswith(".py"):
+        return
+    for number, used in uses(text):
+        for what, entries in _LEFTOVERS.items():
+            if within(used.removesuffix("()"), entries) and not (
+                what == "a printed line" and name.startswith(_MAY_PRINT)
+            ):
+                yield f"{name}:{number}: {used} is {what}"
+
+
+def test_nothing_is_left_over() -> None:
+    kinds = (".py", ".md", ".sh", ".toml", ".html", ".js", ".css")
+    none(complaint for name, text in files(_TREES, kinds) for complaint in leftover_complaints(name, text))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "# " + "TO" + "DO: later",
+        "x = 1  # " + "FIX" + "ME",
+        "def f():\n    raise NotImplementedError",
+        "def f():\n    raise NotImplementedError('not yet')",
+        "import pytest\n@pytest.mark.skip\ndef test_a(): ...",
+        "import pytest\n@pytest.mark.skip(reason='slow')\ndef test_a(): ...",
+        "from pytest import mark\n@mark.skipif(True, reason='x')\ndef test_a(): ...",
+        "breakpoint()",
+        "print('here')",
+        "print()",
+    ],
+)
+def test_a_planted_leftover_is_caught(source: str) -> None:
+    assert len(set(leftover_complaints("src/tidelog/commitlog/log.py", source))) >= 1
+
+
+def test_a_leftover_is_a_whole_word_and_a_command_may_print() -> None:
+    none(leftover_complaints("src/tidelog/cli/main.py", "print('XXH3 of the HACKED')"))
+    assert list(leftover_complaints("docs/format.md", "XX" + "X: the layout"))
+
+
+# 5. Links -------------------------------------------------------------------------------------------
+
+_FENCE = re.compile(r"^(\s*)(`{3,}|~{3,})\s*([\w+-]*)[^`]*$")
+_NOT_RUN = re.compile(r"<!-- not run: *\S.*-->")
+
+
+class Block(NamedTuple):
+    line: int  # of its first line of code
+    language: str
+    text: str
+    excused: bool  # a comment before it says why it is not run
+
+
+def split_page(text: str) -> tuple[list[str], list[Block]]:
+    """A page's prose, code blocks blanked out line for line, and the blocks."""
+    prose: list[str] = []
+    blocks: list[Block] = []
+    code: list[str] = []
+    fence: re.Match[str] | None = None
+    for line in text.splitlines():
+        if fence is None:
+            fence = _FENCE.match(line)
+            prose.append("" if fence else line)
+            continue
+        prose.append("")
+        mark = line.strip()
+        if not (mark.startswith(fence[2]) and set(mark) == {fence[2][0]}):
+            code.append(line.removeprefix(fence[1]))
+            continue
+        before = next((said for said in reversed(prose) if said.strip()), "")
+        body = "".join(f"{row}\n" for row in code)
+        blocks.append(Block(len(prose) - len(code), fence[3], body, bool(_NOT_RUN.search(before))))
+        fence, code = None, []
+    assert fence is None, "a code block is not closed"
+    return prose, blocks
+
+
+def anchors(text: str) -> set[str]:
+    """What a link may name after `#`, by the rules of the usual forges."""
+    found: set[str] = set()
+    for line in split_page(text)[0]:
+        found.update(re.findall(r'<a (?:id|name)="([^"]+)"', line))
+        if heading := re.match(r" {0,3}#{1,6}\s+(.*?)\s*#*$", line):
+            shown = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading[1])
+            slug = re.sub(r"[^\w\- ]", "", shown.lower()).replace(" ", "-")
+            again = (f"{slug}-{count}" for count in range(1, 1000))
+            found.add(slug if slug not in found else next(name for name in again if name not in found))
+    return found
+
+
+def links(text: str) -> Iterator[tuple[int, str]]:
+    for number, line in enumerate(split_page(text)[0], 1):
+        spoken = re.sub(r"(`+).+?\1", "", line)
+        for pattern in (
+            r"\]\(\s*<?([^)\s>]+)>?[^)]*\)",  # [text](target "title")
+            r"^ {0,3}\[[^\]^][^\]]*\]:\s*<?([^\s>]+)",  # [name]: target
+            r'(?:href|src)="([^"]+)"',
+        ):
+            yield from ((number, target) for target in re.findall(pattern, spoken))
+
+
+def link_complaints(page: str, text: str, tree: Mapping[str, str]) -> Iterator[str]:
+    """`tree` holds every file by name, with its text."""
+    folders = {folder.as_posix() for name in tree for folder in Path(name).parents}
+    for number, target in links(text):
+        if re.match(r"[a-z][a-z0-9+.-]*:|//", target, re.IGNORECASE):
+            continue
+        path, _, anchor = unquote(target).partition("#")
+        base = "" if path.startswith("/") else posixpath.dirname(page)
+        name = posixpath.normpath(posixpath.join(base, path.lstrip("/"))) if path else page
+        if name not in tree and name not in folders:
+            yield f"{page}:{number}: {target} leads nowhere"
+        elif anchor and name.endswith(".md") and anchor not in anchors(tree[name]):
+            yield f"{page}:{number}: {target}: no such heading"
+        elif anchor and not name.endswith(".md"):
+            lines = re.fullmatch(r"L(\d+)(?:-L(\d+))?", anchor)
+            last = int(lines[2] or lines[1]) if lines else 0
+            if not 0 < last <= len(tree.get(name, "").splitlines()):
+                yield f"{page}:{number}: {target}: no such line"
+
+
+def test_every_link_leads_somewhere() -> None:
+    tree = dict(files())
+    pages = files(ending=".md")
+    none(complaint for page, text in pages for complaint in link_complaints(page, text, tree))
+
+
+_TREE = {
+    "README.md": "# Hello, *world*\n## Same\n## Same\n## `codec`: the 20-byte_header\n",
+    "docs/a.md": "",
+    "src/x.py": "1\n2\n",
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[a](missing.md)",
+        "[a](../../README.md)",
+        "![a](a.png)",
+        "[`a`](../README.md#nowhere)",
+        "[a](#nowhere)",
+        "[a](../README.md#same-2)",
+        "[a]: ../LICENSE",
+        '<img src="logo.svg">',
+        "[a](../src/x.py#L3)",
+        "[![badge](https://example.org/a.svg)](gone.md)",
+        "[a](../README.md) and [b](b.md)",
+    ],
+)
+def test_a_planted_broken_link_is_caught(text: str) -> None:
+    assert len(list(link_complaints("docs/a.md", text, _TREE))) == 1
+
+
+def test_links_that_lead_somewhere_are_let_pass() -> None:
+    text = (
+        "# Top\n[a](#top) [a](../README.md#hello-world) [a](../README.md#same-1 'title') [a](/docs/a.md)\n"
+        "[a](../docs) [a](../README.md#codec-the-20-byte_header) [a](https://example.org/x.md)\n"
+        "[a](mailto:a@b.c) `[a](in-code.md)` [a](../src/x.py#L1-L2)\n```\n[a](in-a-block.md)\n```\n"
+    )
+    assert len(list(links(text))) == 9
+    none(link_complaints("docs/a.md", text, {**_TREE, "docs/a.md": text}))
+
+
+# 6. Examples ----------------------------------------------------------------------------------------
+
+_RUN = {"tidelog", "echo", "printf", "cat", "seq", "ls", "head", "wc", "cp", "mkdir", "python"}
+_LEFT_ALONE = {"git": "needs the network", "cd": "every line starts in the page's own directory"}
+
+
+def commands(block: Block) -> Iterator[tuple[int, str]]:
+    """The command lines of a block. With `$` prompts the rest is output; without, every line is a command."""
+    lines = block.text.splitlines()
+    prompted = block.language == "console" or any(line.startswith("$ ") for line in lines)
+    started, said = 0, ""
+    for at, line in enumerate(lines):
+        if said:
+            said += line
+        elif line.startswith("$ ") if prompted else line.strip() and not line.startswith("#"):
+            started, said = at, line.removeprefix("$ ")
+        if said.endswith("\\"):
+            said = said[:-1]
+        elif said:
+            yield block.line + started, said
+            said = ""
+
+
+def make_targets() -> set[str]:
+    return set(re.findall(r"^([a-z][\w-]*):", read("Makefile"), re.MULTILINE))
+
+
+def extras() -> set[str]:
+    return set(tomllib.loads(read("pyproject.toml"))["project"]["optional-dependencies"])
+
+
+def command_complaint(command: str, directory: Path) -> str | None:
+    """Run a command, or look at what may not be run here; say what is wrong with it."""
+    said = shlex.split(command, comments=True)
+    if not said or said[0] in _LEFT_ALONE:
+        return None
+    if said[0] == "make":
+        asked = [word for word in said[1:] if "=" not in word and not word.startswith("-")]
+        unknown = [word for word in asked if word not in make_targets()]
+        return f"the Makefile has no target {unknown}" if unknown else None
+    if said[0] in ("pip", "pip3"):
+        asked = [
+            extra.strip()
+            for word in said
+            for group in re.findall(r"\[(.+)\]", word)
+            for extra in group.split(",")
+        ]
+        unknown = [extra for extra in asked if extra not in extras()]
+        return f"pyproject.toml has no extra {unknown}" if unknown else None
+    if said[0] not in _RUN:
+        return f"nobody checks {said[0]}: put a `not run` comment with a reason before the block"
+    # The interpreter's own folder comes first: its `tidelog` is the one under test.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=directory,
+        env={**kept, "PATH": path, "NO_COLOR": "1", "COLUMNS": "110"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return f"exit code {done.returncode}\n{done.stdout}{done.stderr}" if done.returncode else None
+
+
+def run_page(page: str, text: str, directory: Path) -> Iterator[str]:
+    """Run a page from top to bottom in `directory`, the current one. A failing Python block raises."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in split_page(text)[1]:
+        if block.excused:
+            continue
+        if block.language in ("python", "py"):
+            # The empty lines in front make a traceback point into the page.
+            padded = "\n" * (block.line - 1) + block.text
+            exec(compile(padded, str(ROOT / page), "exec", dont_inherit=True), namespace)
+        elif block.language in ("console", "sh", "bash", "shell"):
+            for number, command in commands(block):
+                if complaint := command_complaint(command, directory):
+                    yield f"{page}:{number}: {command}: {complaint}"
+
+
+@pytest.mark.parametrize(
+    "page", [name for name in names() if re.fullmatch(r"README\.md|CONTRIBUTING\.md|docs/.*\.md", name)]
+)
+def test_the_examples_of_a_page_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    none(run_page(page, read(page), tmp_path))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```console\n$ cat no-such-file\n```",
+        "```console\n$ cat no-such-file | wc -l\n```",
+        "```console\n$ echo fine\nfine\n$ ls \\\n  no-such-file\n```",
+        "```console\n$ tidelog no-such-command\n```",
+        "```sh\n# a comment\nmake no-such-target\n```",
+        "```sh\nmake -s test PYTHON=python3 tset\n```",
+        "```console\n$ pip install 'tidelog[spark,sprak]'\n```",
+        "```console\n$ curl http://localhost\n```",
+        "1. a list\n\n   ```console\n   $ cat no-such-file\n   ```",
+        "<!-- not run: -->\n```console\n$ cat no-such-file\n```",
+    ],
+)
+def test_a_planted_broken_command_is_caught(text: str, tmp_path: Path) -> None:
+    assert len(list(run_page("docs/a.md", text, tmp_path))) == 1
+
+
+def test_a_planted_broken_python_block_is_caught_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError) as caught:
+        list(
+            run_page("docs/a.md", "# A\n\n```python\nx = 0\n```\n\n```python\ny = 1\n1 / x\n```\n", tmp_path)
+        )
+    assert caught.traceback[-1].lineno == 9 - 1, "pytest counts from 0"
+
+
+def test_a_page_is_one_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks share names and a directory, and a block with a reason not to run is left out."""
+    monkeypatch.chdir(tmp_path)
+    text = (
+        "```python\nfrom pathlib import Path\nsaid = 'hello'\n```\n"
+        "```python\nPath('a.txt').write_text(said)\n```\n"
+        "```console\n$ cat a.txt > b.txt   # copies\nno output\n```\n"
+        "```python\nassert Path('b.txt').read_text() == said\n```\n"
+        "<!-- not run: needs a cluster -->\n\n```python\nraise SystemExit\n```\n"
+        "```sh\nmake test\npip install 'tidelog[spark]'\n```\n"
+        "```json\n{broken\n```\n"
+    )
+    none(run_page("docs/a.md", text, tmp_path))
+
+
+# 7. Modules -----------------------------------------------------------------------------------------
+
+LINES_MAX = 400
+
+
+def size_complaints(sizes: Mapping[str, int], listed: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """`listed` holds the modules that were allowed to be larger: {"lines": n, "reason": "…"}."""
+    for module, lines in sizes.items():
+        row = listed.get(module)
+        if row is None and lines > LINES_MAX:
+            yield f"{module}: {lines} lines; split it, or list it with a reason in tests/tidy/sizes.json"
+        elif row is not None and lines > row["lines"]:
+            yield f"{module}: grew from {row['lines']} to {lines} lines; split it"
+        elif row is not None and lines <= LINES_MAX:
+            yield f"{module}: {lines} lines is small enough; remove it from tests/tidy/sizes.json"
+    yield from (f"{module}: listed and not there" for module in listed if module not in sizes)
+    yield from (
+        f"{module}: listed without a reason" for module, row in listed.items() if not row.get("reason")
+    )
+
+
+def has_docstring(source: str) -> bool:
+    return bool((ast.get_docstring(ast.parse(source)) or "").strip())
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    none(f"{module}:1: no docstring" for module, text in modules() if not has_docstring(text))
+
+
+def test_no_module_grows_without_a_reason() -> None:
+    none(size_complaints({module: len(text.splitlines()) for module, text in modules()}, table("sizes.json")))
+
+
+def test_a_planted_module_without_a_docstring_is_caught() -> None:
+    assert has_docstring('"""The frame codec."""\nimport os')
+    assert not has_docstring('import os\n"""The frame codec."""')
+    assert not has_docstring("")
+
+
+@pytest.mark.parametrize(
+    ("lines", "listed"),
+    [
+        (401, {}),
+        (501, {"a.py": {"lines": 500, "reason": "a table"}}),
+        (400, {"a.py": {"lines": 500, "reason": "a table"}}),
+        (450, {"a.py": {"lines": 500, "reason": ""}}),
+        (10, {"b.py": {"lines": 500, "reason": "a table"}}),
+    ],
+)
+def test_a_planted_large_module_is_caught(lines: int, listed: dict[str, dict[str, Any]]) -> None:
+    assert len(list(size_complaints({"a.py": lines}, listed))) == 1
+
+
+def test_a_listed_module_may_be_large_and_may_shrink() -> None:
+    none(size_complaints({"a.py": 450, "b.py": 400}, {"a.py": {"lines": 500, "reason": "a table"}}))
+
+
+# 8. Privacy -----------------------------------------------------------------------------------------
+
+_PRIVATE = {
+    "a path of one machine": re.compile(r"(?<![\w.}>~-])/(?:work|root|home/\w+|Users/\w+)(?![\w-])"),
+    "a package registry": re.compile(
+        r"\b(?:pypi\.org|pythonhosted\.org|npmjs\.(?:org|com)|yarnpkg\.com|anaconda\.org|crates\.io|rubygems\.org"
+        r"|(?:repo|repo1)\.maven\.(?:apache\.)?org)\b"
+    ),
+}
+
+
+def privacy_complaints(name: str, text: str) -> Iterator[str]:
+    for number, line in enumerate(text.splitlines(), 1):
+        for what, pattern in _PRIVATE.items():
+            if found := pattern.search(line):
+                yield f"{name}:{number}: {found[0]} is {what}"
+
+
+def test_nothing_names_the_machine_it_was_written_on() -> None:
+    none(complaint for name, text in files() for complaint in privacy_complaints(name, text))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("cd /", "work/main"),
+        ("data = '/", "root'"),
+        ("see /", "home/ada/notes"),
+        ("file:///", "root/x"),
+        ("https://pypi", ".org/simple"),
+        ("https://files.python", "hosted.org/packages/x"),
+    ],
+)
+def test_a_planted_machine_path_or_registry_is_caught(parts: tuple[str, str]) -> None:
+    assert len(list(privacy_complaints("README.md", "".join(parts)))) == 1
+
+
+def test_paths_that_belong_to_nobody_are_let_pass() -> None:
+    none(
+        privacy_complaints(
+            "README.md", "$HOME/work ~/work /v0/queues/{name}/work /tmp/x /rootless /workers /home"
+        )
+    )

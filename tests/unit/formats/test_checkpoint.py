@@ -1,0 +1,137 @@
+"""The cleaner checkpoint: what is written is read back, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+from struct import pack
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidelog.errors import BadInput, Corrupt
+from tidelog.formats.checkpoint import Checkpoint, decode, encode
+
+quick = settings(deadline=None, max_examples=100)
+
+TOP = (1 << 63) - 1
+number = st.integers(0, TOP)
+checkpoints = st.builds(
+    Checkpoint,
+    number,
+    number,
+    st.none() | st.tuples(number, st.sampled_from(["copy", "swap"])),
+    st.integers(0, TOP - 1_999_999),
+)
+
+
+def shape(**changes: object) -> dict[str, Any]:
+    good = {
+        "last_cleaned_offset": 3,
+        "retention_horizon_ms": 4,
+        "compaction_state": "Idle",
+        "created_at": {"secs_since_epoch": 5, "nanos_since_epoch": 6000},
+    }
+    return {key: value for key, value in (good | changes).items() if value is not None}
+
+
+@quick
+@given(checkpoints)
+def test_what_is_written_is_read_back(checkpoint: Checkpoint) -> None:
+    text = encode(checkpoint)
+    assert decode(text) == checkpoint
+    assert json.dumps(json.loads(text), indent=2).encode() == text, (
+        "pretty, two spaces, no newline at the end"
+    )
+
+
+def test_the_four_members_come_in_order() -> None:
+    text = encode(Checkpoint(7, 8, (9, "swap"), 10_000_011))
+    assert list(json.loads(text).items()) == [
+        ("last_cleaned_offset", 7),
+        ("retention_horizon_ms", 8),
+        ("compaction_state", {"Running": {"segment": 9, "phase": "swap"}}),
+        ("created_at", {"secs_since_epoch": 10, "nanos_since_epoch": 11_000}),
+    ]
+
+
+def test_members_may_come_in_any_order_and_nanoseconds_are_rounded_down() -> None:
+    good = shape(created_at={"nanos_since_epoch": 6999, "secs_since_epoch": 5})
+    assert decode(json.dumps(dict(reversed(good.items()))).encode()) == Checkpoint(3, 4, None, 5_000_006)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *(shape(**{member: None}) for member in shape()),
+        *(shape(last_cleaned_offset=value) for value in (-1, TOP + 1, (1 << 64) - 1, 1.0, True, "3", [], {})),
+        *(shape(retention_horizon_ms=value) for value in (-1, TOP + 1, "3")),
+        *(shape(compaction_state=value) for value in ("idle", "Running", 3, {}, {"Idle": {}})),
+        *(
+            shape(compaction_state={"Running": value})
+            for value in (
+                {},
+                {"segment": 1, "phase": "done"},
+                {"segment": -1, "phase": "copy"},
+                {"segment": 1},
+            )
+        ),
+        shape(compaction_state={"Running": {"segment": 1, "phase": "copy", "more": 1}}),
+        shape(compaction_state={"Running": {"segment": 1, "phase": "copy"}, "Idle": {}}),
+        *(
+            shape(created_at={"secs_since_epoch": seconds, "nanos_since_epoch": nanos})
+            for seconds, nanos in ((-1, 0), (1, 1_000_000_000), (1, -1), (TOP, 0), ("1", 0))
+        ),
+        shape(created_at=5),
+        shape(more=1),
+        [shape()],
+        "Idle",
+        3,
+    ],
+)
+def test_a_file_of_another_shape_is_corrupt(bad: object) -> None:
+    with pytest.raises(Corrupt):
+        decode(json.dumps(bad).encode())
+
+
+@pytest.mark.parametrize(
+    "bad", [b"", b"{", b"null", b"\xff", b"\0" * 15, b"\0" * 17, b"[" * 100_000, b"{" + b" " * 15]
+)
+def test_bytes_that_are_no_text_of_ours_are_corrupt(bad: bytes) -> None:
+    with pytest.raises(Corrupt, match="partition 3"):
+        decode(bad, where="partition 3")
+
+
+def test_the_binary_form_is_read() -> None:
+    assert decode(pack(">QQ", 42, 1_700_000_000_000)) == Checkpoint(42, 0, None, 1_700_000_000_000_000)
+    assert decode(bytes(16)) == Checkpoint(0, 0, None, 0)
+    for wrong in (pack(">QQ", (1 << 64) - 1, 0), pack(">QQ", 1 << 63, 0), pack(">QQ", 0, TOP // 1000 + 1)):
+        with pytest.raises(Corrupt):
+            decode(wrong)
+
+
+@quick
+@given(st.binary(max_size=40))
+def test_no_bytes_make_it_raise_anything_but_corrupt(data: bytes) -> None:
+    try:
+        assert isinstance(decode(data), Checkpoint)
+    except Corrupt:
+        pass
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Checkpoint(-1, 0, None, 0),
+        Checkpoint(TOP + 1, 0, None, 0),
+        Checkpoint(0, -1, None, 0),
+        Checkpoint(0, 0, (-1, "copy"), 0),
+        Checkpoint(0, 0, (0, "done"), 0),
+        Checkpoint(0, 0, None, -1),
+        Checkpoint(0, 0, None, TOP + 1),
+    ],
+)
+def test_a_checkpoint_that_could_not_be_read_back_is_not_written(bad: Checkpoint) -> None:
+    with pytest.raises(BadInput):
+        encode(bad)

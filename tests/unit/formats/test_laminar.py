@@ -1,0 +1,361 @@
+"""The laminar layout against a reader and a writer that share no code with it."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from struct import pack
+from typing import TypeAlias
+from zlib import crc32
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from tidelog.errors import BadInput, TooLarge
+from tidelog.formats import laminar
+from tidelog.formats.rows import Stop, Walk, records
+
+quick = settings(deadline=None, max_examples=80)
+thorough = settings(deadline=None, max_examples=400)
+
+Plain: TypeAlias = tuple[int, bytes, bytes]  # seq, metadata unless it is only the seq, data
+
+
+def content(seq: int, meta: bytes, data: bytes, width: int = 4) -> bytes:
+    meta = meta or b"\x01" + seq.to_bytes(width, "little")
+    return pack("<I", len(meta)) + meta + data
+
+
+def indexed(contents: list[bytes]) -> bytes:
+    """Index entries for contents back to back; an empty one is a hole."""
+    starts = [0, *accumulate(map(len, contents))]
+    return b"".join(pack("<QII", crc32(c), len(c), at) for c, at in zip(contents, starts, strict=False))
+
+
+def read_plainly(
+    store: bytes, index: bytes, base: int, first: int, stop: int, bytes_max: int | None
+) -> tuple[list[Plain], int, Stop]:
+    """The rules of a walk, one entry at a time."""
+
+    def entry(i: int) -> tuple[int, int, int]:
+        part = index[16 * i : 16 * i + 16]
+        return tuple(int.from_bytes(part[a:b], "little") for a, b in ((0, 8), (8, 12), (12, 16)))  # type: ignore[return-value]
+
+    count = len(index) // 16
+    lo = min(max(first - base, 0), count)
+    expected = 0
+    if lo:
+        _, size, at = entry(lo - 1)
+        expected = entry(lo)[2] if lo < count else at + size
+    out: list[Plain] = []
+    used = 0
+    for i in range(lo, min(max(stop - base, lo), count)):
+        checksum, size, at = entry(i)
+        if at != expected:
+            return out, expected, Stop.BAD
+        if at + size > len(store):
+            return out, expected, Stop.TORN
+        whole = store[at : at + size]
+        meta_size = int.from_bytes(whole[:4], "little")
+        room = size - 4 - meta_size if size >= 4 else -1
+        used += max(room, 0)
+        if size and out and bytes_max is not None and used > bytes_max:
+            return out, expected, Stop.END
+        if crc32(whole) != checksum:
+            return out, expected, Stop.BAD
+        if size:
+            if room < 0:
+                return out, expected, Stop.BAD
+            meta = whole[4 : 4 + meta_size]
+            if meta_size in (5, 9) and meta[0] == 1:
+                if int.from_bytes(meta[1:], "little") != base + i:
+                    return out, expected, Stop.BAD
+                meta = b""
+            out.append((base + i, meta, whole[4 + meta_size :]))
+        expected = at + size
+    return out, expected, Stop.END
+
+
+def plain(walk: Walk) -> tuple[list[Plain], int, Stop]:
+    assert bool(walk.reason) == (walk.stop is not Stop.END), "a fault is explained, a clean end is not"
+    assert not walk.rows.ts_us.any()
+    return [(r.seq, r.meta, r.data) for r in records(walk.rows)], walk.end, walk.stop
+
+
+def entries_of(index: bytes) -> NDArray[np.void]:
+    return np.frombuffer(index, laminar.INDEX)
+
+
+@st.composite
+def segments(draw: st.DrawFn) -> tuple[int, list[bytes]]:
+    """A base and contents: plain ones of both widths, some with metadata of their own, some holes."""
+    base = draw(st.integers(0, 5))
+    contents = []
+    for i, (kind, data) in enumerate(
+        draw(st.lists(st.tuples(st.integers(0, 4), st.binary(max_size=8)), max_size=10))
+    ):
+        own = [b"", b"", b"\x00", b"\x02" * 5, b""][kind]
+        contents.append(b"" if kind == 4 else content(base + i, own, data, 8 if kind == 1 else 4))
+    return base, contents
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> tuple[bytes, bytes, int]:
+    """Store, index entries and base, with bytes changed, cut off or put in, and checksums made right or left wrong."""
+    base, contents = draw(segments())
+    for _ in range(draw(st.integers(0, 2))):
+        if contents and draw(st.booleans()):
+            # Behind a right checksum: metadata lengths and seqs that are wrong from the start.
+            contents[draw(st.integers(0, len(contents) - 1))] = draw(
+                st.binary(max_size=12) | st.just(content(77, b"", b"x")) | st.just(content(77, b"", b"x", 8))
+            )
+    parts = [bytearray(b"".join(contents)), bytearray(indexed(contents))]
+    for _ in range(draw(st.integers(0, 2))):
+        buf = parts[draw(st.integers(0, 1))]
+        at = draw(st.integers(0, len(buf)))
+        match draw(st.integers(0, 2)):
+            case 0 if at < len(buf):
+                buf[at] = draw(st.integers(0, 255))
+            case 1:
+                del buf[at:]
+            case _:
+                buf[at:at] = draw(st.binary(max_size=3))
+    store, index = parts
+    return bytes(store), bytes(index[: len(index) // 16 * 16]), base
+
+
+@quick
+@given(
+    st.integers(0, 1 << 20),
+    st.lists(st.binary(max_size=30)),
+    st.sampled_from([4, 8]),
+    st.integers(0, 1 << 31),
+)
+def test_what_is_encoded_is_walked_back(first: int, datas: list[bytes], width: int, position: int) -> None:
+    contents = [content(first + i, b"", data, width) for i, data in enumerate(datas)]
+    store, index = laminar.encode(first, datas, 0, width)
+    assert (store, index) == (b"".join(contents), indexed(contents))
+    expected = [(first + i, b"", data) for i, data in enumerate(datas)]
+    walk = laminar.walk(store, entries_of(index), first)
+    assert plain(walk) == (expected, len(store), Stop.END)
+    assert walk.rows.meta is None
+    for i, data in enumerate(datas):
+        assert laminar.content_header(first + i, width) + data == contents[i]
+    shifted, later = laminar.encode(first, datas, position, width)
+    assert shifted == store
+    assert (entries_of(later)["position"] - entries_of(index)["position"] == position).all()
+
+
+@quick
+@given(st.integers(0, 9), st.lists(st.binary(max_size=9), max_size=9), st.integers(0, 9))
+def test_records_encoded_in_pieces_are_those_encoded_at_once(
+    first: int, datas: list[bytes], cut: int
+) -> None:
+    store, index = laminar.encode(first, datas[:cut], 0)
+    more, later = laminar.encode(first + len(datas[:cut]), datas[cut:], len(store))
+    assert (store + more, index + later) == laminar.encode(first, datas, 0)
+
+
+@quick
+@given(segments())
+def test_a_segment_with_holes_and_metadata_is_walked(segment: tuple[int, list[bytes]]) -> None:
+    base, contents = segment
+    store, index = b"".join(contents), indexed(contents)
+    for kind in (bytes, bytearray, memoryview):
+        walk = laminar.walk(kind(store), entries_of(index), base)
+        assert plain(walk) == read_plainly(store, index, base, 0, 99, None)
+        assert (walk.end, walk.stop) == (len(store), Stop.END)
+        assert walk.rows.seq.tolist() == [base + i for i, c in enumerate(contents) if c]
+    assert laminar.usable(entries_of(index), len(store)) == len(contents)
+    whole = laminar.marker(base) + index if contents else b""
+    assert laminar.index_fault(whole, base, len(store)) is None
+
+
+@thorough
+@given(damaged(), st.integers(0, 15), st.integers(0, 15), st.none() | st.integers(0, 20))
+def test_a_walk_of_any_bytes_agrees_with_the_plain_reader(
+    parts: tuple[bytes, bytes, int], first: int, stop: int, bytes_max: int | None
+) -> None:
+    store, index, base = parts
+    walk = laminar.walk(store, entries_of(index), base, first=first, stop=stop, bytes_max=bytes_max)
+    assert plain(walk) == read_plainly(store, index, base, first, stop, bytes_max)
+
+
+@quick
+@given(segments(), st.integers(0, 15), st.integers(0, 15), st.integers(0, 40))
+def test_a_limited_walk_is_a_slice_of_the_full_one(
+    segment: tuple[int, list[bytes]], first: int, stop: int, bytes_max: int
+) -> None:
+    base, contents = segment
+    store, entries = b"".join(contents), entries_of(indexed(contents))
+    full = plain(laminar.walk(store, entries, base))[0]
+    ranged = [record for record in full if first <= record[0] < stop]
+    assert plain(laminar.walk(store, entries, base, first=first, stop=stop))[0] == ranged
+    used = list(accumulate(len(data) for _, _, data in full))
+    fitting = max(sum(total <= bytes_max for total in used), 1)
+    records_, end, halt = plain(laminar.walk(store, entries, base, bytes_max=bytes_max))
+    assert (records_, halt) == (full[:fitting], Stop.END)
+    if fitting < len(full):
+        assert end == entries["position"][full[fitting][0] - base], "the walk can go on from there"
+
+
+def test_metadata_that_is_more_than_the_seq_is_kept() -> None:
+    contents = [
+        content(0, b"", b"plain"),
+        content(1, b"\x05\x00\x00\x00\x00", b"own"),
+        content(2, b"key", b""),
+    ]
+    rows = laminar.walk(b"".join(contents), entries_of(indexed(contents)), 0).rows
+    assert [(r.meta, r.data) for r in records(rows)] == [
+        (b"", b"plain"),
+        (b"\x05\0\0\0\0", b"own"),
+        (b"key", b""),
+    ]
+    assert rows.meta is not None
+    assert laminar.walk(contents[0], entries_of(indexed(contents)), 0, stop=1).rows.meta is None
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (content(9, b"", b"x"), "another seq is stored with the record"),
+        (content(9, b"", b"x", 8), "another seq is stored with the record"),
+        (b"\x06\0\0\0\x01\x01\0\0\0", "metadata is longer than the content"),
+        (b"\xff\xff\xff\xff\x01\x01\0\0\0", "metadata is longer than the content"),
+        (b"\0\0\0", "metadata is longer than the content"),
+    ],
+)
+def test_a_content_that_breaks_a_rule_is_bad_although_its_checksum_holds(bad: bytes, reason: str) -> None:
+    contents = [content(0, b"", b"good"), bad, content(2, b"", b"later")]
+    walk = laminar.walk(b"".join(contents), entries_of(indexed(contents)), 0)
+    assert plain(walk) == ([(0, b"", b"good")], len(contents[0]), Stop.BAD)
+    assert walk.reason == reason
+
+
+def test_a_store_that_ends_early_is_torn_and_the_records_before_are_kept() -> None:
+    contents = [content(i, b"", b"data") for i in range(3)]
+    store, entries = b"".join(contents), entries_of(indexed(contents))
+    for size in range(len(store)):
+        walk = laminar.walk(store[:size], entries, 0)
+        assert (len(walk.rows), walk.stop, walk.end) == (size // 13, Stop.TORN, size // 13 * 13)
+        assert laminar.usable(entries, size) == size // 13
+
+
+def test_a_length_that_rotted_to_nothing_is_not_taken_for_a_hole() -> None:
+    entries = entries_of(indexed([content(0, b"", b"x")])).copy()
+    entries["length"] = 0
+    walk = laminar.walk(content(0, b"", b"x"), entries, 0)
+    assert (walk.stop, walk.reason) == (Stop.BAD, "checksum")
+
+
+def test_no_checksum_wider_than_its_32_bits_is_accepted() -> None:
+    entries = entries_of(indexed([content(0, b"", b"x")])).copy()
+    entries["checksum"] += np.uint64(1 << 32)
+    assert laminar.walk(content(0, b"", b"x"), entries, 0).reason == "checksum"
+
+
+def test_a_base_without_room_for_its_records_is_bad() -> None:
+    contents = [content(0, b"x", b"")]
+    for base in ((1 << 63) - 1, (1 << 64) - 1, -1):
+        walk = laminar.walk(contents[0], entries_of(indexed(contents)), base)
+        assert (len(walk.rows), walk.stop) == (0, Stop.BAD)
+    assert laminar.walk(contents[0], entries_of(indexed(contents)), (1 << 63) - 2).stop is Stop.END
+
+
+def test_every_broken_rule_of_an_index_is_found() -> None:
+    def fault(
+        *entries: tuple[int, int], base: int = 5, size: int = 30, tail: bytes = b"", pad: int = 0
+    ) -> str:
+        index = pack("<QQ", base, pad) + b"".join(pack("<QII", 0, *entry) for entry in entries) + tail
+        return laminar.index_fault(index, 5, size) or ""
+
+    assert fault((10, 0), (0, 10), (20, 10)) == ""
+    assert fault(size=0) == ""
+    assert laminar.index_fault(b"", 5, 0) is None
+    for expected, found in [
+        ("the base marker ends after 15", laminar.index_fault(bytes(15), 5, 0)),
+        ("the base marker says 6", fault((30, 0), base=6)),
+        ("the padding", fault((30, 0), pad=1)),
+        ("the padding", fault((30, 0), pad=1 << 63)),
+        ("the last entry has 15 bytes", fault((30, 0), tail=bytes(15))),
+        ("entry 0 is at byte 1", fault((29, 1))),
+        ("entry 1 is at byte 11", fault((10, 0), (19, 11))),
+        ("entries reach to byte 31", fault((31, 0))),
+        ("entries reach to byte 8589934590", fault(((1 << 32) - 1, 0), ((1 << 32) - 1, (1 << 32) - 1))),
+        ("1 bytes at the end", fault((29, 0))),
+        ("30 bytes at the end", fault()),
+        ("9 bytes at the end", laminar.index_fault(b"", 5, 9)),
+    ]:
+        assert found is not None
+        assert found.startswith(expected)
+
+
+def test_the_usable_entries_end_at_the_first_that_does_not_join_or_fit() -> None:
+    entries = np.array([(0, 10, 0), (0, 0, 10), (0, 5, 10), (0, 5, 15)], laminar.INDEX)
+    assert [laminar.usable(entries, size) for size in (0, 9, 10, 14, 15, 20, 99)] == [0, 0, 2, 2, 3, 4, 4]
+    entries["position"][2] = 11
+    assert laminar.usable(entries, 99) == 2
+    entries["position"][0] = 1
+    assert laminar.usable(entries, 99) == 0
+    assert laminar.usable(entries[:0], 99) == 0
+
+
+def test_an_index_without_a_whole_marker_has_no_base() -> None:
+    for size in range(16):
+        base, entries = laminar.read_index(bytes(size))
+        assert (base, len(entries)) == (None, 0)
+    base, entries = laminar.read_index(laminar.marker(7) + indexed([b"x", b"y"]) + b"part")
+    assert (base, entries["length"].tolist()) == (7, [1, 1])
+
+
+@quick
+@given(st.binary(max_size=80), st.binary(max_size=80))
+def test_no_bytes_make_the_index_functions_raise(index: bytes, store: bytes) -> None:
+    base, entries = laminar.read_index(index)
+    laminar.index_fault(index, base or 0, len(store))
+    assert laminar.usable(entries, len(store)) <= len(entries)
+    laminar.walk(store, entries, base or 0)
+
+
+def test_names_carry_the_base_and_other_names_carry_none() -> None:
+    assert laminar.data_name(1000) == "1000.store"
+    assert laminar.index_name(1000) == "1000.index"
+    assert laminar.created_name(1000) == "1000.created"
+    for base in (0, 1000, (1 << 63) - 1):
+        assert laminar.base_of(laminar.data_name(base)) == base
+    for name in (
+        "0000.store",
+        "07.store",
+        ".store",
+        "7.index",
+        "7.store\n",
+        "-7.store",
+        "٧.store",
+        f"{1 << 63}.store",
+    ):
+        assert laminar.base_of(name) is None, name
+
+
+def test_what_the_layout_cannot_hold_is_refused_before_a_byte_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    top = (1 << 32) - 1
+    assert laminar.content_header(top) == b"\x05\0\0\0\x01\xff\xff\xff\xff"
+    with pytest.raises(BadInput, match="width=8"):
+        laminar.content_header(top + 1)
+    with pytest.raises(BadInput, match=f"seq {top + 1} does not fit into 4 bytes; open the log with width=8"):
+        laminar.encode(top, [b"", b""], 0)
+    assert len(laminar.encode(top, [b"", b""], 0, 8)[1]) == 32
+    for first, width in ((-1, 4), ((1 << 63), 8), (0, 5)):
+        with pytest.raises(BadInput):
+            laminar.content_header(first, width)
+    with pytest.raises(BadInput):
+        laminar.marker(-1)
+    assert laminar.encode(0, [b"x"], top - 10)[1][-4:] == (top - 10).to_bytes(4, "little")
+    with pytest.raises(BadInput, match="seq 1 would end at byte 4294967296 .* roll to a new segment"):
+        laminar.encode(0, [b"", b"x"], top - 18)
+    monkeypatch.setattr(laminar, "STORE_BYTES_MAX", 20)
+    with pytest.raises(TooLarge, match="record for seq 1 is 21 bytes, the limit is 20"):
+        laminar.encode(0, [b"", b"123456789012"], 0)
