@@ -65,7 +65,13 @@ class LogConfig:
         ):
             if getattr(self, name) < least:
                 raise BadInput(f"{name} is {getattr(self, name)}, it must be at least {least}")
-        for name in ("segment_overflow_bytes", "index_bytes_max", "segment_age_ms_max", "first_seq", "index_cache"):
+        for name in (
+            "segment_overflow_bytes",
+            "index_bytes_max",
+            "segment_age_ms_max",
+            "first_seq",
+            "index_cache",
+        ):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise BadInput(f"{name} is {value}, it must not be negative")

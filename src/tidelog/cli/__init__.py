@@ -1,0 +1,1 @@
+"""The command line: `tidelog log …`, and the guided tour of `make demo`."""

@@ -75,7 +75,9 @@ def roll_over(state: State, *, next_base: int | None = None) -> None:
     base = old.next_seq if next_base is None else next_base
     done = roll.seal(state.files, state.latch, old)
     state.durable = old.next_seq
-    state.active = roll.birth(state.files, state.latch, base, now_us=state.clock.now_us(), last_ts_us=old.last_ts_us)
+    state.active = roll.birth(
+        state.files, state.latch, base, now_us=state.clock.now_us(), last_ts_us=old.last_ts_us
+    )
     done.stop = state.durable = base
     state.sealed.append(done)
     old.close()

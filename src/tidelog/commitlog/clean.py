@@ -62,8 +62,8 @@ def candidates(state: State) -> list[Candidate]:
     """The sealed segments as the policy sees them. Where records carry no time, a segment is as young as the
     birth of the one behind it: nothing in it is younger."""
     found = []
-    births = [*(segment.base for segment in state.sealed[1:]), state.active.base]
-    for segment, behind in zip(state.sealed, births, strict=True):
+    bases = [*(segment.base for segment in state.sealed), state.active.base]
+    for segment, behind in zip(state.sealed, bases[1:], strict=True):
         times = segment.times()
         newest = times[1] if times is not None else (birth_us(state.files, behind) or 0)
         if times is None and state.codec.birth_suffix is None:

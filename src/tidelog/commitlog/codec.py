@@ -36,7 +36,9 @@ class Batch:
         for name in ("node", "tag", "meta"):
             column = getattr(self, name)
             if not isinstance(column, bytes) and len(column) != len(self.datas):
-                raise BadInput(f"{len(self.datas)} records came with {len(column)} values of {name}; nothing was written")
+                raise BadInput(
+                    f"{len(self.datas)} records came with {len(column)} values of {name}; nothing was written"
+                )
 
     def part(self, lo: int, hi: int) -> Batch:
         columns = (c if isinstance(c, bytes) else c[lo:hi] for c in (self.node, self.tag, self.meta))
@@ -48,7 +50,9 @@ def refuse(batch: Batch, codec: str, *names: str) -> None:
     for name in names:
         column = getattr(batch, name)
         if column if isinstance(column, bytes) else any(column):
-            raise BadInput(f"the {codec} layout has no room for a {name}; nothing was written, use the tide codec")
+            raise BadInput(
+                f"the {codec} layout has no room for a {name}; nothing was written, use the tide codec"
+            )
 
 
 class Fault(NamedTuple):
@@ -110,7 +114,9 @@ class Codec(Protocol):
     record_bytes_max: int
     segment_bytes_limit: int  # positions must fit the index
     side_suffixes: tuple[str, ...]
-    truths: frozenset[int]  # sides that cannot be derived from the data: synced before an ack, never rebuilt silently
+    truths: frozenset[
+        int
+    ]  # sides that cannot be derived from the data: synced before an ack, never rebuilt silently
     sync_data_first: bool  # the data must be durable before a side names it
     latch_on_write_error: bool  # whether EIO on write ends writing until reopened
     full_check_on_open: bool
@@ -121,8 +127,8 @@ class Codec(Protocol):
 
     def data_name(self, base: int, /) -> str: ...
     def side_name(self, base: int, suffix: str, /) -> str: ...
-    def temporary_names(self, base: int, /) -> tuple[str, ...]:
-        """Names that an interrupted rebuild, compaction or save may leave behind."""
+    def is_temporary(self, name: str, /) -> bool:
+        """Whether an interrupted rebuild, compaction or save of a segment leaves this name behind."""
         ...
 
     def base_of(self, name: str, /) -> tuple[int, str] | None:
@@ -198,7 +204,9 @@ def rewrite(codec: Codec, rows: Rows) -> Rows:
     parts = []
     for lo, hi in runs(rows):
         part = rows.part(lo, hi)
-        columns = (b"" if span is None else values(part.buf, span) for span in (part.node, part.tag, part.meta))
+        columns = (
+            b"" if span is None else values(part.buf, span) for span in (part.node, part.tag, part.meta)
+        )
         batch = Batch(values(part.buf, part.data), *columns)
         parts.append(codec.encode(int(part.seq[0]), int(part.ts_us[0]), batch))
     return glue(parts)
@@ -224,7 +232,9 @@ def glue(parts: Sequence[Rows]) -> Rows:
         )
 
     def ints(name: str, moved: bool = False) -> Ints:
-        pieces = [getattr(part, name) + (shift if moved else 0) for part, shift in zip(parts, shifts, strict=False)]
+        pieces = [
+            getattr(part, name) + (shift if moved else 0) for part, shift in zip(parts, shifts, strict=False)
+        ]
         return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
     data = column("data") or Span(np.zeros(0, np.int64), np.zeros(0, np.int64))

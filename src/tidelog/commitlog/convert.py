@@ -32,7 +32,9 @@ def convert(
     disk = disk or log.state.disk
     found = disk.stat(destination)
     if found is not None and (not found.is_dir or disk.names(destination)):
-        raise AlreadyExists(f"{destination} is there already and not empty; nothing was written, name a new directory")
+        raise AlreadyExists(
+            f"{destination} is there already and not empty; nothing was written, name a new directory"
+        )
     target = codec_named(to, LogConfig())
     shift = target.first_seq - log.lowest if renumber else 0
     if log.lowest + shift < target.first_seq:
@@ -42,7 +44,12 @@ def convert(
         )
     total = len(log)
     copy = SegmentedLog.open(
-        destination, to, disk=disk, clock=log.state.clock, first_seq=log.lowest + shift, **{"sync": "interval"} | settings
+        destination,
+        to,
+        disk=disk,
+        clock=log.state.clock,
+        first_seq=log.lowest + shift,
+        **{"sync": "interval"} | settings,
     )
     try:
         for rows in log.batches():

@@ -7,11 +7,17 @@ never reached the device. A record acked after that would sit behind a hole.
 from __future__ import annotations
 
 import errno
+from typing import Protocol
 
-from tidelog.disk.seam import File
 from tidelog.errors import DiskFull, Error, Latched
 
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
+
+
+class Syncable(Protocol):
+    @property
+    def path(self) -> str: ...
+    def sync(self) -> None: ...
 
 
 class Latch:
@@ -39,7 +45,7 @@ class Latch:
             "records are safe; reopen the log on a healthy disk"
         )
 
-    def sync(self, file: File) -> None:
+    def sync(self, file: Syncable) -> None:
         """Sync, or latch."""
         try:
             file.sync()
@@ -49,5 +55,7 @@ class Latch:
     def failed(self, error: OSError, what: str) -> Error:
         """The error for a failed step that changed nothing: no room is temporary, anything else latches."""
         if error.errno in FULL:
-            return DiskFull(f"{self._log}: no room on the device while {what}; nothing was written, free space and retry")
+            return DiskFull(
+                f"{self._log}: no room on the device while {what}; nothing was written, free space and retry"
+            )
         return self.trip(error, what)

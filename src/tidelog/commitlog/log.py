@@ -45,7 +45,9 @@ LOCK_FILE = ".tidelog.lock"
 class SegmentedLog:
     """An append-only log of records on disk, or in memory with a `MemoryDisk`."""
 
-    def __init__(self, state: State, lock: Lock | None, offsets: ConsumerOffsets, flusher: Flusher | None) -> None:
+    def __init__(
+        self, state: State, lock: Lock | None, offsets: ConsumerOffsets, flusher: Flusher | None
+    ) -> None:
         self._state, self._lock, self._offsets, self._flusher = state, lock, offsets, flusher
 
     # ── open and close ────────────────────────────────────────────────────────────────────────
@@ -84,10 +86,21 @@ class SegmentedLog:
             active = found.active
             if active is None:
                 if read_only:
-                    raise NotFound(f"{path} holds no {name} log; nothing was changed, check the path and the codec")
+                    raise NotFound(
+                        f"{path} holds no {name} log; nothing was changed, check the path and the codec"
+                    )
                 active = roll.birth(files, latch, first, now_us=clock.now_us(), last_ts_us=0)
             state = State(
-                path, files, config, clock, latch, found.sealed, active, found.report, not read_only, active.next_seq
+                path,
+                files,
+                config,
+                clock,
+                latch,
+                found.sealed,
+                active,
+                found.report,
+                not read_only,
+                active.next_seq,
             )
             if found.sealed and not active.last_ts_us:
                 times = found.sealed[-1].times()
@@ -97,7 +110,9 @@ class SegmentedLog:
         except OSError as error:
             if lock is not None:
                 lock.release()
-            raise Damaged(f"{path} cannot be opened: {error}; nothing acked was dropped, mend the disk and retry") from error
+            raise Damaged(
+                f"{path} cannot be opened: {error}; nothing acked was dropped, mend the disk and retry"
+            ) from error
         except BaseException:
             if lock is not None:
                 lock.release()
@@ -150,13 +165,21 @@ class SegmentedLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # ── write ─────────────────────────────────────────────────────────────────────────────────
 
     def append(
-        self, data: bytes, *, node: bytes = b"", tag: bytes = b"", meta: bytes = b"", expected: int | None = None
+        self,
+        data: bytes,
+        *,
+        node: bytes = b"",
+        tag: bytes = b"",
+        meta: bytes = b"",
+        expected: int | None = None,
     ) -> int:
         """Write one record; return its seq. What the return promises is the sync policy's word.
 
@@ -199,7 +222,12 @@ class SegmentedLog:
         return stream.append_stream(self._state, chunks, Batch((b"",), node, tag), expected)
 
     async def append_stream_async(
-        self, chunks: AsyncIterable[Buffer], *, node: bytes = b"", tag: bytes = b"", expected: int | None = None
+        self,
+        chunks: AsyncIterable[Buffer],
+        *,
+        node: bytes = b"",
+        tag: bytes = b"",
+        expected: int | None = None,
     ) -> int:
         """`append_stream` from an async iterable. While it runs, other appends to this log are refused as Busy."""
         return await stream.append_stream_async(self._state, chunks, Batch((b"",), node, tag), expected)
@@ -263,7 +291,9 @@ class SegmentedLog:
         """Records of [first, stop) as columns, without a Python object per record."""
         return read.batches(self._state, first, stop, bytes_max=bytes_max, skip_damage=skip_damage)
 
-    def to_arrow(self, first: int | None = None, stop: int | None = None, *, skip_damage: bool = False) -> pa.Table:
+    def to_arrow(
+        self, first: int | None = None, stop: int | None = None, *, skip_damage: bool = False
+    ) -> pa.Table:
         """Records of [first, stop) as an Arrow table; data that lies back to back in a sealed segment is not copied."""
         found = [columns.to_arrow(rows) for rows in self.batches(first, stop, skip_damage=skip_damage)]
         return pa.Table.from_batches(found, schema=columns.SCHEMA)
@@ -308,7 +338,11 @@ class SegmentedLog:
         is one goes too, once it is the newest word on its key and older than `keep_tombstones_ms`.
         """
         return compaction.compact(
-            self._state, key, is_tombstone=is_tombstone, keep_tombstones_ms=keep_tombstones_ms, progress=progress
+            self._state,
+            key,
+            is_tombstone=is_tombstone,
+            keep_tombstones_ms=keep_tombstones_ms,
+            progress=progress,
         )
 
     # ── facts ─────────────────────────────────────────────────────────────────────────────────

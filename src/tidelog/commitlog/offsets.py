@@ -48,14 +48,18 @@ class ConsumerOffsets:
             raise BadInput("a group has a name; nothing was committed")
         for (topic, partition), seq in seqs.items():
             if seq < 0 or partition < 0:
-                raise BadInput(f"{topic}/{partition}: seq {seq} cannot be committed, seqs start at 0; nothing was committed")
+                raise BadInput(
+                    f"{topic}/{partition}: seq {seq} cannot be committed, seqs start at 0; nothing was committed"
+                )
         with self._mutex:
             after = self._committed | {(group, topic, part): seq for (topic, part), seq in seqs.items()}
             rows = sorted((*place, seq) for place, seq in after.items())
             try:
                 replace(self._disk, self._path, envelope.wrap(_MAGIC, _VERSION, msgspec.msgpack.encode(rows)))
             except OSError as error:
-                raise Latched(f"{self._path}: the commit of {group} failed ({error}); the old one stands, retry") from error
+                raise Latched(
+                    f"{self._path}: the commit of {group} failed ({error}); the old one stands, retry"
+                ) from error
             self._committed = after
 
     def fetch(self, group: str, *, topic: str = "", partition: int = 0) -> int | None:

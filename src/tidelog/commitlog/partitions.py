@@ -42,7 +42,13 @@ class PartitionedLog:
     """Many logs under one directory, with one set of consumer offsets."""
 
     def __init__(
-        self, root: str, codec: str, disk: Disk, clock: Clock | None, lock: Lock | None, settings: dict[str, Any]
+        self,
+        root: str,
+        codec: str,
+        disk: Disk,
+        clock: Clock | None,
+        lock: Lock | None,
+        settings: dict[str, Any],
     ) -> None:
         self._root, self._codec, self._disk, self._clock = root, codec, disk, clock
         self._lock, self._settings = lock, settings
@@ -73,7 +79,9 @@ class PartitionedLog:
             try:
                 lock = disk.lock(join(root, LOCK_FILE))
             except BlockingIOError:
-                raise Locked(f"{root} is being written by another process; nothing was changed, open read_only") from None
+                raise Locked(
+                    f"{root} is being written by another process; nothing was changed, open read_only"
+                ) from None
             for name in disk.names(join(root, "tmp")):
                 disk.remove(join(root, f"tmp/{name}"))
         return cls(root, codec, disk, clock, lock, settings)
@@ -89,7 +97,9 @@ class PartitionedLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def create_topic(self, topic: str, partitions: int) -> None:
@@ -135,7 +145,9 @@ class PartitionedLog:
             if count is None:
                 raise NotFound(f"there is no topic {topic}; nothing was changed, create it first")
             if not 0 <= number < count:
-                raise NotFound(f"topic {topic} has partitions 0 to {count - 1}, not {number}; nothing was changed")
+                raise NotFound(
+                    f"topic {topic} has partitions 0 to {count - 1}, not {number}; nothing was changed"
+                )
             self._open[key] = SegmentedLog.open(
                 self._directory(topic, number),
                 self._codec,
@@ -156,7 +168,9 @@ class PartitionedLog:
         for number in range(self.topics().get(topic, 0)):
             log = self.partition(topic, number)
             found.append(
-                PartitionInfo(topic, number, log.lowest, log.highest, log.high_watermark, len(log.segments), log.size)
+                PartitionInfo(
+                    topic, number, log.lowest, log.highest, log.high_watermark, len(log.segments), log.size
+                )
             )
         if not found:
             raise NotFound(f"there is no topic {topic}; nothing was changed, create it first")
@@ -167,14 +181,22 @@ class PartitionedLog:
         log = self.partition(topic, number)
         return self.offsets.lag(group, log.highest, topic=topic, partition=number, lowest=log.lowest)
 
-    def retain(self, topic: str, *, keep_ms: int | None = None, keep_bytes: int | None = None) -> list[Retained]:
+    def retain(
+        self, topic: str, *, keep_ms: int | None = None, keep_bytes: int | None = None
+    ) -> list[Retained]:
         """Retention over every partition of a topic; what a group has not committed yet is kept."""
         done = []
         for number in range(self.topics().get(topic, 0)):
             log = self.partition(topic, number)
             committed = self.offsets.committed(topic=topic, partition=number).values()
             done.append(
-                clean.retain(log.state, keep_ms=keep_ms, keep_bytes=keep_bytes, high_watermark=None, committed=committed)
+                clean.retain(
+                    log.state,
+                    keep_ms=keep_ms,
+                    keep_bytes=keep_bytes,
+                    high_watermark=None,
+                    committed=committed,
+                )
             )
         return done
 

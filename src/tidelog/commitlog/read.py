@@ -54,7 +54,12 @@ def corrupt(state: State, segment: Sealed | Active, fault: Fault) -> Corrupt:
 
 
 def batches(
-    state: State, first: int | None, stop: int | None, *, bytes_max: int = CHUNK_BYTES, skip_damage: bool = False
+    state: State,
+    first: int | None,
+    stop: int | None,
+    *,
+    bytes_max: int = CHUNK_BYTES,
+    skip_damage: bool = False,
 ) -> Iterator[Rows]:
     """Records of [first, stop) as columns, a few megabytes at a time, until what was there at the start is read."""
     seq, end = _bounds(state, first, stop)

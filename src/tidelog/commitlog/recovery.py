@@ -109,10 +109,9 @@ def _sweep(
     files: Files, names: Sequence[str], bases: Sequence[int], parts: dict[int, set[str]], report: Report
 ) -> None:
     disk, codec, directory = files.disk, files.codec, files.directory
-    present = set(names)
-    stale = {name for base in parts for name in codec.temporary_names(base)} & present
-    stale |= present & {".cleaner_checkpoint.tmp", ".consumer_offsets.tmp"}
-    for name in sorted(stale):
+    for name in names:
+        if not codec.is_temporary(name) and name not in (".cleaner_checkpoint.tmp", ".consumer_offsets.tmp"):
+            continue
         remove_if_there(disk, join(directory, name))
         report.swept.append(name)
     for base in sorted(set(parts) - set(bases)):
@@ -155,7 +154,9 @@ def rebuild_sides(files: Files, base: int, found: Recovered, report: Report | No
     files.forget(base)
 
 
-def _open_sealed(files: Files, base: int, stop: int, report: Report, *, writable: bool, verify: bool) -> Sealed:
+def _open_sealed(
+    files: Files, base: int, stop: int, report: Report, *, writable: bool, verify: bool
+) -> Sealed:
     codec, disk = files.codec, files.disk
     stat = disk.stat(files.data(base))
     extra = read_all(disk, files.side(base, codec.extra_suffix)) if codec.extra_suffix else None
@@ -183,7 +184,9 @@ def _open_sealed(files: Files, base: int, stop: int, report: Report, *, writable
             tail_fault = Fault(found.next_seq, stop, found.end, found.reason)
             segment.extra = None
     elif index_fault is not None:
-        report.damage.append(Damage(codec.side_name(base, codec.side_suffixes[0]), Fault(base, stop, 0, index_fault)))
+        report.damage.append(
+            Damage(codec.side_name(base, codec.side_suffixes[0]), Fault(base, stop, 0, index_fault))
+        )
     if tail_fault is not None:
         report.damage.append(Damage(codec.data_name(base), tail_fault))
     elif verify:
@@ -237,7 +240,15 @@ def open_active(files: Files, latch: Latch, base: int, report: Report, *, writab
     stat = disk.stat(files.data(base))
     touched = found.last_ts_us or (stat.modified_ms * 1000 if stat else born)
     return Active(
-        files, latch, base, found, data=data, sides=sides, born_us=born, last_write_us=touched, faults=found.faults
+        files,
+        latch,
+        base,
+        found,
+        data=data,
+        sides=sides,
+        born_us=born,
+        last_write_us=touched,
+        faults=found.faults,
     )
 
 
@@ -263,9 +274,9 @@ def _mend(
     # Not only after a cut: bytes that a crashed process wrote may still wait for the disk, and from here on
     # they count as recovered.
     data.sync()
-    for number, (suffix, content_, old) in enumerate(zip(codec.side_suffixes, found.sides, have, strict=True)):
-        if old is None and number in codec.truths and number > 0:
-            continue
+    for number, (suffix, content_, old) in enumerate(
+        zip(codec.side_suffixes, found.sides, have, strict=True)
+    ):
         if old is not None and old[: len(content_)] == content_ and not any(old[len(content_) :]):
             if len(old) > len(content_) and not (codec.reserve_bytes and number == 0):
                 _cut_file(files, files.side(base, suffix), len(content_))

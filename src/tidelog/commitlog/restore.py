@@ -44,7 +44,9 @@ def restore(
     disk = state.disk
     stop = to_seq + 1 if to_seq is not None else log.seek_time((to_time_us or 0) + 1)
     if stop < log.lowest:
-        raise BadInput(f"{log.path} starts at seq {log.lowest}; there is nothing before it to restore, nothing was written")
+        raise BadInput(
+            f"{log.path} starts at seq {log.lowest}; there is nothing before it to restore, nothing was written"
+        )
     stop = min(stop, log.highest)
     _fresh(disk, destination)
     with state.mutex:
@@ -67,7 +69,9 @@ def restore(
 def _fresh(disk: Disk, path: str) -> None:
     found = disk.stat(path)
     if found is not None and (not found.is_dir or disk.names(path)):
-        raise AlreadyExists(f"{path} is there already and not empty; nothing was written, name a new directory")
+        raise AlreadyExists(
+            f"{path} is there already and not empty; nothing was written, name a new directory"
+        )
     disk.make_dir(path)
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tidelog.commitlog.cache import Lru
 from tidelog.commitlog.codec import Codec, Fault, Recovered, Shape
 from tidelog.commitlog.latch import FULL, Latch
+from tidelog.commitlog.storage import Storage
 from tidelog.disk.atomic import read_all, remove_if_there
 from tidelog.disk.seam import Disk, File, join
 from tidelog.errors import DiskFull, Error, WriteFailed
@@ -35,13 +36,13 @@ class Mapped:
 
 
 class Filed:
-    """The first `size` bytes of a growing data file."""
+    """The committed bytes of a growing data file."""
 
-    def __init__(self, file: File, size: int) -> None:
-        self._file, self.size = file, size
+    def __init__(self, storage: Storage) -> None:
+        self._storage, self.size = storage, storage.size
 
     def fetch(self, lo: int, hi: int) -> bytes:
-        return self._file.read(lo, min(hi, self.size) - lo)
+        return self._storage.read(lo, min(hi, self.size) - lo)
 
 
 def map_file(disk: Disk, path: str) -> memoryview | None:
@@ -78,7 +79,11 @@ class Files:
         codec = self.codec
         extras = [suffix for suffix in (codec.extra_suffix, codec.birth_suffix) if suffix]
         sides = [self.side(base, suffix) for suffix in (*codec.side_suffixes, *extras)]
-        return [*sides[:1], self.data(base), *sides[1:]] if codec.sync_data_first and 0 in codec.truths else [self.data(base), *sides]
+        return (
+            [*sides[:1], self.data(base), *sides[1:]]
+            if codec.sync_data_first and 0 in codec.truths
+            else [self.data(base), *sides]
+        )
 
     def remove(self, base: int) -> None:
         """Remove a segment; gone after a power cut too when this returns."""
@@ -168,8 +173,7 @@ class Active:
     ) -> None:
         self._files, self._latch = files, latch
         self.base = base
-        self.data, self._sides = data, sides
-        self.size = found.end
+        self.data, self._sides = Storage(data, found.end), sides
         self._side_sizes = [len(side) for side in found.sides]
         self._mark = found.mark
         self.next_seq = found.next_seq
@@ -178,7 +182,11 @@ class Active:
         self.last_write_us = last_write_us
         self.faults = list(faults)
         self._index = Growing(found.sides[0])
-        self._dirty = False  # bytes of an unfinished write may lie behind `size`
+
+    @property
+    def size(self) -> int:
+        """Bytes of data that records are made of."""
+        return self.data.size
 
     @property
     def index_bytes(self) -> int:
@@ -190,30 +198,28 @@ class Active:
 
     def shape(self) -> Shape:
         index = self._index.view()
-        return Shape(self.base, self.next_seq, Filed(self.data, self.size), index, [index, *self._rest()])
+        return Shape(self.base, self.next_seq, Filed(self.data), index, [index, *self._rest()])
 
     def _rest(self) -> list[Buffer | None]:
         sizes = self._side_sizes[1:]
         return [
-            None if file is None else file.read(0, size) for file, size in zip(self._sides[1:], sizes, strict=True)
+            None if file is None else file.read(0, size)
+            for file, size in zip(self._sides[1:], sizes, strict=True)
         ]
 
     def write(self, rows: Rows, *, durable: bool) -> None:
         """Append rows encoded for this segment."""
         self.settle()
-        self._dirty = True
         try:
-            self.data.write(self.size, rows.buf)
+            self.data.stage(rows.buf)
         except OSError as error:
-            raise self._undo(error) from error
-        self.finish(rows, self.size + len(rows.buf), durable=durable, shift=self.size)
+            raise self.undo(error) from error
+        self.finish(rows, durable=durable)
 
-    def finish(
-        self, rows: Rows, end: int, *, durable: bool, shift: int, crcs: Ints | None = None
-    ) -> None:
-        """Name rows whose bytes already lie in the data file, make them durable if asked, and publish them."""
+    def finish(self, rows: Rows, *, durable: bool, crcs: Ints | None = None) -> None:
+        """Name rows whose bytes are staged, make them durable if asked, and publish them."""
         codec, latch = self._files.codec, self._latch
-        pieces, mark = codec.sides(rows, shift, self.base, self._mark, crcs)
+        pieces, mark = codec.sides(rows, self.size, self.base, self._mark, crcs)
         # The index must never name bytes that a power cut can take away.
         if durable and codec.sync_data_first:
             latch.sync(self.data)
@@ -222,7 +228,7 @@ class Active:
                 if piece and file is not None:
                     file.write(size, piece)
         except OSError as error:
-            raise self._undo(error) from error
+            raise self.undo(error) from error
         if durable:
             self.sync(data=not codec.sync_data_first)
         self._side_sizes = [
@@ -231,19 +237,14 @@ class Active:
         ]
         self._index.add(pieces[0])
         self._mark = mark
-        self.size = end
+        self.data.commit()
         if len(rows):
             self.next_seq = int(rows.seq[-1]) + 1
             self.last_ts_us = int(rows.ts_us[-1])
-        self._dirty = False
-
-    def mark_dirty(self) -> None:
-        """Say that bytes behind `size` are being written outside `write`."""
-        self._dirty = True
 
     def settle(self) -> None:
         """Cut what an interrupted write left behind, so that it can never be read as a record."""
-        if self._dirty:
+        if self.data.touched:
             try:
                 self.cut_back()
             except OSError as error:
@@ -272,7 +273,7 @@ class Active:
 
     def cut_back(self) -> None:
         """Back to the last published byte, durably."""
-        self.data.cut(self.size)
+        self.data.roll_back()
         for file, size in zip(self._sides, self._side_sizes, strict=True):
             if file is not None and file.size() > size:
                 file.cut(size)
@@ -280,9 +281,9 @@ class Active:
         for number, file in enumerate(self._sides):
             if number in self._files.codec.truths and file is not None:
                 file.sync()
-        self._dirty = False
 
-    def _undo(self, error: OSError) -> Error:
+    def undo(self, error: OSError) -> Error:
+        """Roll back what is staged; return the error to raise."""
         try:
             self.cut_back()
         except OSError as second:
@@ -293,11 +294,9 @@ class Active:
             )
         if self._files.codec.latch_on_write_error:
             return self._latch.trip(error, "writing")
-        return WriteFailed(f"{self.data.path}: {error}; the write was rolled back and nothing is visible, retry")
-
-    def undo(self, error: OSError) -> Error:
-        """Roll back a write made outside `write`; return the error to raise."""
-        return self._undo(error)
+        return WriteFailed(
+            f"{self.data.path}: {error}; the write was rolled back and nothing is visible, retry"
+        )
 
     def close(self) -> None:
         self.data.close()

@@ -15,7 +15,8 @@ import numpy as np
 from tidelog.commitlog.append import after_write, ceiling, check_expected, roll_if_due, roll_over, stamp
 from tidelog.commitlog.codec import Batch
 from tidelog.commitlog.state import State
-from tidelog.errors import BadInput, Closed, Error, StreamBroken
+from tidelog.commitlog.storage import broken
+from tidelog.errors import Closed, Error
 from tidelog.formats.rows import Rows, Span
 from tidelog.types import Buffer
 
@@ -36,83 +37,83 @@ class Stream:
                 roll_over(state)  # the overflow is used up: nothing would fit
             self._seq, self._ts_us = state.highest, stamp(state)
             head = state.codec.stream_head(self._seq, self._ts_us, batch, -1)
-            active = state.active
-            active.settle()
-            self._start = active.size + len(head)
-            self._size = 0
+            self._head_bytes = len(head)
             self._limit = min(max(ceiling(state) - len(head), 0), state.codec.record_bytes_max)
+            state.active.settle()
             state.streaming = True
-            active.mark_dirty()
-            try:
-                active.data.write(active.size, head)
-            except OSError as error:
-                state.streaming = False
-                raise active.undo(error) from error
+            self._stage(head, None)
 
     @property
     def limit(self) -> int:
         """The most bytes this record may have."""
         return self._limit
 
+    @property
+    def size(self) -> int:
+        """The bytes it has so far."""
+        return self._state.active.data.staged - self._head_bytes
+
     def write(self, chunk: Buffer) -> None:
         """Add bytes to the record. On an error the record is rolled back and gone."""
-        state = self._state
-        if not state.streaming:
-            raise Closed("this streamed record was already finished or rolled back; start another")
+        with self._state.mutex:
+            self._check_alive()
+            self._stage(chunk, self._limit + self._head_bytes)
+
+    def _stage(self, chunk: Buffer, threshold: int | None) -> None:
+        active = self._state.active
         try:
-            view = memoryview(chunk).cast("B")
-        except TypeError:
+            active.data.stage(chunk, threshold)
+        except OSError as error:
+            self._state.streaming = False
+            raise active.undo(error) from error
+        except Error:
             self.roll_back()
-            raise BadInput(f"a stream yields bytes, not {type(chunk).__name__}; the record was rolled back") from None
-        if self._size + len(view) > self._limit:
-            self.roll_back()
-            raise StreamBroken(
-                f"{state.path}: the streamed record passed its ceiling of {self._limit} bytes; it was rolled back "
-                "and nothing was written, send less or raise segment_bytes_max"
-            )
-        with state.mutex:
-            try:
-                state.active.data.write(self._start + self._size, view)
-            except OSError as error:
-                state.streaming = False
-                raise state.active.undo(error) from error
-        self._size += len(view)
+            raise
 
     def commit(self) -> int:
         """Make the record one; return its seq. What that promises is the sync policy's word."""
         state, active = self._state, self._state.active
         codec, durable = state.codec, state.config.sync != "interval"
         with state.mutex:
-            if not state.streaming:
-                raise Closed("this streamed record was already finished or rolled back; start another")
+            self._check_alive()
+            size = self.size
             try:
-                head = codec.stream_head(self._seq, self._ts_us, self._batch, self._size)
-                end = self._start + self._size
-                tail = codec.stream_tail(head, self._pieces())
+                head = codec.stream_head(self._seq, self._ts_us, self._batch, size)
+                tail = codec.stream_tail(head, self._pieces(size))
                 if tail:
-                    active.data.write(end, tail)
-                if durable and not tail:
+                    active.data.stage(tail)
+                elif durable:
                     # No checksum travels with the data, so the head must not become durable before it.
                     state.latch.sync(active.data)
-                active.data.write(active.size, head)
-                checksum = self._checksum(head)
+                active.data.patch(0, head)
+                checksum = self._checksum(head, size)
             except OSError as error:
                 state.streaming = False
                 raise active.undo(error) from error
             state.streaming = False
             one = np.ones(1, np.int64)
-            data = Span(one * len(head), one * self._size)
+            data = Span(one * len(head), one * size)
             rows = Rows(head, one * self._seq, one * self._ts_us, one * 0, data)
-            active.finish(rows, end + len(tail), durable=durable, shift=active.size, crcs=one * checksum)
+            active.finish(rows, durable=durable, crcs=one * checksum)
             after_write(state, durable=durable)
         return self._seq
 
-    def _checksum(self, head: bytes) -> int:
+    def _check_alive(self) -> None:
+        if not self._state.streaming:
+            raise Closed("this streamed record was already finished or rolled back; start another")
+
+    def _checksum(self, head: bytes, size: int) -> int:
         """CRC-32 of the whole record, read back piece by piece: the head is known last but comes first."""
         checksum = crc32(head)
-        for piece in self._pieces():
+        for piece in self._pieces(size):
             checksum = crc32(piece, checksum)
         return checksum
+
+    def _pieces(self, size: int) -> Iterator[bytes]:
+        for pos in range(0, size, _READ_BACK_BYTES):
+            yield self._state.active.data.read_staged(
+                self._head_bytes + pos, min(_READ_BACK_BYTES, size - pos)
+            )
 
     def roll_back(self) -> None:
         """Forget the record to the last byte. Harmless when it is finished already."""
@@ -121,12 +122,6 @@ class Stream:
             if state.streaming:
                 state.streaming = False
                 state.active.settle()
-
-    def _pieces(self) -> Iterator[bytes]:
-        """The record's data, read back in pieces."""
-        data = self._state.active.data
-        for pos in range(0, self._size, _READ_BACK_BYTES):
-            yield data.read(self._start + pos, min(_READ_BACK_BYTES, self._size - pos))
 
 
 def append_stream(state: State, chunks: Iterable[Buffer], batch: Batch, expected: int | None) -> int:
@@ -137,11 +132,8 @@ def append_stream(state: State, chunks: Iterable[Buffer], batch: Batch, expected
             for chunk in chunks:
                 stream.write(chunk)
             return stream.commit()
-        except Error:
-            raise
-        except Exception as error:
-            # Whatever the caller's iterable raised: the record is not whole, so it is nothing.
-            raise _broken(state, error) from error
+        except BaseException as error:
+            raise _told(state, error) from error
         finally:
             stream.roll_back()
 
@@ -155,16 +147,11 @@ async def append_stream_async(
         async for chunk in chunks:
             stream.write(chunk)
         return stream.commit()
-    except Error:
-        raise
-    except Exception as error:
-        raise _broken(state, error) from error
+    except BaseException as error:
+        raise _told(state, error) from error
     finally:
         stream.roll_back()
 
 
-def _broken(state: State, error: Exception) -> StreamBroken:
-    return StreamBroken(
-        f"{state.path}: the stream broke off ({type(error).__name__}: {error}); the record was rolled back and "
-        "nothing was written, send it again"
-    )
+def _told(state: State, error: BaseException) -> BaseException:
+    return error if isinstance(error, Error) else broken(state.path, error)

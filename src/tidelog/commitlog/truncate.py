@@ -8,7 +8,7 @@ active one. Its name carries the numbering on, even when nothing is left in it.
 
 from __future__ import annotations
 
-from tidelog.commitlog.append import roll_over
+from tidelog.commitlog.append import roll_over, sync
 from tidelog.commitlog.codec import rewrite
 from tidelog.commitlog.recovery import Report, open_active
 from tidelog.commitlog.state import State
@@ -23,6 +23,8 @@ def truncate(state: State, mark: int) -> int:
         highest = state.highest
         if not state.lowest <= mark < highest:
             raise OutOfRange(state.path, asked=mark, lowest=state.lowest, highest=highest)
+        # What is kept must not hang on bytes that a power cut can still take: a side-car goes before its data is swapped.
+        sync(state)
         try:
             _forget_later(state, mark)
             _keep_prefix(state, mark)

@@ -92,7 +92,9 @@ def verify(
         verdict = Verdict(log.codec, len(state.sealed) + 1, bytes=log.size)
         verdict.damage += state.report.damage
         if state.report.cut_bytes:
-            verdict.notes.append(f"an unfinished write of {state.report.cut_bytes} bytes ({state.report.cut_reason})")
+            verdict.notes.append(
+                f"an unfinished write of {state.report.cut_bytes} bytes ({state.report.cut_reason})"
+            )
         verdict.notes += [f"{name} must be rebuilt" for name in state.report.rebuilt]
         for number, segment in enumerate(state.sealed):
             if progress is not None:
@@ -114,7 +116,9 @@ def _verify_sealed(state: State, segment: Sealed, verdict: Verdict) -> None:
             verdict.damage.append(Damage(name, fault))
     shape = segment.shape()
     whole = codec.recover(
-        shape.data.fetch(0, shape.data.size), [None if side is None else bytes(side) for side in shape.sides], segment.base
+        shape.data.fetch(0, shape.data.size),
+        [None if side is None else bytes(side) for side in shape.sides],
+        segment.base,
     )
     verdict.records += whole.records
     _verify_index(codec, segment, whole, verdict)
@@ -127,6 +131,6 @@ def _verify_index(codec: Codec, segment: Sealed, whole: Recovered, verdict: Verd
     expected = codec.fill(whole.sides, segment.base, segment.stop, whole.end)
     for suffix, content, have in zip(codec.side_suffixes, expected, segment.shape().sides, strict=True):
         if have is not None and bytes(have) != content:
-            verdict.notes.append(f"{codec.side_name(segment.base, suffix)} is not what its data gives; repair rebuilds it")
-
-
+            verdict.notes.append(
+                f"{codec.side_name(segment.base, suffix)} is not what its data gives; repair rebuilds it"
+            )

@@ -29,7 +29,8 @@ def write_temporary(disk: Disk, temporary: str, data: Buffer) -> None:
 
 
 def replace(disk: Disk, path: str, data: Buffer, *, temporary: str | None = None) -> None:
-    """Make `data` the content of `path`. On return it survives a power cut; on an error the old content stands."""
+    """Make `data` the content of `path`. On return it survives a power cut. On an error a reader finds the old
+    content, or, where only the last directory sync failed, the new one; a power cut then shows either."""
     temporary = temporary or f"{path}.tmp"
     write_temporary(disk, temporary, data)
     disk.rename(temporary, path)

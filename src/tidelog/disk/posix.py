@@ -7,6 +7,7 @@ the kernel reports a failed write-back once per open file.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -61,6 +62,8 @@ class PosixFile:
             os.posix_fallocate(self._fd, 0, size)
 
     def sync(self) -> None:
+        if self._fd < 0:
+            raise OSError(errno.EBADF, "the file is closed", self._path)
         os.fdatasync(self._fd)
 
     def map(self) -> memoryview:
@@ -111,14 +114,19 @@ class PosixDisk:
 
     def make_dir(self, path: str, /) -> None:
         path = path.rstrip("/") or "/"
-        if path in ("", ".") or os.path.isdir(path):
+        if path in ("", ".", "/"):
             return
         above = parent(path)
-        self.make_dir(above)
-        with suppress(FileExistsError):
-            os.mkdir(path, 0o755)
-        # Without this a power cut can lose the directory and, with it, every file synced inside.
-        self.sync_dir(above)
+        if not os.path.isdir(path):
+            self.make_dir(above)
+            with suppress(FileExistsError):
+                os.mkdir(path, 0o755)
+            if not os.path.isdir(path):
+                raise FileExistsError(errno.EEXIST, "there is a file of that name", path)
+        # Without this a power cut can lose the directory and, with it, every file synced inside. Also when it was
+        # there already: whoever made it may have been killed before this line.
+        with suppress(PermissionError):  # a parent we may not open was not made by us
+            self.sync_dir(above)
 
     def remove(self, path: str, /) -> None:
         os.unlink(path)

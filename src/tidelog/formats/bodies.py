@@ -325,7 +325,8 @@ class _Take:
         return int(_U64.unpack(self._bytes(8))[0])
 
     def u64s(self, count: int) -> tuple[int, ...]:
-        return Struct(f"<{count}Q").unpack(self._bytes(8 * count))
+        data = self._bytes(8 * count)
+        return Struct(f"<{count}Q").unpack(data)
 
     def blob(self) -> bytes:
         return bytes(self._bytes(self.u32()))

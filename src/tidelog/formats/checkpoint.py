@@ -90,7 +90,8 @@ def decode(data: bytes, *, where: str = NAME) -> Checkpoint:
         return _decode_binary(data, where)
     try:
         file = msgspec.json.decode(data, type=_File)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        # The second comes from naming a member that is no member and no UTF-8 either.
         raise Corrupt(where, pos=0, reason=str(error), next_step=_NEXT_STEP) from error
     state, time = file.compaction_state, file.created_at
     return Checkpoint(

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from tidelog.errors import BadInput, TooLarge
 from tidelog.formats import frame
-from tidelog.formats.frame import APPEND_BATCH, OVERHEAD_BYTES, U32_MAX
+from tidelog.formats.frame import APPEND_BATCH, FLAGS_AT, KIND_AT, OVERHEAD_BYTES, U32_MAX
 from tidelog.formats.rows import Rows
 from tidelog.types import Buffer
 
@@ -41,17 +41,14 @@ ENTRY: Final = np.dtype(
 ENTRY_BYTES: Final = 20
 assert ENTRY.itemsize == ENTRY_BYTES, "drawn above, frozen by tests/golden; changing it is a new format"
 
-_KIND_AT: Final = 4
-_FLAGS_AT: Final = 5
-
 
 def flags(rows: Rows) -> Flags:
     """The index flags of each record, read from the frames that hold them."""
     if not len(rows):
         return np.zeros(0, np.uint8)
     buf = np.frombuffer(rows.buf, np.uint8)
-    found: Flags = buf[rows.at + _FLAGS_AT] & np.uint8(HAS_TAG | HAS_NODE)
-    found |= np.where(buf[rows.at + _KIND_AT] == APPEND_BATCH, np.uint8(BATCH), np.uint8(0))
+    found: Flags = buf[rows.at + FLAGS_AT] & np.uint8(HAS_TAG | HAS_NODE)
+    found |= np.where(buf[rows.at + KIND_AT] == APPEND_BATCH, np.uint8(BATCH), np.uint8(0))
     for span, flag in ((rows.tag, HAS_TAG), (rows.node, HAS_NODE)):
         if span is not None:
             found |= np.where(span.size > 0, np.uint8(flag), np.uint8(0))

@@ -41,9 +41,7 @@ INDEX = np.dtype([("checksum", "<u8"), ("length", "<u4"), ("position", "<u4")])
 MARKER_BYTES = MARKER.size
 INDEX_ENTRY_BYTES = INDEX.itemsize
 STORE_BYTES_MAX = (1 << 32) - 1  # positions and lengths have four bytes
-assert MARKER_BYTES == INDEX_ENTRY_BYTES == 16, (
-    "drawn above, frozen by tests/golden; changing it is a new format"
-)
+assert MARKER_BYTES == INDEX_ENTRY_BYTES == 16, "drawn above, frozen by tests/golden; changing it is a new format"
 
 _ENTRY = Struct("<QII")  # checksum, length, position
 _UNIT = {4: Struct("<IBI"), 8: Struct("<IBQ")}  # metadata length, 01, seq
@@ -214,9 +212,7 @@ def walk(
     own, right = _stored_seqs(buf, at[:keep], meta[:keep], fits, seq[:keep])
     if (fit := lanes.first_false(fits & right)) < keep:
         keep, good, halt = fit, int(held[fit]), Stop.BAD
-        reason = (
-            "another seq is stored with the record" if fits[fit] else "metadata is longer than the content"
-        )
+        reason = "another seq is stored with the record" if fits[fit] else "metadata is longer than the content"
     at, meta, own = at[:keep], meta[:keep], own[:keep]
     rows = Rows(
         buf,

@@ -46,9 +46,7 @@ DATA_BYTES_MAX = (1 << 32) - 1
 RELATIVE_MAX = (1 << 32) - 1  # seqs a segment may span and still index
 INDEX_BYTES = 4096  # of log between two index entries, at least
 SEGMENT_BYTES_MAX = 128 << 20
-assert HEADER_BYTES == _HEADS.itemsize == 22, (
-    "drawn above, frozen by tests/golden; changing it is a new format"
-)
+assert HEADER_BYTES == _HEADS.itemsize == 22, "drawn above, frozen by tests/golden; changing it is a new format"
 assert INDEX_ENTRY_BYTES == 12, "drawn above, frozen by tests/golden; changing it is a new format"
 
 _SIGNED_MAX = (1 << 63) - 1  # columns are int64, so the upper half of u64 is refused
@@ -80,24 +78,40 @@ def index_capacity(segment_bytes_max: int = SEGMENT_BYTES_MAX) -> int:
     return (segment_bytes_max // INDEX_BYTES + 1) * INDEX_ENTRY_BYTES
 
 
+def _check(first_seq: int, count: int, ts_ms: int) -> None:
+    if first_seq < 1 or first_seq + count - 1 > _SIGNED_MAX:
+        raise BadInput(f"seqs run from 1 to 2**63 - 1, not from {first_seq} for {count} records")
+    if not 0 <= ts_ms <= _MS_MAX:
+        raise BadInput(f"a time lies between 0 and {_MS_MAX} milliseconds, not at {ts_ms}")
+
+
+def _check_sizes(seq: int, node_size: int, size: int) -> None:
+    if node_size > FROM_BYTES_MAX:
+        raise TooLarge(f"the node of seq {seq}", size=node_size, limit=FROM_BYTES_MAX)
+    if size > DATA_BYTES_MAX:
+        raise TooLarge(f"the record for seq {seq}", size=size, limit=DATA_BYTES_MAX)
+
+
+def head(seq: int, ts_ms: int, node: bytes, size: int) -> bytes:
+    """What stands before `size` bytes of data, the node included. The CRC-32 behind them begins with this."""
+    _check(seq, 1, ts_ms)
+    _check_sizes(seq, len(node), size)
+    return HEADER.pack(seq, ts_ms, len(node), size) + node
+
+
 def encode(first_seq: int, ts_ms: int, datas: Sequence[bytes], nodes: Sequence[bytes] | bytes = b"") -> bytes:
     """The records one after another, numbered from `first_seq`, all with the same time.
 
     `nodes` is one node for all of them, or one for each.
     """
-    if first_seq < 1 or first_seq + len(datas) - 1 > _SIGNED_MAX:
-        raise BadInput(f"seqs run from 1 to 2**63 - 1, not from {first_seq} for {len(datas)} records")
-    if not 0 <= ts_ms <= _MS_MAX:
-        raise BadInput(f"a time lies between 0 and {_MS_MAX} milliseconds, not at {ts_ms}")
+    _check(first_seq, len(datas), ts_ms)
     pack, pack_crc, parts, seq = HEADER.pack, _CRC.pack, list[bytes](), first_seq
     put = parts.append
     each = repeat(nodes, len(datas)) if isinstance(nodes, bytes) else nodes
     for data, node in zip(datas, each, strict=True):
         size, node_size = len(data), len(node)
-        if node_size > FROM_BYTES_MAX:
-            raise TooLarge(f"the node of seq {seq}", size=node_size, limit=FROM_BYTES_MAX)
-        if size > DATA_BYTES_MAX:
-            raise TooLarge(f"the record for seq {seq}", size=size, limit=DATA_BYTES_MAX)
+        if node_size > FROM_BYTES_MAX or size > DATA_BYTES_MAX:
+            _check_sizes(seq, node_size, size)
         # Joined first and summed in one call: a quarter cheaper at 100 bytes than two calls without the copy.
         covered = pack(seq, ts_ms, node_size, size) + node + data
         put(covered)

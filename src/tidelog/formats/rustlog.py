@@ -41,9 +41,7 @@ HEADER_BYTES = HEADER.size
 INDEX_ENTRY_BYTES = INDEX.itemsize
 RECORD_BYTES_MAX = 10 << 20
 INDEX_EVERY = 100
-assert HEADER_BYTES == _HEADS.itemsize == 20, (
-    "drawn above, frozen by tests/golden; changing it is a new format"
-)
+assert HEADER_BYTES == _HEADS.itemsize == 20, "drawn above, frozen by tests/golden; changing it is a new format"
 assert INDEX_ENTRY_BYTES == 16, "drawn above, frozen by tests/golden; changing it is a new format"
 
 _SIGNED_MAX = (1 << 63) - 1  # columns are int64, so the upper half of u64 is refused
@@ -69,12 +67,22 @@ def base_of(name: str) -> int | None:
     return base if 0 <= base <= _SIGNED_MAX else None
 
 
-def encode(first_seq: int, ts_us: int, datas: Sequence[bytes]) -> bytes:
-    """The records one after another, numbered from `first_seq`, all with the same time."""
-    if first_seq < 0 or first_seq + len(datas) - 1 > _SIGNED_MAX:
-        raise BadInput(f"offsets run from 0 to 2**63 - 1, not from {first_seq} for {len(datas)} records")
+def _check(first_seq: int, count: int, ts_us: int) -> None:
+    if first_seq < 0 or first_seq + count - 1 > _SIGNED_MAX:
+        raise BadInput(f"offsets run from 0 to 2**63 - 1, not from {first_seq} for {count} records")
     if not 0 <= ts_us <= _SIGNED_MAX:
         raise BadInput(f"a time lies between 0 and 2**63 - 1 microseconds, not at {ts_us}")
+
+
+def head(seq: int, ts_us: int, size: int) -> bytes:
+    """What stands before `size` bytes of data. A size over the limit makes a head that no walk accepts."""
+    _check(seq, 1, ts_us)
+    return HEADER.pack(size, seq, ts_us)
+
+
+def encode(first_seq: int, ts_us: int, datas: Sequence[bytes]) -> bytes:
+    """The records one after another, numbered from `first_seq`, all with the same time."""
+    _check(first_seq, len(datas), ts_us)
     pack, parts, offset = HEADER.pack, list[bytes](), first_seq
     put = parts.append
     for data in datas:
@@ -185,9 +193,7 @@ def _settle(found: Walk, at: Ints, above: int, crcs: NDArray[np.uint32] | None, 
     if crcs is not None:
         # One further than the order holds: where both fail, the checksum is the better explanation.
         seen = min(good + 1, count, len(crcs))
-        same = lanes.first_false(
-            lanes.checksums(buf, at[:seen], at[:seen] + size[:seen] + HEADER_BYTES) == crcs[:seen]
-        )
+        same = lanes.first_false(lanes.checksums(buf, at[:seen], at[:seen] + size[:seen] + HEADER_BYTES) == crcs[:seen])
         if same < seen:
             good, reason = same, "checksum"
         elif len(crcs) < min(good, keep):

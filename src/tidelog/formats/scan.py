@@ -35,6 +35,7 @@ from tidelog.formats.frame import (
     HAS_TAG,
     HEADER_BYTES,
     KNOWN_FLAGS,
+    LEN_MIN,
     MORE,
     NAMES,
     OVERHEAD_BYTES,
@@ -44,6 +45,7 @@ from tidelog.formats.frame import (
     Frame,
     are_texts,
     get,
+    headers,
 )
 from tidelog.formats.rows import Rows, Span, Stop, Walk, none
 from tidelog.types import Buffer, Ints
@@ -51,22 +53,7 @@ from tidelog.types import Buffer, Ints
 _LEAD = Struct("<IH")  # the length that opens a frame, type and flags as one number
 _SEAM = Struct("<QIH")  # a frame's checksum and the lead of the one behind it
 _PLAIN: Final = frozenset(APPEND | flags << 8 for flags in range(KNOWN_FLAGS + 1) if not flags & MORE)
-_HEADER: Final = np.dtype(
-    [
-        ("frame_len", "<u4"),
-        ("kind", "u1"),
-        ("flags", "u1"),
-        ("topic_id", "<u8"),
-        ("seq", "<u8"),
-        ("ts_ms", "<u8"),
-        ("node_len", "<u2"),
-        ("tag_len", "<u2"),
-        ("data_len", "<u4"),
-    ]
-)
-assert _HEADER.itemsize == HEADER_BYTES, "the header of frame.py as a NumPy record"
 _SUM: Final = np.dtype("<u8")
-_LEN_MIN: Final = OVERHEAD_BYTES - 4
 _NO_LIMIT: Final = 1 << 62
 
 
@@ -121,7 +108,7 @@ def walk(
     far = _NO_LIMIT if bytes_max is None else pos + bytes_max
     seen = _collect(view, pos, limit, far, room)
     at = np.array(seen.singles, np.int64)
-    heads = _heads(view, at)
+    heads = headers(view, at)
     appends = _appends(view, at, heads)
     rows = _joined(view, appends, seen.batches)
     stops = [seen.stop, _misfit(view, appends, heads, limit), _disorder(view, rows, above)]
@@ -154,7 +141,7 @@ def walk_indexed(
         )
     single = (part["flags"] & idx.BATCH) == 0
     alone = at[single]
-    heads = _heads(view, alone)
+    heads = headers(view, alone)
     appends = _appends(view, alone, heads)
     wrong = _misfit(view, appends, heads, len(view), text=check)
     if check and wrong is None:
@@ -172,7 +159,7 @@ def walk_indexed(
         (found.seq == seq)
         & (found.at == at)
         & (found.data.size == part["data_len"])
-        & (found.ts_us == part["ts"].astype(np.int64) * 1000)
+        & (found.ts_us // 1000 == part["ts"])
         & (idx.flags(found) == part["flags"])
     )
     if not np.all(same):
@@ -189,7 +176,7 @@ class _StopAt(NamedTuple):
 class _Seen(NamedTuple):
     singles: list[int]  # where Append frames start
     batches: list[tuple[int, Rows]]  # each behind how many of those
-    chains: list[tuple[int, int]]  # first byte and end of every batch of several frames
+    chains: list[tuple[int, int]]  # first byte and end of every batch of several frames, the broken one too
     stop: _StopAt
 
 
@@ -229,7 +216,8 @@ def _collect(view: memoryview, pos: int, limit: int, far: int, room: int) -> _Se
             chain_at = -1
         pos = found.end
     if chain_at >= 0:
-        pos, fault = chain_at, _broken_off(fault, chain_at)
+        fault = _broken_off(fault, chain_at)
+        chains.append((chain_at, pos + 1))
     return _Seen(singles, batches, chains, _StopAt(pos, fault))
 
 
@@ -247,7 +235,7 @@ def _run(view: memoryview, pos: int, end: int, far: int, count_max: int, out: li
     frame_len, lead = _LEAD.unpack_from(view, pos)
     try:
         for _ in range(count_max - len(out)):
-            if lead not in plain or frame_len < _LEN_MIN or pos >= far:
+            if lead not in plain or frame_len < LEN_MIN or pos >= far:
                 break
             sum_at = pos + frame_len - 4
             checksum, frame_len, lead = seam(view, sum_at)
@@ -272,13 +260,6 @@ def _broken_off(fault: Fault, chain_at: int) -> Fault:
     if fault.stop is Stop.BAD:
         return fault
     return Fault(Stop.TORN, f"the batch that starts at byte {chain_at} breaks off before its last frame")
-
-
-def _heads(view: memoryview, at: Ints) -> NDArray[np.void]:
-    # A view in which a header starts at every byte, so that picking some of them is one copy in C.
-    if not len(at):
-        return np.zeros(0, _HEADER)
-    return np.ndarray((len(view) - HEADER_BYTES + 1,), _HEADER, view, strides=(1,))[at]
 
 
 def _appends(view: memoryview, at: Ints, heads: NDArray[np.void]) -> Rows:
@@ -346,7 +327,7 @@ def _disorder(view: memoryview, rows: Rows, above: int) -> _StopAt | None:
         return None
     first = np.append(np.int64(0), np.flatnonzero(rows.at[1:] != rows.at[:-1]) + 1)
     last = first[1:] - 1
-    topic = _heads(view, rows.at[first])["topic_id"]
+    topic = headers(view, rows.at[first])["topic_id"]
     seq, seq_before = rows.seq[first], np.append(np.int64(above), rows.seq[last])
     ts, ts_before = rows.ts_us[first], np.append(rows.ts_us[0], rows.ts_us[last])
     wrong = np.flatnonzero((topic != topic[0]) | (seq <= seq_before) | (ts < ts_before))

@@ -76,7 +76,8 @@ class SimDisk(Machine):
         with self._lock:
             self._powered()
             above, walked = self._root, "/" if path.startswith("/") else ""
-            for name in parts(path):
+            names = parts(path)
+            for number, name in enumerate(names, 1):
                 walked += name
                 found = above.live.get(name)
                 if isinstance(found, FileNode):
@@ -85,6 +86,9 @@ class SimDisk(Machine):
                     self._fallible("mkdir", walked, f"mkdir {walked}")
                     found = DirNode(self._now_ms())
                     self._link(above, name, found)
+                    self._sync_names(above, parent(walked))
+                elif number == len(names):
+                    # Whoever made it may have been killed before the sync.
                     self._sync_names(above, parent(walked))
                 above = found
                 walked += "/"

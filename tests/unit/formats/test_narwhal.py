@@ -29,9 +29,7 @@ def sealed(covered: bytes) -> bytes:
 
 
 def written(log: list[Plain]) -> bytes:
-    return b"".join(
-        sealed(pack("<QQHI", seq, ts, len(node), len(data)) + node + data) for seq, ts, node, data in log
-    )
+    return b"".join(sealed(pack("<QQHI", seq, ts, len(node), len(data)) + node + data) for seq, ts, node, data in log)
 
 
 def read_plainly(
@@ -93,9 +91,7 @@ def logs(draw: st.DrawFn) -> list[Plain]:
     seq, log = draw(st.integers(0, 3)), list[Plain]()
     for gap, ts, node, data in draw(
         st.lists(
-            st.tuples(
-                st.integers(1, 3), st.integers(0, 1 << 40), st.binary(max_size=3), st.binary(max_size=9)
-            ),
+            st.tuples(st.integers(1, 3), st.integers(0, 1 << 40), st.binary(max_size=3), st.binary(max_size=9)),
             max_size=10,
         )
     ):
@@ -148,6 +144,13 @@ def test_one_node_serves_all_records(node: bytes) -> None:
     rows = narwhal.walk(buf).rows
     assert [(r.ts_us, r.node, r.data) for r in records(rows)] == [(5000, node, data) for data in datas]
     assert (rows.node is None) == (node == b"")
+
+
+def test_a_head_its_data_and_their_checksum_are_a_record() -> None:
+    head = narwhal.head(7, 9, b"alice", 5)
+    assert sealed(head + b"hello") == narwhal.encode(7, 9, [b"hello"], b"alice")
+    walk = narwhal.walk(narwhal.encode(6, 9, [b"whole"]) + bytes(len(head)) + b"so far")
+    assert (len(walk.rows), walk.end, walk.stop) == (1, 31, Stop.BAD), "zeros in its place are no record"
 
 
 @quick
@@ -270,13 +273,12 @@ def test_walking_in_lanes_is_the_same_as_walking(log: tuple[bytes, Ints], data: 
 def test_the_index_of_a_long_log_gives_lanes_that_are_used() -> None:
     buf = narwhal.encode(1, 5, [b"x" * (i % 200) for i in range(5000)], b"n")
     rows = narwhal.walk(buf).rows
-    index = narwhal.read_index(
-        narwhal.index_bytes(rows.seq, rows.at, rows.data.pos + rows.data.size + 4, 1)[0]
-    )
+    index = narwhal.read_index(narwhal.index_bytes(rows.seq, rows.at, rows.data.pos + rows.data.size + 4, 1)[0])
     starts = index["position"].astype(np.int64)
-    assert lanes.locate(
-        starts, len(buf), 22, lambda at: np.diff(rows.at, append=len(buf))[np.searchsorted(rows.at, at)]
-    )
+    sizes = np.diff(rows.at, append=len(buf))
+    found = lanes.locate(starts, len(buf), 22, lambda at: sizes[np.searchsorted(rows.at, at)])
+    assert found is not None, "a healthy index is worth it"
+    assert found.tolist() == rows.at.tolist()
     assert everything(narwhal.walk_lanes(buf, starts)) == everything(narwhal.walk(buf))
 
 
@@ -341,9 +343,7 @@ def test_preallocated_zeros_are_not_entries() -> None:
 
 
 def test_every_broken_rule_of_an_index_is_found() -> None:
-    def fault(
-        *entries: tuple[int, int], size: int = 10_000, more: bytes = b"", room: int | None = None
-    ) -> str:
+    def fault(*entries: tuple[int, int], size: int = 10_000, more: bytes = b"", room: int | None = None) -> str:
         buf = b"".join(pack("<IQ", *entry) for entry in entries) + more
         return narwhal.index_fault(buf, size, room) or ""
 
@@ -417,6 +417,13 @@ def test_what_the_layout_cannot_hold_is_refused_before_a_byte_is_made(
     for first, ts_ms, datas in [(0, 0, [b""]), (top, 0, [b"", b""]), (1, -1, [b""]), (1, MS_MAX + 1, [b""])]:
         with pytest.raises(BadInput):
             narwhal.encode(first, ts_ms, datas)
+    for seq, ts_ms in [(0, 0), (top + 1, 0), (1, -1), (1, MS_MAX + 1)]:
+        with pytest.raises(BadInput):
+            narwhal.head(seq, ts_ms, b"", 0)
+    with pytest.raises(TooLarge, match="node of seq 2 is 511"):
+        narwhal.head(2, 0, b"n" * 511, 0)
+    with pytest.raises(TooLarge, match="limit is 4294967295"):
+        narwhal.head(1, 0, b"", 1 << 32)
     with pytest.raises(TooLarge, match="node of seq 2 is 511 bytes, the limit is 510"):
         narwhal.encode(1, 0, [b"", b""], [b"", b"n" * 511])
     with pytest.raises(ValueError, match="shorter"):

@@ -126,6 +126,12 @@ def test_what_is_encoded_is_walked_back(first: int, ts_us: int, datas: list[byte
     assert plain(rustlog.walk(buf, above=first - 1)) == (expected, len(buf), Stop.END)
 
 
+def test_a_head_and_its_data_are_a_record_and_a_head_of_no_size_is_none() -> None:
+    assert rustlog.head(7, 9, 5) + b"hello" == rustlog.encode(7, 9, [b"hello"])
+    walk = rustlog.walk(rustlog.encode(6, 9, [b"whole"]) + rustlog.head(7, 9, 0xFFFFFFFF) + b"so far")
+    assert (len(walk.rows), walk.end, walk.stop) == (1, 25, Stop.BAD)
+
+
 @quick
 @given(logs())
 def test_a_log_with_holes_and_its_own_times_is_walked(log: list[Plain]) -> None:
@@ -157,7 +163,7 @@ def test_a_walk_with_checksums_agrees_with_the_plain_reader(buf: bytes, data: st
     crcs = [crc32(written([record])) for record in before]
     if data.draw(st.booleans()):
         crcs = crcs[: data.draw(st.integers(0, len(crcs)))]
-    if crcs and data.draw(st.booleans()):
+    if data.draw(st.booleans()) and crcs:
         crcs[data.draw(st.integers(0, len(crcs) - 1))] ^= 1 << data.draw(st.integers(0, 31))
     stop_seq = data.draw(st.none() | st.integers(0, 12))
     expected = read_plainly(buf, stop_seq=stop_seq, crcs=crcs)
@@ -180,7 +186,8 @@ def test_a_limited_walk_is_a_slice_of_the_full_one(
     ):
         end = len(buf) if count == len(log) else int(full.rows.at[count])
         expected = Walk(full.rows.part(0, count), end, Stop.END)
-        assert everything(rustlog.walk(buf, **option)) == everything(expected), option
+        limited = rustlog.walk(buf, **option)  # type: ignore[arg-type]
+        assert everything(limited) == everything(expected), option
 
 
 @pytest.mark.parametrize(
@@ -196,9 +203,7 @@ def test_a_limited_walk_is_a_slice_of_the_full_one(
         ([(1, 1 << 63, b"")], -1, "timestamp decreases"),
     ],
 )
-def test_a_record_out_of_order_is_bad_and_those_before_it_are_kept(
-    log: list[Plain], above: int, reason: str
-) -> None:
+def test_a_record_out_of_order_is_bad_and_those_before_it_are_kept(log: list[Plain], above: int, reason: str) -> None:
     walk = rustlog.walk(written(log), above=above)
     assert (walk.stop, walk.reason) == (Stop.BAD, reason)
     assert plain(walk)[0] == log[:-1]
@@ -341,9 +346,7 @@ def test_starts_that_cannot_be_lanes_are_harmless(starts: list[int]) -> None:
 
 @quick
 @given(st.integers(1, 300), st.integers(1, 9), st.lists(st.integers(0, 300), max_size=5))
-def test_an_index_written_in_pieces_is_the_index_written_at_once(
-    count: int, every: int, cuts: list[int]
-) -> None:
+def test_an_index_written_in_pieces_is_the_index_written_at_once(count: int, every: int, cuts: list[int]) -> None:
     seqs, ats = np.arange(count) * 3 + 7, np.arange(count) * 21
     edges = sorted({0, count, *(cut for cut in cuts if cut < count)})
     pieces = b"".join(rustlog.index_bytes(seqs[a:b], ats[a:b], a, every) for a, b in pairwise(edges))
@@ -437,6 +440,9 @@ def test_what_the_layout_cannot_hold_is_refused_before_a_byte_is_made() -> None:
     for first, ts_us, datas in [(-1, 0, [b""]), (top, 0, [b"", b""]), (0, -1, [b""]), (0, top + 1, [b""])]:
         with pytest.raises(BadInput):
             rustlog.encode(first, ts_us, datas)
+    for seq, ts_us in [(-1, 0), (top + 1, 0), (0, -1), (0, top + 1)]:
+        with pytest.raises(BadInput):
+            rustlog.head(seq, ts_us, 0)
     with pytest.raises(TooLarge) as caught:
         rustlog.encode(3, 0, [b"", bytes(LIMIT + 1)])
     assert (caught.value.size, caught.value.limit) == (LIMIT + 1, LIMIT)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from threading import Thread
 
 import pytest
 from hypothesis import given
@@ -573,6 +574,27 @@ def test_a_map_keeps_its_bytes_while_the_file_changes() -> None:
     file.write(0, b"xyz")
     file.cut(1)
     assert bytes(view) == b"abc"
+
+
+def test_operations_of_several_threads_are_numbered_one_by_one() -> None:
+    disk = SimDisk(trace=True)
+    numbers: list[int] = []
+    disk.on_op = numbers.append
+
+    def work(number: int) -> None:
+        file = disk.open(f"{number}", "create")
+        for turn in range(100):
+            file.write(turn, b"x")
+            file.sync()
+
+    threads = [Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert numbers == list(range(1, 4 * 201 + 1))
+    disk.sync_dir("")
+    assert disk.crash_image("none").tree() == {f"{number}": b"x" * 100 for number in range(4)}
 
 
 STEPS = st.lists(

@@ -21,6 +21,7 @@ from tidelog.formats.rows import Rows, Span, Stop, none
 from tidelog.types import Buffer, Ints
 
 _NAME = re.compile(r"(0|[1-9]\d*)(\.store|\.index|\.created)")
+_TEMPORARY = re.compile(r"(0|[1-9]\d*)(\.index\.rebuilding|\.store\.compacted|\.index\.compacted|\.created\.tmp)")
 
 
 class LaminarCodec(Codec):
@@ -47,8 +48,8 @@ class LaminarCodec(Codec):
     def side_name(self, base: int, suffix: str, /) -> str:
         return f"{base}{suffix}"
 
-    def temporary_names(self, base: int, /) -> tuple[str, ...]:
-        return (f"{base}.index.rebuilding", f"{base}.store.compacted", f"{base}.index.compacted", f"{base}.created.tmp")
+    def is_temporary(self, name: str, /) -> bool:
+        return _TEMPORARY.fullmatch(name) is not None
 
     def base_of(self, name: str, /) -> tuple[int, str] | None:
         found = _NAME.fullmatch(name)
@@ -162,7 +163,11 @@ class LaminarCodec(Codec):
         stop = min(stop, shape.base + len(entries))
         if first >= stop:
             if first < shape.stop:
-                return Chunk(none(), first, Fault(first, shape.stop, shape.data.size, "the index ends before the segment does"))
+                return Chunk(
+                    none(),
+                    first,
+                    Fault(first, shape.stop, shape.data.size, "the index ends before the segment does"),
+                )
             return Chunk(none(), first)
         lo = first - shape.base
         ends = entries["position"][lo : stop - shape.base].astype(np.int64)
@@ -173,7 +178,9 @@ class LaminarCodec(Codec):
         if high > shape.data.size:
             good = int(np.searchsorted(ends, shape.data.size, "right"))
             if good == 0:
-                return Chunk(none(), first, Fault(first, first + 1, start, "the record lies past the end of the store"))
+                return Chunk(
+                    none(), first, Fault(first, first + 1, start, "the record lies past the end of the store")
+                )
             part, high = part[:good], int(ends[good - 1])
         part["position"] -= np.uint32(start)
         walk = laminar.walk(shape.data.fetch(start, high), part, first)

@@ -16,6 +16,7 @@ from tidelog.formats.rows import Rows, Span, Stop, Walk
 from tidelog.types import Buffer, Ints
 
 _NAME = re.compile(r"(\d{20})(\.log|\.idx)")
+_TEMPORARY = re.compile(r"\d{20}(\.idx\.rebuilding|\.tmp|\.log\.compacted)")
 
 
 class NarwhalCodec(Codec):
@@ -42,9 +43,8 @@ class NarwhalCodec(Codec):
     def side_name(self, base: int, suffix: str, /) -> str:
         return f"{base:020d}{suffix}"
 
-    def temporary_names(self, base: int, /) -> tuple[str, ...]:
-        stem = f"{base:020d}"
-        return (f"{stem}.idx.rebuilding", f"{stem}.tmp", f"{stem}.log.compacted")
+    def is_temporary(self, name: str, /) -> bool:
+        return _TEMPORARY.fullmatch(name) is not None
 
     def base_of(self, name: str, /) -> tuple[int, str] | None:
         found = _NAME.fullmatch(name)

@@ -21,6 +21,7 @@ from tidelog.formats.rows import Rows, Span, Stop, Walk
 from tidelog.types import Buffer, Ints
 
 _NAME = re.compile(r"(\d{20})(\.log|\.index|\.crc)")
+_TEMPORARY = re.compile(r"\d{20}(\.index\.rebuilding|\.crc\.rebuilding|\.log\.compacted)")
 
 
 class RustlogCodec(Codec):
@@ -50,9 +51,8 @@ class RustlogCodec(Codec):
     def side_name(self, base: int, suffix: str, /) -> str:
         return f"{base:020d}{suffix}"
 
-    def temporary_names(self, base: int, /) -> tuple[str, ...]:
-        stem = f"{base:020d}"
-        return (f"{stem}.index.rebuilding", f"{stem}.crc.rebuilding", f"{stem}.log.compacted")
+    def is_temporary(self, name: str, /) -> bool:
+        return _TEMPORARY.fullmatch(name) is not None
 
     def base_of(self, name: str, /) -> tuple[int, str] | None:
         found = _NAME.fullmatch(name)

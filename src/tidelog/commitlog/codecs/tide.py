@@ -25,6 +25,7 @@ from tidelog.formats.rows import Rows, Span, none
 from tidelog.types import Buffer, Ints
 
 _NAME = re.compile(r"seg-(\d{16,20})(\.data|\.idx|\.foot)")
+_TEMPORARY = re.compile(r"seg-\d{16,20}(\.idx\.rebuilding|\.foot\.tmp|\.data\.compacted)")
 _INDEX_CHECKED = -1  # in Shape.verified, beside the numbers of data chunks
 _SEQ_BITS = 64
 
@@ -53,9 +54,8 @@ class TideCodec(Codec):
     def side_name(self, base: int, suffix: str, /) -> str:
         return f"seg-{base:016d}{suffix}"
 
-    def temporary_names(self, base: int, /) -> tuple[str, ...]:
-        stem = f"seg-{base:016d}"
-        return (f"{stem}.idx.rebuilding", f"{stem}.foot.tmp", f"{stem}.data.compacted")
+    def is_temporary(self, name: str, /) -> bool:
+        return _TEMPORARY.fullmatch(name) is not None
 
     def base_of(self, name: str, /) -> tuple[int, str] | None:
         found = _NAME.fullmatch(name)
@@ -69,7 +69,9 @@ class TideCodec(Codec):
     def encode(self, seq: int, ts_us: int, batch: Batch, /) -> Rows:
         ts_ms, count = ts_us // 1000, len(batch.datas)
         if count == 1:
-            node, tag, meta = (c if isinstance(c, bytes) else c[0] for c in (batch.node, batch.tag, batch.meta))
+            node, tag, meta = (
+                c if isinstance(c, bytes) else c[0] for c in (batch.node, batch.tag, batch.meta)
+            )
             if not meta:
                 return self._one(seq, ts_ms, batch.datas[0], node, tag)
         metas = [batch.meta] * count if isinstance(batch.meta, bytes) else batch.meta
@@ -103,7 +105,9 @@ class TideCodec(Codec):
 
     def stream_head(self, seq: int, ts_us: int, batch: Batch, size: int, /) -> bytes:
         node, tag = (c if isinstance(c, bytes) else c[0] for c in (batch.node, batch.tag))
-        head = frame.head(frame.APPEND, seq=seq, ts_ms=ts_us // 1000, data_len=max(size, 0), node=node, tag=tag)
+        head = frame.head(
+            frame.APPEND, seq=seq, ts_ms=ts_us // 1000, data_len=max(size, 0), node=node, tag=tag
+        )
         return bytes(len(head)) if size < 0 else head  # zeros are where a log ends
 
     def stream_tail(self, head: bytes, data: Iterable[Buffer], /) -> bytes:

@@ -1,0 +1,156 @@
+"""Opening a log: how long it takes and how much memory it needs, in a fresh process.
+
+Sketch. Open reads no sealed record: it lists the directory, and of each sealed segment it reads a
+footer of a few hundred bytes and maps two files. A hundred segments are some 300 files and 1500
+system calls of about 2 µs, and 0.1 ms of Python each: expected 20 to 40 ms, with a few megabytes.
+The active segment is read whole and verified, because a crash may have torn its end: batches at
+about 1 GB/s, one frame a record at about a million records a second. That part does not grow with
+the log. The limit is to list and stat the same files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from benchmarks.common import GB, MB, Result, payloads, result, room, steps
+
+from tidelog.commitlog import SegmentedLog
+
+_SEGMENTS = 100
+_BATCH = 4096
+_ACTIVE_BYTES = 48 << 20
+_NEEDS_BYTES = 3 * GB // 2
+_LISTED = "list and stat the files"
+
+
+class _Opened(NamedTuple):
+    open_s: float
+    grown_mb: float
+    list_s: float
+
+
+def run(quick: bool) -> list[Result]:
+    records = 1_000_000 if quick else 10_000_000
+    rounds = 3 if quick else 7
+    with room(_NEEDS_BYTES if not quick else GB // 2) as place:
+        path = place / "many"
+        _make(path, records)
+        writer = _measure("open", path, rounds, read_only=False)
+        reader = _measure("open to read", path, rounds, read_only=True)
+        size = _ACTIVE_BYTES // (8 if quick else 1)
+        batched, single = place / "batched", place / "single"
+        _make_active(batched, size, _append_batches)
+        _make_active(single, size // 4, _append_singles)
+        tail = _measure("open a full active segment", batched, rounds, read_only=False)
+        frames = _measure("open an active segment of single frames", single, rounds, read_only=False)
+    name = f"open {_SEGMENTS} segments, {records // 1_000_000} M records"
+    return [
+        result(name, _all(writer, 0), "s", limit=_all(writer, 2), limit_name=_LISTED, most=1.0, kind="gate"),
+        result(f"{name}, memory", _all(writer, 1), "MB", most=100.0, kind="gate"),
+        result(f"{name}, to read", _all(reader, 0), "s", limit=_all(reader, 2), limit_name=_LISTED),
+        result(f"{name}, to read, memory", _all(reader, 1), "MB"),
+        result(f"open, active of {size >> 20} MiB in batches", _all(tail, 0), "s"),
+        result(f"open, active of {size >> 20} MiB in batches, memory", _all(tail, 1), "MB"),
+        result(f"open, active of {size >> 22} MiB, one frame a record", _all(frames, 0), "s"),
+        result(f"open, active of {size >> 22} MiB, one frame a record, memory", _all(frames, 1), "MB"),
+    ]
+
+
+def _all(opened: list[_Opened], column: int) -> list[float]:
+    return [row[column] for row in opened]
+
+
+def _make(path: Path, records: int) -> None:
+    """A log of this many 100-byte records in sealed segments of equal size, and half a segment more."""
+    datas = payloads(100, _BATCH)
+    each = records // _SEGMENTS
+    with (
+        SegmentedLog.open(str(path), "tide", sync="interval", segment_bytes_max=1 << 30) as log,
+        steps("writing a log to open", _SEGMENTS) as done,
+    ):
+        for _ in range(_SEGMENTS):
+            _append(log, datas, each)
+            log.seal()
+            done()
+        _append(log, datas, each // 2)
+
+
+def _append(log: SegmentedLog, datas: list[bytes], count: int) -> None:
+    for _ in range(count // len(datas)):
+        log.append_many(datas)
+    if rest := count % len(datas):
+        log.append_many(datas[:rest])
+
+
+def _make_active(path: Path, size: int, fill: Callable[[SegmentedLog, int], None]) -> None:
+    with SegmentedLog.open(str(path), "tide", sync="interval") as log:
+        fill(log, size)
+
+
+def _append_batches(log: SegmentedLog, size: int) -> None:
+    _append(log, payloads(100, _BATCH), size // 100)
+
+
+def _append_singles(log: SegmentedLog, size: int) -> None:
+    datas = payloads(100)
+    for number in range(size // 146):
+        log.append(datas[number % len(datas)])
+
+
+def _measure(title: str, path: Path, rounds: int, *, read_only: bool) -> list[_Opened]:
+    """Open in a process of its own each time: memory that a process has used once it does not ask for again."""
+    found = []
+    with steps(title, rounds + 1) as done:
+        for turn in range(rounds + 1):
+            opened = _in_child(path, read_only=read_only)
+            if turn:
+                found.append(opened)
+            done()
+    return found
+
+
+def _in_child(path: Path, *, read_only: bool) -> _Opened:
+    said = subprocess.run(
+        [sys.executable, "-m", __name__, str(path), "read" if read_only else "write"],
+        cwd=Path(__file__).resolve().parents[2],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return _Opened(**json.loads(said.stdout))
+
+
+def _resident_mb() -> float:
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) * 1024 / MB for line in status if line.startswith("VmRSS"))
+
+
+def _list(path: str) -> int:
+    return sum(os.stat(os.path.join(path, name)).st_size for name in os.listdir(path))
+
+
+def _child(path: str, *, read_only: bool) -> None:
+    listings = []
+    for _ in range(5):
+        start = time.perf_counter()
+        _list(path)
+        listings.append(time.perf_counter() - start)
+    before = _resident_mb()
+    start = time.perf_counter()
+    log = SegmentedLog.open(path, read_only=read_only)
+    taken = time.perf_counter() - start
+    grown = _resident_mb() - before
+    log.close()
+    print(json.dumps(_Opened(taken, grown, median(listings))._asdict()))
+
+
+if __name__ == "__main__":
+    _child(sys.argv[1], read_only=sys.argv[2] == "read")

@@ -1,0 +1,90 @@
+"""The `tidelog` command: the composition root, the rim where errors become exit codes.
+
+    0     done
+    1     damage: bytes on disk are not what they should be
+    2     refused or failed, and a bad command line, as argparse has it
+    70    a bug in Tidelog
+    130   interrupted from the keyboard
+    141   an append whose reader went away; every other command just ends when nobody reads on
+
+An error is one line on standard error, or one JSON object with --json. Where an append ended
+early it also says which records were written before that.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from typing import Any
+
+from tidelog import __version__
+from tidelog.cli import log
+from tidelog.cli.render import Screen
+from tidelog.cli.write import acked_fields, written
+from tidelog.errors import Damaged, Error
+
+DONE, DAMAGE, REFUSED, BUG, INTERRUPTED, NO_READER = 0, 1, 2, 70, 130, 141
+
+
+def parser() -> ArgumentParser:
+    made = ArgumentParser(
+        prog="tidelog",
+        description="Tidelog: a durable event log.",
+        epilog="start here:\n  $ tidelog log --help\n  $ tidelog log append --help\n",
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    made.add_argument("--version", action="version", version=f"tidelog {__version__}")
+    commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    log.add(commands)
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line; return its exit code. Exits by itself only on a bad command line and on --help."""
+    args = parser().parse_args(sys.argv[1:] if argv is None else argv)
+    screen = Screen(json=args.json)
+    try:
+        code: int = args.run(args, screen)
+        screen.flush()
+        return code
+    except BrokenPipeError:
+        screen.hang_up()
+        if screen.acked is None:
+            return DONE
+        return _ended(screen, NO_READER, "no_reader", "nobody reads the answers any more", None)
+    except KeyboardInterrupt:
+        return _ended(screen, INTERRUPTED, "interrupted", "interrupted", None)
+    except Error as error:
+        code = DAMAGE if isinstance(error, Damaged) else REFUSED
+        return _ended(screen, code, error.code, str(error), error.written)
+    except OSError as error:
+        # What the library does not speak of itself: no permission, standard output on a full device.
+        screen.hang_up()
+        return _ended(screen, REFUSED, "os_error", str(error), None)
+    except Exception as error:
+        # The rim of the program: left alone, Python would exit with 1, and that says "damage" here.
+        traceback.print_exc()
+        return _ended(screen, BUG, "bug", f"this is a bug in tidelog: {error!r}", None)
+
+
+def _ended(screen: Screen, code: int, name: str, message: str, wrote: bool | None) -> int:
+    """Say why a command ended early and what it leaves behind."""
+    # A refusal says by itself that nothing was written; what came before it is news.
+    remarks = [written(screen.acked)] if screen.acked or (screen.acked is not None and code > BUG) else []
+    if screen.unfinished:
+        remarks.append(screen.unfinished)
+    if screen.json:
+        fields: dict[str, Any] = {"error": name, "message": message, "written": wrote}
+        fields |= {"acked": acked_fields(screen.acked) if screen.acked is not None else None, "remarks": remarks}
+        print(json.dumps(fields), file=sys.stderr)
+        return code
+    line = " ".join(message.split("\n"))
+    print(f"tidelog: {line}" + "".join(f"; {remark}" for remark in remarks), file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,202 @@
+"""Where a command's words go, and how they look.
+
+    standard output   the answer: records, a table, a sentence, or JSON with --json
+    standard error    progress bars and remarks, both only for a person; errors for everybody
+
+Bars and colours appear on a terminal only and never with --json, whatever the environment says,
+so that a script reads the same bytes every day.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, TextIO
+
+import numpy as np
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+from tidelog.commitlog import Damage, Report, SegmentInfo
+
+_WIDE = 200  # columns of a table that nobody looks at: enough for every cell
+
+Bar = Callable[[int, int | None], None]
+
+
+class Screen:
+    """One command's connection to the person or program that started it."""
+
+    def __init__(self, *, json: bool) -> None:
+        self.json = json
+        self.acked: range | None = None  # seqs an append has written, for whoever reports that it ended early
+        self.unfinished = ""  # what to do about a half-made result, for the same
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold what the terminal cannot show
+
+    def answer(self, fields: Mapping[str, Any], *lines: str) -> None:
+        """The command's result: the fields with --json, else the lines."""
+        for line in [json.dumps(fields)] if self.json else lines:
+            print(line)
+
+    def table(self, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+        """A small table for a person; titles that start with `>` stand over right-aligned columns."""
+        console(sys.stdout).print(table(titles, rows))
+
+    def data(self, data: bytes) -> None:
+        """Bytes of records, as they are."""
+        sys.stdout.buffer.write(data)
+
+    def say(self, text: str) -> None:
+        """A remark for a person; nothing with --json."""
+        if not self.json:
+            print(text, file=sys.stderr)
+
+    def flush(self) -> None:
+        """Hand everything to whoever reads it; raises where nobody does any more."""
+        sys.stdout.flush()
+
+    def hang_up(self) -> None:
+        """Forget what could not be printed, so that the interpreter does not try again as it ends."""
+        with suppress(OSError):
+            sys.stdout.close()
+
+    @contextmanager
+    def bar(self, what: str, *, total: int | None = None) -> Iterator[Bar]:
+        """A progress bar while the block runs: call it with how much is done, and of how much."""
+        if self.json or not sys.stderr.isatty():
+            yield _hidden
+            return
+        width = BarColumn() if total is not None else SpinnerColumn()
+        columns = (TextColumn("{task.description}", markup=False), width, MofNCompleteColumn())
+        with Progress(*columns, console=console(sys.stderr), transient=True) as progress:
+            task = progress.add_task(what, total=total)
+
+            def show(done: int, total: int | None) -> None:
+                progress.update(task, completed=done, total=total)
+
+            yield show
+
+
+def _hidden(_done: int, _total: int | None) -> None:
+    """The bar that nobody sees."""
+
+
+def console(stream: TextIO) -> Console:
+    """A rich console that is a terminal exactly when the stream is, and takes no text for markup."""
+    person = stream.isatty()
+    return Console(
+        file=stream,
+        force_terminal=person,
+        width=None if person else _WIDE,
+        markup=False,
+        highlight=False,
+        emoji=False,
+    )
+
+
+def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for title in titles:
+        made.add_column(title.removeprefix(">"), justify="right" if title.startswith(">") else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+# ── words ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def several(number: int, noun: str) -> str:
+    """`1 record`, `2,000 records`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def bytes_(number: int) -> str:
+    """A size that a person can compare: `999 B`, `1.5 MB`."""
+    if number < 1000:
+        return f"{number} B"
+    value = float(number)
+    for unit in ("kB", "MB", "GB"):
+        value /= 1000
+        if value < 999.95:
+            return f"{value:.1f} {unit}"
+    return f"{value / 1000:.1f} TB"
+
+
+def span(first: int, stop: int) -> str:
+    """The seqs of [first, stop) in words."""
+    if stop <= first:
+        return f"no records, next seq {first}"
+    return f"seq {first}" if stop == first + 1 else f"seqs {first} to {stop - 1}"
+
+
+def moment(ts_us: int | None) -> str | None:
+    """ISO 8601 in UTC; None where there is no time."""
+    return str(np.datetime_as_string(np.datetime64(ts_us, "us"), timezone="UTC")) if ts_us else None
+
+
+# ── findings ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def damage_line(damage: Damage) -> str:
+    file, fault = damage
+    return f"{file} at byte {fault.pos}, {span(fault.seq, fault.resume)}: {fault.reason}"
+
+
+def damage_fields(damage: Damage) -> dict[str, Any]:
+    file, fault = damage
+    return {
+        "file": file,
+        "pos": fault.pos,
+        "first_seq": fault.seq,
+        "last_seq": fault.resume - 1,
+        "reason": fault.reason,
+    }
+
+
+def report_fields(report: Report) -> dict[str, Any]:
+    return {
+        "clean": report.clean,
+        "cut_bytes": report.cut_bytes,
+        "cut_reason": report.cut_reason,
+        "rebuilt": report.rebuilt,
+        "swept": report.swept,
+        "quarantined": report.quarantined,
+        "damage": [damage_fields(damage) for damage in report.damage],
+    }
+
+
+SEGMENT_TITLES = (">first seq", ">last seq", "state", ">data", ">index", "index health", "from", "to")
+
+
+def segment_row(info: SegmentInfo) -> list[str]:
+    empty = info.stop == info.base
+    return [
+        str(info.base),
+        "-" if empty else str(info.stop - 1),
+        "sealed" if info.sealed else "active",
+        bytes_(info.data_bytes),
+        bytes_(info.side_bytes),
+        info.index,
+        moment(info.first_us) or "-",
+        moment(info.last_us) or "-",
+    ]
+
+
+def segment_fields(info: SegmentInfo) -> dict[str, Any]:
+    return {
+        "first_seq": info.base,
+        "last_seq": info.stop - 1 if info.stop > info.base else None,
+        "sealed": info.sealed,
+        "data_bytes": info.data_bytes,
+        "side_bytes": info.side_bytes,
+        "index": info.index,
+        "first_ts": moment(info.first_us),
+        "last_ts": moment(info.last_us),
+    }

@@ -1,0 +1,170 @@
+"""[shell] A medium that is read anywhere, appended at its end and truncated: what a segment's data lies on.
+
+    0                          size            size + staged
+    ┌──────────────────────────┬────────────────┬┄┄┄┄
+    │ part of the storage      │ staged         │
+    └──────────────────────────┴────────────────┴┄┄┄┄
+
+Bytes are staged behind the end and become part of it with `commit`; until then nobody can read
+them, and `roll_back` forgets them to the byte. An append of a slice or of a whole stream is
+therefore all or nothing. The same class serves files and memory: it works on any Disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, Iterable
+
+from tidelog.disk.atomic import remove_if_there
+from tidelog.disk.seam import Disk, File, parent
+from tidelog.errors import BadInput, OutOfRange, StreamBroken
+from tidelog.types import Buffer
+
+
+class Storage:
+    """One file of a disk as a storage medium. Not thread-safe: its owner takes turns."""
+
+    def __init__(self, file: File, size: int | None = None) -> None:
+        self._file = file
+        self._size = file.size() if size is None else size
+        self._staged = 0
+        self._touched = False  # something may lie behind `size`
+
+    @classmethod
+    def open(cls, disk: Disk, path: str) -> Storage:
+        """The storage at `path`, made where there is none; its name survives a power cut."""
+        if disk.stat(path) is not None:
+            return cls(disk.open(path, "write"))
+        disk.make_dir(parent(path))
+        file = disk.open(path, "create")
+        disk.sync_dir(parent(path))
+        return cls(file)
+
+    @property
+    def path(self) -> str:
+        return self._file.path
+
+    @property
+    def size(self) -> int:
+        """Bytes that were committed."""
+        return self._size
+
+    @property
+    def staged(self) -> int:
+        return self._staged
+
+    @property
+    def touched(self) -> bool:
+        """Whether a write was begun and neither committed nor rolled back."""
+        return self._touched
+
+    def append_slice(self, data: Buffer) -> tuple[int, int]:
+        """Append all of `data`; return where it lies and how long it is."""
+        pos = self._size
+        try:
+            self.stage(data)
+        except BaseException:
+            self.roll_back()
+            raise
+        return pos, self.commit()
+
+    def append(self, chunks: Iterable[Buffer], threshold: int | None = None) -> tuple[int, int]:
+        """Append a stream of at most `threshold` bytes; return where it lies and how long it is.
+
+        Longer, broken off, or refused by the disk: the storage is as before and the error tells which.
+        """
+        pos = self._size
+        try:
+            for chunk in chunks:
+                self.stage(chunk, threshold)
+        except BaseException as error:
+            self.roll_back()
+            raise broken(self.path, error) from error
+        return pos, self.commit()
+
+    async def append_async(
+        self, chunks: AsyncIterable[Buffer], threshold: int | None = None
+    ) -> tuple[int, int]:
+        """`append` from an async stream."""
+        pos = self._size
+        try:
+            async for chunk in chunks:
+                self.stage(chunk, threshold)
+        except BaseException as error:
+            self.roll_back()
+            raise broken(self.path, error) from error
+        return pos, self.commit()
+
+    def stage(self, chunk: Buffer, threshold: int | None = None) -> None:
+        """Put bytes behind the end without making them part of it. The caller rolls back when this raises."""
+        try:
+            view = memoryview(chunk).cast("B")
+        except TypeError:
+            raise BadInput(
+                f"a stream yields bytes, not {type(chunk).__name__}; nothing was written"
+            ) from None
+        if threshold is not None and self._staged + len(view) > threshold:
+            raise StreamBroken(
+                f"{self.path}: the stream passed its ceiling of {threshold} bytes; it was rolled back and nothing "
+                "was written, send less or raise segment_bytes_max"
+            )
+        self._touched = True
+        self._file.write(self._size + self._staged, view)
+        self._staged += len(view)
+
+    def patch(self, pos: int, data: Buffer) -> None:
+        """Write over staged bytes, `pos` counted from the first of them."""
+        assert pos + len(data) <= self._staged, "only what is staged may still change"
+        self._file.write(self._size + pos, data)
+
+    def read_staged(self, pos: int, size: int) -> bytes:
+        return self._file.read(self._size + pos, min(size, self._staged - pos))
+
+    def commit(self) -> int:
+        """Make the staged bytes part of the storage; return how many they are."""
+        done, self._staged = self._staged, 0
+        self._size += done
+        self._touched = False
+        return done
+
+    def roll_back(self) -> None:
+        """Forget the staged bytes."""
+        if self._touched:
+            self._file.cut(self._size)
+            self._staged, self._touched = 0, False
+
+    def read(self, pos: int, size: int) -> bytes:
+        """Exactly these bytes; OutOfRange where some of them are not part of the storage."""
+        if pos < 0 or size < 0 or pos + size > self._size:
+            raise OutOfRange(self.path, asked=pos + size, lowest=0, highest=self._size)
+        return self._file.read(pos, size)
+
+    def truncate(self, size: int) -> None:
+        """Forget every byte from `size` on."""
+        if not 0 <= size <= self._size:
+            raise OutOfRange(self.path, asked=size, lowest=0, highest=self._size)
+        self._file.cut(size)
+        self._size, self._staged, self._touched = size, 0, False
+
+    def sync(self) -> None:
+        """Return only once every byte survives a power cut."""
+        self._file.sync()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def remove(self, disk: Disk) -> None:
+        """Close and erase; gone after a power cut too."""
+        self._file.close()
+        if remove_if_there(disk, self.path):
+            disk.sync_dir(parent(self.path))
+
+
+def broken(path: str, error: BaseException) -> BaseException:
+    """What to raise for a stream that failed: our own errors, the disk's and the process's as they are, anything
+    else the caller's iterable raised as StreamBroken."""
+    if isinstance(error, (StreamBroken, BadInput, OSError)) or not isinstance(error, Exception):
+        return error
+    return StreamBroken(
+        f"{path}: the stream broke off ({type(error).__name__}: {error}); it was rolled back and nothing was "
+        "written, send it again"
+    )

@@ -1,0 +1,314 @@
+"""The frame codec, against an encoder that shares no code with it and against bytes that are no frame."""
+
+from __future__ import annotations
+
+import struct
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidelog.errors import BadInput, TooLarge
+from tidelog.formats import frame
+from tidelog.formats.frame import APPEND, APPEND_BATCH, DURABLE, HAS_NODE, HAS_TAG, MORE, Fault, Frame
+from tidelog.formats.rows import Stop
+
+names = st.text(max_size=12).map(str.encode)
+seqs = st.integers(0, frame.SEQ_MAX)
+ids = st.integers(0, frame.U64_MAX)
+times = st.integers(0, frame.TS_MS_MAX)
+quick = settings(max_examples=150, deadline=None, database=None)
+
+
+def sealed(covered: bytes) -> bytes:
+    """A frame around any bytes at all, with the length and the checksum that make it look whole."""
+    return struct.pack("<I", len(covered) + 8) + covered + struct.pack("<Q", xxhash.xxh3_64(covered).intdigest())
+
+
+def naive(kind: int, flags: int, topic_id: int, seq: int, ts_ms: int, node: bytes, tag: bytes, data: bytes) -> bytes:
+    lengths = struct.pack("<HHI", len(node), len(tag), len(data))
+    return sealed(struct.pack("<BBQQQ", kind, flags, topic_id, seq, ts_ms) + lengths + node + tag + data)
+
+
+def verdict(buf: bytes, pos: int = 0, end: int | None = None) -> Fault:
+    found = frame.get(buf, pos, len(buf) if end is None else end)
+    assert isinstance(found, Fault), found
+    return found
+
+
+@quick
+@given(
+    kind=st.sampled_from(sorted(frame.NAMES)),
+    topic_id=ids,
+    seq=seqs,
+    ts_ms=times,
+    node=names,
+    tag=names,
+    data=st.binary(max_size=300),
+    durable=st.booleans(),
+    before=st.binary(max_size=9),
+    after=st.binary(max_size=9),
+)
+def test_a_frame_comes_back_as_it_went_in(
+    kind: int,
+    topic_id: int,
+    seq: int,
+    ts_ms: int,
+    node: bytes,
+    tag: bytes,
+    data: bytes,
+    durable: bool,
+    before: bytes,
+    after: bytes,
+) -> None:
+    flags = DURABLE * durable
+    made = frame.encode(kind, topic_id=topic_id, seq=seq, ts_ms=ts_ms, node=node, tag=tag, data=data, flags=flags)
+    flags |= (HAS_NODE if node else 0) | (HAS_TAG if tag else 0)
+    assert made == naive(kind, flags, topic_id, seq, ts_ms, node, tag, data)
+    buf = before + made + after
+    found = frame.get(buf, len(before), len(buf))
+    assert isinstance(found, Frame)
+    assert (found.kind, found.flags, found.topic_id, found.seq, found.ts_ms) == (
+        kind,
+        flags,
+        topic_id,
+        seq,
+        ts_ms,
+    )
+    assert (found.pos, found.end) == (len(before), len(before) + len(made))
+    assert buf[found.node_at : found.tag_at] == node
+    assert buf[found.tag_at : found.data_at] == tag
+    assert buf[found.data_at : found.data_end] == data
+
+
+@quick
+@given(
+    datas=st.lists(st.binary(max_size=40), max_size=12),
+    first=st.integers(0, 1 << 40),
+    ts_ms=times,
+    topic_id=ids,
+    node=names,
+    tag=names,
+    flags=st.sampled_from([0, DURABLE, MORE, DURABLE | MORE]),
+)
+def test_many_frames_at_once_are_the_same_bytes_as_one_by_one(
+    datas: list[bytes], first: int, ts_ms: int, topic_id: int, node: bytes, tag: bytes, flags: int
+) -> None:
+    together = frame.encode_appends(topic_id, first, ts_ms, datas, node=node, tag=tag, flags=flags)
+    one_by_one = [
+        frame.encode(APPEND, topic_id=topic_id, seq=seq, ts_ms=ts_ms, data=data, node=node, tag=tag, flags=flags)
+        for seq, data in enumerate(datas, first)
+    ]
+    assert together == b"".join(one_by_one)
+
+
+@quick
+@given(parts=st.lists(st.binary(max_size=40), max_size=6), node=names, tag=names)
+def test_a_frame_from_parts_is_the_frame_of_their_concatenation(parts: list[bytes], node: bytes, tag: bytes) -> None:
+    made = frame.encode_parts(APPEND_BATCH, 3, 5, 9, 7, parts, node=node, tag=tag, flags=MORE)
+    whole = b"".join(parts)
+    assert made == frame.encode(APPEND_BATCH, topic_id=3, seq=5, ts_ms=7, data=whole, node=node, tag=tag, flags=MORE)
+
+
+@quick
+@given(node=names, tag=names, data=st.binary(max_size=40), seq=seqs)
+def test_a_head_its_data_and_their_checksum_are_a_frame(node: bytes, tag: bytes, data: bytes, seq: int) -> None:
+    head = frame.head(APPEND, topic_id=3, seq=seq, ts_ms=7, data_len=len(data), node=node, tag=tag)
+    made = head + data + struct.pack("<Q", xxhash.xxh3_64(head[4:] + data).intdigest())
+    assert made == frame.encode(APPEND, topic_id=3, seq=seq, ts_ms=7, data=data, node=node, tag=tag)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"kind": 0}, "does not exist"),
+        ({"kind": 13}, "does not exist"),
+        ({"flags": HAS_TAG}, "caller's to set"),
+        ({"flags": 16}, "caller's to set"),
+        ({"kind": frame.DELETE, "flags": MORE}, "batch of its own"),
+        ({"topic_id": -1}, "topic id"),
+        ({"topic_id": (1 << 64) - 1}, "topic id"),
+        ({"seq": -1}, "seqs"),
+        ({"seq": (1 << 63) - 1}, "seqs"),
+        ({"ts_ms": -1}, "time"),
+        ({"ts_ms": frame.TS_MS_MAX + 1}, "time"),
+        ({"node": b"\xff"}, "UTF-8"),
+        ({"tag": b"\xc3"}, "UTF-8"),
+        ({"tag": "\ud800".encode("utf-8", "surrogatepass")}, "UTF-8"),
+    ],
+)
+def test_a_value_that_would_not_come_back_is_refused(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        frame.encode(**{"kind": APPEND, "ts_ms": 1, **arguments})
+
+
+class Huge(bytes):
+    """Bytes that claim to be 4 GiB long."""
+
+    def __len__(self) -> int:
+        return 1 << 32
+
+
+@pytest.mark.parametrize("what", ["node", "tag"])
+def test_a_name_over_64_kib_is_refused_and_never_cut(what: str) -> None:
+    with pytest.raises(TooLarge) as caught:
+        frame.encode(APPEND, ts_ms=1, **{what: b"x" * 65_536})  # type: ignore[arg-type]
+    assert (caught.value.size, caught.value.limit) == (65_536, 65_535)
+    full = frame.encode(APPEND, ts_ms=1, node=b"n" * 65_535, tag=b"t" * 65_535)
+    assert isinstance(frame.get(full, 0, len(full)), Frame)
+
+
+def test_data_over_4_gib_is_refused() -> None:
+    with pytest.raises(TooLarge, match="data of a frame"):
+        frame.encode(APPEND, ts_ms=1, data=Huge())
+    with pytest.raises(TooLarge) as caught:
+        frame.encode_appends(1, 1, 1, [b"small", Huge(b"x")])
+    assert caught.value.size == 1 << 32
+    with pytest.raises(TooLarge):
+        frame.encode_appends(1, 1, 1, [Huge(b"x"), b"small"])
+
+
+def test_seqs_of_many_frames_do_not_run_out() -> None:
+    assert frame.encode_appends(1, frame.SEQ_MAX - 1, 1, [b"", b""])
+    with pytest.raises(BadInput, match="seqs"):
+        frame.encode_appends(1, frame.SEQ_MAX - 1, 1, [b"", b"", b""])
+
+
+GOOD = naive(APPEND, HAS_NODE | HAS_TAG, 10, 1, 5, b"n1", b"t", b"data")
+HEAD = struct.Struct("<BBQQQHHI")
+
+
+def resealed(**fields: int) -> bytes:
+    """GOOD with some header fields replaced and a checksum that holds."""
+    values = dict(
+        zip(("kind", "flags", "topic_id", "seq", "ts", "node", "tag", "data"), HEAD.unpack_from(GOOD, 4), strict=True)
+    )
+    values.update(fields)
+    return sealed(HEAD.pack(*values.values()) + GOOD[38:-8])
+
+
+@pytest.mark.parametrize(
+    ("buf", "stop", "words"),
+    [
+        (b"", Stop.END, ""),
+        (b"\0", Stop.END, ""),
+        (b"\0\0\0", Stop.END, ""),
+        (b"\0\0\1", Stop.TORN, "too few"),
+        (b"\x2a", Stop.TORN, "too few"),
+        (bytes(4), Stop.END, ""),
+        (bytes(46), Stop.END, ""),
+        (bytes(38) + b"x", Stop.END, ""),
+        (bytes(37) + b"x", Stop.BAD, "below the smallest"),
+        (b"\0" + GOOD[1:], Stop.BAD, "below the smallest"),
+        (struct.pack("<I", 41) + bytes(60), Stop.BAD, "below the smallest"),
+        (struct.pack("<I", 42) + bytes(41), Stop.TORN, "wants 42 bytes, 41"),
+        (b"\xff\xff\xff\xff" + bytes(60), Stop.TORN, "wants"),
+        (GOOD[:-1], Stop.TORN, "wants"),
+        (struct.pack("<I", 42) + bytes(42), Stop.BAD, "checksum"),
+        (struct.pack("<I", 43) + bytes(43), Stop.BAD, "add up"),
+        (GOOD[:-1] + bytes((GOOD[-1] ^ 1,)), Stop.BAD, "checksum"),
+        (GOOD[:40] + b"x" + GOOD[41:], Stop.BAD, "checksum"),
+        (resealed(kind=0), Stop.BAD, "unknown frame type 0"),
+        (resealed(kind=13), Stop.BAD, "unknown frame type 13"),
+        (resealed(flags=16 | 3), Stop.BAD, "unknown flags"),
+        (resealed(kind=frame.DELETE, flags=MORE | 3), Stop.BAD, "Delete frame says"),
+        (resealed(seq=frame.SEQ_MAX + 1), Stop.BAD, "beyond"),
+        (resealed(ts=frame.TS_MS_MAX + 1), Stop.BAD, "beyond"),
+        (resealed(flags=HAS_TAG), Stop.BAD, "node"),
+        (resealed(flags=HAS_NODE), Stop.BAD, "tag"),
+        (resealed(node=3), Stop.BAD, "add up"),
+        (resealed(data=5), Stop.BAD, "add up"),
+        (naive(APPEND, 3, 10, 1, 5, b"\xff", b"t", b""), Stop.BAD, "node"),
+        (naive(APPEND, 3, 10, 1, 5, b"n", b"\xff", b""), Stop.BAD, "tag"),
+        (naive(APPEND, 3, 10, 1, 5, b"\xc3", b"\xa9", b""), Stop.BAD, "node"),
+    ],
+)
+def test_bytes_that_are_no_frame_get_a_verdict_in_words(buf: bytes, stop: Stop, words: str) -> None:
+    found = verdict(buf)
+    assert found.stop is stop
+    assert words in found.reason
+    assert bool(found.reason) == (stop is not Stop.END)
+    shifted = b"xyz" + buf
+    assert verdict(shifted, 3) == found, "the verdict is about the bytes, not about where they lie"
+
+
+def test_a_flag_without_a_name_is_an_empty_name() -> None:
+    buf = naive(APPEND, HAS_NODE | HAS_TAG, 10, 1, 5, b"", b"", b"data")
+    found = frame.get(buf, 0, len(buf))
+    assert isinstance(found, Frame)
+    assert found.node_at == found.tag_at == found.data_at
+
+
+def test_nothing_behind_the_end_is_looked_at() -> None:
+    buf = GOOD + GOOD
+    assert isinstance(frame.get(buf, 0, len(GOOD)), Frame)
+    for end in range(1, len(GOOD)):
+        assert verdict(buf, 0, end).stop is Stop.TORN, end
+    assert verdict(buf, 0, 0).stop is Stop.END
+    zeros = bytes(8) + GOOD
+    assert verdict(zeros, 0, 8).stop is Stop.END
+    assert verdict(zeros).stop is Stop.BAD, "seen in whole, the zeros hide a frame"
+
+
+def test_bytes_that_were_verified_elsewhere_need_not_be_hashed_again() -> None:
+    broken = GOOD[:-1] + bytes((GOOD[-1] ^ 1,))
+    assert isinstance(frame.get(broken, 0, len(broken), check=False), Frame)
+    torn = frame.get(broken, 0, len(broken) - 1, check=False)
+    assert isinstance(torn, Fault), "lengths are held against the bytes all the same"
+
+
+@quick
+@given(buf=st.binary(max_size=120), pos=st.integers(0, 20))
+def test_random_bytes_get_a_verdict(buf: bytes, pos: int) -> None:
+    pos = min(pos, len(buf))
+    assert isinstance(frame.get(buf, pos, len(buf)), Frame | Fault)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_headers_with_a_good_checksum_get_a_verdict(seed: int) -> None:
+    random = Random(seed)
+    for _ in range(100):
+        covered = bytearray(GOOD[4:-8])
+        for _ in range(random.randint(1, 4)):
+            covered[random.randrange(len(covered))] = random.randrange(256)
+        buf = sealed(bytes(covered))
+        found = frame.get(buf, 0, len(buf))
+        if isinstance(found, Frame):
+            assert found.end == len(buf)
+            assert found.pos + 38 == found.node_at <= found.tag_at <= found.data_at <= found.data_end
+        else:
+            assert found.stop is Stop.BAD
+
+
+@quick
+@given(st.lists(st.one_of(st.text(max_size=3).map(str.encode), st.binary(max_size=3)), max_size=6))
+def test_values_are_texts_together_exactly_when_each_is_one(values: list[bytes]) -> None:
+    def is_text(value: bytes) -> bool:
+        try:
+            value.decode()
+        except UnicodeDecodeError:
+            return False
+        return True
+
+    lengths = np.array([len(value) for value in values], np.uint16)
+    assert frame.are_texts(b"".join(values), lengths) == all(map(is_text, values))
+
+
+def test_headers_are_gathered_from_any_position() -> None:
+    buf = b"odd" + frame.encode_appends(7, 3, 9, [b"a", b"", b"ccc"], node=b"n", tag=b"tt")
+    at = []
+    pos = 3
+    while isinstance(found := frame.get(buf, pos, len(buf)), Frame):
+        at.append(pos)
+        pos = found.end
+    heads = frame.headers(buf, np.array(at, np.int64))
+    assert heads["seq"].tolist() == [3, 4, 5]
+    assert heads["data_len"].tolist() == [1, 0, 3]
+    assert set(heads["topic_id"].tolist()) == {7}
+    assert set(heads["node_len"].tolist()) == {1}
+    assert set(heads["tag_len"].tolist()) == {2}
+    assert not len(frame.headers(b"", np.zeros(0, np.int64)))
