@@ -300,7 +300,7 @@ VECTORS: dict[str, Vector] = {
     "segment_del": Vector((1, 9, [2, 6, 9]), lambda: deletions.encode(make_vector()), read_deletions),
     "snapshot": Vector(
         Meta({"events": 2, "orders": 10}, 11),
-        lambda: snapshot.encode(Meta({"orders": 10, "events": 2}, 11)),
+        lambda: snapshot.encode(Meta({"events": 2, "orders": 10}, 11)),
         lambda buf: snapshot.decode(Meta, buf),
     ),
     "snapshot_header": Vector(

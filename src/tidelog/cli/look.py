@@ -161,6 +161,6 @@ def verify(args: Namespace, screen: Screen) -> int:
         f"{args.dir}: damage in {first}",
         *(f"  and in {other}" for other in others),
         *lines,
-        f"{counted} can be read: tidelog log cat {args.dir} --skip-damage",
+        f"the records around it can be read: tidelog log cat {args.dir} --skip-damage",
     )
     return 1

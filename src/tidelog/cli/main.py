@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         screen.flush()
         return code
     except BrokenPipeError:
-        screen.hang_up()
         if screen.acked is None:
+            screen.finish()
             return DONE
         return _ended(screen, NO_READER, "no_reader", "nobody reads the answers any more", None)
     except KeyboardInterrupt:
@@ -62,7 +62,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _ended(screen, code, error.code, str(error), error.written)
     except OSError as error:
         # What the library does not speak of itself: no permission, standard output on a full device.
-        screen.hang_up()
         return _ended(screen, REFUSED, "os_error", str(error), None)
     except Exception as error:
         # The rim of the program: left alone, Python would exit with 1, and that says "damage" here.
@@ -72,6 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _ended(screen: Screen, code: int, name: str, message: str, wrote: bool | None) -> int:
     """Say why a command ended early and what it leaves behind."""
+    screen.finish()
     # A refusal says by itself that nothing was written; what came before it is news.
     remarks = [written(screen.acked)] if screen.acked or (screen.acked is not None and code > BUG) else []
     if screen.unfinished:

@@ -14,7 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import numpy as np
 from rich.box import SIMPLE_HEAD
@@ -45,7 +45,7 @@ class Screen:
             print(line)
 
     def table(self, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        """A small table for a person; titles that start with `>` stand over right-aligned columns."""
+        """A small table for a person."""
         console(sys.stdout).print(table(titles, rows))
 
     def data(self, data: bytes) -> None:
@@ -61,10 +61,13 @@ class Screen:
         """Hand everything to whoever reads it; raises where nobody does any more."""
         sys.stdout.flush()
 
-    def hang_up(self) -> None:
-        """Forget what could not be printed, so that the interpreter does not try again as it ends."""
-        with suppress(OSError):
-            sys.stdout.close()
+    def finish(self) -> None:
+        """Print what is left. Where that cannot be done forget it, so that the interpreter does not try again."""
+        try:
+            self.flush()
+        except OSError:
+            with suppress(OSError):
+                sys.stdout.close()
 
     @contextmanager
     def bar(self, what: str, *, total: int | None = None) -> Iterator[Bar]:
@@ -72,8 +75,9 @@ class Screen:
         if self.json or not sys.stderr.isatty():
             yield _hidden
             return
-        width = BarColumn() if total is not None else SpinnerColumn()
-        columns = (TextColumn("{task.description}", markup=False), width, MofNCompleteColumn())
+        known = (BarColumn(), MofNCompleteColumn())
+        unknown = (SpinnerColumn(), TextColumn("{task.completed:,.0f}", markup=False))
+        columns = (TextColumn("{task.description}", markup=False), *(unknown if total is None else known))
         with Progress(*columns, console=console(sys.stderr), transient=True) as progress:
             task = progress.add_task(what, total=total)
 
@@ -101,9 +105,12 @@ def console(stream: TextIO) -> Console:
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    """A small table. Titles that start with `>` stand over right-aligned columns; where the terminal is narrow,
+    only the last column folds."""
+    made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for title in titles:
-        made.add_column(title.removeprefix(">"), justify="right" if title.startswith(">") else "left", overflow="fold")
+        side: Literal["left", "right"] = "right" if title.startswith(">") else "left"
+        made.add_column(title.removeprefix(">"), justify=side, overflow="fold", no_wrap=title is not titles[-1])
     for row in rows:
         made.add_row(*row)
     return made
@@ -141,6 +148,16 @@ def moment(ts_us: int | None) -> str | None:
     return str(np.datetime_as_string(np.datetime64(ts_us, "us"), timezone="UTC")) if ts_us else None
 
 
+def between(first_us: int | None, last_us: int | None) -> str:
+    """Two times to the second, for a person: `2026-01-31 12:00:00 to 12:00:05`."""
+    if not first_us or not last_us:
+        return "-"
+    first, last = (
+        str(np.datetime64(ts_us, "us").astype("datetime64[s]")).replace("T", " ") for ts_us in (first_us, last_us)
+    )
+    return f"{first} to {last[11:] if first[:10] == last[:10] else last}"
+
+
 # ── findings ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -172,7 +189,7 @@ def report_fields(report: Report) -> dict[str, Any]:
     }
 
 
-SEGMENT_TITLES = (">first seq", ">last seq", "state", ">data", ">index", "index health", "from", "to")
+SEGMENT_TITLES = (">first", ">last", "state", ">data", ">index", "index is", "written (UTC)")
 
 
 def segment_row(info: SegmentInfo) -> list[str]:
@@ -184,8 +201,7 @@ def segment_row(info: SegmentInfo) -> list[str]:
         bytes_(info.data_bytes),
         bytes_(info.side_bytes),
         info.index,
-        moment(info.first_us) or "-",
-        moment(info.last_us) or "-",
+        between(info.first_us, info.last_us),
     ]
 
 

@@ -163,6 +163,10 @@ class Codec(Protocol):
         """Side files of a compacted segment, with holes up to `stop` where the index is dense."""
         ...
 
+    def trim(self, sides: list[bytes | None], base: int, seq: int, /) -> list[bytes | None]:
+        """Side files without what they say of `seq` and behind, where that does not follow from the data."""
+        return sides
+
     def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> Recovered: ...
 
     def sealed_fault(self, shape: Shape, /) -> tuple[str | None, Fault | None]:

@@ -60,7 +60,7 @@ def _keep_prefix(state: State, mark: int) -> None:
     shape = active.shape()
     pos, split = codec.position(shape, mark)
     have = [None if side is None else bytes(side) for side in shape.sides]
-    kept = codec.recover(shape.data.fetch(0, pos), have, active.base)
+    kept = codec.recover(shape.data.fetch(0, pos), codec.trim(have, active.base, mark), active.base)
     data = shape.data.fetch(0, kept.end)
     sides = kept.sides
     if split is not None and len(split):

@@ -21,6 +21,7 @@ whole or absent, because it has one checksum; encoding and verifying cost per ba
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from struct import Struct, pack
 from typing import Final, NamedTuple
 
@@ -61,7 +62,9 @@ __all__ = [
     "FRAME_RECORDS",
     "HOLE",
     "JSON",
+    "count",
     "decode",
+    "decode_all",
     "encode",
     "encode_arrow",
     "encode_many",
@@ -73,6 +76,7 @@ FRAME_RECORDS: Final = 4096
 
 _TAGS, _NODES, _METAS, _KINDED = 1, 2, 4, 8
 _HEAD = Struct("<IB3s")
+_BFLAGS_AT: Final = 4
 _PAD: Final = bytes(3)
 _U32: Final = np.dtype("<u4")
 _U16: Final = np.dtype("<u2")
@@ -112,9 +116,7 @@ def encode(
     head = _Head(topic_id, first_seq, ts_ms, node, tag, flags)
     if tags is None and nodes is None and metas is None and kinds is None:
         return _plain(head, datas, U32_MAX)
-    return _frame(
-        head, checked(from_lists(datas, tags, nodes, metas, kinds), tag=tag, node=node), 0, len(datas)
-    )
+    return _frame(head, checked(from_lists(datas, tags, nodes, metas, kinds), tag=tag, node=node), 0, len(datas))
 
 
 def encode_many(
@@ -223,15 +225,74 @@ def decode(buf: Buffer, frame: Frame) -> Rows | Fault:
     return _without_holes(rows, kind, bflags)
 
 
+def decode_all(buf: Buffer, frames: Sequence[Frame]) -> tuple[list[Rows], tuple[int, Fault] | None]:
+    """The records of these batches in order, up to the first that does not decode; its position and why."""
+    out: list[Rows] = []
+    for plain, group in groupby(frames, lambda frame: _is_plain(buf, frame)):
+        run = list(group)
+        together = _decode_run(buf, run) if plain and len(run) > 1 else None
+        if together is not None:
+            out.append(together)
+            continue
+        for frame in run:
+            rows = decode(buf, frame)
+            if isinstance(rows, Fault):
+                return out, (frame.pos, rows)
+            out.append(rows)
+    return out, None
+
+
+def count(buf: Buffer, frame: Frame) -> int:
+    """How many seqs the batch claims to hold; 0 where it has no head."""
+    return int(_HEAD.unpack_from(buf, frame.data_at)[0]) if frame.data_end - frame.data_at >= _HEAD.size else 0
+
+
 def kinds(buf: Buffer, frame: Frame) -> NDArray[np.uint8]:
     """What each record of a batch that decoded is, BYTES or JSON, in the order of its rows."""
-    count, bflags, _ = _HEAD.unpack_from(buf, frame.data_at)
+    size, bflags, _ = _HEAD.unpack_from(buf, frame.data_at)
     if not bflags & _KINDED:
-        return np.zeros(count, np.uint8)
-    column = frame.data_at + _HEAD.size + count * (_WIDTH[bflags] - 1)
-    found: NDArray[np.uint8] = np.frombuffer(buf, np.uint8, count, column)
+        return np.zeros(size, np.uint8)
+    column = frame.data_at + _HEAD.size + size * (_WIDTH[bflags] - 1)
+    found: NDArray[np.uint8] = np.frombuffer(buf, np.uint8, size, column)
     present: NDArray[np.uint8] = found[found != HOLE]
     return present
+
+
+def _is_plain(buf: Buffer, frame: Frame) -> bool:
+    """Whether records of this batch have nothing but data of their own, by the look of its head."""
+    return frame.data_end - frame.data_at >= _HEAD.size and buf[frame.data_at + _BFLAGS_AT] == 0
+
+
+def _decode_run(buf: Buffer, frames: Sequence[Frame]) -> Rows | None:
+    """The records of plain batches at once, or None where one of them does not decode: ask them one by one.
+
+    The same as `decode` of each, joined, for 2 µs a frame instead of 25: callers' batches can be small.
+    """
+    numbers = [(f.seq, f.ts_ms, f.pos, f.node_at, f.tag_at, f.data_at, f.data_end) for f in frames]
+    seq, ts_ms, at, node_at, tag_at, data_at, end = np.array(numbers, np.int64).T
+    heads = np.ndarray((len(buf) - _HEAD.size + 1,), "V8", buf, 0, (1,))[data_at].view("<u8")
+    counts: Ints = heads.astype(np.int64)  # a plain head is the count, and zeros above it
+    starts = data_at + _HEAD.size + 4 * counts
+    if not bool(((counts > 0) & (counts <= U32_MAX) & (starts <= end) & (seq <= SEQ_MAX + 1 - counts)).all()):
+        return None
+    columns = zip(counts.tolist(), (data_at + _HEAD.size).tolist(), strict=True)
+    size = np.concatenate([np.frombuffer(buf, _U32, n, pos) for n, pos in columns]).astype(np.int64)
+    ends = size.cumsum()
+    last = counts.cumsum()
+    before = np.append(np.int64(0), ends[last[:-1] - 1])  # bytes of data in earlier frames
+    if not np.array_equal(starts + ends[last - 1] - before, end):
+        return None
+    names = [(node_at, tag_at - node_at), (tag_at, data_at - tag_at)]
+    node, tag = (Span(np.repeat(pos, counts), np.repeat(n, counts)) if n.any() else None for pos, n in names)
+    return Rows(
+        buf,
+        np.arange(len(size), dtype=np.int64) + np.repeat(seq - last + counts, counts),
+        np.repeat(ts_ms * 1000, counts),
+        np.repeat(at, counts),
+        Span(ends - size + np.repeat(starts - before, counts), size),
+        node,
+        tag,
+    )
 
 
 def _without_holes(rows: Rows, kind: NDArray[np.uint8], bflags: int) -> Rows | Fault:

@@ -67,9 +67,7 @@ def make(data: Buffer, index: Buffer, *, first_seq: int, chunk_bytes: int = CHUN
         idx_bytes=len(index),
         idx_xxh3=xxh3_64_intdigest(index),
         chunk_bytes=chunk_bytes,
-        chunks=tuple(
-            xxh3_64_intdigest(view[pos : pos + chunk_bytes]) for pos in range(0, len(view), chunk_bytes)
-        ),
+        chunks=tuple(xxh3_64_intdigest(view[pos : pos + chunk_bytes]) for pos in range(0, len(view), chunk_bytes)),
     )
 
 
@@ -99,9 +97,7 @@ def decode(buf: Buffer, what: str = "segment footer") -> Footer:
     span = stop - first
     held = records == 0 if last == _NONE else first <= last < stop and 0 < records <= last - first + 1
     if not (span >= 0 and stop - 1 <= SEQ_MAX and held and index == span * idx.ENTRY_BYTES):
-        raise Corrupt(
-            what, pos=envelope.HEAD_BYTES, reason=f"{records} records in [{first}, {stop}) cannot be"
-        )
+        raise Corrupt(what, pos=envelope.HEAD_BYTES, reason=f"{records} records in [{first}, {stop}) cannot be")
     if not ts_first <= ts_last <= TS_MS_MAX:
         raise Corrupt(what, pos=envelope.HEAD_BYTES, reason=f"times {ts_first} to {ts_last} ms cannot be")
     if not chunk or n != -(-data // chunk) or len(body) != _HEAD.size + 8 * n:
@@ -128,6 +124,8 @@ def check(footer: Footer, data: Buffer, *, pos: int = 0, end: int | None = None)
     """
     view = memoryview(data)
     end = max(len(view), footer.data_bytes) if end is None else end
+    if pos >= end:
+        return []
     bad: list[tuple[int, int]] = []
     step = footer.chunk_bytes
     for at in range(pos - pos % step, min(end, footer.data_bytes), step):

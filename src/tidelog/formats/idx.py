@@ -118,7 +118,8 @@ def fault(entries: NDArray[np.void], data_size: int) -> str | None:
     if size[hole].any():
         return "a hole has data"
     following = np.append(at[1:], np.int64(data_size))
-    if (found[:-1] & BATCH == 0)[(at[1:] == at[:-1]) & ~hole[:-1]].any():
+    frames, kinds = at[~hole], found[~hole]
+    if (kinds[1:] & kinds[:-1] & BATCH == 0)[frames[1:] == frames[:-1]].any():
         return "two records share a frame that is not a batch"
     if (at + OVERHEAD_BYTES + size > following)[~hole & (found & BATCH == 0)].any():
         return "a record runs into the next frame"

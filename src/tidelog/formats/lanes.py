@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tidelog.types import Buffer, Ints
 
-WORTH = 32  # lanes a step must serve on average; one costs 6.3 µs, the plain walk 0.2 µs a record
+WORTH = 48  # lanes a step must serve on average; one costs 9 µs, the plain walk 0.22 µs a record
 _ABREAST = 1024  # lanes followed at once: 16 ns a record while their headers share a cache, 32 ns with 10 000
 
 
@@ -69,7 +69,7 @@ def locate(starts: Ints, end: int, header_bytes: int, sizes: Callable[[Ints], In
     length breaks a rule. It is asked only where a whole header lies inside the lane.
     """
     stops = np.append(starts[1:], end)
-    if not len(starts) or starts[0] < 0 or bool((stops <= starts).any()):
+    if not len(starts) or starts[0] < 0:
         return None
     found: list[Ints] = []
     steps = located = 0
@@ -78,7 +78,8 @@ def locate(starts: Ints, end: int, header_bytes: int, sizes: Callable[[Ints], In
         group: list[Ints] = []
         while len(at):
             steps, located = steps + 1, located + len(at)
-            # One lane far longer than the others would make this a slow plain walk.
+            # One lane far longer than the others would make this a slow plain walk. The other test
+            # also refuses starts that do not increase: such a lane stops before it begins.
             if located < steps * WORTH or bool((at > stop - header_bytes).any()):
                 return None
             group.append(at)

@@ -156,7 +156,7 @@ def walk_lanes(
 ) -> Walk:
     """What `walk` answers from the first of `starts`, found quicker when they are where records start.
 
-    Measured on 100-byte records with a start every 100: 3 times quicker from 10 000 records on.
+    Measured on 100-byte records with a start every 100: twice as quick at 10 000 records, 5 times at 100 000.
     """
     last = len(buf) if end is None else min(end, len(buf))
     lengths = lanes.at_every_byte(buf, _LENGTH)

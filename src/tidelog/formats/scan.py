@@ -100,7 +100,8 @@ def walk(
     """The records of one topic from `pos` to the first fault, every checksum verified.
 
     Seqs rise from above `above` and times never fall, or the walk ends there as BAD. Control frames
-    are stepped over. The limits are looked at between batches, so the last batch may pass them.
+    are stepped over. The limits are looked at between batches, so the last batch may pass them; a hole
+    counts as a record.
     """
     view = memoryview(buf)
     limit = len(view) if end is None else end
@@ -110,8 +111,9 @@ def walk(
     at = np.array(seen.singles, np.int64)
     heads = headers(view, at)
     appends = _appends(view, at, heads)
-    rows = _joined(view, appends, seen.batches)
-    stops = [seen.stop, _misfit(view, appends, heads, limit), _disorder(view, rows, above)]
+    batches, broken = _batches(view, seen.groups)
+    rows = _joined(view, appends, batches)
+    stops = [seen.stop, broken, _misfit(view, appends, heads, limit), _disorder(view, rows, above)]
     end, fault = min((stop for stop in stops if stop is not None), key=lambda stop: stop.pos)
     # A fault in the middle of a batch takes the whole batch with it.
     end = next((first for first, stop in seen.chains if first <= end < stop), end)
@@ -136,9 +138,7 @@ def walk_indexed(
     at: Ints = part["frame_offset"].astype(np.int64)
     seq: Ints = live + (base + first_index)
     if int(at.max()) + OVERHEAD_BYTES > len(view):
-        raise Corrupt(
-            "segment", pos=int(at.max()), reason="the index names a frame behind the end of the data"
-        )
+        raise Corrupt("segment", pos=int(at.max()), reason="the index names a frame behind the end of the data")
     single = (part["flags"] & idx.BATCH) == 0
     alone = at[single]
     heads = headers(view, alone)
@@ -148,13 +148,16 @@ def walk_indexed(
         wrong = _mismatch(view, appends)
     if wrong is not None:
         raise Corrupt("segment", pos=wrong.pos, reason=wrong.fault.reason)
-    batches: list[tuple[int, Rows]] = []
+    groups: dict[int, list[Frame]] = {}
     if len(alone) < len(at):
-        behind = np.cumsum(single)
+        before = np.cumsum(single)
         for i in np.flatnonzero(~single & np.append(True, at[1:] != at[:-1])).tolist():
-            rows = _batch_at(view, int(at[i]), check=check)
-            batches.append((int(behind[i]), rows.between(int(seq[i]), base + stop_index)))
-    found = _joined(view, appends, batches)
+            groups.setdefault(int(before[i]), []).append(_batch_at(view, int(at[i]), check=check))
+    batches, wrong = _batches(view, groups)
+    if wrong is not None:
+        raise Corrupt("segment", pos=wrong.pos, reason=wrong.fault.reason)
+    # The first and the last batch may reach beyond what was asked for.
+    found = _joined(view, appends, batches).between(base + first_index, base + stop_index)
     same = len(found) == len(part) and (
         (found.seq == seq)
         & (found.at == at)
@@ -175,7 +178,7 @@ class _StopAt(NamedTuple):
 
 class _Seen(NamedTuple):
     singles: list[int]  # where Append frames start
-    batches: list[tuple[int, Rows]]  # each behind how many of those
+    groups: dict[int, list[Frame]]  # batches, by the number of Append frames before them
     chains: list[tuple[int, int]]  # first byte and end of every batch of several frames, the broken one too
     stop: _StopAt
 
@@ -183,7 +186,7 @@ class _Seen(NamedTuple):
 def _collect(view: memoryview, pos: int, limit: int, far: int, room: int) -> _Seen:
     """Step from frame to frame until one is faulty or enough were seen."""
     singles: list[int] = []
-    batches: list[tuple[int, Rows]] = []
+    groups: dict[int, list[Frame]] = {}
     chains: list[tuple[int, int]] = []
     chain_at = -1
     chained = batched = 0
@@ -203,12 +206,8 @@ def _collect(view: memoryview, pos: int, limit: int, far: int, room: int) -> _Se
         if found.kind == APPEND:
             singles.append(pos)
         elif found.kind == APPEND_BATCH:
-            rows = batch.decode(view, found)
-            if isinstance(rows, Fault):
-                fault = rows
-                break
-            batches.append((len(singles), rows))
-            batched += len(rows)
+            groups.setdefault(len(singles), []).append(found)
+            batched += batch.count(view, found) if room < _NO_LIMIT else 0
         if found.flags & MORE:
             chain_at, chained = pos if chain_at < 0 else chain_at, found.topic_id
         elif chain_at >= 0:
@@ -218,7 +217,18 @@ def _collect(view: memoryview, pos: int, limit: int, far: int, room: int) -> _Se
     if chain_at >= 0:
         fault = _broken_off(fault, chain_at)
         chains.append((chain_at, pos + 1))
-    return _Seen(singles, batches, chains, _StopAt(pos, fault))
+    return _Seen(singles, groups, chains, _StopAt(pos, fault))
+
+
+def _batches(view: memoryview, groups: dict[int, list[Frame]]) -> tuple[list[tuple[int, Rows]], _StopAt | None]:
+    """The records of the batches up to the first that is not one, each behind how many Append frames."""
+    out: list[tuple[int, Rows]] = []
+    for before, group in groups.items():
+        rows, bad = batch.decode_all(view, group)
+        out += [(before, part) for part in rows]
+        if bad is not None:
+            return out, _StopAt(*bad)
+    return out, None
 
 
 def _run(view: memoryview, pos: int, end: int, far: int, count_max: int, out: list[int]) -> int:
@@ -278,9 +288,7 @@ def _appends(view: memoryview, at: Ints, heads: NDArray[np.void]) -> Rows:
     )
 
 
-def _misfit(
-    view: memoryview, rows: Rows, heads: NDArray[np.void], limit: int, *, text: bool = True
-) -> _StopAt | None:
+def _misfit(view: memoryview, rows: Rows, heads: NDArray[np.void], limit: int, *, text: bool = True) -> _StopAt | None:
     """The first Append frame that is not what it claims to be: the rules of `get`, for all at once."""
     if not len(rows):
         return None
@@ -297,9 +305,7 @@ def _misfit(
         names = b"".join([view[lo:hi] for lo, hi in zip(node_at, data_at, strict=True)])
         lengths = np.column_stack((heads["node_len"][:first], heads["tag_len"][:first])).ravel()
         if not are_texts(names, lengths):
-            first = next(
-                i for i, pos in enumerate(rows.at.tolist()) if isinstance(get(view, pos, limit), Fault)
-            )
+            first = next(i for i, pos in enumerate(rows.at.tolist()) if isinstance(get(view, pos, limit), Fault))
     if first == len(rows):
         return None
     pos = int(rows.at[first])
@@ -343,16 +349,12 @@ def _disorder(view: memoryview, rows: Rows, above: int) -> _StopAt | None:
     return _StopAt(int(rows.at[first[i]]), Fault(Stop.BAD, reason))
 
 
-def _batch_at(view: memoryview, pos: int, *, check: bool) -> Rows:
-    found: Frame | Rows | Fault = get(view, pos, len(view), check=check)
-    if isinstance(found, Frame):
-        expected = found.kind == APPEND_BATCH
-        found = (
-            batch.decode(view, found) if expected else Fault(Stop.BAD, "not the batch that the index names")
-        )
-    if isinstance(found, Fault):
-        raise Corrupt("segment", pos=pos, reason=found.reason or "there is no frame")
-    return found
+def _batch_at(view: memoryview, pos: int, *, check: bool) -> Frame:
+    found = get(view, pos, len(view), check=check)
+    if isinstance(found, Frame) and found.kind == APPEND_BATCH:
+        return found
+    reason = found.reason if isinstance(found, Fault) else ""
+    raise Corrupt("segment", pos=pos, reason=reason or "not the batch that the index names")
 
 
 def _joined(view: memoryview, appends: Rows, batches: list[tuple[int, Rows]]) -> Rows:
@@ -361,38 +363,27 @@ def _joined(view: memoryview, appends: Rows, batches: list[tuple[int, Rows]]) ->
         return appends
     parts: list[Rows] = []
     lo = 0
-    for hi, rows in batches:
-        if hi > lo:
-            parts.append(appends.part(lo, hi))
-            lo = hi
-        parts.append(rows)
-    if lo < len(appends):
-        parts.append(appends.part(lo, len(appends)))
-    if len(parts) == 1:
-        return parts[0]
+    for hi, rows in [*batches, (len(appends), none(view))]:
+        parts += [appends.part(lo, hi), rows] if hi > lo else [rows]
+        lo = hi
     return Rows(
         view,
         np.concatenate([part.seq for part in parts]),
         np.concatenate([part.ts_us for part in parts]),
         np.concatenate([part.at for part in parts]),
-        _spans([part.data for part in parts]),
-        *(
-            _spans(
-                [
-                    span or Span(part.at, np.zeros(len(part), np.int64))
-                    for span, part in zip(spans, parts, strict=True)
-                ]
-            )
-            if any(spans)
-            else None
-            for spans in (
-                [part.node for part in parts],
-                [part.tag for part in parts],
-                [part.meta for part in parts],
-            )
-        ),
+        _span([part.data for part in parts]),
+        _optional(parts, [part.node for part in parts]),
+        _optional(parts, [part.tag for part in parts]),
+        _optional(parts, [part.meta for part in parts]),
     )
 
 
-def _spans(spans: list[Span]) -> Span:
+def _optional(parts: list[Rows], spans: list[Span | None]) -> Span | None:
+    if not any(spans):
+        return None
+    pairs = zip(parts, spans, strict=True)
+    return _span([Span(part.at, np.zeros_like(part.at)) if span is None else span for part, span in pairs])
+
+
+def _span(spans: list[Span]) -> Span:
     return Span(np.concatenate([span.pos for span in spans]), np.concatenate([span.size for span in spans]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Thread
 from typing import Any, TypeAlias
 
@@ -159,23 +160,18 @@ def test_a_seq_that_does_not_rise_is_refused_without_changing_the_log(
     assert disk.digest() == before
 
 
-def test_a_time_before_that_of_the_last_record_never_makes_a_log_that_cannot_be_reopened(
-    open_log: Opener, first: int
-) -> None:
-    """G99. Method: records that bring their own times may bring older ones; refused or mended, the log stays whole."""
+@pytest.mark.parametrize("codec", ["tide", "rustlog"])
+def test_a_record_that_brings_an_older_time_is_refused_or_readable(open_log: Opener, first: int) -> None:
+    """G99. Method: these two layouts take a time that falls for damage, so a log must never write one."""
     log = open_log()
     log.append(b"now")
-    try:
+    with suppress(Refused):
         log.append_rows(rows_of([first + 1], [b"long ago"], [1_000_000]))
-    except Refused:
-        pass
     log.append(b"after")
     held = list(log)
-    times = [record.ts_us for record in held]
-    assert times == sorted(times)
     log.close()
     again = open_log()
-    assert (again.report.damage, again.report.cut_bytes, list(again)) == ([], 0, held)
+    assert (again.report.clean, list(again)) == (True, held)
 
 
 def test_writers_of_several_threads_take_turns(open_log: Opener, first: int) -> None:
@@ -213,7 +209,7 @@ def test_an_error_says_which_records_of_the_call_were_written_before_it(
 ) -> None:
     log = open_log(segment_bytes_max=500, segment_overflow_bytes=100)
     datas = [b"%03d" % number * 20 for number in range(50)]
-    disk.fail("write", 3, error=28, path=data_path(0)[-5:])
+    disk.fail("write", 3, error=28, path="." + data_path(0).rpartition(".")[2])
     with pytest.raises(DiskFull) as failed:
         log.append_many(datas)
     acked = failed.value.acked

@@ -316,6 +316,52 @@ def test_a_batch_that_runs_out_of_seqs_is_bad() -> None:
     assert "runs out" in fault(naive_body([b"x", b"y"]), seq=frame.SEQ_MAX)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_many_batches_read_at_once_are_the_batches_read_one_by_one(seed: int) -> None:
+    random = Random(seed)
+    pieces: list[bytes] = []
+    for number in range(random.randrange(1, 12)):
+        datas = [random.randbytes(random.randrange(4)) for _ in range(random.randrange(1, 6))]
+        seq = frame.SEQ_MAX - random.randrange(6) if random.random() < 0.02 else 10 * number
+        body = naive_body(datas, tags=[b"t"] * len(datas) if random.random() < 0.1 else None)
+        if random.random() < 0.1:  # a body that lies
+            where = random.choice((0, 3, 4, 5, 7, 8, 11, random.randrange(len(body))))
+            body = body[:where] + bytes((random.choice((0, 1, 2, 255)),)) + body[where + 1 :]
+        node = random.choice((b"", b"", b"n1"))
+        pieces.append(sealed(body, node=node, seq=seq))
+    buf = b"".join(pieces)
+    frames = []
+    pos = 0
+    while isinstance(found := frame.get(buf, pos, len(buf)), Frame):
+        frames.append(found)
+        pos = found.end
+    assert len(frames) == len(pieces)
+    want: list[Record] = []
+    wrong = None
+    for found in frames:
+        rows = batch.decode(buf, found)
+        if isinstance(rows, Fault):
+            wrong = (found.pos, rows)
+            break
+        want += records(rows)
+    got, bad = batch.decode_all(buf, frames)
+    assert [record for rows in got for record in records(rows)] == want, seed
+    assert bad == wrong, seed
+    assert {at for rows in got for at in rows.at.tolist()} == {f.pos for f in frames if not bad or f.pos < bad[0]}
+
+
+def test_batches_at_the_end_of_all_seqs_are_read_at_once_or_refused() -> None:
+    last = sealed(naive_body([b"x", b"y"]), seq=frame.SEQ_MAX - 1)
+    beyond = sealed(naive_body([b"x", b"y"]), seq=frame.SEQ_MAX)
+    for pieces, good in (([last, last], 2), ([last, beyond], 1)):
+        buf = b"".join(pieces)
+        found = [frame.get(buf, pos, len(buf)) for pos in (0, len(pieces[0]))]
+        rows, bad = batch.decode_all(buf, [f for f in found if isinstance(f, Frame)])
+        assert sum(map(len, rows)) == 2 * good
+        assert bad is None or "runs out" in bad[1].reason
+        assert (bad is None) == (good == 2)
+
+
 def test_a_batch_of_holes_only_has_no_records() -> None:
     rows = decoded(batch.encode(10, 1, TS, [b"", b""], kinds=b"\xff\xff", tag=b"t"))
     assert not len(rows)

@@ -101,7 +101,18 @@ def test_a_file_of_another_shape_is_corrupt(bad: object) -> None:
 
 @pytest.mark.parametrize(
     "bad",
-    [b"", b"{", b"null", b"\xff", b"\0" * 15, b"\0" * 17, b'{"\x80":1}', b"[" * 100_000, b"{" + b" " * 15],
+    [
+        b"",
+        b"{",
+        b"null",
+        b"\xff",
+        b"\0" * 15,
+        b"\0" * 17,
+        b'{"\x80":1}',
+        b"[" * 100_000,
+        b"{" + b" " * 15,
+        b"{" + bytes(15),
+    ],
 )
 def test_bytes_that_are_no_text_of_ours_are_corrupt(bad: bytes) -> None:
     with pytest.raises(Corrupt, match="partition 3"):

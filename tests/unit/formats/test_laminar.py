@@ -239,6 +239,23 @@ def test_a_store_that_ends_early_is_torn_and_the_records_before_are_kept() -> No
         assert laminar.usable(entries, size) == size // 13
 
 
+def test_an_entry_that_points_at_another_good_content_is_bad() -> None:
+    contents = [content(0, b"key", b"one"), content(1, b"key", b"two")]
+    entries = entries_of(indexed(contents)).copy()
+    entries[1] = entries[0]
+    walk = laminar.walk(b"".join(contents), entries, 0)
+    assert plain(walk) == ([(0, b"key", b"one")], 10, Stop.BAD)
+    assert walk.reason == "position is not where the record before it ends"
+    assert laminar.walk(b"".join(contents), entries_of(indexed(contents))[1:], 1).stop is Stop.BAD, "the first at 0"
+
+
+def test_a_budget_ends_a_walk_before_a_bad_record_is_looked_at() -> None:
+    contents = [content(0, b"", b"abc"), b"\xff\xff\xff\xff\x01\0\0\0\0", content(2, b"", b"x")]
+    store, entries = b"".join(contents), entries_of(indexed(contents))
+    assert laminar.walk(store, entries, 0, bytes_max=2)[1:] == (12, Stop.END, "")
+    assert laminar.walk(store, entries, 0, bytes_max=3)[1:3] == (12, Stop.BAD)
+
+
 def test_a_length_that_rotted_to_nothing_is_not_taken_for_a_hole() -> None:
     entries = entries_of(indexed([content(0, b"", b"x")])).copy()
     entries["length"] = 0

@@ -239,10 +239,10 @@ def test_the_record_that_ends_a_walk_by_its_seq_is_checked_before_it_is_believed
 @st.composite
 def many(draw: st.DrawFn) -> tuple[bytes, Ints]:
     """A log long enough for lanes, and where some of its records start, the first included."""
-    sizes = draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), min_size=40, max_size=160))
+    sizes = draw(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 40)), min_size=50, max_size=200))
     buf = written([(2 * i + 1, i, b"n" * n, bytes([i % 251]) * size) for i, (n, size) in enumerate(sizes)])
     ats = np.concatenate(([0], np.cumsum(np.array([n + size + 26 for n, size in sizes]))[:-1]))
-    every = draw(st.integers(1, 4))
+    every = draw(st.sampled_from([1, 1, 2, 3, 4]))
     return buf, ats[::every].astype(np.int64)
 
 
@@ -287,6 +287,28 @@ def test_starts_that_cannot_be_lanes_are_harmless(starts: list[int]) -> None:
     for buf in (written([(1, 0, b"", b"abc")]), b""):
         expected = narwhal.walk(buf, starts[0] if starts else 0)
         assert everything(narwhal.walk_lanes(buf, np.array(starts, np.int64))) == everything(expected)
+
+
+def test_many_starts_of_which_one_is_wrong_are_harmless() -> None:
+    buf = written([(i + 1, 0, b"", b"") for i in range(100)]) + b"end"
+    ats = np.arange(100, dtype=np.int64) * 26
+    for wrong in (np.append(-26, ats), np.append(ats, 2600), np.append(ats, 2602), np.append(ats, ats), ats[::-1]):
+        expected = narwhal.walk(buf, int(wrong[0]))
+        assert everything(narwhal.walk_lanes(buf, wrong)) == everything(expected), wrong[[0, -1]]
+
+
+def test_a_node_over_the_limit_is_bad_in_a_lane_too() -> None:
+    log = [(i + 1, 0, b"n" * 511 if i == 50 else b"", b"") for i in range(100)]
+    buf = written(log)
+    starts = np.array([len(written(log[:i])) for i in range(100)], np.int64)
+    walk = narwhal.walk_lanes(buf, starts)
+    assert (len(walk.rows), walk.end, walk.reason) == (50, 50 * 26, "node length is over the limit")
+
+
+def test_damage_that_also_breaks_the_order_is_called_damage() -> None:
+    buf = bytearray(written([(1, 0, b"", b"a"), (2, 0, b"", b"b")]))
+    buf[27] = 0
+    assert narwhal.walk(buf)[1:] == (27, Stop.BAD, "checksum"), "the cause, not its effect"
 
 
 def plain_index(ats: list[int], seqs: list[int], base: int) -> bytes:

@@ -250,6 +250,10 @@ def test_each_record_needs_its_checksum_once_there_are_checksums() -> None:
     assert rustlog.walk(buf, crcs=crcs[:2])[1:] == (42, Stop.BAD, "no checksum for this record")
     assert rustlog.walk(buf, count_max=2, crcs=crcs[:2]).stop is Stop.END
     assert rustlog.walk(buf, crcs=crcs[1:])[1:] == (0, Stop.BAD, "checksum")
+    changed = bytearray(buf)
+    changed[21 + 11] = 0  # seq 2 is 0 now: out of order, because of the damage
+    assert rustlog.walk(changed)[1:] == (21, Stop.BAD, "offset does not increase")
+    assert rustlog.walk(changed, crcs=crcs)[1:] == (21, Stop.BAD, "checksum"), "the cause, not its effect"
     assert rustlog.read_crcs(crcs.tobytes()[:-1]).tolist() == crcs.tolist()[:-1]
     assert rustlog.read_crcs(b"").tolist() == []
 
@@ -257,10 +261,10 @@ def test_each_record_needs_its_checksum_once_there_are_checksums() -> None:
 @st.composite
 def many(draw: st.DrawFn) -> tuple[bytes, Ints]:
     """A log long enough for lanes, and where some of its records start, the first included."""
-    sizes = draw(st.lists(st.integers(0, 40), min_size=40, max_size=160))
+    sizes = draw(st.lists(st.integers(0, 40), min_size=50, max_size=200))
     buf = written([(2 * i, i // 3, bytes([i % 251]) * size) for i, size in enumerate(sizes)])
     ats = np.concatenate(([0], np.cumsum(np.array(sizes) + 20)[:-1]))
-    every = draw(st.integers(1, 4))
+    every = draw(st.sampled_from([1, 1, 2, 3, 4]))
     return buf, ats[::every].astype(np.int64)
 
 
@@ -342,6 +346,34 @@ def test_starts_that_cannot_be_lanes_are_harmless(starts: list[int]) -> None:
     assert everything(rustlog.walk_lanes(b"", ints(starts))) == everything(
         rustlog.walk(b"", starts[0] if starts else 0)
     )
+
+
+def test_many_starts_of_which_one_is_wrong_are_harmless() -> None:
+    buf = written([(i, 0, b"") for i in range(100)]) + b"end"
+    ats = np.arange(100, dtype=np.int64) * 20
+    for wrong in (
+        np.append(-20, ats),
+        np.append(ats, 2000),
+        np.append(ats, 2002),
+        np.append(ats, 2003),
+        np.append(ats, 1 << 40),
+        np.append(ats, 0),
+        np.append(ats, ats),
+        np.sort(np.append(ats, 50)),
+        ats[::-1],
+    ):
+        for log in (buf, buf[:-3]):
+            expected = rustlog.walk(log, int(wrong[0]))
+            assert everything(rustlog.walk_lanes(log, wrong)) == everything(expected), wrong[[0, -1]]
+
+
+def test_a_length_over_the_limit_is_bad_in_a_lane_too() -> None:
+    log = [(i, 0, bytes(LIMIT + 1) if i == 50 else b"") for i in range(100)]
+    buf = written(log)
+    starts = np.arange(100, dtype=np.int64) * 20
+    starts[51:] += LIMIT + 1
+    walk = rustlog.walk_lanes(buf, starts)
+    assert (len(walk.rows), walk.end, walk.reason) == (50, 1000, "length is over the limit")
 
 
 @quick

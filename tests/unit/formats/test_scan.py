@@ -8,6 +8,7 @@ and for the same kind of reason.
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from random import Random
 from typing import Any, NamedTuple
 
@@ -235,12 +236,12 @@ def damage(random: Random, buf: bytes, starts: list[int]) -> bytes:
             return buf + bytes(random.randrange(3)) + random.randbytes(random.randrange(60))
         case 6:  # a frame twice, or in the wrong place
             lo = random.randrange(len(starts))
-            piece = buf[starts[lo] : (starts + [len(buf)])[lo + 1]]
+            piece = buf[starts[lo] : [*starts, len(buf)][lo + 1]]
             at = random.choice([*starts, len(buf)])
             return buf[:at] + piece + buf[at:]
         case 7:  # a frame that lies, with a checksum that holds
             number = random.randrange(len(starts))
-            at, end = starts[number], (starts + [len(buf)])[number + 1]
+            at, end = starts[number], [*starts, len(buf)][number + 1]
             covered = bytearray(buf[at + 4 : end - 8])
             for _ in range(random.randrange(1, 3)):
                 where = random.choice((0, 1, 2, 10, 17, 18, 25, 26, 28, 30, random.randrange(len(covered))))
@@ -310,7 +311,7 @@ def test_a_sealed_segment_reads_the_same_through_its_index(seed: int) -> None:
             rows = scan.walk_indexed(buf, entries, lo, hi, base, check=random.random() < 0.5)
             assert list(records(rows)) == [record for record in want if base + lo <= record.seq < base + hi]
         whole = scan.walk_indexed(buf, entries, 0, stop - base, base, check=True)
-        assert to_arrow(whole).equals(to_arrow(walk.rows)) or not (whole.node and whole.tag and whole.meta)
+        assert to_arrow(whole).equals(to_arrow(walk.rows))
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -336,8 +337,7 @@ def test_no_damage_to_a_segment_is_read_through_its_index_in_silence(seed: int) 
                 continue
         try:
             found = list(records(scan.walk_indexed(data, idx.read(index), 0, stop - base, base, check=True)))
-        except Corrupt as error:
-            assert 0 <= error.pos < 1 << 32
+        except Corrupt:
             continue
         wanted = list(records(rows))
         lost = {record.seq for record in wanted} - {record.seq for record in found}
@@ -381,9 +381,7 @@ def test_a_batch_that_breaks_off_is_not_there() -> None:
     assert "byte 49 breaks off" in scan.walk(ONE + TWO).reason
 
 
-@pytest.mark.parametrize(
-    "between", [MARK, append(4, TS, b"x")[:0] + frame.encode(APPEND, topic_id=11, seq=4, ts_ms=TS)]
-)
+@pytest.mark.parametrize("between", [MARK, frame.encode(APPEND, topic_id=11, seq=4, ts_ms=TS)])
 def test_a_batch_that_something_interrupts_is_bad(between: bytes) -> None:
     got = scan.walk(ONE + TWO + between + FOUR)
     assert (seqs(got), got.end, got.stop) == ([1], len(ONE), Stop.BAD)
@@ -425,7 +423,8 @@ def test_limits_are_looked_at_between_batches() -> None:
     many = frame.encode_appends(TOPIC, 1, TS, [b"x"] * 50)
     assert len(scan.walk(many, count_max=7).rows) == 7
     assert len(scan.walk(many, bytes_max=47 * 7).rows) == 7
-    pos, got_seqs = 0, []
+    pos = 0
+    got_seqs: list[int] = []
     while pos < len(many):
         page = scan.walk(many, pos, above=got_seqs[-1] if got_seqs else -1, count_max=8)
         got_seqs += page.rows.seq.tolist()
@@ -473,10 +472,8 @@ def test_random_bytes_never_raise(seed: int) -> None:
         small = entries.copy()
         small["frame_offset"] %= max(len(buf), 1)
         for some in (entries, small):
-            try:
+            with suppress(Corrupt):
                 scan.walk_indexed(buf, some, 0, len(some), 1, check=random.random() < 0.5)
-            except Corrupt as error:
-                assert error.reason
             idx.fault(some, len(buf))
 
 

@@ -112,6 +112,10 @@ class LaminarCodec(Codec):
         holes["position"] = size
         return (index + holes.tobytes(),)
 
+    def trim(self, sides: list[bytes | None], base: int, seq: int, /) -> list[bytes | None]:
+        # Holes take no bytes of the store, so cutting the store does not take them away.
+        return [None if side is None else side[: laminar.MARKER.size + (seq - base) * laminar.INDEX.itemsize] for side in sides]
+
     def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> Recovered:
         index = sides[0] or b""
         found_base, entries = laminar.read_index(index)

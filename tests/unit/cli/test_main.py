@@ -1,0 +1,162 @@
+"""The rim of the program: help, usage, and how errors become exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import tidelog
+from tidelog.cli import look
+from tidelog.cli.main import main, parser
+from tidelog.cli.render import Screen
+from tidelog.errors import Corrupt, Error, InDoubt, Latched, Locked
+
+COMMANDS = (
+    *("append", "cat", "inspect", "verify", "repair", "seal", "truncate", "compact", "retain"),
+    *("convert", "restore"),
+)
+
+
+def parsers(made: ArgumentParser) -> Iterator[ArgumentParser]:
+    yield made
+    for action in made._actions:
+        if isinstance(action.choices, dict):
+            for below in action.choices.values():
+                yield from parsers(below)
+
+
+def test_the_commands_are_those_that_are_tested() -> None:
+    found = [made.prog.removeprefix("tidelog log ") for made in parsers(parser())]
+    assert found == ["tidelog", "tidelog log", *COMMANDS]
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"tidelog {tidelog.__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_teaches_with_an_example_that_parses(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["log", command, "--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    example = re.search(rf"^example:\n  \$ .*?\btidelog (log {command} .*?)(?: && .*)?$", said, re.MULTILINE)
+    assert example is not None, said
+    assert callable(parser().parse_args(example[1].split()).run)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["log"],
+        ["log", "eat"],
+        ["log", "cat"],
+        ["log", "cat", "a", "--codec", "papyrus"],
+        ["log", "cat", "a", "--from", "-1"],
+        ["log", "cat", "a", "--limit", "-5"],
+        ["log", "append", "a", "--batch", "0"],
+        ["log", "append", "a", "--segment-bytes", "0"],
+        ["log", "append", "a", "--sync", "never"],
+        ["log", "compact", "a"],
+        ["log", "compact", "a", "--key", "data"],
+        ["log", "retain", "a", "--keep", "7d", "--keep-ms", "5"],
+        ["log", "truncate", "a"],
+        ["log", "restore", "a", "b"],
+        ["log", "restore", "a", "b", "--to-offset", "5", "--to-time", "5"],
+        ["log", "convert", "a", "b"],
+        ["log", "convert", "a", "b", "--to", "tide", "--drop", "data"],
+    ],
+)
+def test_a_bad_command_line_exits_with_2_and_the_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("usage: tidelog")
+
+
+def test_an_unknown_codec_is_refused_with_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["log", "cat", "a", "--codec", "papyrus"])
+    said = capsys.readouterr().err
+    assert all(name in said for name in ("tide", "rustlog", "laminar", "narwhal", "papyrus"))
+
+
+Raising = Callable[[BaseException], Callable[[Namespace, Screen], int]]
+
+
+@pytest.fixture
+def raising(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
+    """Make `tidelog log cat` end with an error of our choice."""
+
+    def arrange(error: BaseException) -> None:
+        def cat(_args: Namespace, screen: Screen) -> int:
+            screen.data(b"before\n")
+            raise error
+
+        monkeypatch.setattr(look, "cat", cat)
+
+    return arrange
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "name", "written"),
+    [
+        (Locked("a is taken"), 2, "locked", False),
+        (InDoubt("who knows"), 2, "in_doubt", None),
+        (Error("something"), 2, "internal", False),
+        (Corrupt("a/x.data", pos=7, reason="bad"), 1, "corrupt", None),
+        (Latched("a is latched"), 1, "latched", None),
+        (PermissionError(13, "Permission denied", "a"), 2, "os_error", None),
+        (KeyboardInterrupt(), 130, "interrupted", None),
+    ],
+)
+def test_every_error_is_one_line_or_one_object_with_its_exit_code(
+    error: BaseException,
+    code: int,
+    name: str,
+    written: bool | None,
+    raising: Callable[[BaseException], None],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    raising(error)
+    message = str(error) or "interrupted"
+    assert main(["log", "cat", "a"]) == code
+    assert capsys.readouterr() == ("before\n", f"tidelog: {message}\n")
+    assert main(["log", "cat", "a", "--json"]) == code
+    out, err = capsys.readouterr()
+    assert out == "before\n"
+    assert json.loads(err) == {
+        "error": name,
+        "message": message,
+        "written": written,
+        "acked": None,
+        "remarks": [],
+    }
+
+
+def test_a_message_of_several_lines_is_printed_as_one(
+    raising: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(Locked("first\nsecond"))
+    assert main(["log", "cat", "a"]) == 2
+    assert capsys.readouterr().err == "tidelog: first second\n"
+
+
+def test_a_bug_is_called_one_and_is_not_taken_for_damage(
+    raising: Callable[[BaseException], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    raising(ZeroDivisionError("oops"))
+    assert main(["log", "cat", "a"]) == 70
+    err = capsys.readouterr().err
+    assert err.startswith("Traceback")
+    assert err.endswith("tidelog: this is a bug in tidelog: ZeroDivisionError('oops')\n")

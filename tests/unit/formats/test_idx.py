@@ -1,0 +1,187 @@
+"""The stride index: dense over its seqs, in order, and honest about what it can prove."""
+
+from __future__ import annotations
+
+import struct
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tidelog.errors import BadInput, Corrupt, TooLarge
+from tidelog.formats import batch, frame, idx, scan
+from tidelog.formats.rows import Rows, none
+
+TS = 1_700_000_000_000
+
+
+def append(seq: int, ts: int, data: bytes, *, node: bytes = b"", tag: bytes = b"") -> bytes:
+    return frame.encode(frame.APPEND, topic_id=10, seq=seq, ts_ms=ts, data=data, node=node, tag=tag)
+
+
+def walked(buf: bytes) -> Rows:
+    walk = scan.walk(buf)
+    assert walk.end == len(buf), walk.reason
+    return walk.rows
+
+
+ONE = append(3, TS, b"one", tag=b"t")
+BATCH = batch.encode(10, 5, TS + 1, [b"five", b"", b"seven"], nodes=[b"", b"", b"n"], kinds=b"\0\xff\1")
+LAST = append(9, TS + 2, b"")
+LOG = ONE + BATCH + LAST
+
+
+def naive(base: int, stop: int, present: dict[int, tuple[int, int, int, int]], size: int) -> bytes:
+    """`present`: seq to (frame start, data length, ms, flags)."""
+    out = b""
+    for seq in range(base, stop):
+        if seq in present:
+            out += struct.pack("<IIQB3x", *present[seq])
+        else:
+            behind = [present[later][0] for later in sorted(present) if later > seq]
+            before = [present[earlier][2] for earlier in sorted(present) if earlier < seq]
+            out += struct.pack("<IIQB3x", (behind or [size])[0], 0, (before or [0])[-1], 0x80)
+    return out
+
+
+def test_entries_are_dense_and_holes_name_what_follows() -> None:
+    b, c = len(ONE), len(ONE + BATCH)
+    present = {
+        3: (0, 3, TS, 1),
+        5: (b, 4, TS + 1, 4),
+        7: (b, 5, TS + 1, 4 | 2),
+        9: (c, 0, TS + 2, 0),
+    }
+    entries = idx.entries(walked(LOG), 2, 12, len(LOG))
+    assert idx.to_bytes(entries) == naive(2, 12, present, len(LOG))
+    assert idx.fault(entries, len(LOG)) is None
+    assert entries["frame_offset"][[0, 2, 4, 6, 8, 9]].tolist() == [0, b, b, c, len(LOG), len(LOG)]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_an_index_of_any_log_is_the_one_made_entry_by_entry(seed: int) -> None:
+    random = Random(seed)
+    pieces: list[bytes] = []
+    present: dict[int, tuple[int, int, int, int]] = {}
+    seq, ts, pos = 1, TS, 0
+    for _ in range(random.randrange(1, 9)):
+        seq += random.choice((0, 0, 2))
+        ts += random.randrange(3)
+        if random.random() < 0.5:
+            node, tag = random.choice((b"", b"n")), random.choice((b"", b"t"))
+            data = random.randbytes(random.randrange(5))
+            pieces.append(append(seq, ts, data, node=node, tag=tag))
+            present[seq] = (pos, len(data), ts, 2 * bool(node) + bool(tag))
+            seq += 1
+        else:
+            datas = [random.randbytes(random.randrange(5)) for _ in range(random.randrange(1, 5))]
+            tag = random.choice((b"", b"t"))
+            kinds = bytes(random.choice((0, 1, 255)) for _ in datas)
+            datas = [b"" if kind == 255 else data for data, kind in zip(datas, kinds, strict=True)]
+            pieces.append(batch.encode(10, seq, ts, datas, kinds=kinds, tag=tag))
+            for i, (data, kind) in enumerate(zip(datas, kinds, strict=True)):
+                if kind != 255:
+                    present[seq + i] = (pos, len(data), ts, 4 | bool(tag))
+            seq += len(datas)
+        pos += len(pieces[-1])
+    buf = b"".join(pieces)
+    stop = seq + random.randrange(3)
+    entries = idx.entries(walked(buf), 1, stop, len(buf))
+    assert idx.to_bytes(entries) == naive(1, stop, present, len(buf)), seed
+    assert idx.fault(entries, len(buf)) is None, seed
+    assert np.shares_memory(idx.read(view := idx.to_bytes(entries)), np.frombuffer(view, np.uint8))
+
+
+def test_an_index_that_is_continued_equals_one_made_at_once() -> None:
+    whole = idx.to_bytes(idx.entries(walked(LOG), 2, 12, len(LOG)))
+    first = idx.entries(walked(ONE), 2, 4, len(ONE))
+    rest = idx.entries(walked(BATCH + LAST), 4, 12, len(LOG), origin=len(ONE), ts_before_ms=int(first["ts"][-1]))
+    assert idx.to_bytes(first) + idx.to_bytes(rest) == whole
+
+
+def test_a_segment_without_records_is_all_holes() -> None:
+    entries = idx.entries(none(), 5, 8, 0)
+    assert idx.to_bytes(entries) == struct.pack("<IIQB3x", 0, 0, 0, 0x80) * 3
+    assert idx.fault(entries, 0) is None
+    assert idx.fault(idx.read(b""), 0) is None
+
+
+@pytest.mark.parametrize("base_stop", [(4, 12), (2, 9)])
+def test_records_outside_the_index_are_refused(base_stop: tuple[int, int]) -> None:
+    with pytest.raises(BadInput, match="outside the index"):
+        idx.entries(walked(LOG), *base_stop, len(LOG))
+
+
+def test_frames_outside_the_data_are_refused() -> None:
+    with pytest.raises(BadInput, match="does not fit"):
+        idx.entries(walked(LOG), 2, 12, len(LOG) - 1)
+    with pytest.raises(BadInput, match="does not fit"):
+        idx.entries(walked(LOG), 2, 12, len(LOG), origin=1)
+    with pytest.raises(TooLarge):
+        idx.entries(walked(LOG), 2, 12, 1 << 32)
+
+
+def test_a_partial_entry_at_the_end_is_left_out() -> None:
+    whole = idx.to_bytes(idx.entries(walked(LOG), 2, 12, len(LOG)))
+    assert len(idx.read(whole[:-1])) == 9
+    assert len(idx.read(whole[:19])) == 0
+
+
+def changed(index: int, **fields: Any) -> NDArray[np.void]:
+    entries = idx.entries(walked(LOG), 2, 12, len(LOG)).copy()
+    for name, value in fields.items():
+        entries[name][index] = value
+    return entries
+
+
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        (changed(1, pad=(0, 0, 1)), "padding"),
+        (changed(1, flags=8), "flags"),
+        (changed(1, flags=0x40), "flags"),
+        (changed(1, flags=0x81), "flags"),
+        (changed(3, frame_offset=0), "positions fall"),
+        (changed(7, frame_offset=(1 << 32) - 1), "positions fall"),
+        (changed(9, frame_offset=(1 << 32) - 1), "outside the data"),
+        (changed(7, ts=TS), "times fall"),
+        (changed(0, ts=(1 << 64) - 1), "times fall"),
+        (changed(1, data_len=1000), "outside the data"),
+        (changed(9, data_len=1), "a hole has data"),
+        (changed(5, flags=2), "share a frame"),
+        (changed(3, flags=0), "share a frame"),
+        (changed(1, data_len=5), "runs into the next frame"),
+        (changed(2, frame_offset=len(ONE) - 1), "frame behind it"),
+        (changed(6, frame_offset=len(ONE) + 1), "frame behind it"),
+        (changed(1, flags=0x80, data_len=0), "frame behind it"),
+    ],
+)
+def test_an_index_that_contradicts_itself_says_how(entries: NDArray[np.void], words: str) -> None:
+    found = idx.fault(entries, len(LOG))
+    assert found is not None
+    assert words in found
+
+
+def test_a_segment_shorter_than_its_index_says_is_seen() -> None:
+    entries = idx.entries(walked(LOG), 2, 12, len(LOG))
+    for size in range(len(LOG)):
+        assert idx.fault(entries, size) is not None, size
+        if size < len(LOG) - len(LAST) + 46:
+            with pytest.raises(Corrupt):
+                scan.walk_indexed(LOG[:size], entries, 0, 10, 2, check=False)
+
+
+def test_what_only_the_footer_can_tell() -> None:
+    """An empty record of a batch, its entry turned into a hole, leaves an index that agrees with itself.
+    A read that meets another record of the batch disagrees; one that asks for that seq alone finds nothing,
+    and the footer's checksum of the index is what tells."""
+    buf = batch.encode(10, 1, TS, [b"a", b"", b"c"])
+    entries = idx.entries(walked(buf), 1, 4, len(buf)).copy()
+    entries["flags"][1] = idx.HOLE
+    assert idx.fault(entries, len(buf)) is None
+    for first, stop in ((0, 3), (0, 2), (1, 3)):
+        with pytest.raises(Corrupt, match="different records"):
+            scan.walk_indexed(buf, entries, first, stop, 1, check=False)
+    assert not len(scan.walk_indexed(buf, entries, 1, 2, 1, check=True))
