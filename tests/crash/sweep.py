@@ -60,7 +60,9 @@ def sweep(
                 wrong = _crash_in_recovery(codec, image.disk.reboot(), oracle, sync, Random(f"{seed}/{op}"), tally)
             if (wrong := wrong or judge(codec, image.disk, oracle, sync)) is not None:
                 where = disk.trace[-1] if disk.trace else "the start"
-                tally.failures.append(f"{codec} {workload.__name__} after op {op - 1} ({where}), {image.label}: {wrong}")
+                tally.failures.append(
+                    f"{codec} {workload.__name__} after op {op - 1} ({where}), {image.label}: {wrong}"
+                )
                 raise Found
 
     disk.on_op = examine

@@ -241,7 +241,20 @@ def spelled(letters: Sequence[str]) -> Workload:
     return history
 
 
-ALPHABET = ("append", "batch", "big", "stream", "broken", "seal", "truncate", "retain", "expire", "compact", "reopen", "sync")
+ALPHABET = (
+    "append",
+    "batch",
+    "big",
+    "stream",
+    "broken",
+    "seal",
+    "truncate",
+    "retain",
+    "expire",
+    "compact",
+    "reopen",
+    "sync",
+)
 
 
 def step(bench: Bench, log: SegmentedLog, letter: str, random: Random) -> SegmentedLog:

@@ -13,7 +13,14 @@ from random import Random
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from tidelog.commitlog import SegmentedLog
 from tidelog.errors import OutOfRange, SeqMissing, StreamBroken, UnexpectedSeq
@@ -46,7 +53,13 @@ class LogMachine(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.log = SegmentedLog.open(
-            PATH, self.codec, disk=self.disk, clock=self.clock, segment_bytes_max=600, index_every=3, index_cache=self.cache
+            PATH,
+            self.codec,
+            disk=self.disk,
+            clock=self.clock,
+            segment_bytes_max=600,
+            index_every=3,
+            index_cache=self.cache,
         )
 
     @rule(data=datas)
@@ -116,9 +129,7 @@ class LogMachine(RuleBasedStateMachine):
         newest = {key(data): seq for seq, data in sorted(self.held.items()) if seq < edge}
         self.log.compact(key_of)
         self.held = {
-            seq: data
-            for seq, data in self.held.items()
-            if seq >= edge or key(data) is None or newest[key(data)] == seq
+            seq: data for seq, data in self.held.items() if seq >= edge or key(data) is None or newest[key(data)] == seq
         }
         self._rose()
 

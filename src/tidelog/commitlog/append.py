@@ -29,13 +29,12 @@ def append(state: State, batch: Batch, expected: int | None) -> range:
         check_expected(state, expected)
         if not batch.datas:
             return range(first, first)
-        weights = _weights(batch)
         largest = max(map(len, batch.datas))
         limit = min(state.codec.record_bytes_max, ceiling(state, fresh=True))
         if largest > limit:
             raise TooLarge(f"{state.path}: a record", size=largest, limit=limit)
         try:
-            _write_parts(state, batch, weights)
+            _write_parts(state, batch)
         except Error as error:
             error.acked = range(first, state.highest)
             raise
@@ -75,9 +74,7 @@ def roll_over(state: State, *, next_base: int | None = None) -> None:
     base = old.next_seq if next_base is None else next_base
     done = roll.seal(state.files, state.latch, old)
     state.durable = old.next_seq
-    state.active = roll.birth(
-        state.files, state.latch, base, now_us=state.clock.now_us(), last_ts_us=old.last_ts_us
-    )
+    state.active = roll.birth(state.files, state.latch, base, now_us=state.clock.now_us(), last_ts_us=old.last_ts_us)
     done.stop = state.durable = base
     state.sealed.append(done)
     old.close()
@@ -106,42 +103,46 @@ def sync(state: State) -> None:
     state.synced_ms = state.clock.monotonic_ms()
 
 
-def _weights(batch: Batch) -> Sequence[int]:
-    weights = [len(data) + _OVERHEAD_BYTES for data in batch.datas]
-    for column in (batch.node, batch.tag, batch.meta):
-        if isinstance(column, bytes):
-            if column:
-                weights = [weight + len(column) for weight in weights]
-        else:
-            weights = [weight + len(value) for weight, value in zip(weights, column, strict=True)]
-    return weights
-
-
-def _write_parts(state: State, batch: Batch, weights: Sequence[int]) -> None:
+def _write_parts(state: State, batch: Batch) -> None:
     policy = state.config.sync
     durable = policy != "interval"
     done, count = 0, len(batch.datas)
     while done < count:
         roll_if_due(state)
-        take = 1 if policy == "each" else _fitting(weights, done, ceiling(state))
-        if take == 0 or (take == 1 and weights[done] > ceiling(state)):
-            if state.active.size:
-                roll_over(state)
-                continue
-            take = 1
-        part = batch if take == count else batch.part(done, done + take)
+        rest = batch if done == 0 else batch.part(done, count)
+        take = 1 if policy == "each" else _fitting(rest, ceiling(state))
+        if state.active.size and (take == 0 or (take == 1 and _weight(rest.part(0, 1)) > ceiling(state))):
+            roll_over(state)
+            continue
+        part = rest if take == len(rest.datas) else rest.part(0, max(take, 1))
         rows = state.codec.encode(state.highest, stamp(state), part)
         state.active.write(rows, durable=durable)
         after_write(state, durable=durable)
-        done += take
+        done += len(part.datas)
 
 
-def _fitting(weights: Sequence[int], done: int, room: int) -> int:
-    """How many of the records from `done` on fit into `room` bytes."""
-    rest = weights[done:] if done else weights
-    if sum(rest) <= room:
-        return len(rest)
-    return sum(1 for total in accumulate(rest) if total <= room)
+def _columns(batch: Batch) -> list[bytes | Sequence[bytes]]:
+    return [column for column in (batch.node, batch.tag, batch.meta) if column]
+
+
+def _weight(batch: Batch) -> int:
+    """An upper bound on the bytes a batch takes in a segment."""
+    count = len(batch.datas)
+    total = sum(map(len, batch.datas)) + count * _OVERHEAD_BYTES
+    for column in _columns(batch):
+        total += len(column) * count if isinstance(column, bytes) else sum(map(len, column))
+    return total
+
+
+def _fitting(batch: Batch, room: int) -> int:
+    """How many of the first records fit into `room` bytes. Nearly always all: only then is nothing done per record."""
+    if _weight(batch) <= room:
+        return len(batch.datas)
+    weights = [len(data) + _OVERHEAD_BYTES for data in batch.datas]
+    for column in _columns(batch):
+        more = [len(column)] * len(weights) if isinstance(column, bytes) else map(len, column)
+        weights = [weight + extra for weight, extra in zip(weights, more, strict=True)]
+    return sum(1 for total in accumulate(weights) if total <= room)
 
 
 def append_rows(state: State, rows: Rows) -> None:

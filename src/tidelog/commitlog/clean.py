@@ -65,9 +65,16 @@ def candidates(state: State) -> list[Candidate]:
     bases = [*(segment.base for segment in state.sealed), state.active.base]
     for segment, behind in zip(state.sealed, bases[1:], strict=True):
         times = segment.times()
-        newest = times[1] if times is not None else (birth_us(state.files, behind) or 0)
-        if times is None and state.codec.birth_suffix is None:
-            newest = 0  # no record is left in it
+        if times is not None:
+            newest = times[1]
+        elif state.codec.birth_suffix is not None:
+            newest = birth_us(state.files, behind) or 0
+        elif segment.size == 0:
+            newest = 0  # compaction left no record in it
+        else:
+            # Damaged, so its records do not tell: as young as its file, which is never too old.
+            stat = state.disk.stat(state.files.data(segment.base))
+            newest = stat.modified_ms * 1000 if stat else 0
         found.append(Candidate(segment.base, segment.stop, segment.size + segment.side_bytes, newest))
     return found
 

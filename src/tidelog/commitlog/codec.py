@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -50,9 +51,7 @@ def refuse(batch: Batch, codec: str, *names: str) -> None:
     for name in names:
         column = getattr(batch, name)
         if column if isinstance(column, bytes) else any(column):
-            raise BadInput(
-                f"the {codec} layout has no room for a {name}; nothing was written, use the tide codec"
-            )
+            raise BadInput(f"the {codec} layout has no room for a {name}; nothing was written, use the tide codec")
 
 
 class Fault(NamedTuple):
@@ -114,9 +113,7 @@ class Codec(Protocol):
     record_bytes_max: int
     segment_bytes_limit: int  # positions must fit the index
     side_suffixes: tuple[str, ...]
-    truths: frozenset[
-        int
-    ]  # sides that cannot be derived from the data: synced before an ack, never rebuilt silently
+    truths: frozenset[int]  # sides that cannot be derived from the data: synced before an ack, never rebuilt silently
     sync_data_first: bool  # the data must be durable before a side names it
     latch_on_write_error: bool  # whether EIO on write ends writing until reopened
     full_check_on_open: bool
@@ -197,7 +194,7 @@ def runs(rows: Rows) -> list[tuple[int, int]]:
         return []
     breaks = np.flatnonzero((np.diff(rows.seq) != 1) | (np.diff(rows.ts_us) != 0)) + 1
     edges = [0, *breaks.tolist(), len(rows)]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
 
 
 def rewrite(codec: Codec, rows: Rows) -> Rows:
@@ -208,9 +205,7 @@ def rewrite(codec: Codec, rows: Rows) -> Rows:
     parts = []
     for lo, hi in runs(rows):
         part = rows.part(lo, hi)
-        columns = (
-            b"" if span is None else values(part.buf, span) for span in (part.node, part.tag, part.meta)
-        )
+        columns = (b"" if span is None else values(part.buf, span) for span in (part.node, part.tag, part.meta))
         batch = Batch(values(part.buf, part.data), *columns)
         parts.append(codec.encode(int(part.seq[0]), int(part.ts_us[0]), batch))
     return glue(parts)
@@ -236,9 +231,7 @@ def glue(parts: Sequence[Rows]) -> Rows:
         )
 
     def ints(name: str, moved: bool = False) -> Ints:
-        pieces = [
-            getattr(part, name) + (shift if moved else 0) for part, shift in zip(parts, shifts, strict=False)
-        ]
+        pieces = [getattr(part, name) + (shift if moved else 0) for part, shift in zip(parts, shifts, strict=False)]
         return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
 
     data = column("data") or Span(np.zeros(0, np.int64), np.zeros(0, np.int64))

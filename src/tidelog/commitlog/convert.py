@@ -32,9 +32,7 @@ def convert(
     disk = disk or log.state.disk
     found = disk.stat(destination)
     if found is not None and (not found.is_dir or disk.names(destination)):
-        raise AlreadyExists(
-            f"{destination} is there already and not empty; nothing was written, name a new directory"
-        )
+        raise AlreadyExists(f"{destination} is there already and not empty; nothing was written, name a new directory")
     target = codec_named(to, LogConfig())
     shift = target.first_seq - log.lowest if renumber else 0
     if log.lowest + shift < target.first_seq:
@@ -71,7 +69,7 @@ def _fitted(rows: Rows, shift: int, room: frozenset[str], drop: frozenset[str], 
         if keeps and name not in room:
             if name not in drop:
                 raise BadInput(
-                    f"records carry a {name} and the {to} layout has no room for it; stopped at seq {int(rows.seq[0])}, "
+                    f"records carry a {name} and the {to} layout has no room for it; stopped at seq {rows.seq[0]}, "
                     f"drop it explicitly or choose another codec"
                 )
             keeps = False

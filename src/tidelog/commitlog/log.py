@@ -45,9 +45,7 @@ LOCK_FILE = ".tidelog.lock"
 class SegmentedLog:
     """An append-only log of records on disk, or in memory with a `MemoryDisk`."""
 
-    def __init__(
-        self, state: State, lock: Lock | None, offsets: ConsumerOffsets, flusher: Flusher | None
-    ) -> None:
+    def __init__(self, state: State, lock: Lock | None, offsets: ConsumerOffsets, flusher: Flusher | None) -> None:
         self._state, self._lock, self._offsets, self._flusher = state, lock, offsets, flusher
 
     # ── open and close ────────────────────────────────────────────────────────────────────────
@@ -86,9 +84,7 @@ class SegmentedLog:
             active = found.active
             if active is None:
                 if read_only:
-                    raise NotFound(
-                        f"{path} holds no {name} log; nothing was changed, check the path and the codec"
-                    )
+                    raise NotFound(f"{path} holds no {name} log; nothing was changed, check the path and the codec")
                 active = roll.birth(files, latch, first, now_us=clock.now_us(), last_ts_us=0)
             state = State(
                 path,
@@ -185,7 +181,7 @@ class SegmentedLog:
 
         With `expected`, write only if that is the seq it will get (UnexpectedSeq otherwise).
         """
-        _check_bytes(data)
+        _check_bytes((data,))
         return append.append(self._state, Batch((data,), node, tag, meta), expected)[0]
 
     def append_many(
@@ -202,8 +198,7 @@ class SegmentedLog:
         A batch that fits one segment is written with one write. With the tide codec it is then atomic: after a
         crash all of it is there or nothing. The others keep a prefix.
         """
-        for data in datas:
-            _check_bytes(data)
+        _check_bytes(datas)
         return append.append(self._state, Batch(datas, node, tag, meta), expected)
 
     def append_stream(
@@ -291,9 +286,7 @@ class SegmentedLog:
         """Records of [first, stop) as columns, without a Python object per record."""
         return read.batches(self._state, first, stop, bytes_max=bytes_max, skip_damage=skip_damage)
 
-    def to_arrow(
-        self, first: int | None = None, stop: int | None = None, *, skip_damage: bool = False
-    ) -> pa.Table:
+    def to_arrow(self, first: int | None = None, stop: int | None = None, *, skip_damage: bool = False) -> pa.Table:
         """Records of [first, stop) as an Arrow table; data that lies back to back in a sealed segment is not copied."""
         found = [columns.to_arrow(rows) for rows in self.batches(first, stop, skip_damage=skip_damage)]
         return pa.Table.from_batches(found, schema=columns.SCHEMA)
@@ -421,9 +414,10 @@ def _configured(config: LogConfig | None, settings: dict[str, Any]) -> LogConfig
         raise BadInput(f"unknown setting: {error}; see tidelog.config.LogConfig") from None
 
 
-def _check_bytes(data: object) -> None:
-    if not isinstance(data, bytes):
-        raise BadInput(f"a record is bytes, not {type(data).__name__}; nothing was written, encode it first")
+def _check_bytes(datas: Sequence[object]) -> None:
+    for kind in set(map(type, datas)) - {bytes}:
+        if not issubclass(kind, bytes):
+            raise BadInput(f"a record is bytes, not {kind.__name__}; nothing was written, encode it first")
 
 
 def _names(disk: Disk, path: str, *, read_only: bool) -> list[str]:

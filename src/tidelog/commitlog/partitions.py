@@ -145,9 +145,7 @@ class PartitionedLog:
             if count is None:
                 raise NotFound(f"there is no topic {topic}; nothing was changed, create it first")
             if not 0 <= number < count:
-                raise NotFound(
-                    f"topic {topic} has partitions 0 to {count - 1}, not {number}; nothing was changed"
-                )
+                raise NotFound(f"topic {topic} has partitions 0 to {count - 1}, not {number}; nothing was changed")
             self._open[key] = SegmentedLog.open(
                 self._directory(topic, number),
                 self._codec,
@@ -168,9 +166,7 @@ class PartitionedLog:
         for number in range(self.topics().get(topic, 0)):
             log = self.partition(topic, number)
             found.append(
-                PartitionInfo(
-                    topic, number, log.lowest, log.highest, log.high_watermark, len(log.segments), log.size
-                )
+                PartitionInfo(topic, number, log.lowest, log.highest, log.high_watermark, len(log.segments), log.size)
             )
         if not found:
             raise NotFound(f"there is no topic {topic}; nothing was changed, create it first")
@@ -181,9 +177,7 @@ class PartitionedLog:
         log = self.partition(topic, number)
         return self.offsets.lag(group, log.highest, topic=topic, partition=number, lowest=log.lowest)
 
-    def retain(
-        self, topic: str, *, keep_ms: int | None = None, keep_bytes: int | None = None
-    ) -> list[Retained]:
+    def retain(self, topic: str, *, keep_ms: int | None = None, keep_bytes: int | None = None) -> list[Retained]:
         """Retention over every partition of a topic; what a group has not committed yet is kept."""
         done = []
         for number in range(self.topics().get(topic, 0)):

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tidelog.commitlog.codec import Fault
+from tidelog.commitlog.codec import Chunk, Fault
 from tidelog.commitlog.segment import Active, Sealed
 from tidelog.commitlog.state import State
 from tidelog.errors import BadInput, Corrupt, OutOfRange, SeqMissing
@@ -31,10 +31,7 @@ class Page(NamedTuple):
 
 def read_one(state: State, seq: int) -> Record:
     """The record at `seq`; OutOfRange, SeqMissing or Corrupt where there is none."""
-    with state.mutex:
-        state.check_open()
-        segment = state.segment_at(seq)
-        chunk = state.codec.read(segment.shape(), seq, seq + 1, 1)
+    segment, chunk = _read_chunk(state, seq, seq + 1, 1)
     if chunk.fault is not None:
         raise corrupt(state, segment, chunk.fault)
     if not len(chunk.rows):
@@ -64,11 +61,7 @@ def batches(
     """Records of [first, stop) as columns, a few megabytes at a time, until what was there at the start is read."""
     seq, end = _bounds(state, first, stop)
     while seq < end:
-        with state.mutex:
-            state.check_open()
-            segment = state.segment_at(seq)
-            edge = segment.next_seq if isinstance(segment, Active) else segment.stop
-            chunk = state.codec.read(segment.shape(), seq, min(end, edge), bytes_max)
+        segment, chunk = _read_chunk(state, seq, end, bytes_max)
         if len(chunk.rows):
             yield chunk.rows
         if chunk.fault is None:
@@ -79,6 +72,17 @@ def batches(
             seq = max(chunk.fault.resume, seq + 1)
         else:
             raise corrupt(state, segment, chunk.fault)
+
+
+def _read_chunk(state: State, seq: int, end: int, bytes_max: int) -> tuple[Sealed | Active, Chunk]:
+    """One read of the segment that holds `seq`. A sealed one cannot change, so it is read without the lock."""
+    with state.mutex:
+        state.check_open()
+        segment = state.segment_at(seq)
+        shape = segment.shape()
+        if isinstance(segment, Active):
+            return segment, state.codec.read(shape, seq, min(end, segment.next_seq), bytes_max)
+    return segment, state.codec.read(shape, seq, min(end, segment.stop), bytes_max)
 
 
 def _bounds(state: State, first: int | None, stop: int | None) -> tuple[int, int]:

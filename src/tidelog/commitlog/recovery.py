@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 from tidelog.commitlog.codec import Codec, Fault, Recovered
@@ -23,11 +24,12 @@ from tidelog.commitlog.segment import Active, Files, Sealed, birth_us, map_file
 from tidelog.commitlog.swap import settle
 from tidelog.disk.atomic import read_all, remove_if_there, replace
 from tidelog.disk.seam import File, Mode, join
-from tidelog.errors import Damaged
+from tidelog.errors import Damaged, Unavailable
 from tidelog.formats.rows import Stop
 from tidelog.types import Buffer
 
 QUARANTINE = "quarantine"
+_READ_TRIES = 8
 
 
 class Damage(NamedTuple):
@@ -88,6 +90,23 @@ def survey(codec: Codec, names: Sequence[str]) -> tuple[list[int], dict[int, set
 
 def recover(files: Files, latch: Latch, *, writable: bool, verify: bool) -> Found:
     """Everything that can be served, and a report of what was done about the rest."""
+    if writable:
+        return _recover(files, latch, writable=True, verify=verify)
+    for _ in range(_READ_TRIES):
+        before, _parts = survey(files.codec, files.disk.names(files.directory))
+        found = _recover(files, latch, writable=False, verify=verify)
+        after, _parts = survey(files.codec, files.disk.names(files.directory))
+        if set(before) <= set(after):
+            return found
+        # The writer dropped a segment while we looked: what we saw of it is not damage.
+        if found.active is not None:
+            found.active.close()
+        for base in before:
+            files.forget(base)
+    raise Unavailable(f"{files.directory} changes faster than it can be opened; nothing was changed, try again")
+
+
+def _recover(files: Files, latch: Latch, *, writable: bool, verify: bool) -> Found:
     report = Report()
     names = files.disk.names(files.directory)
     bases, parts = survey(files.codec, names)
@@ -98,7 +117,7 @@ def recover(files: Files, latch: Latch, *, writable: bool, verify: bool) -> Foun
     if writable:
         _sweep(files, names, bases, parts, report)
     sealed = []
-    for base, stop in zip(bases[:-1], bases[1:], strict=True):
+    for base, stop in pairwise(bases):
         sealed.append(_open_sealed(files, base, stop, report, writable=writable, verify=verify))
     active = open_active(files, latch, bases[-1], report, writable=writable) if bases else None
     report.segments = len(bases)
@@ -154,16 +173,12 @@ def rebuild_sides(files: Files, base: int, found: Recovered, report: Report | No
     files.forget(base)
 
 
-def _open_sealed(
-    files: Files, base: int, stop: int, report: Report, *, writable: bool, verify: bool
-) -> Sealed:
+def _open_sealed(files: Files, base: int, stop: int, report: Report, *, writable: bool, verify: bool) -> Sealed:
     codec, disk = files.codec, files.disk
     stat = disk.stat(files.data(base))
     extra = read_all(disk, files.side(base, codec.extra_suffix)) if codec.extra_suffix else None
     sides = [disk.stat(files.side(base, suffix)) for suffix in codec.side_suffixes]
-    segment = Sealed(
-        files, base, stop, stat.size if stat else 0, sum(side.size for side in sides if side), extra
-    )
+    segment = Sealed(files, base, stop, stat.size if stat else 0, sum(side.size for side in sides if side), extra)
     index_fault, tail_fault = codec.sealed_fault(segment.shape())
     if index_fault is not None and 0 not in codec.truths:
         found = codec.recover(map_file(disk, files.data(base)) or b"", _read_sides(files, base), base)
@@ -184,9 +199,7 @@ def _open_sealed(
             tail_fault = Fault(found.next_seq, stop, found.end, found.reason)
             segment.extra = None
     elif index_fault is not None:
-        report.damage.append(
-            Damage(codec.side_name(base, codec.side_suffixes[0]), Fault(base, stop, 0, index_fault))
-        )
+        report.damage.append(Damage(codec.side_name(base, codec.side_suffixes[0]), Fault(base, stop, 0, index_fault)))
     if tail_fault is not None:
         report.damage.append(Damage(codec.data_name(base), tail_fault))
     elif verify:
@@ -214,7 +227,7 @@ def open_active(files: Files, latch: Latch, base: int, report: Report, *, writab
     mode: Mode = "write" if writable else "read"
     if disk.stat(files.data(base)) is None:
         if not writable:
-            raise Damaged(f"{files.data(base)} is missing; restore it from a backup")
+            raise Damaged(f"{files.data(base)} is missing; nothing was changed, repair the log or restore it")
         disk.open(files.data(base), "create").close()
         disk.sync_dir(files.directory)
         report.rebuilt.append(codec.data_name(base))
@@ -274,9 +287,7 @@ def _mend(
     # Not only after a cut: bytes that a crashed process wrote may still wait for the disk, and from here on
     # they count as recovered.
     data.sync()
-    for number, (suffix, content_, old) in enumerate(
-        zip(codec.side_suffixes, found.sides, have, strict=True)
-    ):
+    for number, (suffix, content_, old) in enumerate(zip(codec.side_suffixes, found.sides, have, strict=True)):
         if old is not None and old[: len(content_)] == content_ and not any(old[len(content_) :]):
             if len(old) > len(content_) and not (codec.reserve_bytes and number == 0):
                 _cut_file(files, files.side(base, suffix), len(content_))

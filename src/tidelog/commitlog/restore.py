@@ -69,9 +69,7 @@ def restore(
 def _fresh(disk: Disk, path: str) -> None:
     found = disk.stat(path)
     if found is not None and (not found.is_dir or disk.names(path)):
-        raise AlreadyExists(
-            f"{path} is there already and not empty; nothing was written, name a new directory"
-        )
+        raise AlreadyExists(f"{path} is there already and not empty; nothing was written, name a new directory")
     disk.make_dir(path)
 
 

@@ -49,9 +49,7 @@ def decide(
         if not (too_old or too_big):
             return Decision(count, "within limits")
         if candidate.stop > high_watermark:
-            return Decision(
-                count, f"segment {candidate.base} reaches past the high watermark {high_watermark}"
-            )
+            return Decision(count, f"segment {candidate.base} reaches past the high watermark {high_watermark}")
         if committed is not None and candidate.stop > committed:
             return Decision(count, f"a consumer has committed only {committed} of segment {candidate.base}")
         total -= candidate.size_bytes

@@ -40,9 +40,7 @@ def birth(files: Files, latch: Latch, base: int, *, now_us: int, last_ts_us: int
         raise latch.failed(error, f"creating segment {base}") from error
     found = empty(base, len(codec.side_suffixes))._replace(last_ts_us=last_ts_us, mark=codec.first_mark(base))
     data, *sides = opened
-    return Active(
-        files, latch, base, found, data=data, sides=list(sides), born_us=now_us, last_write_us=now_us
-    )
+    return Active(files, latch, base, found, data=data, sides=list(sides), born_us=now_us, last_write_us=now_us)
 
 
 def seal(files: Files, latch: Latch, active: Active) -> Sealed:

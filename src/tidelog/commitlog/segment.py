@@ -202,10 +202,7 @@ class Active:
 
     def _rest(self) -> list[Buffer | None]:
         sizes = self._side_sizes[1:]
-        return [
-            None if file is None else file.read(0, size)
-            for file, size in zip(self._sides[1:], sizes, strict=True)
-        ]
+        return [None if file is None else file.read(0, size) for file, size in zip(self._sides[1:], sizes, strict=True)]
 
     def write(self, rows: Rows, *, durable: bool) -> None:
         """Append rows encoded for this segment."""
@@ -289,14 +286,10 @@ class Active:
         except OSError as second:
             return self._latch.trip(second, f"rolling back after {error}")
         if error.errno in FULL:
-            return DiskFull(
-                f"{self.data.path}: no room on the device; the write was rolled back, free space and retry"
-            )
+            return DiskFull(f"{self.data.path}: no room on the device; the write was rolled back, free space and retry")
         if self._files.codec.latch_on_write_error:
             return self._latch.trip(error, "writing")
-        return WriteFailed(
-            f"{self.data.path}: {error}; the write was rolled back and nothing is visible, retry"
-        )
+        return WriteFailed(f"{self.data.path}: {error}; the write was rolled back and nothing is visible, retry")
 
     def close(self) -> None:
         self.data.close()

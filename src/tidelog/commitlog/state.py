@@ -58,14 +58,10 @@ class State:
         """Raise unless a write may be tried now."""
         self.check_open()
         if not self.writable:
-            raise ReadOnly(
-                f"{self.path} was opened read-only; nothing was written, open it without read_only"
-            )
+            raise ReadOnly(f"{self.path} was opened read-only; nothing was written, open it without read_only")
         self.latch.check()
         if self.streaming:
-            raise Busy(
-                f"{self.path}: a streamed record is being written; nothing was written, retry when it is done"
-            )
+            raise Busy(f"{self.path}: a streamed record is being written; nothing was written, retry when it is done")
 
     def segment_at(self, seq: int) -> Sealed | Active:
         """The segment whose range holds `seq`."""

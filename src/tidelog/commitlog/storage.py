@@ -81,9 +81,7 @@ class Storage:
             raise broken(self.path, error) from error
         return pos, self.commit()
 
-    async def append_async(
-        self, chunks: AsyncIterable[Buffer], threshold: int | None = None
-    ) -> tuple[int, int]:
+    async def append_async(self, chunks: AsyncIterable[Buffer], threshold: int | None = None) -> tuple[int, int]:
         """`append` from an async stream."""
         pos = self._size
         try:
@@ -99,9 +97,7 @@ class Storage:
         try:
             view = memoryview(chunk).cast("B")
         except TypeError:
-            raise BadInput(
-                f"a stream yields bytes, not {type(chunk).__name__}; nothing was written"
-            ) from None
+            raise BadInput(f"a stream yields bytes, not {type(chunk).__name__}; nothing was written") from None
         if threshold is not None and self._staged + len(view) > threshold:
             raise StreamBroken(
                 f"{self.path}: the stream passed its ceiling of {threshold} bytes; it was rolled back and nothing "

@@ -111,9 +111,7 @@ class Stream:
 
     def _pieces(self, size: int) -> Iterator[bytes]:
         for pos in range(0, size, _READ_BACK_BYTES):
-            yield self._state.active.data.read_staged(
-                self._head_bytes + pos, min(_READ_BACK_BYTES, size - pos)
-            )
+            yield self._state.active.data.read_staged(self._head_bytes + pos, min(_READ_BACK_BYTES, size - pos))
 
     def roll_back(self) -> None:
         """Forget the record to the last byte. Harmless when it is finished already."""
@@ -138,9 +136,7 @@ def append_stream(state: State, chunks: Iterable[Buffer], batch: Batch, expected
             stream.roll_back()
 
 
-async def append_stream_async(
-    state: State, chunks: AsyncIterable[Buffer], batch: Batch, expected: int | None
-) -> int:
+async def append_stream_async(state: State, chunks: AsyncIterable[Buffer], batch: Batch, expected: int | None) -> int:
     """Write one record from an async iterable. Other appends to this log answer Busy until it ends."""
     stream = Stream(state, batch, expected)
     try:

@@ -92,9 +92,7 @@ def verify(
         verdict = Verdict(log.codec, len(state.sealed) + 1, bytes=log.size)
         verdict.damage += state.report.damage
         if state.report.cut_bytes:
-            verdict.notes.append(
-                f"an unfinished write of {state.report.cut_bytes} bytes ({state.report.cut_reason})"
-            )
+            verdict.notes.append(f"an unfinished write of {state.report.cut_bytes} bytes ({state.report.cut_reason})")
         verdict.notes += [f"{name} must be rebuilt" for name in state.report.rebuilt]
         for number, segment in enumerate(state.sealed):
             if progress is not None:
@@ -125,7 +123,7 @@ def _verify_sealed(state: State, segment: Sealed, verdict: Verdict) -> None:
 
 
 def _verify_index(codec: Codec, segment: Sealed, whole: Recovered, verdict: Verdict) -> None:
-    """A derivable index must hold exactly the bytes that the data gives; one that is the truth was checked by reading."""
+    """A derivable index must hold exactly the bytes that the data gives; one that is the truth was read already."""
     if 0 in codec.truths or segment.override or whole.reason:
         return
     expected = codec.fill(whole.sides, segment.base, segment.stop, whole.end)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import pytest
@@ -300,7 +301,7 @@ def test_a_run_that_was_cut_off_by_a_power_cut_is_taken_up_again(
         else:
             break
         found = machine.crash_image("none")
-        running = checkpoint(found)["compaction_state"] if CHECKPOINT in found.tree() else "Idle"
+        running: Any = checkpoint(found)["compaction_state"] if CHECKPOINT in found.tree() else "Idle"
         again = open_log(disk=found)
         assert not again.report.damage, ops
         done = again.compact(key)
@@ -321,7 +322,7 @@ def test_a_crash_at_any_step_leaves_the_old_segment_or_the_new_one(
     sealed, active = grown(log, clock)
     kept = newest(sealed)
     edges = [first, first + 4, first + 6, first + 11]
-    stretches = list(zip(edges[:-1], edges[1:], strict=True))
+    stretches = list(pairwise(edges))
 
     def of(records: list[Record], lo: int, hi: int) -> list[Record]:
         return [record for record in records if lo <= record.seq < hi]
@@ -358,8 +359,10 @@ def test_damage_stops_it_before_anything_is_dropped(
     """Nothing is dropped on a guess: the newest word on a key may be the one that cannot be read."""
     log = open_log()
     grown(log, clock)
+    log.close()
     where = disk.read_file(data_path(first + 4)).index(b"a=3")
     disk.flip(data_path(first + 4), where, 3)
+    log = open_log()
     before = disk.digest()
     with pytest.raises(Corrupt) as stopped:
         log.compact(key)

@@ -261,7 +261,7 @@ def test_walking_in_lanes_is_the_same_as_walking(log: tuple[bytes, Ints], data: 
             starts = starts.copy()
             starts[data.draw(st.integers(1, len(starts) - 1))] += data.draw(st.integers(-30, 30))
         case "missing starts":
-            starts = starts[np.array(data.draw(st.permutations([True, False, True])) * 60)[: len(starts)]]
+            starts = starts[np.array(data.draw(st.permutations([True, False, True])) * 70)[: len(starts)]]
         case "partly":
             starts = starts[data.draw(st.integers(0, len(starts) - 1)) :]
     end = data.draw(st.none() | st.integers(0, len(buf)))

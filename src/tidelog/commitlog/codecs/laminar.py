@@ -114,7 +114,10 @@ class LaminarCodec(Codec):
 
     def trim(self, sides: list[bytes | None], base: int, seq: int, /) -> list[bytes | None]:
         # Holes take no bytes of the store, so cutting the store does not take them away.
-        return [None if side is None else side[: laminar.MARKER.size + (seq - base) * laminar.INDEX.itemsize] for side in sides]
+        return [
+            None if side is None else side[: laminar.MARKER.size + (seq - base) * laminar.INDEX.itemsize]
+            for side in sides
+        ]
 
     def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> Recovered:
         index = sides[0] or b""
@@ -131,9 +134,7 @@ class LaminarCodec(Codec):
             stop, reason = Stop.BAD, first_bad
         return Recovered(end, (content,), base + keep, 0, 0, keep, base + keep, stop, reason, faults)
 
-    def _damage(
-        self, data: Buffer, entries: NDArray[np.void], base: int, keep: int
-    ) -> tuple[list[Fault], int, str]:
+    def _damage(self, data: Buffer, entries: NDArray[np.void], base: int, keep: int) -> tuple[list[Fault], int, str]:
         """Bad records at the very end are a torn write; bad ones with good ones behind them are damage."""
         faults: list[Fault] = []
         seq = base
@@ -182,9 +183,7 @@ class LaminarCodec(Codec):
         if high > shape.data.size:
             good = int(np.searchsorted(ends, shape.data.size, "right"))
             if good == 0:
-                return Chunk(
-                    none(), first, Fault(first, first + 1, start, "the record lies past the end of the store")
-                )
+                return Chunk(none(), first, Fault(first, first + 1, start, "the record lies past the end of the store"))
             part, high = part[:good], int(ends[good - 1])
         part["position"] -= np.uint32(start)
         walk = laminar.walk(shape.data.fetch(start, high), part, first)

@@ -18,18 +18,14 @@ from tidelog.types import Buffer, Ints
 Walker = Callable[[Buffer, Ints, int], Walk]
 
 
-def read(
-    shape: Shape, seqs: Ints, positions: Ints, walk: Walker, first: int, stop: int, bytes_max: int
-) -> Chunk:
+def read(shape: Shape, seqs: Ints, positions: Ints, walk: Walker, first: int, stop: int, bytes_max: int) -> Chunk:
     """Records of [first, stop) through the index entries (seqs, positions). `walk(buf, starts, entry)` walks a
     window whose first record is that of index entry number `entry`."""
     size = shape.data.size
     if size == 0:
         return Chunk(none(), stop)  # compaction took every record
     if len(seqs) == 0:
-        return Chunk(
-            none(), first, Fault(first, max(stop, first + 1), 0, "the index is empty and the data is not")
-        )
+        return Chunk(none(), first, Fault(first, max(stop, first + 1), 0, "the index is empty and the data is not"))
     entry = max(int(np.searchsorted(seqs, first, "right")) - 1, 0)
     low = int(positions[entry])
     last = int(np.searchsorted(seqs, stop, "left"))
@@ -51,9 +47,7 @@ def read(
         return Chunk(rows, stop)
     if len(rows) and bad > first:
         return Chunk(rows, bad)  # the good ones now, the damage with the next read
-    return Chunk(
-        none(), first, Fault(max(bad, first), max(resume, first + 1), low + result.end, result.reason)
-    )
+    return Chunk(none(), first, Fault(max(bad, first), max(resume, first + 1), low + result.end, result.reason))
 
 
 def times(

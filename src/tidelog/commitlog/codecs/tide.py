@@ -69,9 +69,7 @@ class TideCodec(Codec):
     def encode(self, seq: int, ts_us: int, batch: Batch, /) -> Rows:
         ts_ms, count = ts_us // 1000, len(batch.datas)
         if count == 1:
-            node, tag, meta = (
-                c if isinstance(c, bytes) else c[0] for c in (batch.node, batch.tag, batch.meta)
-            )
+            node, tag, meta = (c if isinstance(c, bytes) else c[0] for c in (batch.node, batch.tag, batch.meta))
             if not meta:
                 return self._one(seq, ts_ms, batch.datas[0], node, tag)
         metas = [batch.meta] * count if isinstance(batch.meta, bytes) else batch.meta
@@ -105,9 +103,7 @@ class TideCodec(Codec):
 
     def stream_head(self, seq: int, ts_us: int, batch: Batch, size: int, /) -> bytes:
         node, tag = (c if isinstance(c, bytes) else c[0] for c in (batch.node, batch.tag))
-        head = frame.head(
-            frame.APPEND, seq=seq, ts_ms=ts_us // 1000, data_len=max(size, 0), node=node, tag=tag
-        )
+        head = frame.head(frame.APPEND, seq=seq, ts_ms=ts_us // 1000, data_len=max(size, 0), node=node, tag=tag)
         return bytes(len(head)) if size < 0 else head  # zeros are where a log ends
 
     def stream_tail(self, head: bytes, data: Iterable[Buffer], /) -> bytes:
