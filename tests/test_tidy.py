@@ -342,6 +342,7 @@ class Excuse(NamedTuple):
 EXCUSES = (
     Excuse("disk/", "the file system", "it is the seam"),
     Excuse("clock.py", "the clock", "it is the seam"),
+    Excuse("commitlog/flusher.py", "a wait", "a thread that keeps an interval has to sleep between two syncs"),
     Excuse("cli/", "the terminal", "a command talks to the person who gave it"),
     Excuse(
         "cli/",

@@ -6,8 +6,10 @@ A frame per record is five calls of C a record, 0.35 µs: expected 2 to 3 M a se
 Reading a batch is one hash and a handful of NumPy calls, 20 µs a frame: expected to be bound by that
 at 100 bytes and by the hash at 1 KB. All figures are gates: nothing but our code and the memory is in them.
 
-Traps. Batches of 1 MB in one piece are allocated by mmap and pay page faults on every call; `encode_many`
-cuts them before that. Medians of rounds in which every candidate and every limit takes its turn.
+Traps. Seconds are those of the processor, so that a busy machine does not count; its caches still do.
+Buffers over 128 KB may be mapped and unmapped by malloc on every call and then pay page faults, which is
+what the 1 KB figures show; MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ in the environment tell how much.
+Medians of rounds in which every candidate and every limit takes its turn.
 """
 
 from __future__ import annotations
@@ -134,10 +136,10 @@ def _speeds(works: dict[str, Work], records: int) -> dict[str, list[float]]:
 
 
 def _seconds(work: Work, calls: int) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(calls):
         work()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def _row(name: str, speeds: list[float], limit: tuple[str, list[float]], least: float | None = None) -> dict[str, Any]:

@@ -6,62 +6,66 @@ simulated disk can make of every history of three verbs.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 
 import pytest
 from tests.crash.sweep import Tally, sweep
 from tests.crash.workloads import ALPHABET, WORKLOADS, random_history, spelled
 
+Tell = Callable[[str, int], None]
 CODECS = ("tide", "rustlog", "laminar", "narwhal")
 POLICIES = ("batch", "each", "interval")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
-def test_nothing_acked_is_lost_and_nothing_is_made_up(codec: str) -> None:
+def test_nothing_acked_is_lost_and_nothing_is_made_up(codec: str, tell: Tell) -> None:
     tally = Tally()
     for workload, sync in product(WORKLOADS.values(), POLICIES):
         sweep(codec, workload, sync=sync, limit=16, again=1, tally=tally)
         assert not tally.failures, tally.failures[0]
+    tell("crash states", tally.states)
     assert tally.states >= 5_000, f"only {tally.states} states at {tally.instants} instants"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
-def test_histories_drawn_by_chance_survive_a_crash_anywhere(codec: str) -> None:
+def test_histories_drawn_by_chance_survive_a_crash_anywhere(codec: str, tell: Tell) -> None:
     tally = Tally()
     for seed, sync in product(range(4), POLICIES):
         sweep(codec, random_history(seed, 8), sync=sync, limit=6, seed=seed, tally=tally)
         assert not tally.failures, tally.failures[0]
+    tell("crash states", tally.states)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("sync", POLICIES)
-def test_every_state_of_every_history(codec: str, sync: str) -> None:
+def test_every_state_of_every_history(codec: str, sync: str, tell: Tell) -> None:
     tally = Tally()
     for workload in WORKLOADS.values():
         sweep(codec, workload, sync=sync, limit=None, again=4, tally=tally)
         assert not tally.failures, tally.failures[0]
-    print(f"{codec} {sync}: {tally.states} crash states at {tally.instants} instants")
+    tell("crash states", tally.states)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("first", ALPHABET)
-def test_every_history_of_three_verbs(codec: str, first: str) -> None:
+def test_every_history_of_three_verbs(codec: str, first: str, tell: Tell) -> None:
     tally = Tally()
     for rest in product(ALPHABET, ALPHABET):
         sweep(codec, spelled((first, *rest)), sync="batch", limit=12, tally=tally)
         assert not tally.failures, tally.failures[0]
-    print(f"{codec} {first}-*-*: {tally.states} crash states at {tally.instants} instants")
+    tell("crash states", tally.states)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("codec", CODECS)
-def test_long_histories_drawn_by_chance(codec: str) -> None:
+def test_long_histories_drawn_by_chance(codec: str, tell: Tell) -> None:
     tally = Tally()
     for seed, sync in product(range(100, 160), POLICIES):
         sweep(codec, random_history(seed, 14), sync=sync, limit=12, seed=seed, again=1, tally=tally)
         assert not tally.failures, f"seed {seed}: {tally.failures[0]}"
-    print(f"{codec}: {tally.states} crash states at {tally.instants} instants")
+    tell("crash states", tally.states)

@@ -79,10 +79,10 @@ def _ended(screen: Screen, code: int, name: str, message: str, wrote: bool | Non
     if screen.json:
         fields: dict[str, Any] = {"error": name, "message": message, "written": wrote}
         fields |= {"acked": acked_fields(screen.acked) if screen.acked is not None else None, "remarks": remarks}
-        print(json.dumps(fields), file=sys.stderr)
+        screen.complain(json.dumps(fields))
         return code
     line = " ".join(message.split("\n"))
-    print(f"tidelog: {line}" + "".join(f"; {remark}" for remark in remarks), file=sys.stderr)
+    screen.complain(f"tidelog: {line}" + "".join(f"; {remark}" for remark in remarks))
     return code
 
 

@@ -55,7 +55,14 @@ class Screen:
     def say(self, text: str) -> None:
         """A remark for a person; nothing with --json."""
         if not self.json:
-            print(text, file=sys.stderr)
+            self.complain(text)
+
+    def complain(self, text: str) -> None:
+        """A line on standard error. Where nobody reads that, it is not worth a second error."""
+        try:
+            print(text, file=sys.stderr, flush=True)
+        except OSError:
+            _forget(sys.stderr)
 
     def flush(self) -> None:
         """Hand everything to whoever reads it; raises where nobody does any more."""
@@ -66,8 +73,7 @@ class Screen:
         try:
             self.flush()
         except OSError:
-            with suppress(OSError):
-                sys.stdout.close()
+            _forget(sys.stdout)
 
     @contextmanager
     def bar(self, what: str, *, total: int | None = None) -> Iterator[Bar]:
@@ -85,6 +91,12 @@ class Screen:
                 progress.update(task, completed=done, total=total)
 
             yield show
+
+
+def _forget(stream: TextIO) -> None:
+    """Close a stream that cannot be written, with what it still holds."""
+    with suppress(OSError):
+        stream.close()
 
 
 def _hidden(_done: int, _total: int | None) -> None:

@@ -16,6 +16,7 @@ from tidelog.commitlog.partitions import PartitionedLog, PartitionInfo
 from tidelog.commitlog.read import Page
 from tidelog.commitlog.recovery import Damage, Report
 from tidelog.commitlog.restore import Restored, restore
+from tidelog.commitlog.storage import Storage
 from tidelog.commitlog.verify import SegmentInfo, Verdict, inspect, verify
 from tidelog.config import LogConfig
 
@@ -32,6 +33,7 @@ __all__ = [
     "Retained",
     "SegmentInfo",
     "SegmentedLog",
+    "Storage",
     "Verdict",
     "convert",
     "inspect",

@@ -115,8 +115,7 @@ def _write_parts(state: State, batch: Batch) -> None:
             roll_over(state)
             continue
         part = rest if take == len(rest.datas) else rest.part(0, max(take, 1))
-        rows = state.codec.encode(state.highest, stamp(state), part)
-        state.active.write(rows, durable=durable)
+        state.active.append(stamp(state), part, durable=durable)
         after_write(state, durable=durable)
         done += len(part.datas)
 
@@ -156,7 +155,7 @@ def append_rows(state: State, rows: Rows) -> None:
             raise UnexpectedSeq(state.path, expected=first, actual=state.highest)
         roll_if_due(state)
         durable = state.config.sync != "interval"
-        state.active.write(rows, durable=durable)
+        state.active.append_rows(rows, durable=durable)
         after_write(state, durable=durable)
 
 

@@ -71,6 +71,16 @@ class Chunk(NamedTuple):
     fault: Fault | None = None
 
 
+class Placed(NamedTuple):
+    """Records on their way into a segment: what to write behind the data and behind each side file."""
+
+    frames: Iterable[Sequence[Buffer]]  # each written with one gathered write
+    sides: tuple[bytes, ...]
+    mark: int
+    next_seq: int
+    last_ts_us: int
+
+
 class Recovered(NamedTuple):
     """What a full scan of a data file found, and what its files must look like."""
 
@@ -140,6 +150,10 @@ class Codec(Protocol):
         """The bytes to append, as rows over a fresh buffer. Raises a Refused error on what cannot be stored."""
         ...
 
+    def place(self, seq: int, ts_us: int, batch: Batch, shift: int, base: int, mark: int, /) -> Placed:
+        """`encode` and `sides` in one step. A codec that can do it with fewer copies does it its own way."""
+        return placed(self, self.encode(seq, ts_us, batch), shift, base, mark)
+
     def stream_head(self, seq: int, ts_us: int, batch: Batch, size: int, /) -> bytes:
         """The bytes before a streamed record's data once its size is known; `size` -1: a head of the same
         length that no reader takes for a record."""
@@ -186,6 +200,12 @@ class Codec(Protocol):
     def times(self, shape: Shape, /) -> tuple[int, int] | None:
         """First and last record time; None: the layout keeps none, or there is no record."""
         ...
+
+
+def placed(codec: Codec, rows: Rows, shift: int, base: int, mark: int, crcs: Ints | None = None) -> Placed:
+    """Rows that are encoded already, or whose bytes are staged already (`crcs`), as something to place."""
+    sides, mark = codec.sides(rows, shift, base, mark, crcs)
+    return Placed([[rows.buf]], sides, mark, int(rows.seq[-1]) + 1, int(rows.ts_us[-1]))
 
 
 def runs(rows: Rows) -> list[tuple[int, int]]:

@@ -56,7 +56,7 @@ def convert(
                 progress(int(rows.seq[-1]) + 1 - log.lowest, total)
         copy.sync()
     except BaseException:
-        copy.close()
+        copy.remove()  # half a copy is no copy
         raise
     return copy
 

@@ -9,37 +9,30 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace as replaced
 from types import TracebackType
 from typing import Any, Self
 
 import pyarrow as pa
 
-from tidelog.clock import Clock, SystemClock
-from tidelog.commitlog import append, clean, compaction, read, roll, stream
+from tidelog.clock import Clock
+from tidelog.commitlog import append, clean, compaction, read, stream
 from tidelog.commitlog import truncate as truncating
-from tidelog.commitlog.cache import Lru
 from tidelog.commitlog.clean import Retained
 from tidelog.commitlog.codec import Batch, rewrite
-from tidelog.commitlog.codecs import codec_named, guess
 from tidelog.commitlog.compaction import Compacted, Key
 from tidelog.commitlog.flusher import Flusher
-from tidelog.commitlog.latch import Latch
 from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
 from tidelog.commitlog.offsets import ConsumerOffsets
+from tidelog.commitlog.opening import LOCK_FILE, opened
 from tidelog.commitlog.read import CHUNK_BYTES, Page
-from tidelog.commitlog.recovery import Report, recover
-from tidelog.commitlog.segment import Files
+from tidelog.commitlog.recovery import Report
 from tidelog.commitlog.state import State
 from tidelog.config import LogConfig
-from tidelog.disk.posix import PosixDisk
 from tidelog.disk.seam import Disk, Lock, join
-from tidelog.errors import BadInput, Damaged, Locked, NotFound
+from tidelog.errors import BadInput
 from tidelog.formats import rows as columns
 from tidelog.formats.rows import Rows
 from tidelog.types import Buffer, Record
-
-LOCK_FILE = ".tidelog.lock"
 
 
 class SegmentedLog:
@@ -68,55 +61,7 @@ class SegmentedLog:
         Settings are those of `LogConfig`. One writer per directory: a second one is refused (Locked). Any number
         of readers may open it with `read_only`, which changes nothing on disk.
         """
-        config = _configured(config, settings)
-        disk, clock = disk or PosixDisk(), clock or SystemClock()
-        path = str(path).rstrip("/") or "/"
-        names = _names(disk, path, read_only=read_only)
-        name = codec or guess(names) or "tide"
-        the_codec = codec_named(name, config)
-        lock = None if read_only else _lock(disk, path)
-        try:
-            latch = Latch(path)
-            files = Files(disk, path, the_codec, Lru(config.maps_max), Lru(config.index_cache))
-            verify = the_codec.full_check_on_open if config.verify_on_open is None else config.verify_on_open
-            found = recover(files, latch, writable=not read_only, verify=verify)
-            first = the_codec.first_seq if config.first_seq is None else config.first_seq
-            active = found.active
-            if active is None:
-                if read_only:
-                    raise NotFound(f"{path} holds no {name} log; nothing was changed, check the path and the codec")
-                active = roll.birth(files, latch, first, now_us=clock.now_us(), last_ts_us=0)
-            state = State(
-                path,
-                files,
-                config,
-                clock,
-                latch,
-                found.sealed,
-                active,
-                found.report,
-                not read_only,
-                active.next_seq,
-            )
-            if found.sealed and not active.last_ts_us:
-                times = found.sealed[-1].times()
-                active.last_ts_us = times[1] if times else 0
-            state.synced_ms = clock.monotonic_ms()
-            offsets = ConsumerOffsets(disk, join(path, OFFSETS_FILE))
-        except OSError as error:
-            if lock is not None:
-                lock.release()
-            raise Damaged(
-                f"{path} cannot be opened: {error}; nothing acked was dropped, mend the disk and retry"
-            ) from error
-        except BaseException:
-            if lock is not None:
-                lock.release()
-            raise
-        flusher = None
-        if not read_only and config.sync == "interval" and isinstance(clock, SystemClock):
-            flusher = Flusher(state)
-        return cls(state, lock, offsets, flusher)
+        return cls(*opened(path, codec, read_only=read_only, disk=disk, clock=clock, config=config, settings=settings))
 
     def close(self) -> None:
         """Make everything acked durable and let go of the directory. Closing twice is harmless."""
@@ -407,38 +352,7 @@ class SegmentedLog:
         return self._state
 
 
-def _configured(config: LogConfig | None, settings: dict[str, Any]) -> LogConfig:
-    try:
-        return replaced(config, **settings) if config is not None else LogConfig(**settings)
-    except TypeError as error:
-        raise BadInput(f"unknown setting: {error}; see tidelog.config.LogConfig") from None
-
-
 def _check_bytes(datas: Sequence[object]) -> None:
     for kind in set(map(type, datas)) - {bytes}:
         if not issubclass(kind, bytes):
             raise BadInput(f"a record is bytes, not {kind.__name__}; nothing was written, encode it first")
-
-
-def _names(disk: Disk, path: str, *, read_only: bool) -> list[str]:
-    try:
-        return disk.names(path)
-    except FileNotFoundError:
-        if read_only:
-            raise NotFound(f"there is no log at {path}; nothing was changed, check the path") from None
-    except NotADirectoryError:
-        raise BadInput(f"{path} is a file; a log is a directory") from None
-    try:
-        disk.make_dir(path)
-    except OSError as error:
-        raise BadInput(f"{path} cannot be made: {error}") from error
-    return []
-
-
-def _lock(disk: Disk, path: str) -> Lock:
-    try:
-        return disk.lock(join(path, LOCK_FILE))
-    except BlockingIOError:
-        raise Locked(
-            f"{path} is being written by another process; nothing was changed, close it there or open read_only"
-        ) from None

@@ -17,12 +17,13 @@ from typing import Any, NamedTuple, Self
 from tidelog.clock import Clock
 from tidelog.commitlog import clean
 from tidelog.commitlog.clean import Retained
-from tidelog.commitlog.log import LOCK_FILE, SegmentedLog
+from tidelog.commitlog.log import SegmentedLog
 from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
 from tidelog.commitlog.offsets import ConsumerOffsets
+from tidelog.commitlog.opening import take_lock
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.seam import Disk, Lock, join
-from tidelog.errors import AlreadyExists, BadInput, Locked, NotFound
+from tidelog.errors import AlreadyExists, BadInput, NotFound
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,255}")
 PARTITIONS_MAX = 1000
@@ -76,12 +77,7 @@ class PartitionedLog:
         else:
             for directory in (join(root, "topics"), join(root, "tmp")):
                 disk.make_dir(directory)
-            try:
-                lock = disk.lock(join(root, LOCK_FILE))
-            except BlockingIOError:
-                raise Locked(
-                    f"{root} is being written by another process; nothing was changed, open read_only"
-                ) from None
+            lock = take_lock(disk, root)
             for name in disk.names(join(root, "tmp")):
                 disk.remove(join(root, f"tmp/{name}"))
         return cls(root, codec, disk, clock, lock, settings)

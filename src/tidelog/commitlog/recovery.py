@@ -46,6 +46,7 @@ class Report:
     segments: int = 0
     cut_bytes: int = 0
     cut_reason: str = ""
+    cut_suspect: bool = False  # what was cut may be more than one unfinished write: records may lie behind the bad one
     rebuilt: list[str] = field(default_factory=list)
     swept: list[str] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
@@ -180,6 +181,8 @@ def _open_sealed(files: Files, base: int, stop: int, report: Report, *, writable
     sides = [disk.stat(files.side(base, suffix)) for suffix in codec.side_suffixes]
     segment = Sealed(files, base, stop, stat.size if stat else 0, sum(side.size for side in sides if side), extra)
     index_fault, tail_fault = codec.sealed_fault(segment.shape())
+    if verify and index_fault is None and 0 not in codec.truths:
+        index_fault = _index_mismatch(segment)
     if index_fault is not None and 0 not in codec.truths:
         found = codec.recover(map_file(disk, files.data(base)) or b"", _read_sides(files, base), base)
         if found.stop is Stop.END:
@@ -203,23 +206,39 @@ def _open_sealed(files: Files, base: int, stop: int, report: Report, *, writable
     if tail_fault is not None:
         report.damage.append(Damage(codec.data_name(base), tail_fault))
     elif verify:
-        report.damage += [Damage(codec.data_name(base), fault) for fault in faults_of(segment)]
+        report.damage += [Damage(codec.data_name(base), fault) for fault in faults_of(segment)[0]]
     return segment
 
 
-def faults_of(segment: Sealed) -> list[Fault]:
-    """Read a whole sealed segment; every place that cannot be read."""
+def expected_sides(segment: Sealed) -> tuple[bytes, ...] | None:
+    """What the derivable side files of a sealed segment must hold, byte for byte; None where the data is damaged."""
     shape, codec = segment.shape(), segment.files.codec
-    seq, found = segment.base, []
+    have = [None if side is None else bytes(side) for side in shape.sides]
+    found = codec.recover(shape.data.fetch(0, shape.data.size), have, segment.base)
+    return None if found.stop is not Stop.END else codec.fill(found.sides, segment.base, segment.stop, found.end)
+
+
+def _index_mismatch(segment: Sealed) -> str | None:
+    expected = expected_sides(segment)
+    if expected is None or segment.shape().index == expected[0]:
+        return None
+    return "the index is not what its data gives"
+
+
+def faults_of(segment: Sealed) -> tuple[list[Fault], int]:
+    """Read a whole sealed segment: every place that cannot be read, and how many records can."""
+    shape, codec = segment.shape(), segment.files.codec
+    seq, found, records = segment.base, [], 0
     while seq < segment.stop:
         chunk = codec.read(shape, seq, segment.stop, 8 << 20)
+        records += len(chunk.rows)
         if chunk.fault is not None:
             found.append(chunk.fault)
             seq = max(chunk.fault.resume, seq + 1)
         else:
             assert chunk.next_seq > seq, "a read moves on"
             seq = chunk.next_seq
-    return found
+    return found, records
 
 
 def open_active(files: Files, latch: Latch, base: int, report: Report, *, writable: bool) -> Active:
@@ -239,6 +258,7 @@ def open_active(files: Files, latch: Latch, base: int, report: Report, *, writab
         if len(content) > found.end:
             report.cut_bytes += len(content) - found.end
             report.cut_reason = found.reason or "bytes behind the last record"
+            report.cut_suspect = found.stop is Stop.BAD and any(content[found.end :])
         if writable:
             _mend(files, base, data, content, have, found, report)
         sides: list[File | None] = []
@@ -280,7 +300,7 @@ def _mend(
         disk.sync_dir(files.directory)
     cut = content[found.end :]
     if cut:
-        if found.stop is Stop.BAD and any(cut):
+        if report.cut_suspect:
             name = f"{codec.data_name(base)}.{found.end}"
             report.quarantined.append(_quarantine(files, name, cut))
         data.cut(found.end)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from tidelog.commitlog.codec import Recovered
 from tidelog.commitlog.latch import Latch
-from tidelog.commitlog.segment import Active, Files, Sealed
+from tidelog.commitlog.segment import Active, Files, Mapped, Sealed, map_file
 from tidelog.disk.atomic import remove_if_there, replace
 from tidelog.disk.seam import File
 from tidelog.formats.rows import Stop
@@ -51,7 +51,10 @@ def seal(files: Files, latch: Latch, active: Active) -> Sealed:
     except OSError as error:
         raise latch.failed(error, f"sealing segment {active.base}") from error
     active.sync_all()
-    extra = files.codec.seal(active.shape())
+    # Mapped, not read: the bytes are synced and will not change, and a whole segment need not be copied to be hashed.
+    shape = active.shape()
+    shape.data = Mapped(map_file(files.disk, files.data(active.base)) or memoryview(b""))
+    extra = files.codec.seal(shape)
     if extra is not None and files.codec.extra_suffix:
         try:
             replace(files.disk, files.side(active.base, files.codec.extra_suffix), extra)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.commitlog.cache import Lru
-from tidelog.commitlog.codec import Codec, Fault, Recovered, Shape
+from tidelog.commitlog.codec import Batch, Codec, Fault, Placed, Recovered, Shape, placed
 from tidelog.commitlog.latch import FULL, Latch
 from tidelog.commitlog.storage import Storage
 from tidelog.disk.atomic import read_all, remove_if_there
@@ -204,24 +204,37 @@ class Active:
         sizes = self._side_sizes[1:]
         return [None if file is None else file.read(0, size) for file, size in zip(self._sides[1:], sizes, strict=True)]
 
-    def write(self, rows: Rows, *, durable: bool) -> None:
-        """Append rows encoded for this segment."""
+    def append(self, ts_us: int, batch: Batch, *, durable: bool) -> None:
+        """Write a batch behind the last record."""
+        made = self._files.codec.place(self.next_seq, ts_us, batch, self.size, self.base, self._mark)
+        self._write(made, durable=durable)
+
+    def append_rows(self, rows: Rows, *, durable: bool) -> None:
+        """Write rows that are encoded for this codec, seqs and times as they are."""
+        self._write(placed(self._files.codec, rows, self.size, self.base, self._mark), durable=durable)
+
+    def _write(self, made: Placed, *, durable: bool) -> None:
         self.settle()
         try:
-            self.data.stage(rows.buf)
+            for pieces in made.frames:
+                self.data.stage_pieces(pieces)
         except OSError as error:
             raise self.undo(error) from error
-        self.finish(rows, durable=durable)
+        self._finish(made, durable=durable)
 
-    def finish(self, rows: Rows, *, durable: bool, crcs: Ints | None = None) -> None:
-        """Name rows whose bytes are staged, make them durable if asked, and publish them."""
+    def finish_stream(self, rows: Rows, crcs: Ints, *, durable: bool) -> None:
+        """Name a record whose bytes are staged."""
+        made = placed(self._files.codec, rows, self.size, self.base, self._mark, crcs)
+        self._finish(made, durable=durable)
+
+    def _finish(self, made: Placed, *, durable: bool) -> None:
+        """Write the sides of what is staged, make it durable if asked, and publish it."""
         codec, latch = self._files.codec, self._latch
-        pieces, mark = codec.sides(rows, self.size, self.base, self._mark, crcs)
         # The index must never name bytes that a power cut can take away.
         if durable and codec.sync_data_first:
             latch.sync(self.data)
         try:
-            for file, size, piece in zip(self._sides, self._side_sizes, pieces, strict=True):
+            for file, size, piece in zip(self._sides, self._side_sizes, made.sides, strict=True):
                 if piece and file is not None:
                     file.write(size, piece)
         except OSError as error:
@@ -230,14 +243,11 @@ class Active:
             self.sync(data=not codec.sync_data_first)
         self._side_sizes = [
             size + (len(piece) if file is not None else 0)
-            for file, size, piece in zip(self._sides, self._side_sizes, pieces, strict=True)
+            for file, size, piece in zip(self._sides, self._side_sizes, made.sides, strict=True)
         ]
-        self._index.add(pieces[0])
-        self._mark = mark
+        self._index.add(made.sides[0])
         self.data.commit()
-        if len(rows):
-            self.next_seq = int(rows.seq[-1]) + 1
-            self.last_ts_us = int(rows.ts_us[-1])
+        self._mark, self.next_seq, self.last_ts_us = made.mark, made.next_seq, made.last_ts_us
 
     def settle(self) -> None:
         """Cut what an interrupted write left behind, so that it can never be read as a record."""

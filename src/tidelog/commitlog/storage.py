@@ -12,7 +12,7 @@ therefore all or nothing. The same class serves files and memory: it works on an
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable
+from collections.abc import AsyncIterable, Iterable, Sequence
 
 from tidelog.disk.atomic import remove_if_there
 from tidelog.disk.seam import Disk, File, parent
@@ -106,6 +106,12 @@ class Storage:
         self._touched = True
         self._file.write(self._size + self._staged, view)
         self._staged += len(view)
+
+    def stage_pieces(self, pieces: Sequence[Buffer]) -> None:
+        """`stage` of several pieces with one write, without joining them."""
+        self._touched = True
+        self._file.write_pieces(self._size + self._staged, pieces)
+        self._staged += sum(map(len, pieces))
 
     def patch(self, pos: int, data: Buffer) -> None:
         """Write over staged bytes, `pos` counted from the first of them."""

@@ -94,7 +94,7 @@ class Stream:
             one = np.ones(1, np.int64)
             data = Span(one * len(head), one * size)
             rows = Rows(head, one * self._seq, one * self._ts_us, one * 0, data)
-            active.finish(rows, durable=durable, crcs=one * checksum)
+            active.finish_stream(rows, one * checksum, durable=durable)
             after_write(state, durable=durable)
         return self._seq
 

@@ -23,7 +23,7 @@ def truncate(state: State, mark: int) -> int:
         highest = state.highest
         if not state.lowest <= mark < highest:
             raise OutOfRange(state.path, asked=mark, lowest=state.lowest, highest=highest)
-        # What is kept must not hang on bytes that a power cut can still take: a side-car goes before the data is swapped.
+        # Nothing that is kept may hang on bytes that a power cut can still take: a side-car goes before its data.
         sync(state)
         try:
             _forget_later(state, mark)

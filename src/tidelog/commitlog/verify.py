@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tidelog.commitlog.codec import Codec, Recovered
+from tidelog.commitlog.codec import Fault
 from tidelog.commitlog.log import SegmentedLog
-from tidelog.commitlog.recovery import Damage, faults_of
+from tidelog.commitlog.recovery import Damage, expected_sides, faults_of
 from tidelog.commitlog.segment import Sealed
 from tidelog.commitlog.state import State
 from tidelog.disk.seam import Disk
@@ -91,9 +91,8 @@ def verify(
         state = log.state
         verdict = Verdict(log.codec, len(state.sealed) + 1, bytes=log.size)
         verdict.damage += state.report.damage
-        if state.report.cut_bytes:
-            verdict.notes.append(f"an unfinished write of {state.report.cut_bytes} bytes ({state.report.cut_reason})")
-        verdict.notes += [f"{name} must be rebuilt" for name in state.report.rebuilt]
+        _look_at_the_tail(state, verdict)
+        verdict.notes += [f"{name.removesuffix(' (in memory)')} must be rebuilt" for name in state.report.rebuilt]
         for number, segment in enumerate(state.sealed):
             if progress is not None:
                 progress(number, verdict.segments)
@@ -106,28 +105,27 @@ def verify(
         log.close()
 
 
+def _look_at_the_tail(state: State, verdict: Verdict) -> None:
+    """What an opening for writing would cut. An unfinished last write is no damage; records behind a bad one may be."""
+    report, active = state.report, state.active
+    said = f"{report.cut_bytes} bytes ({report.cut_reason})"
+    if report.cut_suspect:
+        reason = f"{said} from here on are not readable; repair cuts them and keeps them in quarantine"
+        fault = Fault(active.next_seq, active.next_seq + 1, active.size, reason)
+        verdict.damage.append(Damage(state.codec.data_name(active.base), fault))
+    elif report.cut_bytes:
+        verdict.notes.append(f"an unfinished write of {said}")
+
+
 def _verify_sealed(state: State, segment: Sealed, verdict: Verdict) -> None:
     codec, name = state.codec, state.codec.data_name(segment.base)
-    known = {(damage.file, damage.fault.seq) for damage in verdict.damage}
-    for fault in faults_of(segment):
-        if (name, fault.seq) not in known:
-            verdict.damage.append(Damage(name, fault))
-    shape = segment.shape()
-    whole = codec.recover(
-        shape.data.fetch(0, shape.data.size),
-        [None if side is None else bytes(side) for side in shape.sides],
-        segment.base,
-    )
-    verdict.records += whole.records
-    _verify_index(codec, segment, whole, verdict)
-
-
-def _verify_index(codec: Codec, segment: Sealed, whole: Recovered, verdict: Verdict) -> None:
-    """A derivable index must hold exactly the bytes that the data gives; one that is the truth was read already."""
-    if 0 in codec.truths or segment.override or whole.reason:
-        return
-    expected = codec.fill(whole.sides, segment.base, segment.stop, whole.end)
-    for suffix, content, have in zip(codec.side_suffixes, expected, segment.shape().sides, strict=True):
+    known = {(damage.file, damage.fault.pos) for damage in verdict.damage}
+    faults, records = faults_of(segment)
+    verdict.records += records
+    verdict.damage += [Damage(name, fault) for fault in faults if (name, fault.pos) not in known]
+    # One that is the truth was held against the data by reading; one made in memory is right by construction.
+    expected = None if 0 in codec.truths or segment.override else expected_sides(segment)
+    for suffix, content, have in zip(codec.side_suffixes, expected or (), segment.shape().sides, strict=False):
         if have is not None and bytes(have) != content:
             verdict.notes.append(
                 f"{codec.side_name(segment.base, suffix)} is not what its data gives; repair rebuilds it"

@@ -1,0 +1,1 @@
+"""The seam to the operating system: the only place that touches files, locks and directories."""

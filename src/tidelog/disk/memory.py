@@ -7,6 +7,8 @@ something that exists. No faults are injected here; `tidelog.testing.SimDisk` is
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import errno
 from threading import RLock
 
@@ -50,6 +52,9 @@ class MemoryFile:
         not_negative(pos, size, self._path)
         with self._disk._lock:
             return bytes(self._use().content[pos : pos + size])
+
+    def write_pieces(self, pos: int, pieces: Sequence[Buffer], /) -> None:
+        self.write(pos, b"".join(pieces))
 
     def write(self, pos: int, data: Buffer, /) -> None:
         not_negative(pos, 0, self._path)

@@ -12,9 +12,10 @@ import fcntl
 import mmap
 import os
 import stat as statmod
+from collections.abc import Sequence
 from contextlib import suppress
 
-from tidelog.disk.seam import Mode, Stat, parent, same_directory, write_all
+from tidelog.disk.seam import Mode, Stat, parent, same_directory, write_all, write_all_pieces
 from tidelog.types import Buffer
 
 _FLAGS = {
@@ -53,6 +54,12 @@ class PosixFile:
 
     def _pwrite(self, piece: memoryview, pos: int) -> int:
         return os.pwrite(self._fd, piece, pos)
+
+    def write_pieces(self, pos: int, pieces: Sequence[Buffer], /) -> None:
+        write_all_pieces(self._pwritev, pos, pieces)
+
+    def _pwritev(self, pieces: Sequence[Buffer], pos: int) -> int:
+        return os.pwritev(self._fd, pieces, pos)
 
     def cut(self, size: int, /) -> None:
         os.ftruncate(self._fd, size)

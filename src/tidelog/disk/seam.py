@@ -16,7 +16,7 @@ NotFound-like answers that callers branch on are values (`stat` answers None).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from tidelog.types import Buffer
@@ -49,6 +49,10 @@ class File(Protocol):
 
         When it raises, any part of `data` may have been written: the caller cuts.
         """
+        ...
+
+    def write_pieces(self, pos: int, pieces: Sequence[Buffer], /) -> None:
+        """`write` of the pieces back to back, without joining them first."""
         ...
 
     def cut(self, size: int, /) -> None:
@@ -130,6 +134,23 @@ def write_all(pwrite: Callable[[memoryview, int], int], pos: int, data: Buffer) 
             raise OSError(5, "the device accepted no bytes")
         view = view[done:]
         pos += done
+
+
+def write_all_pieces(pwritev: Callable[[Sequence[Buffer], int], int], pos: int, pieces: Sequence[Buffer]) -> None:
+    """Call `pwritev(pieces, pos)` until all of them are written, at most 1024 at a time as the kernel takes them."""
+    left = [piece for piece in pieces if len(piece)]
+    while left:
+        done = pwritev(left[:1024], pos)
+        if done <= 0:
+            raise OSError(5, "the device accepted no bytes")
+        pos += done
+        whole = 0
+        while whole < len(left) and done >= len(left[whole]):
+            done -= len(left[whole])
+            whole += 1
+        left = left[whole:]
+        if done:
+            left[0] = memoryview(left[0])[done:]
 
 
 def parent(path: str) -> str:

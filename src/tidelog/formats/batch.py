@@ -20,8 +20,8 @@ whole or absent, because it has one checksum; encoding and verifying cost per ba
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
 from struct import Struct, pack
 from typing import Final, NamedTuple
 
@@ -46,13 +46,16 @@ from tidelog.formats.frame import (
     HAS_NODE,
     HAS_TAG,
     MORE,
+    OVERHEAD_BYTES,
     SEQ_MAX,
     U32_MAX,
     Fault,
     Frame,
     are_texts,
+    checksum,
     encode_parts,
 )
+from tidelog.formats.frame import head as frame_head
 from tidelog.formats.rows import Rows, Span, Stop
 from tidelog.types import Buffer, Ints
 
@@ -62,6 +65,7 @@ __all__ = [
     "FRAME_RECORDS",
     "HOLE",
     "JSON",
+    "Planned",
     "count",
     "decode",
     "decode_all",
@@ -69,6 +73,7 @@ __all__ = [
     "encode_arrow",
     "encode_many",
     "kinds",
+    "plan",
 ]
 
 FRAME_BYTES: Final = CACHED_BYTES  # about where encode_many starts the next frame
@@ -140,6 +145,54 @@ def encode_many(
         if whole:
             return [whole]
     return _split(head, checked(from_lists(datas, tags, nodes, metas, kinds), tag=tag, node=node))
+
+
+class Planned(NamedTuple):
+    """A caller's batch about to be written frame by frame, and what an index wants to know of it."""
+
+    frames: Iterator[list[Buffer]]  # each frame as pieces; one is made when the one before it was taken
+    starts: list[int]  # where each frame starts
+    counts: list[int]  # how many records it holds
+    lengths: NDArray[np.unsignedinteger]  # of each record's data
+
+
+def plan(
+    topic_id: int, first_seq: int, ts_ms: int, datas: Sequence[bytes], *, tag: bytes = b"", node: bytes = b""
+) -> Planned:
+    """The frames of `encode_many` without tags, nodes and metas of their own, made one at a time.
+
+    A frame's worth of memory then serves for all of them and stays in the processor's cache. Fresh memory for a
+    whole batch costs more to touch than to fill: measured 0.4 ms and more for a megabyte, against 0.1 ms.
+    """
+    data = from_lists(datas, None, None, None, None).data
+    edges, count = data.edges, len(datas)
+    cuts = [0]
+    while cuts[-1] < count:
+        lo = cuts[-1]
+        fits = int(np.searchsorted(edges, edges[lo] + FRAME_BYTES, "right")) - 1
+        cuts.append(max(lo + 1, min(fits, lo + FRAME_RECORDS)))
+    around = OVERHEAD_BYTES + len(node) + len(tag) + _HEAD.size
+    starts = [around * number + 4 * lo + int(edges[lo]) for number, lo in enumerate(cuts[:-1])]
+
+    def frames() -> Iterator[list[Buffer]]:
+        packed = memoryview(data.lengths.tobytes())
+        for lo, hi in pairwise(cuts):
+            head = frame_head(
+                APPEND_BATCH,
+                topic_id=topic_id,
+                seq=first_seq + lo,
+                last_seq=first_seq + hi - 1,
+                ts_ms=ts_ms,
+                data_len=_HEAD.size + 4 * (hi - lo) + int(edges[hi] - edges[lo]),
+                node=node,
+                tag=tag,
+                flags=MORE if hi < count else 0,
+            )
+            head += _HEAD.pack(hi - lo, 0, _PAD)
+            lengths, values = packed[4 * lo : 4 * hi], b"".join(datas[lo:hi])
+            yield [head, lengths, values, checksum(head, lengths, values)]
+
+    return Planned(frames(), starts, [hi - lo for lo, hi in pairwise(cuts)], data.lengths)
 
 
 def encode_arrow(

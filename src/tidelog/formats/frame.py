@@ -146,13 +146,30 @@ def encode(
 
 
 def head(
-    kind: int, *, topic_id: int = 0, seq: int, ts_ms: int, data_len: int, node: bytes = b"", tag: bytes = b""
+    kind: int,
+    *,
+    topic_id: int = 0,
+    seq: int,
+    last_seq: int | None = None,
+    ts_ms: int,
+    data_len: int,
+    node: bytes = b"",
+    tag: bytes = b"",
+    flags: int = 0,
 ) -> bytes:
-    """Everything of a frame before its data, for data that is written piece by piece. The checksum that closes the
-    frame covers these bytes from the fifth on, then the data."""
-    flags = _checked(kind, topic_id, seq, seq, ts_ms, data_len, node, tag, 0)
+    """Everything of a frame before its data, for data that is written piece by piece; `checksum` closes it."""
+    last = seq if last_seq is None else last_seq
+    flags = _checked(kind, topic_id, seq, last, ts_ms, data_len, node, tag, flags)
     size = LEN_MIN + len(node) + len(tag) + data_len
     return _HEADER.pack(size, kind, flags, topic_id, seq, ts_ms, len(node), len(tag), data_len) + node + tag
+
+
+def checksum(head: bytes, *data: Buffer) -> bytes:
+    """What closes a frame made of this head and this data."""
+    digest = xxh3_64(memoryview(head)[4:])
+    for piece in data:
+        digest.update(piece)
+    return _SUM.pack(digest.intdigest())
 
 
 def encode_parts(

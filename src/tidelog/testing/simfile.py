@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import errno
 from typing import Literal
 
@@ -32,6 +34,9 @@ class SimFile:
             not_negative(pos, size, self._path)
             self._machine._look("read", self._path)
             return self._node.read(pos, size)
+
+    def write_pieces(self, pos: int, pieces: Sequence[Buffer], /) -> None:
+        self.write(pos, b"".join(pieces))
 
     def write(self, pos: int, data: Buffer, /) -> None:
         with self._machine._lock:

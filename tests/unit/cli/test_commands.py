@@ -16,6 +16,7 @@ import pytest
 
 from tidelog.cli.look import limited
 from tidelog.cli.main import main
+from tidelog.cli.render import Screen
 from tidelog.cli.write import lines
 from tidelog.commitlog import SegmentedLog
 from tidelog.commitlog.codecs import NAMES
@@ -381,6 +382,17 @@ def test_verify_lists_damage_in_the_order_of_the_log(run: Run) -> None:
     assert f"\n  and in {files[1].name} at byte " in run("verify", "a")[1]
 
 
+@pytest.mark.parametrize("codec", NAMES)
+def test_a_flipped_bit_is_damage_also_in_the_active_segment(run: Run, codec: str) -> None:
+    """Synced records with whole records behind them: calling that an unfinished write would hide a loss."""
+    for number in range(3):
+        run("append", "a", "--codec", codec, stdin=b"record %d\n" % number)
+    (file,) = data_files()
+    flip(file, file.read_bytes().index(b"record 1"))
+    code, out, _ = run("verify", "a")
+    assert code == 1, out
+
+
 def test_an_unfinished_write_is_a_note_and_no_damage(run: Run) -> None:
     run("append", "a", stdin=numbers(3))
     data = next(Path("a").glob("*.data"))
@@ -532,6 +544,17 @@ def test_convert_drops_a_column_only_when_told_and_says_what_it_left_behind(run:
     assert answer(run("convert", "a", "c", "--to", "narwhal", "--drop", "tag", "--json"))["seqs"] == 3
     with SegmentedLog.open("c", read_only=True) as log:
         assert {(record.node, record.tag) for record in log} == {(b"n", b"")}
+
+
+def test_a_copy_that_is_whole_is_not_called_incomplete(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    run("append", "a", stdin=numbers(3))
+    with monkeypatch.context() as patch:
+        patch.setattr(Screen, "answer", full)
+        assert run("convert", "a", "b", "--to", "tide") == (2, "", "tidelog: [Errno 28] No space left on device\n")
+    assert run("cat", "b")[1] == numbers(3).decode()
 
 
 def test_convert_refuses_a_seq_that_the_target_does_not_have(run: Run) -> None:

@@ -91,9 +91,6 @@ def test_an_unknown_codec_is_refused_with_those_there_are(capsys: pytest.Capture
     assert all(name in said for name in ("tide", "rustlog", "laminar", "narwhal", "papyrus"))
 
 
-Raising = Callable[[BaseException], Callable[[Namespace, Screen], int]]
-
-
 @pytest.fixture
 def raising(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     """Make `tidelog log cat` end with an error of our choice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 from typing import Any
@@ -45,6 +46,14 @@ from tidelog.cli import options
 )
 def test_a_value_is_read(read: Callable[[str], Any], text: str, value: object) -> None:
     assert read(text) == value
+
+
+def test_a_moment_without_a_zone_is_utc_wherever_the_machine_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "America/New_York")
+        time.tzset()
+        assert options.moment_us("1970-01-01T00:00:01") == 1_000_000
+    time.tzset()
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,13 @@ def test_a_removal_that_broke_off_can_be_done_again(tmp_path: Path, monkeypatch:
     stage.fresh(str(tmp_path / "tour"))
     (tmp_path / "tour" / "file").write_bytes(b"")
 
-    def broken(_self: object, path: str) -> None:
-        raise OSError(5, "broken", path)
+    really, removed = PosixDisk.remove, list[str]()
+
+    def broken(self: PosixDisk, path: str) -> None:
+        if removed:
+            raise OSError(5, "broken", path)
+        removed.append(path)
+        really(self, path)
 
     with monkeypatch.context() as patch:
         patch.setattr(PosixDisk, "remove", broken)

@@ -45,11 +45,21 @@ def test_every_layout_turns_into_every_other(
         assert copy.codec == to
         assert [(record.seq, record.data) for record in copy] == [(record.seq, record.data) for record in held]
         assert [record.ts_us for record in copy] == [time_in(to, codec, record.ts_us) for record in held]
-        assert len(copy.segments) > 2
         assert copy.append(b"next") == held[-1].seq + 1
     assert {path: data for path, data in disk.tree().items() if path.startswith("log/")} == before
     assert verify("copy", disk=disk).ok
     assert len(open_log("copy", codec=None, disk=disk.crash_image("none"))) == 36
+
+
+@pytest.mark.parametrize("codec", ["tide"])
+def test_the_segments_of_the_copy_keep_to_the_limits_of_the_copy(open_log: Opener, disk: SimDisk) -> None:
+    """G127."""
+    log = open_log()
+    log.append_many([b"x" * 100] * 50)
+    copy = convert(log, "copy", "laminar", segment_bytes_max=1_000, segment_overflow_bytes=100)
+    stores = [len(data) for path, data in disk.tree().items() if path.endswith(".store")]
+    assert max(stores) <= 1_100
+    assert [record.data for record in copy] == [b"x" * 100] * 50
 
 
 @pytest.mark.parametrize("codec", NAMES)

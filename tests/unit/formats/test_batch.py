@@ -145,7 +145,8 @@ def test_arrow_arrays_of_every_kind_and_shape_are_taken(kind: pa.DataType, shape
     datas = [b"zero", b"one", b"", "zwölf".encode()]
     whole = pa.array(datas, pa.binary()).cast(kind)
     if shape == "sliced":
-        whole = pa.concat_arrays([whole, whole, whole]).slice(4, 4)
+        other = pa.array([b"before", b"and", b"after"], pa.binary()).cast(kind)
+        whole = pa.concat_arrays([other, whole, other]).slice(len(other), len(whole))
     elif shape == "chunked":
         whole = pa.chunked_array([whole.slice(0, 1), whole.slice(1, 0), whole.slice(1)])
     want = batch.encode(10, 1, TS, datas, tags=datas, metas=datas)
@@ -353,13 +354,26 @@ def test_many_batches_read_at_once_are_the_batches_read_one_by_one(seed: int) ->
 def test_batches_at_the_end_of_all_seqs_are_read_at_once_or_refused() -> None:
     last = sealed(naive_body([b"x", b"y"]), seq=frame.SEQ_MAX - 1)
     beyond = sealed(naive_body([b"x", b"y"]), seq=frame.SEQ_MAX)
-    for pieces, good in (([last, last], 2), ([last, beyond], 1)):
+    far_beyond = sealed(naive_body([b"x", b"y", b"z"]), seq=frame.SEQ_MAX)
+    for pieces, good in (([last, last], 2), ([last, beyond], 1), ([last, far_beyond], 1)):
         buf = b"".join(pieces)
         found = [frame.get(buf, pos, len(buf)) for pos in (0, len(pieces[0]))]
         rows, bad = batch.decode_all(buf, [f for f in found if isinstance(f, Frame)])
         assert sum(map(len, rows)) == 2 * good
         assert bad is None or "runs out" in bad[1].reason
         assert (bad is None) == (good == 2)
+
+
+def test_a_head_whose_padding_hides_in_an_overflow_is_refused_among_others() -> None:
+    """The last byte of the padding is the top of a 64-bit number; times four it would vanish."""
+    good = naive_body([b"x", b"y"])
+    lying = good[:7] + b"\x40" + good[8:]
+    buf = sealed(good) + sealed(lying)
+    found = [frame.get(buf, pos, len(buf)) for pos in (0, len(buf) // 2)]
+    rows, bad = batch.decode_all(buf, [f for f in found if isinstance(f, Frame)])
+    assert sum(map(len, rows)) == 2
+    assert bad is not None
+    assert "padding 000040" in bad[1].reason
 
 
 def test_a_batch_of_holes_only_has_no_records() -> None:

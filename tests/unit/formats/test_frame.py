@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tidelog.errors import BadInput, TooLarge
@@ -285,6 +285,9 @@ def test_random_headers_with_a_good_checksum_get_a_verdict(seed: int) -> None:
 
 
 @quick
+@example([b"\xc3", b"\xa9"])
+@example([b"", b"\xc3\xa9", b""])
+@example([b"\xc3\xa9", b"a", b"\xe2\x82", b"\xac"])
 @given(st.lists(st.one_of(st.text(max_size=3).map(str.encode), st.binary(max_size=3)), max_size=6))
 def test_values_are_texts_together_exactly_when_each_is_one(values: list[bytes]) -> None:
     def is_text(value: bytes) -> bool:

@@ -101,6 +101,13 @@ def test_an_index_that_is_continued_equals_one_made_at_once() -> None:
     assert idx.to_bytes(first) + idx.to_bytes(rest) == whole
 
 
+def test_an_index_without_holes_is_continued_just_so() -> None:
+    first, second = append(1, TS, b"a"), append(2, TS, b"b") + append(3, TS, b"c")
+    whole = idx.to_bytes(idx.entries(walked(first + second), 1, 4, len(first + second)))
+    rest = idx.entries(walked(second), 2, 4, len(first + second), origin=len(first))
+    assert whole[20:] == idx.to_bytes(rest)
+
+
 def test_a_segment_without_records_is_all_holes() -> None:
     entries = idx.entries(none(), 5, 8, 0)
     assert idx.to_bytes(entries) == struct.pack("<IIQB3x", 0, 0, 0, 0x80) * 3

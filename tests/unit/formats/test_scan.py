@@ -477,6 +477,101 @@ def test_random_bytes_never_raise(seed: int) -> None:
             idx.fault(some, len(buf))
 
 
+def lying(**fields: int) -> bytes:
+    """An Append of seq 2 with some header fields replaced and a checksum that holds."""
+    good = append(2, TS, b"two", node=b"n", tag=b"t")
+    names = ("kind", "flags", "topic", "seq", "ts", "node", "tag", "data")
+    values = dict(zip(names, struct.unpack_from("<BBQQQHHI", good, 4), strict=True)) | fields
+    return sealed(struct.pack("<BBQQQHHI", *values.values()) + good[38:-8])
+
+
+LIES = [
+    {"flags": 16 | 3},
+    {"flags": 255},
+    {"flags": 1},
+    {"flags": 2},
+    {"seq": 1 << 63},
+    {"ts": frame.TS_MS_MAX + 1},
+    {"node": 2},
+    {"tag": 0},
+    {"data": 2},
+    {"data": (1 << 32) - 1},
+]
+
+
+@pytest.mark.parametrize("fields", LIES)
+def test_what_one_frame_may_not_say_no_frame_of_a_run_may_say(fields: dict[str, int]) -> None:
+    """Many frames are judged together; the rules are those for one."""
+    bad = lying(**fields)
+    alone = frame.get(bad, 0, len(bad))
+    assert isinstance(alone, frame.Fault)
+    got = scan.walk(ONE + bad + append(3, TS, b"three") + append(4, TS, b"four"))
+    assert (seqs(got), got.end, got.stop, got.reason) == ([1], len(ONE), Stop.BAD, alone.reason)
+
+
+@pytest.mark.parametrize("fields", [*LIES, {"kind": frame.LEASE}, {"kind": 0}, {"seq": 3}, {"ts": TS + 1}])
+@pytest.mark.parametrize("check", [False, True])
+def test_an_index_cannot_pass_off_such_a_frame_as_a_record(fields: dict[str, int], check: bool) -> None:
+    good = ONE + lying() + append(3, TS, b"three")
+    entries = idx.entries(scan.walk(good).rows, 1, 4, len(good))
+    assert len(scan.walk_indexed(good, entries, 0, 3, 1, check=check)) == 3
+    bad = ONE + lying(**fields) + append(3, TS, b"three")
+    with pytest.raises(Corrupt) as caught:
+        scan.walk_indexed(bad, entries, 0, 3, 1, check=check)
+    assert caught.value.pos == len(ONE)
+    assert len(scan.walk_indexed(bad, entries, 0, 1, 1, check=check)) == 1
+
+
+@pytest.mark.parametrize(
+    ("index", "field", "value"),
+    [
+        (0, "data_len", 4),
+        (0, "ts", TS + 1),
+        (0, "ts", TS + (1 << 61)),
+        (0, "flags", idx.HAS_TAG),
+        (2, "flags", idx.HAS_TAG | idx.BATCH),
+        (3, "data_len", 2),
+        (3, "ts", TS + 1),
+        (1, "frame_offset", 2 * 49),
+        (2, "frame_offset", 3 * 49),
+        (0, "flags", idx.BATCH),
+        (3, "flags", 0),
+    ],
+)
+def test_an_entry_that_disagrees_with_its_frame_is_corrupt(index: int, field: str, value: int) -> None:
+    single = frame.encode_appends(TOPIC, 1, TS, [b"one", b"two"])
+    log = single + batch.encode(TOPIC, 3, TS, [b"x"]) + batch.encode(TOPIC, 4, TS, [b"y", b"z"])
+    entries = idx.entries(scan.walk(log).rows, 1, 6, len(log)).copy()
+    assert len(scan.walk_indexed(log, entries, 0, 5, 1, check=True)) == 5
+    entries[field][index] = value
+    with pytest.raises(Corrupt):
+        scan.walk_indexed(log, entries, 0, 5, 1, check=True)
+
+
+def test_records_said_to_lie_in_their_neighbours_frame_are_corrupt() -> None:
+    """Method: entries whose frames exist, agree in number and size, and are not theirs."""
+    twice = frame.encode_appends(TOPIC, 1, TS, [b"one", b"two", b"six"])
+    entries = idx.entries(scan.walk(twice).rows, 1, 4, len(twice)).copy()
+    entries["frame_offset"][1] = entries["frame_offset"][2]
+    with pytest.raises(Corrupt):
+        scan.walk_indexed(twice, entries, 0, 3, 1, check=True)
+    one, two = batch.encode(TOPIC, 1, TS, [b"x"]), batch.encode(TOPIC, 2, TS, [b"y", b"z"])
+    entries = idx.entries(scan.walk(one + two).rows, 1, 4, len(one + two)).copy()
+    entries["frame_offset"][1] = 0
+    with pytest.raises(Corrupt):
+        scan.walk_indexed(one + two, entries, 0, 3, 1, check=True)
+
+
+def test_a_walk_to_an_end_is_the_walk_of_the_bytes_before_it() -> None:
+    log = ONE + append(2, TS, b"two") + append(3, TS, b"three") + batch.encode(TOPIC, 4, TS, [b"4"]) + FIVE
+    for end in range(len(log) + 1):
+        got, want = scan.walk(log, 0, end), scan.walk(log[:end])
+        assert (seqs(got), got.end, got.stop) == (seqs(want), want.end, want.stop), end
+        frames, wanted = scan.frames(log, 0, end), scan.frames(log[:end])
+        assert [f.end for f in frames] == [f.end for f in wanted]
+        assert frames.stop is wanted.stop
+
+
 @pytest.mark.parametrize("check", [False, True])
 def test_a_broken_checksum_is_seen_through_the_index_when_asked_for(check: bool) -> None:
     log = ONE + FOUR + FIVE

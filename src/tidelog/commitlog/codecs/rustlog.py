@@ -126,12 +126,12 @@ class RustlogCodec(Codec):
         if not len(index):
             return None, None
         # From the last indexed record on: finds a cut-off file without reading the whole of it.
-        start = int(index["position"][-1])
-        tail = rustlog.walk(shape.data.fetch(start, shape.data.size), above=int(index["offset"][-1]) - 1)
+        start, first = int(index["position"][-1]), int(index["offset"][-1])
+        tail = self._walker(shape)(shape.data.fetch(start, shape.data.size), np.zeros(1, np.int64), len(index) - 1)
         if tail.stop is Stop.END:
             return None, None
-        seq = int(tail.rows.seq[-1]) + 1 if len(tail.rows) else int(index["offset"][-1])
-        return None, Fault(seq, shape.stop, start + tail.end, tail.reason)
+        seq = int(tail.rows.seq[-1]) + 1 if len(tail.rows) else first
+        return None, Fault(min(seq, shape.stop - 1), shape.stop, start + tail.end, tail.reason)
 
     def read(self, shape: Shape, first: int, stop: int, bytes_max: int, /) -> Chunk:
         return sparse.read(shape, *self._index(shape), self._walker(shape), first, stop, bytes_max)
@@ -150,9 +150,8 @@ class RustlogCodec(Codec):
         crcs = None if side is None else rustlog.read_crcs(side)
 
         def walk(buf: Buffer, starts: Ints, entry: int) -> Walk:
-            if crcs is None:
-                return rustlog.walk_lanes(buf, starts, len(buf))
-            return rustlog.walk(buf, crcs=crcs[entry * self._every :])
+            part = None if crcs is None else crcs[entry * self._every :]
+            return rustlog.walk_lanes(buf, starts, len(buf), crcs=part)
 
         return walk
 

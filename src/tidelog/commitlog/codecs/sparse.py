@@ -35,6 +35,11 @@ def read(shape: Shape, seqs: Ints, positions: Ints, walk: Walker, first: int, st
     high = size if at_end else int(positions[last])
     starts = positions[entry:last] - low
     result = walk(shape.data.fetch(low, high), starts, entry)
+    if not _as_indexed(result, seqs, entry):
+        whole = walk(shape.data.fetch(0, size), positions[:0], 0)
+        if whole.stop is Stop.END:
+            # It is the index that is wrong: what it points at is not what it says, and the data is whole.
+            return Chunk(whole.rows.between(first, stop), stop)
     rows = result.rows.between(first, stop)
     if result.stop is Stop.END:
         return Chunk(rows, stop if at_end else min(int(seqs[last]), stop))
@@ -48,6 +53,15 @@ def read(shape: Shape, seqs: Ints, positions: Ints, walk: Walker, first: int, st
     if len(rows) and bad > first:
         return Chunk(rows, bad)  # the good ones now, the damage with the next read
     return Chunk(none(), first, Fault(max(bad, first), max(resume, first + 1), low + result.end, result.reason))
+
+
+def _as_indexed(result: Walk, seqs: Ints, entry: int) -> bool:
+    """Whether a window ended cleanly and starts with the record that the index says. The first entry of a segment
+    may stand for a record that compaction took away."""
+    if result.stop is not Stop.END or not len(result.rows):
+        return False
+    first = int(result.rows.seq[0])
+    return first == int(seqs[entry]) or (entry == 0 and first > int(seqs[0]))
 
 
 def times(

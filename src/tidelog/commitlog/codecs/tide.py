@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64
 
-from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Shape
+from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Placed, Recovered, Shape
 from tidelog.config import LogConfig
 from tidelog.errors import Corrupt, NewerFormat
 from tidelog.formats import batch as batches
@@ -86,6 +86,20 @@ class TideCodec(Codec):
         )
         buf = frames[0] if len(frames) == 1 else b"".join(frames)
         return scan.walk(buf).rows
+
+    def place(self, seq: int, ts_us: int, batch: Batch, shift: int, base: int, mark: int, /) -> Placed:
+        ts_ms = ts_us // 1000
+        alike = isinstance(batch.node, bytes) and isinstance(batch.tag, bytes) and batch.meta == b""
+        if not alike or len(batch.datas) == 1 or mark % (1 << _SEQ_BITS) != seq:
+            return super().place(seq, ts_us, batch, shift, base, mark)
+        node, tag = bytes(batch.node), bytes(batch.tag)  # type: ignore[arg-type]
+        made = batches.plan(0, seq, ts_ms, batch.datas, node=node, tag=tag)
+        entries = np.zeros(len(batch.datas), idx.ENTRY)
+        entries["frame_offset"] = np.repeat(np.array(made.starts) + shift, made.counts)
+        entries["data_len"], entries["ts"] = made.lengths, ts_ms
+        entries["flags"] = idx.BATCH | (idx.HAS_NODE if node else 0) | (idx.HAS_TAG if tag else 0)
+        stop = seq + len(batch.datas)
+        return Placed(made.frames, (idx.to_bytes(entries),), ts_ms << _SEQ_BITS | stop, stop, ts_ms * 1000)
 
     def _one(self, seq: int, ts_ms: int, data: bytes, node: bytes, tag: bytes) -> Rows:
         buf = frame.encode(frame.APPEND, seq=seq, ts_ms=ts_ms, data=data, node=node, tag=tag)

@@ -1,0 +1,129 @@
+"""[shell] Opening a log: settings, the directory, its lock, recovery, and whoever keeps the interval.
+
+The lock comes before anything is looked at and is let go when opening fails, so that a second
+writer is refused before it could change a byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace as replaced
+from typing import Any, NamedTuple
+
+from tidelog.clock import Clock, SystemClock
+from tidelog.commitlog import roll
+from tidelog.commitlog.cache import Lru
+from tidelog.commitlog.codec import Codec
+from tidelog.commitlog.codecs import codec_named, guess
+from tidelog.commitlog.flusher import Flusher
+from tidelog.commitlog.latch import Latch
+from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
+from tidelog.commitlog.offsets import ConsumerOffsets
+from tidelog.commitlog.recovery import recover
+from tidelog.commitlog.segment import Files
+from tidelog.commitlog.state import State
+from tidelog.config import LogConfig
+from tidelog.disk.posix import PosixDisk
+from tidelog.disk.seam import Disk, Lock, join
+from tidelog.errors import BadInput, Damaged, Locked, NotFound
+
+LOCK_FILE = ".tidelog.lock"
+
+
+class Opened(NamedTuple):
+    state: State
+    lock: Lock | None
+    offsets: ConsumerOffsets
+    flusher: Flusher | None
+
+
+def opened(
+    path: str,
+    codec: str | None,
+    *,
+    read_only: bool,
+    disk: Disk | None,
+    clock: Clock | None,
+    config: LogConfig | None,
+    settings: dict[str, Any],
+) -> Opened:
+    """Everything a log needs to be used; on an error the directory is unlocked and nothing acked was dropped."""
+    config = _configured(config, settings)
+    disk, clock = disk or PosixDisk(), clock or SystemClock()
+    path = str(path).rstrip("/") or "/"
+    names = _names(disk, path, read_only=read_only)
+    the_codec = codec_named(codec or guess(names) or "tide", config)
+    lock = None if read_only else take_lock(disk, path)
+    try:
+        state = _state(path, the_codec, disk, clock, config, writable=not read_only)
+        offsets = ConsumerOffsets(disk, join(path, OFFSETS_FILE))
+    except BaseException as error:
+        if lock is not None:
+            lock.release()
+        if isinstance(error, OSError):
+            raise Damaged(
+                f"{path} cannot be opened: {error}; nothing acked was dropped, mend the disk and retry"
+            ) from error
+        raise
+    # With an injected clock nobody can say when an interval is over but its owner, who calls `tick`.
+    timed = not read_only and config.sync == "interval" and isinstance(clock, SystemClock)
+    return Opened(state, lock, offsets, Flusher(state) if timed else None)
+
+
+def _state(path: str, codec: Codec, disk: Disk, clock: Clock, config: LogConfig, *, writable: bool) -> State:
+    latch = Latch(path)
+    files = Files(disk, path, codec, Lru(config.maps_max), Lru(config.index_cache))
+    verify = codec.full_check_on_open if config.verify_on_open is None else config.verify_on_open
+    found = recover(files, latch, writable=writable, verify=verify)
+    active = found.active
+    if active is None:
+        if not writable:
+            raise NotFound(f"{path} holds no {codec.name} log; nothing was changed, check the path and the codec")
+        first = codec.first_seq if config.first_seq is None else config.first_seq
+        active = roll.birth(files, latch, first, now_us=clock.now_us(), last_ts_us=0)
+    if found.sealed and not active.last_ts_us:
+        times = found.sealed[-1].times()
+        active.last_ts_us = times[1] if times else 0
+    return State(
+        path,
+        files,
+        config,
+        clock,
+        latch,
+        found.sealed,
+        active,
+        found.report,
+        writable,
+        durable=active.next_seq,
+        synced_ms=clock.monotonic_ms(),
+    )
+
+
+def _configured(config: LogConfig | None, settings: dict[str, Any]) -> LogConfig:
+    try:
+        return replaced(config, **settings) if config is not None else LogConfig(**settings)
+    except TypeError as error:
+        raise BadInput(f"unknown setting: {error}; see tidelog.config.LogConfig") from None
+
+
+def _names(disk: Disk, path: str, *, read_only: bool) -> list[str]:
+    try:
+        return disk.names(path)
+    except FileNotFoundError:
+        if read_only:
+            raise NotFound(f"there is no log at {path}; nothing was changed, check the path") from None
+    except NotADirectoryError:
+        raise BadInput(f"{path} is a file; a log is a directory") from None
+    try:
+        disk.make_dir(path)
+    except OSError as error:
+        raise BadInput(f"{path} cannot be made: {error}") from error
+    return []
+
+
+def take_lock(disk: Disk, path: str) -> Lock:
+    try:
+        return disk.lock(join(path, LOCK_FILE))
+    except BlockingIOError:
+        raise Locked(
+            f"{path} is being written by another process; nothing was changed, close it there or open read_only"
+        ) from None

@@ -1,0 +1,30 @@
+"""What the whole suite shares: tests may tell a figure, and the closing lines show the sums."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+
+@pytest.fixture
+def tell(record_property: Callable[[str, object], None]) -> Callable[[str, int], None]:
+    """Report how much a test went through; crosses from worker processes to the summary."""
+
+    def said(what: str, count: int) -> None:
+        record_property(f"tell {what}", count)
+
+    return said
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    totals: Counter[str] = Counter()
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if getattr(report, "when", None) == "call":
+                for name, value in report.user_properties:
+                    if name.startswith("tell "):
+                        totals[name.removeprefix("tell ")] += value
+    for what, total in sorted(totals.items()):
+        terminalreporter.write_line(f"{what}: {total:,}")
