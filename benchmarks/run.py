@@ -157,7 +157,9 @@ def _said(value: float) -> str:
 
 
 def _ratio(ratio: float) -> str:
-    return f"{ratio:.0%}" if ratio < 10 else f"{ratio:.0f}×"
+    if ratio >= 10:
+        return f"{ratio:.0f}×"
+    return f"{ratio:.0%}" if ratio >= 0.1 else f"{ratio:.1%}"
 
 
 def _machine(directory: str) -> dict[str, str]:
@@ -173,6 +175,7 @@ def _machine(directory: str) -> dict[str, str]:
         "memory": f"{int(memory) / (1 << 20):.0f} GiB",
         "file system": _file_system(directory),
         "kernel": platform.release(),
+        "load": f"{os.getloadavg()[0]:.1f}",
         "python": platform.python_version(),
         **{package: version(package) for package in ("numpy", "pyarrow", "xxhash")},
     }

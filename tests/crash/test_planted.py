@@ -6,7 +6,7 @@ and names the history and the codec that have to catch it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -61,13 +61,15 @@ def old_index_beside_new_data(patch: Patch) -> None:
 
 
 def index_swapped_in_before_its_store(patch: Patch) -> None:
-    def wrong(files: Files, base: int, data: Buffer, sides: Sequence[bytes]) -> None:
+    def wrong(files: Files, base: int) -> None:
         index = files.side(base, files.codec.side_suffixes[0])
         files.forget(base)
-        atomic.replace(files.disk, index, sides[0])
-        atomic.replace(files.disk, files.data(base), data)
+        files.disk.rename(f"{index}.compacted", index)
+        files.disk.sync_dir(files.directory)
+        files.disk.rename(f"{files.data(base)}.compacted", files.data(base))
+        files.disk.sync_dir(files.directory)
 
-    patch.setattr("tidelog.commitlog.compaction.swap", wrong)
+    patch.setattr("tidelog.commitlog.compaction.commit", wrong)
 
 
 def a_half_removed_segment_still_counts(patch: Patch) -> None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
+
 from tidelog.commitlog import roll
-from tidelog.commitlog.codec import Batch
+from tidelog.commitlog.codec import Batch, rewrite
 from tidelog.commitlog.state import State
-from tidelog.errors import Error, TooLarge, UnexpectedSeq
+from tidelog.errors import BadInput, Error, TooLarge, UnexpectedSeq
 from tidelog.formats.rows import Rows
 
 # An upper bound on what a layout adds to a record: frame header, checksum, columns. Only used to decide when to roll.
@@ -67,14 +69,21 @@ def roll_if_due(state: State) -> None:
         roll_over(state)
 
 
-def roll_over(state: State, *, next_base: int | None = None) -> None:
+def roll_over(state: State, *, next_base: int | None = None, lenient: bool = False) -> None:
     """Seal the active segment and start another, at `next_base` where numbering must jump. On an error the old one
-    stays active and nothing is lost."""
+    stays active and nothing is lost. `lenient`: nobody waits to write, so a failure to start another may be retried."""
     old = state.active
     base = old.next_seq if next_base is None else next_base
-    done = roll.seal(state.files, state.latch, old)
+    done = roll.seal(state.files, state.latch, old, synced=state.durable == old.next_seq)
     state.durable = old.next_seq
-    state.active = roll.birth(state.files, state.latch, base, now_us=state.clock.now_us(), last_ts_us=old.last_ts_us)
+    state.active = roll.birth(
+        state.files,
+        state.latch,
+        base,
+        now_us=state.clock.now_us(),
+        last_ts_us=old.last_ts_us,
+        lenient=lenient,
+    )
     done.stop = state.durable = base
     state.sealed.append(done)
     old.close()
@@ -145,18 +154,33 @@ def _fitting(batch: Batch, room: int) -> int:
 
 
 def append_rows(state: State, rows: Rows) -> None:
-    """Write rows that are encoded already, seqs and times as they are."""
+    """Write rows seqs and times as they are, in parts that fit their segments."""
     if not len(rows):
         return
     with state.mutex:
         state.check_writable()
-        first = int(rows.seq[0])
+        first, oldest = int(rows.seq[0]), int(rows.ts_us[0])
         if first < state.highest:
             raise UnexpectedSeq(state.path, expected=first, actual=state.highest)
-        roll_if_due(state)
+        if oldest < state.active.last_ts_us or bool((np.diff(rows.ts_us) < 0).any()):
+            raise BadInput(
+                f"{state.path}: records from seq {first} on bring times that go back behind {state.active.last_ts_us}; "
+                "nothing was written, times in a log never do"
+            )
         durable = state.config.sync != "interval"
-        state.active.append_rows(rows, durable=durable)
-        after_write(state, durable=durable)
+        spans = [span for span in (rows.data, rows.node, rows.tag, rows.meta) if span is not None]
+        weights = np.sum([span.size for span in spans], axis=0) + _OVERHEAD_BYTES
+        done = 0
+        while done < len(rows):
+            roll_if_due(state)
+            take = int(np.searchsorted(np.cumsum(weights[done:]), ceiling(state), "right"))
+            if take == 0 and state.active.size:
+                roll_over(state)
+                continue
+            part = rewrite(state.codec, rows.part(done, done + max(take, 1)))
+            state.active.append_rows(part, durable=durable)
+            after_write(state, durable=durable)
+            done += max(take, 1)
 
 
 def tick(state: State) -> None:

@@ -125,7 +125,7 @@ def remove_expired(state: State, age_ms: int) -> Retained:
             expired += 1
         active = state.active
         if expired == len(state.sealed) and active.size and active.last_write_us < horizon_us:
-            roll_over(state)  # the next seq lives on in the name of the new, empty segment
+            roll_over(state, lenient=True)  # the next seq lives on in the name of the new, empty segment
             expired += 1
         done = drop_oldest(state, expired, "segments past the given age were dropped")
         if done.segments:
@@ -140,7 +140,9 @@ def drop_oldest(state: State, count: int, because: str) -> Retained:
         try:
             state.files.remove(segment.base)
         except OSError as error:
-            raise state.latch.failed(error, f"dropping segment {segment.base}") from error
+            if state.disk.stat(state.files.all_of(segment.base)[0]) is None:
+                del state.sealed[0]  # it does not count as a segment any more, whether or not a power cut brings it back
+            raise state.latch.refused(error, f"dropping segment {segment.base}") from error
         # After the files: a reader that still sees the segment finds it, one that does not is told the new range.
         del state.sealed[0]
         records += segment.stop - segment.base
@@ -152,4 +154,4 @@ def _after(state: State, *, cleaned: int, horizon_ms: int | None) -> None:
     try:
         save_checkpoint(state, cleaned=cleaned, horizon_ms=horizon_ms)
     except OSError as error:
-        raise state.latch.failed(error, "writing the cleaner's checkpoint") from error
+        raise state.latch.refused(error, "writing the cleaner's checkpoint") from error

@@ -78,6 +78,7 @@ class Placed(NamedTuple):
     sides: tuple[bytes, ...]
     mark: int
     next_seq: int
+    first_ts_us: int
     last_ts_us: int
 
 
@@ -123,6 +124,7 @@ class Codec(Protocol):
     record_bytes_max: int
     segment_bytes_limit: int  # positions must fit the index
     side_suffixes: tuple[str, ...]
+    stale_suffixes: tuple[str, ...] = ()  # sides that this log does not keep up: removed where they would age
     truths: frozenset[int]  # sides that cannot be derived from the data: synced before an ack, never rebuilt silently
     sync_data_first: bool  # the data must be durable before a side names it
     latch_on_write_error: bool  # whether EIO on write ends writing until reopened
@@ -205,7 +207,7 @@ class Codec(Protocol):
 def placed(codec: Codec, rows: Rows, shift: int, base: int, mark: int, crcs: Ints | None = None) -> Placed:
     """Rows that are encoded already, or whose bytes are staged already (`crcs`), as something to place."""
     sides, mark = codec.sides(rows, shift, base, mark, crcs)
-    return Placed([[rows.buf]], sides, mark, int(rows.seq[-1]) + 1, int(rows.ts_us[-1]))
+    return Placed([[rows.buf]], sides, mark, int(rows.seq[-1]) + 1, int(rows.ts_us[0]), int(rows.ts_us[-1]))
 
 
 def runs(rows: Rows) -> list[tuple[int, int]]:

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tidelog.commitlog.clean import Running, drop_oldest, load_checkpoint, save_checkpoint
-from tidelog.commitlog.codec import glue, rewrite
+from tidelog.commitlog.clean import Running, candidates, drop_oldest, load_checkpoint, save_checkpoint
+from tidelog.commitlog.codec import Shape, glue, rewrite
 from tidelog.commitlog.read import corrupt
-from tidelog.commitlog.segment import Sealed
+from tidelog.commitlog.recovery import reload
+from tidelog.commitlog.segment import Mapped, Sealed
 from tidelog.commitlog.state import State
-from tidelog.commitlog.swap import swap
-from tidelog.disk.atomic import replace
+from tidelog.commitlog.swap import abandon, commit, prepare
 from tidelog.formats import rows as columns
 from tidelog.formats.rows import Rows
 from tidelog.types import Ints, Record
@@ -90,6 +90,7 @@ def _survey(
 ) -> tuple[dict[bytes, int], set[int]]:
     newest: dict[bytes, int] = {}
     tombstones: dict[bytes, int] = {}
+    youngest = {candidate.base: candidate.newest_us for candidate in candidates(state)}
     for segment in state.sealed:
         for rows in _chunks(state, segment):
             for record in columns.records(rows):
@@ -98,7 +99,8 @@ def _survey(
                     continue
                 newest[name] = record.seq
                 # Only the newest word on a key counts: a tombstone that was written over is an ordinary old record.
-                if is_tombstone is not None and record.ts_us < horizon_us and is_tombstone(record):
+                written_us = record.ts_us or youngest[segment.base]
+                if is_tombstone is not None and written_us < horizon_us and is_tombstone(record):
                     tombstones[name] = record.seq
                 else:
                     tombstones.pop(name, None)
@@ -125,21 +127,28 @@ def _compact_one(
     if kept == total:
         done.bytes_after += segment.size
         return
-    _checkpoint(state, running=(segment.base, "copy"))
-    fresh = glue([rewrite(state.codec, rows) for rows in survivors])
-    sides, _ = state.codec.sides(fresh, 0, segment.base, state.codec.first_mark(segment.base))
-    sides = state.codec.fill(sides, segment.base, segment.stop, len(fresh.buf))
-    _checkpoint(state, running=(segment.base, "swap"))
+    codec, base = state.codec, segment.base
+    _checkpoint(state, running=(base, "copy"))
+    fresh = glue([rewrite(codec, rows) for rows in survivors])
+    sides, _ = codec.sides(fresh, 0, base, codec.first_mark(base))
+    sides = codec.fill(sides, base, segment.stop, len(fresh.buf))
+    whole = Mapped(memoryview(fresh.buf))
+    extra = codec.seal(Shape(base, segment.stop, whole, sides[0], sides))
     try:
-        swap(state.files, segment.base, fresh.buf, sides)
-        segment.size, segment.side_bytes = len(fresh.buf), sum(map(len, sides))
-        segment.verified.clear()
-        segment.extra = None
-        segment.extra = state.codec.seal(segment.shape())
-        if segment.extra is not None and state.codec.extra_suffix:
-            replace(state.disk, state.files.side(segment.base, state.codec.extra_suffix), segment.extra)
+        prepare(state.files, base, fresh.buf, sides, extra)
     except OSError as error:
-        raise state.latch.failed(error, f"swapping in the compacted segment {segment.base}") from error
+        raise state.latch.refused(error, f"copying what stays of segment {base}") from error
+    _checkpoint(state, running=(base, "swap"))
+    try:
+        commit(state.files, base)
+    except OSError as error:
+        reload(segment)
+        abandon(state.files, base)
+        raise state.latch.refused(error, f"swapping in the compacted segment {base}") from error
+    segment.size, segment.side_bytes, segment.extra = len(fresh.buf), sum(map(len, sides)), extra
+    segment.override = None
+    segment.verified.clear()
+    segment.forget_times()
     done.segments += 1
     done.dropped += total - kept
     done.bytes_after += segment.size
@@ -159,4 +168,4 @@ def _checkpoint(state: State, *, cleaned: int | None = None, running: Running | 
     try:
         save_checkpoint(state, cleaned=cleaned, running=running)
     except OSError as error:
-        raise state.latch.failed(error, "writing the cleaner's checkpoint") from error
+        raise state.latch.refused(error, "writing the cleaner's checkpoint") from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 from typing import Protocol
 
-from tidelog.errors import DiskFull, Error, Latched
+from tidelog.errors import DiskFull, Error, Latched, WriteFailed
 
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
@@ -52,10 +52,15 @@ class Latch:
         except OSError as error:
             raise self.trip(error, f"syncing {file.path}") from error
 
-    def failed(self, error: OSError, what: str) -> Error:
-        """The error for a failed step that changed nothing: no room is temporary, anything else latches."""
+    def refused(self, error: OSError, what: str) -> Error:
+        """The error for a failed step that changed nothing which acked records hang on: it may be tried again."""
         if error.errno in FULL:
-            return DiskFull(
-                f"{self._log}: no room on the device while {what}; nothing was written, free space and retry"
-            )
-        return self.trip(error, what)
+            return self._full(what)
+        return WriteFailed(f"{self._log}: {what} failed ({error}); every record is as before, mend the disk and retry")
+
+    def failed(self, error: OSError, what: str) -> Error:
+        """The error for a failed step behind which writing cannot go on: no room is temporary, the rest latches."""
+        return self._full(what) if error.errno in FULL else self.trip(error, what)
+
+    def _full(self, what: str) -> DiskFull:
+        return DiskFull(f"{self._log}: no room on the device while {what}; nothing was written, free space and retry")

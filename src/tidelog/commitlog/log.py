@@ -18,7 +18,7 @@ from tidelog.clock import Clock
 from tidelog.commitlog import append, clean, compaction, read, stream
 from tidelog.commitlog import truncate as truncating
 from tidelog.commitlog.clean import Retained
-from tidelog.commitlog.codec import Batch, rewrite
+from tidelog.commitlog.codec import Batch
 from tidelog.commitlog.compaction import Compacted, Key
 from tidelog.commitlog.flusher import Flusher
 from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
@@ -175,7 +175,7 @@ class SegmentedLog:
     def append_rows(self, rows: Rows) -> None:
         """Write records that already have seqs and times, as they are: for import and conversion. Seqs must
         rise above what the log holds; what they leave out is a hole."""
-        append.append_rows(self._state, rewrite(self._state.codec, rows))
+        append.append_rows(self._state, rows)
 
     def sync(self) -> None:
         """Make everything acked so far survive a power cut."""

@@ -12,9 +12,10 @@ from threading import Lock
 
 import msgspec
 
+from tidelog.commitlog.latch import FULL
 from tidelog.disk.atomic import read_all, replace
 from tidelog.disk.seam import Disk
-from tidelog.errors import BadInput, Corrupt, Latched
+from tidelog.errors import BadInput, Corrupt, DiskFull, WriteFailed
 from tidelog.formats import envelope
 
 FILE = ".consumer_offsets"
@@ -57,9 +58,10 @@ class ConsumerOffsets:
             try:
                 replace(self._disk, self._path, envelope.wrap(_MAGIC, _VERSION, msgspec.msgpack.encode(rows)))
             except OSError as error:
-                raise Latched(
-                    f"{self._path}: the commit of {group} failed ({error}); the old one stands, retry"
-                ) from error
+                what = f"{self._path}: the commit of {group} failed ({error}); the old one stands, "
+                if error.errno in FULL:
+                    raise DiskFull(what + "free space and retry") from error
+                raise WriteFailed(what + "mend the disk and retry") from error
             self._committed = after
 
     def fetch(self, group: str, *, topic: str = "", partition: int = 0) -> int | None:

@@ -47,7 +47,7 @@ def opened(
     settings: dict[str, Any],
 ) -> Opened:
     """Everything a log needs to be used; on an error the directory is unlocked and nothing acked was dropped."""
-    config = _configured(config, settings)
+    config = configured(config, settings)
     disk, clock = disk or PosixDisk(), clock or SystemClock()
     path = str(path).rstrip("/") or "/"
     names = _names(disk, path, read_only=read_only)
@@ -98,7 +98,7 @@ def _state(path: str, codec: Codec, disk: Disk, clock: Clock, config: LogConfig,
     )
 
 
-def _configured(config: LogConfig | None, settings: dict[str, Any]) -> LogConfig:
+def configured(config: LogConfig | None, settings: dict[str, Any]) -> LogConfig:
     try:
         return replaced(config, **settings) if config is not None else LogConfig(**settings)
     except TypeError as error:
@@ -106,18 +106,20 @@ def _configured(config: LogConfig | None, settings: dict[str, Any]) -> LogConfig
 
 
 def _names(disk: Disk, path: str, *, read_only: bool) -> list[str]:
-    try:
+    found = disk.stat(path)
+    if found is not None and not found.is_dir:
+        raise BadInput(f"{path} is a file; a log is a directory, nothing was changed")
+    if read_only:
+        if found is None:
+            raise NotFound(f"there is no log at {path}; nothing was changed, check the path")
         return disk.names(path)
-    except FileNotFoundError:
-        if read_only:
-            raise NotFound(f"there is no log at {path}; nothing was changed, check the path") from None
-    except NotADirectoryError:
-        raise BadInput(f"{path} is a file; a log is a directory") from None
     try:
-        disk.make_dir(path)
+        disk.make_dir(path)  # also where it is there: its own name may not be durable yet
+        return disk.names(path)
+    except (PermissionError, NotADirectoryError, FileExistsError) as error:
+        raise BadInput(f"{path} cannot be a log: {error}; nothing was changed, choose another place") from error
     except OSError as error:
-        raise BadInput(f"{path} cannot be made: {error}") from error
-    return []
+        raise Damaged(f"{path} cannot be opened: {error}; nothing was changed, mend the disk and retry") from error
 
 
 def take_lock(disk: Disk, path: str) -> Lock:

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, Self
 from tidelog.clock import Clock
 from tidelog.commitlog import clean
 from tidelog.commitlog.clean import Retained
+from tidelog.commitlog.codecs import codec_named
 from tidelog.commitlog.log import SegmentedLog
 from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
 from tidelog.commitlog.offsets import ConsumerOffsets
-from tidelog.commitlog.opening import take_lock
+from tidelog.commitlog.opening import configured, take_lock
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.seam import Disk, Lock, join
-from tidelog.errors import AlreadyExists, BadInput, NotFound
+from tidelog.errors import AlreadyExists, BadInput, NotFound, ReadOnly
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,255}")
 PARTITIONS_MAX = 1000
@@ -70,6 +71,7 @@ class PartitionedLog:
     ) -> Self:
         """Open the directory, making it where there is none. One writer; any number of readers."""
         disk, root = disk or PosixDisk(), str(root)
+        codec_named(codec, configured(None, settings))  # a wrong word is refused here, not at the first partition
         lock = None
         if read_only:
             if disk.stat(root) is None:
@@ -100,6 +102,8 @@ class PartitionedLog:
 
     def create_topic(self, topic: str, partitions: int) -> None:
         """Make a topic. Its partition count is fixed for good; a name that exists is refused."""
+        if self._read_only:
+            raise ReadOnly(f"{self._root} was opened read-only; nothing was made, open it without read_only")
         if not _NAME.fullmatch(topic):
             raise BadInput(f"topic {topic!r}: a name has 1 to 255 letters, digits, _ or -; nothing was made")
         if not 1 <= partitions <= PARTITIONS_MAX:

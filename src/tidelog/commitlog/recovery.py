@@ -46,11 +46,11 @@ class Report:
     segments: int = 0
     cut_bytes: int = 0
     cut_reason: str = ""
-    cut_suspect: bool = False  # what was cut may be more than one unfinished write: records may lie behind the bad one
     rebuilt: list[str] = field(default_factory=list)
     swept: list[str] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
+    cut_suspect: bool = False  # what was cut may be more than one unfinished write: records may lie behind the bad one
 
     @property
     def clean(self) -> bool:
@@ -86,7 +86,11 @@ def survey(codec: Codec, names: Sequence[str]) -> tuple[list[int], dict[int, set
             parts.setdefault(known[0], set()).add(known[1])
     # A layout whose index is the truth has a segment where it has an index; the others where there is data.
     leader = codec.side_suffixes[0] if 0 in codec.truths else ""
-    return sorted(base for base, has in parts.items() if leader in has), parts
+    bases = sorted(base for base, has in parts.items() if leader in has)
+    # Segments are removed from either end, data first. An index alone in the middle is no half-done removal: its data
+    # was lost, and the segment stays in the list to say so.
+    lost = [base for base, has in parts.items() if bases and bases[0] < base < bases[-1] and leader not in has and has]
+    return sorted([*bases, *lost]), parts
 
 
 def recover(files: Files, latch: Latch, *, writable: bool, verify: bool) -> Found:
@@ -121,6 +125,9 @@ def _recover(files: Files, latch: Latch, *, writable: bool, verify: bool) -> Fou
     for base, stop in pairwise(bases):
         sealed.append(_open_sealed(files, base, stop, report, writable=writable, verify=verify))
     active = open_active(files, latch, bases[-1], report, writable=writable) if bases else None
+    if writable:
+        # Names that a killed process created or removed may still wait for the disk; from here on acks hang on them.
+        files.disk.sync_dir(files.directory)
     report.segments = len(bases)
     return Found(sealed, active, report)
 
@@ -180,6 +187,9 @@ def _open_sealed(files: Files, base: int, stop: int, report: Report, *, writable
     extra = read_all(disk, files.side(base, codec.extra_suffix)) if codec.extra_suffix else None
     sides = [disk.stat(files.side(base, suffix)) for suffix in codec.side_suffixes]
     segment = Sealed(files, base, stop, stat.size if stat else 0, sum(side.size for side in sides if side), extra)
+    if stat is None:
+        report.damage.append(Damage(codec.data_name(base), Fault(base, stop, 0, "the data file is missing")))
+        return segment
     index_fault, tail_fault = codec.sealed_fault(segment.shape())
     if verify and index_fault is None and 0 not in codec.truths:
         index_fault = _index_mismatch(segment)
@@ -216,6 +226,20 @@ def expected_sides(segment: Sealed) -> tuple[bytes, ...] | None:
     have = [None if side is None else bytes(side) for side in shape.sides]
     found = codec.recover(shape.data.fetch(0, shape.data.size), have, segment.base)
     return None if found.stop is not Stop.END else codec.fill(found.sides, segment.base, segment.stop, found.end)
+
+
+def reload(segment: Sealed) -> None:
+    """Look again at a segment whose files were being changed when the disk failed: what its data is now decides, and
+    its sides are made in memory."""
+    files, base = segment.files, segment.base
+    files.forget(base)
+    data = map_file(files.disk, files.data(base)) or memoryview(b"")
+    have = _read_sides(files, base)
+    found = files.codec.recover(data, have, base)
+    segment.override = files.codec.fill(found.sides, base, segment.stop, found.end)
+    segment.size, segment.extra = len(data), None
+    segment.verified.clear()
+    segment.forget_times()
 
 
 def _index_mismatch(segment: Sealed) -> str | None:
@@ -295,8 +319,11 @@ def _mend(
     report: Report,
 ) -> None:
     codec, disk = files.codec, files.disk
-    if codec.extra_suffix and remove_if_there(disk, files.side(base, codec.extra_suffix)):
-        # A crash between the footer and the next segment: this one goes on growing, its footer is history.
+    # The footer: a crash before the next segment, and this one goes on growing. A side that is not kept up: what is
+    # appended now would lie behind its end and be taken for torn by whoever keeps it up again.
+    stale = (*codec.stale_suffixes, *([codec.extra_suffix] if codec.extra_suffix else []))
+    removed = [remove_if_there(disk, files.side(base, suffix)) for suffix in stale]
+    if any(removed):
         disk.sync_dir(files.directory)
     cut = content[found.end :]
     if cut:

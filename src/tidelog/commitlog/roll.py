@@ -12,8 +12,8 @@ from __future__ import annotations
 from tidelog.commitlog.codec import Recovered
 from tidelog.commitlog.latch import Latch
 from tidelog.commitlog.segment import Active, Files, Mapped, Sealed, map_file
-from tidelog.disk.atomic import remove_if_there, replace
-from tidelog.disk.seam import File
+from tidelog.disk.atomic import SyncFailed, remove_if_there, replace, sync_file, sync_names
+from tidelog.disk.seam import Disk, File
 from tidelog.formats.rows import Stop
 
 
@@ -21,36 +21,49 @@ def empty(base: int, sides: int) -> Recovered:
     return Recovered(0, (b"",) * sides, base, 0, 0, 0, 0, Stop.END, "", [])
 
 
-def birth(files: Files, latch: Latch, base: int, *, now_us: int, last_ts_us: int) -> Active:
+def birth(files: Files, latch: Latch, base: int, *, now_us: int, last_ts_us: int, lenient: bool = False) -> Active:
     """Create an empty active segment at `base`; its names survive a power cut on return."""
     codec, disk = files.codec, files.disk
     opened: list[File] = []
     try:
         if codec.birth_suffix:
-            replace(disk, files.side(base, codec.birth_suffix), b"%d\n" % now_us)
-        for path in [files.data(base), *(files.side(base, suffix) for suffix in codec.side_suffixes)]:
-            remove_if_there(disk, path)  # left by an attempt that ran out of room
-            opened.append(disk.open(path, "create"))
+            born = _fresh(disk, files.side(base, codec.birth_suffix))
+            opened.append(born)
+            born.write(0, b"%d\n" % now_us)
+            sync_file(born)
+            opened.pop().close()
+        opened.append(_fresh(disk, files.data(base)))
+        for suffix in codec.side_suffixes:
+            side = _fresh(disk, files.side(base, suffix))
+            opened.append(side)
         if codec.reserve_bytes:
             opened[1].reserve(codec.reserve_bytes)
-        disk.sync_dir(files.directory)
+        sync_names(disk, files.directory)
     except OSError as error:
         for file in opened:
             file.close()
-        raise latch.failed(error, f"creating segment {base}") from error
+        fatal = not lenient and (codec.latch_on_write_error or isinstance(error, SyncFailed))
+        raise (latch.failed if fatal else latch.refused)(error, f"creating segment {base}") from error
     found = empty(base, len(codec.side_suffixes))._replace(last_ts_us=last_ts_us, mark=codec.first_mark(base))
     data, *sides = opened
     return Active(files, latch, base, found, data=data, sides=list(sides), born_us=now_us, last_write_us=now_us)
 
 
-def seal(files: Files, latch: Latch, active: Active) -> Sealed:
-    """Make a segment complete and immutable. It stays the active one until another is born."""
+def _fresh(disk: Disk, path: str) -> File:
+    """A new, empty file, also where an attempt that ran out of room left one."""
+    remove_if_there(disk, path)
+    return disk.open(path, "create")
+
+
+def seal(files: Files, latch: Latch, active: Active, *, synced: bool) -> Sealed:
+    """Make a segment complete and immutable. It stays the active one until another is born. `synced`: everything in it
+    is known to be on disk, but for what can be derived."""
     active.settle()
     try:
         active.trim_sides()
     except OSError as error:
         raise latch.failed(error, f"sealing segment {active.base}") from error
-    active.sync_all()
+    active.sync_all(derived_only=synced)
     # Mapped, not read: the bytes are synced and will not change, and a whole segment need not be copied to be hashed.
     shape = active.shape()
     shape.data = Mapped(map_file(files.disk, files.data(active.base)) or memoryview(b""))

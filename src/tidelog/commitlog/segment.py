@@ -78,7 +78,7 @@ class Files:
         count as one goes first, so that a half-removed segment is swept and never served."""
         codec = self.codec
         extras = [suffix for suffix in (codec.extra_suffix, codec.birth_suffix) if suffix]
-        sides = [self.side(base, suffix) for suffix in (*codec.side_suffixes, *extras)]
+        sides = [self.side(base, suffix) for suffix in (*codec.side_suffixes, *codec.stale_suffixes, *extras)]
         return (
             [*sides[:1], self.data(base), *sides[1:]]
             if codec.sync_data_first and 0 in codec.truths
@@ -125,6 +125,9 @@ class Sealed:
     def _load_sides(self) -> list[Buffer | None]:
         files = self.files
         return [map_file(files.disk, files.side(self.base, suffix)) for suffix in files.codec.side_suffixes]
+
+    def forget_times(self) -> None:
+        self._times = None
 
     def times(self) -> tuple[int, int] | None:
         """First and last record time in microseconds; None where the layout keeps none."""
@@ -246,6 +249,8 @@ class Active:
             for file, size, piece in zip(self._sides, self._side_sizes, made.sides, strict=True)
         ]
         self._index.add(made.sides[0])
+        if self.size == 0 and self._files.codec.birth_suffix is None:
+            self.born_us = made.first_ts_us  # what a restart would find
         self.data.commit()
         self._mark, self.next_seq, self.last_ts_us = made.mark, made.next_seq, made.last_ts_us
 
@@ -265,11 +270,12 @@ class Active:
             if number in self._files.codec.truths and file is not None:
                 self._latch.sync(file)
 
-    def sync_all(self) -> None:
+    def sync_all(self, *, derived_only: bool) -> None:
         """Sync every file of the segment, derivable or not: what sealing needs."""
-        self._latch.sync(self.data)
-        for file in self._sides:
-            if file is not None:
+        if not derived_only:
+            self._latch.sync(self.data)
+        for number, file in enumerate(self._sides):
+            if file is not None and not (derived_only and number in self._files.codec.truths):
                 self._latch.sync(file)
 
     def trim_sides(self) -> None:

@@ -12,7 +12,7 @@ therefore all or nothing. The same class serves files and memory: it works on an
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 
 from tidelog.disk.atomic import remove_if_there
 from tidelog.disk.seam import Disk, File, parent
@@ -74,22 +74,22 @@ class Storage:
         """
         pos = self._size
         try:
-            for chunk in chunks:
+            for chunk in told(self.path, chunks):
                 self.stage(chunk, threshold)
-        except BaseException as error:
+        except BaseException:
             self.roll_back()
-            raise broken(self.path, error) from error
+            raise
         return pos, self.commit()
 
     async def append_async(self, chunks: AsyncIterable[Buffer], threshold: int | None = None) -> tuple[int, int]:
         """`append` from an async stream."""
         pos = self._size
         try:
-            async for chunk in chunks:
+            async for chunk in told_async(self.path, chunks):
                 self.stage(chunk, threshold)
-        except BaseException as error:
+        except BaseException:
             self.roll_back()
-            raise broken(self.path, error) from error
+            raise
         return pos, self.commit()
 
     def stage(self, chunk: Buffer, threshold: int | None = None) -> None:
@@ -138,7 +138,7 @@ class Storage:
         """Exactly these bytes; OutOfRange where some of them are not part of the storage."""
         if pos < 0 or size < 0 or pos + size > self._size:
             raise OutOfRange(self.path, asked=pos + size, lowest=0, highest=self._size)
-        return self._file.read(pos, size)
+        return self._file.read(pos, size)  # shorter where the file lost bytes: readers hold it against what they expect
 
     def truncate(self, size: int) -> None:
         """Forget every byte from `size` on."""
@@ -161,11 +161,33 @@ class Storage:
             disk.sync_dir(parent(self.path))
 
 
-def broken(path: str, error: BaseException) -> BaseException:
-    """What to raise for a stream that failed: our own errors, the disk's and the process's as they are, anything
-    else the caller's iterable raised as StreamBroken."""
-    if isinstance(error, (StreamBroken, BadInput, OSError)) or not isinstance(error, Exception):
-        return error
+def told(path: str, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
+    """The chunks, with whatever their iterable raises told as a broken stream: a socket's error is not the disk's."""
+    iterator = iter(chunks)
+    while True:
+        try:
+            chunk = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise _broken(path, error) from error
+        yield chunk
+
+
+async def told_async(path: str, chunks: AsyncIterable[Buffer]) -> AsyncIterator[Buffer]:
+    """`told` for an async iterable."""
+    iterator = aiter(chunks)
+    while True:
+        try:
+            chunk = await anext(iterator)
+        except StopAsyncIteration:
+            return
+        except Exception as error:
+            raise _broken(path, error) from error
+        yield chunk
+
+
+def _broken(path: str, error: Exception) -> StreamBroken:
     return StreamBroken(
         f"{path}: the stream broke off ({type(error).__name__}: {error}); it was rolled back and nothing was "
         "written, send it again"

@@ -15,7 +15,7 @@ import numpy as np
 from tidelog.commitlog.append import after_write, ceiling, check_expected, roll_if_due, roll_over, stamp
 from tidelog.commitlog.codec import Batch
 from tidelog.commitlog.state import State
-from tidelog.commitlog.storage import broken
+from tidelog.commitlog.storage import told, told_async
 from tidelog.errors import Closed, Error
 from tidelog.formats.rows import Rows, Span
 from tidelog.types import Buffer
@@ -127,11 +127,9 @@ def append_stream(state: State, chunks: Iterable[Buffer], batch: Batch, expected
     with state.mutex:  # other writers wait, as they would for any append
         stream = Stream(state, batch, expected)
         try:
-            for chunk in chunks:
+            for chunk in told(state.path, chunks):
                 stream.write(chunk)
             return stream.commit()
-        except BaseException as error:
-            raise _told(state, error) from error
         finally:
             stream.roll_back()
 
@@ -140,14 +138,8 @@ async def append_stream_async(state: State, chunks: AsyncIterable[Buffer], batch
     """Write one record from an async iterable. Other appends to this log answer Busy until it ends."""
     stream = Stream(state, batch, expected)
     try:
-        async for chunk in chunks:
+        async for chunk in told_async(state.path, chunks):
             stream.write(chunk)
         return stream.commit()
-    except BaseException as error:
-        raise _told(state, error) from error
     finally:
         stream.roll_back()
-
-
-def _told(state: State, error: BaseException) -> BaseException:
-    return error if isinstance(error, Error) else broken(state.path, error)

@@ -1,53 +1,77 @@
-"""[shell] Putting new bytes in the place of a segment's data file, so that a crash shows the old ones or the new ones.
+"""[shell] Putting new bytes in the place of a segment, so that a crash shows the old ones or the new ones.
 
-Where the sides can be derived, they are removed first: an old index beside new data would point
-at the wrong bytes, a missing one is rebuilt. Where the index is the truth, two files must change
-together, and the order of names is the commit:
+`prepare` writes every new file beside the old one and changes nothing; a full disk or a failed
+write is noticed there, and `abandon` takes the new files away again. `commit` only renames:
 
-    store.compacted durable → index.compacted durable → rename the store (commit) → rename the index
+    sides derivable      remove the old sides → rename the data (commit) → rename the sides
+    index is the truth   rename the store (commit) → rename the index
 
-An index.compacted without its store.compacted therefore says "committed, finish it"; with it,
-"not committed, forget both". `settle` does the one or the other at open.
+An old index beside new data would point at the wrong bytes, so where a side can be derived it
+goes first, and a crash leaves it missing: it is rebuilt. Where the index is the truth, its new
+form is written after the new store, so an index.compacted without a store.compacted says
+"committed, finish it"; with it, "not committed, forget both". `settle` does the one or the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from tidelog.commitlog.segment import Files
-from tidelog.disk.atomic import remove_if_there, replace, write_temporary
+from tidelog.disk.atomic import remove_if_there, sync_names, write_temporary
 from tidelog.types import Buffer
 
 SUFFIX = ".compacted"
+_SIDE_SUFFIX = ".rebuilding"
 
 
-def swap(files: Files, base: int, data: Buffer, sides: Sequence[bytes]) -> None:
-    """Replace a segment's data and sides; durable on return. The extra file is the caller's."""
+def prepare(files: Files, base: int, data: Buffer, sides: Sequence[bytes], extra: bytes | None) -> None:
+    """Write the new files of a segment, durably, under names that the sweep knows. On an error none of them stays."""
+    codec, disk = files.codec, files.disk
+    try:
+        write_temporary(disk, files.data(base) + SUFFIX, data)
+        sync_names(disk, files.directory)
+        for suffix, content in zip(codec.side_suffixes, sides, strict=True):
+            write_temporary(disk, _new_side(files, base, suffix), content)
+        if extra is not None and codec.extra_suffix:
+            write_temporary(disk, _new_extra(files, base), extra)
+        sync_names(disk, files.directory)
+    except OSError:
+        abandon(files, base)
+        raise
+
+
+def abandon(files: Files, base: int) -> None:
+    """Forget what was prepared."""
+    new = [_new_side(files, base, suffix) for suffix in files.codec.side_suffixes]
+    # The data last: an index of the truth kind without its data would read as committed.
+    for path in (*new, _new_extra(files, base), files.data(base) + SUFFIX):
+        with suppress(OSError):
+            remove_if_there(files.disk, path)
+    with suppress(OSError):
+        files.disk.sync_dir(files.directory)
+
+
+def commit(files: Files, base: int) -> None:
+    """Put what was prepared in place; durable on return."""
     codec, disk, directory = files.codec, files.disk, files.directory
-    target = files.data(base)
     files.forget(base)
-    write_temporary(disk, target + SUFFIX, data)
-    disk.sync_dir(directory)
-    if 0 in codec.truths:
-        index = files.side(base, codec.side_suffixes[0])
-        write_temporary(disk, index + SUFFIX, sides[0])
+    target = files.data(base)
+    if 0 not in codec.truths:
+        for suffix in (
+            *codec.side_suffixes,
+            *codec.stale_suffixes,
+            *([codec.extra_suffix] if codec.extra_suffix else []),
+        ):
+            remove_if_there(disk, files.side(base, suffix))
         disk.sync_dir(directory)
-        disk.rename(target + SUFFIX, target)
-        disk.sync_dir(directory)
-        disk.rename(index + SUFFIX, index)
-        disk.sync_dir(directory)
-        return
-    had = [disk.stat(files.side(base, suffix)) is not None for suffix in codec.side_suffixes]
-    derived = [*codec.side_suffixes, *([codec.extra_suffix] if codec.extra_suffix else [])]
-    for suffix in derived:
-        remove_if_there(disk, files.side(base, suffix))
-    disk.sync_dir(directory)
     disk.rename(target + SUFFIX, target)
     disk.sync_dir(directory)
-    for number, (suffix, content) in enumerate(zip(codec.side_suffixes, sides, strict=True)):
-        if had[number] or number not in codec.truths:
-            path = files.side(base, suffix)
-            replace(disk, path, content, temporary=f"{path}.rebuilding")
+    for suffix in codec.side_suffixes:
+        disk.rename(_new_side(files, base, suffix), files.side(base, suffix))
+    if codec.extra_suffix and disk.stat(_new_extra(files, base)) is not None:
+        disk.rename(_new_extra(files, base), files.side(base, codec.extra_suffix))
+    disk.sync_dir(directory)
 
 
 def settle(files: Files, bases: Sequence[int]) -> list[str]:
@@ -57,15 +81,23 @@ def settle(files: Files, bases: Sequence[int]) -> list[str]:
     if 0 not in codec.truths:
         return done
     for base in bases:
-        target = files.data(base)
-        index = files.side(base, codec.side_suffixes[0])
-        if disk.stat(index + SUFFIX) is None:
+        suffix = codec.side_suffixes[0]
+        fresh = _new_side(files, base, suffix)
+        if disk.stat(fresh) is None:
             continue
-        if disk.stat(target + SUFFIX) is None:
-            disk.rename(index + SUFFIX, index)
+        if disk.stat(files.data(base) + SUFFIX) is None:
+            disk.rename(fresh, files.side(base, suffix))
         else:
-            # The index first: alone it would read as committed.
-            disk.remove(index + SUFFIX)
+            disk.remove(fresh)
         disk.sync_dir(files.directory)
-        done.append(codec.side_name(base, codec.side_suffixes[0]) + SUFFIX)
+        done.append(codec.side_name(base, suffix) + SUFFIX)
     return done
+
+
+def _new_side(files: Files, base: int, suffix: str) -> str:
+    truth = 0 in files.codec.truths and suffix == files.codec.side_suffixes[0]
+    return files.side(base, suffix) + (SUFFIX if truth else _SIDE_SUFFIX)
+
+
+def _new_extra(files: Files, base: int) -> str:
+    return f"{files.side(base, files.codec.extra_suffix or '')}.tmp"

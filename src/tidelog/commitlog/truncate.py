@@ -1,18 +1,23 @@
 """[shell] Truncate: forget every record from a seq on. A crash in between leaves the end somewhere between
 the mark and the old end, with every record before it intact.
 
-Later segments go first, newest first, each durably. The segment that holds the mark is then
-replaced by its own prefix (never cut in place: a reader may have it mapped) and becomes the
-active one. Its name carries the numbering on, even when nothing is left in it.
+What stays of the segment that holds the mark is written beside it first: a full disk changes
+nothing. Then later segments go, newest first, each durably, and the prefix is swapped in (never
+cut in place: a reader may have the file mapped). That segment becomes the active
+one. Its name carries the numbering on, even when nothing is left in it.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from tidelog.commitlog.append import roll_over, sync
-from tidelog.commitlog.codec import rewrite
-from tidelog.commitlog.recovery import Report, open_active
+from tidelog.commitlog.codec import Fault, rewrite
+from tidelog.commitlog.read import corrupt
+from tidelog.commitlog.recovery import Report, open_active, recover
 from tidelog.commitlog.state import State
-from tidelog.commitlog.swap import swap
+from tidelog.commitlog.swap import commit, prepare
+from tidelog.disk.atomic import SyncFailed
 from tidelog.errors import OutOfRange
 
 
@@ -25,54 +30,75 @@ def truncate(state: State, mark: int) -> int:
             raise OutOfRange(state.path, asked=mark, lowest=state.lowest, highest=highest)
         # Nothing that is kept may hang on bytes that a power cut can still take: a side-car goes before its data.
         sync(state)
+        base = state.segment_at(mark).base
         try:
-            _forget_later(state, mark)
-            _keep_prefix(state, mark)
-        except OSError as error:
+            prepared = _prepare_prefix(state, base, mark)
+        except SyncFailed as error:
             raise state.latch.trip(error, f"truncating to {mark}") from error
+        except OSError as error:
+            raise state.latch.refused(error, f"truncating to {mark}") from error
+        try:
+            _forget_later(state, base)
+            if prepared:
+                state.active.close()
+                commit(state.files, base)
+                _activate(state, base)
+        except OSError as error:
+            _look_again(state)
+            raise state.latch.trip(error, f"truncating to {mark}") from error
+        assert state.active.next_seq <= mark, "truncate keeps nothing at or behind the mark"
+        if state.active.next_seq < mark:
+            # Compaction took the records just below the mark. Only a segment's name can carry the number on.
+            roll_over(state, next_base=mark)
         return highest - mark
 
 
-def _forget_later(state: State, mark: int) -> None:
-    """Remove every segment that starts behind the mark; the last one left becomes the active one."""
-    if mark >= state.active.base:
+def _look_again(state: State) -> None:
+    """After a failure in the middle: serve what is there now. Nothing is written any more, the latch sees to it."""
+    with suppress(OSError):
+        found = recover(state.files, state.latch, writable=False, verify=False)
+        if found.active is not None:
+            state.active.close()
+            state.sealed, state.active = found.sealed, found.active
+
+
+def _prepare_prefix(state: State, base: int, mark: int) -> bool:
+    """Write what stays of the segment at `base` beside it; False where all of it stays."""
+    codec = state.codec
+    shape = state.segment_at(mark).shape()
+    pos, split = codec.position(shape, mark)
+    have = codec.trim([None if side is None else bytes(side) for side in shape.sides], base, mark)
+    kept = codec.recover(shape.data.fetch(0, pos), have, base)
+    if kept.end != pos:
+        # Cutting here would also take the good records between the damage and the mark.
+        fault = Fault(kept.next_seq, mark, kept.end, kept.reason)
+        raise corrupt(state, state.segment_at(mark), fault)
+    data, sides = shape.data.fetch(0, kept.end), kept.sides
+    if split is not None and len(split):
+        # The mark lies inside a frame: its records before the mark are written anew behind the whole frames.
+        again = rewrite(codec, split)
+        more, _ = codec.sides(again, kept.end, base, kept.mark)
+        data = b"".join((bytes(data), bytes(again.buf)))
+        sides = tuple(old + new for old, new in zip(sides, more, strict=True))
+    if len(data) == shape.data.size and base == state.active.base and len(sides[0]) == len(shape.index):
+        return False
+    prepare(state.files, base, data, sides, None)
+    return True
+
+
+def _forget_later(state: State, base: int) -> None:
+    """Remove every segment behind this one, newest first; it becomes the active one."""
+    if base == state.active.base:
         return
     state.active.close()
     state.files.remove(state.active.base)
-    while state.sealed[-1].base > mark:
+    while state.sealed[-1].base > base:
         state.files.remove(state.sealed.pop().base)
-    last = state.sealed.pop()
-    state.files.forget(last.base)
-    _activate(state, last.base)
+    state.sealed.pop()
+    state.files.forget(base)
+    _activate(state, base)
 
 
 def _activate(state: State, base: int) -> None:
     state.active = open_active(state.files, state.latch, base, Report(), writable=True)
     state.durable = state.active.next_seq
-
-
-def _keep_prefix(state: State, mark: int) -> None:
-    active, codec, files = state.active, state.codec, state.files
-    if mark >= active.next_seq:
-        if mark > active.next_seq:
-            roll_over(state, next_base=mark)
-        return
-    shape = active.shape()
-    pos, split = codec.position(shape, mark)
-    have = [None if side is None else bytes(side) for side in shape.sides]
-    kept = codec.recover(shape.data.fetch(0, pos), codec.trim(have, active.base, mark), active.base)
-    data = shape.data.fetch(0, kept.end)
-    sides = kept.sides
-    if split is not None and len(split):
-        # The mark lies inside a frame: its records before the mark are written anew behind the whole frames.
-        again = rewrite(codec, split)
-        more, _ = codec.sides(again, kept.end, active.base, kept.mark)
-        data = b"".join((bytes(data), bytes(again.buf)))
-        sides = tuple(old + new for old, new in zip(sides, more, strict=True))
-    active.close()
-    swap(files, active.base, data, sides)
-    _activate(state, active.base)
-    assert state.active.next_seq <= mark, "truncate keeps nothing at or behind the mark"
-    if state.active.next_seq < mark:
-        # Compaction took the records just below the mark. Only a segment's name can carry the number on.
-        roll_over(state, next_base=mark)

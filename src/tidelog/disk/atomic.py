@@ -8,8 +8,28 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from tidelog.disk.seam import Disk, parent
+from tidelog.disk.seam import Disk, File, parent
 from tidelog.types import Buffer
+
+
+class SyncFailed(OSError):
+    """A sync failed, as opposed to a write: what the kernel still holds can no longer be trusted."""
+
+
+def sync_file(file: File) -> None:
+    """`file.sync`, telling its failure from that of a write."""
+    try:
+        file.sync()
+    except OSError as error:
+        raise SyncFailed(error.errno, f"syncing failed: {error.strerror or error}", file.path) from error
+
+
+def sync_names(disk: Disk, directory: str) -> None:
+    """`disk.sync_dir`, telling its failure from that of a write."""
+    try:
+        disk.sync_dir(directory)
+    except OSError as error:
+        raise SyncFailed(error.errno, f"syncing failed: {error.strerror or error}", directory) from error
 
 
 def write_temporary(disk: Disk, temporary: str, data: Buffer) -> None:
@@ -19,7 +39,7 @@ def write_temporary(disk: Disk, temporary: str, data: Buffer) -> None:
     file = disk.open(temporary, "create")
     try:
         file.write(0, data)
-        file.sync()
+        sync_file(file)
     except OSError:
         with suppress(OSError):
             disk.remove(temporary)
@@ -34,7 +54,7 @@ def replace(disk: Disk, path: str, data: Buffer, *, temporary: str | None = None
     temporary = temporary or f"{path}.tmp"
     write_temporary(disk, temporary, data)
     disk.rename(temporary, path)
-    disk.sync_dir(parent(path))
+    sync_names(disk, parent(path))
 
 
 def read_all(disk: Disk, path: str) -> bytes | None:

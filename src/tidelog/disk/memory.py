@@ -7,9 +7,8 @@ something that exists. No faults are injected here; `tidelog.testing.SimDisk` is
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import errno
+from collections.abc import Sequence
 from threading import RLock
 
 from tidelog.clock import Clock, SystemClock

@@ -21,7 +21,7 @@ whole or absent, because it has one checksum; encoding and verifying cost per ba
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from struct import Struct, pack
 from typing import Final, NamedTuple
 
@@ -30,17 +30,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tidelog.errors import BadInput, TooLarge
-from tidelog.formats.columns import (
-    BYTES,
-    CACHED_BYTES,
-    HOLE,
-    JSON,
-    Columns,
-    checked,
-    from_arrow,
-    from_lists,
-    together,
-)
+from tidelog.formats.columns import BYTES as BYTES  # the kinds of a record, for those who write and read batches
+from tidelog.formats.columns import FRAME_BYTES as FRAME_BYTES
+from tidelog.formats.columns import HOLE as HOLE
+from tidelog.formats.columns import JSON as JSON
+from tidelog.formats.columns import Columns, checked, cuts, from_arrow, from_lists, together
 from tidelog.formats.frame import (
     APPEND_BATCH,
     HAS_NODE,
@@ -59,25 +53,7 @@ from tidelog.formats.frame import head as frame_head
 from tidelog.formats.rows import Rows, Span, Stop
 from tidelog.types import Buffer, Ints
 
-__all__ = [
-    "BYTES",
-    "FRAME_BYTES",
-    "FRAME_RECORDS",
-    "HOLE",
-    "JSON",
-    "Planned",
-    "count",
-    "decode",
-    "decode_all",
-    "encode",
-    "encode_arrow",
-    "encode_many",
-    "kinds",
-    "plan",
-]
-
-FRAME_BYTES: Final = CACHED_BYTES  # about where encode_many starts the next frame
-FRAME_RECORDS: Final = 4096
+FRAME_RECORDS = 4096  # and no more than that, however short they are
 
 _TAGS, _NODES, _METAS, _KINDED = 1, 2, 4, 8
 _HEAD = Struct("<IB3s")
@@ -120,7 +96,7 @@ def encode(
     """One frame with one record per item of `datas`, numbered from `first_seq`."""
     head = _Head(topic_id, first_seq, ts_ms, node, tag, flags)
     if tags is None and nodes is None and metas is None and kinds is None:
-        return _plain(head, datas, U32_MAX)
+        return _plain(head, datas, list(map(len, datas)), 0)
     return _frame(head, checked(from_lists(datas, tags, nodes, metas, kinds), tag=tag, node=node), 0, len(datas))
 
 
@@ -140,10 +116,14 @@ def encode_many(
 ) -> list[bytes]:
     """The batch as frames of a size that stays in the processor's cache; MORE chains all but the last."""
     head = _Head(topic_id, first_seq, ts_ms, node, tag, flags)
-    if tags is None and nodes is None and metas is None and kinds is None and len(datas) <= FRAME_RECORDS:
-        whole = _plain(head, datas, FRAME_BYTES)
-        if whole:
-            return [whole]
+    if tags is None and nodes is None and metas is None and kinds is None:
+        lengths = list(map(len, datas))
+        if len(datas) <= FRAME_RECORDS and sum(lengths) <= FRAME_BYTES:
+            return [_plain(head, datas, lengths, 0)]
+        return [
+            _plain(_chained(head, hi < len(datas)), datas[lo:hi], lengths[lo:hi], lo)
+            for lo, hi in pairwise(cuts([0, *accumulate(lengths)], FRAME_RECORDS))
+        ]
     return _split(head, checked(from_lists(datas, tags, nodes, metas, kinds), tag=tag, node=node))
 
 
@@ -165,25 +145,21 @@ def plan(
     whole batch costs more to touch than to fill: measured 0.4 ms and more for a megabyte, against 0.1 ms.
     """
     data = from_lists(datas, None, None, None, None).data
-    edges, count = data.edges, len(datas)
-    cuts = [0]
-    while cuts[-1] < count:
-        lo = cuts[-1]
-        fits = int(np.searchsorted(edges, edges[lo] + FRAME_BYTES, "right")) - 1
-        cuts.append(max(lo + 1, min(fits, lo + FRAME_RECORDS)))
+    edges, count = data.edges.tolist(), len(datas)
+    parts_at = cuts(edges, FRAME_RECORDS)
     around = OVERHEAD_BYTES + len(node) + len(tag) + _HEAD.size
-    starts = [around * number + 4 * lo + int(edges[lo]) for number, lo in enumerate(cuts[:-1])]
+    starts = [around * number + 4 * lo + edges[lo] for number, lo in enumerate(parts_at[:-1])]
 
     def frames() -> Iterator[list[Buffer]]:
         packed = memoryview(data.lengths.tobytes())
-        for lo, hi in pairwise(cuts):
+        for lo, hi in pairwise(parts_at):
             head = frame_head(
                 APPEND_BATCH,
                 topic_id=topic_id,
                 seq=first_seq + lo,
                 last_seq=first_seq + hi - 1,
                 ts_ms=ts_ms,
-                data_len=_HEAD.size + 4 * (hi - lo) + int(edges[hi] - edges[lo]),
+                data_len=_HEAD.size + 4 * (hi - lo) + edges[hi] - edges[lo],
                 node=node,
                 tag=tag,
                 flags=MORE if hi < count else 0,
@@ -192,7 +168,7 @@ def plan(
             lengths, values = packed[4 * lo : 4 * hi], b"".join(datas[lo:hi])
             yield [head, lengths, values, checksum(head, lengths, values)]
 
-    return Planned(frames(), starts, [hi - lo for lo, hi in pairwise(cuts)], data.lengths)
+    return Planned(frames(), starts, [hi - lo for lo, hi in pairwise(parts_at)], data.lengths)
 
 
 def encode_arrow(
@@ -224,18 +200,18 @@ def decode(buf: Buffer, frame: Frame) -> Rows | Fault:
     """
     at, end = frame.data_at, frame.data_end
     if end - at < _HEAD.size:
-        return _bad(f"a batch body of {end - at} bytes is shorter than its head")
+        return Fault(Stop.BAD, f"a batch body of {end - at} bytes is shorter than its head")
     count, bflags, pad = _HEAD.unpack_from(buf, at)
     if not count or pad != _PAD or bflags >= len(_WIDTH):
-        return _bad(f"a batch of {count} records with column flags {bflags:#04x} and padding {pad.hex()}")
+        return Fault(Stop.BAD, f"a batch of {count} records with column flags {bflags:#04x} and padding {pad.hex()}")
     if (bflags & _TAGS and frame.flags & HAS_TAG) or (bflags & _NODES and frame.flags & HAS_NODE):
-        return _bad("a tag or a node is given both for the batch and for each record")
+        return Fault(Stop.BAD, "a tag or a node is given both for the batch and for each record")
     if frame.seq + count - 1 > SEQ_MAX:
-        return _bad(f"a batch of {count} records from seq {frame.seq} runs out of seqs")
+        return Fault(Stop.BAD, f"a batch of {count} records from seq {frame.seq} runs out of seqs")
     lengths_at = at + _HEAD.size
     start = lengths_at + count * _WIDTH[bflags]
     if start > end:
-        return _bad(f"the length columns of {count} records do not fit a body of {end - at} bytes")
+        return Fault(Stop.BAD, f"the length columns of {count} records do not fit a body of {end - at} bytes")
     data_len = np.frombuffer(buf, _U32, count, lengths_at).astype(np.int64)
     node = tag = meta = None
     kind: NDArray[np.uint8] | None = None
@@ -255,10 +231,12 @@ def decode(buf: Buffer, frame: Frame) -> Rows | Fault:
     data, start = _laid_out(data_len, start)
     # Lengths are not negative, so a total that fits means that every value fits.
     if start != end:
-        return _bad(f"the values of the batch end {abs(start - end)} bytes away from the end of its body")
+        return Fault(Stop.BAD, f"the values of the batch end {abs(start - end)} bytes away from the end of its body")
     for what, span in (("tag", tag), ("node", node)):
-        if span is not None and not are_texts(_blob(buf, span), span.size):
-            return _bad(f"a {what} of the batch is not UTF-8")
+        if span is not None:
+            names = bytes(memoryview(buf)[int(span.pos[0]) : int(span.pos[-1] + span.size[-1])])
+            if not are_texts(names, span.size):
+                return Fault(Stop.BAD, f"a {what} of the batch is not UTF-8")
     if frame.flags & HAS_NODE:
         node = _common(count, frame.node_at, frame.tag_at)
     if frame.flags & HAS_TAG:
@@ -351,10 +329,10 @@ def _decode_run(buf: Buffer, frames: Sequence[Frame]) -> Rows | None:
 def _without_holes(rows: Rows, kind: NDArray[np.uint8], bflags: int) -> Rows | Fault:
     hole = kind == HOLE
     if bool(((kind > JSON) & ~hole).any()):
-        return _bad(f"record kind {int(kind[(kind > JSON) & ~hole][0])} is not known")
+        return Fault(Stop.BAD, f"record kind {int(kind[(kind > JSON) & ~hole][0])} is not known")
     owned = [(rows.data, True), (rows.tag, bflags & _TAGS), (rows.node, bflags & _NODES), (rows.meta, True)]
     if any(span is not None and mine and bool(span.size[hole].any()) for span, mine in owned):
-        return _bad("a hole of the batch has a value")
+        return Fault(Stop.BAD, "a hole of the batch has a value")
     return rows.pick(np.flatnonzero(~hole))
 
 
@@ -365,50 +343,35 @@ def _laid_out(lengths: NDArray[np.integer], start: int) -> tuple[Span, int]:
     return Span(ends - size + start, size), start + int(ends[-1])
 
 
-def _blob(buf: Buffer, span: Span) -> bytes:
-    return bytes(memoryview(buf)[int(span.pos[0]) : int(span.pos[-1] + span.size[-1])])
-
-
 def _common(count: int, at: int, end: int) -> Span:
     return Span(np.full(count, at, np.int64), np.full(count, end - at, np.int64))
 
 
-def _bad(reason: str) -> Fault:
-    return Fault(Stop.BAD, reason)
-
-
-def _plain(head: _Head, datas: Sequence[bytes], size_max: int) -> bytes:
-    """The frame of records that have data only, or nothing where their data is more than `size_max`.
+def _plain(head: _Head, datas: Sequence[bytes], lengths: list[int], lo: int) -> bytes:
+    """The frame of records that have data only, the first of them number `lo` of the caller's batch.
 
     Most callers' batches are small and end here: half the time of the general way at ten records.
     """
     if not datas:
         raise BadInput("a batch has at least one record")
-    lengths = list(map(len, datas))
     size = sum(lengths)
-    if size > size_max:
-        if size_max == U32_MAX:
-            raise TooLarge("the data of a batch", size=size, limit=size_max)
-        return b""
+    if size > U32_MAX:
+        raise TooLarge("the data of a batch", size=size, limit=U32_MAX)
     columns = _HEAD.pack(len(lengths), 0, _PAD) + pack(f"<{len(lengths)}I", *lengths)
-    return _sealed(head, 0, len(lengths), [columns, *together(datas, size)])
+    return _sealed(head, lo, lo + len(lengths), [columns, *together(datas, size)])
 
 
 def _split(head: _Head, columns: Columns) -> list[bytes]:
     count = len(columns.data.lengths)
     if count <= FRAME_RECORDS and sum(column.size for column in columns.values) <= FRAME_BYTES:
         return [_frame(head, columns, 0, count)]
-    # Where each record would start if all its values lay together.
-    starts: Ints = np.sum([column.edges for column in columns.values], axis=0)
-    chained = head._replace(flags=head.flags | MORE)
-    frames: list[bytes] = []
-    lo = 0
-    while lo < count:
-        fits = int(np.searchsorted(starts, starts[lo] + FRAME_BYTES, "right")) - 1
-        hi = max(lo + 1, min(fits, lo + FRAME_RECORDS))
-        frames.append(_frame(chained if hi < count else head, columns, lo, hi))
-        lo = hi
-    return frames
+    starts = np.sum([column.edges for column in columns.values], axis=0).tolist()
+    pieces = pairwise(cuts(starts, FRAME_RECORDS))
+    return [_frame(_chained(head, hi < count), columns, lo, hi) for lo, hi in pieces]
+
+
+def _chained(head: _Head, more: bool) -> _Head:
+    return head._replace(flags=head.flags | MORE) if more else head
 
 
 def _frame(head: _Head, columns: Columns, lo: int, hi: int) -> bytes:

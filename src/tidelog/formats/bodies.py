@@ -208,9 +208,7 @@ def encode(body: Body) -> bytes:
             if any(mark.topic_id <= last.topic_id for last, mark in pairwise(body.topics)):
                 raise BadInput("the topics of a checkpoint mark are given by rising id, each once")
             head = _U32.pack(CHECKPOINT_VERSION) + _u64(body.wal_first) + _u64(body.wal_pos)
-            return (
-                head + _count(body.topics) + b"".join(_u64(value) for mark in body.topics for value in mark)
-            )
+            return head + _count(body.topics) + b"".join(_u64(value) for mark in body.topics for value in mark)
         case Lease():
             fields = _u64(body.lease_id) + _u64(body.deadline_ms) + _u64(body.deliveries)
             return bytes((LeaseEvent(body.event),)) + fields + _text(body.node)

@@ -9,6 +9,7 @@ UTF-8, all columns tell of the same number of records, and a hole has no value.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
 from struct import error, pack
@@ -28,7 +29,7 @@ JSON: Final = 1
 HOLE: Final = 255
 _KINDS: Final = bytes((BYTES, JSON, HOLE))
 
-CACHED_BYTES: Final = 256 << 10  # what stays in a processor's cache while a frame is made of it
+FRAME_BYTES: Final = 256 << 10  # about what a frame holds: it stays in a processor's cache while it is made
 
 _U32: Final[np.dtype[np.unsignedinteger]] = np.dtype("<u4")
 _U16: Final[np.dtype[np.unsignedinteger]] = np.dtype("<u2")
@@ -59,9 +60,7 @@ class Column:
         """The bytes of values lo to hi, in order."""
         whole = hi - lo == len(self.lengths)
         if self._blob is not None:
-            return [
-                self._blob if whole else memoryview(self._blob)[int(self.edges[lo]) : int(self.edges[hi])]
-            ]
+            return [self._blob if whole else memoryview(self._blob)[int(self.edges[lo]) : int(self.edges[hi])]]
         values = self._values if whole else self._values[lo:hi]
         return together(values, int(self.lengths[lo:hi].sum(dtype=np.int64)))
 
@@ -103,9 +102,7 @@ def from_arrow(
 ) -> Columns:
     """The columns of these arrays, borrowing their buffers. Nulls are empty values, except in `data`."""
     if data.null_count:
-        raise BadInput(
-            f"data has {data.null_count} nulls; a record without data is an empty value, not a null"
-        )
+        raise BadInput(f"data has {data.null_count} nulls; a record without data is an empty value, not a null")
     return Columns(
         _arrow(data, "data", U32_MAX),
         None if tags is None else _arrow(tags, "tag", U16_MAX),
@@ -132,9 +129,7 @@ def _arrow(array: pa.Array, what: str, limit: int) -> Column:
     if not len(array) or starts is None:
         return Column(np.zeros(len(array), dtype), blob=b"")
     wide = pa.types.is_large_binary(array.type)
-    edges = np.frombuffer(starts, np.int64 if wide else np.int32)[
-        array.offset : array.offset + len(array) + 1
-    ]
+    edges = np.frombuffer(starts, np.int64 if wide else np.int32)[array.offset : array.offset + len(array) + 1]
     sizes = np.diff(edges)
     if int(sizes.max()) > limit:
         raise TooLarge(f"a {what} of the batch", size=int(sizes.max()), limit=limit)
@@ -185,4 +180,13 @@ def together(values: Sequence[bytes], size: int) -> Sequence[bytes]:
     Joining first saves a call per value. Past a cache's worth it costs a second large buffer, and page
     faults on that cost more than the calls: 0.69 ms against 0.15 ms for 1 MB in values of 1 KB.
     """
-    return (b"".join(values),) if size <= CACHED_BYTES else values
+    return (b"".join(values),) if size <= FRAME_BYTES else values
+
+
+def cuts(starts: list[int], count_max: int) -> list[int]:
+    """The first record of each frame and one past the last, given where each would start if all lay together."""
+    found, count = [0], len(starts) - 1
+    while (lo := found[-1]) < count:
+        fits = bisect_right(starts, starts[lo] + FRAME_BYTES) - 1
+        found.append(max(lo + 1, min(fits, lo + count_max)))
+    return found

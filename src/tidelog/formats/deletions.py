@@ -93,7 +93,5 @@ def decode(buf: Buffer, what: str = "deletion vector") -> DeletionVector:
     if spare and int(vector._bits[-1]) >> (8 - spare):
         raise Corrupt(what, pos=len(buf) - 1, reason="bits behind the last seq are set")
     if vector.count != deleted:
-        raise Corrupt(
-            what, pos=envelope.HEAD_BYTES, reason=f"it says {deleted} deletions and has {vector.count}"
-        )
+        raise Corrupt(what, pos=envelope.HEAD_BYTES, reason=f"it says {deleted} deletions and has {vector.count}")
     return vector

@@ -27,9 +27,7 @@ _LEAD = Struct("<4sB3sI")
 _SUM = Struct("<Q")
 _PAD: Final = bytes(3)
 HEAD_BYTES: Final = 20
-assert _LEAD.size + _SUM.size == HEAD_BYTES, (
-    "drawn above, frozen by tests/golden; changing it is a new format"
-)
+assert _LEAD.size + _SUM.size == HEAD_BYTES, "drawn above, frozen by tests/golden; changing it is a new format"
 
 
 def wrap(magic: bytes, version: int, body: bytes) -> bytes:

@@ -139,9 +139,7 @@ def encode(
 ) -> bytes:
     """One frame. HAS_NODE and HAS_TAG follow from `node` and `tag`; `flags` takes DURABLE and MORE."""
     flags = _checked(kind, topic_id, seq, seq, ts_ms, len(data), node, tag, flags)
-    covered = (
-        _COVERED.pack(kind, flags, topic_id, seq, ts_ms, len(node), len(tag), len(data)) + node + tag + data
-    )
+    covered = _COVERED.pack(kind, flags, topic_id, seq, ts_ms, len(node), len(tag), len(data)) + node + tag + data
     return _LEN.pack(len(covered) + 8) + covered + _SUM.pack(xxh3_64_intdigest(covered))
 
 

@@ -120,6 +120,11 @@ def encode(first_seq: int, ts_ms: int, datas: Sequence[bytes], nodes: Sequence[b
     return b"".join(parts)
 
 
+def size_at(buf: Buffer, pos: int) -> int:
+    """How long the record at `pos` claims to be, header included; 0 where there is no whole header."""
+    return 0 if pos + HEADER_BYTES > len(buf) else int(sum(_LEAD.unpack_from(buf, pos)[1:]) + OVERHEAD_BYTES)
+
+
 def walk(
     buf: Buffer,
     pos: int = 0,

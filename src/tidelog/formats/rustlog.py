@@ -95,6 +95,11 @@ def encode(first_seq: int, ts_us: int, datas: Sequence[bytes]) -> bytes:
     return b"".join(parts)
 
 
+def size_at(buf: Buffer, pos: int) -> int:
+    """How long the record at `pos` claims to be, header included; 0 where there is no whole header."""
+    return 0 if pos + HEADER_BYTES > len(buf) else int(_LEAD.unpack_from(buf, pos)[0] + HEADER_BYTES)
+
+
 def walk(
     buf: Buffer,
     pos: int = 0,

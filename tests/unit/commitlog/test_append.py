@@ -162,7 +162,7 @@ def test_a_seq_that_does_not_rise_is_refused_without_changing_the_log(
 
 @pytest.mark.parametrize("codec", ["tide", "rustlog"])
 def test_a_record_that_brings_an_older_time_is_refused_or_readable(open_log: Opener, first: int) -> None:
-    """G99. Method: these two layouts take a time that falls for damage, so a log must never write one."""
+    """G99. Method: these layouts take a time that falls for damage, so a log must never write one."""
     log = open_log()
     log.append(b"now")
     with suppress(Refused):
@@ -299,6 +299,26 @@ def test_a_batch_costs_one_sync_whatever_its_size(
     before = len(disk.trace)
     log.append_many([b"x" * 50] * count)
     assert disk.trace[before:].count(f"sync {data_path(first)}") == 1
+
+
+@pytest.mark.parametrize("codec", ["laminar"])
+@pytest.mark.parametrize("streamed", [False, True], ids=["plain", "streamed"])
+def test_the_store_is_on_disk_before_the_index_names_it(
+    open_log: Opener, disk: SimDisk, data_path: Callable[[int], str], index_path: Callable[[int], str], streamed: bool
+) -> None:
+    """G62, G120."""
+    log = open_log()
+    log.append(b"before")
+    before = len(disk.trace)
+    if streamed:
+        log.append_stream([b"some", b"thing"])
+    else:
+        log.append(b"something")
+    steps = disk.trace[before:]
+    written = max(at for at, step in enumerate(steps) if step.startswith(f"write {data_path(0)}"))
+    named = min(at for at, step in enumerate(steps) if step.startswith(f"write {index_path(0)}"))
+    assert f"sync {data_path(0)}" in steps[written:named]
+    assert f"sync {index_path(0)}" in steps[named:]
 
 
 def test_every_record_has_its_own_sync_when_that_is_asked_for(

@@ -309,8 +309,13 @@ def goes_on(bench: Bench, log: SegmentedLog, disk: SimDisk, what: str) -> None:
     held = list(log)
     for image in (disk.reboot(), disk.crash_image("none")):
         again = bench.open(image)
-        assert list(again) == held, what
         assert not again.report.damage, what
+        found = list(again)
+        if found != held:
+            # A removal whose sync failed may be undone by a power cut: what was refused was not promised.
+            assert bench.operation.partly, what
+            assert bench.is_between(found[:-1]), what
+            assert found[-1] == held[-1], what
 
 
 def expect_ok(bench: Bench, arm: Callable[[SimDisk], None], what: str) -> None:

@@ -96,6 +96,7 @@ def test_a_log_may_be_reopened_with_another_distance_between_index_entries(open_
     log.close()
     for every in (3, 100, 10):
         again = open_log(index_every=every, checksums=checksums)
+        assert again.report.damage == []
         assert [again.read(seq).data for seq in range(65)] == datas
         assert [record.data for record in again] == datas
         again.close()

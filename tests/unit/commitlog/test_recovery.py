@@ -19,7 +19,7 @@ STEM = {"tide": "seg-{:016d}", "rustlog": "{:020d}", "laminar": "{}", "narwhal":
 TEMPORARIES = {
     "tide": (".idx.rebuilding", ".foot.tmp", ".data.compacted"),
     "rustlog": (".index.rebuilding", ".crc.rebuilding", ".log.compacted"),
-    "laminar": (".index.rebuilding", ".store.compacted", ".created.tmp"),
+    "laminar": (".index.rebuilding", ".store.compacted"),
     "narwhal": (".idx.rebuilding", ".tmp", ".log.compacted"),
 }
 
@@ -339,7 +339,7 @@ def test_a_footer_of_a_newer_version_is_refused_and_nothing_is_changed(
 # Damage in a sealed segment.
 
 
-@pytest.mark.parametrize("bad", [1, 4])
+@pytest.mark.parametrize("bad", [0, 1, 4])
 def test_a_flipped_byte_of_a_sealed_record_is_damage_for_exactly_that_record(
     open_log: Opener, disk: SimDisk, data_path: Names, first: int, bad: int
 ) -> None:

@@ -185,7 +185,6 @@ def test_a_stream_that_raises_midway_is_rolled_back(
     assert is_as_before(log, disk, before, open_log)
 
 
-@pytest.mark.parametrize("codec", ["laminar"])
 def test_a_socket_that_breaks_midway_is_a_broken_stream_and_not_a_broken_disk(
     log: SegmentedLog, append: Append, open_log: Opener, disk: SimDisk
 ) -> None:

@@ -137,7 +137,6 @@ def test_an_index_that_is_the_truth_is_damage_when_it_is_hurt(
     assert missed == []
 
 
-@pytest.mark.parametrize("codec", ["rustlog", "laminar"])
 def test_a_missing_data_file_is_damage(log: SegmentedLog, disk: SimDisk, data_path: Names, first: int) -> None:
     log.close()
     disk.remove(data_path(first + 4))
@@ -169,15 +168,6 @@ def test_what_is_not_there_cannot_be_verified(disk: SimDisk) -> None:
     with pytest.raises(NotFound):
         verify("nowhere", disk=disk)
     assert disk.tree() == {}
-
-
-@pytest.mark.parametrize("codec", ["rustlog"])
-def test_a_log_with_its_own_index_distance_is_found_good(open_log: Opener, disk: SimDisk) -> None:
-    log = open_log(index_every=5)
-    log.append_many([b"x"] * 40)
-    log.seal()
-    log.close()
-    assert verify("log", disk=disk).damage == []
 
 
 def test_an_inspection_has_a_line_per_segment(log: SegmentedLog, codec: str, first: int) -> None:

@@ -266,6 +266,22 @@ def test_a_large_batch_is_split_and_chained(columns: tuple[str, ...], count: int
     assert got == batch.encode_arrow(10, 5, TS, data, **arrays, kinds=made.get("kinds"), flags=DURABLE)
 
 
+@pytest.mark.parametrize(("count", "size"), [(1, 0), (1, 300_000), (4097, 1), (3, 200_000), (300, 1000)])
+@pytest.mark.parametrize("named", [{}, {"node": b"n1", "tag": b"tag"}])
+def test_a_planned_batch_is_the_same_bytes_made_one_frame_at_a_time(
+    count: int, size: int, named: dict[str, Any]
+) -> None:
+    random = Random(count)
+    datas = [random.randbytes(size) for _ in range(count)]
+    want = batch.encode_many(10, 5, TS, datas, **named)
+    planned = batch.plan(10, 5, TS, datas, **named)
+    got = [b"".join(pieces) for pieces in planned.frames]
+    assert got == want
+    assert planned.starts == [sum(map(len, want[:number])) for number in range(len(want))]
+    assert planned.counts == [len(decoded(buf)) for buf in want]
+    assert planned.lengths.tolist() == [len(data) for data in datas]
+
+
 def test_one_large_frame_is_the_same_bytes_however_its_parts_are_joined() -> None:
     datas = [bytes([i % 256]) * 1000 for i in range(400)]
     assert sum(map(len, datas)) > batch.FRAME_BYTES

@@ -21,7 +21,7 @@ from tidelog.formats.rows import Rows, Span, Stop, none
 from tidelog.types import Buffer, Ints
 
 _NAME = re.compile(r"(0|[1-9]\d*)(\.store|\.index|\.created)")
-_TEMPORARY = re.compile(r"(0|[1-9]\d*)(\.index\.rebuilding|\.store\.compacted|\.index\.compacted|\.created\.tmp)")
+_TEMPORARY = re.compile(r"(0|[1-9]\d*)(\.index\.rebuilding|\.store\.compacted|\.index\.compacted)")
 
 
 class LaminarCodec(Codec):

@@ -128,28 +128,35 @@ class NarwhalCodec(Codec):
         start = int(index["position"][-1])
         above = shape.base + int(index["relative"][-1]) - 1
         tail = narwhal.walk(shape.data.fetch(start, shape.data.size), above=above)
+        if tail.stop is not Stop.END and narwhal.index_mismatch(
+            index[-1:], shape.data.fetch(0, shape.data.size), shape.base
+        ):
+            return "its last entry points at something else", None
+        again, _ = self.sides(tail.rows, 0, shape.base, -1)
+        if len(narwhal.read_index(again[0])) > 1:
+            return "its last entries are missing", None
         if tail.stop is Stop.END:
             return None, None
         seq = int(tail.rows.seq[-1]) + 1 if len(tail.rows) else above + 1
         return None, Fault(seq, shape.stop, start + tail.end, tail.reason)
 
-    def _index(self, shape: Shape) -> tuple[Ints, Ints]:
+    def _index(self, shape: Shape) -> sparse.Index:
         index = narwhal.read_index(shape.index)
-        return index["relative"].astype(np.int64) + shape.base, index["position"].astype(np.int64)
+        return sparse.Index(index["relative"].astype(np.int64) + shape.base, index["position"].astype(np.int64))
 
     def read(self, shape: Shape, first: int, stop: int, bytes_max: int, /) -> Chunk:
-        return sparse.read(shape, *self._index(shape), _walk, first, stop, bytes_max)
+        return sparse.read(shape, self._index(shape), _walk, narwhal.size_at, first, stop, bytes_max)
 
     def position(self, shape: Shape, seq: int, /) -> tuple[int, Rows | None]:
-        return sparse.position(shape, *self._index(shape), _walk, seq), None
+        return sparse.position(shape, self._index(shape), _walk, seq), None
 
     def seal(self, shape: Shape, /) -> bytes | None:
         return None
 
     def times(self, shape: Shape, /) -> tuple[int, int] | None:
-        seqs, _ = self._index(shape)
+        seqs = self._index(shape).seqs
         return sparse.times(self.read, shape, int(seqs[-1])) if len(seqs) else None
 
 
-def _walk(buf: Buffer, starts: Ints, entry: int) -> Walk:
+def _walk(buf: Buffer, starts: Ints, ordinal: int) -> Walk:
     return narwhal.walk_lanes(buf, starts, len(buf))

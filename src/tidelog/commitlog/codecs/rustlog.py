@@ -42,7 +42,7 @@ class RustlogCodec(Codec):
     def __init__(self, config: LogConfig) -> None:
         self._every = config.index_every
         if not config.checksums:
-            self.side_suffixes = (".index",)
+            self.side_suffixes, self.stale_suffixes = (".index",), (".crc",)
             self.truths = frozenset()
 
     def data_name(self, base: int, /) -> str:
@@ -125,32 +125,41 @@ class RustlogCodec(Codec):
             return fault, None
         if not len(index):
             return None, None
+        side = shape.sides[1] if len(shape.sides) > 1 else None
+        if side is not None and len(index) != -(-len(rustlog.read_crcs(side)) // self._every):
+            return f"it does not have an entry for every {self._every} records", None
         # From the last indexed record on: finds a cut-off file without reading the whole of it.
         start, first = int(index["position"][-1]), int(index["offset"][-1])
-        tail = self._walker(shape)(shape.data.fetch(start, shape.data.size), np.zeros(1, np.int64), len(index) - 1)
+        tail = self._walker(shape)(
+            shape.data.fetch(start, shape.data.size), np.zeros(1, np.int64), (len(index) - 1) * self._every
+        )
+        if tail.stop is not Stop.END and rustlog.index_mismatch(index[-1:], shape.data.fetch(0, shape.data.size)):
+            return "its last entry points at something else", None
+        if len(tail.rows) > self._every:
+            return "its last entries are missing", None
         if tail.stop is Stop.END:
             return None, None
         seq = int(tail.rows.seq[-1]) + 1 if len(tail.rows) else first
         return None, Fault(min(seq, shape.stop - 1), shape.stop, start + tail.end, tail.reason)
 
     def read(self, shape: Shape, first: int, stop: int, bytes_max: int, /) -> Chunk:
-        return sparse.read(shape, *self._index(shape), self._walker(shape), first, stop, bytes_max)
+        return sparse.read(shape, self._index(shape), self._walker(shape), rustlog.size_at, first, stop, bytes_max)
 
     def position(self, shape: Shape, seq: int, /) -> tuple[int, Rows | None]:
-        return sparse.position(shape, *self._index(shape), self._walker(shape), seq), None
+        return sparse.position(shape, self._index(shape), self._walker(shape), seq), None
 
-    def _index(self, shape: Shape) -> tuple[Ints, Ints]:
+    def _index(self, shape: Shape) -> sparse.Index:
         index = rustlog.read_index(shape.index)
         if index is None:
             index = np.zeros(0, rustlog.INDEX)
-        return index["offset"].astype(np.int64), index["position"].astype(np.int64)
+        return sparse.Index(index["offset"].astype(np.int64), index["position"].astype(np.int64), self._every)
 
     def _walker(self, shape: Shape) -> sparse.Walker:
         side = shape.sides[1] if len(shape.sides) > 1 else None
         crcs = None if side is None else rustlog.read_crcs(side)
 
-        def walk(buf: Buffer, starts: Ints, entry: int) -> Walk:
-            part = None if crcs is None else crcs[entry * self._every :]
+        def walk(buf: Buffer, starts: Ints, ordinal: int) -> Walk:
+            part = None if crcs is None else crcs[ordinal:]
             return rustlog.walk_lanes(buf, starts, len(buf), crcs=part)
 
         return walk

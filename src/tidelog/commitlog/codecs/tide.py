@@ -99,7 +99,9 @@ class TideCodec(Codec):
         entries["data_len"], entries["ts"] = made.lengths, ts_ms
         entries["flags"] = idx.BATCH | (idx.HAS_NODE if node else 0) | (idx.HAS_TAG if tag else 0)
         stop = seq + len(batch.datas)
-        return Placed(made.frames, (idx.to_bytes(entries),), ts_ms << _SEQ_BITS | stop, stop, ts_ms * 1000)
+        return Placed(
+            made.frames, (idx.to_bytes(entries),), ts_ms << _SEQ_BITS | stop, stop, ts_ms * 1000, ts_ms * 1000
+        )
 
     def _one(self, seq: int, ts_ms: int, data: bytes, node: bytes, tag: bytes) -> Rows:
         buf = frame.encode(frame.APPEND, seq=seq, ts_ms=ts_ms, data=data, node=node, tag=tag)
