@@ -101,9 +101,7 @@ def test_the_checks_see_the_repository() -> None:
 
 class Use(NamedTuple):
     line: int
-    name: (
-        str  # as the outside calls it: `time.monotonic`, `builtins.open`; `x()` is a call without arguments,
-    )
+    name: str  # as the outside calls it: `time.monotonic`, `builtins.open`; `x()` is a call without arguments,
     # and `.read_text` a call of that method on something whose type is not known here
 
 
@@ -362,9 +360,7 @@ def seam_complaints(module: str, source: str) -> Iterator[str]:
         if seam is None or within(name, HARMLESS):
             continue
         if not any(
-            module.startswith(excuse.where)
-            and excuse.seam == seam
-            and (not excuse.only or within(bare, excuse.only))
+            module.startswith(excuse.where) and excuse.seam == seam and (not excuse.only or within(bare, excuse.only))
             for excuse in EXCUSES
         ):
             yield f"{module}:{line}: {name} touches {seam}; take it as an argument"
@@ -468,9 +464,7 @@ def in_order(exports: Iterable[str]) -> list[str]:
     return sorted(exports, key=key)
 
 
-def door_complaints(
-    door: str, exports: list[str], there: Collection[str], snapshot: list[str]
-) -> Iterator[str]:
+def door_complaints(door: str, exports: list[str], there: Collection[str], snapshot: list[str]) -> Iterator[str]:
     if exports != in_order(exports):
         yield f"{door}: __all__ is not in order, it should be {in_order(exports)}"
     if len(set(exports)) != len(exports):
@@ -591,9 +585,7 @@ def test_a_planted_error_that_is_drawn_wrong_is_caught(rest: str) -> None:
 _MARKER = re.compile(r"\b(?:T[O]DO|F[I]XME|X[X]X|H[A]CK)\b")  # spelt so that this line is not one itself
 _LEFTOVERS = {
     "a stub": words("builtins.NotImplementedError"),
-    "a skipped test": words(
-        "pytest.mark.skip pytest.mark.skipif pytest.skip pytest.importorskip unittest.skip"
-    ),
+    "a skipped test": words("pytest.mark.skip pytest.mark.skipif pytest.skip pytest.importorskip unittest.skip"),
     "a debugging line": words("builtins.breakpoint sys.breakpointhook pdb"),
     "a printed line": words("builtins.print"),
 }
@@ -810,10 +802,7 @@ def command_complaint(command: str, directory: Path) -> str | None:
         return f"the Makefile has no target {unknown}" if unknown else None
     if said[0] in ("pip", "pip3"):
         asked = [
-            extra.strip()
-            for word in said
-            for group in re.findall(r"\[(.+)\]", word)
-            for extra in group.split(",")
+            extra.strip() for word in said for group in re.findall(r"\[(.+)\]", word) for extra in group.split(",")
         ]
         unknown = [extra for extra in asked if extra not in extras()]
         return f"pyproject.toml has no extra {unknown}" if unknown else None
@@ -879,9 +868,7 @@ def test_a_planted_broken_command_is_caught(text: str, tmp_path: Path) -> None:
 
 def test_a_planted_broken_python_block_is_caught_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
-        list(
-            run_page("docs/a.md", "# A\n\n```python\nx = 0\n```\n\n```python\ny = 1\n1 / x\n```\n", tmp_path)
-        )
+        list(run_page("docs/a.md", "# A\n\n```python\nx = 0\n```\n\n```python\ny = 1\n1 / x\n```\n", tmp_path))
     assert caught.traceback[-1].lineno == 9 - 1, "pytest counts from 0"
 
 
@@ -916,9 +903,7 @@ def size_complaints(sizes: Mapping[str, int], listed: Mapping[str, Mapping[str, 
         elif row is not None and lines <= LINES_MAX:
             yield f"{module}: {lines} lines is small enough; remove it from tests/tidy/sizes.json"
     yield from (f"{module}: listed and not there" for module in listed if module not in sizes)
-    yield from (
-        f"{module}: listed without a reason" for module, row in listed.items() if not row.get("reason")
-    )
+    yield from (f"{module}: listed without a reason" for module, row in listed.items() if not row.get("reason"))
 
 
 def has_docstring(source: str) -> bool:
@@ -995,8 +980,4 @@ def test_a_planted_machine_path_or_registry_is_caught(parts: tuple[str, str]) ->
 
 
 def test_paths_that_belong_to_nobody_are_let_pass() -> None:
-    none(
-        privacy_complaints(
-            "README.md", "$HOME/work ~/work /v0/queues/{name}/work /tmp/x /rootless /workers /home"
-        )
-    )
+    none(privacy_complaints("README.md", "$HOME/work ~/work /v0/queues/{name}/work /tmp/x /rootless /workers /home"))

@@ -10,7 +10,7 @@ from tidelog.commitlog.append import roll_over
 from tidelog.commitlog.retention import Candidate, decide
 from tidelog.commitlog.segment import birth_us
 from tidelog.commitlog.state import State
-from tidelog.disk.atomic import read_all, replace
+from tidelog.disk.atomic import read_all, replace, sync_names
 from tidelog.disk.seam import join
 from tidelog.errors import BadInput, Corrupt
 from tidelog.formats import checkpoint
@@ -135,13 +135,20 @@ def remove_expired(state: State, age_ms: int) -> Retained:
 
 def drop_oldest(state: State, count: int, because: str) -> Retained:
     records = size = 0
+    if state.names_unsynced:
+        try:
+            sync_names(state.disk, state.path)
+        except OSError as error:
+            raise state.latch.refused(error, "syncing an earlier removal") from error
+        state.names_unsynced = False
     for _ in range(count):
         segment = state.sealed[0]
         try:
             state.files.remove(segment.base)
         except OSError as error:
             if state.disk.stat(state.files.all_of(segment.base)[0]) is None:
-                del state.sealed[0]  # it does not count as a segment any more, whether or not a power cut brings it back
+                del state.sealed[0]  # it does not count as a segment any more
+                state.names_unsynced = True  # but a power cut could bring it back
             raise state.latch.refused(error, f"dropping segment {segment.base}") from error
         # After the files: a reader that still sees the segment finds it, one that does not is told the new range.
         del state.sealed[0]

@@ -29,15 +29,25 @@ class ConsumerOffsets:
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk, self._path = disk, path
         self._mutex = Lock()
-        self._committed: dict[Place, int] = {}
-        content = read_all(disk, path)
-        if content is not None:
-            body = envelope.unwrap(_MAGIC, _VERSION, content, path)
-            try:
-                rows = msgspec.msgpack.decode(body, type=list[tuple[str, str, int, int]])
-            except msgspec.DecodeError as error:
-                raise Corrupt(path, pos=0, reason=f"the body does not decode: {error}") from error
-            self._committed = {(group, topic, partition): seq for group, topic, partition, seq in rows}
+        self._loaded: dict[Place, int] | None = None
+
+    @property
+    def _committed(self) -> dict[Place, int]:
+        """Read at first use: a damaged file stops whoever needs it, and nobody who only reads records."""
+        if self._loaded is None:
+            self._loaded = self._load()
+        return self._loaded
+
+    def _load(self) -> dict[Place, int]:
+        content = read_all(self._disk, self._path)
+        if content is None:
+            return {}
+        body = envelope.unwrap(_MAGIC, _VERSION, content, self._path)
+        try:
+            rows = msgspec.msgpack.decode(body, type=list[tuple[str, str, int, int]])
+        except msgspec.DecodeError as error:
+            raise Corrupt(self._path, pos=0, reason=f"the body does not decode: {error}") from error
+        return {(group, topic, partition): seq for group, topic, partition, seq in rows}
 
     def commit(self, group: str, seq: int, *, topic: str = "", partition: int = 0) -> None:
         """Say that `group` is done with everything below `seq`; it survives a power cut on return."""
@@ -62,7 +72,7 @@ class ConsumerOffsets:
                 if error.errno in FULL:
                     raise DiskFull(what + "free space and retry") from error
                 raise WriteFailed(what + "mend the disk and retry") from error
-            self._committed = after
+            self._loaded = after
 
     def fetch(self, group: str, *, topic: str = "", partition: int = 0) -> int | None:
         """The next seq `group` has to process; None when it never committed."""

@@ -207,6 +207,7 @@ def _open_sealed(files: Files, base: int, stop: int, report: Report, *, writable
                 segment.extra = codec.seal(segment.shape())
                 if segment.extra is not None:
                     replace(disk, files.side(base, codec.extra_suffix), segment.extra)
+                    report.rebuilt.append(codec.side_name(base, codec.extra_suffix))
             tail_fault = None
         else:
             tail_fault = Fault(found.next_seq, stop, found.end, found.reason)
@@ -330,6 +331,10 @@ def _mend(
         if report.cut_suspect:
             name = f"{codec.data_name(base)}.{found.end}"
             report.quarantined.append(_quarantine(files, name, cut))
+            if 0 in codec.truths and have[0]:
+                # The cut bytes mean nothing without what the index said of them.
+                index = f"{codec.side_name(base, codec.side_suffixes[0])}.{found.end}"
+                report.quarantined.append(_quarantine(files, index, have[0]))
         data.cut(found.end)
     # Not only after a cut: bytes that a crashed process wrote may still wait for the disk, and from here on
     # they count as recovered.

@@ -32,6 +32,7 @@ class State:
     synced_ms: int = 0  # when the active segment was last synced, on the monotonic clock
     streaming: bool = False  # a streamed record is half written
     closed: bool = False
+    names_unsynced: bool = False  # a removal whose directory sync failed: done again before the next one
     damage_skipped: int = 0  # damaged places that readers asked to pass over
 
     @property

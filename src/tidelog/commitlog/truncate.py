@@ -18,7 +18,7 @@ from tidelog.commitlog.recovery import Report, open_active, recover
 from tidelog.commitlog.state import State
 from tidelog.commitlog.swap import commit, prepare
 from tidelog.disk.atomic import SyncFailed
-from tidelog.errors import OutOfRange
+from tidelog.errors import Corrupt, OutOfRange
 
 
 def truncate(state: State, mark: int) -> int:
@@ -40,7 +40,7 @@ def truncate(state: State, mark: int) -> int:
         try:
             _forget_later(state, base)
             if prepared:
-                state.active.close()
+                state.active.close()  # closing twice is harmless
                 commit(state.files, base)
                 _activate(state, base)
         except OSError as error:
@@ -66,7 +66,10 @@ def _prepare_prefix(state: State, base: int, mark: int) -> bool:
     """Write what stays of the segment at `base` beside it; False where all of it stays."""
     codec = state.codec
     shape = state.segment_at(mark).shape()
-    pos, split = codec.position(shape, mark)
+    try:
+        pos, split = codec.position(shape, mark)
+    except Corrupt as error:
+        raise corrupt(state, state.segment_at(mark), Fault(base, mark, error.pos, error.reason)) from error
     have = codec.trim([None if side is None else bytes(side) for side in shape.sides], base, mark)
     kept = codec.recover(shape.data.fetch(0, pos), have, base)
     if kept.end != pos:
@@ -87,7 +90,7 @@ def _prepare_prefix(state: State, base: int, mark: int) -> bool:
 
 
 def _forget_later(state: State, base: int) -> None:
-    """Remove every segment behind this one, newest first; it becomes the active one."""
+    """Remove every segment behind this one, newest first; what was prepared of it is about to become the active one."""
     if base == state.active.base:
         return
     state.active.close()
@@ -96,7 +99,6 @@ def _forget_later(state: State, base: int) -> None:
         state.files.remove(state.sealed.pop().base)
     state.sealed.pop()
     state.files.forget(base)
-    _activate(state, base)
 
 
 def _activate(state: State, base: int) -> None:

@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 
 from tidelog.commitlog.codec import Fault
 from tidelog.commitlog.log import SegmentedLog
+from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
 from tidelog.commitlog.recovery import Damage, expected_sides, faults_of
 from tidelog.commitlog.segment import Sealed
 from tidelog.commitlog.state import State
 from tidelog.disk.seam import Disk
+from tidelog.errors import Corrupt
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,10 @@ def verify(
         verdict = Verdict(log.codec, len(state.sealed) + 1, bytes=log.size)
         verdict.damage += state.report.damage
         _look_at_the_tail(state, verdict)
+        try:
+            log.offsets.groups()
+        except Corrupt as error:
+            verdict.damage.append(Damage(OFFSETS_FILE, Fault(0, 0, error.pos, error.reason)))
         verdict.notes += [f"{name.removesuffix(' (in memory)')} must be rebuilt" for name in state.report.rebuilt]
         for number, segment in enumerate(state.sealed):
             if progress is not None:

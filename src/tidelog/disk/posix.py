@@ -121,19 +121,23 @@ class PosixDisk:
 
     def make_dir(self, path: str, /) -> None:
         path = path.rstrip("/") or "/"
-        if path in ("", ".", "/"):
-            return
+        if not self._make_missing(path) and path not in ("/", "."):
+            # It was there already, but whoever made it may have been killed before its name was synced.
+            with suppress(PermissionError):  # a parent we may not open was not made by us
+                self.sync_dir(parent(path))
+
+    def _make_missing(self, path: str) -> bool:
+        if os.path.isdir(path):
+            return False
         above = parent(path)
+        self._make_missing(above)
+        with suppress(FileExistsError):
+            os.mkdir(path, 0o755)
         if not os.path.isdir(path):
-            self.make_dir(above)
-            with suppress(FileExistsError):
-                os.mkdir(path, 0o755)
-            if not os.path.isdir(path):
-                raise FileExistsError(errno.EEXIST, "there is a file of that name", path)
-        # Without this a power cut can lose the directory and, with it, every file synced inside. Also when it was
-        # there already: whoever made it may have been killed before this line.
-        with suppress(PermissionError):  # a parent we may not open was not made by us
-            self.sync_dir(above)
+            raise FileExistsError(errno.EEXIST, "there is a file of that name", path)
+        # Without this a power cut can lose the directory and, with it, every file synced inside.
+        self.sync_dir(above)
+        return True
 
     def remove(self, path: str, /) -> None:
         os.unlink(path)

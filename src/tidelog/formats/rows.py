@@ -117,9 +117,8 @@ def records(rows: Rows) -> Iterator[Record]:
     if rows.node is None and rows.tag is None and rows.meta is None:
         return map(Record, *columns)
     blank = [b""] * len(rows)
-    for span in (rows.node, rows.tag, rows.meta):
-        columns.append(blank if span is None else values(rows.buf, span))
-    return map(Record, *columns)
+    optional = (rows.node, rows.tag, rows.meta)
+    return map(Record, *columns, *(blank if span is None else values(rows.buf, span) for span in optional))
 
 
 def binary(buf: Buffer, span: Span) -> pa.Array:

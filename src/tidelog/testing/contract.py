@@ -104,6 +104,14 @@ class DiskContract(ABC):
         assert file.read(0, 100) == b"012abc6789xyz"
         assert file.size() == 13
 
+    def test_pieces_are_written_back_to_back_however_many_they_are(self, place: Place) -> None:
+        _, file = created(place, "a", b"0123456789")
+        file.write_pieces(2, [b"ab", b"", bytearray(b"c"), memoryview(b"defghijk")])
+        assert file.read(0, 100) == b"01abcdefghijk"
+        file.write_pieces(13, [b"%04d" % number for number in range(1500)])  # more than the kernel takes at once
+        assert file.read(13, 6000) == b"".join(b"%04d" % number for number in range(1500))
+        assert file.size() == 6013
+
     def test_a_write_past_the_end_leaves_zeros_between(self, place: Place) -> None:
         _, file = created(place, "a", b"ab")
         file.write(5, b"c")
@@ -143,9 +151,7 @@ class DiskContract(ABC):
         ("pos", "size", "found"),
         [(0, 6, b"abcdef"), (2, 2, b"cd"), (4, 10, b"ef"), (6, 1, b""), (100, 5, b""), (3, 0, b"")],
     )
-    def test_a_read_is_short_only_where_the_file_ends(
-        self, place: Place, pos: int, size: int, found: bytes
-    ) -> None:
+    def test_a_read_is_short_only_where_the_file_ends(self, place: Place, pos: int, size: int, found: bytes) -> None:
         _, file = created(place, "a", b"abcdef")
         got = file.read(pos, size)
         assert got == found

@@ -120,11 +120,7 @@ class Instant:
         self._files = {node: _File(node) for node in nodes if isinstance(node, FileNode)}
         self._dirs = {node: _Dir(node) for node in nodes if isinstance(node, DirNode)}
         self._pending = sorted(
-            (
-                _Pending(node, change, _what(change, path))
-                for node, path in nodes.items()
-                for change in node.pending
-            ),
+            (_Pending(node, change, _what(change, path)) for node, path in nodes.items() for change in node.pending),
             key=lambda pending: pending.change.serial,
         )
         self._data = 0  # the mask of all pieces
@@ -233,9 +229,7 @@ class Instant:
         pieces = [(number, change) for number, change in changes if isinstance(change, Piece)]
         last = max((piece.write for _, piece in pieces), default=0)
         pieces = [(number, piece) for number, piece in pieces if piece.write == last]
-        sizes = [
-            (number, size) for number, size in changes if isinstance(size, Resize) and size.write == last
-        ]
+        sizes = [(number, size) for number, size in changes if isinstance(size, Resize) and size.write == last]
         lost = sum(1 << number for number, _ in pieces)
         for number, piece in pieces:
             yield f"torn_last at byte {piece.pos}, size kept", self.everything ^ lost

@@ -148,9 +148,7 @@ class FileNode:
             raise ValueError(f"byte {pos} is outside the file of {len(self._live)} bytes")
         self._live, self._durable = (_flipped(held, pos, bit) for held in (self._live, self._durable))
         self.pending = [
-            change._replace(data=_flipped(change.data, pos - change.pos, bit))
-            if isinstance(change, Piece)
-            else change
+            change._replace(data=_flipped(change.data, pos - change.pos, bit)) if isinstance(change, Piece) else change
             for change in self.pending
         ]
 
@@ -233,8 +231,7 @@ def copy_tree(root: DirNode) -> DirNode:
         twin.durable = {name: copy(child) for name, child in node.durable.items()}
         twin.live = {name: copy(child) for name, child in node.live.items()}
         twin.pending = [
-            change._replace(node=copy(change.node)) if isinstance(change, Link) else change
-            for change in node.pending
+            change._replace(node=copy(change.node)) if isinstance(change, Link) else change for change in node.pending
         ]
         return twin
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import errno
+from collections.abc import Sequence
 from typing import Literal
 
 from tidelog.disk.memory import not_negative

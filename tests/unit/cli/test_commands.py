@@ -537,7 +537,9 @@ def test_convert_drops_a_column_only_when_told_and_leaves_nothing_behind(run: Ru
     code, _, err = run("convert", "a", "b", "--to", "narwhal")
     assert code == 2
     assert "records carry a tag and the narwhal layout has no room for it" in err
-    assert answer(run("convert", "a", "b", "--to", "narwhal", "--drop", "tag", "--json"))["seqs"] == 3, "nothing is in the way"
+    assert answer(run("convert", "a", "b", "--to", "narwhal", "--drop", "tag", "--json"))["seqs"] == 3, (
+        "nothing is in the way"
+    )
     code, _, err = run("convert", "a", "b", "--to", "narwhal", "--drop", "tag")
     assert code == 2
     assert err == "tidelog: b is there already and not empty; nothing was written, name a new directory\n"

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import pytest
 
-from tidelog.commitlog import ConsumerOffsets, SegmentedLog
+from tidelog.commitlog import ConsumerOffsets, SegmentedLog, verify
 from tidelog.errors import BadInput, Corrupt, DiskFull, Error, NewerFormat
 from tidelog.testing import SimDisk
 
@@ -154,12 +154,12 @@ def test_a_damaged_file_is_reported_and_left_as_it_is(disk: SimDisk) -> None:
         damaged[pos] ^= 0x10
         disk.write_file(FILE, damaged)
         with pytest.raises((Corrupt, NewerFormat)):
-            opened(disk)
+            opened(disk).fetch("group")
         assert disk.read_file(FILE) == damaged
     for size in range(len(whole)):
         disk.write_file(FILE, whole[:size])
         with pytest.raises(Corrupt):
-            opened(disk)
+            opened(disk).commit("group", 1)
     disk.write_file(FILE, whole)
     assert opened(disk).fetch("group") == 12345
 
@@ -170,7 +170,7 @@ def test_a_newer_file_is_refused_with_both_versions(disk: SimDisk) -> None:
     newer[4] = 2
     disk.write_file(FILE, newer)
     with pytest.raises(NewerFormat) as refused:
-        opened(disk)
+        opened(disk).groups()
     assert (refused.value.found, refused.value.known) == (2, 1)
 
 
@@ -205,15 +205,19 @@ def test_the_offsets_of_a_log_come_back_with_it(open_log: Opener, disk: SimDisk)
 
 
 @pytest.mark.parametrize("codec", ["rustlog"])
-def test_a_log_whose_offsets_are_damaged_is_not_opened_and_stays_unlocked(open_log: Opener, disk: SimDisk) -> None:
-    """Retention without the offsets could drop what a consumer still needs."""
+def test_a_log_whose_offsets_are_damaged_is_read_but_not_retained(open_log: Opener, disk: SimDisk) -> None:
+    """Retention without the offsets could drop what a consumer still needs; reading needs none of them."""
     log = open_log()
     log.append(b"a")
     log.offsets.commit("group", 1)
     log.close()
     whole = disk.read_file("log/.consumer_offsets")
     disk.write_file("log/.consumer_offsets", whole[:-1])
+    hurt = open_log()
+    assert [record.data for record in hurt] == [b"a"]
     with pytest.raises(Corrupt, match="consumer_offsets"):
-        open_log()
+        hurt.retain(keep_bytes=0)
+    hurt.close()
+    assert not verify("log", disk=disk).ok
     disk.write_file("log/.consumer_offsets", whole)
     assert open_log().offsets.fetch("group") == 1

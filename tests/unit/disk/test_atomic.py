@@ -41,9 +41,7 @@ def crash_everywhere(disk: SimDisk, change: Callable[[Disk], None]) -> set[bytes
 
 @pytest.mark.parametrize("stale", [False, True])
 @pytest.mark.parametrize("old", [None, b"", OLD])
-def test_replace_leaves_the_old_content_or_the_new_at_every_crash_point(
-    old: bytes | None, stale: bool
-) -> None:
+def test_replace_leaves_the_old_content_or_the_new_at_every_crash_point(old: bytes | None, stale: bool) -> None:
     disk = start(old, stale=stale)
     assert crash_everywhere(disk, lambda disk: replace(disk, "d/a", NEW)) == {old, NEW}
     assert {image.disk.read_file("d/a") for image in disk.images()} == {NEW}, "returned before it was durable"
@@ -105,9 +103,7 @@ def test_a_replace_without_the_last_sync_is_caught() -> None:
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("op", ["create", "write", "sync", "rename"])
-def test_on_an_error_the_old_content_stands(
-    op: Literal["create", "write", "sync", "rename"], error: int
-) -> None:
+def test_on_an_error_the_old_content_stands(op: Literal["create", "write", "sync", "rename"], error: int) -> None:
     disk = start(OLD, stale=True)
     disk.fail(op, error=error, partial=600)
     with pytest.raises(OSError) as failed:

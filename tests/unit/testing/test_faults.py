@@ -46,9 +46,7 @@ def test_a_failing_call_raises_what_was_asked_and_has_no_effect(op: Call) -> Non
         ACTIONS[op](disk)
     assert failed.value.errno == errno.EROFS
     assert disk.digest() == before
-    assert len(disk.trace) == traced + (op not in ("open", "read", "lock")), (
-        "a failed operation has its number"
-    )
+    assert len(disk.trace) == traced + (op not in ("open", "read", "lock")), "a failed operation has its number"
     ACTIONS[op](disk)
 
 
@@ -81,9 +79,7 @@ def struck(disk: SimDisk, path: str, count: int) -> list[int]:
     ("at", "times", "expected"),
     [(1, 1, [1]), (3, 1, [3]), (2, 3, [2, 3, 4]), (4, None, [4, 5, 6]), (9, 1, [])],
 )
-def test_a_fault_strikes_at_its_number_and_as_often_as_asked(
-    at: int, times: int | None, expected: list[int]
-) -> None:
+def test_a_fault_strikes_at_its_number_and_as_often_as_asked(at: int, times: int | None, expected: list[int]) -> None:
     disk = prepared()
     disk.fail("write", at, times=times)
     assert struck(disk, "d/a", 6) == expected

@@ -39,9 +39,7 @@ def test_a_write_that_was_not_synced_is_lost_kept_or_torn_at_a_sector() -> None:
     assert found(disk, "torn_last") == torn
     assert found(disk, "prefixes") == torn | {NEW}
     middle_lost = NEW[:512] + OLD[512:1024] + NEW[1024:]
-    assert middle_lost in found(disk, "all_but_one"), (
-        "sectors are lost in any combination, not only from the end"
-    )
+    assert middle_lost in found(disk, "all_but_one"), "sectors are lost in any combination, not only from the end"
 
 
 def test_a_synced_write_survives_every_power_cut() -> None:
@@ -199,9 +197,7 @@ def test_all_pairs_of_prefixes_of_three_directories_are_tried() -> None:
     trees = {tuple(image.disk.tree()) for image in disk.images(["directories"])}
     # 3 prefixes of each of two directories while the third is whole: 27 less those counted more than once.
     expected = {
-        tuple(
-            sorted(f"{name}/{n + 1}" for name, kept in zip("xyz", counts, strict=True) for n in range(kept))
-        )
+        tuple(sorted(f"{name}/{n + 1}" for name, kept in zip("xyz", counts, strict=True) for n in range(kept)))
         for counts in ((i, j, k) for i in range(3) for j in range(3) for k in range(3))
         if 2 in counts
     }

@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Shape, refuse
 from tidelog.config import LogConfig
+from tidelog.errors import BadInput
 from tidelog.formats import laminar
 from tidelog.formats.rows import Rows, Span, Stop, none
 from tidelog.types import Buffer, Ints
 
+_UNIT_BYTES = (5, 9)  # how long the metadata is that holds nothing but the record's own index
 _NAME = re.compile(r"(0|[1-9]\d*)(\.store|\.index|\.created)")
 _TEMPORARY = re.compile(r"(0|[1-9]\d*)(\.index\.rebuilding|\.store\.compacted|\.index\.compacted)")
 
@@ -76,6 +78,8 @@ class LaminarCodec(Codec):
         )
 
     def _head(self, seq: int, meta: bytes) -> bytes:
+        if len(meta) in _UNIT_BYTES and meta[0] == 1:
+            raise BadInput(f"a meta of {len(meta)} bytes that begins with 01 reads as an index; nothing was written")
         if meta:
             return len(meta).to_bytes(4, "little") + meta
         return laminar.content_header(seq, self._width)
@@ -120,19 +124,26 @@ class LaminarCodec(Codec):
         ]
 
     def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> Recovered:
-        index = sides[0] or b""
-        found_base, entries = laminar.read_index(index)
-        if found_base is not None and found_base != base:
-            entries = entries[:0]
+        # The marker repeats the file's name, and a position repeats the lengths before it: where either is damaged and
+        # the records still match their checksums, they are only written anew.
+        _, entries = laminar.read_index(sides[0] or b"")
         keep = laminar.usable(entries, len(data))
-        faults, keep, first_bad = self._damage(data, entries, base, keep)
+        faults, keep, reason = self._damage(data, entries, base, keep)
+        if keep < len(entries):
+            straight = entries.copy()
+            straight["position"] = np.cumsum(entries["length"], dtype=np.int64) - entries["length"]
+            fits = laminar.usable(straight, len(data))
+            again, longer, why = self._damage(data, straight, base, fits)
+            if longer > keep:
+                entries, faults, keep, reason = straight, again, longer, why
         last = entries[keep - 1] if keep else None
         end = int(last["position"]) + int(last["length"]) if last is not None else 0
         content = laminar.marker(base) + entries[:keep].tobytes() if keep else b""
-        stop, reason = (Stop.END, "") if end == len(data) else (Stop.TORN, "bytes that no index entry names")
-        if first_bad:
-            stop, reason = Stop.BAD, first_bad
-        return Recovered(end, (content,), base + keep, 0, 0, keep, base + keep, stop, reason, faults)
+        stop = Stop.END if end == len(data) else Stop.TORN
+        if reason or (stop is Stop.TORN and keep < len(entries)):
+            stop = Stop.BAD
+        why = reason or ("" if stop is Stop.END else "bytes that no good index entry names")
+        return Recovered(end, (content,), base + keep, 0, 0, keep, base + keep, stop, why, faults)
 
     def _damage(self, data: Buffer, entries: NDArray[np.void], base: int, keep: int) -> tuple[list[Fault], int, str]:
         """Bad records at the very end are a torn write; bad ones with good ones behind them are damage."""

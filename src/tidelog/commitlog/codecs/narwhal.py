@@ -121,7 +121,9 @@ class NarwhalCodec(Codec):
             return "the index is missing", None
         if shape.data.size == 0 and not len(shape.index):
             return None, None  # compaction took every record
-        fault = narwhal.index_fault(shape.index, shape.data.size, max(self._bytes_max, shape.data.size))
+        fault = narwhal.index_fault(
+            shape.index, shape.data.size, narwhal.index_capacity(max(self._bytes_max, shape.data.size))
+        )
         if fault is not None:
             return fault, None
         index = narwhal.read_index(shape.index)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tidelog.commitlog.codec import Chunk, Fault, Shape
+from tidelog.errors import Corrupt
 from tidelog.formats.rows import Rows, Stop, Walk, none
 from tidelog.types import Buffer, Ints
 
@@ -144,4 +145,6 @@ def position(shape: Shape, index: Index, walk: Walker, seq: int) -> int:
     high = int(positions[entry + 1]) if entry + 1 < len(seqs) else shape.data.size
     result = walk(shape.data.fetch(low, high), np.zeros(1, np.int64), entry * every)
     behind = int(np.searchsorted(result.rows.seq, seq))
+    if behind == len(result.rows) and result.stop is not Stop.END:
+        raise Corrupt("segment", pos=low + result.end, reason=result.reason)
     return low + (int(result.rows.at[behind]) if behind < len(result.rows) else result.end)
