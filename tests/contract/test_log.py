@@ -197,30 +197,26 @@ def test_a_stretch_that_begins_outside_is_refused(open_log: Opener, clock: Manua
             log.read_range(asked)
 
 
-@pytest.mark.parametrize("limit", [1, 2, 7, 40, 1000])
-def test_pages_by_count_follow_each_other_without_gap_or_repeat(
-    open_log: Opener, clock: ManualClock, limit: int
-) -> None:
+def test_pages_by_count_follow_each_other_without_gap_or_repeat(open_log: Opener, clock: ManualClock) -> None:
     log = open_log()
     written = fill(log, clock)
-    found = pages(log, log.lowest, limit=limit)
-    assert [record for page in found for record in page.records] == written
-    assert all(len(page.records) == limit for page in found[:-1])
+    for limit in (1, 2, 7, 40, 1_000):
+        found = pages(log, log.lowest, limit=limit)
+        assert [record for page in found for record in page.records] == written
+        assert all(len(page.records) == limit for page in found[:-1])
 
 
-@pytest.mark.parametrize("budget", [1, 30, 61, 150, 900, 100_000])
-def test_a_page_stays_within_its_byte_budget_or_is_one_record(
-    open_log: Opener, clock: ManualClock, budget: int
-) -> None:
+def test_a_page_stays_within_its_byte_budget_or_is_one_record(open_log: Opener, clock: ManualClock) -> None:
     log = open_log()
     written = fill(log, clock)
-    found = pages(log, log.lowest, bytes_max=budget)
-    assert [record for page in found for record in page.records] == written
-    for page, following in pairwise(found):
-        used = sum(len(record.data) for record in page.records)
-        assert used <= budget or len(page.records) == 1
-        more = used + len(following.records[0].data)
-        assert more > budget, f"a page of {used} bytes left out a record that would have fitted"
+    for budget in (1, 30, 61, 150, 900, 100_000):
+        found = pages(log, log.lowest, bytes_max=budget)
+        assert [record for page in found for record in page.records] == written
+        for page, following in pairwise(found):
+            used = sum(len(record.data) for record in page.records)
+            assert used <= budget or len(page.records) == 1
+            more = used + len(following.records[0].data)
+            assert more > budget, f"a page of {used} bytes left out a record that would have fitted"
 
 
 def test_a_page_of_nothing_says_where_to_go_on(open_log: Opener, clock: ManualClock) -> None:
@@ -632,8 +628,7 @@ def test_times_never_go_back_when_the_clock_does(
 # Settings that must not change an answer.
 
 
-@pytest.mark.parametrize("maps_max", [1, 256])
-@pytest.mark.parametrize("index_cache", [None, 0, 1])
+@pytest.mark.parametrize(("index_cache", "maps_max"), [(None, 256), (0, 1), (1, 2)])
 def test_the_index_cache_changes_no_answer(
     open_log: Opener, clock: ManualClock, index_cache: int | None, maps_max: int
 ) -> None:
