@@ -31,7 +31,7 @@ def append(state: State, batch: Batch, expected: int | None) -> range:
         check_expected(state, expected)
         if not batch.datas:
             return range(first, first)
-        largest = max(map(len, batch.datas))
+        largest = int(batch.lengths.max())
         limit = min(state.codec.record_bytes_max, ceiling(state, fresh=True))
         if largest > limit:
             raise TooLarge(f"{state.path}: a record", size=largest, limit=limit)
@@ -136,7 +136,7 @@ def _columns(batch: Batch) -> list[bytes | Sequence[bytes]]:
 def _weight(batch: Batch) -> int:
     """An upper bound on the bytes a batch takes in a segment."""
     count = len(batch.datas)
-    total = sum(map(len, batch.datas)) + count * _OVERHEAD_BYTES
+    total = int(batch.lengths.sum(dtype=np.int64)) + count * _OVERHEAD_BYTES
     for column in _columns(batch):
         total += len(column) * count if isinstance(column, bytes) else sum(map(len, column))
     return total
@@ -146,7 +146,7 @@ def _fitting(batch: Batch, room: int) -> int:
     """How many of the first records fit into `room` bytes. Nearly always all: only then is nothing done per record."""
     if _weight(batch) <= room:
         return len(batch.datas)
-    weights = [len(data) + _OVERHEAD_BYTES for data in batch.datas]
+    weights = [size + _OVERHEAD_BYTES for size in batch.lengths.tolist()]
     for column in _columns(batch):
         more = [len(column)] * len(weights) if isinstance(column, bytes) else map(len, column)
         weights = [weight + extra for weight, extra in zip(weights, more, strict=True)]

@@ -137,24 +137,26 @@ class Sealed:
 
 
 class Growing:
-    """The index of the active segment in memory: bytes that double their room, viewed without copying."""
+    """The index of the active segment in memory: pieces as they come, laid together when somebody looks."""
 
     def __init__(self, initial: bytes) -> None:
-        self._used = len(initial)
+        self._used = 0
         self._room: NDArray[np.uint8] = np.empty(max(1024, 2 * len(initial)), np.uint8)
-        self._room[: self._used] = np.frombuffer(initial, np.uint8)
+        self._fresh = [initial]
 
     def add(self, piece: bytes) -> None:
-        need = self._used + len(piece)
+        self._fresh.append(piece)
+
+    def view(self) -> memoryview:
+        """All of it. What was handed out earlier stays as it was: room is replaced when it grows, never resized."""
+        fresh = b"".join(self._fresh)
+        need = self._used + len(fresh)
         if need > len(self._room):
-            # A new array, never a resize: views handed out earlier keep the old one alive.
             room = np.empty(2 * need, np.uint8)
             room[: self._used] = self._room[: self._used]
             self._room = room
-        self._room[self._used : need] = np.frombuffer(piece, np.uint8)
-        self._used = need
-
-    def view(self) -> memoryview:
+        self._room[self._used : need] = np.frombuffer(fresh, np.uint8)
+        self._used, self._fresh = need, []
         return self._room[: self._used].data
 
 
@@ -219,8 +221,8 @@ class Active:
     def _write(self, made: Placed, *, durable: bool) -> None:
         self.settle()
         try:
-            for pieces in made.frames:
-                self.data.stage_pieces(pieces)
+            for make in made.frames:
+                self.data.stage_pieces(make())  # forgotten before the next is made
         except OSError as error:
             raise self.undo(error) from error
         self._finish(made, durable=durable)

@@ -38,7 +38,8 @@ class Stream:
             self._seq, self._ts_us = state.highest, stamp(state)
             head = state.codec.stream_head(self._seq, self._ts_us, batch, -1)
             self._head_bytes = len(head)
-            self._limit = min(max(ceiling(state) - len(head), 0), state.codec.record_bytes_max)
+            around = len(head) + len(state.codec.stream_tail(head, []))
+            self._limit = min(max(ceiling(state) - around, 0), state.codec.record_bytes_max)
             state.active.settle()
             state.streaming = True
             self._stage(head, None)

@@ -20,7 +20,8 @@ whole or absent, because it has one checksum; encoding and verifying cost per ba
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import accumulate, groupby, pairwise
 from struct import Struct, pack
 from typing import Final, NamedTuple
@@ -130,45 +131,58 @@ def encode_many(
 class Planned(NamedTuple):
     """A caller's batch about to be written frame by frame, and what an index wants to know of it."""
 
-    frames: Iterator[list[Buffer]]  # each frame as pieces; one is made when the one before it was taken
+    frames: list[Callable[[], list[Buffer]]]  # each makes one frame, as pieces, when it is to be written
     starts: list[int]  # where each frame starts
     counts: list[int]  # how many records it holds
-    lengths: NDArray[np.unsignedinteger]  # of each record's data
 
 
 def plan(
-    topic_id: int, first_seq: int, ts_ms: int, datas: Sequence[bytes], *, tag: bytes = b"", node: bytes = b""
+    topic_id: int,
+    first_seq: int,
+    ts_ms: int,
+    datas: Sequence[bytes],
+    lengths: NDArray[np.uint32],
+    *,
+    tag: bytes = b"",
+    node: bytes = b"",
 ) -> Planned:
     """The frames of `encode_many` without tags, nodes and metas of their own, made one at a time.
 
-    A frame's worth of memory then serves for all of them and stays in the processor's cache. Fresh memory for a
-    whole batch costs more to touch than to fill: measured 0.4 ms and more for a megabyte, against 0.1 ms.
+    Written and forgotten before the next one is made, a frame's worth of memory serves for all of them and stays in
+    the processor's cache. Fresh memory costs more to touch than to fill: measured 0.26 ms for a megabyte with two
+    frames alive, 0.1 ms with one.
     """
-    data = from_lists(datas, None, None, None, None).data
-    edges, count = data.edges.tolist(), len(datas)
-    parts_at = cuts(edges, FRAME_RECORDS)
+    edges = np.zeros(len(datas) + 1, np.int64)
+    np.cumsum(lengths, out=edges[1:])
+    count, cuts = len(datas), [0]
+    while cuts[-1] < count:
+        lo = cuts[-1]
+        fits = int(np.searchsorted(edges, edges[lo] + FRAME_BYTES, "right")) - 1
+        cuts.append(max(lo + 1, min(fits, lo + FRAME_RECORDS)))
     around = OVERHEAD_BYTES + len(node) + len(tag) + _HEAD.size
-    starts = [around * number + 4 * lo + edges[lo] for number, lo in enumerate(parts_at[:-1])]
+    starts = [around * number + 4 * lo + int(edges[lo]) for number, lo in enumerate(cuts[:-1])]
 
-    def frames() -> Iterator[list[Buffer]]:
-        packed = memoryview(data.lengths.tobytes())
-        for lo, hi in pairwise(parts_at):
-            head = frame_head(
-                APPEND_BATCH,
-                topic_id=topic_id,
-                seq=first_seq + lo,
-                last_seq=first_seq + hi - 1,
-                ts_ms=ts_ms,
-                data_len=_HEAD.size + 4 * (hi - lo) + edges[hi] - edges[lo],
-                node=node,
-                tag=tag,
-                flags=MORE if hi < count else 0,
-            )
-            head += _HEAD.pack(hi - lo, 0, _PAD)
-            lengths, values = packed[4 * lo : 4 * hi], b"".join(datas[lo:hi])
-            yield [head, lengths, values, checksum(head, lengths, values)]
+    packed = lengths.tobytes()  # bytes, not a view: join is quicker when every piece is bytes
 
-    return Planned(frames(), starts, [hi - lo for lo, hi in pairwise(parts_at)], data.lengths)
+    def make(lo: int, hi: int) -> list[Buffer]:
+        size = int(edges[hi] - edges[lo])
+        head = frame_head(
+            APPEND_BATCH,
+            topic_id=topic_id,
+            seq=first_seq + lo,
+            last_seq=first_seq + hi - 1,
+            ts_ms=ts_ms,
+            data_len=_HEAD.size + 4 * (hi - lo) + size,
+            node=node,
+            tag=tag,
+            flags=MORE if hi < count else 0,
+        )
+        frame = b"".join((head, _HEAD.pack(hi - lo, 0, _PAD), packed[4 * lo : 4 * hi], *datas[lo:hi]))
+        assert len(frame) == around - 8 + 4 * (hi - lo) + size, "a record is as long as it said"
+        return [frame, checksum(frame)]
+
+    pairs = list(pairwise(cuts))
+    return Planned([partial(make, lo, hi) for lo, hi in pairs], starts, [hi - lo for lo, hi in pairs])
 
 
 def encode_arrow(

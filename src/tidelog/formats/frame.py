@@ -162,12 +162,9 @@ def head(
     return _HEADER.pack(size, kind, flags, topic_id, seq, ts_ms, len(node), len(tag), data_len) + node + tag
 
 
-def checksum(head: bytes, *data: Buffer) -> bytes:
-    """What closes a frame made of this head and this data."""
-    digest = xxh3_64(memoryview(head)[4:])
-    for piece in data:
-        digest.update(piece)
-    return _SUM.pack(digest.intdigest())
+def checksum(frame: Buffer) -> bytes:
+    """What closes a frame that consists of these bytes but for the checksum."""
+    return _SUM.pack(xxh3_64_intdigest(memoryview(frame)[4:]))
 
 
 def encode_parts(

@@ -138,10 +138,10 @@ class LaminarCodec(Codec):
                 entries, faults, keep, reason = straight, again, longer, why
         last = entries[keep - 1] if keep else None
         end = int(last["position"]) + int(last["length"]) if last is not None else 0
-        content = laminar.marker(base) + entries[:keep].tobytes() if keep else b""
         stop = Stop.END if end == len(data) else Stop.TORN
-        if reason or (stop is Stop.TORN and keep < len(entries)):
-            stop = Stop.BAD
+        if stop is Stop.TORN and (reason or keep < len(entries)):
+            stop = Stop.BAD  # records that may have been acked are about to be cut
+        content = laminar.marker(base) + entries[:keep].tobytes() if keep else b""
         why = reason or ("" if stop is Stop.END else "bytes that no good index entry names")
         return Recovered(end, (content,), base + keep, 0, 0, keep, base + keep, stop, why, faults)
 

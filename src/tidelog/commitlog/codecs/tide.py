@@ -93,10 +93,10 @@ class TideCodec(Codec):
         if not alike or len(batch.datas) == 1 or mark % (1 << _SEQ_BITS) != seq:
             return super().place(seq, ts_us, batch, shift, base, mark)
         node, tag = bytes(batch.node), bytes(batch.tag)  # type: ignore[arg-type]
-        made = batches.plan(0, seq, ts_ms, batch.datas, node=node, tag=tag)
+        made = batches.plan(0, seq, ts_ms, batch.datas, batch.lengths, node=node, tag=tag)
         entries = np.zeros(len(batch.datas), idx.ENTRY)
         entries["frame_offset"] = np.repeat(np.array(made.starts) + shift, made.counts)
-        entries["data_len"], entries["ts"] = made.lengths, ts_ms
+        entries["data_len"], entries["ts"] = batch.lengths, ts_ms
         entries["flags"] = idx.BATCH | (idx.HAS_NODE if node else 0) | (idx.HAS_TAG if tag else 0)
         stop = seq + len(batch.datas)
         return Placed(
