@@ -174,7 +174,7 @@ def _machine(directory: str) -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "memory": f"{int(memory) / (1 << 20):.0f} GiB",
         "file system": _file_system(directory),
-        "kernel": platform.release(),
+        "kernel": platform.release().partition("-")[0],
         "load": f"{os.getloadavg()[0]:.1f}",
         "python": platform.python_version(),
         **{package: version(package) for package in ("numpy", "pyarrow", "xxhash")},

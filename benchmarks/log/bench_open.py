@@ -5,7 +5,7 @@ footer of a few hundred bytes and maps two files. A hundred segments are some 30
 system calls of about 2 µs, and 0.1 ms of Python each: expected 20 to 40 ms, with a few megabytes.
 The active segment is read whole and verified, because a crash may have torn its end: batches at
 about 1 GB/s, one frame a record at about a million records a second. That part does not grow with
-the log. The limit is to list and stat the same files, and to read and hash the active one.
+the log. Found: 15 to 20 ms, 3 MB. The limit is to list and stat the same files, and to read and hash the active one.
 """
 
 from __future__ import annotations

@@ -8,6 +8,10 @@ the data: expected 15 to 25 million records a second, against 80 million that th
 One frame per record costs a Python call per record when its own checksum has to be verified, but a
 sealed segment is vouched for by its footer: expected a third of the batched rate.
 Layouts with a CRC-32 per record pay a call each: expected 1 to 2 million records a second.
+
+How far off: columns of a 20-byte index are strided, and NumPy copies a strided column before it searches
+it. Until that is avoided the index costs more than the data, a third of the expected rate at 100 bytes.
+One frame a record is nearly as fast as batches, because nothing is called per record either.
 """
 
 from __future__ import annotations
