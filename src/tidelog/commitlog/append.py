@@ -100,7 +100,10 @@ def after_write(state: State, *, durable: bool) -> None:
     if durable:
         state.durable = state.highest
         state.synced_ms = state.clock.monotonic_ms()
-    elif state.clock.monotonic_ms() - state.synced_ms >= state.config.sync_interval_ms:
+        return
+    # With a thread that keeps the interval, an append syncs itself only when that thread was starved.
+    patience = 2 if state.background else 1
+    if state.clock.monotonic_ms() - state.synced_ms >= patience * state.config.sync_interval_ms:
         sync(state)
 
 
@@ -184,10 +187,23 @@ def append_rows(state: State, rows: Rows) -> None:
 
 
 def tick(state: State) -> None:
-    """Sync when the interval is over and seal when the segment is old."""
+    """Sync when the interval is over and seal when the segment is old. Appends go on while the disk syncs."""
     with state.mutex:
-        if state.closed or not state.writable or state.latch.closed or state.streaming:
+        if not state.idle():
             return
-        if state.clock.monotonic_ms() - state.synced_ms >= state.config.sync_interval_ms:
-            sync(state)
-        roll_if_due(state)
+        # The thread that keeps the interval begins at half of it, so that the sync is over before all of it is.
+        interval_ms = state.config.sync_interval_ms // (2 if state.background else 1)
+        due = state.clock.monotonic_ms() - state.synced_ms >= interval_ms
+        active, upto = state.active, state.highest
+        if not due or state.durable >= upto:
+            roll_if_due(state)
+            return
+    # Without the lock: whatever was written before is on disk when this returns, whatever comes meanwhile may be.
+    if not active.sync_beside():
+        return  # sealed in the meantime, and synced by that
+    with state.mutex:
+        if state.active is active:
+            state.durable = max(state.durable, upto)
+            state.synced_ms = state.clock.monotonic_ms()
+        if state.idle():
+            roll_if_due(state)

@@ -12,13 +12,13 @@ from tidelog.errors import Error
 class Flusher:
     def __init__(self, state: State) -> None:
         self._state = state
+        state.background = True
         self._ending = Event()
         self._thread = Thread(target=self._run, name=f"tidelog sync {state.path}", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        # Half the interval, so that a record waits at most one and a half of what the loop sleeps.
-        pause_s = max(self._state.config.sync_interval_ms / 2000, 0.001)
+        pause_s = max(self._state.config.sync_interval_ms / 4000, 0.001)
         while not self._ending.wait(pause_s):
             try:
                 tick(self._state)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,6 +188,8 @@ class Active:
         self.last_write_us = last_write_us
         self.faults = list(faults)
         self._index = Growing(found.sides[0])
+        self._descriptors = Lock()  # held by whoever syncs beside the writer, so that no descriptor is closed under it
+        self._closed = False
 
     @property
     def size(self) -> int:
@@ -272,6 +275,14 @@ class Active:
             if number in self._files.codec.truths and file is not None:
                 self._latch.sync(file)
 
+    def sync_beside(self) -> bool:
+        """`sync` without the log's lock, beside appends; False where the segment was closed before it could begin."""
+        with self._descriptors:
+            if self._closed:
+                return False
+            self.sync()
+            return True
+
     def sync_all(self, *, derived_only: bool) -> None:
         """Sync every file of the segment, derivable or not: what sealing needs."""
         if not derived_only:
@@ -310,10 +321,12 @@ class Active:
         return WriteFailed(f"{self.data.path}: {error}; the write was rolled back and nothing is visible, retry")
 
     def close(self) -> None:
-        self.data.close()
-        for file in self._sides:
-            if file is not None:
-                file.close()
+        with self._descriptors:
+            self._closed = True
+            self.data.close()
+            for file in self._sides:
+                if file is not None:
+                    file.close()
 
     def sealed(self, extra: bytes | None) -> Sealed:
         return Sealed(self._files, self.base, self.next_seq, self.size, self.side_bytes, extra)

@@ -32,6 +32,7 @@ class State:
     synced_ms: int = 0  # when the active segment was last synced, on the monotonic clock
     streaming: bool = False  # a streamed record is half written
     closed: bool = False
+    background: bool = False  # a thread keeps the sync interval
     names_unsynced: bool = False  # a removal whose directory sync failed: done again before the next one
     damage_skipped: int = 0  # damaged places that readers asked to pass over
 
@@ -50,6 +51,10 @@ class State:
     @property
     def highest(self) -> int:
         return self.active.next_seq
+
+    def idle(self) -> bool:
+        """Whether something may be done that nobody asked for."""
+        return self.writable and not (self.closed or self.streaming or self.latch.closed)
 
     def check_open(self) -> None:
         if self.closed:

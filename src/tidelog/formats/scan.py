@@ -122,24 +122,38 @@ def walk(
 
 
 def walk_indexed(
-    buf: Buffer, entries: NDArray[np.void], first_index: int, stop_index: int, base: int, *, check: bool
+    buf: Buffer,
+    entries: NDArray[np.void],
+    first_index: int,
+    stop_index: int,
+    base: int,
+    *,
+    check: bool,
+    origin: int = 0,
 ) -> Rows:
-    """Records [first_index, stop_index) of a sealed segment whose entry 0 is seq `base`.
+    """Records [first_index, stop_index) of a sealed segment whose entry 0 is seq `base`. `origin` is where the first
+    byte of `buf` lies in the segment's data.
 
     Headers are always held against the index; checksums only with `check`, which is for bytes that the
     segment's footer has not vouched for. A disagreement raises Corrupt with its position.
     """
     view = memoryview(buf)
     part = entries[first_index:stop_index]
-    live = np.flatnonzero((part["flags"] & idx.HOLE) == 0)
-    if not len(live):
+    # Column by column: picking whole entries moves them field by field.
+    flags = np.ascontiguousarray(part["flags"])
+    at: Ints = part["frame_offset"].astype(np.int64) - origin
+    size: Ints = part["data_len"].astype(np.int64)
+    ts_ms = np.ascontiguousarray(part["ts"])
+    seq: Ints = np.arange(base + first_index, base + first_index + len(part), dtype=np.int64)
+    hole = (flags & idx.HOLE) != 0
+    if hole.any():
+        live = np.flatnonzero(~hole)
+        flags, at, size, ts_ms, seq = flags[live], at[live], size[live], ts_ms[live], seq[live]
+    if not len(at):
         return none(view)
-    part = part[live]
-    at: Ints = part["frame_offset"].astype(np.int64)
-    seq: Ints = live + (base + first_index)
     if int(at.max()) + OVERHEAD_BYTES > len(view):
         raise Corrupt("segment", pos=int(at.max()), reason="the index names a frame behind the end of the data")
-    single = (part["flags"] & idx.BATCH) == 0
+    single = (flags & idx.BATCH) == 0
     alone = at[single]
     heads = headers(view, alone)
     appends = _appends(view, alone, heads)
@@ -158,12 +172,13 @@ def walk_indexed(
         raise Corrupt("segment", pos=wrong.pos, reason=wrong.fault.reason)
     # The first and the last batch may reach beyond what was asked for.
     found = _joined(view, appends, batches).between(base + first_index, base + stop_index)
-    same = len(found) == len(part) and (
+    same = len(found) == len(at) and (
         (found.seq == seq)
         & (found.at == at)
-        & (found.data.size == part["data_len"])
-        & (found.ts_us // 1000 == part["ts"])
-        & (idx.flags(found) == part["flags"])
+        & (found.data.size == size)
+        & (found.ts_us == ts_ms.astype(np.int64) * 1000)
+        & (ts_ms <= TS_MS_MAX)  # a larger one would wrap around; dividing the other side costs ten times as much
+        & (idx.flags(found) == flags)
     )
     if not np.all(same):
         pos = int(at[np.argmin(same)])
@@ -361,6 +376,8 @@ def _joined(view: memoryview, appends: Rows, batches: list[tuple[int, Rows]]) ->
     """Append records and batches in the order of their bytes; each batch says how many Appends precede it."""
     if not batches:
         return appends
+    if len(batches) == 1 and not len(appends):
+        return batches[0][1]
     parts: list[Rows] = []
     lo = 0
     for hi, rows in [*batches, (len(appends), none(view))]:

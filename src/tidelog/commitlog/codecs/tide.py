@@ -9,7 +9,9 @@ that only what is damaged is lost.
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,9 @@ _NAME = re.compile(r"seg-(\d{16,20})(\.data|\.idx|\.foot)")
 _TEMPORARY = re.compile(r"seg-\d{16,20}(\.idx\.rebuilding|\.foot\.tmp|\.data\.compacted)")
 _INDEX_CHECKED = -1  # in Shape.verified, beside the numbers of data chunks
 _SEQ_BITS = 64
+
+
+_decoded = lru_cache(maxsize=256)(footer.decode)  # every read asks for it; the bytes of a footer never change
 
 
 class TideCodec(Codec):
@@ -105,16 +110,17 @@ class TideCodec(Codec):
 
     def _one(self, seq: int, ts_ms: int, data: bytes, node: bytes, tag: bytes) -> Rows:
         buf = frame.encode(frame.APPEND, seq=seq, ts_ms=ts_ms, data=data, node=node, tag=tag)
-        one = np.ones(1, np.int64)
-        start = frame.HEADER_BYTES + len(node) + len(tag)
+        node_at, node_end = frame.HEADER_BYTES, frame.HEADER_BYTES + len(node)
+        start = node_end + len(tag)
+        cells = np.array([seq, ts_ms * 1000, 0, start, len(data), node_at, len(node), node_end, len(tag)], np.int64)
         return Rows(
             buf,
-            one * seq,
-            one * (ts_ms * 1000),
-            one * 0,
-            Span(one * start, one * len(data)),
-            Span(one * frame.HEADER_BYTES, one * len(node)) if node else None,
-            Span(one * (frame.HEADER_BYTES + len(node)), one * len(tag)) if tag else None,
+            cells[0:1],
+            cells[1:2],
+            cells[2:3],
+            Span(cells[3:4], cells[4:5]),
+            Span(cells[5:6], cells[6:7]) if node else None,
+            Span(cells[7:8], cells[8:9]) if tag else None,
         )
 
     def stream_head(self, seq: int, ts_us: int, batch: Batch, size: int, /) -> bytes:
@@ -137,8 +143,11 @@ class TideCodec(Codec):
         ts_before, first = divmod(mark, 1 << _SEQ_BITS)
         stop = int(rows.seq[-1]) + 1
         size = shift + max(len(rows.buf), int(rows.data.pos[-1] + rows.data.size[-1]) + 8)
-        made = idx.entries(rows, first, stop, size, origin=shift, ts_before_ms=ts_before)
-        return (idx.to_bytes(made),), int(rows.ts_us[-1]) // 1000 << _SEQ_BITS | stop
+        if len(rows) == 1 and stop == first + 1:
+            made = idx.entry(rows, shift)
+        else:
+            made = idx.to_bytes(idx.entries(rows, first, stop, size, origin=shift, ts_before_ms=ts_before))
+        return (made,), int(rows.ts_us[-1]) // 1000 << _SEQ_BITS | stop
 
     def fill(self, sides: tuple[bytes, ...], base: int, stop: int, size: int, /) -> tuple[bytes, ...]:
         entries = idx.read(sides[0])
@@ -191,7 +200,7 @@ class TideCodec(Codec):
         if shape.extra is None:
             return None
         try:
-            return footer.decode(shape.extra)
+            return _decoded(shape.extra)
         except NewerFormat:
             raise
         except Corrupt:
@@ -206,13 +215,12 @@ class TideCodec(Codec):
         if lo >= hi:
             return Chunk(none(), stop)
         at = entries["frame_offset"]
-        hi = lo + max(int(np.searchsorted(at[lo:hi], int(at[lo]) + bytes_max)), 1)
+        # Bisection by hand: searchsorted first copies a column of an index, which is strided, as a whole.
+        hi = max(bisect_left(at, int(at[lo]) + bytes_max, lo, hi), lo + 1)
         low = int(at[lo])
         high = self._frame_end(at, hi, shape.data.size)
-        part = entries[lo:hi].copy()
-        part["frame_offset"] -= np.uint32(low)
         trusted = foot is not None and self._vouched(shape, foot, low, high)
-        return self._decode(shape.data.fetch(low, high), part, first, low, check=not trusted)
+        return self._decode(shape.data.fetch(low, high), entries[lo:hi], first, low, check=not trusted)
 
     def _checked_index(self, shape: Shape, foot: Footer) -> NDArray[np.void]:
         """The index that was sealed; made again from the data, in memory, where the file is not that any more."""
@@ -225,7 +233,7 @@ class TideCodec(Codec):
 
     def _frame_end(self, at: NDArray[np.uint32], hi: int, size: int) -> int:
         """Where the frame of the record before `hi` ends: where the next one starts."""
-        later = hi + int(np.searchsorted(at[hi:], at[hi - 1], "right"))
+        later = bisect_right(at, int(at[hi - 1]), hi)
         return int(at[later]) if later < len(at) else size
 
     def _vouched(self, shape: Shape, foot: Footer, low: int, high: int) -> bool:
@@ -243,12 +251,12 @@ class TideCodec(Codec):
         fault = None
         while stop:
             try:
-                rows = scan.walk_indexed(buf, part, 0, stop, first, check=check)
+                rows = scan.walk_indexed(buf, part, 0, stop, first, check=check, origin=low)
             except Corrupt as error:
                 # What lies before the damaged frame is still good: ask for that much less.
-                at = part["frame_offset"]
-                stop = min(int(np.searchsorted(at, error.pos)), stop - 1)
-                resume = first + max(int(np.searchsorted(at, error.pos, "right")), stop + 1)
+                at, bad = part["frame_offset"], low + error.pos
+                stop = min(int(np.searchsorted(at, bad)), stop - 1)
+                resume = first + max(int(np.searchsorted(at, bad, "right")), stop + 1)
                 fault = Fault(first + stop, resume, low + error.pos, error.reason)
             else:
                 return Chunk(rows, first + stop)
@@ -262,10 +270,8 @@ class TideCodec(Codec):
         low = int(np.searchsorted(at, start))
         if low >= index:
             return pos, None
-        part = entries[low:index].copy()
-        part["frame_offset"] -= np.uint32(start)
         window = shape.data.fetch(start, self._frame_end(at, index, shape.data.size))
-        return start, scan.walk_indexed(window, part, 0, len(part), shape.base + low, check=True)
+        return start, scan.walk_indexed(window, entries, low, index, shape.base, check=True, origin=start)
 
     def _chain_start(self, shape: Shape, at: NDArray[np.uint32], index: int, pos: int) -> int:
         """The first byte of the caller's batch that `pos` would cut, or `pos` where it cuts none."""
