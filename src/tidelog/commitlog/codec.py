@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
+from re import Pattern
 from struct import error as struct_error
 from struct import pack
 from typing import NamedTuple, Protocol
@@ -24,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.errors import BadInput, TooLarge
-from tidelog.formats.rows import Rows, Span, Stop, values
+from tidelog.formats.rows import Rows, Stop, Walk, together, values
 from tidelog.types import Buffer, Ints
 
 
@@ -133,6 +134,10 @@ class Shape:
 
 class Codec(Protocol):
     name: str
+    stem: str  # how a segment's files are called, with room for its base
+    data_suffix: str
+    names: Pattern[str]  # its files: the base, then the suffix
+    temporaries: Pattern[str]
     first_seq: int
     record_bytes_max: int
     segment_bytes_limit: int  # positions must fit the index
@@ -147,15 +152,20 @@ class Codec(Protocol):
     birth_suffix: str | None  # written when a segment is born, by layouts whose records carry no time
     reserve_bytes: int  # how far the index file of the active segment is preallocated
 
-    def data_name(self, base: int, /) -> str: ...
-    def side_name(self, base: int, suffix: str, /) -> str: ...
+    def data_name(self, base: int, /) -> str:
+        return f"{self.stem.format(base)}{self.data_suffix}"
+
+    def side_name(self, base: int, suffix: str, /) -> str:
+        return f"{self.stem.format(base)}{suffix}"
+
     def is_temporary(self, name: str, /) -> bool:
         """Whether an interrupted rebuild, compaction or save of a segment leaves this name behind."""
-        ...
+        return self.temporaries.fullmatch(name) is not None
 
     def base_of(self, name: str, /) -> tuple[int, str] | None:
         """Which segment a file belongs to, and as what ("" for data, else its suffix); None: not ours."""
-        ...
+        found = self.names.fullmatch(name)
+        return None if found is None else (int(found[1]), "" if found[2] == self.data_suffix else found[2])
 
     def first_mark(self, base: int, /) -> int:
         """The running state of `sides` for a segment without records."""
@@ -223,6 +233,14 @@ def placed(codec: Codec, rows: Rows, shift: int, base: int, mark: int, crcs: Int
     return Placed([lambda: [rows.buf]], sides, mark, int(rows.seq[-1]) + 1, int(rows.ts_us[0]), int(rows.ts_us[-1]))
 
 
+def recovered(walk: Walk, base: int, sides: tuple[bytes, ...], mark: int) -> Recovered:
+    """What a walk over a whole data file found, for layouts whose records say all there is to say."""
+    rows = walk.rows
+    times = (int(rows.ts_us[0]), int(rows.ts_us.max())) if len(rows) else (0, 0)
+    next_seq = int(rows.seq[-1]) + 1 if len(rows) else base
+    return Recovered(walk.end, sides, next_seq, *times, len(rows), mark, walk.stop, walk.reason, [])
+
+
 def runs(rows: Rows) -> list[tuple[int, int]]:
     """Stretches of rows with consecutive seqs and one time: what one `encode` call can write."""
     if not len(rows):
@@ -250,33 +268,5 @@ def glue(parts: Sequence[Rows]) -> Rows:
     """Rows of several buffers as rows of one: the buffers are joined, the positions shifted."""
     if len(parts) == 1:
         return parts[0]
-    shifts = np.cumsum([0, *(len(part.buf) for part in parts)]).tolist()
-
-    def column(name: str) -> Span | None:
-        spans = [getattr(part, name) for part in parts]
-        if all(span is None for span in spans):
-            return None
-        filled = [
-            Span(part.data.pos, np.zeros(len(part), np.int64)) if span is None else span
-            for span, part in zip(spans, parts, strict=True)
-        ]
-        return Span(
-            np.concatenate([span.pos + shift for span, shift in zip(filled, shifts, strict=False)]),
-            np.concatenate([span.size for span in filled]),
-        )
-
-    def ints(name: str, moved: bool = False) -> Ints:
-        pieces = [getattr(part, name) + (shift if moved else 0) for part, shift in zip(parts, shifts, strict=False)]
-        return np.concatenate(pieces) if pieces else np.zeros(0, np.int64)
-
-    data = column("data") or Span(np.zeros(0, np.int64), np.zeros(0, np.int64))
-    return Rows(
-        b"".join(part.buf for part in parts),
-        ints("seq"),
-        ints("ts_us"),
-        ints("at", moved=True),
-        data,
-        column("node"),
-        column("tag"),
-        column("meta"),
-    )
+    shifts = [0, *accumulate(len(part.buf) for part in parts)][: len(parts)]
+    return together(b"".join(part.buf for part in parts), parts, shifts)

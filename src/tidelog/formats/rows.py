@@ -12,7 +12,7 @@ There is no Python object per record until somebody asks for `records`. The colu
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -82,6 +82,33 @@ class Rows:
 
 def none(buf: Buffer = b"") -> Rows:
     return Rows(buf, EMPTY, EMPTY, EMPTY, Span(EMPTY, EMPTY))
+
+
+def together(buf: Buffer, parts: Sequence[Rows], shifts: Sequence[int] | None = None) -> Rows:
+    """Rows of several stretches of `buf` as one. `shifts` say where in it each part's own buffer begins."""
+    if not parts:
+        return none(buf)
+    moved = list(zip(parts, shifts or [0] * len(parts), strict=True))
+
+    def span(spans: Sequence[Span | None]) -> Span | None:
+        if not any(spans):
+            return None
+        filled = [
+            Span(part.at, np.zeros_like(part.at)) if it is None else it for it, part in zip(spans, parts, strict=True)
+        ]
+        pos = np.concatenate([it.pos + shift for it, (_, shift) in zip(filled, moved, strict=True)])
+        return Span(pos, np.concatenate([it.size for it in filled]))
+
+    return Rows(
+        buf,
+        np.concatenate([part.seq for part in parts]),
+        np.concatenate([part.ts_us for part in parts]),
+        np.concatenate([part.at + shift for part, shift in moved]),
+        span([part.data for part in parts]) or Span(EMPTY, EMPTY),
+        span([part.node for part in parts]),
+        span([part.tag for part in parts]),
+        span([part.meta for part in parts]),
+    )
 
 
 class Stop(Enum):

@@ -47,7 +47,7 @@ from tidelog.formats.frame import (
     get,
     headers,
 )
-from tidelog.formats.rows import Rows, Span, Stop, Walk, none
+from tidelog.formats.rows import Rows, Span, Stop, Walk, none, together
 from tidelog.types import Buffer, Ints
 
 _LEAD = Struct("<IH")  # the length that opens a frame, type and flags as one number
@@ -383,24 +383,4 @@ def _joined(view: memoryview, appends: Rows, batches: list[tuple[int, Rows]]) ->
     for hi, rows in [*batches, (len(appends), none(view))]:
         parts += [appends.part(lo, hi), rows] if hi > lo else [rows]
         lo = hi
-    return Rows(
-        view,
-        np.concatenate([part.seq for part in parts]),
-        np.concatenate([part.ts_us for part in parts]),
-        np.concatenate([part.at for part in parts]),
-        _span([part.data for part in parts]),
-        _optional(parts, [part.node for part in parts]),
-        _optional(parts, [part.tag for part in parts]),
-        _optional(parts, [part.meta for part in parts]),
-    )
-
-
-def _optional(parts: list[Rows], spans: list[Span | None]) -> Span | None:
-    if not any(spans):
-        return None
-    pairs = zip(parts, spans, strict=True)
-    return _span([Span(part.at, np.zeros_like(part.at)) if span is None else span for part, span in pairs])
-
-
-def _span(spans: list[Span]) -> Span:
-    return Span(np.concatenate([span.pos for span in spans]), np.concatenate([span.size for span in spans]))
+    return together(view, parts)

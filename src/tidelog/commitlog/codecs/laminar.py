@@ -28,6 +28,9 @@ _TEMPORARY = re.compile(r"(0|[1-9]\d*)(\.index\.rebuilding|\.store\.compacted|\.
 
 class LaminarCodec(Codec):
     name = "laminar"
+    stem = "{}"
+    data_suffix = ".store"
+    names, temporaries = _NAME, _TEMPORARY
     first_seq = 0
     segment_bytes_limit = (1 << 32) - 1
     record_bytes_max = segment_bytes_limit - 16
@@ -43,19 +46,6 @@ class LaminarCodec(Codec):
 
     def __init__(self, config: LogConfig) -> None:
         self._width = config.index_width
-
-    def data_name(self, base: int, /) -> str:
-        return f"{base}.store"
-
-    def side_name(self, base: int, suffix: str, /) -> str:
-        return f"{base}{suffix}"
-
-    def is_temporary(self, name: str, /) -> bool:
-        return _TEMPORARY.fullmatch(name) is not None
-
-    def base_of(self, name: str, /) -> tuple[int, str] | None:
-        found = _NAME.fullmatch(name)
-        return None if found is None else (int(found[1]), "" if found[2] == ".store" else found[2])
 
     def first_mark(self, base: int, /) -> int:
         return base

@@ -8,7 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
-from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Shape, refuse
+from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Shape, recovered, refuse
 from tidelog.commitlog.codecs import sparse
 from tidelog.config import LogConfig
 from tidelog.formats import narwhal
@@ -21,6 +21,9 @@ _TEMPORARY = re.compile(r"\d{20}(\.idx\.rebuilding|\.tmp|\.log\.compacted)")
 
 class NarwhalCodec(Codec):
     name = "narwhal"
+    stem = "{:020d}"
+    data_suffix = ".log"
+    names, temporaries = _NAME, _TEMPORARY
     first_seq = 1
     record_bytes_max = (1 << 32) - 1
     segment_bytes_limit = 1 << 62
@@ -36,19 +39,6 @@ class NarwhalCodec(Codec):
     def __init__(self, config: LogConfig) -> None:
         self._bytes_max = config.segment_bytes_max + config.overflow_bytes
         self.reserve_bytes = narwhal.index_capacity(self._bytes_max)
-
-    def data_name(self, base: int, /) -> str:
-        return f"{base:020d}.log"
-
-    def side_name(self, base: int, suffix: str, /) -> str:
-        return f"{base:020d}{suffix}"
-
-    def is_temporary(self, name: str, /) -> bool:
-        return _TEMPORARY.fullmatch(name) is not None
-
-    def base_of(self, name: str, /) -> tuple[int, str] | None:
-        found = _NAME.fullmatch(name)
-        return None if found is None else (int(found[1]), "" if found[2] == ".log" else found[2])
 
     def first_mark(self, base: int, /) -> int:
         return -1
@@ -101,20 +91,8 @@ class NarwhalCodec(Codec):
 
     def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> Recovered:
         walk = narwhal.walk(data, above=base - 1)
-        rows = walk.rows
-        pieces, mark = self.sides(rows, 0, base, -1)
-        return Recovered(
-            walk.end,
-            pieces,
-            int(rows.seq[-1]) + 1 if len(rows) else base,
-            int(rows.ts_us[0]) if len(rows) else 0,
-            int(rows.ts_us.max()) if len(rows) else 0,
-            len(rows),
-            mark,
-            walk.stop,
-            walk.reason,
-            [],
-        )
+        pieces, mark = self.sides(walk.rows, 0, base, -1)
+        return recovered(walk, base, pieces, mark)
 
     def sealed_fault(self, shape: Shape, /) -> tuple[str | None, Fault | None]:
         if shape.sides[0] is None:

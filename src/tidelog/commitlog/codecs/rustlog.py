@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Shape, refuse
+from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Shape, recovered, refuse
 from tidelog.commitlog.codecs import sparse
 from tidelog.config import LogConfig
 from tidelog.formats import rustlog
@@ -26,6 +26,9 @@ _TEMPORARY = re.compile(r"\d{20}(\.index\.rebuilding|\.crc\.rebuilding|\.log\.co
 
 class RustlogCodec(Codec):
     name = "rustlog"
+    stem = "{:020d}"
+    data_suffix = ".log"
+    names, temporaries = _NAME, _TEMPORARY
     first_seq = 0
     record_bytes_max = rustlog.RECORD_BYTES_MAX
     segment_bytes_limit = 1 << 62
@@ -44,19 +47,6 @@ class RustlogCodec(Codec):
         if not config.checksums:
             self.side_suffixes, self.stale_suffixes = (".index",), (".crc",)
             self.truths = frozenset()
-
-    def data_name(self, base: int, /) -> str:
-        return rustlog.data_name(base)
-
-    def side_name(self, base: int, suffix: str, /) -> str:
-        return f"{base:020d}{suffix}"
-
-    def is_temporary(self, name: str, /) -> bool:
-        return _TEMPORARY.fullmatch(name) is not None
-
-    def base_of(self, name: str, /) -> tuple[int, str] | None:
-        found = _NAME.fullmatch(name)
-        return None if found is None else (int(found[1]), "" if found[2] == ".log" else found[2])
 
     def first_mark(self, base: int, /) -> int:
         return 0
@@ -99,20 +89,8 @@ class RustlogCodec(Codec):
     def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> Recovered:
         crcs = rustlog.read_crcs(sides[1]) if len(sides) > 1 and sides[1] is not None else None
         walk = rustlog.walk(data, above=base - 1, crcs=crcs)
-        rows = walk.rows
-        pieces, mark = self.sides(rows, 0, base, 0)
-        return Recovered(
-            walk.end,
-            pieces,
-            int(rows.seq[-1]) + 1 if len(rows) else base,
-            int(rows.ts_us[0]) if len(rows) else 0,
-            int(rows.ts_us[-1]) if len(rows) else 0,
-            len(rows),
-            mark,
-            walk.stop,
-            walk.reason,
-            [],
-        )
+        pieces, mark = self.sides(walk.rows, 0, base, 0)
+        return recovered(walk, base, pieces, mark)
 
     def sealed_fault(self, shape: Shape, /) -> tuple[str | None, Fault | None]:
         if shape.sides[0] is None:

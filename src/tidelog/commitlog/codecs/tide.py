@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64
 
-from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Placed, Recovered, Shape
+from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Placed, Recovered, Shape, recovered
 from tidelog.config import LogConfig
 from tidelog.errors import Corrupt, NewerFormat
 from tidelog.formats import batch as batches
@@ -37,6 +37,9 @@ _decoded = lru_cache(maxsize=256)(footer.decode)  # every read asks for it; the 
 
 class TideCodec(Codec):
     name = "tide"
+    stem = "seg-{:016d}"
+    data_suffix = ".data"
+    names, temporaries = _NAME, _TEMPORARY
     first_seq = 1
     segment_bytes_limit = 1 << 31
     record_bytes_max = segment_bytes_limit - (1 << 20)
@@ -52,19 +55,6 @@ class TideCodec(Codec):
 
     def __init__(self, config: LogConfig) -> None:
         pass
-
-    def data_name(self, base: int, /) -> str:
-        return f"seg-{base:016d}.data"
-
-    def side_name(self, base: int, suffix: str, /) -> str:
-        return f"seg-{base:016d}{suffix}"
-
-    def is_temporary(self, name: str, /) -> bool:
-        return _TEMPORARY.fullmatch(name) is not None
-
-    def base_of(self, name: str, /) -> tuple[int, str] | None:
-        found = _NAME.fullmatch(name)
-        return None if found is None else (int(found[1]), "" if found[2] == ".data" else found[2])
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 
@@ -164,20 +154,8 @@ class TideCodec(Codec):
 
     def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> Recovered:
         walk = scan.walk(data, above=base - 1)
-        rows = walk.rows
-        pieces, mark = self.sides(rows, 0, base, self.first_mark(base))
-        return Recovered(
-            walk.end,
-            pieces,
-            int(rows.seq[-1]) + 1 if len(rows) else base,
-            int(rows.ts_us[0]) if len(rows) else 0,
-            int(rows.ts_us[-1]) if len(rows) else 0,
-            len(rows),
-            mark,
-            walk.stop,
-            walk.reason,
-            [],
-        )
+        pieces, mark = self.sides(walk.rows, 0, base, self.first_mark(base))
+        return recovered(walk, base, pieces, mark)
 
     def sealed_fault(self, shape: Shape, /) -> tuple[str | None, Fault | None]:
         # Sizes only: hashing every index here would read all of it at each start. The first read of a
