@@ -165,6 +165,11 @@ def append_rows(state: State, rows: Rows) -> None:
         first, oldest = int(rows.seq[0]), int(rows.ts_us[0])
         if first < state.highest:
             raise UnexpectedSeq(state.path, expected=first, actual=state.highest)
+        if bool((np.diff(rows.seq) <= 0).any()):
+            raise BadInput(f"{state.path}: seqs must rise from record to record; nothing was written")
+        largest, limit = int(rows.data.size.max()), min(state.codec.record_bytes_max, ceiling(state, fresh=True))
+        if largest > limit:
+            raise TooLarge(f"{state.path}: a record", size=largest, limit=limit)
         if oldest < state.active.last_ts_us or bool((np.diff(rows.ts_us) < 0).any()):
             raise BadInput(
                 f"{state.path}: records from seq {first} on bring times that go back behind {state.active.last_ts_us}; "

@@ -22,7 +22,7 @@ from tidelog.commitlog.read import corrupt
 from tidelog.commitlog.recovery import reload
 from tidelog.commitlog.segment import Mapped, Sealed
 from tidelog.commitlog.state import State
-from tidelog.commitlog.swap import abandon, commit, prepare
+from tidelog.commitlog.swap import SUFFIX, abandon, commit, prepare
 from tidelog.formats import rows as columns
 from tidelog.formats.rows import Rows
 from tidelog.types import Ints, Record
@@ -142,12 +142,20 @@ def _compact_one(
     try:
         commit(state.files, base)
     except OSError as error:
+        what = f"swapping in the compacted segment {base}"
+        if 0 in codec.truths:
+            # The new store may be in place and the new index not: the next open finishes it, and until then the index
+            # that belongs to the store is the one in memory.
+            if state.disk.stat(state.files.data(base) + SUFFIX) is None:
+                segment.override, segment.size = sides, len(fresh.buf)
+                segment.verified = set()
+            raise state.latch.trip(error, what) from error
         reload(segment)
         abandon(state.files, base)
-        raise state.latch.refused(error, f"swapping in the compacted segment {base}") from error
+        raise state.latch.refused(error, what) from error
     segment.size, segment.side_bytes, segment.extra = len(fresh.buf), sum(map(len, sides)), extra
     segment.override = None
-    segment.verified.clear()
+    segment.verified = set()  # a new one: a reader that still holds the old bytes must not vouch for these
     segment.forget_times()
     done.segments += 1
     done.dropped += total - kept

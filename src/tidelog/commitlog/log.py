@@ -28,6 +28,7 @@ from tidelog.commitlog.read import CHUNK_BYTES, Page
 from tidelog.commitlog.recovery import Report
 from tidelog.commitlog.state import State
 from tidelog.config import LogConfig
+from tidelog.disk.atomic import remove_if_there
 from tidelog.disk.seam import Disk, Lock, join
 from tidelog.errors import BadInput
 from tidelog.formats import rows as columns
@@ -86,22 +87,27 @@ class SegmentedLog:
     def remove(self) -> None:
         """Close the log and erase it: its segments, its checkpoint, its offsets. Foreign files stay."""
         state = self._state
+        state.check_writable()
+        if self._flusher is not None:
+            self._flusher.stop()  # before the lock is taken: it may be waiting for it
         with state.mutex:
             state.check_writable()
             bases = [*(segment.base for segment in state.sealed), state.active.base]
             state.active.close()
-            if self._flusher is not None:
-                self._flusher.stop()
             state.closed = True
-            for base in reversed(bases):
-                state.files.remove(base)
-            for name in (clean.CHECKPOINT, OFFSETS_FILE, LOCK_FILE):
-                with suppress(FileNotFoundError):
-                    state.disk.remove(join(state.path, name))
-            if self._lock is not None:
-                self._lock.release()
-            with suppress(OSError):
-                state.disk.remove_dir(state.path)  # stays when something else lies in it
+            try:
+                for base in reversed(bases):
+                    state.files.remove(base)
+                for name in (clean.CHECKPOINT, OFFSETS_FILE):
+                    remove_if_there(state.disk, join(state.path, name))
+            except OSError as error:
+                raise state.latch.refused(error, "erasing the log") from error
+            finally:
+                if self._lock is not None:
+                    self._lock.release()
+            with suppress(OSError):  # the directory stays when something else lies in it
+                remove_if_there(state.disk, join(state.path, LOCK_FILE))
+                state.disk.remove_dir(state.path)
 
     def __enter__(self) -> Self:
         return self

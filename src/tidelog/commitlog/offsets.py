@@ -7,8 +7,8 @@ replaced atomically, so a crash shows the commit before or the commit after, nev
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from threading import Lock
+from collections.abc import Callable, Mapping
+from threading import RLock
 
 import msgspec
 
@@ -26,17 +26,19 @@ Place = tuple[str, str, int]  # group, topic, partition
 class ConsumerOffsets:
     """Committed seqs by (group, topic, partition)."""
 
-    def __init__(self, disk: Disk, path: str) -> None:
-        self._disk, self._path = disk, path
-        self._mutex = Lock()
+    def __init__(self, disk: Disk, path: str, *, may_write: Callable[[], None] = lambda: None) -> None:
+        """`may_write` raises where a commit is not allowed: the log is closed, or open for reading only."""
+        self._disk, self._path, self._may_write = disk, path, may_write
+        self._mutex = RLock()
         self._loaded: dict[Place, int] | None = None
 
     @property
     def _committed(self) -> dict[Place, int]:
         """Read at first use: a damaged file stops whoever needs it, and nobody who only reads records."""
-        if self._loaded is None:
-            self._loaded = self._load()
-        return self._loaded
+        with self._mutex:
+            if self._loaded is None:
+                self._loaded = self._load()
+            return self._loaded
 
     def _load(self) -> dict[Place, int]:
         content = read_all(self._disk, self._path)
@@ -55,6 +57,7 @@ class ConsumerOffsets:
 
     def commit_many(self, group: str, seqs: Mapping[tuple[str, int], int]) -> None:
         """Commit several partitions in one step: after a crash all of them or none."""
+        self._may_write()
         if not group:
             raise BadInput("a group has a name; nothing was committed")
         for (topic, partition), seq in seqs.items():
@@ -68,7 +71,8 @@ class ConsumerOffsets:
             try:
                 replace(self._disk, self._path, envelope.wrap(_MAGIC, _VERSION, msgspec.msgpack.encode(rows)))
             except OSError as error:
-                what = f"{self._path}: the commit of {group} failed ({error}); the old one stands, "
+                self._loaded = None  # where only the last directory sync failed, the new one may be there: look again
+                what = f"{self._path}: the commit of {group} failed ({error}); whether it stands is read anew, "
                 if error.errno in FULL:
                     raise DiskFull(what + "free space and retry") from error
                 raise WriteFailed(what + "mend the disk and retry") from error

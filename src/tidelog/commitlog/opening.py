@@ -13,7 +13,7 @@ from tidelog.clock import Clock, SystemClock
 from tidelog.commitlog import roll
 from tidelog.commitlog.cache import Lru
 from tidelog.commitlog.codec import Codec
-from tidelog.commitlog.codecs import codec_named, guess
+from tidelog.commitlog.codecs import codec_named, guess, is_ours
 from tidelog.commitlog.flusher import Flusher
 from tidelog.commitlog.latch import Latch
 from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
@@ -51,11 +51,11 @@ def opened(
     disk, clock = disk or PosixDisk(), clock or SystemClock()
     path = str(path).rstrip("/") or "/"
     names = _names(disk, path, read_only=read_only)
-    the_codec = codec_named(codec or guess(names) or "tide", config)
+    the_codec = codec_named(_which(path, names, codec), config)
     lock = None if read_only else take_lock(disk, path)
     try:
         state = _state(path, the_codec, disk, clock, config, writable=not read_only)
-        offsets = ConsumerOffsets(disk, join(path, OFFSETS_FILE))
+        offsets = ConsumerOffsets(disk, join(path, OFFSETS_FILE), may_write=state.check_owned)
     except BaseException as error:
         if lock is not None:
             lock.release()
@@ -96,6 +96,16 @@ def _state(path: str, codec: Codec, disk: Disk, clock: Clock, config: LogConfig,
         durable=active.next_seq,
         synced_ms=clock.monotonic_ms(),
     )
+
+
+def _which(path: str, names: list[str], asked: str | None) -> str:
+    """The codec to open with. Another one than wrote the directory would take its files for torn ones of its own."""
+    there = guess(names)
+    if there is not None and asked is not None and asked != there:
+        raise BadInput(f"{path} holds a {there} log, not a {asked} one; nothing was changed, leave the codec out")
+    if asked is None and there is None and is_ours(names):
+        raise BadInput(f"{path} holds a log whose codec its files do not tell; nothing was changed, name the codec")
+    return asked or there or "tide"
 
 
 def configured(config: LogConfig | None, settings: dict[str, Any]) -> LogConfig:

@@ -11,6 +11,8 @@ letters, digits, `_` and `-`.
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
+from threading import RLock
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -56,7 +58,8 @@ class PartitionedLog:
         self._lock, self._settings = lock, settings
         self._read_only = lock is None
         self._open: dict[tuple[str, int], SegmentedLog] = {}
-        self.offsets = ConsumerOffsets(disk, join(root, OFFSETS_FILE))
+        self._mutex = RLock()
+        self.offsets = ConsumerOffsets(disk, join(root, OFFSETS_FILE), may_write=self._check_owned)
 
     @classmethod
     def open(
@@ -86,11 +89,12 @@ class PartitionedLog:
 
     def close(self) -> None:
         """Close every partition that was used, each made durable first."""
-        for log in self._open.values():
-            log.close()
-        self._open.clear()
-        if self._lock is not None:
-            self._lock.release()
+        with ExitStack() as ending:  # one that fails to close does not keep the others open
+            if self._lock is not None:
+                ending.callback(self._lock.release)
+            for log in self._open.values():
+                ending.callback(log.close)
+            self._open.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -102,8 +106,7 @@ class PartitionedLog:
 
     def create_topic(self, topic: str, partitions: int) -> None:
         """Make a topic. Its partition count is fixed for good; a name that exists is refused."""
-        if self._read_only:
-            raise ReadOnly(f"{self._root} was opened read-only; nothing was made, open it without read_only")
+        self._check_owned()
         if not _NAME.fullmatch(topic):
             raise BadInput(f"topic {topic!r}: a name has 1 to 255 letters, digits, _ or -; nothing was made")
         if not 1 <= partitions <= PARTITIONS_MAX:
@@ -118,10 +121,15 @@ class PartitionedLog:
         for number in reversed(range(partitions)):
             self._disk.make_dir(self._directory(topic, number))
 
+    def _check_owned(self) -> None:
+        if self._read_only:
+            raise ReadOnly(f"{self._root} was opened read-only; nothing was written, open it without read_only")
+
     def topics(self) -> dict[str, int]:
         """Every topic and its partition count, by name."""
         found = {}
-        for name in self._disk.names(join(self._root, "topics")):
+        directory = join(self._root, "topics")
+        for name in self._disk.names(directory) if self._disk.stat(directory) else []:
             if _NAME.fullmatch(name) and (count := self._count(name)):
                 found[name] = count
         return found
@@ -139,6 +147,11 @@ class PartitionedLog:
 
     def partition(self, topic: str, number: int) -> SegmentedLog:
         """The log of one partition, opened at first use."""
+        key = (topic, number)
+        with self._mutex:
+            return self._open.get(key) or self._opened(topic, number)
+
+    def _opened(self, topic: str, number: int) -> SegmentedLog:
         key = (topic, number)
         if key not in self._open:
             count = self.topics().get(topic)

@@ -6,12 +6,14 @@ to read, it is told (OutOfRange) rather than moved along.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 
 from tidelog.commitlog.codec import Chunk, Fault
+from tidelog.commitlog.recovery import refresh
 from tidelog.commitlog.segment import Active, Sealed
 from tidelog.commitlog.state import State
 from tidelog.errors import BadInput, Corrupt, OutOfRange, SeqMissing
@@ -82,7 +84,14 @@ def _read_chunk(state: State, seq: int, end: int, bytes_max: int) -> tuple[Seale
         shape = segment.shape()
         if isinstance(segment, Active):
             return segment, state.codec.read(shape, seq, min(end, segment.next_seq), bytes_max)
-    return segment, state.codec.read(shape, seq, min(end, segment.stop), bytes_max)
+    chunk = state.codec.read(shape, seq, min(end, segment.stop), bytes_max)
+    if chunk.fault is not None and not state.writable:
+        # The writer may have swapped or dropped the segment since we opened it: look again before calling it damage.
+        with state.mutex:
+            if not refresh(segment):
+                raise OutOfRange(state.path, asked=seq, lowest=segment.stop, highest=state.highest)
+            chunk = state.codec.read(segment.shape(), seq, min(end, segment.stop), bytes_max)
+    return segment, chunk
 
 
 def _bounds(state: State, first: int | None, stop: int | None) -> tuple[int, int]:
@@ -105,7 +114,7 @@ def page(state: State, first: int, *, limit: int | None, bytes_max: int | None, 
     if limit == 0 or budget <= 0:
         return Page(found, seq)
     used = 0
-    for rows in batches(state, seq, None, bytes_max=budget, skip_damage=skip_damage):
+    for rows in batches(state, seq, end, bytes_max=budget, skip_damage=skip_damage):
         sizes = used + np.cumsum(rows.data.size)
         take = len(rows) if limit is None else min(len(rows), limit - len(found))
         take = min(take, max(int(np.searchsorted(sizes, budget, "right")), 0 if found else 1))
@@ -120,22 +129,18 @@ def page(state: State, first: int, *, limit: int | None, bytes_max: int | None, 
 
 def seek_time(state: State, ts_us: int) -> int:
     """The first seq whose record is not older than `ts_us`; the next seq to be written where all are older."""
-    with state.mutex:
-        state.check_open()
-        segments: list[Sealed | Active] = [*state.sealed, state.active]
-        highest = state.highest
+    state.check_open()
     if state.codec.birth_suffix is not None:
         raise BadInput(f"the {state.codec.name} layout keeps no time per record; read by seq instead")
-    lo, hi = 0, len(state.sealed)
-    while lo < hi:  # the first sealed segment whose last record is not older
-        middle = (lo + hi) // 2
-        segment = segments[middle]
-        times = segment.times() if isinstance(segment, Sealed) else None
-        if times is not None and times[1] >= ts_us:
-            hi = middle
-        else:
-            lo = middle + 1
-    for rows in batches(state, segments[lo].base, None, skip_damage=True):
+    with state.mutex:
+        state.check_open()
+        highest, first = state.highest, state.active.base
+        # Segments that compaction emptied have no times and cannot hold the answer.
+        timed = [(segment.base, times[1]) for segment in state.sealed if (times := segment.times()) is not None]
+    lo = bisect_left(timed, ts_us, key=lambda found: found[1])
+    if lo < len(timed):
+        first = timed[lo][0]
+    for rows in batches(state, first, None, skip_damage=True):
         at = int(np.searchsorted(rows.ts_us, ts_us))
         if at < len(rows):
             return int(rows.seq[at])

@@ -229,6 +229,19 @@ def expected_sides(segment: Sealed) -> tuple[bytes, ...] | None:
     return None if found.stop is not Stop.END else codec.fill(found.sides, segment.base, segment.stop, found.end)
 
 
+def refresh(segment: Sealed) -> bool:
+    """Forget what a reader has mapped of a segment and take it as it is on disk now; False where it is gone."""
+    files, base = segment.files, segment.base
+    files.forget(base)
+    stat = files.disk.stat(files.all_of(base)[0])
+    if stat is None:
+        return False
+    if segment.override is None and files.codec.extra_suffix:
+        segment.extra = read_all(files.disk, files.side(base, files.codec.extra_suffix))
+    segment.verified = set()
+    return True
+
+
 def reload(segment: Sealed) -> None:
     """Look again at a segment whose files were being changed when the disk failed: what its data is now decides, and
     its sides are made in memory."""
@@ -239,7 +252,7 @@ def reload(segment: Sealed) -> None:
     found = files.codec.recover(data, have, base)
     segment.override = files.codec.fill(found.sides, base, segment.stop, found.end)
     segment.size, segment.extra = len(data), None
-    segment.verified.clear()
+    segment.verified = set()
     segment.forget_times()
 
 

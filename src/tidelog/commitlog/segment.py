@@ -269,6 +269,12 @@ class Active:
 
     def sync(self, *, data: bool = True) -> None:
         """Make everything written so far survive a power cut: the data and the sides that cannot be derived from it."""
+        with self._descriptors:
+            self._sync(data=data)
+
+    def _sync(self, *, data: bool = True) -> None:
+        # The kernel tells of a failed sync once per descriptor: whoever comes second must hear it from the latch.
+        self._latch.check()
         if data:
             self._latch.sync(self.data)
         for number, file in enumerate(self._sides):
@@ -280,16 +286,18 @@ class Active:
         with self._descriptors:
             if self._closed:
                 return False
-            self.sync()
+            self._sync()
             return True
 
     def sync_all(self, *, derived_only: bool) -> None:
         """Sync every file of the segment, derivable or not: what sealing needs."""
-        if not derived_only:
-            self._latch.sync(self.data)
-        for number, file in enumerate(self._sides):
-            if file is not None and not (derived_only and number in self._files.codec.truths):
-                self._latch.sync(file)
+        with self._descriptors:
+            self._latch.check()
+            if not derived_only:
+                self._latch.sync(self.data)
+            for number, file in enumerate(self._sides):
+                if file is not None and not (derived_only and number in self._files.codec.truths):
+                    self._latch.sync(file)
 
     def trim_sides(self) -> None:
         """Give back what was preallocated, before the segment is sealed."""

@@ -30,7 +30,7 @@ class State:
     durable: int  # every seq below this one survives a power cut; never above `highest`
     mutex: RLock = field(default_factory=RLock)
     synced_ms: int = 0  # when the active segment was last synced, on the monotonic clock
-    streaming: bool = False  # a streamed record is half written
+    stream: object | None = None  # who is writing a record piece by piece, if anybody is
     closed: bool = False
     background: bool = False  # a thread keeps the sync interval
     names_unsynced: bool = False  # a removal whose directory sync failed: done again before the next one
@@ -54,19 +54,23 @@ class State:
 
     def idle(self) -> bool:
         """Whether something may be done that nobody asked for."""
-        return self.writable and not (self.closed or self.streaming or self.latch.closed)
+        return self.writable and not (self.closed or self.stream is not None or self.latch.closed)
 
     def check_open(self) -> None:
         if self.closed:
             raise Closed(f"{self.path} was closed; nothing was done, open it again")
 
-    def check_writable(self) -> None:
-        """Raise unless a write may be tried now."""
+    def check_owned(self) -> None:
+        """Raise unless this process is the writer of the directory."""
         self.check_open()
         if not self.writable:
             raise ReadOnly(f"{self.path} was opened read-only; nothing was written, open it without read_only")
+
+    def check_writable(self) -> None:
+        """Raise unless a write may be tried now."""
+        self.check_owned()
         self.latch.check()
-        if self.streaming:
+        if self.stream is not None:
             raise Busy(f"{self.path}: a streamed record is being written; nothing was written, retry when it is done")
 
     def segment_at(self, seq: int) -> Sealed | Active:

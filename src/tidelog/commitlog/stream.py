@@ -41,7 +41,7 @@ class Stream:
             around = len(head) + len(state.codec.stream_tail(head, []))
             self._limit = min(max(ceiling(state) - around, 0), state.codec.record_bytes_max)
             state.active.settle()
-            state.streaming = True
+            state.stream = self
             self._stage(head, None)
 
     @property
@@ -65,7 +65,7 @@ class Stream:
         try:
             active.data.stage(chunk, threshold)
         except OSError as error:
-            self._state.streaming = False
+            self._state.stream = None
             raise active.undo(error) from error
         except Error:
             self.roll_back()
@@ -89,9 +89,9 @@ class Stream:
                 active.data.patch(0, head)
                 checksum = self._checksum(head, size)
             except OSError as error:
-                state.streaming = False
+                state.stream = None
                 raise active.undo(error) from error
-            state.streaming = False
+            state.stream = None
             one = np.ones(1, np.int64)
             data = Span(one * len(head), one * size)
             rows = Rows(head, one * self._seq, one * self._ts_us, one * 0, data)
@@ -100,7 +100,8 @@ class Stream:
         return self._seq
 
     def _check_alive(self) -> None:
-        if not self._state.streaming:
+        self._state.check_open()
+        if self._state.stream is not self:
             raise Closed("this streamed record was already finished or rolled back; start another")
 
     def _checksum(self, head: bytes, size: int) -> int:
@@ -118,9 +119,10 @@ class Stream:
         """Forget the record to the last byte. Harmless when it is finished already."""
         state = self._state
         with state.mutex:
-            if state.streaming:
-                state.streaming = False
-                state.active.settle()
+            if state.stream is self:
+                state.stream = None
+                if not state.closed:
+                    state.active.settle()
 
 
 def append_stream(state: State, chunks: Iterable[Buffer], batch: Batch, expected: int | None) -> int:

@@ -39,3 +39,9 @@ def guess(names: Sequence[str]) -> str | None:
     best = max(fits.values(), default=0)
     found = [name for name, count in fits.items() if count == best]
     return found[0] if len(found) == 1 else None
+
+
+def is_ours(names: Sequence[str]) -> bool:
+    """Whether any of these names belongs to a segment of any codec."""
+    codecs = [make(LogConfig()) for make in _CODECS.values()]
+    return any(codec.base_of(name) is not None for name in names for codec in codecs)
