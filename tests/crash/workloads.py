@@ -190,6 +190,23 @@ def compact(bench: Bench, log: SegmentedLog) -> None:
     bench.oracle.forget(goes)
 
 
+def truncate_onto_holes(bench: Bench) -> None:
+    """What compaction left of a segment lies below the mark, and it is nothing: only the mark remembers the numbers."""
+    log = bench.open()
+    bench.append_many(log, 3, 60)
+    log.seal()
+    bench.append_many(log, 2, 60)
+    log.seal()
+    compact(bench, log)
+    for mark in (log.highest - 1, log.lowest):
+        if log.lowest <= mark < log.highest:
+            bench.oracle.truncating(mark)
+            log.truncate(mark)
+            bench.oracle.truncated(mark)
+    bench.append(log)
+    log.close()
+
+
 def commit_offsets(bench: Bench) -> None:
     log = bench.open()
     for _ in range(2):
@@ -308,6 +325,7 @@ WORKLOADS: dict[str, Workload] = {
         retain_by_size,
         expire_everything,
         compact_by_key,
+        truncate_onto_holes,
         commit_offsets,
         sync_by_interval,
     )

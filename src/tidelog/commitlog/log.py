@@ -15,7 +15,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from tidelog.clock import Clock
-from tidelog.commitlog import append, clean, compaction, read, stream
+from tidelog.commitlog import append, clean, compaction, numbering, read, stream
 from tidelog.commitlog import truncate as truncating
 from tidelog.commitlog.clean import Retained
 from tidelog.commitlog.codec import Batch
@@ -98,7 +98,7 @@ class SegmentedLog:
             try:
                 for base in reversed(bases):
                     state.files.remove(base)
-                for name in (clean.CHECKPOINT, OFFSETS_FILE):
+                for name in (clean.CHECKPOINT, OFFSETS_FILE, numbering.FILE):
                     remove_if_there(state.disk, join(state.path, name))
             except OSError as error:
                 raise state.latch.refused(error, "erasing the log") from error

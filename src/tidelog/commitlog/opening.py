@@ -10,7 +10,8 @@ from dataclasses import replace as replaced
 from typing import Any, NamedTuple
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.commitlog import roll
+from tidelog.commitlog import numbering, roll
+from tidelog.commitlog.append import roll_over
 from tidelog.commitlog.cache import Lru
 from tidelog.commitlog.codec import Codec
 from tidelog.commitlog.codecs import codec_named, guess, is_ours
@@ -83,7 +84,7 @@ def _state(path: str, codec: Codec, disk: Disk, clock: Clock, config: LogConfig,
     if found.sealed and not active.last_ts_us:
         times = found.sealed[-1].times()
         active.last_ts_us = times[1] if times else 0
-    return State(
+    state = State(
         path,
         files,
         config,
@@ -96,6 +97,11 @@ def _state(path: str, codec: Codec, disk: Disk, clock: Clock, config: LogConfig,
         durable=active.next_seq,
         synced_ms=clock.monotonic_ms(),
     )
+    if writable and (floor := numbering.held(disk, path)):
+        if active.next_seq < floor:
+            roll_over(state, next_base=floor)
+        numbering.let_go(disk, path)
+    return state
 
 
 def _which(path: str, names: list[str], asked: str | None) -> str:

@@ -30,6 +30,7 @@ from tidelog.types import Buffer
 
 QUARANTINE = "quarantine"
 _READ_TRIES = 8
+_TEMPORARIES = frozenset((".cleaner_checkpoint.tmp", ".consumer_offsets.tmp", ".next_seq.tmp"))
 
 
 class Damage(NamedTuple):
@@ -137,7 +138,7 @@ def _sweep(
 ) -> None:
     disk, codec, directory = files.disk, files.codec, files.directory
     for name in names:
-        if not codec.is_temporary(name) and name not in (".cleaner_checkpoint.tmp", ".consumer_offsets.tmp"):
+        if not codec.is_temporary(name) and name not in _TEMPORARIES:
             continue
         remove_if_there(disk, join(directory, name))
         report.swept.append(name)

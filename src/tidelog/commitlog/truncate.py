@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from tidelog.commitlog import numbering
 from tidelog.commitlog.append import roll_over, sync
 from tidelog.commitlog.codec import Fault, rewrite
 from tidelog.commitlog.read import corrupt
@@ -50,6 +51,10 @@ def truncate(state: State, mark: int) -> int:
         if state.active.next_seq < mark:
             # Compaction took the records just below the mark. Only a segment's name can carry the number on.
             roll_over(state, next_base=mark)
+            try:
+                numbering.let_go(state.disk, state.path)
+            except OSError as error:
+                raise state.latch.trip(error, f"truncating to {mark}") from error
         return highest - mark
 
 
@@ -85,6 +90,9 @@ def _prepare_prefix(state: State, base: int, mark: int) -> bool:
         sides = tuple(old + new for old, new in zip(sides, more, strict=True))
     if len(data) == shape.data.size and base == state.active.base and len(sides[0]) == len(shape.index):
         return False
+    if (int(split.seq[-1]) + 1 if split is not None and len(split) else kept.next_seq) < mark:
+        # Only holes lie just below the mark: until a segment bears its number, nothing else remembers it.
+        numbering.hold(state.disk, state.path, mark)
     prepare(state.files, base, data, sides, None)
     return True
 

@@ -1,0 +1,147 @@
+"""Bugs of the open log, each by the behaviour that was missing. Listed in docs/bugs.md."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tidelog.commitlog import SegmentedLog, restore
+from tidelog.commitlog.codec import Batch
+from tidelog.commitlog.stream import Stream
+from tidelog.errors import BadInput, Closed, Latched, OutOfRange, ReadOnly, WriteFailed
+from tidelog.formats.rows import Rows, Span
+from tidelog.testing import ManualClock, SimDisk
+
+CODECS = ["tide", "rustlog", "laminar", "narwhal"]
+
+
+def opened(disk: SimDisk, codec: str | None = None, **settings: Any) -> SegmentedLog:
+    return SegmentedLog.open("log", codec, disk=disk, clock=ManualClock(), **settings)
+
+
+@pytest.mark.parametrize("call", ["rename", "sync_dir"])
+@pytest.mark.parametrize("at", range(1, 9))
+def test_a_laminar_compaction_that_fails_anywhere_keeps_every_newest_record(call: str, at: int) -> None:
+    disk = SimDisk()
+    log = opened(disk, "laminar")
+    log.append_many([b"a1", b"b1", b"a2", b"c1"])
+    log.seal()
+    disk.fail(call, at)  # type: ignore[arg-type]
+    with suppress(Latched, WriteFailed):  # whichever it is, nothing newest may be gone
+        log.compact(lambda record: record.data[:1])
+    disk.heal()
+    for reader in (log, opened(disk.reboot()), opened(disk.crash_image("none"))):
+        assert {b"b1", b"a2", b"c1"} <= {record.data for record in reader}
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_stream_that_ended_does_not_end_another(codec: str) -> None:
+    log = opened(SimDisk(), codec)
+    first = Stream(log.state, Batch((b"",)), None)
+    first.write(b"aa")
+    first.roll_back()
+    second = Stream(log.state, Batch((b"",)), None)
+    second.write(b"bb")
+    first.roll_back()
+    with pytest.raises(Closed):
+        first.write(b"cc")
+    assert log.read(second.commit()).data == b"bb"
+
+
+def test_a_sync_that_comes_second_hears_of_the_failure_of_the_first() -> None:
+    disk = SimDisk()
+    log = opened(disk, "tide", sync="interval")
+    log.append(b"a")
+    disk.fail_sync("dropped", path=".data")
+    with pytest.raises(Latched):
+        log.state.active.sync_beside()
+    with pytest.raises(Latched):
+        log.state.active.sync()
+    with pytest.raises(Latched):
+        log.sync()
+    assert log.durable < log.highest
+
+
+def test_only_the_writer_commits_offsets() -> None:
+    disk = SimDisk()
+    writer = opened(disk, "tide")
+    writer.append(b"a")
+    reader = opened(disk, read_only=True)
+    with pytest.raises(ReadOnly):
+        reader.offsets.commit("group", 1)
+    writer.close()
+    with pytest.raises(Closed):
+        writer.offsets.commit("group", 1)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("other", CODECS)
+def test_a_directory_is_opened_by_the_codec_that_wrote_it_and_no_other(codec: str, other: str) -> None:
+    disk = SimDisk()
+    with opened(disk, codec) as log:
+        log.append(b"a")
+    before = disk.tree()
+    if other != codec:
+        with pytest.raises(BadInput, match=f"holds a {codec} log"):
+            opened(disk, other)
+        assert disk.tree() == before
+    with opened(disk) as log:
+        assert (log.codec, [record.data for record in log]) == (codec, [b"a"])
+
+
+@pytest.mark.parametrize("codec", ["tide", "rustlog", "narwhal"])
+def test_a_segment_that_compaction_emptied_does_not_hide_the_records_before_it_from_a_time(codec: str) -> None:
+    disk, clock = SimDisk(), ManualClock()
+    log = SegmentedLog.open("log", codec, disk=disk, clock=clock)
+    for key in (b"a", b"b", b"b", b"c"):
+        log.append(key)
+        log.seal()
+        clock.tick(10)
+    log.compact(lambda record: record.data)
+    kept = list(log)
+    assert [log.seek_time(record.ts_us) for record in kept] == [record.seq for record in kept]
+    restore(log, "copy", to_time_us=kept[0].ts_us)
+    copy = SegmentedLog.open("copy", disk=disk, clock=clock)
+    assert [record.data for record in copy] == [b"a"]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_rows_whose_seqs_do_not_rise_are_refused(codec: str) -> None:
+    log = opened(SimDisk(), codec)
+    zero = np.zeros(3, np.int64)
+    rows = Rows(b"abc", np.array([7, 5, 5]), zero, zero, Span(np.arange(3), zero + 1))
+    with pytest.raises(BadInput, match="nothing was written"):
+        log.append_rows(rows)
+    assert len(log) == 0
+
+
+def test_erasing_a_log_of_the_interval_policy_waits_for_nobody(tmp_path: object) -> None:
+    """Method: the thread that keeps the interval wants the lock all the time; it must be stopped before."""
+    for _ in range(20):
+        log = SegmentedLog.open(f"{tmp_path}/log", sync="interval", sync_interval_ms=1)
+        log.append(b"a")
+        log.remove()
+
+
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("settings", [{"maps_max": 1}, {"index_cache": 0}])
+def test_a_reader_is_not_told_of_damage_when_the_writer_compacts(codec: str, settings: dict[str, Any]) -> None:
+    disk = SimDisk()
+    writer = opened(disk, codec, segment_bytes_max=200)
+    for number in range(20):
+        writer.append(b"%d:%050d" % (number % 2, number))
+    reader = opened(disk, read_only=True, **settings)
+    list(reader)
+    writer.seal()
+    writer.compact(lambda record: record.data[:1])
+    newest = {b"%d:%050d" % (number % 2, number) for number in (18, 19)}
+    found: set[bytes] = set()
+    first: int | None = None
+    while not newest <= found:
+        try:
+            found |= {record.data for record in reader.records(first)}
+        except OutOfRange as gone:  # compaction dropped whole segments at the front: told, not passed over
+            first = max(gone.lowest, (first or 0) + 1)
