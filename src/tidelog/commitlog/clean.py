@@ -112,7 +112,8 @@ def retain(
 
 
 def remove_expired(state: State, age_ms: int) -> Retained:
-    """Drop every leading segment whose records are all older than this, the active one too: numbering goes on."""
+    """Drop every leading segment whose records are all older than this, the active one too: numbering goes on. By age
+    alone, as the laminar design has it: what consumers have committed does not hold it back, `retain` does that."""
     if age_ms < 0:
         raise BadInput(f"the age is {age_ms} ms, it must not be negative; nothing was dropped")
     with state.mutex:

@@ -265,7 +265,8 @@ class SegmentedLog:
         )
 
     def remove_expired(self, age_ms: int) -> int:
-        """Drop whole leading segments older than this, the active one too; return how many seqs left."""
+        """Drop whole leading segments older than this, the active one too; return how many seqs left. Looks at age
+        alone: what consumers have committed holds `retain` back, not this."""
         return clean.remove_expired(self._state, age_ms).records
 
     def compact(
