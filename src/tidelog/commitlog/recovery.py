@@ -320,7 +320,6 @@ def open_active(files: Files, latch: Latch, base: int, report: Report, *, writab
         sides=sides,
         born_us=born,
         last_write_us=touched,
-        faults=found.faults,
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.commitlog.cache import Lru
-from tidelog.commitlog.codec import Batch, Codec, Fault, Placed, Recovered, Shape, placed
+from tidelog.commitlog.codec import Batch, Codec, Placed, Recovered, Shape, placed
 from tidelog.commitlog.latch import FULL, Latch
 from tidelog.commitlog.storage import Storage
 from tidelog.disk.atomic import read_all, remove_if_there
@@ -175,7 +175,6 @@ class Active:
         sides: list[File | None],
         born_us: int,
         last_write_us: int,
-        faults: Sequence[Fault] = (),
     ) -> None:
         self._files, self._latch = files, latch
         self.base = base
@@ -186,7 +185,6 @@ class Active:
         self.last_ts_us = found.last_ts_us
         self.born_us = born_us
         self.last_write_us = last_write_us
-        self.faults = list(faults)
         self._index = Growing(found.sides[0])
         self._descriptors = Lock()  # held by whoever syncs beside the writer, so that no descriptor is closed under it
         self._closed = False
