@@ -7,7 +7,7 @@ per batch the disk decides: 1 MB takes about a millisecond to write and sync, th
 expected 75 %. A single durable append is one small write and one sync of some 200 µs: expected 90 %
 of the raw rate with `each`; without a sync, 20 µs of Python, 50 000 a second.
 
-How far off: with nothing to sync, 35 to 40 % of the raw write; copy, hash and write alone would be 67 %.
+How far off: with nothing to sync, 47 to 51 % of the raw write; copy, hash and write alone would be 60 %.
 With the interval's syncs and a seal every 64 MiB the disk decides: it takes 1.2 to 1.8 GB/s where the page
 cache takes 4, so half of a write that never syncs is out of reach for anything that keeps the promise.
 

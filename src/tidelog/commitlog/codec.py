@@ -19,12 +19,13 @@ from itertools import accumulate, pairwise
 from re import Pattern
 from struct import error as struct_error
 from struct import pack
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.errors import BadInput, TooLarge
+from tidelog.formats import idx
 from tidelog.formats.rows import Rows, Stop, Walk, together, values
 from tidelog.types import Buffer, Ints
 
@@ -85,11 +86,14 @@ class Chunk(NamedTuple):
     fault: Fault | None = None
 
 
+Piece: TypeAlias = bytes | idx.Run  # of a side file
+
+
 class Placed(NamedTuple):
     """Records on their way into a segment: what to write behind the data and behind each side file."""
 
     frames: Sequence[Callable[[], Sequence[Buffer]]]  # each makes the pieces of one gathered write
-    sides: tuple[bytes, ...]
+    sides: tuple[Piece, ...]
     mark: int
     next_seq: int
     first_ts_us: int
@@ -150,6 +154,7 @@ class Codec(Protocol):
     room: frozenset[str]  # which of node, tag and meta the layout can hold
     extra_suffix: str | None  # written when a segment is sealed
     birth_suffix: str | None  # written when a segment is born, by layouts whose records carry no time
+    late_index: bool = False  # the index of the active segment is written when it is sealed or closed, not before
     reserve_bytes: int  # how far the index file of the active segment is preallocated
 
     def data_name(self, base: int, /) -> str:

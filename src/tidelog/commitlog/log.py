@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from operator import countOf
 from types import TracebackType
 from typing import Any, Self
 
@@ -75,6 +76,8 @@ class SegmentedLog:
             try:
                 if state.writable and not state.latch.closed:
                     state.active.settle()
+                    with suppress(OSError):  # the next one to open it makes what is missing
+                        state.active.spill()
                     append.sync(state)
             finally:
                 state.closed = True
@@ -360,6 +363,8 @@ class SegmentedLog:
 
 
 def _check_bytes(datas: Sequence[object]) -> None:
+    if countOf(map(type, datas), bytes) == len(datas):
+        return
     for kind in set(map(type, datas)) - {bytes}:
         if not issubclass(kind, bytes):
             raise BadInput(f"a record is bytes, not {kind.__name__}; nothing was written, encode it first")

@@ -361,8 +361,19 @@ def _mend(
                 _sync_file(files, files.side(base, suffix))
             continue
         path = files.side(base, suffix)
+        if old is not None and codec.late_index and number == 0 and content_.startswith(old):
+            _write_rest(files, path, content_, len(old))  # as a process that was killed leaves it
+            continue
         replace(disk, path, content_, temporary=f"{path}.rebuilding")
         report.rebuilt.append(codec.side_name(base, suffix))
+
+
+def _write_rest(files: Files, path: str, content: bytes, pos: int) -> None:
+    file = files.disk.open(path, "write")
+    try:
+        file.write(pos, memoryview(content)[pos:])
+    finally:
+        file.close()
 
 
 def _cut_file(files: Files, path: str, size: int) -> None:

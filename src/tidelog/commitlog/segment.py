@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.commitlog.cache import Lru
-from tidelog.commitlog.codec import Batch, Codec, Placed, Recovered, Shape, placed
+from tidelog.commitlog.codec import Batch, Codec, Piece, Placed, Recovered, Shape, placed
 from tidelog.commitlog.latch import FULL, Latch
 from tidelog.commitlog.storage import Storage
 from tidelog.disk.atomic import read_all, remove_if_there
 from tidelog.disk.seam import Disk, File, join
 from tidelog.errors import DiskFull, Error, WriteFailed
+from tidelog.formats import idx
 from tidelog.formats.rows import Rows
 from tidelog.types import Buffer, Ints
 
@@ -141,16 +142,16 @@ class Growing:
     """The index of the active segment in memory: pieces as they come, laid together when somebody looks."""
 
     def __init__(self, initial: bytes) -> None:
+        self._fresh: list[Piece] = [initial]
         self._used = 0
         self._room: NDArray[np.uint8] = np.empty(max(1024, 2 * len(initial)), np.uint8)
-        self._fresh = [initial]
 
-    def add(self, piece: bytes) -> None:
+    def add(self, piece: Piece) -> None:
         self._fresh.append(piece)
 
     def view(self) -> memoryview:
         """All of it. What was handed out earlier stays as it was: room is replaced when it grows, never resized."""
-        fresh = b"".join(self._fresh)
+        fresh = idx.lay(self._fresh)
         need = self._used + len(fresh)
         if need > len(self._room):
             room = np.empty(2 * need, np.uint8)
@@ -159,6 +160,10 @@ class Growing:
         self._room[self._used : need] = np.frombuffer(fresh, np.uint8)
         self._used, self._fresh = need, []
         return self._room[: self._used].data
+
+
+def _bytes_of(piece: Piece) -> int:
+    return piece.size if isinstance(piece, idx.Run) else len(piece)
 
 
 class Active:
@@ -180,6 +185,7 @@ class Active:
         self.base = base
         self.data, self._sides = Storage(data, found.end), sides
         self._side_sizes = [len(side) for side in found.sides]
+        self._spilled = self._side_sizes[0]  # bytes of the index that its file has
         self._mark = found.mark
         self.next_seq = found.next_seq
         self.last_ts_us = found.last_ts_us
@@ -241,21 +247,33 @@ class Active:
             latch.sync(self.data)
         try:
             for file, size, piece in zip(self._sides, self._side_sizes, made.sides, strict=True):
-                if piece and file is not None:
+                if piece and file is not None and isinstance(piece, bytes) and not self._late(file):
                     file.write(size, piece)
         except OSError as error:
             raise self.undo(error) from error
         if durable:
             self.sync(data=not codec.sync_data_first)
         self._side_sizes = [
-            size + (len(piece) if file is not None else 0)
+            size + (_bytes_of(piece) if file is not None else 0)
             for file, size, piece in zip(self._sides, self._side_sizes, made.sides, strict=True)
         ]
         self._index.add(made.sides[0])
+        if not self._files.codec.late_index:
+            self._spilled = self._side_sizes[0]
         if self.size == 0 and self._files.codec.birth_suffix is None:
             self.born_us = made.first_ts_us  # what a restart would find
         self.data.commit()
         self._mark, self.next_seq, self.last_ts_us = made.mark, made.next_seq, made.last_ts_us
+
+    def _late(self, side: File) -> bool:
+        return side is self._sides[0] and self._files.codec.late_index
+
+    def spill(self) -> None:
+        """Bring the index file up to date. Nothing hangs on it: what it lacks is made again from the data."""
+        file, size = self._sides[0], self._side_sizes[0]
+        if file is not None and self._spilled < size:
+            file.write(self._spilled, self._index.view()[self._spilled :])
+            self._spilled = size
 
     def settle(self) -> None:
         """Cut what an interrupted write left behind, so that it can never be read as a record."""
@@ -298,7 +316,8 @@ class Active:
                     self._latch.sync(file)
 
     def trim_sides(self) -> None:
-        """Give back what was preallocated, before the segment is sealed."""
+        """Side files of exactly their size, before the segment is sealed: all written, nothing preallocated."""
+        self.spill()
         for file, size in zip(self._sides, self._side_sizes, strict=True):
             if file is not None and file.size() != size:
                 file.cut(size)
@@ -306,7 +325,7 @@ class Active:
     def cut_back(self) -> None:
         """Back to the last published byte, durably."""
         self.data.roll_back()
-        for file, size in zip(self._sides, self._side_sizes, strict=True):
+        for file, size in zip(self._sides, [self._spilled, *self._side_sizes[1:]], strict=True):
             if file is not None and file.size() > size:
                 file.cut(size)
         self.data.sync()

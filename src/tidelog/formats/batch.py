@@ -20,6 +20,7 @@ whole or absent, because it has one checksum; encoding and verifying cost per ba
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, groupby, pairwise
@@ -145,27 +146,31 @@ def plan(
     *,
     tag: bytes = b"",
     node: bytes = b"",
+    shift: int = 0,
 ) -> Planned:
-    """The frames of `encode_many` without tags, nodes and metas of their own, made one at a time.
+    """The frames of `encode_many` without columns of their own, made one at a time; the first will lie at `shift`.
 
     Written and forgotten before the next one is made, a frame's worth of memory serves for all of them and stays in
     the processor's cache. Fresh memory costs more to touch than to fill: measured 0.26 ms for a megabyte with two
     frames alive, 0.1 ms with one.
     """
-    edges = np.zeros(len(datas) + 1, np.int64)
-    np.cumsum(lengths, out=edges[1:])
-    count, cuts = len(datas), [0]
-    while cuts[-1] < count:
-        lo = cuts[-1]
-        fits = int(np.searchsorted(edges, edges[lo] + FRAME_BYTES, "right")) - 1
-        cuts.append(max(lo + 1, min(fits, lo + FRAME_RECORDS)))
+    ends = lengths.cumsum(dtype=np.int64)
+    count, lo, before = len(datas), 0, 0
     around = OVERHEAD_BYTES + len(node) + len(tag) + _HEAD.size
-    starts = [around * number + 4 * lo + int(edges[lo]) for number, lo in enumerate(cuts[:-1])]
-
+    pieces, starts, counts = [], [], []
+    while lo < count:
+        # Bisection by hand: an array is searched in C at ten times the price of these few looks.
+        fits = bisect_right(ends, before + FRAME_BYTES, lo, min(count, lo + FRAME_RECORDS))
+        hi = max(lo + 1, fits)
+        end = int(ends[hi - 1])
+        pieces.append((lo, hi, end - before))
+        starts.append(shift)
+        counts.append(hi - lo)
+        shift += around + 4 * (hi - lo) + end - before
+        lo, before = hi, end
     packed = lengths.tobytes()  # bytes, not a view: join is quicker when every piece is bytes
 
-    def make(lo: int, hi: int) -> list[Buffer]:
-        size = int(edges[hi] - edges[lo])
+    def make(lo: int, hi: int, size: int) -> list[Buffer]:
         head = frame_head(
             APPEND_BATCH,
             topic_id=topic_id,
@@ -181,8 +186,7 @@ def plan(
         assert len(frame) == around - 8 + 4 * (hi - lo) + size, "a record is as long as it said"
         return [frame, checksum(frame)]
 
-    pairs = list(pairwise(cuts))
-    return Planned([partial(make, lo, hi) for lo, hi in pairs], starts, [hi - lo for lo, hi in pairs])
+    return Planned([partial(make, *piece) for piece in pieces], starts, counts)
 
 
 def encode_arrow(

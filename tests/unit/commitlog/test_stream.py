@@ -293,7 +293,8 @@ def test_a_stream_ends_once(log: SegmentedLog) -> None:
 
 
 def test_closing_the_log_rolls_an_open_stream_back(log: SegmentedLog, open_log: Opener, disk: SimDisk) -> None:
-    before = tree(disk)
+    log.close()  # tide writes its index now
+    before, log = tree(disk), open_log(disk=disk)
     stream = Stream(log.state, Batch((b"",)), None)
     stream.write(b"some")
     log.close()
@@ -350,6 +351,7 @@ def test_a_write_error_midway_rolls_the_stream_back(
     assert list(open_log(disk=disk.reboot())) == held
 
 
+@pytest.mark.parametrize("codec", ["rustlog", "laminar", "narwhal"])  # tide's is written when a segment is sealed
 def test_an_index_that_cannot_be_written_takes_the_record_back(
     open_log: Opener, disk: SimDisk, append: Append, index_path: Callable[[int], str], first: int
 ) -> None:

@@ -192,3 +192,19 @@ def test_what_only_the_footer_can_tell() -> None:
         with pytest.raises(Corrupt, match="different records"):
             scan.walk_indexed(buf, entries, first, stop, 1, check=False)
     assert not len(scan.walk_indexed(buf, entries, 1, 2, 1, check=True))
+
+
+def test_runs_are_laid_as_the_entries_they_stand_for() -> None:
+    datas = [[b"a" * n for n in range(1, 6)], [b"b"], [b"c" * 9] * 3]
+    pieces: list[bytes | idx.Run] = [b"\0" * idx.ENTRY_BYTES]
+    expected, at, seq = [pieces[0]], 0, 1
+    for number, chunk in enumerate(datas):
+        lengths = np.array(list(map(len, chunk)), np.uint32)
+        planned = batch.plan(0, seq, 1_000 + number, chunk, lengths, shift=at)
+        pieces.append(idx.Run(planned.starts, planned.counts, lengths, 1_000 + number, idx.BATCH))
+        buf = b"".join(bytes(piece) for make in planned.frames for piece in make())
+        rows = scan.walk(buf).rows
+        expected.append(idx.to_bytes(idx.entries(rows, seq, seq + len(chunk), at + len(buf), origin=at)))
+        at, seq = at + len(buf), seq + len(chunk)
+    assert idx.lay(pieces) == b"".join(expected)  # type: ignore[arg-type]
+    assert idx.lay([]) == b""

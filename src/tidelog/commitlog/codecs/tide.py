@@ -51,6 +51,7 @@ class TideCodec(Codec):
     room: frozenset[str] = frozenset(("node", "tag", "meta"))
     extra_suffix: str | None = ".foot"
     birth_suffix: str | None = None
+    late_index = True
     reserve_bytes = 0
 
     def __init__(self, config: LogConfig) -> None:
@@ -88,15 +89,11 @@ class TideCodec(Codec):
         if not alike or len(batch.datas) == 1 or mark % (1 << _SEQ_BITS) != seq:
             return super().place(seq, ts_us, batch, shift, base, mark)
         node, tag = bytes(batch.node), bytes(batch.tag)  # type: ignore[arg-type]
-        made = batches.plan(0, seq, ts_ms, batch.datas, batch.lengths, node=node, tag=tag)
-        entries = np.zeros(len(batch.datas), idx.ENTRY)
-        entries["frame_offset"] = np.repeat(np.array(made.starts) + shift, made.counts)
-        entries["data_len"], entries["ts"] = batch.lengths, ts_ms
-        entries["flags"] = idx.BATCH | (idx.HAS_NODE if node else 0) | (idx.HAS_TAG if tag else 0)
+        made = batches.plan(0, seq, ts_ms, batch.datas, batch.lengths, node=node, tag=tag, shift=shift)
+        flags = idx.BATCH | (idx.HAS_NODE if node else 0) | (idx.HAS_TAG if tag else 0)
+        run = idx.Run(made.starts, made.counts, batch.lengths, ts_ms, flags)
         stop = seq + len(batch.datas)
-        return Placed(
-            made.frames, (idx.to_bytes(entries),), ts_ms << _SEQ_BITS | stop, stop, ts_ms * 1000, ts_ms * 1000
-        )
+        return Placed(made.frames, (run,), ts_ms << _SEQ_BITS | stop, stop, ts_ms * 1000, ts_ms * 1000)
 
     def _one(self, seq: int, ts_ms: int, data: bytes, node: bytes, tag: bytes) -> Rows:
         buf = frame.encode(frame.APPEND, seq=seq, ts_ms=ts_ms, data=data, node=node, tag=tag)
