@@ -341,6 +341,9 @@ EXCUSES = (
     Excuse("disk/", "the file system", "it is the seam"),
     Excuse("clock.py", "the clock", "it is the seam"),
     Excuse("commitlog/flusher.py", "a wait", "a thread that keeps an interval has to sleep between two syncs"),
+    Excuse("engine/engine.py", "a wait", "the thread that keeps syncs and checkpoints due has to sleep between them"),
+    Excuse("engine/read.py", "a wait", "a reader waits for a record, and is woken by its writer"),
+    Excuse("wal/", "a wait", "a caller waits for its commit, and the writer thread for one"),
     Excuse("cli/", "the terminal", "a command talks to the person who gave it"),
     Excuse(
         "cli/",

@@ -1,11 +1,12 @@
 """Tidelog: a durable event log for Python and Spark.
 
-The segmented log library is `tidelog.commitlog`; every error a caller can see is in `tidelog.errors`.
+`tidelog.open` gives a program durable topics. The segmented log library is `tidelog.commitlog`; every
+error a caller can see is in `tidelog.errors`.
 """
 
+from tidelog.engine import Engine, Gap, Record, Topic, open
 from tidelog.errors import Error
-from tidelog.types import Record
 
 __version__ = "0.1.0"
 
-__all__ = ["Error", "Record", "__version__"]
+__all__ = ["Engine", "Error", "Gap", "Record", "Topic", "__version__", "open"]

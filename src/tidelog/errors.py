@@ -7,16 +7,23 @@ Error
 │   ├── OutOfRange       a seq outside what the log holds; carries the valid range
 │   ├── SeqMissing       a seq inside the range whose record was compacted away
 │   ├── TooLarge         a record over its byte ceiling
+│   ├── BatchTooLarge    more records or seqs in one call than are taken
+│   ├── TopicFull        a write that would pass the cap of a topic that keeps its records
+│   ├── GapFound         records that a reader asked for were lost to a cap or to their age
 │   ├── StreamBroken     a streamed record broke off or ran past its ceiling
 │   ├── UnexpectedSeq    the next seq is not the one the caller expected
 │   ├── NotFound         no such log, topic, partition or file
+│   │   └── TopicNotFound
+│   ├── NotEmpty         a topic that was to be dropped only if it was empty
 │   ├── AlreadyExists    the name is taken
+│   │   └── TopicExists    by a topic that does not fit what was asked for
 │   ├── NewerFormat      the bytes were written by a newer version
 │   ├── ReadOnly         this log was opened for reading
 │   └── Closed           this log was closed
 ├── Unavailable        nothing was written; try again later
 │   ├── Locked           another process is the writer of this directory
 │   ├── Busy             a streamed record is being written to this log
+│   ├── Throttled        a limit of the whole engine is reached; carries which
 │   ├── DiskFull         the device has no room; the write was rolled back
 │   └── WriteFailed      the device refused the bytes; the write was rolled back
 ├── InDoubt            nobody knows whether it was written; retry with the same key
@@ -74,6 +81,43 @@ class TooLarge(Refused):
         self.size, self.limit = size, limit
 
 
+class BatchTooLarge(Refused):
+    code = "batch_too_large"
+
+    def __init__(self, what: str, *, count: int, limit: int) -> None:
+        super().__init__(f"{count} {what} in one call, the limit is {limit}; nothing was written, send them in parts")
+        self.count, self.limit = count, limit
+
+
+class TopicFull(Refused):
+    code = "topic_full"
+
+    def __init__(self, topic: str, *, cap_records: int, cap_bytes: int, head_seq: int, earliest_seq: int) -> None:
+        caps = [f"{cap} {unit}" for cap, unit in ((cap_records, "records"), (cap_bytes, "bytes")) if cap]
+        super().__init__(
+            f"{topic} is full: it keeps at most {' and '.join(caps)} and refuses what does not fit; nothing was "
+            "written, delete or ack records, or raise the cap"
+        )
+        self.topic, self.cap_records, self.cap_bytes = topic, cap_records, cap_bytes
+        self.head_seq, self.earliest_seq = head_seq, earliest_seq
+
+
+class GapFound(Refused):
+    code = "gap"
+
+    def __init__(self, topic: str, gap: tuple[int, int, str, int, int, int]) -> None:
+        self.gap_from, self.gap_to, self.reason, self.missed_estimate, self.earliest_seq, self.head_seq = gap
+        lost = (
+            "the topic was deleted and made again, its seqs are other records now"
+            if self.reason == "recreated"
+            else f"seqs {self.gap_from} to {self.gap_to} are lost ({self.reason})"
+        )
+        super().__init__(
+            f"{topic}: {lost}; nothing was written, go on from seq {self.earliest_seq} if you can do without"
+        )
+        self.topic, self.gap = topic, gap
+
+
 class StreamBroken(Refused):
     code = "stream_broken"
 
@@ -93,8 +137,35 @@ class NotFound(Refused):
     code = "not_found"
 
 
+class TopicNotFound(NotFound):
+    code = "topic_not_found"
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"there is no topic {topic!r}; nothing was done, create it or look at the name again")
+        self.topic = topic
+
+
+class NotEmpty(Refused):
+    code = "topic_not_empty"
+
+    def __init__(self, topic: str, *, count: int) -> None:
+        super().__init__(f"{topic} holds {count} records; nothing was dropped, drop it without if_empty")
+        self.topic, self.count = topic, count
+
+
 class AlreadyExists(Refused):
     code = "already_exists"
+
+
+class TopicExists(AlreadyExists):
+    code = "topic_exists_incompatible"
+
+    def __init__(self, topic: str, *, reason: str) -> None:
+        super().__init__(
+            f"topic {topic!r} exists and does not fit: {reason}; nothing was changed, "
+            "use it as it is or choose another name"
+        )
+        self.topic, self.reason = topic, reason
 
 
 class NewerFormat(Refused):
@@ -126,6 +197,17 @@ class Locked(Unavailable):
 
 class Busy(Unavailable):
     code = "busy"
+
+
+class Throttled(Unavailable):
+    code = "throttled"
+
+    def __init__(self, limit: str, *, max: int, used: int, asked: int) -> None:
+        super().__init__(
+            f"{limit}: {used} of {max} are in use and {asked} more were asked for; nothing was written, "
+            "make room or raise the limit, then retry"
+        )
+        self.limit, self.max, self.used, self.asked = limit, max, used, asked
 
 
 class DiskFull(Unavailable):

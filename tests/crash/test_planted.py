@@ -17,10 +17,10 @@ from tests.crash.workloads import WORKLOADS, Bench
 
 from tidelog.commitlog import recovery, swap, truncate
 from tidelog.commitlog.codecs.rustlog import RustlogCodec
-from tidelog.commitlog.latch import Latch
 from tidelog.commitlog.segment import Active, Files
 from tidelog.commitlog.storage import Storage
 from tidelog.disk import atomic
+from tidelog.disk.latch import Latch
 from tidelog.disk.seam import Disk
 from tidelog.errors import Error
 from tidelog.formats import scan

@@ -170,6 +170,11 @@ VECTORS: dict[str, Vector] = {
         lambda: frame.encode(frame.APPEND, topic_id=1, seq=1, ts_ms=TS),
         read_append,
     ),
+    "append_json": Vector(
+        (frame.JSON | frame.DURABLE | frame.HAS_NODE, 10, 4, TS, b"n1", b"", b'{"d":1}'),
+        lambda: append(4, b'{"d":1}', node=b"n1", flags=frame.JSON | frame.DURABLE),
+        read_append,
+    ),
     "topic_create": control(bodies.TopicCreate("orders", b"{}"), topic_id=10),
     "topic_delete": control(bodies.TopicDelete("orders"), topic_id=10),
     "config_update": control(bodies.ConfigUpdate("orders", b'{"ttl_ms":1}'), topic_id=10),
@@ -254,6 +259,30 @@ VECTORS: dict[str, Vector] = {
         ),
         read_batch,
     ),
+    "batch_json": Vector(
+        (frame.JSON, 10, [record(11, b'{"d":1}', meta=b'{"h":1}'), record(12, b"[2]")], [1, 1]),
+        lambda: batch.encode(10, 11, TS, [b'{"d":1}', b"[2]"], metas=[b'{"h":1}', b""], flags=frame.JSON),
+        read_batch,
+    ),
+    "batch_json_holes": Vector(
+        (
+            frame.JSON | frame.HAS_TAG,
+            10,
+            [record(13, b'{"d":1}', tag=b"t"), record(15, b"[2]", tag=b"t", meta=b'{"h":1}')],
+            [1, 1],
+        ),
+        lambda: batch.encode(
+            10,
+            13,
+            TS,
+            [b'{"d":1}', b"", b"[2]"],
+            metas=[b"", b"", b'{"h":1}'],
+            kinds=b"\1\xff\1",
+            tag=b"t",
+            flags=frame.JSON,
+        ),
+        read_batch,
+    ),
     "log": Vector(
         [
             record(1, b"one"),
@@ -282,7 +311,7 @@ VECTORS: dict[str, Vector] = {
             (0, 3, TS, 0, [0, 0, 0]),
             (49, 3, TS, idx.HAS_TAG | idx.HAS_NODE, [0, 0, 0]),
             (101, 5, TS + 1, idx.BATCH | idx.HAS_TAG, [0, 0, 0]),
-            (101, 4, TS + 1, idx.BATCH | idx.HAS_TAG, [0, 0, 0]),
+            (101, 4, TS + 1, idx.BATCH | idx.HAS_TAG | idx.JSON, [0, 0, 0]),
             (101, 0, TS + 1, idx.HOLE, [0, 0, 0]),
             (101, 4, TS + 1, idx.BATCH | idx.HAS_TAG, [0, 0, 0]),
             (189, 0, TS + 1, idx.HOLE, [0, 0, 0]),
@@ -339,6 +368,7 @@ def test_bytes_bytearrays_and_mapped_files_read_alike(wrap: Callable[[bytes], An
     log = GOLDEN["log"]
     assert list(records(scan.walk(wrap(log)).rows)) == VECTORS["log"].content
     assert [found.kind for found in scan.frames(wrap(log))] == [1, 1, 11, 12, 12, 1]
+    assert scan.survey(wrap(log)).heads["kind"].tolist() == [1, 1, 11, 12, 12, 1]
     assert footer.decode(wrap(GOLDEN["segment_foot"])) == VECTORS["segment_foot"].content
     assert snapshot.decode(Meta, wrap(GOLDEN["snapshot"])) == VECTORS["snapshot"].content
     assert deletions.decode(wrap(GOLDEN["segment_del"])).seqs().tolist() == [2, 6, 9]
@@ -397,6 +427,28 @@ def test_no_byte_of_a_log_can_change_in_silence() -> None:
     # A header has 38 bytes: so many have to be zero for the log to end there.
     behind = Counter(outcome("log", buf[:tail] + broken) for broken in changes(bytes(64), SOME))
     assert behind == {"detected": len(SOME) * 38, "the same": len(SOME) * 26}
+
+
+def surveyed(buf: bytes) -> tuple[object, ...]:
+    at, heads, *rest = scan.survey(buf)
+    return at.tolist(), heads.tobytes(), *rest
+
+
+def framed(buf: bytes) -> tuple[object, ...]:
+    """What `surveyed` should say, frame by frame."""
+    scanner = scan.frames(buf)
+    seen = [found.pos for found in scanner]
+    kept = [pos for pos in seen if pos < scanner.whole]
+    heads = b"".join(buf[pos : pos + frame.HEADER_BYTES] for pos in kept)
+    return kept, heads, scanner.end, scanner.whole, scanner.stop, scanner.reason
+
+
+def test_a_survey_of_a_broken_log_says_what_its_frames_say_one_by_one() -> None:
+    """G52, G58. Method: the golden log and the JSON frames behind it, cut at every length, changed at every byte."""
+    buf = GOLDEN["log"][:-64] + GOLDEN["batch_json"] + GOLDEN["append_json"] + GOLDEN["batch_json_holes"] + bytes(9)
+    assert scan.survey(buf).whole == len(buf) - 9
+    for broken in (*cuts(buf), *changes(buf, SOME)):
+        assert surveyed(broken) == framed(broken), broken.hex()
 
 
 def test_a_log_cut_anywhere_is_a_shorter_log_or_a_detected_one() -> None:

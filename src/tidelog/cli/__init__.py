@@ -1,1 +1,1 @@
-"""The command line: `tidelog log …`, and the guided tour of `make demo`."""
+"""The command line: `tidelog topic …`, `tidelog check`, `tidelog log …`, and the guided tour of `make demo`."""

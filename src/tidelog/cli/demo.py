@@ -1,4 +1,4 @@
-"""`make demo`: a guided tour of the log library on real files.
+"""`make demo`: a guided tour of the log library and of topics, on real files.
 
 Every claim the tour makes is checked; one that does not hold ends it with a message and a
 non-zero exit code. The files stay, so that the commands at its end have something to show.
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import pyarrow.compute as pc
 
+from tidelog.cli import demo_topics
 from tidelog.cli.render import SEGMENT_TITLES, bytes_, damage_line, moment, segment_row, several, span
 from tidelog.cli.stage import (
     check,
@@ -37,25 +38,30 @@ ACKS_BEFORE_KILL = 150
 def main(argv: Sequence[str] | None = None) -> int:
     """Take the tour in `./demo-data`, or in the directory given."""
     arguments = ArgumentParser(
-        prog="python -m tidelog.cli.demo", description="A guided tour of the log library on real files."
+        prog="python -m tidelog.cli.demo", description="A guided tour of the log library and of topics, on real files."
     )
     arguments.add_argument("dir", nargs="?", default="demo-data", help="made anew at every start (demo-data)")
     arguments.add_argument("--writer", action="store_true", help="be the process that is killed (used by the tour)")
+    arguments.add_argument("--topics-writer", action="store_true", help="the same, of topics")
     args = arguments.parse_args(argv)
     if args.writer:
         write_for_ever(args.dir)
+    if args.topics_writer:
+        demo_topics.write_for_ever(args.dir)
     clock = SystemClock()
     began_ms = clock.monotonic_ms()
     fresh(args.dir)
-    events, crash, carts, bank, copy = (
-        join(args.dir, name) for name in ("events", "crash", "carts", "bank", "bank-before")
+    events, crash, carts, bank, copy, topics = (
+        join(args.dir, name) for name in ("events", "crash", "carts", "bank", "bank-before", "topics")
     )
     append_and_read(events)
     crash_and_recover(crash)
     compact(carts)
     restore_to_a_moment(bank, copy)
     find_a_flipped_bit(events)
-    look_around(events, args.dir)
+    look_around(events)
+    demo_topics.tour(topics)
+    try_next(events, args.dir)
     print(f"\nAll of it held, in {(clock.monotonic_ms() - began_ms) / 1000:.1f} s.")
     return 0
 
@@ -222,18 +228,26 @@ def find_a_flipped_bit(path: str) -> None:
     check(served == expected, f"all other records are served: {len(served):,}; the batch of {lost:,} is refused")
 
 
-def look_around(path: str, root: str) -> None:
+def look_around(path: str) -> None:
     section("6. Look around", f"What `tidelog log inspect {path}` shows:")
     with SegmentedLog.open(path, read_only=True) as log:
         infos = inspect(log)
     show(SEGMENT_TITLES, [segment_row(info) for info in infos])
     check(infos[-1].stop == RECORDS + 1, "the table ends where the log does")
+
+
+def try_next(path: str, root: str) -> None:
     section("Try next", "(with .venv/bin in front where Tidelog is not installed)")
     for command in (
         f"tidelog log verify {path}",
         f"tidelog log cat {root}/bank --from 5000 --limit 3 --json",
         f"tidelog log convert {root}/bank {root}/bank-laminar --to laminar --renumber",
         f"seq 10 | tidelog log append {root}/mine --sync each",
+        f"tidelog topic ls {root}/topics",
+        f"tidelog topic read {root}/topics readings --limit 3 --json",
+        f"tidelog topic delete {root}/topics carts --match 'cart-*' --dry-run",
+        f"tidelog check {root}/topics",
+        "tidelog topic --help",
         "tidelog log --help",
     ):
         print(f"  $ {command}")

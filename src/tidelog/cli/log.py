@@ -3,23 +3,18 @@ this module: look (cat, inspect, verify), write (append … compact), copying (c
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace, RawDescriptionHelpFormatter
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from argparse import ArgumentParser
+from typing import TYPE_CHECKING
 
 from tidelog.cli import copying, look, write
+from tidelog.cli.command import Run, command, group
 from tidelog.cli.keys import rule
 from tidelog.cli.options import age_ms, columns, count, moment_us, octets, positive, positive_size, size
-from tidelog.cli.render import Screen
 from tidelog.commitlog.codecs import NAMES
 from tidelog.config import LogConfig
 
 if TYPE_CHECKING:
-    from argparse import _SubParsersAction
-
-    Commands: TypeAlias = _SubParsersAction[ArgumentParser]
-
-Run: TypeAlias = Callable[[Namespace, Screen], int]
+    from tidelog.cli.command import Commands
 
 _ABOUT = """\
 A log is a directory of numbered records that only ever grows at its end. Every record has a seq,
@@ -39,14 +34,8 @@ start here:
 
 def add(commands: Commands) -> None:
     """Add the `log` group to the command line."""
-    group = commands.add_parser(
-        "log",
-        help="segmented logs on disk: append, read, check, repair, clean, copy",
-        description=_ABOUT,
-        epilog=_START,
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    verbs = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    short = "segmented logs on disk: append, read, check, repair, clean, copy"
+    verbs = group(commands, "log", short=short, about=_ABOUT, start=_START)
     _add_append(verbs)
     _add_cat(verbs)
     _add_looks(verbs)
@@ -58,16 +47,7 @@ def add(commands: Commands) -> None:
 def _command(
     verbs: Commands, name: str, run: Run, *, short: str, about: str, example: str, codec: str = ""
 ) -> ArgumentParser:
-    """A command with what all of them have: `--json`, perhaps `--codec`, and a worked example."""
-    made = verbs.add_parser(
-        name,
-        help=short,
-        description=about,
-        epilog=f"example:\n  $ {example}\n",
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    made.set_defaults(run=run, codec=None)
-    made.add_argument("--json", action="store_true", help="answer in JSON; errors too, on standard error")
+    made = command(verbs, name, run, short=short, about=about, examples=example)
     made.add_argument("--codec", choices=NAMES, help=codec or "the log's layout (recognised by its files)")
     return made
 

@@ -5,9 +5,9 @@
     2     refused or failed, and a bad command line, as argparse has it
     70    a bug in Tidelog
     130   interrupted from the keyboard
-    141   an append whose reader went away; every other command just ends when nobody reads on
+    141   a write whose reader went away; every other command just ends when nobody reads on
 
-An error is one line on standard error, or one JSON object with --json. Where an append ended
+An error is one line on standard error, or one JSON object with --json. Where a write ended
 early it also says which records were written before that.
 """
 
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidelog import __version__
-from tidelog.cli import log
+from tidelog.cli import check, log, topic
 from tidelog.cli.render import Screen
 from tidelog.cli.write import acked_fields, written
 from tidelog.errors import Damaged, Error
@@ -33,11 +33,13 @@ def parser() -> ArgumentParser:
     made = ArgumentParser(
         prog="tidelog",
         description="Tidelog: a durable event log.",
-        epilog="start here:\n  $ tidelog log --help\n  $ tidelog log append --help\n",
+        epilog="start here:\n  $ tidelog topic --help\n  $ tidelog topic write --help\n  $ tidelog log --help\n",
         formatter_class=RawDescriptionHelpFormatter,
     )
     made.add_argument("--version", action="version", version=f"tidelog {__version__}")
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    topic.add(commands)
+    check.add(commands)
     log.add(commands)
     return made
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 _SIZES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _AGES_MS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_WORDS = {"true": True, "false": False, "null": None}
 COLUMNS = ("node", "tag", "meta")
 
 
@@ -80,3 +81,32 @@ def columns(text: str) -> frozenset[str]:
 def octets(text: str) -> bytes:
     """The bytes that stood on the command line, also where they are not UTF-8."""
     return text.encode("utf-8", "surrogateescape")
+
+
+def seconds(text: str) -> float:
+    """A stretch of time in seconds: 5, 0.5, or with a unit as an age has it."""
+    if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", text):
+        return float(text)
+    try:
+        return age_ms(text) / 1000
+    except ArgumentTypeError:
+        raise ArgumentTypeError(f"{text!r} is no stretch of time; write seconds as 5 or 0.5, or 500ms, 15m") from None
+
+
+def seqs(text: str) -> list[int]:
+    """Seqs with commas between them."""
+    return [count(seq) for seq in text.split(",")]
+
+
+def setting(text: str) -> tuple[str, object]:
+    """`name=value` of a topic's config: true, false, null, a number or a word; `_ms` takes ages, `_bytes` sizes."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise ArgumentTypeError(f"{text!r} is no setting; write name=value, as in ttl_ms=7d")
+    if value in _WORDS:
+        return name, _WORDS[value]
+    if re.fullmatch(r"-?[0-9]{1,20}", value):
+        return name, int(value)
+    if name.endswith("_ms"):
+        return name, age_ms(value)
+    return name, size(value) if name.endswith("_bytes") else value

@@ -12,8 +12,8 @@ from threading import RLock
 
 import msgspec
 
-from tidelog.commitlog.latch import FULL
 from tidelog.disk.atomic import read_all, replace
+from tidelog.disk.latch import FULL
 from tidelog.disk.seam import Disk
 from tidelog.errors import BadInput, Corrupt, DiskFull, WriteFailed
 from tidelog.formats import envelope

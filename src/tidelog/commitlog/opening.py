@@ -16,13 +16,13 @@ from tidelog.commitlog.cache import Lru
 from tidelog.commitlog.codec import Codec
 from tidelog.commitlog.codecs import codec_named, guess, is_ours
 from tidelog.commitlog.flusher import Flusher
-from tidelog.commitlog.latch import Latch
 from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
 from tidelog.commitlog.offsets import ConsumerOffsets
 from tidelog.commitlog.recovery import recover
 from tidelog.commitlog.segment import Files
 from tidelog.commitlog.state import State
 from tidelog.config import LogConfig
+from tidelog.disk.latch import Latch
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.seam import Disk, Lock, join
 from tidelog.errors import BadInput, Damaged, Locked, NotFound

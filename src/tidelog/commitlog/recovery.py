@@ -19,10 +19,10 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from tidelog.commitlog.codec import Codec, Fault, Recovered
-from tidelog.commitlog.latch import Latch
 from tidelog.commitlog.segment import Active, Files, Sealed, birth_us, map_file
 from tidelog.commitlog.swap import settle
 from tidelog.disk.atomic import read_all, remove_if_there, replace
+from tidelog.disk.latch import Latch
 from tidelog.disk.seam import File, Mode, join
 from tidelog.errors import Damaged, Unavailable
 from tidelog.formats.rows import Stop

@@ -10,9 +10,9 @@ So a later segment exists on disk only after the one before it is whole.
 from __future__ import annotations
 
 from tidelog.commitlog.codec import Recovered
-from tidelog.commitlog.latch import Latch
 from tidelog.commitlog.segment import Active, Files, Mapped, Sealed, map_file
 from tidelog.disk.atomic import SyncFailed, remove_if_there, replace, sync_file, sync_names
+from tidelog.disk.latch import Latch
 from tidelog.disk.seam import Disk, File
 from tidelog.formats.rows import Stop
 

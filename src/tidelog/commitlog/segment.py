@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from tidelog.commitlog.cache import Lru
 from tidelog.commitlog.codec import Batch, Codec, Piece, Placed, Recovered, Shape, placed
-from tidelog.commitlog.latch import FULL, Latch
 from tidelog.commitlog.storage import Storage
 from tidelog.disk.atomic import read_all, remove_if_there
+from tidelog.disk.latch import FULL, Latch
 from tidelog.disk.seam import Disk, File, join
 from tidelog.errors import DiskFull, Error, WriteFailed
 from tidelog.formats import idx

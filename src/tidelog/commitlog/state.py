@@ -8,10 +8,10 @@ from threading import RLock
 
 from tidelog.clock import Clock
 from tidelog.commitlog.codec import Codec
-from tidelog.commitlog.latch import Latch
 from tidelog.commitlog.recovery import Report
 from tidelog.commitlog.segment import Active, Files, Sealed
 from tidelog.config import LogConfig
+from tidelog.disk.latch import Latch
 from tidelog.disk.seam import Disk
 from tidelog.errors import Busy, Closed, OutOfRange, ReadOnly
 

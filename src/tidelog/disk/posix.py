@@ -166,3 +166,8 @@ class PosixDisk:
             os.close(fd)
             raise
         return PosixLock(fd)
+
+
+def processors() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0))

@@ -8,7 +8,7 @@
     │ tag_len  u16 × count   if bflags bit 0 │
     │ node_len u16 × count   if bflags bit 1 │
     │ meta_len u32 × count   if bflags bit 2 │
-    │ kind     u8  × count   if bflags bit 3 │   0 bytes, 1 JSON, 255 no record
+    │ kind     u8  × count   if bflags bit 3 │   0 bytes (not under the flag JSON), 1 JSON, 255 no record
     ├────────────────────────────────────────┤
     │ all tags │ all nodes │ all metas │ all datas
     └────────────────────────────────────────┘
@@ -41,6 +41,7 @@ from tidelog.formats.frame import (
     APPEND_BATCH,
     HAS_NODE,
     HAS_TAG,
+    HEADER_BYTES,
     MORE,
     OVERHEAD_BYTES,
     SEQ_MAX,
@@ -50,7 +51,10 @@ from tidelog.formats.frame import (
     are_texts,
     checksum,
     encode_parts,
+    get,
+    headers,
 )
+from tidelog.formats.frame import JSON as ALL_JSON
 from tidelog.formats.frame import head as frame_head
 from tidelog.formats.rows import Rows, Span, Stop
 from tidelog.types import Buffer, Ints
@@ -99,7 +103,8 @@ def encode(
     head = _Head(topic_id, first_seq, ts_ms, node, tag, flags)
     if tags is None and nodes is None and metas is None and kinds is None:
         return _plain(head, datas, list(map(len, datas)), 0)
-    return _frame(head, checked(from_lists(datas, tags, nodes, metas, kinds), tag=tag, node=node), 0, len(datas))
+    columns = checked(from_lists(datas, tags, nodes, metas, kinds), tag=tag, node=node, flags=flags)
+    return _frame(head, columns, 0, len(datas))
 
 
 def encode_many(
@@ -122,11 +127,9 @@ def encode_many(
         lengths = list(map(len, datas))
         if len(datas) <= FRAME_RECORDS and sum(lengths) <= FRAME_BYTES:
             return [_plain(head, datas, lengths, 0)]
-        return [
-            _plain(_chained(head, hi < len(datas)), datas[lo:hi], lengths[lo:hi], lo)
-            for lo, hi in pairwise(cuts([0, *accumulate(lengths)], FRAME_RECORDS))
-        ]
-    return _split(head, checked(from_lists(datas, tags, nodes, metas, kinds), tag=tag, node=node))
+        pieces = pairwise(cuts([0, *accumulate(lengths)], FRAME_RECORDS))
+        return [_plain(_chained(head, hi < len(datas)), datas[lo:hi], lengths[lo:hi], lo) for lo, hi in pieces]
+    return _split(head, checked(from_lists(datas, tags, nodes, metas, kinds), tag=tag, node=node, flags=flags))
 
 
 class Planned(NamedTuple):
@@ -146,6 +149,7 @@ def plan(
     *,
     tag: bytes = b"",
     node: bytes = b"",
+    flags: int = 0,
     shift: int = 0,
 ) -> Planned:
     """The frames of `encode_many` without columns of their own, made one at a time; the first will lie at `shift`.
@@ -169,19 +173,11 @@ def plan(
         shift += around + 4 * (hi - lo) + end - before
         lo, before = hi, end
     packed = lengths.tobytes()  # bytes, not a view: join is quicker when every piece is bytes
+    opened = partial(frame_head, APPEND_BATCH, topic_id=topic_id, ts_ms=ts_ms, node=node, tag=tag)
 
     def make(lo: int, hi: int, size: int) -> list[Buffer]:
-        head = frame_head(
-            APPEND_BATCH,
-            topic_id=topic_id,
-            seq=first_seq + lo,
-            last_seq=first_seq + hi - 1,
-            ts_ms=ts_ms,
-            data_len=_HEAD.size + 4 * (hi - lo) + size,
-            node=node,
-            tag=tag,
-            flags=MORE if hi < count else 0,
-        )
+        body, chained = _HEAD.size + 4 * (hi - lo) + size, MORE if hi < count else 0
+        head = opened(seq=first_seq + lo, last_seq=first_seq + hi - 1, data_len=body, flags=flags | chained)
         frame = b"".join((head, _HEAD.pack(hi - lo, 0, _PAD), packed[4 * lo : 4 * hi], *datas[lo:hi]))
         assert len(frame) == around - 8 + 4 * (hi - lo) + size, "a record is as long as it said"
         return [frame, checksum(frame)]
@@ -208,7 +204,7 @@ def encode_arrow(
     A null tag, node or meta is written as an empty one; null data is refused.
     """
     head = _Head(topic_id, first_seq, ts_ms, node, tag, flags)
-    return _split(head, checked(from_arrow(data, tags, nodes, metas, kinds), tag=tag, node=node))
+    return _split(head, checked(from_arrow(data, tags, nodes, metas, kinds), tag=tag, node=node, flags=flags))
 
 
 def decode(buf: Buffer, frame: Frame) -> Rows | Fault:
@@ -216,23 +212,22 @@ def decode(buf: Buffer, frame: Frame) -> Rows | Fault:
 
     Every length is held against the body before a position is derived from it. Holes are left out.
     """
-    at, end = frame.data_at, frame.data_end
-    if end - at < _HEAD.size:
-        return Fault(Stop.BAD, f"a batch body of {end - at} bytes is shorter than its head")
-    count, bflags, pad = _HEAD.unpack_from(buf, at)
+    head_at, end = frame.data_at, frame.data_end
+    if end - head_at < _HEAD.size:
+        return Fault(Stop.BAD, f"a batch body of {end - head_at} bytes is shorter than its head")
+    count, bflags, pad = _HEAD.unpack_from(buf, head_at)
     if not count or pad != _PAD or bflags >= len(_WIDTH):
         return Fault(Stop.BAD, f"a batch of {count} records with column flags {bflags:#04x} and padding {pad.hex()}")
     if (bflags & _TAGS and frame.flags & HAS_TAG) or (bflags & _NODES and frame.flags & HAS_NODE):
         return Fault(Stop.BAD, "a tag or a node is given both for the batch and for each record")
     if frame.seq + count - 1 > SEQ_MAX:
         return Fault(Stop.BAD, f"a batch of {count} records from seq {frame.seq} runs out of seqs")
-    lengths_at = at + _HEAD.size
+    lengths_at = head_at + _HEAD.size
     start = lengths_at + count * _WIDTH[bflags]
     if start > end:
-        return Fault(Stop.BAD, f"the length columns of {count} records do not fit a body of {end - at} bytes")
+        return Fault(Stop.BAD, f"the length columns of {count} records do not fit a body of {end - head_at} bytes")
     data_len = np.frombuffer(buf, _U32, count, lengths_at).astype(np.int64)
-    node = tag = meta = None
-    kind: NDArray[np.uint8] | None = None
+    node = tag = meta = kind = None
     if bflags:
         lengths_at += 4 * count
         if bflags & _TAGS:
@@ -259,16 +254,11 @@ def decode(buf: Buffer, frame: Frame) -> Rows | Fault:
         node = _common(count, frame.node_at, frame.tag_at)
     if frame.flags & HAS_TAG:
         tag = _common(count, frame.tag_at, frame.data_at)
-    rows = Rows(
-        buf,
-        np.arange(frame.seq, frame.seq + count, dtype=np.int64),
-        np.full(count, frame.ts_ms * 1000, np.int64),
-        np.full(count, frame.pos, np.int64),
-        data,
-        node,
-        tag,
-        meta,
-    )
+    if kind is not None and frame.flags & ALL_JSON and not kind.all():
+        return Fault(Stop.BAD, "a record of kind bytes in a batch whose records are all JSON")
+    seq = np.arange(frame.seq, frame.seq + count, dtype=np.int64)
+    ts_us, at = np.full(count, frame.ts_ms * 1000, np.int64), np.full(count, frame.pos, np.int64)
+    rows = Rows(buf, seq, ts_us, at, data, node, tag, meta)
     if kind is None or int(kind.max()) <= JSON:
         return rows
     return _without_holes(rows, kind, bflags)
@@ -300,11 +290,30 @@ def kinds(buf: Buffer, frame: Frame) -> NDArray[np.uint8]:
     """What each record of a batch that decoded is, BYTES or JSON, in the order of its rows."""
     size, bflags, _ = _HEAD.unpack_from(buf, frame.data_at)
     if not bflags & _KINDED:
-        return np.zeros(size, np.uint8)
+        return np.full(size, JSON if frame.flags & ALL_JSON else BYTES, np.uint8)
     column = frame.data_at + _HEAD.size + size * (_WIDTH[bflags] - 1)
     found: NDArray[np.uint8] = np.frombuffer(buf, np.uint8, size, column)
     present: NDArray[np.uint8] = found[found != HOLE]
     return present
+
+
+def is_kinded(buf: Buffer, at: int) -> bool:
+    """Whether the batch at `at`, which decoded, has a kind for each record."""
+    frame = get(buf, at, len(buf), check=False)
+    return isinstance(frame, Frame) and bool(buf[frame.data_at + _BFLAGS_AT] & _KINDED)
+
+
+def kinds_at(buf: Buffer, at: Ints) -> tuple[Ints, Ints]:
+    """Which of these batches, all of which decoded, have kinds, and where that of seq 0 would lie: s bytes before the
+    kind of seq s."""
+    octets, heads = np.frombuffer(buf, np.uint8), headers(buf, at)
+    data_at = at + HEADER_BYTES + heads["node_len"] + heads["tag_len"]
+    bflags = octets[data_at + _BFLAGS_AT]
+    which = np.flatnonzero(bflags & _KINDED)
+    data_at = data_at[which]
+    counts = np.ndarray((len(buf) - 3,), _U32, buf, 0, (1,))[data_at].astype(np.int64)
+    column = data_at + _HEAD.size + counts * (np.array(_WIDTH)[bflags[which]] - 1)
+    return which, column - heads["seq"][which].astype(np.int64)
 
 
 def _is_plain(buf: Buffer, frame: Frame) -> bool:
@@ -333,15 +342,9 @@ def _decode_run(buf: Buffer, frames: Sequence[Frame]) -> Rows | None:
         return None
     names = [(node_at, tag_at - node_at), (tag_at, data_at - tag_at)]
     node, tag = (Span(np.repeat(pos, counts), np.repeat(n, counts)) if n.any() else None for pos, n in names)
-    return Rows(
-        buf,
-        np.arange(len(size), dtype=np.int64) + np.repeat(seq - last + counts, counts),
-        np.repeat(ts_ms * 1000, counts),
-        np.repeat(at, counts),
-        Span(ends - size + np.repeat(starts - before, counts), size),
-        node,
-        tag,
-    )
+    seqs = np.arange(len(size), dtype=np.int64) + np.repeat(seq - last + counts, counts)
+    data = Span(ends - size + np.repeat(starts - before, counts), size)
+    return Rows(buf, seqs, np.repeat(ts_ms * 1000, counts), np.repeat(at, counts), data, node, tag)
 
 
 def _without_holes(rows: Rows, kind: NDArray[np.uint8], bflags: int) -> Rows | Fault:
@@ -398,8 +401,7 @@ def _frame(head: _Head, columns: Columns, lo: int, hi: int) -> bytes:
     present = [(bit, column) for bit, column in optional if column is not None]
     bflags = sum(bit for bit, _ in present) + (_KINDED if columns.kinds else 0)
     parts: list[Buffer] = [_HEAD.pack(hi - lo, bflags, _PAD), columns.data.lengths[lo:hi].tobytes()]
-    for _, column in present:
-        parts.append(column.lengths[lo:hi].tobytes())
+    parts += [column.lengths[lo:hi].tobytes() for _, column in present]
     if columns.kinds:
         parts.append(columns.kinds[lo:hi])
     for _, column in present:
@@ -409,7 +411,5 @@ def _frame(head: _Head, columns: Columns, lo: int, hi: int) -> bytes:
 
 
 def _sealed(head: _Head, lo: int, hi: int, parts: Sequence[Buffer]) -> bytes:
-    topic_id, first, ts_ms, node, tag, flags = head
-    return encode_parts(
-        APPEND_BATCH, topic_id, first + lo, first + hi - 1, ts_ms, parts, node=node, tag=tag, flags=flags
-    )
+    topic_id, seq, ts_ms, node, tag, flags = head
+    return encode_parts(APPEND_BATCH, topic_id, seq + lo, seq + hi - 1, ts_ms, parts, node=node, tag=tag, flags=flags)

@@ -4,7 +4,8 @@
     values    as they came, or one blob  joined once, where the frame is made
 
 Whatever leaves here can be written and read back: every length fits its field, tags and nodes are
-UTF-8, all columns tell of the same number of records, and a hole has no value.
+UTF-8, all columns tell of the same number of records, a hole has no value, and no kind contradicts
+the flag of its frame.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidelog.errors import BadInput, TooLarge
+from tidelog.formats.frame import JSON as ALL_JSON
 from tidelog.formats.frame import U16_MAX, U32_MAX, are_texts
 from tidelog.types import Buffer, Ints
 
@@ -137,7 +139,7 @@ def _arrow(array: pa.Array, what: str, limit: int) -> Column:
     return Column(sizes.astype(dtype), blob=view[int(edges[0]) : int(edges[-1])])
 
 
-def checked(columns: Columns, *, tag: bytes, node: bytes) -> Columns:
+def checked(columns: Columns, *, tag: bytes, node: bytes, flags: int) -> Columns:
     """The columns, after refusing what decode would refuse."""
     count = len(columns.data.lengths)
     if not count:
@@ -158,6 +160,8 @@ def checked(columns: Columns, *, tag: bytes, node: bytes) -> Columns:
         raise BadInput(f"{count} datas, but {len(kinds)} kinds; give one for each record")
     if kinds.translate(None, _KINDS):
         raise BadInput(f"a record is of kind {BYTES} (bytes), {JSON} (JSON) or {HOLE} (hole)")
+    if flags & ALL_JSON and BYTES in kinds:
+        raise BadInput("the flag says that every record is JSON, a kind says bytes; give one of them")
     if HOLE in kinds:
         hole = np.frombuffer(kinds, np.uint8) == HOLE
         if any(bool(column.lengths[hole].any()) for column in columns.values):

@@ -13,7 +13,9 @@ trusted. `ts` is the commit time in milliseconds. Node and tag are UTF-8 and lie
 their flag says so. Type 0 is never written, which is how preallocated zeros are told from data.
 
 MORE says that the next frame belongs to the same caller's batch: a reader applies all of them or
-none. Writing refuses what reading would refuse, so nothing can be stored that cannot come back.
+none. JSON says that every record of the frame is JSON text, and is not held against the text: whoever
+sets it has parsed it. Both belong on frames that hold records, on no others. Writing refuses what reading
+would refuse, so nothing can be stored that cannot come back.
 """
 
 from __future__ import annotations
@@ -63,8 +65,10 @@ HAS_TAG: Final = 1
 HAS_NODE: Final = 2
 DURABLE: Final = 4  # the caller waits for a sync
 MORE: Final = 8  # more frames of the same caller's batch follow; Append and AppendBatch only
-_CALLERS_FLAGS: Final = DURABLE | MORE
-KNOWN_FLAGS: Final = HAS_TAG | HAS_NODE | DURABLE | MORE
+JSON: Final = 16  # every record of the frame is JSON text; Append and AppendBatch only
+RECORDS_FLAGS: Final = MORE | JSON  # of frames that hold records
+_CALLERS_FLAGS: Final = DURABLE | RECORDS_FLAGS
+KNOWN_FLAGS: Final = HAS_TAG | HAS_NODE | _CALLERS_FLAGS
 
 _LEN = Struct("<I")
 _HEADER = Struct("<IBBQQQHHI")
@@ -137,7 +141,7 @@ def encode(
     tag: bytes = b"",
     flags: int = 0,
 ) -> bytes:
-    """One frame. HAS_NODE and HAS_TAG follow from `node` and `tag`; `flags` takes DURABLE and MORE."""
+    """One frame. HAS_NODE and HAS_TAG follow from `node` and `tag`; `flags` takes DURABLE, MORE and JSON."""
     flags = _checked(kind, topic_id, seq, seq, ts_ms, len(data), node, tag, flags)
     covered = _COVERED.pack(kind, flags, topic_id, seq, ts_ms, len(node), len(tag), len(data)) + node + tag + data
     return _LEN.pack(len(covered) + 8) + covered + _SUM.pack(xxh3_64_intdigest(covered))
@@ -265,8 +269,9 @@ def get(buf: Buffer, pos: int, end: int, *, check: bool = True) -> Frame | Fault
         return Fault(Stop.BAD, f"unknown frame type {kind}")
     if flags & ~KNOWN_FLAGS:
         return Fault(Stop.BAD, f"unknown flags {flags:#04x}")
-    if flags & MORE and kind != APPEND and kind != APPEND_BATCH:
-        return Fault(Stop.BAD, f"a {NAMES[kind]} frame says that more of its batch follows")
+    if flags & RECORDS_FLAGS and kind != APPEND and kind != APPEND_BATCH:
+        said = "more of its batch follows" if flags & MORE else "its records are JSON"
+        return Fault(Stop.BAD, f"a {NAMES[kind]} frame says that {said}")
     if seq > SEQ_MAX or ts_ms > TS_MS_MAX:
         return Fault(Stop.BAD, f"seq {seq} or time {ts_ms} ms is beyond what a log can hold")
     if node_len and not (flags & HAS_NODE and _is_text(buf[node_at:tag_at])):
@@ -302,9 +307,10 @@ def _checked(
     if kind not in NAMES:
         raise BadInput(f"frame type {kind} does not exist; the types are 1 to {APPEND_BATCH}")
     if flags & ~_CALLERS_FLAGS:
-        raise BadInput(f"flags {flags:#x}: only DURABLE and MORE are the caller's to set")
-    if flags & MORE and kind not in (APPEND, APPEND_BATCH):
-        raise BadInput(f"a {NAMES[kind]} frame is a batch of its own; MORE belongs on Append and AppendBatch")
+        raise BadInput(f"flags {flags:#x}: only DURABLE, MORE and JSON are the caller's to set")
+    if flags & RECORDS_FLAGS and kind not in (APPEND, APPEND_BATCH):
+        why = "is a batch of its own and has no records"
+        raise BadInput(f"a {NAMES[kind]} frame {why}; MORE and JSON belong on Append and AppendBatch")
     if not 0 <= topic_id <= U64_MAX:
         raise BadInput(f"topic id {topic_id} is outside [0, {U64_MAX}]")
     if not 0 <= seq <= last_seq <= SEQ_MAX:

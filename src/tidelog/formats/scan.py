@@ -6,8 +6,9 @@
     └────────┴────────┴──────┴───────┴───────┴───────┴─────┴┄┄┄┄┄┄┄┄┘
                               MORE    MORE    the three are one caller's batch
 
-Three ways through the same bytes:
+Four ways through the same bytes:
   frames         every frame, one object each: for the WAL, where topics and marks are mixed
+  survey         the same as columns of headers, and `decode` the records of those that are one topic's
   walk           the records of one topic as columns, every checksum verified
   walk_indexed   the records of a sealed segment that its index names, without stepping from frame to frame
 
@@ -31,23 +32,22 @@ from tidelog.formats.frame import (
     APPEND,
     APPEND_BATCH,
     ENDED,
-    HAS_NODE,
-    HAS_TAG,
     HEADER_BYTES,
     KNOWN_FLAGS,
     LEN_MIN,
     MORE,
     NAMES,
     OVERHEAD_BYTES,
-    SEQ_MAX,
     TS_MS_MAX,
     Fault,
     Frame,
-    are_texts,
     get,
     headers,
 )
 from tidelog.formats.rows import Rows, Span, Stop, Walk, none, together
+from tidelog.formats.survey import Survey as Survey
+from tidelog.formats.survey import broken_off, interruption, misfit
+from tidelog.formats.survey import survey as survey
 from tidelog.types import Buffer, Ints
 
 _LEAD = Struct("<IH")  # the length that opens a frame, type and flags as one number
@@ -72,9 +72,9 @@ class Scanner:
         while True:
             found = get(self._buf, self.end, self._limit)
             if isinstance(found, Frame) and chained is not None:
-                found = _interruption(found, chained) or found
+                found = interruption(found, chained) or found
             if isinstance(found, Fault):
-                self.stop, self.reason = found if chained is None else _broken_off(found, self.whole)
+                self.stop, self.reason = found if chained is None else broken_off(found, self.whole)
                 return
             self.end = found.end
             chained = found.topic_id if found.flags & MORE else None
@@ -113,7 +113,7 @@ def walk(
     appends = _appends(view, at, heads)
     batches, broken = _batches(view, seen.groups)
     rows = _joined(view, appends, batches)
-    stops = [seen.stop, broken, _misfit(view, appends, heads, limit), _disorder(view, rows, above)]
+    stops = [seen.stop, broken, _misfit(view, at, heads, limit), _disorder(view, rows, above)]
     end, fault = min((stop for stop in stops if stop is not None), key=lambda stop: stop.pos)
     # A fault in the middle of a batch takes the whole batch with it.
     end = next((first for first, stop in seen.chains if first <= end < stop), end)
@@ -157,7 +157,7 @@ def walk_indexed(
     alone = at[single]
     heads = headers(view, alone)
     appends = _appends(view, alone, heads)
-    wrong = _misfit(view, appends, heads, len(view), text=check)
+    wrong = _misfit(view, alone, heads, len(view), text=check)
     if check and wrong is None:
         wrong = _mismatch(view, appends)
     if wrong is not None:
@@ -184,6 +184,27 @@ def walk_indexed(
         pos = int(at[np.argmin(same)])
         raise Corrupt("segment", pos=pos, reason="the frame and its index entry tell of different records")
     return found
+
+
+def decode(buf: Buffer, at: Ints, heads: NDArray[np.void]) -> Rows:
+    """The records of these frames of a survey: Append and AppendBatch frames of one topic, in their order.
+
+    What the survey verified is not looked at again. Corrupt where the body of a batch is not one.
+    """
+    view = memoryview(buf)
+    single = heads["kind"] == APPEND
+    if single.all():
+        return _appends(view, at, heads)
+    batched = np.flatnonzero(~single)
+    alone = at[single]
+    groups: dict[int, list[Frame]] = {}
+    for before, pos in zip(np.cumsum(single)[batched].tolist(), at[batched].tolist(), strict=True):
+        groups.setdefault(before, []).append(_batch_at(view, pos, check=False))
+    batches, wrong = _batches(view, groups)
+    if wrong is not None:
+        step = "its checksum holds, so it was written like this: keep the file and report it"
+        raise Corrupt("WAL", pos=wrong.pos, reason=wrong.fault.reason, next_step=step)
+    return _joined(view, _appends(view, alone, headers(view, alone)), batches)
 
 
 class _StopAt(NamedTuple):
@@ -214,7 +235,7 @@ def _collect(view: memoryview, pos: int, limit: int, far: int, room: int) -> _Se
                 continue
         found: Frame | Fault = get(view, pos, limit)
         if isinstance(found, Frame) and chain_at >= 0:
-            found = _interruption(found, chained) or found
+            found = interruption(found, chained) or found
         if isinstance(found, Fault):
             fault = found
             break
@@ -230,17 +251,20 @@ def _collect(view: memoryview, pos: int, limit: int, far: int, room: int) -> _Se
             chain_at = -1
         pos = found.end
     if chain_at >= 0:
-        fault = _broken_off(fault, chain_at)
+        fault = broken_off(fault, chain_at)
         chains.append((chain_at, pos + 1))
     return _Seen(singles, groups, chains, _StopAt(pos, fault))
 
 
 def _batches(view: memoryview, groups: dict[int, list[Frame]]) -> tuple[list[tuple[int, Rows]], _StopAt | None]:
-    """The records of the batches up to the first that is not one, each behind how many Append frames."""
+    """The records of the batches up to the first that is not one, each behind how many Append frames.
+
+    A batch of holes only is left out: its columns would make null values of other frames into empty ones.
+    """
     out: list[tuple[int, Rows]] = []
     for before, group in groups.items():
         rows, bad = batch.decode_all(view, group)
-        out += [(before, part) for part in rows]
+        out += [(before, part) for part in rows if len(part)]
         if bad is not None:
             return out, _StopAt(*bad)
     return out, None
@@ -273,20 +297,6 @@ def _run(view: memoryview, pos: int, end: int, far: int, count_max: int, out: li
     return pos
 
 
-def _interruption(found: Frame, topic_id: int) -> Fault | None:
-    """Why this frame cannot continue a batch of the topic, if it cannot."""
-    if found.kind in (APPEND, APPEND_BATCH) and found.topic_id == topic_id:
-        return None
-    name = f"{NAMES[found.kind]} frame of topic {found.topic_id}"
-    return Fault(Stop.BAD, f"the batch of topic {topic_id} is interrupted by a {name}")
-
-
-def _broken_off(fault: Fault, chain_at: int) -> Fault:
-    if fault.stop is Stop.BAD:
-        return fault
-    return Fault(Stop.TORN, f"the batch that starts at byte {chain_at} breaks off before its last frame")
-
-
 def _appends(view: memoryview, at: Ints, heads: NDArray[np.void]) -> Rows:
     """The records of Append frames with these headers. Not one length is checked here."""
     node_len, tag_len = heads["node_len"].astype(np.int64), heads["tag_len"].astype(np.int64)
@@ -303,27 +313,14 @@ def _appends(view: memoryview, at: Ints, heads: NDArray[np.void]) -> Rows:
     )
 
 
-def _misfit(view: memoryview, rows: Rows, heads: NDArray[np.void], limit: int, *, text: bool = True) -> _StopAt | None:
-    """The first Append frame that is not what it claims to be: the rules of `get`, for all at once."""
-    if not len(rows):
+def _misfit(view: memoryview, at: Ints, heads: NDArray[np.void], limit: int, *, text: bool = True) -> _StopAt | None:
+    """The first frame that is not what it claims to be, or not an Append frame."""
+    first = misfit(view, at, heads, limit, text=text)
+    others = np.flatnonzero(heads["kind"][:first] != APPEND)
+    first = int(others[0]) if len(others) else first
+    if first == len(at):
         return None
-    flags = heads["flags"]
-    data_end = rows.data.pos + rows.data.size
-    wrong = (data_end - rows.at != heads["frame_len"].astype(np.int64) - 4) | (data_end + 8 > limit)
-    wrong |= (heads["kind"] != APPEND) | (flags > KNOWN_FLAGS)
-    wrong |= (heads["seq"] > SEQ_MAX) | (heads["ts_ms"] > TS_MS_MAX)
-    wrong |= (heads["node_len"] > 0) & (flags & HAS_NODE == 0)
-    wrong |= (heads["tag_len"] > 0) & (flags & HAS_TAG == 0)
-    first = int(wrong.argmax()) if wrong.any() else len(rows)
-    if text and (rows.node or rows.tag):
-        node_at, data_at = (rows.at[:first] + HEADER_BYTES).tolist(), rows.data.pos[:first].tolist()
-        names = b"".join([view[lo:hi] for lo, hi in zip(node_at, data_at, strict=True)])
-        lengths = np.column_stack((heads["node_len"][:first], heads["tag_len"][:first])).ravel()
-        if not are_texts(names, lengths):
-            first = next(i for i, pos in enumerate(rows.at.tolist()) if isinstance(get(view, pos, limit), Fault))
-    if first == len(rows):
-        return None
-    pos = int(rows.at[first])
+    pos = int(at[first])
     found = get(view, pos, limit, check=False)
     if isinstance(found, Frame):
         found = Fault(Stop.BAD, f"{NAMES[found.kind]} frame where an Append frame was expected")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tidelog.errors import BadInput, TooLarge
 from tidelog.formats import batch, frame
-from tidelog.formats.frame import DURABLE, MORE, Fault, Frame
+from tidelog.formats.frame import DURABLE, JSON, MORE, Fault, Frame
 from tidelog.formats.rows import Rows, Stop, records, to_arrow
 from tidelog.types import Record
 
@@ -202,6 +202,8 @@ def test_an_arrow_batch_that_would_not_come_back_is_refused(arguments: dict[str,
         ({"nodes": [b"\xc3", b"\xa9"]}, "UTF-8"),
         ({"tag": b"\xff"}, "UTF-8"),
         ({"flags": 1}, "caller's to set"),
+        ({"flags": JSON, "kinds": b"\1\0"}, "every record is JSON"),
+        ({"flags": JSON, "datas": [b"", b"b"], "kinds": b"\xff\0"}, "every record is JSON"),
         ({"first_seq": frame.SEQ_MAX}, "seqs"),
     ],
 )
@@ -268,7 +270,7 @@ def test_a_large_batch_is_split_and_chained(columns: tuple[str, ...], count: int
 
 
 @pytest.mark.parametrize(("count", "size"), [(1, 0), (1, 300_000), (4097, 1), (3, 200_000), (300, 1000)])
-@pytest.mark.parametrize("named", [{}, {"node": b"n1", "tag": b"tag"}])
+@pytest.mark.parametrize("named", [{}, {"node": b"n1", "tag": b"tag"}, {"flags": JSON | DURABLE}, {"flags": MORE}])
 def test_a_planned_batch_is_the_same_bytes_made_one_frame_at_a_time(
     count: int, size: int, named: dict[str, Any]
 ) -> None:
@@ -328,6 +330,44 @@ def test_a_name_of_the_batch_and_of_each_record_is_bad() -> None:
     assert "both" in fault(naive_body([b"x"], nodes=[b"t"]), node=b"t")
     both_ways = sealed(naive_body([b"x"], tags=[b"t"]), node=b"n")
     assert next(records(decoded(both_ways))) == Record(1, TS * 1000, b"x", b"n", b"t")
+
+
+@pytest.mark.parametrize("count", [3, 5000])
+def test_the_flag_of_a_batch_says_of_every_record_that_it_is_json(count: int) -> None:
+    """However it is written; and an index, which is what a reader asks, says it of each."""
+    datas = [b"{}"] * count
+    lengths = np.full(count, 2, "<u4")
+    array = pa.array(datas, pa.binary())
+    flags = DURABLE | JSON
+    ways = [
+        batch.encode_many(10, 1, TS, datas, flags=flags),
+        [b"".join(make()) for make in batch.plan(10, 1, TS, datas, lengths, flags=flags).frames],
+        batch.encode_arrow(10, 1, TS, array, flags=flags),
+        batch.encode_many(10, 1, TS, datas, metas=[b"m"] * count, flags=flags),
+        batch.encode_many(10, 1, TS, datas, kinds=b"\1" * count, flags=flags),
+        [batch.encode(10, 1, TS, datas, flags=flags)],
+    ]
+    assert ways[0] == ways[1] == ways[2]
+    for way in ways:
+        for buf in way:
+            found = frame.get(buf, 0, len(buf))
+            assert isinstance(found, Frame)
+            assert found.flags & ~MORE == flags
+            kinds = batch.kinds(buf, found)
+            assert len(kinds) == len(decoded(buf))
+            assert (kinds == batch.JSON).all()
+
+
+def test_under_the_flag_a_batch_may_have_holes_and_no_record_of_bytes() -> None:
+    """Reading holds the rule that writing holds."""
+    body = naive_body([b"{}", b"", b"[]"], kinds=b"\1\xff\1")
+    written = batch.encode(10, 1, TS, [b"{}", b"", b"[]"], kinds=b"\1\xff\1", flags=JSON)
+    assert written == sealed(body, flags=JSON)
+    assert [record.seq for record in records(decoded(written))] == [1, 3]
+    assert "all JSON" in fault(naive_body([b"{}", b"", b"[]"], kinds=b"\1\xff\0"), flags=JSON)
+    assert "all JSON" in fault(naive_body([b"{}"], kinds=b"\0"), flags=JSON)
+    assert "kind 2" in fault(naive_body([b"{}"], kinds=b"\2"), flags=JSON)
+    assert len(decoded(sealed(naive_body([b"{}"], kinds=b"\0")))) == 1
 
 
 def test_a_batch_that_runs_out_of_seqs_is_bad() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tidelog.errors import BadInput, TooLarge
 from tidelog.formats import frame
-from tidelog.formats.frame import APPEND, APPEND_BATCH, DURABLE, HAS_NODE, HAS_TAG, MORE, Fault, Frame
+from tidelog.formats.frame import APPEND, APPEND_BATCH, DURABLE, HAS_NODE, HAS_TAG, JSON, MORE, Fault, Frame
 from tidelog.formats.rows import Stop
 
 names = st.text(max_size=12).map(str.encode)
@@ -49,7 +49,7 @@ def verdict(buf: bytes, pos: int = 0, end: int | None = None) -> Fault:
     node=names,
     tag=names,
     data=st.binary(max_size=300),
-    durable=st.booleans(),
+    flags=st.sampled_from([0, DURABLE, MORE, JSON, DURABLE | MORE | JSON]),
     before=st.binary(max_size=9),
     after=st.binary(max_size=9),
 )
@@ -61,11 +61,11 @@ def test_a_frame_comes_back_as_it_went_in(
     node: bytes,
     tag: bytes,
     data: bytes,
-    durable: bool,
+    flags: int,
     before: bytes,
     after: bytes,
 ) -> None:
-    flags = DURABLE * durable
+    flags &= DURABLE | (MORE | JSON if kind in (APPEND, APPEND_BATCH) else 0)
     made = frame.encode(kind, topic_id=topic_id, seq=seq, ts_ms=ts_ms, node=node, tag=tag, data=data, flags=flags)
     flags |= (HAS_NODE if node else 0) | (HAS_TAG if tag else 0)
     assert made == naive(kind, flags, topic_id, seq, ts_ms, node, tag, data)
@@ -93,7 +93,7 @@ def test_a_frame_comes_back_as_it_went_in(
     topic_id=ids,
     node=names,
     tag=names,
-    flags=st.sampled_from([0, DURABLE, MORE, DURABLE | MORE]),
+    flags=st.sampled_from([0, DURABLE, MORE, DURABLE | MORE, JSON, JSON | MORE]),
 )
 def test_many_frames_at_once_are_the_same_bytes_as_one_by_one(
     datas: list[bytes], first: int, ts_ms: int, topic_id: int, node: bytes, tag: bytes, flags: int
@@ -128,8 +128,9 @@ def test_a_head_its_data_and_their_checksum_are_a_frame(node: bytes, tag: bytes,
         ({"kind": 0}, "does not exist"),
         ({"kind": 13}, "does not exist"),
         ({"flags": HAS_TAG}, "caller's to set"),
-        ({"flags": 16}, "caller's to set"),
+        ({"flags": 32}, "caller's to set"),
         ({"kind": frame.DELETE, "flags": MORE}, "batch of its own"),
+        *(({"kind": kind, "flags": JSON}, "no records") for kind in range(2, 12)),
         ({"topic_id": -1}, "topic id"),
         ({"topic_id": (1 << 64) - 1}, "topic id"),
         ({"seq": -1}, "seqs"),
@@ -214,8 +215,9 @@ def resealed(**fields: int) -> bytes:
         (GOOD[:40] + b"x" + GOOD[41:], Stop.BAD, "checksum"),
         (resealed(kind=0), Stop.BAD, "unknown frame type 0"),
         (resealed(kind=13), Stop.BAD, "unknown frame type 13"),
-        (resealed(flags=16 | 3), Stop.BAD, "unknown flags"),
-        (resealed(kind=frame.DELETE, flags=MORE | 3), Stop.BAD, "Delete frame says"),
+        (resealed(flags=32 | 3), Stop.BAD, "unknown flags"),
+        (resealed(kind=frame.DELETE, flags=MORE | 3), Stop.BAD, "Delete frame says that more of its batch"),
+        *((resealed(kind=kind, flags=JSON | 3), Stop.BAD, "says that its records are JSON") for kind in range(2, 12)),
         (resealed(seq=frame.SEQ_MAX + 1), Stop.BAD, "beyond"),
         (resealed(ts=frame.TS_MS_MAX + 1), Stop.BAD, "beyond"),
         (resealed(flags=HAS_TAG), Stop.BAD, "node"),

@@ -17,8 +17,8 @@ from tidelog.formats.rows import Rows, none
 TS = 1_700_000_000_000
 
 
-def append(seq: int, ts: int, data: bytes, *, node: bytes = b"", tag: bytes = b"") -> bytes:
-    return frame.encode(frame.APPEND, topic_id=10, seq=seq, ts_ms=ts, data=data, node=node, tag=tag)
+def append(seq: int, ts: int, data: bytes, *, node: bytes = b"", tag: bytes = b"", flags: int = 0) -> bytes:
+    return frame.encode(frame.APPEND, topic_id=10, seq=seq, ts_ms=ts, data=data, node=node, tag=tag, flags=flags)
 
 
 def walked(buf: bytes) -> Rows:
@@ -51,7 +51,7 @@ def test_entries_are_dense_and_holes_name_what_follows() -> None:
     present = {
         3: (0, 3, TS, 1),
         5: (b, 4, TS + 1, 4),
-        7: (b, 5, TS + 1, 4 | 2),
+        7: (b, 5, TS + 1, 4 | 2 | 8),
         9: (c, 0, TS + 2, 0),
     }
     entries = idx.entries(walked(LOG), 2, 12, len(LOG))
@@ -60,30 +60,42 @@ def test_entries_are_dense_and_holes_name_what_follows() -> None:
     assert entries["frame_offset"][[0, 2, 4, 6, 8, 9]].tolist() == [0, b, b, c, len(LOG), len(LOG)]
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(60))
 def test_an_index_of_any_log_is_the_one_made_entry_by_entry(seed: int) -> None:
+    """G66, G67: whichever way its flags are made, and of whichever part of the log."""
     random = Random(seed)
     pieces: list[bytes] = []
     present: dict[int, tuple[int, int, int, int]] = {}
     seq, ts, pos = 1, TS, 0
-    for _ in range(random.randrange(1, 9)):
+    for _ in range(random.choice((3, 9, 60))):
         seq += random.choice((0, 0, 2))
         ts += random.randrange(3)
+        all_json = random.choice((0, 0, frame.JSON))
         if random.random() < 0.5:
             node, tag = random.choice((b"", b"n")), random.choice((b"", b"t"))
             data = random.randbytes(random.randrange(5))
-            pieces.append(append(seq, ts, data, node=node, tag=tag))
-            present[seq] = (pos, len(data), ts, 2 * bool(node) + bool(tag))
+            pieces.append(append(seq, ts, data, node=node, tag=tag, flags=all_json))
+            present[seq] = (pos, len(data), ts, 2 * bool(node) + bool(tag) + 8 * bool(all_json))
             seq += 1
         else:
             datas = [random.randbytes(random.randrange(5)) for _ in range(random.randrange(1, 5))]
-            tag = random.choice((b"", b"t"))
-            kinds = bytes(random.choice((0, 1, 255)) for _ in datas)
-            datas = [b"" if kind == 255 else data for data, kind in zip(datas, kinds, strict=True)]
-            pieces.append(batch.encode(10, seq, ts, datas, kinds=kinds, tag=tag))
-            for i, (data, kind) in enumerate(zip(datas, kinds, strict=True)):
+            named: dict[str, Any] = {"tag": random.choice((b"", b"t")), "node": random.choice((b"", b"node"))}
+            kinds = bytes(random.choice((1, 1, 255) if all_json else (0, 1, 255)) for _ in datas)
+            metas = [random.choice((b"", b"m")) for _ in datas]
+            if random.random() < 0.3:
+                kinds = (b"\1" if all_json else b"\0") * len(datas)
+            datas, metas = (
+                [b"" if kind == 255 else value for value, kind in zip(values, kinds, strict=True)]
+                for values in (datas, metas)
+            )
+            plain = set(kinds) == {1 if all_json else 0}  # needs no column to say so
+            said = None if plain and random.random() < 0.5 else kinds
+            given = metas if random.random() < 0.5 else None
+            pieces.append(batch.encode(10, seq, ts, datas, kinds=said, metas=given, **named, flags=all_json))
+            for i, (data, kind, meta) in enumerate(zip(datas, kinds, given or [b""] * len(datas), strict=True)):
                 if kind != 255:
-                    present[seq + i] = (pos, len(data), ts, 4 | bool(tag))
+                    whole = 4 | bool(named["tag"]) | 2 * bool(named["node"])
+                    present[seq + i] = (pos, len(data), ts, whole | 8 * (kind == 1) | 16 * bool(meta))
             seq += len(datas)
         pos += len(pieces[-1])
     buf = b"".join(pieces)
@@ -91,6 +103,14 @@ def test_an_index_of_any_log_is_the_one_made_entry_by_entry(seed: int) -> None:
     entries = idx.entries(walked(buf), 1, stop, len(buf))
     assert idx.to_bytes(entries) == naive(1, stop, present, len(buf)), seed
     assert idx.fault(entries, len(buf)) is None, seed
+    live = entries[entries["flags"] != idx.HOLE]
+    rows = walked(buf)
+    for _ in range(9):
+        lo = random.randrange(len(rows) + 1)
+        hi = random.randrange(lo, len(rows) + 1)
+        assert idx.flags(rows.part(lo, hi)).tolist() == live["flags"][lo:hi].tolist(), (seed, lo, hi)
+    for i in range(len(rows)):
+        assert idx.entry(rows.part(i, i + 1), 0) == live[i : i + 1].tobytes(), (seed, i)
     assert np.shares_memory(idx.read(view := idx.to_bytes(entries)), np.frombuffer(view, np.uint8))
 
 
@@ -147,7 +167,7 @@ def changed(index: int, **fields: Any) -> NDArray[np.void]:
     ("entries", "words"),
     [
         (changed(1, pad=(0, 0, 1)), "padding"),
-        (changed(1, flags=8), "flags"),
+        (changed(1, flags=0x20), "flags"),
         (changed(1, flags=0x40), "flags"),
         (changed(1, flags=0x81), "flags"),
         (changed(3, frame_offset=0), "positions fall"),

@@ -18,7 +18,7 @@ import xxhash
 
 from tidelog.errors import Corrupt
 from tidelog.formats import batch, frame, idx, scan
-from tidelog.formats.frame import APPEND, DURABLE, MORE
+from tidelog.formats.frame import APPEND, DURABLE, JSON, MORE
 from tidelog.formats.rows import Rows, Stop, records, to_arrow
 from tidelog.types import Record
 
@@ -73,8 +73,8 @@ def slow_frame(buf: bytes, pos: int) -> Seen | Stop:
     node, tag, data = covered[34 : 34 + n], covered[34 + n : 34 + n + m], covered[34 + n + m :]
     good = (
         1 <= kind <= 12
-        and flags < 16
-        and not (flags & 8 and kind not in (1, 12))
+        and flags < 32
+        and not (flags & (8 | 16) and kind not in (1, 12))
         and seq <= 2**63 - 2
         and ts * 1000 < 2**63
         and not (node and not flags & 2)
@@ -115,6 +115,8 @@ def slow_batch(found: Seen) -> list[Record] | None:
             at += length
     out = []
     for i in range(count):
+        if found.flags & 16 and bflags & 8 and kinds[i] == 0:
+            return None
         if kinds[i] not in (0, 1, 255) or not is_text(values[0][i]) or not is_text(values[1][i]):
             return None
         if kinds[i] == 255:
@@ -175,14 +177,14 @@ def make_log(random: Random, *, control: bool = True) -> tuple[bytes, list[int]]
     """A good log, and where its frames start."""
     pieces: list[bytes] = []
     seq, ts = random.randrange(5), TS
-    for _ in range(random.randrange(1, 12)):
+    for _ in range(random.choice((random.randrange(1, 12), 30))):  # few frames and many are read in different ways
         ts += random.choice((0, 0, 1, 1000))
         seq += random.choice((1, 1, 1, 7))
         names = [b"", b"n1", "knöten".encode()]
         shape = random.random()
         if shape < 0.45:
             data = random.randbytes(random.randrange(9))
-            flags = random.choice((0, DURABLE))
+            flags = random.choice((0, DURABLE, JSON))
             pieces.append(append(seq, ts, data, node=random.choice(names), tag=random.choice(names), flags=flags))
         elif shape < 0.55 and control:
             pieces.append(frame.encode(frame.HEAD_WATERMARK, topic_id=3, ts_ms=ts, data=bytes(8)))
@@ -208,8 +210,9 @@ def make_batch(random: Random, seq: int, ts: int, count: int, flags: int) -> byt
     if made["tags"] is None:
         made["tag"] = random.choice((b"", b"common"))
     datas = [random.randbytes(random.randrange(6)) for _ in range(count)]
+    flags |= random.choice((0, 0, JSON))
     if random.random() < 0.3:
-        made["kinds"] = bytes(random.choice((0, 1, 255)) for _ in range(count))
+        made["kinds"] = bytes(random.choice((1, 255) if flags & JSON else (0, 1, 255)) for _ in range(count))
         for i, kind in enumerate(made["kinds"]):
             for values in (datas, made["tags"], made["nodes"], made["metas"]):
                 if kind == 255 and values is not None:
@@ -245,7 +248,7 @@ def damage(random: Random, buf: bytes, starts: list[int]) -> bytes:
             covered = bytearray(buf[at + 4 : end - 8])
             for _ in range(random.randrange(1, 3)):
                 where = random.choice((0, 1, 2, 10, 17, 18, 25, 26, 28, 30, random.randrange(len(covered))))
-                covered[where] = random.choice((0, 1, 2, 3, 8, 9, 12, 128, 255, random.randrange(256)))
+                covered[where] = random.choice((0, 1, 2, 3, 8, 9, 12, 16, 128, 255, random.randrange(256)))
             return buf[:at] + sealed(bytes(covered)) + buf[end:]
     return bytes(out)
 
@@ -459,6 +462,15 @@ def test_columns_of_mixed_frames_line_up() -> None:
     assert scan.walk(ONE).rows.tag is None
 
 
+def test_a_batch_of_holes_only_leaves_the_columns_of_others_as_they_are() -> None:
+    """A record without a node reads as null, through the index, which knows no such batch, and without it."""
+    log = ONE + batch.encode(TOPIC, 2, TS, [b""], nodes=[b""], kinds=b"\xff") + append(3, TS, b"three")
+    rows = scan.walk(log).rows
+    entries = idx.entries(rows, 1, 4, len(log))
+    assert to_arrow(rows).equals(to_arrow(scan.walk_indexed(log, entries, 0, 3, 1, check=True)))
+    assert rows.node is None
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_random_bytes_never_raise(seed: int) -> None:
     random = Random(seed)
@@ -486,7 +498,7 @@ def lying(**fields: int) -> bytes:
 
 
 LIES = [
-    {"flags": 16 | 3},
+    {"flags": 32 | 3},
     {"flags": 255},
     {"flags": 1},
     {"flags": 2},
@@ -529,6 +541,10 @@ def test_an_index_cannot_pass_off_such_a_frame_as_a_record(fields: dict[str, int
         (0, "ts", TS + 1),
         (0, "ts", TS + (1 << 61)),
         (0, "flags", idx.HAS_TAG),
+        (0, "flags", idx.JSON),
+        (0, "flags", idx.HAS_META),
+        (3, "flags", idx.BATCH | idx.JSON),
+        (4, "flags", idx.BATCH | idx.HAS_META),
         (2, "flags", idx.HAS_TAG | idx.BATCH),
         (3, "data_len", 2),
         (3, "ts", TS + 1),
@@ -548,6 +564,32 @@ def test_an_entry_that_disagrees_with_its_frame_is_corrupt(index: int, field: st
         scan.walk_indexed(log, entries, 0, 5, 1, check=True)
 
 
+@pytest.mark.parametrize("index", range(4))
+def test_an_entry_that_forgets_json_or_a_meta_is_corrupt(index: int) -> None:
+    """G66: an index of before there were these flags is not taken for one that was made with them."""
+    log = append(1, TS, b"{}", flags=JSON)
+    log += batch.encode(TOPIC, 2, TS, [b"x"], metas=[b"m"])
+    log += batch.encode(TOPIC, 3, TS, [b"{}", b"", b"y", b"{}"], kinds=b"\1\xff\0\1")
+    entries = idx.entries(scan.walk(log).rows, 1, 7, len(log)).copy()
+    assert len(scan.walk_indexed(log, entries, 0, 6, 1, check=True)) == 5
+    which = (0, 1, 2, 5)[index]
+    assert entries["flags"][which] in (idx.JSON, idx.BATCH | idx.JSON, idx.BATCH | idx.HAS_META)
+    entries["flags"][which] &= ~np.uint8(idx.JSON | idx.HAS_META)
+    with pytest.raises(Corrupt, match="different records"):
+        scan.walk_indexed(log, entries, 0, 6, 1, check=True)
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_a_segment_that_lost_the_end_of_its_last_frame_is_corrupt_through_its_index(check: bool) -> None:
+    """G58, G65: no position outside the bytes that are there is ever believed."""
+    log = ONE + append(2, TS, b"x" * 100)
+    entries = idx.entries(scan.walk(log).rows, 1, 3, len(log))
+    for size in range(len(ONE) + frame.OVERHEAD_BYTES, len(log)):
+        with pytest.raises(Corrupt) as caught:
+            scan.walk_indexed(log[:size], entries, 0, 2, 1, check=check)
+        assert caught.value.pos == len(ONE)
+
+
 def test_records_said_to_lie_in_their_neighbours_frame_are_corrupt() -> None:
     """Method: entries whose frames exist, agree in number and size, and are not theirs."""
     twice = frame.encode_appends(TOPIC, 1, TS, [b"one", b"two", b"six"])
@@ -555,6 +597,13 @@ def test_records_said_to_lie_in_their_neighbours_frame_are_corrupt() -> None:
     entries["frame_offset"][1] = entries["frame_offset"][2]
     with pytest.raises(Corrupt):
         scan.walk_indexed(twice, entries, 0, 3, 1, check=True)
+    many = frame.encode_appends(TOPIC, 1, TS, [b"one"] * 40)
+    for check in (False, True):
+        entries = idx.entries(scan.walk(many).rows, 1, 41, len(many)).copy()
+        entries["frame_offset"][20] = entries["frame_offset"][21]
+        with pytest.raises(Corrupt) as caught:
+            scan.walk_indexed(many, entries, 0, 40, 1, check=check)
+        assert caught.value.pos == entries["frame_offset"][20]
     one, two = batch.encode(TOPIC, 1, TS, [b"x"]), batch.encode(TOPIC, 2, TS, [b"y", b"z"])
     entries = idx.entries(scan.walk(one + two).rows, 1, 4, len(one + two)).copy()
     entries["frame_offset"][1] = 0

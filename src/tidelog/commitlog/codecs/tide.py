@@ -183,9 +183,13 @@ class TideCodec(Codec):
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 
-    def read(self, shape: Shape, first: int, stop: int, bytes_max: int, /) -> Chunk:
+    def index(self, shape: Shape) -> NDArray[np.void]:
+        """The entries of a segment; those of a sealed one are what was sealed."""
         foot = self._footer(shape)
-        entries = idx.read(shape.index) if foot is None else self._checked_index(shape, foot)
+        return idx.read(shape.index) if foot is None else self._checked_index(shape, foot)
+
+    def read(self, shape: Shape, first: int, stop: int, bytes_max: int, /) -> Chunk:
+        foot, entries = self._footer(shape), self.index(shape)
         lo, hi = first - shape.base, min(stop - shape.base, len(entries))
         if lo >= hi:
             return Chunk(none(), stop)

@@ -23,7 +23,7 @@ class Syncable(Protocol):
 class Latch:
     def __init__(self, log: str) -> None:
         self._log = log
-        self._because: OSError | None = None
+        self._because: BaseException | None = None
 
     @property
     def closed(self) -> bool:
@@ -37,7 +37,7 @@ class Latch:
                 "reopen the log on a healthy disk"
             ) from self._because
 
-    def trip(self, error: OSError, what: str) -> Latched:
+    def trip(self, error: BaseException, what: str) -> Latched:
         """Close the latch; return the error to raise."""
         self._because = self._because or error
         return Latched(

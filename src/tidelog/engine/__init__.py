@@ -1,0 +1,63 @@
+"""Topics: the engine behind `tidelog.open`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tidelog.clock import Clock
+from tidelog.disk.seam import Disk
+from tidelog.engine.config import EngineConfig, TopicConfig
+from tidelog.engine.engine import Engine
+from tidelog.engine.floors import Gap
+from tidelog.engine.opening import opened
+from tidelog.engine.report import Progress, Report
+from tidelog.engine.results import Appended, Counts, Deleted, Page, Record, TopicState
+from tidelog.engine.topic import Topic
+
+__all__ = [
+    "Appended",
+    "Counts",
+    "Deleted",
+    "Engine",
+    "EngineConfig",
+    "Gap",
+    "Page",
+    "Record",
+    "Report",
+    "Topic",
+    "TopicConfig",
+    "TopicState",
+    "open",
+]
+
+
+def open(
+    path: str,
+    *,
+    read_only: bool = False,
+    disk: Disk | None = None,
+    clock: Clock | None = None,
+    config: EngineConfig | None = None,
+    accept_loss: bool = False,
+    threads: bool = True,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Engine:
+    """Open the topics in `path`, making the directory where there is none, and recover what a crash left behind.
+
+    One process writes: a second one is refused (Locked) and changes nothing. Any number may open it with `read_only`
+    beside the writer; they see what was there when they opened it, and `refresh` looks again. Settings are those of
+    `EngineConfig`. `accept_loss` goes on where acknowledged records were lost to damage, which is refused otherwise.
+    Without `threads` nothing happens by itself: call `tick`. `progress(what, done, total)` is told of long work.
+    """
+    found = opened(
+        path,
+        read_only=read_only,
+        disk=disk,
+        clock=clock,
+        config=config,
+        accept_loss=accept_loss,
+        progress=progress,
+        settings=settings,
+    )
+    return Engine(found, threads=threads)

@@ -1,0 +1,165 @@
+"""[shell] Append: admission, seqs, frames, and one place in the shard's queue.
+
+What the ack means is the class's word: `fsync` survives a power cut; `disk` survives kill -9, and
+after a power cut its seqs are at least never given to another record; `memory` promises nothing;
+`ephemeral` never leaves memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tidelog.engine import encode
+from tidelog.engine.core import Core
+from tidelog.engine.encode import Batch, Columns
+from tidelog.engine.idempotency import Pending
+from tidelog.engine.parts import Weight
+from tidelog.engine.results import Appended
+from tidelog.errors import BadInput, Error, TooLarge, TopicFull
+from tidelog.formats import bodies, frame
+from tidelog.wal import Commit, Token
+
+_KEY_BYTES_MAX = 256
+_AHEAD_MAX = 1 << 20
+_AHEAD_WITHIN_MS = 1000
+
+
+class Append(Commit):
+    """A staged batch on its way through the WAL."""
+
+    __slots__ = ("batch_frames", "ceiling", "core", "count", "first", "key", "reserves", "token", "ts_ms", "weight")
+
+    def __init__(self, core: Core, first: int, ts_ms: int, batch: Batch | Columns, key: str | None) -> None:
+        frames = encode.frames(core.id, first, ts_ms, batch, durable=core.durable)
+        super().__init__(list(frames), frames=len(frames), durable=core.durable)
+        self.core, self.first, self.count, self.ts_ms = core, first, len(batch), ts_ms
+        self.weight, self.batch_frames, self.key = batch.weight, frames, key
+        self.reserves = core.config.durability == "disk"
+        self.ceiling = 0
+        self.token: Token[Appended] = Token(core.shared.shard(core.id))
+
+    def prepare(self) -> None:
+        """Disk class: seqs that a crash could give out again are first put on record, for many writes ahead."""
+        core, last = self.core, self.first + self.count - 1
+        if not self.reserves or last <= core.reserving:
+            return
+        self.ceiling = core.reserving = last + _ahead(core, self.count)
+        body = bodies.encode(bodies.HeadWatermark(self.ceiling))
+        mark = frame.encode(frame.HEAD_WATERMARK, topic_id=core.id, ts_ms=self.ts_ms, data=body)
+        self.lead(mark)
+
+    def done(self, error: Error | None) -> None:
+        core = self.core
+        last = self.first + self.count - 1
+        with core.lock:
+            core.staged = Weight(core.staged.records - self.count, core.staged.size - self.weight)
+            if error is None:
+                core.reserved = max(core.reserved, self.ceiling)
+                if core.dropped:
+                    core.shared.quota.give(self.weight)
+                else:
+                    core.publish(self.first, self.batch_frames, self.count, self.weight, self.ts_ms, kept=True)
+            else:
+                core.shared.quota.give(self.weight)
+                core.reserving = core.reserved
+            appended = Appended(self.first, last, core.index.head)
+            if self.key is not None and error is not None:
+                core.window.forget(self.key)
+            elif self.key is not None:
+                core.window.remember(self.key, appended, core.shared.clock.monotonic_ms())
+        if error is None:
+            self.token.set(appended)
+            core.wake()
+        else:
+            self.token.fail(error)
+
+
+def _ahead(core: Core, count: int) -> int:
+    """How many seqs to reserve: more where the last reservation did not last, since each costs a sync."""
+    now_ms, least = core.shared.clock.monotonic_ms(), max(core.shared.limits.head_reserve, 4 * count)
+    quick = core.ahead and now_ms - core.reserved_ms < _AHEAD_WITHIN_MS
+    core.ahead = min(max(least, 2 * core.ahead if quick else 0), max(_AHEAD_MAX, least))
+    core.reserved_ms = now_ms
+    return core.ahead
+
+
+def append(core: Core, batch: Batch | Columns, key: str | None) -> Token[Appended]:
+    """Stage a batch; its token tells when it is acknowledged. Raises before anything was assigned."""
+    if key is not None and not 0 < len(key.encode()) <= _KEY_BYTES_MAX:
+        raise BadInput(f"an idempotency key has 1 to {_KEY_BYTES_MAX} bytes; nothing was written")
+    with core.lock:
+        core.check()
+        shard = core.shared.shard(core.id)
+        if key is not None:
+            now_ms, window_ms = core.shared.clock.monotonic_ms(), core.config.idempotency_window_ms
+            seen = core.window.lookup(key, now_ms, window_ms)
+            if isinstance(seen, Pending):
+                return _echo(core, seen.token)
+            if seen is not None:
+                return Token.ready(shard, replace(seen.outcome, deduped=True))
+            core.window.forget_expired(now_ms, window_ms)
+        _admit(core, batch)
+        core.shared.quota.take(batch.weight)
+        try:
+            first, ts_ms = core.tail + 1, core.stamp()
+            if core.ephemeral:
+                return _resident(core, first, ts_ms, batch, key)
+            commit = Append(core, first, ts_ms, batch, key)
+            core.submit(commit)
+        except BaseException:
+            core.shared.quota.give(batch.weight)
+            raise
+        core.tail = first + len(batch) - 1
+        core.index.last_ts = ts_ms
+        core.staged = Weight(core.staged.records + len(batch), core.staged.size + batch.weight)
+        if key is not None:
+            core.window.hold(key, commit.token)
+        return commit.token
+
+
+def _echo(core: Core, first: Token[Appended]) -> Token[Appended]:
+    """The outcome of a write under way, for another one with its key."""
+    token: Token[Appended] = Token(core.shared.shard(core.id))
+
+    def tell(known: Token[Appended]) -> None:
+        try:
+            token.set(replace(known.wait(), deduped=True))
+        except Error as error:
+            token.fail(error)
+
+    first.add_callback(tell)
+    return token
+
+
+def _admit(core: Core, batch: Batch | Columns) -> None:
+    """A topic that rejects what it has no room for does so before a seq is taken."""
+    config, index, staged = core.config, core.index, core.staged
+    if config.discard != "reject":
+        return
+    for cap, held, more in (
+        (config.cap_records, index.count + staged.records, len(batch)),
+        (config.cap_bytes, index.bytes + staged.size, batch.weight),
+    ):
+        if cap and more > cap:
+            raise TooLarge(f"{core.name}: a write", size=more, limit=cap)
+        if cap and held + more > cap:
+            raise TopicFull(
+                core.name,
+                cap_records=config.cap_records,
+                cap_bytes=config.cap_bytes,
+                head_seq=index.head,
+                earliest_seq=index.earliest,
+            )
+
+
+def _resident(core: Core, first: int, ts_ms: int, batch: Batch | Columns, key: str | None) -> Token[Appended]:
+    """An ephemeral topic's record is visible at once and lies in no file."""
+    frames = encode.frames(core.id, first, ts_ms, batch, durable=False)
+    core.publish(first, frames, len(batch), batch.weight, ts_ms, kept=False)
+    core.tail = core.index.head
+    appended = Appended(first, core.tail, core.tail)
+    if key is not None:
+        token: Token[Appended] = Token.ready(core.shared.shard(core.id), appended)
+        core.window.hold(key, token)
+        core.window.remember(key, appended, core.shared.clock.monotonic_ms())
+    return Token.ready(core.shared.shard(core.id), appended)

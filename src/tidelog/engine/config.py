@@ -1,0 +1,312 @@
+"""[policy] Settings of a topic and of an engine. Nothing here reads the environment.
+
+A topic's config is the object of the wire contract: 17 keys in one order, always all of them. It is
+given in part and kept whole. Rules, in order of authority:
+
+  1. A key that is not known is refused, with the nearest that is: a misspelt cap would keep everything.
+  2. A value has exactly the type of its field: true is not 1, and 1.0 is not 1 either.
+  3. `durability` says how a write survives. `durable` is an older, shorter word for two of its four
+     classes, and is listened to only where `durability` is absent or null.
+  4. Times of queues are clamped, not refused, when they are kept.
+
+An engine's config is for the process, not for the data: any directory opens under any of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+import msgspec
+
+from tidelog.errors import BadInput
+
+TopicType: TypeAlias = Literal["log", "queue"]
+Discard: TypeAlias = Literal["old", "reject"]
+Durability: TypeAlias = Literal["ephemeral", "memory", "disk", "fsync"]
+
+KEYS: Final = (  # the order of the contract
+    *("type", "ttl_ms", "cap_records", "cap_bytes", "discard", "durable", "durability", "priority", "auto_priority"),
+    *("auto_create", "idempotency_window_ms", "dedupe_node", "lease_ms", "claim_jitter_ms", "max_deliveries"),
+    *("dead_letter", "leases_durable"),
+)
+LEASE_MS_MIN: Final = 100
+LEASE_MS_MAX: Final = 86_400_000
+CLAIM_JITTER_MS_MAX: Final = 5_000
+
+_CHOICES: Final = {"type": get_args(TopicType), "discard": get_args(Discard), "durability": get_args(Durability)}
+_BOOLS: Final = ("auto_priority", "auto_create", "dedupe_node", "leases_durable")
+_COUNTS: Final = (
+    *("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms"),
+    *("lease_ms", "claim_jitter_ms", "max_deliveries"),
+)
+_U64_MAX: Final = (1 << 64) - 1
+_I32_MAX: Final = (1 << 31) - 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
+_SHOWN_MAX: Final = 80  # of a value in a message
+
+
+def check_topic_name(name: object) -> None:
+    """Raise where a topic cannot be called this. Asked where something is created; elsewhere it is just not there."""
+    if not _is_name(name):
+        raise BadInput(
+            f"{_shown(name)} cannot name a topic: 1 to 255 of A-Z a-z 0-9 . _ : - and a letter or digit first; "
+            "nothing was created, choose another name"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig:
+    """What one topic keeps, and what its acks mean. Every one that exists is valid."""
+
+    type: TopicType = "log"
+    """A queue is a log whose records are leased and acked. Never changes."""
+
+    ttl_ms: int = 0
+    """A record is expired once it is older than this; 0: never."""
+
+    cap_records: int = 0
+    """Live records at most; 0: no cap. The cap that binds first wins."""
+
+    cap_bytes: int = 0
+    """Bytes of live records at most; 0: no cap."""
+
+    discard: Discard = "old"
+    """What gives way at a cap: the oldest records, or the write."""
+
+    durability: Durability = "disk"
+    """What an ack means. `ephemeral`: in memory only. `memory`: written, nothing promised. `disk`: handed to the
+    operating system, synced soon. `fsync`: survives a power cut."""
+
+    priority: int | None = None
+    """Rank among topics when readers compete; kept as given, the scheduler clamps it. None: by `auto_priority`."""
+
+    auto_priority: bool = True
+    """Rank by how recently it was read, where no `priority` is given."""
+
+    auto_create: bool = True
+    """Whether a write that brings this config may create the topic."""
+
+    idempotency_window_ms: int = 120_000
+    """How long a write's idempotency key is remembered."""
+
+    dedupe_node: bool = True
+    """Whether a reader may leave out the records of its own node."""
+
+    lease_ms: int = 30_000
+    """How long a claim holds a record, unless it says otherwise."""
+
+    claim_jitter_ms: int = 0
+    """How long the first claim waits for others, to share fairly with them; 0: not at all."""
+
+    max_deliveries: int = 0
+    """How often a record is handed out before it goes to `dead_letter`; 0: without end."""
+
+    dead_letter: str | None = None
+    """The topic that takes what was delivered too often."""
+
+    leases_durable: bool = False
+    """Whether leases and counts of deliveries outlive a restart."""
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            _check_choice(name, getattr(self, name), choices)
+        for name in _COUNTS:
+            _check_int(name, getattr(self, name), 0, _U64_MAX)
+        for name in _BOOLS:
+            _check_bool(name, getattr(self, name))
+        if self.priority is not None:
+            _check_int("priority", self.priority, -_I32_MAX - 1, _I32_MAX)
+        if self.dead_letter is not None and not _is_name(self.dead_letter):
+            raise BadInput(
+                f"dead_letter is {_shown(self.dead_letter)}, which cannot name a topic; give null or a topic's name: "
+                "1 to 255 of A-Z a-z 0-9 . _ : - and a letter or digit first"
+            )
+        object.__setattr__(self, "lease_ms", min(max(self.lease_ms, LEASE_MS_MIN), LEASE_MS_MAX))
+        object.__setattr__(self, "claim_jitter_ms", min(self.claim_jitter_ms, CLAIM_JITTER_MS_MAX))
+
+    @property
+    def durable(self) -> bool:
+        """Whether every acked write survives a power cut."""
+        return self.durability == "fsync"
+
+    @classmethod
+    def make(cls, fields: Mapping[str, object], *, base: TopicConfig | None = None) -> TopicConfig:
+        """These fields over `base`, or over the defaults. Nulls are for `durability`, `priority` and `dead_letter`."""
+        for name in fields:
+            if name not in KEYS:
+                raise BadInput(f"a topic has no field {_shown(name)}; the nearest is {_nearest(name, KEYS)}")
+        return _over(base or cls(), fields)
+
+    def to_json(self) -> bytes:
+        """All 17 keys in the contract's order, without a space: the same config gives the same bytes."""
+        return msgspec.json.encode({name: getattr(self, name) for name in KEYS})
+
+    @classmethod
+    def from_json(cls, text: bytes) -> TopicConfig:
+        """The config of these bytes. Keys that only a newer version knows are passed over, known ones held to rules."""
+        try:
+            fields = msgspec.json.decode(text)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise BadInput(f"a topic's config is not JSON ({error}); give an object with the fields to set") from None
+        if not isinstance(fields, dict):
+            raise BadInput(f"a topic's config is {_shown(fields)}; give an object with the fields to set")
+        return _over(cls(), {name: value for name, value in fields.items() if name in KEYS})
+
+    def check_for(self, topic: str) -> None:
+        """Raise where the topic of this name cannot have this config: a queue is not its own dead letter."""
+        if self.type == "queue" and self.dead_letter == topic:
+            raise BadInput(
+                f"dead_letter is {topic!r}, the queue itself: what failed would come back for ever; name another topic"
+            )
+
+
+def _over(base: TopicConfig, fields: Mapping[str, object]) -> TopicConfig:
+    changes: dict[str, Any] = dict(fields)
+    if "durable" in changes:
+        _check_bool("durable", changes["durable"])
+    durable = changes.pop("durable", None)
+    if changes.get("durability") is None:
+        changes["durability"] = base.durability if durable is None else "fsync" if durable else "disk"
+    return replace(base, **changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Limits of one engine: how it uses the machine, and what it refuses to take in."""
+
+    wal_shards: int | None = None
+    """How many WAL files are written side by side. More sync in parallel, fewer share a sync. None: by processors.
+    May differ from one start to the next."""
+
+    wal_file_bytes: int = 64 << 20
+    """A WAL file is reserved at this size and left for the next when a batch does not fit. The step in which
+    space comes back after a checkpoint."""
+
+    checkpoint_bytes: int = 64 << 20
+    """Move records from the WAL to segments after this much. Bounds what a restart replays and what memory holds."""
+
+    checkpoint_ms: int = 60_000
+    """Checkpoint at least this often while there is something to move."""
+
+    sync_interval_ms: int = 50
+    """How far a power cut may reach back into topics of class `disk`."""
+
+    segment_events_max: int = 10_000
+    """Seal a segment at this many records. Whole segments are dropped, so fewer free space sooner."""
+
+    segment_bytes_max: int = 64 << 20
+    """Seal a segment at this many bytes of data. Below 2 GiB: an index has 32 bits for a position."""
+
+    segment_age_ms_max: int = 3_600_000
+    """Seal a segment this long after its first record, so that a quiet topic's records come to lie in whole files.
+    0: never by age."""
+
+    record_bytes_max: int = 1 << 20
+    """Data and meta of one record together. A larger one is refused."""
+
+    batch_records_max: int = 10_000
+    """Records of one write. It is applied as a whole, so it has to fit in memory more than once."""
+
+    meta_bytes_max: int = 16_384
+    """Meta of one record: headers, not a second payload."""
+
+    meta_keys_max: int = 64
+    """Keys of one record's meta."""
+
+    tag_bytes_max: int = 256
+    """A tag. Every one lies in an index that is searched by deletes."""
+
+    node_bytes_max: int = 128
+    """The name of the node a record came from."""
+
+    topics_max: int = 100_000
+    """Topics at once; another is throttled. Bounds directories and what a snapshot names. 0: no limit."""
+
+    total_bytes_max: int = 0
+    """Live bytes of all topics; a write past it is throttled until something is deleted or evicted. 0: no limit."""
+
+    head_reserve: int = 256
+    """Seqs of a `disk` topic promised away by one sync. After a crash up to this many stay unused: larger syncs
+    less often and leaves larger holes."""
+
+    maps_max: int = 256
+    """How many segment files stay mapped at once. Bounds descriptors, not memory."""
+
+    tags_cache_bytes: int = 32 << 20
+    """Memory for the tag indexes of segments; one that has left is built again when it is needed. 0: keep none."""
+
+    queue_max: int = 4_096
+    """Writes that may wait for one WAL shard; another is refused as busy. Bounds memory while the disk is slow."""
+
+    def __post_init__(self) -> None:
+        for name, (least, most) in _BOUNDS.items():
+            if name != "wal_shards" or self.wal_shards is not None:
+                _check_int(name, getattr(self, name), least, most)
+
+    def shards(self, processors: int) -> int:
+        """How many WAL shards there are on a machine with this many processors."""
+        return self.wal_shards or max(min(processors, _SHARDS_DEFAULT_MAX), 1)
+
+
+_SHARDS_DEFAULT_MAX: Final = 8
+_I64_MAX: Final = (1 << 63) - 1
+_BOUNDS: Final[dict[str, tuple[int, int]]] = {
+    "wal_shards": (1, 100),  # two digits in a directory's name
+    "wal_file_bytes": (1, _I64_MAX),
+    "checkpoint_bytes": (1, _I64_MAX),
+    "checkpoint_ms": (1, _I64_MAX),
+    "sync_interval_ms": (1, _I64_MAX),
+    "segment_events_max": (1, (1 << 32) - 1),
+    "segment_bytes_max": (1, (1 << 31) - 1),
+    "segment_age_ms_max": (0, _I64_MAX),
+    "record_bytes_max": (1, 1 << 30),  # it has to fit a frame, and a frame a segment
+    "batch_records_max": (1, (1 << 32) - 1),
+    "meta_bytes_max": (0, 1 << 30),
+    "meta_keys_max": (0, _I64_MAX),
+    "tag_bytes_max": (0, (1 << 16) - 1),  # a frame's field
+    "node_bytes_max": (0, (1 << 16) - 1),
+    "topics_max": (0, _I64_MAX),
+    "total_bytes_max": (0, _I64_MAX),
+    "head_reserve": (1, 1 << 32),
+    "maps_max": (1, _I64_MAX),
+    "tags_cache_bytes": (0, _I64_MAX),
+    "queue_max": (1, _I64_MAX),
+}
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def _check_int(name: str, value: object, least: int, most: int) -> None:
+    # Not isinstance: a bool is an int to Python, and to nobody else.
+    if type(value) is not int or not least <= value <= most:
+        raise BadInput(f"{name} is {_shown(value)}, it must be a whole number from {least} to {most}")
+
+
+def _check_bool(name: str, value: object) -> None:
+    if type(value) is not bool:
+        raise BadInput(f"{name} is {_shown(value)}, it must be true or false")
+
+
+def _check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+    if type(value) is not str or value not in choices:
+        raise BadInput(f"{name} is {_shown(value)}, it must be one of {', '.join(choices)}")
+
+
+def _nearest(name: object, known: Iterable[str]) -> str:
+    # Cut, because comparing costs the product of both lengths.
+    return get_close_matches(str(name)[:_SHOWN_MAX].lower(), known, n=1, cutoff=0.0)[0]
+
+
+def _shown(value: object) -> str:
+    """A value as a message may show it: short and on one line, whatever somebody sent."""
+    if isinstance(value, int) and value.bit_length() > _SHOWN_MAX:
+        return f"a number of {value.bit_length()} bits"
+    if isinstance(value, str | bytes):
+        return repr(value) if len(value) <= _SHOWN_MAX else f"{value[:_SHOWN_MAX]!r} and more"
+    return repr(value) if value is None or isinstance(value, int | float) else f"a {type(value).__name__}"

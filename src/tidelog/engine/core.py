@@ -1,0 +1,166 @@
+"""[shell] One topic inside the engine: its index, the lock that guards it, and who waits for its records.
+
+A write is staged under the lock (seqs, frames, its place in the shard's queue) and published by the
+committer when the WAL has it. Between the two it is counted but not visible. Nobody waits for a
+commit while holding the lock: the committer needs it to publish.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from tidelog.clock import Clock
+from tidelog.disk.seam import Disk, join
+from tidelog.engine.config import EngineConfig, TopicConfig
+from tidelog.engine.floors import Marks
+from tidelog.engine.idempotency import Window
+from tidelog.engine.index import TopicIndex
+from tidelog.engine.parts import Home, Maps, Weight
+from tidelog.engine.quota import Quota
+from tidelog.engine.results import Appended, TopicState
+from tidelog.engine.tags import TagCache
+from tidelog.errors import Closed, ReadOnly, TopicNotFound
+from tidelog.wal import Shard, Token, shard_of
+
+if TYPE_CHECKING:
+    from tidelog.wal import Commit
+
+TOPICS = "topics"
+WAL = "wal"
+
+
+@dataclass(slots=True)
+class Shared:
+    """What all topics of an engine have in common."""
+
+    disk: Disk
+    clock: Clock
+    root: str
+    limits: EngineConfig
+    quota: Quota
+    tags: TagCache
+    maps: Maps
+    shards: list[Shard]  # none: opened for reading
+    closed: bool = False
+
+    def now_ms(self) -> int:
+        return self.clock.now_us() // 1000
+
+    def home(self, topic_id: int) -> Home:
+        return Home(self.disk, directory(self.root, topic_id), topic_id, self.maps)
+
+    def shard(self, topic_id: int) -> Shard:
+        if self.closed:
+            raise Closed(f"{self.root} was closed; nothing was written, open it again")
+        if not self.shards:
+            raise ReadOnly(f"{self.root} was opened for reading; nothing was written")
+        return self.shards[shard_of(topic_id, len(self.shards))]
+
+
+def directory(root: str, topic_id: int) -> str:
+    return join(join(root, TOPICS), f"{topic_id:08X}")
+
+
+class Core:
+    def __init__(self, shared: Shared, topic_id: int, name: str, config: TopicConfig) -> None:
+        self.shared, self.id, self.name, self.config = shared, topic_id, name, config
+        self.lock = Lock()
+        self.index = TopicIndex()
+        self.tail = 0  # the last seq that was assigned
+        self.staged = Weight(0, 0)  # assigned and not published yet
+        self.reserved = 0  # disk class: seqs up to here are known, durably, to be taken
+        self.reserving = 0  # as `reserved`, with what the commit that is being written adds
+        self.reserved_ms, self.ahead = 0, 0
+        self.hardened = 1  # the evict floor that a power cut cannot take back
+        self.flooring: Token[int] | None = None
+        self.window: Window[Token[Appended], Appended] = Window()
+        self.dropped = False
+        self.last_write_ms: int | None = None
+        self.damage: list[str] = []  # what replay found about it
+        self.floors = Marks()  # the highest that replay was told of
+        self._waiters: set[Callable[[], None]] = set()
+
+    # ── what it is ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def ephemeral(self) -> bool:
+        return self.config.durability == "ephemeral"
+
+    @property
+    def durable(self) -> bool:
+        return self.config.durability == "fsync"
+
+    def state(self) -> TopicState:
+        with self.lock:
+            index = self.index
+            return TopicState(
+                self.name,
+                self.id,
+                self.id,
+                index.head,
+                index.earliest,
+                index.evict_floor,
+                index.count,
+                index.bytes,
+                self.last_write_ms,
+                self.config,
+            )
+
+    def check(self) -> None:
+        if self.shared.closed:
+            raise Closed(f"{self.shared.root} was closed; nothing was done, open it again")
+        if self.dropped:
+            raise TopicNotFound(self.name)
+
+    def stamp(self) -> int:
+        """The time for the next record: now, or the last record's when the clock went back."""
+        return max(self.shared.now_ms(), self.index.last_ts)
+
+    # ── publishing, by the committer ──────────────────────────────────────────────────────────
+
+    def publish(self, first: int, frames: list[bytes], count: int, weight: int, ts_ms: int, *, kept: bool) -> None:
+        """Make a committed batch visible and keep the caps. With the lock held; `wake` follows without it."""
+        block = self.index.publish(first, frames, count, weight, ts_ms, kept=kept)
+        limits = self.shared.limits
+        full = block.stop - block.segment >= limits.segment_events_max
+        if full or block.origin + block.size >= limits.segment_bytes_max:
+            self.index.roll()
+        self.last_write_ms = self.shared.now_ms()
+        self.keep_caps()
+
+    def keep_caps(self) -> None:
+        """Evict what is over the caps. A topic that rejects is only over them when its caps were lowered."""
+        floor = self.index.over(self.config.cap_records, self.config.cap_bytes)
+        if floor:
+            self.shared.quota.give(self.index.evict(floor, "cap").size)
+
+    def age(self) -> None:
+        """Seal what has been open for long."""
+        limit = self.shared.limits.segment_age_ms_max
+        born_ms = self.index.born_ms()
+        if limit and born_ms is not None and self.shared.now_ms() - born_ms >= limit:
+            self.index.roll()
+
+    # ── waiting ───────────────────────────────────────────────────────────────────────────────
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Call `wake` after every publish, delete of the topic and close, from whichever thread did it."""
+        with self.lock:
+            self._waiters.add(wake)
+
+    def unlisten(self, wake: Callable[[], None]) -> None:
+        with self.lock:
+            self._waiters.discard(wake)
+
+    def wake(self) -> None:
+        if self._waiters:
+            with self.lock:
+                waiters = list(self._waiters)
+            for waiter in waiters:
+                waiter()
+
+    def submit(self, commit: Commit) -> None:
+        self.shared.shard(self.id).submit(commit)

@@ -1,0 +1,145 @@
+"""[shell] Deletes: what was asked to go is logged first, then gone, quietly.
+
+The frame says what was asked (`before_seq`, a tag, seqs) and where the head was. Replay finds the same
+records again: later ones are behind the bound and are not meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tidelog.engine import retention
+from tidelog.engine.core import Core
+from tidelog.engine.encode import check_number
+from tidelog.engine.parts import Part, Weight
+from tidelog.engine.results import Deleted
+from tidelog.engine.tags import TagIndex
+from tidelog.errors import BadInput, Corrupt, Error
+from tidelog.formats import bodies, frame, idx
+from tidelog.formats.bodies import Match, MatchOp
+from tidelog.formats.frame import SEQ_MAX
+from tidelog.formats.rows import binary
+from tidelog.types import Ints
+from tidelog.wal import Commit, Token
+
+_SEQS_MAX = 1_000_000
+
+
+class Delete(Commit):
+    __slots__ = ("body", "core", "token")
+
+    def __init__(self, core: Core, body: bodies.Delete) -> None:
+        made = frame.encode(frame.DELETE, topic_id=core.id, ts_ms=core.stamp(), data=bodies.encode(body))
+        super().__init__([made], frames=1, durable=core.durable)
+        self.core, self.body = core, body
+        self.token: Token[Deleted] = Token(core.shared.shard(core.id))
+
+    def done(self, error: Error | None) -> None:
+        if error is not None:
+            self.token.fail(error)
+            return
+        with self.core.lock:
+            result = _outcome(self.core, apply(self.core, self.body))
+        self.token.set(result)
+
+
+def parse(match: object) -> Match | None:
+    """`x` is that tag, `x*` every tag that begins with x; also `["tag", "Eq" | "Glob", value]`."""
+    if match is None:
+        return None
+    if isinstance(match, list | tuple):
+        if len(match) != 3 or match[0] != "tag" or match[1] not in ("Eq", "Glob") or not isinstance(match[2], str):
+            raise BadInput(f'a match is ["tag", "Eq" or "Glob", text], not {list(match)!r}; nothing was deleted')
+        if match[1] == "Eq":
+            return Match(MatchOp.EXACT, match[2])
+        if not match[2].endswith("*"):
+            raise BadInput(f"a Glob ends with *, {match[2]!r} does not; nothing was deleted")
+        return Match(MatchOp.PREFIX, match[2][:-1])
+    if not isinstance(match, str):
+        raise BadInput(f"a match is a tag or a tag's beginning and *, not {type(match).__name__}; nothing was deleted")
+    return Match(MatchOp.PREFIX, match[:-1]) if match.endswith("*") else Match(MatchOp.EXACT, match)
+
+
+def delete(core: Core, match: object, before_seq: int | None, seqs: Sequence[int] | None) -> Deleted:
+    """Delete records; when this returns they are gone under the topic's class, and on an error none is."""
+    selector = parse(match)
+    if selector is None and before_seq is None and seqs is None:
+        raise BadInput("say what to delete: match, before_seq or seqs; nothing was deleted")
+    if seqs is not None and (selector is not None or before_seq is not None):
+        raise BadInput("seqs are deleted by themselves, without match and before_seq; nothing was deleted")
+    for seq in [*(seqs or ()), *([] if before_seq is None else [before_seq])]:
+        check_number("a seq to delete", seq, 0, SEQ_MAX)
+    if seqs is not None and len(seqs) > _SEQS_MAX:
+        raise BadInput(f"{len(seqs)} seqs are more than {_SEQS_MAX} in one delete; nothing was deleted")
+    retention.expire(core)
+    with core.lock:
+        core.check()
+        core.shared.shard(core.id)  # refuses where nothing can be written
+        bound = core.index.head + 1
+        if selector is not None:
+            find(core, selector, bound)  # damage is found before anything is logged
+        body = bodies.Delete(
+            before_seq=before_seq, match=selector, seqs=tuple(sorted(set(seqs or ()))), bound_head=bound
+        )
+        if core.ephemeral:
+            return _outcome(core, apply(core, body))
+        commit = Delete(core, body)
+        core.submit(commit)
+    return commit.token.wait()
+
+
+def apply(core: Core, body: bodies.Delete) -> Weight:
+    """Take away what a delete means, as the topic is now. Used by the committer and by replay."""
+    index = core.index
+    bound = index.head + 1 if body.bound_head is None else min(body.bound_head, index.head + 1)
+    if body.seqs:
+        seqs = np.array(body.seqs, np.int64)
+        gone = index.delete(seqs[seqs < bound])
+    else:
+        stop = bound if body.before_seq is None else min(body.before_seq, bound)
+        gone = (
+            index.delete_before(stop)
+            if body.match is None
+            else index.delete(find(core, body.match, stop, strict=False))
+        )
+    core.shared.quota.give(gone.size)
+    return gone
+
+
+def find(core: Core, match: Match, stop: int, *, strict: bool = True) -> Ints:
+    """Seqs below `stop` whose tag matches, rising. Not `strict`: a damaged segment keeps its records."""
+    found = [np.zeros(0, np.int64)]
+    for part, first, end in core.index.slices(core.index.earliest, stop):
+        try:
+            rows = _rows(core, part, match)
+        except Corrupt:
+            if strict:
+                raise
+            core.damage.append(f"a delete could not look into segment {part.base}")
+            continue
+        seqs = rows + part.base
+        found.append(seqs[(seqs >= first) & (seqs < end)])
+    return np.concatenate(found)
+
+
+def _rows(core: Core, part: Part, match: Match) -> Ints:
+    if not (part.entries()["flags"] & idx.HAS_TAG).any():
+        return np.zeros(0, np.int64)
+    tags = core.shared.tags.get((core.id, part.base, part.stop - part.base), lambda: _tags(part))
+    value = match.value.encode()
+    return tags.exact(value) if match.op is MatchOp.EXACT else tags.prefix(value)
+
+
+def _tags(part: Part) -> TagIndex:
+    chunk = part.look(part.base, part.stop, 1 << 62)()
+    if chunk.fault is not None:
+        raise Corrupt(f"segment {part.base}", pos=chunk.fault.pos, reason=chunk.fault.reason)
+    assert chunk.rows.tag is not None, "its index says that it has tags"
+    return TagIndex.build(binary(chunk.rows.buf, chunk.rows.tag))
+
+
+def _outcome(core: Core, gone: Weight) -> Deleted:
+    index = core.index
+    return Deleted(gone.records, index.earliest, index.head, index.count, index.bytes)

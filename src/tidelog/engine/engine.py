@@ -1,0 +1,303 @@
+"""The engine: one directory of topics, one process that writes it, any number that read.
+
+This class is the door; what happens behind it is one verb a module (append, read, delete,
+checkpoint, recovery). Every method may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from threading import Event, Lock, Thread
+from types import TracebackType
+from typing import Self
+from weakref import WeakMethod
+
+from tidelog.disk.seam import Lock as DirectoryLock
+from tidelog.engine import opening
+from tidelog.engine.checkpoint import History, checkpoint
+from tidelog.engine.config import TopicConfig, check_topic_name
+from tidelog.engine.core import Core, Shared, directory
+from tidelog.engine.report import Report
+from tidelog.engine.results import TopicState
+from tidelog.engine.topic import Topic
+from tidelog.errors import BadInput, Closed, Error, NotEmpty, ReadOnly, Throttled, TopicExists, TopicNotFound
+from tidelog.formats import bodies, frame
+from tidelog.formats.bodies import Body
+from tidelog.wal import Commit, Token
+
+_AGE_MS = 1000  # how often segments are asked for their age
+
+
+class Control(Commit):
+    """A frame about a topic: on disk before the caller hears of it, in force from then on."""
+
+    __slots__ = ("_apply", "token")
+
+    def __init__(self, core: Core, body: Body, apply: Callable[[], None]) -> None:
+        made = frame.encode(body.KIND, topic_id=core.id, ts_ms=core.shared.now_ms(), data=bodies.encode(body))
+        super().__init__([made], frames=1, durable=True)
+        self._apply = apply
+        self.token: Token[None] = Token(core.shared.shard(core.id))
+
+    def done(self, error: Error | None) -> None:
+        if error is None:
+            self._apply()
+            self.token.set(None)
+        else:
+            self.token.fail(error)
+
+
+class Engine:
+    def __init__(self, opened: opening.Opened, *, threads: bool) -> None:
+        self._shared: Shared = opened.shared
+        self._lock: DirectoryLock | None = opened.lock
+        self._reopen = opened.again
+        self._history: History = opened.history
+        self._topics: dict[str, Core] = opened.topics
+        self._next_id = opened.next_topic_id
+        self.report: Report = opened.report
+        self._registry = Lock()  # held over the whole of create, configure and drop
+        self._checkpoints = Lock()
+        self._checked_ms = self._aged_ms = self._shared.clock.monotonic_ms()
+        self._checked_bytes = 0
+        # How many frames had been written when a checkpoint last covered them all. What was replayed is not covered.
+        self._covered = 0 if self._history.number and not (self.report.frames or self.report.padded) else -1
+        self._ending = Event()
+        self._keeper: Thread | None = None
+        while self._history.moved:
+            # Frames of an earlier number of shards: covered before a topic could get frames in two places, and by a
+            # second checkpoint let go of.
+            self._checkpoint(final=False)
+        if threads and self._shared.shards:
+            for shard in self._shared.shards:
+                shard.start()
+            self._keeper = Thread(target=self._keep, name=f"tidelog {self._shared.root}", daemon=True)
+            self._keeper.start()
+            atexit.register(_close_late, WeakMethod(self.close))
+
+    # ── topics ────────────────────────────────────────────────────────────────────────────────
+
+    def topic(self, name: str, *, create: bool = True, **config: object) -> Topic:
+        """The topic of this name, made where there is none. Config fields that are given are set, others stay."""
+        with self._registry:
+            core = self._topics.get(name)
+            if core is None:
+                if not create:
+                    raise TopicNotFound(name)
+                return Topic(self._create(name, TopicConfig.make(config)))
+            if config:
+                self._configure(core, TopicConfig.make(config, base=core.config))
+            return Topic(core)
+
+    def configure(self, name: str, fields: Mapping[str, object]) -> tuple[Topic, bool]:
+        """Create or configure as a whole: fields that are not given take their defaults. Says whether it was made."""
+        with self._registry:
+            core = self._topics.get(name)
+            if core is None:
+                return Topic(self._create(name, TopicConfig.make(fields))), True
+            self._configure(core, TopicConfig.make(fields))
+            return Topic(core), False
+
+    def topics(self, prefix: str = "") -> list[TopicState]:
+        """What there is, by name."""
+        self._check()
+        found = sorted((core for name, core in list(self._topics.items()) if name.startswith(prefix)), key=_by_name)
+        return [Topic(core).state() for core in found]
+
+    def drop(self, name: str, *, if_empty: bool = False) -> bool:
+        """Remove a topic with all its records; False where there is none. A topic made again under its name starts
+        anew."""
+        with self._registry:
+            core = self._topics.get(name)
+            if core is None:
+                self._check_writable()
+                return False
+            if if_empty and (count := Topic(core).count):
+                raise NotEmpty(name, count=count)
+
+            def gone() -> None:
+                with core.lock:
+                    core.dropped = True
+                    self._shared.quota.give(core.index.bytes)
+                core.wake()
+
+            self._control(core, bodies.TopicDelete(name), gone)
+            del self._topics[name]
+        self._erase(core)
+        return True
+
+    def _create(self, name: str, config: TopicConfig) -> Core:
+        check_topic_name(name)
+        config.check_for(name)
+        limit = self._shared.limits.topics_max
+        if limit and len(self._topics) >= limit:
+            raise Throttled("topics", max=limit, used=len(self._topics), asked=1)
+        core = Core(self._shared, self._next_id, name, config)
+        self._next_id += 1
+        self._control(core, bodies.TopicCreate(name, config.to_json()), lambda: None)
+        self._topics[name] = core
+        return core
+
+    def _configure(self, core: Core, config: TopicConfig) -> None:
+        config.check_for(core.name)
+        if config.type != core.config.type:
+            raise TopicExists(
+                core.name, reason=f"it is a {core.config.type}, not a {config.type}, and a type never changes"
+            )
+        if config == core.config:
+            return
+
+        def apply() -> None:
+            with core.lock:
+                if (config.durability == "ephemeral") != core.ephemeral:
+                    core.index.roll()  # what lies in files and what never does are segments of their own
+                core.config = config
+                core.keep_caps()
+
+        self._control(core, bodies.ConfigUpdate(core.name, config.to_json()), apply)
+
+    def _control(self, core: Core, body: Body, apply: Callable[[], None]) -> None:
+        self._check_writable()
+        commit = Control(core, body, apply)
+        core.submit(commit)
+        commit.token.wait()
+
+    def _erase(self, core: Core) -> None:
+        """Remove the files of a dropped topic. What cannot be removed now is swept at the next start."""
+        self._shared.tags.drop(core.id)
+        with suppress(OSError):
+            opening.erase(self._shared.disk, directory(self._shared.root, core.id))
+
+    # ── keeping ───────────────────────────────────────────────────────────────────────────────
+
+    def tick(self) -> None:
+        """Sync what the disk class has waiting, seal what is old, checkpoint when it is due. A background thread does
+        this by itself, every `sync_interval_ms`."""
+        self._check_writable()
+        for shard in self._shared.shards:
+            shard.tick()
+        limits, now_ms = self._shared.limits, self._shared.clock.monotonic_ms()
+        if now_ms - self._aged_ms >= _AGE_MS:
+            self._aged_ms = now_ms
+            for core in self._listed()[0]:
+                with core.lock:
+                    core.age()
+        waited_ms = now_ms - self._checked_ms
+        fresh = sum(shard.stats.bytes for shard in self._shared.shards) - self._checked_bytes
+        if fresh >= limits.checkpoint_bytes or (fresh and waited_ms >= limits.checkpoint_ms):
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Copy what only the WAL has into segments, and let the WAL forget it. On an error everything is as before."""
+        self._check_writable()
+        self._checkpoint(final=False)
+
+    def _checkpoint(self, *, final: bool) -> None:
+        with self._checkpoints:
+            self._checked_ms = self._shared.clock.monotonic_ms()
+            self._checked_bytes = sum(shard.stats.bytes for shard in self._shared.shards)
+            try:
+                checkpoint(self._shared, self._listed, self._history, final=final)
+                self._covered = self._written()
+            except OSError as error:
+                raise opening.refused(self._shared.root, error) from error
+
+    def _listed(self) -> tuple[list[Core], int]:
+        with self._registry:
+            return list(self._topics.values()), self._next_id
+
+    def _keep(self) -> None:
+        pause_s = self._shared.limits.sync_interval_ms / 1000
+        while not self._ending.wait(pause_s):
+            try:
+                self.tick()
+            except Error as error:
+                # A latched shard tells its writers; a checkpoint that failed is tried again when it is next due.
+                self.report.troubles.append(str(error))
+                del self.report.troubles[:-100]
+
+    def refresh(self) -> None:
+        """Look again at what a writer beside this reader has done since."""
+        if self._reopen is None:
+            raise BadInput("only an engine that was opened for reading looks again; the writer knows")
+        self._check()
+        opened = self._reopen()
+        with self._registry:
+            self._shared.maps.clear()
+            self._topics, self._next_id, self.report = opened.topics, opened.next_topic_id, opened.report
+            self._shared = opened.shared
+
+    # ── the end ───────────────────────────────────────────────────────────────────────────────
+
+    def close(self) -> None:
+        """Make everything acknowledged durable and let go of the directory. Closing twice is harmless."""
+        if self._shared.closed:
+            return
+        self._ending.set()
+        if self._keeper is not None:
+            self._keeper.join()
+        try:
+            if self._is_dirty():
+                self._checkpoint(final=True)
+        finally:
+            self._shared.closed = True
+            self._shut()
+
+    def _is_dirty(self) -> bool:
+        """Whether a last checkpoint would say something that the manifest does not."""
+        shards = self._shared.shards
+        if not shards or any(shard.latched for shard in shards):
+            return False
+        resident = any(core.ephemeral and core.index.head for core in self._topics.values())
+        reserved = any(core.reserved > core.index.head for core in self._topics.values())
+        return resident or reserved or self._covered != self._written()
+
+    def _written(self) -> int:
+        return sum(shard.stats.frames for shard in self._shared.shards)
+
+    def _shut(self) -> None:
+        failed: Error | None = None
+        try:
+            for shard in self._shared.shards:
+                try:
+                    shard.close()
+                except Error as error:
+                    failed = failed or error
+        finally:
+            for core in self._topics.values():
+                core.wake()
+            self._shared.maps.clear()
+            if self._lock is not None:
+                self._lock.release()
+        if failed is not None:
+            raise failed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if self._shared.closed:
+            raise Closed(f"{self._shared.root} was closed; nothing was done, open it again")
+
+    def _check_writable(self) -> None:
+        self._check()
+        if not self._shared.shards:
+            raise ReadOnly(f"{self._shared.root} was opened for reading; nothing was written")
+
+
+def _by_name(core: Core) -> bytes:
+    return core.name.encode()
+
+
+def _close_late(close: WeakMethod[Callable[[], None]]) -> None:
+    """An engine that was left open is closed when the interpreter ends, while its threads still run."""
+    found = close()
+    if found is not None:
+        found()

@@ -1,0 +1,242 @@
+"""[hot] What a topic holds, in memory: its parts, its floors, its counts. Its owner's lock guards all of it.
+
+    1        evict floor      earliest                head      tail
+    ├────────────┼────────────────┼─────────────────────┼─────────┤
+    │ lost       │ deleted        │ live, with holes    │ on its way to the WAL
+    └ a gap for  └ silent         └ readable            └ assigned, not visible yet
+      readers
+
+evict floor ≤ earliest ≤ head + 1, and none of them falls. Counts are of live records, kept up with
+every change and never derived from seqs: deletes leave holes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from tidelog.engine.floors import Marks
+from tidelog.engine.parts import Block, Part, Segment, Weight, sizes, weigh
+from tidelog.types import Ints
+
+
+class Slice(NamedTuple):
+    """Seqs [first, stop) of one part."""
+
+    part: Part
+    first: int
+    stop: int
+
+    @property
+    def lo(self) -> int:
+        return self.first - self.part.base
+
+    @property
+    def hi(self) -> int:
+        return self.stop - self.part.base
+
+
+class TopicIndex:
+    def __init__(self) -> None:
+        self.parts: list[Segment | Block] = []
+        self.head = 0
+        self.earliest = 1
+        self.marks = Marks()
+        self.count = 0
+        self.bytes = 0
+        self.last_ts = 0
+
+    @property
+    def evict_floor(self) -> int:
+        return self.marks.evict_floor
+
+    # ── growing ───────────────────────────────────────────────────────────────────────────────
+
+    def publish(
+        self, first: int, frames: list[bytes], count: int, weight: int, ts_ms: int, *, kept: bool, last_ts: int = 0
+    ) -> Block:
+        """Make records visible. Their seqs are behind the head; a jump leaves holes and starts another segment."""
+        assert first > self.head, "publish order is seq order"
+        block = self.growing(first, kept=kept)
+        block.add(frames, count, weight, ts_ms, last_ts or ts_ms)
+        if self.earliest == self.head + 1:
+            self.earliest = first
+        self.head = first + count - 1
+        self.last_ts = max(self.last_ts, ts_ms, last_ts)
+        self.count += count
+        self.bytes += weight
+        return block
+
+    def growing(self, first: int, *, kept: bool) -> Block:
+        """The block that takes the record `first`: the last one, or a new one where seqs jump or none is open."""
+        last = self.parts[-1] if self.parts else None
+        if isinstance(last, Block) and last.stop == first and last.kept == kept and not last.frozen:
+            return last
+        if isinstance(last, Block) and last.stop == first and last.kept and kept:
+            self.parts.append(Block(first, segment=last.segment, origin=last.origin + last.size, kept=True))
+            return self.parts[-1]  # type: ignore[return-value]
+        if last is not None and last.base == last.stop:
+            self.parts.pop()  # rolled over to a segment that will not begin here
+            return self._begun(first, kept=kept)
+        if isinstance(last, Segment) and not last.sealed and last.stop == first and kept:
+            block = Block(first, segment=last.base, origin=last.size, kept=True)
+        else:
+            return self._begun(first, kept=kept)
+        self.parts.append(block)
+        return block
+
+    def _begun(self, first: int, *, kept: bool) -> Block:
+        self.parts.append(Block(first, segment=first, origin=0, kept=kept))
+        return self.parts[-1]  # type: ignore[return-value]
+
+    def roll(self) -> None:
+        """The next record starts another segment."""
+        last = self.parts[-1] if self.parts else None
+        if last is not None and last.stop > last.base and not (isinstance(last, Segment) and last.sealed):
+            self._begun(self.head + 1, kept=not isinstance(last, Block) or last.kept)
+
+    def born_ms(self) -> int | None:
+        """When the segment that grows got its first record; None where it has none."""
+        last = self.parts[-1] if self.parts else None
+        if last is None or last.stop == last.base or (isinstance(last, Segment) and last.sealed):
+            return None
+        if isinstance(last, Block) and last.segment != last.base:
+            return next(part.first_ts for part in reversed(self.parts) if part.base == last.segment)
+        return last.first_ts
+
+    def pad(self, head: int) -> None:
+        """Seqs up to `head` may have been handed out: they become holes and are never given to anybody else."""
+        if self.earliest == self.head + 1:
+            self.earliest = max(self.earliest, head + 1)
+        self.head = max(self.head, head)
+
+    # ── looking ───────────────────────────────────────────────────────────────────────────────
+
+    def slices(self, first: int, stop: int) -> Iterator[Slice]:
+        """The parts of [first, stop), in order. Seqs between them are holes."""
+        at = max(bisect_right(self.parts, first, key=lambda part: part.base) - 1, 0)
+        for part in self.parts[at:]:
+            if part.base >= stop:
+                return
+            lo, hi = max(first, part.base), min(stop, part.stop)
+            if lo < hi:
+                yield Slice(part, lo, hi)
+
+    def weigh(self, first: int, stop: int) -> Weight:
+        """What live records in [first, stop) there are, floors not looked at."""
+        found = [weigh(part, lo - part.base, hi - part.base) for part, lo, hi in self.slices(first, stop)]
+        return Weight(sum(weight.records for weight in found), sum(weight.size for weight in found))
+
+    # ── floors ────────────────────────────────────────────────────────────────────────────────
+
+    def _pass(self, seq: int) -> Weight:
+        """Everything below `seq` is gone: earliest moves there, and over what is dead behind it."""
+        seq = min(seq, self.head + 1)
+        if seq <= self.earliest:
+            return Weight(0, 0)
+        gone = self.weigh(self.earliest, seq)
+        self.count -= gone.records
+        self.bytes -= gone.size
+        self.earliest = seq
+        self.skip_dead()
+        return gone
+
+    def skip_dead(self) -> None:
+        """Move earliest to the first record that lives."""
+        if self.count == 0:
+            self.earliest = self.head + 1
+            return
+        for part, first, stop in self.slices(self.earliest, self.head + 1):
+            dead = part.dead()
+            if dead is None:
+                self.earliest = max(self.earliest, first)
+                return
+            living = np.flatnonzero(~dead[first - part.base : stop - part.base])
+            if len(living):
+                self.earliest = first + int(living[0])
+                return
+
+    def evict(self, seq: int, cause: str) -> Weight:
+        """Records below `seq` are lost to a cap or to their age. Readers behind will be told."""
+        if seq <= self.evict_floor:
+            return Weight(0, 0)
+        assert seq <= self.head + 1, "what was never written is not lost"
+        self.marks = self.marks.raised(cause, seq - 1)
+        return self._pass(seq)
+
+    def delete_before(self, seq: int) -> Weight:
+        return self._pass(seq)
+
+    def delete(self, seqs: Ints) -> Weight:
+        """Delete these seqs, rising; those that are not there or gone already do not count."""
+        seqs = seqs[(seqs >= self.earliest) & (seqs <= self.head)]
+        count = size = 0
+        if len(seqs):
+            for part, first, stop in self.slices(int(seqs[0]), int(seqs[-1]) + 1):
+                lo, hi = np.searchsorted(seqs, (first, stop))
+                if lo < hi:
+                    gone = part.bury(seqs[lo:hi] - part.base)
+                    count, size = count + gone.records, size + gone.size
+        self.count -= count
+        self.bytes -= size
+        if count:
+            self.skip_dead()
+        return Weight(count, size)
+
+    def over(self, cap_records: int, cap_bytes: int) -> int:
+        """The floor that brings the topic back under its caps; evict_floor or less where it is under them."""
+        excess = max(self.count - cap_records, 0) if cap_records else 0
+        heavy = max(self.bytes - cap_bytes, 0) if cap_bytes else 0
+        if not excess and not heavy:
+            return 0
+        for part, first, stop in self.slices(self.earliest, self.head + 1):
+            lo, hi = first - part.base, stop - part.base
+            step = 64
+            while lo < hi:
+                # A window at a time: a cap that is full evicts a few records with every write.
+                end = min(lo + step, hi)
+                size, dead = sizes(part, lo, end), part.dead()
+                live = np.ones(end - lo, bool) if dead is None else ~dead[lo:end]
+                counts, weights = np.cumsum(live), np.cumsum(np.where(live, size, 0))
+                enough = np.flatnonzero((counts >= excess) & (weights >= heavy))
+                if len(enough):
+                    return part.base + lo + int(enough[0]) + 1
+                excess, heavy = max(excess - int(counts[-1]), 0), max(heavy - int(weights[-1]), 0)
+                lo, step = end, step * 4
+        return self.head + 1
+
+    def expired(self, before_ms: int) -> int:
+        """One past the last record older than `before_ms`; times do not fall, so all before it are older too."""
+        floor = 0
+        for part, first, stop in self.slices(self.earliest, self.head + 1):
+            if part.last_ts < before_ms:
+                floor = stop
+                continue
+            if part.first_ts < before_ms:
+                ts = part.entries()["ts"][first - part.base : stop - part.base]
+                found = int(np.searchsorted(ts, before_ms))
+                floor = first + found if found else floor
+            break
+        return floor
+
+    def obsolete(self) -> set[int]:
+        """Segments of which nothing is left to read: below earliest, or deleted to the last record. The one that
+        grows stays in any case."""
+        stops: dict[int, int] = {}
+        alive: dict[int, int] = {}
+        for part in self.parts:
+            base = part.segment if isinstance(part, Block) else part.base
+            stops[base] = part.stop
+            alive[base] = alive.get(base, 0) + part.live
+        gone = {base for base, stop in stops.items() if stop <= self.earliest or not alive[base]}
+        return gone - {self.segment()}
+
+    def segment(self) -> int | None:
+        """The base of the segment that the next record goes into; None: a new one."""
+        last = self.parts[-1] if self.parts else None
+        if isinstance(last, Block):
+            return last.segment
+        return None if last is None or last.sealed else last.base

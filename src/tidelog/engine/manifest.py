@@ -1,0 +1,119 @@
+"""The metadata snapshot of an engine: what it says is what there is.
+
+    meta/snapshot.0007.bin      the newest; files it does not name are swept, bytes behind the lengths it names are cut
+    meta/snapshot.0006.bin      the one before, for a newest that does not read; nothing it needs is removed yet
+
+It holds no record. Records lie in the segments it names and in the WAL from the positions it names
+on. Rows are arrays, not maps: a later version adds fields behind the last one.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+import msgspec
+
+from tidelog.disk.atomic import read_all, remove_if_there, replace
+from tidelog.disk.seam import Disk, join
+from tidelog.errors import Corrupt, NewerFormat
+from tidelog.formats import snapshot
+
+DIRECTORY: Final = "meta"
+_NAME = re.compile(r"snapshot\.(\d{4,20})\.bin")
+_TEMPORARY = re.compile(r"snapshot\.\d{4,20}\.bin\.tmp")
+_KEEP: Final = 2
+
+
+class SegmentRow(msgspec.Struct, array_like=True, frozen=True):
+    """One segment's files. An unsealed one is the last of its topic."""
+
+    base: int
+    stop: int
+    size: int  # bytes of `.data`; what lies behind them belongs to a checkpoint that was not finished
+    live: int  # records that are not deleted, floors not looked at
+    live_bytes: int
+    first_ts: int
+    last_ts: int
+    sealed: bool
+
+
+class TopicRow(msgspec.Struct, array_like=True, frozen=True):
+    id: int
+    name: str
+    config: bytes
+    head: int
+    reserved: int  # seqs up to here may have been handed out
+    earliest: int
+    cap_mark: int
+    ttl_mark: int
+    last_ts: int
+    segments: tuple[SegmentRow, ...]
+
+
+class GroupRow(msgspec.Struct, array_like=True, frozen=True):
+    """Replay of a WAL group begins here."""
+
+    key: str
+    first: int
+    pos: int
+
+
+class Manifest(msgspec.Struct, array_like=True, frozen=True):
+    topics: tuple[TopicRow, ...] = ()  # ids rising
+    groups: tuple[GroupRow, ...] = ()
+    next_topic_id: int = 1
+
+
+class Loaded(NamedTuple):
+    number: int  # 0: there is none
+    manifest: Manifest
+    before: Manifest | None  # the one behind it, where that reads too
+    skipped: list[str]  # files that are there and do not read, with the reason
+
+
+def path_of(root: str, number: int) -> str:
+    return join(join(root, DIRECTORY), f"snapshot.{number:04d}.bin")
+
+
+def numbers(disk: Disk, root: str) -> list[int]:
+    """The snapshots of a directory, newest first."""
+    try:
+        names = disk.names(join(root, DIRECTORY))
+    except FileNotFoundError:
+        return []
+    return sorted((int(found[1]) for name in names if (found := _NAME.fullmatch(name))), reverse=True)
+
+
+def load(disk: Disk, root: str) -> Loaded:
+    """The newest snapshot that reads. A newer format is refused, not skipped: an older state is not what is wanted."""
+    good: list[tuple[int, Manifest]] = []
+    skipped: list[str] = []
+    for number in numbers(disk, root):
+        name = f"{DIRECTORY}/snapshot.{number:04d}.bin"
+        content = read_all(disk, path_of(root, number))
+        if content is None:
+            continue  # pruned while we looked
+        try:
+            good.append((number, snapshot.decode(Manifest, content, name)))
+        except NewerFormat:
+            raise
+        except Corrupt as error:
+            skipped.append(str(error))
+    if not good:
+        return Loaded(0, Manifest(), None, skipped)
+    return Loaded(*good[0], good[1][1] if len(good) > 1 else None, skipped)
+
+
+def save(disk: Disk, root: str, number: int, manifest: Manifest) -> None:
+    """Make this the newest snapshot; it survives a power cut on return."""
+    replace(disk, path_of(root, number), snapshot.encode(manifest))
+
+
+def prune(disk: Disk, root: str) -> None:
+    """Remove all but the two newest, and what interrupted saves left behind."""
+    directory = join(root, DIRECTORY)
+    stale = [path_of(root, number) for number in numbers(disk, root)[_KEEP:]]
+    stale += [join(directory, name) for name in disk.names(directory) if _TEMPORARY.fullmatch(name)]
+    if sum(remove_if_there(disk, path) for path in stale):
+        disk.sync_dir(directory)

@@ -1,0 +1,371 @@
+"""[hot] The parts of a topic: segments on disk and blocks in memory, one after the other by seq.
+
+    seg 1..10000 sealed │ seg 10001..14200 on disk │ block 14201..14950 in memory │
+                        └──────────── one segment, still growing ───────────────┘
+
+Both answer the same questions: which seqs, which of them are deleted, what their index says, and the
+records of a range as columns. Neither keeps a Python object per record. A block holds frames as they
+went into the WAL; its index is made from them when somebody looks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable
+from functools import partial
+from threading import Lock
+from typing import Final, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidelog.commitlog.cache import Lru
+from tidelog.commitlog.codec import Chunk, Shape
+from tidelog.commitlog.codecs.tide import TideCodec
+from tidelog.commitlog.segment import Growing, Mapped, map_file
+from tidelog.config import LogConfig
+from tidelog.disk.atomic import read_all
+from tidelog.disk.seam import Disk, join
+from tidelog.errors import Corrupt
+from tidelog.formats import deletions, idx, scan
+from tidelog.formats.deletions import DeletionVector
+from tidelog.types import Buffer, Ints
+
+CODEC: Final = TideCodec(LogConfig())
+Bools = NDArray[np.bool_]
+_LOOSE_MAX: Final = 256  # small pieces are laid together when there are this many
+_LARGE_BYTES: Final = 1 << 16
+
+
+class Weight(NamedTuple):
+    """How much a stretch of seqs holds that is not deleted."""
+
+    records: int
+    size: int  # bytes of data and meta
+
+
+class Part(Protocol):
+    base: int
+    stop: int
+    live: int
+    live_bytes: int
+    first_ts: int
+    last_ts: int
+
+    def entries(self) -> NDArray[np.void]:
+        """The index: one entry a seq."""
+        ...
+
+    def dead(self) -> Bools | None:
+        """Which seqs are deleted, one flag each; None: none is."""
+        ...
+
+    def bury(self, which: Ints) -> Weight:
+        """Delete the seqs at these places; return what went."""
+        ...
+
+    def look(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
+        """What reads these seqs. Made under the topic's lock, called without it: a long read stops no writer."""
+        ...
+
+
+def sizes(part: Part, lo: int, hi: int) -> Ints:
+    """Bytes of data and meta of the records at places [lo, hi)."""
+    entries = part.entries()[lo:hi]
+    found: Ints = entries["data_len"].astype(np.int64)
+    if (entries["flags"] & idx.HAS_META).any():
+        rows = part.look(part.base + lo, part.base + hi, 1 << 62)().rows
+        if rows.meta is not None:
+            found[rows.seq - part.base - lo] += rows.meta.size
+    return found
+
+
+def weigh(part: Part, lo: int, hi: int) -> Weight:
+    """What the places [lo, hi) of a part hold that is not deleted."""
+    if lo >= hi:
+        return Weight(0, 0)
+    if lo == 0 and hi == part.stop - part.base:
+        return Weight(part.live, part.live_bytes)
+    found, dead = sizes(part, lo, hi), part.dead()
+    if dead is None:
+        return Weight(hi - lo, int(found.sum()))
+    live = ~dead[lo:hi]
+    return Weight(int(live.sum()), int(found[live].sum()))
+
+
+def buried(part: Part, mask: Bools | None, which: Ints) -> tuple[Bools, Weight]:
+    """The mask with these places deleted, and what that takes away."""
+    if mask is None:
+        mask = np.zeros(part.stop - part.base, bool)
+    fresh = which[~mask[which]]
+    if not len(fresh):
+        return mask, Weight(0, 0)
+    lo, hi = int(fresh.min()), int(fresh.max()) + 1
+    size = int(sizes(part, lo, hi)[fresh - lo].sum())
+    mask = mask.copy()  # readers may hold the one before
+    mask[fresh] = True
+    return mask, Weight(len(fresh), size)
+
+
+class Block:
+    """Records of one segment that no segment file has yet. Its owner's lock guards it."""
+
+    def __init__(self, base: int, *, segment: int, origin: int, kept: bool) -> None:
+        self.base = self.stop = base
+        self.segment = segment  # first seq of the segment it belongs to
+        self.origin = origin  # where its first byte will lie in the segment's data
+        self.kept = kept  # False: of an ephemeral topic, never written to any file
+        self.frozen = False  # a checkpoint is writing it: the next record starts another block
+        self.size = 0
+        self.live = self.live_bytes = 0
+        self.first_ts = self.last_ts = 0
+        self._pieces: list[bytes] = []
+        self._starts: list[int] = []
+        self._loose = 0  # pieces from here on are small and may be laid together
+        self._index = Growing(b"")
+        self._indexed = 0  # bytes that the index covers
+        self._dead: Bools | None = None
+
+    def add(self, frames: list[bytes], count: int, weight: int, first_ts: int, last_ts: int) -> None:
+        """Append the frames of `count` records with the next seqs."""
+        assert not self.frozen, "a frozen block is what a checkpoint has seen"
+        if self.base == self.stop:
+            self.first_ts = first_ts
+        for frame in frames:
+            self._starts.append(self.origin + self.size)
+            self._pieces.append(frame)
+            self.size += len(frame)
+            if len(frame) >= _LARGE_BYTES:
+                self._loose = len(self._pieces)
+        if len(self._pieces) - self._loose > _LOOSE_MAX:
+            self._pieces[self._loose :] = [b"".join(self._pieces[self._loose :])]
+            del self._starts[self._loose + 1 :]
+            self._loose = len(self._pieces) if len(self._pieces[-1]) >= _LARGE_BYTES else len(self._pieces) - 1
+        self.stop += count
+        self.live += count
+        self.live_bytes += weight
+        self.last_ts = last_ts
+        if self._dead is not None:
+            self._dead = np.append(self._dead, np.zeros(count, bool))
+
+    def fetch(self, lo: int, hi: int) -> Buffer:
+        """Bytes [lo, hi) of the segment's data; without a copy where one piece has them all."""
+        at = bisect_right(self._starts, lo) - 1
+        start = self._starts[at]
+        piece: Buffer = self._pieces[at]
+        if hi > start + len(piece):
+            end = bisect_right(self._starts, hi - 1)
+            piece = b"".join(self._pieces[at:end])
+        return memoryview(piece)[lo - start : hi - start]
+
+    def pieces(self) -> list[bytes]:
+        return list(self._pieces)
+
+    def index(self) -> memoryview:
+        """The index entries of all of it."""
+        if self._indexed < self.size:
+            start = self.origin + self._indexed
+            fresh = self.fetch(start, self.origin + self.size)
+            first = self.base + len(self._index.view()) // idx.ENTRY_BYTES
+            walk = scan.walk(fresh, above=first - 1)
+            if walk.end != len(fresh) or len(walk.rows) != self.stop - first:
+                raise Corrupt("memory", pos=walk.end, reason=f"frames of this process changed: {walk.reason}")
+            made = idx.entries(walk.rows, first, self.stop, self.origin + self.size, origin=start)
+            self._index.add(idx.to_bytes(made))
+            self._indexed = self.size
+        return self._index.view()
+
+    def entries(self) -> NDArray[np.void]:
+        return idx.read(self.index())
+
+    def dead(self) -> Bools | None:
+        return self._dead
+
+    def bury(self, which: Ints) -> Weight:
+        self._dead, gone = buried(self, self._dead, which)
+        self.live -= gone.records
+        self.live_bytes -= gone.size
+        return gone
+
+    def look(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
+        entries = self.entries()
+        lo, hi = first - self.base, stop - self.base
+        at = entries["frame_offset"]
+        low = int(at[lo])
+        hi = max(min(hi, bisect_right(at, low + bytes_max, lo, hi)), lo + 1)
+        later = bisect_right(at, int(at[hi - 1]), hi)
+        high = int(at[later]) if later < len(at) else self.origin + self.size
+        base, window = self.base, self.fetch(low, high)
+        # Not verified: these bytes have not left this process since their checksum was made.
+        return lambda: Chunk(scan.walk_indexed(window, entries, lo, hi, base, check=False, origin=low), base + hi)
+
+
+class Limited:
+    """The bytes of a mapped data file that the manifest vouches for."""
+
+    def __init__(self, mapped: Mapped, size: int) -> None:
+        self._mapped, self.size = mapped, min(size, mapped.size)
+
+    def fetch(self, lo: int, hi: int) -> Buffer:
+        return self._mapped.fetch(lo, min(hi, self.size))
+
+
+class Maps:
+    """What is mapped of all topics, bounded by number: descriptors and address space, not memory."""
+
+    def __init__(self, capacity: int) -> None:
+        self._held: Lru[tuple[Mapped, Buffer]] = Lru(capacity)
+        self._lock = Lock()
+
+    def get(self, key: int, load: Callable[[], tuple[Mapped, Buffer]]) -> tuple[Mapped, Buffer]:
+        with self._lock:
+            return self._held.get(key, load)
+
+    def drop(self, key: int) -> None:
+        with self._lock:
+            self._held.drop(key)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._held.clear()
+
+
+class Home:
+    """Where the segment files of one topic lie, and what of them is open."""
+
+    def __init__(self, disk: Disk, directory: str, topic_id: int, maps: Maps) -> None:
+        self.disk, self.directory, self._id, self._maps = disk, directory, topic_id, maps
+
+    def path(self, base: int, suffix: str) -> str:
+        return join(self.directory, f"{CODEC.stem.format(base)}{suffix}")
+
+    def open(self, base: int) -> tuple[Mapped, Buffer]:
+        """The mapped data and index of a segment; a missing file reads as an empty one."""
+        return self._maps.get(self._key(base), lambda: self._open(base))
+
+    def _open(self, base: int) -> tuple[Mapped, Buffer]:
+        data, index = (map_file(self.disk, self.path(base, suffix)) for suffix in (".data", ".idx"))
+        return Mapped(data or memoryview(b"")), index or b""
+
+    def forget(self, base: int) -> None:
+        self._maps.drop(self._key(base))
+
+    def _key(self, base: int) -> int:
+        return self._id << 64 | base
+
+
+class Segment:
+    """A segment on disk; the last one of a topic may still grow, by checkpoints."""
+
+    def __init__(
+        self,
+        home: Home,
+        base: int,
+        stop: int,
+        size: int,
+        *,
+        live: int,
+        live_bytes: int,
+        first_ts: int,
+        last_ts: int,
+        sealed: bool,
+    ) -> None:
+        self.home, self.base, self.stop, self.size = home, base, stop, size
+        self.live, self.live_bytes = live, live_bytes
+        self.first_ts, self.last_ts, self.sealed = first_ts, last_ts, sealed
+        self.unsaved = False  # deletions that no `.del` file has yet
+        self._extra: bytes | None = None
+        self._verified: set[int] = set()
+        self._dead: Bools | None = None
+        self._looked = False  # whether `.del` was read
+        self.rebuilt: bytes | None = None  # an index that had to be made again; the file has another or none
+
+    def shape(self) -> Shape:
+        data, index = self.home.open(self.base)
+        if self.rebuilt is not None:
+            index = self.rebuilt
+        if self.sealed and self._extra is None:
+            self._extra = read_all(self.home.disk, self.home.path(self.base, ".foot"))
+        index = memoryview(index)[: (self.stop - self.base) * idx.ENTRY_BYTES]
+        extra = self._extra if self.sealed else None
+        return Shape(self.base, self.stop, Limited(data, self.size), index, [index], extra, self._verified)
+
+    def rebuild(self) -> bool:
+        """Make the index again from the data, in memory; False where the data does not hold all of it either."""
+        data, _ = self.home.open(self.base)
+        walk = scan.walk(data.fetch(0, min(self.size, data.size)), above=self.base - 1)
+        if walk.end != self.size or len(walk.rows) != self.stop - self.base:
+            return False
+        self.rebuilt = idx.to_bytes(idx.entries(walk.rows, self.base, self.stop, self.size))
+        return True
+
+    def entries(self) -> NDArray[np.void]:
+        found = CODEC.index(self.shape())
+        if len(found) < self.stop - self.base:
+            where = self.home.path(self.base, ".idx")
+            raise Corrupt(where, pos=len(found) * idx.ENTRY_BYTES, reason="the index is shorter than its segment")
+        return found
+
+    def recount(self) -> None:
+        """Count what is live where there are deletions: the file may be newer than what the manifest says of it."""
+        dead = self.dead()
+        if dead is not None:
+            live, size = ~dead, sizes(self, 0, self.stop - self.base)
+            self.live, self.live_bytes = int(live.sum()), int(size[live].sum())
+
+    def dead(self) -> Bools | None:
+        if not self._looked:
+            path = self.home.path(self.base, ".del")
+            content = read_all(self.home.disk, path)
+            if content is not None:
+                self._dead = np.zeros(self.stop - self.base, bool)
+                vector = deletions.decode(content, path)
+                where = vector.seqs() - self.base
+                self._dead[where[where < len(self._dead)]] = True
+                # Written by a checkpoint that was not finished: what it says of seqs that this segment does not have
+                # yet must not meet them when it does.
+                self.unsaved |= vector.size > len(self._dead)
+            self._looked = True
+        return self._dead
+
+    def mask(self, dead: Bools | None) -> None:
+        """These places are deleted, whatever the file says."""
+        self._dead, self._looked, self.unsaved = dead, True, dead is not None
+
+    def bury(self, which: Ints) -> Weight:
+        self._dead, gone = buried(self, self.dead(), which)
+        self.live -= gone.records
+        self.live_bytes -= gone.size
+        self.unsaved |= gone.records > 0
+        return gone
+
+    def vector(self) -> bytes:
+        """The content of its `.del` file."""
+        made = DeletionVector(self.base, self.stop - self.base)
+        dead = self.dead()
+        if dead is not None:
+            made.mark(np.flatnonzero(dead) + self.base)
+        return deletions.encode(made)
+
+    def grow(self, block: Block) -> None:
+        """Take over what a block held, now that the files have it."""
+        assert (block.base, block.origin) == (self.stop, self.size), "a block goes on where its segment ends"
+        dead = self.dead()
+        if dead is not None or block.dead() is not None:
+            mine = np.zeros(self.stop - self.base, bool) if dead is None else dead
+            theirs = np.zeros(block.stop - block.base, bool) if block.dead() is None else block.dead()
+            self._dead = np.concatenate((mine, theirs))  # type: ignore[arg-type]
+            self.unsaved |= block.dead() is not None
+        self.live, self.live_bytes = self.live + block.live, self.live_bytes + block.live_bytes
+        self.stop, self.size, self.last_ts = block.stop, self.size + block.size, block.last_ts
+        self.home.forget(self.base)
+
+    def look(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
+        return partial(self._read, self.shape(), first, stop, bytes_max)
+
+    def _read(self, shape: Shape, first: int, stop: int, bytes_max: int) -> Chunk:
+        found = CODEC.read(shape, first, stop, bytes_max)
+        if found.fault is None or self.rebuilt is not None or shape.stop != self.stop or not self.rebuild():
+            return found
+        # It was the index that was wrong, not the data.
+        return CODEC.read(self.shape(), first, stop, bytes_max)

@@ -1,0 +1,263 @@
+"""[hot] Reading a topic: pages of records or of columns, and who waits for the next ones.
+
+A page is made part by part. What is needed of a part is taken under the topic's lock; reading and
+decoding happen without it, so a long read stops no writer. Every seq of a page's range is accounted
+for: delivered, deleted, expired, evicted, filtered, or a hole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tidelog.commitlog.codec import Chunk
+from tidelog.engine import floors, retention
+from tidelog.engine.core import Core
+from tidelog.engine.encode import check_number, from_json
+from tidelog.engine.floors import Gap
+from tidelog.engine.parts import Bools
+from tidelog.engine.results import Counts, Page, Record
+from tidelog.errors import BadInput, Corrupt, GapFound
+from tidelog.formats import idx
+from tidelog.formats import rows as columns_of
+from tidelog.formats.frame import SEQ_MAX
+from tidelog.formats.rows import Rows, Span, binary, none, to_arrow, values
+from tidelog.types import Ints
+
+OnGap: TypeAlias = Literal["fail", "emit", "skip"]
+_CHUNK_BYTES = 8 << 20
+_NO_LIMIT = 1 << 62
+SCHEMA = columns_of.SCHEMA.append(pa.field("json", pa.bool_()))
+
+
+class Stretch(NamedTuple):
+    """Live records of one part, and where the seqs of the stretch went."""
+
+    rows: Rows
+    json: Bools
+    counts: Counts
+    next_from_seq: int
+
+
+class Scan:
+    """One pass over a topic from a cursor to the head as it was at the start."""
+
+    def __init__(self, core: Core, from_seq: int, nodes: frozenset[bytes], to_seq: int | None = None) -> None:
+        check_number("from_seq", from_seq, 0, SEQ_MAX)
+        retention.observe(core)
+        self._core = core
+        self._nodes = nodes if core.config.dedupe_node else frozenset()
+        with core.lock:
+            core.check()
+            index = core.index
+            self.head, self.earliest, self.marks = index.head, index.earliest, index.marks
+        begin = floors.start(from_seq, self.head, self.earliest, self.marks)
+        self.gap = begin.gap
+        self.cursor = max(begin.cursor, 0)
+        self.last = self.head if to_seq is None else min(to_seq, self.head)
+        self.counts = self._passed(0 if self.gap and self.gap.reason == "recreated" else from_seq, self.cursor)
+
+    def _passed(self, lo: int, hi: int) -> Counts:
+        """Where seqs (lo, hi] went that lie below the first live one."""
+        evicted = max(min(hi, self.marks.cap) - lo, 0)
+        lo += evicted
+        expired = max(min(hi, self.marks.ttl) - lo, 0)
+        return Counts(evicted=evicted, expired=expired, deleted=max(hi - lo - expired, 0))
+
+    def stretches(self, count_max: int = _NO_LIMIT, bytes_max: int = _NO_LIMIT) -> Iterator[Stretch]:
+        """Stretch by stretch, until the end or until these many records or bytes were found."""
+        while self.cursor < self.last and count_max > 0 and bytes_max > 0:
+            found = self._stretch(count_max, min(bytes_max, _CHUNK_BYTES))
+            if found is None:
+                return
+            count_max -= len(found.rows)
+            bytes_max -= int(_sizes(found.rows).sum())
+            self.cursor = found.next_from_seq
+            self.counts = self.counts + found.counts
+            yield found
+
+    def _stretch(self, count_max: int, bytes_max: int) -> Stretch | None:
+        first = self.cursor + 1
+        core = self._core
+        with core.lock:
+            index = core.index
+            if index.evict_floor > max(first, self.marks.evict_floor):
+                return None  # overtaken by eviction: the next page tells of it
+            live = min(max(index.earliest, first), self.last + 1)  # what lies below was deleted
+            found = next(index.slices(live, self.last + 1), None)
+            gone: Bools | None = None
+            look: Callable[[], Chunk] | None = None
+            base, start, stop = 0, self.last + 1, self.last + 1
+            if found is not None:
+                part, start, stop = found
+                base = part.base
+                stop = min(stop, start + max(count_max, 64))
+                dead = part.dead()
+                gone = None if dead is None else dead[start - part.base : stop - part.base]
+                look = part.look(start, stop, bytes_max)
+        counts = Counts(deleted=live - first, holes=start - live)
+        if look is None:
+            return Stretch(none(), np.zeros(0, bool), counts, self.last)
+        chunk = look()
+        if chunk.fault is not None and not len(chunk.rows):
+            fault = chunk.fault
+            error = Corrupt(f"{core.name}: segment {base}", pos=fault.pos, reason=fault.reason)
+            error.seq, error.resume = fault.seq, fault.resume
+            raise error
+        rows, stop = chunk.rows, min(chunk.next_seq, stop)
+        if chunk.fault is not None:
+            stop = min(stop, chunk.fault.seq)
+        return self._kept(rows, gone, start, stop, counts, count_max, bytes_max)
+
+    def _kept(
+        self,
+        rows: Rows,
+        gone: Bools | None,
+        start: int,
+        stop: int,
+        counts: Counts,
+        count_max: int,
+        bytes_max: int,
+    ) -> Stretch:
+        """The rows that a reader gets, and how far that is."""
+        seqs = rows.seq - start
+        keep: Bools = np.ones(len(rows), bool) if gone is None else ~gone[seqs]
+        filtered: Bools = np.zeros(len(rows), bool)
+        if self._nodes and rows.node is not None:
+            filtered = keep & _among(rows, self._nodes)
+            keep &= ~filtered
+        which = np.flatnonzero(keep)
+        fits = max(int(np.searchsorted(np.cumsum(_sizes(rows)[which]), bytes_max, "right")), 1)
+        most = min(fits, count_max)
+        if most < len(which):
+            which = which[:most]
+            stop = start + int(seqs[which[-1]]) + 1
+        inside = seqs < stop - start
+        hidden = int(filtered[inside].sum())
+        deleted = stop - start - len(which) - hidden
+        picked = rows if len(which) == len(rows) else rows.pick(which)
+        json = (idx.flags(picked) & idx.JSON) != 0
+        return Stretch(picked, json, counts + Counts(rows=len(which), deleted=deleted, filtered=hidden), stop - 1)
+
+
+def _sizes(rows: Rows) -> Ints:
+    """Bytes of data and meta."""
+    return rows.data.size if rows.meta is None else rows.data.size + rows.meta.size
+
+
+def _among(rows: Rows, nodes: frozenset[bytes]) -> Bools:
+    assert rows.node is not None, "asked of rows with nodes"
+    found = pc.is_in(binary(rows.buf, rows.node), pa.array(sorted(nodes), pa.binary()))
+    mask: Bools = found.to_numpy(zero_copy_only=False).astype(bool)
+    return mask & (rows.node.size > 0)
+
+
+def nodes_of(node: str | Sequence[str] | None) -> frozenset[bytes]:
+    """The nodes whose records a reader does not want: its own, usually."""
+    if node is None:
+        return frozenset()
+    names = [node] if isinstance(node, str) else list(node)
+    if not all(isinstance(name, str) for name in names):
+        raise BadInput("a node is text, or a list of texts")
+    return frozenset(name.encode() for name in names if name)
+
+
+def page(core: Core, from_seq: int, limit: int, nodes: frozenset[bytes], bytes_max: int) -> Page:
+    """The next records behind `from_seq`, at most `limit` and about `bytes_max`, at least one where there is one."""
+    check_number("limit", limit, 1, SEQ_MAX)
+    check_number("bytes_max", bytes_max, 1, SEQ_MAX)
+    scan = Scan(core, from_seq, nodes)
+    records = [record for stretch in scan.stretches(limit, bytes_max) for record in records_of(stretch)]
+    retention.harden(core, scan.marks.evict_floor)
+    return Page(records, scan.gap, scan.cursor, scan.head, scan.earliest, scan.counts)
+
+
+def records_of(stretch: Stretch) -> list[Record]:
+    rows, json = stretch.rows, stretch.json
+    if not len(rows):
+        return []
+    datas: list[Any] = values(rows.buf, rows.data)
+    try:
+        if json.all():
+            datas = list(map(from_json, datas))
+        elif json.any():
+            datas = [from_json(data) if is_json else data for data, is_json in zip(datas, json.tolist(), strict=True)]
+    except msgspec.DecodeError as error:
+        raise Corrupt(
+            "a record", pos=0, reason=f"its checksum holds and it is not the JSON it claims to be: {error}"
+        ) from None
+    columns = [rows.seq.tolist(), (rows.ts_us // 1000).tolist(), datas]
+    if rows.node is None and rows.tag is None and rows.meta is None:
+        return list(map(Record, *columns))
+    metas = _optional(rows, rows.meta, from_json)
+    return list(map(Record, *columns, _optional(rows, rows.tag, _text), _optional(rows, rows.node, _text), metas))
+
+
+def _text(name: bytes) -> str:
+    return name.decode()
+
+
+def _optional(rows: Rows, span: Span | None, decode: Callable[[bytes], Any]) -> list[Any]:
+    """The values of a column that a record may lack."""
+    return [None] * len(rows) if span is None else [decode(v) if v else None for v in values(rows.buf, span)]
+
+
+def table(core: Core, from_seq: int, to_seq: int | None, nodes: frozenset[bytes]) -> pa.Table:
+    """Everything behind `from_seq` up to `to_seq` as columns. What is missing is told in the schema's metadata: `gap`
+    and `counts`, as JSON."""
+    scan = Scan(core, from_seq, nodes, to_seq)
+    batches = []
+    for stretch in scan.stretches():
+        if len(stretch.rows):
+            batch = to_arrow(stretch.rows)
+            batches.append(batch.append_column("json", pa.array(stretch.json)))
+    retention.harden(core, scan.marks.evict_floor)
+    told = {
+        b"gap": msgspec.json.encode(None if scan.gap is None else scan.gap._asdict()),
+        b"counts": msgspec.json.encode(scan.counts._asdict()),
+    }
+    return pa.Table.from_batches(batches, schema=SCHEMA).replace_schema_metadata(told)
+
+
+def wait_page(
+    core: Core, from_seq: int, limit: int, nodes: frozenset[bytes], bytes_max: int, timeout: float | None
+) -> Page:
+    """`page`, and where there is nothing yet, wait for it this many seconds; None: as long as it takes."""
+    if timeout == 0:
+        return page(core, from_seq, limit, nodes, bytes_max)
+    woken = Event()
+    core.listen(woken.set)  # before the first look: a record between look and wait must not be missed
+    try:
+        while True:
+            woken.clear()
+            found = page(core, from_seq, limit, nodes, bytes_max)
+            if found.records or found.gap or not found.caught_up or found.next_from_seq > from_seq:
+                return found
+            if not woken.wait(timeout):
+                return found
+    finally:
+        core.unlisten(woken.set)
+
+
+def follow(
+    core: Core, from_seq: int, nodes: frozenset[bytes], timeout: float | None, on_gap: OnGap
+) -> Iterator[Record | Gap]:
+    """Records as they come, for ever or until none came for `timeout` seconds."""
+    if on_gap not in ("fail", "emit", "skip"):
+        raise BadInput(f"on_gap is fail, emit or skip, not {on_gap!r}")
+    while True:
+        found = wait_page(core, from_seq, 1000, nodes, 1 << 20, timeout)
+        if found.gap is not None and on_gap == "fail":
+            raise GapFound(core.name, found.gap)
+        if found.gap is not None and on_gap == "emit":
+            yield found.gap
+        if found.next_from_seq == from_seq and found.gap is None:
+            return
+        from_seq = found.next_from_seq
+        yield from found.records

@@ -1,0 +1,175 @@
+"""[shell] Disk → topics. In numbered passes, each of which may be cut off by a crash and done again.
+
+    1  the newest manifest that reads
+    2  its topics, with the segments it names: sizes are looked at, contents are not
+    3  every WAL group that is on disk, whatever the number of shards is now
+    4  its frames, topic by topic in their order: what the manifest holds already is passed over
+    5  heads are padded to what was reserved, caps applied
+    6  only then, and only for a writer: WAL tails are cut, segments cut to the length the manifest names, files that no
+       manifest names removed
+
+Passes 1 to 5 change nothing on disk, so a reader beside a live writer takes them too. A frame that
+cannot be trusted ends its group; where that lost something acknowledged, the writer does not open
+without being told to (`accept_loss`), and what was cut is kept in quarantine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tidelog.disk.seam import Disk, join
+from tidelog.engine import manifest
+from tidelog.engine.config import TopicConfig
+from tidelog.engine.core import TOPICS, WAL, Core, Shared
+from tidelog.engine.floors import Marks
+from tidelog.engine.manifest import Loaded, TopicRow
+from tidelog.engine.parts import Segment
+from tidelog.engine.replay import Replayed
+from tidelog.engine.report import Group, Progress, Report
+from tidelog.errors import Corrupt, Damaged
+from tidelog.formats import idx
+from tidelog.wal import Position, Verdict, names, read
+
+
+class Recovered(NamedTuple):
+    topics: dict[str, Core]
+    next_topic_id: int
+    groups: list[Group]
+    loaded: Loaded
+
+
+def recover(shared: Shared, report: Report, progress: Progress, *, writable: bool) -> Recovered:
+    """Passes 1 to 5."""
+    loaded = manifest.load(shared.disk, shared.root)
+    report.snapshot, report.snapshots_skipped = loaded.number, loaded.skipped
+    cores = {row.id: _restored(shared, row) for row in loaded.manifest.topics}
+    groups = _groups(shared, loaded, report, progress)
+    replayed = Replayed(shared, cores, loaded.manifest.next_topic_id, report)
+    replayed.run(groups, progress)
+    topics: dict[str, Core] = {}
+    for core in sorted(cores.values(), key=lambda core: core.id):
+        if core.dropped:
+            continue
+        if core.name in topics:
+            report.damage.append(f"two topics are called {core.name!r}: the older one is not served")
+        topics[core.name] = core
+        report.damage += core.damage
+        _finish(core, report, writable=writable)
+    report.topics = len(topics)
+    return Recovered(topics, replayed.next_id, groups, loaded)
+
+
+# ── 2  topics and their segments ──────────────────────────────────────────────────────────────────
+
+
+def _restored(shared: Shared, row: TopicRow) -> Core:
+    core = Core(shared, row.id, row.name, TopicConfig.from_json(row.config))
+    index, home = core.index, shared.home(row.id)
+    for segment in row.segments:
+        part = Segment(
+            home,
+            segment.base,
+            segment.stop,
+            segment.size,
+            live=segment.live,
+            live_bytes=segment.live_bytes,
+            first_ts=segment.first_ts,
+            last_ts=segment.last_ts,
+            sealed=segment.sealed,
+        )
+        index.parts.append(part)
+        core.damage += _look(shared.disk, part)
+    index.head, index.earliest, index.last_ts = row.head, row.earliest, row.last_ts
+    index.marks = Marks(row.cap_mark, row.ttl_mark)
+    core.reserved = row.reserved
+    try:
+        for each in index.parts:
+            if isinstance(each, Segment):
+                each.recount()
+        index.count, index.bytes = index.weigh(index.earliest, index.head + 1)
+    except Corrupt as error:
+        core.damage.append(f"{row.name}: {error}; its counts are those of the parts that read")
+        live = [part for part in index.parts if part.stop > index.earliest]
+        index.count, index.bytes = sum(part.live for part in live), sum(part.live_bytes for part in live)
+    index.skip_dead()  # an ephemeral topic has lost its records and keeps its head
+    shared.quota.hold(index.bytes)
+    return core
+
+
+def _look(disk: Disk, part: Segment) -> list[str]:
+    """A cheap look at the files of a segment: what is missing. A lost index is made again from the data."""
+    data, index = (disk.stat(part.home.path(part.base, suffix)) for suffix in (".data", ".idx"))
+    path = part.home.path(part.base, ".data")
+    if data is None or data.size < part.size:
+        return [f"{path} has {data.size if data else 0} bytes, the manifest says {part.size}"]
+    if index is None or index.size < (part.stop - part.base) * idx.ENTRY_BYTES:
+        part.rebuild()
+    return []
+
+
+def _finish(core: Core, report: Report, *, writable: bool) -> None:
+    """5. What was reserved is taken, what was lost stays lost."""
+    index = core.index
+    if writable and core.reserved > index.head:
+        report.padded[core.name] = core.reserved - index.head
+        index.pad(core.reserved)
+    for cause, floor in (("ttl", core.floors.ttl), ("cap", core.floors.cap)):
+        core.shared.quota.give(index.evict(min(floor + 1, index.head + 1), cause).size)
+    core.keep_caps()
+    core.tail = index.head
+    core.reserving = core.reserved
+    core.hardened = index.evict_floor
+
+
+# ── 3  the groups of the WAL ──────────────────────────────────────────────────────────────────────
+
+
+def start_of(loaded: Loaded, key: str) -> Position | None:
+    """Where the manifest says that replay of a group begins; None: it does not know the group."""
+    return next((Position(row.first, row.pos) for row in loaded.manifest.groups if row.key == key), None)
+
+
+def first_number(loaded: Loaded, groups: Sequence[Group]) -> int:
+    """The number of the first file of a new group. Only a group that was there from the beginning starts at 1: without
+    a manifest all of them must, or something that only a manifest knew is missing."""
+    return 2 if loaded.number or groups else 1
+
+
+def _is_whole(begun: dict[str, int]) -> bool:
+    """Whether the groups, by the numbers of their first files, are all there ever were, from the first frame on: those
+    of the first number of shards start at 1, and they are let go of lowest first."""
+    ones = {key for key, number in begun.items() if number == 1}
+    first_layout = ones == {names.FLAT} or ones == set(names.keys(max(len(ones), 2))[: len(ones)])
+    return bool(ones) and first_layout and max(begun.values()) <= 2
+
+
+def _groups(shared: Shared, loaded: Loaded, report: Report, progress: Progress) -> list[Group]:
+    wal = join(shared.root, WAL)
+    keys = names.groups(shared.disk, wal)
+    begun = {key: found[0] for key in keys if (found := names.files(shared.disk, names.directory(wal, key)))}
+    topics = join(shared.root, TOPICS)
+    used = begun or loaded.skipped or (shared.disk.stat(topics) is not None and shared.disk.names(topics))
+    if not loaded.number and used and not _is_whole(begun):
+        raise Damaged(
+            f"{shared.root}: no snapshot reads and the WAL does not go back to the beginning; nothing was changed, "
+            f"restore {manifest.DIRECTORY}/ from a copy"
+        )
+    groups = []
+    for number, key in enumerate(keys):
+        directory = names.directory(wal, key)
+        unknown = Position(2 if begun.get(key) == 2 else 1, 0)  # none of its files can have been let go of
+        replay = read(shared.disk, directory, start_of(loaded, key) or unknown)
+        files = list(replay)
+        progress("reading the WAL", number + 1, len(keys))
+        cut = replay.cut
+        if cut is not None and cut.size:
+            said = f"{key or WAL}/{cut.file} at byte {cut.pos}, {cut.size} bytes: {cut.reason}"
+            (report.damage if cut.verdict is Verdict.CORRUPT else report.cut).append(said)
+        elif cut is not None and cut.verdict is Verdict.CORRUPT:
+            report.damage.append(f"{key or WAL}/{cut.file} ends at byte {cut.pos}: {cut.reason}")
+        report.damage += [
+            f"{key or WAL}: frames {gap.start} to {gap.stop - 1} are in no file" for gap in replay.missing
+        ]
+        groups.append(Group(key, replay, files))
+    return groups

@@ -1,0 +1,203 @@
+"""[shell] WAL frames → topics: pass 4 of recovery.
+
+Topic by topic, because one topic's order is all that counts, and run by run: records between two
+control frames are taken in as columns, whatever frames they came in. What the manifest holds already
+is passed over by its seq. A topic that was dropped in the end gets nothing replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from tidelog.engine import delete
+from tidelog.engine.config import TopicConfig
+from tidelog.engine.core import Core, Shared
+from tidelog.engine.floors import Marks
+from tidelog.engine.report import Group, Progress, Report
+from tidelog.errors import Corrupt
+from tidelog.formats import bodies, frame, scan
+from tidelog.formats.frame import APPEND, APPEND_BATCH, MORE, TOPIC_DELETE
+from tidelog.types import Ints
+from tidelog.wal import WalFile
+
+
+class _Piece(NamedTuple):
+    """The frames of one topic in one file, in order."""
+
+    file: WalFile
+    which: Ints
+
+
+class Replayed:
+    def __init__(self, shared: Shared, cores: dict[int, Core], next_id: int, report: Report) -> None:
+        self._shared, self._cores, self._known, self._report = shared, cores, next_id, report
+        self.next_id = next_id
+
+    def run(self, groups: Sequence[Group], progress: Progress) -> None:
+        streams: dict[int, list[list[_Piece]]] = {}
+        for group in groups:
+            mine: dict[int, list[_Piece]] = {}
+            for file in group.files:
+                self._report.frames += int((file.heads["topic_id"] != 0).sum())
+                for topic_id, which in _by_topic(file):
+                    mine.setdefault(topic_id, []).append(_Piece(file, which))
+            for topic_id, pieces in mine.items():
+                streams.setdefault(topic_id, []).append(pieces)
+        streams.pop(0, None)  # marks, and what is not about a topic
+        for number, (topic_id, found) in enumerate(sorted(streams.items())):
+            if any(TOPIC_DELETE in file.heads["kind"][which] for pieces in found for file, which in pieces):
+                self._drop(topic_id)
+                continue
+            # A topic whose shard changed has frames in several groups: seqs tell which came first.
+            for pieces in sorted(found, key=_first_seq):
+                for piece in pieces:
+                    self._apply(topic_id, piece)
+            progress("replaying topics", number + 1, len(streams))
+        self.next_id = max([self.next_id, *(topic_id + 1 for topic_id in streams)])
+
+    def _drop(self, topic_id: int) -> None:
+        """Nothing else is replayed for a topic that was dropped in the end: its files may be gone already."""
+        core = self._cores.get(topic_id)
+        if core is not None:
+            core.dropped = True
+            self._shared.quota.give(core.index.bytes)
+
+    def _apply(self, topic_id: int, piece: _Piece) -> None:
+        kinds = piece.file.heads["kind"][piece.which]
+        records = (kinds == APPEND) | (kinds == APPEND_BATCH)
+        edges = (np.flatnonzero(records[1:] != records[:-1]) + 1).tolist()
+        for lo, hi in pairwise([0, *edges, len(kinds)]):
+            if records[lo]:
+                core = self._core(topic_id, None)
+                if core is not None:
+                    _append(core, piece.file, piece.which[lo:hi])
+            else:
+                for at in piece.which[lo:hi].tolist():
+                    self._control(topic_id, piece.file, at)
+
+    def _control(self, topic_id: int, file: WalFile, number: int) -> None:
+        found = frame.get(file.buf, int(file.at[number]), file.hi, check=False)
+        assert isinstance(found, frame.Frame), "a survey passes only frames"
+        body = bodies.decode(found.kind, memoryview(file.buf)[found.data_at : found.data_end])
+        core = self._core(topic_id, body)
+        if core is None or core.dropped:
+            return
+        match body:
+            case bodies.TopicCreate() | bodies.ConfigUpdate():
+                config = TopicConfig.from_json(body.config)
+                if (config.durability == "ephemeral") != core.ephemeral:
+                    core.index.roll()
+                core.config = config
+                core.keep_caps()
+            case bodies.Delete():
+                try:
+                    delete.apply(core, body)
+                except Corrupt as error:
+                    core.damage.append(f"{core.name}: a delete could not be replayed: {error}")
+            case bodies.EvictWatermark():
+                _floor(core, body)
+            case bodies.HeadWatermark():
+                core.reserved = max(core.reserved, body.head_seq)
+            case _:
+                pass  # of parts of the engine that are not about records
+
+    def _core(self, topic_id: int, body: bodies.Body | None) -> Core | None:
+        """The topic a frame is about; None where it was dropped before the manifest was made."""
+        core = self._cores.get(topic_id)
+        if core is None and topic_id >= self._known:
+            if isinstance(body, bodies.TopicCreate):
+                core = Core(self._shared, topic_id, body.name, TopicConfig.from_json(body.config))
+            else:
+                name = f"recovered-{topic_id:08X}"
+                core = Core(self._shared, topic_id, name, TopicConfig())
+                self._report.damage.append(
+                    f"topic {topic_id} was never created in what is left; it is served as {name}"
+                )
+            self._cores[topic_id] = core
+        return core
+
+
+def _by_topic(file: WalFile) -> Iterator[tuple[int, Ints]]:
+    ids = file.heads["topic_id"]
+    if not len(ids):
+        return
+    order = np.argsort(ids, kind="stable")
+    edges = (np.flatnonzero(np.diff(ids[order])) + 1).tolist()
+    for lo, hi in pairwise([0, *edges, len(order)]):
+        yield int(ids[order[lo]]), order[lo:hi]
+
+
+def _first_seq(pieces: Sequence[_Piece]) -> int:
+    """The lowest seq of a record that a group has of a topic."""
+    found = [
+        int(seqs.min())
+        for file, which in pieces
+        if len(seqs := file.heads["seq"][which][np.isin(file.heads["kind"][which], (APPEND, APPEND_BATCH))])
+    ]
+    return min(found, default=0)
+
+
+def _floor(core: Core, body: bodies.EvictWatermark) -> None:
+    """A floor that somebody was shown. Records that were lost with the tail are padded in later: see `_finish`."""
+    index, floors = core.index, core.floors
+    ttl, cap = body.expiry_floor - 1, body.evict_floor - 1 if body.evict_floor > body.expiry_floor else 0
+    core.floors = Marks(max(floors.cap, cap), max(floors.ttl, ttl))
+    for cause, mark in (("ttl", ttl), ("cap", cap)):
+        core.shared.quota.give(index.evict(min(mark + 1, index.head + 1), cause).size)
+
+
+def _append(core: Core, file: WalFile, which: Ints) -> None:
+    """Records of one topic, frame after frame, that the manifest does not hold yet."""
+    if core.dropped:
+        return
+    index, limits = core.index, core.shared.limits
+    at, heads = file.at[which], file.heads[which]
+    rows = scan.decode(file.buf, at, heads)
+    starts = np.searchsorted(rows.at, at)
+    counts = np.diff(np.append(starts, len(rows)))
+    first = heads["seq"].astype(np.int64)
+    fresh = np.flatnonzero(first + counts - 1 > index.head)
+    if not len(fresh):
+        return
+    skip = int(fresh[0])  # seqs rise, so what is known already comes first
+    size = rows.data.size if rows.meta is None else rows.data.size + rows.meta.size
+    weights = np.append(0, np.cumsum(size))
+    ends = at + heads["frame_len"].astype(np.int64) + 4
+    last = (heads["flags"] & MORE) == 0  # of a caller's batch
+    jump = np.append(first[1:] != first[:-1] + counts[:-1], True)
+    records, spent = np.cumsum(counts), np.cumsum(ends - at)
+    lo = skip
+    while lo < len(at):
+        block = index.growing(int(first[lo]), kept=True)
+        before = int(records[lo] - counts[lo]), int(spent[lo] - (ends[lo] - at[lo]))
+        full = records - before[0] >= limits.segment_events_max - (block.stop - block.segment)
+        full |= spent - before[1] >= limits.segment_bytes_max - (block.origin + block.size)
+        stops = np.flatnonzero((jump | (full & last))[lo:])
+        hi = lo + int(stops[0]) + 1 if len(stops) else len(at)
+        row_lo, row_hi = int(starts[lo]), int(starts[hi]) if hi < len(at) else len(rows)
+        weight = int(weights[row_hi] - weights[row_lo])
+        core.shared.quota.hold(weight)
+        index.publish(
+            int(first[lo]),
+            _bytes(file.buf, at[lo:hi], ends[lo:hi]),
+            row_hi - row_lo,
+            weight,
+            int(heads["ts_ms"][lo]),
+            kept=True,
+            last_ts=int(heads["ts_ms"][hi - 1]),
+        )
+        if full[hi - 1]:
+            index.roll()
+        core.keep_caps()
+        lo = hi
+
+
+def _bytes(buf: bytes, at: Ints, ends: Ints) -> list[bytes]:
+    """The bytes of these frames: one piece for each stretch in which they lie back to back."""
+    breaks = np.flatnonzero(at[1:] != ends[:-1]) + 1
+    starts, stops = at[np.append(0, breaks)].tolist(), ends[np.append(breaks - 1, len(ends) - 1)].tolist()
+    return [buf[lo:hi] for lo, hi in zip(starts, stops, strict=True)]

@@ -1,0 +1,85 @@
+"""[shell] Age: records older than `ttl_ms` are lost, and the floor says so before anybody is told.
+
+A floor that replay cannot work out again is made durable first (EvictWatermark) and moves after:
+a reader that was shown a gap is shown it again after any crash. Caps follow from the records and
+need that only where records themselves may be lost, which is the disk class.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from tidelog.engine.core import Core
+from tidelog.errors import Damaged, Error, Refused, Unavailable
+from tidelog.formats import bodies, frame
+from tidelog.wal import Commit, Token
+
+
+class Floor(Commit):
+    """An advance of the evict floor on its way through the WAL."""
+
+    __slots__ = ("core", "expiry", "floor", "token")
+
+    def __init__(self, core: Core, floor: int, expiry: int) -> None:
+        self.core, self.floor, self.expiry = core, floor, expiry
+        body = bodies.EvictWatermark(
+            evict_floor=floor, earliest_seq=max(floor, core.index.earliest), expiry_floor=expiry
+        )
+        made = frame.encode(frame.EVICT_WATERMARK, topic_id=core.id, ts_ms=core.stamp(), data=bodies.encode(body))
+        super().__init__([made], frames=1, durable=core.config.durability != "memory")
+        self.token: Token[int] = Token(core.shared.shard(core.id))
+
+    def done(self, error: Error | None) -> None:
+        core = self.core
+        with core.lock:
+            core.flooring = None
+            if error is None:
+                core.hardened = max(core.hardened, self.floor)
+                core.shared.quota.give(core.index.evict(min(self.expiry, core.index.head + 1), "ttl").size)
+        if error is None:
+            self.token.set(self.floor)
+        else:
+            self.token.fail(error)
+
+
+def expire(core: Core) -> None:
+    """Bring the floor to where age puts it now. Where that cannot be made durable nothing moves and nothing is lost:
+    the error is the writer's to hear, a reader goes on with what is there (`observe`)."""
+    if not core.config.ttl_ms:
+        return
+    with core.lock:
+        index = core.index
+        expiry = index.expired(core.shared.now_ms() - core.config.ttl_ms)
+        if core.dropped or expiry <= index.evict_floor:
+            return
+        if core.ephemeral:
+            core.shared.quota.give(index.evict(expiry, "ttl").size)
+            return
+        token = _begin(core, expiry)
+    token.wait()
+
+
+def observe(core: Core) -> None:
+    """`expire` for a reader: a shard that cannot write keeps its records readable."""
+    with suppress(Damaged, Unavailable, Refused):
+        expire(core)
+
+
+def harden(core: Core, floor: int) -> None:
+    """Make a floor that a reader is about to be told of survive a power cut, where the records above it might not."""
+    if core.config.durability != "disk" or core.hardened >= floor or not core.shared.shards:
+        return
+    with suppress(Damaged, Unavailable, Refused):  # a failing disk keeps nobody from reading
+        while core.hardened < floor:
+            with core.lock:
+                token = _begin(core, core.index.marks.ttl + 1)
+            token.wait()
+
+
+def _begin(core: Core, expiry: int) -> Token[int]:
+    """One floor is on its way at a time; whoever comes meanwhile waits for it and looks again."""
+    if core.flooring is None:
+        commit = Floor(core, max(core.index.evict_floor, expiry), expiry)
+        core.submit(commit)
+        core.flooring = commit.token
+    return core.flooring

@@ -1,0 +1,183 @@
+"""A topic, as a program holds it. Every method may be called from any thread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tidelog.engine import append, delete, encode, read, retention
+from tidelog.engine.config import TopicConfig
+from tidelog.engine.core import Core
+from tidelog.engine.encode import Batch, Columns
+from tidelog.engine.floors import Gap
+from tidelog.engine.read import OnGap
+from tidelog.engine.results import Appended, Deleted, Page, Record, TopicState
+from tidelog.wal import Token
+
+
+class Topic:
+    """A durable, numbered sequence of records. `Engine.topic` makes one."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def __repr__(self) -> str:
+        return f"<topic {self.name!r}, head {self.head_seq}>"
+
+    # ── what it is ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def name(self) -> str:
+        return self._core.name
+
+    @property
+    def id(self) -> int:
+        return self._core.id
+
+    @property
+    def epoch(self) -> int:
+        """Changes when a topic of this name is dropped and made again."""
+        return self._core.id
+
+    @property
+    def config(self) -> TopicConfig:
+        return self._core.config
+
+    @property
+    def head_seq(self) -> int:
+        """The last seq that can be read; 0 before the first write."""
+        return self._core.index.head
+
+    @property
+    def earliest_seq(self) -> int:
+        """The first record that is there; one past the head where none is."""
+        return self.state().earliest_seq
+
+    @property
+    def evict_floor(self) -> int:
+        """The first seq that was not lost to a cap or to age."""
+        return self.state().evict_floor
+
+    @property
+    def count(self) -> int:
+        """Records that are there."""
+        return self.state().count
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of their data and meta."""
+        return self.state().bytes
+
+    def state(self) -> TopicState:
+        """All of the above at one moment, as old records have it at that moment."""
+        retention.observe(self._core)
+        state = self._core.state()
+        retention.harden(self._core, state.evict_floor)
+        return state
+
+    # ── writing ───────────────────────────────────────────────────────────────────────────────
+
+    def append(
+        self,
+        records: object,
+        *,
+        tag: str | Sequence[str | None] | None = None,
+        node: str | Sequence[str | None] | None = None,
+        meta: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
+        key: str | None = None,
+    ) -> Appended:
+        """Write records; return when the topic's class allows it, with the seqs they got.
+
+        A list or a tuple is a batch of records, written as a whole or not at all; anything else is one record. A
+        record is bytes, or any JSON value. `tag` (to delete by), `node` (where it comes from) and `meta` are for all of
+        them, or lists with one for each. A second write with the same `key` within the topic's window writes nothing
+        and returns the first one's seqs.
+        """
+        batch = encode.prepare(self._core.shared.limits, records, tag, node, meta)
+        return self._append(batch, key).wait()
+
+    def append_nowait(
+        self,
+        records: object,
+        *,
+        tag: str | Sequence[str | None] | None = None,
+        node: str | Sequence[str | None] | None = None,
+        meta: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
+        key: str | None = None,
+    ) -> Token[Appended]:
+        """`append` without waiting: the token's `wait` returns what `append` would, or raises what it would."""
+        token = self._append(encode.prepare(self._core.shared.limits, records, tag, node, meta), key)
+        self._core.shared.shard(self._core.id).want()
+        return token
+
+    def append_arrow(self, table: pa.Table | pa.RecordBatch, *, key: str | None = None) -> Appended:
+        """Write the rows of a table as one batch: a column `data` (binary or text), and where there are such columns
+        `tag`, `node`, `meta` (JSON text) and `json` (whether data is JSON). `seq` and `ts` are not taken over."""
+        return self._append(encode.from_table(self._core.shared.limits, table), key).wait()
+
+    def _append(self, batch: Batch | Columns, key: str | None) -> Token[Appended]:
+        retention.expire(self._core)
+        token = append.append(self._core, batch, key)
+        if self._core.ephemeral:
+            self._core.wake()
+        return token
+
+    def delete(
+        self, *, match: object = None, before_seq: int | None = None, seqs: Sequence[int] | None = None
+    ) -> Deleted:
+        """Delete records: below `before_seq`, by tag (`"order-7"` is that tag, `"order-*"` all that begin so), both,
+        or `seqs`. Only what is there now is meant. Readers pass over them in silence."""
+        return delete.delete(self._core, match, before_seq, seqs)
+
+    def seal(self) -> None:
+        """Let the next record start another segment; the next checkpoint completes this one."""
+        with self._core.lock:
+            self._core.check()
+            self._core.index.roll()
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────
+
+    def read(
+        self,
+        from_seq: int = 0,
+        limit: int = 256,
+        *,
+        node: str | Sequence[str] | None = None,
+        bytes_max: int = 1 << 20,
+        timeout: float | None = 0.0,
+    ) -> Page:
+        """The records behind `from_seq`: it is the last seq the reader has, 0 before the first.
+
+        At most `limit` of them and about `bytes_max` bytes; none of `node`, which is usually the reader's own. Where
+        there is nothing yet, wait up to `timeout` seconds for it. `page.next_from_seq` is where to go on, and
+        `page.gap` tells of records that were lost before they could be read.
+        """
+        return read.wait_page(self._core, from_seq, limit, read.nodes_of(node), bytes_max, timeout)
+
+    def follow(
+        self,
+        from_seq: int = 0,
+        *,
+        timeout: float | None = None,
+        node: str | Sequence[str] | None = None,
+        on_gap: OnGap = "fail",
+    ) -> Iterator[Record | Gap]:
+        """Records as they are written, until none came for `timeout` seconds; None: for ever.
+
+        Where records were lost to a cap or to age before they were read: `fail` raises GapFound, `emit` yields the
+        Gap in their place, `skip` goes on.
+        """
+        return read.follow(self._core, from_seq, read.nodes_of(node), timeout, on_gap)
+
+    def __iter__(self) -> Iterator[Record | Gap]:
+        """All records that are there now."""
+        return self.follow(timeout=0.0, on_gap="skip")
+
+    def to_arrow(
+        self, from_seq: int = 0, to_seq: int | None = None, *, node: str | Sequence[str] | None = None
+    ) -> pa.Table:
+        """The records behind `from_seq`, up to and with `to_seq`, as a table. Its schema's metadata tells under `gap`
+        and `counts`, as JSON, which seqs of the range are not in it and why."""
+        return read.table(self._core, from_seq, to_seq, read.nodes_of(node))

@@ -1,0 +1,36 @@
+"""The write-ahead log: what is acknowledged is here first.
+
+A topic's frames go to one shard by its id; a shard is one ordered stream of frames in one group of
+files. `Shard` commits, `Writer` writes its files, `read` brings them back after a restart.
+"""
+
+from tidelog.wal.file import Writer
+from tidelog.wal.names import FLAT, Position, directory, file_name, files, groups, keys, path_of, shard_of
+from tidelog.wal.replay import Cut, Replay, Verdict, WalFile, cut, read
+from tidelog.wal.shard import Commit, Shard
+from tidelog.wal.stats import SYNC_US, Stats
+from tidelog.wal.token import Token
+
+__all__ = [
+    "FLAT",
+    "SYNC_US",
+    "Commit",
+    "Cut",
+    "Position",
+    "Replay",
+    "Shard",
+    "Stats",
+    "Token",
+    "Verdict",
+    "WalFile",
+    "Writer",
+    "cut",
+    "directory",
+    "file_name",
+    "files",
+    "groups",
+    "keys",
+    "path_of",
+    "read",
+    "shard_of",
+]

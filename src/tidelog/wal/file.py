@@ -1,0 +1,158 @@
+"""[shell] The active file of one group: written at its end, synced, rotated.
+
+    wal-0000000000000001.log
+    0                      synced            position             file_bytes
+    ┌──────────────────────┬─────────────────┬────────────────────┐
+    │ survives a power cut │ survives a kill │ zeros, reserved    │
+    └──────────────────────┴─────────────────┴────────────────────┘
+
+What is true when a call returns: after `write` the operating system has the whole commit batch,
+after `sync` the disk has it. When `write` raises DiskFull, not a byte of the batch is on disk, and
+the next one starts where it did. Any other failure closes the latch: nothing is written any more.
+
+A rotation keeps one order: sync the old file, make the new one and reserve its room, sync it, sync
+the directory, point CURRENT at it, and only then write. A power cut leaves no new file, an empty
+one, or a stale CURRENT, and each of them is a clean start. One descriptor serves a file from its
+first write to its last sync, because the kernel tells of a failed write-back once per open file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from tidelog.disk.atomic import replace
+from tidelog.disk.latch import FULL, Latch
+from tidelog.disk.seam import Disk, File, join
+from tidelog.errors import Damaged, Error
+from tidelog.types import Buffer
+from tidelog.wal.names import CURRENT, Position, file_name, path_of
+
+
+class Writer:
+    """Not thread-safe: the shard that owns it takes turns."""
+
+    def __init__(self, disk: Disk, directory: str, *, first: int, file_bytes: int, latch: Latch) -> None:
+        """A new file, whose first frame is number `first` of its group. Raises Damaged where it cannot be made."""
+        self._disk, self.directory, self._file_bytes = disk, directory, file_bytes
+        self.latch = latch
+        self.rotations = 0
+        try:
+            disk.make_dir(directory)
+            self._file = self._create(first)
+        except OSError as error:
+            latch.trip(error, f"creating {path_of(directory, first)}")
+            raise Damaged(
+                f"{path_of(directory, first)} cannot be created: {error}; nothing was written and what was acked is "
+                "safe, mend the disk or free space and open again"
+            ) from error
+        self._begin(first)
+
+    def _begin(self, first: int) -> None:
+        self._first, self._frames = first, 0
+        self._pos = self._synced = 0
+        self._open = True
+
+    @property
+    def position(self) -> Position:
+        """One past the last byte that was written."""
+        return Position(self._first, self._pos)
+
+    @property
+    def synced(self) -> Position:
+        """Every byte before it survives a power cut."""
+        return Position(self._first, self._synced)
+
+    @property
+    def next_frame(self) -> int:
+        """The number that the next frame has in its group."""
+        return self._first + self._frames
+
+    def write(self, pieces: Sequence[Buffer], *, size: int, frames: int) -> None:
+        """Write one commit batch, `size` bytes in `frames` frames: all of it into one file, a new one if need be."""
+        self.latch.check()
+        if not size:
+            return
+        if self._pos and self._pos + size > self._file_bytes:
+            self._rotate()
+        try:
+            self._file.write_pieces(self._pos, pieces)
+        except OSError as error:
+            raise self._undo(error) from error
+        self._pos += size
+        self._frames += frames
+
+    def sync(self) -> bool:
+        """Make all that was written survive a power cut; False where there was nothing to do."""
+        self.latch.check()
+        if self._synced == self._pos:
+            return False
+        self.latch.sync(self._file)
+        self._synced = self._pos
+        return True
+
+    def close(self) -> None:
+        """Give back what was reserved, sync and close. A latched file is only closed: a sync of it would prove
+        nothing."""
+        if not self._open:
+            return
+        self._open = False
+        try:
+            if not self.latch.closed:
+                with suppress(OSError):  # room that was reserved and not used: nothing hangs on giving it back
+                    self._file.cut(self._pos)
+                self.sync()
+        finally:
+            self._file.close()
+
+    def _rotate(self) -> None:
+        # The old file first: from now on a frame that is missing in it is damage and no longer a torn tail.
+        self.sync()
+        first = self.next_frame
+        try:
+            file = self._create(first)
+        except OSError as error:
+            raise self.latch.trip(error, f"creating {path_of(self.directory, first)}") from error
+        self._file.close()
+        self._file = file
+        self._begin(first)
+        self.rotations += 1
+
+    def _create(self, first: int) -> File:
+        # "create" refuses a name that is there: a number is used once, whatever went wrong before.
+        file = self._disk.open(path_of(self.directory, first), "create")
+        try:
+            file.reserve(self._file_bytes)
+            file.sync()
+            self._disk.sync_dir(self.directory)
+            replace(self._disk, join(self.directory, CURRENT), f"{file_name(first)}\n".encode())
+        except OSError:
+            file.close()
+            raise
+        return file
+
+    def _undo(self, error: OSError) -> Error:
+        """Take back what a failed write may have left; return the error to raise.
+
+        A shorter batch written over it would leave whole frames of this one behind its end, and they
+        would be replayed. Cut, not overwritten with zeros: that needs no room where room is missing.
+        Synced before anybody is told, because a power cut could bring the bytes back.
+        """
+        if error.errno not in FULL:
+            return self.latch.trip(error, f"writing {self._file.path}")
+        try:
+            self._file.cut(self._pos)
+            self._reserve_again()
+            self._file.sync()
+        except OSError as second:
+            return self.latch.trip(second, f"taking back a write to {self._file.path} that found no room")
+        self._synced = self._pos
+        return self.latch.refused(error, f"writing {self._file.path}")
+
+    def _reserve_again(self) -> None:
+        try:
+            self._file.reserve(self._file_bytes)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            # The file goes on without reserved room: the next write finds its own or is refused.

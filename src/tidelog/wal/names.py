@@ -1,0 +1,105 @@
+"""Where the files of the WAL lie. The only module that knows their names.
+
+    wal/                              one shard: files directly here, group key ""
+      CURRENT
+      wal-0000000000000001.log
+      wal-0000000000000412.log
+    wal/shard-00/, wal/shard-01/ …    several shards: one directory each, group key "shard-00" …
+
+The number in a file's name is the ordinal of its first frame in the group, from 1, so numbers
+rise and no two files ever share one. Sixteen digits, more where the number needs them: names are
+read as numbers and sorted as numbers. Names we did not make are left alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from tidelog.disk.seam import Disk, join
+from tidelog.errors import BadInput
+
+FLAT: Final = ""
+CURRENT: Final = "CURRENT"
+_FILE = re.compile(r"wal-(\d{16,20})\.log")
+_SHARD = re.compile(r"shard-(\d{2,})")
+_NUMBER_MAX: Final = (1 << 64) - 1
+_CURRENT_BYTES_MAX: Final = 64
+
+
+class Position(NamedTuple):
+    """A place in the files of a group. Positions of one group compare as the bytes follow each other."""
+
+    first: int  # the number of the file
+    pos: int
+
+
+def keys(shards: int) -> list[str]:
+    """The group keys of a WAL with this many shards."""
+    if shards < 1:
+        raise BadInput(f"a WAL has at least one shard, not {shards}")
+    return [FLAT] if shards == 1 else [f"shard-{number:02d}" for number in range(shards)]
+
+
+def shard_of(topic_id: int, shards: int) -> int:
+    """Which shard takes a topic's frames: the same one as long as the number of shards is. 0 is no topic's id."""
+    return xxh3_64_intdigest(topic_id.to_bytes(8, "little")) % shards if topic_id else 0
+
+
+def directory(wal: str, key: str) -> str:
+    """Where the files of a group lie."""
+    return join(wal, key) if key else wal
+
+
+def groups(disk: Disk, wal: str) -> list[str]:
+    """The keys of all groups that are on disk, by number, whatever count of shards is configured now."""
+    if disk.stat(wal) is None:
+        return []
+    found = []
+    for name in disk.names(wal):
+        known = _SHARD.fullmatch(name)
+        if known and name == f"shard-{int(known[1]):02d}" and _is_dir(disk, join(wal, name)):
+            found.append((int(known[1]), name))
+    return [FLAT] * bool(files(disk, wal)) + [name for _, name in sorted(found)]
+
+
+def _is_dir(disk: Disk, path: str) -> bool:
+    found = disk.stat(path)
+    return found is not None and found.is_dir
+
+
+def file_name(first: int) -> str:
+    return f"wal-{first:016d}.log"
+
+
+def first_of(name: str) -> int | None:
+    """The number in a file's name; None for a name that is not a WAL file's."""
+    known = _FILE.fullmatch(name)
+    first = int(known[1]) if known else 0
+    return first if 0 < first <= _NUMBER_MAX and file_name(first) == name else None
+
+
+def path_of(directory: str, first: int) -> str:
+    return join(directory, file_name(first))
+
+
+def files(disk: Disk, directory: str) -> list[int]:
+    """The numbers of the files of a group, rising; none where the directory is not there."""
+    if disk.stat(directory) is None:
+        return []
+    return sorted(first for name in disk.names(directory) if (first := first_of(name)) is not None)
+
+
+def current(disk: Disk, directory: str) -> int | None:
+    """The file that CURRENT names; None where it is missing, garbage or unreadable. A hint: the listing decides."""
+    try:
+        file = disk.open(join(directory, CURRENT))
+        try:
+            said = file.read(0, _CURRENT_BYTES_MAX)
+        finally:
+            file.close()
+    except OSError:
+        return None
+    return first_of(said.decode("ascii", "replace").removesuffix("\n"))

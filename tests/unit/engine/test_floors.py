@@ -1,0 +1,167 @@
+"""The read rules of a topic's two floors: tables of cases, and the contract's own algorithm as the oracle."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tidelog.engine.floors import Gap, Marks, Start, clamp, gap, start
+
+quick = settings(max_examples=300, deadline=None, database=None)
+
+
+class Case(NamedTuple):
+    name: str
+    from_seq: int
+    head: int
+    earliest: int
+    marks: Marks
+    gap: Gap | None
+    cursor: int
+
+
+NONE = Marks()
+CASES = [
+    Case("a new topic", 0, 0, 1, NONE, None, 0),
+    Case("nothing was lost", 0, 9, 1, NONE, None, 0),
+    Case("at the head", 9, 9, 1, NONE, None, 9),
+    Case("at the head of a topic that lost everything", 9, 9, 10, Marks(ttl=9), None, 9),
+    Case("cap, from the start", 0, 6, 4, Marks(cap=3), Gap(1, 3, "cap", 3, 4, 6), 3),
+    Case("cap, from the middle", 2, 6, 4, Marks(cap=3), Gap(3, 3, "cap", 1, 4, 6), 3),
+    Case("cap, just passed", 3, 6, 4, Marks(cap=3), None, 3),
+    Case("ttl", 1, 6, 5, Marks(ttl=4), Gap(2, 4, "ttl", 3, 5, 6), 4),
+    Case("ttl, everything", 0, 6, 7, Marks(ttl=6), Gap(1, 6, "ttl", 6, 7, 6), 6),
+    Case("both reach into what was missed", 0, 9, 6, Marks(cap=2, ttl=5), Gap(1, 5, "mixed", 5, 6, 9), 5),
+    Case("the lower mark was passed: ttl is left", 2, 9, 6, Marks(cap=2, ttl=5), Gap(3, 5, "ttl", 3, 6, 9), 5),
+    Case("the lower mark was passed: cap is left", 2, 9, 6, Marks(cap=5, ttl=2), Gap(3, 5, "cap", 3, 6, 9), 5),
+    Case("the lower mark is the next seq", 1, 9, 6, Marks(cap=2, ttl=5), Gap(2, 5, "mixed", 4, 6, 9), 5),
+    Case("a deleted front is silent", 0, 9, 6, NONE, None, 0),
+    Case("a deleted front behind the cursor", 3, 9, 6, NONE, None, 3),
+    Case("lost, then deleted: the gap ends where the loss did", 0, 9, 8, Marks(cap=4), Gap(1, 4, "cap", 4, 5, 9), 7),
+    Case("deleted behind the loss: silent", 4, 9, 8, Marks(cap=4), None, 4),
+    Case("made again and shorter", 8, 5, 1, NONE, Gap(1, 5, "recreated", 5, 1, 5), 0),
+    Case("made again, one behind", 6, 5, 3, Marks(cap=2), Gap(1, 5, "recreated", 5, 3, 5), 2),
+    Case("made again and empty", 1, 0, 1, NONE, Gap(1, 0, "recreated", 1, 1, 0), 0),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+def test_a_reader_below_the_floor_is_told_once_and_a_deleted_gap_is_silent(case: Case) -> None:
+    """G70, G72."""
+    where = (case.from_seq, case.head, case.earliest, case.marks)
+    assert gap(*where) == case.gap
+    assert start(*where) == Start(case.cursor, case.gap)
+
+
+def test_a_gap_has_the_keys_of_the_wire_contract_in_their_order() -> None:
+    assert Gap._fields == ("gap_from", "gap_to", "reason", "missed_estimate", "earliest_seq", "head_seq")
+
+
+def as_the_contract_says(
+    from_seq: int, head: int, earliest: int, cap: int, ttl: int
+) -> tuple[dict[str, Any] | None, int]:
+    """The algorithm of the contract's section 3.4, line by line."""
+    evict = max(cap, ttl) + 1
+    cursor, tomb = from_seq, None
+    if from_seq > head:
+        tomb = {"gap_from": 1, "gap_to": head, "reason": "recreated", "missed_estimate": max(head, 1)}
+        tomb |= {"earliest_seq": earliest, "head_seq": head}
+        cursor = earliest - 1
+    elif from_seq + 1 < evict:
+        by_cap, by_ttl = cap >= from_seq + 1, ttl >= from_seq + 1
+        reason = "mixed" if by_cap and by_ttl else "cap" if by_cap else "ttl"
+        tomb = {
+            "gap_from": from_seq + 1,
+            "gap_to": evict - 1,
+            "reason": reason,
+            "missed_estimate": evict - 1 - from_seq,
+        }
+        tomb |= {"earliest_seq": evict, "head_seq": head}
+        cursor = max(earliest - 1, from_seq)
+    return tomb, cursor
+
+
+@st.composite
+def topics(draw: st.DrawFn) -> tuple[int, int, Marks]:
+    """Head, earliest and marks of some topic that can be."""
+    head = draw(st.integers(0, 12))
+    marks = Marks(draw(st.integers(0, head)), draw(st.integers(0, head)))
+    return head, draw(st.integers(marks.evict_floor, head + 1)), marks
+
+
+@quick
+@given(topics(), st.integers(0, 15))
+def test_every_read_starts_where_the_contract_says(topic: tuple[int, int, Marks], from_seq: int) -> None:
+    """G70."""
+    head, earliest, marks = topic
+    found = start(from_seq, head, earliest, marks)
+    tomb, cursor = as_the_contract_says(from_seq, head, earliest, *marks)
+    assert found.cursor == cursor
+    assert (found.gap and found.gap._asdict()) == tomb
+
+
+@quick
+@given(topics(), st.integers(0, 15))
+def test_a_gap_is_told_once_and_covers_all_that_was_lost(topic: tuple[int, int, Marks], from_seq: int) -> None:
+    """G70: from the cursor it leaves, and from the end of the gap, there is no second one."""
+    head, earliest, marks = topic
+    found = start(from_seq, head, earliest, marks)
+    assert found.cursor <= head
+    assert gap(found.cursor, head, earliest, marks) is None
+    lost = {seq for seq in range(1, head + 1) if seq <= max(marks) and seq > from_seq}
+    if found.gap is None:
+        assert not lost
+    elif found.gap.reason != "recreated":
+        assert lost == set(range(found.gap.gap_from, found.gap.gap_to + 1))
+        assert found.gap.missed_estimate == len(lost)
+        assert gap(found.gap.gap_to, head, earliest, marks) is None
+        assert found.cursor >= found.gap.gap_to
+
+
+@quick
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["append", "cap", "ttl", "delete"]), st.integers(-2, 30)),
+        max_size=20,
+    )
+)
+def test_floors_only_rise_and_keep_their_order(steps: list[tuple[str, int]]) -> None:
+    """G71, G72. Method: any steps, also ones that ask for seqs behind the floor or ahead of the head."""
+    head, earliest, marks = 0, 1, Marks()
+    for step, value in steps:
+        before = head, earliest, marks
+        if step == "append":
+            head += max(value, 0)
+        elif step == "delete":
+            earliest = clamp(max(earliest, value), head, marks)
+        else:
+            marks = marks.raised(step, value).clamped(head)
+            earliest = clamp(earliest, head, marks)
+        assert 1 <= marks.evict_floor <= earliest <= head + 1
+        assert earliest >= before[1]
+        assert marks.cap >= before[2].cap
+        assert marks.ttl >= before[2].ttl
+        if step in ("append", "delete"):
+            assert marks == before[2], "only a loss moves the evict floor"
+        elif value <= head:
+            assert getattr(marks, step) >= value, "what was lost is marked"
+
+
+@quick
+@given(st.integers(-3, 30), st.integers(0, 20), st.integers(0, 30), st.integers(0, 30))
+def test_floors_from_another_time_are_brought_into_order(earliest: int, head: int, cap: int, ttl: int) -> None:
+    """G71: a restart may find a shorter log than the floors were made for."""
+    marks = Marks(cap, ttl).clamped(head)
+    settled = clamp(earliest, head, marks)
+    assert marks.evict_floor <= settled <= head + 1
+    assert marks == Marks(min(cap, head), min(ttl, head))
+    if marks.evict_floor <= earliest <= head + 1:
+        assert settled == earliest, "what is in order is left alone"
+
+
+def test_a_cause_that_nobody_knows_is_a_mistake_of_the_caller() -> None:
+    with pytest.raises(AssertionError, match="deleted"):
+        Marks().raised("deleted", 3)

@@ -1,0 +1,190 @@
+"""The idempotency window of a topic, against a plain list of what happened. The rules: contract section 1.11."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tidelog.engine.idempotency import FORGET_MAX, Done, Pending, Window
+
+Seqs: TypeAlias = tuple[int, int]
+
+
+def window() -> Window[str, Seqs]:
+    return Window()
+
+
+def acked(keys: Window[str, Seqs], key: str, seqs: Seqs, now_ms: int) -> None:
+    keys.hold(key, f"token of {key}")
+    keys.remember(key, seqs, now_ms)
+
+
+def test_a_write_sent_again_gets_the_first_answer() -> None:
+    keys = window()
+    assert keys.lookup("a", 1_000, 50) is None
+    acked(keys, "a", (1, 3), 1_000)
+    assert keys.lookup("a", 1_020, 50) == Done((1, 3), 1_000)
+    assert keys.lookup("A", 1_020, 50) is None, "another key"
+
+
+@pytest.mark.parametrize("window_ms", [0, 1, 120_000])
+def test_a_key_is_known_up_to_the_last_millisecond_of_its_window(window_ms: int) -> None:
+    keys = window()
+    acked(keys, "a", (1, 1), 5_000)
+    assert keys.lookup("a", 5_000 + window_ms, window_ms) == Done((1, 1), 5_000)
+    assert keys.lookup("a", 5_001 + window_ms, window_ms) is None
+    assert keys.forget_expired(5_000 + window_ms, window_ms) == 0
+    assert keys.forget_expired(5_001 + window_ms, window_ms) == 1
+    assert len(keys) == 0
+
+
+def test_a_second_caller_waits_on_the_first_ones_token() -> None:
+    """However long the first write takes: only its ack starts the window."""
+    keys = window()
+    keys.hold("a", "first")
+    assert keys.lookup("a", 0, 50) == Pending("first")
+    assert keys.lookup("a", 10_000, 50) == Pending("first")
+    assert keys.forget_expired(10_000, 50) == 0
+    keys.remember("a", (7, 7), 10_000)
+    assert keys.lookup("a", 10_050, 50) == Done((7, 7), 10_000)
+
+
+def test_two_writes_of_one_key_are_never_under_way_together() -> None:
+    keys = window()
+    keys.hold("a", "first")
+    with pytest.raises(AssertionError):
+        keys.hold("a", "second")
+    assert keys.lookup("a", 0, 50) == Pending("first")
+
+
+def test_a_failed_write_leaves_no_trace() -> None:
+    keys = window()
+    keys.hold("a", "first")
+    keys.forget("a")
+    assert keys.lookup("a", 0, 50) is None
+    assert len(keys) == 0
+    acked(keys, "a", (2, 2), 5)
+    assert keys.lookup("a", 5, 50) == Done((2, 2), 5)
+
+
+def test_a_failed_write_takes_nothing_from_one_that_was_acked() -> None:
+    keys = window()
+    acked(keys, "a", (1, 1), 0)
+    keys.forget("a")
+    assert keys.lookup("a", 0, 50) == Done((1, 1), 0)
+
+
+def test_a_key_used_again_after_its_window_starts_a_new_one() -> None:
+    """And stands behind younger keys: forgetting goes by the time of the last write."""
+    keys = window()
+    acked(keys, "a", (1, 1), 0)
+    acked(keys, "b", (2, 2), 60)
+    assert keys.lookup("a", 100, 50) is None
+    keys.hold("a", "again")
+    assert len(keys) == 2, "the old outcome is gone, whatever becomes of the new write"
+    keys.remember("a", (3, 3), 100)
+    assert keys.lookup("a", 150, 50) == Done((3, 3), 100)
+    assert keys.forget_expired(120, 50) == 1
+    assert keys.lookup("b", 120, 1_000) is None
+    assert keys.lookup("a", 120, 50) == Done((3, 3), 100)
+
+
+def test_an_outcome_can_be_remembered_anew_without_being_held() -> None:
+    keys = window()
+    keys.remember("a", (1, 1), 0)
+    keys.remember("b", (2, 2), 10)
+    keys.remember("a", (3, 3), 20)
+    assert keys.forget_expired(65, 50) == 1, "b is the oldest now"
+    assert keys.lookup("a", 65, 50) == Done((3, 3), 20)
+
+
+def test_a_wider_or_narrower_window_counts_at_once() -> None:
+    keys = window()
+    acked(keys, "a", (1, 1), 0)
+    assert keys.lookup("a", 100, 50) is None
+    assert keys.lookup("a", 100, 100) == Done((1, 1), 0)
+
+
+def test_one_call_forgets_a_bounded_number_of_keys_and_the_oldest_of_them() -> None:
+    keys = window()
+    for number in range(3 * FORGET_MAX):
+        acked(keys, f"{number}", (number, number), 0)
+    assert keys.forget_expired(1_000, 50) == FORGET_MAX
+    assert len(keys) == 2 * FORGET_MAX
+    assert keys.lookup(f"{FORGET_MAX - 1}", 0, 50) is None
+    assert keys.lookup(f"{FORGET_MAX}", 0, 50) == Done((FORGET_MAX, FORGET_MAX), 0)
+    assert keys.forget_expired(1_000, 50, most=5) == 5
+    assert len(keys) == 2 * FORGET_MAX - 5
+
+
+def test_a_burst_long_ago_is_worked_off_by_later_writes() -> None:
+    keys = window()
+    for number in range(1_000):
+        acked(keys, f"old {number}", (number, number), 0)
+    for number in range(40):
+        keys.forget_expired(1_000, 50)
+        acked(keys, f"new {number}", (number, number), 1_000)
+    assert len(keys) == 40
+
+
+class Machine(RuleBasedStateMachine):
+    """Any order of writes, failures and pauses. The model keeps everything and looks at the newest."""
+
+    keys = st.sampled_from("abcd")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window: Window[int, int] = Window()
+        self.now_ms, self.window_ms, self.counter = 0, 10, 0
+        self.pending: dict[str, int] = {}
+        self.done: dict[str, tuple[int, int]] = {}
+
+    def expected(self, key: str) -> Pending[int] | Done[int] | None:
+        if key in self.pending:
+            return Pending(self.pending[key])
+        outcome, at_ms = self.done.get(key, (0, -1_000_000))
+        return Done(outcome, at_ms) if self.now_ms - at_ms <= self.window_ms else None
+
+    @rule(key=keys)
+    def write(self, key: str) -> None:
+        if self.window.lookup(key, self.now_ms, self.window_ms) is None:
+            self.counter += 1
+            self.window.hold(key, self.counter)
+            self.pending[key] = self.counter
+
+    @precondition(lambda self: self.pending)
+    @rule(data=st.data(), succeeds=st.booleans())
+    def end(self, data: st.DataObject, succeeds: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.pending)))
+        token = self.pending.pop(key)
+        if succeeds:
+            self.window.remember(key, token * 100, self.now_ms)
+            self.done[key] = token * 100, self.now_ms
+        else:
+            self.window.forget(key)
+            # The write was let through because nothing valid was known, so nothing is known now.
+            self.done.pop(key, None)
+
+    @rule(ms=st.integers(0, 15))
+    def wait(self, ms: int) -> None:
+        self.now_ms += ms
+
+    @rule(most=st.integers(0, 3))
+    def forget(self, most: int) -> None:
+        before = len(self.window)
+        count = self.window.forget_expired(self.now_ms, self.window_ms, most)
+        assert count <= most
+        assert len(self.window) == before - count
+
+    @invariant()
+    def every_key_is_known_as_it_should_be(self) -> None:
+        for key in "abcd":
+            assert self.window.lookup(key, self.now_ms, self.window_ms) == self.expected(key)
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, database=None)

@@ -1,0 +1,444 @@
+"""Power cuts before every disk operation of writing, rotating, closing and recovering (G1, G3, G4, G23–G25, G31, G32,
+G36, G47, G48, G52, G53): the columns TW, C±, LU and RR of the rows T1, T2, T3, T16 and T17.
+
+A history runs once; an observer looks at every instant and takes all that a restart could find there.
+Each image is recovered and held against what callers were told:
+
+    told of success, durable     there, whole
+    told that there is no room   not there
+    anything else                there as a whole or not at all, and with it all that follows in the file
+
+Then it is recovered again, which must change nothing, and written to, and cut off once more.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.unit.wal.bench import FILE_BYTES, Bench, Found, Write, look, recover
+
+from tidelog.disk.latch import Latch
+from tidelog.disk.seam import File
+from tidelog.errors import DiskFull, Error, Latched
+from tidelog.formats import frame, scan
+from tidelog.testing import SimDisk, SyncMode
+from tidelog.wal import Shard, Verdict, Writer, replay
+
+Patch = pytest.MonkeyPatch
+
+
+class Wrong(BaseException):
+    """Leaves a history through every except clause of the library."""
+
+
+@dataclass
+class History:
+    """One WAL through several processes, and what its callers were told."""
+
+    disk: SimDisk
+    writes: list[Write] = field(default_factory=list)
+    must: list[Write] = field(default_factory=list)
+    gone: list[Write] = field(default_factory=list)
+
+    def start(self, *, batch_frames: int = 4096) -> Bench:
+        """A process: recovers what is there, begins a new file. What it found stays, what it did not is gone."""
+        found = recover(self.disk)
+        self._settled(found)
+        return Bench(self.disk, first=found.next_first, history=self.writes, told=self._told, batch_frames=batch_frames)
+
+    def _settled(self, found: Found) -> None:
+        there = present(self.writes, found.datas)
+        self.must[:] = there
+        self.gone[:] = [write for write in self.writes if write not in there]
+
+    def _told(self, write: Write) -> None:
+        if write.acked and write.durable:
+            self.synced()
+            self.must.append(write)
+        elif isinstance(write.outcomes[0], DiskFull):
+            self.gone.append(write)
+
+    def synced(self) -> None:
+        """All that was told of success so far is durable."""
+        self.must += [write for write in self.writes if write.acked and write not in self.must + self.gone]
+
+    def judge(self, found: Found) -> str | None:
+        """What is wrong with this recovery, or None."""
+        if found.verdict is Verdict.CORRUPT or found.missing:
+            return f"a crash is taken for damage: {found.cut}, missing {found.missing}"
+        there = present(self.writes, found.datas)
+        if [data for write in there for data in write.datas] != found.datas:
+            return f"{found.datas} is not made of whole writes in their order"
+        for write in self.must:
+            if write not in there:
+                return f"{write} was acked and is lost"
+        for write in there:
+            if write in self.gone:
+                return f"{write} was refused, or was lost before, and is back"
+        last = self.writes.index(there[-1]) if there else -1
+        for write in self.writes[: last + 1]:
+            if write not in there and write not in self.gone:
+                return f"{write} is lost and something behind it is not"
+        if found.next_first != len(found.datas) + 1:
+            return f"the next file is {found.next_first}, there are {len(found.datas)} frames"
+        return None
+
+
+def present(writes: list[Write], datas: list[bytes]) -> list[Write]:
+    """The writes that these records belong to. No two writes of a history have a record in common."""
+    return [write for write in writes if write.datas[0] in datas]
+
+
+@dataclass
+class Tally:
+    states: int = 0
+    failures: list[str] = field(default_factory=list)
+
+
+Workload = Callable[[History], None]
+
+
+def sweep(workload: Workload, *, limit: int | None = None, again: int = 1, tally: Tally | None = None) -> Tally:
+    """Judge every crash state of a history up to the first failure; for `again` images of each instant also those of
+    the recovery itself."""
+    disk, tally = SimDisk(trace=True), tally or Tally()
+    disk.make_dir("data")
+    history = History(disk)
+    seen: set[tuple[bytes, int, int, int]] = set()
+
+    def examine(op: int) -> None:
+        nested = again
+        for image in disk.images(random=Random(op), limit=limit):
+            key = (image.disk.digest(), len(history.writes), len(history.must), len(history.gone))
+            if key in seen:
+                continue
+            seen.add(key)
+            tally.states += 1
+            wrong = None
+            if nested:
+                nested -= 1
+                wrong = _crash_in_recovery(image.disk.reboot(), history, tally)
+            if (wrong := wrong or _judge(image.disk, history)) is not None:
+                where = disk.trace[-1] if disk.trace else "the start"
+                tally.failures.append(f"{workload.__name__} after {where}, {image.label}: {wrong}")
+                raise Wrong
+
+    disk.on_op = examine
+    with suppress(Wrong):
+        workload(history)
+        examine(disk.ops + 1)
+    return tally
+
+
+def _judge(disk: SimDisk, history: History) -> str | None:
+    found = recover(disk)
+    if (wrong := history.judge(found)) is not None:
+        return wrong
+    before = disk.digest()
+    again = recover(disk)
+    if again != found._replace(cut=None):
+        return f"a second recovery finds {again}, the first found {found}"
+    if disk.digest() != before:
+        return "a second recovery changed something"
+    Bench(disk, first=found.next_first).write(b"after the crash")
+    after = look(disk.crash_image("none"))
+    if (after.datas, after.cut, after.missing) != ([*found.datas, b"after the crash"], None, []):
+        return f"a write after the crash is not found: {after}"
+    return None
+
+
+def _crash_in_recovery(disk: SimDisk, history: History, tally: Tally) -> str | None:
+    wrongs: list[str] = []
+
+    def examine(op: int) -> None:
+        for image in disk.images(random=Random(op), limit=6):
+            tally.states += 1
+            if (wrong := _judge(image.disk, history)) is not None:
+                wrongs.append(f"and again before op {op} of recovery, {image.label}: {wrong}")
+                raise Wrong
+
+    disk.on_op = examine
+    with suppress(Wrong):
+        found = recover(disk)
+        Bench(disk, first=found.next_first)
+    return wrongs[0] if wrongs else None
+
+
+# The histories.
+
+A, B, C, D, E, F = (letter * 400 for letter in (b"a", b"b", b"c", b"d", b"e", b"f"))
+
+
+def one_by_one(history: History) -> None:
+    bench = history.start()
+    for data in (A, b"short", B, C, D, b"x" * 900, E):
+        bench.write(data)
+
+
+def with_and_without_promise(history: History) -> None:
+    bench = history.start()
+    for number, data in enumerate((A, B, C, D, E, F)):
+        bench.write(data, durable=False)
+        if number == 1:
+            bench.write(b"durable")
+        if number == 2:  # what comes next is not synced when the file is left
+            bench.shard.tick()
+            history.synced()
+
+
+def batches(history: History) -> None:
+    bench = history.start(batch_frames=5)
+    for datas, durable in (([A], False), ([b"1", B, b"2"], False), ([C], True), ([b"3", b"4"], False), ([D, E], False)):
+        bench.submit(datas, durable=durable)
+    while bench.shard.pump():
+        pass
+    bench.submit([F], durable=False)
+    bench.submit([b"5", b"6", b"7"], durable=True)
+    bench.shard.pump()
+
+
+def larger_than_a_file(history: History) -> None:
+    bench = history.start()
+    bench.write(A)
+    bench.write(b"x" * 3000, durable=False)
+    bench.write(B)
+    bench.write(b"y" * 2500)
+
+
+def no_room(history: History) -> None:
+    bench = history.start()
+    bench.write(A, durable=False)
+    for number, landed in enumerate((0, 100, 600, 1200)):
+        history.disk.fail("write", error=errno.ENOSPC, partial=landed)
+        with suppress(DiskFull):
+            bench.write(*[b"%d/%d" % (number, part) * 30 for part in range(8)], durable=number % 2 == 0)
+        bench.write(b"between %d" % number, durable=number == 2)
+    bench.write(b"x" * 900, durable=False)
+    history.disk.fail("write", 2, error=errno.ENOSPC, partial=100)  # the first is CURRENT's: this one is in a new file
+    with suppress(DiskFull):
+        bench.write(B, C, durable=False)
+    bench.write(D)
+
+
+def killed_and_started_again(history: History) -> None:
+    bench = history.start()
+    bench.write(A)
+    bench.write(B, durable=False)
+    bench = history.start()
+    bench.write(C, durable=False)
+    history.start()
+    bench = history.start()
+    bench.write(D)
+
+
+def closed_and_started_again(history: History) -> None:
+    for datas in ((A, B), (C, D, E, b"x" * 900), (), (F,)):
+        bench = history.start()
+        for data in datas:
+            bench.write(data, durable=False)
+        bench.shard.close()
+        history.synced()
+
+
+def failed_sync(mode: SyncMode) -> Workload:
+    def history_(history: History) -> None:
+        bench = history.start()
+        bench.write(A)
+        bench.write(b"loose", durable=False)
+        history.disk.fail_sync(mode)
+        with suppress(Latched):
+            bench.write(B)
+        for _ in range(2):
+            with suppress(Latched):
+                bench.write(C)
+        bench = history.start()
+        bench.write(D)
+        bench.write(E)
+
+    history_.__name__ = f"failed_sync_{mode}"
+    return history_
+
+
+def failed_rotation(call: Any, at: int, error: int) -> Workload:
+    def history_(history: History) -> None:
+        bench = history.start()
+        bench.write(b"x" * 1500)
+        bench.write(b"loose", durable=False)
+        history.disk.fail(call, at, error)
+        with suppress(Error):
+            bench.write(b"y" * 1500)
+        with suppress(Error):
+            bench.write(A)
+        bench = history.start()
+        bench.write(B)
+
+    history_.__name__ = f"failed_rotation_{call}_{at}"
+    return history_
+
+
+WORKLOADS: list[Workload] = [
+    one_by_one,
+    with_and_without_promise,
+    batches,
+    larger_than_a_file,
+    no_room,
+    killed_and_started_again,
+    closed_and_started_again,
+    *(failed_sync(mode) for mode in ("dropped", "reverted", "kept")),
+    failed_rotation("create", 1, errno.EIO),
+    failed_rotation("reserve", 1, errno.ENOSPC),
+    failed_rotation("sync", 2, errno.EIO),
+    failed_rotation("sync_dir", 1, errno.EIO),
+    failed_rotation("rename", 1, errno.EIO),
+    failed_rotation("sync_dir", 2, errno.EIO),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
+def test_a_crash_anywhere_keeps_what_was_promised(workload: Workload, tell: Callable[[str, int], None]) -> None:
+    tally = sweep(workload, limit=20)
+    assert not tally.failures, tally.failures[0]
+    assert tally.states > 50
+    tell("crash states", tally.states)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
+def test_every_state_of_every_history(workload: Workload, tell: Callable[[str, int], None]) -> None:
+    tally = sweep(workload, limit=None, again=8)
+    assert not tally.failures, tally.failures[0]
+    tell("crash states", tally.states)
+
+
+def test_the_histories_rotate_and_come_to_an_end() -> None:
+    """Method: what they are for is done at all."""
+    for workload in WORKLOADS:
+        disk = SimDisk()
+        disk.make_dir("data")
+        history = History(disk)
+        workload(history)
+        found = look(disk)
+        assert history.judge(found) is None, workload.__name__
+        assert len([name for name in disk.tree() if name.endswith(".log")]) > 1, workload.__name__
+
+
+# Bugs planted on purpose: each breaks one rule, and the sweep must find it.
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def ack_before_the_sync(patch: Patch) -> None:
+    patch.setattr(Shard, "_sync", nothing)
+
+
+def no_directory_sync(patch: Patch) -> None:
+    patch.setattr(SimDisk, "sync_dir", nothing)
+
+
+def rotate_without_a_sync(patch: Patch) -> None:
+    real = Writer._rotate
+
+    def rotate(self: Writer) -> None:
+        self.sync = lambda: False  # type: ignore[method-assign]
+        real(self)
+        del self.sync
+
+    patch.setattr(Writer, "_rotate", rotate)
+
+
+def a_failed_write_stays_where_it_is(patch: Patch) -> None:
+    patch.setattr(Writer, "_undo", lambda self, error: self.latch.refused(error, "writing"))
+
+
+def a_failed_write_is_taken_back_but_not_durably(patch: Patch) -> None:
+    def undo(self: Writer, error: OSError) -> Error:
+        self._file.cut(self._pos)
+        self._file.reserve(FILE_BYTES)
+        return self.latch.refused(error, "writing")
+
+    patch.setattr(Writer, "_undo", undo)
+
+
+def write_on_after_a_failed_sync(patch: Patch) -> None:
+    def sync(self: Latch, file: File) -> None:
+        try:
+            file.sync()
+        except OSError as error:
+            raise Latched(f"{self} is not really") from error
+
+    patch.setattr(Latch, "sync", sync)
+
+
+def half_a_batch_counts(patch: Patch) -> None:
+    real = replay._found
+
+    def found(first: int, buf: bytes, lo: int) -> tuple[replay.WalFile, int | None]:
+        file, frames = real(first, buf, lo)
+        scanner = scan.frames(buf, lo)
+        at = np.array([found.pos for found in scanner], np.int64)
+        heads = frame.headers(buf, at)
+        return file._replace(at=at, heads=heads, hi=scanner.end), len(at) if frames is not None else None
+
+    patch.setattr(replay, "_found", found)
+
+
+def a_torn_tail_stays(patch: Patch) -> None:
+    patch.setattr(replay, "_settle", nothing)
+
+
+def recovered_bytes_are_synced_but_not_written_again(patch: Patch) -> None:
+    real = replay._settle
+    patch.setattr(replay, "_settle", lambda disk, path, _, hi: real(disk, path, hi, hi))
+
+
+def recovery_syncs_nothing(patch: Patch) -> None:
+    real = replay._settle
+
+    def settle(disk: Any, path: str, lo: int | None, hi: int | None) -> None:
+        with patch.context() as inner:
+            inner.setattr("tidelog.testing.simfile.SimFile.sync", nothing)
+            real(disk, path, lo, hi)
+
+    patch.setattr(replay, "_settle", settle)
+
+
+def the_number_of_a_lost_file_is_used_again(patch: Patch) -> None:
+    real = replay._found
+    patch.setattr(replay, "_found", lambda first, buf, lo: (real(first, buf, lo)[0], 0))
+
+
+PLANTED: list[tuple[Callable[[Patch], None], Workload]] = [
+    (ack_before_the_sync, one_by_one),
+    (no_directory_sync, one_by_one),
+    (rotate_without_a_sync, with_and_without_promise),
+    (a_failed_write_stays_where_it_is, no_room),
+    (a_failed_write_is_taken_back_but_not_durably, no_room),
+    (write_on_after_a_failed_sync, failed_sync("dropped")),
+    (half_a_batch_counts, batches),
+    (a_torn_tail_stays, one_by_one),
+    (recovered_bytes_are_synced_but_not_written_again, failed_sync("dropped")),
+    (recovery_syncs_nothing, killed_and_started_again),
+    (the_number_of_a_lost_file_is_used_again, killed_and_started_again),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bug", "workload"), PLANTED, ids=[bug.__name__ for bug, _ in PLANTED])
+def test_the_sweep_catches(bug: Callable[[Patch], None], workload: Workload, monkeypatch: Patch) -> None:
+    assert not sweep(workload, limit=40).failures
+    bug(monkeypatch)
+    try:
+        tally = sweep(workload, limit=40)
+    except (Error, OSError, AssertionError):
+        return  # the library itself refused to go on: caught, and louder
+    assert tally.failures, f"{bug.__name__} went unnoticed in {tally.states} states"

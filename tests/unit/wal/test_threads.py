@@ -1,0 +1,431 @@
+"""Group commit with real threads: who commits, who is woken, and that nobody is forgotten (E2, G16–G21).
+
+No test here waits for time to pass: where an order matters the disk itself holds a thread until the
+others have come as far as they should. `join` and `wait` have limits only so that a mistake fails
+and does not hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Barrier, Event, Lock, Thread, current_thread
+from threading import enumerate as all_threads
+from typing import Any
+
+import pytest
+from tests.unit.wal.bench import Bench, append, look
+
+from tidelog.clock import SystemClock
+from tidelog.disk.latch import Latch
+from tidelog.disk.posix import PosixDisk
+from tidelog.errors import Closed, Error, InDoubt, Latched
+from tidelog.testing import ManualClock, PowerOff, SimDisk
+from tidelog.wal import Commit, Shard, Token, Writer, read
+
+LIMIT_S = 60
+
+
+@contextmanager
+def started(bench: Bench) -> Iterator[Bench]:
+    bench.shard.start()
+    try:
+        yield bench
+    finally:
+        bench.shard.close()
+
+
+def run_all(works: list[Callable[[], object]]) -> None:
+    """Run these at once and see all of them end."""
+    failed: list[BaseException] = []
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
+    assert not failed, failed
+
+
+class Gate:
+    """Holds the thread that does the disk's operation of this number until it is opened. Until then the disk is its."""
+
+    def __init__(self, disk: SimDisk, operation: int) -> None:
+        self.reached, self._open, self._operation = Event(), Event(), operation
+        disk.on_op = self._hold
+
+    def _hold(self, operation: int) -> None:
+        if operation == self._operation:
+            self.reached.set()
+            assert self._open.wait(LIMIT_S)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+def hold_first_sync(disk: SimDisk) -> Gate:
+    """The first batch is one write and one sync: the sync is the second operation from now."""
+    return Gate(disk, disk.ops + 2)
+
+
+def test_a_lone_durable_write_is_committed_by_its_own_thread_without_a_window() -> None:
+    """G16, E2. Method: the writer thread is there and pressure is high; neither is asked."""
+    asked: list[float] = []
+
+    def pressure() -> float:
+        asked.append(1.0)
+        return 1.0
+
+    disk = SimDisk()
+    bench = Bench(disk)
+    shard = Shard(bench.writer, clock=ManualClock(), pressure=pressure)
+    shard.start()
+    committers: list[Thread] = []
+    for number in range(20):
+        token: Token[int] = Token(shard)
+
+        def done(error: Error | None, token: Token[int] = token, number: int = number) -> None:
+            committers.append(current_thread())
+            token.set(error or number)
+
+        shard.submit(Commit([append(b"a")], frames=1, durable=True, done=done))
+        assert token.wait() == number
+    assert set(committers) == {current_thread()}
+    assert asked == []
+    assert shard.stats.fsyncs == shard.stats.batches == 20
+    shard.close()
+
+
+def test_while_one_batch_syncs_the_next_one_fills() -> None:
+    """G15, G17, E2. Method: the first sync is held until all others are queued."""
+    disk = SimDisk()
+    with started(Bench(disk)) as bench:
+        gate = hold_first_sync(disk)
+        first = bench.submit([b"first"])
+        leader = Thread(target=first.wait)
+        leader.start()
+        assert gate.reached.wait(LIMIT_S)
+        others = [bench.submit([b"%d" % number]) for number in range(63)]
+        gate.open()
+        assert [token.wait(LIMIT_S) for token in others] == [1] * 63
+        leader.join(LIMIT_S)
+        assert not leader.is_alive()
+        figures = bench.shard.stats
+        assert (figures.batches, figures.fsyncs, figures.frames) == (2, 2, 64)
+    assert look(disk.crash_image("none")).datas == [b"first", *(b"%d" % number for number in range(63))]
+
+
+def test_sixty_four_writers_share_syncs() -> None:
+    """G17, G19. Method: real threads; the first sync is held until every thread has its first write queued."""
+    disk = SimDisk()
+    with started(Bench(disk, file_bytes=1 << 16)) as bench:
+        gate = hold_first_sync(disk)
+        queued, guard = 0, Lock()
+
+        def write(name: int) -> None:
+            nonlocal queued
+            for number in range(10):
+                token = bench.submit([b"%d/%d" % (name, number)])
+                with guard:
+                    queued += 1
+                    if queued == 64:
+                        gate.open()
+                assert token.wait(LIMIT_S) == 1
+
+        run_all([lambda name=name: write(name) for name in range(64)])  # type: ignore[misc]
+        figures = bench.shard.stats
+        assert figures.frames == 640
+        assert figures.fsyncs == figures.batches < 640 - 60
+    datas = look(disk.crash_image("none")).datas
+    for name in range(64):
+        assert [data for data in datas if data.startswith(b"%d/" % name)] == [b"%d/%d" % (name, n) for n in range(10)]
+
+
+def test_writers_on_a_real_disk_lose_nothing(tmp_path: Path) -> None:
+    """G14, G17, G19. Method: threads on the machine's own disk, with rotations, durable or not, waited for or not."""
+    writer = Writer(PosixDisk(), str(tmp_path / "wal"), first=1, file_bytes=1 << 14, latch=Latch("wal"))
+    shard = Shard(writer, clock=SystemClock(), queue_max=1 << 16, pressure=lambda: 0.5)
+    shard.start()
+    outcomes: list[Error | None] = []
+
+    def write(name: int) -> None:
+        tokens: list[Token[None]] = []
+        for number in range(100):
+            token: Token[None] = Token(shard)
+
+            def done(error: Error | None, token: Token[None] = token) -> None:
+                outcomes.append(error)
+                token.set(error)
+
+            commit = Commit([append(b"%d/%d" % (name, number))], frames=1, durable=number % 3 == 0, done=done)
+            shard.submit(commit, nowait=number % 2 == 1)
+            if number % 2:
+                tokens.append(token)
+            else:
+                token.wait(LIMIT_S)
+        for token in tokens:
+            token.wait(LIMIT_S)
+
+    run_all([lambda name=name: write(name) for name in range(16)])  # type: ignore[misc]
+    shard.close()
+    assert outcomes == [None] * 1600
+    assert shard.stats.frames == 1600
+    assert shard.stats.fsyncs <= shard.stats.batches + 1
+    replay = read(PosixDisk(), str(tmp_path / "wal"))
+    datas = [
+        file.buf[at + 38 : at + 38 + n]
+        for file in replay
+        for at, n in zip(file.at, file.heads["data_len"], strict=True)
+    ]
+    assert (len(datas), replay.cut, replay.missing, replay.next_first) == (1600, None, [], 1601)
+    for name in range(16):
+        assert [data for data in datas if data.startswith(b"%d/" % name)] == [b"%d/%d" % (name, n) for n in range(100)]
+
+
+def test_a_write_that_nobody_waits_for_is_committed_by_the_writer_thread() -> None:
+    disk = SimDisk()
+    with started(Bench(disk)) as bench:
+        told = Event()
+        committer: list[Thread] = []
+
+        def done(_: Error | None) -> None:
+            committer.append(current_thread())
+            told.set()
+
+        bench.shard.submit(Commit([append(b"a")], frames=1, durable=False, done=done), nowait=True)
+        assert told.wait(LIMIT_S)
+        assert committer == [bench.shard._thread]
+
+
+def test_a_callback_is_somebody_who_does_not_wait() -> None:
+    disk = SimDisk()
+    with started(Bench(disk)) as bench:
+        told = Event()
+        bench.submit([b"a"]).add_callback(lambda _: told.set())
+        assert told.wait(LIMIT_S)
+
+
+def test_under_pressure_the_writer_thread_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G17. Method: five writes are queued while the thread asks how high the pressure is; then it makes one batch."""
+    disk = SimDisk()
+    bench = Bench(disk)
+    asked, go_on = Event(), Event()
+
+    def pressure() -> float:
+        asked.set()
+        assert go_on.wait(LIMIT_S)
+        return 1.0
+
+    shard = Shard(bench.writer, clock=ManualClock(), pressure=pressure)
+    pauses: list[float] = []
+    real = shard._pause
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        real(seconds)
+
+    monkeypatch.setattr(shard, "_pause", pause)
+    shard.start()
+    told = Event()
+    shard.submit(Commit([append(b"0")], frames=1, durable=True), nowait=True)
+    assert asked.wait(LIMIT_S)
+    for number in range(1, 5):
+        shard.submit(Commit([append(b"%d" % number)], frames=1, durable=True), nowait=True)
+    shard.submit(Commit([append(b"5")], frames=1, durable=True, done=lambda _: told.set()), nowait=True)
+    go_on.set()
+    assert told.wait(LIMIT_S)
+    assert (shard.stats.batches, shard.stats.fsyncs) == (1, 1)
+    assert pauses == [0.00025], "one slice, which brought nothing"
+    shard.close()
+
+
+@pytest.mark.parametrize("turn", ["position", "synced", "tick"])
+def test_whoever_holds_the_turn_for_a_moment_sends_somebody_for_what_came_meanwhile(
+    turn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G19. Method: a caller finds the turn taken by somebody who does not commit, and goes to sleep."""
+    disk = SimDisk()
+    parking = Event()
+    real = Token._park
+
+    def park(self: Token[Any], timeout: float | None) -> None:
+        parking.set()
+        real(self, timeout)
+
+    monkeypatch.setattr(Token, "_park", park)
+    with started(Bench(disk)) as bench:
+        bench.write(b"before", durable=False)
+        shard = bench.shard
+        waiter = Thread(target=lambda: bench.write(b"a"), daemon=True)
+
+        def meanwhile(*_: object) -> object:
+            if not waiter.ident:
+                waiter.start()
+                assert parking.wait(LIMIT_S)
+            return None
+
+        if turn == "tick":
+            monkeypatch.setattr(shard, "_sync", meanwhile)
+        else:
+            monkeypatch.setattr(type(bench.writer), turn, property(meanwhile))
+        getattr(shard, turn)()
+        monkeypatch.undo()
+        waiter.join(LIMIT_S)
+        assert not waiter.is_alive(), "the sleeper was forgotten"
+
+
+def test_a_caller_that_gives_up_is_replaced_by_the_writer_thread() -> None:
+    """P11. Method: it gives up while another's sync is held; its write is committed all the same."""
+    disk = SimDisk()
+    with started(Bench(disk)) as bench:
+        gate = hold_first_sync(disk)
+        first = bench.submit([b"first"])
+        leader = Thread(target=first.wait)
+        leader.start()
+        assert gate.reached.wait(LIMIT_S)
+        token = bench.submit([b"second"])
+        with pytest.raises(InDoubt):
+            token.wait(0.001)
+        gate.open()
+        leader.join(LIMIT_S)
+        assert token.wait(LIMIT_S) == 1
+
+
+def test_threads_without_a_writer_thread_commit_for_each_other() -> None:
+    """Method: inline only; whoever comes second waits for its turn and not for somebody to wake it."""
+    disk = SimDisk()
+    bench = Bench(disk, file_bytes=1 << 16)
+    gate = hold_first_sync(disk)
+    queued, guard = 0, Lock()
+
+    def write(name: int) -> None:
+        nonlocal queued
+        for number in range(20):
+            token = bench.submit([b"%d/%d" % (name, number)])
+            with guard:
+                queued += 1
+                if queued == 8:
+                    gate.open()
+            assert token.wait(LIMIT_S) == 1
+
+    run_all([lambda name=name: write(name) for name in range(8)])  # type: ignore[misc]
+    assert bench.shard.stats.frames == 160
+    assert bench.shard.stats.fsyncs < 160
+    bench.shard.close()
+
+
+@pytest.mark.parametrize("accepted_first", range(20))
+def test_a_submit_that_races_with_close_is_refused_or_committed(accepted_first: int) -> None:
+    """G19, G20, G21."""
+    disk = SimDisk()
+    bench = Bench(disk, file_bytes=1 << 16)
+    bench.shard.start()
+    ready, enough = Barrier(5), Event()
+    accepted: list[bytes] = []
+    tokens: list[Token[int]] = []
+
+    def write(name: int) -> None:
+        ready.wait(LIMIT_S)
+        number = 0
+        while True:
+            data = b"%d/%d" % (name, number)
+            if len(accepted) >= accepted_first:
+                enough.set()
+            try:
+                token = bench.submit([data], durable=number % 2 == 0, nowait=number % 3 == 0)
+            except Closed:
+                return
+            accepted.append(data)
+            tokens.append(token)
+            if number % 3 == 1:
+                token.wait(LIMIT_S)
+            number += 1
+
+    def close() -> None:
+        ready.wait(LIMIT_S)
+        assert enough.wait(LIMIT_S)
+        bench.shard.close()
+
+    run_all([*(lambda name=name: write(name) for name in range(4)), close])
+    assert [token.wait(0) for token in tokens] == [1] * len(tokens)
+    assert sorted(look(disk.crash_image("none")).datas) == sorted(accepted)
+    assert [len(one.outcomes) for one in bench.history] == [1] * len(bench.history)
+
+
+def test_a_failed_sync_wakes_every_waiter() -> None:
+    """G19, G22. Method: threads sleep on tokens of the batch that fails and of the one behind it."""
+    disk = SimDisk()
+    with started(Bench(disk, batch_frames=4)) as bench:
+        gate = hold_first_sync(disk)
+        disk.fail_sync("dropped")
+        tokens = [bench.submit([b"%d" % number]) for number in range(4)]
+        errors: list[Error] = []
+
+        def wait(token: Token[int]) -> None:
+            with pytest.raises(Latched) as caught:
+                token.wait(LIMIT_S)
+            errors.append(caught.value)
+
+        threads = [Thread(target=wait, args=(token,)) for token in tokens]
+        for thread in threads:
+            thread.start()
+        assert gate.reached.wait(LIMIT_S)
+        late = [bench.submit([b"late %d" % number]) for number in range(3)]
+        threads += [Thread(target=wait, args=(token,)) for token in late]
+        for thread in threads[4:]:
+            thread.start()
+        gate.open()
+        for thread in threads:
+            thread.join(LIMIT_S)
+        assert not any(thread.is_alive() for thread in threads)
+        assert len(errors) == 7
+        with pytest.raises(Latched):
+            bench.submit([b"later still"])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_writer_thread_that_died() -> None:
+    """G19, P10. Method: the power fails under the writer thread; the thread ends, and every token has its outcome."""
+    disk = SimDisk()
+    bench = Bench(disk)
+    bench.shard.start()
+    with bench.shard._my_turn():
+        tokens = [bench.submit([b"%d" % number], nowait=True) for number in range(5)]
+        told = Event()
+        tokens[-1].add_callback(lambda _: told.set())
+        disk.cut_power_at(disk.ops + 2)
+    assert told.wait(LIMIT_S)
+    for token in tokens:
+        with pytest.raises(Latched, match="the power failed"):
+            token.wait(LIMIT_S)
+    with pytest.raises(Latched):
+        bench.submit([b"late"])
+    with pytest.raises(PowerOff):
+        bench.shard.close()
+    thread = bench.shard._thread
+    assert thread is not None
+    assert not thread.is_alive()
+
+
+def test_the_writer_thread_ends_with_the_shard() -> None:
+    before = set(all_threads())
+    bench = Bench(SimDisk())
+    bench.shard.start()
+    bench.shard.start()
+    assert bench.shard.threaded
+    assert len(set(all_threads()) - before) == 1
+    thread = bench.shard._thread
+    assert thread is not None
+    assert not thread.daemon, "an interpreter that ends must not cut a write in two"
+    run_all([bench.shard.close] * 4)
+    assert set(all_threads()) == before
+    bench.shard.start()
+    assert set(all_threads()) == before, "a closed shard has no thread"
