@@ -220,22 +220,27 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
             if (part.segment if isinstance(part, Block) else part.base) in obsolete
             and (isinstance(part, Block) or part.sealed)
         ]
-        index.parts = [part for part in index.parts if part not in gone]
+        index.forget(gone)
         segments = [part for part in index.parts if isinstance(part, Segment)]
         vectors = [(segment, segment.vector()) for segment in segments if segment.unsaved]
         for segment, _ in vectors:
             segment.unsaved = False
+        # What came while this topic was written is in the WAL only: the row must not claim it, nor anything about it.
+        fresh = next((part.base for part in index.parts if isinstance(part, Block) and part.kept), index.head + 1)
+        head = fresh - 1 if fresh <= index.head else index.head
+        marks = index.marks.clamped(head)
         row = TopicRow(
             core.id,
             core.name,
             core.config.to_json(),
-            index.head,
-            index.head if final else max(core.reserved, index.head),
-            index.earliest,
-            index.marks.cap,
-            index.marks.ttl,
+            head,
+            head if final else max(core.reserved, head),
+            min(index.earliest, head + 1),
+            marks.cap,
+            marks.ttl,
             index.last_ts,
             tuple(_row(segment) for segment in segments),
+            tuple(index.ghosts),
         )
     try:
         for segment, content in vectors:

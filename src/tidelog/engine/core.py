@@ -128,6 +128,8 @@ class Core:
         full = block.stop - block.segment >= limits.segment_events_max
         if full or block.origin + block.size >= limits.segment_bytes_max:
             self.index.roll()
+            if not kept:
+                self.index.shed()
         self.last_write_ms = self.shared.now_ms()
         self.keep_caps()
 

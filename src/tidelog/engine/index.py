@@ -13,7 +13,7 @@ every change and never derived from seqs: deletes leave holes.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -48,6 +48,7 @@ class TopicIndex:
         self.count = 0
         self.bytes = 0
         self.last_ts = 0
+        self.ghosts: list[tuple[int, int]] = []  # seqs [lo, hi) of records that no part has any more
 
     @property
     def evict_floor(self) -> int:
@@ -221,6 +222,33 @@ class TopicIndex:
                 floor = first + found if found else floor
             break
         return floor
+
+    def forget(self, gone: Sequence[Segment | Block]) -> None:
+        """Let go of parts of which nothing is left to read. That there were records is remembered: they were deleted,
+        not holes."""
+        self.parts = [part for part in self.parts if part not in gone]
+        merged: list[tuple[int, int]] = []
+        for lo, hi in sorted([*self.ghosts, *((part.base, part.stop) for part in gone)]):
+            lo = max(lo, self.evict_floor)  # what was lost is accounted for by the floor
+            if lo >= hi:
+                continue
+            if merged and merged[-1][1] >= lo:
+                merged[-1] = (merged[-1][0], max(merged[-1][1], hi))
+            else:
+                merged.append((lo, hi))
+        self.ghosts = merged
+
+    def shed(self) -> None:
+        """Forget blocks that lie in no file and of which nothing is left."""
+        obsolete = self.obsolete()
+        self.forget(
+            [part for part in self.parts if isinstance(part, Block) and not part.kept and part.segment in obsolete]
+        )
+
+    def had(self, first: int, stop: int) -> int:
+        """How many seqs of [first, stop) ever had a record that was acknowledged; the others are holes."""
+        spans = [*((part.base, part.stop) for part in self.parts), *self.ghosts]
+        return sum(max(min(hi, stop) - max(lo, first), 0) for lo, hi in spans)
 
     def obsolete(self) -> set[int]:
         """Segments of which nothing is left to read: below earliest, or deleted to the last record. The one that

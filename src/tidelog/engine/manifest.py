@@ -16,7 +16,7 @@ import msgspec
 
 from tidelog.disk.atomic import read_all, remove_if_there, replace
 from tidelog.disk.seam import Disk, join
-from tidelog.errors import Corrupt, NewerFormat
+from tidelog.errors import Corrupt, Damaged, NewerFormat
 from tidelog.formats import snapshot
 
 DIRECTORY: Final = "meta"
@@ -49,6 +49,7 @@ class TopicRow(msgspec.Struct, array_like=True, frozen=True):
     ttl_mark: int
     last_ts: int
     segments: tuple[SegmentRow, ...]
+    ghosts: tuple[tuple[int, int], ...] = ()  # seqs [lo, hi) whose records were deleted and lie in no segment any more
 
 
 class GroupRow(msgspec.Struct, array_like=True, frozen=True):
@@ -91,7 +92,10 @@ def load(disk: Disk, root: str) -> Loaded:
     skipped: list[str] = []
     for number in numbers(disk, root):
         name = f"{DIRECTORY}/snapshot.{number:04d}.bin"
-        content = read_all(disk, path_of(root, number))
+        try:
+            content = read_all(disk, path_of(root, number))
+        except OSError as error:
+            raise Damaged(f"{name} cannot be read: {error}; nothing was changed, mend the disk and retry") from error
         if content is None:
             continue  # pruned while we looked
         try:

@@ -43,6 +43,7 @@ class Stretch(NamedTuple):
     json: Bools
     counts: Counts
     next_from_seq: int
+    full: bool  # the next record does not fit the budget any more
 
 
 class Scan:
@@ -57,32 +58,40 @@ class Scan:
             core.check()
             index = core.index
             self.head, self.earliest, self.marks = index.head, index.earliest, index.marks
-        begin = floors.start(from_seq, self.head, self.earliest, self.marks)
-        self.gap = begin.gap
-        self.cursor = max(begin.cursor, 0)
+            begin = floors.start(from_seq, self.head, self.earliest, self.marks)
+            self.gap = begin.gap
+            self.cursor = max(begin.cursor, 0)
+            self.counts = self._passed(0 if self.gap and self.gap.reason == "recreated" else from_seq, self.cursor)
         self.last = self.head if to_seq is None else min(to_seq, self.head)
-        self.counts = self._passed(0 if self.gap and self.gap.reason == "recreated" else from_seq, self.cursor)
 
     def _passed(self, lo: int, hi: int) -> Counts:
         """Where seqs (lo, hi] went that lie below the first live one."""
         evicted = max(min(hi, self.marks.cap) - lo, 0)
         lo += evicted
         expired = max(min(hi, self.marks.ttl) - lo, 0)
-        return Counts(evicted=evicted, expired=expired, deleted=max(hi - lo - expired, 0))
+        lo += expired
+        return Counts(evicted=evicted, expired=expired) + self._gone(lo + 1, max(hi, lo) + 1)
+
+    def _gone(self, first: int, stop: int) -> Counts:
+        """Where seqs [first, stop) went, none of which can be read: deleted, or never there."""
+        had = self._core.index.had(first, stop) if first < stop else 0
+        return Counts(deleted=had, holes=max(stop - first, 0) - had)
 
     def stretches(self, count_max: int = _NO_LIMIT, bytes_max: int = _NO_LIMIT) -> Iterator[Stretch]:
         """Stretch by stretch, until the end or until these many records or bytes were found."""
+        least = 1  # one record in any case, however large
         while self.cursor < self.last and count_max > 0 and bytes_max > 0:
-            found = self._stretch(count_max, min(bytes_max, _CHUNK_BYTES))
+            found = self._stretch(count_max, min(bytes_max, _CHUNK_BYTES), least)
             if found is None:
                 return
             count_max -= len(found.rows)
-            bytes_max -= int(_sizes(found.rows).sum())
+            bytes_max -= int(_sizes(found.rows).sum()) if not found.full else bytes_max
+            least = 0 if len(found.rows) else least
             self.cursor = found.next_from_seq
             self.counts = self.counts + found.counts
             yield found
 
-    def _stretch(self, count_max: int, bytes_max: int) -> Stretch | None:
+    def _stretch(self, count_max: int, bytes_max: int, least: int) -> Stretch | None:
         first = self.cursor + 1
         core = self._core
         with core.lock:
@@ -101,9 +110,9 @@ class Scan:
                 dead = part.dead()
                 gone = None if dead is None else dead[start - part.base : stop - part.base]
                 look = part.look(start, stop, bytes_max)
-        counts = Counts(deleted=live - first, holes=start - live)
+            counts = self._gone(first, start)
         if look is None:
-            return Stretch(none(), np.zeros(0, bool), counts, self.last)
+            return Stretch(none(), np.zeros(0, bool), counts, self.last, full=False)
         chunk = look()
         if chunk.fault is not None and not len(chunk.rows):
             fault = chunk.fault
@@ -113,7 +122,7 @@ class Scan:
         rows, stop = chunk.rows, min(chunk.next_seq, stop)
         if chunk.fault is not None:
             stop = min(stop, chunk.fault.seq)
-        return self._kept(rows, gone, start, stop, counts, count_max, bytes_max)
+        return self._kept(rows, gone, start, stop, counts, count_max, bytes_max, least)
 
     def _kept(
         self,
@@ -124,6 +133,7 @@ class Scan:
         counts: Counts,
         count_max: int,
         bytes_max: int,
+        least: int,
     ) -> Stretch:
         """The rows that a reader gets, and how far that is."""
         seqs = rows.seq - start
@@ -133,17 +143,18 @@ class Scan:
             filtered = keep & _among(rows, self._nodes)
             keep &= ~filtered
         which = np.flatnonzero(keep)
-        fits = max(int(np.searchsorted(np.cumsum(_sizes(rows)[which]), bytes_max, "right")), 1)
+        fits = max(int(np.searchsorted(np.cumsum(_sizes(rows)[which]), bytes_max, "right")), least)
         most = min(fits, count_max)
+        full = fits < len(which)
         if most < len(which):
+            stop = start + (int(seqs[which[most - 1]]) + 1 if most else int(seqs[which[0]]))
             which = which[:most]
-            stop = start + int(seqs[which[-1]]) + 1
         inside = seqs < stop - start
         hidden = int(filtered[inside].sum())
         deleted = stop - start - len(which) - hidden
         picked = rows if len(which) == len(rows) else rows.pick(which)
         json = (idx.flags(picked) & idx.JSON) != 0
-        return Stretch(picked, json, counts + Counts(rows=len(which), deleted=deleted, filtered=hidden), stop - 1)
+        return Stretch(picked, json, counts + Counts(rows=len(which), deleted=deleted, filtered=hidden), stop - 1, full)
 
 
 def _sizes(rows: Rows) -> Ints:

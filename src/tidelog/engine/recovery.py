@@ -82,6 +82,7 @@ def _restored(shared: Shared, row: TopicRow) -> Core:
         core.damage += _look(shared.disk, part)
     index.head, index.earliest, index.last_ts = row.head, row.earliest, row.last_ts
     index.marks = Marks(row.cap_mark, row.ttl_mark)
+    index.ghosts = list(row.ghosts)
     core.reserved = row.reserved
     try:
         for each in index.parts:

@@ -52,7 +52,7 @@ def expire(core: Core) -> None:
         expiry = index.expired(core.shared.now_ms() - core.config.ttl_ms)
         if core.dropped or expiry <= index.evict_floor:
             return
-        if core.ephemeral:
+        if core.ephemeral or not core.shared.shards:  # a reader's own view is nobody else's
             core.shared.quota.give(index.evict(expiry, "ttl").size)
             return
         token = _begin(core, expiry)
