@@ -145,3 +145,5 @@ def take_lock(disk: Disk, path: str) -> Lock:
         raise Locked(
             f"{path} is being written by another process; nothing was changed, close it there or open read_only"
         ) from None
+    except OSError as error:
+        raise Damaged(f"{path} cannot be locked: {error}; nothing was changed, mend the disk and retry") from error

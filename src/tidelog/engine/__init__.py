@@ -60,4 +60,8 @@ def open(
         progress=progress,
         settings=settings,
     )
-    return Engine(found, threads=threads)
+    try:
+        return Engine(found, threads=threads)
+    except BaseException:
+        found.abandon()
+        raise

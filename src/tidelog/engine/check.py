@@ -8,15 +8,15 @@
              .del        its own checksum, and the live records that the snapshot counts
     all of it            when nothing is damaged, a start for reading must find nothing either
 
-Damage is what no crash leaves behind; notes are what a crash or a writer at work does leave, and the next
-start mends. A writer may go on beside the check: what looks damaged is looked at again, and what has been
-removed since is not held against it. What only the older snapshot names counts when the newer does not read.
+Damage is what no crash leaves behind; notes are what a crash or a writer at work leaves and the next start mends.
+A writer may go on: what looks damaged is looked at again, and what has been removed since is not held against it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import chain
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -35,7 +35,7 @@ from tidelog.engine.opening import QUARANTINE, opened
 from tidelog.engine.parts import CODEC
 from tidelog.engine.recovery import start_of
 from tidelog.engine.report import Progress
-from tidelog.errors import Corrupt, Damaged, Error, NewerFormat, NotFound, Unavailable
+from tidelog.errors import Corrupt, Damaged, NewerFormat, NotFound, Refused, Unavailable
 from tidelog.formats import deletions, footer, frame, idx, scan, snapshot
 from tidelog.formats.footer import Footer
 from tidelog.formats.rows import Rows, Walk
@@ -73,8 +73,8 @@ class Check:
 
     def __init__(self, root: str, disk: Disk, progress: Progress) -> None:
         self._root, self._disk, self._progress = root, disk, progress
-        self._wal = join(root, WAL)
-        self._done = self._total = 0
+        self._wal, self._done, self._total = join(root, WAL), 0, 0
+        self._seen = 0, 0  # frames and bytes of a group, by the last look at it
         self._dropped: set[int] = set()  # topics whose end is in the WAL
         self.frames = self.topics = self.segments = self.records = self.bytes = self.damaged = 0
 
@@ -85,8 +85,8 @@ class Check:
         keys = sorted({*names.groups(self._disk, self._wal), *(row.key for row in loaded.manifest.groups)})
         self._total = len(keys) + sum(len(row.segments) for row in loaded.manifest.topics)
         self.topics = len(loaded.manifest.topics)
-        wal, segments = self._groups(keys, loaded), self._segments(loaded)
-        for finding in chain(unread, wal, segments, self._leftovers(loaded), self._start()):
+        parts = (self._groups(keys), self._segments(loaded), self._leftovers(loaded), self._start())
+        for finding in chain(unread, *parts):
             self.damaged += finding.damage
             yield finding
 
@@ -105,35 +105,37 @@ class Check:
                 found.append(Finding("snapshot", self._inside(path), *_told(error)))
         if not good:
             return Loaded(0, Manifest(), None, []), found
-        newest = self._inside(manifest.path_of(self._root, good[0][0]))
-        found += [Finding("snapshot", newest, None, said) for said in _contradictions(good[0][1])]
+        path = self._inside(manifest.path_of(self._root, good[0][0]))
+        found += [Finding("snapshot", path, None, said) for said in _contradictions(good[0][1])]
         return Loaded(*good[0], good[1][1] if len(good) > 1 else None, []), found
 
     # ── the WAL ───────────────────────────────────────────────────────────────────────────────
 
-    def _groups(self, keys: Sequence[str], loaded: Loaded) -> Iterator[Finding]:
+    def _groups(self, keys: Sequence[str]) -> Iterator[Finding]:
         for key in keys:
-            yield from self._group(key, loaded)
+            yield from self._group(key)
+            self.frames, self.bytes = self.frames + self._seen[0], self.bytes + self._seen[1]
             self._tell(f"WAL {key}".strip())
 
-    def _group(self, key: str, loaded: Loaded) -> list[Finding]:
-        """Findings of one group. Damage that is another one at a second look was a writer at work."""
+    def _group(self, key: str) -> list[Finding]:
+        return self._settled(lambda: list(self._looked(key, self._snapshots()[0])))
+
+    def _settled(self, look: Callable[[], list[Finding]]) -> list[Finding]:
+        """What is found twice alike, or is no damage. What another look does not find was a writer at work."""
         before: list[Finding] | None = None
-        counted = self.frames, self.bytes
         for _ in range(8):
-            self.frames, self.bytes = counted
             try:
-                found = list(self._looked(key, loaded))
-            except Unavailable:  # a file was trimmed while we looked
-                found = None
-            if found is not None and (found == before or not _hurt(found)):
+                found = look()
+            except (Unavailable, FileNotFoundError):  # something was removed while we looked
+                continue
+            if found == before or not _hurt(found):
                 return found
-            before, loaded = found, self._snapshots()[0]
+            before = found
         raise Unavailable(f"{self._root} changes faster than it can be read; nothing was changed, try again")
 
     def _looked(self, key: str, loaded: Loaded) -> Iterator[Finding]:
         place = names.directory(self._wal, key)
-        numbers = names.files(self._disk, place)
+        numbers, self._seen = names.files(self._disk, place), (0, 0)
         start = start_of(loaded, key) or Position(2 if numbers[:1] == [2] else 1, 0)  # as recovery begins
         if start.first not in numbers and (start.pos or (numbers and numbers[-1] > start.first)):
             missing = self._inside(names.path_of(place, start.first))
@@ -156,9 +158,8 @@ class Check:
 
     def _walked(self, replay: Replay) -> Replay:
         for file in replay:
-            self.frames += len(file.at)
+            self._seen = self._seen[0] + len(file.at), self._seen[1] + file.hi - file.lo
             self._dropped |= set(file.heads["topic_id"][file.heads["kind"] == frame.TOPIC_DELETE].tolist())
-            self.bytes += file.hi - file.lo
         return replay
 
     def _ended(self, replay: Replay, place: str, start: Position) -> Iterator[Finding]:
@@ -167,8 +168,8 @@ class Check:
             yield Finding("wal", self._inside(names.path_of(place, gap.stop)), 0, said)
         if (cut := replay.cut) is None:
             return
-        said, torn = cut.reason, cut.verdict is Verdict.TORN
-        if torn:
+        said = cut.reason
+        if torn := cut.verdict is Verdict.TORN:
             said = f"an unfinished write of {cut.size} bytes ({said}); the next start cuts it"
         elif Position(cut.first, cut.pos) < start:
             said += "; no record is lost: a snapshot covers it"
@@ -194,10 +195,8 @@ class Check:
         rows = {row.id: row.segments for row in loaded.manifest.topics}
         if base not in {segment.base for segment in rows.get(topic_id, ())}:
             return True
-        counted = self.frames, self.bytes
         for key in names.groups(self._disk, self._wal):
-            self._group(key, loaded)
-        self.frames, self.bytes = counted
+            self._group(key)
         return topic_id in self._dropped
 
     # ── what nobody names, and the whole ──────────────────────────────────────────────────────
@@ -217,20 +216,21 @@ class Check:
 
     def _start(self) -> Iterator[Finding]:
         """What is whole file by file must also start; what is not has been told of."""
-        if self.damaged:
-            return
+        yield from () if self.damaged else self._settled(self._opened)
+
+    def _opened(self) -> list[Finding]:
         plain: dict[str, Any] = {"clock": None, "config": None, "accept_loss": False, "progress": None, "settings": {}}
         try:
             found = opened(self._root, read_only=True, disk=self._disk, **plain)
-        except Error as error:
-            yield Finding("start", ".", None, str(error))
-            return
+        except (Refused, Damaged) as error:
+            return [Finding("start", ".", None, str(error))]
         self.topics, self.records = len(found.topics), sum(core.index.count for core in found.topics.values())
-        yield from (Finding("start", ".", None, said) for said in found.report.damage)
+        return [Finding("start", ".", None, said) for said in found.report.damage]
 
     def _names(self, path: str) -> list[str]:
-        stat = self._disk.stat(path)
-        return self._disk.names(path) if stat is not None and stat.is_dir else []
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return self._disk.names(path)
+        return []
 
     def _inside(self, path: str) -> str:
         return path.removeprefix(f"{self._root.rstrip('/')}/")
@@ -348,8 +348,7 @@ class _Segment:
 
     def _faults(self, data: memoryview, index: Buffer | None, foot: Footer | None, walk: Walk) -> Iterator[Fault]:
         """Every frame that does not hold, by an index that can be trusted; without one, the first."""
-        row, found = self._row, False
-        index = memoryview(index or b"")[: self._entries]
+        row, found, index = self._row, False, memoryview(index or b"")[: self._entries]
         trusted = len(index) == self._entries and idx.fault(idx.read(index), row.size) is None
         if trusted and (foot is None or footer.check_index(foot, index) is None):
             shape, seq = Shape(row.base, row.stop, Mapped(data), index, [index]), row.base

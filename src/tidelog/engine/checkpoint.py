@@ -64,7 +64,7 @@ class History:
     groups: tuple[GroupRow, ...] = ()  # its positions: replay from the manifest before it may need less, never more
     doomed: list[str] = field(default_factory=list)  # files that only the newest manifest's predecessor names
     strangers: tuple[GroupRow, ...] = ()  # groups of an earlier shard count, replayed and not written any more
-    moved: bool = False  # topics have frames in groups that are not theirs now, or strangers are still there
+    moved: bool = False  # a checkpoint is needed before anything is written: replay must not begin where it did
 
 
 def checkpoint(
@@ -104,10 +104,9 @@ def _write(core: Core) -> None:
     home = core.shared.home(core.id)
     if chapters:
         core.shared.disk.make_dir(home.directory)
-    fresh = False
     for chapter in chapters:
-        fresh |= _write_chapter(home, chapter)
-    if fresh:
+        _write_chapter(home, chapter)
+    if any(chapter.segment is None for chapter in chapters):  # its names may be an earlier attempt's, never synced
         core.shared.disk.sync_dir(home.directory)
     for chapter in chapters:
         if chapter.complete:
@@ -136,31 +135,28 @@ def _chapters(core: Core) -> list[Chapter]:
     return [chapter for chapter in chapters if chapter.blocks or chapter.complete]
 
 
-def _write_chapter(home: Home, chapter: Chapter) -> bool:
-    """Write blocks where they belong; say whether files are new. At fixed places: writing twice changes nothing."""
+def _write_chapter(home: Home, chapter: Chapter) -> None:
+    """Write blocks where they belong. At fixed places: doing it twice changes nothing."""
     if not chapter.blocks:
-        return False
-    data, fresh = _open(home.disk, home.path(chapter.base, ".data"))
+        return
+    data = _open(home.disk, home.path(chapter.base, ".data"))
     try:
         for block, _ in chapter.blocks:
             data.write_pieces(block.origin, block.pieces())
         data.sync()
     finally:
         data.close()
-    index, fresh_index = _open(home.disk, home.path(chapter.base, ".idx"))
+    index = _open(home.disk, home.path(chapter.base, ".idx"))
     try:
         for block, entries in chapter.blocks:
             index.write((block.base - chapter.base) * idx.ENTRY_BYTES, entries)
         index.sync()
     finally:
         index.close()
-    return fresh or fresh_index
 
 
-def _open(disk: Disk, path: str) -> tuple[File, bool]:
-    if disk.stat(path) is None:
-        return disk.open(path, "create"), True
-    return disk.open(path, "write"), False
+def _open(disk: Disk, path: str) -> File:
+    return disk.open(path, "create" if disk.stat(path) is None else "write")
 
 
 def _seal(home: Home, chapter: Chapter) -> None:

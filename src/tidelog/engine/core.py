@@ -22,7 +22,7 @@ from tidelog.engine.parts import Home, Maps, Weight
 from tidelog.engine.quota import Quota
 from tidelog.engine.results import Appended, TopicState
 from tidelog.engine.tags import TagCache
-from tidelog.errors import Closed, ReadOnly, TopicNotFound
+from tidelog.errors import Closed, Corrupt, Damaged, ReadOnly, TopicNotFound, Unavailable
 from tidelog.wal import Shard, Token, shard_of
 
 if TYPE_CHECKING:
@@ -135,9 +135,13 @@ class Core:
 
     def keep_caps(self) -> None:
         """Evict what is over the caps. A topic that rejects is only over them when its caps were lowered."""
-        floor = self.index.over(self.config.cap_records, self.config.cap_bytes)
-        if floor:
-            self.shared.quota.give(self.index.evict(floor, "cap").size)
+        try:
+            floor = self.index.over(self.config.cap_records, self.config.cap_bytes)
+            if floor:
+                self.shared.quota.give(self.index.evict(floor, "cap").size)
+        except (Corrupt, Damaged, Unavailable) as error:
+            # Records that cannot be counted cannot be evicted either; the write itself is good.
+            self.damage[:] = [*self.damage, f"{self.name}: its caps are not kept: {error}"][-10:]
 
     def age(self) -> None:
         """Seal what has been open for long."""

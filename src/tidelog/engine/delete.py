@@ -40,9 +40,13 @@ class Delete(Commit):
         if error is not None:
             self.token.fail(error)
             return
+        outcome: Deleted | Error
         with self.core.lock:
-            result = _outcome(self.core, apply(self.core, self.body))
-        self.token.set(result)
+            try:
+                outcome = _outcome(self.core, apply(self.core, self.body))
+            except Error as damage:
+                outcome = damage  # it is logged, and done again when the damage is mended
+        self.token.set(outcome)
 
 
 def parse(match: object) -> Match | None:

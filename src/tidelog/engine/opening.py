@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace as replaced
 from typing import Any, NamedTuple
 
@@ -47,6 +48,14 @@ class Opened(NamedTuple):
     history: History
     report: Report
     again: Callable[[], Opened] | None  # for a reader: look again
+
+    def abandon(self) -> None:
+        """Let go of everything, when the last steps to a working engine fail."""
+        for shard in self.shared.shards:
+            with suppress(Error, OSError):
+                shard.close()
+        if self.lock is not None:
+            self.lock.release()
 
 
 def opened(
@@ -178,7 +187,8 @@ def _writer(shared: Shared, lock: Lock, *, accept_loss: bool, progress: Progress
     strange = [group for group in found.groups if group.key not in keys]
     strangers = tuple(GroupRow(group.key, group.replay.next_first, 0) for group in strange)
     history = History(found.loaded.number, found.loaded.manifest.groups, [], strangers)
-    history.moved = bool(there) and there != set(keys)
+    # A loss that was accepted is behind the next manifest, or every start would find it again.
+    history.moved = bool(lost) or (bool(there) and there != set(keys))
     return Opened(shared, lock, found.topics, found.next_topic_id, history, report, None)
 
 

@@ -10,29 +10,33 @@ went into the WAL; its index is made from them when somebody looks.
 
 from __future__ import annotations
 
+import errno
 from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
 from threading import Lock
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.commitlog.cache import Lru
-from tidelog.commitlog.codec import Chunk, Shape
+from tidelog.commitlog.codec import Chunk, Fault, Shape
 from tidelog.commitlog.codecs.tide import TideCodec
 from tidelog.commitlog.segment import Growing, Mapped, map_file
 from tidelog.config import LogConfig
 from tidelog.disk.atomic import read_all
 from tidelog.disk.seam import Disk, join
-from tidelog.errors import Corrupt
-from tidelog.formats import deletions, idx, scan
+from tidelog.errors import Corrupt, Damaged, Unavailable
+from tidelog.formats import deletions, frame, idx, scan
 from tidelog.formats.deletions import DeletionVector
+from tidelog.formats.rows import none
 from tidelog.types import Buffer, Ints
 
 CODEC: Final = TideCodec(LogConfig())
 Bools = NDArray[np.bool_]
+T = TypeVar("T")
+_NO_DESCRIPTORS: Final = frozenset((errno.EMFILE, errno.ENFILE))
 _LOOSE_MAX: Final = 256  # small pieces are laid together when there are this many
 _LARGE_BYTES: Final = 1 << 16
 
@@ -131,11 +135,11 @@ class Block:
         assert not self.frozen, "a frozen block is what a checkpoint has seen"
         if self.base == self.stop:
             self.first_ts = first_ts
-        for frame in frames:
+        for piece in frames:
             self._starts.append(self.origin + self.size)
-            self._pieces.append(frame)
-            self.size += len(frame)
-            if len(frame) >= _LARGE_BYTES:
+            self._pieces.append(piece)
+            self.size += len(piece)
+            if len(piece) >= _LARGE_BYTES:
                 self._loose = len(self._pieces)
         if len(self._pieces) - self._loose > _LOOSE_MAX:
             self._pieces[self._loose :] = [b"".join(self._pieces[self._loose :])]
@@ -234,7 +238,7 @@ class Home:
     """Where the segment files of one topic lie, and what of them is open."""
 
     def __init__(self, disk: Disk, directory: str, topic_id: int, maps: Maps) -> None:
-        self.disk, self.directory, self._id, self._maps = disk, directory, topic_id, maps
+        self.disk, self.directory, self.topic_id, self._maps = disk, directory, topic_id, maps
 
     def path(self, base: int, suffix: str) -> str:
         return join(self.directory, f"{CODEC.stem.format(base)}{suffix}")
@@ -244,14 +248,26 @@ class Home:
         return self._maps.get(self._key(base), lambda: self._open(base))
 
     def _open(self, base: int) -> tuple[Mapped, Buffer]:
-        data, index = (map_file(self.disk, self.path(base, suffix)) for suffix in (".data", ".idx"))
+        data, index = (self._told(self.path(base, suffix), map_file) for suffix in (".data", ".idx"))
         return Mapped(data or memoryview(b"")), index or b""
+
+    def side(self, base: int, suffix: str) -> bytes | None:
+        """A small file beside the data, whole; None where there is none."""
+        return self._told(self.path(base, suffix), read_all)
+
+    def _told(self, path: str, read: Callable[[Disk, str], T]) -> T:
+        try:
+            return read(self.disk, path)
+        except OSError as error:
+            step = "close some files and retry" if error.errno in _NO_DESCRIPTORS else "mend the disk and retry"
+            kind = Unavailable if error.errno in _NO_DESCRIPTORS else Damaged
+            raise kind(f"{path} cannot be read: {error}; nothing was changed, {step}") from error
 
     def forget(self, base: int) -> None:
         self._maps.drop(self._key(base))
 
     def _key(self, base: int) -> int:
-        return self._id << 64 | base
+        return self.topic_id << 64 | base
 
 
 class Segment:
@@ -278,6 +294,7 @@ class Segment:
         self._verified: set[int] = set()
         self._dead: Bools | None = None
         self._looked = False  # whether `.del` was read
+        self._buried = stop - base - live  # how many it must name at least
         self.rebuilt: bytes | None = None  # an index that had to be made again; the file has another or none
 
     def shape(self) -> Shape:
@@ -285,7 +302,7 @@ class Segment:
         if self.rebuilt is not None:
             index = self.rebuilt
         if self.sealed and self._extra is None:
-            self._extra = read_all(self.home.disk, self.home.path(self.base, ".foot"))
+            self._extra = self.home.side(self.base, ".foot")
         index = memoryview(index)[: (self.stop - self.base) * idx.ENTRY_BYTES]
         extra = self._extra if self.sealed else None
         return Shape(self.base, self.stop, Limited(data, self.size), index, [index], extra, self._verified)
@@ -316,7 +333,7 @@ class Segment:
     def dead(self) -> Bools | None:
         if not self._looked:
             path = self.home.path(self.base, ".del")
-            content = read_all(self.home.disk, path)
+            content = self.home.side(self.base, ".del")
             if content is not None:
                 self._dead = np.zeros(self.stop - self.base, bool)
                 vector = deletions.decode(content, path)
@@ -325,6 +342,11 @@ class Segment:
                 # Written by a checkpoint that was not finished: what it says of seqs that this segment does not have
                 # yet must not meet them when it does.
                 self.unsaved |= vector.size > len(self._dead)
+            found = 0 if self._dead is None else int(self._dead.sum())
+            if found < self._buried:
+                # Serving what it lacks would bring deleted records back.
+                self._dead = None
+                raise Corrupt(path, pos=0, reason=f"{self._buried} records were deleted, it names {found}")
             self._looked = True
         return self._dead
 
@@ -364,8 +386,21 @@ class Segment:
         return partial(self._read, self.shape(), first, stop, bytes_max)
 
     def _read(self, shape: Shape, first: int, stop: int, bytes_max: int) -> Chunk:
-        found = CODEC.read(shape, first, stop, bytes_max)
+        if len(shape.index) < (shape.stop - shape.base) * idx.ENTRY_BYTES and not self.rebuild():
+            return Chunk(none(), first, Fault(first, shape.stop, 0, "its index is missing and its data is not whole"))
+        found = self._mine(CODEC.read(self.shape() if self.rebuilt else shape, first, stop, bytes_max))
         if found.fault is None or self.rebuilt is not None or shape.stop != self.stop or not self.rebuild():
             return found
         # It was the index that was wrong, not the data.
-        return CODEC.read(self.shape(), first, stop, bytes_max)
+        return self._mine(CODEC.read(self.shape(), first, stop, bytes_max))
+
+    def _mine(self, chunk: Chunk) -> Chunk:
+        """The chunk, if its frames are this topic's: a file in another one's place is as good as damaged."""
+        rows = chunk.rows
+        if not len(rows):
+            return chunk
+        starts = rows.at[np.append(True, rows.at[1:] != rows.at[:-1])]
+        if (frame.headers(rows.buf, starts)["topic_id"] == self.home.topic_id).all():
+            return chunk
+        first = int(rows.seq[0])
+        return Chunk(none(), first, Fault(first, self.stop, int(starts[0]), "its frames are another topic's"))

@@ -150,6 +150,10 @@ class Scan:
             stop = start + (int(seqs[which[most - 1]]) + 1 if most else int(seqs[which[0]]))
             which = which[:most]
         inside = seqs < stop - start
+        if int(inside.sum()) != stop - start:
+            raise Corrupt(
+                self._core.name, pos=0, reason=f"seqs {start} to {stop - 1} are not all where their index says"
+            )
         hidden = int(filtered[inside].sum())
         deleted = stop - start - len(which) - hidden
         picked = rows if len(which) == len(rows) else rows.pick(which)

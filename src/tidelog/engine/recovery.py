@@ -89,11 +89,11 @@ def _restored(shared: Shared, row: TopicRow) -> Core:
             if isinstance(each, Segment):
                 each.recount()
         index.count, index.bytes = index.weigh(index.earliest, index.head + 1)
+        index.skip_dead()  # an ephemeral topic has lost its records and keeps its head
     except Corrupt as error:
         core.damage.append(f"{row.name}: {error}; its counts are those of the parts that read")
         live = [part for part in index.parts if part.stop > index.earliest]
         index.count, index.bytes = sum(part.live for part in live), sum(part.live_bytes for part in live)
-    index.skip_dead()  # an ephemeral topic has lost its records and keeps its head
     shared.quota.hold(index.bytes)
     return core
 

@@ -35,7 +35,11 @@ class Floor(Commit):
             core.flooring = None
             if error is None:
                 core.hardened = max(core.hardened, self.floor)
-                core.shared.quota.give(core.index.evict(min(self.expiry, core.index.head + 1), "ttl").size)
+                try:
+                    gone = core.index.evict(min(self.expiry, core.index.head + 1), "ttl")
+                    core.shared.quota.give(gone.size)
+                except Error as damage:
+                    error = damage
         if error is None:
             self.token.set(self.floor)
         else:

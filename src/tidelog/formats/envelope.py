@@ -41,13 +41,17 @@ def wrap(magic: bytes, version: int, body: bytes) -> bytes:
 
 
 def unwrap(magic: bytes, known_version: int, buf: Buffer, what: str) -> bytes:
-    """The body of a file that `wrap` made. NewerFormat for a later version, Corrupt for anything else."""
+    """The body of a file that `wrap` made. NewerFormat for a later version whose checksum holds, Corrupt for anything
+    else: a version byte that is damaged must not stop whoever could do without the file."""
     if len(buf) < HEAD_BYTES:
         raise Corrupt(what, pos=0, reason=f"{len(buf)} bytes are too few for its head")
     found, version, pad, size = _LEAD.unpack_from(buf, 0)
     if found != magic:
         raise Corrupt(what, pos=0, reason=f"it starts with {found!r} and not with {magic!r}")
-    if version > known_version:
+    view = memoryview(buf)
+    body = bytes(view[HEAD_BYTES:])
+    holds = _SUM.unpack_from(buf, _LEAD.size)[0] == _checksum(bytes(view[: _LEAD.size]), body)
+    if version > known_version and holds:
         raise NewerFormat(what, found=version, known=known_version)
     if version < known_version:
         raise Corrupt(what, pos=4, reason=f"version {version} was never written")
@@ -55,9 +59,7 @@ def unwrap(magic: bytes, known_version: int, buf: Buffer, what: str) -> bytes:
         raise Corrupt(what, pos=5, reason="reserved bytes are not zero")
     if size != len(buf) - HEAD_BYTES:
         raise Corrupt(what, pos=8, reason=f"it says {size} bytes of body and has {len(buf) - HEAD_BYTES}")
-    view = memoryview(buf)
-    body = bytes(view[HEAD_BYTES:])
-    if _SUM.unpack_from(buf, _LEAD.size)[0] != _checksum(bytes(view[: _LEAD.size]), body):
+    if not holds:
         raise Corrupt(what, pos=_LEAD.size, reason="checksum mismatch")
     return body
 
