@@ -103,7 +103,10 @@ def _add_write(verbs: Commands) -> None:
         "has the directory open: a second command does not know them",
     )
     made.add_argument(
-        "--class", dest="durability", choices=get_args(Durability), help="of a topic that is made (disk): see above"
+        "--class",
+        dest="durability",
+        choices=get_args(Durability),
+        help="what acks mean in a topic that is made (disk); see tidelog topic --help",
     )
     made.add_argument(
         "--create", action=BooleanOptionalAction, default=True, help="make directory and topic where there are none"

@@ -1,6 +1,7 @@
 """[shell] Checkpoint: what only the WAL has is copied into segments, and then the WAL may forget it.
 
     1  where the WAL stands, group by group: everything before has been published
+       and every floor is made durable: deletion vectors may be found by a replay that begins before the deletes
     2  frames → segment files, byte for byte: data, sync, index, sync; footers for what is complete
     3  deletion vectors, each replaced as a whole
     4  a CheckpointMark into every shard, synced
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 from tidelog.disk.atomic import remove_if_there, replace
 from tidelog.disk.seam import Disk, File, join
-from tidelog.engine import manifest
+from tidelog.engine import manifest, retention
 from tidelog.engine.core import WAL, Core, Shared
 from tidelog.engine.manifest import GroupRow, Manifest, SegmentRow, TopicRow
 from tidelog.engine.parts import Block, Home, Segment
@@ -74,6 +75,7 @@ def checkpoint(
     positions = [shard.position() for shard in shared.shards]
     # Asked behind the positions: a topic that is dropped from here on has its frame where replay begins.
     cores, next_topic_id = registry()
+    retention.harden_all(cores)
     rows: list[TopicRow] = []
     doomed: list[str] = []
     for core in cores:
@@ -222,8 +224,8 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
         for segment, _ in vectors:
             segment.unsaved = False
         # What came while this topic was written is in the WAL only: the row must not claim it, nor anything about it.
-        fresh = next((part.base for part in index.parts if isinstance(part, Block) and part.kept), index.head + 1)
-        head = fresh - 1 if fresh <= index.head else index.head
+        fresh = [part.base for part in index.parts if isinstance(part, Block) and part.kept and part.stop > part.base]
+        head = min([*(base - 1 for base in fresh), index.head])
         marks = index.marks.clamped(head)
         row = TopicRow(
             core.id,

@@ -46,10 +46,12 @@ class Batch:
     tag: Column = b""
     node: Column = b""
     metas: list[bytes] | None = None
+    lengths: list[int] = field(init=False)  # of each data, asked once
     weight: int = field(init=False)  # bytes of data and meta
 
     def __post_init__(self) -> None:
-        self.weight = sum(map(len, self.datas)) + (sum(map(len, self.metas)) if self.metas else 0)
+        self.lengths = list(map(len, self.datas))
+        self.weight = sum(self.lengths) + (sum(map(len, self.metas)) if self.metas else 0)
 
     def __len__(self) -> int:
         return len(self.datas)
@@ -71,8 +73,7 @@ def prepare(limits: EngineConfig, records: object, tag: object, node: object, me
         _names(node, "node", count, limits.node_bytes_max),
         _metas(meta, count, limits),
     )
-    sizes = map(len, datas) if made.metas is None else map(add, map(len, datas), map(len, made.metas))
-    largest = max(sizes)
+    largest = max(made.lengths if made.metas is None else map(add, made.lengths, map(len, made.metas)))
     if largest > limits.record_bytes_max:
         raise TooLarge("a record", size=largest, limit=limits.record_bytes_max)
     return made
@@ -281,6 +282,7 @@ def _frames(topic_id: int, first_seq: int, ts_ms: int, batch: Batch, flags: int)
         first_seq,
         ts_ms,
         batch.datas,
+        lengths=batch.lengths,
         tags=None if isinstance(tag, bytes) else tag,
         nodes=None if isinstance(node, bytes) else node,
         metas=batch.metas,

@@ -137,12 +137,16 @@ def first_number(loaded: Loaded, groups: Sequence[Group]) -> int:
     return 2 if loaded.number or groups else 1
 
 
-def _is_whole(begun: dict[str, int]) -> bool:
+def _is_whole(keys: Sequence[str], begun: dict[str, int]) -> bool:
     """Whether the groups, by the numbers of their first files, are all there ever were, from the first frame on: those
-    of the first number of shards start at 1, and they are let go of lowest first."""
+    of the first number of shards start at 1, and they are let go of lowest first. One without files has no frame."""
     ones = {key for key, number in begun.items() if number == 1}
-    first_layout = ones == {names.FLAT} or ones == set(names.keys(max(len(ones), 2))[: len(ones)])
-    return bool(ones) and first_layout and max(begun.values()) <= 2
+    if max(begun.values(), default=1) > 2 or not ones:
+        return False
+    if names.FLAT in ones:
+        return len(ones) == 1
+    first_layout = names.keys(100)[: max(int(key.removeprefix("shard-")) for key in ones) + 1]
+    return all(key in ones or (key in keys and key not in begun) for key in first_layout)
 
 
 def _groups(shared: Shared, loaded: Loaded, report: Report, progress: Progress) -> list[Group]:
@@ -151,7 +155,7 @@ def _groups(shared: Shared, loaded: Loaded, report: Report, progress: Progress) 
     begun = {key: found[0] for key in keys if (found := names.files(shared.disk, names.directory(wal, key)))}
     topics = join(shared.root, TOPICS)
     used = begun or loaded.skipped or (shared.disk.stat(topics) is not None and shared.disk.names(topics))
-    if not loaded.number and used and not _is_whole(begun):
+    if not loaded.number and used and not _is_whole(keys, begun):
         raise Damaged(
             f"{shared.root}: no snapshot reads and the WAL does not go back to the beginning; nothing was changed, "
             f"restore {manifest.DIRECTORY}/ from a copy"

@@ -7,6 +7,7 @@ need that only where records themselves may be lost, which is the disk class.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 
 from tidelog.engine.core import Core
@@ -78,6 +79,17 @@ def harden(core: Core, floor: int) -> None:
             with core.lock:
                 token = _begin(core, core.index.marks.ttl + 1)
             token.wait()
+
+
+def harden_all(cores: Sequence[Core]) -> None:
+    """Make the floors of all topics durable, with one sync a shard."""
+    tokens = []
+    for core in cores:
+        with core.lock:
+            if not core.dropped and not core.ephemeral and core.index.evict_floor > core.hardened:
+                tokens.append(_begin(core, core.index.marks.ttl + 1))
+    for token in tokens:
+        token.wait()
 
 
 def _begin(core: Core, expiry: int) -> Token[int]:

@@ -113,6 +113,7 @@ def encode_many(
     ts_ms: int,
     datas: Sequence[bytes],
     *,
+    lengths: list[int] | None = None,
     tags: Sequence[bytes] | None = None,
     nodes: Sequence[bytes] | None = None,
     metas: Sequence[bytes] | None = None,
@@ -121,10 +122,11 @@ def encode_many(
     node: bytes = b"",
     flags: int = 0,
 ) -> list[bytes]:
-    """The batch as frames of a size that stays in the processor's cache; MORE chains all but the last."""
+    """The batch as frames of a size that stays in the processor's cache; MORE chains all but the last. `lengths` of
+    `datas`, where they are known already."""
     head = _Head(topic_id, first_seq, ts_ms, node, tag, flags)
     if tags is None and nodes is None and metas is None and kinds is None:
-        lengths = list(map(len, datas))
+        lengths = lengths or list(map(len, datas))
         if len(datas) <= FRAME_RECORDS and sum(lengths) <= FRAME_BYTES:
             return [_plain(head, datas, lengths, 0)]
         pieces = pairwise(cuts([0, *accumulate(lengths)], FRAME_RECORDS))

@@ -136,9 +136,7 @@ class Replay:
     def _least(self) -> int:
         """The least number for a new file. Behind every position that anybody recorded: what is written there must not
         be taken for something that a snapshot holds already."""
-        last = self.numbers[-1] if self.numbers else 0
-        passed = self._durable.first + (self._durable.pos > 0)
-        return max(passed, last + 1 if last < self._start.first else 0)
+        return self._durable.first + (self._durable.pos > 0)
 
 
 def read(disk: Disk, directory: str, start: Position | None = None, *, durable: Position | None = None) -> Replay:
@@ -200,9 +198,9 @@ def _cut(disk: Disk, directory: str, replay: Replay, quarantine: str) -> list[st
     found, extents = replay.cut, replay.extents
     if found is not None and found.verdict is Verdict.CORRUPT:
         disk.make_dir(quarantine)
-        # Newest first, and the damaged file last of all: as long as it is not cut, the later files make it damage
-        # and not a torn tail, so whoever finds this half done comes to the same verdict.
-        for first, pos in [*((later, 0) for later in reversed(replay.later)), (found.first, found.pos)]:
+        # The damaged file last of all: as long as it is not cut, the later files make it damage and not a torn tail,
+        # so whoever finds this half done comes to the same verdict.
+        for first, pos in [*((later, 0) for later in replay.later), (found.first, found.pos)]:
             kept += _put_aside(disk, directory, first, pos, quarantine)
             _settle(disk, names.path_of(directory, first), pos, pos)
         extents = extents[:-1]

@@ -193,10 +193,11 @@ class Shard:
             self._want()
 
     def start(self) -> None:
-        """Start the writer thread. `close` ends it, and must be called before the process may."""
+        """Start the writer thread; `close` ends it. It does not keep a process alive that forgot to: a program that
+        dies of an exception must be able to, and whoever owns the shard closes it at the interpreter's exit."""
         with self.lock:
             if self._thread is None and not self._closing:
-                thread = Thread(target=self._run, name=f"tidelog wal {self.directory}", daemon=False)
+                thread = Thread(target=self._run, name=f"tidelog wal {self.directory}", daemon=True)
                 thread.start()
                 self._thread = thread
 

@@ -94,7 +94,6 @@ class Token(Generic[T]):
                 return
             event = self._event = self._event or Event()
         if not event.wait(timeout):
-            self._shard.want()
             raise InDoubt(
                 f"no outcome within {timeout} s in {self._shard.directory}; the write may still be committed, wait "
                 "longer or retry with the same key"
