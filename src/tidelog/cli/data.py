@@ -107,10 +107,11 @@ def _wal_files(disk: PosixDisk, path: str) -> Iterator[tuple[str, Stat | None]]:
 
 
 class Watch:
-    """Whether a writer has done something since the last look. Only names, sizes and times are looked at."""
+    """Whether a writer has done something since the last look. Whatever it does leaves a mark in the WAL, so names,
+    sizes and times of its files are enough."""
 
     def __init__(self, path: str) -> None:
-        self._path, self._disk = path, PosixDisk()
+        self._path = path
         self._seen = self._look()
         self._settled = False
 
@@ -122,5 +123,5 @@ class Watch:
         self._seen, self._settled = now, not moved
         return stirred
 
-    def _look(self) -> list[object]:
-        return [manifest.numbers(self._disk, self._path), *_wal_files(self._disk, self._path)]
+    def _look(self) -> list[tuple[str, Stat | None]]:
+        return list(_wal_files(PosixDisk(), self._path))

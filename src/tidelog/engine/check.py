@@ -30,9 +30,9 @@ from tidelog.disk.posix import PosixDisk
 from tidelog.disk.seam import Disk, join
 from tidelog.engine import manifest
 from tidelog.engine.core import TOPICS, WAL, directory
+from tidelog.engine.home import CODEC
 from tidelog.engine.manifest import Loaded, Manifest, SegmentRow, TopicRow
 from tidelog.engine.opening import QUARANTINE, opened
-from tidelog.engine.parts import CODEC
 from tidelog.engine.recovery import start_of
 from tidelog.engine.report import Progress
 from tidelog.errors import Corrupt, Damaged, NewerFormat, NotFound, Refused, Unavailable

@@ -22,8 +22,9 @@ from tidelog.disk.atomic import remove_if_there, replace
 from tidelog.disk.seam import Disk, File, join
 from tidelog.engine import manifest, retention
 from tidelog.engine.core import WAL, Core, Shared
+from tidelog.engine.home import Home
 from tidelog.engine.manifest import GroupRow, Manifest, SegmentRow, TopicRow
-from tidelog.engine.parts import Block, Home, Segment
+from tidelog.engine.parts import Block, Segment
 from tidelog.errors import Error
 from tidelog.formats import bodies, footer, frame, idx
 from tidelog.formats.bodies import CheckpointMark, TopicMark

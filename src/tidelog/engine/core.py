@@ -16,9 +16,10 @@ from tidelog.clock import Clock
 from tidelog.disk.seam import Disk, join
 from tidelog.engine.config import EngineConfig, TopicConfig
 from tidelog.engine.floors import Marks
+from tidelog.engine.home import Home, Maps
 from tidelog.engine.idempotency import Window
 from tidelog.engine.index import TopicIndex
-from tidelog.engine.parts import Home, Maps, Weight
+from tidelog.engine.parts import Weight
 from tidelog.engine.quota import Quota
 from tidelog.engine.results import Appended, TopicState
 from tidelog.engine.tags import TagCache

@@ -23,8 +23,9 @@ from tidelog.engine import manifest
 from tidelog.engine.checkpoint import SUFFIXES, History
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.core import TOPICS, WAL, Core, Shared
+from tidelog.engine.home import Maps
 from tidelog.engine.manifest import GroupRow, Manifest
-from tidelog.engine.parts import Maps, Segment
+from tidelog.engine.parts import Segment
 from tidelog.engine.quota import Quota
 from tidelog.engine.recovery import Recovered, first_number, recover, start_of
 from tidelog.engine.report import Progress, Report

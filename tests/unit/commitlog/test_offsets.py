@@ -11,6 +11,7 @@ import pytest
 
 from tidelog.commitlog import ConsumerOffsets, SegmentedLog, verify
 from tidelog.errors import BadInput, Corrupt, DiskFull, Error, NewerFormat
+from tidelog.formats import envelope
 from tidelog.testing import SimDisk
 
 Opener: TypeAlias = Callable[..., SegmentedLog]
@@ -167,9 +168,8 @@ def test_a_damaged_file_is_reported_and_left_as_it_is(disk: SimDisk) -> None:
 
 def test_a_newer_file_is_refused_with_both_versions(disk: SimDisk) -> None:
     opened(disk).commit("group", 1)
-    newer = bytearray(disk.read_file(FILE))
-    newer[4] = 2
-    disk.write_file(FILE, newer)
+    magic, body = disk.read_file(FILE)[:4], envelope.unwrap(disk.read_file(FILE)[:4], 1, disk.read_file(FILE), FILE)
+    disk.write_file(FILE, envelope.wrap(magic, 2, body))
     with pytest.raises(NewerFormat) as refused:
         opened(disk).groups()
     assert (refused.value.found, refused.value.known) == (2, 1)

@@ -109,6 +109,7 @@ def test_a_position_beyond_the_end_loses_nothing_that_comes(start: tuple[int, in
     three_files(disk)
     found = recover(disk, beyond)
     assert (found.datas, found.cut) == ([], None)
+    assert len(disk.read_file(path(5))) <= FILE_BYTES, "and no file grows to where it should end"
     bench = Bench(disk, first=found.next_first)
     bench.write(b"new")
     again = look(disk, beyond)
@@ -302,7 +303,7 @@ def test_an_empty_newest_file_is_removed_and_its_number_used_for_itself(disk: Si
         image.write_file(path(8), content)
         found = recover(image)
         assert (found.datas, found.next_first) == (datas, 8)
-        assert path(8) not in image.tree()
+        assert path(8) not in image.crash_image("none").tree()
         Bench(image, first=8).write(b"new")
         assert look(image.crash_image("none")).datas == [*datas, b"new"]
 
@@ -523,6 +524,19 @@ def test_what_is_put_aside_says_which_group_it_is_from(directory: str) -> None:
     kept = cut(disk, directory, replay, quarantine="q")
     assert kept == ["q/shard-03.wal-0000000000000001.log.0"]
     assert disk.read_file(kept[0]) == append(b"a")[:-1]
+
+
+@pytest.mark.parametrize("at", [100, (1 << 20) - 1, 1 << 20, 3 << 20, (3 << 20) + 6])
+def test_one_byte_far_behind_the_end_is_found(at: int, disk: SimDisk) -> None:
+    """G53. Method: in the reserved megabytes of a file as large as real ones are."""
+    content = bytearray((3 << 20) + 7)
+    content[:47] = append(b"a")
+    disk.write_file(path(1), bytes(content))
+    assert look(disk).cut is None
+    content[at] = 1
+    disk.write_file(path(1), bytes(content))
+    found = look(disk)
+    assert (found.datas, found.verdict, found.cut and found.cut.size) == ([b"a"], Verdict.TORN, at + 1 - 47)
 
 
 # The rules by themselves.

@@ -187,6 +187,7 @@ def test_a_failed_sync_fails_its_whole_batch_and_every_later_one(disk: SimDisk, 
     tokens = [bench.submit([b"%d" % number], durable=number == 1) for number in range(5)]
     disk.fail_sync(mode)
     bench.shard.pump()
+    assert all(token.done for token in tokens), "at once, whether anybody asks or not"
     for token in tokens:
         with pytest.raises(Latched):
             token.wait()

@@ -299,6 +299,45 @@ def test_a_caller_that_gives_up_is_replaced_by_the_writer_thread() -> None:
         assert token.wait(LIMIT_S) == 1
 
 
+def test_without_a_writer_thread_a_caller_waits_for_its_turn_and_not_to_be_woken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """G19. Method: the second caller finds the turn taken by one who will not look at the queue again."""
+    disk = SimDisk()
+    bench = Bench(disk)
+    taken = Event()
+
+    class Turn:
+        def __init__(self) -> None:
+            self._lock = Lock()
+            self.release = self._lock.release
+
+        def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
+            if self._lock.acquire(False):
+                return True
+            taken.set()
+            return blocking and self._lock.acquire(True, timeout)
+
+    def park(self: Token[Any], timeout: float | None) -> None:
+        raise AssertionError(f"{self} sleeps for {timeout} and nobody will wake it")
+
+    monkeypatch.setattr(bench.shard, "_turn", Turn())
+    monkeypatch.setattr(Token, "_park", park)
+    gate = hold_first_sync(disk)
+    first = bench.submit([b"first"])
+    leader = Thread(target=first.wait)
+    leader.start()
+    assert gate.reached.wait(LIMIT_S)
+
+    def let_go() -> None:
+        assert taken.wait(LIMIT_S)
+        gate.open()
+
+    run_all([lambda: bench.write(b"second"), let_go])
+    leader.join(LIMIT_S)
+    assert look(disk.crash_image("none")).datas == [b"first", b"second"]
+
+
 def test_threads_without_a_writer_thread_commit_for_each_other() -> None:
     """Method: inline only; whoever comes second waits for its turn and not for somebody to wake it."""
     disk = SimDisk()
@@ -395,7 +434,7 @@ def test_a_failed_sync_wakes_every_waiter() -> None:
 def test_nobody_waits_for_a_writer_thread_that_died() -> None:
     """G19, P10. Method: the power fails under the writer thread; the thread ends, and every token has its outcome."""
     disk = SimDisk()
-    bench = Bench(disk)
+    bench = Bench(disk, batch_frames=2)
     bench.shard.start()
     with bench.shard._my_turn():
         tokens = [bench.submit([b"%d" % number], nowait=True) for number in range(5)]
@@ -424,7 +463,7 @@ def test_the_writer_thread_ends_with_the_shard() -> None:
     assert len(set(all_threads()) - before) == 1
     thread = bench.shard._thread
     assert thread is not None
-    assert not thread.daemon, "an interpreter that ends must not cut a write in two"
+    assert thread.daemon, "a program that dies without closing must be able to; the engine closes at exit"
     run_all([bench.shard.close] * 4)
     assert set(all_threads()) == before
     bench.shard.start()
