@@ -26,7 +26,7 @@ Figures: TypeAlias = Mapping[str, Sequence[float]]
 
 GB = 1_000_000_000
 MB = 1_000_000
-SMALLER_IS_BETTER = frozenset(("s", "ms", "MB"))
+SMALLER_IS_BETTER = frozenset(("s", "ms", "µs", "MB"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +131,7 @@ def result(
     least: float | None = None,
     most: float | None = None,
     least_ratio: float | None = None,
+    most_ratio: float | None = None,
     kind: Kind = "information",
 ) -> Result:
     """The median of the rounds, against the median of the limit and against at most one target."""
@@ -139,15 +140,25 @@ def result(
     ratio = value / bound if bound else None
     target, met = "", None
     if least is not None:
-        target, met = f"≥ {least:g} {unit}", value >= least
+        target, met = f"≥ {_figure(least)} {unit}", value >= least
     elif most is not None:
-        target, met = f"< {most:g} {unit}", value < most
+        target, met = f"< {_figure(most)} {unit}", value < most
     elif least_ratio is not None and ratio is not None:
-        target, met = f"≥ {least_ratio:.0%} of the limit", ratio >= least_ratio
+        target, met = f"≥ {_times(least_ratio)} the limit", ratio >= least_ratio
+    elif most_ratio is not None and ratio is not None:
+        target, met = f"≤ {_times(most_ratio)} the limit", ratio <= most_ratio
     worst, best = min(values), max(values)
     if unit in SMALLER_IS_BETTER:
         worst, best = best, worst
     return Result(name, value, unit, bound, limit_name, ratio, target, met, kind, worst, best)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0%} of" if ratio < 1 else f"{ratio:g} ×"
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -42,6 +42,11 @@ _MODULES = {
     "append": "log.bench_append",
     "open": "log.bench_open",
     "codecs": "log.bench_codecs",
+    "topics-append": "topics.bench_append",
+    "topics-writers": "topics.bench_writers",
+    "topics-read": "topics.bench_read",
+    "topics-recovery": "topics.bench_recovery",
+    "topics-growth": "topics.bench_growth",
 }
 
 

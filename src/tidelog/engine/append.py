@@ -85,10 +85,9 @@ def _ahead(core: Core, count: int) -> int:
 
 def append(core: Core, batch: Batch | Columns, key: str | None) -> Token[Appended]:
     """Stage a batch; its token tells when it is acknowledged. Raises before anything was assigned."""
-    if key is not None and not 0 < len(key.encode()) <= _KEY_BYTES_MAX:
-        raise BadInput(f"an idempotency key has 1 to {_KEY_BYTES_MAX} bytes; nothing was written")
+    _check_key(key)
     with core.lock:
-        core.check()
+        core.check_writable()
         shard = core.shared.shard(core.id)
         if key is not None:
             now_ms, window_ms = core.shared.clock.monotonic_ms(), core.config.idempotency_window_ms
@@ -115,6 +114,13 @@ def append(core: Core, batch: Batch | Columns, key: str | None) -> Token[Appende
         if key is not None:
             core.window.hold(key, commit.token)
         return commit.token
+
+
+def _check_key(key: object) -> None:
+    if key is not None and not (encode.is_text(key) and 0 < len(str(key).encode()) <= _KEY_BYTES_MAX):
+        raise BadInput(
+            f"an idempotency key is text of 1 to {_KEY_BYTES_MAX} bytes, not {key!r:.80}; nothing was written"
+        )
 
 
 def _echo(core: Core, first: Token[Appended]) -> Token[Appended]:

@@ -80,8 +80,13 @@ def checkpoint(
     rows: list[TopicRow] = []
     doomed: list[str] = []
     for core in cores:
-        _write(core)
-        row, gone = _stock(core, final=final)
+        try:
+            _write(core)
+            row, gone = _stock(core, final=final)
+        except OSError:
+            if not core.dropped:
+                raise
+            continue  # its files went while they were written: its last frame is where replay begins
         rows.append(row)
         doomed += gone
     rows.sort(key=lambda row: row.id)

@@ -45,7 +45,9 @@ class Shared:
     tags: TagCache
     maps: Maps
     shards: list[Shard]  # none: opened for reading
+    closing: bool = False  # no new writes
     closed: bool = False
+    rolled: bool = False  # a segment was completed that no checkpoint has seen
 
     def now_ms(self) -> int:
         return self.clock.now_us() // 1000
@@ -116,6 +118,11 @@ class Core:
         if self.dropped:
             raise TopicNotFound(self.name)
 
+    def check_writable(self) -> None:
+        self.check()
+        if self.shared.closing:
+            raise Closed(f"{self.shared.root} is being closed; nothing was written, open it again")
+
     def stamp(self) -> int:
         """The time for the next record: now, or the last record's when the clock went back."""
         return max(self.shared.now_ms(), self.index.last_ts)
@@ -150,6 +157,7 @@ class Core:
         born_ms = self.index.born_ms()
         if limit and born_ms is not None and self.shared.now_ms() - born_ms >= limit:
             self.index.roll()
+            self.shared.rolled = True
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────
 

@@ -53,6 +53,10 @@ def parse(match: object) -> Match | None:
     """`x` is that tag, `x*` every tag that begins with x; also `["tag", "Eq" | "Glob", value]`."""
     if match is None:
         return None
+    try:
+        str(match).encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"the match {match!r} cannot be written as UTF-8; nothing was deleted") from None
     if isinstance(match, list | tuple):
         if len(match) != 3 or match[0] != "tag" or match[1] not in ("Eq", "Glob") or not isinstance(match[2], str):
             raise BadInput(f'a match is ["tag", "Eq" or "Glob", text], not {list(match)!r}; nothing was deleted')
@@ -73,13 +77,17 @@ def delete(core: Core, match: object, before_seq: int | None, seqs: Sequence[int
         raise BadInput("say what to delete: match, before_seq or seqs; nothing was deleted")
     if seqs is not None and (selector is not None or before_seq is not None):
         raise BadInput("seqs are deleted by themselves, without match and before_seq; nothing was deleted")
+    if seqs is not None and not isinstance(seqs, list | tuple | range | set | frozenset):
+        raise BadInput(f"seqs are a list of whole numbers, not {type(seqs).__name__}; nothing was deleted")
     for seq in [*(seqs or ()), *([] if before_seq is None else [before_seq])]:
         check_number("a seq to delete", seq, 0, SEQ_MAX)
     if seqs is not None and len(seqs) > _SEQS_MAX:
         raise BadInput(f"{len(seqs)} seqs are more than {_SEQS_MAX} in one delete; nothing was deleted")
     retention.expire(core)
     with core.lock:
-        core.check()
+        core.check_writable()
+        if seqs is not None and not seqs:
+            return _outcome(core, Weight(0, 0))
         core.shared.shard(core.id)  # refuses where nothing can be written
         bound = core.index.head + 1
         if selector is not None:

@@ -1,7 +1,8 @@
 """[hot] A caller's values → the frames of a batch, and back.
 
-Bytes go in as they are and cost nothing. Anything else is JSON: it is encoded once, stored as
-text, and handed out again as the value it was. A batch is atomic: its frames are chained.
+Bytes go in as they are and cost nothing. Anything else is JSON: it is encoded once, stored as text, and
+handed out as what that text says. So a date, a UUID or a Decimal comes back as its text, a tuple or a set as a
+list, and bytes inside a value as base64. A batch is atomic: its frames are chained.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from math import isfinite
 from operator import add, countOf
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -27,8 +28,18 @@ Column = bytes | list[bytes]  # one value for all, or one each
 
 _encoder = msgspec.json.Encoder()
 _decode = msgspec.json.Decoder().decode
+_values_decoder = msgspec.json.Decoder()
+_metas_decoder = msgspec.json.Decoder(dict[str, Any])
 _JSON_DEPTH_MAX: Final = 128
 _TABLE_BYTES_MAX: Final = 64 << 20
+
+
+def is_text(value: object) -> bool:
+    """Whether this is text that UTF-8 can say: half a character is not."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
 
 
 def check_number(what: str, value: object, least: int, most: int) -> None:
@@ -101,7 +112,8 @@ def to_json(values: Sequence[object]) -> list[bytes]:
         raise BadInput(f"a record is not JSON and not bytes: {error}; nothing was written") from None
     for value, line in zip(values, lines, strict=True):
         # The encoder writes null for a number that is not one.
-        if b"null" in line and not _is_finite(value):
+        deep = line.count(b"[") + line.count(b"{") > _JSON_DEPTH_MAX
+        if (deep or b"null" in line) and not _is_finite(value):
             raise BadInput("a record holds NaN or an infinity, which JSON cannot say; nothing was written")
     return lines
 
@@ -196,6 +208,8 @@ def _bytes_in(array: pa.Array) -> int:
 
 def from_table(limits: EngineConfig, table: pa.Table | pa.RecordBatch) -> Batch | Columns:
     """A batch from Arrow columns: `data`, and optionally `tag`, `node`, `meta` (JSON text) and `json` (bool)."""
+    if not isinstance(table, pa.Table | pa.RecordBatch):
+        raise BadInput(f"append_arrow takes a table or a record batch, not {type(table).__name__}; nothing was written")
     names = set(table.schema.names)
     if "data" not in names:
         raise BadInput("a table to append has a column `data`; nothing was written")
@@ -211,6 +225,7 @@ def from_table(limits: EngineConfig, table: pa.Table | pa.RecordBatch) -> Batch 
     metas = _column(table, "meta", limits.meta_bytes_max) if "meta" in names else None
     if (size := _bytes_in(data)) > _TABLE_BYTES_MAX:
         raise TooLarge("a table", size=size, limit=_TABLE_BYTES_MAX)
+    _check_texts(data, metas, table.column("json") if "json" in names else None, limits)
     kinds = pc.fill_null(table.column("json"), False).unique().to_pylist() if "json" in names else [False]
     if len(kinds) == 1:
         return Columns(data, bool(kinds[0]), tags, nodes, metas)
@@ -219,14 +234,42 @@ def from_table(limits: EngineConfig, table: pa.Table | pa.RecordBatch) -> Batch 
     return Batch(data.to_pylist(), json, lists[0] or b"", lists[1] or b"", lists[2])
 
 
+def _check_texts(data: pa.Array, metas: pa.Array | None, json: pa.ChunkedArray | None, limits: EngineConfig) -> None:
+    """Refuse what could not be read again: text that claims to be JSON and is not."""
+    if json is not None and not pa.types.is_boolean(json.type):
+        raise BadInput(f"the column 'json' is {json.type}, not bool; nothing was written")
+    if metas is not None:
+        sizes = pc.add(pc.binary_length(data), pc.fill_null(pc.binary_length(metas), 0))
+        if (largest := pc.max(sizes).as_py()) > limits.record_bytes_max:
+            raise TooLarge("a record", size=largest, limit=limits.record_bytes_max)
+        _decodable([meta for meta in metas.to_pylist() if meta], _metas_decoder, "a meta is not a JSON object")
+    if json is not None:
+        mask = (
+            pc.fill_null(json, False).combine_chunks()
+            if isinstance(json, pa.ChunkedArray)
+            else pc.fill_null(json, False)
+        )
+        _decodable(data.filter(mask).to_pylist(), _values_decoder, "a record is not JSON")
+
+
+def _decodable(texts: list[bytes], decoder: msgspec.json.Decoder[Any], complaint: str) -> None:
+    try:
+        for text in texts:
+            decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(f"{complaint}: {error}; nothing was written") from None
+
+
 def _column(table: pa.Table | pa.RecordBatch, name: str, limit: int) -> pa.Array:
     array = table.column(name)
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     try:
+        if name in ("tag", "node"):
+            array.cast(pa.binary()).cast(pa.string())
         array = array.cast(pa.binary())
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        raise BadInput(f"the column {name!r} is {array.type}, not binary or text; nothing was written") from None
+        raise BadInput(f"the column {name!r} is {array.type} and not what it must be; nothing was written") from None
     longest = pc.max(pc.binary_length(array)).as_py() or 0
     if longest > limit:
         raise TooLarge(f"a {name}", size=longest, limit=limit)

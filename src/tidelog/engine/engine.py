@@ -82,7 +82,7 @@ class Engine:
     def topic(self, name: str, *, create: bool = True, **config: object) -> Topic:
         """The topic of this name, made where there is none. Config fields that are given are set, others stay."""
         with self._registry:
-            core = self._topics.get(name)
+            core = self._find(name)
             if core is None:
                 if not create:
                     raise TopicNotFound(name)
@@ -94,7 +94,7 @@ class Engine:
     def configure(self, name: str, fields: Mapping[str, object]) -> tuple[Topic, bool]:
         """Create or configure as a whole: fields that are not given take their defaults. Says whether it was made."""
         with self._registry:
-            core = self._topics.get(name)
+            core = self._find(name)
             if core is None:
                 return Topic(self._create(name, TopicConfig.make(fields))), True
             self._configure(core, TopicConfig.make(fields))
@@ -128,6 +128,9 @@ class Engine:
         self._erase(core)
         return True
 
+    def _find(self, name: object) -> Core | None:
+        return self._topics.get(name) if isinstance(name, str) else None
+
     def _create(self, name: str, config: TopicConfig) -> Core:
         check_topic_name(name)
         config.check_for(name)
@@ -160,6 +163,7 @@ class Engine:
 
     def _control(self, core: Core, body: Body, apply: Callable[[], None]) -> None:
         self._check_writable()
+        core.check_writable()
         commit = Control(core, body, apply)
         core.submit(commit)
         commit.token.wait()
@@ -186,7 +190,8 @@ class Engine:
                     core.age()
         waited_ms = now_ms - self._checked_ms
         fresh = sum(shard.stats.bytes for shard in self._shared.shards) - self._checked_bytes
-        if fresh >= limits.checkpoint_bytes or (fresh and waited_ms >= limits.checkpoint_ms):
+        dirty = self._shared.rolled or self._covered != self._written()
+        if dirty and (fresh >= limits.checkpoint_bytes or waited_ms >= limits.checkpoint_ms):
             self.checkpoint()
 
     def checkpoint(self) -> None:
@@ -199,6 +204,7 @@ class Engine:
             self._checked_ms = self._shared.clock.monotonic_ms()
             self._checked_bytes = sum(shard.stats.bytes for shard in self._shared.shards)
             try:
+                self._shared.rolled = False
                 checkpoint(self._shared, self._listed, self._history, final=final)
                 self._covered = self._written()
             except OSError as error:
@@ -239,6 +245,13 @@ class Engine:
         if self._keeper is not None:
             self._keeper.join()
         try:
+            self._shared.closing = True
+            for core in self._listed()[0]:
+                with core.lock:  # whoever was staging a write is done; nobody begins another
+                    pass
+            for shard in self._shared.shards:
+                while shard.pump():
+                    pass
             if self._is_dirty():
                 self._checkpoint(final=True)
         finally:
@@ -252,7 +265,7 @@ class Engine:
             return False
         resident = any(core.ephemeral and core.index.head for core in self._topics.values())
         reserved = any(core.reserved > core.index.head for core in self._topics.values())
-        return resident or reserved or self._covered != self._written()
+        return resident or reserved or self._shared.rolled or self._covered != self._written()
 
     def _written(self) -> int:
         return sum(shard.stats.frames for shard in self._shared.shards)

@@ -32,7 +32,7 @@ from tidelog.engine.report import Progress, Report
 from tidelog.engine.tags import TagCache
 from tidelog.errors import BadInput, Damaged, DiskFull, Error, NotFound, Unavailable, WriteFailed
 from tidelog.formats import idx
-from tidelog.wal import Cut, Shard, Verdict, Writer, cut, names
+from tidelog.wal import Shard, Writer, cut, names
 
 QUARANTINE = "quarantine"
 _OURS = frozenset((manifest.DIRECTORY, WAL, TOPICS))
@@ -166,8 +166,7 @@ def _reader(shared: Callable[[], Shared], progress: Progress) -> Opened:
 def _writer(shared: Shared, lock: Lock, *, accept_loss: bool, progress: Progress) -> Opened:
     report = Report()
     found = recover(shared, report, progress, writable=True)
-    lost = [group for group in found.groups if _is_damaged(group.replay.cut) or group.replay.missing]
-    if lost and not accept_loss:
+    if report.lost and not accept_loss:
         raise Damaged(
             f"{shared.root}: " + "; ".join(report.damage) + "; acknowledged records may be lost. Nothing was changed: "
             "open read_only to look, restore a copy, or open with accept_loss to go on without them"
@@ -189,12 +188,8 @@ def _writer(shared: Shared, lock: Lock, *, accept_loss: bool, progress: Progress
     strangers = tuple(GroupRow(group.key, group.replay.next_first, 0) for group in strange)
     history = History(found.loaded.number, found.loaded.manifest.groups, [], strangers)
     # A loss that was accepted is behind the next manifest, or every start would find it again.
-    history.moved = bool(lost) or (bool(there) and there != set(keys))
+    history.moved = report.lost or (bool(there) and there != set(keys))
     return Opened(shared, lock, found.topics, found.next_topic_id, history, report, None)
-
-
-def _is_damaged(found: Cut | None) -> bool:
-    return found is not None and found.verdict is Verdict.CORRUPT
 
 
 def _settle(shared: Shared, found: Recovered, report: Report) -> None:

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from tidelog.commitlog.codec import Chunk
 from tidelog.engine import floors, retention
 from tidelog.engine.core import Core
-from tidelog.engine.encode import check_number, from_json
+from tidelog.engine.encode import check_number, from_json, is_text
 from tidelog.engine.floors import Gap
 from tidelog.engine.parts import Bools
 from tidelog.engine.results import Counts, Page, Record
@@ -51,6 +51,8 @@ class Scan:
 
     def __init__(self, core: Core, from_seq: int, nodes: frozenset[bytes], to_seq: int | None = None) -> None:
         check_number("from_seq", from_seq, 0, SEQ_MAX)
+        if to_seq is not None:
+            check_number("to_seq", to_seq, 0, SEQ_MAX)
         retention.observe(core)
         self._core = core
         self._nodes = nodes if core.config.dedupe_node else frozenset()
@@ -177,9 +179,9 @@ def nodes_of(node: str | Sequence[str] | None) -> frozenset[bytes]:
     """The nodes whose records a reader does not want: its own, usually."""
     if node is None:
         return frozenset()
-    names = [node] if isinstance(node, str) else list(node)
-    if not all(isinstance(name, str) for name in names):
-        raise BadInput("a node is text, or a list of texts")
+    names = [node] if isinstance(node, str) else node
+    if not isinstance(names, list | tuple | set | frozenset) or not all(map(is_text, names)):
+        raise BadInput("a node is text, or a list of texts; nothing was read")
     return frozenset(name.encode() for name in names if name)
 
 

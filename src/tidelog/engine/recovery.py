@@ -176,5 +176,10 @@ def _groups(shared: Shared, loaded: Loaded, report: Report, progress: Progress) 
         report.damage += [
             f"{key or WAL}: frames {gap.start} to {gap.stop - 1} are in no file" for gap in replay.missing
         ]
+        report.lost |= bool(replay.missing) or (cut is not None and cut.verdict is Verdict.CORRUPT)
         groups.append(Group(key, replay, files))
+    for row in loaded.manifest.groups:
+        if row.pos and row.first not in names.files(shared.disk, names.directory(wal, row.key)):
+            report.damage.append(f"{row.key or WAL}/{names.file_name(row.first)} is missing, replay begins in it")
+            report.lost = True
     return groups

@@ -24,6 +24,7 @@ class Report:
     swept: list[str] = field(default_factory=list)
     quarantined: list[str] = field(default_factory=list)
     snapshots_skipped: list[str] = field(default_factory=list)
+    lost: bool = False  # part of the damage is in the WAL: a writer opens only when that is accepted
     padded: dict[str, int] = field(default_factory=dict)  # topic → seqs that were reserved and are holes now
     troubles: list[str] = field(default_factory=list)  # what background work ran into since, the last hundred
 

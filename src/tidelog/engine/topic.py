@@ -134,8 +134,9 @@ class Topic:
     def seal(self) -> None:
         """Let the next record start another segment; the next checkpoint completes this one."""
         with self._core.lock:
-            self._core.check()
+            self._core.check_writable()
             self._core.index.roll()
+            self._core.shared.rolled = True
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator
 
@@ -15,10 +16,9 @@ from tidelog.cli.main import main, parser
 from tidelog.cli.render import Screen
 from tidelog.errors import Corrupt, Error, InDoubt, Latched, Locked
 
-COMMANDS = (
-    *("append", "cat", "inspect", "verify", "repair", "seal", "truncate", "compact", "retain"),
-    *("convert", "restore"),
-)
+LOG = ("append", "cat", "inspect", "verify", "repair", "seal", "truncate", "compact", "retain", "convert", "restore")
+TOPIC = ("ls", "show", "write", "read", "follow", "delete", "drop", "config", "seal", "checkpoint")
+COMMANDS = (*(f"topic {verb}" for verb in TOPIC), "check", *(f"log {verb}" for verb in LOG))
 
 
 def parsers(made: ArgumentParser) -> Iterator[ArgumentParser]:
@@ -30,8 +30,10 @@ def parsers(made: ArgumentParser) -> Iterator[ArgumentParser]:
 
 
 def test_the_commands_are_those_that_are_tested() -> None:
-    found = [made.prog.removeprefix("tidelog log ") for made in parsers(parser())]
-    assert found == ["tidelog", "tidelog log", *COMMANDS]
+    groups = ("tidelog", "tidelog topic", "tidelog log")
+    found = [made.prog for made in parsers(parser())]
+    assert [name for name in found if name in groups] == list(groups)
+    assert [name.removeprefix("tidelog ") for name in found if name not in groups] == list(COMMANDS)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,12 +46,26 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_help_teaches_with_an_example_that_parses(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["log", command, "--help"])
+        main([*command.split(), "--help"])
     assert ended.value.code == 0
     said = capsys.readouterr().out
-    example = re.search(rf"^example:\n  \$ .*?\btidelog (log {command} .*?)(?: && .*)?$", said, re.MULTILINE)
-    assert example is not None, said
-    assert callable(parser().parse_args(example[1].split()).run)
+    _, _, examples = said.partition("\nexample")
+    lines = re.findall(r"^  \$ (.*)$", examples, re.MULTILINE)
+    assert lines, said
+    for line in lines:
+        example = re.search(rf"\btidelog ({command} .*?)(?: && .*)?$", line)
+        assert example is not None, line
+        assert callable(parser().parse_args(shlex.split(example[1])).run)
+
+
+@pytest.mark.parametrize("group", ["", "topic", "log"])
+def test_the_help_of_a_group_says_where_to_start(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([*group.split(), "--help"])
+    said = capsys.readouterr().out
+    for line in re.findall(r"^  \$ (.*)$", said.partition("start here:")[2], re.MULTILINE):
+        words = shlex.split(line.partition("tidelog ")[2])
+        assert " ".join(words[:2]) in {*COMMANDS, *(f"check {words[-1]}",)} or words[-1] == "--help", line
 
 
 @pytest.mark.parametrize(
@@ -73,6 +89,19 @@ def test_help_teaches_with_an_example_that_parses(command: str, capsys: pytest.C
         ["log", "restore", "a", "b", "--to-offset", "5", "--to-time", "5"],
         ["log", "convert", "a", "b"],
         ["log", "convert", "a", "b", "--to", "tide", "--drop", "data"],
+        ["topic"],
+        ["topic", "ls"],
+        ["topic", "read", "a"],
+        ["topic", "read", "a", "t", "--limit", "0"],
+        ["topic", "read", "a", "t", "--from", "-1"],
+        ["topic", "write", "a", "t", "--batch", "0"],
+        ["topic", "write", "a", "t", "--class", "paper"],
+        ["topic", "follow", "a", "t", "--timeout", "soon"],
+        ["topic", "follow", "a", "t", "--on-gap", "cry"],
+        ["topic", "delete", "a", "t", "--seqs", "1,x"],
+        ["topic", "config", "a", "t", "ttl_ms"],
+        ["topic", "config", "a", "t", "ttl_ms=soon"],
+        ["check"],
     ],
 )
 def test_a_bad_command_line_exits_with_2_and_the_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,371 @@
+"""What is being done when the power goes: histories of an engine, told to the oracle before and after.
+
+Everything is tiny, so that a few records fill a WAL file, seal a segment and pass a reservation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+from tests.crash.topics.looking import Wrong, hold, look, look_at
+from tests.crash.topics.oracle import Life, Oracle, Row, State, row
+
+import tidelog
+from tidelog.engine import Engine, Topic
+from tidelog.errors import Error
+from tidelog.testing import ManualClock, SimDisk
+
+PATH = "data"
+TINY: dict[str, Any] = {"wal_file_bytes": 2048, "segment_events_max": 4, "segment_bytes_max": 1024, "head_reserve": 4}
+CLASSES = ("fsync", "disk", "memory")
+TAGS = ("x:1", "x:2", "y", None)
+HOUR_MS = 3_600_000
+TTL_MS = 5_000
+
+
+def open_engine(disk: SimDisk, clock: ManualClock, shards: int, **more: Any) -> Engine:
+    return tidelog.open(PATH, disk=disk, clock=clock, threads=False, wal_shards=shards, **TINY, **more)
+
+
+class Bench:
+    """An engine on a simulated disk, and the oracle that is told what is done to it.
+
+    `faulty`: the disk has been asked to fail, so errors are part of the history.
+    """
+
+    def __init__(self, disk: SimDisk, *, shards: int = 1, faulty: bool = False) -> None:
+        self.disk, self.oracle, self.clock = disk, Oracle(), ManualClock()
+        self.shards, self.faulty = shards, faulty
+        self.watch: Callable[[int], None] | None = None  # looks at the disk before each of its operations
+        self.errors: list[Error] = []
+        self._number = 0
+        self.topics: dict[str, Topic] = {}
+        self.log: Engine
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.now_us() // 1_000
+
+    # What the process does.
+
+    def open(self, shards: int | None = None) -> None:
+        self.shards = shards or self.shards
+        self.topics.clear()
+        self.log = open_engine(self.disk, self.clock, self.shards)
+
+    def close(self) -> None:
+        if not self._did(self.log.close):
+            raise self.errors[-1]  # the history ends here: what is left is what a crash leaves
+        self.oracle.harden(checkpoint=True)
+
+    def kill(self, shards: int | None = None) -> None:
+        """The process is gone, what it handed to the system is not."""
+        self._restart(self.disk.reboot(), shards, cut=False)
+
+    def crash(self, random: Random, shards: int | None = None) -> None:
+        """The machine is gone, and what was not synced with it, by chance."""
+        self._restart(self.disk.crash_image(random), shards, cut=True)
+
+    def _restart(self, disk: SimDisk, shards: int | None, *, cut: bool) -> None:
+        self.disk = disk
+        disk.on_op = self.watch
+        self.open(shards)
+        self.settle(cut=cut)
+
+    def settle(self, *, cut: bool) -> None:
+        """Go on from what a restart found: a write whose fate nobody knew has one now."""
+        found = look(self.log)
+        wrong = self.oracle.judge(found, self.now_ms, cut=cut)
+        hold(wrong is None, f"after a {'power cut' if cut else 'kill'}: {wrong}")
+        self.oracle.settle(found, self.now_ms, cut=cut)
+
+    def topic(self, name: str) -> Topic:
+        if name not in self.topics:
+            self.topics[name] = self.log.topic(name, create=False)
+        return self.topics[name]
+
+    def life(self, name: str) -> Life:
+        """The topic of this name, to do something to it."""
+        self.oracle.touched.add(name)
+        return self.oracle.lives[name]
+
+    def early(self) -> str | None:
+        """Asked at any instant: whether a reader sees a write that was not acked yet (G6)."""
+        for name, topic in self.topics.items():
+            life = self.oracle.lives.get(name)
+            if life is not None and life.id == topic.id and topic.head_seq > life.now.head:
+                return f"{name}: a reader sees {topic.head_seq} before its write returned, {life.now.head} is acked"
+        return None
+
+    # What its callers do. Each tells the oracle what may be there before, and what must be there after.
+
+    def create(self, name: str, **config: Any) -> None:
+        self.oracle.create(name, config)
+        topic = self._try(None, None, lambda: self.log.topic(name, **config))
+        if topic is not None:
+            self.topics[name] = topic
+            self.oracle.created(name, topic.id)
+
+    def drop(self, name: str) -> None:
+        life = self.life(name)
+        life.dropping = True
+        self.oracle.tell()
+        if self._try(None, None, lambda: self.log.drop(name)):
+            del self.topics[name]
+            self.oracle.dropped(name)
+
+    def configure(self, name: str, **fields: Any) -> None:
+        life = self.life(name)
+        after = life.now.configured(fields)
+        if after.config == life.now.config:
+            return  # nothing is written
+        if self._try(life, after, lambda: self.log.topic(name, create=False, **fields)):
+            life.ack(after, hard=True)
+            self.oracle.tell()
+
+    def append(
+        self,
+        name: str,
+        records: Sequence[object],
+        tags: Sequence[str | None] | None = None,
+        nodes: Sequence[str | None] | None = None,
+        metas: Sequence[dict[str, Any] | None] | None = None,
+    ) -> None:
+        life, many = self.life(name), len(records)
+        life.stamp = max(self.now_ms, life.stamp)
+        none = [None] * many
+        columns = zip(records, tags or none, nodes or none, metas or none, strict=True)
+        batch = [row(life.stamp, *values) for values in columns]
+        topic = self.topic(name)
+        done = self._try(life, batch, lambda: topic.append(list(records), tag=tags, node=nodes, meta=metas))
+        if done is None:
+            return
+        hold(done.first_seq > max(life.now.head, life.top), f"{name}: seq {done.first_seq} was handed out before")
+        hold(done.last_seq - done.first_seq + 1 == many, f"{name}: {many} records were acked as {done}")
+        after = life.now.appended(done.first_seq, batch, self.now_ms)
+        life.ack(after, hard=after.durability == "fsync")
+        self.oracle.tell()
+
+    def delete(
+        self, name: str, *, before_seq: int | None = None, match: str | None = None, seqs: Sequence[int] | None = None
+    ) -> None:
+        life = self.life(name)
+        held = life.now.retained(self.now_ms)
+        goes = held.selected(before_seq, match, seqs)
+        after = held.without(goes)
+        topic = self.topic(name)
+        done = self._try(life, after, lambda: topic.delete(before_seq=before_seq, match=match, seqs=seqs))
+        if done is None:
+            return
+        hold(done.deleted == len(goes), f"{name}: {goes} should go, {done.deleted} went")
+        life.ack(after, hard=after.durability == "fsync")
+        self.oracle.tell()
+
+    def checkpoint(self) -> None:
+        if self._did(self.log.checkpoint):
+            self.oracle.harden(checkpoint=True)
+
+    def tick(self) -> None:
+        if self._did(self.log.tick):
+            self.oracle.harden(checkpoint=False)
+
+    def seal(self, name: str) -> None:
+        self._did(self.topic(name).seal)
+
+    def look(self) -> None:
+        """Read everything: it is exactly what the oracle says. Age shows itself to readers, so floors may move."""
+        for name, life in self.oracle.lives.items():
+            if life.id is None or life.dropping:
+                continue
+            before, after = life.now, life.now.retained(self.now_ms)
+            if after is not before and life.flight is None:
+                life.flight = after
+                self.oracle.tell()
+            seen = look_at(self.topic(name), limit=3)
+            if self.faulty and after is not before and seen.rows == before.rows:
+                life.flight = None if life.flight is after else life.flight
+                continue  # the floor could not be made durable, so nothing went
+            _, wrong = life.differs(after, seen)
+            hold(wrong is None, f"{name}, in the running engine: {wrong}")
+            hold(seen.head == after.head, f"{name}: the head is {seen.head}, {after.head} was acked last")
+            if after is not before or seen.floor != before.floor:
+                life.ack(replace(after, floor=seen.floor), hard=after.durability == "fsync")
+            life.show(seen.floor)
+            self.oracle.tell()
+
+    def _did(self, call: Callable[[], None]) -> bool:
+        """Make a call that changes no record; whether it returned."""
+
+        def called() -> bool:
+            call()
+            return True
+
+        return self._try(None, None, called) is not None
+
+    def _try(self, life: Life | None, flight: State | list[Row] | None, call: Callable[[], Any]) -> Any:
+        """Make a call that may fail where the disk was asked to; None when it did."""
+        stuck = life is not None and life.flight is not None
+        if life is not None and not stuck:
+            life.flight = flight
+        self.oracle.tell()
+        try:
+            done = call()
+        except Error as error:
+            if not self.faulty:
+                raise
+            self.errors.append(error)
+            if life is not None and not stuck and error.written is False:
+                life.flight = None
+                self.oracle.tell()
+            return None
+        if stuck:
+            assert life is not None
+            raise Wrong(f"{life.name}: a write went through behind one whose fate nobody knows")
+        return done
+
+    def data(self, random: Random, size: int) -> object:
+        """A record that nobody else wrote: bytes or JSON."""
+        self._number += 1
+        if random.random() < 0.5:
+            return b"%d:" % self._number + random.randbytes(size)
+        return {"n": self._number, "text": "ä" * (size // 4), "list": [None, True, 1.5]}
+
+
+# Letters ------------------------------------------------------------------------------------------------
+
+
+def one(bench: Bench, name: str, random: Random) -> None:
+    bench.append(name, [bench.data(random, 40)], [random.choice(TAGS)], metas=[random.choice([None, {"k": "v"}])])
+
+
+def batch(bench: Bench, name: str, random: Random) -> None:
+    many = random.randint(2, 5)
+    bench.append(
+        name,
+        [bench.data(random, random.choice([0, 30, 250])) for _ in range(many)],
+        [random.choice(TAGS) for _ in range(many)],
+        [random.choice([None, "n1", "n2"]) for _ in range(many)],
+        [random.choice([None, {"k": number}]) for number in range(many)],
+    )
+
+
+def before(bench: Bench, name: str, random: Random) -> None:
+    now = bench.oracle.lives[name].now
+    bench.delete(name, before_seq=random.randint(now.floor, now.head + 2))
+
+
+def tag(bench: Bench, name: str, random: Random) -> None:
+    bench.delete(name, match=random.choice(["x:1", "y"]))
+
+
+def prefix(bench: Bench, name: str, random: Random) -> None:
+    bench.delete(name, match=random.choice(["x:*", "*"]))
+
+
+def seqs(bench: Bench, name: str, random: Random) -> None:
+    now = bench.oracle.lives[name].now
+    bench.delete(name, seqs=sorted({random.randint(1, now.head + 3) for _ in range(3)}))
+
+
+def cap(bench: Bench, name: str, random: Random) -> None:
+    bench.configure(name, **random.choice([{"cap_records": 3}, {"cap_bytes": 400}]))
+    batch(bench, name, random)
+
+
+def expire(bench: Bench, name: str, random: Random) -> None:
+    bench.configure(name, ttl_ms=TTL_MS)
+    bench.clock.tick(random.choice([TTL_MS, TTL_MS + 1]))
+    bench.look()
+    one(bench, name, random)
+
+
+def checkpoint(bench: Bench, name: str, random: Random) -> None:
+    del name, random
+    bench.checkpoint()
+
+
+def seal(bench: Bench, name: str, random: Random) -> None:
+    del random
+    bench.seal(name)
+
+
+def drop(bench: Bench, name: str, random: Random) -> None:
+    config = bench.oracle.lives[name].now.config
+    bench.drop(name)
+    if name not in bench.oracle.lives:
+        bench.create(name, **config)
+    if random.random() < 0.5 and bench.oracle.lives[name].id is not None:
+        one(bench, name, random)
+
+
+def reclass(bench: Bench, name: str, random: Random) -> None:
+    now = bench.oracle.lives[name].now.durability
+    bench.configure(name, durability=random.choice([other for other in CLASSES if other != now]))
+
+
+def reopen(bench: Bench, name: str, random: Random) -> None:
+    del name
+    bench.close()
+    bench.open(random.randint(1, 4))
+    if bench.faulty or any(life.now.durability == "ephemeral" for life in bench.oracle.lives.values()):
+        bench.settle(cut=False)
+
+
+def idle(bench: Bench, name: str, random: Random) -> None:
+    del name
+    bench.clock.tick(1)
+    bench.clock.set_us(bench.clock.now_us() + random.choice([-1, 1]) * HOUR_MS * 1_000)
+    bench.tick()
+
+
+def kill(bench: Bench, name: str, random: Random) -> None:
+    del name
+    bench.kill(random.randint(1, 4))
+
+
+def crash(bench: Bench, name: str, random: Random) -> None:
+    del name
+    bench.crash(random, random.randint(1, 4))
+
+
+Letter = Callable[[Bench, str, Random], None]
+ALPHABET: tuple[Letter, ...] = (
+    *(one, batch, before, tag, prefix, seqs, cap, expire, checkpoint, seal, drop, reclass, reopen, idle),
+)
+RESTARTS: tuple[Letter, ...] = (kill, crash)
+
+
+def letters(words: str) -> list[Letter]:
+    """The letters of these names."""
+    known = {letter.__name__: letter for letter in (*ALPHABET, *RESTARTS)}
+    return [known[word] for word in words.split()]
+
+
+def prologue(bench: Bench, random: Random) -> None:
+    """Something to work on: records in segments, records in the WAL only, something deleted."""
+    bench.open()
+    bench.create("f", durability="fsync")
+    bench.create("d", durability="disk")
+    for name in ("f", "d"):
+        bench.append(name, [b"first", {"n": 0}, b"third"], ["x:1", "y", "x:2"])
+    if random.random() < 0.5:
+        bench.checkpoint()
+    bench.delete("f", seqs=[2])
+    for name in ("d", "f"):
+        one(bench, name, random)
+    bench.look()
+    bench.oracle.touched.clear()
+
+
+def spell(bench: Bench, letters: Sequence[Letter], random: Random) -> None:
+    """Do what these letters say, each to a topic drawn by chance."""
+    for letter in letters:
+        lives = bench.oracle.lives
+        names = [name for name in "fd" if name in lives and lives[name].id is not None and not lives[name].dropping]
+        if not names:
+            return  # every drop and every creation failed
+        letter(bench, random.choice(names), random)
+        bench.look()

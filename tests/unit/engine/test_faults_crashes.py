@@ -1,0 +1,220 @@
+"""A machine that loses power in the middle: columns TW, C±, LU and RR of the fault matrix (G1–G4, G23, G31–G48, G62,
+G63, G73, G77–G86).
+
+Method: the act runs once on a healthy disk; before and after each call that its row is about, what a
+restart could find is looked at. Until the act has returned its topics are as before or as after, and
+from then on they are as after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from random import Random
+from typing import NamedTuple
+
+import pytest
+from tests.unit.engine.fault_bench import Bench, serving
+from tests.unit.engine.fault_matrix import cells
+from tests.unit.engine.fault_outcomes import judge, judge_use
+from tests.unit.engine.fault_rows import PATH, Step, used
+
+from tidelog.engine import Engine, Report
+from tidelog.errors import Damaged
+from tidelog.testing import ManualClock, Policy, SimDisk
+
+POLICIES: dict[str, tuple[Policy, ...]] = {
+    "TW": ("torn_last",),
+    "C±": ("none", "all"),
+    "LU": ("prefixes", "all_but_one", "only_one", "random"),
+    "RR": ("directories",),
+}
+CALLS = {"TW": "write", "RR": "create rename remove mkdir rmdir sync_dir"}
+LIMIT = 8  # images of an instant
+FRAME_BYTES = 46  # around the data of a frame
+
+
+class Moment(NamedTuple):
+    """What a restart could find at one instant of an act."""
+
+    words: str
+    image: SimDisk
+    acked: bool  # the act has returned
+    cut: bool  # the power is gone, not only the process
+
+
+def moments(bench: Bench, column: str) -> Iterator[Moment]:
+    """Before and after each call of a row; for a torn write or lost names, after the calls that can be so."""
+    calls = CALLS.get(column, "").split()
+    wanted = [number for number in bench.picks if not calls or bench.steps[number].call in calls]
+    assert wanted, "this row makes no such call"
+    instants = {number + 1 for number in wanted} | ({*wanted} if column == "C±" else set())
+    found: list[Moment] = []
+    random = Random(f"{column} {bench.steps}")
+    disk, clock, log, _ = bench.ready()
+    began = disk.ops
+
+    def take(number: int, acked: bool) -> None:
+        if number not in instants:
+            return
+        last = bench.steps[number - 1] if number else Step("open", PATH, 0)
+        words = f"after {last.call} {last.path} (step {number} of {len(bench.steps)})"
+        images = disk.images(POLICIES[column], random, limit=LIMIT)
+        found.extend(Moment(f"{words}, {image.label}", image.disk, acked, True) for image in images)
+        if column == "C±":
+            found.append(Moment(f"{words}, killed", disk.reboot(), acked, False))
+
+    disk.on_op = lambda op: take(op - began - 1, False)
+    if log is None:
+        bench.open(disk, clock)
+    else:
+        bench.scenario.act(log, clock)
+    disk.on_op = None
+    assert disk.ops - began == len(bench.steps), "the act makes other calls than it did"
+    take(len(bench.steps), True)
+    yield from found
+
+
+def crash(bench: Bench, column: str) -> Iterator[Report]:
+    """Judge every moment; for a share of them, go on with what was found."""
+    seen: dict[tuple[bytes, bool], None] = {}
+    for moment in moments(bench, column):
+        key = moment.image.digest(), moment.acked
+        if key in seen:
+            continue
+        seen[key] = None
+        states = [bench.after] if moment.acked else bench.between
+        use = moment.image.reboot() if len(seen) % 8 == 1 else None
+        yield judge(bench, moment.image, states, moment.words, least=bench.base if moment.cut else None)
+        if use is not None:
+            judge_use(bench, use, moment.words)
+
+
+SECTOR_BYTES = 512
+
+
+def to_the_edge(log: Engine) -> None:
+    """Let the next frame of each shard begin just before the end of a sector, so that power can fail in its middle."""
+    for name, shard in (("f", log._shared.shards[0]), ("other", log._shared.shards[1])):
+        log.topic(name).append(bytes(-(shard.position().pos + FRAME_BYTES + 20) % SECTOR_BYTES))
+        assert shard.position().pos % SECTOR_BYTES == SECTOR_BYTES - 20
+
+
+def edged(bench: Bench) -> Bench:
+    def lead(log: Engine, clock: ManualClock) -> None:
+        bench.scenario.lead(log, clock)
+        to_the_edge(log)
+
+    return Bench(replace(bench.scenario, lead=lead))
+
+
+@pytest.mark.parametrize(("row", "outcome"), cells("TW", without="T16"))
+def test_a_torn_write(row: str, outcome: str) -> None:
+    """G4, G52, G62, G63, G81: what is torn is cut, made again or passed over, and nothing acked goes with it."""
+    frames = row in ("T1", "T6", "T10", "T11", "T15")
+    assert frames or outcome in ("RB", "OLD") or row == "T3"  # it is CURRENT that may be torn there
+    cut = 0
+    for bench in serving(row, "TW"):
+        before = bench.open(*bench.machine()).report.snapshot
+        for report in crash(edged(bench) if frames else bench, "TW"):
+            cut += len(report.cut)
+            if outcome == "OLD":
+                assert report.snapshot == before, "a torn snapshot was taken for one"
+    assert bool(cut) == frames, f"{cut} frames were torn"
+
+
+@pytest.mark.parametrize(("row", "outcome"), cells("TW", only="T16"))
+def test_a_frame_that_ends_anywhere_is_cut(row: str, outcome: str) -> None:
+    """G52, G53: of the last frame any number of bytes is there, and behind them zeros, the file's end or garbage."""
+    assert (row, outcome) == ("T16", "CUT")
+    bench = serving("T1", "TW")[0]
+    disk, clock, log, _ = bench.ready()
+    assert log is not None
+    path = next(step.path for step in bench.steps if step.call == "write")
+    start = used(disk.read_file(path))
+    assert start, "there are frames before it"
+    bench.scenario.act(log, clock)
+    whole = disk.read_file(path)
+    stop = used(whole)
+    assert stop - start > 50
+    for at in range(start, stop):
+        for number, behind in enumerate((bytes(len(whole) - at), b"", b"\xa5" * (at % 7 + 1))):
+            if number and at % 4:
+                continue
+            image = disk.reboot()
+            image.write_file(path, whole[:at] + behind)
+            what = f"{at - start} of {stop - start} bytes and {('zeros', 'nothing', 'garbage')[number]}"
+            report = judge(bench, image, [bench.before], what)
+            assert bool(report.cut) == bool((whole[start:at] + behind).strip(b"\0")), f"{what}: {report.cut}"
+            assert used(image.read_file(path)) == start, f"{what}: what was cut is still there (G53)"
+            if at % 16 == 0:
+                judge_use(bench, image, what)
+
+
+@pytest.mark.parametrize(("row", "outcome"), cells("C±", without="T18"))
+def test_a_crash_before_and_after_each_call(row: str, outcome: str) -> None:
+    """G1–G3, G23, G31, G37–G48, G63, G73, G77, G85."""
+    del outcome
+    assert sum(1 for bench in serving(row, "C±") for _ in crash(bench, "C±"))
+
+
+@pytest.mark.parametrize(("row", "outcome"), cells("LU"))
+def test_any_part_of_what_was_not_synced_is_lost(row: str, outcome: str) -> None:
+    """G1, G3, G4, G8, G9, G31, G37, G44, G45, G62, G77."""
+    del outcome
+    assert sum(1 for bench in serving(row, "LU") for _ in crash(bench, "LU"))
+
+
+@pytest.mark.parametrize(("row", "outcome"), cells("RR"))
+def test_names_are_lost_or_come_out_of_order(row: str, outcome: str) -> None:
+    """G31, G32, G35, G38, G83, G85."""
+    del outcome
+    assert sum(1 for bench in serving(row, "RR") for _ in crash(bench, "RR"))
+
+
+# The lethal order of T8-RR: a WAL file is gone for good, the snapshot that covers it is not there.
+
+
+def lethal(bench: Bench, disk: SimDisk, clock: ManualClock) -> Iterator[SimDisk]:
+    """Of all that a restart could find during a checkpoint that removes WAL files, what lacks one of them and the
+    snapshot that was made before."""
+    log = bench.open(disk, clock)
+    bench.scenario.lead(log, clock)
+    snapshot = max(disk.names(f"{PATH}/meta"))
+    first = min(name for name in disk.tree() if "/wal-" in name)
+    found: list[SimDisk] = []
+
+    def look(op: int) -> None:
+        del op
+        for _, image in disk.images(["directories"]):
+            names = image.tree()
+            if first not in names and f"{PATH}/meta/{snapshot}" not in names:
+                found.append(image)
+
+    disk.on_op = look
+    bench.scenario.act(log, clock)
+    assert first not in disk.tree(), "the checkpoint removed no WAL file"
+    yield from found
+
+
+def test_no_wal_file_is_gone_before_the_snapshot_that_covers_it_is_there() -> None:
+    """G35, G38, T8-RR."""
+    bench = serving("T8", "RR")[0]
+    assert list(lethal(bench, *bench.machine())) == []
+
+
+def test_without_the_sync_of_names_wal_files_go_first_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G35: it is the sync of the snapshots' directory that makes the lethal order impossible, and the test sees it."""
+    bench = serving("T8", "RR")[0]
+    disk, clock = bench.machine()
+
+    def forgetful(path: str) -> None:
+        if path != f"{PATH}/meta":
+            SimDisk.sync_dir(disk, path)
+
+    monkeypatch.setattr(disk, "sync_dir", forgetful)
+    found = list(lethal(bench, disk, clock))
+    assert found
+    for image in found:
+        with pytest.raises(Damaged, match="may be lost"):
+            bench.open(image, clock)

@@ -1,0 +1,201 @@
+"""A disk that is slow, full or failing: columns SW, NS, EW and EF of the fault matrix (G22–G29, G43, G74, G79)."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from random import Random
+
+import pytest
+from tests.unit.engine.fault_bench import Bench, Strike, benches, expect, serving, view
+from tests.unit.engine.fault_matrix import NAMES, SYNCS, TIMES, cells
+from tests.unit.engine.fault_outcomes import EXPECT, survives
+from tests.unit.engine.fault_rows import (
+    Scenario,
+    Step,
+    behind_snapshot,
+    checkpoint,
+    delete_some,
+    drop,
+    expire_segments,
+    make_litter,
+    make_old,
+    on,
+    on_names_after,
+)
+
+from tidelog.errors import DiskFull, Latched
+from tidelog.testing import SimDisk
+
+NEEDS_ROOM = "write create reserve mkdir rename"
+WRITES = "write create reserve cut mkdir rename remove rmdir"
+
+
+def thinned(row: str, strikes: list[Strike], times: str) -> list[Strike]:
+    """All of them; of an opening that ends at its first error, failing for ever, every third."""
+    return strikes[::3] if row == "T17" and times == "forever" else strikes
+
+
+@pytest.mark.parametrize(("row", "outcome"), cells("SW"))
+def test_short_writes(row: str, outcome: str) -> None:
+    """G26: a short write is completed."""
+    for bench in serving(row, "SW"):
+        assert any(bench.steps[number].call == "write" for number in bench.picks)
+        for seed in range(3):
+            EXPECT[outcome](bench, Strike(f"seed {seed}", Step("write", "", 0), partial(shorten, seed)))
+
+
+def shorten(seed: int, disk: SimDisk) -> None:
+    disk.short_writes(Random(seed))
+
+
+@pytest.mark.parametrize(("row", "outcome", "times"), cells("NS", without="T18"))
+def test_no_space(row: str, outcome: str, times: str) -> None:
+    """G25, G27, G29, G74, G79. Delayed allocation lets a full device be told by a sync: that is T2."""
+    for bench in serving(row, "NS"):
+        strikes = list(bench.strikes("sync" if row == "T2" else NEEDS_ROOM, times, errno.ENOSPC))
+        assert strikes, "no call of this row needs room"
+        for strike in thinned(row, strikes, times):
+            EXPECT[outcome](bench, strike)
+
+
+@pytest.mark.parametrize(("row", "outcome", "times"), cells("EW", without="T18"))
+def test_error_on_write(row: str, outcome: str, times: str) -> None:
+    """G22, G27–G29, G43, G74, G79."""
+    for bench in serving(row, "EW"):
+        strikes = list(bench.strikes(WRITES, times))
+        assert strikes, "this row writes nothing"
+        for strike in thinned(row, strikes, times):
+            EXPECT[outcome](bench, strike)
+
+
+@pytest.mark.parametrize(("row", "outcome", "mode", "times"), cells("EF"))
+def test_error_on_sync(row: str, outcome: str, mode: str, times: str) -> None:
+    """G22–G24, G27–G29, G43, G74, G79."""
+    for bench in serving(row, "EF"):
+        strikes = list(bench.strikes("sync_dir", times) if mode == NAMES else bench.strikes("sync", times, mode=mode))
+        assert strikes, "this row does not sync so"
+        for strike in thinned(row, strikes, times):
+            EXPECT[outcome](bench, strike)
+
+
+@pytest.mark.parametrize("row", SYNCS)
+def test_a_row_syncs_what_the_table_says(row: str) -> None:
+    """So that no way to fail is left out where a row begins to sync something else."""
+    found = {bench.steps[number].call for bench in serving(row, "EF") for number in bench.picks}
+    assert ("sync" in found, "sync_dir" in found) == ("kept" in SYNCS[row], NAMES in SYNCS[row])
+
+
+# Outside the table: its note 3, removals, a device that is really full, and what is never done.
+
+EXTRA = {
+    "a deletion vector": (
+        Scenario(lead=delete_some, act=checkpoint, picks=on_names_after(".del"), derived=True),
+        "write create rename sync sync_dir",
+        "ERR",
+    ),
+    "a stale snapshot or WAL file": (
+        Scenario(lead=make_litter, act=checkpoint, picks=behind_snapshot, derived=True),
+        "remove",
+        "ERR",
+    ),
+    "a dropped segment": (
+        Scenario(prepare=make_old, lead=expire_segments, act=checkpoint, picks=behind_snapshot, derived=True),
+        "remove sync_dir",
+        "ERR",
+    ),
+    "the files of a dropped topic": (
+        Scenario(act=drop, picks=on("/topics")),
+        "rename remove rmdir sync_dir",
+        "OK",
+    ),
+}
+
+
+@pytest.mark.parametrize("times", TIMES)
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
+@pytest.mark.parametrize("what", EXTRA)
+def test_what_a_frame_covers_already_is_done_later(what: str, error: int, times: str) -> None:
+    """G29, G79, G80, G83, G85, note 3: the delete, the eviction, the drop was acked, and stays. Its files follow when
+    they can: by the next checkpoint, or by the next start."""
+    scenario, calls, outcome = EXTRA[what]
+    bench = Bench(scenario)
+    strikes = [*bench.strikes(calls, times, error), *bench.strikes("sync", times, mode="dropped")]
+    assert {strike.step.call for strike in strikes} == set(calls.split())
+    for strike in strikes:
+        EXPECT[outcome](bench, strike)
+
+
+def test_litter_is_gone_in_the_end() -> None:
+    """G35, G83: a removal that failed is made up for: by later checkpoints, and at the latest by a restart."""
+    bench = benches("T8")[0]
+
+    def left(arm: Callable[[SimDisk], None]) -> Counter[str]:
+        """How many files of each kind there are after the act, a close and a start."""
+        run = bench.run(arm)
+        assert run.log is not None
+        run.log.close()
+        bench.open(run.disk, run.clock).close()
+        names = (path.rpartition("/")[2] for path in run.disk.tree())
+        return Counter("wal" if name.startswith("wal-") else name.rpartition(".")[2] for name in names)
+
+    healthy = left(lambda _: None)
+    for strike in bench.strikes("remove sync_dir", "once"):
+        assert not left(strike.arm) - healthy, strike.words
+
+
+def test_a_device_that_fills_up_refuses_until_there_is_room() -> None:
+    """G25, G29. Method: real capacity, not a planned failure. A checkpoint finds no room at any of its bytes, while
+    appends have theirs: it was reserved."""
+    (bench,) = serving("T4", "NS")
+    disk, clock, log, _ = bench.ready()
+    assert log is not None
+    used_bytes = sum(map(len, disk.tree().values()))
+    refused = 0
+    for room in range(0, 4_000, 211):
+        disk, clock, log, _ = bench.ready()
+        assert log is not None
+        disk.capacity_bytes = used_bytes + room
+        try:
+            log.checkpoint()
+        except DiskFull:
+            refused += 1
+            expect(view(log, clock), [bench.before], f"{room} bytes left")
+            log.topic("f").append(b"has room in the WAL")
+            survives(bench, disk, [view(log, clock)], f"{room} bytes left", least=bench.base)
+            disk.capacity_bytes = None
+            log.checkpoint()
+        disk.capacity_bytes = None
+        log.tick()
+        survives(bench, disk, [view(log, clock)], f"{room} bytes left, then more")
+    assert 5 < refused < 19
+
+
+def test_a_wal_without_room_refuses_until_there_is_some() -> None:
+    """G25, G27: the file is full and no other can be made: that is a rotation that failed, and latches."""
+    (bench,) = serving("T3", "NS")
+    disk, clock, log, _ = bench.ready()
+    assert log is not None
+    disk.capacity_bytes = sum(map(len, disk.tree().values()))
+    with pytest.raises(Latched):
+        bench.scenario.act(log, clock)
+    expect(view(log, clock), [bench.before], "no room for another file")
+    log.topic("other").append(b"goes on")
+    disk.capacity_bytes = None
+    log.close()
+    again = bench.open(disk.crash_image("none"), clock)
+    assert again.report.damage == []
+    assert again.topic("other").read().records[-1].data == b"goes on"
+    expect({"f": view(again, clock)["f"]}, [{"f": bench.before["f"]}], "restarted")
+
+
+def test_pruning_writes_nothing_and_looking_changes_nothing() -> None:
+    """The dashes of T8 and T16: these calls are never made."""
+    pruned = {benches("T8")[0].steps[number].call for number in benches("T8")[0].picks}
+    assert pruned == {"remove", "sync_dir"}
+    for bench in serving("T16", "C±"):
+        disk, clock = bench.machine()
+        view(bench.open(disk, clock, read_only=True), clock)
+        assert disk.ops == 0
