@@ -30,7 +30,9 @@ def test_a_killed_writer_loses_nothing_it_acked(codec: str, sync: str, tmp_path:
         with SegmentedLog.open(path, codec, sync=sync, segment_bytes_max=60_000) as log:
             found = list(log)
             assert not log.report.damage
-            assert not log.report.quarantined
+            # Killed between the data of a batch and its checksums, the rustlog side-car leaves more than one record
+            # without any: kept aside, and none of them was acked.
+            assert codec == "rustlog" or not log.report.quarantined
             assert [record.seq for record in found] == list(range(log.lowest, log.highest))
             assert log.highest > acked, f"acked {acked}, the log ends before {log.highest}"
             wrong = [record.seq for record in found if record.data != data_of(record.seq)]

@@ -58,13 +58,9 @@ class Sweep:
     def over(self, history: Callable[[], None]) -> None:
         """Judge every instant of a history, up to the first failure."""
         self.bench.watch = self.bench.disk.on_op = self.examine
-        try:
+        with suppress(Found):
             history()
             self.examine(self.bench.disk.ops + 1)
-        except Found:
-            pass
-        except Wrong as wrong:
-            self.tally.failures.append(str(wrong))
 
     def examine(self, op: int) -> None:
         """Judge what a power cut could leave now."""
@@ -74,11 +70,8 @@ class Sweep:
             self._found(early)
         again = depth.again
         for image in bench.disk.images(random=self.random, limit=depth.limit):
-            key = (image.disk.digest(), bench.oracle.version)
-            if key in self._seen:
+            if not self._is_new(image.disk):
                 continue
-            self._seen.add(key)
-            tally.states += 1
             if self.forbidden and any(self.forbidden in content for content in image.disk.tree().values()):
                 self._found(f"{self.forbidden!r} is in a file")
             now_ms = bench.now_ms - self.random.choice((0, 0, 0, HOUR_MS))  # a clock may be set while the power is off
@@ -94,6 +87,15 @@ class Sweep:
                 where = f"after op {op - 1} ({trace[-1] if trace else 'the start'}), {image.label}"
                 self._found(f"{where}, opened with {shards} shards: {wrong}")
 
+    def _is_new(self, disk: SimDisk) -> bool:
+        """Count a state, unless the same one was judged before and by the same rules."""
+        key = (disk.digest(), self.bench.oracle.version)
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        self.tally.states += 1
+        return True
+
     def _found(self, words: str) -> NoReturn:
         self.tally.failures.append(words)
         self.bench.disk.on_op = None
@@ -104,7 +106,8 @@ class Sweep:
 
         def examine(op: int) -> None:
             for image in disk.images(random=self.random, limit=self.depth.again_limit):
-                self.tally.states += 1
+                if not self._is_new(image.disk):
+                    continue
                 wrong = judge(image.disk, self.bench.oracle, now_ms, shards, thorough=False, known=self._known)
                 if wrong is not None:
                     wrongs.append(f"and again in recovery before op {op}, {image.label}: {wrong}")
@@ -123,13 +126,16 @@ def sweep(
     tally = tally or Tally()
     random = Random(f"{seed}/{'-'.join(letter.__name__ for letter in letters)}")
     bench = Bench(SimDisk(trace=True), shards=shards)
-    prologue(bench, random)
 
     def history() -> None:
         spell(bench, letters, random)
         bench.close()
 
-    Sweep(bench, depth, Random(random.random()), tally).over(history)
+    try:
+        prologue(bench, random)
+        Sweep(bench, depth, Random(random.random()), tally).over(history)
+    except Wrong as wrong:
+        tally.failures.append(str(wrong))
     if tally.failures:
         words = " ".join(letter.__name__ for letter in letters)
         tally.failures[-1] = f"seed {seed!r}, {shards} shards, {words}: {tally.failures[-1]}"

@@ -9,6 +9,7 @@ import pytest
 
 from tidelog.commitlog import SegmentedLog
 from tidelog.errors import Corrupt, Damaged, NewerFormat
+from tidelog.formats import envelope
 from tidelog.testing import ManualClock, PowerOff, SimDisk
 
 Opener: TypeAlias = Callable[..., SegmentedLog]
@@ -326,7 +327,7 @@ def test_a_footer_of_a_newer_version_is_refused_and_nothing_is_changed(
     written(open_log())
     path = "log/seg-0000000000000001.foot"
     good = disk.read_file(path)
-    disk.write_file(path, good[:4] + b"\2" + good[5:])
+    disk.write_file(path, envelope.wrap(good[:4], 2, envelope.unwrap(good[:4], 1, good, path)))
     before = disk.digest()
     with pytest.raises(NewerFormat) as refused:
         open_log(read_only=read_only)

@@ -54,11 +54,12 @@ def test_anything_else_is_corrupt_in_words(buf: bytes, words: str) -> None:
     assert "seg-7.foot" in str(caught.value)
 
 
-def test_a_newer_version_is_refused_before_its_bytes_are_judged() -> None:
-    for buf in (naive(b"TEST", 3, b"body"), GOOD[:4] + b"\xff" + GOOD[5:]):
-        with pytest.raises(NewerFormat) as caught:
-            envelope.unwrap(b"TEST", 2, buf, "seg-7.foot")
-        assert caught.value.known == 2
+def test_a_newer_version_is_refused_and_a_damaged_one_is_damage() -> None:
+    with pytest.raises(NewerFormat) as caught:
+        envelope.unwrap(b"TEST", 2, naive(b"TEST", 3, b"body"), "seg-7.foot")
+    assert caught.value.known == 2
+    with pytest.raises(Corrupt, match="checksum"):
+        envelope.unwrap(b"TEST", 2, GOOD[:4] + b"\xff" + GOOD[5:], "seg-7.foot")
 
 
 def test_the_checksum_covers_the_version() -> None:
