@@ -71,7 +71,7 @@ def test_histories_with_kills_and_power_cuts_inside_them(seed: int, tell: Tell) 
     told(tally, tell)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @faults
 def test_a_disk_that_refuses_loses_nothing_that_was_acked(fault: Fault, tell: Tell) -> None:
     tally = Tally()
