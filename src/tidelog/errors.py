@@ -160,12 +160,13 @@ class AlreadyExists(Refused):
 class TopicExists(AlreadyExists):
     code = "topic_exists_incompatible"
 
-    def __init__(self, topic: str, *, reason: str) -> None:
+    def __init__(self, topic: str, *, reason: str, detail: dict[str, str] | None = None) -> None:
         super().__init__(
             f"topic {topic!r} exists and does not fit: {reason}; nothing was changed, "
             "use it as it is or choose another name"
         )
         self.topic, self.reason = topic, reason
+        self.detail = detail or {}  # for machines: what is there and what was asked for
 
 
 class NewerFormat(Refused):

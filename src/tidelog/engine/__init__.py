@@ -7,23 +7,35 @@ from typing import Any
 from tidelog.clock import Clock
 from tidelog.disk.seam import Disk
 from tidelog.engine.config import EngineConfig, TopicConfig
+from tidelog.engine.encode import Batch
 from tidelog.engine.engine import Engine
 from tidelog.engine.floors import Gap
 from tidelog.engine.opening import opened
+from tidelog.engine.pages import Pass, TextPage
 from tidelog.engine.report import Progress, Report
 from tidelog.engine.results import Appended, Counts, Deleted, Page, Record, TopicState
 from tidelog.engine.topic import Topic
+from tidelog.formats.frame import SEQ_MAX
+from tidelog.formats.json_rows import Show
+from tidelog.wal import Shard, Token
 
 __all__ = [
+    "SEQ_MAX",
     "Appended",
+    "Batch",
     "Counts",
     "Deleted",
     "Engine",
     "EngineConfig",
     "Gap",
     "Page",
+    "Pass",
     "Record",
     "Report",
+    "Shard",
+    "Show",
+    "TextPage",
+    "Token",
     "Topic",
     "TopicConfig",
     "TopicState",

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tidelog.engine import encode
-from tidelog.engine.core import Core
+from tidelog.engine.config import TopicConfig
+from tidelog.engine.core import Core, Shared
 from tidelog.engine.encode import Batch, Columns
 from tidelog.engine.idempotency import Pending
 from tidelog.engine.parts import Weight
@@ -27,7 +28,19 @@ _AHEAD_WITHIN_MS = 1000
 class Append(Commit):
     """A staged batch on its way through the WAL."""
 
-    __slots__ = ("batch_frames", "ceiling", "core", "count", "first", "key", "reserves", "token", "ts_ms", "weight")
+    __slots__ = (
+        "batch_frames",
+        "ceiling",
+        "core",
+        "count",
+        "first",
+        "key",
+        "reserves",
+        "shard",
+        "token",
+        "ts_ms",
+        "weight",
+    )
 
     def __init__(self, core: Core, first: int, ts_ms: int, batch: Batch | Columns, key: str | None) -> None:
         frames = encode.frames(core.id, first, ts_ms, batch, durable=core.durable)
@@ -36,7 +49,8 @@ class Append(Commit):
         self.weight, self.batch_frames, self.key = batch.weight, frames, key
         self.reserves = core.config.durability == "disk"
         self.ceiling = 0
-        self.token: Token[Appended] = Token(core.shared.shard(core.id))
+        self.shard = core.shared.shard(core.id)
+        self.token: Token[Appended] = Token(self.shard)
 
     def prepare(self) -> None:
         """Disk class: seqs that a crash could give out again are first put on record, for many writes ahead."""
@@ -62,7 +76,13 @@ class Append(Commit):
             else:
                 core.shared.quota.give(self.weight)
                 core.reserving = core.reserved
-            appended = Appended(self.first, last, core.index.head)
+            appended = Appended(
+                self.first,
+                last,
+                core.index.head,
+                write_us=self.shard.write_us,
+                sync_us=self.shard.sync_us if core.durable else 0,
+            )
             if self.key is not None and error is not None:
                 core.window.forget(self.key)
             elif self.key is not None:
@@ -137,17 +157,31 @@ def _echo(core: Core, first: Token[Appended]) -> Token[Appended]:
     return token
 
 
+def admit_first(shared: Shared, name: str, config: TopicConfig, batch: Batch | Columns) -> None:
+    """What the first write of a topic that does not exist yet would be refused for."""
+    _check_caps(name, config, batch)
+    shared.quota.take(batch.weight)
+    shared.quota.give(batch.weight)
+
+
+def _check_caps(name: str, config: TopicConfig, batch: Batch | Columns) -> None:
+    """A write that would not even fit an empty topic."""
+    if config.discard == "reject":
+        for cap, more in ((config.cap_records, len(batch)), (config.cap_bytes, batch.weight)):
+            if cap and more > cap:
+                raise TooLarge(f"{name}: a write", size=more, limit=cap)
+
+
 def _admit(core: Core, batch: Batch | Columns) -> None:
     """A topic that rejects what it has no room for does so before a seq is taken."""
     config, index, staged = core.config, core.index, core.staged
     if config.discard != "reject":
         return
+    _check_caps(core.name, config, batch)
     for cap, held, more in (
         (config.cap_records, index.count + staged.records, len(batch)),
         (config.cap_bytes, index.bytes + staged.size, batch.weight),
     ):
-        if cap and more > cap:
-            raise TooLarge(f"{core.name}: a write", size=more, limit=cap)
         if cap and held + more > cap:
             raise TopicFull(
                 core.name,

@@ -21,6 +21,7 @@ from tidelog.engine.idempotency import Window
 from tidelog.engine.index import TopicIndex
 from tidelog.engine.parts import Weight
 from tidelog.engine.quota import Quota
+from tidelog.engine.recency import effective_priority
 from tidelog.engine.results import Appended, TopicState
 from tidelog.engine.tags import TagCache
 from tidelog.errors import Closed, Corrupt, Damaged, ReadOnly, TopicNotFound, Unavailable
@@ -82,6 +83,8 @@ class Core:
         self.window: Window[Token[Appended], Appended] = Window()
         self.dropped = False
         self.last_write_ms: int | None = None
+        self.last_read_ms: int | None = None  # wall time, for people
+        self.consumed_ms: int | None = None  # monotonic, for priorities
         self.damage: list[str] = []  # what replay found about it
         self.floors = Marks()  # the highest that replay was told of
         self._waiters: set[Callable[[], None]] = set()
@@ -109,8 +112,20 @@ class Core:
                 index.count,
                 index.bytes,
                 self.last_write_ms,
+                self.last_read_ms,
+                self._priority(),
                 self.config,
             )
+
+    def _priority(self) -> int:
+        idle_ms = None if self.consumed_ms is None else self.shared.clock.monotonic_ms() - self.consumed_ms
+        return effective_priority(self.config, idle_ms)
+
+    def touch(self, *, read: bool = True) -> None:
+        """Somebody looked: as a reader of its records, or only at what it is."""
+        self.consumed_ms = self.shared.clock.monotonic_ms()
+        if read:
+            self.last_read_ms = self.shared.now_ms()
 
     def check(self) -> None:
         if self.shared.closed:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from json import loads
 from math import isfinite
 from operator import add, countOf
 from typing import Any, Final
@@ -84,10 +85,42 @@ def prepare(limits: EngineConfig, records: object, tag: object, node: object, me
         _names(node, "node", count, limits.node_bytes_max),
         _metas(meta, count, limits),
     )
+    _check_sizes(made, limits)
+    return made
+
+
+def from_texts(
+    limits: EngineConfig,
+    datas: list[bytes],
+    json: bool | list[bool],
+    tags: Sequence[str | None] | None,
+    nodes: Sequence[str | None] | None,
+    metas: Sequence[dict[str, Any] | None] | None,
+) -> Batch:
+    """A batch whose data is JSON text already, or bytes where `json` says so. Checked record by record in the order
+    of the wire contract: tag, node, meta, then the whole."""
+    count = len(datas)
+    if not count:
+        raise BadInput("a write has at least one record; nothing was written")
+    if count > limits.batch_records_max:
+        raise BatchTooLarge("records", count=count, limit=limits.batch_records_max)
+    made = Batch(
+        datas,
+        json,
+        _names(tags, "tag", count, limits.tag_bytes_max),
+        _names(nodes, "node", count, limits.node_bytes_max),
+        _metas(metas, count, limits),
+    )
+    _check_sizes(made, limits)
+    return made
+
+
+def _check_sizes(made: Batch, limits: EngineConfig) -> None:
+    if made.weight <= limits.record_bytes_max:
+        return  # all of them together are no larger than one may be
     largest = max(made.lengths if made.metas is None else map(add, made.lengths, map(len, made.metas)))
     if largest > limits.record_bytes_max:
         raise TooLarge("a record", size=largest, limit=limits.record_bytes_max)
-    return made
 
 
 def _datas(many: Sequence[object]) -> tuple[list[bytes], bool | list[bool]]:
@@ -131,7 +164,14 @@ def _is_finite(value: object, depth: int = 0) -> bool:
 
 
 def from_json(text: bytes) -> object:
-    return _decode(text)
+    try:
+        return _decode(text)
+    except msgspec.DecodeError as error:
+        try:
+            # JSON sets numbers no bounds, the fast decoder does; what the wire let in must come out again.
+            return loads(text.decode())
+        except ValueError:
+            raise error from None
 
 
 def _names(value: object, what: str, count: int, limit: int) -> Column:

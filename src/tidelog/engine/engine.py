@@ -7,7 +7,7 @@ checkpoint, recovery). Every method may be called from any thread.
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import Event, Lock, Thread
 from types import TracebackType
@@ -15,17 +15,18 @@ from typing import Self
 from weakref import WeakMethod
 
 from tidelog.disk.seam import Lock as DirectoryLock
-from tidelog.engine import opening
+from tidelog.engine import append, opening
 from tidelog.engine.checkpoint import History, checkpoint
-from tidelog.engine.config import TopicConfig, check_topic_name
+from tidelog.engine.config import EngineConfig, TopicConfig, check_topic_name
 from tidelog.engine.core import Core, Shared, directory
+from tidelog.engine.encode import Batch, Columns
 from tidelog.engine.report import Report
 from tidelog.engine.results import TopicState
 from tidelog.engine.topic import Topic
 from tidelog.errors import BadInput, Closed, Error, NotEmpty, ReadOnly, Throttled, TopicExists, TopicNotFound
 from tidelog.formats import bodies, frame
 from tidelog.formats.bodies import Body
-from tidelog.wal import Commit, Token
+from tidelog.wal import Commit, Shard, Token
 
 _AGE_MS = 1000  # how often segments are asked for their age
 
@@ -100,11 +101,36 @@ class Engine:
             self._configure(core, TopicConfig.make(fields))
             return Topic(core), False
 
+    def ensure(self, name: str, config: TopicConfig, first: Batch | Columns) -> tuple[Topic, bool]:
+        """The topic of this name, made with `config` where there is none; says whether it was. Where the write that
+        makes it would be refused, nothing is made and what it would raise is raised."""
+        with self._registry:
+            core = self._find(name)
+            if core is not None:
+                return Topic(core), False
+            append.admit_first(self._shared, name, config, first)
+            return Topic(self._create(name, config)), True
+
+    def find(self, name: str) -> Topic | None:
+        """The topic of this name, if there is one."""
+        self._check()
+        core = self._topics.get(name)
+        return None if core is None else Topic(core)
+
+    def names(self) -> list[str]:
+        """The names of all topics, sorted."""
+        return sorted(self._topics)
+
     def topics(self, prefix: str = "") -> list[TopicState]:
         """What there is, by name."""
         self._check()
         found = sorted((core for name, core in list(self._topics.items()) if name.startswith(prefix)), key=_by_name)
         return [Topic(core).state() for core in found]
+
+    def glance(self) -> list[TopicState]:
+        """`topics` as they were last left: nothing expires for it and nobody waits for a disk."""
+        self._check()
+        return [core.state() for core in sorted(list(self._topics.values()), key=_by_name)]
 
     def drop(self, name: str, *, if_empty: bool = False) -> bool:
         """Remove a topic with all its records; False where there is none. A topic made again under its name starts
@@ -147,7 +173,9 @@ class Engine:
         config.check_for(core.name)
         if config.type != core.config.type:
             raise TopicExists(
-                core.name, reason=f"it is a {core.config.type}, not a {config.type}, and a type never changes"
+                core.name,
+                reason=f"it is a {core.config.type}, not a {config.type}, and a type never changes",
+                detail={"existing_type": core.config.type, "requested_type": config.type},
             )
         if config == core.config:
             return
@@ -173,6 +201,20 @@ class Engine:
         self._shared.tags.drop(core.id)
         with suppress(OSError):
             opening.erase(self._shared.disk, directory(self._shared.root, core.id))
+
+    @property
+    def limits(self) -> EngineConfig:
+        return self._shared.limits
+
+    @property
+    def shards(self) -> Sequence[Shard]:
+        """The shards of the WAL: for whoever drives commits, and for their figures."""
+        return self._shared.shards
+
+    @property
+    def generation(self) -> int:
+        """The number of the newest checkpoint: it rises with every one; 0 before the first."""
+        return self._history.number
 
     # ── keeping ───────────────────────────────────────────────────────────────────────────────
 

@@ -31,6 +31,7 @@ from tidelog.formats.rows import Rows, Span, binary, none, to_arrow, values
 from tidelog.types import Ints
 
 OnGap: TypeAlias = Literal["fail", "emit", "skip"]
+Nodes: TypeAlias = frozenset[bytes]  # whose records a reader does not want
 _CHUNK_BYTES = 8 << 20
 _NO_LIMIT = 1 << 62
 SCHEMA = columns_of.SCHEMA.append(pa.field("json", pa.bool_()))
@@ -49,7 +50,7 @@ class Stretch(NamedTuple):
 class Scan:
     """One pass over a topic from a cursor to the head as it was at the start."""
 
-    def __init__(self, core: Core, from_seq: int, nodes: frozenset[bytes], to_seq: int | None = None) -> None:
+    def __init__(self, core: Core, from_seq: int, nodes: Nodes, to_seq: int | None = None) -> None:
         check_number("from_seq", from_seq, 0, SEQ_MAX)
         if to_seq is not None:
             check_number("to_seq", to_seq, 0, SEQ_MAX)
@@ -83,11 +84,11 @@ class Scan:
         """Stretch by stretch, until the end or until these many records or bytes were found."""
         least = 1  # one record in any case, however large
         while self.cursor < self.last and count_max > 0 and bytes_max > 0:
-            found = self._stretch(count_max, min(bytes_max, _CHUNK_BYTES), least)
+            found = self._stretch(count_max, bytes_max, least)
             if found is None:
                 return
             count_max -= len(found.rows)
-            bytes_max -= int(_sizes(found.rows).sum()) if not found.full else bytes_max
+            bytes_max = 0 if found.full else bytes_max - int(_sizes(found.rows).sum())
             least = 0 if len(found.rows) else least
             self.cursor = found.next_from_seq
             self.counts = self.counts + found.counts
@@ -111,7 +112,7 @@ class Scan:
                 stop = min(stop, start + max(count_max, 64))
                 dead = part.dead()
                 gone = None if dead is None else dead[start - part.base : stop - part.base]
-                look = part.look(start, stop, bytes_max)
+                look = part.look(start, stop, min(bytes_max, _CHUNK_BYTES))
             counts = self._gone(first, start)
         if look is None:
             return Stretch(none(), np.zeros(0, bool), counts, self.last, full=False)
@@ -168,7 +169,7 @@ def _sizes(rows: Rows) -> Ints:
     return rows.data.size if rows.meta is None else rows.data.size + rows.meta.size
 
 
-def _among(rows: Rows, nodes: frozenset[bytes]) -> Bools:
+def _among(rows: Rows, nodes: Nodes) -> Bools:
     assert rows.node is not None, "asked of rows with nodes"
     found = pc.is_in(binary(rows.buf, rows.node), pa.array(sorted(nodes), pa.binary()))
     mask: Bools = found.to_numpy(zero_copy_only=False).astype(bool)
@@ -185,7 +186,7 @@ def nodes_of(node: str | Sequence[str] | None) -> frozenset[bytes]:
     return frozenset(name.encode() for name in names if name)
 
 
-def page(core: Core, from_seq: int, limit: int, nodes: frozenset[bytes], bytes_max: int) -> Page:
+def page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: int) -> Page:
     """The next records behind `from_seq`, at most `limit` and about `bytes_max`, at least one where there is one."""
     check_number("limit", limit, 1, SEQ_MAX)
     check_number("bytes_max", bytes_max, 1, SEQ_MAX)
@@ -225,7 +226,7 @@ def _optional(rows: Rows, span: Span | None, decode: Callable[[bytes], Any]) -> 
     return [None] * len(rows) if span is None else [decode(v) if v else None for v in values(rows.buf, span)]
 
 
-def table(core: Core, from_seq: int, to_seq: int | None, nodes: frozenset[bytes]) -> pa.Table:
+def table(core: Core, from_seq: int, to_seq: int | None, nodes: Nodes) -> pa.Table:
     """Everything behind `from_seq` up to `to_seq` as columns. What is missing is told in the schema's metadata: `gap`
     and `counts`, as JSON."""
     scan = Scan(core, from_seq, nodes, to_seq)
@@ -242,9 +243,7 @@ def table(core: Core, from_seq: int, to_seq: int | None, nodes: frozenset[bytes]
     return pa.Table.from_batches(batches, schema=SCHEMA).replace_schema_metadata(told)
 
 
-def wait_page(
-    core: Core, from_seq: int, limit: int, nodes: frozenset[bytes], bytes_max: int, timeout: float | None
-) -> Page:
+def wait_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: int, timeout: float | None) -> Page:
     """`page`, and where there is nothing yet, wait for it this many seconds; None: as long as it takes."""
     if timeout == 0:
         return page(core, from_seq, limit, nodes, bytes_max)
@@ -262,9 +261,7 @@ def wait_page(
         core.unlisten(woken.set)
 
 
-def follow(
-    core: Core, from_seq: int, nodes: frozenset[bytes], timeout: float | None, on_gap: OnGap
-) -> Iterator[Record | Gap]:
+def follow(core: Core, from_seq: int, nodes: Nodes, timeout: float | None, on_gap: OnGap) -> Iterator[Record | Gap]:
     """Records as they come, for ever or until none came for `timeout` seconds."""
     if on_gap not in ("fail", "emit", "skip"):
         raise BadInput(f"on_gap is fail, emit or skip, not {on_gap!r}")

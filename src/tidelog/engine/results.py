@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tidelog.engine.config import TopicConfig
@@ -28,6 +28,8 @@ class Appended:
     last_seq: int
     head_seq: int
     deduped: bool = False  # its key was seen before: these are the seqs of that write, nothing was written now
+    write_us: int = field(default=0, compare=False)  # what its commit batch took to be written
+    sync_us: int = field(default=0, compare=False)  # and to be synced, where its class asks for that
 
     @property
     def seqs(self) -> range:
@@ -94,6 +96,8 @@ class TopicState:
     count: int
     bytes: int
     last_write_ms: int | None
+    last_read_ms: int | None  # since this process opened it
+    effective_priority: int
     config: TopicConfig
 
     @property

@@ -64,6 +64,19 @@ def expire(core: Core) -> None:
     token.wait()
 
 
+def is_due(core: Core) -> bool:
+    """Whether `expire` would have to wait for the disk."""
+    if not core.config.ttl_ms or core.ephemeral:
+        return False
+    with core.lock:
+        return core.index.expired(core.shared.now_ms() - core.config.ttl_ms) > core.index.evict_floor
+
+
+def is_settled(core: Core) -> bool:
+    """Whether nobody who looks now has to wait until a floor is durable."""
+    return not is_due(core) and (core.config.durability != "disk" or core.hardened >= core.index.evict_floor)
+
+
 def observe(core: Core) -> None:
     """`expire` for a reader: a shard that cannot write keeps its records readable."""
     with suppress(Damaged, Unavailable, Refused):

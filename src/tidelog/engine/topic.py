@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from tidelog.engine import append, delete, encode, read, retention
+from tidelog.engine import append, delete, encode, pages, read, retention, segments
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import Core
 from tidelog.engine.encode import Batch, Columns
 from tidelog.engine.floors import Gap
-from tidelog.engine.read import OnGap
+from tidelog.engine.pages import Pass, TextPage
+from tidelog.engine.read import Nodes, OnGap
 from tidelog.engine.results import Appended, Deleted, Page, Record, TopicState
+from tidelog.engine.segments import Held, Listing
+from tidelog.formats.frame import SEQ_MAX
+from tidelog.formats.json_rows import Show
 from tidelog.wal import Token
 
 
@@ -124,6 +128,21 @@ class Topic:
             self._core.wake()
         return token
 
+    def stage(self, batch: Batch | Columns, key: str | None = None) -> Token[Appended]:
+        """`append` of a batch that was made before, without waiting and without waking anybody for it: whoever drives
+        the commits does. Where old records have to go first (`is_due`) this waits for that."""
+        return self._append(batch, key)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether `state` can be had without waiting for the disk."""
+        return retention.is_settled(self._core)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a write would first have to make an expiry durable, which waits for the disk."""
+        return retention.is_due(self._core)
+
     def delete(
         self, *, match: object = None, before_seq: int | None = None, seqs: Sequence[int] | None = None
     ) -> Deleted:
@@ -175,6 +194,56 @@ class Topic:
     def __iter__(self) -> Iterator[Record | Gap]:
         """All records that are there now."""
         return self.follow(timeout=0.0, on_gap="skip")
+
+    def read_text(
+        self, from_seq: int, limit: int, bytes_max: int, *, nodes: Nodes = frozenset(), show: Show
+    ) -> TextPage:
+        """`read`, with records as JSON text that is ready to be sent."""
+        return pages.text_page(self._core, from_seq, limit, nodes, bytes_max, show)
+
+    def is_quick(self, from_seq: int) -> bool:
+        """Whether `read_text` from here needs memory alone, and may be called where nobody may wait."""
+        return pages.is_quick(self._core, from_seq)
+
+    def scan(
+        self,
+        from_seq: int = 0,
+        to_seq: int | None = None,
+        *,
+        nodes: Nodes = frozenset(),
+        limit: int = SEQ_MAX,
+    ) -> Pass:
+        """A pass over many records in bounded memory, as lines or as Arrow batches."""
+        return Pass(self._core, from_seq, to_seq, nodes, limit)
+
+    def seek(self, ts_ms: int) -> int:
+        """The first record of this time (milliseconds since the epoch) or later; one past the head where there is
+        none. A reader goes on behind the seq before it."""
+        return segments.seek(self._core, ts_ms)
+
+    def segments(self) -> Listing:
+        """What of it lies in files, at this moment; what is newer is the tail."""
+        return segments.listing(self._core)
+
+    def segment(self, base: int) -> Held | None:
+        """The segment whose first seq is `base`, if it lies in files."""
+        return segments.one(self._core, base)
+
+    def touch(self, *, read: bool = True) -> None:
+        """Count as somebody who looked: at the records, or only at the state. Priorities follow it."""
+        self._core.touch(read=read)
+
+    def listen(self, wake: Callable[[], None]) -> None:
+        """Call `wake` after every write, drop and close, from the thread that did it, until `unlisten`. It must be
+        short and must not wait."""
+        self._core.listen(wake)
+
+    def unlisten(self, wake: Callable[[], None]) -> None:
+        self._core.unlisten(wake)
+
+    @property
+    def dropped(self) -> bool:
+        return self._core.dropped
 
     def to_arrow(
         self, from_seq: int = 0, to_seq: int | None = None, *, node: str | Sequence[str] | None = None

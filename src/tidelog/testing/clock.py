@@ -17,6 +17,9 @@ class ManualClock:
     def monotonic_ms(self) -> int:
         return self._passed_us // 1_000
 
+    def monotonic_us(self) -> int:
+        return self._passed_us
+
     def tick(self, ms: int) -> None:
         """Let time pass, on both clocks."""
         self.tick_us(ms * 1_000)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from threading import Lock
 
 from tidelog.disk.atomic import replace
 from tidelog.disk.latch import FULL, Latch
@@ -30,13 +31,15 @@ from tidelog.wal.names import CURRENT, Position, file_name, path_of
 
 
 class Writer:
-    """Not thread-safe: the shard that owns it takes turns."""
+    """Not thread-safe but for `sync`: the shard that owns it takes turns. One sync runs at a time, because the kernel
+    tells only one of two of a failed write-back; writes go on meanwhile."""
 
     def __init__(self, disk: Disk, directory: str, *, first: int, file_bytes: int, latch: Latch) -> None:
         """A new file, whose first frame is number `first` of its group. Raises Damaged where it cannot be made."""
         self._disk, self.directory, self._file_bytes = disk, directory, file_bytes
         self.latch = latch
         self.rotations = 0
+        self._syncing = Lock()
         try:
             disk.make_dir(directory)
             self._file = self._create(first)
@@ -83,12 +86,17 @@ class Writer:
         self._frames += frames
 
     def sync(self) -> bool:
-        """Make all that was written survive a power cut; False where there was nothing to do."""
+        """Make all that was written survive a power cut; False where there was nothing to do. From any thread."""
+        with self._syncing:
+            return self._sync()
+
+    def _sync(self) -> bool:
         self.latch.check()
-        if self._synced == self._pos:
+        pos = self._pos  # what is written from here on is the next sync's
+        if self._synced == pos or not self._open:
             return False
         self.latch.sync(self._file)
-        self._synced = self._pos
+        self._synced = pos
         return True
 
     def close(self) -> None:
@@ -96,27 +104,29 @@ class Writer:
         nothing."""
         if not self._open:
             return
-        self._open = False
-        try:
-            if not self.latch.closed:
-                with suppress(OSError):  # room that was reserved and not used: nothing hangs on giving it back
-                    self._file.cut(self._pos)
-                self.sync()
-        finally:
-            self._file.close()
+        with self._syncing:
+            try:
+                if not self.latch.closed:
+                    with suppress(OSError):  # room that was reserved and not used: nothing hangs on giving it back
+                        self._file.cut(self._pos)
+                    self._sync()
+            finally:
+                self._open = False
+                self._file.close()
 
     def _rotate(self) -> None:
-        # The old file first: from now on a frame that is missing in it is damage and no longer a torn tail.
-        self.sync()
-        first = self.next_frame
-        try:
-            file = self._create(first)
-        except OSError as error:
-            raise self.latch.trip(error, f"creating {path_of(self.directory, first)}") from error
-        self._file.close()
-        self._file = file
-        self._begin(first)
-        self.rotations += 1
+        with self._syncing:
+            # The old file first: from now on a frame that is missing in it is damage and no longer a torn tail.
+            self._sync()
+            first = self.next_frame
+            try:
+                file = self._create(first)
+            except OSError as error:
+                raise self.latch.trip(error, f"creating {path_of(self.directory, first)}") from error
+            self._file.close()
+            self._file = file
+            self._begin(first)
+            self.rotations += 1
 
     def _create(self, first: int) -> File:
         # "create" refuses a name that is there: a number is used once, whatever went wrong before.
@@ -140,13 +150,14 @@ class Writer:
         """
         if error.errno not in FULL:
             return self.latch.trip(error, f"writing {self._file.path}")
-        try:
-            self._file.cut(self._pos)
-            self._reserve_again()
-            self._file.sync()
-        except OSError as second:
-            return self.latch.trip(second, f"taking back a write to {self._file.path} that found no room")
-        self._synced = self._pos
+        with self._syncing:
+            try:
+                self._file.cut(self._pos)
+                self._reserve_again()
+                self._file.sync()
+            except OSError as second:
+                return self.latch.trip(second, f"taking back a write to {self._file.path} that found no room")
+            self._synced = self._pos
         return self.latch.refused(error, f"writing {self._file.path}")
 
     def _reserve_again(self) -> None:

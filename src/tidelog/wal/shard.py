@@ -96,14 +96,12 @@ class Shard:
         batch_frames: int = 4096,
         batch_bytes: int = 8 << 20,
         pressure: Callable[[], float] = lambda: 0.0,
-        micros: Callable[[], int] | None = None,
     ) -> None:
-        """`pressure` is asked by the writer thread before it gathers. `micros` is a monotonic clock for the figures
-        of `stats`; without it they are as coarse as `clock`, which counts milliseconds."""
+        """`pressure` is asked by the writer thread before it gathers."""
         self._writer, self._latch = writer, writer.latch
         self._queue_max, self._batch_frames, self._batch_bytes = queue_max, batch_frames, batch_bytes
         self._pressure = pressure
-        self._micros = micros or (lambda: clock.monotonic_ms() * 1000)
+        self._micros = clock.monotonic_us
         self._turn = Lock()  # the commit lock
         self.lock = Lock()  # the queue lock, which its tokens share
         self._wake = Condition(self.lock)
@@ -113,6 +111,7 @@ class Shard:
         self._closing = False
         self._thread: Thread | None = None
         self._stats = Stats()
+        self.write_us = self.sync_us = 0  # what the last batch took; a commit's `done` reads that of its own
 
     @property
     def directory(self) -> str:
@@ -127,6 +126,11 @@ class Shard:
     def threaded(self) -> bool:
         """Whether commits get done without anybody waiting for them."""
         return self._thread is not None
+
+    @property
+    def waiting(self) -> int:
+        """Commits in the queue."""
+        return len(self._queue)
 
     @property
     def stats(self) -> Stats:
@@ -173,9 +177,8 @@ class Shard:
         """Sync what was written and not synced, and first commit what nobody came back for. Raises Latched when it
         is this sync that fails; once latched or closed there is nothing to do."""
         self.pump()
-        with self._my_turn():
-            if not (self._latch.closed or self._closing):
-                self._sync()
+        if not (self._latch.closed or self._closing):
+            self._sync()  # without the turn: writes that do not wait for the disk need not wait for this
 
     def position(self) -> Position:
         """Where the next batch is written. Every commit before it is done."""
@@ -259,16 +262,22 @@ class Shard:
             commit.prepare()
             pieces += commit.pieces
             frames, size, durable = frames + commit.frames, size + commit.size, durable or commit.durable
+        began_us = self._micros()
         self._writer.write(pieces, size=size, frames=frames)
+        self.write_us, self.sync_us = self._micros() - began_us, 0
         if durable:
-            self._sync()
+            self.sync_us = self._sync()
         stats = self._stats
         stats.batches, stats.frames, stats.bytes = stats.batches + 1, stats.frames + frames, stats.bytes + size
 
-    def _sync(self) -> None:
+    def _sync(self) -> int:
         began = self._micros()
-        if self._writer.sync():
-            self._stats.synced(self._micros() - began)
+        if not self._writer.sync():
+            return 0
+        took_us = self._micros() - began
+        with self.lock:
+            self._stats.synced(took_us)
+        return took_us
 
     def _tell(self, batch: list[Commit], error: Error | None) -> None:
         told = 0

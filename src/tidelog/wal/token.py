@@ -75,17 +75,18 @@ class Token(Generic[T]):
             raise self._error.with_traceback(None)
         return self._value  # type: ignore[return-value]  # None only where T allows it
 
-    def add_callback(self, callback: Callable[[Token[T]], object]) -> None:
+    def add_callback(self, callback: Callable[[Token[T]], object], *, want: bool = True) -> None:
         """Have `callback(token)` called once the outcome is known: now if it is, else by the committer. It must be
-        short, must not wait, and what it raises is lost."""
+        short, must not wait, and what it raises is lost. Without `want` the writer thread is not sent for it: the
+        caller pumps."""
         shard = self._shard
         with shard.lock:
             pending = not self._set
             if pending:
                 self._callbacks.append(callback)
-        if pending:
+        if pending and want:
             shard.want()
-        else:
+        elif not pending:
             callback(self)
 
     def _park(self, timeout: float | None) -> None:

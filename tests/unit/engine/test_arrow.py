@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.engine.world import CLASSES, RESTARTS, TINY, Restart, World, datas, seqs, whole
 
-from tidelog.engine import Counts, Gap, Record, Topic
+from tidelog.engine import Counts, Gap, Record, Topic, read
 from tidelog.errors import BadInput, Error, TooLarge, TopicFull
 
 NAMES = ["seq", "ts", "node", "tag", "meta", "data", "json"]
@@ -151,6 +151,26 @@ def test_a_table_of_many_segments_is_one_table() -> None:
     table = topic.to_arrow()
     assert table["seq"].to_pylist() == list(range(1, 5_001))
     assert table["data"].to_pylist() == [b"%d" % number for number in range(5_000)]
+
+
+def test_a_table_of_a_segment_larger_than_a_chunk_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E8: a chunk that is full is no budget that is spent. Every seq is accounted for, also with huge records."""
+    monkeypatch.setattr(read, "_CHUNK_BYTES", 100)
+    world = World()
+    topic = world.log.topic("t")
+    sizes = [10, 90, 300, 1, 1, 99, 500, 0, 40] * 3
+    for size in sizes:
+        topic.append(b"x" * size)
+    topic.seal()
+    for _ in range(2):
+        table = topic.to_arrow()
+        assert [len(data) for data in table.column("data").to_pylist()] == sizes
+        counts = json.loads(table.schema.metadata[b"counts"])
+        assert sum(counts.values()) == counts["rows"] == len(sizes)
+        assert [len(data) for data in datas(topic)] == sizes
+        assert len(topic.read(0, 1000, bytes_max=400).records) == 3
+        assert len(topic.read(0, 1000, bytes_max=399).records) == 2
+        world.log.checkpoint()
 
 
 # In -----------------------------------------------------------------------------------------------------

@@ -349,9 +349,9 @@ def rotate_without_a_sync(patch: Patch) -> None:
     real = Writer._rotate
 
     def rotate(self: Writer) -> None:
-        self.sync = lambda: False  # type: ignore[method-assign]
+        self._sync = lambda: False  # type: ignore[method-assign]
         real(self)
-        del self.sync
+        del self._sync
 
     patch.setattr(Writer, "_rotate", rotate)
 

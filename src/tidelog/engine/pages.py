@@ -1,0 +1,95 @@
+"""[hot] Pages for the wire: records as JSON text or as Arrow batches, without an object per record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from tidelog.engine import retention
+from tidelog.engine.core import Core
+from tidelog.engine.floors import Gap
+from tidelog.engine.parts import Block
+from tidelog.engine.read import Nodes, Scan, Stretch
+from tidelog.engine.results import Counts
+from tidelog.formats import json_rows
+from tidelog.formats.json_rows import Show
+from tidelog.formats.rows import to_arrow
+
+
+class TextPage(NamedTuple):
+    """`Page`, with its records as JSON objects that are ready to be sent."""
+
+    texts: list[bytes]
+    gap: Gap | None
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    counts: Counts
+
+    @property
+    def caught_up(self) -> bool:
+        return self.next_from_seq == self.head_seq
+
+
+def is_quick(core: Core, from_seq: int) -> bool:
+    """Whether a page from here is made from memory alone: no file is touched and no floor has to be synced first."""
+    if not retention.is_settled(core):
+        return False
+    with core.lock:
+        index = core.index
+        found = next(index.slices(max(from_seq + 1, index.earliest), index.head + 1), None)
+        return found is None or isinstance(found.part, Block)
+
+
+def text_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: int, show: Show) -> TextPage:
+    """The next records behind `from_seq` as text: at most `limit` and about `bytes_max` bytes."""
+    scan = Scan(core, from_seq, nodes)
+    texts: list[bytes] = []
+    for stretch in scan.stretches(limit, bytes_max):
+        if len(stretch.rows):
+            texts += json_rows.objects(stretch.rows, stretch.json, show)
+    retention.harden(core, scan.marks.evict_floor)
+    return TextPage(texts, scan.gap, scan.cursor, scan.head, scan.earliest, scan.counts)
+
+
+class Pass:
+    """One pass over a topic, batch by batch: what a bulk reader is sent. Gap and counts are whole when it ends."""
+
+    def __init__(self, core: Core, from_seq: int, to_seq: int | None, nodes: Nodes, limit: int) -> None:
+        self._core, self._limit = core, limit
+        self._scan = Scan(core, from_seq, nodes, to_seq)
+        retention.harden(core, self._scan.marks.evict_floor)
+
+    @property
+    def gap(self) -> Gap | None:
+        return self._scan.gap
+
+    @property
+    def counts(self) -> Counts:
+        return self._scan.counts
+
+    @property
+    def next_from_seq(self) -> int:
+        return self._scan.cursor
+
+    @property
+    def head_seq(self) -> int:
+        return self._scan.head
+
+    @property
+    def earliest_seq(self) -> int:
+        return self._scan.earliest
+
+    def _stretches(self) -> Iterator[Stretch]:
+        return (stretch for stretch in self._scan.stretches(self._limit) if len(stretch.rows))
+
+    def lines(self, show: Show) -> Iterator[bytes]:
+        """Stretches of newline-terminated JSON objects."""
+        for stretch in self._stretches():
+            yield b"\n".join([*json_rows.objects(stretch.rows, stretch.json, show), b""])
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for stretch in self._stretches():
+            yield to_arrow(stretch.rows).append_column("json", pa.array(stretch.json))
