@@ -174,13 +174,14 @@ def within(name: str, entries: Iterable[str]) -> bool:
 
 # 1. Layers ------------------------------------------------------------------------------------------
 
-_LEAVES = {"errors", "types", "config", "clock"}
+_LEAVES = {"errors", "types", "config", "clock", "version"}
 _STORAGE = {"formats", "disk", *_LEAVES}
 
 # What each layer may import besides itself. `tidelog` is the package's own door, `__init__.py`.
 LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "types": set(),
+    "version": set(),
     "clock": {"errors", "types"},
     "config": {"errors", "types"},
     "disk": {*_LEAVES},
@@ -204,7 +205,7 @@ LAYERS["testing"] = {"tidelog", "cli", *_BELOW}  # and nothing imports testing
 # Packages from outside, and the layers that may import them. What an extra brings stays in its own layer,
 # so that the plain installation never misses it.
 _EXTRAS = {
-    "server": words("uvloop httptools h2 prometheus_client"),
+    "server": words("uvloop httptools h2 websockets prometheus_client"),
     "spark": ["pyspark"],
     "pipelines": ["pyspark", "deltalake"],
     "cli": ["rich"],
@@ -344,6 +345,8 @@ EXCUSES = (
     Excuse("engine/engine.py", "a wait", "the thread that keeps syncs and checkpoints due has to sleep between them"),
     Excuse("engine/read.py", "a wait", "a reader waits for a record, and is woken by its writer"),
     Excuse("wal/", "a wait", "a caller waits for its commit, and the writer thread for one"),
+    Excuse("server/", "a wait", "a server waits for its peers, and for none of them longer than a limit"),
+    Excuse("server/sessions.py", "chance", "whoever has a session's id may read it: it must not be guessed"),
     Excuse("cli/", "the terminal", "a command talks to the person who gave it"),
     Excuse(
         "cli/",

@@ -6,7 +6,6 @@ error a caller can see is in `tidelog.errors`.
 
 from tidelog.engine import Engine, Gap, Record, Topic, open
 from tidelog.errors import Error
-
-__version__ = "0.1.0"
+from tidelog.version import __version__
 
 __all__ = ["Engine", "Error", "Gap", "Record", "Topic", "__version__", "open"]

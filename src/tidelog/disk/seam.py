@@ -141,6 +141,8 @@ def write_all_pieces(pwritev: Callable[[Sequence[Buffer], int], int], pos: int, 
     left = [piece for piece in pieces if len(piece)]
     while left:
         done = pwritev(left[:1024], pos)
+        if len(left) == 1 and done == len(left[0]):
+            return
         if done <= 0:
             raise OSError(5, "the device accepted no bytes")
         pos += done

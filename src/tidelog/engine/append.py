@@ -7,18 +7,21 @@ after a power cut its seqs are at least never given to another record; `memory` 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from tidelog.engine import encode
+from tidelog.engine.block import LARGE_BYTES
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import Core, Shared
 from tidelog.engine.encode import Batch, Columns
 from tidelog.engine.idempotency import Pending
-from tidelog.engine.parts import Weight
 from tidelog.engine.results import Appended
 from tidelog.errors import BadInput, Error, TooLarge, TopicFull
-from tidelog.formats import bodies, frame
-from tidelog.wal import Commit, Token
+from tidelog.formats import batch as batches
+from tidelog.formats import bodies, frame, idx
+from tidelog.wal import Commit, Stored, Token
 
 _KEY_BYTES_MAX = 256
 _AHEAD_MAX = 1 << 20
@@ -36,6 +39,7 @@ class Append(Commit):
         "first",
         "key",
         "reserves",
+        "run",
         "shard",
         "token",
         "ts_ms",
@@ -44,12 +48,13 @@ class Append(Commit):
 
     def __init__(self, core: Core, first: int, ts_ms: int, batch: Batch | Columns, key: str | None) -> None:
         frames = encode.frames(core.id, first, ts_ms, batch, durable=core.durable)
-        super().__init__(list(frames), frames=len(frames), durable=core.durable)
+        super().__init__(frames, frames=len(frames), durable=core.durable)
         self.core, self.first, self.count, self.ts_ms = core, first, len(batch), ts_ms
         self.weight, self.batch_frames, self.key = batch.weight, frames, key
         self.reserves = core.config.durability == "disk"
         self.ceiling = 0
-        self.shard = core.shared.shard(core.id)
+        self.run = _run(batch, frames)
+        self.shard = core.shard
         self.token: Token[Appended] = Token(self.shard)
 
     def prepare(self) -> None:
@@ -66,13 +71,14 @@ class Append(Commit):
         core = self.core
         last = self.first + self.count - 1
         with core.lock:
-            core.staged = Weight(core.staged.records - self.count, core.staged.size - self.weight)
+            core.staged_records -= self.count
+            core.staged_bytes -= self.weight
             if error is None:
                 core.reserved = max(core.reserved, self.ceiling)
                 if core.dropped:
                     core.shared.quota.give(self.weight)
                 else:
-                    core.publish(self.first, self.batch_frames, self.count, self.weight, self.ts_ms, kept=True)
+                    self._publish()
             else:
                 core.shared.quota.give(self.weight)
                 core.reserving = core.reserved
@@ -80,8 +86,9 @@ class Append(Commit):
                 self.first,
                 last,
                 core.index.head,
-                write_us=self.shard.write_us,
-                sync_us=self.shard.sync_us if core.durable else 0,
+                False,
+                self.shard.write_us,
+                self.shard.sync_us if self.core.durable else 0,
             )
             if self.key is not None and error is not None:
                 core.window.forget(self.key)
@@ -92,6 +99,43 @@ class Append(Commit):
             core.wake()
         else:
             self.token.fail(error)
+
+    def _publish(self) -> None:
+        core, run = self.core, self.run
+        if run is None or self.file is None:
+            core.publish(self.first, self.batch_frames, self.count, self.weight, self.ts_ms, kept=True)
+            return
+        at = self.at + self.size - sum(map(len, self.batch_frames))  # behind what `prepare` put in front
+        pieces = []
+        for made in self.batch_frames:
+            pieces.append(Stored(self.file, at, len(made)))
+            at += len(made)
+        core.publish_stored(self.first, pieces, run.counts, run.lengths, self.ts_ms, run.flags)
+
+
+class _Run(NamedTuple):
+    """What an index will say of a batch that is not read again for it."""
+
+    counts: list[int]
+    lengths: list[int]
+    flags: int
+
+
+def _run(batch: Batch | Columns, frames: list[bytes]) -> _Run | None:
+    """How a large batch is told of without reading it again; None where it is small or its records differ."""
+    if isinstance(batch, Columns) or len(batch) == 1 or batch.weight < LARGE_BYTES:
+        return None
+    tag, node, json = batch.tag, batch.node, batch.json
+    if batch.metas is not None or not (isinstance(json, bool) and isinstance(tag, bytes) and isinstance(node, bytes)):
+        return None
+    flags = idx.BATCH | (idx.JSON if json else 0) | (idx.HAS_TAG if tag else 0) | (idx.HAS_NODE if node else 0)
+    return _Run([_records_in(made) for made in frames], batch.lengths, flags)
+
+
+def _records_in(made: bytes) -> int:
+    found = frame.get(made, 0, len(made), check=False)
+    assert isinstance(found, frame.Frame), "a frame that was just made is one"
+    return batches.count(made, found) if found.kind == frame.APPEND_BATCH else 1
 
 
 def _ahead(core: Core, count: int) -> int:
@@ -108,7 +152,7 @@ def append(core: Core, batch: Batch | Columns, key: str | None) -> Token[Appende
     _check_key(key)
     with core.lock:
         core.check_writable()
-        shard = core.shared.shard(core.id)
+        shard = core.shard
         if key is not None:
             now_ms, window_ms = core.shared.clock.monotonic_ms(), core.config.idempotency_window_ms
             seen = core.window.lookup(key, now_ms, window_ms)
@@ -128,9 +172,11 @@ def append(core: Core, batch: Batch | Columns, key: str | None) -> Token[Appende
         except BaseException:
             core.shared.quota.give(batch.weight)
             raise
-        core.tail = first + len(batch) - 1
+        count = len(batch)
+        core.tail = first + count - 1
         core.index.last_ts = ts_ms
-        core.staged = Weight(core.staged.records + len(batch), core.staged.size + batch.weight)
+        core.staged_records += count
+        core.staged_bytes += batch.weight
         if key is not None:
             core.window.hold(key, commit.token)
         return commit.token
@@ -145,7 +191,7 @@ def _check_key(key: object) -> None:
 
 def _echo(core: Core, first: Token[Appended]) -> Token[Appended]:
     """The outcome of a write under way, for another one with its key."""
-    token: Token[Appended] = Token(core.shared.shard(core.id))
+    token: Token[Appended] = Token(core.shard)
 
     def tell(known: Token[Appended]) -> None:
         try:
@@ -174,13 +220,13 @@ def _check_caps(name: str, config: TopicConfig, batch: Batch | Columns) -> None:
 
 def _admit(core: Core, batch: Batch | Columns) -> None:
     """A topic that rejects what it has no room for does so before a seq is taken."""
-    config, index, staged = core.config, core.index, core.staged
+    config, index = core.config, core.index
     if config.discard != "reject":
         return
     _check_caps(core.name, config, batch)
     for cap, held, more in (
-        (config.cap_records, index.count + staged.records, len(batch)),
-        (config.cap_bytes, index.bytes + staged.size, batch.weight),
+        (config.cap_records, index.count + core.staged_records, len(batch)),
+        (config.cap_bytes, index.bytes + core.staged_bytes, batch.weight),
     ):
         if cap and held + more > cap:
             raise TopicFull(
@@ -199,7 +245,7 @@ def _resident(core: Core, first: int, ts_ms: int, batch: Batch | Columns, key: s
     core.tail = core.index.head
     appended = Appended(first, core.tail, core.tail)
     if key is not None:
-        token: Token[Appended] = Token.ready(core.shared.shard(core.id), appended)
+        token: Token[Appended] = Token.ready(core.shard, appended)
         core.window.hold(key, token)
         core.window.remember(key, appended, core.shared.clock.monotonic_ms())
-    return Token.ready(core.shared.shard(core.id), appended)
+    return Token.ready(core.shard, appended)

@@ -21,16 +21,19 @@ from typing import NamedTuple
 from tidelog.disk.atomic import remove_if_there, replace
 from tidelog.disk.seam import Disk, File, join
 from tidelog.engine import manifest, retention
+from tidelog.engine.block import Block
 from tidelog.engine.core import WAL, Core, Shared
 from tidelog.engine.home import Home
 from tidelog.engine.manifest import GroupRow, Manifest, SegmentRow, TopicRow
-from tidelog.engine.parts import Block, Segment
+from tidelog.engine.parts import Segment
 from tidelog.errors import Error
 from tidelog.formats import bodies, footer, frame, idx
 from tidelog.formats.bodies import CheckpointMark, TopicMark
+from tidelog.types import Buffer
 from tidelog.wal import Commit, Position, Shard, Token, names
 from tidelog.wal.trim import trim
 
+_COPY_BYTES = 1 << 20
 SUFFIXES = (".data", ".idx", ".foot", ".del")  # data first: what is half removed is no segment any more
 
 
@@ -150,7 +153,7 @@ def _write_chapter(home: Home, chapter: Chapter) -> None:
     data = _open(home.disk, home.path(chapter.base, ".data"))
     try:
         for block, _ in chapter.blocks:
-            data.write_pieces(block.origin, block.pieces())
+            _copy(block, data)
         data.sync()
     finally:
         data.close()
@@ -161,6 +164,19 @@ def _write_chapter(home: Home, chapter: Chapter) -> None:
         index.sync()
     finally:
         index.close()
+
+
+def _copy(block: Block, data: File) -> None:
+    """Byte for byte, some at a time: what lies in the WAL is not brought into memory as a whole."""
+    at, size, held = block.origin, 0, list[Buffer]()
+    for piece in block.pieces():
+        held.append(piece)
+        size += len(piece)
+        if size >= _COPY_BYTES:
+            data.write_pieces(at, held)
+            at, size, held = at + size, 0, []
+    if held:
+        data.write_pieces(at, held)
 
 
 def _open(disk: Disk, path: str) -> File:

@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING
 
 from tidelog.clock import Clock
 from tidelog.disk.seam import Disk, join
+from tidelog.engine.block import Block
 from tidelog.engine.config import EngineConfig, TopicConfig
 from tidelog.engine.floors import Marks
 from tidelog.engine.home import Home, Maps
 from tidelog.engine.idempotency import Window
 from tidelog.engine.index import TopicIndex
-from tidelog.engine.parts import Weight
 from tidelog.engine.quota import Quota
 from tidelog.engine.recency import effective_priority
 from tidelog.engine.results import Appended, TopicState
 from tidelog.engine.tags import TagCache
 from tidelog.errors import Closed, Corrupt, Damaged, ReadOnly, TopicNotFound, Unavailable
-from tidelog.wal import Shard, Token, shard_of
+from tidelog.wal import Shard, Stored, Token, shard_of
 
 if TYPE_CHECKING:
     from tidelog.wal import Commit
@@ -74,7 +74,7 @@ class Core:
         self.lock = Lock()
         self.index = TopicIndex()
         self.tail = 0  # the last seq that was assigned
-        self.staged = Weight(0, 0)  # assigned and not published yet
+        self.staged_records = self.staged_bytes = 0  # assigned and not published yet
         self.reserved = 0  # disk class: seqs up to here are known, durably, to be taken
         self.reserving = 0  # as `reserved`, with what the commit that is being written adds
         self.reserved_ms, self.ahead = 0, 0
@@ -82,12 +82,20 @@ class Core:
         self.flooring: Token[int] | None = None
         self.window: Window[Token[Appended], Appended] = Window()
         self.dropped = False
+        self._shard: Shard | None = None
         self.last_write_ms: int | None = None
         self.last_read_ms: int | None = None  # wall time, for people
         self.consumed_ms: int | None = None  # monotonic, for priorities
         self.damage: list[str] = []  # what replay found about it
         self.floors = Marks()  # the highest that replay was told of
         self._waiters: set[Callable[[], None]] = set()
+
+    @property
+    def shard(self) -> Shard:
+        """Where its frames go. Raises where nothing can be written."""
+        if self._shard is None or self.shared.closed:
+            self._shard = self.shared.shard(self.id)
+        return self._shard
 
     # ── what it is ────────────────────────────────────────────────────────────────────────────
 
@@ -146,7 +154,15 @@ class Core:
 
     def publish(self, first: int, frames: list[bytes], count: int, weight: int, ts_ms: int, *, kept: bool) -> None:
         """Make a committed batch visible and keep the caps. With the lock held; `wake` follows without it."""
-        block = self.index.publish(first, frames, count, weight, ts_ms, kept=kept)
+        self._published(self.index.publish(first, frames, count, weight, ts_ms, kept=kept), kept=kept)
+
+    def publish_stored(
+        self, first: int, pieces: list[Stored], counts: list[int], lengths: list[int], ts_ms: int, flags: int
+    ) -> None:
+        """`publish` of a large batch, which is read where the WAL has it."""
+        self._published(self.index.publish_stored(first, pieces, counts, lengths, ts_ms, flags), kept=True)
+
+    def _published(self, block: Block, *, kept: bool) -> None:
         limits = self.shared.limits
         full = block.stop - block.segment >= limits.segment_events_max
         if full or block.origin + block.size >= limits.segment_bytes_max:
@@ -193,4 +209,4 @@ class Core:
                 waiter()
 
     def submit(self, commit: Commit) -> None:
-        self.shared.shard(self.id).submit(commit)
+        self.shard.submit(commit)

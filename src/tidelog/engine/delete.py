@@ -34,7 +34,7 @@ class Delete(Commit):
         made = frame.encode(frame.DELETE, topic_id=core.id, ts_ms=core.stamp(), data=bodies.encode(body))
         super().__init__([made], frames=1, durable=core.durable)
         self.core, self.body = core, body
-        self.token: Token[Deleted] = Token(core.shared.shard(core.id))
+        self.token: Token[Deleted] = Token(core.shard)
 
     def done(self, error: Error | None) -> None:
         if error is not None:

@@ -352,14 +352,9 @@ def _part(batch: Batch, lo: int, hi: int) -> Batch:
 def _frames(topic_id: int, first_seq: int, ts_ms: int, batch: Batch, flags: int) -> list[bytes]:
     tag, node = batch.tag, batch.node
     if len(batch) == 1 and not batch.metas:
-        one_tag, one_node = (c if isinstance(c, bytes) else c[0] for c in (tag, node))
-        data = batch.datas[0]
-        kind = frame.APPEND
-        return [
-            frame.encode(
-                kind, topic_id=topic_id, seq=first_seq, ts_ms=ts_ms, data=data, node=one_node, tag=one_tag, flags=flags
-            )
-        ]
+        one_tag = tag if isinstance(tag, bytes) else tag[0]
+        one_node = node if isinstance(node, bytes) else node[0]
+        return [frame.encode_append(topic_id, first_seq, ts_ms, batch.datas[0], one_node, one_tag, flags)]
     return batches.encode_many(
         topic_id,
         first_seq,

@@ -40,7 +40,7 @@ class Control(Commit):
         made = frame.encode(body.KIND, topic_id=core.id, ts_ms=core.shared.now_ms(), data=bodies.encode(body))
         super().__init__([made], frames=1, durable=True)
         self._apply = apply
-        self.token: Token[None] = Token(core.shared.shard(core.id))
+        self.token: Token[None] = Token(core.shard)
 
     def done(self, error: Error | None) -> None:
         if error is None:
@@ -130,7 +130,7 @@ class Engine:
     def glance(self) -> list[TopicState]:
         """`topics` as they were last left: nothing expires for it and nobody waits for a disk."""
         self._check()
-        return [core.state() for core in sorted(list(self._topics.values()), key=_by_name)]
+        return [core.state() for core in sorted(self._topics.copy().values(), key=_by_name)]
 
     def drop(self, name: str, *, if_empty: bool = False) -> bool:
         """Remove a topic with all its records; False where there is none. A topic made again under its name starts

@@ -18,9 +18,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tidelog.engine.block import Block
 from tidelog.engine.floors import Marks
-from tidelog.engine.parts import Block, Part, Segment, Weight, sizes, weigh
+from tidelog.engine.parts import Part, Segment, Weight, sizes, weigh
 from tidelog.types import Ints
+from tidelog.wal import Stored
 
 
 class Slice(NamedTuple):
@@ -60,16 +62,28 @@ class TopicIndex:
         self, first: int, frames: list[bytes], count: int, weight: int, ts_ms: int, *, kept: bool, last_ts: int = 0
     ) -> Block:
         """Make records visible. Their seqs are behind the head; a jump leaves holes and starts another segment."""
-        assert first > self.head, "publish order is seq order"
         block = self.growing(first, kept=kept)
         block.add(frames, count, weight, ts_ms, last_ts or ts_ms)
+        self._grown(first, count, weight, max(ts_ms, last_ts))
+        return block
+
+    def publish_stored(
+        self, first: int, pieces: list[Stored], counts: list[int], lengths: list[int], ts_ms: int, flags: int
+    ) -> Block:
+        """`publish` of records that stay where the WAL has them."""
+        block = self.growing(first, kept=True)
+        block.add_stored(pieces, counts, lengths, ts_ms, flags)
+        self._grown(first, len(lengths), sum(lengths), ts_ms)
+        return block
+
+    def _grown(self, first: int, count: int, weight: int, ts_ms: int) -> None:
+        assert first > self.head, "publish order is seq order"
         if self.earliest == self.head + 1:
             self.earliest = first
         self.head = first + count - 1
-        self.last_ts = max(self.last_ts, ts_ms, last_ts)
+        self.last_ts = max(self.last_ts, ts_ms)
         self.count += count
         self.bytes += weight
-        return block
 
     def growing(self, first: int, *, kept: bool) -> Block:
         """The block that takes the record `first`: the last one, or a new one where seqs jump or none is open."""

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tidelog.engine import retention
+from tidelog.engine.block import Block
 from tidelog.engine.core import Core
 from tidelog.engine.floors import Gap
-from tidelog.engine.parts import Block
 from tidelog.engine.read import Nodes, Scan, Stretch
 from tidelog.engine.results import Counts
 from tidelog.formats import json_rows
@@ -34,7 +34,8 @@ class TextPage(NamedTuple):
 
 
 def is_quick(core: Core, from_seq: int) -> bool:
-    """Whether a page from here is made from memory alone: no file is touched and no floor has to be synced first."""
+    """Whether a page from here is at hand: in memory, or so lately written that the page cache has it; and no floor
+    has to be synced first."""
     if not retention.is_settled(core):
         return False
     with core.lock:

@@ -4,22 +4,20 @@
                         └──────────── one segment, still growing ───────────────┘
 
 Both answer the same questions: which seqs, which of them are deleted, what their index says, and the
-records of a range as columns. Neither keeps a Python object per record. A block holds frames as they
-went into the WAL; its index is made from them when somebody looks.
+records of a range as columns. Neither keeps a Python object per record. Blocks are in `block`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable
 from functools import partial
-from typing import Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.commitlog.codec import Chunk, Fault, Shape
-from tidelog.commitlog.segment import Growing, Mapped
+from tidelog.commitlog.segment import Mapped
 from tidelog.engine.home import CODEC, Home
 from tidelog.errors import Corrupt
 from tidelog.formats import deletions, frame, idx, scan
@@ -27,9 +25,10 @@ from tidelog.formats.deletions import DeletionVector
 from tidelog.formats.rows import none
 from tidelog.types import Buffer, Ints
 
+if TYPE_CHECKING:
+    from tidelog.engine.block import Block
+
 Bools = NDArray[np.bool_]
-_LOOSE_MAX: Final = 256  # small pieces are laid together when there are this many
-_LARGE_BYTES: Final = 1 << 16
 
 
 class Weight(NamedTuple):
@@ -100,99 +99,6 @@ def buried(part: Part, mask: Bools | None, which: Ints) -> tuple[Bools, Weight]:
     mask = mask.copy()  # readers may hold the one before
     mask[fresh] = True
     return mask, Weight(len(fresh), size)
-
-
-class Block:
-    """Records of one segment that no segment file has yet. Its owner's lock guards it."""
-
-    def __init__(self, base: int, *, segment: int, origin: int, kept: bool) -> None:
-        self.base = self.stop = base
-        self.segment = segment  # first seq of the segment it belongs to
-        self.origin = origin  # where its first byte will lie in the segment's data
-        self.kept = kept  # False: of an ephemeral topic, never written to any file
-        self.frozen = False  # a checkpoint is writing it: the next record starts another block
-        self.size = 0
-        self.live = self.live_bytes = 0
-        self.first_ts = self.last_ts = 0
-        self._pieces: list[bytes] = []
-        self._starts: list[int] = []
-        self._loose = 0  # pieces from here on are small and may be laid together
-        self._index = Growing(b"")
-        self._indexed = 0  # bytes that the index covers
-        self._dead: Bools | None = None
-
-    def add(self, frames: list[bytes], count: int, weight: int, first_ts: int, last_ts: int) -> None:
-        """Append the frames of `count` records with the next seqs."""
-        assert not self.frozen, "a frozen block is what a checkpoint has seen"
-        if self.base == self.stop:
-            self.first_ts = first_ts
-        for piece in frames:
-            self._starts.append(self.origin + self.size)
-            self._pieces.append(piece)
-            self.size += len(piece)
-            if len(piece) >= _LARGE_BYTES:
-                self._loose = len(self._pieces)
-        if len(self._pieces) - self._loose > _LOOSE_MAX:
-            self._pieces[self._loose :] = [b"".join(self._pieces[self._loose :])]
-            del self._starts[self._loose + 1 :]
-            self._loose = len(self._pieces) if len(self._pieces[-1]) >= _LARGE_BYTES else len(self._pieces) - 1
-        self.stop += count
-        self.live += count
-        self.live_bytes += weight
-        self.last_ts = last_ts
-        if self._dead is not None:
-            self._dead = np.append(self._dead, np.zeros(count, bool))
-
-    def fetch(self, lo: int, hi: int) -> Buffer:
-        """Bytes [lo, hi) of the segment's data; without a copy where one piece has them all."""
-        at = bisect_right(self._starts, lo) - 1
-        start = self._starts[at]
-        piece: Buffer = self._pieces[at]
-        if hi > start + len(piece):
-            end = bisect_right(self._starts, hi - 1)
-            piece = b"".join(self._pieces[at:end])
-        return memoryview(piece)[lo - start : hi - start]
-
-    def pieces(self) -> list[bytes]:
-        return list(self._pieces)
-
-    def index(self) -> memoryview:
-        """The index entries of all of it."""
-        if self._indexed < self.size:
-            start = self.origin + self._indexed
-            fresh = self.fetch(start, self.origin + self.size)
-            first = self.base + len(self._index.view()) // idx.ENTRY_BYTES
-            walk = scan.walk(fresh, above=first - 1)
-            if walk.end != len(fresh) or len(walk.rows) != self.stop - first:
-                raise Corrupt("memory", pos=walk.end, reason=f"frames of this process changed: {walk.reason}")
-            made = idx.entries(walk.rows, first, self.stop, self.origin + self.size, origin=start)
-            self._index.add(idx.to_bytes(made))
-            self._indexed = self.size
-        return self._index.view()
-
-    def entries(self) -> NDArray[np.void]:
-        return idx.read(self.index())
-
-    def dead(self) -> Bools | None:
-        return self._dead
-
-    def bury(self, which: Ints) -> Weight:
-        self._dead, gone = buried(self, self._dead, which)
-        self.live -= gone.records
-        self.live_bytes -= gone.size
-        return gone
-
-    def look(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
-        entries = self.entries()
-        lo, hi = first - self.base, stop - self.base
-        at = entries["frame_offset"]
-        low = int(at[lo])
-        hi = max(min(hi, bisect_right(at, low + bytes_max, lo, hi)), lo + 1)
-        later = bisect_right(at, int(at[hi - 1]), hi)
-        high = int(at[later]) if later < len(at) else self.origin + self.size
-        base, window = self.base, self.fetch(low, high)
-        # Not verified: these bytes have not left this process since their checksum was made.
-        return lambda: Chunk(scan.walk_indexed(window, entries, lo, hi, base, check=False, origin=low), base + hi)
 
 
 class Limited:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
+
+import msgspec
 
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.floors import Gap
@@ -20,16 +22,15 @@ class Record(NamedTuple):
     meta: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(msgspec.Struct, frozen=True):
     """A write that was acknowledged under its topic's class."""
 
     first_seq: int
     last_seq: int
     head_seq: int
     deduped: bool = False  # its key was seen before: these are the seqs of that write, nothing was written now
-    write_us: int = field(default=0, compare=False)  # what its commit batch took to be written
-    sync_us: int = field(default=0, compare=False)  # and to be synced, where its class asks for that
+    write_us: int = 0  # what its commit batch took to be written
+    sync_us: int = 0  # and to be synced, where its class asks for that
 
     @property
     def seqs(self) -> range:

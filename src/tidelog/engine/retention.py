@@ -28,7 +28,7 @@ class Floor(Commit):
         )
         made = frame.encode(frame.EVICT_WATERMARK, topic_id=core.id, ts_ms=core.stamp(), data=bodies.encode(body))
         super().__init__([made], frames=1, durable=core.config.durability != "memory")
-        self.token: Token[int] = Token(core.shared.shard(core.id))
+        self.token: Token[int] = Token(core.shard)
 
     def done(self, error: Error | None) -> None:
         core = self.core

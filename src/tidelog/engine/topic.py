@@ -113,7 +113,7 @@ class Topic:
     ) -> Token[Appended]:
         """`append` without waiting: the token's `wait` returns what `append` would, or raises what it would."""
         token = self._append(encode.prepare(self._core.shared.limits, records, tag, node, meta), key)
-        self._core.shared.shard(self._core.id).want()
+        self._core.shard.want()
         return token
 
     def append_arrow(self, table: pa.Table | pa.RecordBatch, *, key: str | None = None) -> Appended:
@@ -195,14 +195,14 @@ class Topic:
         """All records that are there now."""
         return self.follow(timeout=0.0, on_gap="skip")
 
-    def read_text(
+    def read_json(
         self, from_seq: int, limit: int, bytes_max: int, *, nodes: Nodes = frozenset(), show: Show
     ) -> TextPage:
         """`read`, with records as JSON text that is ready to be sent."""
         return pages.text_page(self._core, from_seq, limit, nodes, bytes_max, show)
 
     def is_quick(self, from_seq: int) -> bool:
-        """Whether `read_text` from here needs memory alone, and may be called where nobody may wait."""
+        """Whether `read_json` from here needs memory alone, and may be called where nobody may wait."""
         return pages.is_quick(self._core, from_seq)
 
     def scan(

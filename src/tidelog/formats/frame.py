@@ -130,6 +130,9 @@ class Fault(NamedTuple):
 ENDED: Final = Fault(Stop.END, "")
 
 
+_PLAIN_BYTES_MAX: Final = 1 << 20  # larger ones are worth a closer look
+
+
 def encode(
     kind: int,
     *,
@@ -145,6 +148,20 @@ def encode(
     flags = _checked(kind, topic_id, seq, seq, ts_ms, len(data), node, tag, flags)
     covered = _COVERED.pack(kind, flags, topic_id, seq, ts_ms, len(node), len(tag), len(data)) + node + tag + data
     return _LEN.pack(len(covered) + 8) + covered + _SUM.pack(xxh3_64_intdigest(covered))
+
+
+def encode_append(
+    topic_id: int, seq: int, ts_ms: int, data: bytes, node: bytes = b"", tag: bytes = b"", flags: int = 0
+) -> bytes:
+    """`encode` of one Append, for those who write one record at a time: what they write is mostly small and plain,
+    and is then not looked at field by field."""
+    if node or tag or not (flags & ~_CALLERS_FLAGS == 0 < seq <= SEQ_MAX and 0 <= ts_ms <= TS_MS_MAX):
+        return encode(APPEND, topic_id=topic_id, seq=seq, ts_ms=ts_ms, data=data, node=node, tag=tag, flags=flags)
+    size = len(data)
+    if size > _PLAIN_BYTES_MAX:
+        return encode(APPEND, topic_id=topic_id, seq=seq, ts_ms=ts_ms, data=data, flags=flags)
+    covered = _COVERED.pack(APPEND, flags, topic_id, seq, ts_ms, 0, 0, size) + data
+    return _LEN.pack(size + LEN_MIN) + covered + _SUM.pack(xxh3_64_intdigest(covered))
 
 
 def head(

@@ -9,6 +9,7 @@ from tidelog.wal.names import FLAT, Position, directory, file_name, files, group
 from tidelog.wal.replay import Cut, Replay, Verdict, WalFile, cut, read
 from tidelog.wal.shard import Commit, Shard
 from tidelog.wal.stats import SYNC_US, Stats
+from tidelog.wal.stored import Stored
 from tidelog.wal.token import Token
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Replay",
     "Shard",
     "Stats",
+    "Stored",
     "Token",
     "Verdict",
     "WalFile",

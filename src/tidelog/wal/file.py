@@ -10,10 +10,11 @@ What is true when a call returns: after `write` the operating system has the who
 after `sync` the disk has it. When `write` raises DiskFull, not a byte of the batch is on disk, and
 the next one starts where it did. Any other failure closes the latch: nothing is written any more.
 
-A rotation keeps one order: sync the old file, make the new one and reserve its room, sync it, sync
-the directory, point CURRENT at it, and only then write. A power cut leaves no new file, an empty
-one, or a stale CURRENT, and each of them is a clean start. One descriptor serves a file from its
-first write to its last sync, because the kernel tells of a failed write-back once per open file.
+A rotation keeps one order: sync the old file, make the new one and reserve its room, sync it (a spare
+has all that behind it and only gets its name), sync the directory, point CURRENT at it, and only then
+write. A power cut leaves no new file, an empty one, or a stale CURRENT, and each of them is a clean
+start. One descriptor serves a file from its first write to its last sync, because the kernel tells of a
+failed write-back once per open file.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tidelog.disk.seam import Disk, File, join
 from tidelog.errors import Damaged, Error
 from tidelog.types import Buffer
 from tidelog.wal.names import CURRENT, Position, file_name, path_of
+from tidelog.wal.spare import Spare
 
 
 class Writer:
@@ -40,9 +42,12 @@ class Writer:
         self.latch = latch
         self.rotations = 0
         self._syncing = Lock()
+        self._spare = Spare(disk, directory, file_bytes)
         try:
             disk.make_dir(directory)
+            self._spare.drop()  # an earlier process's, of whatever size
             self._file = self._create(first)
+            self.reader = disk.open(path_of(directory, first))
         except OSError as error:
             latch.trip(error, f"creating {path_of(directory, first)}")
             raise Damaged(
@@ -99,6 +104,11 @@ class Writer:
         self._synced = pos
         return True
 
+    def prepare(self) -> None:
+        """Make the next file ready when this one is half full. From one thread at a time, beside everything else."""
+        if self._open and self._pos * 2 >= self._file_bytes and not self.latch.closed:
+            self._spare.make()
+
     def close(self) -> None:
         """Give back what was reserved, sync and close. A latched file is only closed: a sync of it would prove
         nothing."""
@@ -113,6 +123,7 @@ class Writer:
             finally:
                 self._open = False
                 self._file.close()
+                self._spare.drop()
 
     def _rotate(self) -> None:
         with self._syncing:
@@ -121,6 +132,7 @@ class Writer:
             first = self.next_frame
             try:
                 file = self._create(first)
+                self.reader = self._disk.open(path_of(self.directory, first))
             except OSError as error:
                 raise self.latch.trip(error, f"creating {path_of(self.directory, first)}") from error
             self._file.close()
@@ -129,11 +141,14 @@ class Writer:
             self.rotations += 1
 
     def _create(self, first: int) -> File:
+        path = path_of(self.directory, first)
+        spare = self._spare.take(path)
         # "create" refuses a name that is there: a number is used once, whatever went wrong before.
-        file = self._disk.open(path_of(self.directory, first), "create")
+        file = self._disk.open(path, "write" if spare else "create")
         try:
-            file.reserve(self._file_bytes)
-            file.sync()
+            if not spare:
+                file.reserve(self._file_bytes)
+                file.sync()
             self._disk.sync_dir(self.directory)
             replace(self._disk, join(self.directory, CURRENT), f"{file_name(first)}\n".encode())
         except OSError:

@@ -24,6 +24,7 @@ from threading import Condition, Lock, Thread
 from typing import Final
 
 from tidelog.clock import Clock
+from tidelog.disk.seam import File
 from tidelog.errors import Busy, Closed, Error, Latched
 from tidelog.types import Buffer
 from tidelog.wal.file import Writer
@@ -56,7 +57,7 @@ class Commit:
     lock held, and must neither raise nor wait for a commit.
     """
 
-    __slots__ = ("_done", "durable", "frames", "pieces", "size")
+    __slots__ = ("_done", "at", "durable", "file", "frames", "pieces", "size")
 
     def __init__(
         self,
@@ -68,6 +69,8 @@ class Commit:
     ) -> None:
         self.pieces, self.frames, self.durable = pieces, frames, durable
         self.size = sum(map(len, pieces))
+        self.file: File | None = None  # where it was written, from then on, for reading
+        self.at = 0  # and its first byte there
         self._done = done
 
     def prepare(self) -> None:
@@ -179,6 +182,7 @@ class Shard:
         self.pump()
         if not (self._latch.closed or self._closing):
             self._sync()  # without the turn: writes that do not wait for the disk need not wait for this
+            self._writer.prepare()
 
     def position(self) -> Position:
         """Where the next batch is written. Every commit before it is done."""
@@ -265,6 +269,10 @@ class Shard:
         began_us = self._micros()
         self._writer.write(pieces, size=size, frames=frames)
         self.write_us, self.sync_us = self._micros() - began_us, 0
+        at, reader = self._writer.position.pos - size, self._writer.reader
+        for commit in batch:
+            commit.at, commit.file = at, reader
+            at += commit.size
         if durable:
             self.sync_us = self._sync()
         stats = self._stats

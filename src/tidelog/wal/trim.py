@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from tidelog.disk.atomic import remove_if_there
 from tidelog.disk.seam import Disk, join
-from tidelog.wal.names import CURRENT, FLAT, directory, files, path_of
+from tidelog.wal.names import FLAT, HINTS, directory, files, path_of
 
 
 def trim(disk: Disk, wal: str, key: str, first: int) -> int:
@@ -20,7 +20,7 @@ def trim(disk: Disk, wal: str, key: str, first: int) -> int:
     for number in stale:
         remove_if_there(disk, path_of(place, number))
     ended = len(stale) == len(numbers)
-    hints = [remove_if_there(disk, join(place, name)) for name in (CURRENT, f"{CURRENT}.tmp") if ended]
+    hints = [remove_if_there(disk, join(place, name)) for name in HINTS if ended]
     if stale or any(hints):
         disk.sync_dir(place)
     if ended and key != FLAT:

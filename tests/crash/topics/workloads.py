@@ -243,9 +243,14 @@ def one(bench: Bench, name: str, random: Random) -> None:
 
 def batch(bench: Bench, name: str, random: Random) -> None:
     many = random.randint(2, 5)
+    datas = [bench.data(random, random.choice([0, 30, 250])) for _ in range(many)]
+    if random.random() < 0.5:
+        # Alike but for their data: what is large of these is read from the WAL.
+        bench.append(name, [data for data in datas if isinstance(data, bytes)] or datas)
+        return
     bench.append(
         name,
-        [bench.data(random, random.choice([0, 30, 250])) for _ in range(many)],
+        datas,
         [random.choice(TAGS) for _ in range(many)],
         [random.choice([None, "n1", "n2"]) for _ in range(many)],
         [random.choice([None, {"k": number}]) for number in range(many)],

@@ -317,3 +317,28 @@ def test_headers_are_gathered_from_any_position() -> None:
     assert set(heads["node_len"].tolist()) == {1}
     assert set(heads["tag_len"].tolist()) == {2}
     assert not len(frame.headers(b"", np.zeros(0, np.int64)))
+
+
+@given(
+    seq=st.integers(-1, 3) | st.sampled_from([frame.SEQ_MAX, frame.SEQ_MAX + 1]),
+    ts_ms=st.sampled_from([-1, 0, 5, frame.TS_MS_MAX, frame.TS_MS_MAX + 1]),
+    data=st.binary(max_size=20),
+    node=st.sampled_from([b"", b"n", b"\xff"]),
+    tag=st.sampled_from([b"", b"t"]),
+    flags=st.sampled_from([0, frame.DURABLE, frame.JSON | frame.MORE, 1, 128]),
+)
+def test_one_append_is_encoded_as_any_frame_is(
+    seq: int, ts_ms: int, data: bytes, node: bytes, tag: bytes, flags: int
+) -> None:
+    """The short way gives the same bytes, or the same refusal."""
+    try:
+        wanted: bytes | str = frame.encode(
+            frame.APPEND, topic_id=7, seq=seq, ts_ms=ts_ms, data=data, node=node, tag=tag, flags=flags
+        )
+    except BadInput as error:
+        wanted = str(error)
+    try:
+        made: bytes | str = frame.encode_append(7, seq, ts_ms, data, node, tag, flags)
+    except BadInput as error:
+        made = str(error)
+    assert made == wanted

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.unit.wal.bench import FILE_BYTES, Bench, Found, Write, look, recover
+from tests.unit.wal.bench import FILE_BYTES, Bench, Found, Write, append, look, recover
 
 from tidelog.disk.latch import Latch
 from tidelog.disk.seam import File
@@ -30,6 +30,7 @@ from tidelog.errors import DiskFull, Error, Latched
 from tidelog.formats import frame, scan
 from tidelog.testing import SimDisk, SyncMode
 from tidelog.wal import Shard, Verdict, Writer, replay
+from tidelog.wal.spare import Spare
 
 Patch = pytest.MonkeyPatch
 
@@ -182,6 +183,14 @@ def one_by_one(history: History) -> None:
         bench.write(data)
 
 
+def with_a_spare(history: History) -> None:
+    """Every file but the first was made ahead of time."""
+    bench = history.start()
+    for data in (A, b"short", B, C, D, b"x" * 900, E, F, b"g" * 700, b"h" * 800):
+        bench.write(data)
+        bench.shard.tick()
+
+
 def with_and_without_promise(history: History) -> None:
     bench = history.start()
     for number, data in enumerate((A, B, C, D, E, F)):
@@ -285,6 +294,7 @@ def failed_rotation(call: Any, at: int, error: int) -> Workload:
 
 WORKLOADS: list[Workload] = [
     one_by_one,
+    with_a_spare,
     with_and_without_promise,
     batches,
     larger_than_a_file,
@@ -417,10 +427,26 @@ def the_number_of_a_lost_file_is_used_again(patch: Patch) -> None:
     patch.setattr(replay, "_found", lambda first, buf, lo: (real(first, buf, lo)[0], 0))
 
 
+def a_spare_is_named_before_it_is_whole(patch: Patch) -> None:
+    """Stale bytes in a file that is thought to be zeros."""
+
+    def make(self: Spare) -> None:
+        if self._ready:
+            return
+        file = self._disk.open(self._path, "create")
+        file.write(0, append(b"from an earlier life") * 20)
+        file.reserve(FILE_BYTES)
+        file.close()
+        self._ready = True
+
+    patch.setattr(Spare, "make", make)
+
+
 PLANTED: list[tuple[Callable[[Patch], None], Workload]] = [
     (ack_before_the_sync, one_by_one),
     (no_directory_sync, one_by_one),
     (rotate_without_a_sync, with_and_without_promise),
+    (a_spare_is_named_before_it_is_whole, with_a_spare),
     (a_failed_write_stays_where_it_is, no_room),
     (a_failed_write_is_taken_back_but_not_durably, no_room),
     (write_on_after_a_failed_sync, failed_sync("dropped")),

@@ -1,0 +1,168 @@
+"""[hot] Records that no segment file has yet: small writes in memory, large ones where the WAL has them.
+
+    pieces   │ bytes │ bytes │ Stored in wal-…412.log │ bytes │ Stored … │       in the order of the segment's data
+    index    └ walked when somebody looks ┘└ known from the write: a run ┘
+
+A large write is not kept a second time: memory that is touched once and held until a checkpoint costs
+more than writing it did. Whoever reads it has it from the page cache, with its checksum. The WAL keeps the
+file while a block names it, and a reader that holds a piece of it keeps it open.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidelog.commitlog.codec import Chunk
+from tidelog.commitlog.segment import Growing
+from tidelog.engine.parts import Bools, Weight, buried
+from tidelog.errors import Corrupt
+from tidelog.formats import frame, idx, scan
+from tidelog.formats.frame import Frame
+from tidelog.formats.idx import Run
+from tidelog.types import Buffer, Ints
+from tidelog.wal import Stored
+
+Piece = bytes | Stored
+LARGE_BYTES: Final = 1 << 16  # a write of at least this is left in the WAL
+_LOOSE_MAX: Final = 256  # small pieces are laid together when there are this many
+
+
+class Block:
+    """Records of one segment that no segment file has yet. Its owner's lock guards it."""
+
+    def __init__(self, base: int, *, segment: int, origin: int, kept: bool) -> None:
+        self.base = self.stop = base
+        self.segment = segment  # first seq of the segment it belongs to
+        self.origin = origin  # where its first byte will lie in the segment's data
+        self.kept = kept  # False: of an ephemeral topic, never written to any file
+        self.frozen = False  # a checkpoint is writing it: the next record starts another block
+        self.size = 0
+        self.live = self.live_bytes = 0
+        self.first_ts = self.last_ts = 0
+        self._pieces: list[Piece] = []
+        self._starts: list[int] = []
+        self._loose = 0  # pieces from here on are small and may be laid together
+        self._index = Growing(b"")
+        self._indexed = 0  # bytes that the index covers
+        self._listed = base  # one past the last seq that it covers
+        self._dead: Bools | None = None
+
+    def add(self, pieces: list[bytes] | list[Stored], count: int, weight: int, first_ts: int, last_ts: int) -> None:
+        """Append the frames of `count` records with the next seqs."""
+        assert not self.frozen, "a frozen block is what a checkpoint has seen"
+        if self.base == self.stop:
+            self.first_ts = first_ts
+        for piece in pieces:
+            self._starts.append(self.origin + self.size)
+            self._pieces.append(piece)
+            self.size += len(piece)
+            if isinstance(piece, Stored) or len(piece) >= LARGE_BYTES:
+                self._loose = len(self._pieces)
+        if len(self._pieces) - self._loose > _LOOSE_MAX:
+            self._pieces[self._loose :] = [b"".join(self._pieces[self._loose :])]  # type: ignore[arg-type]  # bytes all
+            del self._starts[self._loose + 1 :]
+            self._loose = len(self._pieces) if len(self._pieces[-1]) >= LARGE_BYTES else len(self._pieces) - 1
+        self.stop += count
+        self.live += count
+        self.live_bytes += weight
+        self.last_ts = last_ts
+        if self._dead is not None:
+            self._dead = np.append(self._dead, np.zeros(count, bool))
+
+    def add_stored(self, pieces: list[Stored], counts: list[int], lengths: list[int], ts_ms: int, flags: int) -> None:
+        """Append frames that stay in the WAL. What the index says of their records is the writer's to know: how many
+        are in each frame, how long they are, and their flags."""
+        self._walk()  # the index grows in the order of the records
+        starts = [self.origin + self.size]
+        for piece in pieces[:-1]:
+            starts.append(starts[-1] + len(piece))
+        self.add(pieces, len(lengths), sum(lengths), ts_ms, ts_ms)
+        self._index.add(Run(starts, counts, np.array(lengths, np.uint32), ts_ms, flags))
+        self._indexed, self._listed = self.size, self.stop
+
+    def pieces(self) -> Iterator[Buffer]:
+        """All of its bytes, frame by frame where they come from the WAL. Without the lock: for a frozen block."""
+        for piece in self._pieces:
+            yield _loaded(piece) if isinstance(piece, Stored) else piece
+
+    def _between(self, lo: int, hi: int) -> tuple[list[Piece], int]:
+        """The pieces that hold bytes [lo, hi) of the segment's data, and where the first of them starts."""
+        at = bisect_right(self._starts, lo) - 1
+        end = bisect_right(self._starts, hi - 1)
+        return self._pieces[at:end], self._starts[at]
+
+    def _walk(self) -> None:
+        """Bring the index up to date with what is in memory."""
+        if self._indexed == self.size:
+            return
+        start = self.origin + self._indexed
+        fresh = _window(*self._between(start, self.origin + self.size), start, self.origin + self.size)
+        walk = scan.walk(fresh, above=self._listed - 1)
+        if walk.end != len(fresh) or len(walk.rows) != self.stop - self._listed:
+            raise Corrupt("memory", pos=walk.end, reason=f"frames of this process changed: {walk.reason}")
+        made = idx.entries(walk.rows, self._listed, self.stop, self.origin + self.size, origin=start)
+        self._index.add(idx.to_bytes(made))
+        self._indexed, self._listed = self.size, self.stop
+
+    def index(self) -> memoryview:
+        """The index entries of all of it."""
+        self._walk()
+        return self._index.view()
+
+    def entries(self) -> NDArray[np.void]:
+        return idx.read(self.index())
+
+    def dead(self) -> Bools | None:
+        return self._dead
+
+    def bury(self, which: Ints) -> Weight:
+        self._dead, gone = buried(self, self._dead, which)
+        self.live -= gone.records
+        self.live_bytes -= gone.size
+        return gone
+
+    def look(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
+        entries = self.entries()
+        lo, hi = first - self.base, stop - self.base
+        at = entries["frame_offset"]
+        low = int(at[lo])
+        hi = max(min(hi, bisect_right(at, low + bytes_max, lo, hi)), lo + 1)
+        later = bisect_right(at, int(at[hi - 1]), hi)
+        high = int(at[later]) if later < len(at) else self.origin + self.size
+        base, (pieces, start) = self.base, self._between(low, high)
+        # What has not left this process since its checksum was made is not verified again.
+        check = any(isinstance(piece, Stored) for piece in pieces)
+
+        def read() -> Chunk:
+            window = _window(pieces, start, low, high)
+            return Chunk(scan.walk_indexed(window, entries, lo, hi, base, check=check, origin=low), base + hi)
+
+        return read
+
+
+def _window(pieces: list[Piece], start: int, lo: int, hi: int) -> Buffer:
+    """Bytes [lo, hi) of pieces that start at `start`; without a copy where one piece in memory has them all."""
+    if len(pieces) == 1:
+        piece = pieces[0]
+        return (
+            piece.read(lo - start, hi - start)
+            if isinstance(piece, Stored)
+            else memoryview(piece)[lo - start : hi - start]
+        )
+    loaded = [piece.read(0, len(piece)) if isinstance(piece, Stored) else piece for piece in pieces]
+    return memoryview(b"".join(loaded))[lo - start : hi - start]
+
+
+def _loaded(piece: Stored) -> bytes:
+    """A frame as it was written, or Corrupt: what a checkpoint copies must be what was acknowledged."""
+    content = piece.read(0, len(piece))
+    found = frame.get(content, 0, len(content))
+    if not isinstance(found, Frame) or found.end != len(content):
+        reason = "it ends early" if isinstance(found, Frame) else found.reason
+        raise Corrupt(piece.file.path, pos=piece.pos, reason=f"a frame is not what was written there: {reason}")
+    return content

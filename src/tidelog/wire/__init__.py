@@ -1,0 +1,1 @@
+"""The shapes of the `/v0` contract, as both sides of it see them."""

@@ -1,0 +1,129 @@
+"""Large writes are read where the WAL has them: the same records, whatever the size says."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from random import Random
+
+import pytest
+from tests.unit.engine.world import LOGGED, RESTARTS, TINY, Restart, World, datas
+
+from tidelog.engine import Topic, append
+from tidelog.engine.block import LARGE_BYTES, Block
+from tidelog.errors import Corrupt, Damaged
+from tidelog.wal import Stored
+
+
+def stored(topic: Topic) -> list[Stored]:
+    parts = topic._core.index.parts
+    return [piece for part in parts if isinstance(part, Block) for piece in part._pieces if isinstance(piece, Stored)]
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(append, "LARGE_BYTES", 20)
+
+
+@pytest.mark.parametrize("durability", LOGGED)
+@pytest.mark.usefixtures("large")
+def test_small_and_large_writes_are_one_topic(durability: str) -> None:
+    """D4, G3: pages, tables and deletes by tag see no difference, in memory, behind a checkpoint and a restart."""
+    random = Random(1)
+    world = World(**TINY)
+    topic = world.log.topic("t", durability=durability)
+    wanted: list[object] = []
+    for number in range(40):
+        many = [json.dumps([number, at, "x" * random.randrange(30)]) for at in range(random.randrange(1, 5))]
+        tag = random.choice([None, "t"])
+        topic.append([json.loads(text) for text in many], tag=tag, node=random.choice([None, "n"]))
+        wanted += [json.loads(text) for text in many]
+        if number % 11 == 10:
+            world.log.checkpoint()
+        assert datas(topic) == wanted
+        assert topic.to_arrow().num_rows == len(wanted)
+    assert stored(topic), "none was large"
+    before = topic.count
+    gone = topic.delete(match="t").deleted
+    assert gone
+    assert topic.count == before - gone
+    left = datas(topic)
+    if durability != "memory":
+        world.restart("kill")
+        assert datas(world.log.topic("t")) == left
+
+
+@pytest.mark.parametrize("how", RESTARTS)
+@pytest.mark.usefixtures("large")
+def test_what_was_acknowledged_is_there_after_a_restart(how: Restart) -> None:
+    world = World(wal_file_bytes=512)
+    topic = world.log.topic("t", durability="fsync")
+    for number in range(9):
+        topic.append([b"%d" % number * 30, b"y"])
+    wanted = datas(topic)
+    world.restart(how)
+    assert datas(world.log.topic("t")) == wanted
+
+
+def test_a_write_of_many_small_records_is_not_held_in_memory() -> None:
+    world = World(wal_file_bytes=1 << 20)
+    topic = world.log.topic("t")
+    topic.append([b"x" * 100] * 1000)
+    assert sum(map(len, stored(topic))) > LARGE_BYTES
+    topic.append([b"x" * 100] * 100)
+    topic.append(b"x" * LARGE_BYTES)
+    assert sum(piece.size for piece in stored(topic)) < 200_000
+    assert datas(topic) == [b"x" * 100] * 1100 + [b"x" * LARGE_BYTES]
+
+
+@pytest.mark.usefixtures("large")
+def test_records_that_differ_stay_in_memory() -> None:
+    topic = World().log.topic("t")
+    topic.append([b"x" * 30, {"a": 1}])
+    topic.append([b"x" * 30, b"y"], tag=["a", "b"])
+    topic.append([b"x" * 30, b"y"], meta={"k": 1})
+    assert not stored(topic)
+    topic.append([b"x" * 30, b"y"], tag="a", node="b")
+    assert len(stored(topic)) == 1
+    assert [record.tag for record in topic.read(0).records] == [None, None, "a", "b", None, None, "a", "a"]
+
+
+@pytest.mark.usefixtures("large")
+def test_bytes_that_changed_in_the_wal_are_told_and_never_copied() -> None:
+    """G34: what is read again from the disk is held against its checksum, by readers and by checkpoints."""
+    world = World()
+    topic = world.log.topic("t")
+    topic.append([b"x" * 30, b"y"])
+    piece = stored(topic)[0]
+    world.disk.flip(piece.file.path, piece.pos + 60, 1)
+    with pytest.raises(Corrupt):
+        topic.read(0)
+    with pytest.raises(Corrupt):
+        world.log.checkpoint()
+    assert not world.files(".foot")
+    world.disk.flip(piece.file.path, piece.pos + 60, 1)
+    world.log.checkpoint()
+    assert datas(topic) == [b"x" * 30, b"y"]
+
+
+@pytest.mark.usefixtures("large")
+def test_a_reader_keeps_what_it_looks_at_when_the_wal_forgets_it() -> None:
+    world = World(wal_file_bytes=256)
+    topic = world.log.topic("t")
+    topic.append([b"x" * 30, b"y"])
+    part = topic._core.index.parts[-1]
+    look = part.look(1, 3, 1 << 20)
+    for _ in range(3):
+        topic.append([b"z" * 90] * 3)
+        world.log.checkpoint()
+    assert len(look().rows) == 2
+
+
+@pytest.mark.usefixtures("large")
+def test_a_disk_that_gives_nothing_back_is_told() -> None:
+    world = World()
+    topic = world.log.topic("t")
+    topic.append([b"x" * 30, b"y"])
+    piece = stored(topic)[0]
+    with pytest.raises(Damaged, match="shorter"):
+        replace(piece, pos=1 << 30).read(0, 1)

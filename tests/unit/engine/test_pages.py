@@ -1,0 +1,133 @@
+"""Pages for the wire say what pages for programs say: the same records, gap, cursor and counts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.unit.engine.world import CLASSES, World
+
+from tidelog.engine import SEQ_MAX, EngineConfig, Show, Topic, encode
+from tidelog.errors import BadInput, BatchTooLarge, TooLarge
+
+LIMITS = EngineConfig()
+
+
+def filled(world: World, durability: str = "disk", **config: Any) -> Topic:
+    topic = world.log.topic("t", durability=durability, **config)
+    topic.append(
+        [{"n": 1}, "two", None, [4]], tag=["a", None, "b", None], node="x", meta=[{"k": "v"}, None, None, None]
+    )
+    topic.append([b"\x00", 6.5], node=[None, "y"])
+    return topic
+
+
+def same(topic: Topic, from_seq: int = 0, limit: int = 100, node: str | None = None) -> None:
+    nodes = frozenset((node.encode(),)) if node else frozenset()
+    page = topic.read(from_seq, limit, node=node)
+    text = topic.read_json(from_seq, limit, 1 << 20, nodes=nodes, show=Show(tags=True))
+    assert (text.gap, text.next_from_seq, text.head_seq, text.earliest_seq, text.counts) == page[1:]
+    assert text.caught_up == page.caught_up
+    for found, record in zip(map(json.loads, text.texts), page.records, strict=True):
+        assert (found["$seq"], found["$ts"]) == (record.seq, record.ts_ms)
+        assert (found.get("$tag"), found.get("$node"), found.get("meta")) == (record.tag, record.node, record.meta)
+        assert found["data"] == ("AA==" if record.data == b"\x00" else record.data)
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+def test_text_and_records_say_the_same(durability: str) -> None:
+    world = World()
+    topic = filled(world, durability)
+    topic.delete(match="a")
+    for _ in range(2):
+        for from_seq in range(8):
+            same(topic, from_seq)
+            same(topic, from_seq, limit=2, node="x")
+        world.log.checkpoint()
+
+
+def test_a_gap_is_told_in_both() -> None:
+    topic = filled(World(), cap_records=2)
+    assert topic.read_json(0, 10, 1 << 20, show=Show()).gap is not None
+    same(topic)
+
+
+def test_memory_is_quick_and_files_are_not() -> None:
+    """What `is_quick` allows is done where nobody may wait: no file is read and no floor synced for it."""
+    world = World()
+    topic = filled(world)
+    assert all(topic.is_quick(seq) for seq in range(7))
+    topic.seal()
+    world.log.checkpoint()
+    assert not topic.is_quick(0)
+    assert topic.is_quick(6), "there is nothing to read"
+    topic.append(b"in memory")
+    assert topic.is_quick(6)
+
+
+def test_a_floor_that_is_not_durable_is_not_quick() -> None:
+    world = World()
+    topic = world.log.topic("t", cap_records=1)
+    topic.append([1, 2])
+    assert [topic.is_settled, topic.is_quick(0)] == [False, False]
+    topic.state()
+    assert topic.is_settled
+    assert topic.is_quick(0)
+
+
+def test_what_is_due_to_expire_is_not_quick() -> None:
+    world = World()
+    topic = world.log.topic("t", ttl_ms=10)
+    topic.append(1)
+    seen = [topic.is_due]
+    world.clock.tick(11)
+    seen += [topic.is_due, topic.is_quick(0)]
+    topic.state()
+    assert [*seen, topic.is_due] == [False, True, False, False]
+
+
+def test_a_pass_tells_the_same_as_lines_and_as_columns() -> None:
+    world = World(segment_events_max=3)
+    topic = filled(world)
+    world.log.checkpoint()
+    topic.append([7, 8])
+    for from_seq, to_seq, limit in ((0, None, SEQ_MAX), (1, 5, SEQ_MAX), (0, None, 3), (8, None, SEQ_MAX)):
+        lines = topic.scan(from_seq, to_seq, limit=limit)
+        texts = [json.loads(line) for piece in lines.lines(Show()) for line in piece.splitlines()]
+        columns = topic.scan(from_seq, to_seq, limit=limit)
+        seqs = [seq for batch in columns.batches() for seq in batch.column("seq").to_pylist()]
+        assert [text["$seq"] for text in texts] == seqs
+        assert lines.counts == columns.counts
+        assert lines.counts.rows == len(seqs) == len(range(from_seq, min(to_seq or 8, 8))[:limit])
+        assert sum(lines.counts) == lines.next_from_seq - from_seq
+        assert isinstance(next(iter(columns.batches()), pa.record_batch({})), pa.RecordBatch)
+
+
+def test_texts_are_held_to_the_same_limits() -> None:
+    def made(*datas: bytes, tag: str | None = None, meta: dict[str, Any] | None = None) -> encode.Batch:
+        many = list(datas)
+        return encode.from_texts(LIMITS, many, True, [tag] * len(many), None, [meta] * len(many))
+
+    assert made(b"1", b"2").weight == 2
+    with pytest.raises(BadInput, match="at least one"):
+        made()
+    with pytest.raises(BatchTooLarge):
+        made(*[b"1"] * 10_001)
+    with pytest.raises(TooLarge):
+        made(b"1" * ((1 << 20) + 1))
+    assert len(made(b"1" * (1 << 20))) == 1
+    with pytest.raises(BadInput, match="tag"):
+        made(b"1", tag="x" * 257)
+    with pytest.raises(BadInput, match="64"):
+        made(b"1", meta=dict.fromkeys(map(str, range(65)), 1))
+
+
+@pytest.mark.parametrize("text", [b"1e400", b'"\\ud800"', b"-1e999"])
+def test_a_number_the_fast_decoder_cannot_hold_still_comes_out(text: bytes) -> None:
+    world = World()
+    topic = world.log.topic("t")
+    topic.stage(encode.from_texts(LIMITS, [text], True, None, None, None)).wait()
+    assert topic.read(0).records[0].data == json.loads(text)
+    assert topic.read_json(0, 1, 100, show=Show()).texts[0].endswith(b'"data":' + text + b"}")

@@ -1,0 +1,75 @@
+"""Rows as the JSON that readers are sent: what came in as text goes out as that text."""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidelog.formats import batch, idx, json_rows, scan
+from tidelog.formats.frame import JSON
+from tidelog.formats.json_rows import Show
+
+Row = tuple[bytes, str, str, dict[str, str] | None]
+names = st.text('ab"\\é\n ', max_size=4)
+datas = st.recursive(st.none() | st.integers() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=3))
+
+
+def rendered(datas: list[bytes], *, flags: int, show: Show, **columns: Any) -> list[dict[str, Any]]:
+    walk = scan.walk(b"".join(batch.encode_many(1, 5, 1_700_000_000_000, datas, flags=flags, **columns)))
+    made = json_rows.objects(walk.rows, (idx.flags(walk.rows) & idx.JSON) != 0, show)
+    assert all(b"\n" not in text for text in made), "one line a record"
+    return [json.loads(text) for text in made]
+
+
+@given(
+    st.lists(st.tuples(datas, names, names, st.none() | st.dictionaries(names, names, max_size=2)), min_size=1),
+    st.booleans(),
+)
+def test_every_record_comes_out_as_it_went_in(rows: list[tuple[Any, str, str, Any]], full: bool) -> None:
+    texts = [json.dumps(data, separators=(",", ":")).encode() for data, *_ in rows]
+    show = Show(data=True, tags=full, meta=full)
+    made = rendered(
+        texts,
+        flags=JSON,
+        show=show,
+        tags=[tag.encode() for _, tag, _, _ in rows],
+        nodes=[node.encode() for _, _, node, _ in rows],
+        metas=[b"" if meta is None else json.dumps(meta, separators=(",", ":")).encode() for *_, meta in rows],
+    )
+    for number, (found, (data, tag, node, meta)) in enumerate(zip(made, rows, strict=True)):
+        wanted: dict[str, Any] = {"$seq": 5 + number, "$ts": 1_700_000_000_000, "data": data}
+        wanted |= {"$node": node} if node else {}
+        wanted |= {"$tag": tag} if tag and full else {}
+        wanted |= {"meta": meta} if meta is not None and full else {}
+        assert found == wanted
+
+
+def test_the_keys_stand_in_the_contracts_order() -> None:
+    walk = scan.walk(
+        b"".join(batch.encode_many(1, 1, 9, [b"1"], flags=JSON, tags=[b"t"], nodes=[b"n"], metas=[b'{"k":1}']))
+    )
+    made = json_rows.objects(walk.rows, np.ones(1, bool), Show(tags=True))
+    assert made == [b'{"$seq":1,"$ts":9,"$node":"n","$tag":"t","data":1,"meta":{"k":1}}']
+
+
+def test_plain_records_take_the_short_way_to_the_same_text() -> None:
+    walk = scan.walk(b"".join(batch.encode_many(1, 1, 9, [b'{"a":1}', b"null"], flags=JSON)))
+    made = json_rows.objects(walk.rows, np.ones(2, bool))
+    assert made == [b'{"$seq":1,"$ts":9,"data":{"a":1}}', b'{"$seq":2,"$ts":9,"data":null}']
+
+
+def test_bytes_go_out_as_base64_and_say_so() -> None:
+    found = rendered([b"\x00\xff", b""], flags=0, show=Show())
+    assert [b64decode(row["data"]) for row in found] == [b"\x00\xff", b""]
+    assert [row["$encoding"] for row in found] == ["base64", "base64"]
+
+
+@pytest.mark.parametrize("flags", [0, JSON])
+def test_without_data_there_is_no_data(flags: int) -> None:
+    assert rendered([b"1"], flags=flags, show=Show(data=False)) == [{"$seq": 5, "$ts": 1_700_000_000_000}]
