@@ -31,6 +31,7 @@ _encoder = msgspec.json.Encoder()
 _decode = msgspec.json.Decoder().decode
 _values_decoder = msgspec.json.Decoder()
 _metas_decoder = msgspec.json.Decoder(dict[str, Any])
+BLANKS: Final = (b" ", b"\n", b"\t", b"\r")
 _JSON_DEPTH_MAX: Final = 128
 _TABLE_BYTES_MAX: Final = 64 << 20
 
@@ -266,12 +267,27 @@ def from_table(limits: EngineConfig, table: pa.Table | pa.RecordBatch) -> Batch 
     if (size := _bytes_in(data)) > _TABLE_BYTES_MAX:
         raise TooLarge("a table", size=size, limit=_TABLE_BYTES_MAX)
     _check_texts(data, metas, table.column("json") if "json" in names else None, limits)
+    if "json" in names:
+        data = _compacted(data, pc.fill_null(table.column("json"), False).to_pylist())
     kinds = pc.fill_null(table.column("json"), False).unique().to_pylist() if "json" in names else [False]
     if len(kinds) == 1:
         return Columns(data, bool(kinds[0]), tags, nodes, metas)
     json = pc.fill_null(table.column("json"), False).to_pylist()
     lists = [None if array is None else [value or b"" for value in array.to_pylist()] for array in (tags, nodes, metas)]
     return Batch(data.to_pylist(), json, lists[0] or b"", lists[1] or b"", lists[2])
+
+
+def compact(text: bytes) -> bytes:
+    """JSON without blanks between its words, as it is stored: a line end in it would end a line for some readers."""
+    return msgspec.json.format(text, indent=-1) if any(blank in text for blank in BLANKS) else text
+
+
+def _compacted(data: pa.Array, json: list[bool]) -> pa.Array:
+    values = data.buffers()[-1]
+    if values is None or not any(blank in values.to_pybytes() for blank in BLANKS):
+        return data
+    pairs = zip(data.to_pylist(), json, strict=True)
+    return pa.array([compact(text) if is_json else text for text, is_json in pairs], pa.binary())
 
 
 def _check_texts(data: pa.Array, metas: pa.Array | None, json: pa.ChunkedArray | None, limits: EngineConfig) -> None:

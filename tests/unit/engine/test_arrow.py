@@ -250,6 +250,14 @@ def test_a_column_says_which_data_is_json() -> None:
     assert [record.tag for record in whole(topic).records] == [None, None, None, "t", None, None]
 
 
+def test_json_of_a_table_is_stored_without_blanks_and_bytes_as_they_are() -> None:
+    """A line end inside a record would end a line for those who read lines."""
+    topic = World().log.topic("t")
+    topic.append_arrow(pa.table({"data": [b'{\n "a" : "b c" }', b"x \n y"], "json": [True, False]}))
+    assert topic.to_arrow().column("data").to_pylist() == [b'{"a":"b c"}', b"x \n y"]
+    assert datas(topic) == [{"a": "b c"}, b"x \n y"]
+
+
 def test_a_table_is_one_batch_with_one_key_and_one_fate() -> None:
     """Contract 1.11, 2.5; G12."""
     log = World().log

@@ -1,0 +1,84 @@
+"""[shell] `tidelog serve`: topics for every language, over HTTP."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from argparse import Namespace
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tidelog.cli.command import command
+from tidelog.cli.render import Screen
+from tidelog.clock import SystemClock
+from tidelog.disk.atomic import read_all
+from tidelog.disk.posix import PosixDisk
+from tidelog.errors import BadInput, NotFound
+
+if TYPE_CHECKING:
+    from tidelog.cli.command import Commands
+
+
+def add(commands: Commands) -> None:
+    """Add `serve` to the command line."""
+    made = command(
+        commands,
+        "serve",
+        serve,
+        short="serve a directory of topics over HTTP",
+        about="Serve a directory of topics over HTTP/1.1, h2c, SSE and WebSocket until SIGTERM or Ctrl-C. Settings\n"
+        "come from the environment (TIDELOG_HOST, TIDELOG_API_KEYS and so on), then from --config, a TOML file\n"
+        "with the same names in lower case and without the prefix, then from the command line. It listens on\n"
+        "loopback unless told otherwise, and refuses any other address without keys. GET /v0/openapi.json\n"
+        "describes what it answers.",
+        examples="tidelog serve --data data\ntidelog serve --data data --port 0 --port-file port.txt\n"
+        "TIDELOG_API_KEYS=s3cret:rw:orders tidelog serve --host 0.0.0.0",
+    )
+    made.add_argument("--data", metavar="DIR", help="the directory of topics, made where there is none")
+    made.add_argument("--host", metavar="HOST", help="the address to listen on (127.0.0.1)")
+    made.add_argument("--port", metavar="PORT", type=int, help="the port to listen on (4000); 0: any that is free")
+    made.add_argument("--port-file", metavar="FILE", help="write host:port here once it listens")
+    made.add_argument("--config", metavar="FILE", help="settings in TOML")
+    made.add_argument("--log-format", choices=("text", "json"), help="how log lines look (text)")
+    made.add_argument("--accept-loss", action="store_true", help="start although acknowledged records were lost")
+
+
+def serve(args: Namespace, screen: Screen) -> int:
+    """Serve until told to stop."""
+    try:
+        from tidelog.server import logs
+        from tidelog.server.config import ServerConfig, from_env, from_file
+        from tidelog.server.serve import run
+    except ImportError as error:
+        raise NotFound(
+            f"the server's packages are not installed ({error.name} is missing); nothing was started, run: "
+            "pip install 'tidelog[server]'"
+        ) from None
+    config = from_env(ServerConfig(), os.environ)
+    disk = PosixDisk()
+    if args.config is not None:
+        config = from_file(config, _settings(disk, args.config), args.config)
+    given: dict[str, Any] = {
+        "data_dir": args.data,
+        "host": args.host,
+        "port": args.port,
+        "port_file": args.port_file,
+        "log_format": "json" if args.json else args.log_format,
+        "accept_loss": args.accept_loss or None,
+    }
+    config = replace(config, **{name: value for name, value in given.items() if value is not None})
+    logger = logs.configure(config.log_format, sys.stderr)
+    screen.flush()
+    run(config, clock=SystemClock(), disk=disk, say=logger.info)
+    return 0
+
+
+def _settings(disk: PosixDisk, path: str) -> dict[str, Any]:
+    content = read_all(disk, path)
+    if content is None:
+        raise NotFound(f"there is no file {path}; the server was not started")
+    try:
+        return tomllib.loads(content.decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadInput(f"{path} is not TOML: {error}; the server was not started") from None

@@ -1,0 +1,1 @@
+"""The handlers: requests → answers. They know nothing of sockets."""

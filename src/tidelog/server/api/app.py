@@ -1,0 +1,190 @@
+"""[shell] The application: which handler, who may call it, and that every answer is one.
+
+Checks come in the contract's order: key → requests in flight → scope → name → body → media type → JSON →
+whatever the endpoint itself checks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Mapping
+from functools import lru_cache
+from typing import Final
+
+from tidelog.errors import Error
+from tidelog.server.api import auth, routes
+from tidelog.server.api.auth import ANYBODY, bearer
+from tidelog.server.api.call import Call, Endpoint
+from tidelog.server.api.problem import Problem, of_error, of_status
+from tidelog.server.http.seam import Answer, Body, Exchange, Request, Response, Stream, Upgrade
+from tidelog.server.service import Service
+
+_log = logging.getLogger("tidelog.server")
+_NO_LIMIT: Final = 1 << 62
+_ID_BYTES_MAX: Final = 128
+
+
+class App:
+    """`Application` of the front end, over a service."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        limit = service.config.max_body_bytes or _NO_LIMIT
+        too_large = Problem(
+            "payload_too_large", f"the body is over {limit} bytes; nothing was done, send it in parts"
+        ).response()
+        self._body = Body(limit, too_large)
+        self._streamed = Body(_NO_LIMIT, too_large, streamed=True)
+        self._find = lru_cache(4096)(routes.find)
+        self._ids = 0
+
+    # ── the front end's side ──────────────────────────────────────────────────────────────────
+
+    def begin(self, request: Request) -> Response | Body:
+        call = Call(self, self.service, request)
+        request.context = call
+        try:
+            self._admit(call)
+        except Problem as problem:
+            return self._finished(call, problem.response())
+        endpoint = call.endpoint
+        assert endpoint is not None, "an admitted call has one"
+        if endpoint.streams and (request.header(b"content-type") or b"").partition(b";")[0].strip() in endpoint.streams:
+            return self._streamed
+        return self._body
+
+    def handle(self, request: Request, exchange: Exchange) -> None:
+        call = request.context
+        assert isinstance(call, Call), "what `begin` left there"
+        assert call.endpoint is not None, "an admitted call has one"
+        call.exchange = exchange
+        try:
+            answer = call.endpoint.handler(call)
+        except Exception as error:
+            answer = self._failed(call, error)
+        if answer is None:
+            return  # it answers later, by `answer`
+        if isinstance(answer, Response | Stream | Upgrade):
+            self.answer(call, answer)
+        else:
+            task = self.service.spawn(self._later(call, answer))
+            exchange.on_gone(lambda: _cancel(task))
+
+    def malformed(self, status: int, reason: str) -> Response:
+        return of_status(status, f"{reason}; nothing was done").response()
+
+    def abandoned(self, request: Request) -> None:
+        if isinstance(request.context, Call):
+            self._release(request.context)
+
+    # ── answering ─────────────────────────────────────────────────────────────────────────────
+
+    def answer(self, call: Call, answer: Answer) -> None:
+        assert call.exchange is not None, "a call that reached its handler has one"
+        call.exchange.respond(
+            self._finished(call, answer) if isinstance(answer, Response) else self._opened(call, answer)
+        )
+
+    def fail(self, call: Call, error: Exception) -> None:
+        self.answer(call, self._failed(call, error))
+
+    async def _later(self, call: Call, running: Awaitable[Answer]) -> None:
+        try:
+            answer = await running
+        except asyncio.CancelledError:
+            self._release(call)
+            raise
+        except Exception as error:
+            answer = self._failed(call, error)
+        self.answer(call, answer)
+
+    def _failed(self, call: Call, error: Exception) -> Response:
+        if isinstance(error, Problem):
+            return error.response()
+        if isinstance(error, Error):
+            problem = of_error(error)
+            if problem.status >= 500:
+                _log.error("%s %s: %s", call.request.method, call.path, error)
+            return problem.response()
+        _log.error("%s %s broke", call.request.method, call.path, exc_info=error)
+        return Problem("internal", "the server broke on this request; it may have been written, see its log").response()
+
+    def _finished(self, call: Call, response: Response) -> Response:
+        self._release(call)
+        self.service.metrics.answered(call.path, call.request.method, response.status, call.elapsed_ms() / 1000)
+        response.headers = (*response.headers, (b"x-request-id", self._id(call.request)))
+        return response
+
+    def _opened(self, call: Call, answer: Stream | Upgrade) -> Answer:
+        """A stream is not a request in flight: it has a cap of its own."""
+        self._release(call)
+        status = answer.status if isinstance(answer, Stream) else 101
+        self.service.metrics.answered(call.path, call.request.method, status, call.elapsed_ms() / 1000)
+        if isinstance(answer, Stream):
+            answer.headers = (*answer.headers, (b"x-request-id", self._id(call.request)))
+        return answer
+
+    def _release(self, call: Call) -> None:
+        if call.holds:
+            call.holds = False
+            self.service.inflight.give(call.principal)
+
+    def _id(self, request: Request) -> bytes:
+        given = request.header(b"x-request-id")
+        if given and len(given) <= _ID_BYTES_MAX and given.isascii() and given.decode().isprintable():
+            return given
+        self._ids += 1
+        return b"%x-%x" % (self.service.started_ms, self._ids)
+
+    # ── the checks ────────────────────────────────────────────────────────────────────────────
+
+    def _admit(self, call: Call) -> None:
+        request, service = call.request, self.service
+        found = self._find(request.path)
+        method = "GET" if request.method == "HEAD" else request.method
+        endpoint = None if found is None else found.route.methods.get(method)
+        call.path = "" if found is None else found.route.path
+        call.endpoint = endpoint
+        if found is not None:
+            call.names = found.names
+        if service.keys.open or (endpoint is not None and endpoint.is_probe and not service.config.probe_auth):
+            call.principal = ANYBODY
+        elif endpoint is not None and endpoint.own_auth:
+            pass
+        else:
+            self._authorize(call, endpoint, found)
+        if found is None:
+            raise Problem("not_found", f"there is nothing at {request.path[:200]}; nothing was done")
+        if endpoint is None:
+            allowed = ", ".join(sorted(found.route.methods))
+            raise Problem("method_not_allowed", f"{found.route.path} takes {allowed}; nothing was done")
+
+    def _authorize(self, call: Call, endpoint: Endpoint | None, found: routes.Found | None) -> None:
+        secret = bearer(call.request.header(b"authorization"))
+        if secret is None and endpoint is not None and endpoint.token_in_query:
+            secret = call.query.text("token")
+        principal = None if secret is None else self.service.keys.find(secret)
+        if principal is None:
+            raise Problem("unauthorized", "a valid key is needed: Authorization: Bearer <key>; nothing was done")
+        call.principal = principal
+        self.service.inflight.take(principal)
+        call.holds = True
+        scopes = _UNLISTED.get(found.route.family, frozenset()) if endpoint is None and found else frozenset()
+        if endpoint is not None:
+            scopes = endpoint.scopes
+        if not principal.may(scopes):
+            raise Problem("forbidden", f"this key lacks a scope of {', '.join(sorted(scopes))}; nothing was done")
+        if found is not None and found.route.family and found.names and not principal.owns(found.names[0]):
+            raise Problem("forbidden", "this key is not for that name; nothing was done")
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+# A method that a path does not have: a key that could not have used it is told so first.
+_UNLISTED: Final[Mapping[str, frozenset[str]]] = {
+    "topics": frozenset((auth.WRITE,)),
+    "routers": frozenset((auth.ADMIN,)),
+}

@@ -1,0 +1,190 @@
+"""[shell] Many records at once, in and out, as Arrow or as lines of JSON.
+
+    GET  …/records      application/x-ndjson                   one record a line, and a last line:
+                                                               {"$end":{"next_from_seq","head_seq","earliest_seq",
+                                                               "gap","counts"}}
+                        application/vnd.apache.arrow.stream    what is known at the start in the schema's metadata,
+                                                               the rest in the custom metadata of a last batch
+                                                               without rows
+    POST …              the same two, cut into atomic batches: see `intake`
+
+A stream that ends without its last line, or without its last batch, was cut off: what came is good, and the seq of
+the last record is where to go on. Memory holds one stretch of records a reader, however long the stream is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Final
+from urllib.parse import unquote_plus
+
+import msgspec
+import pyarrow as pa
+
+from tidelog.engine import SEQ_MAX, Pass, Show
+from tidelog.engine.read import SCHEMA, Nodes
+from tidelog.server.api import intake
+from tidelog.server.api.call import Call
+from tidelog.server.api.diff import seq
+from tidelog.server.api.problem import Problem
+from tidelog.server.api.topics import found
+from tidelog.server.http.seam import Response, Sink, Stream
+
+ARROW: Final = b"application/vnd.apache.arrow.stream"
+NDJSON: Final = b"application/x-ndjson"
+CONTENT_TYPES: Final = frozenset({ARROW, NDJSON})
+_NAMED: Final = {"arrow": ARROW, "ndjson": NDJSON}
+_PIECE_BYTES: Final = 1 << 20  # handed to the peer at once; others get their turn between two of them
+_encode = msgspec.json.Encoder().encode
+
+
+# ── out ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def read(call: Call) -> Stream:
+    """All records behind a seq, or a range of them."""
+    kind = _kind(call)
+    service, query = call.service, call.query
+    topic = found(service.engine, call.topic)
+    topic.touch()
+    from_seq = seq(query.number("from_seq", 0))
+    to_seq = None if query.text("to_seq") is None else seq(query.number("to_seq", SEQ_MAX))
+    limit = query.number("limit", 0) or SEQ_MAX
+    nodes, show = _nodes(call.request.query), _show(call)
+    look = partial(topic.scan, from_seq, to_seq, nodes=nodes, limit=limit)
+    scan = await service.work(look)
+    if kind == ARROW:
+        about = {"topic": topic.name, "epoch": topic.epoch, "from_seq": from_seq, "gap": _gap(scan)}
+        made = _arrow(scan, show, about)
+    else:
+        made = _lines(scan, show)
+
+    async def run(sink: Sink) -> None:
+        try:
+            while (stretch := await service.work(lambda: next(made, None))) is not None:
+                for at in range(0, len(stretch), _PIECE_BYTES):
+                    sink.write(stretch[at : at + _PIECE_BYTES])
+                    await sink.drained()
+        finally:
+            service.metrics.read(topic.name, scan.counts.rows, gap=scan.gap is not None)
+
+    return Stream(200, run, kind, ((b"cache-control", b"no-store"),))
+
+
+def _kind(call: Call) -> bytes:
+    """What the reader takes: as the query says, or else as its Accept header does; lines where it says nothing."""
+    named = call.query.text("format")
+    if named is not None:
+        if named not in _NAMED:
+            raise Problem("invalid_request", f"format is arrow or ndjson, not {named[:80]!r}; nothing was read")
+        return _NAMED[named]
+    header = (call.request.header(b"accept") or b"").strip()
+    if not header:
+        return NDJSON
+    best, chosen = 0.0, b""
+    for item in header.lower().split(b","):
+        name, *parameters = (part.strip() for part in item.split(b";"))
+        kind = NDJSON if name in (b"*/*", b"application/*") else name
+        weight = _weight(parameters)
+        if kind in CONTENT_TYPES and weight > best:
+            best, chosen = weight, kind
+    if not chosen:
+        known = " or ".join(sorted(kind.decode() for kind in CONTENT_TYPES))
+        raise Problem("not_acceptable", f"records go out as {known}; nothing was read, accept one of them")
+    return chosen
+
+
+def _weight(parameters: list[bytes]) -> float:
+    for parameter in parameters:
+        if parameter.startswith(b"q="):
+            try:
+                return float(parameter[2:])
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def _nodes(query: str) -> Nodes:
+    """Whose records are left out. Split before it is decoded, so that a name may have a comma in it."""
+    given = (pair.partition("=") for pair in query.split("&"))
+    values = [value for name, _, value in given if unquote_plus(name) == "node"]
+    names = (unquote_plus(name) for value in values for name in value.split(","))
+    return frozenset(name.encode("utf-8", "surrogatepass") for name in names if name)
+
+
+def _show(call: Call) -> Show:
+    """Everything, unless it is asked not to be: this is how a topic is copied."""
+    flag = call.query.flag
+    return Show(data=flag("include_data", True), tags=flag("include_tags", True), meta=flag("include_meta", True))
+
+
+def _gap(scan: Pass) -> dict[str, Any] | None:
+    return None if scan.gap is None else scan.gap._asdict()
+
+
+def _end(scan: Pass) -> dict[str, Any]:
+    """What is known once the last record was sent."""
+    return {
+        "next_from_seq": scan.next_from_seq,
+        "head_seq": scan.head_seq,
+        "earliest_seq": scan.earliest_seq,
+        "gap": _gap(scan),
+        "counts": scan.counts._asdict(),
+    }
+
+
+def _lines(scan: Pass, show: Show) -> Iterator[bytes]:
+    yield from scan.lines(show)
+    yield _encode({"$end": _end(scan)}) + b"\n"
+
+
+def _arrow(scan: Pass, show: Show, about: dict[str, Any]) -> Iterator[bytes]:
+    hidden = {"tag": show.tags, "meta": show.meta, "data": show.data, "json": show.data}
+    columns = [name for name in SCHEMA.names if hidden.get(name, True)]
+    start = {**about, "head_seq": scan.head_seq, "earliest_seq": scan.earliest_seq}
+    schema = pa.schema([SCHEMA.field(name) for name in columns], metadata=_metadata(start))
+    spout = _Spout()
+    with pa.ipc.new_stream(spout, schema) as writer:
+        for batch in scan.batches():
+            writer.write_batch(batch.select(columns).replace_schema_metadata(schema.metadata))
+            yield spout.taken()
+        nothing = pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)
+        writer.write_batch(nothing, custom_metadata=_metadata(_end(scan)))
+    yield spout.taken()
+
+
+def _metadata(values: dict[str, Any]) -> dict[bytes, bytes]:
+    """As Arrow keeps it: text and numbers plain, the rest as JSON."""
+    return {
+        name.encode(): value.encode() if isinstance(value, str) else _encode(value) for name, value in values.items()
+    }
+
+
+class _Spout:
+    """A file that only remembers, for a writer that wants one."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+
+    def write(self, data: Any) -> int:
+        self._parts.append(bytes(data))
+        return len(self._parts[-1])
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def taken(self) -> bytes:
+        parts, self._parts = self._parts, []
+        return b"".join(parts)
+
+
+# ── in ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def write(call: Call) -> Response:
+    """Records as they come; answered when the last of them is acknowledged."""
+    kind = (call.request.header(b"content-type") or b"").partition(b";")[0].strip()
+    return await intake.write(call, arrow=kind == ARROW)

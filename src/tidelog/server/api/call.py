@@ -1,0 +1,116 @@
+"""[shell] One request on its way through the checks to its handler and back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from tidelog.server.api.auth import ANYBODY, Principal
+from tidelog.server.api.problem import Problem
+from tidelog.server.api.query import Query
+from tidelog.server.http.seam import Answer, Exchange, Request, Response
+from tidelog.server.service import Service
+from tidelog.wire import requests
+from tidelog.wire.requests import BadBody
+
+T = TypeVar("T")
+encode = msgspec.json.Encoder().encode
+JSON = b"application/json"
+
+Handler = Callable[["Call"], Answer | Awaitable[Answer] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One method of one path."""
+
+    handler: Handler
+    scopes: frozenset[str] = frozenset()
+    is_probe: bool = False
+    own_auth: bool = False  # the handler finds out who asks
+    token_in_query: bool = False  # for clients that cannot set headers
+    streams: frozenset[bytes] = frozenset()  # content types whose bodies are handed over in pieces
+
+
+class Answers(Protocol):
+    """What finishes a call: the application."""
+
+    def answer(self, call: Call, answer: Answer) -> None: ...
+
+    def fail(self, call: Call, error: Exception) -> None: ...
+
+
+class Call:
+    """Who asks what. Handlers read from it; the application answers through it."""
+
+    __slots__ = (
+        "_app",
+        "began_us",
+        "endpoint",
+        "exchange",
+        "holds",
+        "names",
+        "path",
+        "principal",
+        "query",
+        "request",
+        "service",
+    )
+
+    def __init__(self, app: Answers, service: Service, request: Request) -> None:
+        self._app, self.service, self.request = app, service, request
+        self.began_us = service.clock.monotonic_us()
+        self.principal: Principal = ANYBODY
+        self.query = Query(request.query)
+        self.names: tuple[str, ...] = ()
+        self.path = ""  # as the route names it, for figures
+        self.endpoint: Endpoint | None = None
+        self.exchange: Exchange | None = None
+        self.holds = False  # counts among the key's requests in flight
+
+    @property
+    def topic(self) -> str:
+        return self.names[0]
+
+    def elapsed_ms(self) -> float:
+        return (self.service.clock.monotonic_us() - self.began_us) / 1000
+
+    def performance(self, **more: object) -> dict[str, Any]:
+        return {"server_total_ms": self.elapsed_ms(), **more}
+
+    def body(self, decoder: msgspec.json.Decoder[T], *, empty: T | None = None) -> T:
+        """The body as its type. `empty`: what no body at all means, where it means something."""
+        request = self.request
+        if empty is not None and not request.body and request.header(b"content-type") is None:
+            return empty
+        kind = request.header(b"content-type")
+        if kind is None or not kind.lstrip().startswith(JSON):
+            raise Problem(
+                "unsupported_media_type", "the body must be application/json; nothing was done, set Content-Type"
+            )
+        if empty is not None and not request.body:
+            return empty
+        try:
+            return requests.decode(decoder, request.body)
+        except BadBody as error:
+            raise Problem("invalid_request", f"{error}; nothing was done") from None
+
+    def reply(self, answer: Answer) -> None:
+        """Answer now: for handlers that returned None. On the loop's thread, once."""
+        self._app.answer(self, answer)
+
+    def fail(self, error: Exception) -> None:
+        """Answer with an error."""
+        self._app.fail(self, error)
+
+    def own(self, name: str) -> None:
+        """Refuse a name from the body that the key is not for."""
+        if not self.principal.owns(name):
+            raise Problem("forbidden", f"this key is not for the topic {name!r}; nothing was done", {"topic": name})
+
+
+def ok(value: object, *, status: int = 200) -> Response:
+    return Response(status, encode(value))

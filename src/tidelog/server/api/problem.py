@@ -1,0 +1,119 @@
+"""Errors on the wire: one envelope, one table from our error tree to statuses and codes.
+
+{"error":{"code":"topic_not_found","message":"…","detail":{"topic":"jobs"}}}
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from tidelog import errors
+from tidelog.errors import Error
+from tidelog.server.http.seam import Response
+
+_encode = msgspec.json.Encoder().encode
+RETRY_AFTER: Final = ((b"retry-after", b"1"),)
+
+_STATUS: Final = {
+    "invalid_request": 400,
+    "batch_too_large": 400,
+    "record_too_large": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "topic_not_found": 404,
+    "router_not_found": 404,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "not_acceptable": 406,
+    "request_timeout": 408,
+    "router_cycle": 409,
+    "topic_exists_incompatible": 409,
+    "topic_not_empty": 409,
+    "not_a_queue": 409,
+    "payload_too_large": 413,
+    "uri_too_long": 414,
+    "unsupported_media_type": 415,
+    "range_not_satisfiable": 416,
+    "topic_full": 422,
+    "upgrade_required": 426,
+    "throttled": 429,
+    "headers_too_large": 431,
+    "internal": 500,
+    "not_implemented": 501,
+    "not_ready": 503,
+    "shutting_down": 503,
+}
+_CODES: Final = {status: code for code, status in reversed(_STATUS.items())}
+
+# Most specific first; an error of none of these is ours.
+_TABLE: Final[tuple[tuple[type[Error], str], ...]] = (
+    (errors.TooLarge, "record_too_large"),
+    (errors.BatchTooLarge, "batch_too_large"),
+    (errors.TopicFull, "topic_full"),
+    (errors.TopicNotFound, "topic_not_found"),
+    (errors.NotFound, "not_found"),
+    (errors.NotEmpty, "topic_not_empty"),
+    (errors.AlreadyExists, "topic_exists_incompatible"),
+    (errors.Closed, "shutting_down"),
+    (errors.ReadOnly, "internal"),
+    (errors.NewerFormat, "internal"),
+    (errors.Refused, "invalid_request"),
+    (errors.Throttled, "throttled"),
+    (errors.Busy, "throttled"),
+)
+
+
+class Problem(Exception):
+    """An answer that is an error."""
+
+    def __init__(
+        self, code: str, message: str, detail: dict[str, Any] | None = None, *, status: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message, self.detail = code, message, detail
+        self.status = _STATUS[code] if status is None else status
+
+    def response(self) -> Response:
+        body: dict[str, Any] = {"code": self.code, "message": self.message}
+        if self.detail is not None:
+            body["detail"] = self.detail
+        headers = RETRY_AFTER if self.status in (429, 503) else ()
+        return Response(self.status, _encode({"error": body}), headers=headers)
+
+
+def of_error(error: Error) -> Problem:
+    """What a client is told of an error of the engine: what happened, whether it was written, what to do."""
+    code = next((code for kind, code in _TABLE if isinstance(error, kind)), "internal")
+    return Problem(code, str(error) or type(error).__name__, _detail(error))
+
+
+def of_status(status: int, message: str) -> Problem:
+    """For what the HTTP layer refuses by itself."""
+    return Problem(_CODES.get(status, "invalid_request"), message, status=status)
+
+
+def _detail(error: Error) -> dict[str, Any] | None:
+    match error:
+        case errors.TopicFull():
+            return {
+                "topic": error.topic,
+                "cap_records": error.cap_records,
+                "cap_bytes": error.cap_bytes,
+                "head_seq": error.head_seq,
+                "earliest_seq": error.earliest_seq,
+            }
+        case errors.TopicNotFound():
+            return {"topic": error.topic}
+        case errors.NotEmpty():
+            return {"topic": error.topic, "count": error.count}
+        case errors.TopicExists():
+            return {"topic": error.topic, **error.detail}
+        case errors.Throttled():
+            return {"limit": error.limit, "max": error.max}
+        case errors.Damaged() | errors.InDoubt() | errors.DiskFull() | errors.WriteFailed():
+            # The contract has one code for all of these; what a client must know is whether to send it again.
+            return {"reason": error.code, "written": error.written}
+        case _:
+            return None

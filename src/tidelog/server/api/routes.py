@@ -1,0 +1,84 @@
+"""Which path is whose. `{…}` stands for one part of the path, decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from tidelog.server.api import (
+    bulk,
+    delete,
+    diff,
+    metrics,
+    openapi,
+    probes,
+    seek,
+    segments,
+    socket,
+    topics,
+    watch,
+    write,
+)
+from tidelog.server.api.auth import ADMIN, DELETE, READ, WRITE
+from tidelog.server.api.call import Endpoint
+from tidelog.server.api.query import segments as parts_of
+
+
+class Route(NamedTuple):
+    path: str
+    family: str  # whose names the first `{…}` is one of: "topics", "routers"; "": nobody's
+    methods: Mapping[str, Endpoint]
+
+
+class Found(NamedTuple):
+    route: Route
+    names: tuple[str, ...]
+
+
+_READ, _WRITE, _DELETE, _ADMIN = (frozenset((scope,)) for scope in (READ, WRITE, DELETE, ADMIN))
+_PROBES: Final = {
+    "/v0/health": probes.health,
+    "/healthz": probes.health,
+    "/v0/ready": probes.ready,
+    "/readyz": probes.ready,
+}
+
+TABLE: Final[tuple[Route, ...]] = (
+    Route("/v0/topics", "", {"GET": Endpoint(topics.list_all, _READ)}),
+    Route(
+        "/v0/topics/{topic}",
+        "topics",
+        {
+            "PUT": Endpoint(topics.configure, _ADMIN),
+            "GET": Endpoint(topics.state, _READ),
+            "DELETE": Endpoint(topics.drop, _DELETE),
+            "POST": Endpoint(write.write, _WRITE, streams=bulk.CONTENT_TYPES),
+        },
+    ),
+    Route("/v0/topics/{topic}/diff", "topics", {"POST": Endpoint(diff.diff, _READ)}),
+    Route("/v0/topics/{topic}/delete", "topics", {"POST": Endpoint(delete.delete, _DELETE)}),
+    Route("/v0/topics/{topic}/records", "topics", {"GET": Endpoint(bulk.read, _READ)}),
+    Route("/v0/topics/{topic}/seek", "topics", {"POST": Endpoint(seek.seek, _READ)}),
+    Route("/v0/topics/{topic}/segments", "topics", {"GET": Endpoint(segments.manifest, _READ)}),
+    Route("/v0/topics/{topic}/segments/{base}/{file}", "topics", {"GET": Endpoint(segments.file, _READ)}),
+    Route("/v0/watch", "", {"POST": Endpoint(watch.create, _READ)}),
+    Route("/v0/watch/{wid}", "", {"GET": Endpoint(watch.stream, own_auth=True)}),
+    Route("/v0/ws", "", {"GET": Endpoint(socket.connect)}),
+    Route("/v0/metrics", "", {"GET": Endpoint(metrics.metrics, _READ)}),
+    Route("/v0/openapi.json", "", {"GET": Endpoint(openapi.document)}),
+    *(Route(path, "", {"GET": Endpoint(handler, is_probe=True)}) for path, handler in _PROBES.items()),
+)
+
+_BY_LENGTH: Final[dict[int, list[tuple[list[str], Route]]]] = {}
+for _route in TABLE:
+    _pattern = _route.path.split("/")[1:]
+    _BY_LENGTH.setdefault(len(_pattern), []).append((_pattern, _route))
+
+
+def find(path: str) -> Found | None:
+    """The route of a path and the names in it; None where there is none."""
+    parts = parts_of(path)
+    for pattern, route in _BY_LENGTH.get(len(parts), ()):
+        if all((want[0] == "{" and part) or want == part for want, part in zip(pattern, parts, strict=True)):
+            return Found(route, tuple(part for want, part in zip(pattern, parts, strict=True) if want[0] == "{"))
+    return None

@@ -1,0 +1,249 @@
+"""[shell] Topics over a WebSocket: follow many, write to many, on one connection.
+
+    receive ──► command ──► its answer          in the order they came; only commits are under way together,
+                   └──► staged ──► ack           and are acknowledged as they are done
+    delivery ──► records of what is followed    beside it, and never before `subscribed`
+
+A command that fails is answered with an error and the socket stays open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import Final
+
+import msgspec
+from msgspec import Raw
+
+from tidelog.engine import Appended, Batch, Show, Token, Topic
+from tidelog.engine.read import nodes_of
+from tidelog.errors import Error
+from tidelog.server.api import write
+from tidelog.server.api.auth import ADMIN, READ, WRITE, Principal
+from tidelog.server.api.call import Call
+from tidelog.server.api.commands import (
+    Ack,
+    Command,
+    Failed,
+    Ping,
+    Pong,
+    Publish,
+    Subscribe,
+    Subscribed,
+    Unsubscribe,
+    Unsubscribed,
+    decode,
+    encode,
+    request_id,
+)
+from tidelog.server.api.diff import budget
+from tidelog.server.api.problem import Problem, of_error
+from tidelog.server.api.topics import found
+from tidelog.server.api.watch import start_of, state_of, watermarks
+from tidelog.server.delivery import HIGH_BYTES, Delivery, Slot, TooSlow
+from tidelog.server.frames import Messages
+from tidelog.server.http.seam import Answer, Socket, Upgrade
+from tidelog.server.pages import View
+from tidelog.server.service import Service
+from tidelog.wire.requests import BadBody, Cursor
+
+PENDING_BYTES_MAX: Final = 8 << 20  # of writes that wait for the disk; past it no more commands are read
+_NO_LIMIT: Final = 1 << 62
+_GOING_AWAY: Final = 1001
+_POLICY: Final = 1008
+_log = logging.getLogger("tidelog.server")
+_READ, _WRITE, _ADMIN = (frozenset((scope,)) for scope in (READ, WRITE, ADMIN))
+
+
+def connect(call: Call) -> Answer:
+    service = call.service
+    if not call.request.upgrade:
+        raise Problem("invalid_request", "this is a WebSocket, over HTTP/1.1; nothing was done, ask for an upgrade")
+    _ = service.engine  # raises where there is none yet
+    slot = Slot(service, call.principal)
+    return Upgrade(partial(_run, service, call.principal, slot), service.config.max_body_bytes or _NO_LIMIT)
+
+
+async def _run(service: Service, principal: Principal, slot: Slot, socket: Socket) -> None:
+    try:
+        await Conversation(service, principal, socket).run()
+    finally:
+        slot.give()
+
+
+class Conversation:
+    def __init__(self, service: Service, principal: Principal, socket: Socket) -> None:
+        self._service, self._principal, self._socket = service, principal, socket
+        self._messages = Messages(socket)
+        self._delivery = Delivery(service, self._messages, {}, lasting=True)
+        self._pending = 0  # bytes
+        self._eased = asyncio.Event()
+
+    async def run(self) -> None:
+        service, delivery = self._service, self._delivery
+        listening = service.loop.create_task(self._listen())
+        listening.add_done_callback(self._heard_all)
+        stopping = service.loop.create_task(service.stopping.wait())
+        stopping.add_done_callback(lambda _: delivery.wake())
+        try:
+            await delivery.run()
+            if listening.done():
+                listening.result()  # the peer closed, or is gone, or is too slow for its answers
+            else:
+                self._socket.close(_GOING_AWAY, "shutting down")
+        except TooSlow:
+            self._socket.close(_POLICY, "too slow")
+        finally:
+            listening.cancel()
+            stopping.cancel()
+            delivery.close()
+
+    def _heard_all(self, listening: asyncio.Task[None]) -> None:
+        if not listening.cancelled():
+            listening.exception()  # looked at here: `run` may be at its own end already
+        self._delivery.end()
+
+    async def _listen(self) -> None:
+        socket = self._socket
+        while (message := await socket.receive()) is not None:
+            if isinstance(message, str):
+                await self._obey(message.encode())
+            else:
+                self._messages.error("unsupported_message", "messages are text; nothing was done, send JSON as text")
+            if socket.waiting > HIGH_BYTES:
+                await self._delivery.room()
+            while self._pending > PENDING_BYTES_MAX:
+                self._eased.clear()
+                await self._eased.wait()
+
+    # ── commands ──────────────────────────────────────────────────────────────────────────────
+
+    async def _obey(self, text: bytes) -> None:
+        try:
+            command = decode(text)
+        except BadBody as error:
+            self._say(Failed(request_id(text), "invalid_json", f"{error}; nothing was done"))
+            return
+        try:
+            await self._do(command, text)
+        except Problem as problem:
+            self._refuse(command.request_id, problem)
+        except Error as error:
+            self._fail(command.request_id, error)
+        except Exception as error:  # the rim: a mistake of ours is one command's error
+            _log.error("a command over a WebSocket broke", exc_info=error)
+            self._refuse(command.request_id, Problem("internal", "the server broke on this command; see its log"))
+
+    async def _do(self, command: Command, text: bytes) -> None:
+        match command:
+            case Publish():
+                await self._publish(command, text)
+            case Subscribe():
+                await self._subscribe(command)
+            case Unsubscribe():
+                self._unsubscribe(command)
+            case Ping():
+                self._say(Pong(command.request_id))
+
+    def _may(self, scopes: frozenset[str], *names: str) -> None:
+        if not self._principal.may(scopes):
+            raise Problem("forbidden", f"this key lacks a scope of {', '.join(sorted(scopes))}; nothing was done")
+        for name in names:
+            if not self._principal.owns(name):
+                raise Problem("forbidden", f"this key is not for the topic {name!r}; nothing was done")
+
+    async def _subscribe(self, command: Subscribe) -> None:
+        wanted = dict(command.topics)
+        if command.topic is not None:
+            wanted.setdefault(command.topic, Cursor(command.from_seq, command.tail))
+        if not wanted:
+            raise Problem("invalid_request", "subscribe names a topic or topics; nothing was done")
+        self._may(_READ, *wanted)
+        service, engine = self._service, self._service.engine
+        limit, bytes_max = budget(command.limit, command.max_batch_bytes)
+        show = Show(data=command.include_data, tags=command.include_tags, meta=command.include_meta)
+        view = View(limit, bytes_max, nodes_of(command.node), show)
+        if command.lenient:
+            topics = {name: topic for name in wanted if (topic := engine.find(name)) is not None}
+        else:
+            topics = {name: found(engine, name) for name in wanted}
+        marks = {name: await state_of(service, topic) for name, topic in topics.items()}
+        cursors = {name: start_of(wanted[name], now) for name, now in marks.items()}
+        self._say(Subscribed(command.request_id, {name: watermarks(cursors[name], now) for name, now in marks.items()}))
+        for name, topic in topics.items():
+            self._delivery.follow(name, topic, view, cursors[name])
+
+    def _unsubscribe(self, command: Unsubscribe) -> None:
+        names = [*([] if command.topic is None else [command.topic]), *command.topics]
+        if not names:
+            raise Problem("invalid_request", "unsubscribe names a topic or topics; nothing was done")
+        for name in names:
+            self._delivery.unfollow(name)
+        self._say(Unsubscribed(command.request_id, names))
+
+    # ── writes ────────────────────────────────────────────────────────────────────────────────
+
+    async def _publish(self, command: Publish, text: bytes) -> None:
+        """Stage a write and go on; its ack follows when it is done."""
+        service, name = self._service, command.topic
+        began_us = service.clock.monotonic_us()
+        self._may(_WRITE, name)
+        config = write.config_in(command.config)
+        if config is not None:
+            self._may(_ADMIN)
+        engine = service.engine
+        batch = write.batch_of(engine.limits, command.records, command.node, text)
+        topic, created = engine.find(name), False
+        if topic is None:
+            topic, created = await write.ensure(service, name, command.create, config, batch)
+        token = await self._staged(topic, batch, command.idempotency_key)
+        self._pending += len(text)
+        service.commits.when_done(token, partial(self._told, command, len(text), began_us, created))
+
+    async def _staged(self, topic: Topic, batch: Batch, key: str | None) -> Token[Appended]:
+        # The next command waits for this, so that what a client writes to a topic stays in its order.
+        if topic.is_due:
+            return await self._service.work(lambda: topic.stage(batch, key))
+        return topic.stage(batch, key)
+
+    def _told(self, command: Publish, size: int, began_us: int, created: bool, token: Token[Appended]) -> None:
+        self._pending -= size
+        self._eased.set()
+        try:
+            done = token.wait()  # its outcome is known
+        except Error as error:
+            self._fail(command.request_id, error)
+            return
+        service = self._service
+        service.metrics.wrote(command.topic, 0 if done.deduped else done.count)
+        took = write.performance_of((service.clock.monotonic_us() - began_us) / 1000, done)
+        self._say(
+            Ack(
+                command.request_id,
+                command.topic,
+                done.first_seq,
+                done.last_seq,
+                list(done.seqs) if command.return_seqs else None,
+                done.head_seq,
+                done.count,
+                created,
+                done.deduped,
+                took,
+            )
+        )
+
+    # ── answers ───────────────────────────────────────────────────────────────────────────────
+
+    def _say(self, answer: msgspec.Struct) -> None:
+        self._socket.send(encode(answer))
+
+    def _refuse(self, asked: Raw, problem: Problem) -> None:
+        self._say(Failed(asked, problem.code, problem.message))
+
+    def _fail(self, asked: Raw, error: Error) -> None:
+        problem = of_error(error)
+        if problem.status >= 500:
+            _log.error("a command over a WebSocket: %s", error)
+        self._refuse(asked, problem)

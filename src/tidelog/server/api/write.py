@@ -1,0 +1,199 @@
+"""[hot] Writes: JSON in, one batch, one answer when the topic's class allows it."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Awaitable
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from tidelog.engine import Appended, Batch, EngineConfig, Token, Topic, TopicConfig, encode
+from tidelog.engine.config import check_topic_name
+from tidelog.engine.encode import Columns
+from tidelog.errors import BadInput, BatchTooLarge, Error, TopicNotFound
+from tidelog.server.api import bulk
+from tidelog.server.api.auth import ADMIN
+from tidelog.server.api.call import Call
+from tidelog.server.api.problem import Problem
+from tidelog.server.api.topics import config_of
+from tidelog.server.http.seam import Answer, Response
+from tidelog.server.service import Service
+from tidelog.wire import requests
+
+_DEPTH_MAX: Final = 128
+_decoder = requests.decoder(requests.Write)
+_encode = msgspec.json.Encoder().encode
+_ADMIN = frozenset((ADMIN,))
+
+
+class Done(msgspec.Struct, omit_defaults=True):
+    """The answer to a write."""
+
+    topic: str
+    first_seq: int
+    last_seq: int
+    head_seq: int
+    count: int
+    created: bool
+    deduped: bool
+    performance: dict[str, float]
+    seqs: list[int] | None = None
+
+
+def write(call: Call) -> Answer | Awaitable[Answer] | None:
+    if call.request.pieces is not None:
+        return bulk.write(call)
+    body = call.body(_decoder)
+    engine = call.service.engine
+    topic = engine.find(call.topic)
+    config = config_in(body.config)
+    if topic is None and config is not None and not call.principal.may(_ADMIN):
+        raise Problem(
+            "forbidden", "a write that creates a topic with a config needs the scope admin", {"topic": call.topic}
+        )
+    batch = batch_of(engine.limits, body.records, body.node, call.request.body)
+    key = key_of(call, body.idempotency_key)
+    if topic is None or topic.is_due:
+        return _slowly(call, body.create, config, batch, key)
+    _staged(call, topic, batch, key, created=False)
+    return None
+
+
+def config_in(given: msgspec.Raw) -> msgspec.Raw | None:
+    """The config of a creating write, where there is one."""
+    return None if bytes(given) == b"null" else given
+
+
+def key_of(call: Call, given: str | None) -> str | None:
+    """The idempotency key: the body's, or else the header's."""
+    if given is not None:
+        return given
+    header = call.request.header(b"idempotency-key")
+    return None if header is None else header.decode("latin-1")
+
+
+def _staged(call: Call, topic: Topic, batch: Batch, key: str | None, *, created: bool) -> None:
+    token = topic.stage(batch, key)
+    call.service.commits.when_done(token, partial(_told, call, created))
+
+
+def _told(call: Call, created: bool, token: Token[Appended]) -> None:
+    try:
+        done = token.wait()  # its outcome is known
+    except Error as error:
+        call.fail(error)
+        return
+    call.service.metrics.wrote(call.topic, 0 if done.deduped else done.count)
+    call.reply(answer_of(call, done, created=created))
+
+
+def answer_of(call: Call, done: Appended, *, created: bool) -> Response:
+    said = Done(
+        call.topic,
+        done.first_seq,
+        done.last_seq,
+        done.head_seq,
+        done.count,
+        created,
+        done.deduped,
+        performance_of(call.elapsed_ms(), done),
+        list(done.seqs) if call.query.flag("return_seqs", True) else None,
+    )
+    return Response(201 if created else 200, _encode(said))
+
+
+def performance_of(elapsed_ms: float, done: Appended) -> dict[str, float]:
+    took = {"server_total_ms": elapsed_ms}
+    if not done.deduped:
+        took["wal_append_ms"], took["fsync_ms"] = done.write_us / 1000, done.sync_us / 1000
+    return took
+
+
+async def _slowly(
+    call: Call, create: bool | None, config: msgspec.Raw | None, batch: Batch, key: str | None
+) -> Response:
+    """A write that first has to make its topic, or has to wait until old records are gone for good."""
+    service = call.service
+    topic, created = await ensure(service, call.topic, create, config, batch)
+    token = await service.work(lambda: topic.stage(batch, key))
+    done = await service.commits.outcome(token)
+    service.metrics.wrote(call.topic, 0 if done.deduped else done.count)
+    return answer_of(call, done, created=created)
+
+
+async def ensure(
+    service: Service, name: str, create: bool | None, config: msgspec.Raw | None, first: Batch | Columns
+) -> tuple[Topic, bool]:
+    """The topic to write to, made where that is asked for. A write that would be refused makes none."""
+    engine = service.engine
+    topic = engine.find(name)
+    if topic is not None:
+        return topic, False
+    if create is False:
+        raise TopicNotFound(name)
+    check_topic_name(name)
+    wanted = TopicConfig() if config is None else config_of(name, bytes(config))
+    if create is None and not wanted.auto_create:
+        raise TopicNotFound(name)
+    return await service.work(lambda: engine.ensure(name, wanted, first))
+
+
+def batch_of(limits: EngineConfig, records: list[requests.Record], node: str | None, body: bytes) -> Batch:
+    """The records of a body as one batch. Their data is the text that came, without blanks between its words."""
+    if not records:
+        raise BadInput("a write has at least one record; nothing was written")
+    if len(records) > limits.batch_records_max:
+        raise BatchTooLarge("records", count=len(records), limit=limits.batch_records_max)
+    datas = [bytes(record.data) for record in records]
+    if any(blank in body for blank in encode.BLANKS):
+        datas = list(map(encode.compact, datas))
+    if body.count(b"[") + body.count(b"{") > _DEPTH_MAX + len(records):
+        for data in datas:
+            _check_depth(data)
+    json: bool | list[bool] = True
+    if any(record.encoding is not None for record in records):
+        json = [record.encoding is None for record in records]
+        datas = [
+            data if is_json else _bytes(record, data)
+            for record, data, is_json in zip(records, datas, json, strict=True)
+        ]
+    tags = [record.tag for record in records]
+    nodes: list[str | None] = [node if record.node is None else record.node for record in records]
+    metas = [record.meta for record in records]
+    return encode.from_texts(
+        limits,
+        datas,
+        json,
+        tags if any(tag is not None for tag in tags) else None,
+        nodes if any(name is not None for name in nodes) else None,
+        metas if any(meta is not None for meta in metas) else None,
+    )
+
+
+def _bytes(record: requests.Record, data: bytes) -> bytes:
+    if record.encoding != "base64":
+        raise BadInput(f"$encoding is base64 or absent, not {record.encoding!r:.80}; nothing was written")
+    try:
+        return b64decode(msgspec.json.decode(data, type=str), validate=True)
+    except ValueError as error:
+        raise BadInput(f"data is not base64 ({error}); nothing was written") from None
+
+
+def _check_depth(data: bytes) -> None:
+    """Refuse what a reader's stack could not hold."""
+    if data.count(b"[") + data.count(b"{") <= _DEPTH_MAX:
+        return
+    level: list[Any] = [msgspec.json.decode(data)]
+    for _ in range(_DEPTH_MAX):
+        level = [inner for value in level for inner in _inside(value)]
+        if not level:
+            return
+    raise BadInput(f"a record is nested deeper than {_DEPTH_MAX} levels; nothing was written")
+
+
+def _inside(value: object) -> list[Any]:
+    if isinstance(value, dict):
+        return [inner for inner in value.values() if isinstance(inner, dict | list)]
+    return [inner for inner in value if isinstance(inner, dict | list)] if isinstance(value, list) else []

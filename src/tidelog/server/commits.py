@@ -1,0 +1,92 @@
+"""[shell] Who drives commits, and how their outcome comes back to the event loop.
+
+    loop     requests of one turn of the loop stage their writes; at its end one pump writes and syncs them all
+             and answers every one of them, on the loop's own thread. No hand-over, no waiting for the interpreter.
+    thread   the WAL's writer thread commits while the loop goes on; outcomes come back together, one wake-up for
+             a whole commit batch.
+
+On a disk that syncs in a fraction of a millisecond the first is faster for everybody; on a slow one it would hold
+up every other request, so the disk is measured at the start (docs/decisions/0009-where-syncs-run.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from typing import Any, TypeVar
+
+from tidelog.engine import Shard, Token
+from tidelog.server.config import CommitMode
+
+T = TypeVar("T")
+_QUICK_US = 600  # a mean sync under this holds the loop up less than a hand-over to a thread costs
+_DECIDE_EVERY = 256  # writes between two looks at the figures
+_DECIDE_BY = 16  # syncs that make a mean worth acting on
+Told = Callable[[Token[Any]], None]
+
+
+class Commits:
+    def __init__(self, loop: asyncio.AbstractEventLoop, shards: Sequence[Shard], mode: CommitMode) -> None:
+        self._loop, self._shards = loop, shards
+        self._auto, self.on_loop = mode == "auto", mode == "loop"
+        self._thread = get_ident()
+        self._asked = 0
+        self._seen = (0, 0)  # syncs and what they took, when it was last decided
+        self._told: deque[tuple[Told, Token[Any]]] = deque()
+        self._coming = False  # outcomes are on their way to the loop
+        self._pumping = False  # a pump at the end of this turn is asked for
+
+    def when_done(self, token: Token[T], tell: Callable[[Token[T]], None]) -> None:
+        """Have `tell(token)` called on the loop once the outcome is known. On the loop's thread."""
+        if token.done:
+            tell(token)
+            return
+        if self._auto:
+            self._asked += 1
+            if not self._asked % _DECIDE_EVERY:
+                self._decide()
+        token.add_callback(lambda known: self._back(tell, known), want=not self.on_loop)
+        if self.on_loop and not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self._pump)
+
+    async def outcome(self, token: Token[T]) -> T:
+        """The result of a commit, or its error raised."""
+        future: asyncio.Future[None] = self._loop.create_future()
+        self.when_done(token, lambda _: None if future.done() else future.set_result(None))
+        await future
+        return token.wait()
+
+    def _decide(self) -> None:
+        """Sync where it costs least, by what the last syncs took."""
+        figures = [shard.stats for shard in self._shards]
+        syncs, took_us = sum(it.fsyncs for it in figures), sum(it.sync_us for it in figures)
+        fresh = syncs - self._seen[0]
+        if fresh >= _DECIDE_BY:
+            self.on_loop = (took_us - self._seen[1]) / fresh < _QUICK_US
+            self._seen = (syncs, took_us)
+
+    def _pump(self) -> None:
+        self._pumping = False
+        for shard in self._shards:
+            # Where another thread has the turn it sends the writer thread for what was staged here.
+            while shard.waiting and shard.pump(blocking=False):
+                pass
+
+    def _back(self, tell: Told, token: Token[Any]) -> None:
+        """By the committer, whichever thread that is."""
+        if get_ident() == self._thread:
+            tell(token)
+            return
+        self._told.append((tell, token))
+        if not self._coming:
+            self._coming = True
+            self._loop.call_soon_threadsafe(self._drain)
+
+    def _drain(self) -> None:
+        self._coming = False  # first: what is appended from here on asks for another turn
+        while self._told:
+            tell, token = self._told.popleft()
+            tell(token)

@@ -1,0 +1,183 @@
+"""Settings of a server process, from the environment, a file and the command line, in that order of weight.
+
+A cap that does not parse falls back to its default, as the contract says; a key or a bind address that does not
+is refused at the start: guessing there would open a door.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from ipaddress import ip_address
+from typing import Any, Literal
+
+from tidelog.errors import BadInput
+
+LogFormat = Literal["text", "json"]
+CommitMode = Literal["auto", "loop", "thread"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    data_dir: str = "tidelog-data"
+    """The directory of topics. One process writes it."""
+
+    host: str = "127.0.0.1"
+    """Where to listen. Anything but loopback needs keys."""
+
+    port: int = 4000
+    """0: any free port; see `port_file`."""
+
+    port_file: str | None = None
+    """After the bind `host:port` is written here, whole or not at all."""
+
+    api_keys: str = field(default="", repr=False)
+    """`secret[:scopes[:prefixes]]`, comma-separated. Empty: no authentication."""
+
+    allow_insecure_no_auth: bool = False
+    """Listen on a public address without keys all the same."""
+
+    probe_auth: bool = False
+    """Ask for a key on health and readiness too."""
+
+    max_body_bytes: int = 64 << 20
+    """A larger request body is answered with 413."""
+
+    max_topics: int = 100_000
+    """Topics at once; 0: no limit, as with every cap below."""
+
+    max_routers: int = 10_000
+    """Routers at once."""
+
+    max_watch_sessions: int = 10_000
+    """Watch sessions at once."""
+
+    max_sse_connections: int = 10_000
+    """Streams and sockets at once."""
+
+    max_sse_connections_per_key: int = 1_000
+    """Streams and sockets of one key at once."""
+
+    max_inflight_per_key: int = 1_000
+    """Requests of one key that wait for their answer."""
+
+    max_total_bytes: int = 0
+    """Live bytes of all topics."""
+
+    wal_shards: int | None = None
+    """WAL files written side by side; None: by processors."""
+
+    segment_max_events: int = 10_000
+    """Seal a segment at this many records."""
+
+    segment_max_bytes: int = 64 << 20
+    """Seal a segment at this many bytes."""
+
+    segment_max_age_ms: int = 3_600_000
+    """Seal a segment at this age; 0: never by age."""
+
+    commit: CommitMode = "auto"
+    """Where syncs run: in the WAL's own threads, or on the event loop once per turn. `auto` measures the disk."""
+
+    drain_ms: int = 10_000
+    """How long a stop waits for requests that are under way."""
+
+    log_format: LogFormat = "text"
+    """Lines for people or for machines."""
+
+    accept_loss: bool = False
+    """Start although acknowledged records were lost to damage."""
+
+    test_min_heartbeat_ms: int | None = None
+    """For tests: a lower floor for heartbeats of streams, 1 to 1000."""
+
+    @property
+    def heartbeat_ms_min(self) -> int:
+        wanted = self.test_min_heartbeat_ms
+        return 1_000 if wanted is None else min(max(wanted, 1), 1_000)
+
+
+_CAPS = frozenset(
+    [
+        "max_body_bytes",
+        "max_topics",
+        "max_routers",
+        "max_watch_sessions",
+        "max_sse_connections",
+        "max_sse_connections_per_key",
+        "max_inflight_per_key",
+        "max_total_bytes",
+    ]
+)
+_KINDS: dict[str, str] = {known.name: str(known.type) for known in fields(ServerConfig)}
+_PREFIX = "TIDELOG_"
+
+
+def from_env(base: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
+    """The settings that the environment names, over `base`."""
+    found: dict[str, Any] = {}
+    for name in _KINDS:
+        text = environ.get(_PREFIX + name.upper())
+        if text is not None:
+            found |= _read(name, text, lenient=name in _CAPS)
+    return _host(replace(base, **found))
+
+
+def from_file(base: ServerConfig, content: Mapping[str, object], where: str) -> ServerConfig:
+    """The settings of a TOML file, over `base`. Unknown names are refused: a typing error must not open a door."""
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        if name not in _KINDS:
+            raise BadInput(f"{where} sets {name!r}, which is no setting; the server was not started")
+        if isinstance(value, bool) or not isinstance(value, str):
+            value = str(value).lower() if isinstance(value, bool) else str(value)
+        found |= _read(name, value, lenient=False)
+    return _host(replace(base, **found))
+
+
+def _read(name: str, text: str, *, lenient: bool) -> dict[str, Any]:
+    kind = _KINDS[name]
+    text = text.strip() if name != "api_keys" else text
+    if kind.startswith("bool"):
+        if text.lower() not in ("1", "true", "0", "false", ""):
+            raise BadInput(f"{name} is {text!r}, it must be 1 or 0; the server was not started")
+        return {name: text.lower() in ("1", "true")}
+    if kind.startswith("int"):
+        if text.isdecimal():
+            return {name: int(text)}
+        if lenient or (not text and "None" in kind):
+            return {}
+        raise BadInput(f"{name} is {text!r}, it must be a whole number; the server was not started")
+    choices = {"LogFormat": ("text", "json"), "CommitMode": ("auto", "loop", "thread")}.get(kind)
+    if choices and text not in choices:
+        raise BadInput(f"{name} is {text!r}, it must be one of {', '.join(choices)}; the server was not started")
+    return {name: text}
+
+
+def _host(config: ServerConfig) -> ServerConfig:
+    """A host with a colon is a whole address, unless it is an IPv6 one."""
+    host, separator, port = config.host.rpartition(":")
+    if not separator or (config.host.count(":") > 1 and not config.host.startswith("[")):
+        return config
+    if not port.isdecimal():
+        return config
+    return replace(config, host=host.strip("[]"), port=int(port))
+
+
+def check(config: ServerConfig) -> None:
+    """Refuse what would be unsafe to start."""
+    if not 0 <= config.port <= 65_535:
+        raise BadInput(f"port is {config.port}, it must be from 0 to 65535; the server was not started")
+    if config.api_keys.strip() or config.allow_insecure_no_auth or _is_loopback(config.host):
+        return
+    raise BadInput(
+        f"{config.host} is not a loopback address and there are no keys: anybody could read and delete everything; "
+        "the server was not started, set TIDELOG_API_KEYS, or TIDELOG_ALLOW_INSECURE_NO_AUTH=1 if that is meant"
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,243 @@
+"""[shell] Content codings as an application around the application: neither it nor a connection knows of them.
+
+    request   content-encoding: gzip | zstd      decoded before `handle`; the body's limit holds for what comes out
+    answer    accept-encoding: …                 coded when it is large enough to be worth it, or a stream
+
+It is asked only for requests that carry one of the two headers. What is large is coded on another thread, so that
+one large answer does not keep the loop from a thousand small ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Final, NamedTuple
+
+from tidelog.server.http import codings
+from tidelog.server.http.seam import (
+    Answer,
+    Application,
+    Body,
+    BodyTooLarge,
+    Exchange,
+    Gone,
+    Headers,
+    Request,
+    Response,
+    Sink,
+    Stream,
+    Upgrade,
+)
+
+BYTES_MIN: Final = 1024  # below this a coding saves no packet and costs 25 µs
+INLINE_BYTES_MAX: Final = 128 << 10  # above this, another thread; zlib needs a millisecond for as much
+_VARY: Final = (b"vary", b"accept-encoding")
+# An answer that says one of these is about bytes as they are: a part of them, their name, or their coding.
+_AS_IT_IS: Final = frozenset((b"content-encoding", b"content-range", b"etag"))
+
+
+class _Coming(NamedTuple):
+    """Between `begin` and `handle`, in the place of the application's own context."""
+
+    context: object
+    coding: bytes
+    body: Body
+
+
+class Coded:
+    def __init__(self, app: Application, loop: asyncio.AbstractEventLoop) -> None:
+        self._app, self._loop = app, loop
+
+    def begin(self, request: Request) -> Response | Body:
+        wanted = self._app.begin(request)
+        header = request.header(b"content-encoding")
+        if header is None or isinstance(wanted, Response):
+            return wanted
+        coding = codings.known(header)
+        if coding == b"":
+            return wanted
+        if coding is None or (wanted.streamed and coding != codings.GZIP):
+            self._app.abandoned(request)
+            takes = b"gzip" if wanted.streamed else b"gzip, zstd"
+            refusal = self._app.malformed(415, f"content-encoding {header!r} is not taken here, {takes.decode()} is")
+            refusal.headers = (*refusal.headers, (b"accept-encoding", takes))
+            return refusal
+        request.context = _Coming(request.context, coding, wanted)
+        return wanted
+
+    def handle(self, request: Request, exchange: Exchange) -> None:
+        accept = request.header(b"accept-encoding")
+        choice = codings.Choice(None) if accept is None else codings.choose(accept)
+        outer = _Coding(exchange, choice, self._loop)
+        coming = request.context
+        if not isinstance(coming, _Coming):
+            self._app.handle(request, outer)
+            return
+        request.context = coming.context
+        if request.pieces is not None:
+            request.pieces, request.length = self._decoded(request.pieces, coming.body, outer), None
+            self._app.handle(request, outer)
+        elif len(request.body) <= INLINE_BYTES_MAX // 8:  # what comes out may be many times as large
+            self._decode(request, coming, outer, lambda work: _Done(work))
+        else:
+            self._decode(request, coming, outer, lambda work: self._loop.run_in_executor(None, work))
+
+    def _decode(
+        self,
+        request: Request,
+        coming: _Coming,
+        exchange: Exchange,
+        run: Callable[[Callable[[], bytes]], asyncio.Future[bytes] | _Done],
+    ) -> None:
+        def finished(done: asyncio.Future[bytes] | _Done) -> None:
+            if exchange.gone:
+                self._app.abandoned(request)
+                return
+            try:
+                request.body = done.result()
+            except codings.TooMuch:
+                self._app.abandoned(request)
+                exchange.respond(coming.body.too_large)
+            except codings.NotCoded as error:
+                self._app.abandoned(request)
+                exchange.respond(self._app.malformed(400, f"the body is not {coming.coding.decode()}: {error}"))
+            else:
+                request.length = len(request.body)
+                self._app.handle(request, exchange)
+
+        raw, limit = request.body, coming.body.limit
+        run(lambda: codings.decode(coming.coding, raw, limit)).add_done_callback(finished)
+
+    async def _decoded(self, pieces: AsyncIterator[bytes], body: Body, exchange: _Coding) -> AsyncIterator[bytes]:
+        unpacker = codings.Ungzip(body.limit)
+        try:
+            async for piece in pieces:
+                if data := unpacker.feed(piece):
+                    yield data
+            unpacker.end()
+        except codings.TooMuch:
+            exchange.overrule(body.too_large)
+            raise BodyTooLarge from None
+        except codings.NotCoded as error:
+            exchange.overrule(self._app.malformed(400, f"the body is not gzip: {error}"))
+            raise Gone(str(error)) from error
+
+    def malformed(self, status: int, reason: str) -> Response:
+        return self._app.malformed(status, reason)
+
+    def abandoned(self, request: Request) -> None:
+        if isinstance(request.context, _Coming):
+            request.context = request.context.context
+        self._app.abandoned(request)
+
+
+class _Done:
+    """Work that was done at once, in the clothes of a future."""
+
+    def __init__(self, work: Callable[[], bytes]) -> None:
+        self._work = work
+
+    def result(self) -> bytes:
+        return self._work()
+
+    def add_done_callback(self, call: Callable[[_Done], None]) -> None:
+        call(self)
+
+
+class _Coding:
+    """An exchange whose answer is coded as its peer likes it."""
+
+    def __init__(self, exchange: Exchange, choice: codings.Choice, loop: asyncio.AbstractEventLoop) -> None:
+        self._exchange, self._choice, self._loop = exchange, choice, loop
+        self._answered = self._overruled = False
+
+    @property
+    def gone(self) -> bool:
+        return self._exchange.gone
+
+    def on_gone(self, call: Callable[[], None]) -> None:
+        self._exchange.on_gone(lambda: None if self._answered else call())
+
+    def overrule(self, response: Response) -> None:
+        """Answer in the handler's place, unless it has; what it says later is dropped."""
+        if not self._answered:
+            self._answered = self._overruled = True
+            self._exchange.respond(response)
+
+    def respond(self, answer: Answer) -> None:
+        if self._overruled:
+            return
+        self._answered = True
+        coding = self._choice.coding
+        if isinstance(answer, Upgrade) or not self._worth_it(answer) or coding is None:
+            self._exchange.respond(answer)
+        elif isinstance(answer, Stream):
+            self._exchange.respond(self._stream(answer, coding))
+        elif len(answer.body) <= INLINE_BYTES_MAX:
+            self._exchange.respond(_whole(answer, coding, codings.encode(coding, answer.body)))
+        else:
+            whole = answer
+
+            def finished(done: asyncio.Future[bytes]) -> None:
+                self._exchange.respond(_whole(whole, coding, done.result()))
+
+            self._loop.run_in_executor(None, codings.encode, coding, whole.body).add_done_callback(finished)
+
+    def _worth_it(self, answer: Response | Stream) -> bool:
+        if isinstance(answer, Stream):
+            if answer.content_type.startswith(b"text/event-stream"):
+                return False
+        elif not answer.body or (len(answer.body) < BYTES_MIN and not self._choice.must):
+            return False
+        return all(name not in _AS_IT_IS for name, _ in answer.headers)
+
+    def _stream(self, stream: Stream, coding: bytes) -> Stream:
+        async def run(sink: Sink) -> None:
+            coded = _CodedSink(sink, codings.packer(coding), self._loop)
+            await stream.run(coded)
+            coded.end()
+
+        return Stream(stream.status, run, stream.content_type, _labelled(stream.headers, coding))
+
+
+def _labelled(headers: Headers, coding: bytes) -> Headers:
+    return (*headers, (b"content-encoding", coding), _VARY)
+
+
+def _whole(response: Response, coding: bytes, body: bytes) -> Response:
+    headers = _labelled(response.headers, coding)
+    return Response(response.status, body, response.content_type, headers, response.close)
+
+
+class _CodedSink:
+    """Codes what is written, and lets go of it at the next turn of the loop: by then more may have come along."""
+
+    def __init__(self, sink: Sink, packer: codings.Packer, loop: asyncio.AbstractEventLoop) -> None:
+        self._sink, self._packer, self._loop = sink, packer, loop
+        self._due = self._over = False
+
+    @property
+    def waiting(self) -> int:
+        return self._sink.waiting
+
+    def write(self, data: bytes) -> None:
+        if self._over or not data:
+            return
+        if ready := self._packer.add(data):
+            self._sink.write(ready)
+        if not self._due:
+            self._due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._due = False
+        if not self._over and (ready := self._packer.flush()):
+            self._sink.write(ready)
+
+    def end(self) -> None:
+        self._over = True
+        if ready := self._packer.end():
+            self._sink.write(ready)
+
+    async def drained(self) -> None:
+        await self._sink.drained()

@@ -1,0 +1,340 @@
+"""[shell] An HTTP/1.1 connection: requests in, answers out, one at a time and in order.
+
+    bytes ──► llhttp ──► head ──► its turn? ──yes──► Turn.start
+                 │                   └──no──► it waits: up to a number of them, then nothing more is read
+                 └──► body ──► the turn it belongs to
+
+llhttp decides what a request is, strictly: one Content-Length, no Transfer-Encoding beside it, no folded lines. What
+it leaves open is refused here: other codings than chunked, no or several hosts, versions other than 1.0 and 1.1.
+After bytes that are no request nothing more is believed: the answer goes out behind those before it, the rest is
+read and thrown away, and the connection closes.
+
+A peer is read from while its request is being answered, so that its leaving is noticed; bytes of later requests wait.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from httptools import (
+    HttpParserCallbackError,
+    HttpParserError,
+    HttpParserUpgrade,
+    HttpRequestParser,
+)
+
+from tidelog.server.http import heads, ws
+from tidelog.server.http.connection import Connection
+from tidelog.server.http.exchange import Fault
+from tidelog.server.http.heads import CODED, CODING, HOST, LENGTH, MARKS, ONCE, PLAIN
+from tidelog.server.http.house import House
+from tidelog.server.http.seam import Request, Upgrade
+from tidelog.server.http.turn import Turn
+
+_METHODS: Final = {name.encode(): name for name in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH")}
+_NOTHING: Final = Request("", "", "", ())  # in the place of a request that could not be read
+
+
+class H1(Connection):
+    def __init__(self, house: House) -> None:
+        super().__init__(house)
+        self._parser = HttpRequestParser(self)
+        self._piece = 0  # how long the piece is that is being parsed
+        self._idle_since = house.now
+
+        # The head that is being parsed.
+        self._in_head = False
+        self._head_since = house.now
+        self._head_piece = False  # it began in this piece
+        self._head_bytes = 0  # of it, in pieces before this one
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._marks = 0
+        self._length: int | None = None
+
+        # The requests.
+        self._turn: Turn | None = None  # whose answer is the next on the wire
+        self._waiting: deque[Turn] = deque()
+        self._arriving: Turn | None = None  # whose body is being parsed
+        self._ahead = 0  # bytes of those that wait
+        self._advancing = False
+        self._deaf = False  # what else comes is not listened to
+        self._bodyless_bytes = 0  # since the last byte of a body: chunk extensions and trailers
+
+        # A request that may turn the connection into something else.
+        self._feeding = False
+        self._detour = False  # llhttp takes it for the last request; it has a body all the same
+        self._upgraded: Turn | None = None  # bytes behind it are not HTTP, if its answer says so
+        self._held = b""  # those bytes
+        self._answer: Upgrade | None = None
+
+    # Bytes.
+
+    def received(self, data: memoryview) -> None:
+        if self._deaf:
+            return
+        if self._upgraded is None:
+            self._take(data)
+        else:
+            self._held += data
+        if self._turn is not None or self._waiting:
+            self.govern()
+
+    def _take(self, data: memoryview | bytes) -> None:
+        self._piece = len(data)
+        self._bodyless_bytes += self._piece
+        self._feed(data)
+        if self._in_head:
+            self._check_head()
+        elif self._arriving is not None and self._bodyless_bytes > self.house.limits.header_bytes_max:
+            self._break(431, "the chunks of the body say more about themselves than there is in them")
+
+    def _feed(self, data: memoryview | bytes) -> None:
+        while data:
+            self._feeding = True
+            try:
+                self._parser.feed_data(data)
+                return
+            except HttpParserUpgrade as stop:
+                data = data[stop.args[0] :]
+            except HttpParserCallbackError as error:
+                self.house.report("a callback of the HTTP/1.1 parser failed", error.__context__ or error)
+                self._break(500, "the server made a mistake")
+                return
+            except HttpParserError as error:
+                if not self._deaf:
+                    self._break(400, f"this is not HTTP/1.1: {error}")
+                return
+            finally:
+                self._feeding = False
+            if self._deaf:
+                return
+            if self._detour:
+                self._resume_body()
+            elif self._upgraded is not None:
+                self._held += data
+                if self._answer is not None:
+                    self._become(self._answer)
+                return
+
+    def _check_head(self) -> None:
+        limits = self.house.limits
+        if self._head_piece:
+            self._head_piece = False
+        else:
+            self._head_bytes += self._piece
+        if len(self._url) > limits.target_bytes_max:
+            self._break(414, f"the target is longer than {limits.target_bytes_max} bytes")
+        elif self._head_bytes > limits.header_bytes_max:
+            self._break(431, f"the head is longer than {limits.header_bytes_max} bytes")
+
+    # Called by the parser.
+
+    def on_message_begin(self) -> None:
+        self._in_head = self._head_piece = True
+        self._head_since = self.house.now
+        self._head_bytes = self._marks = 0
+        self._url, self._headers, self._length = b"", [], None
+
+    def on_url(self, url: bytes) -> None:
+        self._url = self._url + url if self._url else url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer: nobody asked for it, and it must not pass for a header
+        name = name.lower()
+        value = value.rstrip(b" \t")
+        self._headers.append((name, value))
+        mark = MARKS.get(name)
+        if mark is not None:
+            if mark == LENGTH:
+                self._length = int(value)
+            elif mark & ONCE:
+                mark = heads.mark(mark, value, self._marks)
+            self._marks |= mark
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        if self._deaf:
+            return
+        marks, parser = self._marks, self._parser
+        method = parser.get_method()
+        path, _, query = self._url.decode("ascii").partition("?")
+        length = 0 if self._length is None and not marks & CODING else self._length
+        request = Request(
+            _METHODS.get(method) or method.decode(), path, query, self._headers, self.peer, b"", None, length
+        )
+        turn = Turn(self, self.house.coded if marks & CODED else self.house.app, request)
+        if marks & ~PLAIN or not marks & HOST or path[:1] != "/" or not parser.should_keep_alive():
+            heads.look(turn, marks, parser.get_http_version(), parser.should_keep_alive(), self._url)
+            if turn.fault is None and parser.should_upgrade():
+                self._look_at_upgrade(turn)
+        if self._piece > self.house.head_bytes_sure or not self._head_piece:
+            turn.fault = heads.measure(self._url, self._headers, self.house.limits) or turn.fault
+        self._arriving, self._bodyless_bytes = turn, 0
+        if turn.fault is not None:
+            turn.complete, turn.sound = True, False
+            self._arriving, self._deaf = None, True
+        if self._turn is None and not self._waiting and not self.blocked:
+            self._turn = turn
+            turn.start()
+        else:
+            self._waiting.append(turn)
+            turn.cost = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
+            self._ahead += turn.cost
+
+    def on_body(self, data: bytes) -> None:
+        self._bodyless_bytes = 0
+        turn = self._arriving
+        if turn is not None:
+            if not turn.started:
+                self._ahead += len(data)
+            turn.feed(data)
+
+    def on_message_complete(self) -> None:
+        turn = self._arriving
+        if turn is not None and not self._detour:
+            self._arriving = None
+            if not turn.keep:
+                self._deaf = True  # it said that it is the last one
+            turn.end()
+
+    # Requests that are out of the ordinary.
+
+    def _look_at_upgrade(self, turn: Turn) -> None:
+        """llhttp stops behind it: what comes next may be another protocol."""
+        if not heads.wants_websocket(turn):
+            # Some clients offer HTTP/2 with their first request. It is declined by answering, and may have a body.
+            self._detour = turn.has_body
+        elif (fault := ws.fault(turn.request)) is not None:
+            turn.fault = fault
+        else:
+            turn.request.upgrade = True
+            self._upgraded = turn
+
+    def _resume_body(self) -> None:
+        """Read on behind the head of a request that llhttp takes for the last one.
+
+        A parser of its own is told of a request with the same body and without the upgrade.
+        """
+        assert self._arriving is not None
+        framing = (
+            b"transfer-encoding: chunked" if self._arriving.chunked else b"content-length: %d" % (self._length or 0)
+        )
+        arriving, self._arriving, self._deaf = self._arriving, None, True
+        self._parser = HttpRequestParser(self)
+        self._parser.feed_data(b"POST / HTTP/1.1\r\n%b\r\n\r\n" % framing)
+        self._arriving, self._deaf, self._detour = arriving, False, False
+
+    def _break(self, status: int, reason: str) -> None:
+        """What came is no request. Say so when it is its turn, and listen no more."""
+        self._deaf, self._in_head = True, False
+        turn, self._arriving = self._arriving, None
+        if turn is not None:
+            turn.sound = False
+            turn.broken(status, reason)
+            return
+        turn = Turn(self, self.house.app, _NOTHING)
+        turn.fault, turn.complete, turn.sound = Fault(status, reason), True, False
+        self._waiting.append(turn)
+        self._advance()
+
+    # Turns.
+
+    def next(self, turn: Turn) -> None:
+        """A request and its answer are done, and the connection goes on."""
+        self._turn = None
+        self._idle_since = self._head_since = self.house.now
+        if turn is self._upgraded:  # and was answered otherwise: what came behind it is HTTP
+            held, self._held, self._upgraded = self._held, b"", None
+            if held:
+                self._take(held)
+        if self._waiting:
+            self._advance()
+        if not self._reading:
+            self.govern()
+
+    def last(self, turn: Turn) -> None:
+        """A request and its answer are done, or its answer is; there will be no other."""
+        self._deaf = True
+        self._turn = self._arriving = None
+        self._waiting.clear()
+        if turn.complete and not turn.keep and turn.sound:
+            self.finish()  # the peer said so itself: nothing more comes that could cost it the answer
+        else:
+            self.linger()
+
+    def _advance(self) -> None:
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._waiting and self._turn is None and not self.blocked and not self.ending:
+                turn = self._turn = self._waiting.popleft()
+                self._ahead -= turn.received + turn.cost
+                turn.start()
+        finally:
+            self._advancing = False
+
+    def govern(self) -> None:
+        """Read on, or not: what waits must stay within bounds."""
+        limits, turn = self.house.limits, self._turn
+        self.read_on(
+            self.ending
+            or not (
+                len(self._waiting) >= limits.pipelined_max
+                or self._ahead + len(self._held) > limits.ahead_bytes_max
+                or (turn is not None and turn.held_bytes > limits.ahead_bytes_max)
+                or (self.blocked and bool(self._waiting))
+            )
+        )
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._advance()
+        self.govern()
+
+    # Becoming something else.
+
+    def upgrade(self, answer: Upgrade) -> None:
+        self._answer = answer
+        if not self._feeding:  # else the bytes behind the request are not known yet
+            self._become(answer)
+
+    def _become(self, answer: Upgrade) -> None:
+        turn = self._upgraded
+        assert turn is not None
+        self._turn = self._upgraded = None
+        socket = ws.WebSocket(self.house, answer)
+        self.become(socket)
+        socket.open(turn.request, self._held)
+
+    # Time, and the end.
+
+    def refuse(self, status: int, reason: str) -> None:
+        """Answer before anything was asked, and close."""
+        self._break(status, reason)
+
+    def watch(self, now: float) -> None:
+        limits, turn = self.house.limits, self._turn
+        if turn is None:
+            if self._in_head:
+                if now - self._head_since > limits.header_timeout_s:
+                    self._break(408, f"the head did not come within {limits.header_timeout_s:g} s")
+            elif not self._waiting and now - self._idle_since > limits.idle_timeout_s:
+                self.finish()
+        elif not turn.complete and self._reading and now - self._heard > limits.body_timeout_s:
+            self._break(408, f"no more of the body came within {limits.body_timeout_s:g} s")
+
+    def wind_down(self) -> None:
+        if self._turn is None and not self._waiting and not self._in_head:
+            self.finish()
+
+    def left(self) -> None:
+        turn, self._turn = self._turn, None
+        self._waiting.clear()
+        self._deaf = True
+        if turn is not None:
+            turn.leave()
+        self._arriving = None

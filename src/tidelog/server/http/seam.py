@@ -1,0 +1,165 @@
+"""What the front end and the application say to each other. Neither knows more of the other than this.
+
+    connection ──► Request (head) ──► Application.begin ──► Response            refused before the body was read
+                                                     └────► Body(limit)         collect it, then Application.handle
+                                                     └────► Body(streamed)      handle now, the body comes in pieces
+
+    Application.handle ──► exchange.respond(Response | Stream | Upgrade), once, now or later, on the loop's thread
+
+A connection is HTTP/1.1, one stream of HTTP/2, or an ASGI call; handlers cannot tell. Everything here happens
+on the event loop's thread, and nothing here waits except what is `async`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # names in lower case, in the order they came
+
+
+class Gone(Exception):
+    """The peer is not there any more."""
+
+
+class BodyTooLarge(Exception):
+    """A streamed body ran past its limit."""
+
+
+@dataclass(slots=True)
+class Request:
+    """One request. `path` and `query` are as they came, percent signs and all."""
+
+    method: str
+    path: str
+    query: str
+    headers: Headers
+    peer: str = ""
+    body: bytes = b""  # whole, when it was collected
+    pieces: AsyncIterator[bytes] | None = None  # the body, when it is streamed; raises Gone, BodyTooLarge
+    length: int | None = None  # of the body, where the peer said so
+    upgrade: bool = False  # asks for a WebSocket, and this connection can become one
+    context: object = None  # the application's own, from `begin` to `handle`
+
+    def header(self, name: bytes) -> bytes | None:
+        """The first header of this name (lower case)."""
+        for known, value in self.headers:
+            if known == name:
+                return value
+        return None
+
+
+@dataclass(slots=True)
+class Response:
+    """A whole answer. Content-Length is the front end's to set; HEAD sends the head alone."""
+
+    status: int
+    body: bytes = b""
+    content_type: bytes = b"application/json"
+    headers: Headers = ()
+    close: bool = False  # the connection ends with this answer
+
+
+class Sink(Protocol):
+    """Where a stream writes. What was written is on its way to the peer at the next turn of the loop at the latest."""
+
+    @property
+    def waiting(self) -> int:
+        """Bytes that were written and that the peer has not taken yet."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """Never waits; after the peer is gone it does nothing."""
+        ...
+
+    async def drained(self) -> None:
+        """Return when the peer has taken most of what was written. Raises Gone when it never will."""
+        ...
+
+
+@dataclass(slots=True)
+class Stream:
+    """An answer in pieces: `run` writes them and returns when there are no more. It is cancelled when the peer goes.
+
+    A stream that raises is cut off, not ended: the peer can tell that the answer is not whole.
+    """
+
+    status: int
+    run: Callable[[Sink], Awaitable[None]]
+    content_type: bytes
+    headers: Headers = ()
+
+
+class Socket(Protocol):
+    """A WebSocket. Pings are answered by the front end."""
+
+    @property
+    def waiting(self) -> int: ...
+
+    async def receive(self) -> str | bytes | None:
+        """The next message: text or binary; None when the peer closed."""
+        ...
+
+    def send(self, text: bytes) -> None:
+        """Send one text message (UTF-8). Never waits; after the peer is gone it does nothing."""
+        ...
+
+    async def drained(self) -> None: ...
+
+    def close(self, code: int = 1000, reason: str = "") -> None: ...
+
+
+@dataclass(slots=True)
+class Upgrade:
+    """Become a WebSocket; `run` has it until it returns, then it is closed. Cancelled when the peer goes."""
+
+    run: Callable[[Socket], Awaitable[None]]
+    message_bytes_max: int
+
+
+Answer: TypeAlias = Response | Stream | Upgrade
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """How the application wants a request's body."""
+
+    limit: int  # bytes; one more and `too_large` is the answer, with the rest read and thrown away
+    too_large: Response = field(compare=False)
+    streamed: bool = False  # hand it over in pieces as it comes, with back-pressure
+
+
+class Exchange(Protocol):
+    """One request that waits for its answer."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether the peer has left: nobody will read the answer."""
+        ...
+
+    def respond(self, answer: Answer) -> None:
+        """Answer, once. On the loop's thread."""
+        ...
+
+    def on_gone(self, call: Callable[[], None]) -> None:
+        """Have `call()` called when the peer leaves before its answer was sent."""
+        ...
+
+
+class Application(Protocol):
+    def begin(self, request: Request) -> Response | Body:
+        """Decide by the head alone. Called once per request, before its body is read."""
+        ...
+
+    def handle(self, request: Request, exchange: Exchange) -> None:
+        """Answer through `exchange`, now or later. Does not raise and does not wait."""
+        ...
+
+    def malformed(self, status: int, reason: str) -> Response:
+        """The answer to bytes that are no request: 400, 408, 414, 431, 501 …"""
+        ...
+
+    def abandoned(self, request: Request) -> None:
+        """A request that passed `begin` will never reach `handle`: its peer left. Gives back what `begin` took."""
+        ...

@@ -1,0 +1,205 @@
+"""[shell] A WebSocket: what an HTTP/1.1 connection becomes when its handler says so.
+
+    peer ──► frames ──► messages ──► receive()       a number and a size of them wait; then nothing more is read
+    send() ──► frame ──► peer                        `waiting` and `drained` tell whether it keeps up
+
+    close, ours      close frame ──► theirs, or a while ──► the connection ends
+    close, theirs    receive() gives None, the echo goes out, `run` is cancelled if it has not returned by then
+    1007 no UTF-8    1009 too long    1002 no frames at all    1011 the handler failed
+
+Frames are the `websockets` library's: it knows the protocol's states and unmasks in C.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode
+from collections import deque
+from typing import Final
+
+from websockets.frames import BINARY, CLOSE, CONT, TEXT, Frame
+from websockets.protocol import Protocol, Side, State
+from websockets.utils import accept_key
+
+from tidelog.server.http import reply
+from tidelog.server.http.connection import Connection
+from tidelog.server.http.exchange import Fault
+from tidelog.server.http.house import House
+from tidelog.server.http.seam import Gone, Request, Upgrade
+
+_VERSION: Final = b"13"
+_KEY_BYTES: Final = 16
+
+
+def fault(request: Request) -> Fault | None:
+    """What is wrong with a request to become a WebSocket."""
+    if request.method != "GET" or request.length != 0:
+        return Fault(400, "a WebSocket begins with a GET that has no body")
+    if request.header(b"sec-websocket-version") != _VERSION:
+        offer = ((b"sec-websocket-version", _VERSION), (b"upgrade", b"websocket"))
+        return Fault(426, "the version of WebSocket that is spoken here is 13", offer)
+    try:
+        key = b64decode(request.header(b"sec-websocket-key") or b"", validate=True)
+    except ValueError:
+        key = b""
+    return None if len(key) == _KEY_BYTES else Fault(400, "Sec-WebSocket-Key is not 16 bytes in base64")
+
+
+class WebSocket(Connection):
+    def __init__(self, house: House, upgrade: Upgrade) -> None:
+        super().__init__(house)
+        self._upgrade = upgrade
+        self._frames = Protocol(Side.SERVER, state=State.OPEN, max_size=upgrade.message_bytes_max)
+        self._inbox: deque[str | bytes] = deque()
+        self._inbox_bytes = 0
+        self._parts: list[bytes] = []  # of a message whose end has not come
+        self._text = False  # and whether it is text
+        self._shut = False  # no more messages come
+        self._closed_since: float | None = None  # when we said that we close
+        self._reader: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._wrote = 0
+
+    def open(self, request: Request, held: bytes) -> None:
+        """Shake hands, and have the handler run. `held` came behind the request."""
+        key = request.header(b"sec-websocket-key") or b""
+        self.write(reply.switching(accept_key(key.decode()).encode()))
+        self._task = self.house.spawn(self._run())
+        if held:
+            self._take(held)
+
+    async def _run(self) -> None:
+        code = 1011
+        try:
+            await self._upgrade.run(self)
+            code = 1000
+        except Gone:
+            code = 1000
+        except Exception as error:  # the rim: whatever a handler does wrong is one peer's 1011
+            self.house.report("the handler of a WebSocket failed", error)
+        finally:
+            self._task = None
+            self.close(code)
+
+    # What comes in.
+
+    def received(self, data: memoryview) -> None:
+        self._take(bytes(data))
+
+    def _take(self, data: bytes) -> None:
+        self._frames.receive_data(data)
+        for event in self._frames.events_received():
+            if isinstance(event, Frame):
+                self._on_frame(event)
+        self._flush()
+        if self._frames.parser_exc is not None:
+            self._no_more()
+        self._govern()
+
+    def _on_frame(self, frame: Frame) -> None:
+        if self._shut:
+            return
+        if frame.opcode is CLOSE:
+            self._no_more()
+        elif frame.opcode in (TEXT, BINARY, CONT):
+            if frame.opcode is not CONT:
+                self._text = frame.opcode is TEXT
+            if frame.data:
+                self._parts.append(bytes(frame.data))
+            if frame.fin:
+                self._on_message()
+
+    def _on_message(self) -> None:
+        message: str | bytes = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        size = len(message)
+        self._parts.clear()
+        if self._text:
+            try:
+                message = str(message, "utf-8")  # type: ignore[arg-type] # it is bytes up to here
+            except UnicodeDecodeError as error:
+                self._frames.fail(1007, f"{error.reason} at byte {error.start}")
+                self._no_more()
+                return
+        self._inbox.append(message)
+        self._inbox_bytes += size
+        self._wake()
+
+    def _no_more(self) -> None:
+        self._shut = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _govern(self) -> None:
+        """Read on, or not. A peer that takes no pongs sends no pings either."""
+        limits = self.house.limits
+        self.read_on(
+            self._shut
+            or not (
+                self.blocked or len(self._inbox) >= limits.messages_max or self._inbox_bytes > limits.ahead_bytes_max
+            )
+        )
+
+    async def receive(self) -> str | bytes | None:
+        while not self._inbox:
+            if self._shut:
+                return None
+            self._reader = self.house.loop.create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        message = self._inbox.popleft()
+        self._inbox_bytes = self._inbox_bytes - len(message) if self._inbox else 0
+        self._govern()
+        return message
+
+    # What goes out.
+
+    @property
+    def waiting(self) -> int:
+        return self.unsent
+
+    def send(self, text: bytes) -> None:
+        if self._frames.state is State.OPEN and not self.ending:
+            self._wrote += len(text)
+            self._frames.send_text(text)
+            self._flush()
+
+    async def drained(self, wrote: int = 0) -> None:
+        wrote, self._wrote = wrote + self._wrote, 0
+        await super().drained(wrote)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._govern()
+
+    def close(self, code: int = 1000, reason: str = "") -> None:
+        if self._frames.state is State.OPEN and not self.ending:
+            self._closed_since = self.house.now
+            self._frames.send_close(code, reason)
+            self._flush()
+            self._govern()
+
+    def _flush(self) -> None:
+        for data in self._frames.data_to_send():
+            if data:
+                self.write(data)
+            else:  # the library's sign for the end
+                self.linger()
+
+    # Time, and the end.
+
+    def watch(self, now: float) -> None:
+        if self._closed_since is not None and now - self._closed_since > self.house.limits.linger_s:
+            self.linger()
+
+    def wind_down(self) -> None:
+        """Nothing: its handler knows that the server goes, says so and returns."""
+
+    def left(self) -> None:
+        self._no_more()
+        if self._task is not None:
+            self.house.stop(self._task)

@@ -1,0 +1,147 @@
+"""[shell] The server process: bind, recover, serve, drain, checkpoint.
+
+    bind ──► port file ──► recover (probes answer, the rest is 503) ──► serve ──► SIGTERM
+    stop accepting ──► streams get their last frame ──► requests under way end ──► checkpoint ──► exit
+
+The port is open before recovery begins: whoever waits for readiness sees how far it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from tidelog.clock import Clock
+from tidelog.disk.atomic import replace
+from tidelog.disk.seam import Disk
+from tidelog.engine import Engine, EngineConfig
+from tidelog.engine import open as open_engine
+from tidelog.server.api.app import App
+from tidelog.server.config import ServerConfig, check
+from tidelog.server.http.listener import Listener, listen
+from tidelog.server.service import Service
+from tidelog.version import __version__
+
+_log = logging.getLogger("tidelog.server")
+_STREAMS_MS = 3_000  # streams are told and gone well before that
+_SWITCH_S = 0.0005  # threads that sync must not wait for a busy loop to give way by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A server that listens, and perhaps still recovers."""
+
+    service: Service
+    listener: Listener
+    ready: asyncio.Task[None]
+
+
+def engine_config(config: ServerConfig) -> EngineConfig:
+    return EngineConfig(
+        wal_shards=config.wal_shards,
+        segment_events_max=config.segment_max_events,
+        segment_bytes_max=config.segment_max_bytes,
+        segment_age_ms_max=config.segment_max_age_ms,
+        topics_max=config.max_topics,
+        total_bytes_max=config.max_total_bytes,
+    )
+
+
+def run(config: ServerConfig, *, clock: Clock, disk: Disk, say: Callable[[str], None]) -> None:
+    """Serve until a signal says to stop. Raises what keeps it from starting."""
+    check(config)
+    sys.setswitchinterval(_SWITCH_S)
+    with asyncio.Runner(loop_factory=_loop()) as runner:
+        runner.run(_run(config, clock, disk, say))
+
+
+def _loop() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        from uvloop import new_event_loop
+    except ImportError:  # another platform: slower and the same otherwise
+        return asyncio.new_event_loop
+    return new_event_loop
+
+
+async def _run(config: ServerConfig, clock: Clock, disk: Disk, say: Callable[[str], None]) -> None:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    started = await start(config, clock=clock, disk=disk, say=say)
+    stop = asyncio.ensure_future(asked.wait())
+    try:
+        await asyncio.wait((started.ready, stop), return_when=asyncio.FIRST_COMPLETED)
+        if started.ready.done():
+            started.ready.result()  # recovery that failed ends the process
+        await stop
+    finally:
+        stop.cancel()
+        await shut(started)
+    say("stopped; everything acknowledged is on disk")
+
+
+async def start(config: ServerConfig, *, clock: Clock, disk: Disk, say: Callable[[str], None]) -> Started:
+    """Listen, and recover in the background."""
+    loop = asyncio.get_running_loop()
+    service = Service(config, clock, loop)
+    listener = await listen(App(service), config.host, config.port, now_us=clock.now_us)
+    host, port = listener.address
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if config.port_file:
+            replace(disk, config.port_file, shown.encode())
+    except OSError:
+        await listener.close()
+        service.close()
+        raise
+    who = "keys are required" if not service.keys.open else "NO AUTHENTICATION: anybody who reaches it may do anything"
+    say(f"tidelog {__version__} listens on http://{shown}, data in {config.data_dir}; {who}")
+    return Started(service, listener, loop.create_task(_recover(service, disk, say)))
+
+
+async def _recover(service: Service, disk: Disk, say: Callable[[str], None]) -> None:
+    config, clock = service.config, service.clock
+    began_ms = clock.monotonic_ms()
+
+    def progress(_: str, done: int, total: int) -> None:
+        service.progress = min(done / total, 0.999) if total else 0.0
+
+    engine = await service.work(
+        lambda: open_engine(
+            config.data_dir,
+            disk=disk,
+            clock=clock,
+            config=engine_config(config),
+            accept_loss=config.accept_loss,
+            progress=progress,
+        )
+    )
+    service.ready(engine)
+    report = engine.report
+    took_s = (clock.monotonic_ms() - began_ms) / 1000
+    say(f"ready in {took_s:.1f} s: {report.topics} topics, {report.frames} frames replayed from the WAL")
+    for line in report.lines():
+        say(f"  {line}")
+
+
+async def shut(started: Started) -> None:
+    """Stop as the contract says: streams are told, requests end, a last checkpoint."""
+    service, listener = started.service, started.listener
+    listener.stop_accepting()
+    with suppress(Exception):
+        await started.ready  # a recovery is not left half way, though it could be
+    service.stop()
+    await service.streams_gone(_STREAMS_MS / 1000)
+    await listener.drain(service.config.drain_ms / 1000)
+    await listener.close()
+    await service.settle()
+    if service.is_ready:
+        engine: Engine = service.engine
+        await service.work(engine.close)
+    service.close()

@@ -1,0 +1,98 @@
+"""[shell] What all handlers share: the engine, who may do what, who waits for what, and the threads for slow work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from tidelog.clock import Clock
+from tidelog.engine import Engine
+from tidelog.server.api.auth import Keyring
+from tidelog.server.api.caps import Cap
+from tidelog.server.api.problem import Problem
+from tidelog.server.bells import Bells
+from tidelog.server.commits import Commits
+from tidelog.server.config import ServerConfig
+from tidelog.server.metrics import Metrics
+from tidelog.server.sessions import Sessions
+
+T = TypeVar("T")
+_THREADS = 4
+
+
+class Service:
+    """Made on the loop's thread. It serves probes from the start, and everything else once it has an engine."""
+
+    def __init__(self, config: ServerConfig, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
+        self.config, self.clock, self.loop = config, clock, loop
+        self.keys = Keyring(config.api_keys)
+        self.inflight = Cap("requests in flight", 0, config.max_inflight_per_key)
+        self.streams = Cap("streams and sockets", config.max_sse_connections, config.max_sse_connections_per_key)
+        self.sessions = Sessions(config.max_watch_sessions, clock)
+        self.bells = Bells(loop)
+        self.metrics = Metrics(self)
+        self.stopping = asyncio.Event()
+        self.progress = 0.0  # of recovery
+        self.started_ms = clock.monotonic_ms()
+        self._engine: Engine | None = None
+        self._commits: Commits | None = None
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tidelog work")
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def ready(self, engine: Engine) -> None:
+        """Recovery is done."""
+        self._commits = Commits(self.loop, engine.shards, self.config.commit)
+        self._engine, self.progress = engine, 1.0
+
+    @property
+    def is_ready(self) -> bool:
+        return self._engine is not None
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            raise Problem(
+                "not_ready",
+                "the log is being recovered; nothing was done, retry",
+                {"replay_progress": round(self.progress, 4)},
+            )
+        return self._engine
+
+    @property
+    def commits(self) -> Commits:
+        assert self._commits is not None, "asked behind `engine`"
+        return self._commits
+
+    async def work(self, call: Callable[[], T]) -> T:
+        """Run what may wait for a disk, off the loop."""
+        return await self.loop.run_in_executor(self._pool, call)
+
+    def spawn(self, running: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = self.loop.create_task(running)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    def stop(self) -> None:
+        """Tell everybody who waits that there will be no more."""
+        self.stopping.set()
+        self.bells.ring_all()
+
+    async def streams_gone(self, seconds: float) -> None:
+        """Wait until every stream and socket has ended, or the time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.streams.empty()
+
+    async def settle(self, seconds: float = 1.0) -> None:
+        """Wait for what still runs by itself; what does not end in time is cancelled."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=seconds)
+            for task in late:
+                task.cancel()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True)

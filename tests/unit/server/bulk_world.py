@@ -1,0 +1,145 @@
+"""What the tests of bulk endpoints add to `fakes`: bodies in pieces, streams drunk to the end, and an engine that
+lies in a real directory, with its threads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.unit.server.fakes import Asked, JumpingLoop, Tap, World
+
+import tidelog.engine
+from tidelog.disk.memory import MemoryDisk
+from tidelog.server.config import ServerConfig
+from tidelog.server.http.seam import Body, Request, Response, Stream
+from tidelog.testing import ManualClock
+
+NDJSON = "application/x-ndjson"
+ARROW = "application/vnd.apache.arrow.stream"
+LIMIT_S = 60  # only so that a mistake fails and does not hang
+
+
+class Got(NamedTuple):
+    """An answer, whole."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+    content_type: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def lines(self) -> list[Any]:
+        assert self.body.endswith(b"\n")
+        return [json.loads(line) for line in self.body.split(b"\n")[:-1]]
+
+
+async def get(world: World, target: str, tap: Tap | None = None, *, method: str = "GET", **headers: str) -> Got:
+    """An answer as a client gets it, a stream to its end."""
+    answer = await world.begin(method, target, headers={k.replace("_", "-"): v for k, v in headers.items()}).answer()
+    body = b""
+    if isinstance(answer, Stream):
+        tap = tap or Tap()
+        await answer.run(tap)
+        body = b"".join(tap.writes)
+    else:
+        assert isinstance(answer, Response), answer
+        body = answer.body
+    shown = {name.decode(): value.decode() for name, value in answer.headers}
+    return Got(answer.status, body, shown, answer.content_type.decode())
+
+
+async def _each(pieces: Iterable[bytes] | AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if isinstance(pieces, AsyncIterator):
+        async for piece in pieces:
+            yield piece
+        return
+    for piece in pieces:
+        await asyncio.sleep(0)
+        yield piece
+
+
+def send(
+    world: World,
+    target: str,
+    pieces: Iterable[bytes] | AsyncIterator[bytes],
+    kind: str = NDJSON,
+    *,
+    idempotency_key: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Asked:
+    """POST a body that comes in pieces."""
+    path, _, query = target.partition("?")
+    sent = {"content-type": kind, **(headers or {})}
+    if idempotency_key is not None:
+        sent["idempotency-key"] = idempotency_key
+    request = Request("POST", path, query, [(name.encode(), value.encode()) for name, value in sent.items()])
+    asked = Asked()
+    wanted = world.app.begin(request)
+    if not isinstance(wanted, Body):
+        asked.respond(wanted)
+        return asked
+    assert wanted.streamed, "this kind of body is to come in pieces"
+    request.pieces = _each(pieces)
+    world.app.handle(request, asked)
+    return asked
+
+
+async def post(
+    world: World, target: str, pieces: Iterable[bytes] | AsyncIterator[bytes], kind: str = NDJSON, **more: Any
+) -> tuple[int, Any]:
+    answer = await send(world, target, pieces, kind, **more).answer()
+    assert isinstance(answer, Response), answer
+    return answer.status, json.loads(answer.body)
+
+
+def act(
+    scenario: Callable[[World], Awaitable[None]],
+    path: Path,
+    *,
+    clock: ManualClock | None = None,
+    server: Mapping[str, Any] | None = None,
+    **limits: Any,
+) -> None:
+    """Act out a scenario against an engine with threads in a real directory."""
+    clock = clock or ManualClock()
+    config = ServerConfig(**{"commit": "thread", **(server or {})})
+    settings: dict[str, Any] = {"wal_shards": 1, "wal_file_bytes": 1 << 20, "sync_interval_ms": 60_000, **limits}
+    with tidelog.engine.open(str(path), clock=clock, **settings) as engine:
+
+        async def run() -> None:
+            world = World(engine, clock, config)
+            try:
+                async with asyncio.timeout(LIMIT_S):
+                    await scenario(world)
+            finally:
+                world.service.close()
+
+        asyncio.run(run())
+
+
+def play_with(
+    scenario: Callable[[World], Awaitable[None]], server: Mapping[str, Any] | None = None, **limits: Any
+) -> None:
+    """`play` with these limits of the engine."""
+    clock = ManualClock()
+    settings: dict[str, Any] = {"wal_shards": 1, "wal_file_bytes": 1 << 16, **limits}
+    with tidelog.engine.open("data", disk=MemoryDisk(clock), clock=clock, threads=False, **settings) as engine:
+
+        async def run() -> None:
+            world = World(engine, clock, ServerConfig(**{"commit": "loop", **(server or {})}))
+            try:
+                await scenario(world)
+                await asyncio.sleep(0)
+                assert world.is_quiet(), "somebody still holds a slot, a request or a bell"
+            finally:
+                world.service.close()
+
+        with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+            runner.run(run())

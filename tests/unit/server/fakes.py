@@ -1,0 +1,353 @@
+"""What the tests of handlers stand on: a server without sockets, on a loop whose time jumps.
+
+    World ── App ── Service ── Engine, on a disk in memory, under a clock that stands still
+      └── ask("GET", "/v0/…") ──► the answer; a stream goes on into a Tap, an upgrade talks to a Line
+
+Nothing waits for real: when everybody waits, the loop's time jumps to the next timer, so a minute of silence costs
+nothing and a test that waits for what never comes fails at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import selectors
+from base64 import urlsafe_b64decode
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TypeVar
+
+import tidelog.engine
+from tidelog.disk.memory import MemoryDisk
+from tidelog.engine import Engine, Topic
+from tidelog.server.api.app import App
+from tidelog.server.config import ServerConfig
+from tidelog.server.http.seam import Answer, Body, Gone, Request, Response, Stream, Upgrade
+from tidelog.server.service import Service
+from tidelog.testing import ManualClock
+
+T = TypeVar("T")
+LIMIT_S = 3_600.0  # of the loop's time: only so that a mistake fails and does not hang
+_HANG_S = 30.0  # of real time, for the same reason
+
+
+class _Selector(selectors.DefaultSelector):
+    loop: JumpingLoop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        found = super().select(0)
+        if found or timeout == 0:
+            return found
+        if timeout is not None and not self.loop.working:
+            self.loop.now_s += timeout
+            return []
+        found = super().select(_HANG_S)  # a thread is at work and will say so
+        assert found, "nobody will ever wake this loop"
+        return found
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """A loop that does not wait for its timers: where nothing else is to be done, time jumps to the next."""
+
+    def __init__(self) -> None:
+        self.now_s, self.working = 0.0, 0
+        selector = _Selector()
+        selector.loop = self
+        super().__init__(selector)
+
+    def time(self) -> float:
+        return self.now_s
+
+    def run_in_executor(  # type: ignore[override]  # the stub's variadic types cannot be said in a subclass
+        self, executor: Executor | None, func: Callable[..., T], *args: Any
+    ) -> asyncio.Future[T]:
+        self.working += 1
+        future = super().run_in_executor(executor, func, *args)
+        future.add_done_callback(self._worked)
+        return future
+
+    def _worked(self, _: asyncio.Future[Any]) -> None:
+        self.working -= 1
+
+
+class _Taker:
+    """A peer: takes everything at once, or nothing while it is `stuck`."""
+
+    def __init__(self) -> None:
+        self.stuck = self.gone = False
+        self.waiting = 0
+        self.most = 0  # the most that ever waited
+        self._changed = asyncio.Event()
+
+    def take(self, size: int | None = None) -> None:
+        """Take what waits, or so many bytes of it."""
+        self.waiting = 0 if size is None else max(self.waiting - size, 0)
+        self._changed.set()
+
+    def leave(self) -> None:
+        self.gone = True
+        self._changed.set()
+
+    def _put(self, size: int) -> None:
+        if self.stuck:
+            self.waiting += size
+            self.most = max(self.most, self.waiting)
+        self._changed.set()
+
+    async def drained(self) -> None:
+        await self._until(lambda: self.gone or not self.waiting)
+        if self.gone:
+            raise Gone
+
+    async def _until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while not is_so():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+class Event(NamedTuple):
+    """One event of a stream of them."""
+
+    id: dict[str, int] | None
+    event: str
+    data: Any
+
+
+def parsed(frame: bytes) -> Event:
+    """An event from its bytes; a comment is an event without a name."""
+    fields = dict(line.split(": ", 1) for line in frame.decode().rstrip("\n").split("\n"))
+    if "" in fields or "retry" in fields:
+        return Event(None, "", fields.get("", fields.get("retry")))
+    at = json.loads(urlsafe_b64decode(fields["id"] + "=="))
+    return Event(at, fields["event"], json.loads(fields["data"]))
+
+
+class Tap(_Taker):
+    """A sink: what a stream wrote, write by write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self._events = 0  # counted as they come: parsing all of them at every step would take its time
+
+    def write(self, data: bytes) -> None:
+        if not self.gone:
+            self.writes.append(data)
+            self._events += data.count(b"\nevent: ")
+            self._put(len(data))
+
+    @property
+    def frames(self) -> list[bytes]:
+        """What was written, frame by frame. Every frame is whole."""
+        text = b"".join(self.writes)
+        assert not text or text.endswith(b"\n\n")
+        return [frame + b"\n\n" for frame in text.split(b"\n\n")[:-1]]
+
+    @property
+    def events(self) -> list[Event]:
+        return [event for event in map(parsed, self.frames) if event.event]
+
+    async def until(self, count: int) -> list[Event]:
+        """The first so many events, as soon as they are there."""
+        await self._until(lambda: self._events >= count)
+        return self.events
+
+
+class Line(_Taker):
+    """A WebSocket, from the peer's side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: list[bytes] = []
+        self.closed: tuple[int, str] | None = None
+        self._inbox: list[str | bytes | None] = []
+
+    # The server's side.
+
+    async def receive(self) -> str | bytes | None:
+        async with asyncio.timeout(2 * LIMIT_S):
+            while not self._inbox:
+                self._changed.clear()
+                await self._changed.wait()
+        return self._inbox.pop(0)
+
+    def send(self, text: bytes) -> None:
+        if not self.gone and self.closed is None:
+            self.sent.append(text)
+            self._put(len(text))
+
+    def close(self, code: int = 1000, reason: str = "") -> None:
+        self.closed = self.closed or (code, reason)
+        self._changed.set()
+
+    # The peer's side.
+
+    @property
+    def said(self) -> list[dict[str, Any]]:
+        return [json.loads(text) for text in self.sent]
+
+    def tell(self, message: Mapping[str, Any] | str | bytes) -> None:
+        self._inbox.append(message if isinstance(message, str | bytes) else json.dumps(message))
+        self._changed.set()
+
+    def hang_up(self) -> None:
+        self._inbox.append(None)
+        self._changed.set()
+
+    async def until(self, count: int) -> list[dict[str, Any]]:
+        """The first so many messages, as soon as they are there."""
+        await self._until(lambda: len(self.sent) >= count)
+        return self.said
+
+
+class Asked:
+    """An exchange: one request and what came of it."""
+
+    def __init__(self) -> None:
+        self.gone = self.answered = False
+        self._answer: Answer | None = None
+        self._done = asyncio.Event()
+        self._calls: list[Callable[[], None]] = []
+
+    def respond(self, answer: Answer) -> None:
+        assert not self.answered, "answered twice"
+        self.answered = True
+        self._answer = None if self.gone else answer
+        self._done.set()
+
+    def on_gone(self, call: Callable[[], None]) -> None:
+        self._calls.append(call)
+
+    def leave(self) -> None:
+        """The peer leaves before it got an answer."""
+        self.gone = True
+        for call in self._calls:
+            call()
+
+    async def answer(self) -> Answer:
+        """The answer, which is the caller's from here on: a front end does not keep one either."""
+        async with asyncio.timeout(LIMIT_S):
+            await self._done.wait()
+        answer, self._answer = self._answer, None
+        assert answer is not None, "taken before, or its peer had left"
+        return answer
+
+
+class Running:
+    """A stream or a socket under way. Left open it is cancelled, as when the peer goes: after its first step at the
+    earliest, which the front end promises."""
+
+    def __init__(self, running: Awaitable[None]) -> None:
+        self.task = asyncio.ensure_future(running)
+
+    async def ended(self) -> None:
+        """It ends by itself."""
+        async with asyncio.timeout(LIMIT_S):
+            await self.task
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.sleep(0)
+        self.task.cancel()
+        await asyncio.wait([self.task])
+
+
+class World:
+    """A server with an engine that has no threads, to be asked as a front end would."""
+
+    def __init__(self, engine: Engine, clock: ManualClock, config: ServerConfig) -> None:
+        self.engine, self.clock = engine, clock
+        self.service = Service(config, clock, asyncio.get_running_loop())
+        self.service.ready(engine)
+        self.app = App(self.service)
+
+    def topic(self, name: str, **config: Any) -> Topic:
+        return self.engine.topic(name, **config)
+
+    def begin(
+        self,
+        method: str,
+        target: str,
+        body: Any = None,
+        *,
+        key: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        upgrade: bool = False,
+        asked: Asked | None = None,
+    ) -> Asked:
+        """Send a request; what comes of it is the exchange's to tell."""
+        path, _, query = target.partition("?")
+        sent = {"content-type": "application/json"} if body is not None else {}
+        if key is not None:
+            sent["authorization"] = f"Bearer {key}"
+        sent |= dict(headers or {})
+        request = Request(
+            method, path, query, [(name.encode(), value.encode()) for name, value in sent.items()], upgrade=upgrade
+        )
+        asked = asked or Asked()
+        wanted = self.app.begin(request)
+        if isinstance(wanted, Body):
+            request.body = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
+            self.app.handle(request, asked)
+        else:
+            asked.respond(wanted)
+        return asked
+
+    async def ask(self, method: str, target: str, body: Any = None, **more: Any) -> tuple[int, Any]:
+        """The status and the body of an answer that is no stream."""
+        answer = await self.begin(method, target, body, **more).answer()
+        assert isinstance(answer, Response), f"{answer} is no whole answer"
+        return answer.status, json.loads(answer.body) if answer.body else None
+
+    async def watch(self, topics: Mapping[str, Any], *, key: str | None = None, **options: Any) -> str:
+        """A session's wid."""
+        status, body = await self.ask("POST", "/v0/watch", {"topics": topics, **options}, key=key)
+        assert status == 200, body
+        wid: str = body["wid"]
+        return wid
+
+    async def stream(self, wid: str, tap: Tap, **more: Any) -> Running:
+        answer = await self.begin("GET", f"/v0/watch/{wid}", **more).answer()
+        assert isinstance(answer, Stream), answer
+        return Running(answer.run(tap))
+
+    async def connect(self, line: Line, **more: Any) -> Running:
+        answer = await self.begin("GET", "/v0/ws", upgrade=True, **more).answer()
+        assert isinstance(answer, Upgrade), answer
+        return Running(answer.run(line))
+
+    def is_quiet(self) -> bool:
+        """Nobody holds anything any more."""
+        return not self.service.streams.held and not self.service.inflight.held and not len(self.service.bells)
+
+
+def play(scenario: Callable[[World], Awaitable[None]], **settings: Any) -> None:
+    """Act out a scenario in a world of its own, with these settings of the server. Nothing may be held at its end."""
+    clock = ManualClock()
+    config = ServerConfig(**{"commit": "loop", **settings})
+    # A disk in memory keeps reserved room as zeros: the default file of 64 MiB would cost a second each.
+    limits: dict[str, Any] = {"wal_shards": 1, "wal_file_bytes": 1 << 16, "topics_max": config.max_topics}
+    with tidelog.engine.open("data", disk=MemoryDisk(clock), clock=clock, threads=False, **limits) as engine:
+
+        async def act() -> None:
+            world = World(engine, clock, config)
+            try:
+                await scenario(world)
+                await asyncio.sleep(0)
+                assert world.is_quiet(), "somebody still holds a slot, a request or a bell"
+            finally:
+                world.service.close()
+
+        with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+            runner.run(act())
+
+
+async def quiet(seconds: float = 1.0) -> None:
+    """Let everybody do what is left to do, and then some time of the loop pass."""
+    await asyncio.sleep(seconds)

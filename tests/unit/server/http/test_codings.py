@@ -1,0 +1,136 @@
+"""Which content coding a peer gets (RFC 9110, 12.5.3), and that what was coded comes out as it went in."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from random import Random
+
+import pyarrow as pa
+import pytest
+
+from tidelog.server.http import codings
+from tidelog.server.http.codings import GZIP, ZSTD, Choice, NotCoded, TooMuch, Ungzip
+
+TABLE: list[tuple[bytes, bytes | None, bool]] = [
+    (b"", None, False),
+    (b"gzip", GZIP, False),
+    (b"x-gzip", GZIP, False),
+    (b"zstd", ZSTD, False),
+    (b"gzip, zstd", ZSTD, False),
+    (b"GZIP;Q=1.0, br", GZIP, False),
+    (b"gzip, deflate, br", GZIP, False),
+    (b"deflate, br", None, False),
+    (b"gzip;q=1, zstd;q=0.5", GZIP, False),
+    (b"gzip;q=0.5, zstd;q=0.5", ZSTD, False),
+    (b"gzip;q=0", None, False),
+    (b"gzip;q=0, zstd;q=0.000", None, False),
+    (b"gzip ; q = 0.8", GZIP, False),
+    (b"*", ZSTD, False),
+    (b"*;q=0.1, zstd;q=0", GZIP, False),
+    (b"*;q=0", None, False),
+    (b"gzip, *;q=0", GZIP, True),
+    (b"gzip, identity;q=0", GZIP, True),
+    (b"gzip, identity;q=0, *;q=0", GZIP, True),
+    (b"identity", None, False),
+    (b"identity;q=0", None, False),
+    (b"identity, gzip;q=0.5", None, False),
+    (b"identity;q=0.5, gzip", GZIP, False),
+    (b"gzip;q=nonsense", None, False),
+    (b",, ;q=1,gzip", GZIP, False),
+]
+
+
+@pytest.mark.parametrize(("accept", "coding", "must"), TABLE)
+def test_the_choice(accept: bytes, coding: bytes | None, must: bool) -> None:
+    assert codings.choose(accept) == Choice(coding, must)
+
+
+@pytest.mark.parametrize(
+    ("header", "coding"),
+    [
+        (b"gzip", GZIP),
+        (b" X-GZIP ", GZIP),
+        (b"Zstd", ZSTD),
+        (b"identity", b""),
+        (b"", b""),
+        (b"br", None),
+        (b"gzip, zstd", None),
+    ],
+)
+def test_what_a_body_says_it_is(header: bytes, coding: bytes | None) -> None:
+    assert codings.known(header) == coding
+
+
+SAMPLES = (b"", b"x", b"abc" * 10_000, Random(7).randbytes(100_000))
+
+
+@pytest.mark.parametrize("coding", codings.CODINGS)
+def test_what_goes_in_comes_out(coding: bytes) -> None:
+    """The other side is not ours: gzip of the standard library, zstd of another call."""
+    for data in SAMPLES:
+        packed = codings.encode(coding, data)
+        if coding == GZIP:
+            assert gzip.decompress(packed) == data
+        else:
+            assert pa.CompressedInputStream(pa.BufferReader(packed), "zstd").read() == data
+        assert codings.decode(coding, packed, len(data)) == data
+
+
+def packed(coding: bytes, data: bytes) -> bytes:
+    whole: bytes = gzip.compress(data) if coding == GZIP else pa.Codec("zstd").compress(data, asbytes=True)
+    return whole
+
+
+@pytest.mark.parametrize("coding", codings.CODINGS)
+def test_the_limit_is_of_what_comes_out(coding: bytes) -> None:
+    data = packed(coding, b"x" * 1_000_000)
+    assert len(data) < 5000
+    assert len(codings.decode(coding, data, 1_000_000)) == 1_000_000
+    with pytest.raises(TooMuch):
+        codings.decode(coding, data, 999_999)
+    with pytest.raises(TooMuch):
+        codings.decode(coding, packed(coding, b"x"), 0)
+
+
+@pytest.mark.parametrize("coding", codings.CODINGS)
+def test_several_members_are_one_body(coding: bytes) -> None:
+    assert codings.decode(coding, packed(coding, b"abc") + packed(coding, b"def"), 6) == b"abcdef"
+    with pytest.raises(TooMuch):
+        codings.decode(coding, packed(coding, b"abc") + packed(coding, b"def"), 5)
+
+
+@pytest.mark.parametrize("coding", codings.CODINGS)
+def test_what_is_not_coded_is_told_so(coding: bytes) -> None:
+    whole = packed(coding, b"x" * 1000)
+    for data in (b"plain text", whole[:-4], whole + b"more", whole[:5] + b"\xff" * 20):
+        with pytest.raises(NotCoded):
+            codings.decode(coding, data, 10_000)
+
+
+def test_pieces_of_any_size_give_the_same() -> None:
+    data = bytes(range(256)) * 100
+    whole = packed(GZIP, data[:9000]) + packed(GZIP, data[9000:])
+    for size in (1, 7, 1000):
+        unpacker = Ungzip(len(data))
+        parts = [unpacker.feed(whole[at : at + size]) for at in range(0, len(whole), size)]
+        unpacker.end()
+        assert b"".join(parts) == data
+
+
+@pytest.mark.parametrize("coding", codings.CODINGS)
+def test_a_flushed_stream_can_be_read_so_far(coding: bytes) -> None:
+    packer = codings.packer(coding)
+    reader = zlib.decompressobj(wbits=31)
+    so_far, plain = b"", b""
+    for index in range(20):
+        piece = b"record %d\n" % index
+        plain += piece
+        part = packer.add(piece) + packer.flush()
+        so_far += part
+        if coding == GZIP:
+            assert reader.decompress(part) == piece
+        else:
+            assert pa.CompressedInputStream(pa.BufferReader(so_far), "zstd").read(len(plain)) == plain
+    so_far += packer.end()
+    assert codings.decode(coding, so_far, len(plain)) == plain

@@ -1,0 +1,281 @@
+"""Bodies over HTTP/1.1 (contract 1.6, 1.12, appendix E): their limits, and connections that survive them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import pytest
+from tests.unit.server.http.stage import Stage, Wire
+
+CHUNKED = b"POST %b HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def chunked(data: bytes, size: int = 100) -> bytes:
+    parts = [data[at : at + size] for at in range(0, len(data), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+def post(target: bytes, body: bytes, coding: str) -> bytes:
+    if coding == "chunked":
+        return CHUNKED % target + chunked(body)
+    return b"POST %b HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n%b" % (target, len(body), body)
+
+
+CODINGS = ("length", "chunked")
+
+
+# Collected ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_body_arrives_whole(stage: Stage, wire: Wire, coding: str) -> None:
+    stage.app.limit = 10_000_000
+    body = bytes(range(256)) * 20_000
+    wire.send(post(b"/echo", body, coding))
+    assert wire.reply().body == body
+    request = stage.app.requests[0]
+    assert request.length == (len(body) if coding == "length" else None)
+    assert request.pieces is None
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_body_of_exactly_the_limit_is_taken_and_one_byte_more_is_not(stage: Stage, wire: Wire, coding: str) -> None:
+    """Contract 1.12: exactly at the limit is accepted. One byte more is 413, and the same connection goes on."""
+    wire.send(post(b"/echo", b"x" * 1000, coding))
+    assert wire.reply().status == 200
+    for _ in range(3):
+        wire.send(post(b"/echo", b"x" * 1001, coding))
+        reply = wire.reply()
+        assert (reply.status, reply.body) == (413, b"too large")
+        assert "connection" not in reply.headers
+        assert wire.get("/hello").status == 200
+    assert stage.app.open == 0
+    assert [stage.app.seen.wait() for _ in range(3)] == ["abandoned /echo"] * 3
+    assert stage.listener.connections == 1
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_body_over_the_limit_in_pieces_and_pipelined(stage: Stage, wire: Wire, coding: str) -> None:
+    """The answer comes before the rest of the body, and what is behind the body is the next request."""
+    data = post(b"/echo", b"x" * 5000, coding)
+    wire.send(data[:2000])
+    assert wire.reply().status == 413
+    wire.send(data[2000:] + b"GET /hello?next HTTP/1.1\r\nHost: t\r\n\r\n")
+    assert wire.reply().body == b'{"hello":"next"}'
+    assert stage.listener.connections == 1
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_refusal_by_the_head_comes_before_the_body(stage: Stage, wire: Wire, coding: str) -> None:
+    data = post(b"/refuse", b"x" * 5000, coding)
+    wire.send(data[:100])
+    assert wire.reply().body == b"no"
+    wire.send(data[100:])
+    assert wire.get("/hello").status == 200
+    assert stage.app.open == 0
+
+
+def test_what_is_thrown_away_is_bounded_by_what_the_peer_declares(limited: Callable[..., Stage]) -> None:
+    """Method: the answer says that the connection closes, comes at once, and is not lost although the peer goes on
+    sending: a reset would take it from the peer's buffer."""
+    with limited(discard_bytes_max=100_000) as stage, stage.connect() as wire:
+        wire.send(b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 200000\r\n\r\n")
+        for _ in range(100):
+            wire.send(b"x" * 900)
+        reply = wire.reply()
+        assert (reply.status, reply.headers["connection"]) == (413, "close")
+        assert wire.rest() == b""
+
+
+def test_what_is_thrown_away_is_bounded_for_chunks_too(limited: Callable[..., Stage]) -> None:
+    with limited(discard_bytes_max=100_000) as stage, stage.connect() as wire:
+        wire.send(CHUNKED % b"/echo" + b"3e8\r\n" + b"x" * 1000 + b"\r\n1\r\nx\r\n")
+        assert wire.reply().status == 413
+        endless = (b"3e8\r\n" + b"x" * 1000 + b"\r\n") * 100_000
+        with pytest.raises(ConnectionError):
+            wire.send(endless)
+        stage.connections(0)
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_body_that_breaks_off_gives_back_what_it_took(stage: Stage, wire: Wire, coding: str) -> None:
+    wire.send(post(b"/echo", b"x" * 500, coding)[:200])
+    wire.sock.close()
+    assert stage.app.seen.wait() == "abandoned /echo"
+    assert stage.app.open == 0
+    stage.connections(0)
+
+
+def test_trailers_and_extensions_are_bounded(limited: Callable[..., Stage]) -> None:
+    for begin in (b"1;ext=", b"0\r\nTrailer: "):
+        with limited(header_bytes_max=10_000) as stage, stage.connect() as wire:
+            wire.send(CHUNKED % b"/echo" + begin)
+            wire.send(b"x" * 400_000)  # the bound, a receive buffer, and more
+            assert wire.reply().status == 431
+            assert stage.app.seen.wait() == "abandoned /echo"
+
+
+def test_trailers_are_no_headers(stage: Stage, wire: Wire) -> None:
+    wire.send(CHUNKED % b"/echo" + b"1\r\nx\r\n0\r\nAuthorization: Bearer smuggled\r\n\r\n")
+    assert wire.reply().body == b"x"
+    assert stage.app.requests[0].header(b"authorization") is None
+
+
+# Expect ---------------------------------------------------------------------------------------------
+
+EXPECT = b"POST %b HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\nExpect: 100-continue\r\n\r\n"
+
+
+@pytest.mark.parametrize("target", [b"/echo", b"/slurp"])
+def test_a_peer_that_waits_is_told_to_go_on(wire: Wire, target: bytes) -> None:
+    wire.send(EXPECT % (target, 3))
+    assert wire.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue"
+    wire.send(b"abc")
+    assert wire.reply().body in (b"abc", b"3")
+
+
+@pytest.mark.parametrize(("target", "size", "status"), [(b"/refuse", 3, 401), (b"/echo", 1001, 413)])
+def test_a_peer_that_waits_in_vain_is_not_told_to_go_on(wire: Wire, target: bytes, size: int, status: int) -> None:
+    """It may send the body or not, and nobody can tell which: the connection closes."""
+    wire.send(EXPECT % (target, size))
+    reply = wire.reply()
+    assert (reply.status, reply.headers["connection"]) == (status, "close")
+    assert wire.rest() == b""
+
+
+def test_a_peer_that_does_not_wait_after_all_may_be_told_too_late(wire: Wire) -> None:
+    wire.send(EXPECT % (b"/echo", 3) + b"abc")
+    assert wire.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue"
+    assert wire.reply().body == b"abc"
+
+
+def test_nobody_is_told_to_go_on_before_the_answers_that_are_due(stage: Stage, wire: Wire) -> None:
+    wire.send(b"GET /later HTTP/1.1\r\nHost: t\r\n\r\n" + EXPECT % (b"/echo", 3))
+    assert stage.app.seen.wait() == "parked /later"
+    stage.call(stage.app.answer_parked)
+    assert wire.reply().body == b"at last"
+    assert wire.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue"
+    wire.send(b"abc")
+    assert wire.reply().body == b"abc"
+
+
+# Streamed -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_streamed_body_is_handed_over_as_it_comes(stage: Stage, wire: Wire, coding: str) -> None:
+    data = post(b"/slurp", b"x" * 300, coding)
+    wire.send(data[:-150])
+    first = stage.app.seen.wait()
+    assert first.startswith("piece"), "before its end was sent"
+    wire.send(data[-150:])
+    assert wire.reply().body == b"300"
+    assert wire.get("/hello").status == 200
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+def test_a_streamed_body_has_the_same_limit(stage: Stage, wire: Wire, coding: str) -> None:
+    """The front end answers; what the handler says to the error is dropped. Both see it."""
+    data = post(b"/slurp", b"x" * 1001, coding)
+    wire.send(data)
+    assert wire.reply().body == b"too large"
+    assert wire.get("/hello").status == 200
+    if coding == "chunked":
+        seen = [stage.app.seen.wait()]
+        while seen[-1].startswith("piece"):
+            seen.append(stage.app.seen.wait())
+        assert seen[-1] == "too large"
+
+
+def test_a_streamed_body_whose_handler_is_slow_is_not_read(limited: Callable[..., Stage]) -> None:
+    """Method: what the sockets and the bound take is sent; then the handler takes it all and none is missing."""
+    with limited(ahead_bytes_max=100_000) as stage, stage.connect() as wire:
+        stage.app.limit = 1 << 30
+        size = 64_000_000
+        wire.send(b"POST /slurp-slowly HTTP/1.1\r\nHost: t\r\nContent-Length: %d\r\n\r\n" % size)
+        assert stage.app.seen.wait() == "slurping"
+        request, exchange = stage.app.parked[0]
+        pieces = request.pieces
+        assert pieces is not None
+        wire.sock.settimeout(0.3)
+        sent = 0
+        with suppress(TimeoutError):
+            while sent < size:
+                sent += wire.sock.send(b"x" * min(100_000, size - sent))
+        assert sent < size, "the server reads without end"
+        held = getattr(pieces, "held_bytes", None)
+        assert held is not None
+        assert held <= 100_000 + (256 << 10), "the bound and one receive buffer"
+
+        async def slurp() -> None:
+            total = 0
+            async for piece in pieces:
+                total += len(piece)
+            exchange.respond(stage.app.malformed(200, str(total)))
+
+        wire.sock.settimeout(20)
+        stage.call(lambda: stage.app.spawn(slurp()))
+        while sent < size:
+            sent += wire.sock.send(b"x" * min(1_000_000, size - sent))
+        assert wire.reply().body == b"malformed: %d" % size
+
+
+def test_a_handler_may_answer_before_the_body_has_ended(stage: Stage, wire: Wire) -> None:
+    stage.app.limit = 100_000
+    data = post(b"/slurp-early", b"0123456789" * 5000, "length")
+    wire.send(data[:1000])
+    assert wire.reply().body == b"0123456789"
+    wire.send(data[1000:])
+    assert wire.get("/hello").status == 200
+
+
+def test_a_streamed_body_that_breaks_off_tells_its_handler(stage: Stage, wire: Wire) -> None:
+    wire.send(post(b"/slurp", b"x" * 500, "length")[:200])
+    assert stage.app.seen.wait().startswith("piece")
+    wire.sock.close()
+    assert stage.app.seen.wait() == "slurp gone"
+    stage.connections(0)
+
+
+def test_a_streamed_body_that_is_no_http_tells_its_handler(stage: Stage, wire: Wire) -> None:
+    wire.send(CHUNKED % b"/slurp" + b"1\r\nx\r\n")
+    assert stage.app.seen.wait() == "piece 1"
+    wire.send(b"nonsense\r\n")
+    assert wire.reply().status == 400
+    assert stage.app.seen.wait() == "slurp gone"
+    assert wire.rest() == b""
+
+
+def test_a_stream_may_answer_a_body_that_goes_on(stage: Stage, wire: Wire) -> None:
+    wire.send(CHUNKED % b"/slurp-duplex" + b"3\r\nabc\r\n")
+    assert wire.head().status == 200
+    assert wire.chunk() == b"got 3\n"
+    wire.send(b"2\r\nde\r\n")
+    assert wire.chunk() == b"got 2\n"
+    wire.send(b"0\r\n\r\n")
+    assert wire.chunk() == b""
+    assert wire.get("/hello").status == 200
+    assert stage.listener.connections == 1
+
+
+# Clients that offer HTTP/2 --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bytewise", [False, True])
+@pytest.mark.parametrize("coding", CODINGS)
+def test_an_offer_to_switch_to_http_2_is_declined_and_its_body_read(
+    stage: Stage, wire: Wire, coding: str, bytewise: bool
+) -> None:
+    """Some clients send it with their first request, whatever that is. A parser that stops at such a request would
+    take the body for the next one."""
+    offer = b"HTTP/1.1\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
+    first = post(b"/echo", b"GET /smuggled HTTP/1.1\r\nHost: t\r\n\r\n", coding).replace(b"HTTP/1.1\r\n", offer, 1)
+    data = first + b"GET /hello HTTP/1.1\r\nHost: t\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
+    data += b"GET /hello?last HTTP/1.1\r\nHost: t\r\n\r\n"
+    for part in [data[at : at + 1] for at in range(len(data))] if bytewise else [data]:
+        wire.send(part)
+    assert wire.reply().body == b"GET /smuggled HTTP/1.1\r\nHost: t\r\n\r\n"
+    assert wire.reply().body == b'{"hello":""}'
+    assert wire.reply().body == b'{"hello":"last"}'
+    assert [request.path for request in stage.app.requests] == ["/echo", "/hello", "/hello"]

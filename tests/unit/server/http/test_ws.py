@@ -1,0 +1,296 @@
+"""WebSockets (contract 2.10, 3.9): the handshake, messages, both ends of the end, and peers that are slow or wrong.
+
+The client is the `websockets` library's; where bytes matter, a raw connection that was shaken hands with by hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from tests.unit.server.http.stage import LIMIT_S, Stage, Wire
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import ClientConnection, connect
+
+KEY = b64encode(b"0123456789abcdef").decode()
+SHAKE = (
+    "GET %s HTTP/1.1\r\nHost: t\r\nConnection: keep-alive, Upgrade\r\nUpgrade: WebSocket\r\n"
+    f"Sec-WebSocket-Key: {KEY}\r\n"
+)
+V13 = "Sec-WebSocket-Version: 13\r\n\r\n"
+
+
+@contextmanager
+def dial(stage: Stage, path: str = "/ws") -> Iterator[ClientConnection]:
+    host, port = stage.listener.address
+    url = f"ws://{host}:{port}{path}"
+    with connect(url, open_timeout=LIMIT_S, close_timeout=LIMIT_S, proxy=None, max_size=None) as client:
+        yield client
+
+
+def frame(opcode: int, data: bytes, fin: bool = True, mask: bytes = b"abcd") -> bytes:
+    """A frame as a client sends it, written down from RFC 6455."""
+    masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(data))
+    if len(data) < 126:
+        length = bytes([0x80 | len(data)])
+    elif len(data) < 1 << 16:
+        length = bytes([0x80 | 126]) + len(data).to_bytes(2, "big")
+    else:
+        length = bytes([0x80 | 127]) + len(data).to_bytes(8, "big")
+    return bytes([0x80 * fin | opcode]) + length + mask + masked
+
+
+def unframe(wire: Wire) -> tuple[int, bytes]:
+    first, second = wire.exactly(2)
+    assert second < 128, "a server does not mask"
+    size = second if second < 126 else int.from_bytes(wire.exactly(2 if second == 126 else 8), "big")
+    return first, wire.exactly(size)
+
+
+def shake(wire: Wire, path: str = "/ws") -> None:
+    wire.send((SHAKE % path + V13).encode())
+    assert wire.head().status == 101
+
+
+# The handshake --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bytewise", [False, True])
+def test_the_handshake(stage: Stage, wire: Wire, bytewise: bool) -> None:
+    """RFC 6455, 4.2.2, whose own example is the key. Method: a frame comes in the same piece as the request."""
+    example = SHAKE.replace(KEY, "dGhlIHNhbXBsZSBub25jZQ==") % "/ws" + V13
+    data = example.encode() + frame(1, b"early")
+    for part in [data[at : at + 1] for at in range(len(data))] if bytewise else [data]:
+        wire.send(part)
+    head = wire.head()
+    assert head.status == 101
+    assert head.headers == {
+        "upgrade": "websocket",
+        "connection": "Upgrade",
+        "sec-websocket-accept": "s3pPLMBiTxaQ9kYGzzhZRbK+xOo=",
+    }
+    assert unframe(wire) == (0x81, b"early")
+    assert stage.listener.connections == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [
+        (SHAKE + "Sec-WebSocket-Version: 8\r\n\r\n", 426),
+        (SHAKE + "\r\n", 426),
+        (SHAKE.replace(KEY, "c2hvcnQ=") + V13, 400),
+        (SHAKE.replace(KEY, "not base64") + V13, 400),
+        (SHAKE.replace("Sec-WebSocket-Key", "X") + V13, 400),
+        (SHAKE.replace("GET", "POST") + V13, 400),
+        (SHAKE + "Content-Length: 3\r\n" + V13 + "abc", 400),
+        (SHAKE + "Transfer-Encoding: chunked\r\n" + V13 + "0\r\n\r\n", 400),
+    ],
+)
+def test_a_handshake_that_is_wrong_is_refused_before_the_application_is_asked(
+    stage: Stage, wire: Wire, asked: str, status: int
+) -> None:
+    wire.send((asked % "/ws").encode())
+    reply = wire.reply()
+    assert reply.status == status
+    assert reply.headers.get("sec-websocket-version") == ("13" if status == 426 else None)
+    assert not stage.app.requests
+
+
+def test_without_an_upgrade_it_is_a_request_like_any_other(stage: Stage, wire: Wire) -> None:
+    """Contract 2.10: the application's own 400."""
+    assert wire.get("/ws").body == b"not a websocket"
+    assert wire.get("/ws", "Upgrade: websocket", "Sec-WebSocket-Version: 13").body == b"not a websocket"
+    assert wire.get("/hello").status == 200
+    assert [request.upgrade for request in stage.app.requests] == [False] * 3
+
+
+def test_an_upgrade_that_the_application_declines_leaves_an_http_connection(stage: Stage, wire: Wire) -> None:
+    """What came behind the request is HTTP then. Method: once answered while it is parsed, once later."""
+    more = b"GET /hello?behind HTTP/1.1\r\nHost: t\r\n\r\n"
+    wire.send((SHAKE % "/hello" + V13).encode() + more)
+    assert wire.reply().body == b'{"hello":""}'
+    assert wire.reply().body == b'{"hello":"behind"}'
+    wire.send((SHAKE % "/later" + V13).encode() + more[:10])
+    assert stage.app.seen.wait() == "parked /later"
+    wire.send(more[10:])
+    stage.call(stage.app.answer_parked)
+    assert wire.reply().body == b"at last"
+    assert wire.reply().body == b'{"hello":"behind"}'
+    with pytest.raises(InvalidStatus), dial(stage, "/nothing"):
+        pass
+
+
+def test_an_upgrade_waits_for_the_answers_before_it(stage: Stage, wire: Wire) -> None:
+    wire.send(b"GET /later HTTP/1.1\r\nHost: t\r\n\r\n" + (SHAKE % "/ws" + V13).encode() + frame(1, b"hi"))
+    assert stage.app.seen.wait() == "parked /later"
+    stage.call(stage.app.answer_parked)
+    assert wire.reply().body == b"at last"
+    assert wire.head().status == 101
+    assert unframe(wire) == (0x81, b"hi")
+
+
+# Messages -------------------------------------------------------------------------------------------
+
+
+def test_messages_go_both_ways(stage: Stage) -> None:
+    with dial(stage) as client:
+        for text in ("", "grüße", "x" * 125, "x" * 126, "x" * 65536, "x" * 1_000_000):
+            client.send(text)
+            assert client.recv(LIMIT_S) == text
+        client.send(b"\0\1\2")
+        assert client.recv(LIMIT_S) == "binary 3"
+
+
+def test_fragments_are_one_message(wire: Wire) -> None:
+    shake(wire)
+    smile = "☺".encode()
+    wire.send(frame(1, b"a" + smile[:1], fin=False) + frame(9, b"ping") + frame(0, b"", fin=False))
+    assert unframe(wire) == (0x8A, b"ping"), "between fragments, at once"
+    wire.send(frame(0, smile[1:]) + frame(2, b"12", fin=False) + frame(0, b"3"))
+    assert unframe(wire) == (0x81, b"a" + smile)
+    assert unframe(wire) == (0x81, b"binary 3")
+
+
+def test_frames_may_come_one_byte_at_a_time(wire: Wire) -> None:
+    shake(wire)
+    for byte in frame(1, b"x" * 200) + frame(9, b"?"):
+        wire.send(bytes([byte]))
+    assert {unframe(wire), unframe(wire)} == {(0x81, b"x" * 200), (0x8A, b"?")}
+
+
+# The end --------------------------------------------------------------------------------------------
+
+
+def test_the_peer_closes(stage: Stage, wire: Wire) -> None:
+    shake(wire)
+    wire.send(frame(8, b"\x03\xe8bye"))
+    assert unframe(wire) == (0x88, b"\x03\xe8bye")
+    assert wire.rest() == b""
+    wire.sock.close()
+    assert [stage.app.seen.wait() for _ in range(3)] == ["ws open", "ws closed", "ws over"]
+    stage.connections(0)
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "reason"), [("close", 4000, "as asked"), ("return", 1000, ""), ("fail", 1011, "")]
+)
+def test_the_handler_closes(stage: Stage, said: str, code: int, reason: str) -> None:
+    with dial(stage) as client:
+        client.send(said)
+        with pytest.raises(ConnectionClosed):
+            client.recv(LIMIT_S)
+        assert (client.close_code, client.close_reason) == (code, reason)
+    assert stage.planted() == (["planted"] if said == "fail" else [])
+    stage.connections(0)
+
+
+def test_a_peer_that_does_not_answer_a_close_is_left(limited: Callable[..., Stage]) -> None:
+    with limited(linger_s=0.1) as stage, stage.connect() as wire:
+        shake(wire)
+        wire.send(frame(1, b"return"))
+        assert unframe(wire) == (0x88, b"\x03\xe8")
+        assert wire.rest() == b""
+        stage.connections(0)
+
+
+def test_a_peer_that_vanishes_cancels_its_handler(stage: Stage, wire: Wire) -> None:
+    shake(wire, "/ws-deaf")
+    assert stage.app.seen.wait() == "ws open"
+    wire.sock.close()
+    stage.connections(0)
+
+
+WRONG = {
+    "text that is no UTF-8": (1007, frame(1, b"a\xff")),
+    "no UTF-8 over fragments": (1007, frame(1, b"a\xe2", fin=False) + frame(0, b"a")),
+    "too long": (1009, frame(1, b"x" * (1 << 20) + b"x")),
+    "too long in fragments": (1009, frame(1, b"x" * 600_000, fin=False) + frame(0, b"x" * 600_000)),
+    "not masked": (1002, b"\x81\x01x"),
+    "reserved bits": (1002, b"\xf1\x80abcd"),
+    "unknown opcode": (1002, frame(3, b"")),
+    "nothing to continue": (1002, frame(0, b"x")),
+    "a message in a message": (1002, frame(1, b"x", fin=False) + frame(1, b"x")),
+    "a long ping": (1002, frame(9, b"x" * 126)),
+    "a close of one byte": (1002, frame(8, b"x")),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_peer_that_breaks_the_rules_is_told_which(stage: Stage, wire: Wire, name: str) -> None:
+    code, data = WRONG[name]
+    shake(wire)
+    assert stage.app.seen.wait() == "ws open"
+    wire.send(frame(1, b"before"))
+    assert unframe(wire) == (0x81, b"before")
+    wire.send(data)
+    opcode, told = unframe(wire)
+    assert (opcode, int.from_bytes(told[:2], "big")) == (0x88, code)
+    assert wire.rest() == b""
+    wire.sock.close()
+    assert [stage.app.seen.wait() for _ in range(2)] == ["ws closed", "ws over"]
+    stage.connections(0)
+
+
+# Slow ends ------------------------------------------------------------------------------------------
+
+
+def test_a_slow_reader_costs_a_bounded_amount(limited: Callable[..., Stage]) -> None:
+    with limited(write_high_bytes=100_000, write_low_bytes=20_000) as stage, stage.connect(1 << 14) as wire:
+        shake(wire, "/ws-flood")
+        assert stage.app.seen.wait() == "waiting"
+        for _ in range(1000):
+            assert unframe(wire) == (0x81, b"f" * 16_000)
+        assert 0 < stage.app.seen.peak <= 100_000 + 2 * 16_010
+        wire.sock.close()
+        assert stage.app.seen.wait() == "flood over"
+        stage.connections(0)
+
+
+def test_a_slow_handler_is_not_read_for(limited: Callable[..., Stage]) -> None:
+    """Method: the handler does not listen; the peer can send only so much. Then it listens, and none is missing."""
+    with limited(messages_max=8, ahead_bytes_max=10_000) as stage, stage.connect() as wire:
+        shake(wire, "/ws-deaf")
+        assert stage.app.seen.wait() == "ws open"
+        wire.sock.settimeout(0.3)
+        one = frame(1, b"x" * 90)
+        data = one * 200_000
+        sent = 0
+        with suppress(TimeoutError):
+            while sent < len(data):
+                sent += wire.sock.send(data[sent : sent + 65536])
+        assert sent < len(data), "it is read without end"
+        stage.call(stage.app.gate.set)
+        wire.sock.settimeout(LIMIT_S)
+        wire.send(data[sent:] + frame(8, b"\x03\xe8"))
+        assert unframe(wire)[0] == 0x88
+        assert stage.app.seen.wait() == "ws got 200000"
+
+
+def test_a_peer_that_pings_and_never_reads_is_not_read(limited: Callable[..., Stage]) -> None:
+    with limited(write_high_bytes=10_000, write_low_bytes=1000) as stage, stage.connect(1 << 14) as wire:
+        shake(wire)
+        wire.sock.settimeout(0.3)
+        data = frame(9, b"x" * 125) * 400_000
+        sent = 0
+        with suppress(TimeoutError):
+            while sent < len(data):
+                sent += wire.sock.send(data[sent : sent + 65536])
+        assert sent < len(data), "pongs pile up without end"
+
+
+def test_draining_leaves_the_end_to_the_handler(stage: Stage) -> None:
+    """Contract 1.2: every WebSocket gets its own farewell."""
+    with dial(stage) as client:
+        client.send("a")
+        assert client.recv(LIMIT_S) == "a"
+        draining = asyncio.run_coroutine_threadsafe(stage.listener.drain(LIMIT_S), stage.loop)
+        client.send("b")
+        assert client.recv(LIMIT_S) == "b"
+        assert not draining.done()
+        client.send("return")
+        with pytest.raises(ConnectionClosed):
+            client.recv(LIMIT_S)
+        assert draining.result(LIMIT_S) is True

@@ -1,0 +1,78 @@
+"""Keys, scopes and names: whatever does not parse is refused, and nothing opens by mistake."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+
+import pytest
+
+from tidelog.errors import BadInput
+from tidelog.server.api.auth import ADMIN, ALL, ANYBODY, DELETE, READ, WRITE, Keyring, bearer
+
+
+@pytest.mark.parametrize(
+    ("entry", "scopes", "prefixes"),
+    [
+        ("k", ALL, ()),
+        ("k:read", {READ}, ()),
+        ("k:r+W", {READ, WRITE}, ()),
+        ("k:rw+del", {READ, WRITE, DELETE}, ()),
+        ("k:admin+d+delete+a", {ADMIN, DELETE}, ()),
+        ("k::orders", ALL, ("orders",)),
+        ("k:r:a|b:c|", {READ}, ("a", "b:c")),
+        (" k : r : a ", {READ}, (" a",)),
+        ("k::", ALL, ()),
+    ],
+)
+def test_a_key_says_what_it_is_for(entry: str, scopes: set[str], prefixes: tuple[str, ...]) -> None:
+    found = Keyring(f"other,{entry}").find(entry.strip().partition(":")[0])
+    assert found is not None
+    assert found.scopes == frozenset(scopes)
+    assert found.prefixes == prefixes
+
+
+@pytest.mark.parametrize("keys", ["k:reed", "k:+", "k:r+", "k:+:x", ":r", "::", " , ,", "k:r, x:y:z:q,:"])
+def test_what_does_not_parse_keeps_the_server_from_starting(keys: str) -> None:
+    with pytest.raises(BadInput, match="not started"):
+        Keyring(keys)
+
+
+def test_no_keys_is_open_and_one_key_is_not() -> None:
+    assert Keyring("").open
+    assert Keyring("  ").open
+    assert not Keyring("k").open
+
+
+def test_only_the_digest_is_kept() -> None:
+    keys = Keyring("s3cret:r")
+    found = keys.find("s3cret")
+    assert found is not None
+    assert found.identity == sha256(b"s3cret").digest()
+    assert keys.find("s3cre") is None
+    assert keys.find("") is None
+    assert "s3cret" not in repr(vars(keys))
+
+
+def test_a_scope_and_a_name_are_asked_for_together() -> None:
+    found = Keyring("k:r+w:orders|jobs").find("k")
+    assert found is not None
+    assert found.may(frozenset((READ, WRITE)))
+    assert not found.may(frozenset((READ, ADMIN)))
+    assert found.owns("orders.eu")
+    assert not found.owns("order")
+    assert ANYBODY.owns("anything")
+
+
+@pytest.mark.parametrize(
+    ("header", "secret"),
+    [
+        (b"Bearer k", "k"),
+        (b"Bearer  k ", "k"),
+        (b"bearer k", None),
+        (b"Basic k", None),
+        (b"Bearer ", None),
+        (None, None),
+    ],
+)
+def test_a_bearer_is_spelt_exactly(header: bytes | None, secret: str | None) -> None:
+    assert bearer(header) == secret

@@ -1,0 +1,91 @@
+"""Settings: who wins, what is refused, and that a typing error opens no door."""
+
+from __future__ import annotations
+
+import pytest
+
+from tidelog.errors import BadInput
+from tidelog.server.config import ServerConfig, check, from_env, from_file
+
+BASE = ServerConfig()
+
+
+def test_the_environment_is_read_by_name() -> None:
+    made = from_env(
+        BASE,
+        {
+            "TIDELOG_PORT": "0",
+            "TIDELOG_DATA_DIR": "d",
+            "TIDELOG_PROBE_AUTH": "true",
+            "TIDELOG_MAX_TOPICS": "7",
+            "TIDELOG_WAL_SHARDS": "3",
+            "TIDELOG_LOG_FORMAT": "json",
+            "HOST": "0.0.0.0",
+        },
+    )
+    assert (made.port, made.data_dir, made.probe_auth, made.max_topics, made.wal_shards) == (0, "d", True, 7, 3)
+    assert (made.log_format, made.host) == ("json", "127.0.0.1")
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1", "1.5"])
+def test_a_cap_that_does_not_parse_is_its_default(text: str) -> None:
+    assert from_env(BASE, {"TIDELOG_MAX_TOPICS": text}).max_topics == BASE.max_topics
+
+
+def test_a_cap_of_zero_is_kept() -> None:
+    assert from_env(BASE, {"TIDELOG_MAX_SSE_CONNECTIONS": "0"}).max_sse_connections == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("PORT", "http"), ("PROBE_AUTH", "yes"), ("LOG_FORMAT", "xml"), ("COMMIT", "never")]
+)
+def test_other_settings_that_do_not_parse_are_refused(name: str, text: str) -> None:
+    with pytest.raises(BadInput, match="not started"):
+        from_env(BASE, {f"TIDELOG_{name}": text})
+
+
+@pytest.mark.parametrize(
+    ("host", "found"),
+    [
+        ("0.0.0.0:99", ("0.0.0.0", 99)),
+        ("[::1]:99", ("::1", 99)),
+        ("::1", ("::1", 4000)),
+        ("localhost", ("localhost", 4000)),
+    ],
+)
+def test_a_host_with_a_port_is_a_whole_address(host: str, found: tuple[str, int]) -> None:
+    made = from_env(BASE, {"TIDELOG_HOST": host, "TIDELOG_PORT": "4000"})
+    assert (made.host, made.port) == found
+
+
+def test_a_file_says_the_same_by_the_same_names() -> None:
+    made = from_file(BASE, {"port": 1, "probe_auth": True, "api_keys": "k:r"}, "t.toml")
+    assert (made.port, made.probe_auth, made.api_keys) == (1, True, "k:r")
+
+
+def test_an_unknown_name_in_a_file_is_refused() -> None:
+    with pytest.raises(BadInput, match="api_key'"):
+        from_file(BASE, {"api_key": "k"}, "t.toml")
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.test", "10.0.0.1", ""])
+def test_a_public_address_needs_keys(host: str) -> None:
+    config = ServerConfig(host=host)
+    with pytest.raises(BadInput, match="no keys"):
+        check(config)
+    check(ServerConfig(host=host, api_keys="k"))
+    check(ServerConfig(host=host, allow_insecure_no_auth=True))
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
+def test_loopback_does_not(host: str) -> None:
+    check(ServerConfig(host=host))
+
+
+def test_keys_do_not_show_in_a_print() -> None:
+    assert "s3cret" not in repr(ServerConfig(api_keys="s3cret"))
+
+
+@pytest.mark.parametrize(("given", "floor"), [(None, 1000), (0, 1), (20, 20), (5000, 1000)])
+def test_the_heartbeat_floor_is_lowered_only_by_tests(given: int | None, floor: int) -> None:
+    assert ServerConfig(test_min_heartbeat_ms=given).heartbeat_ms_min == floor

@@ -1,0 +1,319 @@
+"""The figures of a server: contract section 2.12, and what we count beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from tests.unit.server.bulk_world import act, get, post
+from tests.unit.server.fakes import World, play
+
+from tidelog.server.metrics import SYNC_US, Metrics
+from tidelog.server.service import Service
+from tidelog.testing import ManualClock
+from tidelog.wal import stats
+
+BUCKETS = ["50", "100", "250", "500", "1000", "5000", "10000", "50000", "100000", "+Inf"]
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+GAUGES = words(
+    """topics topics_by_class routers records_live bytes_live topic_head_seq topic_earliest_seq topic_records_live
+    topic_bytes_live topic_queue_ready topic_queue_in_flight topic_metrics_truncated queue_topics
+    queue_leases_in_flight sse_connections watch_sessions ready recovery_progress wal_queue_depth wal_queue_depth_peak
+    wal_read_only"""
+)
+COUNTERS = words(
+    """uptime_ms wal_frames_total wal_batches_total wal_fsyncs_total wal_bytes_written_total wal_rotations_total
+    wal_submit_full_total topic_appended_total topic_read_total topic_evicted_total topic_gaps_total requests_total"""
+)
+HISTOGRAMS = ["wal_fsync_latency_us", "request_seconds"]
+JSON_KEYS = words(
+    """topics topics_ephemeral topics_memory topics_disk topics_fsync routers records_live bytes_live queue_topics
+    queue_leases_in_flight sse_connections watch_sessions ready replay_progress uptime_ms wal"""
+)
+WAL_KEYS = words(
+    """fsyncs frames batches bytes_written rotations queue_depth queue_depth_peak submit_full_total read_only
+    fsync_count fsync_micros_total"""
+)
+
+
+class Scrape:
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.types = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE))
+        self.values: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                key = (sample.name, frozenset(sample.labels.items()))
+                assert key not in self.values, f"{key} twice"
+                self.values[key] = sample.value
+
+    def __call__(self, name: str, **labels: str) -> float:
+        named = {"class" if key == "class_" else key: value for key, value in labels.items()}
+        return self.values[f"tidelog_{name}", frozenset(named.items())]
+
+    def labels(self, name: str, label: str) -> list[str]:
+        return [dict(labels)[label] for known, labels in self.values if known == f"tidelog_{name}"]
+
+
+async def scraped(world: World) -> Scrape:
+    got = await get(world, "/v0/metrics")
+    assert (got.status, got.content_type) == (200, "text/plain; version=0.0.4")
+    return Scrape(got.body.decode())
+
+
+def test_every_metric_of_the_contract_is_there_with_its_type() -> None:
+    async def scenario(world: World) -> None:
+        world.topic("q", type="queue").append(b"job")
+        found = await scraped(world)
+        wanted = {f"tidelog_{name}": "gauge" for name in GAUGES} | {f"tidelog_{name}": "counter" for name in COUNTERS}
+        wanted |= {f"tidelog_{name}": "histogram" for name in HISTOGRAMS}
+        assert found.types == wanted
+        shown = {line.partition(" ")[0].partition("{")[0] for line in found.text.splitlines() if line[0] != "#"}
+        assert {f"tidelog_{name}" for name in (*GAUGES, *COUNTERS)} - shown == {"tidelog_requests_total"}
+
+    play(scenario)
+
+
+def test_totals_are_those_of_all_topics() -> None:
+    async def scenario(world: World) -> None:
+        world.topic("a", durability="fsync").append([b"12345", b"67890"])
+        world.topic("b", durability="ephemeral").append(b"xyz")
+        world.topic("q", type="queue").append([b"1", b"2", b"3"])
+        world.topic("a").delete(seqs=[1])
+        found = await scraped(world)
+        assert [found("topics_by_class", class_=name) for name in ("ephemeral", "memory", "disk", "fsync")] == [
+            1,
+            0,
+            1,
+            1,
+        ]
+        assert (found("topics"), found("records_live"), found("bytes_live")) == (3, 5, 11)
+        assert (found("queue_topics"), found("queue_leases_in_flight"), found("routers")) == (1, 0, 0)
+        assert (found("ready"), found("recovery_progress"), found("wal_read_only")) == (1, 1, 0)
+        assert [found(f"topic_{name}", topic="a") for name in ("head_seq", "earliest_seq", "records_live")] == [2, 2, 1]
+        assert found("topic_bytes_live", topic="a") == 5
+        assert (found("topic_queue_ready", topic="q"), found("topic_queue_in_flight", topic="q")) == (3, 0)
+        assert found.labels("topic_queue_ready", "topic") == ["q"], "of queues alone"
+
+    play(scenario)
+
+
+def test_json_has_the_keys_of_the_contract_and_the_figures_of_the_text() -> None:
+    async def scenario(world: World) -> None:
+        world.topic("a", durability="fsync").append([b"12345"] * 3)
+        world.clock.tick(1_234)
+        got = await get(world, "/v0/metrics", accept="text/html, application/json;q=0.1")
+        assert (got.status, got.content_type) == (200, "application/json")
+        assert list(got.json) == JSON_KEYS
+        assert list(got.json["wal"]) == WAL_KEYS
+        found, said = await scraped(world), got.json
+        assert (said["ready"], said["replay_progress"], said["uptime_ms"]) == (True, 1.0, 1_234)
+        assert (said["topics_fsync"], said["topics_disk"]) == (1, 0)
+        for name in ("topics", "records_live", "bytes_live", "queue_topics", "sse_connections", "watch_sessions"):
+            assert found(name) == said[name]
+        for name in ("fsyncs", "frames", "batches", "bytes_written", "rotations"):
+            assert found(f"wal_{name}_total") == said["wal"][name]
+        assert said["wal"]["fsync_count"] == said["wal"]["fsyncs"] > 0
+        assert said["wal"]["read_only"] is False
+
+    play(scenario)
+
+
+def test_the_histogram_of_syncs_is_cumulative_and_counts_every_sync(tmp_path: Path) -> None:
+    """Its buckets are the WAL's own, so nothing is counted twice or between two of them."""
+
+    async def scenario(world: World) -> None:
+        topic = world.topic("a", durability="fsync")
+        for _ in range(5):
+            topic.append(b"x")
+        found = await scraped(world)
+        counts = [found("wal_fsync_latency_us_bucket", le=le) for le in BUCKETS]
+        assert counts == sorted(counts)
+        assert counts[-1] == found("wal_fsync_latency_us_count") == found("wal_fsyncs_total") >= 5
+        every = [shard.stats for shard in world.engine.shards]
+        assert found("wal_fsync_latency_us_sum") == sum(each.sync_us for each in every)
+        assert counts[0] == sum(each.sync_us_counts[0] for each in every)
+
+    assert SYNC_US == stats.SYNC_US == tuple(int(bound) for bound in BUCKETS[:-1])
+    act(scenario, tmp_path)
+
+
+def test_syncs_fall_into_the_buckets_of_their_durations() -> None:
+    figures = stats.Stats()
+    for us in (50, 51, 100, 100_000, 100_001):
+        figures.synced(us)
+    assert figures.sync_us_counts == [1, 2, 0, 0, 0, 0, 0, 0, 1, 1], "a bound belongs to its own bucket"
+
+
+def test_at_rest_nothing_waits_and_a_stopped_disk_shows() -> None:
+    async def scenario(world: World) -> None:
+        await post(world, "/v0/topics/a", [b'{"data":1}\n'] * 3)
+        found = await scraped(world)
+        assert found("wal_queue_depth") == 0
+        assert found("wal_queue_depth_peak") >= 1
+        world.engine.shards[0]._latch.trip(OSError(5, "gone"), "a test")
+        assert (await scraped(world))("wal_read_only") == 1
+
+    play(scenario)
+
+
+def test_traffic_is_counted_by_topic() -> None:
+    async def scenario(world: World) -> None:
+        world.topic("a", cap_records=3)
+        write = {"records": [{"data": number} for number in range(5)], "idempotency_key": "k"}
+        await world.ask("POST", "/v0/topics/a", write)
+        await world.ask("POST", "/v0/topics/a", write)
+        await post(world, "/v0/topics/a", [b'{"data":1}\n'])
+        await world.ask("POST", "/v0/topics/a/diff", {})
+        await world.ask("POST", "/v0/topics/a/diff", {"from_seq": 5})
+        await get(world, "/v0/topics/a/records")
+        found = await scraped(world)
+        assert found("topic_appended_total", topic="a") == 6, "what was deduplicated was not written"
+        assert found("topic_read_total", topic="a") == 3 + 1 + 3
+        assert found("topic_gaps_total", topic="a") == 2
+        assert found("topic_evicted_total", topic="a") == 3
+
+    play(scenario)
+
+
+def test_a_topic_that_is_gone_has_no_series_and_starts_anew() -> None:
+    async def scenario(world: World) -> None:
+        for _ in range(2):
+            await world.ask("POST", "/v0/topics/a", {"records": [{"data": 1}]})
+            assert (await scraped(world))("topic_appended_total", topic="a") == 1
+            await world.ask("DELETE", "/v0/topics/a")
+            assert (await scraped(world)).labels("topic_head_seq", "topic") == []
+
+    play(scenario)
+
+
+def test_requests_are_counted_by_route_and_not_by_name() -> None:
+    async def scenario(world: World) -> None:
+        for name in ("a", "b"):
+            await world.ask("PUT", f"/v0/topics/{name}", {})
+        world.clock.tick(3)
+        await world.ask("GET", "/v0/topics/a")
+        await world.ask("GET", "/nowhere/1")
+        await world.ask("GET", "/nowhere/2")
+        await world.ask("BREW1", "/v0/topics/a")
+        await world.ask("BREW2", "/v0/topics/a")
+        found = await scraped(world)
+
+        def count(route: str, method: str, status: str) -> float:
+            labels = {"route": route, "method": method, "status": status}
+            times = found("request_seconds_count", **labels)
+            assert times == found("request_seconds_bucket", le="+Inf", **labels)
+            assert times == found("requests_total", **labels)
+            return times
+
+        assert count("/v0/topics/{topic}", "PUT", "201") == 2
+        assert count("/v0/topics/{topic}", "GET", "200") == 1
+        assert count("other", "GET", "404") == 2, "nobody makes series by asking for what is not there"
+        assert count("/v0/topics/{topic}", "other", "405") == 2
+
+    play(scenario)
+
+
+def test_times_fall_into_their_buckets() -> None:
+    async def scenario(world: World) -> None:
+        metrics = world.service.metrics
+        for seconds in (0.0005, 0.0006, 2.0, 99.0):
+            metrics.answered("/x", "GET", 200, seconds)
+        found = await scraped(world)
+        labels = {"route": "/x", "method": "GET", "status": "200"}
+        shown = [
+            found("request_seconds_bucket", le=le, **labels) for le in ("0.0005", "0.001", "1", "2.5", "30", "+Inf")
+        ]
+        assert shown == [1, 2, 2, 3, 3, 4]
+        assert found("request_seconds_sum", **labels) == pytest.approx(101.0011)
+
+    play(scenario)
+
+
+def test_only_the_first_thousand_topics_have_series() -> None:
+    async def scenario(world: World) -> None:
+        for number in range(1_001):
+            world.topic(f"t{number:04d}", durability="ephemeral")
+            if number == 999:
+                assert (await scraped(world))("topic_metrics_truncated") == 0
+        found = await scraped(world)
+        assert (found("topic_metrics_truncated"), found("topics")) == (1, 1_001)
+        assert found.labels("topic_head_seq", "topic") == [f"t{number:04d}" for number in range(1_000)]
+        assert found.labels("topic_appended_total", "topic") == [f"t{number:04d}" for number in range(1_000)]
+
+    play(scenario)
+
+
+def test_streams_and_sessions_are_counted_while_they_last() -> None:
+    async def scenario(world: World) -> None:
+        world.topic("a")
+        await world.watch({"a": {}})
+        world.service.streams.take(world.app.service.keys.find("x") or _anybody())
+        found = await scraped(world)
+        assert (found("watch_sessions"), found("sse_connections")) == (1, 1)
+        world.service.streams.give(_anybody())
+        assert (await scraped(world))("sse_connections") == 0
+
+    play(scenario)
+
+
+def _anybody() -> Any:
+    from tidelog.server.api.auth import ANYBODY
+
+    return ANYBODY
+
+
+def test_figures_are_there_before_the_engine_is() -> None:
+    """2.12: 200 always."""
+
+    async def run() -> None:
+        from tidelog.server.config import ServerConfig
+
+        service = Service(ServerConfig(), ManualClock(), asyncio.get_running_loop())
+        try:
+            service.progress = 0.25
+            found = Scrape(Metrics(service).text().decode())
+            assert (found("ready"), found("recovery_progress"), found("topics")) == (0, 0.25, 0)
+            assert ("tidelog_wal_fsyncs_total", frozenset()) not in found.values, "there is no WAL yet"
+            said = Metrics(service).summary()
+            assert (list(said), said["ready"], list(said["wal"])) == (JSON_KEYS, False, WAL_KEYS)
+        finally:
+            service.close()
+
+    asyncio.run(run())
+
+
+def test_labels_are_escaped_and_whole_numbers_look_like_it() -> None:
+    async def scenario(world: World) -> None:
+        world.service.metrics.answered('a"b\\c\nd', "GET", 200, 0.5)
+        found = await scraped(world)
+        assert 'route="a\\"b\\\\c\\nd"' in found.text
+        assert found("requests_total", route='a"b\\c\nd', method="GET", status="200") == 1
+        assert re.search(r"^tidelog_topics 0$", found.text, re.MULTILINE)
+        assert re.search(r"^tidelog_uptime_ms 0$", found.text, re.MULTILINE)
+
+    play(scenario)
+
+
+def test_looking_at_figures_expires_nothing_and_reads_nobody() -> None:
+    async def scenario(world: World) -> None:
+        topic = world.topic("a", ttl_ms=10)
+        topic.append(b"x")
+        world.clock.tick(50)
+        fsyncs = (await scraped(world))("wal_fsyncs_total")
+        assert (await scraped(world))("records_live") == 1
+        assert (await scraped(world))("wal_fsyncs_total") == fsyncs, "and syncs nothing"
+        assert topic.count == 0
+        assert (await scraped(world))("topic_evicted_total", topic="a") == 1
+        assert topic.state().last_read_ms is None
+
+    play(scenario)

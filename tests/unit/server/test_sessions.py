@@ -1,0 +1,145 @@
+"""Watch sessions (contract 3.7): ids nobody guesses, five idle minutes, a cap that is checked with the making."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import pytest
+
+from tidelog.engine import Show
+from tidelog.server.api.auth import ANYBODY
+from tidelog.server.api.problem import Problem
+from tidelog.server.pages import View
+from tidelog.server.sessions import TTL_MS, Session, Sessions
+from tidelog.testing import ManualClock
+
+VIEW = View(256, 262_144, frozenset(), Show())
+
+
+def add(sessions: Sessions, **cursors: int) -> Session:
+    return sessions.add(ANYBODY, VIEW, 15_000, cursors)
+
+
+def test_an_id_is_26_characters_of_16_bytes_from_the_source_of_chance() -> None:
+    """Contract 1.5. Method: a source that says which bytes; the two that differ between the alphabets among them."""
+    asked: list[int] = []
+
+    def chance(size: int) -> bytes:
+        asked.append(size)
+        return b"\xfb\xef\xff" * 5 + b"\x00"
+
+    session = add(Sessions(0, ManualClock(), chance))
+    assert asked == [16]
+    assert session.wid == "wid_" + "--__" * 5 + "AA"
+    assert len(session.wid) == 26
+
+
+def test_ids_of_the_default_source_differ() -> None:
+    sessions = Sessions(0, ManualClock())
+    wids = {add(sessions).wid for _ in range(100)}
+    assert len(wids) == len(sessions) == 100
+    assert all(re.fullmatch(r"wid_[A-Za-z0-9_-]{22}", wid) for wid in wids)
+
+
+def test_an_idle_session_is_collected_after_five_minutes_and_not_before() -> None:
+    clock = ManualClock()
+    sessions = Sessions(0, clock)
+    old = add(sessions)
+    clock.tick(TTL_MS)
+    sessions.collect()
+    assert sessions.find(old.wid) is old, "idle for exactly the limit: not over it"
+    young = add(sessions)
+    clock.tick(1)
+    sessions.collect()
+    assert sessions.find(old.wid) is None
+    assert sessions.find(young.wid) is young
+    assert len(sessions) == 1
+
+
+def test_a_session_that_nobody_has_collected_yet_still_opens_and_collects_the_others() -> None:
+    clock = ManualClock()
+    sessions = Sessions(0, clock)
+    stale, other = add(sessions), add(sessions)
+    clock.tick(10 * TTL_MS)
+    assert sessions.find(stale.wid) is stale
+    sessions.opened(stale)
+    assert sessions.find(stale.wid) is stale
+    assert sessions.find(other.wid) is None
+
+
+def test_a_session_with_a_stream_is_never_collected_and_idles_from_the_end_of_the_last() -> None:
+    clock = ManualClock()
+    sessions = Sessions(0, clock)
+    session = add(sessions)
+    sessions.opened(session)
+    sessions.opened(session)
+    clock.tick(10 * TTL_MS)
+    sessions.collect()
+    sessions.closed(session)
+    clock.tick(10 * TTL_MS)
+    sessions.collect()
+    assert sessions.find(session.wid) is session, "one of its two streams is still open"
+    sessions.closed(session)
+    clock.tick(TTL_MS)
+    sessions.collect()
+    assert sessions.find(session.wid) is session
+    clock.tick(1)
+    sessions.collect()
+    assert sessions.find(session.wid) is None
+
+
+def test_who_was_used_longest_ago_is_collected_whatever_the_order_of_making() -> None:
+    """Method: seeded chance opens and closes sessions; a plain list of times says who must be left."""
+    random, clock = Random(7), ManualClock()
+    sessions = Sessions(0, clock)
+    used: dict[str, int] = {}
+    made: dict[str, Session] = {}
+    for _ in range(400):
+        clock.tick(random.randrange(20_000))
+        if random.random() < 0.5 or not made:
+            session = add(sessions)
+            made[session.wid] = session
+        else:
+            session = random.choice(list(made.values()))
+            if sessions.find(session.wid) is None:
+                continue
+            sessions.opened(session)
+            clock.tick(random.randrange(5_000))
+            sessions.closed(session)
+        used[session.wid] = clock.monotonic_ms()
+        sessions.collect()
+        living = {wid for wid, at in used.items() if clock.monotonic_ms() - at <= TTL_MS}
+        assert {wid for wid in made if sessions.find(wid)} == living
+
+
+def test_one_session_too_many_is_refused_with_the_cap_and_leaves_nothing_behind() -> None:
+    """Contract 1.12."""
+    clock = ManualClock()
+    sessions = Sessions(2, clock)
+    first = add(sessions)
+    add(sessions)
+    with pytest.raises(Problem) as caught:
+        add(sessions)
+    assert (caught.value.status, caught.value.code) == (429, "throttled")
+    assert caught.value.detail == {"limit": "watch_sessions", "max": 2}
+    assert len(sessions) == 2
+    sessions.opened(first)
+    clock.tick(TTL_MS + 1)
+    sessions.collect()
+    add(sessions)
+    assert len(sessions) == 2
+
+
+def test_a_limit_of_0_is_none() -> None:
+    sessions = Sessions(0, ManualClock())
+    for _ in range(50):
+        add(sessions)
+    assert len(sessions) == 50
+
+
+def test_a_client_can_go_back_and_never_forward() -> None:
+    """Contract 3.7: `min`, topics that are not followed do not count."""
+    session = add(Sessions(0, ManualClock()), a=5, b=5, c=5, d=0)
+    session.rewind({"a": 3, "b": 9, "c": -1, "d": 2, "other": 0})
+    assert session.cursors == {"a": 3, "b": 5, "c": 5, "d": 0}
