@@ -1,5 +1,3 @@
 """Which version this is; the build reads it here."""
 
-from typing import Final
-
-__version__: Final = "0.1.0"
+__version__ = "0.1.0"

@@ -149,7 +149,7 @@ def _ahead(core: Core, count: int) -> int:
 
 def append(core: Core, batch: Batch | Columns, key: str | None) -> Token[Appended]:
     """Stage a batch; its token tells when it is acknowledged. Raises before anything was assigned."""
-    _check_key(key)
+    check_key(key)
     with core.lock:
         core.check_writable()
         shard = core.shard
@@ -182,7 +182,8 @@ def append(core: Core, batch: Batch | Columns, key: str | None) -> Token[Appende
         return commit.token
 
 
-def _check_key(key: object) -> None:
+def check_key(key: object) -> None:
+    """Refuse what is no idempotency key."""
     if key is not None and not (encode.is_text(key) and 0 < len(str(key).encode()) <= _KEY_BYTES_MAX):
         raise BadInput(
             f"an idempotency key is text of 1 to {_KEY_BYTES_MAX} bytes, not {key!r:.80}; nothing was written"

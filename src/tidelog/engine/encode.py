@@ -7,6 +7,7 @@ list, and bytes inside a value as base64. A batch is atomic: its frames are chai
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -31,7 +32,9 @@ _encoder = msgspec.json.Encoder()
 _decode = msgspec.json.Decoder().decode
 _values_decoder = msgspec.json.Decoder()
 _metas_decoder = msgspec.json.Decoder(dict[str, Any])
-BLANKS: Final = (b" ", b"\n", b"\t", b"\r")
+_BLANKS: Final = (b" ", b"\n", b"\t", b"\r")
+_LOOSE: Final = (*_BLANKS, b"\\u", b"\\/")  # what compact JSON has none of, or only inside a text
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|.)")
 _JSON_DEPTH_MAX: Final = 128
 _TABLE_BYTES_MAX: Final = 64 << 20
 
@@ -277,14 +280,29 @@ def from_table(limits: EngineConfig, table: pa.Table | pa.RecordBatch) -> Batch 
     return Batch(data.to_pylist(), json, lists[0] or b"", lists[1] or b"", lists[2])
 
 
+def is_loose(text: bytes) -> bool:
+    """Whether JSON may be longer than it has to be."""
+    return any(sign in text for sign in _LOOSE)
+
+
 def compact(text: bytes) -> bytes:
-    """JSON without blanks between its words, as it is stored: a line end in it would end a line for some readers."""
-    return msgspec.json.format(text, indent=-1) if any(blank in text for blank in BLANKS) else text
+    """JSON as it is stored and measured: no blanks between its words, no escapes that UTF-8 does not need. Numbers stay
+    as they were written. A line end between words would end a line for those who read lines."""
+    if any(blank in text for blank in _BLANKS):
+        text = msgspec.json.format(text, indent=-1)
+    return _ESCAPE.sub(_plain, text) if b"\\u" in text or b"\\/" in text else text
+
+
+def _plain(escape: re.Match[bytes]) -> bytes:
+    said = escape[0]
+    if said == b"\\/":
+        return b"/"
+    return _encoder.encode(_decode(b'"%b"' % said))[1:-1] if said[1:2] == b"u" else said
 
 
 def _compacted(data: pa.Array, json: list[bool]) -> pa.Array:
     values = data.buffers()[-1]
-    if values is None or not any(blank in values.to_pybytes() for blank in BLANKS):
+    if values is None or not is_loose(values.to_pybytes()):
         return data
     pairs = zip(data.to_pylist(), json, strict=True)
     return pa.array([compact(text) if is_json else text for text, is_json in pairs], pa.binary())

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from tidelog.engine import Gap, Show, Topic, TopicState
+from tidelog.engine import SEQ_MAX, Gap, Show, Topic, TopicState
 from tidelog.engine.read import Nodes
 from tidelog.errors import TopicNotFound
 
@@ -66,7 +66,7 @@ class Page:
 
 def render(topic: Topic, from_seq: int, view: View) -> Page:
     """Read a page and make it text."""
-    found = topic.read_json(from_seq, view.limit, view.bytes_max, nodes=view.nodes, show=view.show)
+    found = topic.read_json(min(from_seq, SEQ_MAX), view.limit, view.bytes_max, nodes=view.nodes, show=view.show)
     body = b""
     if found.texts:
         head = b'"topic":%b,"from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[' % (

@@ -12,14 +12,14 @@ import msgspec
 from msgspec import Meta, Raw, Struct
 
 U64_MAX = (1 << 64) - 1
-U64: TypeAlias = Annotated[int, Meta(ge=0)]  # its upper bound: see `_within`
+U64: TypeAlias = Annotated[int, Meta(ge=0)]  # its upper bound: see `within`
 U32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 Nodes: TypeAlias = str | list[str] | None
 T = TypeVar("T")
 NULL: Final = Raw(b"null")
 
 
-def _within(*numbers: int | None) -> None:
+def within(*numbers: int | None) -> None:
     """msgspec cannot check a bound over 2**63 by itself; what a `__post_init__` raises it tells as any other fault."""
     for number in numbers:
         if number is not None and number > U64_MAX:
@@ -53,7 +53,7 @@ class Diff(Struct):
     max_batch_bytes: U64 = 0
 
     def __post_init__(self) -> None:
-        _within(self.from_seq, self.max_batch_bytes)
+        within(self.from_seq, self.max_batch_bytes)
 
 
 class Delete(Struct):
@@ -61,7 +61,7 @@ class Delete(Struct):
     match: Any = None
 
     def __post_init__(self) -> None:
-        _within(self.before_seq)
+        within(self.before_seq)
 
 
 class Cursor(Struct):
@@ -69,7 +69,7 @@ class Cursor(Struct):
     tail: bool = False
 
     def __post_init__(self) -> None:
-        _within(self.from_seq)
+        within(self.from_seq)
 
 
 class Watch(Struct):
@@ -84,7 +84,7 @@ class Watch(Struct):
     consistency: Literal["eventual", "strong"] = "eventual"
 
     def __post_init__(self) -> None:
-        _within(self.max_batch_bytes, self.heartbeat_ms)
+        within(self.max_batch_bytes, self.heartbeat_ms)
 
 
 class Seek(Struct):

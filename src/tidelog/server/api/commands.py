@@ -25,6 +25,9 @@ class Subscribe(Struct, tag_field="op", tag="subscribe"):
     lenient: bool = False
     request_id: Raw = NULL
 
+    def __post_init__(self) -> None:
+        requests.within(self.from_seq, self.max_batch_bytes)
+
 
 class Unsubscribe(Struct, tag_field="op", tag="unsubscribe"):
     topic: str | None = None

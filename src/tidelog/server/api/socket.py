@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Raw
 
 from tidelog.engine import Appended, Batch, Show, Token, Topic
+from tidelog.engine.append import check_key
 from tidelog.engine.read import nodes_of
 from tidelog.errors import Error
 from tidelog.server.api import write
@@ -190,10 +191,12 @@ class Conversation:
         service, name = self._service, command.topic
         began_us = service.clock.monotonic_us()
         self._may(_WRITE, name)
-        config = write.config_in(command.config)
+        engine = service.engine
+        config = write.config_in(name, command.config, needed=engine.find(name) is None)
         if config is not None:
             self._may(_ADMIN)
-        engine = service.engine
+        write.check_count(engine.limits, command.records)
+        check_key(command.idempotency_key)
         batch = write.batch_of(engine.limits, command.records, command.node, text)
         topic, created = engine.find(name), False
         if topic is None:

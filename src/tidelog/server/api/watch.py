@@ -10,7 +10,7 @@ from tidelog.engine import Show, Topic, TopicState
 from tidelog.engine.read import nodes_of
 from tidelog.server.api.auth import bearer
 from tidelog.server.api.call import Call, ok
-from tidelog.server.api.diff import budget, seq
+from tidelog.server.api.diff import budget
 from tidelog.server.api.problem import Problem
 from tidelog.server.api.topics import found
 from tidelog.server.delivery import Delivery, Pulse, Slot
@@ -69,7 +69,7 @@ async def state_of(service: Service, topic: Topic) -> TopicState:
 
 def start_of(wanted: Cursor, now: TopicState) -> int:
     """Where to begin; `tail` is behind everything that is there."""
-    return now.head_seq if wanted.tail else seq(wanted.from_seq)
+    return now.head_seq if wanted.tail else wanted.from_seq
 
 
 def watermarks(from_seq: int, now: TopicState) -> dict[str, int]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sized
 from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from tidelog.engine import Appended, Batch, EngineConfig, Token, Topic, TopicConfig, encode
+from tidelog.engine.append import check_key
 from tidelog.engine.config import check_topic_name
 from tidelog.engine.encode import Columns
 from tidelog.errors import BadInput, BatchTooLarge, Error, TopicNotFound
@@ -48,30 +49,38 @@ def write(call: Call) -> Answer | Awaitable[Answer] | None:
     body = call.body(_decoder)
     engine = call.service.engine
     topic = engine.find(call.topic)
-    config = config_in(body.config)
+    config = config_in(call.topic, body.config, needed=topic is None)
     if topic is None and config is not None and not call.principal.may(_ADMIN):
         raise Problem(
             "forbidden", "a write that creates a topic with a config needs the scope admin", {"topic": call.topic}
         )
-    batch = batch_of(engine.limits, body.records, body.node, call.request.body)
+    check_count(engine.limits, body.records)
     key = key_of(call, body.idempotency_key)
+    batch = batch_of(engine.limits, body.records, body.node, call.request.body)
     if topic is None or topic.is_due:
         return _slowly(call, body.create, config, batch, key)
     _staged(call, topic, batch, key, created=False)
     return None
 
 
-def config_in(given: msgspec.Raw) -> msgspec.Raw | None:
-    """The config of a creating write, where there is one."""
-    return None if bytes(given) == b"null" else given
+def config_in(topic: str, given: msgspec.Raw, *, needed: bool) -> TopicConfig | None:
+    """The config of a write that may create its topic, where there is one. Its types are held to, needed or not; what
+    it names only where it is needed."""
+    text = bytes(given)
+    try:
+        return None if text == b"null" else config_of(topic, text)
+    except Problem as problem:
+        if not needed and problem.detail and isinstance(problem.detail.get("dead_letter"), str):
+            return None
+        raise
 
 
 def key_of(call: Call, given: str | None) -> str | None:
     """The idempotency key: the body's, or else the header's."""
-    if given is not None:
-        return given
-    header = call.request.header(b"idempotency-key")
-    return None if header is None else header.decode("latin-1")
+    header = call.request.header(b"idempotency-key") if given is None else None
+    key = given if header is None else header.decode("utf-8", "replace")
+    check_key(key)
+    return key
 
 
 def _staged(call: Call, topic: Topic, batch: Batch, key: str | None, *, created: bool) -> None:
@@ -112,7 +121,7 @@ def performance_of(elapsed_ms: float, done: Appended) -> dict[str, float]:
 
 
 async def _slowly(
-    call: Call, create: bool | None, config: msgspec.Raw | None, batch: Batch, key: str | None
+    call: Call, create: bool | None, config: TopicConfig | None, batch: Batch, key: str | None
 ) -> Response:
     """A write that first has to make its topic, or has to wait until old records are gone for good."""
     service = call.service
@@ -124,7 +133,7 @@ async def _slowly(
 
 
 async def ensure(
-    service: Service, name: str, create: bool | None, config: msgspec.Raw | None, first: Batch | Columns
+    service: Service, name: str, create: bool | None, config: TopicConfig | None, first: Batch | Columns
 ) -> tuple[Topic, bool]:
     """The topic to write to, made where that is asked for. A write that would be refused makes none."""
     engine = service.engine
@@ -134,20 +143,23 @@ async def ensure(
     if create is False:
         raise TopicNotFound(name)
     check_topic_name(name)
-    wanted = TopicConfig() if config is None else config_of(name, bytes(config))
+    wanted = config or TopicConfig()
     if create is None and not wanted.auto_create:
         raise TopicNotFound(name)
     return await service.work(lambda: engine.ensure(name, wanted, first))
 
 
-def batch_of(limits: EngineConfig, records: list[requests.Record], node: str | None, body: bytes) -> Batch:
-    """The records of a body as one batch. Their data is the text that came, without blanks between its words."""
-    if not records:
+def check_count(limits: EngineConfig, records: Sized) -> None:
+    if not len(records):
         raise BadInput("a write has at least one record; nothing was written")
     if len(records) > limits.batch_records_max:
         raise BatchTooLarge("records", count=len(records), limit=limits.batch_records_max)
+
+
+def batch_of(limits: EngineConfig, records: list[requests.Record], node: str | None, body: bytes) -> Batch:
+    """The records of a body as one batch. Their data is the text that came, without blanks between its words."""
     datas = [bytes(record.data) for record in records]
-    if any(blank in body for blank in encode.BLANKS):
+    if encode.is_loose(body):
         datas = list(map(encode.compact, datas))
     if body.count(b"[") + body.count(b"{") > _DEPTH_MAX + len(records):
         for data in datas:

@@ -86,10 +86,17 @@ class Coded:
         self,
         request: Request,
         coming: _Coming,
-        exchange: Exchange,
+        exchange: _Coding,
         run: Callable[[Callable[[], bytes]], asyncio.Future[bytes] | _Done],
     ) -> None:
         def finished(done: asyncio.Future[bytes] | _Done) -> None:
+            try:
+                go_on(done)
+            except Exception as error:  # the rim: on this side of the thread nobody else would answer
+                self._loop.call_exception_handler({"message": f"handle of {request.path} failed", "exception": error})
+                exchange.overrule(self._app.malformed(500, "the server made a mistake"))
+
+        def go_on(done: asyncio.Future[bytes] | _Done) -> None:
             if exchange.gone:
                 self._app.abandoned(request)
                 return

@@ -193,7 +193,8 @@ class App:
                     self.seen.say(f"piece {len(piece)}")
             except BodyTooLarge:
                 self.seen.say("too large")
-                exchange.respond(Response(500, b"dropped: the front end has answered"))
+                exchange.respond(Response(500, b"the front end has answered already"))
+                self.seen.say("dropped")
                 return
             except Gone:
                 self.seen.say("slurp gone")
@@ -356,6 +357,12 @@ class Stage:
             return work()
 
         return asyncio.run_coroutine_threadsafe(wrapped(), self.loop).result(LIMIT_S)
+
+    def dribble(self, wire: Wire, data: bytes) -> None:
+        """Send a byte at a time, each after the loop has read the one before."""
+        for byte in data:
+            wire.send(bytes([byte]))
+            self.call(lambda: None)
 
     def connections(self, wanted: int) -> None:
         """Return when so many connections are counted."""

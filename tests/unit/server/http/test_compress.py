@@ -198,6 +198,15 @@ def test_a_streamed_body_that_is_not_what_it_says_is_400(stage: Stage, wire: Wir
     assert stage.app.seen.wait() == "slurp gone"
 
 
+@pytest.mark.parametrize("size", [10, LARGE])
+def test_a_handler_that_raises_costs_one_peer_a_500(stage: Stage, wire: Wire, size: int) -> None:
+    """Also where its body was decoded on another thread."""
+    stage.app.limit = 1_000_000
+    assert wire.post("/bug-handle", packed("gzip", Random(1).randbytes(size)), "Content-Encoding: gzip").status == 500
+    assert stage.planted() == ["planted"]
+    assert wire.get("/hello").status == 200
+
+
 def test_a_peer_that_leaves_before_its_body_was_decoded(stage: Stage) -> None:
     stage.app.limit = 100_000_000
     body = packed("gzip", Random(1).randbytes(3_000_000))

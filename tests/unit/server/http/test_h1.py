@@ -54,13 +54,11 @@ def test_a_request_is_told_as_it_came(stage: Stage, wire: Wire) -> None:
     assert (request.length, request.body, request.upgrade) == (0, b"", False)
 
 
-def test_bytes_may_come_one_at_a_time(wire: Wire) -> None:
-    for byte in b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\n\r\nabc":
-        wire.send(bytes([byte]))
+def test_bytes_may_come_one_at_a_time(stage: Stage, wire: Wire) -> None:
+    stage.dribble(wire, b"POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\n\r\nabc")
     assert wire.reply().body == b"abc"
     chunks = b"2\r\nab\r\n1;x=y\r\nc\r\n0\r\nHost: trailer\r\n\r\n"
-    for byte in b"POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n%b" % chunks:
-        wire.send(bytes([byte]))
+    stage.dribble(wire, b"POST /echo HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n%b" % chunks)
     assert wire.reply().body == b"abc"
 
 
@@ -241,8 +239,7 @@ def test_what_is_no_request_is_refused_and_ends_the_connection(
     """What follows is never taken for a request: that is how requests are smuggled past a proxy."""
     status, data = BAD[name]
     if bytewise:
-        for byte in data:
-            wire.send(bytes([byte]))
+        stage.dribble(wire, data)
     else:
         wire.send(data + SMUGGLED)
     reply = wire.reply()

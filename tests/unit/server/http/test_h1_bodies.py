@@ -186,6 +186,7 @@ def test_a_streamed_body_has_the_same_limit(stage: Stage, wire: Wire, coding: st
         while seen[-1].startswith("piece"):
             seen.append(stage.app.seen.wait())
         assert seen[-1] == "too large"
+        assert stage.app.seen.wait() == "dropped"
 
 
 def test_a_streamed_body_whose_handler_is_slow_is_not_read(limited: Callable[..., Stage]) -> None:
@@ -273,8 +274,10 @@ def test_an_offer_to_switch_to_http_2_is_declined_and_its_body_read(
     first = post(b"/echo", b"GET /smuggled HTTP/1.1\r\nHost: t\r\n\r\n", coding).replace(b"HTTP/1.1\r\n", offer, 1)
     data = first + b"GET /hello HTTP/1.1\r\nHost: t\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n"
     data += b"GET /hello?last HTTP/1.1\r\nHost: t\r\n\r\n"
-    for part in [data[at : at + 1] for at in range(len(data))] if bytewise else [data]:
-        wire.send(part)
+    if bytewise:
+        stage.dribble(wire, data)
+    else:
+        wire.send(data)
     assert wire.reply().body == b"GET /smuggled HTTP/1.1\r\nHost: t\r\n\r\n"
     assert wire.reply().body == b'{"hello":""}'
     assert wire.reply().body == b'{"hello":"last"}'

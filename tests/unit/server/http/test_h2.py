@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from h2.errors import ErrorCodes
 from tests.unit.server.http.h2_wire import Got, H2Wire
-from tests.unit.server.http.stage import Stage
+from tests.unit.server.http.stage import Stage, Wire
 
 
 @pytest.fixture
@@ -61,8 +61,7 @@ def test_bytes_may_come_one_at_a_time(stage: Stage) -> None:
         wire.got[number] = Got()
         wire.h2.send_headers(number, fields)
         wire.h2.send_data(number, b"abc", end_stream=True)
-        for byte in wire.h2.data_to_send():
-            wire.sock.sendall(bytes([byte]))
+        stage.dribble(Wire(wire.sock), wire.h2.data_to_send())
         assert wire.reply(number).body == b"abc"
 
 

@@ -19,17 +19,19 @@ SETTINGS = b"\0\0\0\4\0\0\0\0\0"
 
 @pytest.mark.parametrize("bytewise", [False, True])
 def test_the_preface_means_http_2(stage: Stage, wire: Wire, bytewise: bool) -> None:
-    for part in [PREFACE[at : at + 1] for at in range(24)] if bytewise else [PREFACE]:
-        wire.send(part)
+    if bytewise:
+        stage.dribble(wire, PREFACE)
+    else:
+        wire.send(PREFACE)
     wire.send(SETTINGS)
     assert wire.exactly(9)[3] == 4, "a SETTINGS frame"
     assert stage.listener.connections == 1
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 14, 17, 23])
-def test_what_only_begins_like_the_preface_is_http_1(wire: Wire, length: int) -> None:
+def test_what_only_begins_like_the_preface_is_http_1(stage: Stage, wire: Wire, length: int) -> None:
     """POST, PUT and PATCH share its first byte; the rest is no request, and is told so in HTTP/1.1."""
-    wire.send(PREFACE[:length])
+    stage.dribble(wire, PREFACE[:length])
     wire.send(b"!" if length > 1 else b"OST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\n\r\nx")
     assert wire.reply().status == (200 if length == 1 else 400)
 

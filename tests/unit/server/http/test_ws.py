@@ -63,8 +63,10 @@ def test_the_handshake(stage: Stage, wire: Wire, bytewise: bool) -> None:
     """RFC 6455, 4.2.2, whose own example is the key. Method: a frame comes in the same piece as the request."""
     example = SHAKE.replace(KEY, "dGhlIHNhbXBsZSBub25jZQ==") % "/ws" + V13
     data = example.encode() + frame(1, b"early")
-    for part in [data[at : at + 1] for at in range(len(data))] if bytewise else [data]:
-        wire.send(part)
+    if bytewise:
+        stage.dribble(wire, data)
+    else:
+        wire.send(data)
     head = wire.head()
     assert head.status == 101
     assert head.headers == {
@@ -154,10 +156,9 @@ def test_fragments_are_one_message(wire: Wire) -> None:
     assert unframe(wire) == (0x81, b"binary 3")
 
 
-def test_frames_may_come_one_byte_at_a_time(wire: Wire) -> None:
+def test_frames_may_come_one_byte_at_a_time(stage: Stage, wire: Wire) -> None:
     shake(wire)
-    for byte in frame(1, b"x" * 200) + frame(9, b"?"):
-        wire.send(bytes([byte]))
+    stage.dribble(wire, frame(1, b"x" * 200) + frame(9, b"?"))
     assert {unframe(wire), unframe(wire)} == {(0x81, b"x" * 200), (0x8A, b"?")}
 
 

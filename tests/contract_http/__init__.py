@@ -1,0 +1,1 @@
+"""The `/v0` contract over real sockets against a real server process, with clients that share no code with it."""

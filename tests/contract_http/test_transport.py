@@ -1,0 +1,693 @@
+"""§1.1, §1.3, §1.6: how requests come in, which there are, and what a body is."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.contract_http.api import ANY, Api, good, path, refused
+from tests.contract_http.client import JSON, Wire, dumps
+from tests.contract_http.events import RETRY, event_of
+from tests.contract_http.http2 import PREFACE, H2Client
+from tests.contract_http.server import Server
+from tests.contract_http.waits import eventually
+
+BODY_MAX = 2_000
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server that takes small bodies only."""
+    with Server(tmp_path_factory.mktemp("small"), max_body_bytes=BODY_MAX).start() as running:
+        yield running
+
+
+# ── HTTP/1.1 ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_connection_is_kept_for_any_number_of_requests(api: Api) -> None:
+    """§1.1: HTTP/1.1 keep-alive."""
+    for _ in range(5):
+        reply = api.get("/v0/health")
+        assert (reply.version, reply.status) == ("HTTP/1.1", 200)
+        assert reply.header("connection") != "close"
+    assert not api.wire.held
+
+
+def test_requests_that_come_in_one_piece_are_answered_in_their_order(api: Api, topic: str) -> None:
+    """§1.1: what was written before is there for the request behind it."""
+    api.make(topic)
+    write = api.bytes_of("POST", path(topic), dumps({"records": [{"data": 7}]}), [JSON])
+    read = api.bytes_of("POST", path(topic, "/diff"))
+    api.wire.send(write + read + api.bytes_of("GET", "/nowhere") + write)
+    assert good(api.end())["seqs"] == [1]
+    assert [record["data"] for record in good(api.end())["records"]] == [7]
+    refused(api.end(), 404, "not_found")
+    assert good(api.end())["seqs"] == [2]
+
+
+def test_a_request_may_come_byte_by_byte(api: Api, topic: str) -> None:
+    data = api.bytes_of("POST", path(topic), dumps({"records": [{"data": "é"}]}), [JSON])
+    for at in range(len(data)):
+        api.wire.send(data[at : at + 1])
+    assert good(api.end(), 201)["count"] == 1
+
+
+def test_a_client_that_says_close_is_closed_behind_its_answer(api: Api) -> None:
+    with Wire(api.address) as wire:
+        wire.send(b"GET /v0/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        reply = wire.reply()
+        assert reply.status == 200
+        assert reply.header("connection") == "close"
+        assert wire.rest() == b""
+
+
+def test_a_client_of_http_1_0_is_answered_and_closed(api: Api) -> None:
+    with Wire(api.address) as wire:
+        wire.send(b"GET /v0/health HTTP/1.0\r\n\r\n")
+        reply = wire.reply()
+        assert reply.status == 200
+        assert reply.json()["status"] == "ok"
+        assert wire.rest() == b""
+
+
+def test_a_body_in_chunks_is_a_body(api: Api, topic: str) -> None:
+    """§1.1: Transfer-Encoding: chunked."""
+    body = dumps({"records": [{"data": "in pieces"}]})
+    parts = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:7], body[7:8], body[8:]))
+    head = api.bytes_of("POST", path(topic), headers=[JSON, ("Transfer-Encoding", "chunked")])
+    api.wire.send(head + parts + b"0\r\n\r\n")
+    assert good(api.end(), 201)["count"] == 1
+    assert api.diff(topic)["records"][0]["data"] == "in pieces"
+
+
+def test_a_client_that_asks_first_is_told_to_go_on(api: Api, topic: str) -> None:
+    """`Expect: 100-continue`, as curl sends with larger bodies."""
+    body = dumps({"records": [{"data": 1}]})
+    api.wire.send(api.bytes_of("POST", path(topic), body, [JSON, ("Expect", "100-continue")])[: -len(body)])
+    assert api.wire.head().status == 100
+    api.wire.send(body)
+    assert good(api.end(), 201)["count"] == 1
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"nonsense\r\n\r\n",
+        b"G\x00T /v0/health HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /v0/health HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST /v0/watch HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v0/watch HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v0/watch HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /v0/health HTTP/1.1\r\nHost : x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n",
+    ],
+)
+def test_what_is_no_request_gets_the_envelope_and_the_connection_ends(api: Api, head: bytes) -> None:
+    """§1.8: 400 with the envelope, also for what no handler ever sees."""
+    with Wire(api.address) as wire:
+        wire.send(head)
+        refused(wire.reply(), 400, "invalid_request")
+        assert wire.rest() == b""
+    assert api.get("/v0/health").status == 200
+
+
+def test_no_answer_has_headers_of_other_origins_or_of_compression(api: Api) -> None:
+    """§1.1: no CORS; nothing is compressed that was not asked for."""
+    reply = api.get("/v0/topics", [("Origin", "http://example.org")])
+    assert not [header for header, _ in reply.headers if header.startswith("access-control-")]
+    assert reply.header("content-encoding") is None
+    assert reply.header("content-type") == "application/json"
+
+
+# ── HTTP/2 on the same port ───────────────────────────────────────────────────────────────────
+
+
+def test_http_2_with_prior_knowledge_is_really_http_2(server: Server, topic: str) -> None:
+    """§1.1: the 24-byte preface chooses; the reply is frames, not an HTTP/1.1 line."""
+    with Wire(server.address) as wire:
+        wire.send(PREFACE + struct.pack(">I", 0)[1:] + b"\x04\x00" + struct.pack(">I", 0))
+        head = wire.exactly(9)
+        size, kind, stream = int.from_bytes(head[:3], "big"), head[3], int.from_bytes(head[5:], "big")
+        assert (kind, stream) == (4, 0), "SETTINGS come first"
+        settings = dict(struct.iter_unpack(">HI", wire.exactly(size)))
+        assert settings[3] == 1024, "streams at once"
+        assert settings[4] == 1 << 20, "window of a stream"
+        window = 65_535
+        while window != 4 << 20:
+            head = wire.exactly(9)
+            payload = wire.exactly(int.from_bytes(head[:3], "big"))
+            if head[3] == 8 and head[5:] == b"\0\0\0\0":
+                window += int.from_bytes(payload, "big")
+    with H2Client(server.address) as client:
+        reply = client.request("GET", "/v0/health")
+        assert (reply.version, reply.status) == ("HTTP/2", 200)
+        assert reply.json()["status"] == "ok"
+        good(client.request("PUT", path(topic)), 201)
+        written = client.request("POST", path(topic), dumps({"records": [{"data": {"a": 1}}]}), [JSON])
+        assert good(written)["seqs"] == [1]
+        assert good(client.request("POST", path(topic, "/diff")))["records"][0]["data"] == {"a": 1}
+        refused(client.request("GET", "/nowhere"), 404, "not_found")
+        refused(client.request("PATCH", path(topic)), 405, "method_not_allowed")
+        head_only = client.request("HEAD", path(topic))
+        assert (head_only.status, head_only.body) == (200, b"")
+
+
+def test_the_preface_may_come_in_pieces(server: Server) -> None:
+    """§1.1: sniffing waits for enough bytes to decide."""
+    with Wire(server.address) as wire:
+        for at in range(len(PREFACE)):
+            wire.send(PREFACE[at : at + 1])
+        wire.send(b"\0\0\0\x04\0" + b"\0\0\0\0")
+        assert wire.exactly(9)[3] == 4
+
+
+def test_both_versions_are_spoken_side_by_side(server: Server, api: Api, topic: str) -> None:
+    """§1.1: one listener, chosen per connection; a write of one wakes a reader of the other."""
+    api.make(topic)
+    with H2Client(server.address) as client:
+        waiting = client.begin("POST", path(topic, "/diff"), dumps({"wait_ms": 20_000}), [JSON])
+        quick = client.request("GET", "/v0/health")
+        assert quick.status == 200, "one stream does not hold up another"
+        assert waiting not in client.ended
+        assert api.write(topic, "x")["head_seq"] == 1
+        assert [record["$seq"] for record in good(client.end(waiting))["records"]] == [1]
+
+
+def test_many_requests_share_one_http_2_connection(server: Server, topic: str) -> None:
+    with H2Client(server.address) as client:
+        good(client.request("PUT", path(topic)), 201)
+        streams = [
+            client.begin("POST", path(topic), dumps({"records": [{"data": number}]}), [JSON]) for number in range(100)
+        ]
+        seqs = [good(client.end(stream))["first_seq"] for stream in streams]
+        assert sorted(seqs) == list(range(1, 101))
+
+
+def test_a_body_over_the_limit_is_refused_over_http_2_and_the_connection_lives(small: Server) -> None:
+    """§1.12: 413, for that stream alone."""
+    with H2Client(small.address) as client:
+        refused(client.request("POST", path("t"), b"x" * 300_000, [JSON]), 413, "payload_too_large")
+        assert client.request("GET", "/v0/health").status == 200
+
+
+def test_events_come_over_http_2_and_a_reset_frees_the_slot(server: Server, api: Api, topic: str) -> None:
+    """§1.1: flushed after each frame; §1.12: slots are given back."""
+    api.make(topic)
+    held = api.figures()["sse_connections"]
+    url = api.watch({topic: {}})["stream_url"]
+    with H2Client(server.address) as client:
+        stream = client.begin("GET", url)
+        assert (client.head(stream).header("content-type") or "").startswith("text/event-stream")
+        while client.data[stream].count(b"\n\n") < 2:
+            assert client.step()
+        retry, caught_up, _ = bytes(client.data[stream]).split(b"\n\n")
+        assert retry + b"\n\n" == RETRY
+        assert event_of(caught_up + b"\n\n").name == "caught-up"
+        api.write(topic, "x")
+        while client.data[stream].count(b"\n\n") < 4:
+            assert client.step()
+        assert b'"$seq":1' in client.data[stream]
+        assert api.figures()["sse_connections"] == held + 1
+        client.reset(stream)
+        assert client.request("GET", "/v0/health").status == 200
+        eventually(lambda: api.figures()["sse_connections"] == held)
+
+
+def test_a_websocket_is_not_offered_over_http_2(server: Server) -> None:
+    """§1.1: WebSocket is an upgrade of HTTP/1.1 only."""
+    with H2Client(server.address) as client:
+        refused(client.request("GET", "/v0/ws"), 400, "invalid_request")
+
+
+# ── routes (§1.3) ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/",
+        "/v0",
+        "/v0/",
+        "/v1/topics",
+        "/v0/nope",
+        "/v0/topics/",
+        "/v0/topics/a/",
+        "/v0/topics/a/nope",
+        "/v0/topics/a/diff/",
+        "/v0/topics//diff",
+        "/v0//topics",
+        "/v0/watch/",
+        "/v0/watch/a/b",
+        "/v0/ws/",
+        "/v0/health/",
+        "/healthz/",
+        "/v0/metrics/",
+        "/V0/topics",
+        "/v0/Topics",
+    ],
+)
+def test_an_unknown_path_is_404_and_so_is_a_trailing_slash(api: Api, target: str) -> None:
+    """§1.1, §1.3."""
+    for method in ("GET", "POST", "PUT", "DELETE"):
+        refused(api.request(method, target), 404, "not_found")
+
+
+@pytest.mark.parametrize(
+    ("target", "methods"),
+    [
+        ("/v0/topics", "GET"),
+        ("/v0/topics/{topic}", "PUT GET DELETE POST"),
+        ("/v0/topics/{topic}/diff", "POST"),
+        ("/v0/topics/{topic}/delete", "POST"),
+        ("/v0/watch", "POST"),
+        ("/v0/watch/wid_AAAAAAAAAAAAAAAAAAAAAA", "GET"),
+        ("/v0/ws", "GET"),
+        ("/v0/health", "GET"),
+        ("/healthz", "GET"),
+        ("/v0/ready", "GET"),
+        ("/readyz", "GET"),
+        ("/v0/metrics", "GET"),
+    ],
+)
+def test_a_known_path_with_another_method_is_405(api: Api, topic: str, target: str, methods: str) -> None:
+    """§1.3, and C: GET on /delete. HEAD is allowed where GET is."""
+    allowed = set(methods.split()) | ({"HEAD"} if "GET" in methods else set())
+    for method in {"GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"} - allowed:
+        reply = api.request(method, target.format(topic=topic), None if method in ("GET", "HEAD") else b"")
+        if method == "HEAD":
+            assert (reply.status, reply.body) == (405, b"")
+        else:
+            refused(reply, 405, "method_not_allowed")
+
+
+@pytest.mark.parametrize(
+    "target", ["/v0/topics", "/v0/topics/{topic}", "/v0/health", "/healthz", "/v0/ready", "/readyz", "/v0/metrics"]
+)
+def test_head_works_wherever_get_works(api: Api, topic: str, target: str) -> None:
+    """§1.1: the same head, no body, and the connection goes on."""
+    api.make(topic)
+    got, head = (api.request(method, target.format(topic=topic)) for method in ("GET", "HEAD"))
+    assert (head.status, head.body) == (200, b"")
+    assert head.header("content-type") == got.header("content-type")
+    assert int(head.header("content-length") or 0) > 0
+    assert api.get("/v0/health").status == 200
+
+
+def test_head_of_what_is_not_there_is_404_without_a_body(api: Api, topic: str) -> None:
+    for target in ("/nowhere", path(topic), "/v0/watch/wid_nope"):
+        head = api.request("HEAD", target)
+        assert (head.status, head.body, head.header("content-type")) == (404, b"", "application/json")
+
+
+def test_head_of_a_stream_has_its_headers_and_holds_no_slot(api: Api, topic: str) -> None:
+    api.make(topic)
+    held = api.figures()["sse_connections"]
+    head = api.request("HEAD", api.watch({topic: {}})["stream_url"])
+    assert head.status == 200
+    assert (head.header("content-type") or "").startswith("text/event-stream")
+    assert api.figures()["sse_connections"] == held
+
+
+# ── paths ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_part_of_a_path_is_decoded_once(api: Api, topic: str) -> None:
+    """§1.1: `%3A` is `:`; `%2541` is `%41` and never `A`."""
+    coded = "".join(f"%{ord(letter):02X}" for letter in topic)
+    assert good(api.put(f"/v0/topics/{coded}"), 201)["topic"] == topic
+    assert good(api.put(f"/v0/topics/{topic}%3ab"), 201)["topic"] == f"{topic}:b"
+    refused(api.get(f"/v0/topics/{topic}%2541"), 404, "topic_not_found", {"topic": f"{topic}%41"})
+    refused(api.put(f"/v0/topics/{topic}%2541"), 400, "invalid_request")
+    refused(api.get(f"/v0/topics/{topic}%2Fx"), 404, "topic_not_found", {"topic": f"{topic}/x"})
+    refused(api.put(f"/v0/topics/{topic}%2Fx"), 400, "invalid_request")
+    refused(api.get("/v0/topics/%E2%82%AC"), 404, "topic_not_found", {"topic": "€"})
+    assert good(api.get(f"/v0/topics/{topic}?touch=%66alse"))["last_read_ts"] is None, "a query is decoded too"
+
+
+@pytest.mark.parametrize("part", ["%ff", "a%C3", "%c0%80", "%ED%A0%80", "%80x"])
+def test_a_path_that_cannot_be_decoded_is_400_with_the_envelope(api: Api, part: str) -> None:
+    """§1.8, D12: not plain text."""
+    for method, rest in (("GET", ""), ("PUT", ""), ("DELETE", ""), ("POST", "/diff")):
+        refused(
+            api.request(method, f"/v0/topics/{part}{rest}", b"" if method != "GET" else None), 400, "invalid_request"
+        )
+    assert api.get("/v0/health").status == 200
+
+
+@pytest.mark.parametrize("part", ["%zz", "%", "a%4"])
+def test_half_an_escape_is_no_server_error(api: Api, part: str) -> None:
+    """§1.1: what such a name means is open; that it is answered with the envelope is not."""
+    reply = api.get(f"/v0/topics/{part}")
+    assert reply.status in (400, 404)
+    refused(reply, reply.status, "invalid_request" if reply.status == 400 else "topic_not_found", ANY)
+
+
+# ── media type and size (§1.4, §1.6, §1.12) ───────────────────────────────────────────────────
+
+BODIED = [("POST", ""), ("POST", "/diff"), ("POST", "/delete"), ("PUT", "")]
+
+
+@pytest.mark.parametrize(("method", "rest"), [*BODIED, ("WATCH", "")])
+@pytest.mark.parametrize(
+    "kind", [None, "text/plain", "text/json", "application/octet-stream", "json", "application/x-www-form-urlencoded"]
+)
+def test_another_media_type_is_415_before_anything_is_parsed(
+    api: Api, topic: str, method: str, rest: str, kind: str | None
+) -> None:
+    """§1.6: checked before JSON, and before the topic is looked for."""
+    target, method = ("/v0/watch", "POST") if method == "WATCH" else (path(topic, rest), method)
+    headers = [] if kind is None else [("Content-Type", kind)]
+    refused(api.request(method, target, b"{not json", headers), 415, "unsupported_media_type")
+    assert not api.exists(topic)
+
+
+@pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "application/json;x=y", "  application/json  "])
+def test_a_media_type_may_have_parameters_and_blanks(api: Api, topic: str, kind: str) -> None:
+    """§1.6: begins with application/json."""
+    reply = api.request("POST", path(topic), dumps({"records": [{"data": 1}]}), [("Content-Type", kind)])
+    good(reply, 201)
+
+
+def test_no_body_at_all_is_an_empty_object_where_the_contract_says_so(api: Api, topic: str) -> None:
+    """§1.6: PUT topic and diff, with and without a media type; everywhere else 415, or 400 with one."""
+    assert good(api.request("PUT", path(topic)), 201)["created"]
+    assert not good(api.request("PUT", path(topic), b"", [JSON]))["created"]
+    assert good(api.request("POST", path(topic, "/diff")))["records"] == []
+    assert good(api.request("POST", path(topic, "/diff"), b"", [JSON]))["records"] == []
+    for target in (path(topic), path(topic, "/delete"), "/v0/watch"):
+        refused(api.request("POST", target), 415, "unsupported_media_type")
+        refused(api.request("POST", target, b"", [JSON]), 400, "invalid_request")
+
+
+def chunks(*parts: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
+
+
+def test_a_body_as_large_as_the_limit_is_taken_and_one_byte_more_is_413(small: Server, topic: str) -> None:
+    """§1.12: exactly at the limit is accepted."""
+    body = dumps({"records": [{"data": "x"}]})
+    with small.client() as client:
+        good(client.request("POST", path(topic), body.ljust(BODY_MAX), [JSON]), 201)
+        refused(client.request("POST", path(topic), body.ljust(BODY_MAX + 1), [JSON]), 413, "payload_too_large")
+        assert client.state(topic)["head_seq"] == 1
+
+
+def test_a_body_over_the_limit_beats_a_wrong_media_type_and_broken_json(small: Server) -> None:
+    """§1.4: 413 before 415 before 400."""
+    with small.client() as client:
+        for headers in ([], [("Content-Type", "text/plain")], [JSON]):
+            for target in (path("t"), path("t", "/diff"), path("t", "/delete"), "/v0/watch"):
+                reply = client.request("POST", target, b"{" * (BODY_MAX + 1), headers)
+                refused(reply, 413, "payload_too_large")
+            refused(client.request("PUT", path("t"), b"{" * (BODY_MAX + 1), headers), 413, "payload_too_large")
+
+
+def test_a_body_in_chunks_over_the_limit_is_413_and_the_connection_goes_on(small: Server, topic: str) -> None:
+    """§1.12, E: a limit without a Content-Length."""
+    with small.client() as client:
+        wire = client.wire
+        head = client.bytes_of("POST", path(topic), headers=[JSON, ("Transfer-Encoding", "chunked")])
+        wire.send(head + chunks(*[b"x" * 500] * 20))
+        refused(client.end(), 413, "payload_too_large")
+        assert client.request("GET", "/v0/health").status == 200
+        assert client.wire is wire, "the same connection"
+        assert not client.exists(topic)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_the_answer_to_a_large_body_is_not_lost_to_a_reset(small: Server, chunked: bool) -> None:
+    """E: a client that first sends all of it, and only then reads, still gets its 413."""
+    size = 8 << 20
+    framing = ("Transfer-Encoding", "chunked") if chunked else ("Content-Length", str(size))
+    with small.client() as client:
+        client.wire.send(client.bytes_of("POST", path("t"), headers=[JSON, framing]))
+        for _ in range(size >> 16):
+            part = b"x" * (1 << 16)
+            client.wire.send(b"10000\r\n%b\r\n" % part if chunked else part)
+        if chunked:
+            client.wire.send(b"0\r\n\r\n")
+        refused(client.end(), 413, "payload_too_large")
+
+
+def test_a_client_that_asks_first_is_refused_without_sending_its_body(small: Server) -> None:
+    """`Expect: 100-continue` with a length over the limit: 413 in the place of 100."""
+    headers = [JSON, ("Expect", "100-continue"), ("Content-Length", str(BODY_MAX + 1))]
+    with small.client() as client:
+        client.wire.send(client.bytes_of("POST", path("t"), headers=headers))
+        assert client.wire.head().status == 413
+
+
+# ── JSON (§1.6, E) ────────────────────────────────────────────────────────────────────────────
+
+U64 = [-1, 1.0, 1.5, "1", True, None, [], {}, 1 << 64]
+U32 = [*U64, 1 << 32]
+BOOL = [0, 1, "true", None, [], {}]
+STRING = [1, True, [], {}]
+
+ILL_TYPED: list[tuple[str, str, list[Any]]] = [
+    *(
+        ("PUT", field, U64)
+        for field in (
+            "ttl_ms",
+            "cap_records",
+            "cap_bytes",
+            "idempotency_window_ms",
+            "lease_ms",
+            "claim_jitter_ms",
+            "max_deliveries",
+        )
+    ),
+    *(("PUT", field, BOOL) for field in ("durable", "auto_priority", "auto_create", "dedupe_node", "leases_durable")),
+    ("PUT", "type", [None, 1, "LOG", "stack", ""]),
+    ("PUT", "discard", [None, True, "new", "Old", ""]),
+    ("PUT", "durability", [1, True, "FSYNC", "none", ""]),
+    ("PUT", "priority", [1.0, "1", True, [], 1 << 31, -(1 << 31) - 1]),
+    ("PUT", "dead_letter", [1, True, [], {}]),
+    ("/diff", "from_seq", U64),
+    ("/diff", "limit", U32),
+    ("/diff", "wait_ms", U32),
+    ("/diff", "max_batch_bytes", U64),
+    ("/diff", "include_tags", BOOL),
+    ("/diff", "include_meta", BOOL),
+    ("/diff", "node", [1, True, {}, [1], [None], [["a"]]]),
+    ("/delete", "before_seq", [value for value in U64 if value is not None]),
+    ("WRITE", "records", [None, {}, "x", 1, [1], [[]], [None], ["x"]]),
+    ("WRITE", "node", STRING),
+    ("WRITE", "idempotency_key", STRING),
+    ("WRITE", "create", [0, 1, "true", [], {}]),
+    ("WRITE", "config", [1, "x", [], True]),
+    ("WRITE", "disable_backpressure", BOOL),
+    ("RECORD", "tag", STRING),
+    ("RECORD", "node", STRING),
+    ("WATCH", "limit", U32),
+    ("WATCH", "max_batch_bytes", U64),
+    ("WATCH", "heartbeat_ms", U64),
+    ("WATCH", "include_meta", BOOL),
+    ("WATCH", "include_tags", BOOL),
+    ("WATCH", "include_data", BOOL),
+    ("WATCH", "node", [1, True, {}, [1], [None]]),
+    ("WATCH", "consistency", [None, 1, "Strong", "", "weak"]),
+    ("WATCH", "topics", [None, [], "x", 1, ["a"], {"a": 1}, {"a": None}, {"a": "tail"}]),
+    ("SPOT", "from_seq", U64),
+    ("SPOT", "tail", BOOL),
+]
+
+
+@pytest.mark.parametrize(("where", "field", "values"), ILL_TYPED)
+def test_types_are_strict(api: Api, topic: str, where: str, field: str, values: list[Any]) -> None:
+    """§1.6: no float, string, boolean or null for an integer, no 0 or 1 for a boolean; all of it 400."""
+    api.make(topic)
+    for value in values:
+        match where:
+            case "PUT":
+                reply = api.put(path(topic), {field: value})
+            case "WRITE":
+                reply = api.post(path(topic), {"records": [{"data": 1}], field: value})
+            case "RECORD":
+                reply = api.post(path(topic), {"records": [{"data": 1, field: value}]})
+            case "WATCH":
+                reply = api.post("/v0/watch", {"topics": {topic: {}}, field: value})
+            case "SPOT":
+                reply = api.post("/v0/watch", {"topics": {topic: {field: value}}})
+            case _:
+                reply = api.post(path(topic, where), {field: value})
+        assert reply.status == 400, (field, value, reply.status, reply.body)
+        refused(reply, 400, "invalid_request", ANY)
+    now = api.state(topic)
+    assert (now["head_seq"], now["config"]["ttl_ms"]) == (0, 0), "nothing was done"
+
+
+def test_null_is_absent_where_the_contract_says_so(api: Api, topic: str) -> None:
+    """§1.6, §1.13, §1.14, §2.5, §2.6, §2.7."""
+    made = api.make(topic, durability=None, priority=None, dead_letter=None)["config"]
+    assert (made["durability"], made["priority"], made["dead_letter"]) == ("disk", None, None)
+    record = {"data": None, "tag": None, "node": None, "meta": None}
+    wrote = api.records(topic, record, node=None, idempotency_key=None, create=None, config=None)
+    assert wrote["count"] == 1
+    got = api.diff(topic, node=None, include_tags=True)["records"][0]
+    assert got.keys() == {"$seq", "$ts", "data"}, "and is never shown"
+    assert api.remove(topic, before_seq=2, match=None)["deleted"] == 1
+
+
+def test_the_largest_integers_of_a_type_are_taken(api: Api, topic: str) -> None:
+    """§1.6: u64 and u32, to their last value."""
+    top = (1 << 64) - 1
+    assert api.make(topic, ttl_ms=top, cap_bytes=top)["config"]["ttl_ms"] == top
+    assert api.configure(topic, priority=-(1 << 31))["config"]["priority"] in (-(1 << 31), -1000)
+    api.write(topic, 1)
+    assert api.diff(topic, limit=(1 << 32) - 1, max_batch_bytes=top, from_seq=0)["next_from_seq"] == 1
+    assert api.diff(topic, from_seq=top)["tombstone"]["reason"] == "recreated"
+    assert api.remove(topic, before_seq=top)["deleted"] == 1
+    watched = api.watch({topic: {"from_seq": top}}, heartbeat_ms=top, limit=(1 << 32) - 1)
+    assert watched["topics"][topic]["from_seq"] == top, "as it was asked for"
+
+
+DEEP = b"[" * 200 + b"]" * 200
+NO_JSON = [
+    b"",
+    b" ",
+    b"{",
+    b"{}{}",
+    b'{"records":[{"data":1}]} x',
+    b'{"records":[{"data":1}],}',
+    b"{'records':[]}",
+    b"[]",
+    b"null",
+    b"1",
+    b'"x"',
+    b"\xef\xbb\xbf" + b'{"records":[{"data":1}]}',
+    b'{"records":[{"data":"\xff"}]}',
+    b'{"records":[{"data":"\xed\xa0\x80"}]}',
+    b'{"records":[{"data":NaN}]}',
+    b'{"records":[{"data":Infinity}]}',
+    b'{"records":[{"data":-Infinity}]}',
+    b'{"records":[{"data":01}]}',
+    b'{"records":[{"data":"a\nb"}]}',
+    b'{"records":[{"data":' + DEEP + b"}]}",
+    b'{"records":[{"data":' + b"[" * 100_000 + b"]" * 100_000 + b"}]}",
+    b'{"records":[{"data":' + b'{"a":' * 50_000 + b"1" + b"}" * 50_000 + b"}]}",
+    b'{"records":[{"data":1,"meta":{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}}]}",
+]
+
+
+@pytest.mark.parametrize("body", NO_JSON, ids=range(len(NO_JSON)))
+def test_what_is_not_json_is_400_and_nothing_is_done(api: Api, topic: str, body: bytes) -> None:
+    """§1.6, E: trailing bytes, BOM, invalid UTF-8, NaN, and nesting beyond about 128."""
+    refused(api.request("POST", path(topic), body, [JSON]), 400, "invalid_request")
+    assert not api.exists(topic)
+    if body:
+        refused(
+            api.request("POST", path(topic, "/diff"), body.replace(b"records", b"x") + b"]", [JSON]),
+            400,
+            "invalid_request",
+        )
+
+
+def test_nesting_that_is_not_too_deep_is_kept(api: Api, topic: str) -> None:
+    """E: about 128 levels."""
+    deep: Any = 1
+    for _ in range(100):
+        deep = [deep]
+    api.write(topic, deep, {"a": deep})
+    assert [record["data"] for record in api.diff(topic)["records"]] == [deep, {"a": deep}]
+
+
+def test_deep_nesting_in_a_field_nobody_knows_breaks_nothing(api: Api, topic: str) -> None:
+    """§1.1, E: ignored or refused, never 5xx."""
+    body = b'{"records":[{"data":1}],"stray":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
+    assert api.request("POST", path(topic), body, [JSON]).status in (201, 400)
+    assert api.get("/v0/health").status == 200
+
+
+def test_unknown_fields_are_ignored_everywhere(api: Api, topic: str) -> None:
+    """§1.1: clients send stray ones."""
+    stray: dict[str, Any] = {"stray": {"a": [1]}, "ok": None}
+    assert good(api.put(path(topic), {"ttl_ms": 0, **stray}), 201)["config"].keys() >= {"ttl_ms"}
+    body = {"records": [{"data": 1, **stray}], "return_seqs": False, "seqs": [1], **stray}
+    assert good(api.post(path(topic), body))["seqs"] == [1]
+    found = api.diff(topic, **stray)["records"]
+    assert found[0].keys() == {"$seq", "$ts", "data"}
+    assert api.remove(topic, before_seq=1, **stray)["deleted"] == 0
+    watched = api.watch({topic: {"from": "tail", **stray}}, **stray)
+    assert watched["topics"][topic]["from_seq"] == 0
+    config = {"ttl_ms": 5_000, **stray}
+    assert api.write(f"{topic}-2", 1, config=config)["created"]
+    assert api.state(f"{topic}-2")["config"]["ttl_ms"] == 5_000
+    assert api.topics(f"?prefix={topic}&stray=1")["topics"]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1.5,
+        1e300,
+        12345678901234567890,
+        "",
+        "plain",
+        'a "quoted" \\ line\nand\ttab / \u0000 \u2028 \x7f',
+        "ünïcödé € 🌊",
+        [],
+        {},
+        [1, [2, [3]]],
+        {"z": 1, "a": {"ü": None}, "": []},
+        {"$seq": 99, "$ts": 0, "data": "mine"},
+    ],
+)
+def test_data_comes_back_as_the_value_that_was_sent(api: Api, topic: str, data: Any) -> None:
+    """§1.6, §1.14: any JSON, null too."""
+    api.write(topic, data)
+    found = api.diff(topic)["records"][0]
+    assert found.keys() == {"$seq", "$ts", "data"}
+    assert found["data"] == data
+    assert type(found["data"]) is type(data)
+
+
+def test_escapes_and_blanks_change_no_value(api: Api, topic: str) -> None:
+    """§1.6: compare by JSON value."""
+    body = b'{ "records" : [ { "data" : { "a" : "\\u00e9\\ud83c\\udf0a\\/\\n" , "b" : [ 1 , 2.50 , 1E2 ] } } ] }'
+    good(api.request("POST", path(topic), body, [JSON]), 201)
+    assert api.diff(topic)["records"][0]["data"] == {"a": "é🌊/\n", "b": [1, 2.5, 100.0]}
+
+
+@pytest.mark.parametrize(
+    ("text", "touched"),
+    [
+        ("true", True),
+        ("1", True),
+        ("false", False),
+        ("0", False),
+        ("", True),
+        ("TRUE", True),
+        ("no", True),
+        ("2", True),
+    ],
+)
+def test_a_boolean_of_a_query_that_is_neither_is_the_default(api: Api, topic: str, text: str, touched: bool) -> None:
+    """§1.6: `true|1`, `false|0`, anything else the default; here of `touch`, which is true."""
+    api.make(topic)
+    assert (api.state(topic, f"?touch={text}")["last_read_ts"] is not None) == touched
+
+
+def test_the_envelope_is_compact_in_what_it_says(api: Api, topic: str) -> None:
+    """§1.8: `{"error":{"code","message","detail"}}` and nothing beside it, whoever refuses."""
+    answers = [
+        (api.get("/nowhere"), 404, "not_found", None),
+        (api.request("PATCH", "/v0/topics"), 405, "method_not_allowed", None),
+        (api.get(path(topic)), 404, "topic_not_found", {"topic": topic}),
+        (api.put("/v0/topics/-bad", {}), 400, "invalid_request", None),
+        (api.get("/v0/watch/wid_nope"), 404, "not_found", None),
+        (api.get("/v0/watch/wid_nope", [("Accept", "application/json")]), 406, "not_acceptable", None),
+    ]
+    for reply, status, code, detail in answers:
+        refused(reply, status, code, detail)
+        assert reply.header("content-type") == "application/json"
