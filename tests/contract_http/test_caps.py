@@ -349,10 +349,11 @@ def test_a_client_that_leaves_gives_its_request_back(keyed: Server) -> None:
         for _ in range(20):
             with keyed.client("two") as waiting, keyed.client("two") as sending:
                 waiting.begin("POST", path(topic, "/diff"), dumps({"wait_ms": 20_000}), [JSON])
-                head = sending.bytes_of("POST", path(topic), headers=[JSON, ("Content-Length", "500")])
-                sending.wire.send(head + b'{"rec')
-                # Where our own question came between the two, one of them was refused: then it is not full.
-                full += any(api.get(path(topic)).status == 429 for _ in range(200))
+                expects = [JSON, ("Content-Length", "500"), ("Expect", "100-continue")]
+                sending.wire.send(sending.bytes_of("POST", path(topic), headers=expects))
+                assert sending.wire.head().status == 100, "it is counted, and the one that was sent before it"
+                sending.wire.send(b'{"rec')
+                full += any(api.get(path(topic)).status == 429 for _ in range(20))
                 waiting.wire.abort()
                 sending.wire.abort()
             eventually(lambda: api.get(path(topic)).status == 200, AGAIN_S)
