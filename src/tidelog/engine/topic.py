@@ -134,6 +134,14 @@ class Topic:
         return self._append(batch, key)
 
     @property
+    def is_open(self) -> bool:
+        """Whether a write is taken however much is there: no cap refuses it, nothing has to expire for it, and there is
+        no quota."""
+        core = self._core
+        config = core.config
+        return config.discard == "old" and not config.ttl_ms and not core.shared.limits.total_bytes_max
+
+    @property
     def is_settled(self) -> bool:
         """Whether `state` can be had without waiting for the disk."""
         return retention.is_settled(self._core)

@@ -16,6 +16,7 @@ from tidelog.server.api.problem import Problem
 from tidelog.server.bells import Bells
 from tidelog.server.commits import Commits
 from tidelog.server.config import ServerConfig
+from tidelog.server.gather import Gather
 from tidelog.server.metrics import Metrics
 from tidelog.server.sessions import Sessions
 
@@ -39,12 +40,14 @@ class Service:
         self.started_ms = clock.monotonic_ms()
         self._engine: Engine | None = None
         self._commits: Commits | None = None
+        self._gather: Gather | None = None
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tidelog work")
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def ready(self, engine: Engine) -> None:
         """Recovery is done."""
         self._commits = Commits(self.loop, engine.shards, self.config.commit)
+        self._gather = Gather(self.loop, self._commits)
         self._engine, self.progress = engine, 1.0
 
     @property
@@ -65,6 +68,11 @@ class Service:
     def commits(self) -> Commits:
         assert self._commits is not None, "asked behind `engine`"
         return self._commits
+
+    @property
+    def gather(self) -> Gather:
+        assert self._gather is not None, "asked behind `engine`"
+        return self._gather
 
     async def work(self, call: Callable[[], T]) -> T:
         """Run what may wait for a disk, off the loop."""

@@ -19,6 +19,7 @@ from tidelog.wire.requests import BadBody
 T = TypeVar("T")
 encode = msgspec.json.Encoder().encode
 JSON = b"application/json"
+_NO_QUERY = Query("")
 
 Handler = Callable[["Call"], Answer | Awaitable[Answer] | None]
 
@@ -64,7 +65,7 @@ class Call:
         self._app, self.service, self.request = app, service, request
         self.began_us = service.clock.monotonic_us()
         self.principal: Principal = ANYBODY
-        self.query = Query(request.query)
+        self.query = Query(request.query) if request.query else _NO_QUERY
         self.names: tuple[str, ...] = ()
         self.path = ""  # as the route names it, for figures
         self.endpoint: Endpoint | None = None

@@ -24,6 +24,8 @@ from tidelog.server.service import Service
 from tidelog.wire import requests
 
 _DEPTH_MAX: Final = 128
+_FEW: Final = 16  # a write of more records is worth a batch of its own
+_SMALL_BYTES: Final = 64 << 10
 _decoder = requests.decoder(requests.Write)
 _encode = msgspec.json.Encoder().encode
 _ADMIN = frozenset((ADMIN,))
@@ -49,6 +51,8 @@ def write(call: Call) -> Answer | Awaitable[Answer] | None:
     body = call.body(_decoder)
     engine = call.service.engine
     topic = engine.find(call.topic)
+    if topic is not None and topic.is_open and _gathered(call, topic, body):
+        return None
     config = config_in(call.topic, body.config, needed=topic is None)
     if topic is None and config is not None and not call.principal.may(_ADMIN):
         raise Problem(
@@ -61,6 +65,36 @@ def write(call: Call) -> Answer | Awaitable[Answer] | None:
         return _slowly(call, body.create, config, batch, key)
     _staged(call, topic, batch, key, created=False)
     return None
+
+
+def _gathered(call: Call, topic: Topic, body: requests.Write) -> bool:
+    """Whether this write went along with others of this turn: a few records that are nothing but data."""
+    records, text = body.records, call.request.body
+    if not 0 < len(records) <= _FEW or body.node is not None or body.config is not requests.NULL:
+        return False
+    if body.idempotency_key is not None or call.request.header(b"idempotency-key") is not None:
+        return False
+    if (
+        len(text) > min(_SMALL_BYTES, call.service.engine.limits.record_bytes_max)
+        or text.count(b"[") + text.count(b"{") > _DEPTH_MAX
+    ):
+        return False
+    for record in records:
+        if record.tag is not None or record.node is not None or record.meta is not None or record.encoding is not None:
+            return False
+    datas = [bytes(record.data) for record in records]
+    if encode.is_loose(text):
+        datas = list(map(encode.compact, datas))
+    call.service.gather.add(topic, datas, len(text), partial(_answered, call))
+    return True
+
+
+def _answered(call: Call, done: Appended | Error) -> None:
+    if isinstance(done, Error):
+        call.fail(done)
+        return
+    call.service.metrics.wrote(call.topic, done.count)
+    call.reply(answer_of(call, done, created=False))
 
 
 def config_in(topic: str, given: msgspec.Raw, *, needed: bool) -> TopicConfig | None:
