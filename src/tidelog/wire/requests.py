@@ -43,6 +43,16 @@ class Write(Struct):
     disable_backpressure: bool = False
 
 
+class PlainRecord(Struct, forbid_unknown_fields=True):
+    data: Raw
+
+
+class PlainWrite(Struct, forbid_unknown_fields=True):
+    """A write that is records and nothing else, and they data and nothing else: most are, and it costs half."""
+
+    records: list[PlainRecord]
+
+
 class Diff(Struct):
     from_seq: U64 = 0
     limit: U32 = 0

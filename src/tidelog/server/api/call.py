@@ -87,17 +87,21 @@ class Call:
         request = self.request
         if empty is not None and not request.body and request.header(b"content-type") is None:
             return empty
-        kind = request.header(b"content-type")
-        if kind is None or not kind.lstrip().startswith(JSON):
-            raise Problem(
-                "unsupported_media_type", "the body must be application/json; nothing was done, set Content-Type"
-            )
+        self.check_type()
         if empty is not None and not request.body:
             return empty
         try:
             return requests.decode(decoder, request.body)
         except BadBody as error:
             raise Problem("invalid_request", f"{error}; nothing was done") from None
+
+    def check_type(self) -> None:
+        """Refuse a body that does not say it is JSON."""
+        kind = self.request.header(b"content-type")
+        if kind is None or not kind.lstrip().startswith(JSON):
+            raise Problem(
+                "unsupported_media_type", "the body must be application/json; nothing was done, set Content-Type"
+            )
 
     def reply(self, answer: Answer) -> None:
         """Answer now: for handlers that returned None. On the loop's thread, once."""

@@ -17,7 +17,7 @@ import msgspec
 from tidelog.server.api import topics
 from tidelog.server.api.auth import ADMIN, DELETE, READ, WRITE
 from tidelog.server.api.call import Call
-from tidelog.server.api.openapi_schemas import COUNT, FLAG, SCHEMAS, TEXT, TOPIC, Schema, number, ref
+from tidelog.server.api.openapi_schemas import COUNT, FLAG, KEY, SCHEMAS, TEXT, TOPIC, Schema, number, ref
 from tidelog.server.api.problem import _STATUS
 from tidelog.server.http.seam import Response
 from tidelog.version import __version__
@@ -59,9 +59,7 @@ def flag(name: str, default: bool, text: str) -> Param:
 
 
 _FROM = Param("from_seq", number("The last seq that the reader has; 0 before the first.", 0))
-_KEY = Param(
-    "Idempotency-Key", {"type": "string", "maxLength": 256}, "A second write with it writes nothing.", "header"
-)
+_KEY = Param("Idempotency-Key", KEY, "A second write with it writes nothing.", "header")
 _CREATE = flag("create", True, "Bulk writes: false refuses to make the topic.")
 _PREFIX = Param("prefix", TEXT, "Names that begin so.")
 _RAW: Final[Schema] = {"type": "string", "contentEncoding": "binary"}

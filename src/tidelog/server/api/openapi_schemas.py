@@ -29,6 +29,7 @@ NUMBER: Final[Schema] = {"type": "number"}
 COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 TS: Final[Schema] = {"type": "integer", "description": "Milliseconds since the epoch."}
 TOPIC: Final[Schema] = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"}
+KEY: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": 256}
 _LIMITS: Final = EngineConfig()
 
 
@@ -75,20 +76,25 @@ def _sent() -> dict[str, Schema]:
                 **record["meta"],
                 "description": f"At most {_LIMITS.meta_keys_max} keys and {_LIMITS.meta_bytes_max} bytes.",
             },
-            "$encoding": {**record["$encoding"], "description": "`base64`: data is bytes, written as text."},
+            "$encoding": {**nullable({"enum": ["base64"]}), "description": "`base64`: data is bytes, written as text."},
         },
         "required": ["data"],
     }
     write = made["Write"]["properties"]
     write["records"] = each(ref("RecordToWrite"), minItems=1, maxItems=_LIMITS.batch_records_max)
+    write["idempotency_key"] = {**nullable(KEY), "description": "A second write with it writes nothing."}
     write["config"] = {**nullable(ref("TopicConfig")), "description": "For a write that makes its topic; needs admin."}
     asked = made["Diff"]["properties"]
     asked["limit"] = number(f"0 is {diff.LIMIT}.", diff.LIMIT, most=diff.LIMIT_MAX)
     asked["max_batch_bytes"] = number(f"0 is {diff.BYTES}.", diff.BYTES, most=diff.BYTES_MAX)
     asked["wait_ms"] = number("Wait so long where there is nothing yet.", 0, most=diff.WAIT_MS_MAX)
     made["Delete"]["properties"]["match"] = ref("Match")
+    made["Delete"]["description"] = "before_seq, match or both."
+    made["Delete"]["anyOf"] = [
+        {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("before_seq", "match")
+    ]
     watch = made["Watch"]["properties"]
-    watch["topics"] |= {"minProperties": 1, "maxProperties": TOPICS_MAX}
+    watch["topics"] |= {"propertyNames": TOPIC, "minProperties": 1, "maxProperties": TOPICS_MAX}
     watch["limit"] = number(f"0 is {diff.LIMIT}.", diff.LIMIT, most=diff.LIMIT_MAX)
     watch["max_batch_bytes"] = number(f"0 is {diff.BYTES}.", 262_144, most=diff.BYTES_MAX)
     watch["heartbeat_ms"] = number("Said when nothing else was.", 15_000, least=1_000, most=HEARTBEAT_MS_MAX)
@@ -110,6 +116,7 @@ def _config(fields: dict[str, Schema]) -> Schema:
     for name in ("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"):
         fields[name] |= {"minimum": 0}
     fields["durability"] = {**nullable({"enum": ["ephemeral", "memory", "disk", "fsync"]}), "default": "disk"}
+    fields["dead_letter"] = {**nullable(TOPIC), "default": None}
     fields["durable"] = {"type": "boolean", "default": False, "description": "Without durability: true is fsync."}
     text = "A PUT replaces all of it: what is not given takes its default. Answers have every field."
     return {"type": "object", "description": text, "properties": {name: fields[name] for name in KEYS}}
@@ -164,7 +171,16 @@ _ANSWERED: Final[dict[str, Schema]] = {
     "Counts": obj(dict.fromkeys(Counts._fields, COUNT), "Where every seq of a range went; they add up to it."),
     "Match": {
         "description": 'A tag, `"p*"` for all that begin so, or `["tag","Eq","v"]`, `["tag","Glob","p*"]`.',
-        "anyOf": [TEXT, {"type": "array", "items": TEXT, "minItems": 3, "maxItems": 3}, {"type": "null"}],
+        "anyOf": [
+            TEXT,
+            {
+                "type": "array",
+                "prefixItems": [{"const": "tag"}, {"enum": ["Eq", "Glob"]}, TEXT],
+                "minItems": 3,
+                "maxItems": 3,
+            },
+            {"type": "null"},
+        ],
     },
     "Topic": obj(
         {

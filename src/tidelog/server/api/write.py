@@ -27,6 +27,7 @@ _DEPTH_MAX: Final = 128
 _FEW: Final = 16  # a write of more records is worth a batch of its own
 _SMALL_BYTES: Final = 64 << 10
 _decoder = requests.decoder(requests.Write)
+_plain_decoder = requests.decoder(requests.PlainWrite)
 _encode = msgspec.json.Encoder().encode
 _ADMIN = frozenset((ADMIN,))
 
@@ -48,11 +49,11 @@ class Done(msgspec.Struct, omit_defaults=True):
 def write(call: Call) -> Answer | Awaitable[Answer] | None:
     if call.request.pieces is not None:
         return bulk.write(call)
-    body = call.body(_decoder)
     engine = call.service.engine
     topic = engine.find(call.topic)
-    if topic is not None and topic.is_open and _gathered(call, topic, body):
+    if topic is not None and not topic.is_due and _went(call, topic):
         return None
+    body = call.body(_decoder)
     config = config_in(call.topic, body.config, needed=topic is None)
     if topic is None and config is not None and not call.principal.may(_ADMIN):
         raise Problem(
@@ -67,26 +68,39 @@ def write(call: Call) -> Answer | Awaitable[Answer] | None:
     return None
 
 
-def _gathered(call: Call, topic: Topic, body: requests.Write) -> bool:
-    """Whether this write went along with others of this turn: a few records that are nothing but data."""
-    records, text = body.records, call.request.body
-    if not 0 < len(records) <= _FEW or body.node is not None or body.config is not requests.NULL:
+def _went(call: Call, topic: Topic) -> bool:
+    """Whether this was a plain write, and is on its way: a few records go along with others of this turn."""
+    request, limits = call.request, call.service.engine.limits
+    if request.header(b"idempotency-key") is not None:
         return False
-    if body.idempotency_key is not None or call.request.header(b"idempotency-key") is not None:
+    call.check_type()
+    datas = _plain(request.body, limits)
+    if datas is None:
         return False
-    if (
-        len(text) > min(_SMALL_BYTES, call.service.engine.limits.record_bytes_max)
-        or text.count(b"[") + text.count(b"{") > _DEPTH_MAX
-    ):
-        return False
-    for record in records:
-        if record.tag is not None or record.node is not None or record.meta is not None or record.encoding is not None:
-            return False
-    datas = [bytes(record.data) for record in records]
-    if encode.is_loose(text):
-        datas = list(map(encode.compact, datas))
-    call.service.gather.add(topic, datas, len(text), partial(_answered, call))
+    if len(datas) <= _FEW and topic.is_open and len(request.body) <= _SMALL_BYTES:
+        call.service.gather.add(topic, datas, len(request.body), partial(_answered, call))
+    else:
+        _staged(call, topic, Batch(datas, True), None, created=False)
     return True
+
+
+def _plain(text: bytes, limits: EngineConfig) -> list[bytes] | None:
+    """The records of a body that are nothing but data; None for all else, and for what has to be refused."""
+    try:
+        if not text.isascii():
+            text.decode()
+        records = _plain_decoder.decode(text).records
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if not 0 < len(records) <= limits.batch_records_max:
+        return None
+    datas: list[bytes] = [record.data for record in records]
+    if len(datas) == 1 or encode.is_loose(text):
+        datas = [encode.compact(bytes(data)) for data in datas]
+    if len(text) > limits.record_bytes_max and max(map(len, datas)) > limits.record_bytes_max:
+        return None
+    _check_depths(text, datas)
+    return datas
 
 
 def _answered(call: Call, done: Appended | Error) -> None:
@@ -195,11 +209,9 @@ def batch_of(limits: EngineConfig, records: list[requests.Record], node: str | N
     datas = [bytes(record.data) for record in records]
     if encode.is_loose(body):
         datas = list(map(encode.compact, datas))
-    if body.count(b"[") + body.count(b"{") > _DEPTH_MAX + len(records):
-        for data in datas:
-            _check_depth(data)
+    _check_depths(body, datas)
     json: bool | list[bool] = True
-    if any(record.encoding is not None for record in records):
+    if not all(record.encoding is None for record in records):
         json = [record.encoding is None for record in records]
         datas = [
             data if is_json else _bytes(record, data)
@@ -227,8 +239,14 @@ def _bytes(record: requests.Record, data: bytes) -> bytes:
         raise BadInput(f"data is not base64 ({error}); nothing was written") from None
 
 
-def _check_depth(data: bytes) -> None:
+def _check_depths(text: bytes, datas: list[bytes]) -> None:
     """Refuse what a reader's stack could not hold."""
+    if text.count(b"[") + text.count(b"{") > _DEPTH_MAX + len(datas):
+        for data in datas:
+            _check_depth(bytes(data))
+
+
+def _check_depth(data: bytes) -> None:
     if data.count(b"[") + data.count(b"{") <= _DEPTH_MAX:
         return
     level: list[Any] = [msgspec.json.decode(data)]
