@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from tidelog.clock import Clock
 from tidelog.disk.atomic import replace
 from tidelog.disk.seam import Disk
-from tidelog.engine import Engine, EngineConfig
-from tidelog.engine import open as open_engine
+from tidelog.server import life
 from tidelog.server.api.app import App
 from tidelog.server.config import ServerConfig, check
 from tidelog.server.http.listener import Listener, listen
@@ -28,7 +27,6 @@ from tidelog.server.service import Service
 from tidelog.version import __version__
 
 _log = logging.getLogger("tidelog.server")
-_STREAMS_MS = 3_000  # streams are told and gone well before that
 _SWITCH_S = 0.0005  # threads that sync must not wait for a busy loop to give way by itself
 
 
@@ -39,17 +37,6 @@ class Started:
     service: Service
     listener: Listener
     ready: asyncio.Task[None]
-
-
-def engine_config(config: ServerConfig) -> EngineConfig:
-    return EngineConfig(
-        wal_shards=config.wal_shards,
-        segment_events_max=config.segment_max_events,
-        segment_bytes_max=config.segment_max_bytes,
-        segment_age_ms_max=config.segment_max_age_ms,
-        topics_max=config.max_topics,
-        total_bytes_max=config.max_total_bytes,
-    )
 
 
 def run(config: ServerConfig, *, clock: Clock, disk: Disk, say: Callable[[str], None]) -> None:
@@ -102,32 +89,7 @@ async def start(config: ServerConfig, *, clock: Clock, disk: Disk, say: Callable
         raise
     who = "keys are required" if not service.keys.open else "NO AUTHENTICATION: anybody who reaches it may do anything"
     say(f"tidelog {__version__} listens on http://{shown}, data in {config.data_dir}; {who}")
-    return Started(service, listener, loop.create_task(_recover(service, disk, say)))
-
-
-async def _recover(service: Service, disk: Disk, say: Callable[[str], None]) -> None:
-    config, clock = service.config, service.clock
-    began_ms = clock.monotonic_ms()
-
-    def progress(_: str, done: int, total: int) -> None:
-        service.progress = min(done / total, 0.999) if total else 0.0
-
-    engine = await service.work(
-        lambda: open_engine(
-            config.data_dir,
-            disk=disk,
-            clock=clock,
-            config=engine_config(config),
-            accept_loss=config.accept_loss,
-            progress=progress,
-        )
-    )
-    service.ready(engine)
-    report = engine.report
-    took_s = (clock.monotonic_ms() - began_ms) / 1000
-    say(f"ready in {took_s:.1f} s: {report.topics} topics, {report.frames} frames replayed from the WAL")
-    for line in report.lines():
-        say(f"  {line}")
+    return Started(service, listener, loop.create_task(life.recover(service, disk, say)))
 
 
 async def shut(started: Started) -> None:
@@ -136,12 +98,7 @@ async def shut(started: Started) -> None:
     listener.stop_accepting()
     with suppress(Exception):
         await started.ready  # a recovery is not left half way, though it could be
-    service.stop()
-    await service.streams_gone(_STREAMS_MS / 1000)
+    await life.part(service)
     await listener.drain(service.config.drain_ms / 1000)
     await listener.close()
-    await service.settle()
-    if service.is_ready:
-        engine: Engine = service.engine
-        await service.work(engine.close)
-    service.close()
+    await life.close(service)

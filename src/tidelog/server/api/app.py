@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Mapping
+from collections.abc import Coroutine, Mapping
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 from tidelog.errors import Error
 from tidelog.server.api import auth, routes
@@ -68,7 +68,9 @@ class App:
         if isinstance(answer, Response | Stream | Upgrade):
             self.answer(call, answer)
         else:
-            task = self.service.spawn(self._later(call, answer))
+            running = answer
+            task = self.service.spawn(self._later(call, running))
+            task.add_done_callback(lambda _: self._over(call, running))
             exchange.on_gone(lambda: _cancel(task))
 
     def malformed(self, status: int, reason: str) -> Response:
@@ -89,15 +91,17 @@ class App:
     def fail(self, call: Call, error: Exception) -> None:
         self.answer(call, self._failed(call, error))
 
-    async def _later(self, call: Call, running: Awaitable[Answer]) -> None:
+    async def _later(self, call: Call, running: Coroutine[Any, Any, Answer]) -> None:
         try:
             answer = await running
-        except asyncio.CancelledError:
-            self._release(call)
-            raise
         except Exception as error:
             answer = self._failed(call, error)
         self.answer(call, answer)
+
+    def _over(self, call: Call, running: Coroutine[Any, Any, Answer]) -> None:
+        """The handler has ended, or was cancelled, perhaps before its first step."""
+        running.close()
+        self._release(call)
 
     def _failed(self, call: Call, error: Exception) -> Response:
         if isinstance(error, Problem):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -21,7 +21,7 @@ encode = msgspec.json.Encoder().encode
 JSON = b"application/json"
 _NO_QUERY = Query("")
 
-Handler = Callable[["Call"], Answer | Awaitable[Answer] | None]
+Handler = Callable[["Call"], Answer | Coroutine[Any, Any, Answer] | None]
 
 
 @dataclass(frozen=True, slots=True)

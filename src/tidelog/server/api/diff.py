@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -35,7 +35,7 @@ def seq(given: int) -> int:
     return min(given, SEQ_MAX)
 
 
-def diff(call: Call) -> Answer | Awaitable[Answer]:
+def diff(call: Call) -> Answer | Coroutine[Any, Any, Answer]:
     body = call.body(_decoder, empty=requests.Diff())
     topic = found(call.service.engine, call.topic)
     topic.touch()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Awaitable, Sized
+from collections.abc import Coroutine, Sized
 from functools import partial
 from typing import Any, Final
 
@@ -46,7 +46,7 @@ class Done(msgspec.Struct, omit_defaults=True):
     seqs: list[int] | None = None
 
 
-def write(call: Call) -> Answer | Awaitable[Answer] | None:
+def write(call: Call) -> Answer | Coroutine[Any, Any, Answer] | None:
     if call.request.pieces is not None:
         return bulk.write(call)
     engine = call.service.engine
