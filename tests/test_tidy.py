@@ -456,7 +456,7 @@ def test_what_goes_through_the_seams_is_let_pass(source: str) -> None:
 
 DOORS = (
     *("tidelog", "tidelog.errors", "tidelog.commitlog", "tidelog.testing"),
-    *("tidelog.client", "tidelog.spark", "tidelog.pipelines"),
+    *("tidelog.client", "tidelog.server", "tidelog.spark", "tidelog.pipelines"),
 )
 
 

@@ -19,10 +19,11 @@ import pyarrow.compute as pc
 from tidelog.commitlog.codec import Chunk
 from tidelog.engine import floors, retention
 from tidelog.engine.core import Core
-from tidelog.engine.encode import check_number, from_json, is_text
+from tidelog.engine.encode import check_number, is_text
 from tidelog.engine.floors import Gap
 from tidelog.engine.parts import Bools
 from tidelog.engine.results import Counts, Page, Record
+from tidelog.engine.texts import from_json
 from tidelog.errors import BadInput, Corrupt, GapFound
 from tidelog.formats import idx
 from tidelog.formats import rows as columns_of

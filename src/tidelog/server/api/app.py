@@ -161,8 +161,9 @@ class App:
         if found is None:
             raise Problem("not_found", f"there is nothing at {request.path[:200]}; nothing was done")
         if endpoint is None:
-            allowed = ", ".join(sorted(found.route.methods))
-            raise Problem("method_not_allowed", f"{found.route.path} takes {allowed}; nothing was done")
+            allowed = ", ".join(sorted({*found.route.methods, *(["HEAD"] if "GET" in found.route.methods else [])}))
+            said = f"{found.route.path} takes {allowed}; nothing was done"
+            raise Problem("method_not_allowed", said, headers=((b"allow", allowed.encode()),))
 
     def _authorize(self, call: Call, endpoint: Endpoint | None, found: routes.Found | None) -> None:
         secret = bearer(call.request.header(b"authorization"))

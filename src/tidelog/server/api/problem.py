@@ -11,7 +11,7 @@ import msgspec
 
 from tidelog import errors
 from tidelog.errors import Error
-from tidelog.server.http.seam import Response
+from tidelog.server.http.seam import Headers, Response
 
 _encode = msgspec.json.Encoder().encode
 RETRY_AFTER: Final = ((b"retry-after", b"1"),)
@@ -69,17 +69,23 @@ class Problem(Exception):
     """An answer that is an error."""
 
     def __init__(
-        self, code: str, message: str, detail: dict[str, Any] | None = None, *, status: int | None = None
+        self,
+        code: str,
+        message: str,
+        detail: dict[str, Any] | None = None,
+        *,
+        status: int | None = None,
+        headers: Headers = (),
     ) -> None:
         super().__init__(message)
-        self.code, self.message, self.detail = code, message, detail
+        self.code, self.message, self.detail, self.headers = code, message, detail, headers
         self.status = _STATUS[code] if status is None else status
 
     def response(self) -> Response:
         body: dict[str, Any] = {"code": self.code, "message": self.message}
         if self.detail is not None:
             body["detail"] = self.detail
-        headers = RETRY_AFTER if self.status in (429, 503) else ()
+        headers = RETRY_AFTER if self.status in (429, 503) else self.headers
         return Response(self.status, _encode({"error": body}), headers=headers)
 
 

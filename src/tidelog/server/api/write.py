@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidelog.engine import Appended, Batch, EngineConfig, Token, Topic, TopicConfig, encode
+from tidelog.engine import Appended, Batch, EngineConfig, Token, Topic, TopicConfig, encode, texts
 from tidelog.engine.append import check_key
 from tidelog.engine.config import check_topic_name
 from tidelog.engine.encode import Columns
@@ -95,8 +95,8 @@ def _plain(text: bytes, limits: EngineConfig) -> list[bytes] | None:
     if not 0 < len(records) <= limits.batch_records_max:
         return None
     datas: list[bytes] = [record.data for record in records]
-    if len(datas) == 1 or encode.is_loose(text):
-        datas = [encode.compact(bytes(data)) for data in datas]
+    if len(datas) == 1 or texts.is_loose(text):
+        datas = [texts.compact(bytes(data)) for data in datas]
     if len(text) > limits.record_bytes_max and max(map(len, datas)) > limits.record_bytes_max:
         return None
     _check_depths(text, datas)
@@ -207,8 +207,8 @@ def check_count(limits: EngineConfig, records: Sized) -> None:
 def batch_of(limits: EngineConfig, records: list[requests.Record], node: str | None, body: bytes) -> Batch:
     """The records of a body as one batch. Their data is the text that came, without blanks between its words."""
     datas = [bytes(record.data) for record in records]
-    if encode.is_loose(body):
-        datas = list(map(encode.compact, datas))
+    if texts.is_loose(body):
+        datas = list(map(texts.compact, datas))
     _check_depths(body, datas)
     json: bool | list[bool] = True
     if not all(record.encoding is None for record in records):

@@ -1,0 +1,99 @@
+"""The OpenAPI document against a live server: what it allows is asked for, and answers are what it says.
+
+Method: Schemathesis reads `GET /v0/openapi.json` and makes requests of it, good ones and spoilt ones, alone and one
+after another, in a process of its own. It is derandomized and has no deadline, so that a slow machine is only slow.
+The two streams that have no end are left out: test_watch.py and test_ws.py have them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.contract_http import schema_hooks
+from tests.contract_http.schema_hooks import KNOWN, SPARE
+from tests.contract_http.server import Server
+
+ROOT: Final = Path(__file__).parents[2]
+KEY: Final = "k3y"
+CASES: Final = 12  # of an operation, beside those that are worked out of its schema
+ENDLESS: Final = ("followWatch", "socket")
+CHECKS: Final = (
+    *("not_a_server_error", "status_code_conformance", "content_type_conformance", "ignored_auth"),
+    *("response_headers_conformance", "response_schema_conformance"),
+)
+LIMIT_S: Final = 300
+CONFIG: Final = """
+hooks = {hooks}
+suppress-health-check = ["all"]
+headers = {{ Authorization = "Bearer {key}" }}
+request-timeout = 60
+[generation]
+deterministic = true
+database = "none"
+max-examples = {cases}
+[checks.not_a_server_error]
+expected-statuses = ["2xx", "3xx", "4xx", 501, 505]
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> Iterator[Server]:
+    """A server with a key, and with topics whose records lie in segments as well as in the WAL."""
+    with Server(tmp_path / "server", api_keys=KEY, segment_max_events=4).start() as running:
+        with running.client(KEY) as api:
+            for topic in (KNOWN, SPARE):
+                for number in range(9):
+                    api.records(topic, {"data": {"n": number}, "tag": f"t{number}", "node": "n", "meta": {"m": 1}})
+        running.restart()
+        with running.client(KEY) as api:
+            api.write(KNOWN, "in no file yet")
+        yield running
+
+
+def schemathesis(target: Server, folder: Path, *options: str) -> tuple[dict[str, Any], str]:
+    """Its report and what it said."""
+    hooks = json.dumps(schema_hooks.__file__)
+    (folder / "schemathesis.toml").write_text(CONFIG.format(hooks=hooks, key=KEY, cases=CASES))
+    host, port = target.address
+    report = folder / "report.json"
+    command = [
+        *(sys.executable, "-m", "schemathesis.cli", "run", f"http://{host}:{port}/v0/openapi.json"),
+        *("--no-color", "--report-json-path", str(report), "--checks", ",".join(CHECKS)),
+        *(part for name in ENDLESS for part in ("--exclude-operation-id", name)),
+        *options,
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S)
+    assert report.exists(), done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(report.read_text())
+    return found, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_every_answer_is_as_documented(target: Server, tmp_path: Path, tell: Callable[[str, int], None]) -> None:
+    """§1.8, §1.9: no 5xx; status, content type, headers and body of every answer are those of the document."""
+    report, said = schemathesis(target, tmp_path, "--phases", "coverage,fuzzing,stateful")
+    assert report["exit_code"] == 0, said
+    assert report["complete"], said
+    assert (report["failures"], report["errors"]) == ([], []), said
+    with target.client(KEY) as api:
+        operations = [
+            operation
+            for item in api.get("/v0/openapi.json").json()["paths"].values()
+            for method, operation in item.items()
+            if method != "parameters"
+        ]
+        assert api.get("/v0/health").json()["status"] == "ok"
+        assert api.figures()["wal"]["read_only"] is False
+    assert report["operations"]["tested"] == len(operations) - len(ENDLESS) - 1, "all but these and the document itself"
+    assert report["test_cases"]["generated"] > 1_000, said
+    assert "Traceback" not in target.log
+    tell("cases from the schema", report["test_cases"]["generated"])
