@@ -6,7 +6,7 @@
              a whole commit batch.
 
 On a disk that syncs in a fraction of a millisecond the first is faster for everybody; on a slow one it would hold
-up every other request, so the disk is measured at the start (docs/decisions/0009-where-syncs-run.md).
+up every other request, so the disk is measured as it goes (docs/decisions/0009-where-syncs-run.md).
 """
 
 from __future__ import annotations

@@ -95,8 +95,10 @@ def _plain(text: bytes, limits: EngineConfig) -> list[bytes] | None:
     if not 0 < len(records) <= limits.batch_records_max:
         return None
     datas: list[bytes] = [record.data for record in records]
-    if len(datas) == 1 or texts.is_loose(text):
+    if texts.is_loose(text):
         datas = [texts.compact(bytes(data)) for data in datas]
+    elif len(datas) == 1:
+        datas = [bytes(datas[0])]
     if len(text) > limits.record_bytes_max and max(map(len, datas)) > limits.record_bytes_max:
         return None
     _check_depths(text, datas)
