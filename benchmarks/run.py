@@ -47,6 +47,10 @@ _MODULES = {
     "topics-read": "topics.bench_read",
     "topics-recovery": "topics.bench_recovery",
     "topics-growth": "topics.bench_growth",
+    "server-writes": "server.bench_writes",
+    "server-reads": "server.bench_reads",
+    "server-push": "server.bench_push",
+    "server-sustained": "server.bench_sustained",
 }
 
 

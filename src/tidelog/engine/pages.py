@@ -21,7 +21,7 @@ from tidelog.formats.rows import to_arrow
 class TextPage(NamedTuple):
     """`Page`, with its records as JSON objects that are ready to be sent."""
 
-    texts: list[bytes]
+    text: bytes  # with commas between them
     gap: Gap | None
     next_from_seq: int
     head_seq: int
@@ -47,12 +47,13 @@ def is_quick(core: Core, from_seq: int) -> bool:
 def text_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: int, show: Show) -> TextPage:
     """The next records behind `from_seq` as text: at most `limit` and about `bytes_max` bytes."""
     scan = Scan(core, from_seq, nodes)
-    texts: list[bytes] = []
-    for stretch in scan.stretches(limit, bytes_max):
-        if len(stretch.rows):
-            texts += json_rows.objects(stretch.rows, stretch.json, show)
+    texts = [
+        json_rows.joined(stretch.rows, stretch.json, show)
+        for stretch in scan.stretches(limit, bytes_max)
+        if len(stretch.rows)
+    ]
     retention.harden(core, scan.marks.evict_floor)
-    return TextPage(texts, scan.gap, scan.cursor, scan.head, scan.earliest, scan.counts)
+    return TextPage(b",".join(texts), scan.gap, scan.cursor, scan.head, scan.earliest, scan.counts)
 
 
 class Pass:
@@ -89,7 +90,7 @@ class Pass:
     def lines(self, show: Show) -> Iterator[bytes]:
         """Stretches of newline-terminated JSON objects."""
         for stretch in self._stretches():
-            yield b"\n".join([*json_rows.objects(stretch.rows, stretch.json, show), b""])
+            yield json_rows.joined(stretch.rows, stretch.json, show, b"\n") + b"\n"
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         for stretch in self._stretches():

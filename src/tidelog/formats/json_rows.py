@@ -1,4 +1,4 @@
-"""[hot] Rows → the JSON objects that readers are sent, back to back with commas between them.
+"""[hot] Rows → the JSON objects that readers are sent, with commas or line ends between them.
 
     {"$seq":7,"$ts":1700000000000,"$node":"eu-1","$tag":"order-7731","data":{"sku":"A"},"meta":{"k":"v"}}
 
@@ -29,15 +29,15 @@ class Show(NamedTuple):
     meta: bool = True
 
 
-def objects(rows: Rows, json: NDArray[np.bool_], show: Show = Show()) -> list[bytes]:  # noqa: B008 (immutable)
-    """Each row as one JSON object. `json` says which of them hold JSON."""
-    seqs, times = rows.seq.tolist(), (rows.ts_us // 1000).tolist()
+def joined(rows: Rows, json: NDArray[np.bool_], show: Show = Show(), between: bytes = b",") -> bytes:  # noqa: B008
+    """The rows as JSON objects, `between` two of them. `json` says which of them hold JSON."""
+    if not len(rows):
+        return b""
     tag = rows.tag if show.tags else None
     meta = rows.meta if show.meta else None
     if rows.node is None and tag is None and meta is None and show.data and bool(json.all()):
-        datas = values(rows.buf, rows.data)
-        return [b'{"$seq":%d,"$ts":%d,"data":%b}' % row for row in zip(seqs, times, datas, strict=True)]
-    parts = [[b'{"$seq":%d,"$ts":%d' % pair for pair in zip(seqs, times, strict=True)]]
+        return _plain(rows, between)
+    parts = [[b'{"$seq":%d,"$ts":%d' % pair for pair in zip(rows.seq.tolist(), _times(rows), strict=True)]]
     for key, span in ((b',"$node":', rows.node), (b',"$tag":', tag)):
         if span is not None:
             parts.append(_names(rows, span, key))
@@ -45,7 +45,29 @@ def objects(rows: Rows, json: NDArray[np.bool_], show: Show = Show()) -> list[by
         parts.append(_datas(rows, json))
     if meta is not None:
         parts.append([b',"meta":' + text if text else b"" for text in values(rows.buf, meta)])
-    return [b"".join((*row, b"}")) for row in zip(*parts, strict=True)]
+    return between.join([b"".join((*row, b"}")) for row in zip(*parts, strict=True)])
+
+
+def _plain(rows: Rows, between: bytes) -> bytes:
+    """Rows that are data alone: heads and datas in turn, joined once. Half the time of a row at a time."""
+    close = b"}" + between
+    count, times = len(rows), _times(rows)
+    pieces: list[bytes] = [b""] * (2 * count + 1)
+    if times[0] == times[-1]:  # they never fall, so all are the same
+        head = b'%b{"$seq":%%d,"$ts":%d,"data":' % (close.replace(b"%", b"%%"), times[0])
+        pieces[0:-1:2] = [head % seq for seq in rows.seq.tolist()]
+    else:
+        pairs = zip(rows.seq.tolist(), times, strict=True)
+        pieces[0:-1:2] = [b'%b{"$seq":%d,"$ts":%d,"data":' % (close, seq, ts_ms) for seq, ts_ms in pairs]
+    pieces[0] = pieces[0][len(close) :]
+    pieces[1::2] = values(rows.buf, rows.data)
+    pieces[-1] = b"}"
+    return b"".join(pieces)
+
+
+def _times(rows: Rows) -> list[int]:
+    found: list[int] = (rows.ts_us // 1000).tolist()
+    return found
 
 
 def _names(rows: Rows, span: Span, key: bytes) -> list[bytes]:

@@ -41,7 +41,7 @@ class Commits:
     def when_done(self, token: Token[T], tell: Callable[[Token[T]], None]) -> None:
         """Have `tell(token)` called on the loop once the outcome is known. On the loop's thread."""
         if token.done:
-            tell(token)
+            self._back(tell, token)
             return
         if self._auto:
             self._asked += 1
@@ -76,8 +76,8 @@ class Commits:
                 pass
 
     def _back(self, tell: Told, token: Token[Any]) -> None:
-        """By the committer, whichever thread that is."""
-        if get_ident() == self._thread:
+        """By the committer, whichever thread that is. Nobody is told before those who were done earlier."""
+        if get_ident() == self._thread and not self._told:
             tell(token)
             return
         self._told.append((tell, token))

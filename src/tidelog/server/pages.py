@@ -68,15 +68,15 @@ def render(topic: Topic, from_seq: int, view: View) -> Page:
     """Read a page and make it text."""
     found = topic.read_json(min(from_seq, SEQ_MAX), view.limit, view.bytes_max, nodes=view.nodes, show=view.show)
     body = b""
-    if found.texts:
+    if found.text:
         head = b'"topic":%b,"from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[' % (
             _quote(topic.name),
             from_seq,
             found.next_from_seq,
             found.head_seq,
         )
-        body = b"".join((head, b",".join(found.texts), b"]}"))
-    return Page(topic.name, body, len(found.texts), found.gap, found.next_from_seq, found.head_seq)
+        body = b"".join((head, found.text, b"]}"))
+    return Page(topic.name, body, found.counts.rows, found.gap, found.next_from_seq, found.head_seq)
 
 
 class Pages:

@@ -21,7 +21,7 @@ from tidelog.server.metrics import Metrics
 from tidelog.server.sessions import Sessions
 
 T = TypeVar("T")
-_THREADS = 4
+_THREADS = 2  # more would fight over the interpreter: what they do is mostly Python
 
 
 class Service:

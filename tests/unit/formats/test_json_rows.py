@@ -22,9 +22,11 @@ datas = st.recursive(st.none() | st.integers() | st.text(max_size=8), lambda inn
 
 def rendered(datas: list[bytes], *, flags: int, show: Show, **columns: Any) -> list[dict[str, Any]]:
     walk = scan.walk(b"".join(batch.encode_many(1, 5, 1_700_000_000_000, datas, flags=flags, **columns)))
-    made = json_rows.objects(walk.rows, (idx.flags(walk.rows) & idx.JSON) != 0, show)
-    assert all(b"\n" not in text for text in made), "one line a record"
-    return [json.loads(text) for text in made]
+    is_json = (idx.flags(walk.rows) & idx.JSON) != 0
+    lines = json_rows.joined(walk.rows, is_json, show, b"\n").split(b"\n")
+    assert len(lines) == len(datas), "one line a record"
+    assert json_rows.joined(walk.rows, is_json, show) == b",".join(lines)
+    return [json.loads(text) for text in lines]
 
 
 @given(
@@ -54,14 +56,20 @@ def test_the_keys_stand_in_the_contracts_order() -> None:
     walk = scan.walk(
         b"".join(batch.encode_many(1, 1, 9, [b"1"], flags=JSON, tags=[b"t"], nodes=[b"n"], metas=[b'{"k":1}']))
     )
-    made = json_rows.objects(walk.rows, np.ones(1, bool), Show(tags=True))
-    assert made == [b'{"$seq":1,"$ts":9,"$node":"n","$tag":"t","data":1,"meta":{"k":1}}']
+    made = json_rows.joined(walk.rows, np.ones(1, bool), Show(tags=True))
+    assert made == b'{"$seq":1,"$ts":9,"$node":"n","$tag":"t","data":1,"meta":{"k":1}}'
 
 
-def test_plain_records_take_the_short_way_to_the_same_text() -> None:
-    walk = scan.walk(b"".join(batch.encode_many(1, 1, 9, [b'{"a":1}', b"null"], flags=JSON)))
-    made = json_rows.objects(walk.rows, np.ones(2, bool))
-    assert made == [b'{"$seq":1,"$ts":9,"data":{"a":1}}', b'{"$seq":2,"$ts":9,"data":null}']
+@pytest.mark.parametrize("later", [9, 10])
+def test_plain_records_take_the_short_way_to_the_same_text(later: int) -> None:
+    frames = batch.encode_many(1, 1, 9, [b'{"a":"%d"}', b"null"], flags=JSON) + batch.encode_many(
+        1, 3, later, [b"3", b"4"], flags=JSON
+    )
+    walk = scan.walk(b"".join(frames))
+    made = json_rows.joined(walk.rows, np.ones(4, bool), between=b"%")
+    heads = [(1, 9, b'{"a":"%d"}'), (2, 9, b"null"), (3, later, b"3"), (4, later, b"4")]
+    assert made == b"%".join([b'{"$seq":%d,"$ts":%d,"data":%b}' % row for row in heads])
+    assert json_rows.joined(walk.rows.part(0, 0), np.ones(0, bool)) == b""
 
 
 def test_bytes_go_out_as_base64_and_say_so() -> None:

@@ -63,8 +63,8 @@ def test_writes_of_one_turn_are_one_frame_and_each_has_its_seqs() -> None:
         {**one(1), "idempotency_key": "k"},
         {**one(1), "config": {"ttl_ms": 5}},
         one("eA==", **{"$encoding": "base64"}),
-        {"records": [{"data": 1}] * 17},
-        one("x" * 70_000),
+        {"records": [{"data": 1}] * 1001},
+        one("x" * 270_000),
     ],
 )
 def test_what_is_not_plain_goes_by_itself(body: dict[str, Any]) -> None:
@@ -130,7 +130,7 @@ def test_one_fate_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_turn_that_brings_a_lot_does_not_wait_for_its_end() -> None:
     async def scenario(world: World) -> None:
         topic = world.topic("t")
-        asked = [world.begin("POST", WRITE, one("x" * 60_000)) for _ in range(40)]
+        asked = [world.begin("POST", WRITE, one("x" * 200_000)) for _ in range(40)]
         found = await answers(asked)
         assert [body["first_seq"] for _, body in found] == list(range(1, 41))
         assert topic.count == 40

@@ -66,7 +66,7 @@ async def _polled(call: Call, topic: Topic, look: partial[TextPage], from_seq: i
             woken.clear()
             page = look() if topic.is_quick(from_seq) else await service.work(look)
             left_ms = until_ms - service.clock.monotonic_ms()
-            if page.texts or page.gap or not page.caught_up or left_ms <= 0 or service.stopping.is_set():
+            if page.text or page.gap or not page.caught_up or left_ms <= 0 or service.stopping.is_set():
                 return answer_of(call, page)
             try:
                 async with asyncio.timeout(left_ms / 1000):
@@ -80,7 +80,7 @@ async def _polled(call: Call, topic: Topic, look: partial[TextPage], from_seq: i
 def answer_of(call: Call, page: TextPage) -> Response:
     """Put together by hand: the records are text already."""
     service = call.service
-    service.metrics.read(call.topic, len(page.texts), gap=page.gap is not None)
+    service.metrics.read(call.topic, page.counts.rows, gap=page.gap is not None)
     gap = b"null" if page.gap is None else _encode(page.gap._asdict())
     scanned = sum(page.counts)
     head = b'{"topic":%b,"records":[' % _encode(call.topic)
@@ -97,4 +97,4 @@ def answer_of(call: Call, page: TextPage) -> Response:
         _encode(call.elapsed_ms()),
         scanned,
     )
-    return Response(200, b"".join((head, b",".join(page.texts), tail)))
+    return Response(200, b"".join((head, page.text, tail)))

@@ -24,8 +24,8 @@ from tidelog.server.service import Service
 from tidelog.wire import requests
 
 _DEPTH_MAX: Final = 128
-_FEW: Final = 16  # a write of more records is worth a batch of its own
-_SMALL_BYTES: Final = 64 << 10
+_FEW: Final = 1_000  # a write of more records is worth a batch of its own
+_SMALL_BYTES: Final = 256 << 10
 _decoder = requests.decoder(requests.Write)
 _plain_decoder = requests.decoder(requests.PlainWrite)
 _encode = msgspec.json.Encoder().encode

@@ -1,0 +1,417 @@
+"""The servers that are measured: ours and its peers, each a process of its own on loopback with its files on the disk
+under test, and the settings that make it fastest under its promise.
+
+    synced     when the answer comes it survives a power cut: fsync topics; Redis `always`; JetStream `sync always`
+    buffered   it survives a kill, and a power cut may take the last of it. How much: 50 ms of disk topics, a second of
+               Redis `everysec`, two minutes of JetStream as it comes
+
+    none       memory and ephemeral topics; beside them stands a server that only reads and answers (`bare`)
+
+Redis rewrites no log and writes no snapshot while it is measured. JetStream learnt to sync always in 2.10; with an
+older one that row is left out. What is not installed is left out as well, and the run says so.
+
+Servers stand still (SIGSTOP) while another one is measured: what each does in the background, it does in its own time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from http.client import HTTPConnection
+from itertools import cycle
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+from benchmarks.server.load import Caller, Http, Marks, callers, connect, post
+
+NAME = "bench"
+BARE = "bare HTTP"
+CLASSES = ("ephemeral", "memory", "disk", "fsync")
+_PATIENCE_S = 20.0
+_SLOW = 2_000  # records that JetStream syncs one after the other in well under a second
+_VARIANTS = 8  # different asks that callers take in turn
+
+
+def texts(size: int, number: int = 1000) -> list[bytes]:
+    """JSON strings of `size` bytes that nothing can take for each other; what every server is sent as a record."""
+    random = Random(size)
+    return [b'"%b"' % random.randbytes(size // 2).hex()[: size - 2].encode() for _ in range(number)]
+
+
+# ── processes ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Memory(NamedTuple):
+    resident: float
+    own: float  # of it, without pages of mapped files: those belong to the page cache as well
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    process: subprocess.Popen[bytes]
+    port: int
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def memory_mb(self) -> Memory:
+        found = dict(line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
+        resident, own = (int(found[name].split()[0]) * 1024 / 1e6 for name in ("VmRSS", "RssAnon"))
+        return Memory(resident, own)
+
+    def busy_s(self) -> float:
+        """Processor time it has used, in all threads."""
+        after = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(after[11]) + int(after[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@contextmanager
+def alone(chosen: Server, others: Sequence[Server]) -> Iterator[None]:
+    """Only the chosen one runs."""
+    stopped = [server for server in others if server is not chosen]
+    for server in stopped:
+        server.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for server in stopped:
+            server.process.send_signal(signal.SIGCONT)
+
+
+@contextmanager
+def _running(command: Sequence[str], log: Path, port: Callable[[], int | None], **environ: str) -> Iterator[Server]:
+    """A process from when it answers on its port until its end."""
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **environ})
+    try:
+        yield Server(process, _answering(process, log, port))
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.terminate()
+        try:
+            process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _answering(process: subprocess.Popen[bytes], log: Path, port: Callable[[], int | None]) -> int:
+    until = time.monotonic() + _PATIENCE_S
+    while time.monotonic() < until and process.poll() is None:
+        number = port()
+        if number is not None:
+            try:
+                connect(number).close()
+                return number
+            except ConnectionRefusedError:
+                pass
+        time.sleep(0.01)
+    raise RuntimeError(f"{log.stem} did not start: {log.read_text()[-2000:]}")
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def _told(port_file: Path) -> int | None:
+    """The port that a server has written, once it has."""
+    said = port_file.read_text().rpartition(":")[2] if port_file.exists() else ""
+    return int(said) if said else None
+
+
+@contextmanager
+def tidelog(path: Path, **environ: str) -> Iterator[Server]:
+    """`tidelog serve`, ready for writes. TIDELOG_ settings of the environment hold, `environ` over them."""
+    path.mkdir(exist_ok=True)
+    port_file = path / "port"
+    port_file.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "tidelog.cli.main", "serve"]
+    command += ["--data", str(path / "data"), "--port", "0", "--port-file", str(port_file)]
+    with _running(command, path / "tidelog.log", partial(_told, port_file), **environ) as server:
+        until = time.monotonic() + _PATIENCE_S
+        while _status(server.port, "/readyz") != 200:
+            if time.monotonic() > until:
+                raise RuntimeError("tidelog is not ready")
+            time.sleep(0.01)
+        yield server
+
+
+@contextmanager
+def bare(path: Path) -> Iterator[Server]:
+    """See `bare`: what no HTTP server in Python can be faster than."""
+    path.mkdir()
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-m", "benchmarks.server.bare", str(path / "port")]
+    with _running(command, path / "bare.log", partial(_told, path / "port"), PYTHONPATH=str(root)) as server:
+        yield server
+
+
+@contextmanager
+def redis(path: Path, appendfsync: str) -> Iterator[Server]:
+    path.mkdir()
+    port = _free_port()
+    settings = {
+        "port": str(port),
+        "bind": "127.0.0.1",
+        "dir": str(path),
+        "appendonly": "yes",
+        "appendfsync": appendfsync,
+        "save": "",
+        "auto-aof-rewrite-percentage": "0",
+        "daemonize": "no",
+    }
+    command = ["redis-server", *(word for name, value in settings.items() for word in (f"--{name}", value))]
+    with _running(command, path / "redis.log", lambda: port) as server:
+        yield server
+
+
+@contextmanager
+def nats(path: Path, *, always: bool) -> Iterator[Server]:
+    path.mkdir()
+    port = _free_port()
+    sync = "sync_interval: always" if always else ""
+    config = path / "nats.conf"
+    config.write_text(
+        f'host: 127.0.0.1\nport: {port}\njetstream {{ store_dir: "{path}", max_file_store: 8GB, {sync} }}\n'
+    )
+    with _running(["nats-server", "-c", str(config)], path / "nats.log", lambda: port) as server:
+        _jetstream(server.port, "STREAM.CREATE", {"name": NAME, "subjects": [NAME], "storage": "file"})
+        yield server
+
+
+# ── what they are asked ───────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A place to write to, under one promise."""
+
+    name: str
+    promise: str
+    server: Server
+    empty: Callable[[], object]  # have no records in it
+    count: Callable[[], int] | None  # records in it, where any are kept
+    writers: Callable[[Sequence[bytes], int, int], list[Caller]]  # of records, a batch, connections
+    in_the_air_max: int = 1 << 62  # records at once that it gets done within a round
+
+
+def call(port: int, method: str, path: str, body: object = None) -> dict[str, Any]:
+    """One request to our server, for what is not measured."""
+    status, content = _request(port, method, path, body)
+    if status >= 300:
+        raise RuntimeError(f"{method} {path} was answered with {status}: {content[:600]!r}")
+    answer: dict[str, Any] = json.loads(content)
+    return answer
+
+
+def _request(port: int, method: str, path: str, body: object) -> tuple[int, bytes]:
+    connection = HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
+    try:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    finally:
+        connection.close()
+
+
+def _status(port: int, path: str) -> int:
+    return _request(port, "GET", path, None)[0]
+
+
+def write_asks(records: Sequence[bytes], batch: int, name: str = NAME) -> list[bytes]:
+    """Requests that write a batch each, as a client without options sends them."""
+    return [
+        post(f"/v0/topics/{name}", b'{"records":[%b]}' % b",".join(b'{"data":%b}' % record for record in part))
+        for part in parts(records, batch)
+    ]
+
+
+def parts(records: Sequence[bytes], batch: int) -> list[list[bytes]]:
+    """Batches that differ, as far as there are records for it."""
+    return [[records[(at + i) % len(records)] for i in range(batch)] for at in range(0, _VARIANTS * batch, batch)]
+
+
+def topic(server: Server, durability: str) -> Target:
+    path = f"/v0/topics/{NAME}-{durability}"
+
+    def empty() -> None:
+        call(server.port, "DELETE", path)
+        call(server.port, "PUT", path, {"durability": durability})
+
+    def writers(records: Sequence[bytes], batch: int, connections: int) -> list[Caller]:
+        asks = write_asks(records, batch, f"{NAME}-{durability}")
+        return callers(server.port, (cycle(_turned(asks, at)) for at in range(connections)), Http)
+
+    def count() -> int:
+        head: int = call(server.port, "GET", path)["head_seq"]
+        return head
+
+    promise = {"fsync": "synced", "disk": "buffered"}.get(durability, "none")
+    return Target(durability, promise, server, empty, count, writers)
+
+
+def nowhere(server: Server) -> Target:
+    """Writes that are read and thrown away."""
+
+    def writers(records: Sequence[bytes], batch: int, connections: int) -> list[Caller]:
+        asks = write_asks(records, batch)
+        return callers(server.port, (cycle(_turned(asks, at)) for at in range(connections)), Http)
+
+    return Target(BARE, "none", server, lambda: None, None, writers)
+
+
+def _turned(asks: list[bytes], at: int) -> list[bytes]:
+    at %= len(asks)
+    return asks[at:] + asks[:at]
+
+
+def resp(*words: bytes) -> bytes:
+    """A command to Redis."""
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+
+def redis_call(port: int, *words: bytes) -> bytes:
+    """One command whose answer is one line, for what is not measured."""
+    with connect(port) as sock, sock.makefile("rb") as answer:
+        sock.sendall(resp(*words))
+        line = answer.readline()
+        if line[:1] == b"-":
+            raise RuntimeError(f"Redis answered {line!r}")
+        return line[1:].strip()
+
+
+def redis_stream(server: Server, name: str, promise: str) -> Target:
+    def writers(records: Sequence[bytes], batch: int, connections: int) -> list[Caller]:
+        asks = [
+            b"".join(resp(b"XADD", NAME.encode(), b"*", b"d", record) for record in part)
+            for part in parts(records, batch)
+        ]
+        reply = partial(Marks, b"\n", 2 * batch)  # each answer is a length and an id
+        return callers(server.port, (cycle(_turned(asks, at)) for at in range(connections)), reply)
+
+    return Target(
+        name,
+        promise,
+        server,
+        partial(redis_call, server.port, b"FLUSHALL"),
+        lambda: int(redis_call(server.port, b"XLEN", NAME.encode())),
+        writers,
+    )
+
+
+def _jetstream(port: int, verb: str, body: Mapping[str, object] | None = None) -> dict[str, Any]:
+    asked = b"" if body is None else json.dumps(body).encode()
+    with connect(port) as sock, sock.makefile("rb") as lines:
+        lines.readline()
+        hello = b'CONNECT {"verbose":false,"pedantic":false}\r\nSUB _INBOX.api 1\r\n'
+        subject = f"$JS.API.{verb}.{NAME}".encode()
+        sock.sendall(hello + b"PUB %b _INBOX.api %d\r\n%b\r\n" % (subject, len(asked), asked))
+        while line := lines.readline():
+            if line.startswith(b"MSG"):
+                answer: dict[str, Any] = json.loads(lines.read(int(line.split()[-1])))
+                if "error" in answer:
+                    raise RuntimeError(f"JetStream answered {answer['error']}")
+                return answer
+    raise ConnectionError("JetStream closed the connection")
+
+
+def jetstream(server: Server, name: str, promise: str, in_the_air_max: int = 1 << 62) -> Target:
+    def writers(records: Sequence[bytes], batch: int, connections: int) -> list[Caller]:
+        made = []
+        for at in range(connections):
+            inbox = b"_INBOX.%d" % at
+            asks = [
+                b"".join(b"PUB %b %b %d\r\n%b\r\n" % (NAME.encode(), inbox, len(record), record) for record in part)
+                for part in parts(records, batch)
+            ]
+            reply = partial(Marks, b"}", batch)  # an answer is an object; pings come between them
+            made += callers(server.port, [cycle(asks)], reply, partial(_greet, inbox))
+        return made
+
+    return Target(
+        name,
+        promise,
+        server,
+        partial(_jetstream, server.port, "STREAM.PURGE"),
+        lambda: int(_jetstream(server.port, "STREAM.INFO")["state"]["messages"]),
+        writers,
+        in_the_air_max,
+    )
+
+
+def _greet(inbox: bytes, sock: socket.socket) -> None:
+    with sock.makefile("rb") as lines:
+        lines.readline()
+        sock.sendall(b'CONNECT {"verbose":false,"pedantic":false}\r\nSUB %b 1\r\nPING\r\n' % inbox)
+        while lines.readline() != b"PONG\r\n":
+            pass
+
+
+# ── all of them ───────────────────────────────────────────────────────────────────────────────────
+
+
+def missing() -> list[str]:
+    """What is left out, and why."""
+    said = [
+        f"{program} is not installed; the rows against it are left out"
+        for program in ("redis-server", "nats-server")
+        if shutil.which(program) is None
+    ]
+    if shutil.which("nats-server") and not _syncs_always():
+        said.append("this nats-server is older than 2.10 and cannot sync always; that row is left out")
+    return said
+
+
+def _syncs_always() -> bool:
+    said = subprocess.run(["nats-server", "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(\d+)\.(\d+)", said)
+    return found is not None and (int(found[1]), int(found[2])) >= (2, 10)
+
+
+def versions() -> str:
+    """Of the peers."""
+    said = []
+    for program in ("redis-server", "nats-server"):
+        if shutil.which(program):
+            line = subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
+            found = re.search(r"\d+\.\d+\.\d+", line)
+            said.append(f"{program} {found[0] if found else line.strip()}")
+    return ", ".join(said)
+
+
+@contextmanager
+def targets(place: Path) -> Iterator[list[Target]]:
+    """Topics of every class, the limit, and every peer that is installed."""
+    with ExitStack() as open_:
+        start = open_.enter_context
+        ours = start(tidelog(place / "tidelog"))
+        found = [topic(ours, durability) for durability in CLASSES]
+        found.append(nowhere(start(bare(place / "bare"))))
+        if shutil.which("redis-server"):
+            found.append(redis_stream(start(redis(place / "always", "always")), "Redis always", "synced"))
+            found.append(redis_stream(start(redis(place / "everysec", "everysec")), "Redis everysec", "buffered"))
+        if shutil.which("nats-server"):
+            if _syncs_always():
+                slow = start(nats(place / "nats-a", always=True))
+                found.append(jetstream(slow, "JetStream sync always", "synced", _SLOW))
+            found.append(jetstream(start(nats(place / "nats", always=False)), "JetStream", "buffered"))
+        yield found
+    for child in place.iterdir():
+        shutil.rmtree(child)
