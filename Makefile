@@ -31,11 +31,11 @@ demo: $(READY) ## a guided tour on real files: append, crash, recover, compact, 
 	@$(RUN) -m tidelog.cli.demo
 
 test: $(READY) ## the whole test suite
-	@$(RUN) -m pytest -n 2 -m "not sweep"
+	@$(RUN) -m pytest -n 2 --dist worksteal -m "not sweep"
 
 check: lint ## lint, types, tidy test and fast tests, in under a minute
 	@$(RUN) -m pytest -q tests/test_tidy.py
-	@$(RUN) -m pytest -q -n 2 -m "not slow and not sweep" --ignore=tests/test_tidy.py
+	@$(RUN) -m pytest -q -n 2 --dist worksteal -m "not slow and not sweep" --ignore=tests/test_tidy.py
 
 lint: $(READY) ## ruff and mypy --strict
 	@$(RUN) -m ruff check
@@ -43,7 +43,7 @@ lint: $(READY) ## ruff and mypy --strict
 	@$(RUN) -m mypy
 
 crash: $(READY) ## every crash state of the sweeps; takes long
-	@$(RUN) -m pytest -n 2 -m sweep
+	@$(RUN) -m pytest -n 2 --dist worksteal -m sweep
 
 bench: $(READY) ## the benchmarks, as a table and as JSON
 	@$(RUN) benchmarks/run.py

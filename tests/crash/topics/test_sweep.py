@@ -43,7 +43,7 @@ def told(tally: Tally, tell: Tell) -> None:
 @letters
 def test_every_history_of_two_letters_survives_a_power_cut(first: Letter, tell: Tell) -> None:
     tally = Tally()
-    depth = Depth(limit=14, thorough=6)
+    depth = Depth(limit=16, thorough=6)
     for number, history in enumerate([(first,), *product([first], ALPHABET)]):
         sweep(history, depth, seed=0, shards=1 + number % 3, tally=tally)
         if tally.failures:
