@@ -57,6 +57,10 @@ class Append(Commit):
         self.shard = core.shard
         self.token: Token[Appended] = Token(self.shard)
 
+    @property
+    def waits(self) -> bool:
+        return self.durable or (self.reserves and self.first + self.count - 1 > self.core.reserving)
+
     def prepare(self) -> None:
         """Disk class: seqs that a crash could give out again are first put on record, for many writes ahead."""
         core, last = self.core, self.first + self.count - 1

@@ -3,7 +3,7 @@
     loop     requests of one turn of the loop stage their writes; at its end one pump writes and syncs them all
              and answers every one of them, on the loop's own thread. No hand-over, no waiting for the interpreter.
     thread   the WAL's writer thread commits while the loop goes on; outcomes come back together, one wake-up for
-             a whole commit batch.
+             a whole commit batch. Only a turn whose writes need no sync is written on the loop.
 
 On a disk that syncs in a fraction of a millisecond the first is faster for everybody; on a slow one it would hold
 up every other request, so the disk is measured as it goes (docs/decisions/0009-where-syncs-run.md).
@@ -47,8 +47,8 @@ class Commits:
             self._asked += 1
             if not self._asked % _DECIDE_EVERY:
                 self._decide()
-        token.add_callback(lambda known: self._back(tell, known), want=not self.on_loop)
-        if self.on_loop and not self._pumping:
+        token.add_callback(lambda known: self._back(tell, known), want=False)
+        if not self._pumping:
             self._pumping = True
             self._loop.call_soon(self._pump)
 
@@ -71,9 +71,12 @@ class Commits:
     def _pump(self) -> None:
         self._pumping = False
         for shard in self._shards:
+            # What needs no sync is written here in any case: handing it over would cost more than writing it.
             # Where another thread has the turn it sends the writer thread for what was staged here.
-            while shard.waiting and shard.pump(blocking=False):
+            while shard.waiting and (self.on_loop or shard.is_quick) and shard.pump(blocking=False):
                 pass
+            if shard.waiting:
+                shard.want()
 
     def _back(self, tell: Told, token: Token[Any]) -> None:
         """By the committer, whichever thread that is. Nobody is told before those who were done earlier."""

@@ -73,6 +73,11 @@ class Commit:
         self.at = 0  # and its first byte there
         self._done = done
 
+    @property
+    def waits(self) -> bool:
+        """Whether committing it waits for the disk, as far as can be told before."""
+        return self.durable
+
     def prepare(self) -> None:
         """The last look before it is written: here `lead` may still put a frame in front."""
 
@@ -134,6 +139,12 @@ class Shard:
     def waiting(self) -> int:
         """Commits in the queue."""
         return len(self._queue)
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether what is queued now is committed without waiting for the disk."""
+        with self.lock:
+            return not any(commit.waits for commit in self._queue)
 
     @property
     def stats(self) -> Stats:

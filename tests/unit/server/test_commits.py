@@ -79,3 +79,22 @@ def test_syncs_move_to_where_they_cost_least() -> None:
         bench.shard.close()
 
     asyncio.run(scenario())
+
+
+def test_what_needs_no_sync_is_written_on_the_loop_and_what_does_is_not() -> None:
+    """Method: there is no thread, so what is handed over stays where it is."""
+
+    async def scenario() -> None:
+        bench = shard()
+        commits = Commits(asyncio.get_running_loop(), [bench.shard], "thread")
+        assert await commits.outcome(bench.submit([b"quick"], durable=False)) == 1
+        told: list[int] = []
+        commits.when_done(bench.submit([b"durable"]), lambda _: told.append(1))
+        commits.when_done(bench.submit([b"behind it"], durable=False), lambda _: told.append(2))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert (told, bench.shard.waiting) == ([], 2)
+        bench.shard.pump()
+        assert told == [1, 2]
+
+    asyncio.run(scenario())
