@@ -68,38 +68,30 @@ class Batch:
 def prepare(limits: EngineConfig, records: object, tag: object, node: object, meta: object) -> Batch:
     """Check and encode what a caller wants to append. A list or a tuple is many records, anything else is one."""
     many = records if isinstance(records, list | tuple) else (records,)
-    count = len(many)
+    check_count(limits, len(many))
+    return from_texts(limits, *_datas(many), tag, node, meta)
+
+
+def check_count(limits: EngineConfig, count: int) -> None:
+    """Refuse a write of no records or of too many, before anything is made of them."""
     if not count:
         raise BadInput("a write has at least one record; nothing was written")
     if count > limits.batch_records_max:
         raise BatchTooLarge("records", count=count, limit=limits.batch_records_max)
-    datas, json = _datas(many)
-    made = Batch(
-        datas,
-        json,
-        _names(tag, "tag", count, limits.tag_bytes_max),
-        _names(node, "node", count, limits.node_bytes_max),
-        _metas(meta, count, limits),
-    )
-    _check_sizes(made, limits)
-    return made
 
 
 def from_texts(
     limits: EngineConfig,
     datas: list[bytes],
     json: bool | list[bool],
-    tags: Sequence[str | None] | None,
-    nodes: Sequence[str | None] | None,
-    metas: Sequence[dict[str, Any] | None] | None,
+    tags: object,
+    nodes: object,
+    metas: object,
 ) -> Batch:
     """A batch whose data is JSON text already, or bytes where `json` says so. Checked record by record in the order
     of the wire contract: tag, node, meta, then the whole."""
     count = len(datas)
-    if not count:
-        raise BadInput("a write has at least one record; nothing was written")
-    if count > limits.batch_records_max:
-        raise BatchTooLarge("records", count=count, limit=limits.batch_records_max)
+    check_count(limits, count)
     made = Batch(
         datas,
         json,

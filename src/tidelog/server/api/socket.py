@@ -19,6 +19,7 @@ from msgspec import Raw
 
 from tidelog.engine import Appended, Batch, Show, Token, Topic
 from tidelog.engine.append import check_key
+from tidelog.engine.encode import check_count
 from tidelog.engine.read import nodes_of
 from tidelog.errors import Error
 from tidelog.server.api import write
@@ -195,7 +196,7 @@ class Conversation:
         config = write.config_in(name, command.config, needed=engine.find(name) is None)
         if config is not None:
             self._may(_ADMIN)
-        write.check_count(engine.limits, command.records)
+        check_count(engine.limits, len(command.records))
         check_key(command.idempotency_key)
         batch = write.batch_of(engine.limits, command.records, command.node, text)
         topic, created = engine.find(name), False

@@ -26,14 +26,11 @@ TOPICS_MAX: Final = 256
 HEARTBEAT_MS_MAX: Final = 60_000
 EVENT_STREAM: Final = b"text/event-stream"
 HEADERS: Final[Headers] = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
-_CONSISTENCY: Final = ("eventual", "strong")
 _decoder = requests.decoder(requests.Watch)
 
 
 async def create(call: Call) -> Response:
     body = call.body(_decoder)
-    if body.consistency not in _CONSISTENCY:
-        raise Problem("invalid_request", "consistency is eventual or strong; nothing was done")
     if not 1 <= len(body.topics) <= TOPICS_MAX:
         raise Problem("invalid_request", f"a session follows 1 to {TOPICS_MAX} topics; nothing was done")
     for name in body.topics:

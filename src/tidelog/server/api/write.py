@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Coroutine, Sized
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from tidelog.engine import Appended, Batch, EngineConfig, Token, Topic, TopicCon
 from tidelog.engine.append import check_key
 from tidelog.engine.config import check_topic_name
 from tidelog.engine.encode import Columns
-from tidelog.errors import BadInput, BatchTooLarge, Error, TopicNotFound
+from tidelog.errors import BadInput, Error, TopicNotFound
 from tidelog.server.api import bulk
 from tidelog.server.api.auth import ADMIN
 from tidelog.server.api.call import Call
@@ -59,7 +59,7 @@ def write(call: Call) -> Answer | Coroutine[Any, Any, Answer] | None:
         raise Problem(
             "forbidden", "a write that creates a topic with a config needs the scope admin", {"topic": call.topic}
         )
-    check_count(engine.limits, body.records)
+    encode.check_count(engine.limits, len(body.records))
     key = key_of(call, body.idempotency_key)
     batch = batch_of(engine.limits, body.records, body.node, call.request.body)
     if topic is None or topic.is_due:
@@ -197,13 +197,6 @@ async def ensure(
     if create is None and not wanted.auto_create:
         raise TopicNotFound(name)
     return await service.work(lambda: engine.ensure(name, wanted, first))
-
-
-def check_count(limits: EngineConfig, records: Sized) -> None:
-    if not len(records):
-        raise BadInput("a write has at least one record; nothing was written")
-    if len(records) > limits.batch_records_max:
-        raise BatchTooLarge("records", count=len(records), limit=limits.batch_records_max)
 
 
 def batch_of(limits: EngineConfig, records: list[requests.Record], node: str | None, body: bytes) -> Batch:
