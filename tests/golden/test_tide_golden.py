@@ -209,6 +209,10 @@ VECTORS: dict[str, Vector] = {
         seq=3,
     ),
     "head_watermark": control(bodies.HeadWatermark(257), topic_id=10),
+    "forward": control(
+        bodies.Forward(event=bodies.ForwardEvent.TRIMMED, source_id=9, first=3, last=5, dest_head=7), topic_id=10
+    ),
+    "group_cursor": control(bodies.GroupCursor(group="spark", seq=42, hold_bytes=1 << 20), topic_id=10),
     "batch_plain": Vector(
         (0, 10, [record(1, b'{"d":1}'), record(2, b""), record(3, b"xyz")], [0, 0, 0]),
         lambda: batch.encode(10, 1, TS, [b'{"d":1}', b"", b"xyz"]),

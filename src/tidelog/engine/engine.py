@@ -29,6 +29,7 @@ from tidelog.formats.bodies import Body
 from tidelog.wal import Commit, Shard, Token
 
 _AGE_MS = 1000  # how often segments are asked for their age
+OWN = "_tidelog."  # how the names of the engine's own topics begin, which nobody else can give to one
 
 
 class Control(Commit):
@@ -94,6 +95,7 @@ class Engine:
 
     def configure(self, name: str, fields: Mapping[str, object]) -> tuple[Topic, bool]:
         """Create or configure as a whole: fields that are not given take their defaults. Says whether it was made."""
+        check_topic_name(name)
         with self._registry:
             core = self._find(name)
             if core is None:
@@ -111,6 +113,13 @@ class Engine:
             append.admit_first(self._shared, name, config, first)
             return Topic(self._create(name, config)), True
 
+    def own(self, name: str, **config: object) -> Topic:
+        """A topic of the engine's own: read like any other, listed with none, and outside the limit on topics."""
+        assert name.startswith(OWN), "others are made by `topic`"
+        with self._registry:
+            core = self._topics.get(name)
+            return Topic(core or self._make(name, TopicConfig.make(config)))
+
     def find(self, name: str) -> Topic | None:
         """The topic of this name, if there is one."""
         self._check()
@@ -119,25 +128,27 @@ class Engine:
 
     def names(self) -> list[str]:
         """The names of all topics, sorted."""
-        return sorted(self._topics)
+        return sorted(name for name in list(self._topics) if not name.startswith(OWN))
 
     def topics(self, prefix: str = "") -> list[TopicState]:
-        """What there is, by name."""
+        """What there is, by name. The engine's own are shown to whoever asks for their prefix."""
         self._check()
-        found = sorted((core for name, core in list(self._topics.items()) if name.startswith(prefix)), key=_by_name)
-        return [Topic(core).state() for core in found]
+        cores = [core for core in self._topics.copy().values() if core.name.startswith(prefix)]
+        found = [core for core in cores if prefix.startswith(OWN) or not core.name.startswith(OWN)]
+        return [Topic(core).state() for core in sorted(found, key=_by_name)]
 
     def glance(self) -> list[TopicState]:
         """`topics` as they were last left: nothing expires for it and nobody waits for a disk."""
         self._check()
-        return [core.state() for core in sorted(self._topics.copy().values(), key=_by_name)]
+        cores = [core for core in self._topics.copy().values() if not core.name.startswith(OWN)]
+        return [core.state() for core in sorted(cores, key=_by_name)]
 
     def drop(self, name: str, *, if_empty: bool = False) -> bool:
         """Remove a topic with all its records; False where there is none. A topic made again under its name starts
         anew."""
         with self._registry:
             core = self._topics.get(name)
-            if core is None:
+            if core is None or name.startswith(OWN):
                 self._check_writable()
                 return False
             if if_empty and (count := Topic(core).count):
@@ -161,8 +172,13 @@ class Engine:
         check_topic_name(name)
         config.check_for(name)
         limit = self._shared.limits.topics_max
-        if limit and len(self._topics) >= limit:
-            raise Throttled("topics", max=limit, used=len(self._topics), asked=1)
+        if limit and len(self._topics) >= limit:  # looked at closely only where it could be reached
+            used = len(self.names())
+            if used >= limit:
+                raise Throttled("topics", max=limit, used=used, asked=1)
+        return self._make(name, config)
+
+    def _make(self, name: str, config: TopicConfig) -> Core:
         core = Core(self._shared, self._next_id, name, config)
         self._next_id += 1
         self._control(core, bodies.TopicCreate(name, config.to_json()), lambda: None)

@@ -38,6 +38,53 @@ class SegmentRow(msgspec.Struct, array_like=True, frozen=True):
     sealed: bool
 
 
+class LeaseRow(msgspec.Struct, array_like=True, frozen=True):
+    seq: int
+    lease_id: int
+    deadline_ms: int
+    node: str
+
+
+class QueueRow(msgspec.Struct, array_like=True, frozen=True):
+    """What a queue knows beside its jobs. Leases and counts are here where they are durable."""
+
+    lease_id: int  # ids up to here may have been handed out
+    dead_lettered: int
+    leases: tuple[LeaseRow, ...] = ()
+    deliveries: tuple[tuple[int, int], ...] = ()  # seq, how often it was handed out
+    delayed: tuple[tuple[int, int], ...] = ()  # seq, not before this time
+
+
+class ConsumerRow(msgspec.Struct, array_like=True, frozen=True):
+    """A group of consumers and where it stands."""
+
+    group: str
+    seq: int
+    ts_ms: int  # of its last commit
+    hold_bytes: int
+
+
+class FedRow(msgspec.Struct, array_like=True, frozen=True):
+    """How far the source of a topic that routers feed was passed on, as of the row's head."""
+
+    source_id: int
+    cursor: int
+
+
+class RouterRow(msgspec.Struct, array_like=True, frozen=True):
+    name: str
+    source_id: int
+    dest_id: int
+    preserve_node: bool
+    preserve_tag: bool
+    allow_cycle: bool
+    exactly_once: bool
+    match: tuple[int, str] | None
+    start: int  # it passes on what lies behind this seq of the source
+    dest_base: int  # the dest's head when it was made
+    forwarded: int  # as of the dest row's head
+
+
 class TopicRow(msgspec.Struct, array_like=True, frozen=True):
     id: int
     name: str
@@ -50,6 +97,11 @@ class TopicRow(msgspec.Struct, array_like=True, frozen=True):
     last_ts: int
     segments: tuple[SegmentRow, ...]
     ghosts: tuple[tuple[int, int], ...] = ()  # seqs [lo, hi) whose records were deleted and lie in no segment any more
+    source_mark: int = 0  # holes up to here stand for records that were lost at the source
+    queue: QueueRow | None = None
+    consumers: tuple[ConsumerRow, ...] = ()
+    fed: FedRow | None = None
+    hops: tuple[tuple[int, int, int], ...] = ()  # seqs [lo, hi) came over so many routers
 
 
 class GroupRow(msgspec.Struct, array_like=True, frozen=True):
@@ -64,6 +116,7 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True):
     topics: tuple[TopicRow, ...] = ()  # ids rising
     groups: tuple[GroupRow, ...] = ()
     next_topic_id: int = 1
+    routers: tuple[RouterRow, ...] = ()  # by name
 
 
 class Loaded(NamedTuple):

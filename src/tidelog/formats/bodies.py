@@ -1,4 +1,4 @@
-"""The bodies of control frames, types 2 to 11. Only this module knows what lies in their data.
+"""The bodies of control frames, types 2 to 11, 13 and 14. Only this module knows what lies in their data.
 
     text        u32 length, then UTF-8
     option      0, or 1 and the value
@@ -14,6 +14,8 @@
     CheckpointMark              u32 version 1; u64 wal first; u64 wal pos; u32 n; 7 × u64 a topic, ids rising
     Lease                       event u8; u64 lease id; u64 deadline ms; u64 deliveries; text node
     HeadWatermark               u64 head
+    Forward                     event u8; u64 source id; u64 first, u64 last source seq; u64 dest head behind it
+    GroupCursor                 text group; gone u8; u64 seq; u64 hold bytes
 
 Little-endian. A body is read to its last byte or not at all: bytes left over, an option that is
 neither 0 nor 1 and an unknown operation are damage, because a checksum has already vouched for them
@@ -50,6 +52,12 @@ class LeaseEvent(IntEnum):
     RELEASED = 1
     EXTENDED = 2
     ACKED = 3
+
+
+class ForwardEvent(IntEnum):
+    REACHED = 0  # everything up to `last` was passed on as its routers say
+    TRIMMED = 1  # first to last were lost at the source before they could be: one hole each
+    SKIPPED = 2  # first to last were deleted at the source before they could be: nothing for them
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +173,29 @@ class HeadWatermark:
     head_seq: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """About a topic that routers feed: what replay could not find out from the source alone."""
+
+    KIND: ClassVar[int] = frame.FORWARD
+    event: ForwardEvent
+    source_id: int
+    first: int
+    last: int
+    dest_head: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupCursor:
+    """Where a group of consumers stands in the topic, from now on; or that there is no such group any more."""
+
+    KIND: ClassVar[int] = frame.GROUP_CURSOR
+    group: str
+    seq: int = 0
+    hold_bytes: int = 0  # how much retention may be held up for it; 0: not at all
+    gone: bool = False
+
+
 Body: TypeAlias = (
     TopicCreate
     | TopicDelete
@@ -177,6 +208,8 @@ Body: TypeAlias = (
     | CheckpointMark
     | Lease
     | HeadWatermark
+    | Forward
+    | GroupCursor
 )
 
 _ROUTER_BOOLS: Final = ("preserve_node", "preserve_tag", "create_dest", "allow_cycle", "exactly_once")
@@ -214,6 +247,11 @@ def encode(body: Body) -> bytes:
             return bytes((LeaseEvent(body.event),)) + fields + _text(body.node)
         case HeadWatermark(head_seq):
             return _u64(head_seq)
+        case Forward():
+            seqs = _u64(body.first) + _u64(body.last) + _u64(body.dest_head)
+            return bytes((ForwardEvent(body.event),)) + _u64(body.source_id) + seqs
+        case GroupCursor():
+            return _text(body.group) + bytes((body.gone,)) + _u64(body.seq) + _u64(body.hold_bytes)
 
 
 def decode(kind: int, data: Buffer) -> Body:
@@ -274,6 +312,20 @@ def _decode(kind: int, take: _Take) -> Body:
             )
         case frame.HEAD_WATERMARK:
             return HeadWatermark(take.u64())
+        case frame.FORWARD:
+            event = take.u8()
+            if event > max(ForwardEvent):
+                raise take.corrupt(f"unknown forward event {event}")
+            return Forward(
+                event=ForwardEvent(event),
+                source_id=take.u64(),
+                first=take.u64(),
+                last=take.u64(),
+                dest_head=take.u64(),
+            )
+        case frame.GROUP_CURSOR:
+            group, gone = take.text(), take.flag()
+            return GroupCursor(group=group, gone=gone, seq=take.u64(), hold_bytes=take.u64())
         case _:
             raise take.corrupt("not the body of a control frame")
 
@@ -335,17 +387,17 @@ class _Take:
         except UnicodeDecodeError:
             raise self.corrupt("a name is not UTF-8") from None
 
-    def _is_there(self) -> bool:
+    def flag(self) -> bool:
         option = self.u8()
         if option > 1:
             raise self.corrupt(f"option byte {option} is neither 0 nor 1")
         return option == 1
 
     def option(self) -> int | None:
-        return self.u64() if self._is_there() else None
+        return self.u64() if self.flag() else None
 
     def match(self) -> Match | None:
-        if not self._is_there():
+        if not self.flag():
             return None
         op = self.u8()
         if op > max(MatchOp):

@@ -45,6 +45,8 @@ CONFIG_UPDATE: Final = 9
 LEASE: Final = 10
 HEAD_WATERMARK: Final = 11
 APPEND_BATCH: Final = 12
+FORWARD: Final = 13
+GROUP_CURSOR: Final = 14
 
 NAMES: Final = {
     APPEND: "Append",
@@ -59,6 +61,8 @@ NAMES: Final = {
     LEASE: "Lease",
     HEAD_WATERMARK: "HeadWatermark",
     APPEND_BATCH: "AppendBatch",
+    FORWARD: "Forward",
+    GROUP_CURSOR: "GroupCursor",
 }
 
 HAS_TAG: Final = 1

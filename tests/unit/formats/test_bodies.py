@@ -64,6 +64,15 @@ BODIES = st.one_of(
         node=text,
     ),
     st.builds(bodies.HeadWatermark, u64),
+    st.builds(
+        bodies.Forward,
+        event=st.sampled_from(bodies.ForwardEvent),
+        source_id=u64,
+        first=u64,
+        last=u64,
+        dest_head=u64,
+    ),
+    st.builds(bodies.GroupCursor, group=text, seq=u64, hold_bytes=u64, gone=st.booleans()),
 )
 
 
