@@ -66,7 +66,8 @@ class Engine:
         self._checked_bytes = 0
         # How many frames had been written when a checkpoint last covered them all. What was replayed is not covered.
         self._covered = 0 if self._history.number and not (self.report.frames or self.report.padded) else -1
-        self._ending = Event()
+        self._ending = False
+        self._stirred = Event()  # the keeper has something to do before its time
         self._keeper: Thread | None = None
         while self._history.moved:
             # Frames of an earlier number of shards: covered before a topic could get frames in two places, and by a
@@ -74,6 +75,7 @@ class Engine:
             self._checkpoint(final=False)
         if threads and self._shared.shards:
             for shard in self._shared.shards:
+                shard.on_half = self._stirred.set
                 shard.start()
             self._keeper = Thread(target=self._keep, name=f"tidelog {self._shared.root}", daemon=True)
             self._keeper.start()
@@ -274,7 +276,11 @@ class Engine:
 
     def _keep(self) -> None:
         pause_s = self._shared.limits.sync_interval_ms / 1000
-        while not self._ending.wait(pause_s):
+        while True:
+            self._stirred.wait(pause_s)
+            self._stirred.clear()
+            if self._ending:
+                return
             try:
                 self.tick()
             except Error as error:
@@ -299,7 +305,8 @@ class Engine:
         """Make everything acknowledged durable and let go of the directory. Closing twice is harmless."""
         if self._shared.closed:
             return
-        self._ending.set()
+        self._ending = True
+        self._stirred.set()
         if self._keeper is not None:
             self._keeper.join()
         try:

@@ -1,7 +1,7 @@
 """[shell] The active file of one group: written at its end, synced, rotated.
 
     wal-0000000000000001.log
-    0                      synced            position             file_bytes
+    0                      synced            position             room, at most file_bytes
     ┌──────────────────────┬─────────────────┬────────────────────┐
     │ survives a power cut │ survives a kill │ zeros, reserved    │
     └──────────────────────┴─────────────────┴────────────────────┘
@@ -15,6 +15,9 @@ has all that behind it and only gets its name), sync the directory, point CURREN
 write. A power cut leaves no new file, an empty one, or a stale CURRENT, and each of them is a clean
 start. One descriptor serves a file from its first write to its last sync, because the kernel tells of a
 failed write-back once per open file.
+
+The first file is small and each next one four times as large, up to `file_bytes`: whoever writes little
+pays for little, and whoever writes much soon writes into files that were filled with zeros ahead.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from threading import Lock
+from typing import Final
 
 from tidelog.disk.atomic import replace
 from tidelog.disk.latch import FULL, Latch
@@ -30,6 +34,9 @@ from tidelog.errors import Damaged, Error
 from tidelog.types import Buffer
 from tidelog.wal.names import CURRENT, Position, file_name, path_of
 from tidelog.wal.spare import Spare
+
+FIRST_BYTES: Final = 1 << 20
+_GROWTH: Final = 4
 
 
 class Writer:
@@ -42,7 +49,8 @@ class Writer:
         self.latch = latch
         self.rotations = 0
         self._syncing = Lock()
-        self._spare = Spare(disk, directory, file_bytes)
+        self._spare = Spare(disk, directory)
+        self._room = 0  # bytes that the file was made for
         try:
             disk.make_dir(directory)
             self._spare.drop()  # an earlier process's, of whatever size
@@ -59,6 +67,7 @@ class Writer:
     def _begin(self, first: int) -> None:
         self._first, self._frames = first, 0
         self._pos = self._synced = 0
+        self._prepared = False
         self._open = True
 
     @property
@@ -81,7 +90,7 @@ class Writer:
         self.latch.check()
         if not size:
             return
-        if self._pos and self._pos + size > self._file_bytes:
+        if self._pos and self._pos + size > self._room:
             self._rotate()
         try:
             self._file.write_pieces(self._pos, pieces)
@@ -104,10 +113,19 @@ class Writer:
         self._synced = pos
         return True
 
+    @property
+    def is_half_full(self) -> bool:
+        """Whether it is time to `prepare`."""
+        return self._pos * 2 >= self._room and not self._prepared
+
     def prepare(self) -> None:
         """Make the next file ready when this one is half full. From one thread at a time, beside everything else."""
-        if self._open and self._pos * 2 >= self._file_bytes and not self.latch.closed:
-            self._spare.make()
+        if self._open and self.is_half_full and not self.latch.closed:
+            self._prepared = True  # also where it cannot be made: it is tried once a file
+            self._spare.make(self._next_room())
+
+    def _next_room(self) -> int:
+        return min(self._room * _GROWTH or FIRST_BYTES, self._file_bytes)
 
     def close(self) -> None:
         """Give back what was reserved, sync and close. A latched file is only closed: a sync of it would prove
@@ -145,15 +163,17 @@ class Writer:
         spare = self._spare.take(path)
         # "create" refuses a name that is there: a number is used once, whatever went wrong before.
         file = self._disk.open(path, "write" if spare else "create")
+        room = spare or self._next_room()
         try:
             if not spare:
-                file.reserve(self._file_bytes)
+                file.reserve(room)
                 file.sync()
             self._disk.sync_dir(self.directory)
             replace(self._disk, join(self.directory, CURRENT), f"{file_name(first)}\n".encode())
         except OSError:
             file.close()
             raise
+        self._room = room
         return file
 
     def _undo(self, error: OSError) -> Error:
@@ -177,7 +197,7 @@ class Writer:
 
     def _reserve_again(self) -> None:
         try:
-            self._file.reserve(self._file_bytes)
+            self._file.reserve(self._room)
         except OSError as error:
             if error.errno not in FULL:
                 raise

@@ -106,6 +106,7 @@ class Shard:
         pressure: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`pressure` is asked by the writer thread before it gathers."""
+        self.on_half: Callable[[], None] = lambda: None  # somebody should `tick` soon: the next file is wanted
         self._writer, self._latch = writer, writer.latch
         self._queue_max, self._batch_frames, self._batch_bytes = queue_max, batch_frames, batch_bytes
         self._pressure = pressure
@@ -279,6 +280,8 @@ class Shard:
             frames, size, durable = frames + commit.frames, size + commit.size, durable or commit.durable
         began_us = self._micros()
         self._writer.write(pieces, size=size, frames=frames)
+        if self._writer.is_half_full:
+            self.on_half()
         self.write_us, self.sync_us = self._micros() - began_us, 0
         at, reader = self._writer.position.pos - size, self._writer.reader
         for commit in batch:

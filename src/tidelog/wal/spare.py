@@ -20,40 +20,41 @@ _ZEROS: Final = bytes(1 << 20)
 class Spare:
     """At most one file. Nothing hangs on it: whatever goes wrong with it, there is just none."""
 
-    def __init__(self, disk: Disk, directory: str, size: int) -> None:
-        self._disk, self._path, self._size = disk, join(directory, SPARE), size
-        self._ready = False
+    def __init__(self, disk: Disk, directory: str) -> None:
+        self._disk, self._path = disk, join(directory, SPARE)
+        self._size = 0  # of the one that is ready
 
-    def make(self) -> None:
-        """Have one ready. From any one thread, beside the writer."""
-        if self._ready:
+    def make(self, size: int) -> None:
+        """Have one ready, of this size unless there is one already. From any one thread, beside the writer."""
+        if self._size:
             return
         temporary = f"{self._path}.tmp"
         try:
             remove_if_there(self._disk, temporary)
             file = self._disk.open(temporary, "create")
             try:
-                for pos in range(0, self._size, len(_ZEROS)):
-                    file.write(pos, _ZEROS[: self._size - pos])
+                for pos in range(0, size, len(_ZEROS)):
+                    file.write(pos, _ZEROS[: size - pos])
                 file.sync()
             finally:
                 file.close()
             self._disk.rename(temporary, self._path)
-            self._ready = True
+            self._size = size
         except OSError:
             self.drop()  # no room for it: the next file is made when it is needed, and tells of it if it cannot be
 
-    def take(self, path: str) -> bool:
-        """Let it be the file at `path`; False where there is none, or where that name is taken. The directory is the
-        caller's to sync."""
-        if not self._ready or self._disk.stat(path) is not None:
-            return False
-        self._ready = False
+    def take(self, path: str) -> int:
+        """Let it be the file at `path` and say how large it is; 0 where there is none, or where that name is taken. The
+        directory is the caller's to sync."""
+        size = self._size
+        if not size or self._disk.stat(path) is not None:
+            return 0
+        self._size = 0
         self._disk.rename(self._path, path)
-        return True
+        return size
 
     def drop(self) -> None:
-        self._ready = False
+        self._size = 0
         with suppress(OSError):
             for path in (self._path, f"{self._path}.tmp"):
                 remove_if_there(self._disk, path)

@@ -430,14 +430,14 @@ def the_number_of_a_lost_file_is_used_again(patch: Patch) -> None:
 def a_spare_is_named_before_it_is_whole(patch: Patch) -> None:
     """Stale bytes in a file that is thought to be zeros."""
 
-    def make(self: Spare) -> None:
-        if self._ready:
+    def make(self: Spare, size: int) -> None:
+        if self._size:
             return
         file = self._disk.open(self._path, "create")
         file.write(0, append(b"from an earlier life") * 20)
         file.reserve(FILE_BYTES)
         file.close()
-        self._ready = True
+        self._size = size
 
     patch.setattr(Spare, "make", make)
 

@@ -7,8 +7,10 @@ import errno
 import pytest
 from tests.unit.wal.bench import FILE_BYTES, Bench
 
+from tidelog.disk.latch import Latch
 from tidelog.testing import Call, SimDisk
-from tidelog.wal import files, path_of
+from tidelog.wal import Writer, files, path_of
+from tidelog.wal.file import FIRST_BYTES
 from tidelog.wal.spare import Spare
 
 DIRECTORY = "data"
@@ -40,6 +42,38 @@ def test_it_is_made_when_the_file_is_half_full_and_becomes_the_next(disk: SimDis
     assert newest.rstrip(b"\0").count(b"z") == 900
 
 
+def test_files_grow_from_a_small_one_to_the_full_size(disk: SimDisk) -> None:
+    """Whoever writes little does not pay for much; and somebody is told when the next one is wanted, once a file."""
+    full = 20 * FIRST_BYTES
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=full, latch=Latch(DIRECTORY))
+    sizes, asked = [], 0
+    for _ in range(4):
+        sizes.append(disk.stat(path_of(DIRECTORY, files(disk, DIRECTORY)[-1])).size)  # type: ignore[union-attr]
+        assert not writer.is_half_full
+        writer.write([bytes(sizes[-1] // 2)], size=sizes[-1] // 2, frames=1)
+        asked += writer.is_half_full
+        writer.prepare()
+        assert not writer.is_half_full
+        writer.write([bytes(sizes[-1] // 2 + 1)], size=sizes[-1] // 2 + 1, frames=1)
+    assert sizes == [FIRST_BYTES, 4 * FIRST_BYTES, 16 * FIRST_BYTES, full]
+    assert asked == 4
+    writer.close()
+
+
+def test_a_spare_that_cannot_be_made_is_tried_once_a_file(disk: SimDisk) -> None:
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=1000, latch=Latch(DIRECTORY))
+    writer.write([bytes(600)], size=600, frames=1)
+    disk.fail("write", error=errno.ENOSPC)
+    halves = [writer.is_half_full]
+    writer.prepare()
+    halves.append(writer.is_half_full)
+    assert disk.stat(PATH) is None
+    writer.write([bytes(600)], size=600, frames=1)
+    halves.append(writer.is_half_full)
+    assert halves == [True, False, True], "the last is of the next file"
+    writer.close()
+
+
 def test_closing_leaves_none_behind(disk: SimDisk) -> None:
     bench = Bench(disk)
     bench.write(b"x" * (FILE_BYTES // 2))
@@ -54,29 +88,29 @@ def test_one_that_an_earlier_process_left_is_not_trusted(disk: SimDisk) -> None:
         file = disk.open(f"{DIRECTORY}/{name}", "create")
         file.write(0, b"whatever")
         file.close()
-    spare = Spare(disk, DIRECTORY, 10)
+    spare = Spare(disk, DIRECTORY)
     assert not spare.take(f"{DIRECTORY}/file")
     spare.drop()
     assert not [path for path in disk.tree() if "SPARE" in path]
-    spare.make()
+    spare.make(10)
     assert disk.read_file(PATH) == bytes(10)
 
 
 @pytest.mark.parametrize("call", ["create", "write", "sync", "rename"])
 def test_a_disk_that_refuses_it_just_leaves_none(disk: SimDisk, call: Call) -> None:
     disk.fail(call, error=errno.ENOSPC)
-    spare = Spare(disk, DIRECTORY, 10)
-    spare.make()
+    spare = Spare(disk, DIRECTORY)
+    spare.make(10)
     assert not spare.take(f"{DIRECTORY}/file")
     assert not [path for path in disk.tree() if "SPARE" in path]
-    spare.make()
+    spare.make(10)
     assert spare.take(f"{DIRECTORY}/file")
     assert disk.read_file(f"{DIRECTORY}/file") == bytes(10)
 
 
 def test_a_name_that_is_taken_is_not_taken_from_anybody(disk: SimDisk) -> None:
     disk.open(f"{DIRECTORY}/file", "create").close()
-    spare = Spare(disk, DIRECTORY, 10)
-    spare.make()
+    spare = Spare(disk, DIRECTORY)
+    spare.make(10)
     assert not spare.take(f"{DIRECTORY}/file")
     assert disk.read_file(f"{DIRECTORY}/file") == b""
