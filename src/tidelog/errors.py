@@ -113,7 +113,7 @@ class GapFound(Refused):
             else f"seqs {self.gap_from} to {self.gap_to} are lost ({self.reason})"
         )
         super().__init__(
-            f"{topic}: {lost}; nothing was written, go on from seq {self.earliest_seq} if you can do without"
+            f"{topic}: {lost}; nothing was written, read on with from_seq={self.earliest_seq - 1} if you can do without"
         )
         self.topic, self.gap = topic, gap
 
@@ -233,7 +233,7 @@ class Corrupt(Damaged):
     resume: int | None = None  # first seq behind the damage
 
     def __init__(self, where: str, *, pos: int, reason: str, next_step: str | None = None) -> None:
-        step = next_step or "run `tidelog log verify` to see all of it"
+        step = next_step or "`tidelog check` (topics) or `tidelog log verify` (a log) shows all of it"
         super().__init__(f"{where} at byte {pos}: {reason}; {step}")
         self.where, self.pos, self.reason = where, pos, reason
 

@@ -119,6 +119,7 @@ def _finish(core: Core, report: Report, *, writable: bool) -> None:
         core.shared.quota.give(index.evict(min(floor + 1, index.head + 1), cause).size)
     core.keep_caps()
     core.tail = index.head
+    core.last_write_ms = index.last_ts or None
     core.reserving = core.reserved
     core.hardened = index.evict_floor
 

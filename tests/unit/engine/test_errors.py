@@ -55,14 +55,14 @@ CASES: list[tuple[Error, str, type[Error], dict[str, object], str]] = [
         "gap",
         Refused,
         {"topic": "jobs", "gap": GAP, **GAP._asdict()},
-        r"seqs 3 to 7 are lost \(ttl\).*from seq 8",
+        r"seqs 3 to 7 are lost \(ttl\).*from_seq=7",
     ),
     (
         GapFound("jobs", Gap(1, 0, "recreated", 1, 1, 0)),
         "gap",
         Refused,
         {"reason": "recreated", "missed_estimate": 1},
-        "deleted and made again.*from seq 1",
+        "deleted and made again.*from_seq=0",
     ),
     (
         Throttled("total_bytes", max=100, used=90, asked=11),

@@ -1,0 +1,81 @@
+"""Letting go of WAL files: oldest first, and nothing else's."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+
+import pytest
+
+from tidelog.disk.seam import join
+from tidelog.testing import PowerOff, SimDisk
+from tidelog.wal import files, path_of
+from tidelog.wal.names import CURRENT, FLAT, directory
+from tidelog.wal.trim import trim
+
+WAL = "wal"
+KEY = "shard-01"
+
+
+def group(key: str, *numbers: int) -> SimDisk:
+    """A group with these files, all of it durable."""
+    disk = SimDisk()
+    place = directory(WAL, key)
+    disk.make_dir(place)
+    for name in [*(path_of(place, number) for number in numbers), join(place, CURRENT)]:
+        file = disk.open(name, "create")
+        file.write(0, b"frames")
+        file.sync()
+        file.close()
+    disk.sync_dir(place)
+    return disk
+
+
+def test_files_below_the_number_go_and_the_others_stay() -> None:
+    disk = group(KEY, 1, 5, 9)
+    assert trim(disk, WAL, KEY, 9) == 2
+    assert files(disk, directory(WAL, KEY)) == [9]
+    assert disk.stat(join(directory(WAL, KEY), CURRENT)) is not None
+    assert trim(disk, WAL, KEY, 9) == 0
+
+
+def test_a_group_that_has_ended_goes_with_its_directory() -> None:
+    disk = group(KEY, 1, 5)
+    assert trim(disk, WAL, KEY, 6) == 2
+    assert disk.stat(directory(WAL, KEY)) is None
+    assert trim(disk, WAL, KEY, 6) == 0, "once more is harmless"
+
+
+def test_the_flat_group_keeps_its_directory() -> None:
+    disk = group(FLAT, 1, 5)
+    assert trim(disk, WAL, FLAT, 6) == 2
+    assert disk.names(WAL) == []
+
+
+def test_a_directory_with_something_else_in_it_stays() -> None:
+    disk = group(KEY, 1)
+    disk.open(join(directory(WAL, KEY), "notes.txt"), "create").close()
+    assert trim(disk, WAL, KEY, 2) == 1
+    assert disk.names(directory(WAL, KEY)) == ["notes.txt"]
+
+
+def test_a_file_that_cannot_be_removed_leaves_it_and_all_behind_it() -> None:
+    disk = group(KEY, 1, 5, 9)
+    disk.fail("remove", error=errno.EIO)
+    with pytest.raises(OSError, match="5"):
+        trim(disk, WAL, KEY, 9)
+    assert files(disk, directory(WAL, KEY)) == [1, 5, 9]
+
+
+def test_a_power_cut_takes_nothing_that_replay_begins_with() -> None:
+    disk = group(KEY, 1, 5, 9, 12)
+    found = 0
+    for number in range(1, 8):
+        cut = disk.reboot()
+        cut.cut_power_at(number)
+        with suppress(PowerOff):
+            trim(cut, WAL, KEY, 9)
+        for image in cut.images():
+            found += 1
+            assert files(image.disk, directory(WAL, KEY))[-2:] == [9, 12], image.label
+    assert found >= 10
