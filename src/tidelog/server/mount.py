@@ -91,5 +91,8 @@ class _Nobody:
     def malformed(self, status: int, reason: str) -> Response:
         return of_status(status, f"{reason}; nothing was done").response()
 
+    def express(self, request: Request, answer_bytes_max: int) -> None:
+        """Nobody is let through here, by whatever way."""
+
     def abandoned(self, request: Request) -> None:
         """Nothing was taken."""

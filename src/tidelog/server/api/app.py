@@ -15,14 +15,17 @@ from typing import Any, Final
 from tidelog.errors import Error
 from tidelog.server.api import auth, routes
 from tidelog.server.api.auth import ANYBODY, bearer
-from tidelog.server.api.call import Call, Endpoint
+from tidelog.server.api.call import JSON, Call, Endpoint
+from tidelog.server.api.express import ExpressWrites
 from tidelog.server.api.problem import Problem, of_error, of_status
-from tidelog.server.http.seam import Answer, Body, Exchange, Request, Response, Stream, Upgrade
+from tidelog.server.api.write import SMALL_BYTES
+from tidelog.server.http.seam import Answer, Body, Exchange, Express, Request, Response, Stream, Upgrade
 from tidelog.server.service import Service
 
 _log = logging.getLogger("tidelog.server")
 _NO_LIMIT: Final = 1 << 62
 _ID_BYTES_MAX: Final = 128
+_SPECIAL: Final = frozenset((b"idempotency-key", b"x-request-id"))  # what makes one write differ from the next
 
 
 class App:
@@ -38,6 +41,7 @@ class App:
         self._streamed = Body(_NO_LIMIT, too_large, streamed=True)
         self._find = lru_cache(4096)(routes.find)
         self._ids = 0
+        self._express = ExpressWrites(service, self._next_id)
 
     # ── the front end's side ──────────────────────────────────────────────────────────────────
 
@@ -72,6 +76,22 @@ class App:
             task = self.service.spawn(self._later(call, running))
             task.add_done_callback(lambda _: self._over(call, running))
             exchange.on_gone(lambda: _cancel(task))
+
+    def express(self, request: Request, answer_bytes_max: int) -> Express | None:
+        """For writes that were admitted by their head and that nothing in it makes special."""
+        call = Call(self, self.service, request)
+        special = request.query or any(name in _SPECIAL for name, _ in request.headers)
+        kind = request.header(b"content-type") or b""
+        if special or not kind.startswith(JSON) or (request.length or 0) > min(self._body.limit, SMALL_BYTES):
+            return None
+        try:
+            self._admit(call)
+        except Problem:
+            return None
+        self._release(call)
+        if call.endpoint is None or not call.endpoint.express:
+            return None
+        return self._express.to(call.topic, call.principal, answer_bytes_max)
 
     def malformed(self, status: int, reason: str) -> Response:
         return of_status(status, f"{reason}; nothing was done").response()
@@ -138,6 +158,9 @@ class App:
         given = request.header(b"x-request-id")
         if given and len(given) <= _ID_BYTES_MAX and given.isascii() and given.decode().isprintable():
             return given
+        return self._next_id()
+
+    def _next_id(self) -> bytes:
         self._ids += 1
         return b"%x-%x" % (self.service.started_ms, self._ids)
 

@@ -52,7 +52,7 @@ TABLE: Final[tuple[Route, ...]] = (
             "PUT": Endpoint(topics.configure, _ADMIN),
             "GET": Endpoint(topics.state, _READ),
             "DELETE": Endpoint(topics.drop, _DELETE),
-            "POST": Endpoint(write.write, _WRITE, streams=bulk.CONTENT_TYPES),
+            "POST": Endpoint(write.write, _WRITE, streams=bulk.CONTENT_TYPES, express=True),
         },
     ),
     Route("/v0/topics/{topic}/diff", "topics", {"POST": Endpoint(diff.diff, _READ)}),

@@ -25,7 +25,7 @@ from tidelog.wire import requests
 
 _DEPTH_MAX: Final = 128
 _FEW: Final = 1_000  # a write of more records is worth a batch of its own
-_SMALL_BYTES: Final = 256 << 10
+SMALL_BYTES: Final = 256 << 10
 _decoder = requests.decoder(requests.Write)
 _plain_decoder = requests.decoder(requests.PlainWrite)
 _encode = msgspec.json.Encoder().encode
@@ -74,17 +74,17 @@ def _went(call: Call, topic: Topic) -> bool:
     if request.header(b"idempotency-key") is not None:
         return False
     call.check_type()
-    datas = _plain(request.body, limits)
+    datas = plain(request.body, limits)
     if datas is None:
         return False
-    if len(datas) <= _FEW and topic.is_open and len(request.body) <= _SMALL_BYTES:
+    if len(datas) <= _FEW and topic.is_open and len(request.body) <= SMALL_BYTES:
         call.service.gather.add(topic, datas, len(request.body), partial(_answered, call))
     else:
         _staged(call, topic, Batch(datas, True), None, created=False)
     return True
 
 
-def _plain(text: bytes, limits: EngineConfig) -> list[bytes] | None:
+def plain(text: bytes, limits: EngineConfig) -> list[bytes] | None:
     """The records of a body that are nothing but data; None for all else, and for what has to be refused."""
     try:
         if not text.isascii():
@@ -149,18 +149,25 @@ def _told(call: Call, created: bool, token: Token[Appended]) -> None:
 
 
 def answer_of(call: Call, done: Appended, *, created: bool) -> Response:
+    seqs = call.query.flag("return_seqs", True)
+    body = told(call.topic, done, call.elapsed_ms(), created=created, seqs=seqs)
+    return Response(201 if created else 200, body)
+
+
+def told(topic: str, done: Appended, elapsed_ms: float, *, created: bool = False, seqs: bool = True) -> bytes:
+    """The body of the answer to a write."""
     said = Done(
-        call.topic,
+        topic,
         done.first_seq,
         done.last_seq,
         done.head_seq,
         done.count,
         created,
         done.deduped,
-        performance_of(call.elapsed_ms(), done),
-        list(done.seqs) if call.query.flag("return_seqs", True) else None,
+        performance_of(elapsed_ms, done),
+        list(done.seqs) if seqs else None,
     )
-    return Response(201 if created else 200, _encode(said))
+    return _encode(said)
 
 
 def performance_of(elapsed_ms: float, done: Appended) -> dict[str, float]:

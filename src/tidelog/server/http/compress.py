@@ -20,6 +20,7 @@ from tidelog.server.http.seam import (
     Body,
     BodyTooLarge,
     Exchange,
+    Express,
     Gone,
     Headers,
     Request,
@@ -128,6 +129,13 @@ class Coded:
         except codings.NotCoded as error:
             exchange.overrule(self._app.malformed(400, f"the body is not gzip: {error}"))
             raise Gone(str(error)) from error
+
+    def express(self, request: Request, answer_bytes_max: int) -> Express | None:
+        """What is too small to be coded goes out as it is."""
+        accept = request.header(b"accept-encoding")
+        if request.header(b"content-encoding") is not None or (accept is not None and codings.choose(accept).must):
+            return None
+        return self._app.express(request, min(answer_bytes_max, BYTES_MIN - 1))
 
     def malformed(self, status: int, reason: str) -> Response:
         return self._app.malformed(status, reason)

@@ -4,6 +4,8 @@
                  │                   └──no──► it waits: up to a number of them, then nothing more is read
                  └──► body ──► the turn it belongs to
 
+Before all that, on a connection where nothing is under way: is this a request whose head is known (`known.py`)?
+
 llhttp decides what a request is, strictly: one Content-Length, no Transfer-Encoding beside it, no folded lines. What
 it leaves open is refused here: other codings than chunked, no or several hosts, versions other than 1.0 and 1.1.
 After bytes that are no request nothing more is believed: the answer goes out behind those before it, the rest is
@@ -29,6 +31,7 @@ from tidelog.server.http.connection import Connection
 from tidelog.server.http.exchange import Fault
 from tidelog.server.http.heads import CODED, CODING, HOST, LENGTH, MARKS, ONCE, PLAIN
 from tidelog.server.http.house import House
+from tidelog.server.http.known import PIECE_BYTES_MAX, Pass
 from tidelog.server.http.seam import Request, Upgrade
 from tidelog.server.http.turn import Turn
 
@@ -40,7 +43,9 @@ class H1(Connection):
     def __init__(self, house: House) -> None:
         super().__init__(house)
         self._parser = HttpRequestParser(self)
-        self._piece = 0  # how long the piece is that is being parsed
+        self._raw: memoryview | bytes = b""  # the piece that is being parsed
+        self._piece = 0  # how long it is
+        self._alone = False  # no request began in it yet
         self._idle_since = house.now
 
         # The head that is being parsed.
@@ -54,7 +59,8 @@ class H1(Connection):
         self._length: int | None = None
 
         # The requests.
-        self._turn: Turn | None = None  # whose answer is the next on the wire
+        self._turn: Turn | Pass | None = None  # whose answer is the next on the wire
+        self._pass = Pass(self)
         self._waiting: deque[Turn] = deque()
         self._arriving: Turn | None = None  # whose body is being parsed
         self._ahead = 0  # bytes of those that wait
@@ -75,16 +81,35 @@ class H1(Connection):
         if self._deaf:
             return
         if self._upgraded is None:
-            self._take(data)
+            if len(data) > PIECE_BYTES_MAX or not self._pass_by(data):
+                self._take(data)
         else:
             self._held += data
         if self._turn is not None or self._waiting:
             self.govern()
 
+    def _pass_by(self, data: memoryview) -> bool:
+        """Whether this was a request whose head is known, and is on its way."""
+        house = self.house
+        busy = self._turn is not None or self._in_head or self._arriving is not None or self._waiting or self.blocked
+        if busy or house.draining or not house.known:
+            return False
+        found = house.known.find(bytes(data))
+        if found is None:
+            return False
+        take, body = found
+        self._turn = self._pass
+        if not take(body, self._pass):
+            self._turn = None
+            return False
+        return True
+
     def _take(self, data: memoryview | bytes) -> None:
+        self._raw, self._alone = data, True
         self._piece = len(data)
         self._bodyless_bytes += self._piece
         self._feed(data)
+        self._raw = b""
         if self._in_head:
             self._check_head()
         elif self._arriving is not None and self._bodyless_bytes > self.house.limits.header_bytes_max:
@@ -166,7 +191,10 @@ class H1(Connection):
             _METHODS.get(method) or method.decode(), path, query, self._headers, self.peer, b"", None, length
         )
         turn = Turn(self, self.house.coded if marks & CODED else self.house.app, request)
-        if marks & ~PLAIN or not marks & HOST or path[:1] != "/" or not parser.should_keep_alive():
+        if not (marks & ~PLAIN or not marks & HOST or path[:1] != "/" or not parser.should_keep_alive()):
+            if self._alone and self._head_piece and length and self._piece <= self.house.head_bytes_sure:
+                self._learn(turn, length)
+        else:
             heads.look(turn, marks, parser.get_http_version(), parser.should_keep_alive(), self._url)
             if turn.fault is None and parser.should_upgrade():
                 self._look_at_upgrade(turn)
@@ -184,6 +212,11 @@ class H1(Connection):
             turn.cost = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
             self._ahead += turn.cost
 
+    def _learn(self, turn: Turn, length: int) -> None:
+        take = turn.app.express(turn.request, PIECE_BYTES_MAX)
+        if take is not None:
+            self.house.known.learn(bytes(self._raw), length, take)
+
     def on_body(self, data: bytes) -> None:
         self._bodyless_bytes = 0
         turn = self._arriving
@@ -193,6 +226,7 @@ class H1(Connection):
             turn.feed(data)
 
     def on_message_complete(self) -> None:
+        self._alone = False
         turn = self._arriving
         if turn is not None and not self._detour:
             self._arriving = None
@@ -242,7 +276,7 @@ class H1(Connection):
 
     # Turns.
 
-    def next(self, turn: Turn) -> None:
+    def next(self, turn: Turn | Pass) -> None:
         """A request and its answer are done, and the connection goes on."""
         self._turn = None
         self._idle_since = self._head_since = self.house.now
@@ -255,7 +289,7 @@ class H1(Connection):
         if not self._reading:
             self.govern()
 
-    def last(self, turn: Turn) -> None:
+    def last(self, turn: Turn | Pass) -> None:
         """A request and its answer are done, or its answer is; there will be no other."""
         self._deaf = True
         self._turn = self._arriving = None

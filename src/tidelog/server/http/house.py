@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Final, Protocol
 
 from tidelog.server.http.compress import Coded
+from tidelog.server.http.known import Known
 from tidelog.server.http.limits import Limits
 from tidelog.server.http.reply import Dates
 from tidelog.server.http.seam import Application
@@ -46,6 +47,7 @@ class House:
         self.dates = Dates(now_us)
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))
         self.head_bytes_sure = min(limits.header_bytes_max, limits.target_bytes_max)  # within every limit of a head
+        self.known = Known()
         self.guests: set[Guest] = set()
         self.draining = False
         self.now = loop.time()  # as of the last tick: near enough for time-outs, and free

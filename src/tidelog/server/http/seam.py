@@ -147,6 +147,22 @@ class Exchange(Protocol):
         ...
 
 
+class Ticket(Protocol):
+    """One request whose head is known, from its body to its answer. On the loop's thread."""
+
+    def answer(self, body: bytes, request_id: bytes) -> None:
+        """200 and a JSON body. Answered once, this way or by `respond`."""
+        ...
+
+    def respond(self, response: Response) -> None:
+        """Anything else."""
+        ...
+
+
+Express: TypeAlias = Callable[[bytes, Ticket], bool]
+"""Takes the body of a request whose head is known and answers through the ticket. False: it comes as any other."""
+
+
 class Application(Protocol):
     def begin(self, request: Request) -> Response | Body:
         """Decide by the head alone. Called once per request, before its body is read."""
@@ -158,6 +174,11 @@ class Application(Protocol):
 
     def malformed(self, status: int, reason: str) -> Response:
         """The answer to bytes that are no request: 400, 408, 414, 431, 501 …"""
+        ...
+
+    def express(self, request: Request, answer_bytes_max: int) -> Express | None:
+        """How requests with exactly this head may be answered without another look at it, with bodies of no more bytes;
+        None where they may not."""
         ...
 
     def abandoned(self, request: Request) -> None:

@@ -26,12 +26,14 @@ from tidelog.server.http.seam import (
     Body,
     BodyTooLarge,
     Exchange,
+    Express,
     Gone,
     Request,
     Response,
     Sink,
     Socket,
     Stream,
+    Ticket,
     Upgrade,
 )
 
@@ -70,6 +72,8 @@ class App:
         self.limit = 1000
         self.parked: list[tuple[Request, Exchange]] = []
         self.requests: list[Request] = []
+        self.expressed: list[tuple[str, int]] = []
+        self.tickets: list[tuple[bytes, Ticket]] = []
         self.open = 0  # requests between `begin` and the end of their handling: what `abandoned` gives back
 
     def begin(self, request: Request) -> Response | Body:
@@ -92,6 +96,29 @@ class App:
 
     def malformed(self, status: int, reason: str) -> Response:
         return Response(status, f"malformed: {reason}".encode(), b"text/plain")
+
+    def express(self, request: Request, answer_bytes_max: int) -> Express | None:
+        """`/express` takes bodies that do not begin with `-`; `/express/later` answers when the test says so."""
+        self.expressed.append((request.path, answer_bytes_max))
+        if not request.path.startswith("/express"):
+            return None
+
+        def take(body: bytes, ticket: Ticket) -> bool:
+            if body.startswith(b"-"):
+                return False
+            if request.path.endswith("/later"):
+                self.tickets.append((body, ticket))
+                self.seen.say("ticket")
+            elif body.startswith(b"!"):
+                ticket.respond(Response(409, b"no: " + body, b"text/plain", ((b"x-why", b"because"),)))
+            else:
+                ticket.answer(b'"' + body + b'"', b"id-%d" % len(body))
+            return True
+
+        return take
+
+    def on_express(self, request: Request, exchange: Exchange) -> None:
+        exchange.respond(Response(200, b"ordinary " + request.body, b"text/plain"))
 
     def abandoned(self, request: Request) -> None:
         self.open -= 1
