@@ -134,6 +134,32 @@ def test_keys_scopes_and_names_hold_whatever_was_known(tmp_path: Path) -> None:
             assert api.state("t")["head_seq"] == 6
 
 
+def test_a_write_that_was_answered_is_no_longer_in_flight(tmp_path: Path) -> None:
+    with (
+        Server(tmp_path, api_keys=f"{WRITER}:w+r+a", max_inflight_per_key=2).start() as server,
+        server.client(key=WRITER) as api,
+    ):
+        api.make("t")
+        for _ in range(8):
+            good(post(api, "t"), 200)
+
+
+def test_a_topic_that_refuses_weighs_each_write_by_itself(server: Server, name: Callable[[str], str]) -> None:
+    """Five of eight writes that come together fit, and those are taken: none is refused for its neighbour's size."""
+    topic = name("t")
+
+    def write() -> int:
+        with server.client() as api:
+            return post(api, topic).status
+
+    with server.client() as api:
+        api.make(topic)
+        good(post(api, topic), 200)
+        api.configure(topic, cap_records=12, discard="reject")
+        assert sorted(together([write] * 8)) == [200] * 5 + [422] * 3
+        assert api.state(topic)["count"] == 12
+
+
 def test_many_at_once_lose_nothing_and_share_no_seq(server: Server, name: Callable[[str], str]) -> None:
     topic, each = name("t"), 40
 

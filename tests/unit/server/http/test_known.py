@@ -107,6 +107,21 @@ def test_the_next_request_waits_for_the_answer(stage: Stage, wire: Wire) -> None
     assert wire.reply().body == b'{"hello":""}'
 
 
+def test_a_known_request_waits_too(stage: Stage, wire: Wire) -> None:
+    wire.post("/express/later", b"one")
+    request = b"POST /express/later HTTP/1.1\r\nHost: t\r\nContent-Length: 3\r\n\r\n"
+    wire.send(request + b"two")
+    assert stage.app.seen.wait() == "ticket"
+    wire.send(request + b"six")
+    stage.until(lambda: len(stage.app.requests) + len(stage.app.tickets) > 1)
+    for _ in range(20):
+        stage.call(lambda: None)
+    assert len(stage.app.tickets) == 1
+    stage.call(lambda: stage.app.tickets[0][1].answer(b"2", b"x"))
+    assert wire.reply().body == b"2"
+    assert wire.reply().body == ordinary(b"six")
+
+
 def test_a_peer_that_left_is_not_answered(stage: Stage) -> None:
     with stage.connect() as wire:
         wire.post("/express/later", b"one")
