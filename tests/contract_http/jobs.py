@@ -93,7 +93,7 @@ class Work(Events):
         assert found is not None, raw[:300]
         value = loads(found[2])
         assert dumps(value) == found[2], "compact"
-        assert list(value)[0] == "topic"
+        assert next(iter(value)) == "topic"
         assert value["$seq"] == int(found[1]), "the id is the seq"
         return Job(value["$seq"], value, raw)
 

@@ -209,9 +209,7 @@ def test_the_order_of_the_checks_of_settling(api: Queues, name: Name, verb: str)
         refused(api.request("POST", path(target, f"/{verb}"), b"", [JSON]), 400, "invalid_request")
         for body in ({}, {"node": "n", **more}, {"seqs": [1], **more}, {"node": "n", "seqs": 1, **more}):
             refused(api.try_verb(target, verb, **body), 400, "invalid_request")
-        refused(
-            api.try_verb(target, verb, node="", seqs=many, lease_ids=["lease_x"], **more), 400, "invalid_request"
-        )
+        refused(api.try_verb(target, verb, node="", seqs=many, lease_ids=["lease_x"], **more), 400, "invalid_request")
         refused(api.try_verb(target, verb, node="", seqs=many, **more), 400, "invalid_request")
         refused(
             api.try_verb(target, verb, node="n", seqs=many, lease_ids=["lease_1"], **more),
@@ -219,7 +217,9 @@ def test_the_order_of_the_checks_of_settling(api: Queues, name: Name, verb: str)
             "batch_too_large",
             {"seqs": 1_001, "max": 1_000},
         )
-        refused(api.try_verb(target, verb, node="n", seqs=[1, 2], lease_ids=["lease_1"], **more), 400, "invalid_request")
+        refused(
+            api.try_verb(target, verb, node="n", seqs=[1, 2], lease_ids=["lease_1"], **more), 400, "invalid_request"
+        )
     fine = {"node": "n", "seqs": [1], **more}
     refused(api.try_verb(absent, verb, **fine), 404, "topic_not_found", {"topic": absent})
     refused(api.try_verb(log, verb, **fine), 409, "not_a_queue", {"topic": log})
@@ -294,9 +294,7 @@ def test_what_is_no_token_is_refused(api: Queues, queue: str, verb: str, token: 
     """§3.11: 400, and nothing of the request was done."""
     assert api.claimed(queue, max=2) == [1, 2]
     more = {"lease_ms": 1_000} if verb == "extend" else {}
-    refused(
-        api.try_verb(queue, verb, node="n", seqs=[1, 2], lease_ids=["", token], **more), 400, "invalid_request"
-    )
+    refused(api.try_verb(queue, verb, node="n", seqs=[1, 2], lease_ids=["", token], **more), 400, "invalid_request")
     assert api.counts(queue) == (8, 2, 0)
 
 
@@ -524,9 +522,7 @@ def test_claimers_of_one_window_share_evenly(api: Queues, server: Server, topic:
     api.make_queue(topic, claim_jitter_ms=300, lease_ms=LONG_MS)
     api.write(topic, *range(20))
     shares = shares_of(server, topic, 10, 10, 10, 10)
-    assert [[job["$seq"] for job in share] for share in shares] == [
-        list(range(first, 21, 4)) for first in (1, 2, 3, 4)
-    ]
+    assert [[job["$seq"] for job in share] for share in shares] == [list(range(first, 21, 4)) for first in (1, 2, 3, 4)]
 
 
 def test_a_claimer_that_has_enough_is_passed_over(api: Queues, server: Server, topic: str) -> None:

@@ -342,7 +342,11 @@ def test_a_server_that_stops_says_so(tmp_path: Path) -> None:
             api.make_queue("q", lease_ms=LONG_MS)
             api.make_queue("slow", claim_jitter_ms=5_000)
             api.write("q", 1, 2)
-            with worker(server, "q") as busy, worker(server, "q", "idle", max=2) as idle, Queues(server.address) as late:
+            with (
+                worker(server, "q") as busy,
+                worker(server, "q", "idle", max=2) as idle,
+                Queues(server.address) as late,
+            ):
                 assert busy.jobs(1) + idle.jobs(1) == [1, 2]
                 late.begin("POST", path("slow", "/claim"), dumps({"node": "n"}), [JSON])
                 eventually(lambda: api.figures()["sse_connections"] == 2)

@@ -92,7 +92,9 @@ class Client:
             try:
                 status, answer = self._ask(method, path, body, headers, fresh=True)
             except _Unanswered as second:
-                raise Unavailable(f"{self.url} does not answer ({second}); nothing is known to be done, retry") from None
+                raise Unavailable(
+                    f"{self.url} does not answer ({second}); nothing is known to be done, retry"
+                ) from None
         if status >= _OK:
             raise _error(status, answer)
         return answer

@@ -6,7 +6,6 @@ from base64 import b64decode
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-
 from tidelog.client.http import Client, topic_path
 
 _PREFIX: Final = "lease_"

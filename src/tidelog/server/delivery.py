@@ -25,6 +25,7 @@ from tidelog.server.pages import Page, View
 from tidelog.server.patience import HIGH_BYTES, Patience
 from tidelog.server.service import Service
 
+
 class Peer(Protocol):
     """Who is told. Says it in its transport's words, and never waits except in `drained`."""
 

@@ -42,6 +42,11 @@ class Ask:
         self.future, self.want = future, want
         self.ticket: Any = None  # its place in an open window
 
+    @property
+    def has_room(self) -> bool:
+        """Whether it takes part in the next pass, and in none already."""
+        return self.ticket is None and not self.future.done() and self.want() is not None
+
 
 class Desk:
     """Everybody who waits for one queue. On the event loop's thread."""
@@ -125,10 +130,12 @@ class Desk:
 
     def _tidy(self) -> None:
         """Let go of what nobody needs any more."""
-        if not self._line:
-            self._due = _cancelled(self._due)
-        if not self._joined:
-            self._closes = _cancelled(self._closes)
+        if not self._line and self._due is not None:
+            self._due.cancel()
+            self._due = None
+        if not self._joined and self._closes is not None:
+            self._closes.cancel()
+            self._closes = None
         if not (self._workers or self._joined or self._next or self._passing):
             self._over()
 
@@ -140,22 +147,21 @@ class Desk:
             self._again = True
         if self._passing or self._resting or not self._line:
             return
-        self._due = _cancelled(self._due)
+        if self._due is not None:
+            self._due.cancel()
+            self._due = None
         queue = self._queue
         if queue.topic.dropped:
             self._refuse(self._line, TopicNotFound(queue.topic.name))
             return
         try:
             most = queue.counts().ready if queue.is_quick(1) else _LINE_MAX
-            asks = list(islice((ask for ask in self._line if ask.ticket is None and ask.want() is not None), most))
+            asks = list(islice((ask for ask in self._line if ask.has_room), most))
             if asks and self._jitter_ms:
                 self._join(asks)
-            elif asks:
-                self._pass(asks)
-                if not self._passing and not any(ask.future.done() for ask in asks):
-                    self._rest()
-            if not self._passing:
-                self._wait()
+            elif asks and self._pass(asks) and not any(ask.future.done() for ask in asks):
+                self._rest()
+            self._wait()
         except Exception as error:  # all who wait are told, whatever it is
             self._refuse(self._line, error)
 
@@ -170,8 +176,10 @@ class Desk:
 
     def _wait(self) -> None:
         """Look again when something becomes claimable by itself: a lease that runs out, a job whose time has come."""
+        if self._passing or self._due is not None or not self._line:
+            return
         due_ms = self._queue.next_due_ms()
-        if due_ms is None or not self._line or self._due is not None:
+        if due_ms is None:
             return
         wait_s = max(due_ms - self._service.now_ms(), 1) / 1000
         self._due = self._service.loop.call_later(min(wait_s, _LOOK_S_MAX), self._timed)
@@ -196,7 +204,9 @@ class Desk:
             self._closes = loop.call_later(max(due_ms - now_ms, 0) / 1000, self._close)
 
     def _close(self) -> None:
-        self._closes = _cancelled(self._closes)
+        if self._closes is not None:
+            self._closes.cancel()
+            self._closes = None
         asks = [self._joined.pop(ticket) for ticket, _ in self._window.close()]
         for ask in asks:
             ask.ticket = None
@@ -204,20 +214,23 @@ class Desk:
 
     # ── the pass ──────────────────────────────────────────────────────────────────────────────
 
-    def _pass(self, asks: list[Ask]) -> None:
-        """Hand out jobs to these, in the order they came."""
+    def _pass(self, asks: list[Ask]) -> bool:
+        """Hand out jobs to these, in the order they came; whether that is done, or has to wait."""
         if self._passing:
             self._next += asks
-            return
+            return False
         wanted = _wanted(asks)
+        if not wanted:
+            return True
         if not self._queue.is_quick(sum(want.most for _, want in wanted)):
             self._passing = True
             self._service.spawn(self._slowly(wanted))
-            return
+            return False
         try:
             self._give(wanted, self._queue.claim_now([want for _, want in wanted]))
         except Exception as error:
             self._refuse([ask for ask, _ in wanted], error)
+        return True
 
     async def _slowly(self, wanted: list[tuple[Ask, Want]]) -> None:
         """Passes that wait for the disk, one behind the other."""
@@ -286,11 +299,6 @@ def _known(token: Any) -> None:
     assert token.done, "told when it is"
 
 
-def _cancelled(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()
-
-
 class Desks:
     """The desks of all queues that somebody waits for."""
 
@@ -304,7 +312,11 @@ class Desks:
     def now(self, queue: Queue, want: Want) -> Leased | None:
         """Jobs for a claimer without waiting; None where it has to, and `claim` of its desk does that."""
         desk = self._open.get(queue.topic.id)
-        if queue.topic.config.claim_jitter_ms or (desk is not None and desk.is_passing) or not queue.is_quick(want.most):
+        if (
+            queue.topic.config.claim_jitter_ms
+            or (desk is not None and desk.is_passing)
+            or not queue.is_quick(want.most)
+        ):
             return None
         return queue.claim_now([want])[0]
 

@@ -346,9 +346,7 @@ class World:
         return not (service.streams.held or service.inflight.held or len(service.bells) or len(service.desks))
 
 
-def play(
-    scenario: Callable[[World], Awaitable[None]], *, clock: ManualClock | None = None, **settings: Any
-) -> None:
+def play(scenario: Callable[[World], Awaitable[None]], *, clock: ManualClock | None = None, **settings: Any) -> None:
     """Act out a scenario in a world of its own, with these settings of the server. Nothing may be held at its end."""
     clock = clock or ManualClock()
     config = ServerConfig(**{"commit": "loop", **settings})

@@ -222,6 +222,11 @@ class Queue:
             state.ring()
         return counts
 
+    @property
+    def expired(self) -> int:
+        """Leases that ran out since the engine was opened, as far as somebody has looked."""
+        return self._state.expired
+
     def next_due_ms(self) -> int | None:
         """When something may become claimable by itself: a lease ends, a delay or a schedule comes due. None: nothing
         will."""

@@ -66,6 +66,7 @@ class State:
         self.leases.dead_lettered = self.dead_staged = ledger.dead_lettered
         if self.durable:
             self.leases.restore(ledger.held, ledger.deliveries, ledger.delayed)
+        self.expired = 0  # leases that ran out since it was opened
         self.looked = 0  # what jobs up to here ask for is known
         self.journal = Journal(core)
         self.gate: Gate | None = None
@@ -101,6 +102,7 @@ class State:
             self.leases.forget(np.array(tracked, np.int64)[gone].tolist())
             self._removals = index.removals
         swept = self.leases.sweep(now_ms)
+        self.expired += len(swept.expired)
         self.journal.expired(now_ms, swept.expired)
         return swept
 

@@ -71,4 +71,4 @@ def _arrow(steps: list[dict[str, Any]]) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, _SCHEMA) as writer:
         writer.write_table(table)
-    return sink.getvalue().to_pybytes()
+    return bytes(sink.getvalue())

@@ -12,10 +12,9 @@ from typing import Any, Final
 
 import msgspec
 
-from tidelog.server.api import topics
+from tidelog.server.api import openapi_queues, topics
 from tidelog.server.api.auth import ADMIN, DELETE, READ, WRITE
 from tidelog.server.api.call import Call
-from tidelog.server.api import openapi_queues
 from tidelog.server.api.openapi_parts import ARROW, EVENTS, JSON, NDJSON, OCTETS, Operation, Param, flag
 from tidelog.server.api.openapi_schemas import COUNT, KEY, SCHEMAS, TEXT, TOPIC, Schema, number, ref
 from tidelog.server.api.problem import _STATUS
@@ -280,7 +279,11 @@ def made() -> dict[str, Any]:
         },
         "servers": [{"url": "/"}],
         "paths": paths,
-        "components": {"schemas": {**SCHEMAS, **openapi_queues.SCHEMAS}, "securitySchemes": _SECURITY, "responses": _refusals()},
+        "components": {
+            "schemas": {**SCHEMAS, **openapi_queues.SCHEMAS},
+            "securitySchemes": _SECURITY,
+            "responses": _refusals(),
+        },
     }
 
 

@@ -14,10 +14,10 @@ import msgspec
 from tidelog.engine import EngineConfig, TopicConfig
 from tidelog.engine.config import CLAIM_JITTER_MS_MAX, KEYS, LEASE_MS_MAX, LEASE_MS_MIN
 from tidelog.engine.floors import Gap
+from tidelog.engine.queues.schedule import PRIORITY_MAX
 from tidelog.engine.results import Counts
 from tidelog.server.api import diff
 from tidelog.server.api.problem import _STATUS
-from tidelog.server.api.schedule import PRIORITY_MAX
 from tidelog.server.api.watch import HEARTBEAT_MS_MAX, TOPICS_MAX
 from tidelog.server.sessions import TTL_MS
 from tidelog.wire import requests

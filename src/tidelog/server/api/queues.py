@@ -52,7 +52,7 @@ def lease_ms(given: int | None) -> int | None:
 
 def claim(call: Call) -> Answer | Coroutine[Any, Any, Answer]:
     if not call.request.body:
-        raise Problem("invalid_request", "a claim says who claims: {\"node\": …}; nothing was done")
+        raise Problem("invalid_request", 'a claim says who claims: {"node": …}; nothing was done')
     body = call.body(_claim)
     queue = queue_of(call)
     check_node(body.node)

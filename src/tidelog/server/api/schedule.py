@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from tidelog.engine.queues.schedule import PRIORITY, PRIORITY_MAX, RUN_AT
 from tidelog.errors import BadInput
 from tidelog.wire.requests import Record
 
-RUN_AT: Final = "$run_at_ms"
-PRIORITY: Final = "$priority"
 TIME_MS_MAX: Final = 253_402_300_799_999  # the year 9999
-PRIORITY_MAX: Final = 1_000
 
 
 def is_scheduled(record: Record) -> bool:
