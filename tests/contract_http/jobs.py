@@ -83,7 +83,7 @@ class Work(Events):
 
     def __init__(self, address: Address, topic: str, *, key: str | None = None, headers: Headers = (), **query: Any):
         named = [*headers, *([] if key is None else [("Authorization", f"Bearer {key}")])]
-        super().__init__(address, path(topic, f"/work?{urlencode(query)}"), headers=named)
+        super().__init__(address, f"{path(topic)}/work?{urlencode(query)}", headers=named)
 
     def job(self, within_s: float | None = None) -> Job:
         """The next job; heartbeats between are passed over."""

@@ -248,8 +248,8 @@ def test_the_order_of_the_checks_of_a_stream(api: Queues, server: Server, name: 
     for accept in ("*/*", "text/event-stream", "text/html, text/event-stream;q=0.5", ""):
         with Work(server.address, made, headers=[("Accept", accept)], node="x" * 128) as stream:
             assert stream.refusal is None
-    refused(api.post(path(made, "/work?node=n"), {}), 405, "method_not_allowed")
-    head = api.request("HEAD", path(made, "/work?node=n"))
+    refused(api.post(f"{path(made)}/work?node=n", {}), 405, "method_not_allowed")
+    head = api.request("HEAD", f"{path(made)}/work?node=n")
     assert (head.status, head.header("cache-control")) == (200, "no-store")
     eventually(lambda: api.figures()["sse_connections"] == 0, SOON_S)
 
