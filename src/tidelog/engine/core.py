@@ -8,7 +8,7 @@ commit while holding the lock: the committer needs it to publish.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ from tidelog.wal import Shard, Stored, Token, shard_of
 
 if TYPE_CHECKING:
     from tidelog.engine.queues.doors import Doors
+    from tidelog.engine.queues.history import Journal
     from tidelog.engine.queues.ledger import Ledger
     from tidelog.engine.queues.state import State
     from tidelog.wal import Commit
@@ -53,6 +54,7 @@ class Shared:
     closed: bool = False
     rolled: bool = False  # a segment was completed that no checkpoint has seen
     doors: Doors | None = None  # the engine, for those of its parts that need other topics
+    journals: set[Journal] = field(default_factory=set)  # those with something to write down
 
     def now_ms(self) -> int:
         return self.clock.now_us() // 1000

@@ -262,9 +262,10 @@ class Engine:
 
     def _note(self) -> None:
         """Write down what happened to jobs."""
-        for core in self._listed()[0]:
-            if core.queue is not None and core.queue.journal.pending:
-                core.queue.journal.flush()
+        journals = self._shared.journals
+        with suppress(KeyError):  # empty: another thread may be at it too
+            while journals:
+                journals.pop().flush()
 
     def checkpoint(self) -> None:
         """Copy what only the WAL has into segments, and let the WAL forget it. On an error everything is as before."""

@@ -21,6 +21,7 @@ from tidelog.engine.queues.jobs import (
     parse_lease_token,
 )
 from tidelog.engine.queues.redrive import Redriven
+from tidelog.engine.queues.worker import Worker
 
 __all__ = [
     "Cohort",
@@ -33,6 +34,7 @@ __all__ = [
     "Redriven",
     "Settled",
     "Want",
+    "Worker",
     "divide",
     "lease_token",
     "parse_lease_token",

@@ -68,7 +68,7 @@ def is_quick(state: State, most: int) -> bool:
 
 def claim_now(state: State, wants: Sequence[Want]) -> list[Leased]:
     core = state.core
-    wants = [want._replace(most=min(want.most, MOST_MAX)) for want in wants]
+    wants = [want._replace(most=max(min(want.most, MOST_MAX), 0)) for want in wants]
     retention.expire(core)
     state.catch_up()
     found = _pass(state, wants)

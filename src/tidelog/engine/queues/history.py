@@ -87,6 +87,7 @@ class Journal:
             self._restarted = False
             self._notes.append((ts_ms, "restarted", None, None, None, None, None, None))
         self._notes.append((ts_ms, event, seqs, node, ids, counts, waited, deadlines))
+        self._core.shared.journals.add(self)
 
     def enqueued(self, first: int, last: int) -> None:
         first = max(first, self._enqueued + 1)
@@ -116,10 +117,6 @@ class Journal:
     def expired(self, now_ms: int, leases: Sequence[tuple[int, Lease]]) -> None:
         if leases:
             self.leases(now_ms, "expired", leases)
-
-    @property
-    def pending(self) -> bool:
-        return bool(self._notes)
 
     def flush(self) -> None:
         """Bring what was noted into the topic. Called without any lock; where that fails it is lost, and the queue goes

@@ -123,7 +123,6 @@ def release(state: State, conn: object) -> int:
     that fails, a restart finds leases that end by themselves."""
     core = state.core
     with core.lock:
-        core.check()
         gone = state.leases.release(conn)
         state.journal.leases(core.shared.now_ms(), "released", gone)
         if gone and state.durable:

@@ -24,7 +24,7 @@ from tidelog.engine.queues.jobs import QueueCounts
 from tidelog.engine.queues.leases import Leases, Swept
 from tidelog.engine.queues.ledger import Ledger, row_of
 from tidelog.engine.queues.schedule import wishes
-from tidelog.errors import Error
+from tidelog.errors import Damaged, Error
 from tidelog.formats import bodies, frame, idx
 from tidelog.formats.bodies import LeaseEvent
 from tidelog.types import Buffer
@@ -177,13 +177,18 @@ class State:
                     self._saw(stop)
                     return
                 part, first, stop = found
-                flags = part.entries()["flags"][first - part.base : stop - part.base]
-                with_meta = np.flatnonzero(flags & idx.HAS_META)
-                if not len(with_meta):
-                    self._saw(stop)
+                try:
+                    flags = part.entries()["flags"][first - part.base : stop - part.base]
+                    with_meta = np.flatnonzero(flags & idx.HAS_META)
+                    if not len(with_meta):
+                        self._saw(stop)
+                        continue
+                    lo, hi = first + int(with_meta[0]), first + int(with_meta[-1]) + 1
+                    look = part.look(lo, hi, _CHUNK_BYTES)
+                except Damaged as damage:
+                    core.damage[:] = [*core.damage, f"{core.name}: what its jobs ask for: {damage}"][-10:]
+                    self._saw(stop)  # those that do not read are not handed out either
                     continue
-                lo, hi = first + int(with_meta[0]), first + int(with_meta[-1]) + 1
-                look = part.look(lo, hi, _CHUNK_BYTES)
             chunk = look()
             if chunk.fault is None and chunk.next_seq < hi:
                 stop = chunk.next_seq
