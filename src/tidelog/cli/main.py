@@ -49,7 +49,9 @@ def parser() -> ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; return its exit code. Exits by itself only on a bad command line and on --help."""
-    args = parser().parse_args(sys.argv[1:] if argv is None else argv)
+    given, words = worker.split(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(given)
+    args.words = words
     screen = Screen(json=args.json)
     try:
         code: int = args.run(args, screen)

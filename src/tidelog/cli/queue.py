@@ -36,9 +36,7 @@ start here:
 
 def add(commands: Commands) -> None:
     """Add the `queue` group to the command line."""
-    verbs = group(
-        commands, "queue", short="jobs: put, claim, ack, what happened to them", about=_ABOUT, start=_START
-    )
+    verbs = group(commands, "queue", short="jobs: put, claim, ack, what happened to them", about=_ABOUT, start=_START)
     _add_looks(verbs)
     _add_put(verbs)
     _add_claims(verbs)
@@ -70,7 +68,7 @@ def _add_looks(verbs: Commands) -> None:
         "ls",
         queue_run.ls,
         short="list queues",
-        about="List queues: how many jobs can be claimed, how many are in flight, and how many went to the dead letters.\n"
+        about="List queues: how many jobs can be claimed, how many are in flight, how many went to the dead letters.\n"
         "Reads only; a writer may be at work, and what it has leased in memory is not seen from outside.",
         examples="tidelog queue ls data\ntidelog queue ls --server http://127.0.0.1:4000 --prefix mail.",
     )
@@ -114,7 +112,7 @@ def _add_claims(verbs: Commands) -> None:
         "claim",
         queue_run.claim,
         short="claim jobs and print them, one JSON object a line",
-        about="Lease jobs to a node and print them, one JSON object a line: seq, lease_id, deadline_ms, deliveries, data.\n"
+        about="Lease jobs to a node and print them, one JSON object a line: seq, lease_id, deadline_ms, data …\n"
         "In a directory leases outlive the command only where the queue has leases_durable=true.",
         examples="tidelog queue claim data jobs --node me --max 10\n"
         "tidelog queue claim jobs --server http://127.0.0.1:4000 --node me --lease 5m",
@@ -163,8 +161,8 @@ def _add_afterwards(verbs: Commands) -> None:
         "history",
         queue_run.history,
         short="what happened to the jobs of a queue",
-        about="Print every step of every job, oldest first: enqueued, claimed, extended, nacked, expired, released, acked,\n"
-        "dead_lettered, redriven. The newest 100,000 steps are kept.",
+        about="Print every step of every job, oldest first: enqueued, claimed, extended, nacked, expired, released,\n"
+        "acked, dead_lettered, redriven. The newest 100,000 steps are kept.",
         examples="tidelog queue history data jobs\ntidelog queue history data jobs --from 500 --limit 100 --json",
     )
     made.add_argument(
@@ -181,8 +179,8 @@ def _add_afterwards(verbs: Commands) -> None:
         "redrive",
         queue_run.redrive,
         short="put dead letters back into their queues",
-        about="Put the records of a dead-letter topic back into the queues they came from, or into --to, and delete them\n"
-        "there. A crash in the middle may put some back twice and loses none.",
+        about="Put the records of a dead-letter topic back into the queues they came from, or into --to, and delete\n"
+        "them there. A crash in the middle may put some back twice and loses none.",
         examples="tidelog queue redrive data dead --limit 10\n"
         "tidelog queue redrive data dead --match 'mail-*' --to mail --rate 50",
         what="TOPIC",

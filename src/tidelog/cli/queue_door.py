@@ -61,15 +61,14 @@ class Door(Protocol):
         ...
 
 
-def places(args: Namespace, *, most: int | None = None) -> list[str]:
-    """The queue and what stands behind it. A directory comes first, where there is no server."""
+def queue_named(args: Namespace) -> str:
+    """The queue that is meant. A directory stands before it, where there is no server."""
     given: list[str] = list(args.places)
-    wanted = 1 if args.server else 2
-    if len(given) < wanted or (most is not None and len(given) > wanted + most):
+    if len(given) != (1 if args.server else 2):
         form = "QUEUE --server URL" if args.server else "DIR QUEUE"
         raise BadInput(f"this takes {form}, not {' '.join(given)!r:.200}; nothing was done")
     args.dir = None if args.server else given[0]
-    return given[wanted - 1 :]
+    return given[-1]
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from argparse import Namespace
 from collections.abc import Iterable
 from typing import Any
 
-from tidelog.cli.queue_door import job_fields, opened, places
+from tidelog.cli.queue_door import job_fields, opened, queue_named
 from tidelog.cli.render import Screen, bytes_, moment, several, span
 from tidelog.cli.topic_write import parsed
 from tidelog.cli.write import Source, lines
@@ -50,7 +50,7 @@ def ls(args: Namespace, screen: Screen) -> int:
 
 def show(args: Namespace, screen: Screen) -> int:
     """What a queue holds, and how it hands it out."""
-    (name,) = places(args, most=0)
+    name = queue_named(args)
     with opened(args, screen, write=False) as door:
         state = door.state(name)
     config = state["config"]
@@ -64,8 +64,8 @@ def show(args: Namespace, screen: Screen) -> int:
     waiting = state["count"] - state["ready"] - state["in_flight"]
     screen.answer(
         state,
-        f"{name}: {several(state['ready'], 'job')} to be claimed, {state['in_flight']:,} in flight, {waiting:,} not due "
-        f"yet, {state['dead_lettered']:,} dead letters",
+        f"{name}: {several(state['ready'], 'job')} to be claimed, {state['in_flight']:,} in flight, {waiting:,} not "
+        f"due yet, {state['dead_lettered']:,} dead letters",
         f"class {config['durability']}, leases of {config['lease_ms'] / 1000:g} s; {kept}; {dead}",
     )
     return 0
@@ -76,7 +76,7 @@ def show(args: Namespace, screen: Screen) -> int:
 
 def put(args: Namespace, screen: Screen) -> int:
     """Write each line of standard input as a job."""
-    (name,) = places(args, most=0)
+    name = queue_named(args)
     if args.delay_ms is not None and args.at_us is not None:
         raise BadInput("a job has --at or --delay, not both; nothing was written")
     args.run_at_ms = None if args.at_us is None else args.at_us // 1000
@@ -103,7 +103,7 @@ def put(args: Namespace, screen: Screen) -> int:
 
 def claim(args: Namespace, screen: Screen) -> int:
     """Lease jobs and print them."""
-    (name,) = places(args, most=0)
+    name = queue_named(args)
     with opened(args, screen, write=True) as door:
         found = door.claim(name, args.node, args.max, args.lease_ms)
         durable = args.server or door.state(name)["config"]["leases_durable"]
@@ -119,7 +119,7 @@ def claim(args: Namespace, screen: Screen) -> int:
 
 def ack(args: Namespace, screen: Screen) -> int:
     """Jobs are done."""
-    (name,) = places(args, most=0)
+    name = queue_named(args)
     with opened(args, screen, write=True) as door:
         done = door.ack(name, args.node, args.seqs, _ids(args))
     return _settled(screen, name, "acked", done)
@@ -127,7 +127,7 @@ def ack(args: Namespace, screen: Screen) -> int:
 
 def nack(args: Namespace, screen: Screen) -> int:
     """Jobs are given back."""
-    (name,) = places(args, most=0)
+    name = queue_named(args)
     with opened(args, screen, write=True) as door:
         done = door.nack(name, args.node, args.seqs, _ids(args), args.delay_ms or 0)
     return _settled(screen, name, "nacked", done)
@@ -157,7 +157,7 @@ def _settled(screen: Screen, name: str, verb: str, done: Settled) -> int:
 
 def history(args: Namespace, screen: Screen) -> int:
     """What happened to jobs, oldest first."""
-    (name,) = places(args, most=0)
+    name = queue_named(args)
     # The last steps are written down when somebody asks, so a directory is opened for writing.
     with opened(args, screen, write=True) as door:
         steps = door.history(name, args.first, args.limit)
@@ -192,7 +192,7 @@ def _seqs(step: dict[str, Any]) -> str:
 
 def redrive(args: Namespace, screen: Screen) -> int:
     """Dead letters back into their queues."""
-    (name,) = places(args, most=0)
+    name = queue_named(args)
     with opened(args, screen, write=True) as door:
         moved, queues, skipped = door.redrive(name, args.to, args.match, args.limit, args.rate)
     where = ", ".join(f"{number:,} to {queue}" for queue, number in queues.items())

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 from tidelog.cli.command import command
 from tidelog.cli.options import age_ms, positive, seconds
 from tidelog.cli.queue import add_places
-from tidelog.cli.queue_door import Door, job_fields, opened, places
+from tidelog.cli.queue_door import Door, job_fields, opened, queue_named
 from tidelog.cli.render import Screen, several
 from tidelog.clock import SystemClock
 from tidelog.engine.queues import Extended, Job, Settled, Worker
@@ -42,25 +42,37 @@ def add(commands: Commands) -> None:
         "worker",
         run,
         short="run a command for every job of a queue",
-        about="Run a command for every job. It gets the job as JSON on standard input (seq, deliveries, data, tag, meta);\n"
-        "exit code 0 acks the job, any other gives it back, to be tried again after one second, two, four … up\n"
-        "to a minute. Leases are extended while a command runs. In a DIR this process is the only one that\n"
+        about="Run a command for every job. It gets the job as JSON on standard input (seq, deliveries, data, tag,\n"
+        "meta); exit code 0 acks the job, any other gives it back, to be tried again after one second, two, four\n"
+        "… up to a minute. Leases are extended while a command runs. In a DIR this process is the only one that\n"
         "writes; to put jobs meanwhile, or to work from several machines, use a server.\n"
         "Ctrl-C or SIGTERM: what runs is finished, the rest is given back. Twice: what runs is ended too.",
         examples="tidelog worker data jobs --once -- cat\n"
         "tidelog worker mail --server http://127.0.0.1:4000 --concurrency 4 -- ./send.sh --fast",
     )
-    add_places(made, "QUEUE -- COMMAND")
+    add_places(made)
+    made.usage = "tidelog worker [-h] [options] [DIR] QUEUE -- COMMAND ..."
     made.add_argument("--concurrency", type=positive, default=1, metavar="N", help="commands at a time (1)")
-    made.add_argument("--lease", type=age_ms, dest="lease_ms", default=_LEASE_MS, metavar="AGE", help="how long a job is held at a time (30s)")  # fmt: skip
+    made.add_argument(
+        "--lease", type=age_ms, dest="lease_ms", default=_LEASE_MS, metavar="AGE", help="how long a lease is (30s)"
+    )
     made.add_argument("--node", default=f"worker@{platform.node() or 'here'}"[:128], help="who holds the leases")
     made.add_argument("--once", action="store_true", help="end when there is nothing left to claim")
     made.add_argument("--idle", type=seconds, metavar="S", help="end when there was nothing to do for so many seconds")
 
 
+def split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A command line, and the words of the command behind `--`, which are nobody's options but its own."""
+    given = list(argv)
+    if given[:1] != ["worker"] or "--" not in given:
+        return given, []
+    at = given.index("--")
+    return given[:at], given[at + 1 :]
+
+
 def run(args: Namespace, screen: Screen) -> int:
     """Work until told to stop, or until there is nothing to do."""
-    name, *words = places(args)
+    name, words = queue_named(args), args.words
     if not words:
         raise BadInput("what is to be run stands behind --, as in: tidelog worker data jobs -- cat; nothing was done")
     idle_s = 0.0 if args.once else args.idle
