@@ -33,7 +33,8 @@ def parser() -> ArgumentParser:
     made = ArgumentParser(
         prog="tidelog",
         description="Tidelog: a durable event log.",
-        epilog="start here:\n  $ tidelog topic --help\n  $ tidelog topic write --help\n  $ tidelog log --help\n",
+        epilog="start here:\n  $ tidelog topic --help\n  $ tidelog topic write --help\n  $ tidelog queue --help\n"
+        "  $ tidelog log --help\n",
         formatter_class=RawDescriptionHelpFormatter,
     )
     made.add_argument("--version", action="version", version=f"tidelog {__version__}")
