@@ -343,10 +343,12 @@ EXCUSES = (
     Excuse("clock.py", "the clock", "it is the seam"),
     Excuse("commitlog/flusher.py", "a wait", "a thread that keeps an interval has to sleep between two syncs"),
     Excuse("engine/engine.py", "a wait", "the thread that keeps syncs and checkpoints due has to sleep between them"),
+    Excuse("engine/queues/", "a wait", "claimers wait for each other and for jobs, a worker for what it runs"),
     Excuse("engine/read.py", "a wait", "a reader waits for a record, and is woken by its writer"),
     Excuse("wal/", "a wait", "a caller waits for its commit, and the writer thread for one"),
     Excuse("server/", "a wait", "a server waits for its peers, and for none of them longer than a limit"),
     Excuse("server/sessions.py", "chance", "whoever has a session's id may read it: it must not be guessed"),
+    Excuse("cli/worker.py", "a wait", "a worker runs until it is told to stop"),
     Excuse("cli/", "the terminal", "a command talks to the person who gave it"),
     Excuse(
         "cli/",

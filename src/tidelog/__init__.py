@@ -4,8 +4,8 @@
 error a caller can see is in `tidelog.errors`.
 """
 
-from tidelog.engine import Engine, Gap, Record, Topic, open
+from tidelog.engine import Engine, Gap, Job, Queue, Record, Topic, Worker, open
 from tidelog.errors import Error
 from tidelog.version import __version__
 
-__all__ = ["Engine", "Error", "Gap", "Record", "Topic", "__version__", "open"]
+__all__ = ["Engine", "Error", "Gap", "Job", "Queue", "Record", "Topic", "Worker", "__version__", "open"]

@@ -14,6 +14,7 @@ Error
 │   ├── UnexpectedSeq    the next seq is not the one the caller expected
 │   ├── NotFound         no such log, topic, partition or file
 │   │   └── TopicNotFound
+│   ├── NotAQueue        a topic that is a log was asked for jobs
 │   ├── NotEmpty         a topic that was to be dropped only if it was empty
 │   ├── AlreadyExists    the name is taken
 │   │   └── TopicExists    by a topic that does not fit what was asked for
@@ -142,6 +143,16 @@ class TopicNotFound(NotFound):
 
     def __init__(self, topic: str) -> None:
         super().__init__(f"there is no topic {topic!r}; nothing was done, create it or look at the name again")
+        self.topic = topic
+
+
+class NotAQueue(Refused):
+    code = "not_a_queue"
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(
+            f"{topic} is a log and has no jobs to claim; nothing was done, read it, or make a queue under another name"
+        )
         self.topic = topic
 
 

@@ -2,7 +2,7 @@
 
 Method: Schemathesis reads `GET /v0/openapi.json` and makes requests of it, good ones and spoilt ones, alone and one
 after another, in a process of its own. It is derandomized and has no deadline, so that a slow machine is only slow.
-The two streams that have no end are left out: test_watch.py and test_ws.py have them.
+The three streams that have no end are left out: test_watch.py, test_ws.py and test_work.py have them.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, Final
 import pytest
 
 from tests.contract_http import schema_hooks
-from tests.contract_http.schema_hooks import KNOWN, SPARE
+from tests.contract_http.schema_hooks import JOBS, KNOWN, SPARE
 from tests.contract_http.server import Server
 
 ROOT: Final = Path(__file__).parents[2]
 KEY: Final = "k3y"
 CASES: Final = 12  # of an operation, beside those that are worked out of its schema
-ENDLESS: Final = ("followWatch", "socket")
+ENDLESS: Final = ("followWatch", "socket", "work")
 CHECKS: Final = (
     *("not_a_server_error", "status_code_conformance", "content_type_conformance", "ignored_auth"),
     *("response_headers_conformance", "response_schema_conformance"),
@@ -49,7 +49,8 @@ def target(tmp_path: Path) -> Iterator[Server]:
     """A server with a key, and with topics whose records lie in segments as well as in the WAL."""
     with Server(tmp_path / "server", api_keys=KEY, segment_max_events=4).start() as running:
         with running.client(KEY) as api:
-            for topic in (KNOWN, SPARE):
+            api.make(JOBS, type="queue")
+            for topic in (KNOWN, SPARE, JOBS):
                 for number in range(9):
                     api.records(topic, {"data": {"n": number}, "tag": f"t{number}", "node": "n", "meta": {"m": 1}})
         running.restart()

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidelog import __version__
-from tidelog.cli import check, log, serve, topic
+from tidelog.cli import check, log, queue, serve, topic, worker
 from tidelog.cli.render import Screen
 from tidelog.cli.write import acked_fields, written
 from tidelog.errors import Damaged, Error
@@ -33,12 +33,15 @@ def parser() -> ArgumentParser:
     made = ArgumentParser(
         prog="tidelog",
         description="Tidelog: a durable event log.",
-        epilog="start here:\n  $ tidelog topic --help\n  $ tidelog topic write --help\n  $ tidelog log --help\n",
+        epilog="start here:\n  $ tidelog topic --help\n  $ tidelog topic write --help\n  $ tidelog queue --help\n"
+        "  $ tidelog log --help\n",
         formatter_class=RawDescriptionHelpFormatter,
     )
     made.add_argument("--version", action="version", version=f"tidelog {__version__}")
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
     topic.add(commands)
+    queue.add(commands)
+    worker.add(commands)
     serve.add(commands)
     check.add(commands)
     log.add(commands)
@@ -47,7 +50,9 @@ def parser() -> ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; return its exit code. Exits by itself only on a bad command line and on --help."""
-    args = parser().parse_args(sys.argv[1:] if argv is None else argv)
+    given, words = worker.split(sys.argv[1:] if argv is None else argv)
+    args = parser().parse_args(given)
+    args.words = words
     screen = Screen(json=args.json)
     try:
         code: int = args.run(args, screen)

@@ -12,6 +12,21 @@ from tidelog.engine.engine import Engine
 from tidelog.engine.floors import Gap
 from tidelog.engine.opening import opened
 from tidelog.engine.pages import Pass, TextPage
+from tidelog.engine.queues import (
+    Cohort,
+    Extended,
+    Job,
+    Leased,
+    Queue,
+    QueueCounts,
+    Redriven,
+    Settled,
+    Want,
+    Worker,
+    divide,
+    lease_token,
+    parse_lease_token,
+)
 from tidelog.engine.report import Progress, Report
 from tidelog.engine.results import Appended, Counts, Deleted, Page, Record, TopicState
 from tidelog.engine.topic import Topic
@@ -23,15 +38,23 @@ __all__ = [
     "SEQ_MAX",
     "Appended",
     "Batch",
+    "Cohort",
     "Counts",
     "Deleted",
     "Engine",
     "EngineConfig",
+    "Extended",
     "Gap",
+    "Job",
+    "Leased",
     "Page",
     "Pass",
+    "Queue",
+    "QueueCounts",
     "Record",
+    "Redriven",
     "Report",
+    "Settled",
     "Shard",
     "Show",
     "TextPage",
@@ -39,7 +62,12 @@ __all__ = [
     "Topic",
     "TopicConfig",
     "TopicState",
+    "Want",
+    "Worker",
+    "divide",
+    "lease_token",
     "open",
+    "parse_lease_token",
 ]
 
 

@@ -24,7 +24,7 @@ from tidelog.engine import manifest, retention
 from tidelog.engine.block import Block
 from tidelog.engine.core import WAL, Core, Shared
 from tidelog.engine.home import Home
-from tidelog.engine.manifest import GroupRow, Manifest, SegmentRow, TopicRow
+from tidelog.engine.manifest import GroupRow, Manifest, QueueRow, SegmentRow, TopicRow
 from tidelog.engine.parts import Segment
 from tidelog.errors import Error
 from tidelog.formats import bodies, footer, frame, idx
@@ -261,6 +261,7 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
             index.last_ts,
             tuple(_row(segment) for segment in segments),
             tuple(index.ghosts),
+            queue=_queue(core, final=final),
         )
     try:
         for segment, content in vectors:
@@ -275,6 +276,12 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
         home.forget(segment.base)
         core.shared.tags.drop(core.id, segment.base)
     return row, [home.path(segment.base, suffix) for segment in dropped for suffix in SUFFIXES]
+
+
+def _queue(core: Core, *, final: bool) -> QueueRow | None:
+    if core.queue is not None:
+        return core.queue.row(final=final)
+    return None if core.ledger is None else core.ledger.row()
 
 
 def _row(segment: Segment) -> SegmentRow:

@@ -242,6 +242,9 @@ class EngineConfig:
     queue_max: int = 4_096
     """Writes that may wait for one WAL shard; another is refused as busy. Bounds memory while the disk is slow."""
 
+    queue_history_records: int = 100_000
+    """Steps of jobs that are kept of each queue: who claimed what, and what became of it. 0: none."""
+
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
             if name != "wal_shards" or self.wal_shards is not None:
@@ -275,6 +278,7 @@ _BOUNDS: Final[dict[str, tuple[int, int]]] = {
     "maps_max": (1, _I64_MAX),
     "tags_cache_bytes": (0, _I64_MAX),
     "queue_max": (1, _I64_MAX),
+    "queue_history_records": (0, _I64_MAX),
 }
 
 

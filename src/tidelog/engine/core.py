@@ -8,7 +8,7 @@ commit while holding the lock: the committer needs it to publish.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING
 
@@ -28,6 +28,10 @@ from tidelog.errors import Closed, Corrupt, Damaged, ReadOnly, TopicNotFound, Un
 from tidelog.wal import Shard, Stored, Token, shard_of
 
 if TYPE_CHECKING:
+    from tidelog.engine.queues.doors import Doors
+    from tidelog.engine.queues.history import Journal
+    from tidelog.engine.queues.ledger import Ledger
+    from tidelog.engine.queues.state import State
     from tidelog.wal import Commit
 
 TOPICS = "topics"
@@ -49,6 +53,8 @@ class Shared:
     closing: bool = False  # no new writes
     closed: bool = False
     rolled: bool = False  # a segment was completed that no checkpoint has seen
+    doors: Doors | None = None  # the engine, for those of its parts that need other topics
+    journals: set[Journal] = field(default_factory=set)  # those with something to write down
 
     def now_ms(self) -> int:
         return self.clock.now_us() // 1000
@@ -88,6 +94,9 @@ class Core:
         self.consumed_ms: int | None = None  # monotonic, for priorities
         self.damage: list[str] = []  # what replay found about it
         self.floors = Marks()  # the highest that replay was told of
+        self.found: int | None = None  # its head when it was opened; None: it was made since
+        self.ledger: Ledger | None = None  # what was found of a queue, until its first use
+        self.queue: State | None = None  # from then on
         self._waiters: set[Callable[[], None]] = set()
 
     @property

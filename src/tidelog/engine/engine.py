@@ -18,42 +18,27 @@ from tidelog.disk.seam import Lock as DirectoryLock
 from tidelog.engine import append, opening
 from tidelog.engine.checkpoint import History, checkpoint
 from tidelog.engine.config import EngineConfig, TopicConfig, check_topic_name
+from tidelog.engine.control import Control as Control
 from tidelog.engine.core import Core, Shared, directory
 from tidelog.engine.encode import Batch, Columns
+from tidelog.engine.queues.door import Queue
+from tidelog.engine.queues.doors import HISTORY
 from tidelog.engine.report import Report
 from tidelog.engine.results import TopicState
 from tidelog.engine.topic import Topic
 from tidelog.errors import BadInput, Closed, Error, NotEmpty, ReadOnly, Throttled, TopicExists, TopicNotFound
-from tidelog.formats import bodies, frame
+from tidelog.formats import bodies
 from tidelog.formats.bodies import Body
-from tidelog.wal import Commit, Shard, Token
+from tidelog.wal import Shard
 
 _AGE_MS = 1000  # how often segments are asked for their age
 OWN = "_tidelog."  # how the names of the engine's own topics begin, which nobody else can give to one
 
 
-class Control(Commit):
-    """A frame about a topic: on disk before the caller hears of it, in force from then on."""
-
-    __slots__ = ("_apply", "token")
-
-    def __init__(self, core: Core, body: Body, apply: Callable[[], None]) -> None:
-        made = frame.encode(body.KIND, topic_id=core.id, ts_ms=core.shared.now_ms(), data=bodies.encode(body))
-        super().__init__([made], frames=1, durable=True)
-        self._apply = apply
-        self.token: Token[None] = Token(core.shard)
-
-    def done(self, error: Error | None) -> None:
-        if error is None:
-            self._apply()
-            self.token.set(None)
-        else:
-            self.token.fail(error)
-
-
 class Engine:
     def __init__(self, opened: opening.Opened, *, threads: bool) -> None:
         self._shared: Shared = opened.shared
+        self._shared.doors = self
         self._lock: DirectoryLock | None = opened.lock
         self._reopen = opened.again
         self._history: History = opened.history
@@ -115,12 +100,29 @@ class Engine:
             append.admit_first(self._shared, name, config, first)
             return Topic(self._create(name, config)), True
 
+    def queue(self, name: str, *, create: bool = True, **config: object) -> Queue:
+        """`topic`, for a topic of jobs. Raises NotAQueue where there is a log of this name."""
+        core = self._find(name)
+        found = None if core is None else Topic(core)
+        if found is None:
+            return self.topic(name, create=create, **{"type": "queue", **config}).queue()
+        found.queue()
+        return (self.topic(name, create=False, **config) if config else found).queue()
+
     def own(self, name: str, **config: object) -> Topic:
         """A topic of the engine's own: read like any other, listed with none, and outside the limit on topics."""
         assert name.startswith(OWN), "others are made by `topic`"
         with self._registry:
             core = self._topics.get(name)
             return Topic(core or self._make(name, TopicConfig.make(config)))
+
+    def disown(self, name: str) -> None:
+        """Drop a topic of the engine's own, if it is there."""
+        assert name.startswith(OWN), "others are dropped by `drop`"
+        with self._registry:
+            core = self._topics.get(name)
+            if core is not None:
+                self._drop(core)
 
     def find(self, name: str) -> Topic | None:
         """The topic of this name, if there is one."""
@@ -155,17 +157,22 @@ class Engine:
                 return False
             if if_empty and (count := Topic(core).count):
                 raise NotEmpty(name, count=count)
-
-            def gone() -> None:
-                with core.lock:
-                    core.dropped = True
-                    self._shared.quota.give(core.index.bytes)
-                core.wake()
-
-            self._control(core, bodies.TopicDelete(name), gone)
-            del self._topics[name]
-        self._erase(core)
+            history = self._topics.get(HISTORY + name)
+            if history is not None:
+                self._drop(history)
+            self._drop(core)
         return True
+
+    def _drop(self, core: Core) -> None:
+        def gone() -> None:
+            with core.lock:
+                core.dropped = True
+                self._shared.quota.give(core.index.bytes)
+            core.wake()
+
+        self._control(core, bodies.TopicDelete(core.name), gone)
+        del self._topics[core.name]
+        self._erase(core)
 
     def _find(self, name: object) -> Core | None:
         return self._topics.get(name) if isinstance(name, str) else None
@@ -242,6 +249,7 @@ class Engine:
         self._check_writable()
         for shard in self._shared.shards:
             shard.tick()
+        self._note()
         limits, now_ms = self._shared.limits, self._shared.clock.monotonic_ms()
         if now_ms - self._aged_ms >= _AGE_MS:
             self._aged_ms = now_ms
@@ -253,6 +261,13 @@ class Engine:
         dirty = self._shared.rolled or self._covered != self._written()
         if dirty and (fresh >= limits.checkpoint_bytes or waited_ms >= limits.checkpoint_ms):
             self.checkpoint()
+
+    def _note(self) -> None:
+        """Write down what happened to jobs."""
+        journals = self._shared.journals
+        with suppress(KeyError):  # empty: another thread may be at it too
+            while journals:
+                journals.pop().flush()
 
     def checkpoint(self) -> None:
         """Copy what only the WAL has into segments, and let the WAL forget it. On an error everything is as before."""
@@ -298,6 +313,7 @@ class Engine:
             self._shared.maps.clear()
             self._topics, self._next_id, self.report = opened.topics, opened.next_topic_id, opened.report
             self._shared = opened.shared
+            self._shared.doors = self
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────
 
@@ -310,6 +326,7 @@ class Engine:
         if self._keeper is not None:
             self._keeper.join()
         try:
+            self._note()
             self._shared.closing = True
             for core in self._listed()[0]:
                 with core.lock:  # whoever was staging a write is done; nobody begins another

@@ -51,6 +51,7 @@ class TopicIndex:
         self.bytes = 0
         self.last_ts = 0
         self.ghosts: list[tuple[int, int]] = []  # seqs [lo, hi) of records that no part has any more
+        self.removals = 0  # how often records have gone, in whatever way
 
     @property
     def evict_floor(self) -> int:
@@ -155,6 +156,7 @@ class TopicIndex:
         gone = self.weigh(self.earliest, seq)
         self.count -= gone.records
         self.bytes -= gone.size
+        self.removals += gone.records > 0
         self.earliest = seq
         self.skip_dead()
         return gone
@@ -198,6 +200,7 @@ class TopicIndex:
         self.count -= count
         self.bytes -= size
         if count:
+            self.removals += 1
             self.skip_dead()
         return Weight(count, size)
 

@@ -25,6 +25,7 @@ from tidelog.engine.core import TOPICS, WAL, Core, Shared
 from tidelog.engine.floors import Marks
 from tidelog.engine.manifest import Loaded, TopicRow
 from tidelog.engine.parts import Segment
+from tidelog.engine.queues.ledger import Ledger
 from tidelog.engine.replay import Replayed
 from tidelog.engine.report import Group, Progress, Report
 from tidelog.errors import Corrupt, Damaged
@@ -84,6 +85,7 @@ def _restored(shared: Shared, row: TopicRow) -> Core:
     index.marks = Marks(row.cap_mark, row.ttl_mark)
     index.ghosts = list(row.ghosts)
     core.reserved = row.reserved
+    core.ledger = None if row.queue is None else Ledger(row.queue)
     try:
         for each in index.parts:
             if isinstance(each, Segment):
@@ -118,7 +120,7 @@ def _finish(core: Core, report: Report, *, writable: bool) -> None:
     for cause, floor in (("ttl", core.floors.ttl), ("cap", core.floors.cap)):
         core.shared.quota.give(index.evict(min(floor + 1, index.head + 1), cause).size)
     core.keep_caps()
-    core.tail = index.head
+    core.tail = core.found = index.head
     core.last_write_ms = index.last_ts or None
     core.reserving = core.reserved
     core.hardened = index.evict_floor

@@ -17,6 +17,7 @@ from tidelog.engine import delete
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import Core, Shared
 from tidelog.engine.floors import Marks
+from tidelog.engine.queues.ledger import Ledger
 from tidelog.engine.report import Group, Progress, Report
 from tidelog.errors import Corrupt
 from tidelog.formats import bodies, frame, scan
@@ -100,6 +101,9 @@ class Replayed:
                     core.damage.append(f"{core.name}: a delete could not be replayed: {error}")
             case bodies.EvictWatermark():
                 _floor(core, body)
+            case bodies.Lease():
+                core.ledger = core.ledger or Ledger()
+                core.ledger.apply(found.seq, body)
             case bodies.HeadWatermark():
                 core.reserved = max(core.reserved, body.head_seq)
             case _:

@@ -13,9 +13,13 @@ from tidelog.engine.core import Core
 from tidelog.engine.encode import Batch, Columns
 from tidelog.engine.floors import Gap
 from tidelog.engine.pages import Pass, TextPage
+from tidelog.engine.queues.door import Queue
+from tidelog.engine.queues.redrive import Redriven, Where, redrive
+from tidelog.engine.queues.state import state_of
 from tidelog.engine.read import Nodes, OnGap
 from tidelog.engine.results import Appended, Deleted, Page, Record, TopicState
 from tidelog.engine.segments import Held, Listing
+from tidelog.errors import NotAQueue
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.formats.json_rows import Show
 from tidelog.wal import Token
@@ -157,6 +161,29 @@ class Topic:
         """Delete records: below `before_seq`, by tag (`"order-7"` is that tag, `"order-*"` all that begin so), both,
         or `seqs`. Only what is there now is meant. Readers pass over them in silence."""
         return delete.delete(self._core, match, before_seq, seqs)
+
+    def queue(self) -> Queue:
+        """The same topic as a queue: its jobs, handed out under leases. Raises NotAQueue where it is a log."""
+        if self._core.config.type != "queue":
+            raise NotAQueue(self.name)
+        return Queue(self, state_of(self._core))
+
+    def redrive(
+        self,
+        *,
+        to: str | None = None,
+        match: object = None,
+        where: Where | None = None,
+        rate: float | None = None,
+        limit: int | None = None,
+    ) -> Redriven:
+        """Give dead letters back to the queue that each came from, or to the queue `to`, and delete them here.
+
+        All of them, or those whose tag matches (as in `delete`) and for which `where(record)` holds; at most `limit`,
+        at most `rate` a second. Each batch is written to its queue before it is deleted: a crash between the two may
+        double one batch and never loses one.
+        """
+        return redrive(self._core, to=to, match=match, where=where, rate=rate, limit=limit)
 
     def seal(self) -> None:
         """Let the next record start another segment; the next checkpoint completes this one."""

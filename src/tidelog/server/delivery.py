@@ -7,32 +7,23 @@
 A topic is registered with the bells first, then looked at, then waited for. Topics are visited in the order of their
 names, each up to the head it had at the visit, so that one that is written all the time does not hold up the others.
 
-What a peer has not taken yet is bounded: past a mark nothing is read for it, and when it is ready again it gets
-larger pages. A peer that takes nothing at all is told after a while and then let go. Nobody else notices.
+What a peer has not taken yet is bounded (`patience`): past a mark nothing is read for it, and when it is ready again
+it gets larger pages.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Protocol
 
 from tidelog.engine import Gap, Topic
 from tidelog.errors import Error, TopicNotFound
 from tidelog.server.api.auth import Principal
 from tidelog.server.api.problem import of_error
-from tidelog.server.frames import Events
-from tidelog.server.http.seam import Gone
 from tidelog.server.pages import Page, View
+from tidelog.server.patience import HIGH_BYTES, Patience
 from tidelog.server.service import Service
-
-HIGH_BYTES: Final = 256 << 10  # not taken yet: past it nothing more is read for a peer
-GRACE_S: Final = 5.0  # without taking anything, before a peer is told
-CLOSE_S: Final = 30.0  # and before it is let go; a multiple of the grace
-
-
-class TooSlow(Gone):
-    """A peer that takes nothing. As good as gone: an end would not reach it either."""
 
 
 class Peer(Protocol):
@@ -96,8 +87,7 @@ class Delivery:
         self._due: dict[str, Follow] = {}
         self._woken = asyncio.Event()
         self._over = False
-        self._waiting = asyncio.Lock()  # one at a time waits for the peer
-        self._patience: asyncio.Timeout | None = None
+        self._patience = Patience(service.loop, peer, self._is_ending)
 
     # ── what to follow ────────────────────────────────────────────────────────────────────────
 
@@ -129,9 +119,7 @@ class Delivery:
 
     def wake(self) -> None:
         self._woken.set()
-        # At the end nobody waits for the peer.
-        if self._is_ending() and self._patience is not None and not self._patience.expired():
-            self._patience.reschedule(self._service.loop.time())
+        self._patience.look()
 
     def _is_ending(self) -> bool:
         return self._over or self._service.stopping.is_set()
@@ -220,36 +208,25 @@ class Delivery:
         self._peer.failed(follow.name, problem.code, problem.message)
         self._over = self._over or not self._lasting
 
-    # ── a peer that is slow ───────────────────────────────────────────────────────────────────
-
     async def room(self) -> None:
-        """Wait until the peer has taken most of what it was sent, or all is over. Whoever takes anything at all
-        has time; whoever takes nothing is told after the grace, and later given up."""
-        async with self._waiting:
-            left, stalled_s = self._peer.waiting, 0.0
-            while self._peer.waiting > HIGH_BYTES and not self._is_ending():
-                try:
-                    async with asyncio.timeout(GRACE_S) as self._patience:
-                        await self._peer.drained()
-                    return
-                except TimeoutError:
-                    pass
-                finally:
-                    self._patience = None
-                if self._is_ending():
-                    return
-                stalled_s = 0.0 if self._peer.waiting < left else stalled_s + GRACE_S
-                if stalled_s >= CLOSE_S:
-                    raise TooSlow
-                if stalled_s == GRACE_S:
-                    self._peer.slow()
-                left = self._peer.waiting
+        """Wait until the peer has taken most of what it was sent, or all is over."""
+        await self._patience.room()
+
+
+class Beating(Protocol):
+    """A stream that is kept alive."""
+
+    sent_s: float  # when something was last said, by the loop's clock
+
+    @property
+    def waiting(self) -> int: ...
+    def heartbeat(self, epoch_ms: int) -> None: ...
 
 
 class Pulse:
     """Heartbeats of one stream: something is said when nothing was said for so long."""
 
-    def __init__(self, service: Service, events: Events, every_ms: int) -> None:
+    def __init__(self, service: Service, events: Beating, every_ms: int) -> None:
         self._service, self._events, self._every_s = service, events, every_ms / 1000
         self._timer = service.loop.call_later(self._every_s, self._beat)
 

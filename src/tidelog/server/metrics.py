@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from tidelog.engine import Engine, TopicState
+from tidelog.server.queue_figures import Held, QueueFigures
 
 if TYPE_CHECKING:
     from tidelog.server.service import Service
@@ -73,7 +74,7 @@ class Totals(NamedTuple):
     by_class: dict[str, int]
     records_live: int
     bytes_live: int
-    queue_topics: int
+    queues: dict[str, Held]
     sse_connections: int
     watch_sessions: int
     ready: bool
@@ -87,6 +88,7 @@ class Metrics(Collector):
         self._service = service
         self._answers: dict[tuple[str, str, int], Answers] = {}
         self._traffic: dict[str, Traffic] = {}
+        self.queues = QueueFigures()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -134,8 +136,8 @@ class Metrics(Collector):
             "routers": 0,
             "records_live": now.records_live,
             "bytes_live": now.bytes_live,
-            "queue_topics": now.queue_topics,
-            "queue_leases_in_flight": 0,
+            "queue_topics": len(now.queues),
+            "queue_leases_in_flight": sum(held.in_flight for held in now.queues.values()),
             "sse_connections": now.sse_connections,
             "watch_sessions": now.watch_sessions,
             "ready": now.ready,
@@ -167,7 +169,7 @@ class Metrics(Collector):
             by_class,
             sum(state.count for state in topics),
             sum(state.bytes for state in topics),
-            sum(state.config.type == "queue" for state in topics),
+            self.queues.held(service.engine, topics) if service.is_ready else {},
             service.streams.held,
             len(service.sessions),
             service.is_ready,
@@ -187,14 +189,17 @@ class Metrics(Collector):
         yield _gauge("routers", "Routers.", 0)
         yield _gauge("records_live", "Records that can be read.", now.records_live)
         yield _gauge("bytes_live", "Bytes of their data and meta.", now.bytes_live)
-        yield _gauge("queue_topics", "Topics that are queues.", now.queue_topics)
-        yield _gauge("queue_leases_in_flight", "Leases that were neither acknowledged nor ran out.", 0)
+        yield _gauge("queue_topics", "Topics that are queues.", len(now.queues))
+        leases = sum(held.in_flight for held in now.queues.values())
+        yield _gauge("queue_leases_in_flight", "Leases that were neither acknowledged nor ran out.", leases)
         yield _gauge("sse_connections", "Open streams: watch, work and WebSocket.", now.sse_connections)
         yield _gauge("watch_sessions", "Watch sessions.", now.watch_sessions)
         yield _gauge("ready", "1 once the log is recovered.", now.ready)
         yield _gauge("recovery_progress", "How far recovery is, 0 to 1.", now.progress)
         yield CounterMetricFamily("tidelog_uptime_ms", "Milliseconds since the server started.", now.uptime_ms)
         yield from self._of_topics(now.topics)
+        shown = [state.topic for state in now.topics[:TOPICS_MAX] if state.topic in now.queues]
+        yield from self.queues.collect([(name, now.queues[name]) for name in shown])
         yield from self._of_requests()
         if now.wal is not None:
             yield from _of_wal(now.wal)
@@ -204,18 +209,15 @@ class Metrics(Collector):
         self._forget(topics)
         shown = topics[:TOPICS_MAX]
         yield _gauge("topic_metrics_truncated", "1 where not every topic has series.", len(shown) < len(topics))
-        queues = [state for state in shown if state.config.type == "queue"]
         held = (
-            ("head_seq", "The last seq.", [state.head_seq for state in shown], shown),
-            ("earliest_seq", "The first record that is there.", [state.earliest_seq for state in shown], shown),
-            ("records_live", "Records that can be read.", [state.count for state in shown], shown),
-            ("bytes_live", "Bytes of their data and meta.", [state.bytes for state in shown], shown),
-            ("queue_ready", "Jobs that can be claimed.", [state.count for state in queues], queues),
-            ("queue_in_flight", "Jobs under a lease.", [0] * len(queues), queues),
+            ("head_seq", "The last seq.", [state.head_seq for state in shown]),
+            ("earliest_seq", "The first record that is there.", [state.earliest_seq for state in shown]),
+            ("records_live", "Records that can be read.", [state.count for state in shown]),
+            ("bytes_live", "Bytes of their data and meta.", [state.bytes for state in shown]),
         )
-        for name, what, values, of in held:
+        for name, what, values in held:
             gauge = GaugeMetricFamily(f"tidelog_topic_{name}", what, labels=["topic"])
-            for state, value in zip(of, values, strict=True):
+            for state, value in zip(shown, values, strict=True):
                 gauge.add_metric([state.topic], value)
             yield gauge
         nobody = Traffic()
@@ -238,6 +240,7 @@ class Metrics(Collector):
         for name in list(self._traffic):
             if name not in known and self._service.is_ready and self._service.engine.find(name) is None:
                 self._traffic.pop(name, None)
+        self.queues.forget(known)
 
     def _of_requests(self) -> Iterator[Metric]:
         labels = ["route", "method", "status"]

@@ -16,6 +16,7 @@ from tidelog.server.api.problem import Problem
 from tidelog.server.bells import Bells
 from tidelog.server.commits import Commits
 from tidelog.server.config import ServerConfig
+from tidelog.server.desks import Desks
 from tidelog.server.gather import Gather
 from tidelog.server.metrics import Metrics
 from tidelog.server.sessions import Sessions
@@ -34,6 +35,7 @@ class Service:
         self.streams = Cap("streams and sockets", config.max_sse_connections, config.max_sse_connections_per_key)
         self.sessions = Sessions(config.max_watch_sessions, clock)
         self.bells = Bells(loop)
+        self.desks = Desks(self)
         self.metrics = Metrics(self)
         self.stopping = asyncio.Event()
         self.progress = 0.0  # of recovery
@@ -74,6 +76,10 @@ class Service:
         assert self._gather is not None, "asked behind `engine`"
         return self._gather
 
+    def now_ms(self) -> int:
+        """Wall time, as records and leases have it."""
+        return self.clock.now_us() // 1000
+
     async def work(self, call: Callable[[], T]) -> T:
         """Run what may wait for a disk, off the loop."""
         return await self.loop.run_in_executor(self._pool, call)
@@ -88,6 +94,7 @@ class Service:
         """Tell everybody who waits that there will be no more."""
         self.stopping.set()
         self.bells.ring_all()
+        self.desks.stop()
 
     async def streams_gone(self, seconds: float) -> None:
         """Wait until every stream and socket has ended, or the time is over."""

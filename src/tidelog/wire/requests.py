@@ -32,6 +32,9 @@ class Record(Struct):
     node: str | None = None
     meta: dict[str, Any] | None = None
     encoding: str | None = msgspec.field(default=None, name="$encoding")  # "base64": data is bytes, as text
+    run_at_ms: int | None = None  # these three are a job's, and travel in its meta
+    delay_ms: int | None = None
+    priority: int | None = None
 
 
 class Write(Struct):

@@ -301,6 +301,7 @@ LIMITS: dict[str, tuple[int | None, int, int]] = {
     "maps_max": (256, 1, 1 << 62),
     "tags_cache_bytes": (32 * MIB, 0, 1 << 62),
     "queue_max": (4_096, 1, 1 << 62),
+    "queue_history_records": (100_000, 0, 1 << 62),
 }
 
 

@@ -258,6 +258,24 @@ class Running:
         await asyncio.wait([self.task])
 
 
+class LoopClock(ManualClock):
+    """A clock that goes with the loop: where the loop's time jumps, this one does."""
+
+    loop: JumpingLoop | None = None
+
+    def now_us(self) -> int:
+        return super().now_us() + self._passed()
+
+    def monotonic_us(self) -> int:
+        return super().monotonic_us() + self._passed()
+
+    def monotonic_ms(self) -> int:
+        return self.monotonic_us() // 1_000
+
+    def _passed(self) -> int:
+        return 0 if self.loop is None else round(self.loop.now_s * 1_000_000)
+
+
 class World:
     """A server with an engine that has no threads, to be asked as a front end would."""
 
@@ -324,18 +342,22 @@ class World:
 
     def is_quiet(self) -> bool:
         """Nobody holds anything any more."""
-        return not self.service.streams.held and not self.service.inflight.held and not len(self.service.bells)
+        service = self.service
+        return not (service.streams.held or service.inflight.held or len(service.bells) or len(service.desks))
 
 
-def play(scenario: Callable[[World], Awaitable[None]], **settings: Any) -> None:
+def play(scenario: Callable[[World], Awaitable[None]], *, clock: ManualClock | None = None, **settings: Any) -> None:
     """Act out a scenario in a world of its own, with these settings of the server. Nothing may be held at its end."""
-    clock = ManualClock()
+    clock = clock or ManualClock()
     config = ServerConfig(**{"commit": "loop", **settings})
     # A disk in memory keeps reserved room as zeros: the default file of 64 MiB would cost a second each.
     limits: dict[str, Any] = {"wal_shards": 1, "wal_file_bytes": 1 << 16, "topics_max": config.max_topics}
     with tidelog.engine.open("data", disk=MemoryDisk(clock), clock=clock, threads=False, **limits) as engine:
 
         async def act() -> None:
+            loop = asyncio.get_running_loop()
+            if isinstance(clock, LoopClock) and isinstance(loop, JumpingLoop):
+                clock.loop = loop
             world = World(engine, clock, config)
             try:
                 await scenario(world)

@@ -17,9 +17,10 @@ from tidelog.engine import Topic
 from tidelog.errors import Corrupt
 from tidelog.server import pages
 from tidelog.server.api.auth import ANYBODY
-from tidelog.server.delivery import CLOSE_S, GRACE_S, HIGH_BYTES, Slot, TooSlow
+from tidelog.server.delivery import Slot
 from tidelog.server.http.seam import Gone
 from tidelog.server.pages import Page, View
+from tidelog.server.patience import CLOSE_S, GRACE_S, HIGH_BYTES, TooSlow
 
 KB = "x" * 1000
 

@@ -32,7 +32,9 @@ GAUGES = words(
 )
 COUNTERS = words(
     """uptime_ms wal_frames_total wal_batches_total wal_fsyncs_total wal_bytes_written_total wal_rotations_total
-    wal_submit_full_total topic_appended_total topic_read_total topic_evicted_total topic_gaps_total requests_total"""
+    wal_submit_full_total topic_appended_total topic_read_total topic_evicted_total topic_gaps_total requests_total
+    topic_queue_claimed_total topic_queue_acked_total topic_queue_nacked_total topic_queue_extended_total
+    topic_queue_expired_total topic_queue_dead_lettered_total"""
 )
 HISTOGRAMS = ["wal_fsync_latency_us", "request_seconds"]
 JSON_KEYS = words(

@@ -159,6 +159,24 @@ def test_real_answers_are_what_the_document_says() -> None:
             "Metrics": (await get(world, "/v0/metrics", accept="application/json")).json,
             "Error": await asked(world, "GET", "/v0/topics/nobody"),
         }
+        jobs = [{"data": {"n": 1}, "tag": "t", "meta": {"m": 1}, "priority": 1}, *({"data": n} for n in range(5))]
+        await asked(world, "PUT", "/v0/topics/q", {"type": "queue", "max_deliveries": 1, "dead_letter": "d"})
+        await asked(world, "POST", "/v0/topics/q", {"records": jobs})
+        queue = "/v0/topics/q"
+        answers |= {
+            "Claimed": await asked(world, "POST", f"{queue}/claim", {"node": "n", "max": 4}),
+            "Acked": await asked(world, "POST", f"{queue}/ack", {"node": "n", "seqs": [1, 99]}),
+            "Nacked": await asked(world, "POST", f"{queue}/nack", {"node": "n", "seqs": [2, 99]}),
+            "Extended": await asked(world, "POST", f"{queue}/extend", {"node": "n", "seqs": [3], "lease_ms": 900}),
+        }
+        await asked(world, "POST", f"{queue}/claim", {"node": "n", "max": 1})
+        answers["Redriven"] = await asked(world, "POST", "/v0/topics/d/redrive", {})
+        answers["History"] = await asked(world, "GET", f"{queue}/history")
+        state = await asked(world, "GET", queue)
+        assert not list(checker("Topic").iter_errors(state))
+        assert state["queue"]["dead_lettered"] == answers["Redriven"]["redriven"] == 1
+        events = {step["event"] for step in answers["History"]["events"]}
+        assert events == {"enqueued", "claimed", "acked", "nacked", "extended", "dead_lettered", "redriven"}
         topic.seal()
         world.engine.checkpoint()
         answers["Segments"] = await asked(world, "GET", "/v0/topics/a/segments")
@@ -192,6 +210,11 @@ def test_a_planted_difference_is_caught() -> None:
         ("Delete", {"match": ["tag", "Glob", "p*"]}, {"match": ["tag"]}),
         ("Watch", {"topics": {"a": {"tail": True}}}, {"topics": {}}),
         ("Seek", {"ts": 1}, {"ts": "1"}),
+        ("Claim", {"node": "n", "max": 0, "lease_ms": None}, {"node": "n", "max": None}),
+        ("Ack", {"node": "n", "seqs": [], "lease_ids": []}, {"node": "n", "seqs": [1], "lease_ids": ["x"]}),
+        ("Nack", {"node": "n", "seqs": [1], "delay_ms": 1}, {"node": "n", "seqs": [1], "delay_ms": -1}),
+        ("Extend", {"node": "n", "seqs": [1], "lease_ms": 100}, {"node": "n", "seqs": [1]}),
+        ("Redrive", {"to": None, "limit": 5}, {"rate": 0}),
         ("TopicConfig", {"durability": "fsync", "lease_ms": 100}, {"durability": "paper"}),
     ],
 )
@@ -203,10 +226,12 @@ def test_bodies_that_the_document_allows_are_taken_and_others_are_not(name: str,
         "Watch": ("POST", "/v0/watch"),
         "Seek": ("POST", "/v0/topics/a/seek"),
         "TopicConfig": ("PUT", "/v0/topics/a"),
+        **{name: ("POST", f"/v0/topics/q/{name.lower()}") for name in ("Claim", "Ack", "Nack", "Extend", "Redrive")},
     }
 
     async def scenario(world: World) -> None:
         world.topic("a")
+        world.topic("q", type="queue")
         assert not list(checker(name).iter_errors(good))
         assert list(checker(name).iter_errors(bad))
         assert (await world.ask(*targets[name], good))[0] == 200

@@ -14,9 +14,9 @@ from tidelog.engine import Show, Topic
 from tidelog.errors import Corrupt, Latched
 from tidelog.server import pages
 from tidelog.server.api import socket
-from tidelog.server.delivery import CLOSE_S, GRACE_S, HIGH_BYTES
 from tidelog.server.http.seam import Response, Upgrade
 from tidelog.server.pages import Page, View
+from tidelog.server.patience import CLOSE_S, GRACE_S, HIGH_BYTES
 from tidelog.wal import Shard
 
 KB = "x" * 1000

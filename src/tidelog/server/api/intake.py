@@ -23,6 +23,7 @@ from tidelog.server.api.arrow_feed import Messages
 from tidelog.server.api.call import Call, ok
 from tidelog.server.api.problem import Problem, of_error
 from tidelog.server.api.records import Cut
+from tidelog.server.api.schedule import check_queue
 from tidelog.server.http.seam import BodyTooLarge, Gone, Response
 
 T = TypeVar("T")
@@ -62,7 +63,9 @@ async def write(call: Call, *, arrow: bool) -> Response:
     limits = call.service.engine.limits
     message_bytes_max = call.service.config.max_body_bytes or (1 << 31) - 1
     feed: Feed = (
-        Messages(limits, message_bytes_max) if arrow else line_feed.Lines(limits, raw=call.query.flag("raw", False))
+        Messages(limits, message_bytes_max)
+        if arrow
+        else line_feed.Lines(limits, call.service.now_ms, raw=call.query.flag("raw", False))
     )
     assert call.request.pieces is not None, "asked for bodies that come in pieces"
     return await Intake(call, feed).run(call.request.pieces)
@@ -116,6 +119,8 @@ class Intake:
         cut = await self._work(self._feed.size, self._feed.take)
         if cut is None:
             return
+        if cut.scheduled:
+            check_queue(self._call.topic, "log" if self._topic is None else self._topic.config.type)
         if self._topic is None:
             self._topic, self._created = await writing.ensure(
                 self._service, self._call.topic, self._create, None, cut.batch

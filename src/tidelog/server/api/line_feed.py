@@ -10,6 +10,7 @@ whatever pieces they came in.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -19,6 +20,7 @@ from tidelog.engine import EngineConfig
 from tidelog.errors import BadInput, Error, TooLarge
 from tidelog.server.api import write as writing
 from tidelog.server.api.records import BYTES_MAX, Cut
+from tidelog.server.api.schedule import schedule
 from tidelog.wire import requests
 from tidelog.wire.requests import BadBody, Record
 
@@ -37,8 +39,8 @@ _line = requests.decoder(Line)
 
 
 class Lines:
-    def __init__(self, limits: EngineConfig, *, raw: bool) -> None:
-        self._limits, self._is_raw = limits, raw
+    def __init__(self, limits: EngineConfig, now_ms: Callable[[], int], *, raw: bool) -> None:
+        self._limits, self._now_ms, self._is_raw = limits, now_ms, raw
         self._bytes_max = max(BYTES_MAX, 2 * limits.record_bytes_max)
         self._held: list[bytes] = []
         self.size = 0
@@ -85,7 +87,8 @@ class Lines:
         # Without the line ends, so that records without a blank are taken as they are.
         body = chunk.replace(b"\n", b"")
         try:
-            return Cut(writing.batch_of(self._limits, records, None, body), {"line": numbers[0]})
+            scheduled = schedule(records, self._now_ms())
+            return Cut(writing.batch_of(self._limits, records, None, body), {"line": numbers[0]}, scheduled)
         except Error:
             self._blame(numbers, records, body)
             raise
@@ -140,4 +143,5 @@ class Lines:
         """Find the record that the batch was refused for."""
         for number, record in zip(numbers, records, strict=True):
             self._at = number
+            schedule([record], self._now_ms())
             writing.batch_of(self._limits, [record], None, body)

@@ -6,57 +6,20 @@ from that when somebody first asks for it. A test holds the routes and this tabl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from http import HTTPStatus
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
-from tidelog.server.api import topics
+from tidelog.server.api import openapi_queues, topics
 from tidelog.server.api.auth import ADMIN, DELETE, READ, WRITE
 from tidelog.server.api.call import Call
-from tidelog.server.api.openapi_schemas import COUNT, FLAG, KEY, SCHEMAS, TEXT, TOPIC, Schema, number, ref
+from tidelog.server.api.openapi_parts import ARROW, EVENTS, JSON, NDJSON, OCTETS, Operation, Param, flag
+from tidelog.server.api.openapi_schemas import COUNT, KEY, SCHEMAS, TEXT, TOPIC, Schema, number, ref
 from tidelog.server.api.problem import _STATUS
 from tidelog.server.http.seam import Response
 from tidelog.version import __version__
-
-JSON: Final = "application/json"
-NDJSON: Final = "application/x-ndjson"
-ARROW: Final = "application/vnd.apache.arrow.stream"
-EVENTS: Final = "text/event-stream"
-OCTETS: Final = "application/octet-stream"
-
-
-_NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
-
-
-class Param(NamedTuple):
-    name: str
-    schema: Schema
-    text: str = ""
-    where: str = "query"
-
-
-class Operation(NamedTuple):
-    method: str
-    path: str
-    id: str
-    summary: str
-    scopes: tuple[str, ...] = ()
-    params: tuple[Param, ...] = ()
-    takes: Mapping[str, Schema] = _NOTHING  # media type → body
-    body_required: bool = True
-    gives: Mapping[int, Mapping[str, Schema]] = _NOTHING  # status → media type → body
-    refuses: tuple[str, ...] = ()  # codes beside those of every route
-    security: tuple[str, ...] = ("bearer",)
-    text: str = ""
-
-
-def flag(name: str, default: bool, text: str) -> Param:
-    return Param(name, {**FLAG, "default": default}, text)
-
 
 _FROM = Param("from_seq", number("The last seq that the reader has; 0 before the first.", 0))
 _KEY = Param("Idempotency-Key", KEY, "A second write with it writes nothing.", "header")
@@ -224,6 +187,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         gives={200: {OCTETS: _RAW}, 206: {OCTETS: _RAW}},
         refuses=("topic_not_found", "not_found", "range_not_satisfiable"),
     ),
+    *openapi_queues.OPERATIONS,
     Operation(
         "POST",
         "/v0/watch",
@@ -315,7 +279,11 @@ def made() -> dict[str, Any]:
         },
         "servers": [{"url": "/"}],
         "paths": paths,
-        "components": {"schemas": SCHEMAS, "securitySchemes": _SECURITY, "responses": _refusals()},
+        "components": {
+            "schemas": {**SCHEMAS, **openapi_queues.SCHEMAS},
+            "securitySchemes": _SECURITY,
+            "responses": _refusals(),
+        },
     }
 
 

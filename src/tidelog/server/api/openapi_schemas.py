@@ -14,6 +14,7 @@ import msgspec
 from tidelog.engine import EngineConfig, TopicConfig
 from tidelog.engine.config import CLAIM_JITTER_MS_MAX, KEYS, LEASE_MS_MAX, LEASE_MS_MIN
 from tidelog.engine.floors import Gap
+from tidelog.engine.queues.schedule import PRIORITY_MAX
 from tidelog.engine.results import Counts
 from tidelog.server.api import diff
 from tidelog.server.api.problem import _STATUS
@@ -31,6 +32,7 @@ TS: Final[Schema] = {"type": "integer", "description": "Milliseconds since the e
 TOPIC: Final[Schema] = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"}
 KEY: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": 256}
 _LIMITS: Final = EngineConfig()
+_TIME: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": 1 << 47}
 
 
 def obj(fields: Mapping[str, Schema], text: str = "") -> Schema:
@@ -77,6 +79,12 @@ def _sent() -> dict[str, Schema]:
                 "description": f"At most {_LIMITS.meta_keys_max} keys and {_LIMITS.meta_bytes_max} bytes.",
             },
             "$encoding": {**nullable({"enum": ["base64"]}), "description": "`base64`: data is bytes, written as text."},
+            "run_at_ms": {**nullable(_TIME), "description": "A job: not to be claimed before."},
+            "delay_ms": {**nullable(_TIME), "description": "A job: not to be claimed for so long; not with run_at_ms."},
+            "priority": {
+                **nullable({"type": "integer", "minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX}),
+                "description": "A job: higher goes first.",
+            },
         },
         "required": ["data"],
     }

@@ -53,6 +53,7 @@ _TABLE: Final[tuple[tuple[type[Error], str], ...]] = (
     (errors.BatchTooLarge, "batch_too_large"),
     (errors.TopicFull, "topic_full"),
     (errors.TopicNotFound, "topic_not_found"),
+    (errors.NotAQueue, "not_a_queue"),
     (errors.NotFound, "not_found"),
     (errors.NotEmpty, "topic_not_empty"),
     (errors.AlreadyExists, "topic_exists_incompatible"),
@@ -110,7 +111,7 @@ def _detail(error: Error) -> dict[str, Any] | None:
                 "head_seq": error.head_seq,
                 "earliest_seq": error.earliest_seq,
             }
-        case errors.TopicNotFound():
+        case errors.TopicNotFound() | errors.NotAQueue():
             return {"topic": error.topic}
         case errors.NotEmpty():
             return {"topic": error.topic, "count": error.count}

@@ -14,3 +14,4 @@ BYTES_MAX: Final = 4 << 20
 class Cut(NamedTuple):
     batch: Batch | Columns
     where: dict[str, int]  # {"line": n} or {"batch": n}, from 1: where it begins
+    scheduled: bool = False  # says when some of them may run: only a queue can do that

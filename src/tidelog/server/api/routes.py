@@ -9,14 +9,18 @@ from tidelog.server.api import (
     bulk,
     delete,
     diff,
+    history,
     metrics,
     openapi,
     probes,
+    queues,
+    redrive,
     seek,
     segments,
     socket,
     topics,
     watch,
+    work,
     write,
 )
 from tidelog.server.api.auth import ADMIN, DELETE, READ, WRITE
@@ -36,6 +40,7 @@ class Found(NamedTuple):
 
 
 _READ, _WRITE, _DELETE, _ADMIN = (frozenset((scope,)) for scope in (READ, WRITE, DELETE, ADMIN))
+_WORK = _READ | _WRITE
 _PROBES: Final = {
     "/v0/health": probes.health,
     "/healthz": probes.health,
@@ -59,6 +64,13 @@ TABLE: Final[tuple[Route, ...]] = (
     Route("/v0/topics/{topic}/delete", "topics", {"POST": Endpoint(delete.delete, _DELETE)}),
     Route("/v0/topics/{topic}/records", "topics", {"GET": Endpoint(bulk.read, _READ)}),
     Route("/v0/topics/{topic}/seek", "topics", {"POST": Endpoint(seek.seek, _READ)}),
+    Route("/v0/topics/{topic}/claim", "topics", {"POST": Endpoint(queues.claim, _WORK)}),
+    Route("/v0/topics/{topic}/ack", "topics", {"POST": Endpoint(queues.ack, _WRITE)}),
+    Route("/v0/topics/{topic}/nack", "topics", {"POST": Endpoint(queues.nack, _WRITE)}),
+    Route("/v0/topics/{topic}/extend", "topics", {"POST": Endpoint(queues.extend, _WRITE)}),
+    Route("/v0/topics/{topic}/work", "topics", {"GET": Endpoint(work.work, _WORK, token_in_query=True)}),
+    Route("/v0/topics/{topic}/history", "topics", {"GET": Endpoint(history.history, _READ)}),
+    Route("/v0/topics/{topic}/redrive", "topics", {"POST": Endpoint(redrive.redrive, _WRITE)}),
     Route("/v0/topics/{topic}/segments", "topics", {"GET": Endpoint(segments.manifest, _READ)}),
     Route("/v0/topics/{topic}/segments/{base}/{file}", "topics", {"GET": Endpoint(segments.file, _READ)}),
     Route("/v0/watch", "", {"POST": Endpoint(watch.create, _READ)}),

@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from tidelog.engine import Appended, Batch, Show, Token, Topic
+from tidelog.engine import Appended, Batch, Show, Token, Topic, TopicConfig
 from tidelog.engine.append import check_key
 from tidelog.engine.encode import check_count
 from tidelog.engine.read import nodes_of
@@ -42,12 +42,14 @@ from tidelog.server.api.commands import (
 )
 from tidelog.server.api.diff import budget
 from tidelog.server.api.problem import Problem, of_error
+from tidelog.server.api.schedule import check_queue, schedule
 from tidelog.server.api.topics import found
 from tidelog.server.api.watch import start_of, state_of, watermarks
-from tidelog.server.delivery import HIGH_BYTES, Delivery, Slot, TooSlow
+from tidelog.server.delivery import Delivery, Slot
 from tidelog.server.frames import Messages
 from tidelog.server.http.seam import Answer, Socket, Upgrade
 from tidelog.server.pages import View
+from tidelog.server.patience import HIGH_BYTES, TooSlow
 from tidelog.server.service import Service
 from tidelog.wire.requests import BadBody, Cursor
 
@@ -198,6 +200,9 @@ class Conversation:
             self._may(_ADMIN)
         check_count(engine.limits, len(command.records))
         check_key(command.idempotency_key)
+        if schedule(command.records, service.now_ms()):
+            known = engine.find(name)
+            check_queue(name, (config or TopicConfig() if known is None else known.config).type)
         batch = write.batch_of(engine.limits, command.records, command.node, text)
         topic, created = engine.find(name), False
         if topic is None:

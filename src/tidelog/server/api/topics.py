@@ -9,6 +9,7 @@ import msgspec
 
 from tidelog.engine import Engine, Topic, TopicConfig, TopicState
 from tidelog.engine.config import KEYS, check_topic_name
+from tidelog.engine.queues import QueueCounts
 from tidelog.errors import BadInput, TopicNotFound
 from tidelog.server.api.call import Call, ok
 from tidelog.server.api.problem import Problem
@@ -65,11 +66,17 @@ async def _state(call: Call, topic: Topic) -> TopicState:
     return topic.state() if topic.is_settled else await call.service.work(topic.state)
 
 
+async def _counts(call: Call, topic: Topic) -> QueueCounts:
+    queue = topic.queue()
+    return queue.counts() if queue.is_quick(0) else await call.service.work(queue.counts)
+
+
 async def state(call: Call) -> Response:
     topic = found(call.service.engine, call.topic)
     if call.query.flag("touch", True):
         topic.touch()
     now = await _state(call, topic)
+    queue = {"queue": (await _counts(call, topic))._asdict()} if now.config.type == "queue" else {}
     return ok(
         {
             "topic": now.topic,
@@ -83,6 +90,7 @@ async def state(call: Call) -> Response:
             "effective_priority": now.effective_priority,
             "last_write_ts": now.last_write_ms,
             "last_read_ts": now.last_read_ms,
+            **queue,
             "performance": call.performance(),
         }
     )

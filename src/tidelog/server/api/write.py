@@ -18,6 +18,7 @@ from tidelog.server.api import bulk
 from tidelog.server.api.auth import ADMIN
 from tidelog.server.api.call import Call
 from tidelog.server.api.problem import Problem
+from tidelog.server.api.schedule import check_queue, schedule
 from tidelog.server.api.topics import config_of
 from tidelog.server.http.seam import Answer, Response
 from tidelog.server.service import Service
@@ -61,6 +62,8 @@ def write(call: Call) -> Answer | Coroutine[Any, Any, Answer] | None:
         )
     encode.check_count(engine.limits, len(body.records))
     key = key_of(call, body.idempotency_key)
+    if schedule(body.records, call.service.now_ms()):
+        check_queue(call.topic, (config or TopicConfig() if topic is None else topic.config).type)
     batch = batch_of(engine.limits, body.records, body.node, call.request.body)
     if topic is None or topic.is_due:
         return _slowly(call, body.create, config, batch, key)

@@ -1,0 +1,8 @@
+"""A small client of a Tidelog server: blocking, and nothing to install for it."""
+
+from __future__ import annotations
+
+from tidelog.client.http import Client
+from tidelog.client.queue import RemoteJob, RemoteQueue
+
+__all__ = ["Client", "RemoteJob", "RemoteQueue"]

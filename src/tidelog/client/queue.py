@@ -1,0 +1,101 @@
+"""[shell] A queue of a server, with the verbs of one in this process: claim, ack, nack, extend."""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+from tidelog.client.http import Client, topic_path
+
+_PREFIX: Final = "lease_"
+
+
+class RemoteJob(NamedTuple):
+    """One job, as a claimer got it."""
+
+    seq: int
+    lease_id: int
+    deadline_ms: int
+    ts_ms: int
+    deliveries: int
+    data: Any
+    tag: str | None = None
+    meta: dict[str, Any] | None = None
+
+    @property
+    def token(self) -> str:
+        return f"{_PREFIX}{self.lease_id:x}"
+
+
+class RemoteQueue:
+    """A queue at the other end of a client. Every method may be called from any thread."""
+
+    def __init__(self, client: Client, name: str) -> None:
+        self._client, self.name = client, name
+
+    def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> list[RemoteJob]:
+        """Lease up to so many jobs. A claim whose answer is lost is asked again: its leases run out."""
+        body = {"node": node, "max": most, "lease_ms": lease_ms}
+        found = self._post("/claim", body)["claimed"]
+        return [_job(job) for job in found]
+
+    def ack(self, node: str, jobs: Sequence[Any], lease_ids: Sequence[int | None] | None = None) -> dict[str, Any]:
+        """They are done. Jobs or seqs; of jobs the lease is named too."""
+        return self._post("/ack", {"node": node, **_named(jobs, lease_ids)})
+
+    def nack(
+        self, node: str, jobs: Sequence[Any], lease_ids: Sequence[int | None] | None = None, delay_ms: int = 0
+    ) -> dict[str, Any]:
+        """Others may have them, at once or after a while."""
+        return self._post("/nack", {"node": node, **_named(jobs, lease_ids), "delay_ms": delay_ms})
+
+    def extend(
+        self, node: str, jobs: Sequence[Any], lease_ids: Sequence[int | None] | None = None, *, lease_ms: int
+    ) -> dict[str, Any]:
+        """Hold them longer, from now on."""
+        return self._post("/extend", {"node": node, **_named(jobs, lease_ids), "lease_ms": lease_ms})
+
+    def put(self, records: Iterable[dict[str, Any]], *, key: str | None = None) -> dict[str, Any]:
+        """Append jobs: each a record of the wire, `{"data": …}`, perhaps with run_at_ms, delay_ms or priority."""
+        body = {"records": list(records), "idempotency_key": key, "create": False}
+        return self._client.post(topic_path(self.name), body, again=key is not None)
+
+    def state(self) -> dict[str, Any]:
+        """What it is and holds."""
+        return self._client.get(topic_path(self.name, "?touch=false"))
+
+    def history(self, from_seq: int, limit: int) -> dict[str, Any]:
+        """What happened to its jobs, oldest first."""
+        return self._client.get(topic_path(self.name, f"/history?from_seq={from_seq}&limit={limit}"))
+
+    def redrive(self, **options: Any) -> dict[str, Any]:
+        """Of a dead-letter topic: put its records back."""
+        return self._client.post(topic_path(self.name, "/redrive"), options)
+
+    def _post(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self._client.post(topic_path(self.name, verb), body, again=True)
+
+
+def _job(told: dict[str, Any]) -> RemoteJob:
+    data = told["data"]
+    return RemoteJob(
+        told["$seq"],
+        int(told["lease_id"].removeprefix(_PREFIX), 16),
+        told["deadline"],
+        told["$ts"],
+        told["deliveries"],
+        b64decode(data) if told.get("$encoding") == "base64" else data,
+        told.get("$tag"),
+        told.get("meta"),
+    )
+
+
+def _named(jobs: Sequence[Any], lease_ids: Sequence[int | None] | None) -> dict[str, Any]:
+    """Seqs, and the tokens that fence them where they are known."""
+    if lease_ids is None:
+        lease_ids = [None if isinstance(job, int) else job.lease_id for job in jobs]
+    seqs = [job if isinstance(job, int) else job.seq for job in jobs]
+    if all(lease_id is None for lease_id in lease_ids):
+        return {"seqs": seqs}
+    return {"seqs": seqs, "lease_ids": ["" if lease_id is None else f"{_PREFIX}{lease_id:x}" for lease_id in lease_ids]}

@@ -1,0 +1,177 @@
+"""[shell] The life of every job, written down: what happened to it, when, by whom, under which lease.
+
+    enqueued 1 to 500 ── claimed ── extended ── nacked ── claimed ── expired ── claimed ── acked
+                                                                              └──────── dead_lettered ── redriven
+
+Steps are noted in memory as tuples, one for a whole call, and brought into a topic of the engine's own
+(`_tidelog.history.<queue>`, class `disk`, capped) when the engine ticks, when somebody reads, and at the end. What was
+not brought there before a crash is lost; the jobs are not. The first row after a restart says so.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from tidelog.engine.queues.doors import HISTORY
+from tidelog.errors import Error
+
+if TYPE_CHECKING:
+    from tidelog.engine.core import Core
+    from tidelog.engine.queues.jobs import Leased
+    from tidelog.engine.queues.leases import Lease
+    from tidelog.engine.topic import Topic
+
+_NOTES_MAX: Final = 65_536
+_Ints = Sequence[int] | None
+
+
+class Row(msgspec.Struct, omit_defaults=True):
+    """One step of one job; of `enqueued`, of jobs `seq` to `last_seq`."""
+
+    ts_ms: int
+    event: str
+    seq: int | None = None
+    last_seq: int | None = None
+    node: str | None = None
+    lease_id: int | None = None
+    deliveries: int | None = None
+    waited_ms: int | None = None  # claimed: since it was enqueued
+    deadline_ms: int | None = None  # claimed, extended: of the lease; nacked: when it can be had again
+
+
+SCHEMA: Final = pa.schema(
+    [
+        pa.field("ts_ms", pa.timestamp("ms", tz="UTC"), nullable=False),
+        pa.field("event", pa.string(), nullable=False),
+        *(pa.field(name, pa.int64()) for name in ("seq", "last_seq")),
+        pa.field("node", pa.string()),
+        *(pa.field(name, pa.int64()) for name in ("lease_id", "deliveries", "waited_ms", "deadline_ms")),
+    ]
+)
+_rows = msgspec.json.Decoder(list[Row])
+
+
+class Journal:
+    """What happened and was not written down yet. Noting is cheap and never waits."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        limits = core.shared.limits
+        self._on = bool(limits.queue_history_records and core.shared.shards)
+        self._notes: deque[tuple[Any, ...]] = deque(maxlen=_NOTES_MAX)
+        self._enqueued = core.found or 0  # jobs up to here were another process's to note
+        self._restarted = core.found is not None
+        self._flushing = Lock()
+
+    def note(
+        self,
+        ts_ms: int,
+        event: str,
+        seqs: Sequence[int],
+        node: str | None = None,
+        ids: _Ints = None,
+        counts: _Ints = None,
+        waited: _Ints = None,
+        deadlines: _Ints = None,
+    ) -> None:
+        if not self._on or not seqs:
+            return
+        if self._restarted:
+            self._restarted = False
+            self._notes.append((ts_ms, "restarted", None, None, None, None, None, None))
+        self._notes.append((ts_ms, event, seqs, node, ids, counts, waited, deadlines))
+        self._core.shared.journals.add(self)
+
+    def enqueued(self, first: int, last: int) -> None:
+        first = max(first, self._enqueued + 1)
+        if first <= last:
+            self._enqueued = last
+            self.note(self._core.index.last_ts, "enqueued", (first, last))
+
+    def claimed(self, now_ms: int, node: str, leased: Leased) -> None:
+        if self._on and leased.count:
+            waited = [now_ms - ts_ms for ts_ms in leased.waiting_since()]
+            ids, counts = leased.lease_ids, leased.deliveries
+            self.note(now_ms, "claimed", leased.seqs, node, ids, counts, waited, leased.deadlines)
+
+    def leases(
+        self, now_ms: int, event: str, leases: Sequence[tuple[int, Lease]], deadline_ms: int | None = None
+    ) -> None:
+        """The same step of jobs that were held, by whoever held them."""
+        by_node: dict[str, tuple[list[int], list[int]]] = {}
+        for seq, lease in leases if self._on else ():
+            seqs, ids = by_node.setdefault(lease.node, ([], []))
+            seqs.append(seq)
+            ids.append(lease.lease_id)
+        for node, (seqs, ids) in by_node.items():
+            deadlines = None if deadline_ms is None else [deadline_ms] * len(seqs)
+            self.note(now_ms, event, seqs, node, ids, None, None, deadlines)
+
+    def expired(self, now_ms: int, leases: Sequence[tuple[int, Lease]]) -> None:
+        if leases:
+            self.leases(now_ms, "expired", leases)
+
+    def flush(self) -> None:
+        """Bring what was noted into the topic. Called without any lock; where that fails it is lost, and the queue goes
+        on."""
+        shared, core = self._core.shared, self._core
+        if not self._notes or shared.doors is None:
+            return
+        with self._flushing, suppress(Error):
+            rows = list(self._drained())
+            topic = shared.doors.own(
+                HISTORY + core.name, durability="disk", cap_records=shared.limits.queue_history_records
+            )
+            step = shared.limits.batch_records_max
+            for at in range(0, len(rows), step):
+                topic.append(rows[at : at + step])
+            if core.dropped:  # while it was made: what a queue leaves behind is nothing
+                shared.doors.disown(topic.name)
+
+    def _drained(self) -> Iterator[Row]:
+        while True:
+            try:
+                ts_ms, event, seqs, node, ids, counts, waited, deadlines = self._notes.popleft()
+            except IndexError:
+                return
+            if seqs is None:
+                yield Row(ts_ms, event)
+            elif event == "enqueued":
+                yield Row(ts_ms, event, seqs[0], seqs[1])
+            else:
+                for at, seq in enumerate(seqs):
+                    more = (column[at] if column else None for column in (ids, counts, waited, deadlines))
+                    yield Row(ts_ms, event, seq, None, node, *more)
+
+
+class History:
+    """What happened to the jobs of a queue, oldest first, as far as it is kept."""
+
+    def __init__(self, core: Core, journal: Journal) -> None:
+        self._core, self._journal = core, journal
+
+    def _topic(self) -> Topic | None:
+        self._journal.flush()
+        doors = self._core.shared.doors
+        return None if doors is None else doors.find(HISTORY + self._core.name)
+
+    def read(self, from_seq: int = 0, limit: int = 256) -> list[dict[str, Any]]:
+        """Steps behind `from_seq` of the history, each with its own number there as `at`."""
+        topic = self._topic()
+        records = [] if topic is None else topic.read(from_seq, limit).records
+        return [{"at": record.seq, **record.data} for record in records]
+
+    def to_arrow(self) -> pa.Table:
+        """All of it, as a table: one row a step, times as times."""
+        topic = self._topic()
+        datas = [] if topic is None else topic.to_arrow()["data"].to_pylist()
+        rows = _rows.decode(b"[" + b",".join(datas) + b"]")
+        columns = [pa.array([getattr(row, field.name) for row in rows], field.type) for field in SCHEMA]
+        return pa.table(columns, schema=SCHEMA)

@@ -1,0 +1,117 @@
+"""[hot] Jobs by their seqs: which of them live, the next that do, and their records. No step of Python per seq.
+
+What needs the topic's lock is `living`, `fresh` and `plan`; `fetch` reads what `plan` has found, without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tidelog.commitlog.codec import Chunk
+from tidelog.engine.index import TopicIndex
+from tidelog.engine.parts import Bools
+from tidelog.engine.queues.jobs import Piece
+from tidelog.errors import Corrupt, Damaged, Unavailable
+from tidelog.formats import idx
+from tidelog.types import Ints
+
+_APART = 32  # seqs that lie closer than this are read in one go
+_WINDOW = 256
+_ALL = 1 << 62
+
+
+def living(index: TopicIndex, seqs: Sequence[int]) -> Bools:
+    """Which of these seqs, rising, have a record that lives."""
+    asked: Ints = np.array(seqs, np.int64)
+    found: Bools = np.zeros(len(asked), bool)
+    if len(asked):
+        for part, first, stop in index.slices(max(int(asked[0]), index.earliest), int(asked[-1]) + 1):
+            lo, hi = np.searchsorted(asked, (first, stop))
+            if lo < hi:
+                dead = part.dead()
+                found[lo:hi] = True if dead is None else ~dead[asked[lo:hi] - part.base]
+    return found
+
+
+def fresh(index: TopicIndex, cursor: int, stop: int, most: int) -> tuple[list[int], int]:
+    """The next live seqs of [cursor, stop), at most so many, and where to look from then on."""
+    found: list[int] = []
+    for part, lo, end in index.slices(max(cursor, index.earliest), stop):
+        dead = part.dead()
+        step = _WINDOW
+        while lo < end:
+            left = most - len(found)
+            if dead is None:
+                hi = min(end, lo + left)
+                found += range(lo, hi)
+            else:
+                # A window at a time: what was acked lies in long runs, and the cursor is mostly behind them.
+                hi = min(end, lo + step)
+                alive = np.flatnonzero(~dead[lo - part.base : hi - part.base])[:left]
+                found += (alive + lo).tolist()
+                step *= 4
+            if len(found) >= most:
+                return found, found[-1] + 1
+            lo = hi
+    return found, max(cursor, stop)
+
+
+class Run(NamedTuple):
+    """Seqs of one part that lie close to each other, and what reads them."""
+
+    seqs: Ints
+    look: Callable[[], Chunk] | None  # None: its index does not read
+
+
+def plan(index: TopicIndex, seqs: Sequence[int]) -> list[Run]:
+    """How to read these seqs, rising, all of which live."""
+    asked: Ints = np.array(seqs, np.int64)
+    runs: list[Run] = []
+    if not len(asked):
+        return runs
+    for part, first, stop in index.slices(int(asked[0]), int(asked[-1]) + 1):
+        lo, hi = np.searchsorted(asked, (first, stop))
+        mine = asked[lo:hi]
+        for group in np.split(mine, np.flatnonzero(np.diff(mine) > _APART) + 1) if lo < hi else ():
+            try:
+                runs.append(Run(group, part.look(int(group[0]), int(group[-1]) + 1, _ALL)))
+            except (Damaged, Unavailable):
+                runs.append(Run(group, None))
+    return runs
+
+
+def fetch(runs: Sequence[Run]) -> tuple[list[Piece], list[int]]:
+    """The records of a plan, and the seqs of those that do not read."""
+    pieces: list[Piece] = []
+    lost: list[int] = []
+    for seqs, look in runs:
+        try:
+            rows = None if look is None else look().rows
+        except (Corrupt, Damaged, Unavailable):
+            rows = None
+        if rows is None or not len(rows):
+            lost += seqs.tolist()
+            continue
+        at = np.minimum(np.searchsorted(rows.seq, seqs), len(rows) - 1)
+        there = rows.seq[at] == seqs
+        lost += seqs[~there].tolist()
+        which = at[there]
+        picked = rows if len(which) == len(rows) else rows.pick(which)
+        pieces.append(Piece(picked, (idx.flags(picked) & idx.JSON) != 0))
+    return pieces, lost
+
+
+def pick(pieces: Sequence[Piece], seqs: Sequence[int]) -> list[Piece]:
+    """The records with these seqs, rising."""
+    wanted: Ints = np.array(seqs, np.int64)
+    found = []
+    for rows, json in pieces:
+        which = np.flatnonzero(np.isin(rows.seq, wanted))
+        if len(which) == len(rows):
+            found.append(Piece(rows, json))
+        elif len(which):
+            found.append(Piece(rows.pick(which), json[which]))
+    return found

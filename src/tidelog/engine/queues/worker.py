@@ -1,0 +1,197 @@
+"""[shell] A worker: a function for each job, and everything around it.
+
+    claim as many as there are free hands ──► function(job) ──► returned: ack
+                                                  │    └──────► raised:   nack, later each time
+                                                  └ every third of the lease: extend all that are running
+
+`stop` lets running jobs finish and goes on extending their leases; what was claimed and not begun goes back at once.
+The worker needs four calls of a queue, so a client that speaks to a server can stand in for one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event, Lock, Thread
+from types import TracebackType
+from typing import Any, Final, NamedTuple, Protocol, Self, runtime_checkable
+
+from tidelog.clock import Clock, SystemClock
+from tidelog.engine.queues.jobs import Extended, Job, Settled
+from tidelog.errors import BadInput, Error
+
+_POLL_MS: Final = 250
+_DOUBLINGS_MAX: Final = 32
+
+
+class Source(Protocol):
+    """Where jobs come from: a `Queue`, or a client of a server that has one."""
+
+    def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> Sequence[Job]: ...
+    def ack(self, node: str, seqs: Sequence[Job], /) -> Settled: ...
+    def nack(self, node: str, seqs: Sequence[Job], /, *, delay_ms: int = 0) -> Settled: ...
+    def extend(self, node: str, seqs: Sequence[Job], /, *, lease_ms: int) -> Extended: ...
+
+
+@runtime_checkable
+class Bell(Protocol):
+    """A source that says when there may be a job; others are asked now and then."""
+
+    def listen(self, wake: Callable[[], None]) -> None: ...
+    def unlisten(self, wake: Callable[[], None]) -> None: ...
+
+
+class Tally(NamedTuple):
+    done: int  # acked
+    failed: int  # the function raised
+    lost: int  # done too late: somebody else may have had it by then
+
+
+class Worker:
+    """Runs `function` for every job, `concurrency` at a time, until it is stopped: by the end of a `with`, or `stop`."""
+
+    def __init__(
+        self,
+        source: Source,
+        function: Callable[[Job], Any],
+        *,
+        node: str,
+        concurrency: int = 1,
+        lease_ms: int = 30_000,
+        backoff_ms: int = 1_000,
+        backoff_ms_max: int = 60_000,
+        poll_ms: int = _POLL_MS,
+        on_error: Callable[[Job, BaseException], object] | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """After the n-th failed delivery a job rests for `backoff_ms` times two to the n - 1, at most `backoff_ms_max`.
+        `on_error` is told of what a function raised, in the thread that ran it."""
+        for what, value in (("concurrency", concurrency), ("lease_ms", lease_ms), ("poll_ms", poll_ms)):
+            if value < 1:
+                raise BadInput(f"{what} is {value}, it must be 1 or more; nothing was started")
+        if not 0 <= backoff_ms <= backoff_ms_max:
+            raise BadInput(f"backoff_ms is {backoff_ms}, it must be from 0 to backoff_ms_max ({backoff_ms_max})")
+        self._source, self._function, self._node = source, function, node
+        self._concurrency, self._lease_ms, self._poll_ms = concurrency, lease_ms, poll_ms
+        self._backoff_ms, self._backoff_ms_max = backoff_ms, backoff_ms_max
+        self._on_error = on_error
+        self._clock = clock or SystemClock()
+        self._lock = Lock()
+        self._running: dict[int, Job] = {}  # by lease id
+        self._done = self._failed = self._lost = 0
+        self._woken = Event()
+        self._stopping = False
+        self._thread: Thread | None = None
+        self.trouble: Error | None = None  # what last kept it from claiming or settling
+
+    @property
+    def tally(self) -> Tally:
+        with self._lock:
+            return Tally(self._done, self._failed, self._lost)
+
+    @property
+    def running(self) -> int:
+        """Jobs that are being worked on now."""
+        return len(self._running)
+
+    def start(self) -> Self:
+        if self._thread is None and not self._stopping:
+            self._thread = Thread(target=self._run, name=f"tidelog worker {self._node}", daemon=True)
+            self._thread.start()
+        return self
+
+    def stop(self, timeout: float | None = None) -> bool:
+        """Claim no more, let what runs finish; whether all of it has, within `timeout` seconds. Stopping twice is
+        harmless."""
+        self._stopping = True
+        self._woken.set()
+        if self._thread is not None:
+            self._thread.join(timeout)
+        return self._thread is None or not self._thread.is_alive()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    # ── the thread that claims and extends ────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        bell = self._source if isinstance(self._source, Bell) else None
+        if bell is not None:
+            bell.listen(self._woken.set)
+        beat_ms = max(self._lease_ms // 3, 1)
+        next_beat_ms = self._clock.monotonic_ms() + beat_ms
+        try:
+            with ThreadPoolExecutor(self._concurrency, f"tidelog worker {self._node}") as hands:
+                while not self._stopping or self._running:
+                    self._woken.clear()
+                    if not self._stopping:
+                        self._claim(hands)
+                    now_ms = self._clock.monotonic_ms()
+                    if now_ms >= next_beat_ms:
+                        self._extend()
+                        next_beat_ms = now_ms + beat_ms
+                    if not self._stopping or self._running:
+                        self._woken.wait(min(next_beat_ms - now_ms, self._poll_ms) / 1000)
+        finally:
+            if bell is not None:
+                bell.unlisten(self._woken.set)
+
+    def _claim(self, hands: ThreadPoolExecutor) -> None:
+        free = self._concurrency - len(self._running)
+        if free < 1:
+            return
+        jobs = self._try(lambda: self._source.claim(self._node, free, self._lease_ms)) or ()
+        for job in jobs:
+            with self._lock:
+                self._running[job.lease_id] = job
+            hands.submit(self._work, job)
+
+    def _extend(self) -> None:
+        with self._lock:
+            jobs = list(self._running.values())
+        if jobs:
+            self._try(lambda: self._source.extend(self._node, jobs, lease_ms=self._lease_ms))
+
+    # ── the hands ─────────────────────────────────────────────────────────────────────────────
+
+    def _work(self, job: Job) -> None:
+        try:
+            if self._stopping:
+                self._try(lambda: self._source.nack(self._node, [job]))
+                return
+            try:
+                self._function(job)
+            except Exception as error:  # whatever a job raises is the job's failure, not the worker's
+                self._fail(job, error)
+            else:
+                settled = self._try(lambda: self._source.ack(self._node, [job]))
+                with self._lock:
+                    if settled is not None and settled.count:
+                        self._done += 1
+                    else:
+                        self._lost += 1
+        finally:
+            with self._lock:
+                del self._running[job.lease_id]
+            self._woken.set()
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        with self._lock:
+            self._failed += 1
+        rest_ms = min(self._backoff_ms << min(max(job.deliveries - 1, 0), _DOUBLINGS_MAX), self._backoff_ms_max)
+        self._try(lambda: self._source.nack(self._node, [job], delay_ms=rest_ms))
+        if self._on_error is not None:
+            self._on_error(job, error)
+
+    def _try(self, call: Callable[[], Any]) -> Any:
+        """What a call of the source came to; None where it failed: leases end by themselves, and jobs come back."""
+        try:
+            return call()
+        except Error as error:
+            self.trouble = error
+            return None

@@ -1,0 +1,152 @@
+"""[hot] Claiming jobs and settling them: claim, ack, nack, extend.
+
+A claim looks at its body, then for the queue, then at the node; the others look at all of their body first. Answers
+are put together from text: a job's data is not decoded on its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+import msgspec
+
+from tidelog.engine import Token
+from tidelog.engine.config import LEASE_MS_MAX, LEASE_MS_MIN
+from tidelog.engine.queues import Extended, Leased, Queue, Settled, Want, parse_lease_token
+from tidelog.errors import Error
+from tidelog.server.api.call import Call
+from tidelog.server.api.problem import Problem
+from tidelog.server.api.topics import found
+from tidelog.server.http.seam import Answer, Response
+from tidelog.wire import jobs, requests
+
+T = TypeVar("T")
+_claim = requests.decoder(jobs.Claim)
+_ack = requests.decoder(jobs.Ack)
+_nack = requests.decoder(jobs.Nack)
+_extend = requests.decoder(jobs.Extend)
+_encode = msgspec.json.Encoder().encode
+
+
+def queue_of(call: Call) -> Queue:
+    """The queue of the path. Never creates."""
+    return found(call.service.engine, call.topic).queue()
+
+
+def check_node(node: str) -> None:
+    if not node:
+        raise Problem("invalid_request", "a node has a name: it holds the leases; nothing was done, say node")
+    if len(node.encode("utf-8", "surrogatepass")) > jobs.NODE_BYTES_MAX:
+        raise Problem("invalid_request", f"a node has at most {jobs.NODE_BYTES_MAX} bytes; nothing was done")
+
+
+def lease_ms(given: int | None) -> int | None:
+    """A lease within its bounds; None: the queue's own."""
+    return None if given is None else min(max(given, LEASE_MS_MIN), LEASE_MS_MAX)
+
+
+# ── claim ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def claim(call: Call) -> Answer | Coroutine[Any, Any, Answer]:
+    if not call.request.body:
+        raise Problem("invalid_request", 'a claim says who claims: {"node": …}; nothing was done')
+    body = call.body(_claim)
+    queue = queue_of(call)
+    check_node(body.node)
+    want = Want(body.node, min(body.max or 1, jobs.CLAIM_MAX), lease_ms(body.lease_ms))
+    leased = call.service.desks.now(queue, want)
+    return _waited(call, queue, want) if leased is None else _claimed(call, queue, leased)
+
+
+async def _waited(call: Call, queue: Queue, want: Want) -> Response:
+    return _claimed(call, queue, await call.service.desks.of(queue).claim(want))
+
+
+def _claimed(call: Call, queue: Queue, leased: Leased) -> Response:
+    call.service.metrics.queues.claimed(call.topic, leased.count)
+    return Response(
+        200,
+        b'{"topic":%b,"claimed":[%b],"count":%d,"ready":%d,"performance":{"server_total_ms":%b}}'
+        % (
+            _encode(call.topic),
+            b",".join(leased.texts()),
+            leased.count,
+            queue.counts().ready,
+            _encode(call.elapsed_ms()),
+        ),
+    )
+
+
+# ── ack, nack, extend ─────────────────────────────────────────────────────────────────────────────
+
+
+def ack(call: Call) -> None:
+    body = call.body(_ack)
+    lease_ids = _checked(body)
+    _when_done(call, queue_of(call).stage_ack(body.node, body.seqs, lease_ids), _acked)
+
+
+def nack(call: Call) -> None:
+    body = call.body(_nack)
+    lease_ids = _checked(body)
+    delay_ms = min(body.delay_ms, jobs.DELAY_MS_MAX)
+    _when_done(call, queue_of(call).stage_nack(body.node, body.seqs, lease_ids, delay_ms), _nacked)
+
+
+def extend(call: Call) -> None:
+    body = call.body(_extend)
+    lease_ids = _checked(body)
+    length_ms = lease_ms(body.lease_ms)
+    assert length_ms is not None, "an extend says how long"
+    _when_done(call, queue_of(call).stage_extend(body.node, body.seqs, lease_ids, lease_ms=length_ms), _extended)
+
+
+def _checked(body: jobs.Ack) -> list[int | None] | None:
+    """The lease ids of a body that is in order, checked in the contract's order; None: whoever the node is."""
+    lease_ids = [parse_lease_token(token) for token in body.lease_ids]
+    check_node(body.node)
+    count = len(body.seqs)
+    if count > jobs.SEQS_MAX:
+        raise Problem(
+            "batch_too_large",
+            f"{count} seqs in one call, the limit is {jobs.SEQS_MAX}; nothing was done, send them in parts",
+            {"seqs": count, "max": jobs.SEQS_MAX},
+        )
+    if lease_ids and len(lease_ids) != count:
+        raise Problem(
+            "invalid_request", f"{count} seqs came with {len(lease_ids)} lease_ids; nothing was done, give one for each"
+        )
+    return lease_ids or None
+
+
+def _when_done(call: Call, token: Token[T], tell: Callable[[Call, T], dict[str, Any]]) -> None:
+    call.service.commits.when_done(token, partial(_told, call, tell))
+
+
+def _told(call: Call, tell: Callable[[Call, T], dict[str, Any]], token: Token[T]) -> None:
+    try:
+        done = token.wait()  # its outcome is known
+    except Error as error:
+        call.fail(error)
+        return
+    said = {"topic": call.topic, **tell(call, done), "performance": call.performance()}
+    call.reply(Response(200, _encode(said)))
+
+
+def _acked(call: Call, done: Settled) -> dict[str, Any]:
+    call.service.metrics.queues.acked(call.topic, done.count)
+    return {"acked": done.count, "skipped": done.skipped, "ready": done.ready, "in_flight": done.in_flight}
+
+
+def _nacked(call: Call, done: Settled) -> dict[str, Any]:
+    call.service.metrics.queues.nacked(call.topic, done.count)
+    return {"nacked": done.count, "skipped": done.skipped, "ready": done.ready, "in_flight": done.in_flight}
+
+
+def _extended(call: Call, done: Extended) -> dict[str, Any]:
+    call.service.metrics.queues.extended(call.topic, done.count)
+    deadlines = {str(seq): deadline for seq, deadline in done.deadlines.items()}
+    return {"extended": done.count, "skipped": done.skipped, "deadlines": deadlines}

@@ -1,0 +1,398 @@
+"""The rules of queues, one by one: contract sections 2.11 and 3.11, on a clock that stands still."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.unit.engine.world import CLASSES, World
+
+from tidelog.engine import Job, Queue, Want, lease_token, parse_lease_token
+from tidelog.errors import BadInput, Closed, NotAQueue, ReadOnly, TopicExists, TopicNotFound
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def queue(world: World, count: int = 0, **config: Any) -> Queue:
+    made = world.log.queue("jobs", **{"lease_ms": 1_000, **config})
+    if count:
+        made.put([{"n": number} for number in range(1, count + 1)])
+    return made
+
+
+def seqs(jobs: list[Job]) -> list[int]:
+    return [job.seq for job in jobs]
+
+
+# Claims ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+def test_a_claim_leases_the_first_jobs(world: World, durability: str) -> None:
+    jobs = queue(world, 3, durability=durability).claim("w", 2)
+    now_ms = world.clock.now_us() // 1000
+    assert jobs == [
+        Job(1, 1, now_ms + 1_000, now_ms, 1, {"n": 1}),
+        Job(2, 2, now_ms + 1_000, now_ms, 1, {"n": 2}),
+    ]
+    assert [job.token for job in jobs] == ["lease_1", "lease_2"]
+
+
+def test_what_is_held_is_given_to_nobody_else(world: World) -> None:
+    jobs = queue(world, 3)
+    assert seqs(jobs.claim("a", 2)) == [1, 2]
+    assert seqs(jobs.claim("b", 10)) == [3]
+    assert jobs.claim("a", 10) == []
+    assert jobs.counts() == (0, 3, 0)
+
+
+def test_a_lease_ends_behind_its_deadline_and_not_at_it(world: World) -> None:
+    jobs = queue(world, 1)
+    jobs.claim("a")
+    world.clock.tick(1_000)
+    assert jobs.claim("b") == []
+    assert jobs.counts() == (0, 1, 0)
+    world.clock.tick(1)
+    assert jobs.counts() == (1, 0, 0)
+    (again,) = jobs.claim("b")
+    assert (again.seq, again.deliveries, again.lease_id) == (1, 2, 2)
+
+
+def test_what_comes_back_goes_before_what_is_fresh_lowest_first(world: World) -> None:
+    jobs = queue(world, 6)
+    held = jobs.claim("a", 4)
+    jobs.nack("a", [held[3], held[1]])
+    assert seqs(jobs.claim("b", 3)) == [2, 4, 5]
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 1_000), (5_000, 5_000), (1, 100), (1 << 60, 86_400_000)])
+def test_a_claim_says_how_long_it_wants_to_hold(world: World, asked: int | None, given: int) -> None:
+    (job,) = queue(world, 1).claim("a", lease_ms=asked)
+    assert job.deadline_ms == world.clock.now_us() // 1000 + given
+
+
+def test_a_pass_gives_at_most_a_thousand_to_one(world: World) -> None:
+    assert len(queue(world, 1_200).claim("a", 5_000)) == 1_000
+
+
+def test_a_cohort_shares_one_at_a_time_in_its_order(world: World) -> None:
+    jobs = queue(world, 9)
+    first, second = jobs.claim_now([Want("a", 2, 500), Want("b", 100)])
+    assert (first.seqs, second.seqs) == ([1, 3], [2, 4, 5, 6, 7, 8, 9])
+    now_ms = world.clock.now_us() // 1000
+    assert first.deadlines == [now_ms + 500] * 2, "each has its own lease length"
+    assert second.deadlines == [now_ms + 1_000] * 7
+    assert len({*first.lease_ids, *second.lease_ids}) == 9
+    assert [job.data["n"] for job in second.jobs()] == second.seqs
+
+
+def test_jobs_as_text_are_the_objects_of_the_contract(world: World) -> None:
+    jobs = queue(world)
+    jobs.put([{"a": "ä"}, b"\x00\xff"], tag=["t", None], meta=[None, {"k": 1}], node="origin")
+    now_ms = world.clock.now_us() // 1000
+    (leased,) = jobs.claim_now([Want("w", 10)])
+    assert [json.loads(text) for text in leased.texts()] == [
+        {
+            "$seq": 1,
+            "lease_id": "lease_1",
+            "deadline": now_ms + 1_000,
+            "$ts": now_ms,
+            "$tag": "t",
+            "deliveries": 1,
+            "data": {"a": "ä"},
+        },
+        {
+            "$seq": 2,
+            "lease_id": "lease_2",
+            "deadline": now_ms + 1_000,
+            "$ts": now_ms,
+            "deliveries": 1,
+            "data": "AP8=",
+            "$encoding": "base64",
+            "meta": {"k": 1},
+        },
+    ]
+    assert leased.texts()[0].startswith(b'{"$seq":1,"lease_id":"lease_1","deadline":')
+
+
+def test_a_lease_id_is_shown_in_lower_hex() -> None:
+    assert lease_token(0xABC) == "lease_abc"
+    assert parse_lease_token("lease_abc") == 0xABC
+    assert parse_lease_token("") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["lease_", "lease", "abc", "lease_g", "lease_ 1", "lease_-1", "Lease_1", "lease_" + "f" * 17]
+)
+def test_what_is_no_lease_token_is_refused(text: str) -> None:
+    with pytest.raises(BadInput):
+        parse_lease_token(text)
+
+
+# Settling -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+def test_an_ack_deletes_the_job(world: World, durability: str) -> None:
+    jobs = queue(world, 3, durability=durability)
+    held = jobs.claim("w", 2)
+    assert jobs.ack("w", held) == (2, [], 1, 0)
+    assert jobs.topic.count == 1
+    world.clock.tick(5_000)
+    assert seqs(jobs.claim("w", 10)) == [3], "what was acked never comes back"
+
+
+def test_whoever_does_not_hold_a_job_is_skipped_in_the_order_it_asked(world: World) -> None:
+    jobs = queue(world, 3)
+    jobs.claim("a", 2)
+    assert jobs.ack("b", [1, 99]) == (0, [1, 99], 1, 2)
+    assert jobs.ack("a", [99, 2, 2, 3, 1]) == (2, [99, 2, 3], 1, 0)
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
+def test_a_lease_id_that_is_not_the_current_one_is_skipped(world: World, verb: str) -> None:
+    """G95 while the process lives."""
+    jobs = queue(world, 1)
+    (old,) = jobs.claim("a")
+    world.clock.tick(1_001)
+    (new,) = jobs.claim("a")
+    more: dict[str, Any] = {"lease_ms": 500} if verb == "extend" else {}
+    late = getattr(jobs, verb)("a", old, **more)
+    assert (late.count, late.skipped) == (0, [1])
+    assert jobs.counts().in_flight == 1
+    assert getattr(jobs, verb)("a", [1], [new.lease_id], **more).count == 1
+
+
+def test_an_expired_lease_is_skipped_even_if_nobody_claimed_again(world: World) -> None:
+    jobs = queue(world, 1)
+    held = jobs.claim("a")
+    world.clock.tick(1_001)
+    assert jobs.ack("a", held) == (0, [1], 1, 0)
+
+
+def test_a_nack_gives_the_job_back_at_once(world: World) -> None:
+    jobs = queue(world, 1)
+    assert jobs.nack("a", jobs.claim("a")) == (1, [], 1, 0)
+    assert jobs.claim("b")[0].deliveries == 2
+
+
+def test_a_delayed_nack_is_in_neither_count_until_its_time(world: World) -> None:
+    jobs = queue(world, 1)
+    assert jobs.nack("a", jobs.claim("a"), delay_ms=300) == (1, [], 0, 0)
+    assert jobs.next_due_ms() == world.clock.now_us() // 1000 + 300
+    world.clock.tick(299)
+    assert jobs.claim("b") == []
+    world.clock.tick(1)
+    assert jobs.counts() == (1, 0, 0)
+    assert jobs.claim("b")[0].deliveries == 2
+
+
+def test_an_extension_moves_the_deadline_and_nothing_else(world: World) -> None:
+    jobs = queue(world, 2)
+    (job, _) = jobs.claim("a", 2)
+    world.clock.tick(900)
+    deadline = world.clock.now_us() // 1000 + 5_000
+    assert jobs.extend("a", [1, 7, 1], lease_ms=5_000) == (1, [7, 1], {1: deadline})
+    world.clock.tick(4_000)
+    assert seqs(jobs.claim("b", 10)) == [2]
+    assert jobs.ack("a", job).count == 1
+    assert jobs.next_due_ms() == world.clock.now_us() // 1000 + 1_001
+
+
+def test_an_extension_may_shorten(world: World) -> None:
+    jobs = queue(world, 1)
+    jobs.extend("a", jobs.claim("a"), lease_ms=100)
+    world.clock.tick(101)
+    assert seqs(jobs.claim("b")) == [1]
+
+
+def test_a_connection_that_ends_gives_its_jobs_back_and_no_others(world: World) -> None:
+    jobs = queue(world, 4)
+    here, there = object(), object()
+    jobs.claim("w", 1)
+    jobs.claim_now([Want("w", 2, None, here), Want("w", 1, None, there)])
+    assert (jobs.held(here), jobs.held(there)) == (2, 1)
+    jobs.ack("w", [2])
+    assert jobs.held(here) == 1
+    assert jobs.release(here) == 1
+    assert jobs.release(here) == 0
+    assert jobs.counts() == (1, 2, 0)
+    assert jobs.claim("w")[0].deliveries == 2, "a delivery that was given up is one"
+    world.clock.tick(1_001)
+    assert jobs.held(there) == 0
+
+
+# Time -----------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_jumps_back_makes_leases_longer_and_breaks_nothing(world: World) -> None:
+    jobs = queue(world, 2)
+    jobs.claim("a", 1)
+    world.clock.set_us(world.clock.now_us() - 3_600_000_000)
+    assert seqs(jobs.claim("b", 10)) == [2]
+    world.clock.tick(1_001)
+    assert seqs(jobs.claim("c", 10)) == [2]
+    world.clock.tick(3_600_000)
+    assert seqs(jobs.claim("d", 10)) == [1, 2]
+
+
+# What else happens to a topic -----------------------------------------------------------------------------
+
+
+def test_deleted_jobs_are_in_no_count_and_never_handed_out(world: World) -> None:
+    jobs = queue(world, 6)
+    held = jobs.claim("a", 2)
+    jobs.nack("a", held[0], delay_ms=500)
+    jobs.topic.delete(seqs=[1, 2, 4])
+    assert jobs.counts() == (3, 0, 0)
+    assert jobs.ack("a", held[1]).skipped == [2]
+    assert seqs(jobs.claim("b", 10)) == [3, 5, 6]
+    assert jobs.next_due_ms() == world.clock.now_us() // 1000 + 1_001
+
+
+def test_jobs_lost_to_a_cap_or_to_age_are_gone_for_the_queue_too(world: World) -> None:
+    jobs = queue(world, 4, cap_records=4, ttl_ms=10_000)
+    jobs.claim("a", 2, 60_000)
+    world.clock.tick(1)
+    jobs.put(["x", "y"])
+    assert jobs.counts() == (4, 0, 0)
+    world.clock.tick(10_000)
+    assert jobs.counts() == (2, 0, 0)
+    assert seqs(jobs.claim("b", 10)) == [5, 6]
+
+
+def test_long_runs_of_dead_jobs_are_passed_over(world: World) -> None:
+    jobs = queue(world, 3_000)
+    jobs.topic.delete(seqs=[seq for seq in range(1, 3_001) if seq not in (5, 2_999)])
+    assert seqs(jobs.claim("a", 1)) == [5]
+    assert seqs(jobs.claim("a", 10)) == [2_999]
+
+
+def test_jobs_are_read_wherever_they_lie(world: World) -> None:
+    world = World(segment_events_max=4)
+    jobs = queue(world, 10)
+    world.log.checkpoint()
+    jobs.put([{"n": 11}])
+    held = jobs.claim("a", 11)
+    jobs.nack("a", [held[0], held[5], held[10]])
+    assert [(job.seq, job.data) for job in jobs.claim("b", 9)] == [(n, {"n": n}) for n in (1, 6, 11)]
+
+
+def test_reads_and_counts_do_not_touch_leases(world: World) -> None:
+    jobs = queue(world, 2)
+    jobs.claim("a", 1)
+    assert [record.seq for record in jobs.topic.read().records] == [1, 2]
+    assert jobs.counts() == (1, 1, 0)
+
+
+def test_listeners_hear_of_everything_that_may_bring_a_job(world: World) -> None:
+    jobs = queue(world, 3)
+    rung: list[int] = []
+    wake = lambda: rung.append(1)  # noqa: E731
+    jobs.listen(wake)
+
+    def rings(call: Any) -> bool:
+        rung.clear()
+        call()
+        return bool(rung)
+
+    assert rings(lambda: jobs.put("x"))
+    held = jobs.claim_now([Want("a", 3, None, "conn")])[0].jobs()
+    assert rings(lambda: jobs.ack("a", held[0]))
+    assert rings(lambda: jobs.nack("a", held[1]))
+    assert rings(lambda: jobs.release("conn"))
+    jobs.claim("a", 1)
+    world.clock.tick(1_001)
+    assert rings(jobs.counts)
+    jobs.unlisten(wake)
+    assert not rings(lambda: jobs.put("y"))
+
+
+def test_a_pass_is_quick_while_it_needs_memory_alone(world: World) -> None:
+    jobs = queue(world, 3)
+    assert not jobs.is_quick(1), "lease ids are put on record first"
+    jobs.claim("a", 1)
+    assert jobs.is_quick(1)
+    assert not jobs.is_quick(1 << 20)
+    world.log.checkpoint()
+    assert not jobs.is_quick(1), "the next job lies in a file"
+    durable = world.log.queue("durable", leases_durable=True)
+    durable.put("x")
+    assert not durable.is_quick(1)
+
+
+# Doors ----------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_not_a_queue(world: World) -> None:
+    log = world.log.topic("log")
+    for ask in (log.queue, lambda: world.log.queue("log"), lambda: world.log.queue("log", lease_ms=5)):
+        with pytest.raises(NotAQueue) as caught:
+            ask()
+        assert caught.value.code == "not_a_queue"
+    with pytest.raises(TopicExists):
+        world.log.topic("log", type="queue")
+
+
+def test_a_queue_is_made_once_and_configured_later(world: World) -> None:
+    with pytest.raises(TopicNotFound):
+        world.log.queue("jobs", create=False)
+    first = queue(world, 2)
+    first.claim("a")
+    second = world.log.queue("jobs", create=False, lease_ms=7_000)
+    assert second.counts() == (1, 1, 0), "handles share one state"
+    assert second.topic.config.lease_ms == 7_000
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda jobs: jobs.claim(""),
+        lambda jobs: jobs.claim("n" * 129),
+        lambda jobs: jobs.claim("a", 0),
+        lambda jobs: jobs.claim("a", lease_ms=-1),
+        lambda jobs: jobs.ack("", [1]),
+        lambda jobs: jobs.ack("a", [-1]),
+        lambda jobs: jobs.ack("a", [1, 2], [1]),
+        lambda jobs: jobs.nack("a", [1], delay_ms=-1),
+        lambda jobs: jobs.extend("a", [1], lease_ms=-1),
+        lambda jobs: jobs.put("x", priority=1_001),
+        lambda jobs: jobs.put("x", run_at_ms=5, delay_ms=5),
+        lambda jobs: jobs.put("x", delay_ms=-1),
+        lambda jobs: jobs.put(["x"], meta=[{}, {}], priority=1),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(world: World, call: Any) -> None:
+    jobs = queue(world, 2)
+    jobs.claim("a", 1)
+    with pytest.raises(BadInput):
+        call(jobs)
+    assert jobs.counts() == (1, 1, 0)
+    assert jobs.topic.head_seq == 2
+
+
+def test_a_reader_can_count_and_not_claim(world: World) -> None:
+    queue(world, 2)
+    jobs = world.reader().queue("jobs", create=False)
+    assert jobs.counts() == (2, 0, 0)
+    with pytest.raises(ReadOnly):
+        jobs.claim("a")
+
+
+def test_a_queue_that_is_gone_says_so(world: World) -> None:
+    jobs = queue(world, 1)
+    held = jobs.claim("a")
+    world.log.drop("jobs")
+    for call in (lambda: jobs.claim("a"), lambda: jobs.ack("a", held), jobs.counts):
+        with pytest.raises(TopicNotFound):
+            call()
+    assert jobs.release("conn") == 0
+    again = queue(world, 1)
+    assert again.claim("a")[0].lease_id == 1, "another queue of that name starts anew"
+    world.log.close()
+    with pytest.raises(Closed):
+        again.claim("a")

@@ -1,0 +1,227 @@
+"""Dead letters and redrive: contract section 3.11, Appendix D 9."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.engine.world import CLASSES, World, running
+
+from tidelog.engine import Queue, Record
+from tidelog.errors import BadInput, Error, NotAQueue, TopicNotFound
+
+
+def queue(world: World, **config: Any) -> Queue:
+    fields = {"lease_ms": 1_000, "max_deliveries": 2, "dead_letter": "dead", **config}
+    return world.log.queue("jobs", **fields)
+
+
+def fail(jobs: Queue, times: int, most: int = 10) -> None:
+    for _ in range(times):
+        jobs.nack("w", jobs.claim("w", most))
+
+
+def dead(world: World) -> list[Record]:
+    topic = world.log.find("dead")
+    return [] if topic is None else topic.read().records
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+def test_a_job_that_was_delivered_too_often_goes_to_another_topic(durability: str) -> None:
+    world = World()
+    jobs = queue(world, durability=durability)
+    jobs.put([{"n": 1}, b"\x00"], tag=["t", None], node=["origin", None], meta=[{"k": 1}, None])
+    fail(jobs, 2)
+    assert dead(world) == []
+    assert jobs.claim("w", 10) == []
+    first, second = dead(world)
+    assert (first.data, first.tag, first.node) == ({"n": 1}, "t", "origin")
+    assert first.meta == {
+        "k": 1,
+        "$dead_letter_from": "jobs",
+        "$dead_letter_deliveries": "2",
+        "$dead_letter_src_seq": "1",
+    }, "all of them are text"
+    assert (second.data, second.tag, second.node) == (b"\x00", None, None)
+    assert jobs.counts() == (0, 0, 2)
+    assert jobs.topic.count == 0
+    assert world.log.topic("dead").config.type == "log"
+
+
+def test_the_pass_goes_on_with_the_next_job() -> None:
+    world = World()
+    jobs = queue(world)
+    jobs.put("bad")
+    fail(jobs, 2)
+    jobs.put(["good", "good"])
+    assert [job.seq for job in jobs.claim("w", 2)] == [2, 3]
+    assert len(dead(world)) == 1
+
+
+@pytest.mark.parametrize("config", [{"dead_letter": None}, {"max_deliveries": 0}])
+def test_without_another_topic_or_a_limit_a_job_comes_back_for_ever(config: dict[str, Any]) -> None:
+    world = World()
+    jobs = queue(world, **config)
+    jobs.put("x")
+    fail(jobs, 5)
+    assert jobs.claim("w")[0].deliveries == 6
+    assert jobs.counts().dead_lettered == 0
+
+
+def test_where_the_other_topic_has_no_room_the_job_comes_back_and_nothing_is_counted() -> None:
+    world = World()
+    world.log.topic("dead", cap_records=1, discard="reject")
+    jobs = queue(world)
+    jobs.put(["a", "b", "c"])
+    fail(jobs, 2)
+    assert jobs.claim("w", 10) == []
+    assert [record.data for record in dead(world)] == ["a"]
+    assert jobs.counts() == (2, 0, 1)
+    world.log.topic("dead").delete(seqs=[1])
+    assert jobs.claim("w", 10) == []
+    assert jobs.counts() == (1, 0, 2)
+
+
+def test_the_quota_holds_for_dead_letters_too() -> None:
+    world = World(total_bytes_max=120, queue_history_records=0)
+    jobs = queue(world)
+    jobs.put("x" * 60)
+    fail(jobs, 2)
+    assert jobs.claim("w") == []
+    assert jobs.counts() == (1, 0, 0)
+
+
+def test_a_meta_that_is_as_large_as_one_may_be_is_no_obstacle() -> None:
+    world = World(meta_bytes_max=40, meta_keys_max=1)
+    jobs = queue(world)
+    jobs.put("x", meta={"k": "v" * 30})
+    fail(jobs, 2)
+    jobs.claim("w")
+    assert (dead(world)[0].meta or {})["k"] == "v" * 30
+
+
+def test_a_dead_letter_topic_may_be_a_queue() -> None:
+    world = World()
+    other = world.log.queue("dead")
+    jobs = queue(world)
+    jobs.put("x")
+    fail(jobs, 2)
+    jobs.claim("w")
+    assert other.claim("v")[0].data == "x"
+
+
+def test_the_counter_outlives_a_crash_with_what_it_counted() -> None:
+    for how in ("reopen", "kill", "crash"):
+        world = World()
+        jobs = queue(world, durability="fsync")
+        world.log.topic("dead", durability="fsync")
+        jobs.put(["x", "y"])
+        fail(jobs, 2)
+        jobs.claim("w", 10)
+        world.restart(how)  # type: ignore[arg-type]
+        assert queue(world).counts() == (0, 0, 2)
+
+
+# Redrive --------------------------------------------------------------------------------------------------
+
+
+def buried(count: int = 4) -> tuple[World, Queue]:
+    world = World()
+    jobs = queue(world)
+    jobs.put(
+        [{"n": number} for number in range(count)], tag=["a" if n % 2 else "b" for n in range(count)], meta={"k": 1}
+    )
+    fail(jobs, 2)
+    jobs.claim("w", 10)
+    return world, jobs
+
+
+def test_dead_letters_go_back_to_where_they_came_from() -> None:
+    world, jobs = buried()
+    assert world.log.topic("dead").redrive() == (4, {"jobs": 4}, 0)
+    assert dead(world) == []
+    back = jobs.claim("w", 10)
+    assert [(job.data["n"], job.tag, job.meta, job.deliveries) for job in back] == [
+        (0, "b", {"k": 1}, 1),
+        (1, "a", {"k": 1}, 1),
+        (2, "b", {"k": 1}, 1),
+        (3, "a", {"k": 1}, 1),
+    ]
+
+
+def test_dead_letters_are_chosen_by_tag_by_a_question_and_by_number() -> None:
+    world, jobs = buried(6)
+    log = world.log.topic("dead")
+    assert log.redrive(match="a", where=lambda record: record.data["n"] > 1).count == 2
+    assert log.redrive(match="b", limit=1).count == 1
+    assert log.redrive(match=["tag", "Glob", "b*"], limit=0).count == 0
+    assert [job.data["n"] for job in jobs.claim("w", 10)] == [3, 5, 0]
+    assert [record.data["n"] for record in dead(world)] == [1, 2, 4]
+
+
+def test_dead_letters_may_go_to_another_queue() -> None:
+    world, _ = buried(2)
+    other = world.log.queue("other")
+    assert world.log.topic("dead").redrive(to="other") == (2, {"other": 2}, 0)
+    assert other.counts().ready == 2
+
+
+def test_what_nobody_knows_the_origin_of_stays() -> None:
+    world, _ = buried(1)
+    log = world.log.topic("dead")
+    log.append(["x", "y"], meta=[None, {"$dead_letter_from": "never"}])
+    assert log.redrive() == (1, {"jobs": 1}, 2)
+    assert log.count == 2
+
+
+def test_a_redrive_that_cannot_be_is_refused() -> None:
+    world, jobs = buried(1)
+    log = world.log.topic("dead")
+    with pytest.raises(TopicNotFound):
+        log.redrive(to="never")
+    with pytest.raises(NotAQueue):
+        log.redrive(to=world.log.topic("log").name)
+    with pytest.raises(BadInput):
+        log.redrive(rate=0)
+    with pytest.raises(BadInput):
+        jobs.redrive(to="jobs")
+    assert log.count == 1
+
+
+def test_what_somebody_holds_of_a_dead_letter_queue_is_left() -> None:
+    world = World()
+    other, jobs = world.log.queue("dead"), queue(world)
+    jobs.put(["x", "y"])
+    fail(jobs, 2)
+    jobs.claim("w", 10)
+    other.claim("v")
+    assert other.redrive() == (1, {"jobs": 1}, 1)
+
+
+def test_a_redrive_keeps_its_rate_by_the_clock() -> None:
+    """Method: the clock is moved until the redrive is done; what it took by that clock is what the rate says."""
+    world, _ = buried(6)
+    began = world.clock.monotonic_ms()
+    moved: list[int] = []
+
+    def drive() -> None:
+        moved.append(world.log.topic("dead").redrive(rate=2).count)
+
+    def tick() -> None:
+        while not moved:
+            world.clock.tick(10)
+
+    with running(drive, tick):
+        pass
+    assert moved == [6]
+    assert world.clock.monotonic_ms() - began >= 2_000, "two at once, then a second for each two"
+
+
+def test_a_crash_between_the_two_steps_doubles_and_never_loses() -> None:
+    world, _ = buried(2)  # of class disk: a kill keeps what was written
+    world.disk.fail("write", at=2)
+    with pytest.raises(Error):  # the delete fails, the copies are there
+        world.log.topic("dead").redrive()
+    world.restart("kill")
+    assert queue(world).counts().ready == 2
+    assert len(dead(world)) == 2

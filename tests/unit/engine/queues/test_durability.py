@@ -1,0 +1,224 @@
+"""What a queue knows after a restart: G93 to G95, fencing, checkpoints, failures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.engine.world import RESTARTS, Restart, World
+
+from tidelog.engine import Queue, Want
+from tidelog.engine.manifest import QueueRow
+from tidelog.engine.queues.leases import Lease
+from tidelog.engine.queues.ledger import Ledger
+from tidelog.errors import Error
+from tidelog.formats import bodies
+from tidelog.formats.bodies import LeaseEvent
+
+restarts = pytest.mark.parametrize("how", RESTARTS)
+checkpoints = pytest.mark.parametrize("checkpoints", [0, 1, 2])
+
+
+def queue(world: World, **config: Any) -> Queue:
+    return world.log.queue("jobs", **{"durability": "fsync", "lease_ms": 10_000, **config})
+
+
+def again(world: World, how: Restart) -> Queue:
+    world.restart(how)
+    return world.log.queue("jobs", create=False)
+
+
+@restarts
+@checkpoints
+def test_leases_that_are_not_durable_are_gone_after_a_restart_and_acked_jobs_too(
+    how: Restart, checkpoints: int
+) -> None:
+    """G93."""
+    world = World()
+    jobs = queue(world)
+    jobs.put([1, 2, 3, 4])
+    held = jobs.claim("a", 3)
+    jobs.ack("a", held[0])
+    jobs.nack("a", held[1], delay_ms=60_000)
+    for _ in range(checkpoints):
+        world.log.checkpoint()
+    jobs = again(world, how)
+    assert jobs.counts() == (3, 0, 0)
+    assert [(job.seq, job.deliveries) for job in jobs.claim("b", 10)] == [(2, 1), (3, 1), (4, 1)]
+    assert jobs.ack("a", held[2]).skipped == [3]
+
+
+@restarts
+@checkpoints
+@pytest.mark.parametrize("leases_durable", [False, True])
+@pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
+def test_a_lease_id_is_never_given_twice(how: Restart, checkpoints: int, durability: str, leases_durable: bool) -> None:
+    world = World()
+    jobs = queue(world, durability=durability, leases_durable=leases_durable)
+    seen: set[int] = set()
+    for _ in range(3):
+        jobs.put(["x", "y"])
+        ids = [job.lease_id for job in jobs.claim("a", 10)]
+        assert seen.isdisjoint(ids)
+        seen.update(ids)
+        for _ in range(checkpoints):
+            world.log.checkpoint()
+        jobs = again(world, how) if durability == "fsync" or how != "crash" else _fresh(world)
+    assert 1 in seen
+
+
+def _fresh(world: World) -> Queue:
+    world.log.tick()
+    return again(world, "crash")
+
+
+@restarts
+@checkpoints
+def test_durable_leases_and_counts_outlive_a_restart(how: Restart, checkpoints: int) -> None:
+    """G94."""
+    world = World()
+    jobs = queue(world, leases_durable=True)
+    jobs.put([1, 2, 3, 4, 5])
+    first = jobs.claim("a", 4)
+    jobs.nack("a", first[3])
+    (again_4,) = jobs.claim("b", 1)
+    jobs.extend("a", first[0], lease_ms=50_000)
+    jobs.nack("a", first[1], delay_ms=30_000)
+    for _ in range(checkpoints):
+        world.log.checkpoint()
+    jobs.ack("a", first[2])
+    jobs = again(world, how)
+    assert jobs.counts() == (1, 2, 0)
+    assert jobs.next_due_ms() == again_4.deadline_ms + 1
+    assert [(job.seq, job.deliveries) for job in jobs.claim("c", 10)] == [(5, 1)]
+    assert jobs.ack("b", again_4).count == 1, "the holder still is"
+    assert jobs.ack("a", first[2]).skipped == [3]
+    world.clock.tick(30_000)
+    assert [(job.seq, job.deliveries) for job in jobs.claim("c", 10) if job.seq == 2] == [(2, 2)]
+    world.clock.tick(20_001)
+    assert (1, 2) in [(job.seq, job.deliveries) for job in jobs.claim("c", 10)]
+
+
+@restarts
+def test_a_release_is_written_down_where_leases_are_durable(how: Restart) -> None:
+    world = World()
+    jobs = queue(world, leases_durable=True)
+    jobs.put([1, 2])
+    jobs.claim_now([Want("a", 2, None, "conn")])
+    jobs.release("conn")
+    jobs.put(3)  # what is written behind it is synced with it
+    jobs = again(world, how)
+    assert [(job.seq, job.deliveries) for job in jobs.claim("b", 10)] == [(1, 2), (2, 2), (3, 1)]
+
+
+def test_an_ephemeral_queue_starts_again_from_nothing_but_its_ids() -> None:
+    world = World()
+    jobs = queue(world, durability="ephemeral", leases_durable=True)
+    jobs.put([1, 2])
+    assert [job.lease_id for job in jobs.claim("a", 2)] == [1, 2]
+    jobs = again(world, "reopen")
+    assert jobs.counts() == (0, 0, 0)
+    jobs.put(3)
+    assert jobs.claim("a")[0].lease_id == 3
+
+
+@pytest.mark.parametrize(
+    ("verb", "leases_durable"), [("ack", False), ("ack", True), ("nack", True), ("extend", True), ("claim", True)]
+)
+def test_a_step_that_fails_leaves_every_lease_as_it_was(verb: str, leases_durable: bool) -> None:
+    world = World()
+    jobs = queue(world, leases_durable=leases_durable)
+    jobs.put([1, 2, 3])
+    held = jobs.claim("a", 2)
+    before = jobs.counts(), jobs.next_due_ms()
+    world.disk.fail("write", at=1, error=28)
+    with pytest.raises(Error):
+        {
+            "ack": lambda: jobs.ack("a", held),
+            "nack": lambda: jobs.nack("a", held, delay_ms=5),
+            "extend": lambda: jobs.extend("a", held, lease_ms=77_000),
+            "claim": lambda: jobs.claim("b"),
+        }[verb]()
+    assert (jobs.counts(), jobs.next_due_ms()) == before
+    assert [(job.seq, job.deliveries) for job in jobs.claim("b", 10)] == [(3, 1)]
+    assert jobs.ack("a", held).count == 2
+
+
+def test_a_failed_reservation_hands_out_nothing() -> None:
+    world = World()
+    jobs = queue(world)
+    jobs.put([1])
+    world.disk.fail("write", at=1, error=28)
+    with pytest.raises(Error):
+        jobs.claim("a")
+    assert jobs.counts() == (1, 0, 0)
+    assert jobs.claim("a")[0].lease_id == 1
+
+
+def test_while_an_ack_is_on_its_way_the_job_is_neither_ready_nor_claimable() -> None:
+    world = World()
+    jobs = queue(world)
+    jobs.put([1, 2])
+    held = jobs.claim("a")
+    token = jobs.stage_ack("a", [1])
+    assert not token.done
+    world.clock.tick(60_000)
+    assert jobs._state.leases.settling.keys() == {1}
+    assert [job.seq for job in jobs.claim("b", 10)] == [2]
+    assert token.wait().count == 1
+    assert jobs.ack("a", held).skipped == [1]
+
+
+# The ledger: frames in any stretch of their order come to the same end ------------------------------------
+
+
+def _lease(event: LeaseEvent, lease_id: int, deadline_ms: int = 0, count: int = 0, node: str = "a") -> bodies.Lease:
+    return bodies.Lease(event=event, lease_id=lease_id, deadline_ms=deadline_ms, deliveries=count, node=node)
+
+
+CLAIMED, RELEASED, EXTENDED = LeaseEvent.CLAIMED, LeaseEvent.RELEASED, LeaseEvent.EXTENDED
+STORY = [
+    (0, _lease(RELEASED, 100)),
+    (7, _lease(CLAIMED, 1, 50, 1)),
+    (7, _lease(EXTENDED, 1, 90)),
+    (7, _lease(RELEASED, 1, 200)),
+    (8, _lease(CLAIMED, 2, 60, 1, "b")),
+    (7, _lease(CLAIMED, 3, 300, 2, "b")),
+    (7, _lease(RELEASED, 1, 0)),  # stale
+    (7, _lease(EXTENDED, 1, 999)),  # stale
+    (0, _lease(RELEASED, 100, 0, 4)),
+    (8, _lease(RELEASED, 2, 0)),
+    (9, _lease(CLAIMED, 4, 80, 1)),
+    (9, _lease(EXTENDED, 4, 120)),
+]
+
+
+def test_stale_frames_change_nothing() -> None:
+    """G95."""
+    ledger = Ledger()
+    for seq, body in STORY:
+        ledger.apply(seq, body)
+    assert ledger.held == {7: Lease("b", 3, 300), 9: Lease("a", 4, 120)}
+    assert ledger.deliveries == {7: 2, 8: 1, 9: 1}
+    assert ledger.delayed == {}
+    assert (ledger.lease_id, ledger.dead_lettered) == (100, 4)
+
+
+@pytest.mark.parametrize("row_at", range(len(STORY) + 1))
+def test_replay_that_begins_before_the_row_comes_to_the_same_end(row_at: int) -> None:
+    whole = Ledger()
+    for seq, body in STORY:
+        whole.apply(seq, body)
+    for begin in range(row_at + 1):
+        early = Ledger()
+        for seq, body in STORY[:row_at]:
+            early.apply(seq, body)
+        ledger = Ledger(early.row())
+        for seq, body in STORY[begin:]:
+            ledger.apply(seq, body)
+        assert ledger.row() == whole.row(), (begin, row_at)
+
+
+def test_a_queue_that_nobody_used_has_no_row() -> None:
+    assert Ledger().row() is None
+    assert Ledger(QueueRow(5, 0)).row() == QueueRow(5, 0)

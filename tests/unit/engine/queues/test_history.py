@@ -1,0 +1,162 @@
+"""What happened to every job, as a topic of the engine's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.unit.engine.world import RESTARTS, Restart, World
+
+from tidelog.engine import Queue, Want
+
+HISTORY = "_tidelog.history.jobs"
+
+
+def queue(world: World, **config: Any) -> Queue:
+    return world.log.queue("jobs", **{"lease_ms": 1_000, **config})
+
+
+def steps(jobs: Queue) -> list[tuple[str, int | None]]:
+    return [(step["event"], step.get("seq")) for step in jobs.history().read(0, 1_000)]
+
+
+def test_every_step_is_told_in_its_order() -> None:
+    world = World()
+    jobs = queue(world, max_deliveries=2, dead_letter="dead")
+    jobs.put(["a", "b"])
+    world.clock.tick(5)
+    first, second = jobs.claim("w", 2)
+    jobs.extend("w", first, lease_ms=2_000)
+    jobs.ack("w", first)
+    jobs.nack("w", second, delay_ms=100)
+    world.clock.tick(100)
+    jobs.claim_now([Want("v", 1, None, "conn")])
+    jobs.release("conn")
+    jobs.claim("w")
+    world.log.topic("dead").redrive()
+    jobs.claim("w")
+    world.clock.tick(1_001)
+    jobs.counts()
+    assert steps(jobs) == [
+        ("enqueued", 1),
+        ("claimed", 1),
+        ("claimed", 2),
+        ("extended", 1),
+        ("acked", 1),
+        ("nacked", 2),
+        ("claimed", 2),
+        ("released", 2),
+        ("dead_lettered", 2),
+        ("redriven", 3),
+        ("enqueued", 3),
+        ("claimed", 3),
+        ("expired", 3),
+    ]
+
+
+def test_a_step_says_who_when_and_under_which_lease() -> None:
+    world = World()
+    jobs = queue(world)
+    jobs.put(["a", "b"])
+    world.clock.tick(7)
+    held = jobs.claim("w", 2)
+    now_ms = world.clock.now_us() // 1000
+    assert jobs.history().read(1, 1) == [
+        {
+            "at": 2,
+            "ts_ms": now_ms,
+            "event": "claimed",
+            "seq": 1,
+            "node": "w",
+            "lease_id": held[0].lease_id,
+            "deliveries": 1,
+            "waited_ms": 7,
+            "deadline_ms": held[0].deadline_ms,
+        }
+    ]
+    assert jobs.history().read(0, 1)[0] == {"at": 1, "ts_ms": now_ms - 7, "event": "enqueued", "seq": 1, "last_seq": 2}
+
+
+def test_as_a_table_its_columns_have_types() -> None:
+    world = World()
+    jobs = queue(world)
+    assert jobs.history().to_arrow().num_rows == 0
+    jobs.put(["a"])
+    jobs.claim("w")
+    table = jobs.history().to_arrow()
+    assert table.schema.field("ts_ms").type == pa.timestamp("ms", tz="UTC")
+    assert table["event"].to_pylist() == ["enqueued", "claimed"]
+    assert table["waited_ms"].to_pylist() == [None, 0]
+    assert table["seq"].type == pa.int64()
+
+
+def test_it_is_written_by_a_tick_and_by_the_end() -> None:
+    world = World()
+    jobs = queue(world)
+    jobs.put("a")
+    jobs.claim("w")
+    assert world.log.find(HISTORY) is None
+    world.log.tick()
+    topic = world.log.find(HISTORY)
+    assert topic is not None
+    assert topic.config.durability == "disk"
+    assert topic.count == 2
+    jobs.ack("w", [1])
+    world.restart("reopen")
+    assert steps(queue(world))[-1] == ("acked", 1)
+
+
+@pytest.mark.parametrize("how", RESTARTS)
+def test_a_restart_is_a_step_told_with_the_first_one_behind_it(how: Restart) -> None:
+    world = World()
+    jobs = queue(world, durability="fsync")
+    jobs.put(["a", "b"])
+    jobs.claim("w")
+    world.log.tick()
+    world.restart(how)
+    jobs = queue(world)
+    before = steps(jobs)
+    jobs.claim("v")
+    jobs.put("c")
+    jobs.claim("v", 3)
+    assert [event for event, _ in steps(jobs)[len(before) :]][:3] == ["restarted", "claimed", "enqueued"]
+    assert [seq for event, seq in steps(jobs) if event == "enqueued"][-1] == 3, "what was there is not told again"
+
+
+def test_it_is_kept_up_to_its_cap_and_not_at_all_where_that_is_nothing() -> None:
+    world = World(queue_history_records=10)
+    jobs = queue(world)
+    jobs.put(list(range(50)))
+    jobs.claim("w", 50)
+    assert len(jobs.history().read(0, 1_000)) == 10
+    world = World(queue_history_records=0)
+    jobs = queue(world)
+    jobs.put("a")
+    jobs.claim("w")
+    assert jobs.history().read() == []
+    assert world.log.find(HISTORY) is None
+
+
+def test_it_goes_with_its_queue_and_is_nobodys_topic() -> None:
+    world = World()
+    jobs = queue(world)
+    jobs.put("a")
+    jobs.claim("w")
+    world.log.tick()
+    assert world.log.names() == ["jobs"]
+    assert not world.log.drop(HISTORY), "it is not to be dropped by itself"
+    assert world.log.drop("jobs")
+    assert world.log.find(HISTORY) is None
+    world.restart("reopen")
+    assert world.log.find(HISTORY) is None
+    assert steps(queue(world)) == []
+
+
+def test_where_it_cannot_be_written_the_queue_goes_on() -> None:
+    world = World(total_bytes_max=100)
+    jobs = queue(world)
+    jobs.put("x" * 90)
+    assert jobs.claim("w")[0].seq == 1
+    world.log.tick()
+    assert jobs.ack("w", [1]).count == 1

@@ -1,0 +1,205 @@
+"""Workers and `work`: jobs that come by themselves, heartbeats, back-off, a stop that loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+from threading import Event
+from typing import Any
+
+import pytest
+from tests.unit.engine.world import LIMIT_S, World
+
+import tidelog
+from tidelog.engine import Job, Queue, Worker
+from tidelog.engine.queues.jobs import Extended, Settled
+from tidelog.errors import BadInput, Unavailable
+from tidelog.testing import ManualClock
+
+
+@pytest.fixture
+def jobs(tmp_path: Any) -> Iterator[Queue]:
+    with tidelog.open(str(tmp_path), wal_file_bytes=1 << 16, sync_interval_ms=5) as log:
+        yield log.queue("jobs", lease_ms=60_000)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    pause = Event()
+    for _ in range(LIMIT_S * 1000):
+        if condition():
+            return
+        pause.wait(0.001)
+    raise AssertionError("it never came true")
+
+
+# The iterator ---------------------------------------------------------------------------------------------
+
+
+def test_work_hands_out_what_there_is_and_ends_when_nothing_comes() -> None:
+    world = World()
+    jobs = world.log.queue("jobs")
+    jobs.put([1, 2, 3])
+    seen = []
+    for job in jobs.work("w", timeout=0):
+        seen.append(job.data)
+        jobs.ack("w", job)
+    assert seen == [1, 2, 3]
+    assert jobs.topic.count == 0
+
+
+def test_work_holds_at_most_so_many_and_gives_back_what_is_unsettled_at_its_end() -> None:
+    world = World()
+    jobs = world.log.queue("jobs")
+    jobs.put(list(range(5)))
+    work = jobs.work("w", 2, timeout=0)
+    assert [job.seq for job in work] == [1, 2], "two are unsettled, so no third"
+    assert jobs.counts() == (5, 0, 0)
+    work = jobs.work("w", 2, timeout=0)
+    first, second = islice(work, 2)
+    assert jobs.counts().in_flight == 2
+    jobs.ack("w", first)
+    assert next(work).seq == 3
+    work.close()  # type: ignore[attr-defined]
+    assert jobs.counts() == (4, 0, 0)
+    assert jobs.ack("w", second).skipped == [2]
+
+
+def test_work_waits_for_a_job(jobs: Queue) -> None:
+    work = jobs.work("w")
+    jobs.put("first")
+    assert next(work).data == "first"
+    work.close()  # type: ignore[attr-defined]
+
+
+def test_a_job_whose_lease_ran_out_before_it_was_looked_at_is_not_handed_out() -> None:
+    world = World()
+    jobs = world.log.queue("jobs", lease_ms=1_000)
+    jobs.put([1, 2])
+    work = jobs.work("w", 2, timeout=0)
+    assert next(work).seq == 1
+    world.clock.tick(1_001)
+    assert next(work).lease_id == 3, "claimed anew, not handed out late"
+
+
+# The worker -----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_does_every_job_once(jobs: Queue) -> None:
+    seen: list[int] = []
+    with Worker(jobs, lambda job: seen.append(job.data), node="w", concurrency=3) as worker:
+        jobs.put(list(range(40)))
+        until(lambda: worker.tally.done == 40)
+    assert sorted(seen) == list(range(40))
+    assert worker.tally == (40, 0, 0)
+    assert jobs.topic.count == 0
+
+
+def test_a_job_that_fails_rests_longer_each_time(jobs: Queue) -> None:
+    delays: list[int] = []
+    real = jobs.nack
+
+    def nack(node: str, seqs: Any, lease_ids: Any = None, delay_ms: int = 0) -> Settled:
+        delays.append(delay_ms)
+        return real(node, seqs, lease_ids)
+
+    jobs.nack = nack  # type: ignore[method-assign]
+    told: list[str] = []
+
+    def fail(job: Job) -> None:
+        raise ValueError(job.data)
+
+    worker = Worker(
+        jobs,
+        fail,
+        node="w",
+        backoff_ms=10,
+        backoff_ms_max=65,
+        on_error=lambda job, error: told.append(f"{job.deliveries} {error}"),
+    )
+    with worker:
+        jobs.put("bad")
+        until(lambda: worker.tally.failed >= 5)
+    assert delays[:5] == [10, 20, 40, 65, 65]
+    assert told[:2] == ["1 bad", "2 bad"]
+    assert worker.tally.done == 0
+    assert jobs.topic.count == 1
+
+
+def test_a_stop_lets_running_jobs_finish_and_takes_no_more(jobs: Queue) -> None:
+    begun, go_on = Event(), Event()
+
+    def slow(_: Job) -> None:
+        begun.set()
+        assert go_on.wait(LIMIT_S)
+
+    worker = Worker(jobs, slow, node="w").start()
+    jobs.put([1, 2])
+    assert begun.wait(LIMIT_S)
+    assert worker.running == 1
+    assert not worker.stop(timeout=0.01), "one still runs"
+    go_on.set()
+    assert worker.stop(LIMIT_S)
+    assert worker.tally == (1, 0, 0)
+    assert jobs.counts() == (1, 0, 0)
+    assert worker.stop()
+
+
+class Fake:
+    """A source that is no queue: what it was asked, and jobs as they are given to it."""
+
+    def __init__(self) -> None:
+        self.jobs: list[Job] = []
+        self.calls: list[tuple[Any, ...]] = []
+        self.broken = 0
+
+    def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> Sequence[Job]:
+        assert (node, lease_ms) != ("", None)
+        if self.broken:
+            self.broken -= 1
+            raise Unavailable("not now")
+        given, self.jobs = self.jobs[:most], self.jobs[most:]
+        return given
+
+    def ack(self, node: str, seqs: Sequence[Job], /) -> Settled:
+        self.calls.append(("ack", node, [job.seq for job in seqs]))
+        return Settled(0 if seqs[0].data == "late" else len(seqs), [], 0, 0)
+
+    def nack(self, node: str, seqs: Sequence[Job], /, *, delay_ms: int = 0) -> Settled:
+        self.calls.append(("nack", node, [job.seq for job in seqs], delay_ms))
+        return Settled(len(seqs), [], 0, 0)
+
+    def extend(self, node: str, seqs: Sequence[Job], /, *, lease_ms: int) -> Extended:
+        self.calls.append(("extend", node, sorted(job.seq for job in seqs), lease_ms))
+        return Extended(len(seqs), [], {})
+
+
+def test_leases_of_running_jobs_are_extended_every_third_of_their_length() -> None:
+    source, clock, go_on = Fake(), ManualClock(), Event()
+    source.jobs = [Job(seq, seq, 0, 0, 1, "x") for seq in (1, 2)]
+    worker = Worker(
+        source, lambda _: go_on.wait(LIMIT_S), node="w", concurrency=2, lease_ms=3_000, poll_ms=1, clock=clock
+    )
+    with worker:
+        until(lambda: worker.running == 2)
+        for beats in (1, 2, 3):
+            clock.tick(999)
+            assert len(source.calls) == beats - 1
+            clock.tick(1)
+            until(lambda beats=beats: len(source.calls) == beats)  # type: ignore[misc]
+        go_on.set()
+    assert source.calls[:3] == [("extend", "w", [1, 2], 3_000)] * 3
+    assert worker.tally.done == 2
+
+
+def test_a_source_that_fails_for_a_while_is_asked_again() -> None:
+    source = Fake()
+    source.broken, source.jobs = 3, [Job(1, 1, 0, 0, 1, "x"), Job(2, 2, 0, 0, 1, "late")]
+    with Worker(source, lambda _: None, node="w", poll_ms=1) as worker:
+        until(lambda: worker.tally == (1, 0, 1))
+    assert str(worker.trouble) == "not now"
+
+
+@pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"lease_ms": 0}, {"backoff_ms": 5, "backoff_ms_max": 1}])
+def test_a_worker_that_could_not_work_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(BadInput):
+        Worker(Fake(), lambda _: None, node="w", **wrong)  # type: ignore[arg-type]
