@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from threading import Thread
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 from tests.unit.server.fakes import JumpingLoop, Tap, World, play, quiet
 
 from tidelog.sched.governor import Governor
+from tidelog.server.http.seam import Response
 from tidelog.server.pump import WAKES_MAX, Pump
 from tidelog.testing import ManualClock
 
@@ -236,10 +238,15 @@ def test_a_deferred_topic_is_not_pushed_and_answers_all_the_same() -> None:
             assert [record["$seq"] for record in body["records"]] == [1, 2]
             _, body = await world.ask("POST", "/v0/topics/low/diff", {"from_seq": 0, "wait_ms": 1000})
             assert body["head_seq"] == 2, "a long poll looks before it waits"
+            polled = world.begin("POST", "/v0/topics/low/diff", {"from_seq": 2, "wait_ms": 1000})
+            low.append([4])
+            answer = await polled.answer()
+            assert isinstance(answer, Response)
+            assert [record["$seq"] for record in json.loads(answer.body)["records"]] == [3], "and at its end again"
             world.service.pump.ready.release(world.clock.monotonic_us())
             world.service.pump._want_turn()
             events = await tap.until(6)
-            assert [record["$seq"] for record in events[4].data["records"]] == [1, 2]
+            assert [record["$seq"] for record in events[4].data["records"]] == [1, 2, 3]
 
     play(scenario)
 
