@@ -117,7 +117,8 @@ class ReadySet(Generic[K]):
         if self._deferring and priority < 0:
             self._aside[key] = entry
             return
-        self._put(entry, bands.band_of(priority))
+        # One that was marked while it was served may have waited past a tick already.
+        self._put(entry, bands.aged(priority, max(self._ticked_us - at_us, 0)))
         if entry.band < TOP:
             self._fresh.append(entry)
 

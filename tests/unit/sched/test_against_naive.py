@@ -24,7 +24,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.lists(STEPS, max_size=80))
 def test_every_answer_is_the_naive_ones(steps: list[tuple[object, ...]]) -> None:
     ready: ReadySet[str] = ReadySet()

@@ -134,6 +134,19 @@ def test_marked_while_it_is_served_it_is_queued_again_once() -> None:
     assert ready.pop(13) is None
 
 
+def test_queued_again_it_is_in_the_band_of_its_wait() -> None:
+    """Found by the model: a long service, with a mark at its beginning and a tick before its end."""
+    ready: ReadySet[str] = ReadySet()
+    ready.mark("t", 0, 0)
+    assert ready.pop(0) is not None
+    ready.mark("t", 245, 0)
+    ready.mark("older", 0, 0)
+    ready.mark("other", 900, 0)
+    assert serve(ready, TICK) == "other"
+    assert ready.done("t")
+    assert serve(ready, TICK) == "t", "245 and 5 for the wait are B2"
+
+
 def test_one_that_is_forgotten_is_not_served() -> None:
     ready: ReadySet[str] = ReadySet()
     for key in "abc":
@@ -234,7 +247,7 @@ def test_what_is_worth_less_than_nothing_stands_aside_while_work_is_deferred() -
     ready.mark("low", -1, 0)
     ready.mark("plain", 0, 0)
     ready.defer()
-    ready.mark("lower", -900, 1)
+    ready.mark("lower", -1, 1)
     assert (len(ready), ready.deferred) == (1, 2)
     assert drain(ready, 2) == ["plain"]
     assert ready.pop(60 * S) is None, "however old they get"
