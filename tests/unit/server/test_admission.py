@@ -221,6 +221,20 @@ def test_over_a_socket_it_is_the_same(insists: bool) -> None:
     play(scenario)
 
 
+def test_nobody_overtakes_who_waits_though_there_is_room_by_now() -> None:
+    """Method: another thread's commit makes room behind the back of the line."""
+
+    async def scenario(world: World) -> None:
+        world.topic("t")
+        shard = narrow(world, 2)
+        asked = [world.begin("POST", WRITE, one(number)) for number in range(3)]
+        shard.pump()
+        asked.append(world.begin("POST", WRITE, one(3)))
+        assert [(await answer(each))[1]["seqs"] for each in asked] == [[1], [2], [3], [4]]
+
+    play(scenario)
+
+
 def test_a_write_whose_topic_went_while_it_waited_is_told_so() -> None:
     async def scenario(world: World) -> None:
         topic = world.topic("t")
