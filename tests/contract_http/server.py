@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import tidelog
 from tests.contract_http.api import Api
 from tests.contract_http.client import Address
 from tests.contract_http.events import Events
@@ -24,7 +25,7 @@ _ENVIRONMENT = {
     name: value
     for name, value in os.environ.items()
     if not name.startswith("TIDELOG_") and name not in ("PYTHONUNBUFFERED", "PYTHONPATH")
-}
+} | {"PYTHONPATH": str(Path(tidelog.__file__).parents[1])}  # the package that the tests import, wherever that lies
 COMMAND = [sys.executable, "-m", "tidelog.cli.main", "serve"]
 START_S = 60.0
 

@@ -32,6 +32,7 @@ FIGURES: Final = {
     "uptime_ms",
     "wal",
 }
+PACE: Final = {"pressure", "ready_topics", "deferred_topics", "sched_latency_ms", "throttled_total"}  # ours
 WAL: Final = {
     "fsyncs",
     "frames",
@@ -73,6 +74,11 @@ TYPES: Final = {
     "tidelog_wal_queue_depth_peak": "gauge",
     "tidelog_wal_read_only": "gauge",
     "tidelog_wal_fsync_latency_us": "histogram",
+    "tidelog_pressure": "gauge",
+    "tidelog_ready_topics": "gauge",
+    "tidelog_deferred_topics": "gauge",
+    "tidelog_sched_latency_ms": "gauge",
+    "tidelog_throttled_total": "counter",
 }
 
 
@@ -135,7 +141,7 @@ def test_metrics_are_json_for_who_accepts_that(api: Api) -> None:
         reply = api.get("/v0/metrics", [("Accept", accept)])
         assert (reply.status, reply.header("content-type")) == (200, "application/json")
         found = reply.json()
-        assert found.keys() >= FIGURES
+        assert found.keys() >= FIGURES | PACE
         assert found["wal"].keys() >= WAL
     for accept in ("text/plain", "*/*", "application/openmetrics-text"):
         reply = api.get("/v0/metrics", [("Accept", accept)])

@@ -93,6 +93,7 @@ class Append(Commit):
                 False,
                 self.shard.write_us,
                 self.shard.sync_us if self.core.durable else 0,
+                self.held_us,
             )
             if self.key is not None and error is not None:
                 core.window.forget(self.key)

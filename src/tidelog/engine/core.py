@@ -130,11 +130,12 @@ class Core:
                 index.bytes,
                 self.last_write_ms,
                 self.last_read_ms,
-                self._priority(),
+                self.priority(),
                 self.config,
             )
 
-    def _priority(self) -> int:
+    def priority(self) -> int:
+        """How urgent it is to tell of its records."""
         idle_ms = None if self.consumed_ms is None else self.shared.clock.monotonic_ms() - self.consumed_ms
         return effective_priority(self.config, idle_ms)
 

@@ -31,6 +31,7 @@ class Appended(msgspec.Struct, frozen=True):
     deduped: bool = False  # its key was seen before: these are the seqs of that write, nothing was written now
     write_us: int = 0  # what its commit batch took to be written
     sync_us: int = 0  # and to be synced, where its class asks for that
+    held_us: int = 0  # how long it was held back before that, because the machine did not keep up
 
     @property
     def seqs(self) -> range:

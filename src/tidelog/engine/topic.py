@@ -22,7 +22,7 @@ from tidelog.engine.segments import Held, Listing
 from tidelog.errors import NotAQueue
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.formats.json_rows import Show
-from tidelog.wal import Token
+from tidelog.wal import Shard, Token
 
 
 class Topic:
@@ -77,6 +77,16 @@ class Topic:
     def bytes(self) -> int:
         """Bytes of their data and meta."""
         return self.state().bytes
+
+    @property
+    def priority(self) -> int:
+        """How urgent it is to tell of its records: as configured, or by how lately somebody read them."""
+        return self._core.priority()
+
+    @property
+    def shard(self) -> Shard:
+        """Where its writes wait for the disk."""
+        return self._core.shard
 
     def state(self) -> TopicState:
         """All of the above at one moment, as old records have it at that moment."""

@@ -7,6 +7,9 @@
 
 On a disk that syncs in a fraction of a millisecond the first is faster for everybody; on a slow one it would hold
 up every other request, so the disk is measured as it goes (docs/decisions/0009-where-syncs-run.md).
+
+Under pressure commits that need a sync are gathered over more turns of the loop, as the writer thread does it: slice by
+slice, until one brings nothing or the governor's window is over.
 """
 
 from __future__ import annotations
@@ -24,12 +27,20 @@ T = TypeVar("T")
 _QUICK_US = 600  # a mean sync under this holds the loop up less than a hand-over to a thread costs
 _DECIDE_EVERY = 256  # writes between two looks at the figures
 _DECIDE_BY = 16  # syncs that make a mean worth acting on
+_SLICE_MS = 1.0  # timers of an event loop are no finer
 Told = Callable[[Token[Any]], None]
 
 
 class Commits:
-    def __init__(self, loop: asyncio.AbstractEventLoop, shards: Sequence[Shard], mode: CommitMode) -> None:
-        self._loop, self._shards = loop, shards
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        shards: Sequence[Shard],
+        mode: CommitMode,
+        window_ms: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        """`window_ms`: how long commits that need a sync may be gathered."""
+        self._loop, self._shards, self._window_ms = loop, shards, window_ms
         self._auto, self.on_loop = mode == "auto", mode == "loop"
         self._thread = get_ident()
         self._asked = 0
@@ -37,6 +48,13 @@ class Commits:
         self._told: deque[tuple[Told, Token[Any]]] = deque()
         self._coming = False  # outcomes are on their way to the loop
         self._pumping = False  # a pump at the end of this turn is asked for
+        self._arrived = 0
+        self._hurried = False  # the next pump gathers nothing
+        self._slices = 0  # that are left of a window
+        self._slice: asyncio.TimerHandle | None = None  # the one that is under way
+        self._began_s = 0.0  # and its window
+        self.eased: Callable[[], None] = lambda: None
+        """Called when commits are done, so that there may be room for others."""
 
     def when_done(self, token: Token[T], tell: Callable[[Token[T]], None]) -> None:
         """Have `tell(token)` called on the loop once the outcome is known. On the loop's thread."""
@@ -48,6 +66,15 @@ class Commits:
             if not self._asked % _DECIDE_EVERY:
                 self._decide()
         token.add_callback(lambda known: self._back(tell, known), want=False)
+        self._arrived += 1
+        self._want_pump()
+
+    def hurry(self) -> None:
+        """Somebody waits for room in a queue: gather no longer."""
+        self._hurried = True
+        self._want_pump()
+
+    def _want_pump(self) -> None:
         if not self._pumping:
             self._pumping = True
             self._loop.call_soon(self._pump)
@@ -70,13 +97,46 @@ class Commits:
 
     def _pump(self) -> None:
         self._pumping = False
+        self._commit(gather=self.on_loop and not self._hurried and self._gathers())
+
+    def _commit(self, *, gather: bool) -> None:
+        self._hurried = False
+        gathered_us = 0
+        if self._slice is not None and not gather:  # the window is over, or is broken off
+            gathered_us = round(1e6 * (self._loop.time() - self._began_s))
+            self._slice.cancel()
+            self._slice = None
         for shard in self._shards:
+            if gather and not shard.is_quick:
+                continue
             # What needs no sync is written here in any case: handing it over would cost more than writing it.
             # Where another thread has the turn it sends the writer thread for what was staged here.
-            while shard.waiting and (self.on_loop or shard.is_quick) and shard.pump(blocking=False):
-                pass
+            while shard.waiting and (self.on_loop or shard.is_quick):
+                if not shard.pump(blocking=False, gathered_us=gathered_us):
+                    break
             if shard.waiting:
                 shard.want()
+        self.eased()
+
+    def _gathers(self) -> bool:
+        """Whether what needs a sync waits for more of its kind; the first that does begins a window."""
+        if self._slice is None:
+            self._slices = int(self._window_ms() / _SLICE_MS)
+            if self._slices and not all(shard.is_quick for shard in self._shards):
+                self._began_s = self._loop.time()
+                self._next_slice()
+        return self._slice is not None
+
+    def _next_slice(self) -> None:
+        self._slice = self._loop.call_later(_SLICE_MS / 1000, self._sliced, self._arrived)
+
+    def _sliced(self, before: int) -> None:
+        """A slice of the window is over."""
+        self._slices -= 1
+        if self._arrived == before or self._slices <= 0:
+            self._commit(gather=False)
+        else:
+            self._next_slice()
 
     def _back(self, tell: Told, token: Token[Any]) -> None:
         """By the committer, whichever thread that is. Nobody is told before those who were done earlier."""
@@ -93,3 +153,4 @@ class Commits:
         while self._told:
             tell, token = self._told.popleft()
             tell(token)
+        self.eased()

@@ -64,6 +64,9 @@ class ServerConfig:
     wal_shards: int | None = None
     """WAL files written side by side; None: by processors."""
 
+    wal_queue_max: int = 4_096
+    """Writes that may wait for one WAL file; as many again wait in line for it, and what comes then is refused."""
+
     segment_max_events: int = 10_000
     """Seal a segment at this many records."""
 

@@ -18,7 +18,6 @@ import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import islice
-from threading import get_ident
 from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.engine.queues import Cohort, Leased, Queue, Want
@@ -53,7 +52,7 @@ class Desk:
 
     def __init__(self, service: Service, queue: Queue, over: Callable[[], None]) -> None:
         self._service, self._queue, self._over = service, queue, over
-        self._bell = Bell(service.loop, get_ident())
+        self._bell = Bell(queue.topic, service.bells)
         self._bell.waiting[self._look] = None
         self._line: dict[Ask, None] = {}  # workers, in the order they came
         self._window = Cohort(0)  # as long as the queue says when it opens
@@ -89,6 +88,7 @@ class Desk:
         del self._workers[stopping]
         if not self._workers:
             self._queue.unlisten(self._bell.strike)
+            self._service.pump.forget(self._bell)
             self._tidy()
 
     async def stand(self, want: Callable[[], Want | None]) -> Leased | None:

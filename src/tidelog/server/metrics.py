@@ -67,6 +67,16 @@ class Wal(NamedTuple):
     fsync_counts: list[int]  # one for each bucket, not added up
 
 
+class Pace(NamedTuple):
+    """How hard the server is pressed, and what it does about it."""
+
+    pressure: float
+    ready_topics: int
+    deferred_topics: int
+    sched_latency_ms: float
+    throttled_total: int
+
+
 class Totals(NamedTuple):
     """What a server holds, at one moment."""
 
@@ -80,6 +90,7 @@ class Totals(NamedTuple):
     ready: bool
     progress: float
     uptime_ms: int
+    pace: Pace
     wal: Wal | None
 
 
@@ -156,6 +167,7 @@ class Metrics(Collector):
                 "fsync_count": sum(wal.fsync_counts),
                 "fsync_micros_total": wal.fsync_micros_total,
             },
+            **now.pace._asdict(),
         }
 
     def _totals(self) -> Totals:
@@ -175,6 +187,7 @@ class Metrics(Collector):
             service.is_ready,
             service.progress,
             service.clock.monotonic_ms() - service.started_ms,
+            _pace(service),
             _wal(service.engine) if service.is_ready else None,
         )
 
@@ -197,6 +210,7 @@ class Metrics(Collector):
         yield _gauge("ready", "1 once the log is recovered.", now.ready)
         yield _gauge("recovery_progress", "How far recovery is, 0 to 1.", now.progress)
         yield CounterMetricFamily("tidelog_uptime_ms", "Milliseconds since the server started.", now.uptime_ms)
+        yield from _of_pace(now.pace)
         yield from self._of_topics(now.topics)
         shown = [state.topic for state in now.topics[:TOPICS_MAX] if state.topic in now.queues]
         yield from self.queues.collect([(name, now.queues[name]) for name in shown])
@@ -253,6 +267,31 @@ class Metrics(Collector):
             times.add_metric(named, _buckets(SECONDS, counts), row.seconds)
         yield counter
         yield times
+
+
+def _pace(service: Service) -> Pace:
+    governor, ready = service.governor, service.pump.ready
+    return Pace(
+        round(governor.pressure, 4),
+        len(ready) + service.pump.held,
+        ready.deferred,
+        round(governor.latency_us / 1000, 4),
+        service.admission.throttled if service.is_ready else 0,
+    )
+
+
+def _of_pace(pace: Pace) -> Iterator[Metric]:
+    yield _gauge("pressure", "How hard the server is pressed, 0 to 1.", pace.pressure)
+    yield _gauge("ready_topics", "Topics whose readers are to be told and were not yet.", pace.ready_topics)
+    yield _gauge(
+        "deferred_topics",
+        "Topics of negative priority that are not told of until pressure falls.",
+        pace.deferred_topics,
+    )
+    yield _gauge("sched_latency_ms", "Milliseconds from ready to told, smoothed.", pace.sched_latency_ms)
+    yield CounterMetricFamily(
+        "tidelog_throttled", "Writes refused because the server is saturated.", pace.throttled_total
+    )
 
 
 def _wal(engine: Engine) -> Wal | None:

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 from tidelog.clock import Clock
 from tidelog.engine import Engine
+from tidelog.sched.governor import Governor
+from tidelog.server.admission import Admission
 from tidelog.server.api.auth import Keyring
 from tidelog.server.api.caps import Cap
 from tidelog.server.api.problem import Problem
@@ -19,10 +21,12 @@ from tidelog.server.config import ServerConfig
 from tidelog.server.desks import Desks
 from tidelog.server.gather import Gather
 from tidelog.server.metrics import Metrics
+from tidelog.server.pump import Pump
 from tidelog.server.sessions import Sessions
 
 T = TypeVar("T")
 _THREADS = 2  # more would fight over the interpreter: what they do is mostly Python
+_LOOPS = 1  # that tell topics' readers
 
 
 class Service:
@@ -34,7 +38,9 @@ class Service:
         self.inflight = Cap("requests in flight", 0, config.max_inflight_per_key)
         self.streams = Cap("streams and sockets", config.max_sse_connections, config.max_sse_connections_per_key)
         self.sessions = Sessions(config.max_watch_sessions, clock)
-        self.bells = Bells(loop)
+        self.governor = Governor(workers=_LOOPS, threads=_THREADS)
+        self.pump = Pump(loop, clock.monotonic_us, self.governor, self._load)
+        self.bells = Bells(loop, self.pump)
         self.desks = Desks(self)
         self.metrics = Metrics(self)
         self.stopping = asyncio.Event()
@@ -43,13 +49,19 @@ class Service:
         self._engine: Engine | None = None
         self._commits: Commits | None = None
         self._gather: Gather | None = None
+        self._admission: Admission | None = None
+        self._working = 0  # calls in the pool
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tidelog work")
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def ready(self, engine: Engine) -> None:
         """Recovery is done."""
-        self._commits = Commits(self.loop, engine.shards, self.config.commit)
-        self._gather = Gather(self.loop, self._commits)
+        governor = self.governor
+        self._commits = Commits(self.loop, engine.shards, self.config.commit, lambda: governor.commit_window_ms)
+        self._admission = Admission(self.loop, self.clock.monotonic_us, self._commits, governor, self.pump.stir)
+        self._gather = Gather(self.loop, self._commits, self._admission)
+        for shard in engine.shards:
+            shard.pressed_by(lambda: governor.pressure)
         self._engine, self.progress = engine, 1.0
 
     @property
@@ -80,9 +92,23 @@ class Service:
         """Wall time, as records and leases have it."""
         return self.clock.now_us() // 1000
 
+    @property
+    def admission(self) -> Admission:
+        assert self._admission is not None, "asked behind `engine`"
+        return self._admission
+
     async def work(self, call: Callable[[], T]) -> T:
         """Run what may wait for a disk, off the loop."""
-        return await self.loop.run_in_executor(self._pool, call)
+        self._working += 1
+        self.pump.stir()
+        try:
+            return await self.loop.run_in_executor(self._pool, call)
+        finally:
+            self._working -= 1
+
+    def _load(self) -> tuple[int, float]:
+        """What the governor is told: calls in the pool, and how full the fullest WAL queue is."""
+        return self._working, 0.0 if self._engine is None else self.admission.fill(self._engine.shards)
 
     def spawn(self, running: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(running)
@@ -110,4 +136,5 @@ class Service:
                 task.cancel()
 
     def close(self) -> None:
+        self.pump.stop()
         self._pool.shutdown(wait=True)

@@ -57,7 +57,7 @@ class Commit:
     lock held, and must neither raise nor wait for a commit.
     """
 
-    __slots__ = ("_done", "at", "durable", "file", "frames", "pieces", "size")
+    __slots__ = ("_done", "at", "durable", "file", "frames", "held_us", "pieces", "since_us", "size")
 
     def __init__(
         self,
@@ -71,6 +71,8 @@ class Commit:
         self.size = sum(map(len, pieces))
         self.file: File | None = None  # where it was written, from then on, for reading
         self.at = 0  # and its first byte there
+        self.since_us = 0  # when it was queued
+        self.held_us = 0  # what gathering for its batch cost it
         self._done = done
 
     @property
@@ -105,7 +107,7 @@ class Shard:
         batch_bytes: int = 8 << 20,
         pressure: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`pressure` is asked by the writer thread before it gathers."""
+        """`pressure` is asked by the writer thread before it gathers, and may be replaced by `pressed_by`."""
         self.on_half: Callable[[], None] = lambda: None  # somebody should `tick` soon: the next file is wanted
         self._writer, self._latch = writer, writer.latch
         self._queue_max, self._batch_frames, self._batch_bytes = queue_max, batch_frames, batch_bytes
@@ -142,6 +144,15 @@ class Shard:
         return len(self._queue)
 
     @property
+    def queue_max(self) -> int:
+        """Commits that may be in the queue."""
+        return self._queue_max
+
+    def pressed_by(self, pressure: Callable[[], float]) -> None:
+        """Have the writer thread ask this for the pressure from now on."""
+        self._pressure = pressure
+
+    @property
     def is_quick(self) -> bool:
         """Whether what is queued now is committed without waiting for the disk."""
         with self.lock:
@@ -172,19 +183,21 @@ class Shard:
                     f"{self._queue_max} writes wait for the disk of {self.directory} already; nothing was written, "
                     "retry later"
                 )
+            commit.since_us = self._micros()
             self._queue.append(commit)
             self._arrived += 1
             self._stats.peak = max(self._stats.peak, depth)
             if nowait:
                 self._want()
 
-    def pump(self, *, blocking: bool = True, timeout: float = -1) -> bool:
+    def pump(self, *, blocking: bool = True, timeout: float = -1, gathered_us: int = 0) -> bool:
         """Commit what is queued, up to the bounds of one batch. False where nothing was queued, and where another
-        thread commits and this one is not to wait for its turn, or not longer."""
+        thread commits and this one is not to wait for its turn, or not longer. `gathered_us`: for how long the caller
+        has let the batch grow."""
         if not self._turn.acquire(blocking, timeout):
             return False
         try:
-            return self._commit()
+            return self._commit(gathered_us)
         finally:
             self._leave()
 
@@ -240,13 +253,13 @@ class Shard:
 
     # The committer's work; the commit lock is held.
 
-    def _commit(self) -> bool:
+    def _commit(self, gathered_us: int) -> bool:
         batch = self._take()
         if not batch:
             return False
         error: Error | None = None
         try:
-            self._write(batch)
+            self._write(batch, gathered_us)
         except Error as failed:
             error = failed
         except BaseException as broken:
@@ -270,7 +283,7 @@ class Shard:
                 batch.append(self._queue.popleft())
         return batch
 
-    def _write(self, batch: list[Commit]) -> None:
+    def _write(self, batch: list[Commit], gathered_us: int) -> None:
         pieces: list[Buffer] = []
         frames = size = 0
         durable = False
@@ -279,6 +292,9 @@ class Shard:
             pieces += commit.pieces
             frames, size, durable = frames + commit.frames, size + commit.size, durable or commit.durable
         began_us = self._micros()
+        if gathered_us:
+            for commit in batch:
+                commit.held_us = min(began_us - commit.since_us, gathered_us)
         self._writer.write(pieces, size=size, frames=frames)
         if self._writer.is_half_full:
             self.on_half()
@@ -356,10 +372,11 @@ class Shard:
 
     def _run(self) -> None:
         while self._called():
-            gather(window_ms(self._pressure()), lambda: self._arrived, self._pause)
+            began_us = self._micros()
+            slices = gather(window_ms(self._pressure()), lambda: self._arrived, self._pause)
             with self.lock:
                 self._wanted = False
-            self.pump()
+            self.pump(gathered_us=self._micros() - began_us if slices else 0)
 
     def _called(self) -> bool:
         """Park until there is something to commit; False once there never will be."""

@@ -28,18 +28,19 @@ GAUGES = words(
     """topics topics_by_class routers records_live bytes_live topic_head_seq topic_earliest_seq topic_records_live
     topic_bytes_live topic_queue_ready topic_queue_in_flight topic_metrics_truncated queue_topics
     queue_leases_in_flight sse_connections watch_sessions ready recovery_progress wal_queue_depth wal_queue_depth_peak
-    wal_read_only"""
+    wal_read_only pressure ready_topics deferred_topics sched_latency_ms"""
 )
 COUNTERS = words(
     """uptime_ms wal_frames_total wal_batches_total wal_fsyncs_total wal_bytes_written_total wal_rotations_total
     wal_submit_full_total topic_appended_total topic_read_total topic_evicted_total topic_gaps_total requests_total
     topic_queue_claimed_total topic_queue_acked_total topic_queue_nacked_total topic_queue_extended_total
-    topic_queue_expired_total topic_queue_dead_lettered_total"""
+    topic_queue_expired_total topic_queue_dead_lettered_total throttled_total"""
 )
 HISTOGRAMS = ["wal_fsync_latency_us", "request_seconds"]
 JSON_KEYS = words(
     """topics topics_ephemeral topics_memory topics_disk topics_fsync routers records_live bytes_live queue_topics
-    queue_leases_in_flight sse_connections watch_sessions ready replay_progress uptime_ms wal"""
+    queue_leases_in_flight sse_connections watch_sessions ready replay_progress uptime_ms wal
+    pressure ready_topics deferred_topics sched_latency_ms throttled_total"""
 )
 WAL_KEYS = words(
     """fsyncs frames batches bytes_written rotations queue_depth queue_depth_peak submit_full_total read_only

@@ -48,7 +48,7 @@ class Tally(NamedTuple):
 
 
 class Worker:
-    """Runs `function` for every job, `concurrency` at a time, until it is stopped: by the end of a `with`, or `stop`."""
+    """Runs `function` for every job, `concurrency` at a time, until it is stopped: by the end of a `with` or `stop`."""
 
     def __init__(
         self,

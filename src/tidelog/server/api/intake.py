@@ -81,6 +81,7 @@ class Intake:
         self._created = False
         self._key = _key_of(call)
         self._staged = 0
+        self._held_us = 0  # waiting to be let in
         self._under_way: deque[tuple[asyncio.Task[Appended], dict[str, int]]] = deque()
         self._done: list[Appended] = []
 
@@ -127,8 +128,12 @@ class Intake:
             )
         self._staged += 1
         topic, key = self._topic, None if self._key is None else f"{self._key}:{self._staged}"
-        weight = 1 << 62 if topic.is_due else cut.batch.weight
-        token = await self._work(weight, lambda: topic.stage(cut.batch, key))
+        far = topic.is_due or cut.batch.weight > _INLINE_BYTES
+        # A stream waits rather than break off: it takes in no more meanwhile, which its sender feels.
+        token, held_us = await self._service.admission.staged(
+            topic, cut.batch, key, insists=True, work=self._service.work if far else None
+        )
+        self._held_us += held_us
         self._under_way.append((asyncio.ensure_future(self._committed(token)), cut.where))
         while len(self._under_way) >= _UNDER_WAY:
             await self._outcome()
@@ -163,6 +168,9 @@ class Intake:
         took = self._call.performance(
             wal_append_ms=sum(each.write_us for each in done) / 1000, fsync_ms=sum(each.sync_us for each in done) / 1000
         )
+        held_us = self._held_us + sum(each.held_us for each in done)
+        if held_us:
+            took["throttle_wait_ms"] = held_us / 1000
         said = {
             "topic": self._call.topic,
             "first_seq": done[0].first_seq,

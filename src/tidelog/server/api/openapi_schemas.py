@@ -154,6 +154,7 @@ _ANSWERED: Final[dict[str, Schema]] = {
             "server_total_ms": NUMBER,
             "wal_append_ms?": NUMBER,
             "fsync_ms?": NUMBER,
+            "throttle_wait_ms?": NUMBER,
             "records_scanned?": COUNT,
         },
         "What it took; all but server_total_ms only where it says something.",
@@ -337,6 +338,9 @@ _ANSWERED: Final[dict[str, Schema]] = {
             "ready": FLAG,
             "replay_progress": {"type": "number", "minimum": 0, "maximum": 1},
             "uptime_ms": COUNT,
+            "pressure": {"type": "number", "minimum": 0, "maximum": 1},
+            "sched_latency_ms": {"type": "number", "minimum": 0},
+            **dict.fromkeys(("ready_topics", "deferred_topics", "throttled_total"), COUNT),
             "wal": obj(
                 {
                     **dict.fromkeys(

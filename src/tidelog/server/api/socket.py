@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from tidelog.engine import Appended, Batch, Show, Token, Topic, TopicConfig
+from tidelog.engine import Appended, Show, Token, TopicConfig
 from tidelog.engine.append import check_key
 from tidelog.engine.encode import check_count
 from tidelog.engine.read import nodes_of
@@ -207,17 +207,20 @@ class Conversation:
         topic, created = engine.find(name), False
         if topic is None:
             topic, created = await write.ensure(service, name, command.create, config, batch)
-        token = await self._staged(topic, batch, command.idempotency_key)
-        self._pending += len(text)
-        service.commits.when_done(token, partial(self._told, command, len(text), began_us, created))
-
-    async def _staged(self, topic: Topic, batch: Batch, key: str | None) -> Token[Appended]:
         # The next command waits for this, so that what a client writes to a topic stays in its order.
-        if topic.is_due:
-            return await self._service.work(lambda: topic.stage(batch, key))
-        return topic.stage(batch, key)
+        token, held_us = await service.admission.staged(
+            topic,
+            batch,
+            command.idempotency_key,
+            insists=created or command.disable_backpressure,
+            work=service.work if topic.is_due else None,
+        )
+        self._pending += len(text)
+        service.commits.when_done(token, partial(self._told, command, len(text), began_us, held_us, created))
 
-    def _told(self, command: Publish, size: int, began_us: int, created: bool, token: Token[Appended]) -> None:
+    def _told(
+        self, command: Publish, size: int, began_us: int, held_us: int, created: bool, token: Token[Appended]
+    ) -> None:
         self._pending -= size
         self._eased.set()
         try:
@@ -227,7 +230,7 @@ class Conversation:
             return
         service = self._service
         service.metrics.wrote(command.topic, 0 if done.deduped else done.count)
-        took = write.performance_of((service.clock.monotonic_us() - began_us) / 1000, done)
+        took = write.performance_of((service.clock.monotonic_us() - began_us) / 1000, done, held_us)
         self._say(
             Ack(
                 command.request_id,

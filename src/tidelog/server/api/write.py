@@ -66,8 +66,8 @@ def write(call: Call) -> Answer | Coroutine[Any, Any, Answer] | None:
         check_queue(call.topic, (config or TopicConfig() if topic is None else topic.config).type)
     batch = batch_of(engine.limits, body.records, body.node, call.request.body)
     if topic is None or topic.is_due:
-        return _slowly(call, body.create, config, batch, key)
-    _staged(call, topic, batch, key, created=False)
+        return _slowly(call, body, config, batch, key)
+    _staged(call, topic, batch, key, insists=body.disable_backpressure)
     return None
 
 
@@ -83,7 +83,7 @@ def _went(call: Call, topic: Topic) -> bool:
     if len(datas) <= _FEW and topic.is_open and len(request.body) <= SMALL_BYTES:
         call.service.gather.add(topic, datas, len(request.body), partial(_answered, call))
     else:
-        _staged(call, topic, Batch(datas, True), None, created=False)
+        _staged(call, topic, Batch(datas, True), None)
     return True
 
 
@@ -136,28 +136,36 @@ def key_of(call: Call, given: str | None) -> str | None:
     return key
 
 
-def _staged(call: Call, topic: Topic, batch: Batch, key: str | None, *, created: bool) -> None:
-    token = topic.stage(batch, key)
-    call.service.commits.when_done(token, partial(_told, call, created))
+def _staged(call: Call, topic: Topic, batch: Batch, key: str | None, *, insists: bool = False) -> None:
+    call.service.admission.stage(topic, batch, key, partial(_under_way, call), insists=insists)
 
 
-def _told(call: Call, created: bool, token: Token[Appended]) -> None:
+def _under_way(call: Call, token: Token[Appended] | Error, held_us: int) -> None:
+    if isinstance(token, Error):
+        call.fail(token)
+    else:
+        call.service.commits.when_done(token, partial(_told, call, held_us))
+
+
+def _told(call: Call, held_us: int, token: Token[Appended]) -> None:
     try:
         done = token.wait()  # its outcome is known
     except Error as error:
         call.fail(error)
         return
     call.service.metrics.wrote(call.topic, 0 if done.deduped else done.count)
-    call.reply(answer_of(call, done, created=created))
+    call.reply(answer_of(call, done, held_us, created=False))
 
 
-def answer_of(call: Call, done: Appended, *, created: bool) -> Response:
+def answer_of(call: Call, done: Appended, held_us: int = 0, *, created: bool) -> Response:
     seqs = call.query.flag("return_seqs", True)
-    body = told(call.topic, done, call.elapsed_ms(), created=created, seqs=seqs)
+    body = told(call.topic, done, call.elapsed_ms(), held_us, created=created, seqs=seqs)
     return Response(201 if created else 200, body)
 
 
-def told(topic: str, done: Appended, elapsed_ms: float, *, created: bool = False, seqs: bool = True) -> bytes:
+def told(
+    topic: str, done: Appended, elapsed_ms: float, held_us: int = 0, *, created: bool = False, seqs: bool = True
+) -> bytes:
     """The body of the answer to a write."""
     said = Done(
         topic,
@@ -167,29 +175,35 @@ def told(topic: str, done: Appended, elapsed_ms: float, *, created: bool = False
         done.count,
         created,
         done.deduped,
-        performance_of(elapsed_ms, done),
+        performance_of(elapsed_ms, done, held_us),
         list(done.seqs) if seqs else None,
     )
     return _encode(said)
 
 
-def performance_of(elapsed_ms: float, done: Appended) -> dict[str, float]:
+def performance_of(elapsed_ms: float, done: Appended, held_us: int = 0) -> dict[str, float]:
+    """`held_us`: how long it waited to be let in."""
     took = {"server_total_ms": elapsed_ms}
     if not done.deduped:
         took["wal_append_ms"], took["fsync_ms"] = done.write_us / 1000, done.sync_us / 1000
+        held_us += done.held_us
+    if held_us:
+        took["throttle_wait_ms"] = held_us / 1000
     return took
 
 
 async def _slowly(
-    call: Call, create: bool | None, config: TopicConfig | None, batch: Batch, key: str | None
+    call: Call, body: requests.Write, config: TopicConfig | None, batch: Batch, key: str | None
 ) -> Response:
     """A write that first has to make its topic, or has to wait until old records are gone for good."""
     service = call.service
-    topic, created = await ensure(service, call.topic, create, config, batch)
-    token = await service.work(lambda: topic.stage(batch, key))
+    topic, created = await ensure(service, call.topic, body.create, config, batch)
+    token, held_us = await service.admission.staged(
+        topic, batch, key, insists=created or body.disable_backpressure, work=service.work
+    )
     done = await service.commits.outcome(token)
     service.metrics.wrote(call.topic, 0 if done.deduped else done.count)
-    return answer_of(call, done, created=created)
+    return answer_of(call, done, held_us, created=created)
 
 
 async def ensure(

@@ -1,0 +1,1 @@
+"""What to serve next, and how hard to push back: policy alone, on whatever clock it is given."""

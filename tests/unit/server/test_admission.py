@@ -1,0 +1,267 @@
+"""The door of the WAL: staged, in line, or refused; nothing is lost there and nobody overtakes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from tests.unit.server.fakes import Asked, Line, World, play, quiet
+
+from tidelog.engine import Shard
+from tidelog.server.http.seam import Response
+
+WRITE = "/v0/topics/t"
+
+
+def one(data: Any, **more: Any) -> dict[str, Any]:
+    """A write that does not go along with others: it has a node."""
+    return {"records": [{"data": data}], "node": "n", **more}
+
+
+def plain(data: Any) -> dict[str, Any]:
+    return {"records": [{"data": data}]}
+
+
+async def answer(asked: Asked) -> tuple[int, Any]:
+    found = await asked.answer()
+    assert isinstance(found, Response)
+    if found.status == 429:
+        assert (b"retry-after", b"1") in found.headers
+    return found.status, json.loads(found.body)
+
+
+def narrow(world: World, queue_max: int) -> Shard:
+    """A queue so short that it is full at once; commits wait until `let`."""
+    shard = world.engine.shards[0]
+    shard._queue_max = queue_max
+    return shard
+
+
+def saturate(world: World, pressure: float = 1.0) -> None:
+    world.service.governor.sample = lambda *_, **__: None  # type: ignore[method-assign]
+    world.service.governor.pressure = pressure
+
+
+def test_what_finds_no_room_waits_in_line_and_keeps_its_order() -> None:
+    async def scenario(world: World) -> None:
+        topic = world.topic("t")
+        narrow(world, 2)
+        asked = [world.begin("POST", WRITE, one(number)) for number in range(4)]
+        assert world.service.admission.waiting == 2
+        found = [await answer(each) for each in asked]
+        assert [status for status, _ in found] == [200] * 4
+        assert [body["seqs"] for _, body in found] == [[1], [2], [3], [4]]
+        assert [record.data for record in topic.read(0).records] == [0, 1, 2, 3]
+        assert world.service.admission.waiting == 0
+
+    play(scenario)
+
+
+def test_a_line_is_as_long_as_its_queue_and_behind_it_a_write_is_refused() -> None:
+    async def scenario(world: World) -> None:
+        topic = world.topic("t")
+        narrow(world, 2)
+        found = [await answer(each) for each in [world.begin("POST", WRITE, one(number)) for number in range(6)]]
+        assert [status for status, _ in found] == [200] * 4 + [429] * 2
+        assert found[4][1]["error"]["code"] == "throttled"
+        assert "detail" not in found[4][1]["error"]
+        assert [record.data for record in topic.read(0).records] == [0, 1, 2, 3]
+        assert world.service.admission.throttled == 2
+        assert world.service.metrics.summary()["throttled_total"] == 2
+
+    play(scenario)
+
+
+def test_saturated_what_would_wait_is_refused_unless_it_insists() -> None:
+    async def scenario(world: World) -> None:
+        topic = world.topic("t")
+        narrow(world, 1)
+        saturate(world)
+        bodies = [one(0), one(1), one(2, disable_backpressure=True), one(3), one(4, disable_backpressure=True)]
+        found = [await answer(each) for each in [world.begin("POST", WRITE, body) for body in bodies]]
+        assert [status for status, _ in found] == [200, 429, 200, 429, 200]
+        assert [record.data for record in topic.read(0).records] == [0, 2, 4]
+
+    play(scenario)
+
+
+def test_saturated_what_finds_room_is_taken() -> None:
+    async def scenario(world: World) -> None:
+        world.topic("t")
+        saturate(world)
+        assert (await answer(world.begin("POST", WRITE, one(0))))[0] == 200
+        assert (await answer(world.begin("POST", WRITE, plain(0))))[0] == 200
+
+    play(scenario)
+
+
+def test_plain_writes_of_a_turn_wait_or_are_refused_together() -> None:
+    async def scenario(world: World) -> None:
+        topic = world.topic("t")
+        narrow(world, 1)
+        first = world.begin("POST", WRITE, one("first"))
+        gathered = [world.begin("POST", WRITE, plain(number)) for number in range(3)]
+        assert [status for status, _ in [await answer(each) for each in (first, *gathered)]] == [200] * 4
+        assert [record.data for record in topic.read(0).records] == ["first", 0, 1, 2]
+        saturate(world)
+        first = world.begin("POST", WRITE, one("again"))
+        gathered = [world.begin("POST", WRITE, plain(number)) for number in range(3)]
+        assert [status for status, _ in [await answer(each) for each in (first, *gathered)]] == [200] + [429] * 3
+        assert topic.count == 5
+
+    play(scenario)
+
+
+def test_a_topic_in_memory_alone_has_no_line() -> None:
+    async def scenario(world: World) -> None:
+        world.topic("t", durability="ephemeral")
+        world.topic("other")
+        narrow(world, 1)
+        saturate(world)
+        blocking = world.begin("POST", "/v0/topics/other", one(0))
+        assert (await answer(world.begin("POST", WRITE, one(1))))[0] == 200
+        assert (await answer(blocking))[0] == 200
+
+    play(scenario)
+
+
+def test_the_wait_in_line_is_told() -> None:
+    async def scenario(world: World) -> None:
+        world.topic("t")
+        narrow(world, 1)
+        free, held = world.begin("POST", WRITE, one(0)), world.begin("POST", WRITE, one(1))
+        world.clock.tick(7)
+        assert "throttle_wait_ms" not in (await answer(free))[1]["performance"]
+        assert (await answer(held))[1]["performance"]["throttle_wait_ms"] == 7.0
+
+    play(scenario)
+
+
+def test_the_wider_window_is_told_and_shared() -> None:
+    """Method: pressure of 0.5 is a window of 5 ms; a write in every slice keeps it open to its end."""
+
+    async def scenario(world: World) -> None:
+        topic = world.topic("t", durability="fsync")
+        saturate(world, 0.5)
+        before = world.engine.shards[0].stats.fsyncs
+        asked = []
+        for number in range(4):
+            asked.append(world.begin("POST", WRITE, one(number)))
+            await asyncio.sleep(0.0009)
+            world.clock.tick_us(900)
+            assert topic.head_seq == 0, "gathered, not written"
+        found = [await answer(each) for each in asked]
+        waits = [body["performance"]["throttle_wait_ms"] for _, body in found]
+        assert waits == sorted(waits, reverse=True)
+        assert waits[0] >= 3.0
+        assert world.engine.shards[0].stats.fsyncs == before + 1, "one sync for all of them"
+
+    play(scenario)
+
+
+def test_without_pressure_nothing_is_gathered() -> None:
+    async def scenario(world: World) -> None:
+        world.topic("t", durability="fsync")
+        saturate(world, 0.4)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        status, body = await answer(world.begin("POST", WRITE, one(0)))
+        assert (status, loop.time()) == (200, began_s)
+        assert "throttle_wait_ms" not in body["performance"]
+
+    play(scenario)
+
+
+def test_a_window_is_broken_off_for_somebody_who_waits_for_room() -> None:
+    async def scenario(world: World) -> None:
+        world.topic("t", durability="fsync")
+        narrow(world, 1)
+        saturate(world, 0.9)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        first, second = world.begin("POST", WRITE, one(0)), world.begin("POST", WRITE, one(1))
+        assert (await answer(first))[0] == 200
+        assert loop.time() == began_s
+        assert (await answer(second))[0] == 200
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("insists", [False, True])
+def test_over_a_socket_it_is_the_same(insists: bool) -> None:
+    async def scenario(world: World) -> None:
+        topic = world.topic("t")
+        narrow(world, 1)
+        line = Line()
+        async with await world.connect(line):
+            blocking = world.begin("POST", WRITE, one("first"))
+            saturate(world)
+            for number in range(3):
+                line.tell(
+                    {
+                        "op": "publish",
+                        "topic": "t",
+                        "records": [{"data": number}],
+                        "disable_backpressure": insists,
+                        "request_id": number,
+                    }
+                )
+            said = await line.until(3)
+            assert (await answer(blocking))[0] == 200
+            acked = [each["request_id"] for each in said if each["op"] == "ack"]
+            refused = [each["code"] for each in said if each["op"] == "error"]
+            assert [record.data for record in topic.read(0).records] == ["first", *acked]
+            assert acked == sorted(acked)
+            assert refused == ["throttled"] * (3 - len(acked))
+            assert (len(acked) == 3) == insists
+            line.hang_up()
+
+    play(scenario)
+
+
+def test_nobody_overtakes_who_waits_though_there_is_room_by_now() -> None:
+    """Method: another thread's commit makes room behind the back of the line."""
+
+    async def scenario(world: World) -> None:
+        world.topic("t")
+        shard = narrow(world, 2)
+        asked = [world.begin("POST", WRITE, one(number)) for number in range(3)]
+        shard.pump()
+        asked.append(world.begin("POST", WRITE, one(3)))
+        assert [(await answer(each))[1]["seqs"] for each in asked] == [[1], [2], [3], [4]]
+
+    play(scenario)
+
+
+def test_a_write_whose_topic_went_while_it_waited_is_told_so() -> None:
+    async def scenario(world: World) -> None:
+        topic = world.topic("t")
+        shard = narrow(world, 1)
+        first, second = world.begin("POST", WRITE, one(0)), world.begin("POST", WRITE, one(1))
+        shard.pump()
+        shard._queue_max = 10
+        world.engine.drop("t")
+        assert topic.dropped
+        assert (await answer(first))[0] == 200
+        status, body = await answer(second)
+        assert (status, body["error"]["code"]) == (404, "topic_not_found")
+
+    play(scenario)
+
+
+def test_room_that_nobody_tells_of_is_found() -> None:
+    """Method: the queue is emptied from outside, as a checkpoint's thread would, with nothing of ours in it."""
+
+    async def scenario(world: World) -> None:
+        topic = world.topic("t")
+        shard = narrow(world, 1)
+        foreign = topic.append_nowait([0])
+        asked = world.begin("POST", WRITE, one(1))
+        shard.pump()
+        assert foreign.done
+        await quiet(0.1)
+        assert (await answer(asked))[1]["seqs"] == [2]
+
+    play(scenario)

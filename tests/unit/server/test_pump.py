@@ -1,0 +1,313 @@
+"""Topics take turns on the loop, by the governor's word; on a clock and a loop whose time is moved by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from threading import Thread
+from typing import Any
+
+import pytest
+from tests.unit.server.fakes import JumpingLoop, Tap, World, play, quiet
+
+from tidelog.sched.governor import Governor
+from tidelog.server.http.seam import Response
+from tidelog.server.pump import WAKES_MAX, Pump
+from tidelog.testing import ManualClock
+
+
+class Gong:
+    """A unit that notes when it was rung."""
+
+    def __init__(self, name: str, log: list[str], *, priority: int = 0, peers: int = 1) -> None:
+        self.name, self.priority, self.peers = name, priority, peers
+        self.is_fan_out = False
+        self.rung_us = -(1 << 62)
+        self._log = log
+
+    def ring(self) -> int:
+        self._log.append(self.name)
+        return self.peers
+
+
+class Stage:
+    """A pump on a loop of its own, and what weighs on it."""
+
+    def __init__(self) -> None:
+        self.clock, self.log = ManualClock(), list[str]()
+        self.clock.tick(1_000)
+        self.busy, self.ingest = 0, 0.0
+        self.governor = Governor(workers=1, threads=2)
+        loop = asyncio.get_running_loop()
+        self.pump = Pump(loop, self.clock.monotonic_us, self.governor, lambda: (self.busy, self.ingest))
+
+    def gong(self, name: str, **more: Any) -> Gong:
+        return Gong(name, self.log, **more)
+
+    async def beats(self, count: int, ingest: float | None = None) -> None:
+        """So many samples of the governor."""
+        self.ingest = self.ingest if ingest is None else ingest
+        self.pump.stir()
+        for _ in range(count):
+            self.clock.tick(100)
+            await asyncio.sleep(0.1)
+
+    async def turns(self, count: int = 1) -> None:
+        for _ in range(count):
+            await asyncio.sleep(0)
+
+
+def act(scenario: Callable[[Stage], Awaitable[None]]) -> None:
+    async def run() -> None:
+        stage = Stage()
+        try:
+            await scenario(stage)
+        finally:
+            stage.pump.stop()
+
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        runner.run(run())
+
+
+def test_a_lone_topic_is_told_of_in_the_next_turn() -> None:
+    async def scenario(stage: Stage) -> None:
+        a = stage.gong("a")
+        stage.pump.mark(a)
+        assert stage.log == []
+        await stage.turns()
+        assert stage.log == ["a"]
+        stage.pump.mark(a)
+        await stage.turns()
+        assert stage.log == ["a", "a"], "and at once again: there is no window without pressure"
+
+    act(scenario)
+
+
+def test_a_turn_that_is_full_lets_others_in_and_order_is_by_urgency() -> None:
+    async def scenario(stage: Stage) -> None:
+        low = [stage.gong(f"low{number}", peers=WAKES_MAX) for number in range(3)]
+        for gong in low:
+            stage.pump.mark(gong)
+        await stage.turns()
+        assert stage.log == ["low0"], "as many peers as a turn wakes"
+        stage.pump.mark(stage.gong("urgent", priority=900, peers=WAKES_MAX))
+        await stage.turns()
+        assert stage.log == ["low0", "urgent"]
+        await stage.turns(2)
+        assert stage.log == ["low0", "urgent", "low1", "low2"]
+
+    act(scenario)
+
+
+def test_a_turn_ends_when_its_time_is_over() -> None:
+    async def scenario(stage: Stage) -> None:
+        for number in range(4):
+            gong = stage.gong(str(number))
+            ring = gong.ring
+            gong.ring = lambda ring=ring: stage.clock.tick(1) or ring()  # type: ignore[method-assign,misc,func-returns-value]
+            stage.pump.mark(gong)
+        await stage.turns()
+        assert stage.log == ["0", "1"], "2 ms"
+        await stage.turns()
+        assert stage.log == ["0", "1", "2", "3"]
+
+    act(scenario)
+
+
+def test_under_pressure_a_topic_is_left_alone_until_its_window_is_over() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.beats(8, 0.6)
+        window_us = stage.governor.coalesce_us
+        assert window_us == pytest.approx(10_000, abs=150)
+        a, b = stage.gong("a"), stage.gong("b")
+        stage.pump.mark(a)
+        await stage.turns()
+        for _ in range(5):
+            stage.pump.mark(a)
+        stage.pump.mark(b)
+        await stage.turns(3)
+        assert stage.log == ["a", "b"], "another one is not held up by it"
+        assert (stage.pump.held, len(stage.pump.ready)) == (1, 0)
+        began_s = asyncio.get_running_loop().time()
+        while len(stage.log) == 2:
+            await asyncio.sleep(0.001)
+        assert stage.log == ["a", "b", "a"], "once for all five"
+        assert asyncio.get_running_loop().time() - began_s == pytest.approx(window_us / 1e6, abs=0.002)
+        assert stage.pump.held == 0
+
+    act(scenario)
+
+
+def test_what_is_held_for_its_window_is_not_late() -> None:
+    """Otherwise the window would be the reason for itself."""
+
+    async def scenario(stage: Stage) -> None:
+        await stage.beats(8, 0.6)
+        a = stage.gong("a")
+        stage.pump.mark(a)
+        await stage.turns()
+        stage.pump.mark(a)
+        for _ in range(15):
+            stage.clock.tick(1)
+            await asyncio.sleep(0.001)
+        assert stage.log == ["a", "a"]
+        assert stage.governor._delays_us <= 1_000, "the step of this clock"
+
+    act(scenario)
+
+
+def test_one_that_nobody_waits_for_is_not_told_of() -> None:
+    async def scenario(stage: Stage) -> None:
+        await stage.beats(8, 0.6)
+        a, b = stage.gong("a"), stage.gong("b")
+        stage.pump.mark(a)
+        await stage.turns()
+        stage.pump.mark(a)  # held
+        stage.pump.mark(b)  # ready
+        stage.pump.forget(a)
+        stage.pump.forget(b)
+        await asyncio.sleep(1)
+        assert stage.log == ["a"]
+
+    act(scenario)
+
+
+def test_low_work_is_deferred_and_comes_back() -> None:
+    async def scenario(stage: Stage) -> None:
+        low, plain = stage.gong("low", priority=-5), stage.gong("plain")
+        await stage.beats(12, 1.0)
+        assert stage.governor.is_deferring
+        stage.pump.mark(low)
+        stage.pump.mark(plain)
+        await stage.beats(20)
+        assert stage.log == ["plain"]
+        assert stage.pump.ready.deferred == 1
+        await stage.beats(1, 0.0)
+        assert stage.governor.pressure < 0.6
+        await stage.turns(2)
+        assert stage.log == ["plain", "low"]
+        await stage.beats(12)
+        assert stage.governor.is_calm, "a release is no reason for another deferral"
+
+    act(scenario)
+
+
+def test_nothing_beats_while_nothing_is_going_on() -> None:
+    async def scenario(stage: Stage) -> None:
+        assert stage.pump._beating is None
+        stage.pump.mark(stage.gong("a"))
+        await stage.turns()
+        assert stage.pump._beating is not None
+        await stage.beats(5)
+        assert stage.pump._beating is None
+        stage.busy = 1
+        stage.pump.stir()
+        await stage.beats(5)
+        assert stage.pump._beating is not None, "as long as somebody is at work"
+
+    act(scenario)
+
+
+# Over topics ------------------------------------------------------------------------------------------------
+
+
+def press(world: World, pressure: float, *, deferring: bool = False) -> None:
+    """Have the server be pressed, without anybody sampling it."""
+    governor = world.service.governor
+    governor.sample = lambda *_, **__: None  # type: ignore[method-assign]
+    governor.pressure = pressure
+    governor.coalesce_us = 0
+    if deferring:
+        governor.is_deferring = True
+        world.service.pump.ready.defer()
+
+
+def test_a_deferred_topic_is_not_pushed_and_answers_all_the_same() -> None:
+    async def scenario(world: World) -> None:
+        low, plain = world.topic("low", priority=-1), world.topic("plain")
+        tap = Tap()
+        async with await world.stream(await world.watch({"low": {}, "plain": {}}), tap):
+            await tap.until(2)
+            press(world, 0.9, deferring=True)
+            low.append([1, 2])
+            plain.append([3])
+            await quiet(5)
+            assert [event.data["topic"] for event in tap.events[2:]] == ["plain", "plain"]
+            _, body = await world.ask("POST", "/v0/topics/low/diff", {"from_seq": 0})
+            assert [record["$seq"] for record in body["records"]] == [1, 2]
+            _, body = await world.ask("POST", "/v0/topics/low/diff", {"from_seq": 0, "wait_ms": 1000})
+            assert body["head_seq"] == 2, "a long poll looks before it waits"
+            polled = world.begin("POST", "/v0/topics/low/diff", {"from_seq": 2, "wait_ms": 1000})
+            low.append([4])
+            answer = await polled.answer()
+            assert isinstance(answer, Response)
+            assert [record["$seq"] for record in json.loads(answer.body)["records"]] == [3], "and at its end again"
+            world.service.pump.ready.release(world.clock.monotonic_us())
+            world.service.pump._want_turn()
+            events = await tap.until(6)
+            assert [record["$seq"] for record in events[4].data["records"]] == [1, 2, 3]
+
+    play(scenario)
+
+
+def test_the_drop_of_a_deferred_topic_is_told_at_once() -> None:
+    async def scenario(world: World) -> None:
+        low = world.topic("low", priority=-1)
+        tap = Tap()
+        async with await world.stream(await world.watch({"low": {}}), tap) as stream:
+            await tap.until(1)
+            press(world, 0.9, deferring=True)
+            low.append([1])
+            await quiet(1)
+            world.engine.drop("low")
+            events = await tap.until(2)
+            assert [event.event for event in events] == ["caught-up", "topic-deleted"]
+            await stream.ended()
+
+    play(scenario)
+
+
+def test_a_stop_is_told_to_those_who_follow_deferred_topics() -> None:
+    async def scenario(world: World) -> None:
+        low = world.topic("low", priority=-1)
+        tap = Tap()
+        async with await world.stream(await world.watch({"low": {}}), tap) as stream:
+            await tap.until(1)
+            press(world, 0.9, deferring=True)
+            low.append([1])
+            world.service.stop()
+            await stream.ended()
+        assert tap.events[-1].data["code"] == "server_shutting_down"
+
+    play(scenario)
+
+
+def test_bells_that_other_threads_strike_are_heard_once_each() -> None:
+    async def scenario(world: World) -> None:
+        topics = [world.topic(f"t{number}") for number in range(20)]
+        heard = [0] * len(topics)
+        wakes = []
+        for number, topic in enumerate(topics):
+
+            def wake(number: int = number) -> None:
+                heard[number] += 1
+
+            wakes.append(wake)
+            world.service.bells.add(topic, wake)
+
+        def write() -> None:
+            for topic in topics:
+                topic.append([1])
+                topic.append([2])
+
+        for times in (1, 2):
+            other = Thread(target=write)
+            other.start()
+            other.join()
+            await quiet(0.01)
+            assert heard == [times] * len(topics), "two writes before anybody listened, one ring"
+        for topic, wake in zip(topics, wakes, strict=True):
+            world.service.bells.remove(topic, wake)
+
+    play(scenario)
