@@ -4,8 +4,19 @@
 error a caller can see is in `tidelog.errors`.
 """
 
-from tidelog.engine import Engine, Gap, Record, Topic, open
+from tidelog.engine import Engine, Gap, Group, LedgerRow, Record, Topic, open, timestamp_ms
 from tidelog.errors import Error
 from tidelog.version import __version__
 
-__all__ = ["Engine", "Error", "Gap", "Record", "Topic", "__version__", "open"]
+__all__ = [
+    "Engine",
+    "Error",
+    "Gap",
+    "Group",
+    "LedgerRow",
+    "Record",
+    "Topic",
+    "__version__",
+    "open",
+    "timestamp_ms",
+]

@@ -10,6 +10,8 @@ from tidelog.engine.config import EngineConfig, TopicConfig
 from tidelog.engine.encode import Batch
 from tidelog.engine.engine import Engine
 from tidelog.engine.floors import Gap
+from tidelog.engine.groups import Group, GroupState, Lag, Preview, timestamp_ms
+from tidelog.engine.ledger import Gaps, LedgerRow
 from tidelog.engine.opening import opened
 from tidelog.engine.pages import Pass, TextPage
 from tidelog.engine.report import Progress, Report
@@ -28,8 +30,14 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "Gap",
+    "Gaps",
+    "Group",
+    "GroupState",
+    "Lag",
+    "LedgerRow",
     "Page",
     "Pass",
+    "Preview",
     "Record",
     "Report",
     "Shard",
@@ -40,6 +48,7 @@ __all__ = [
     "TopicConfig",
     "TopicState",
     "open",
+    "timestamp_ms",
 ]
 
 
