@@ -163,7 +163,7 @@ class Ledger:
                 raise Unavailable(f"{self._shared.root}: removals cannot be made durable; nothing was lost, retry")
         core = self._find()
         if core is not None:
-            core.shard.tick()
+            core.shard.sync()
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 
@@ -210,7 +210,7 @@ def _settled(notes: list[Note]) -> tuple[list[Note], list[Note]]:
     failed: set[Shard] = set()
     for shard in {core.shard for core in lasting}:
         with suppress(Error):
-            shard.tick()
+            shard.sync()
         if shard.latched:
             failed.add(shard)
 

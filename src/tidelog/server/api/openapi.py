@@ -6,57 +6,20 @@ from that when somebody first asks for it. A test holds the routes and this tabl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from http import HTTPStatus
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
-from tidelog.server.api import topics
+from tidelog.server.api import openapi_groups, topics
 from tidelog.server.api.auth import ADMIN, DELETE, READ, WRITE
 from tidelog.server.api.call import Call
-from tidelog.server.api.openapi_schemas import COUNT, FLAG, KEY, SCHEMAS, TEXT, TOPIC, Schema, number, ref
+from tidelog.server.api.openapi_operation import ARROW, EVENTS, JSON, NDJSON, OCTETS, Operation, Param, flag
+from tidelog.server.api.openapi_schemas import COUNT, KEY, SCHEMAS, TEXT, TOPIC, Schema, number, ref
 from tidelog.server.api.problem import _STATUS
 from tidelog.server.http.seam import Response
 from tidelog.version import __version__
-
-JSON: Final = "application/json"
-NDJSON: Final = "application/x-ndjson"
-ARROW: Final = "application/vnd.apache.arrow.stream"
-EVENTS: Final = "text/event-stream"
-OCTETS: Final = "application/octet-stream"
-
-
-_NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
-
-
-class Param(NamedTuple):
-    name: str
-    schema: Schema
-    text: str = ""
-    where: str = "query"
-
-
-class Operation(NamedTuple):
-    method: str
-    path: str
-    id: str
-    summary: str
-    scopes: tuple[str, ...] = ()
-    params: tuple[Param, ...] = ()
-    takes: Mapping[str, Schema] = _NOTHING  # media type → body
-    body_required: bool = True
-    gives: Mapping[int, Mapping[str, Schema]] = _NOTHING  # status → media type → body
-    refuses: tuple[str, ...] = ()  # codes beside those of every route
-    security: tuple[str, ...] = ("bearer",)
-    text: str = ""
-
-
-def flag(name: str, default: bool, text: str) -> Param:
-    return Param(name, {**FLAG, "default": default}, text)
-
 
 _FROM = Param("from_seq", number("The last seq that the reader has; 0 before the first.", 0))
 _KEY = Param("Idempotency-Key", KEY, "A second write with it writes nothing.", "header")
@@ -265,6 +228,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         text="Prometheus text, unless application/json is accepted.",
     ),
     Operation("GET", "/v0/openapi.json", "openapi", "This document", gives={200: {JSON: {"type": "object"}}}),
+    *openapi_groups.OPERATIONS,
     _probe("/v0/health", "health", "Whether it is alive", "Health"),
     _probe("/healthz", "healthz", "Whether it is alive", "Health"),
     _probe("/v0/ready", "ready", "Whether it is ready", "Ready", "not_ready", "shutting_down"),
@@ -276,7 +240,9 @@ _PATH: Final[dict[str, Schema]] = {
     "base": {**COUNT, "description": "Its first seq."},
     "file": {"enum": ["data", "idx", "foot", "del"]},
     "wid": TEXT,
+    "group": TOPIC,
 }
+_SCHEMAS: Final = {**SCHEMAS, **openapi_groups.SCHEMAS}
 _EVERY: Final = ("unauthorized", "throttled", "internal", "not_ready", "shutting_down")
 _SECURITY: Final[Schema] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key; its scopes are named beside it."},
@@ -315,7 +281,11 @@ def made() -> dict[str, Any]:
         },
         "servers": [{"url": "/"}],
         "paths": paths,
-        "components": {"schemas": SCHEMAS, "securitySchemes": _SECURITY, "responses": _refusals()},
+        "components": {
+            "schemas": {**SCHEMAS, **openapi_groups.SCHEMAS},
+            "securitySchemes": _SECURITY,
+            "responses": _refusals(),
+        },
     }
 
 

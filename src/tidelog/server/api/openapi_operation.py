@@ -1,0 +1,44 @@
+"""What one entry of the OpenAPI document says of a route."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
+
+from tidelog.server.api.openapi_schemas import FLAG, Schema
+
+JSON: Final = "application/json"
+NDJSON: Final = "application/x-ndjson"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+EVENTS: Final = "text/event-stream"
+OCTETS: Final = "application/octet-stream"
+
+
+_NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
+
+
+class Param(NamedTuple):
+    name: str
+    schema: Schema
+    text: str = ""
+    where: str = "query"
+
+
+class Operation(NamedTuple):
+    method: str
+    path: str
+    id: str
+    summary: str
+    scopes: tuple[str, ...] = ()
+    params: tuple[Param, ...] = ()
+    takes: Mapping[str, Schema] = _NOTHING  # media type → body
+    body_required: bool = True
+    gives: Mapping[int, Mapping[str, Schema]] = _NOTHING  # status → media type → body
+    refuses: tuple[str, ...] = ()  # codes beside those of every route
+    security: tuple[str, ...] = ("bearer",)
+    text: str = ""
+
+
+def flag(name: str, default: bool, text: str) -> Param:
+    return Param(name, {**FLAG, "default": default}, text)
