@@ -8,8 +8,8 @@
              .del        its own checksum, and the live records that the snapshot counts
     all of it            when nothing is damaged, a start for reading must find nothing either
 
-Damage is what no crash leaves behind; notes are what a crash or a writer at work leaves and the next start mends. A
-writer may go on: what looks damaged is looked at again, and what was removed since is not held against it.
+Damage is what no crash leaves behind, notes are what the next start mends. A writer may go on: what looks damaged is
+looked at again, and what was removed since is not held against it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from tidelog.types import Buffer
 from tidelog.wal import Position, Replay, Verdict, names, read
 
 Kind: TypeAlias = Literal["snapshot", "wal", "data", "index", "footer", "deletions", "counts", "start", "leftover"]
-
 _SUFFIXES: Final = {"data": ".data", "counts": ".data", "index": ".idx", "footer": ".foot", "deletions": ".del"}
 _SEGMENT = re.compile(r"seg-(\d{16,20})\.(?:data|idx|foot|del)(\.tmp|\.rebuilding)?")
 _CHUNK_BYTES: Final = 8 << 20
@@ -84,7 +83,7 @@ class Check:
         loaded, unread = self._snapshots()
         keys = sorted({*names.groups(self._disk, self._wal), *(row.key for row in loaded.manifest.groups)})
         self._total = len(keys) + sum(len(row.segments) for row in loaded.manifest.topics)
-        self.topics = sum(not row.name.startswith(OWN) for row in loaded.manifest.topics)
+        self.topics = len([row for row in loaded.manifest.topics if not row.name.startswith(OWN)])
         parts = (self._groups(keys), self._segments(loaded), self._leftovers(loaded), self._start())
         for finding in chain(unread, *parts):
             self.damaged += finding.damage

@@ -232,21 +232,25 @@ class Group:
         Refused (CursorConflict), with nothing changed: a seq beyond the head, a seq before the one committed last, and
         a group that is not at `expect`, where that is given.
         """
-        check_number("seq", seq, 0, SEQ_MAX)
-        if expect is not None:
-            check_number("expect", expect, 0, SEQ_MAX)
-
-        def moved(cursor: Cursor | None) -> GroupCursor | None:
-            at = 0 if cursor is None else cursor.seq
-            if expect is not None and expect != at:
-                raise self._conflict(seq, at, f"it is at {at}, not at {expect}")
-            self._check_head(seq, at)
-            if seq < at:
-                raise self._conflict(seq, at, f"it is at {at} already, and goes back by a reset only")
-            return None if cursor is not None and cursor.seq == seq else self._at(seq, cursor)
-
-        _change(self._core, self.name, moved)
+        _change(self._core, self.name, lambda cursor: self._committed(cursor, seq, expect))
         return seq
+
+    def would_commit(self, seq: int, *, expect: int | None = None) -> Preview:
+        """What `commit` would do, refused where it would be. Changes nothing."""
+        with self._core.lock:
+            self._committed(self._core.groups.get(self.name), seq, expect)
+        return self.preview(seq)
+
+    def _committed(self, cursor: Cursor | None, seq: int, expect: int | None) -> GroupCursor | None:
+        at = 0 if cursor is None else cursor.seq
+        check_number("seq", seq, 0, SEQ_MAX)
+        check_number("expect", at if expect is None else expect, 0, SEQ_MAX)
+        if expect is not None and expect != at:
+            raise self._conflict(seq, at, f"it is at {at}, not at {expect}")
+        self._check_head(seq, at)
+        if seq < at:
+            raise self._conflict(seq, at, f"it is at {at} already, and goes back by a reset only")
+        return None if cursor is not None and cursor.seq == seq else self._at(seq, cursor)
 
     def reset(self, to: To) -> int:
         """Go to a seq (the last one that counts as passed), a moment (`timestamp_ms`), before the "earliest" record, or

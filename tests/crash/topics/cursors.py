@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from random import Random
 from typing import Any, NamedTuple
 
@@ -151,7 +152,7 @@ class History:
             assert told == len(gone), (said, f"{len(gone)} are gone, rows tell of {told}", list(rows))
         evicted = [row for row in rows if row.cause != "delete"]
         assert {*range(1, seen.floor)} <= {seq for row in evicted for seq in range(row.first, row.last + 1)}, said
-        for one, other in zip(evicted, evicted[1:], strict=False):
+        for one, other in pairwise(evicted):
             assert one.last < other.first, (said, "evicted twice", list(rows))
 
 
