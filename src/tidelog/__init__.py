@@ -4,8 +4,22 @@
 error a caller can see is in `tidelog.errors`.
 """
 
-from tidelog.engine import Engine, Gap, Job, Queue, Record, Topic, Worker, open
+from tidelog.engine import Engine, Gap, Group, Job, LedgerRow, Queue, Record, Topic, Worker, open, timestamp_ms
 from tidelog.errors import Error
 from tidelog.version import __version__
 
-__all__ = ["Engine", "Error", "Gap", "Job", "Queue", "Record", "Topic", "Worker", "__version__", "open"]
+__all__ = [
+    "Engine",
+    "Error",
+    "Gap",
+    "Group",
+    "Job",
+    "LedgerRow",
+    "Queue",
+    "Record",
+    "Topic",
+    "Worker",
+    "__version__",
+    "open",
+    "timestamp_ms",
+]

@@ -12,8 +12,10 @@ Error
 │   ├── GapFound         records that a reader asked for were lost to a cap or to their age
 │   ├── StreamBroken     a streamed record broke off or ran past its ceiling
 │   ├── UnexpectedSeq    the next seq is not the one the caller expected
+│   ├── CursorConflict   a group of consumers is not where the caller thought, or would go where it cannot
 │   ├── NotFound         no such log, topic, partition or file
-│   │   └── TopicNotFound
+│   │   ├── TopicNotFound
+│   │   └── GroupNotFound
 │   ├── NotAQueue        a topic that is a log was asked for jobs
 │   ├── NotEmpty         a topic that was to be dropped only if it was empty
 │   ├── AlreadyExists    the name is taken
@@ -134,6 +136,17 @@ class UnexpectedSeq(Refused):
         self.log, self.expected, self.actual = log, expected, actual
 
 
+class CursorConflict(Refused):
+    code = "cursor_conflict"
+
+    def __init__(self, topic: str, group: str, *, seq: int, position: int, head_seq: int, reason: str) -> None:
+        super().__init__(
+            f"{topic}: group {group!r} cannot go to {seq}: {reason}; nothing was changed, look where it is and decide "
+            "again"
+        )
+        self.topic, self.group, self.seq, self.position, self.head_seq = topic, group, seq, position, head_seq
+
+
 class NotFound(Refused):
     code = "not_found"
 
@@ -144,6 +157,16 @@ class TopicNotFound(NotFound):
     def __init__(self, topic: str) -> None:
         super().__init__(f"there is no topic {topic!r}; nothing was done, create it or look at the name again")
         self.topic = topic
+
+
+class GroupNotFound(NotFound):
+    code = "group_not_found"
+
+    def __init__(self, topic: str, group: str) -> None:
+        super().__init__(
+            f"topic {topic!r} has no group {group!r}; nothing was done, commit to create it or look at the name again"
+        )
+        self.topic, self.group = topic, group
 
 
 class NotAQueue(Refused):

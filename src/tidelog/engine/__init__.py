@@ -10,6 +10,8 @@ from tidelog.engine.config import EngineConfig, TopicConfig
 from tidelog.engine.encode import Batch
 from tidelog.engine.engine import Engine
 from tidelog.engine.floors import Gap
+from tidelog.engine.groups import Group, GroupState, Lag, Preview, timestamp_ms
+from tidelog.engine.ledger import Gaps, LedgerRow
 from tidelog.engine.opening import opened
 from tidelog.engine.pages import Pass, TextPage
 from tidelog.engine.queues import (
@@ -45,10 +47,16 @@ __all__ = [
     "EngineConfig",
     "Extended",
     "Gap",
+    "Gaps",
+    "Group",
+    "GroupState",
     "Job",
+    "Lag",
     "Leased",
+    "LedgerRow",
     "Page",
     "Pass",
+    "Preview",
     "Queue",
     "QueueCounts",
     "Record",
@@ -68,6 +76,7 @@ __all__ = [
     "lease_token",
     "open",
     "parse_lease_token",
+    "timestamp_ms",
 ]
 
 

@@ -80,11 +80,11 @@ class Append(Commit):
             if error is None:
                 core.reserved = max(core.reserved, self.ceiling)
                 if core.dropped:
-                    core.shared.quota.give(self.weight)
+                    core.quota.give(self.weight)
                 else:
                     self._publish()
             else:
-                core.shared.quota.give(self.weight)
+                core.quota.give(self.weight)
                 core.reserving = core.reserved
             appended = Appended(
                 self.first,
@@ -167,7 +167,7 @@ def append(core: Core, batch: Batch | Columns, key: str | None) -> Token[Appende
                 return Token.ready(shard, replace(seen.outcome, deduped=True))
             core.window.forget_expired(now_ms, window_ms)
         _admit(core, batch)
-        core.shared.quota.take(batch.weight)
+        core.quota.take(batch.weight)
         try:
             first, ts_ms = core.tail + 1, core.stamp()
             if core.ephemeral:
@@ -175,7 +175,7 @@ def append(core: Core, batch: Batch | Columns, key: str | None) -> Token[Appende
             commit = Append(core, first, ts_ms, batch, key)
             core.submit(commit)
         except BaseException:
-            core.shared.quota.give(batch.weight)
+            core.quota.give(batch.weight)
             raise
         count = len(batch)
         core.tail = first + count - 1

@@ -8,8 +8,8 @@
              .del        its own checksum, and the live records that the snapshot counts
     all of it            when nothing is damaged, a start for reading must find nothing either
 
-Damage is what no crash leaves behind; notes are what a crash or a writer at work leaves and the next start mends.
-A writer may go on: what looks damaged is looked at again, and what has been removed since is not held against it.
+Damage is what no crash leaves behind, notes are what the next start mends. A writer may go on: what looks damaged is
+looked at again, and what was removed since is not held against it.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from tidelog.disk.atomic import read_all
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.seam import Disk, join
 from tidelog.engine import manifest
+from tidelog.engine.config import OWN
 from tidelog.engine.core import TOPICS, WAL, directory
 from tidelog.engine.home import CODEC
 from tidelog.engine.manifest import Loaded, Manifest, SegmentRow, TopicRow
@@ -43,7 +44,6 @@ from tidelog.types import Buffer
 from tidelog.wal import Position, Replay, Verdict, names, read
 
 Kind: TypeAlias = Literal["snapshot", "wal", "data", "index", "footer", "deletions", "counts", "start", "leftover"]
-
 _SUFFIXES: Final = {"data": ".data", "counts": ".data", "index": ".idx", "footer": ".foot", "deletions": ".del"}
 _SEGMENT = re.compile(r"seg-(\d{16,20})\.(?:data|idx|foot|del)(\.tmp|\.rebuilding)?")
 _CHUNK_BYTES: Final = 8 << 20
@@ -74,8 +74,7 @@ class Check:
     def __init__(self, root: str, disk: Disk, progress: Progress) -> None:
         self._root, self._disk, self._progress = root, disk, progress
         self._wal, self._done, self._total = join(root, WAL), 0, 0
-        self._seen = 0, 0  # frames and bytes of a group, by the last look at it
-        self._dropped: set[int] = set()  # topics whose end is in the WAL
+        self._seen, self._dropped = (0, 0), set[int]()  # frames and bytes of a group by the last look; dropped topics
         self.frames = self.topics = self.segments = self.records = self.bytes = self.damaged = 0
 
     def __iter__(self) -> Iterator[Finding]:
@@ -84,7 +83,7 @@ class Check:
         loaded, unread = self._snapshots()
         keys = sorted({*names.groups(self._disk, self._wal), *(row.key for row in loaded.manifest.groups)})
         self._total = len(keys) + sum(len(row.segments) for row in loaded.manifest.topics)
-        self.topics = len(loaded.manifest.topics)
+        self.topics = len([row for row in loaded.manifest.topics if not row.name.startswith(OWN)])
         parts = (self._groups(keys), self._segments(loaded), self._leftovers(loaded), self._start())
         for finding in chain(unread, *parts):
             self.damaged += finding.damage
@@ -224,7 +223,8 @@ class Check:
             found = opened(self._root, read_only=True, disk=self._disk, **plain)
         except (Refused, Damaged) as error:
             return [Finding("start", ".", None, str(error))]
-        self.topics, self.records = len(found.topics), sum(core.index.count for core in found.topics.values())
+        counts = [core.index.count for name, core in found.topics.items() if not name.startswith(OWN)]
+        self.topics, self.records = len(counts), sum(counts)
         return [Finding("start", ".", None, said) for said in found.report.damage]
 
     def _names(self, path: str) -> list[str]:

@@ -4,6 +4,7 @@
        and every floor is made durable: deletion vectors may be found by a replay that begins before the deletes
     2  frames → segment files, byte for byte: data, sync, index, sync; footers for what is complete
     3  deletion vectors, each replaced as a whole
+       the ledger has rows for every removal that 3 and 5 reflect: replay may not find it again
     4  a CheckpointMark into every shard, synced
     5  the manifest, replaced as a whole: from here on it is true
     6  what neither of the two manifests needs is removed
@@ -20,7 +21,7 @@ from typing import NamedTuple
 
 from tidelog.disk.atomic import remove_if_there, replace
 from tidelog.disk.seam import Disk, File, join
-from tidelog.engine import manifest, retention
+from tidelog.engine import groups, manifest, retention
 from tidelog.engine.block import Block
 from tidelog.engine.core import WAL, Core, Shared
 from tidelog.engine.home import Home
@@ -93,10 +94,11 @@ def checkpoint(
         rows.append(row)
         doomed += gone
     rows.sort(key=lambda row: row.id)
+    shared.ledger.settle()
     _mark(shared, rows)
     keys = names.keys(len(shared.shards))
-    groups = tuple(GroupRow(key, at.first, at.pos) for key, at in zip(keys, positions, strict=True))
-    made = Manifest(tuple(rows), (*groups, *history.strangers), next_topic_id)
+    begin = tuple(GroupRow(key, at.first, at.pos) for key, at in zip(keys, positions, strict=True))
+    made = Manifest(tuple(rows), (*begin, *history.strangers), next_topic_id)
     manifest.save(shared.disk, shared.root, history.number + 1, made)
     before, history.groups = history.groups, made.groups
     history.number += 1
@@ -262,7 +264,13 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
             tuple(_row(segment) for segment in segments),
             tuple(index.ghosts),
             queue=_queue(core, final=final),
+            consumers=groups.rows(core),
+            guarded=core.guarded,
+            told=index.evict_floor,
+            removals=core.removals,
         )
+    if vectors:
+        core.shared.ledger.settle()  # replay may find them without the deletes that made them
     try:
         for segment, content in vectors:
             replace(core.shared.disk, home.path(segment.base, ".del"), content)
@@ -281,7 +289,7 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
 def _queue(core: Core, *, final: bool) -> QueueRow | None:
     if core.queue is not None:
         return core.queue.row(final=final)
-    return None if core.ledger is None else core.ledger.row()
+    return None if core.projection is None else core.projection.row()
 
 
 def _row(segment: Segment) -> SegmentRow:

@@ -47,6 +47,7 @@ _U64_MAX: Final = (1 << 64) - 1
 _I32_MAX: Final = (1 << 31) - 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
 _SHOWN_MAX: Final = 80  # of a value in a message
+OWN: Final = "_tidelog."  # how the names of the engine's own topics begin, which nobody else can give to one
 
 
 def check_topic_name(name: object) -> None:
@@ -229,6 +230,12 @@ class EngineConfig:
     total_bytes_max: int = 0
     """Live bytes of all topics; a write past it is throttled until something is deleted or evicted. 0: no limit."""
 
+    groups_max: int = 1_000
+    """Groups of consumers of one topic; another is throttled. Each is in every snapshot. 0: no limit."""
+
+    ledger_records: int = 1_000_000
+    """Rows that the ledger of gaps keeps, the newest. 0: no row is written."""
+
     head_reserve: int = 256
     """Seqs of a `disk` topic promised away by one sync. After a crash up to this many stay unused: larger syncs
     less often and leaves larger holes."""
@@ -274,6 +281,8 @@ _BOUNDS: Final[dict[str, tuple[int, int]]] = {
     "node_bytes_max": (0, (1 << 16) - 1),
     "topics_max": (0, _I64_MAX),
     "total_bytes_max": (0, _I64_MAX),
+    "groups_max": (0, _I64_MAX),
+    "ledger_records": (0, _I64_MAX),
     "head_reserve": (1, 1 << 32),
     "maps_max": (1, _I64_MAX),
     "tags_cache_bytes": (0, _I64_MAX),

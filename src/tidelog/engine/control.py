@@ -1,4 +1,4 @@
-"""[shell] A frame about a topic itself: made, configured, dropped."""
+"""[shell] Frames about a topic rather than its records: made, configured, dropped."""
 
 from __future__ import annotations
 

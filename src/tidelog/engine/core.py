@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING
 from tidelog.clock import Clock
 from tidelog.disk.seam import Disk, join
 from tidelog.engine.block import Block
-from tidelog.engine.config import EngineConfig, TopicConfig
+from tidelog.engine.config import OWN, EngineConfig, TopicConfig
 from tidelog.engine.floors import Marks
+from tidelog.engine.holds import Cursor, broken_by, limit
 from tidelog.engine.home import Home, Maps
 from tidelog.engine.idempotency import Window
 from tidelog.engine.index import TopicIndex
+from tidelog.engine.notes import Cause, Notes
 from tidelog.engine.quota import Quota
 from tidelog.engine.recency import effective_priority
 from tidelog.engine.results import Appended, TopicState
@@ -28,9 +30,10 @@ from tidelog.errors import Closed, Corrupt, Damaged, ReadOnly, TopicNotFound, Un
 from tidelog.wal import Shard, Stored, Token, shard_of
 
 if TYPE_CHECKING:
+    from tidelog.engine.ledger import Ledger
     from tidelog.engine.queues.doors import Doors
     from tidelog.engine.queues.history import Journal
-    from tidelog.engine.queues.ledger import Ledger
+    from tidelog.engine.queues.projection import Projection
     from tidelog.engine.queues.state import State
     from tidelog.wal import Commit
 
@@ -55,6 +58,12 @@ class Shared:
     rolled: bool = False  # a segment was completed that no checkpoint has seen
     doors: Doors | None = None  # the engine, for those of its parts that need other topics
     journals: set[Journal] = field(default_factory=set)  # those with something to write down
+    replaying: bool = False  # frames are being applied: what they say is not yet all
+    notes: Notes = field(init=False)
+    ledger: Ledger = field(init=False)  # once it is an engine
+
+    def __post_init__(self) -> None:
+        self.notes = Notes(wanted=self.limits.ledger_records > 0)
 
     def now_ms(self) -> int:
         return self.clock.now_us() // 1000
@@ -79,6 +88,13 @@ class Core:
         self.shared, self.id, self.name, self.config = shared, topic_id, name, config
         self.lock = Lock()
         self.index = TopicIndex()
+        self.quota = Quota(0) if name.startswith(OWN) else shared.quota  # what is the engine's own costs nobody
+        self.groups: dict[str, Cursor] = {}
+        self.moving: dict[str, Token[None]] = {}  # cursors on their way to the WAL
+        self.guarded = False  # a group of it has had a hold: its cap floors do not follow from its records alone
+        self.guarding = False  # floors that are shown are made durable first; set before `guarded`, and never unset
+        self.removals = 0  # deletes so far: each has a number
+        self.told = 1  # the evict floor up to which the ledger has rows, as far as the manifest knows
         self.tail = 0  # the last seq that was assigned
         self.staged_records = self.staged_bytes = 0  # assigned and not published yet
         self.reserved = 0  # disk class: seqs up to here are known, durably, to be taken
@@ -95,7 +111,7 @@ class Core:
         self.damage: list[str] = []  # what replay found about it
         self.floors = Marks()  # the highest that replay was told of
         self.found: int | None = None  # its head when it was opened; None: it was made since
-        self.ledger: Ledger | None = None  # what was found of a queue, until its first use
+        self.projection: Projection | None = None  # what was found of a queue, until its first use
         self.queue: State | None = None  # from then on
         self._waiters: set[Callable[[], None]] = set()
 
@@ -115,6 +131,16 @@ class Core:
     @property
     def durable(self) -> bool:
         return self.config.durability == "fsync"
+
+    @property
+    def evicts(self) -> bool:
+        """Whether the old gives way to the new. One that rejects loses records only when its caps are lowered."""
+        return self.config.discard == "old"
+
+    @property
+    def hardens(self) -> bool:
+        """Whether a floor has to be made durable before a reader is told of it."""
+        return self.config.durability == "disk" or (self.guarding and not self.ephemeral)
 
     def state(self) -> TopicState:
         with self.lock:
@@ -185,12 +211,27 @@ class Core:
     def keep_caps(self) -> None:
         """Evict what is over the caps. A topic that rejects is only over them when its caps were lowered."""
         try:
+            if self.guarded and self.shared.replaying:
+                return  # frames say how far that went
             floor = self.index.over(self.config.cap_records, self.config.cap_bytes)
             if floor:
-                self.shared.quota.give(self.index.evict(floor, "cap").size)
+                self.evict(self.held(floor), "cap")
         except (Corrupt, Damaged, Unavailable) as error:
             # Records that cannot be counted cannot be evicted either; the write itself is good.
             self.damage[:] = [*self.damage, f"{self.name}: its caps are not kept: {error}"][-10:]
+
+    def held(self, floor: int) -> int:
+        """How far of what caps or age ask for eviction may go, for the groups that hold it up."""
+        return limit(self.index, self.groups.values(), floor) if self.guarded and self.evicts else floor
+
+    def evict(self, floor: int, cause: Cause) -> None:
+        """Records below `floor` are lost. With the lock held."""
+        before = self.index.evict_floor
+        gone = self.index.evict(floor, cause)
+        self.quota.give(gone.size)
+        if self.index.evict_floor > before:
+            broken = broken_by(self.groups, before, floor) if self.guarded else []
+            self.shared.notes.evicted(self, before, cause, gone, broken)
 
     def age(self) -> None:
         """Seal what has been open for long."""

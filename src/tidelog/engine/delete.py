@@ -28,12 +28,14 @@ _SEQS_MAX = 1_000_000
 
 
 class Delete(Commit):
-    __slots__ = ("body", "core", "token")
+    """The frame's seq is the number of the delete: rows of the ledger are told apart by it."""
 
-    def __init__(self, core: Core, body: bodies.Delete) -> None:
-        made = frame.encode(frame.DELETE, topic_id=core.id, ts_ms=core.stamp(), data=bodies.encode(body))
+    __slots__ = ("actor", "body", "core", "number", "token")
+
+    def __init__(self, core: Core, body: bodies.Delete, number: int, actor: str | None) -> None:
+        made = frame.encode(frame.DELETE, topic_id=core.id, seq=number, ts_ms=core.stamp(), data=bodies.encode(body))
         super().__init__([made], frames=1, durable=core.durable)
-        self.core, self.body = core, body
+        self.core, self.body, self.number, self.actor = core, body, number, actor
         self.token: Token[Deleted] = Token(core.shard)
 
     def done(self, error: Error | None) -> None:
@@ -43,7 +45,7 @@ class Delete(Commit):
         outcome: Deleted | Error
         with self.core.lock:
             try:
-                outcome = _outcome(self.core, apply(self.core, self.body))
+                outcome = _outcome(self.core, apply(self.core, self.body, self.number, self.actor))
             except Error as damage:
                 outcome = damage  # it is logged, and done again when the damage is mended
         self.token.set(outcome)
@@ -70,7 +72,9 @@ def parse(match: object) -> Match | None:
     return Match(MatchOp.PREFIX, match[:-1]) if match.endswith("*") else Match(MatchOp.EXACT, match)
 
 
-def delete(core: Core, match: object, before_seq: int | None, seqs: Sequence[int] | None) -> Deleted:
+def delete(
+    core: Core, match: object, before_seq: int | None, seqs: Sequence[int] | None, actor: str | None = None
+) -> Deleted:
     """Delete records; when this returns they are gone under the topic's class, and on an error none is."""
     selector = parse(match)
     if selector is None and before_seq is None and seqs is None:
@@ -95,28 +99,41 @@ def delete(core: Core, match: object, before_seq: int | None, seqs: Sequence[int
         body = bodies.Delete(
             before_seq=before_seq, match=selector, seqs=tuple(sorted(set(seqs or ()))), bound_head=bound
         )
+        core.removals += 1
         if core.ephemeral:
-            return _outcome(core, apply(core, body))
-        commit = Delete(core, body)
+            return _outcome(core, apply(core, body, core.removals, actor))
+        commit = Delete(core, body, core.removals, actor)
         core.submit(commit)
     return commit.token.wait()
 
 
-def apply(core: Core, body: bodies.Delete) -> Weight:
-    """Take away what a delete means, as the topic is now. Used by the committer and by replay."""
+def replay(core: Core, body: bodies.Delete, number: int, ts_ms: int) -> None:
+    """A delete that is found in the WAL. Up to the number that the manifest has, the ledger has its row."""
+    apply(core, body, number if number > core.removals else 0, "recovery", ts_ms)
+    core.removals = max(core.removals, number)
+
+
+def apply(
+    core: Core, body: bodies.Delete, number: int = 0, actor: str | None = None, ts_ms: int | None = None
+) -> Weight:
+    """Take away what a delete means, as the topic is now, and note it under its number. Used by the committer and by
+    replay."""
     index = core.index
     bound = index.head + 1 if body.bound_head is None else min(body.bound_head, index.head + 1)
-    if body.seqs:
+    stop = bound if body.before_seq is None else min(body.before_seq, bound)
+    first, last = index.earliest, stop - 1
+    if body.seqs or body.match is not None:
         seqs = np.array(body.seqs, np.int64)
-        gone = index.delete(seqs[seqs < bound])
+        if body.match is not None:
+            seqs = find(core, body.match, stop, strict=False)
+        seqs = index.living(seqs[seqs < bound])
+        first, last = (int(seqs[0]), int(seqs[-1])) if len(seqs) else (0, 0)
+        gone = index.delete(seqs)
     else:
-        stop = bound if body.before_seq is None else min(body.before_seq, bound)
-        gone = (
-            index.delete_before(stop)
-            if body.match is None
-            else index.delete(find(core, body.match, stop, strict=False))
-        )
-    core.shared.quota.give(gone.size)
+        gone = index.delete_before(stop)
+    core.quota.give(gone.size)
+    if number and gone.records:
+        core.shared.notes.add(core, "delete", first, last, gone, actor=actor, ts_ms=ts_ms, number=number)
     return gone
 
 

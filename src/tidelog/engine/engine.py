@@ -15,12 +15,15 @@ from typing import Self
 from weakref import WeakMethod
 
 from tidelog.disk.seam import Lock as DirectoryLock
-from tidelog.engine import append, opening
+from tidelog.engine import append, groups, opening, retention
 from tidelog.engine.checkpoint import History, checkpoint
-from tidelog.engine.config import EngineConfig, TopicConfig, check_topic_name
-from tidelog.engine.control import Control as Control
+from tidelog.engine.config import OWN, EngineConfig, TopicConfig, check_topic_name
+from tidelog.engine.control import Control
 from tidelog.engine.core import Core, Shared, directory
 from tidelog.engine.encode import Batch, Columns
+from tidelog.engine.groups import GroupState
+from tidelog.engine.ledger import LIMIT, Gaps, Ledger
+from tidelog.engine.parts import Weight
 from tidelog.engine.queues.door import Queue
 from tidelog.engine.queues.doors import HISTORY
 from tidelog.engine.report import Report
@@ -32,7 +35,6 @@ from tidelog.formats.bodies import Body
 from tidelog.wal import Shard
 
 _AGE_MS = 1000  # how often segments are asked for their age
-OWN = "_tidelog."  # how the names of the engine's own topics begin, which nobody else can give to one
 
 
 class Engine:
@@ -51,6 +53,7 @@ class Engine:
         self._checked_bytes = 0
         # How many frames had been written when a checkpoint last covered them all. What was replayed is not covered.
         self._covered = 0 if self._history.number and not (self.report.frames or self.report.padded) else -1
+        self._ledger = Ledger(self._shared, self)
         self._ending = False
         self._stirred = Event()  # the keeper has something to do before its time
         self._keeper: Thread | None = None
@@ -110,11 +113,14 @@ class Engine:
         return (self.topic(name, create=False, **config) if config else found).queue()
 
     def own(self, name: str, **config: object) -> Topic:
-        """A topic of the engine's own: read like any other, listed with none, and outside the limit on topics."""
+        """A topic of the engine's own: read like any other, listed with none, and outside of every limit."""
         assert name.startswith(OWN), "others are made by `topic`"
         with self._registry:
             core = self._topics.get(name)
-            return Topic(core or self._make(name, TopicConfig.make(config)))
+            if core is None:
+                return Topic(self._make(name, TopicConfig.make(config)))
+            self._configure(core, TopicConfig.make(config, base=core.config))
+            return Topic(core)
 
     def disown(self, name: str) -> None:
         """Drop a topic of the engine's own, if it is there."""
@@ -147,7 +153,30 @@ class Engine:
         cores = [core for core in self._topics.copy().values() if not core.name.startswith(OWN)]
         return [core.state() for core in sorted(cores, key=_by_name)]
 
-    def drop(self, name: str, *, if_empty: bool = False) -> bool:
+    def gaps(
+        self, topic: str | None = None, from_ms: int | None = None, limit: int = LIMIT, *, behind: int = 0
+    ) -> Gaps:
+        """What was removed and why, oldest first: of one topic, also one that is gone, or of all; since a moment;
+        behind the row with the seq `behind`."""
+        self._check()
+        return self._ledger.rows(topic, from_ms, limit, behind=behind)
+
+    def glance_groups(self, most: int) -> list[tuple[str, GroupState]]:
+        """Groups of consumers with their topics, the first so many by name, as they were last left."""
+        self._check()
+        cores = sorted((core for core in self._topics.copy().values() if core.groups), key=_by_name)
+        found: list[tuple[str, GroupState]] = []
+        for core in cores:
+            with suppress(TopicNotFound):  # dropped meanwhile
+                found += [(core.name, state) for state in groups.glance(core, most - len(found))]
+        return found
+
+    @property
+    def holds_broken(self) -> int:
+        """How many holds of groups were broken since the directory was opened."""
+        return self._shared.notes.broken
+
+    def drop(self, name: str, *, if_empty: bool = False, actor: str | None = None) -> bool:
         """Remove a topic with all its records; False where there is none. A topic made again under its name starts
         anew."""
         with self._registry:
@@ -160,14 +189,16 @@ class Engine:
             history = self._topics.get(HISTORY + name)
             if history is not None:
                 self._drop(history)
-            self._drop(core)
+            self._drop(core, actor)
         return True
 
-    def _drop(self, core: Core) -> None:
+    def _drop(self, core: Core, actor: str | None = None) -> None:
         def gone() -> None:
             with core.lock:
                 core.dropped = True
-                self._shared.quota.give(core.index.bytes)
+                index, held = core.index, Weight(core.index.count, core.index.bytes)
+                core.quota.give(held.size)
+                self._shared.notes.add(core, "drop", index.earliest, index.head, held, actor=actor)
             core.wake()
 
         self._control(core, bodies.TopicDelete(core.name), gone)
@@ -213,10 +244,13 @@ class Engine:
                 core.keep_caps()
 
         self._control(core, bodies.ConfigUpdate(core.name, config.to_json()), apply)
+        if core.guarding:
+            retention.harden(core, core.index.evict_floor)
 
     def _control(self, core: Core, body: Body, apply: Callable[[], None]) -> None:
         self._check_writable()
-        core.check_writable()
+        if not core.name.startswith(OWN):  # its own it makes and keeps to the last moment
+            core.check_writable()
         commit = Control(core, body, apply)
         core.submit(commit)
         commit.token.wait()
@@ -247,6 +281,7 @@ class Engine:
         """Sync what the disk class has waiting, seal what is old, checkpoint when it is due. A background thread does
         this by itself, every `sync_interval_ms`."""
         self._check_writable()
+        self._tell()
         for shard in self._shared.shards:
             shard.tick()
         self._note()
@@ -269,6 +304,12 @@ class Engine:
             while journals:
                 journals.pop().flush()
 
+    def _tell(self) -> None:
+        try:
+            self._ledger.flush()
+        except Error as error:  # what waits is told later; records need no ledger
+            self.report.trouble(error)
+
     def checkpoint(self) -> None:
         """Copy what only the WAL has into segments, and let the WAL forget it. On an error everything is as before."""
         self._check_writable()
@@ -287,7 +328,9 @@ class Engine:
 
     def _listed(self) -> tuple[list[Core], int]:
         with self._registry:
-            return list(self._topics.values()), self._next_id
+            # Its own first: what the ledger tells of up to here, every row behind this one reflects.
+            cores = sorted(self._topics.values(), key=lambda core: not core.name.startswith(OWN))
+            return cores, self._next_id
 
     def _keep(self) -> None:
         pause_s = self._shared.limits.sync_interval_ms / 1000
@@ -300,8 +343,7 @@ class Engine:
                 self.tick()
             except Error as error:
                 # A latched shard tells its writers; a checkpoint that failed is tried again when it is next due.
-                self.report.troubles.append(str(error))
-                del self.report.troubles[:-100]
+                self.report.trouble(error)
 
     def refresh(self) -> None:
         """Look again at what a writer beside this reader has done since."""
@@ -314,6 +356,7 @@ class Engine:
             self._topics, self._next_id, self.report = opened.topics, opened.next_topic_id, opened.report
             self._shared = opened.shared
             self._shared.doors = self
+            self._ledger = Ledger(self._shared, self)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────
 
@@ -325,6 +368,7 @@ class Engine:
         self._stirred.set()
         if self._keeper is not None:
             self._keeper.join()
+        self._tell()
         try:
             self._note()
             self._shared.closing = True
@@ -345,7 +389,7 @@ class Engine:
         shards = self._shared.shards
         if not shards or any(shard.latched for shard in shards):
             return False
-        resident = any(core.ephemeral and core.index.head for core in self._topics.values())
+        resident = any(core.ephemeral and (core.index.head or core.groups) for core in self._topics.values())
         reserved = any(core.reserved > core.index.head for core in self._topics.values())
         return resident or reserved or self._shared.rolled or self._covered != self._written()
 

@@ -204,6 +204,16 @@ class TopicIndex:
             self.skip_dead()
         return Weight(count, size)
 
+    def living(self, seqs: Ints) -> Ints:
+        """Those of these seqs, rising, that have a record that is there."""
+        seqs = seqs[(seqs >= self.earliest) & (seqs <= self.head)]
+        found = [seqs[:0]]
+        for part, first, stop in self.slices(int(seqs[0]), int(seqs[-1]) + 1) if len(seqs) else ():
+            lo, hi = np.searchsorted(seqs, (first, stop))
+            mine, dead = seqs[lo:hi], part.dead()
+            found.append(mine if dead is None else mine[~dead[mine - part.base]])
+        return np.concatenate(found)
+
     def over(self, cap_records: int, cap_bytes: int) -> int:
         """The floor that brings the topic back under its caps; evict_floor or less where it is under them."""
         excess = max(self.count - cap_records, 0) if cap_records else 0
@@ -212,6 +222,9 @@ class TopicIndex:
             return 0
         for part, first, stop in self.slices(self.earliest, self.head + 1):
             lo, hi = first - part.base, stop - part.base
+            if hi - lo == part.stop - part.base and (part.live < excess or part.live_bytes < heavy):
+                excess, heavy = max(excess - part.live, 0), max(heavy - part.live_bytes, 0)
+                continue  # all of it goes, and its figures are known
             step = 64
             while lo < hi:
                 # A window at a time: a cap that is full evicts a few records with every write.

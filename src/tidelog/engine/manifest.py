@@ -102,6 +102,9 @@ class TopicRow(msgspec.Struct, array_like=True, frozen=True):
     consumers: tuple[ConsumerRow, ...] = ()
     fed: FedRow | None = None
     hops: tuple[tuple[int, int, int], ...] = ()  # seqs [lo, hi) came over so many routers
+    guarded: bool = False  # a group of it has had a hold
+    told: int = 0  # the evict floor up to which the ledger has rows
+    removals: int = 0  # deletes up to this number have rows
 
 
 class GroupRow(msgspec.Struct, array_like=True, frozen=True):

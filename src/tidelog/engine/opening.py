@@ -19,7 +19,7 @@ from tidelog.disk.atomic import remove_if_there, replace
 from tidelog.disk.latch import FULL, Latch
 from tidelog.disk.posix import PosixDisk, processors
 from tidelog.disk.seam import Disk, Lock, join
-from tidelog.engine import manifest
+from tidelog.engine import ledger, manifest
 from tidelog.engine.checkpoint import SUFFIXES, History
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.core import TOPICS, WAL, Core, Shared
@@ -154,6 +154,7 @@ def _reader(shared: Callable[[], Shared], progress: Progress) -> Opened:
             trouble = error if isinstance(error, Error) else Unavailable(str(error))
             continue
         if manifest.numbers(mine.disk, mine.root)[:1] == before:
+            ledger.rebuild(mine, found.topics, found.loaded.manifest)
             return Opened(
                 mine, None, found.topics, found.next_topic_id, History(), report, lambda: _reader(shared, progress)
             )
@@ -171,6 +172,9 @@ def _writer(shared: Shared, lock: Lock, *, accept_loss: bool, progress: Progress
             f"{shared.root}: " + "; ".join(report.damage) + "; acknowledged records may be lost. Nothing was changed: "
             "open read_only to look, restore a copy, or open with accept_loss to go on without them"
         )
+    if report.lost:
+        ledger.lost(shared, report, found.topics)
+    ledger.rebuild(shared, found.topics, found.loaded.manifest)
     _settle(shared, found, report)
     keys = names.keys(shared.limits.shards(processors()))
     wal = join(shared.root, WAL)

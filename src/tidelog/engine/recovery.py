@@ -19,13 +19,16 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from tidelog.disk.seam import Disk, join
+from tidelog.engine import groups as cursors
 from tidelog.engine import manifest
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import TOPICS, WAL, Core, Shared
 from tidelog.engine.floors import Marks
+from tidelog.engine.holds import Cursor
 from tidelog.engine.manifest import Loaded, TopicRow
+from tidelog.engine.notes import Cause
 from tidelog.engine.parts import Segment
-from tidelog.engine.queues.ledger import Ledger
+from tidelog.engine.queues.projection import Projection
 from tidelog.engine.replay import Replayed
 from tidelog.engine.report import Group, Progress, Report
 from tidelog.errors import Corrupt, Damaged
@@ -47,7 +50,9 @@ def recover(shared: Shared, report: Report, progress: Progress, *, writable: boo
     cores = {row.id: _restored(shared, row) for row in loaded.manifest.topics}
     groups = _groups(shared, loaded, report, progress)
     replayed = Replayed(shared, cores, loaded.manifest.next_topic_id, report)
+    shared.replaying = shared.notes.recovering = True
     replayed.run(groups, progress)
+    shared.replaying = False
     topics: dict[str, Core] = {}
     for core in sorted(cores.values(), key=lambda core: core.id):
         if core.dropped:
@@ -84,8 +89,10 @@ def _restored(shared: Shared, row: TopicRow) -> Core:
     index.head, index.earliest, index.last_ts = row.head, row.earliest, row.last_ts
     index.marks = Marks(row.cap_mark, row.ttl_mark)
     index.ghosts = list(row.ghosts)
-    core.reserved = row.reserved
-    core.ledger = None if row.queue is None else Ledger(row.queue)
+    core.reserved, core.removals, core.told = row.reserved, row.removals, max(row.told, index.evict_floor)
+    core.groups = {each.group: Cursor(each.seq, each.ts_ms, each.hold_bytes) for each in row.consumers}
+    core.guarded = core.guarding = row.guarded
+    core.projection = None if row.queue is None else Projection(row.queue)
     try:
         for each in index.parts:
             if isinstance(each, Segment):
@@ -96,7 +103,7 @@ def _restored(shared: Shared, row: TopicRow) -> Core:
         core.damage.append(f"{row.name}: {error}; its counts are those of the parts that read")
         live = [part for part in index.parts if part.stop > index.earliest]
         index.count, index.bytes = sum(part.live for part in live), sum(part.live_bytes for part in live)
-    shared.quota.hold(index.bytes)
+    core.quota.hold(index.bytes)
     return core
 
 
@@ -117,13 +124,17 @@ def _finish(core: Core, report: Report, *, writable: bool) -> None:
     if writable and core.reserved > index.head:
         report.padded[core.name] = core.reserved - index.head
         index.pad(core.reserved)
-    for cause, floor in (("ttl", core.floors.ttl), ("cap", core.floors.cap)):
-        core.shared.quota.give(index.evict(min(floor + 1, index.head + 1), cause).size)
+    told: tuple[tuple[Cause, int], ...] = (("ttl", core.floors.ttl), ("cap", core.floors.cap))
+    for cause, floor in told:
+        core.evict(min(floor + 1, index.head + 1), cause)
+    core.hardened = index.evict_floor
     core.keep_caps()
+    if not core.guarded:  # else the next replay may work out another one: it is made durable when it is shown
+        core.hardened = index.evict_floor
     core.tail = core.found = index.head
     core.last_write_ms = index.last_ts or None
     core.reserving = core.reserved
-    core.hardened = index.evict_floor
+    cursors.clamp(core)
 
 
 # ── 3  the groups of the WAL ──────────────────────────────────────────────────────────────────────

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tidelog.engine import delete
+from tidelog.engine import delete, groups
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import Core, Shared
 from tidelog.engine.floors import Marks
-from tidelog.engine.queues.ledger import Ledger
+from tidelog.engine.notes import Cause, Note
+from tidelog.engine.queues.projection import Projection
 from tidelog.engine.report import Group, Progress, Report
 from tidelog.errors import Corrupt
 from tidelog.formats import bodies, frame, scan
@@ -51,7 +52,7 @@ class Replayed:
         streams.pop(0, None)  # marks, and what is not about a topic
         for number, (topic_id, found) in enumerate(sorted(streams.items())):
             if any(TOPIC_DELETE in file.heads["kind"][which] for pieces in found for file, which in pieces):
-                self._drop(topic_id)
+                self._drop(topic_id, found)
                 continue
             # A topic whose shard changed has frames in several groups: seqs tell which came first.
             for pieces in sorted(found, key=_first_seq):
@@ -60,12 +61,14 @@ class Replayed:
             progress("replaying topics", number + 1, len(streams))
         self.next_id = max([self.next_id, *(topic_id + 1 for topic_id in streams)])
 
-    def _drop(self, topic_id: int) -> None:
+    def _drop(self, topic_id: int, found: Sequence[Sequence[_Piece]]) -> None:
         """Nothing else is replayed for a topic that was dropped in the end: its files may be gone already."""
         core = self._cores.get(topic_id)
         if core is not None:
             core.dropped = True
-            self._shared.quota.give(core.index.bytes)
+            core.quota.give(core.index.bytes)
+        if core is not None or topic_id >= self._known:
+            self._shared.notes.tell(_dropped(core, topic_id, [piece for pieces in found for piece in pieces]))
 
     def _apply(self, topic_id: int, piece: _Piece) -> None:
         kinds = piece.file.heads["kind"][piece.which]
@@ -96,16 +99,18 @@ class Replayed:
                 core.keep_caps()
             case bodies.Delete():
                 try:
-                    delete.apply(core, body)
+                    delete.replay(core, body, found.seq, found.ts_ms)
                 except Corrupt as error:
                     core.damage.append(f"{core.name}: a delete could not be replayed: {error}")
             case bodies.EvictWatermark():
                 _floor(core, body)
             case bodies.Lease():
-                core.ledger = core.ledger or Ledger()
-                core.ledger.apply(found.seq, body)
+                core.projection = core.projection or Projection()
+                core.projection.apply(found.seq, body)
             case bodies.HeadWatermark():
                 core.reserved = max(core.reserved, body.head_seq)
+            case bodies.GroupCursor():
+                groups.apply(core, body, found.ts_ms)
             case _:
                 pass  # of parts of the engine that are not about records
 
@@ -123,6 +128,32 @@ class Replayed:
                 )
             self._cores[topic_id] = core
         return core
+
+
+def _dropped(core: Core | None, topic_id: int, pieces: Sequence[_Piece]) -> Note:
+    """What went with a topic, as far as that can be told without replaying it: what the manifest counts and all that
+    was written since. Some of it may have been removed before."""
+    first, last, records, size = (1, 0, 0, 0) if core is None else (core.index.earliest, core.index.head, 0, 0)
+    if core is not None:
+        records, size = core.index.count, core.index.bytes
+    name, ts_ms = "", 0
+    for file, which in pieces:
+        kinds = file.heads["kind"][which]
+        for at in which[kinds == TOPIC_DELETE].tolist():
+            frame_at = frame.get(file.buf, int(file.at[at]), file.hi, check=False)
+            assert isinstance(frame_at, frame.Frame), "a survey passes only frames"
+            body = bodies.decode(frame_at.kind, memoryview(file.buf)[frame_at.data_at : frame_at.data_end])
+            assert isinstance(body, bodies.TopicDelete), "that is its kind"
+            name, ts_ms = body.name, frame_at.ts_ms
+        written = which[(kinds == APPEND) | (kinds == APPEND_BATCH)]
+        if not len(written):
+            continue
+        rows = scan.decode(file.buf, file.at[written], file.heads[written])
+        fresh = rows.seq > last
+        if fresh.any():
+            weights = rows.data.size if rows.meta is None else rows.data.size + rows.meta.size
+            records, size, last = records + int(fresh.sum()), size + int(weights[fresh].sum()), int(rows.seq.max())
+    return Note(None, name, topic_id, "drop", first, last, records, size, ts_ms, "recovery")
 
 
 def _by_topic(file: WalFile) -> Iterator[tuple[int, Ints]]:
@@ -150,8 +181,9 @@ def _floor(core: Core, body: bodies.EvictWatermark) -> None:
     index, floors = core.index, core.floors
     ttl, cap = body.expiry_floor - 1, body.evict_floor - 1 if body.evict_floor > body.expiry_floor else 0
     core.floors = Marks(max(floors.cap, cap), max(floors.ttl, ttl))
-    for cause, mark in (("ttl", ttl), ("cap", cap)):
-        core.shared.quota.give(index.evict(min(mark + 1, index.head + 1), cause).size)
+    marks: tuple[tuple[Cause, int], ...] = (("ttl", ttl), ("cap", cap))
+    for cause, mark in marks:
+        core.evict(min(mark + 1, index.head + 1), cause)
 
 
 def _append(core: Core, file: WalFile, which: Ints) -> None:
@@ -184,7 +216,7 @@ def _append(core: Core, file: WalFile, which: Ints) -> None:
         hi = lo + int(stops[0]) + 1 if len(stops) else len(at)
         row_lo, row_hi = int(starts[lo]), int(starts[hi]) if hi < len(at) else len(rows)
         weight = int(weights[row_hi] - weights[row_lo])
-        core.shared.quota.hold(weight)
+        core.quota.hold(weight)
         index.publish(
             int(first[lo]),
             _bytes(file.buf, at[lo:hi], ends[lo:hi]),

@@ -33,6 +33,11 @@ class Report:
         """Nothing had to be done and nothing is wrong."""
         return not (self.cut or self.damage or self.rebuilt or self.quarantined or self.snapshots_skipped)
 
+    def trouble(self, error: Exception) -> None:
+        """Background work ran into this, and will try again."""
+        self.troubles.append(str(error))
+        del self.troubles[:-100]
+
     def lines(self) -> list[str]:
         """The report in words, one finding a line."""
         return [

@@ -2,7 +2,8 @@
 
 A floor that replay cannot work out again is made durable first (EvictWatermark) and moves after:
 a reader that was shown a gap is shown it again after any crash. Caps follow from the records and
-need that only where records themselves may be lost, which is the disk class.
+need that only where records themselves may be lost, which is the disk class, and where a group holds
+them up: how far it did is not in the records.
 """
 
 from __future__ import annotations
@@ -37,8 +38,7 @@ class Floor(Commit):
             if error is None:
                 core.hardened = max(core.hardened, self.floor)
                 try:
-                    gone = core.index.evict(min(self.expiry, core.index.head + 1), "ttl")
-                    core.shared.quota.give(gone.size)
+                    core.evict(min(self.expiry, core.index.head + 1), "ttl")
                 except Error as damage:
                     error = damage
         if error is None:
@@ -54,11 +54,11 @@ def expire(core: Core) -> None:
         return
     with core.lock:
         index = core.index
-        expiry = index.expired(core.shared.now_ms() - core.config.ttl_ms)
+        expiry = _expiry(core)
         if core.dropped or expiry <= index.evict_floor:
             return
         if core.ephemeral or not core.shared.shards:  # a reader's own view is nobody else's
-            core.shared.quota.give(index.evict(expiry, "ttl").size)
+            core.evict(expiry, "ttl")
             return
         token = _begin(core, expiry)
     token.wait()
@@ -69,12 +69,18 @@ def is_due(core: Core) -> bool:
     if not core.config.ttl_ms or core.ephemeral:
         return False
     with core.lock:
-        return core.index.expired(core.shared.now_ms() - core.config.ttl_ms) > core.index.evict_floor
+        return _expiry(core) > core.index.evict_floor
+
+
+def _expiry(core: Core) -> int:
+    """How far age may go now."""
+    expiry = core.index.expired(core.shared.now_ms() - core.config.ttl_ms)
+    return core.held(expiry) if expiry > core.index.evict_floor else expiry
 
 
 def is_settled(core: Core) -> bool:
     """Whether nobody who looks now has to wait until a floor is durable."""
-    return not is_due(core) and (core.config.durability != "disk" or core.hardened >= core.index.evict_floor)
+    return not is_due(core) and (not core.hardens or core.hardened >= core.index.evict_floor)
 
 
 def observe(core: Core) -> None:
@@ -85,7 +91,7 @@ def observe(core: Core) -> None:
 
 def harden(core: Core, floor: int) -> None:
     """Make a floor that a reader is about to be told of survive a power cut, where the records above it might not."""
-    if core.config.durability != "disk" or core.hardened >= floor or not core.shared.shards:
+    if not core.hardens or core.hardened >= floor or not core.shared.shards:
         return
     with suppress(Damaged, Unavailable, Refused):  # a failing disk keeps nobody from reading
         while core.hardened < floor:

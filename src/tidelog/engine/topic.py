@@ -12,6 +12,8 @@ from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import Core
 from tidelog.engine.encode import Batch, Columns
 from tidelog.engine.floors import Gap
+from tidelog.engine.groups import Group
+from tidelog.engine.ledger import LIMIT, Gaps
 from tidelog.engine.pages import Pass, TextPage
 from tidelog.engine.queues.door import Queue
 from tidelog.engine.queues.redrive import Redriven, Where, redrive
@@ -33,6 +35,11 @@ class Topic:
 
     def __repr__(self) -> str:
         return f"<topic {self.name!r}, head {self.head_seq}>"
+
+    @property
+    def core(self) -> Core:
+        """What is behind it, for other parts of the engine."""
+        return self._core
 
     # ── what it is ────────────────────────────────────────────────────────────────────────────
 
@@ -166,11 +173,17 @@ class Topic:
         return retention.is_due(self._core)
 
     def delete(
-        self, *, match: object = None, before_seq: int | None = None, seqs: Sequence[int] | None = None
+        self,
+        *,
+        match: object = None,
+        before_seq: int | None = None,
+        seqs: Sequence[int] | None = None,
+        actor: str | None = None,
     ) -> Deleted:
         """Delete records: below `before_seq`, by tag (`"order-7"` is that tag, `"order-*"` all that begin so), both,
-        or `seqs`. Only what is there now is meant. Readers pass over them in silence."""
-        return delete.delete(self._core, match, before_seq, seqs)
+        or `seqs`. Only what is there now is meant. Readers pass over them in silence; the ledger of gaps tells who did
+        it (`actor`) and when."""
+        return delete.delete(self._core, match, before_seq, seqs, actor)
 
     def queue(self) -> Queue:
         """The same topic as a queue: its jobs, handed out under leases. Raises NotAQueue where it is a log."""
@@ -265,6 +278,19 @@ class Topic:
         """The first record of this time (milliseconds since the epoch) or later; one past the head where there is
         none. A reader goes on behind the seq before it."""
         return segments.seek(self._core, ts_ms)
+
+    def group(self, name: str) -> Group:
+        """A named, durable place in it, for consumers that share their progress. Made by its first commit."""
+        return Group(self._core, name)
+
+    def groups(self) -> list[Group]:
+        """Its groups, by name."""
+        self._core.check()
+        return [Group(self._core, name) for name in sorted(self._core.groups.copy())]
+
+    def gaps(self, from_ms: int | None = None, limit: int = LIMIT) -> Gaps:
+        """What was removed of it and why, oldest first, since a moment."""
+        return self._core.shared.ledger.rows(self.name, from_ms, limit, topic_id=self.id)
 
     def segments(self) -> Listing:
         """What of it lies in files, at this moment; what is newer is the tail."""

@@ -26,6 +26,9 @@ CONTENT_TYPE: Final = b"text/plain; version=0.0.4"
 TOPICS_MAX: Final = 1_000
 """Topics that have series of their own; a scrape of all of a hundred thousand would help nobody."""
 
+GROUPS_MAX: Final = 1_000
+"""Groups of consumers that have series of their own, for the same reason."""
+
 SECONDS: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 SYNC_US: Final = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)  # as the WAL counts its syncs
 CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
@@ -214,6 +217,7 @@ class Metrics(Collector):
         yield from self._of_topics(now.topics)
         shown = [state.topic for state in now.topics[:TOPICS_MAX] if state.topic in now.queues]
         yield from self.queues.collect([(name, now.queues[name]) for name in shown])
+        yield from self._of_groups()
         yield from self._of_requests()
         if now.wal is not None:
             yield from _of_wal(now.wal)
@@ -247,6 +251,22 @@ class Metrics(Collector):
             for state, value in zip(shown, values, strict=True):
                 counter.add_metric([state.topic], value)
             yield counter
+
+    def _of_groups(self) -> Iterator[Metric]:
+        """Series by group of consumers, of the first so many by topic and name."""
+        service = self._service
+        shown = service.engine.glance_groups(GROUPS_MAX) if service.is_ready else []
+        for name, what, values in (
+            ("records", "Records that a group has still to read.", [state.lag.records for _, state in shown]),
+            ("bytes", "Bytes of their data and meta.", [state.lag.bytes for _, state in shown]),
+            ("seconds", "Age of the first of them.", [state.lag.seconds for _, state in shown]),
+        ):
+            gauge = GaugeMetricFamily(f"tidelog_group_lag_{name}", what, labels=["topic", "group"])
+            for (topic, state), value in zip(shown, values, strict=True):
+                gauge.add_metric([topic, state.group], value)
+            yield gauge
+        broken = service.engine.holds_broken if service.is_ready else 0
+        yield CounterMetricFamily("tidelog_group_hold_broken", "Holds of groups that were broken.", broken)
 
     def _forget(self, topics: Sequence[TopicState]) -> None:
         """Drop the traffic of topics that are gone. One made again starts from nothing, as its seqs do."""

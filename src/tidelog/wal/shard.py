@@ -204,10 +204,16 @@ class Shard:
     def tick(self) -> None:
         """Sync what was written and not synced, and first commit what nobody came back for. Raises Latched when it
         is this sync that fails; once latched or closed there is nothing to do."""
-        self.pump()
-        if not (self._latch.closed or self._closing):
-            self._sync()  # without the turn: writes that do not wait for the disk need not wait for this
+        if self.sync():
             self._writer.prepare()
+
+    def sync(self) -> bool:
+        """Commit what is queued and sync it, as `tick` does; False once latched or closed: there is nothing to do."""
+        self.pump()
+        if self._latch.closed or self._closing:
+            return False
+        self._sync()  # without the turn: writes that do not wait for the disk need not wait for this
+        return True
 
     def position(self) -> Position:
         """Where the next batch is written. Every commit before it is done."""

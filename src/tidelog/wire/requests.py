@@ -104,6 +104,51 @@ class Seek(Struct):
     ts: int
 
 
+class Moment(Struct):
+    ts: int  # milliseconds since the epoch
+
+
+Place: TypeAlias = Literal["earliest", "latest"] | U64 | Moment
+
+
+class PutGroup(Struct):
+    hold_bytes: U64 = 0
+    from_: Place = msgspec.field(default="earliest", name="from")
+
+    def __post_init__(self) -> None:
+        within(self.hold_bytes, self.from_ if isinstance(self.from_, int) else None)
+
+
+class CommitGroup(Struct):
+    seq: U64
+    expect: U64 | None = None
+
+    def __post_init__(self) -> None:
+        within(self.seq, self.expect)
+
+
+class ResetGroup(Struct):
+    to: Place
+    preview: bool = False
+
+    def __post_init__(self) -> None:
+        within(self.to if isinstance(self.to, int) else None)
+
+
+class Fetch(Struct):
+    """A Diff whose cursor is the group's."""
+
+    limit: U32 = 0
+    node: Nodes = None
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: U32 = 0
+    max_batch_bytes: U64 = 0
+
+    def __post_init__(self) -> None:
+        within(self.max_batch_bytes)
+
+
 class BadBody(Exception):
     """A body that is not what its endpoint takes; the text says where and why."""
 

@@ -297,6 +297,8 @@ LIMITS: dict[str, tuple[int | None, int, int]] = {
     "node_bytes_max": (128, 0, 65_535),
     "topics_max": (100_000, 0, 1 << 62),
     "total_bytes_max": (0, 0, 1 << 62),
+    "groups_max": (1_000, 0, 1 << 62),
+    "ledger_records": (1_000_000, 0, 1 << 62),
     "head_reserve": (256, 1, 1 << 32),
     "maps_max": (256, 1, 1 << 62),
     "tags_cache_bytes": (32 * MIB, 0, 1 << 62),

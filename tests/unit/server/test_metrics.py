@@ -28,13 +28,15 @@ GAUGES = words(
     """topics topics_by_class routers records_live bytes_live topic_head_seq topic_earliest_seq topic_records_live
     topic_bytes_live topic_queue_ready topic_queue_in_flight topic_metrics_truncated queue_topics
     queue_leases_in_flight sse_connections watch_sessions ready recovery_progress wal_queue_depth wal_queue_depth_peak
-    wal_read_only pressure ready_topics deferred_topics sched_latency_ms"""
+    wal_read_only pressure ready_topics deferred_topics sched_latency_ms
+    group_lag_records group_lag_bytes group_lag_seconds"""
 )
 COUNTERS = words(
     """uptime_ms wal_frames_total wal_batches_total wal_fsyncs_total wal_bytes_written_total wal_rotations_total
     wal_submit_full_total topic_appended_total topic_read_total topic_evicted_total topic_gaps_total requests_total
     topic_queue_claimed_total topic_queue_acked_total topic_queue_nacked_total topic_queue_extended_total
-    topic_queue_expired_total topic_queue_dead_lettered_total throttled_total"""
+    topic_queue_expired_total topic_queue_dead_lettered_total throttled_total
+    group_hold_broken_total"""
 )
 HISTOGRAMS = ["wal_fsync_latency_us", "request_seconds"]
 JSON_KEYS = words(
@@ -75,7 +77,9 @@ async def scraped(world: World) -> Scrape:
 
 def test_every_metric_of_the_contract_is_there_with_its_type() -> None:
     async def scenario(world: World) -> None:
-        world.topic("q", type="queue").append(b"job")
+        queue = world.topic("q", type="queue")
+        queue.append(b"job")
+        queue.group("g").commit(0)
         found = await scraped(world)
         wanted = {f"tidelog_{name}": "gauge" for name in GAUGES} | {f"tidelog_{name}": "counter" for name in COUNTERS}
         wanted |= {f"tidelog_{name}": "histogram" for name in HISTOGRAMS}

@@ -3,7 +3,7 @@
 door.py            the door: Queue
 claims.py, settle.py, burial.py, redrive.py   one verb each, on …
 state.py           … the state of a queue beside its topic, under the topic's lock
-leases.py, cohort.py, ledger.py               what is decided, without I/O
+leases.py, cohort.py, projection.py           what is decided, without I/O
 reading.py, schedule.py, jobs.py              records by their seqs, as columns
 gate.py, worker.py, history.py                waiting together; working; what happened
 """

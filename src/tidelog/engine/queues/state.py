@@ -22,7 +22,7 @@ from tidelog.engine.queues.gate import Gate
 from tidelog.engine.queues.history import Journal
 from tidelog.engine.queues.jobs import QueueCounts
 from tidelog.engine.queues.leases import Leases, Swept
-from tidelog.engine.queues.ledger import Ledger, row_of
+from tidelog.engine.queues.projection import Projection, row_of
 from tidelog.engine.queues.schedule import wishes
 from tidelog.errors import Damaged, Error
 from tidelog.formats import bodies, frame, idx
@@ -59,13 +59,13 @@ class Step(Commit, Generic[T]):
 
 
 class State:
-    def __init__(self, core: Core, ledger: Ledger) -> None:
+    def __init__(self, core: Core, projection: Projection) -> None:
         self.core = core
         self.leases = Leases()
-        self.leases.lease_id = self.ceiling = ledger.lease_id
-        self.leases.dead_lettered = self.dead_staged = ledger.dead_lettered
+        self.leases.lease_id = self.ceiling = projection.lease_id
+        self.leases.dead_lettered = self.dead_staged = projection.dead_lettered
         if self.durable:
-            self.leases.restore(ledger.held, ledger.deliveries, ledger.delayed)
+            self.leases.restore(projection.held, projection.deliveries, projection.delayed)
         self.expired = 0  # leases that ran out since it was opened
         self.looked = 0  # what jobs up to here ask for is known
         self.journal = Journal(core)
@@ -230,6 +230,6 @@ def state_of(core: Core) -> State:
     """The one state of a queue, made when it is first used."""
     with core.lock:
         if core.queue is None:
-            core.queue = State(core, core.ledger or Ledger())
-            core.ledger = None
+            core.queue = State(core, core.projection or Projection())
+            core.projection = None
         return core.queue

@@ -12,7 +12,8 @@ from collections.abc import Coroutine, Mapping
 from functools import lru_cache
 from typing import Any, Final
 
-from tidelog.errors import Error
+from tidelog.engine.config import OWN, check_topic_name
+from tidelog.errors import BadInput, Error
 from tidelog.server.api import auth, routes
 from tidelog.server.api.auth import ANYBODY, bearer
 from tidelog.server.api.call import JSON, Call, Endpoint
@@ -52,6 +53,8 @@ class App:
             self._admit(call)
         except Problem as problem:
             return self._finished(call, problem.response())
+        except BadInput as error:
+            return self._finished(call, of_error(error).response())
         endpoint = call.endpoint
         assert endpoint is not None, "an admitted call has one"
         if endpoint.streams and (request.header(b"content-type") or b"").partition(b";")[0].strip() in endpoint.streams:
@@ -187,6 +190,8 @@ class App:
             allowed = ", ".join(sorted({*found.route.methods, *(["HEAD"] if "GET" in found.route.methods else [])}))
             said = f"{found.route.path} takes {allowed}; nothing was done"
             raise Problem("method_not_allowed", said, headers=((b"allow", allowed.encode()),))
+        if call.names and call.names[0].startswith(OWN) and endpoint.scopes - {auth.READ}:
+            check_topic_name(call.names[0])  # which it cannot be: the engine's own are read and nothing else
 
     def _authorize(self, call: Call, endpoint: Endpoint | None, found: routes.Found | None) -> None:
         secret = bearer(call.request.header(b"authorization"))

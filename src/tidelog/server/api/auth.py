@@ -45,6 +45,11 @@ class Principal:
     scopes: frozenset[str] = ALL
     prefixes: tuple[str, ...] = ()
 
+    @property
+    def name(self) -> str | None:
+        """How the ledger calls whoever it was: the beginning of the key's digest. None with authentication off."""
+        return self.identity.hex()[:16] or None
+
     def may(self, scopes: frozenset[str]) -> bool:
         return scopes <= self.scopes
 

@@ -17,9 +17,9 @@ async def delete(call: Call) -> Response:
     if body.before_seq is None and body.match is None:
         raise Problem("invalid_request", "a delete names before_seq, match or both; nothing was deleted")
     match, before = body.match, None if body.before_seq is None else seq(body.before_seq)
-    service = call.service
+    service, actor = call.service, call.principal.name
     topic = found(service.engine, call.topic)
-    done = await service.work(lambda: topic.delete(match=match, before_seq=before))
+    done = await service.work(lambda: topic.delete(match=match, before_seq=before, actor=actor))
     return ok(
         {
             "topic": call.topic,

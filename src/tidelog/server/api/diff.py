@@ -37,16 +37,22 @@ def seq(given: int) -> int:
 
 def diff(call: Call) -> Answer | Coroutine[Any, Any, Answer]:
     body = call.body(_decoder, empty=requests.Diff())
-    topic = found(call.service.engine, call.topic)
+    return behind(call, found(call.service.engine, call.topic), seq(body.from_seq), body)
+
+
+def behind(
+    call: Call, topic: Topic, from_seq: int, body: requests.Diff | requests.Fetch
+) -> Answer | Coroutine[Any, Any, Answer]:
+    """What lies behind a cursor, wherever that came from."""
     topic.touch()
     limit, bytes_max = budget(body.limit, body.max_batch_bytes)
     nodes = nodes_of(body.node)
     show = Show(tags=body.include_tags, meta=body.include_meta)
-    look = partial(topic.read_json, seq(body.from_seq), limit, bytes_max, nodes=nodes, show=show)
+    look = partial(topic.read_json, from_seq, limit, bytes_max, nodes=nodes, show=show)
     wait_ms = min(body.wait_ms, WAIT_MS_MAX)
     if wait_ms:
-        return _polled(call, topic, look, seq(body.from_seq), wait_ms)
-    if topic.is_quick(seq(body.from_seq)):
+        return _polled(call, topic, look, from_seq, wait_ms)
+    if topic.is_quick(from_seq):
         return answer_of(call, look())
     return _cold(call, look)
 

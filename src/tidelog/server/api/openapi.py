@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidelog.server.api import openapi_queues, topics
+from tidelog.server.api import openapi_groups, openapi_queues, topics
 from tidelog.server.api.auth import ADMIN, DELETE, READ, WRITE
 from tidelog.server.api.call import Call
 from tidelog.server.api.openapi_parts import ARROW, EVENTS, JSON, NDJSON, OCTETS, Operation, Param, flag
@@ -229,6 +229,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         text="Prometheus text, unless application/json is accepted.",
     ),
     Operation("GET", "/v0/openapi.json", "openapi", "This document", gives={200: {JSON: {"type": "object"}}}),
+    *openapi_groups.OPERATIONS,
     _probe("/v0/health", "health", "Whether it is alive", "Health"),
     _probe("/healthz", "healthz", "Whether it is alive", "Health"),
     _probe("/v0/ready", "ready", "Whether it is ready", "Ready", "not_ready", "shutting_down"),
@@ -240,7 +241,9 @@ _PATH: Final[dict[str, Schema]] = {
     "base": {**COUNT, "description": "Its first seq."},
     "file": {"enum": ["data", "idx", "foot", "del"]},
     "wid": TEXT,
+    "group": TOPIC,
 }
+_SCHEMAS: Final = {**SCHEMAS, **openapi_groups.SCHEMAS}
 _EVERY: Final = ("unauthorized", "throttled", "internal", "not_ready", "shutting_down")
 _SECURITY: Final[Schema] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key; its scopes are named beside it."},
@@ -280,7 +283,7 @@ def made() -> dict[str, Any]:
         "servers": [{"url": "/"}],
         "paths": paths,
         "components": {
-            "schemas": {**SCHEMAS, **openapi_queues.SCHEMAS},
+            "schemas": {**SCHEMAS, **openapi_groups.SCHEMAS, **openapi_queues.SCHEMAS},
             "securitySchemes": _SECURITY,
             "responses": _refusals(),
         },

@@ -24,6 +24,7 @@ _STATUS: Final = {
     "forbidden": 403,
     "topic_not_found": 404,
     "router_not_found": 404,
+    "group_not_found": 404,
     "not_found": 404,
     "method_not_allowed": 405,
     "not_acceptable": 406,
@@ -32,6 +33,7 @@ _STATUS: Final = {
     "topic_exists_incompatible": 409,
     "topic_not_empty": 409,
     "not_a_queue": 409,
+    "cursor_conflict": 409,
     "payload_too_large": 413,
     "uri_too_long": 414,
     "unsupported_media_type": 415,
@@ -54,6 +56,8 @@ _TABLE: Final[tuple[tuple[type[Error], str], ...]] = (
     (errors.TopicFull, "topic_full"),
     (errors.TopicNotFound, "topic_not_found"),
     (errors.NotAQueue, "not_a_queue"),
+    (errors.GroupNotFound, "group_not_found"),
+    (errors.CursorConflict, "cursor_conflict"),
     (errors.NotFound, "not_found"),
     (errors.NotEmpty, "topic_not_empty"),
     (errors.AlreadyExists, "topic_exists_incompatible"),
@@ -113,6 +117,16 @@ def _detail(error: Error) -> dict[str, Any] | None:
             }
         case errors.TopicNotFound() | errors.NotAQueue():
             return {"topic": error.topic}
+        case errors.GroupNotFound():
+            return {"topic": error.topic, "group": error.group}
+        case errors.CursorConflict():
+            return {
+                "topic": error.topic,
+                "group": error.group,
+                "seq": error.seq,
+                "position": error.position,
+                "head_seq": error.head_seq,
+            }
         case errors.NotEmpty():
             return {"topic": error.topic, "count": error.count}
         case errors.TopicExists():

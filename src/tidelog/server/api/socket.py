@@ -19,6 +19,7 @@ from msgspec import Raw
 
 from tidelog.engine import Appended, Show, Token, TopicConfig
 from tidelog.engine.append import check_key
+from tidelog.engine.config import OWN, check_topic_name
 from tidelog.engine.encode import check_count
 from tidelog.engine.read import nodes_of
 from tidelog.errors import Error
@@ -195,6 +196,8 @@ class Conversation:
         began_us = service.clock.monotonic_us()
         self._may(_WRITE, name)
         engine = service.engine
+        if name.startswith(OWN):
+            check_topic_name(name)  # which it cannot be
         config = write.config_in(name, command.config, needed=engine.find(name) is None)
         if config is not None:
             self._may(_ADMIN)

@@ -143,5 +143,6 @@ def _rows(
 
 async def drop(call: Call) -> Response:
     engine, name, if_empty = call.service.engine, call.topic, call.query.flag("if_empty", False)
-    deleted = await call.service.work(lambda: engine.drop(name, if_empty=if_empty))
+    actor = call.principal.name
+    deleted = await call.service.work(lambda: engine.drop(name, if_empty=if_empty, actor=actor))
     return ok({"topic": name, "deleted": deleted, "routers_removed": [], "performance": call.performance()})

@@ -10,7 +10,7 @@ from tests.unit.engine.world import RESTARTS, Restart, World
 from tidelog.engine import Queue, Want
 from tidelog.engine.manifest import QueueRow
 from tidelog.engine.queues.leases import Lease
-from tidelog.engine.queues.ledger import Ledger
+from tidelog.engine.queues.projection import Projection
 from tidelog.errors import Error
 from tidelog.formats import bodies
 from tidelog.formats.bodies import LeaseEvent
@@ -169,7 +169,7 @@ def test_while_an_ack_is_on_its_way_the_job_is_neither_ready_nor_claimable() -> 
     assert jobs.ack("a", held).skipped == [1]
 
 
-# The ledger: frames in any stretch of their order come to the same end ------------------------------------
+# The projection: frames in any stretch of their order come to the same end ------------------------------------
 
 
 def _lease(event: LeaseEvent, lease_id: int, deadline_ms: int = 0, count: int = 0, node: str = "a") -> bodies.Lease:
@@ -195,30 +195,30 @@ STORY = [
 
 def test_stale_frames_change_nothing() -> None:
     """G95."""
-    ledger = Ledger()
+    projection = Projection()
     for seq, body in STORY:
-        ledger.apply(seq, body)
-    assert ledger.held == {7: Lease("b", 3, 300), 9: Lease("a", 4, 120)}
-    assert ledger.deliveries == {7: 2, 8: 1, 9: 1}
-    assert ledger.delayed == {}
-    assert (ledger.lease_id, ledger.dead_lettered) == (100, 4)
+        projection.apply(seq, body)
+    assert projection.held == {7: Lease("b", 3, 300), 9: Lease("a", 4, 120)}
+    assert projection.deliveries == {7: 2, 8: 1, 9: 1}
+    assert projection.delayed == {}
+    assert (projection.lease_id, projection.dead_lettered) == (100, 4)
 
 
 @pytest.mark.parametrize("row_at", range(len(STORY) + 1))
 def test_replay_that_begins_before_the_row_comes_to_the_same_end(row_at: int) -> None:
-    whole = Ledger()
+    whole = Projection()
     for seq, body in STORY:
         whole.apply(seq, body)
     for begin in range(row_at + 1):
-        early = Ledger()
+        early = Projection()
         for seq, body in STORY[:row_at]:
             early.apply(seq, body)
-        ledger = Ledger(early.row())
+        projection = Projection(early.row())
         for seq, body in STORY[begin:]:
-            ledger.apply(seq, body)
-        assert ledger.row() == whole.row(), (begin, row_at)
+            projection.apply(seq, body)
+        assert projection.row() == whole.row(), (begin, row_at)
 
 
 def test_a_queue_that_nobody_used_has_no_row() -> None:
-    assert Ledger().row() is None
-    assert Ledger(QueueRow(5, 0)).row() == QueueRow(5, 0)
+    assert Projection().row() is None
+    assert Projection(QueueRow(5, 0)).row() == QueueRow(5, 0)

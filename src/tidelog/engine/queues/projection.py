@@ -17,7 +17,7 @@ from tidelog.formats import bodies
 from tidelog.formats.bodies import LeaseEvent
 
 
-class Ledger:
+class Projection:
     def __init__(self, row: QueueRow | None = None) -> None:
         row = row or QueueRow(0, 0)
         self.lease_id, self.dead_lettered = row.lease_id, row.dead_lettered

@@ -1,0 +1,324 @@
+"""The ledger of gaps (E6): one row for every removal, and none is missing, whatever happens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.unit.engine.world import CLASSES, PATH, RESTARTS, TINY, Restart, World
+
+from tidelog import LedgerRow
+from tidelog.engine import Engine, TopicConfig
+from tidelog.engine.check import check
+from tidelog.engine.ledger import NAME
+from tidelog.engine.notes import Note, Notes
+from tidelog.errors import BadInput, Damaged
+from tidelog.testing import ManualClock, SimDisk
+
+
+def told(rows: list[LedgerRow]) -> list[tuple[str, int, int, int, int]]:
+    return [(row.cause, row.first, row.last, row.records, row.bytes) for row in rows]
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+def test_every_way_to_lose_records_has_its_row(durability: str) -> None:
+    world = World()
+    topic = world.log.topic("t", durability=durability, cap_records=4)
+    topic.append([b"123"] * 6, tag="x")
+    topic.delete(seqs=[4, 6], actor="ada")
+    world.clock.tick(10)
+    topic.append([b"1"] * 1, tag="y")
+    topic.delete(match="y")
+    topic.delete(match="nobody")
+    world.log.topic("t", ttl_ms=5)
+    world.clock.tick(10)
+    assert topic.count == 0
+    topic.append(b"12345")
+    world.log.drop("t", actor="bob")
+    rows = world.log.gaps()
+    assert told(rows) == [
+        ("cap", 1, 2, 2, 6),
+        ("delete", 4, 6, 2, 6),
+        ("delete", 7, 7, 1, 1),
+        ("ttl", 3, 7, 2, 6),
+        ("drop", 8, 8, 1, 5),
+    ]
+    assert [row.actor for row in rows] == ["retention", "ada", None, "retention", "bob"]
+    assert {(row.topic, row.topic_id) for row in rows} == {("t", 1)}
+    assert [row.seq for row in rows] == sorted({row.seq for row in rows})
+    assert [row.ts_ms - rows[0].ts_ms for row in rows] == [0, 0, 10, 20, 20]
+
+
+def test_a_delete_below_a_seq_and_a_cap_that_passes_over_it() -> None:
+    topic = World().log.topic("t", cap_records=3)
+    topic.append([b"1"] * 3)
+    topic.delete(before_seq=3)
+    topic.append([b"1"] * 3)
+    assert told(topic.gaps()) == [("delete", 1, 2, 2, 2), ("cap", 1, 3, 1, 1)]
+
+
+def test_ranges_that_lie_back_to_back_are_one_row() -> None:
+    world = World()
+    topic = world.log.topic("t", cap_records=2)
+    for _ in range(10):
+        topic.append(b"1")
+    world.log.tick()
+    for _ in range(3):
+        topic.append(b"1")
+    assert told(topic.gaps()) == [("cap", 1, 8, 8, 8), ("cap", 9, 11, 3, 3)]
+
+
+def test_it_is_a_topic_that_nobody_sees_and_that_costs_nobody() -> None:
+    world = World(total_bytes_max=10, topics_max=1)
+    topic = world.log.topic("t", cap_records=2)
+    assert world.log.find(NAME) is None, "made for the first row"
+    for _ in range(20):
+        topic.append(b"12")
+    world.log.tick()
+    assert world.log.names() == ["t"]
+    assert [state.topic for state in world.log.topics()] == ["t"]
+    found = world.log.find(NAME)
+    assert found is not None
+    assert (found.config, found.count) == (TopicConfig(cap_records=1_000_000), 1)
+    world.restart("reopen").topic("t").append(b"12")
+    assert world.log.names() == ["t"]
+
+
+def test_nothing_of_the_engine_itself_is_told() -> None:
+    world = World(ledger_records=2)
+    topic = world.log.topic("t")
+    for number in range(1, 6):
+        topic.append(b"1")
+        topic.delete(seqs=[number])
+        world.log.tick()
+    assert told(world.log.gaps()) == [("delete", 4, 4, 1, 1), ("delete", 5, 5, 1, 1)], "the newest rows"
+
+
+def test_without_a_ledger_nothing_is_told() -> None:
+    world = World(ledger_records=0)
+    topic = world.log.topic("t", cap_records=1)
+    topic.append([b"1"] * 3)
+    world.log.tick()
+    assert (world.log.gaps(), world.log.find(NAME)) == ([], None)
+    assert world.restart("reopen", ledger_records=5).gaps() == [], "what went before it was wanted is not looked for"
+    world.log.topic("t").append(b"1")
+    assert told(world.log.gaps()) == [("cap", 3, 3, 1, 1)]
+
+
+def test_how_many_rows_are_kept_may_change() -> None:
+    world = World(ledger_records=5)
+    topic = world.log.topic("t")
+    for number in range(1, 6):
+        topic.append(b"1")
+        topic.delete(seqs=[number])
+    assert len(world.log.gaps()) == 5
+    again = world.restart("reopen", ledger_records=2).topic("t")
+    again.append(b"1")
+    again.delete(seqs=[6])
+    assert [row.first for row in world.log.gaps()] == [5, 6]
+
+
+# Asking ---------------------------------------------------------------------------------------------
+
+
+def asked() -> World:
+    world = World(**TINY)
+    for name in ("a", "b", "ab"):
+        topic = world.log.topic(name)
+        for number in range(1, 5):
+            world.clock.tick(1_000)
+            topic.append(b"1")
+            topic.delete(seqs=[number])
+            world.log.tick()
+        if name == "b":
+            world.log.checkpoint()
+    world.log.drop("b")
+    return world
+
+
+def test_rows_are_found_by_topic_by_time_and_page_by_page() -> None:
+    world = asked()
+    every = world.log.gaps()
+    assert len(every) == 13
+    assert [row for row in every if row.topic == "a"] == world.log.gaps("a") == world.log.topic("a").gaps()
+    assert [row.cause for row in world.log.gaps("b")] == ["delete"] * 4 + ["drop"], "also of a topic that is gone"
+    assert world.log.gaps("nobody") == world.log.gaps("_tidelog.gaps") == []
+    noon = every[5].ts_ms
+    assert world.log.gaps(from_ms=noon) == [row for row in every if row.ts_ms >= noon]
+    assert world.log.gaps("ab", noon + 1, 2) == [row for row in every if row.topic == "ab"][:2]
+    pages: list[LedgerRow] = []
+    while page := world.log.gaps(limit=3, behind=pages[-1].seq if pages else 0):
+        pages += page
+    assert pages == every
+    assert world.log.gaps(behind=1 << 40) == world.log.gaps("a", behind=1 << 40) == []
+
+
+def test_a_topic_that_is_made_again_has_rows_of_its_own() -> None:
+    world = asked()
+    again = world.log.topic("b")
+    assert again.gaps() == []
+    again.append(b"1")
+    again.delete(seqs=[1])
+    assert told(again.gaps()) == [("delete", 1, 1, 1, 1)]
+    assert len(world.log.gaps("b")) == 6
+
+
+@pytest.mark.parametrize("words", [{"limit": 0}, {"limit": True}, {"from_ms": -1}, {"topic": 7}, {"topic": "\ud800"}])
+def test_what_cannot_be_asked(words: dict[str, Any]) -> None:
+    with pytest.raises(BadInput):
+        World().log.gaps(**words)
+
+
+def test_rows_as_a_table() -> None:
+    world = asked()
+    table = world.log.gaps().to_arrow()
+    assert table.column_names == list(LedgerRow._fields)
+    assert table.to_pylist() == [row._asdict() for row in world.log.gaps()]
+    assert World().log.gaps().to_arrow().num_rows == 0
+
+
+def test_a_directory_with_a_ledger_is_sound() -> None:
+    world = asked()
+    world.log.close()
+    looked = check(PATH, disk=world.disk)
+    assert list(looked) == []
+    assert looked.topics == 2
+
+
+# Restarts -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("restart", RESTARTS)
+@pytest.mark.parametrize("flushed", [False, True])
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_no_row_is_missing_and_none_is_there_twice(checkpoint: bool, flushed: bool, restart: Restart) -> None:
+    world = World(**TINY)
+    topic = world.log.topic("t", durability="fsync", cap_records=5)
+    gone = world.log.topic("gone", durability="fsync")
+    gone.append([b"12"] * 3)
+    topic.append([b"1"] * 8)
+    topic.delete(seqs=[5, 7])
+    if checkpoint:
+        world.log.checkpoint()
+    topic.append([b"1"] * 3)
+    topic.delete(before_seq=8)
+    topic.delete(seqs=[9])
+    gone.append(b"123")
+    world.log.drop("gone")
+    if flushed:
+        world.log.gaps()
+        world.log.tick()
+    topic.append([b"1"] * 4)
+    removed = [row[:3] for row in told(topic.gaps())] if restart == "reopen" else None
+    found = world.restart(restart)
+    rows = found.topic("t").gaps()
+    assert sum(row.records for row in rows) == 15 - found.topic("t").count
+    assert [row.first for row in rows if row.cause == "delete"] == [5, 6, 9]
+    assert sum(row.records for row in rows if row.cause == "delete") == 2 + 1 + 1
+    assert told(found.gaps("gone")) == [("drop", 1, 4, 4, 9)]
+    if removed is not None:
+        assert [row[:3] for row in told(rows)] == removed
+    again = world.restart("kill")
+    assert told(again.topic("t").gaps()) == told(rows), "and once more"
+
+
+def test_a_reader_beside_the_writer_sees_what_is_not_written_yet() -> None:
+    world = World()
+    topic = world.log.topic("t", durability="fsync", cap_records=2)
+    topic.append([b"1"] * 5)
+    (row,) = world.reader().gaps()
+    assert (row.cause, row.first, row.last, row.seq) == ("cap", 1, 3, 0)
+    world.log.tick()
+    (row,) = world.reader().gaps()
+    assert row.seq > 0
+
+
+def test_a_disk_that_is_full_keeps_the_rows_for_later() -> None:
+    world = World()
+    topic = world.log.topic("t", durability="fsync", cap_records=2)
+    topic.append([b"1"] * 5)
+    world.disk.fail("write", at=1, error=28)
+    world.log.tick()
+    assert "no room" in world.log.report.troubles[-1]
+    assert told(world.log.gaps()) == [("cap", 1, 3, 3, 3)]
+
+
+def lossy() -> tuple[SimDisk, ManualClock]:
+    """A directory whose WAL is damaged below what was synced."""
+    world = World()
+    topic = world.log.topic("t", durability="fsync")
+    topic.append([b"1"] * 3)
+    world.log.checkpoint()
+    topic.append([b"2" * 50] * 3)
+    topic.append(b"3")
+    world.log.checkpoint()
+    disk = world.disk.reboot()
+    disk.remove(f"{PATH}/meta/snapshot.0002.bin")
+    (name,) = [path for path in disk.tree() if path.endswith(".log")]
+    at = disk.read_file(name).index(b"2" * 50)
+    disk.flip(name, at, 3)
+    return disk, world.clock
+
+
+def opened(disk: SimDisk, clock: ManualClock, **more: Any) -> Engine:
+    world = World(**TINY)
+    world.clock = clock
+    return world.open(disk, **more)
+
+
+def test_a_loss_that_is_accepted_has_a_row() -> None:
+    disk, clock = lossy()
+    with pytest.raises(Damaged):
+        opened(disk, clock)
+    log = opened(disk, clock, accept_loss=True)
+    (row,) = log.gaps()
+    assert (row.topic, row.cause, row.actor) == ("", "lost", "recovery")
+    assert "byte" in row.about
+    log.close()
+    assert opened(disk, clock).gaps() == [row._replace(seq=1)], "once"
+
+
+# Notes ----------------------------------------------------------------------------------------------
+
+
+def note(topic_id: int, first: int, last: int, **more: Any) -> Note:
+    return Note(None, "t", topic_id, more.pop("cause", "cap"), first, last, 1, 1, first, **more)
+
+
+def test_notes_that_cannot_be_told_for_long_are_laid_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.engine.notes._WAITING_MAX", 6)
+    notes = Notes(wanted=True)
+    for number in range(40):
+        notes.tell(note(number % 2, 10 * number, 10 * number + 1))
+    found = notes.take()
+    assert len(found) <= 7
+    assert sum(each.records for each in found) == 40
+    assert (min(each.first for each in found), max(each.last for each in found)) == (0, 391)
+
+
+def test_notes_that_are_put_back_come_first() -> None:
+    notes = Notes(wanted=True)
+    notes.tell(note(1, 1, 2))
+    taken = notes.take()
+    notes.tell(note(1, 3, 4))
+    notes.put_back(taken)
+    assert [each.first for each in notes.take()] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "merged"),
+    [
+        ({}, {}, True),
+        ({"cause": "delete"}, {"cause": "delete"}, False),
+        ({}, {"cause": "ttl"}, False),
+        ({}, {"about": "g"}, False),
+    ],
+)
+def test_which_notes_are_one(one: dict[str, Any], other: dict[str, Any], merged: bool) -> None:
+    notes = Notes(wanted=True)
+    notes.tell(note(1, 1, 2, **one))
+    notes.tell(note(1, 3, 4, **other))
+    found = notes.take()
+    assert [(each.first, each.last, each.records) for each in found] == (
+        [(1, 4, 2)] if merged else [(1, 2, 1), (3, 4, 1)]
+    )
