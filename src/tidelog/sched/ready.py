@@ -22,7 +22,7 @@ None of the k can be served twice before it, because being served puts a topic b
 
 Every call costs O(log n), and a tick only what it lifts: heaps by wait in each band, and by the moment of the next
 rise for those that have waited a tick. What is out of place in a heap is passed over when it comes up, and swept
-once it is more than half.
+once it is more than half; an entry that came back beside its own trace counts once, because the first one out is gone.
 """
 
 from __future__ import annotations
@@ -214,14 +214,8 @@ class ReadySet(Generic[K]):
         """From now on what is worth less than nothing stands aside. Costs a look at every topic that is ready."""
         self._deferring = True
         for entry in [entry for entry in self._known.values() if entry.priority < 0 and entry.band >= 0]:
-            self._live[entry.band] -= 1
-            entry.band = _ASIDE
+            self._leave(entry, _ASIDE)
             self._aside[entry.key] = entry
-        # They come back as they are, so nothing of them may be left where it would then count again.
-        self._fresh = [entry for entry in self._fresh if entry.band >= 0]
-        for band, (queue, rises) in enumerate(zip(self._queues, self._rises, strict=True)):
-            _sweep(queue, band)
-            _sweep(rises, band)
 
     def release(self, now_us: int) -> None:
         """What stood aside takes its place again, by how long it has waited."""

@@ -251,17 +251,42 @@ def test_a_write_whose_topic_went_while_it_waited_is_told_so() -> None:
     play(scenario)
 
 
+def test_two_who_are_let_in_for_one_place_both_get_one() -> None:
+    """Method: those who await their turn stage a turn of the loop later, when another may have been quicker."""
+
+    async def scenario(world: World) -> None:
+        topic = world.topic("t")
+        narrow(world, 1)
+        lines = [Line(), Line()]
+        async with await world.connect(lines[0]), await world.connect(lines[1]):
+            await quiet(0.001)
+            blocking = world.begin("POST", WRITE, one("first"))
+            saturate(world)
+            for line in lines:
+                publish = {"op": "publish", "topic": "t", "records": [{"data": 1}], "disable_backpressure": True}
+                line.tell(publish)
+            assert [(await line.until(1))[0]["op"] for line in lines] == ["ack", "ack"]
+            assert (await answer(blocking))[0] == 200
+            assert topic.count == 3
+            for line in lines:
+                line.hang_up()
+
+    play(scenario)
+
+
 def test_room_that_nobody_tells_of_is_found() -> None:
-    """Method: the queue is emptied from outside, as a checkpoint's thread would, with nothing of ours in it."""
+    """Method: another thread has the turn while ours is tried, and then commits what is not ours."""
 
     async def scenario(world: World) -> None:
         topic = world.topic("t")
         shard = narrow(world, 1)
         foreign = topic.append_nowait([0])
-        asked = world.begin("POST", WRITE, one(1))
+        with shard._turn:
+            asked = world.begin("POST", WRITE, one(1))
+            await quiet(0.001)
+        assert world.service.admission.waiting == 1
         shard.pump()
         assert foreign.done
-        await quiet(0.1)
         assert (await answer(asked))[1]["seqs"] == [2]
 
     play(scenario)
