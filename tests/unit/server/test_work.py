@@ -445,13 +445,14 @@ def test_what_happens_while_a_pass_is_at_the_disk_is_looked_at_behind_it(monkeyp
         queue = queue_of(world)
         queue.put([1, 2, 3])
         gate = Gate(monkeypatch)
-        first, second = Tap(), Tap()
-        async with working(world, first, node="a", max=2):
-            await gate.until_reached()
-            async with working(world, second, node="b", max=2):
-                gate.open()
-                await until(lambda: jobs(first) == [1, 2] and jobs(second) == [3])
-        await until(lambda: queue.counts()[:2] == (3, 0) and not len(world.service.desks))
+        first = asyncio.get_running_loop().create_task(claim(world, max=2))
+        await gate.until_reached()
+        tap = Tap()
+        async with working(world, tap, max=2):
+            gate.open()
+            assert await first == [1, 2]
+            await until(lambda: jobs(tap) == [3])
+        await until(lambda: queue.counts()[:2] == (1, 2) and not len(world.service.desks))
 
     play(scenario)
 
