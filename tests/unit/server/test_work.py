@@ -138,6 +138,28 @@ def test_whoever_leaves_a_window_leaves_nobody_waiting() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("warm", [True, False])
+def test_each_of_a_window_keeps_its_own_lease(*, warm: bool) -> None:
+    """D2: also where the pass needs no disk."""
+
+    async def scenario(world: World) -> None:
+        queue = queue_of(world, claim_jitter_ms=500)
+        if warm:
+            queue.put(["first"])
+            assert await claim(world) == [1]
+            await settle(world, "ack", 1, node="n")
+        assert queue.is_quick(2) == warm
+        queue.put([1, 2])
+        bodies = [{"node": f"n{lease_ms}", "lease_ms": lease_ms} for lease_ms in (1_000, 50_000)]
+        asked = [world.begin("POST", "/v0/topics/q/claim", body) for body in bodies]
+        answers = [await each.answer() for each in asked]
+        now_ms = world.clock.now_us() // 1000
+        found = [json.loads(answer.body)["claimed"][0] for answer in answers if isinstance(answer, Response)]
+        assert [job["deadline"] - now_ms for job in found] == [1_000, 50_000]
+
+    play(scenario)
+
+
 def test_a_window_that_everybody_left_claims_nothing() -> None:
     async def scenario(world: World) -> None:
         queue = queue_of(world, claim_jitter_ms=500)
@@ -412,6 +434,25 @@ def test_what_a_worker_got_that_left_meanwhile_is_free_at_once(monkeypatch: pyte
         gate.open()
         await until(lambda: queue.counts()[:2] == (3, 0) and not len(world.service.desks))
         assert jobs(tap) == []
+
+    play(scenario)
+
+
+def test_what_happens_while_a_pass_is_at_the_disk_is_looked_at_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that comes meanwhile finds the jobs that were there all the time, without another ring."""
+
+    async def scenario(world: World) -> None:
+        queue = queue_of(world)
+        queue.put([1, 2, 3])
+        gate = Gate(monkeypatch)
+        first = asyncio.get_running_loop().create_task(claim(world, max=2))
+        await gate.until_reached()
+        tap = Tap()
+        async with working(world, tap, max=2):
+            gate.open()
+            assert await first == [1, 2]
+            await until(lambda: jobs(tap) == [3])
+        await until(lambda: queue.counts()[:2] == (1, 2) and not len(world.service.desks))
 
     play(scenario)
 
