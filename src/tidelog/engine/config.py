@@ -226,6 +226,9 @@ class EngineConfig:
     topics_max: int = 100_000
     """Topics at once; another is throttled. Bounds directories and what a snapshot names. 0: no limit."""
 
+    routers_max: int = 10_000
+    """Routers at once; another is throttled. 0: no limit."""
+
     total_bytes_max: int = 0
     """Live bytes of all topics; a write past it is throttled until something is deleted or evicted. 0: no limit."""
 
@@ -270,6 +273,7 @@ _BOUNDS: Final[dict[str, tuple[int, int]]] = {
     "tag_bytes_max": (0, (1 << 16) - 1),  # a frame's field
     "node_bytes_max": (0, (1 << 16) - 1),
     "topics_max": (0, _I64_MAX),
+    "routers_max": (0, _I64_MAX),
     "total_bytes_max": (0, _I64_MAX),
     "head_reserve": (1, 1 << 32),
     "maps_max": (1, _I64_MAX),

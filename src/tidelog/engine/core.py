@@ -23,11 +23,14 @@ from tidelog.engine.index import TopicIndex
 from tidelog.engine.quota import Quota
 from tidelog.engine.recency import effective_priority
 from tidelog.engine.results import Appended, TopicState
+from tidelog.engine.routing.hops import Hops
 from tidelog.engine.tags import TagCache
 from tidelog.errors import Closed, Corrupt, Damaged, ReadOnly, TopicNotFound, Unavailable
 from tidelog.wal import Shard, Stored, Token, shard_of
 
 if TYPE_CHECKING:
+    from tidelog.engine.routing.holding import Frozen
+    from tidelog.engine.routing.lane import Lane
     from tidelog.wal import Commit
 
 TOPICS = "topics"
@@ -48,7 +51,7 @@ class Shared:
     shards: list[Shard]  # none: opened for reading
     closing: bool = False  # no new writes
     closed: bool = False
-    rolled: bool = False  # a segment was completed that no checkpoint has seen
+    rolled: bool = False  # a segment was completed, or copies were made, that no checkpoint has seen
 
     def now_ms(self) -> int:
         return self.clock.now_us() // 1000
@@ -88,6 +91,11 @@ class Core:
         self.consumed_ms: int | None = None  # monotonic, for priorities
         self.damage: list[str] = []  # what replay found about it
         self.floors = Marks()  # the highest that replay was told of
+        self.lane: Lane | None = None  # what routers bring to it
+        self.lanes: list[Lane] = []  # what routers take from it; ended ones while a manifest may need their records
+        self.ended: list[Lane] = []  # what they brought to it once, until a manifest has that
+        self.hops = Hops()
+        self.frozen: Frozen | None = None  # for the checkpoint that is being made
         self._waiters: set[Callable[[], None]] = set()
 
     @property
@@ -209,4 +217,6 @@ class Core:
                 waiter()
 
     def submit(self, commit: Commit) -> None:
+        if self.lane is not None:
+            commit.ahead = self.lane.mark
         self.shard.submit(commit)

@@ -7,6 +7,7 @@ records again: later ones are behind the bound and are not meant.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from tidelog.engine.core import Core
 from tidelog.engine.encode import check_number
 from tidelog.engine.parts import Part, Weight
 from tidelog.engine.results import Deleted
+from tidelog.engine.routing import lane as lanes
 from tidelog.engine.tags import TagIndex
 from tidelog.errors import BadInput, Corrupt, Error
 from tidelog.formats import bodies, frame, idx
@@ -83,6 +85,7 @@ def delete(core: Core, match: object, before_seq: int | None, seqs: Sequence[int
         check_number("a seq to delete", seq, 0, SEQ_MAX)
     if seqs is not None and len(seqs) > _SEQS_MAX:
         raise BadInput(f"{len(seqs)} seqs are more than {_SEQS_MAX} in one delete; nothing was deleted")
+    settle(core)
     retention.expire(core)
     with core.lock:
         core.check_writable()
@@ -100,6 +103,14 @@ def delete(core: Core, match: object, before_seq: int | None, seqs: Sequence[int
         commit = Delete(core, body)
         core.submit(commit)
     return commit.token.wait()
+
+
+def settle(core: Core) -> None:
+    """What is about to be deleted is passed on first: routers and deletes then come in the order of their callers."""
+    if core.lane is not None or core.lanes:
+        with suppress(Error):
+            lanes.catch_up(core)
+            lanes.pass_on(core)
 
 
 def apply(core: Core, body: bodies.Delete) -> Weight:

@@ -22,6 +22,8 @@ from tidelog.engine.core import Core, Shared, directory
 from tidelog.engine.encode import Batch, Columns
 from tidelog.engine.report import Report
 from tidelog.engine.results import TopicState
+from tidelog.engine.routing.door import Routers
+from tidelog.engine.routing.routing import Routing
 from tidelog.engine.topic import Topic
 from tidelog.errors import BadInput, Closed, Error, NotEmpty, ReadOnly, Throttled, TopicExists, TopicNotFound
 from tidelog.formats import bodies, frame
@@ -51,7 +53,7 @@ class Control(Commit):
             self.token.fail(error)
 
 
-class Engine:
+class Engine(Routers):
     def __init__(self, opened: opening.Opened, *, threads: bool) -> None:
         self._shared: Shared = opened.shared
         self._lock: DirectoryLock | None = opened.lock
@@ -66,6 +68,7 @@ class Engine:
         self._checked_bytes = 0
         # How many frames had been written when a checkpoint last covered them all. What was replayed is not covered.
         self._covered = 0 if self._history.number and not (self.report.frames or self.report.padded) else -1
+        self._routing = self._routed(threaded=False)
         self._ending = Event()
         self._keeper: Thread | None = None
         while self._history.moved:
@@ -77,6 +80,7 @@ class Engine:
                 shard.start()
             self._keeper = Thread(target=self._keep, name=f"tidelog {self._shared.root}", daemon=True)
             self._keeper.start()
+            self._routing = self._routed(threaded=True)
             atexit.register(_close_late, WeakMethod(self.close))
 
     # ── topics ────────────────────────────────────────────────────────────────────────────────
@@ -146,24 +150,40 @@ class Engine:
     def drop(self, name: str, *, if_empty: bool = False) -> bool:
         """Remove a topic with all its records; False where there is none. A topic made again under its name starts
         anew."""
-        with self._registry:
-            core = self._topics.get(name)
-            if core is None or name.startswith(OWN):
-                self._check_writable()
-                return False
-            if if_empty and (count := Topic(core).count):
-                raise NotEmpty(name, count=count)
+        return self.remove(name, if_empty=if_empty) is not None
 
-            def gone() -> None:
-                with core.lock:
-                    core.dropped = True
-                    self._shared.quota.give(core.index.bytes)
-                core.wake()
-
-            self._control(core, bodies.TopicDelete(name), gone)
-            del self._topics[name]
+    def remove(self, name: str, *, if_empty: bool = False) -> list[str] | None:
+        """`drop`, and the names of the routers that went with it; None where there is no such topic."""
+        routers: set[str] = set()
+        while True:
+            with self._registry:
+                core = self._topics.get(name)
+                if core is None or name.startswith(OWN):
+                    self._check_writable()
+                    return None
+                if if_empty and (count := Topic(core).count):
+                    raise NotEmpty(name, count=count)
+                routers |= self._routing.leave(core)
+                if not core.lanes:
+                    self._drop(name)
+                    break
+            for _ in range(2):  # copies of its records are brought into files first, for both manifests that are kept
+                self._checkpoint(final=False)
         self._erase(core)
-        return True
+        return sorted(routers, key=str.encode)
+
+    def _drop(self, name: str) -> None:
+        core = self._topics[name]
+
+        def gone() -> None:
+            with core.lock:
+                core.dropped = True
+                self._shared.quota.give(core.index.bytes)
+            core.wake()
+
+        self._control(core, bodies.TopicDelete(name), gone)
+        del self._topics[name]
+        self._routing.forget(core)
 
     def _find(self, name: object) -> Core | None:
         return self._topics.get(name) if isinstance(name, str) else None
@@ -240,6 +260,8 @@ class Engine:
         self._check_writable()
         for shard in self._shared.shards:
             shard.tick()
+        if not self._routing.threaded:
+            self._routing.settle()
         limits, now_ms = self._shared.limits, self._shared.clock.monotonic_ms()
         if now_ms - self._aged_ms >= _AGE_MS:
             self._aged_ms = now_ms
@@ -255,6 +277,7 @@ class Engine:
     def checkpoint(self) -> None:
         """Copy what only the WAL has into segments, and let the WAL forget it. On an error everything is as before."""
         self._check_writable()
+        self._routing.settle()
         self._checkpoint(final=False)
 
     def _checkpoint(self, *, final: bool) -> None:
@@ -268,6 +291,10 @@ class Engine:
             except OSError as error:
                 raise opening.refused(self._shared.root, error) from error
 
+    def _routed(self, *, threaded: bool) -> Routing:
+        limit = self._shared.limits.routers_max
+        return Routing(self._topics.values(), limit=limit, threaded=threaded, troubles=self._trouble)
+
     def _listed(self) -> tuple[list[Core], int]:
         with self._registry:
             return list(self._topics.values()), self._next_id
@@ -279,8 +306,11 @@ class Engine:
                 self.tick()
             except Error as error:
                 # A latched shard tells its writers; a checkpoint that failed is tried again when it is next due.
-                self.report.troubles.append(str(error))
-                del self.report.troubles[:-100]
+                self._trouble(error)
+
+    def _trouble(self, error: Error) -> None:
+        self.report.troubles.append(str(error))
+        del self.report.troubles[:-100]
 
     def refresh(self) -> None:
         """Look again at what a writer beside this reader has done since."""
@@ -292,6 +322,7 @@ class Engine:
             self._shared.maps.clear()
             self._topics, self._next_id, self.report = opened.topics, opened.next_topic_id, opened.report
             self._shared = opened.shared
+            self._routing = self._routed(threaded=False)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────
 
@@ -303,6 +334,7 @@ class Engine:
         if self._keeper is not None:
             self._keeper.join()
         try:
+            self._routing.close()
             self._shared.closing = True
             for core in self._listed()[0]:
                 with core.lock:  # whoever was staging a write is done; nobody begins another
