@@ -184,8 +184,8 @@ class RouterCycle(Refused):
 
     def __init__(self, router: str, cycle: list[str]) -> None:
         super().__init__(
-            f"router {router!r} would lead records in a circle: {' > '.join(cycle)}; nothing was made, lead it elsewhere "
-            "or allow the cycle"
+            f"router {router!r} would lead records in a circle: {' > '.join(cycle)}; nothing was made, lead it "
+            "elsewhere or allow the cycle"
         )
         self.router, self.cycle = router, cycle
 

@@ -51,24 +51,24 @@ class Delete(Commit):
         self.token.set(outcome)
 
 
-def parse(match: object) -> Match | None:
+def parse(match: object, undone: str = "nothing was deleted") -> Match | None:
     """`x` is that tag, `x*` every tag that begins with x; also `["tag", "Eq" | "Glob", value]`."""
     if match is None:
         return None
     try:
         str(match).encode()
     except UnicodeEncodeError:
-        raise BadInput(f"the match {match!r} cannot be written as UTF-8; nothing was deleted") from None
+        raise BadInput(f"the match {match!r} cannot be written as UTF-8; {undone}") from None
     if isinstance(match, list | tuple):
         if len(match) != 3 or match[0] != "tag" or match[1] not in ("Eq", "Glob") or not isinstance(match[2], str):
-            raise BadInput(f'a match is ["tag", "Eq" or "Glob", text], not {list(match)!r}; nothing was deleted')
+            raise BadInput(f'a match is ["tag", "Eq" or "Glob", text], not {list(match)!r}; {undone}')
         if match[1] == "Eq":
             return Match(MatchOp.EXACT, match[2])
         if not match[2].endswith("*"):
-            raise BadInput(f"a Glob ends with *, {match[2]!r} does not; nothing was deleted")
+            raise BadInput(f"a Glob ends with *, {match[2]!r} does not; {undone}")
         return Match(MatchOp.PREFIX, match[2][:-1])
     if not isinstance(match, str):
-        raise BadInput(f"a match is a tag or a tag's beginning and *, not {type(match).__name__}; nothing was deleted")
+        raise BadInput(f"a match is a tag or a tag's beginning and *, not {type(match).__name__}; {undone}")
     return Match(MatchOp.PREFIX, match[:-1]) if match.endswith("*") else Match(MatchOp.EXACT, match)
 
 

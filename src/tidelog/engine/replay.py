@@ -37,7 +37,9 @@ class _Piece(NamedTuple):
 
 
 class Replayed:
-    def __init__(self, shared: Shared, cores: dict[int, Core], loaded: Manifest, report: Report, derive: Derive) -> None:
+    def __init__(
+        self, shared: Shared, cores: dict[int, Core], loaded: Manifest, report: Report, derive: Derive
+    ) -> None:
         self._shared, self._cores, self._report, self._derive = shared, cores, report, derive
         self.next_id = self._known = loaded.next_topic_id
 

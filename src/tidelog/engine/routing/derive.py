@@ -245,7 +245,7 @@ class Derive:
                 if head is None:
                     drafts, full = planning.fitting(lane.routers, drafts, planning.room_of(dest, quota=False))
                 else:
-                    drafts, full = self._within(lane, drafts, head - dest.index.head), False
+                    drafts, full = self._within(lane, drafts, max(head - dest.index.head, 0)), False
                 dest.shared.quota.hold(sum(int(d.copies.size.sum()) for d in drafts if d.copies is not None))
                 apply(lane, stepped(lane, drafts, dest.index.head + 1, None))
                 if full:

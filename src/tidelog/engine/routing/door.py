@@ -55,7 +55,7 @@ class Routers:
             preserve_tag=preserve_tag,
             allow_cycle=allow_cycle,
             exactly_once=guarantee == "exactly_once",
-            match=parse(filter),
+            match=parse(filter, "nothing was made"),
         )
         with self._registry:
             self._check_writable()
@@ -72,15 +72,19 @@ class Routers:
                 raise
         return found(self._routing.state(name, created=not known), name)
 
-    def find_router(self, name: str) -> RouterState | None:
-        """The router of this name, if there is one, and what it has passed on of all that its source holds now."""
+    def find_router(self, name: str, *, fresh: bool = True) -> RouterState | None:
+        """The router of this name, if there is one; `fresh`: when it has passed on all that its source holds now."""
         self._check()
-        return self._routing.state(name)
+        return self._routing.state(name, fresh=fresh)
 
     def routers(self, prefix: str = "", source: str | None = None, dest: str | None = None) -> list[RouterState]:
         """What routers there are, by name: those that begin with `prefix`, from `source`, to `dest`. As they are."""
         self._check()
         return self._routing.states(prefix, source, dest)
+
+    @property
+    def router_count(self) -> int:
+        return len(self._routing)
 
     def drop_router(self, name: str) -> bool:
         """Stop passing on; False where there is no such router. Copies stay."""

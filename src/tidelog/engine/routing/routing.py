@@ -53,23 +53,18 @@ class Routing:
 
     def states(self, prefix: str, source: str | None, dest: str | None) -> list[RouterState]:
         """By name, as they are, without bringing on anything."""
-        found = [self._state(name) for name in sorted(self._lanes.copy(), key=str.encode) if name.startswith(prefix)]
-        return [
-            state for state in found if state and source in (None, state.source) and dest in (None, state.dest)
-        ]
+        names = [name for name in sorted(self._lanes.copy(), key=str.encode) if name.startswith(prefix)]
+        found = [self.state(name, fresh=False) for name in names]
+        return [state for state in found if state and source in (None, state.source) and dest in (None, state.dest)]
 
-    def state(self, name: str, *, created: bool = False) -> RouterState | None:
-        """One router, with all that its source has brought on."""
-        lane = self._lanes.get(name)
-        if lane is not None:
-            with suppress(Error):
-                lanes.catch_up(lane.dest)
-        return self._state(name, created=created)
-
-    def _state(self, name: str, *, created: bool = False) -> RouterState | None:
+    def state(self, name: str, *, created: bool = False, fresh: bool = True) -> RouterState | None:
+        """One router; `fresh`: with all that its source has brought on."""
         lane = self._lanes.get(name)
         if lane is None:
             return None
+        if fresh:
+            with suppress(Error):
+                lanes.catch_up(lane.dest)
         with lane.dest.lock:
             found = next((router for router in lane.routers if router.name == name), None)
             return None if found is None else shown(found, lane.forwarded[name], created=created)

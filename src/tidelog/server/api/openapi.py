@@ -6,62 +6,29 @@ from that when somebody first asks for it. A test holds the routes and this tabl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from http import HTTPStatus
-from types import MappingProxyType
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
-from tidelog.server.api import topics
+from tidelog.server.api import openapi_routers
 from tidelog.server.api.auth import ADMIN, DELETE, READ, WRITE
 from tidelog.server.api.call import Call
-from tidelog.server.api.openapi_schemas import COUNT, FLAG, KEY, SCHEMAS, TEXT, TOPIC, Schema, number, ref
+from tidelog.server.api.openapi_parts import JSON, PAGED, Operation, Param, flag
+from tidelog.server.api.openapi_schemas import COUNT, KEY, ROUTER, SCHEMAS, TEXT, TOPIC, Schema, number, ref
 from tidelog.server.api.problem import _STATUS
 from tidelog.server.http.seam import Response
 from tidelog.version import __version__
 
-JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 EVENTS: Final = "text/event-stream"
 OCTETS: Final = "application/octet-stream"
 
-
-_NOTHING: Final[Mapping[Any, Any]] = MappingProxyType({})
-
-
-class Param(NamedTuple):
-    name: str
-    schema: Schema
-    text: str = ""
-    where: str = "query"
-
-
-class Operation(NamedTuple):
-    method: str
-    path: str
-    id: str
-    summary: str
-    scopes: tuple[str, ...] = ()
-    params: tuple[Param, ...] = ()
-    takes: Mapping[str, Schema] = _NOTHING  # media type → body
-    body_required: bool = True
-    gives: Mapping[int, Mapping[str, Schema]] = _NOTHING  # status → media type → body
-    refuses: tuple[str, ...] = ()  # codes beside those of every route
-    security: tuple[str, ...] = ("bearer",)
-    text: str = ""
-
-
-def flag(name: str, default: bool, text: str) -> Param:
-    return Param(name, {**FLAG, "default": default}, text)
-
-
 _FROM = Param("from_seq", number("The last seq that the reader has; 0 before the first.", 0))
 _KEY = Param("Idempotency-Key", KEY, "A second write with it writes nothing.", "header")
 _CREATE = flag("create", True, "Bulk writes: false refuses to make the topic.")
-_PREFIX = Param("prefix", TEXT, "Names that begin so.")
 _RAW: Final[Schema] = {"type": "string", "contentEncoding": "binary"}
 _LINES: Final[Schema] = {"type": "string", "description": "One RecordToWrite a line; with raw=1 its data alone."}
 _COLUMNS: Final[Schema] = {
@@ -87,12 +54,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "listTopics",
         "The topics that the key is for, by name",
         (READ,),
-        (
-            _PREFIX,
-            Param("page_size", number("", topics._PAGE, least=1, most=topics._PAGE_MAX)),
-            Param("cursor", TEXT, "next_cursor of the page before."),
-            flag("touch", False, "Count as somebody who looked."),
-        ),
+        (*PAGED, flag("touch", False, "Count as somebody who looked.")),
         gives={200: {JSON: ref("TopicList")}},
         refuses=("invalid_request",),
     ),
@@ -224,6 +186,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         gives={200: {OCTETS: _RAW}, 206: {OCTETS: _RAW}},
         refuses=("topic_not_found", "not_found", "range_not_satisfiable"),
     ),
+    *openapi_routers.OPERATIONS,
     Operation(
         "POST",
         "/v0/watch",
@@ -273,6 +236,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
 
 _PATH: Final[dict[str, Schema]] = {
     "topic": TOPIC,
+    "router": ROUTER,
     "base": {**COUNT, "description": "Its first seq."},
     "file": {"enum": ["data", "idx", "foot", "del"]},
     "wid": TEXT,

@@ -53,9 +53,11 @@ _TABLE: Final[tuple[tuple[type[Error], str], ...]] = (
     (errors.BatchTooLarge, "batch_too_large"),
     (errors.TopicFull, "topic_full"),
     (errors.TopicNotFound, "topic_not_found"),
+    (errors.RouterNotFound, "router_not_found"),
     (errors.NotFound, "not_found"),
     (errors.NotEmpty, "topic_not_empty"),
     (errors.AlreadyExists, "topic_exists_incompatible"),
+    (errors.RouterCycle, "router_cycle"),
     (errors.Closed, "shutting_down"),
     (errors.ReadOnly, "internal"),
     (errors.NewerFormat, "internal"),
@@ -112,10 +114,14 @@ def _detail(error: Error) -> dict[str, Any] | None:
             }
         case errors.TopicNotFound():
             return {"topic": error.topic}
+        case errors.RouterNotFound():
+            return {"router": error.router}
+        case errors.RouterCycle():
+            return {"cycle": error.cycle}
         case errors.NotEmpty():
             return {"topic": error.topic, "count": error.count}
         case errors.TopicExists():
-            return {"topic": error.topic, **error.detail}
+            return error.detail if "router" in error.detail else {"topic": error.topic, **error.detail}
         case errors.Throttled():
             return {"limit": error.limit, "max": error.max}
         case errors.Damaged() | errors.InDoubt() | errors.DiskFull() | errors.WriteFailed():
