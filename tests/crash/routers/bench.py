@@ -78,7 +78,7 @@ class Bench:
         self.gone: dict[str, set[int]] = {name: set() for name in TOPICS}
         self.passed: Counter[str] = Counter()  # forwarded_total, as it was shown
         self.number = 0
-        self.states = 0
+        self.states = self.judged = 0
         self._taken: list[Told] = []
         self._known: set[bytes] = set()
         self.log = open_engine(self.disk, self.clock, shards)
@@ -163,13 +163,13 @@ class Bench:
             self._taken.append(Told(label, disk, cut, seen, self.passed.copy()))
 
     def judge(self, told: Told) -> None:
-        self.states += 1
+        self.judged += 1
         try:
             again = told.disk.reboot()
-            if self.states % 12 == 0:
+            if self.judged % 12 == 0:
                 self._cut_again(told)
             first = self._judged(told.disk, told, going_on=False)
-            if self.states % 4 == 0:
+            if self.judged % 4 == 0:
                 second = self._judged(again, told, going_on=True)
                 hold(first == second, f"two recoveries differ: {first} {second}")
         except Wrong as wrong:
@@ -193,6 +193,7 @@ class Bench:
                 self._judged(image, told._replace(cut=True), going_on=False)
 
     def _judged(self, disk: SimDisk, told: Told, *, going_on: bool) -> dict[str, Rows]:
+        self.states += 1
         log = open_engine(disk, self.clock, self.shards)
         hold(not log.report.damage, f"a crash is reported as damage: {log.report.damage}")
         rows = {name: read(log, name) for name in TOPICS}
