@@ -15,11 +15,13 @@ Error
 │   ├── CursorConflict   a group of consumers is not where the caller thought, or would go where it cannot
 │   ├── NotFound         no such log, topic, partition or file
 │   │   ├── TopicNotFound
-│   │   └── GroupNotFound
+│   │   ├── GroupNotFound
+│   │   └── RouterNotFound
 │   ├── NotAQueue        a topic that is a log was asked for jobs
 │   ├── NotEmpty         a topic that was to be dropped only if it was empty
 │   ├── AlreadyExists    the name is taken
 │   │   └── TopicExists    by a topic that does not fit what was asked for
+│   ├── RouterCycle      a router that would lead records in a circle; carries it
 │   ├── NewerFormat      the bytes were written by a newer version
 │   ├── ReadOnly         this log was opened for reading
 │   └── Closed           this log was closed
@@ -179,6 +181,14 @@ class NotAQueue(Refused):
         self.topic = topic
 
 
+class RouterNotFound(NotFound):
+    code = "router_not_found"
+
+    def __init__(self, router: str) -> None:
+        super().__init__(f"there is no router {router!r}; nothing was done, make it or look at the name again")
+        self.router = router
+
+
 class NotEmpty(Refused):
     code = "topic_not_empty"
 
@@ -201,6 +211,17 @@ class TopicExists(AlreadyExists):
         )
         self.topic, self.reason = topic, reason
         self.detail = detail or {}  # for machines: what is there and what was asked for
+
+
+class RouterCycle(Refused):
+    code = "router_cycle"
+
+    def __init__(self, router: str, cycle: list[str]) -> None:
+        super().__init__(
+            f"router {router!r} would lead records in a circle: {' > '.join(cycle)}; nothing was made, lead it "
+            "elsewhere or allow the cycle"
+        )
+        self.router, self.cycle = router, cycle
 
 
 class NewerFormat(Refused):

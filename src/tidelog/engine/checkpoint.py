@@ -25,8 +25,9 @@ from tidelog.engine import groups, manifest, retention
 from tidelog.engine.block import Block
 from tidelog.engine.core import WAL, Core, Shared
 from tidelog.engine.home import Home
-from tidelog.engine.manifest import GroupRow, Manifest, QueueRow, SegmentRow, TopicRow
+from tidelog.engine.manifest import GroupRow, Manifest, QueueRow, RouterRow, SegmentRow, TopicRow
 from tidelog.engine.parts import Segment
+from tidelog.engine.routing import holding
 from tidelog.errors import Error
 from tidelog.formats import bodies, footer, frame, idx
 from tidelog.formats.bodies import CheckpointMark, TopicMark
@@ -82,6 +83,7 @@ def checkpoint(
     cores, next_topic_id = registry()
     retention.harden_all(cores)
     rows: list[TopicRow] = []
+    routers: list[RouterRow] = []
     doomed: list[str] = []
     for core in cores:
         try:
@@ -92,14 +94,17 @@ def checkpoint(
                 raise
             continue  # its files went while they were written: its last frame is where replay begins
         rows.append(row)
+        routers += core.frozen.routers if core.frozen else ()
         doomed += gone
     rows.sort(key=lambda row: row.id)
     shared.ledger.settle()
     _mark(shared, rows)
     keys = names.keys(len(shared.shards))
     begin = tuple(GroupRow(key, at.first, at.pos) for key, at in zip(keys, positions, strict=True))
-    made = Manifest(tuple(rows), (*begin, *history.strangers), next_topic_id)
+    made = Manifest(tuple(rows), (*begin, *history.strangers), next_topic_id, tuple(routers))
     manifest.save(shared.disk, shared.root, history.number + 1, made)
+    for core in cores:
+        holding.saved(core)
     before, history.groups = history.groups, made.groups
     history.number += 1
     _forget(shared, history, before)
@@ -111,8 +116,10 @@ def checkpoint(
 
 def _write(core: Core) -> None:
     with core.lock:
+        core.frozen = None
         if core.dropped:
             return
+        holding.freeze(core)
         chapters = _chapters(core)
     home = core.shared.home(core.id)
     if chapters:
@@ -132,7 +139,7 @@ def _write(core: Core) -> None:
 def _chapters(core: Core) -> list[Chapter]:
     """What is to be written: frozen now, so that it does not change while it is."""
     index = core.index
-    obsolete = index.obsolete()
+    obsolete = holding.obsolete(core)
     found: dict[int, Chapter] = {}
     for part in index.parts:
         if isinstance(part, Block):
@@ -235,7 +242,7 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
     """The row of a topic, its deletion vectors written, and the files it no longer needs."""
     home, index = core.shared.home(core.id), core.index
     with core.lock:
-        obsolete = index.obsolete()
+        obsolete = holding.obsolete(core)
         gone = [
             part
             for part in index.parts
@@ -249,7 +256,8 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
             segment.unsaved = False
         # What came while this topic was written is in the WAL only: the row must not claim it, nor anything about it.
         fresh = [part.base for part in index.parts if isinstance(part, Block) and part.kept and part.stop > part.base]
-        head = min([*(base - 1 for base in fresh), index.head])
+        frozen = core.frozen
+        head = min([*(base - 1 for base in fresh), index.head, *([frozen.head] if frozen else [])])
         marks = index.marks.clamped(head)
         row = TopicRow(
             core.id,
@@ -263,6 +271,9 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
             index.last_ts,
             tuple(_row(segment) for segment in segments),
             tuple(index.ghosts),
+            marks.source,
+            fed=frozen.fed if frozen else None,
+            hops=frozen.hops if frozen else (),
             queue=_queue(core, final=final),
             consumers=groups.rows(core),
             guarded=core.guarded,
@@ -313,7 +324,7 @@ def _mark(shared: Shared, rows: Iterable[TopicRow]) -> None:
         TopicMark(
             row.id,
             row.head,
-            max(row.cap_mark, row.ttl_mark) + 1,
+            max(row.cap_mark, row.ttl_mark, row.source_mark) + 1,
             row.earliest,
             row.earliest,
             row.segments[-1].base if row.segments else 0,

@@ -227,6 +227,9 @@ class EngineConfig:
     topics_max: int = 100_000
     """Topics at once; another is throttled. Bounds directories and what a snapshot names. 0: no limit."""
 
+    routers_max: int = 10_000
+    """Routers at once; another is throttled. 0: no limit."""
+
     total_bytes_max: int = 0
     """Live bytes of all topics; a write past it is throttled until something is deleted or evicted. 0: no limit."""
 
@@ -280,6 +283,7 @@ _BOUNDS: Final[dict[str, tuple[int, int]]] = {
     "tag_bytes_max": (0, (1 << 16) - 1),  # a frame's field
     "node_bytes_max": (0, (1 << 16) - 1),
     "topics_max": (0, _I64_MAX),
+    "routers_max": (0, _I64_MAX),
     "total_bytes_max": (0, _I64_MAX),
     "groups_max": (0, _I64_MAX),
     "ledger_records": (0, _I64_MAX),

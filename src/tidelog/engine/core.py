@@ -25,6 +25,7 @@ from tidelog.engine.notes import Cause, Notes
 from tidelog.engine.quota import Quota
 from tidelog.engine.recency import effective_priority
 from tidelog.engine.results import Appended, TopicState
+from tidelog.engine.routing.hops import Hops
 from tidelog.engine.tags import TagCache
 from tidelog.errors import Closed, Corrupt, Damaged, ReadOnly, TopicNotFound, Unavailable
 from tidelog.wal import Shard, Stored, Token, shard_of
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from tidelog.engine.queues.history import Journal
     from tidelog.engine.queues.projection import Projection
     from tidelog.engine.queues.state import State
+    from tidelog.engine.routing.holding import Frozen
+    from tidelog.engine.routing.lane import Lane
     from tidelog.wal import Commit
 
 TOPICS = "topics"
@@ -55,7 +58,7 @@ class Shared:
     shards: list[Shard]  # none: opened for reading
     closing: bool = False  # no new writes
     closed: bool = False
-    rolled: bool = False  # a segment was completed that no checkpoint has seen
+    rolled: bool = False  # a segment was completed, or copies were made, that no checkpoint has seen
     doors: Doors | None = None  # the engine, for those of its parts that need other topics
     journals: set[Journal] = field(default_factory=set)  # those with something to write down
     replaying: bool = False  # frames are being applied: what they say is not yet all
@@ -113,6 +116,11 @@ class Core:
         self.found: int | None = None  # its head when it was opened; None: it was made since
         self.projection: Projection | None = None  # what was found of a queue, until its first use
         self.queue: State | None = None  # from then on
+        self.lane: Lane | None = None  # what routers bring to it
+        self.lanes: list[Lane] = []  # what routers take from it; ended ones while a manifest may need their records
+        self.ended: list[Lane] = []  # what they brought to it once, until a manifest has that
+        self.hops = Hops()
+        self.frozen: Frozen | None = None  # for the checkpoint that is being made
         self._waiters: set[Callable[[], None]] = set()
 
     @property
@@ -260,4 +268,6 @@ class Core:
                 waiter()
 
     def submit(self, commit: Commit) -> None:
+        if self.lane is not None:
+            commit.ahead = self.lane.mark
         self.shard.submit(commit)

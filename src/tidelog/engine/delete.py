@@ -7,6 +7,7 @@ records again: later ones are behind the bound and are not meant.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from tidelog.engine.core import Core
 from tidelog.engine.encode import check_number
 from tidelog.engine.parts import Part, Weight
 from tidelog.engine.results import Deleted
+from tidelog.engine.routing import lane as lanes
 from tidelog.engine.tags import TagIndex
 from tidelog.errors import BadInput, Corrupt, Error
 from tidelog.formats import bodies, frame, idx
@@ -51,24 +53,24 @@ class Delete(Commit):
         self.token.set(outcome)
 
 
-def parse(match: object) -> Match | None:
+def parse(match: object, undone: str = "nothing was deleted") -> Match | None:
     """`x` is that tag, `x*` every tag that begins with x; also `["tag", "Eq" | "Glob", value]`."""
     if match is None:
         return None
     try:
         str(match).encode()
     except UnicodeEncodeError:
-        raise BadInput(f"the match {match!r} cannot be written as UTF-8; nothing was deleted") from None
+        raise BadInput(f"the match {match!r} cannot be written as UTF-8; {undone}") from None
     if isinstance(match, list | tuple):
         if len(match) != 3 or match[0] != "tag" or match[1] not in ("Eq", "Glob") or not isinstance(match[2], str):
-            raise BadInput(f'a match is ["tag", "Eq" or "Glob", text], not {list(match)!r}; nothing was deleted')
+            raise BadInput(f'a match is ["tag", "Eq" or "Glob", text], not {list(match)!r}; {undone}')
         if match[1] == "Eq":
             return Match(MatchOp.EXACT, match[2])
         if not match[2].endswith("*"):
-            raise BadInput(f"a Glob ends with *, {match[2]!r} does not; nothing was deleted")
+            raise BadInput(f"a Glob ends with *, {match[2]!r} does not; {undone}")
         return Match(MatchOp.PREFIX, match[2][:-1])
     if not isinstance(match, str):
-        raise BadInput(f"a match is a tag or a tag's beginning and *, not {type(match).__name__}; nothing was deleted")
+        raise BadInput(f"a match is a tag or a tag's beginning and *, not {type(match).__name__}; {undone}")
     return Match(MatchOp.PREFIX, match[:-1]) if match.endswith("*") else Match(MatchOp.EXACT, match)
 
 
@@ -87,6 +89,7 @@ def delete(
         check_number("a seq to delete", seq, 0, SEQ_MAX)
     if seqs is not None and len(seqs) > _SEQS_MAX:
         raise BadInput(f"{len(seqs)} seqs are more than {_SEQS_MAX} in one delete; nothing was deleted")
+    settle(core)
     retention.expire(core)
     with core.lock:
         core.check_writable()
@@ -105,6 +108,14 @@ def delete(
         commit = Delete(core, body, core.removals, actor)
         core.submit(commit)
     return commit.token.wait()
+
+
+def settle(core: Core) -> None:
+    """What is about to be deleted is passed on first: routers and deletes then come in the order of their callers."""
+    if core.lane is not None or core.lanes:
+        with suppress(Error):
+            lanes.catch_up(core)
+            lanes.pass_on(core)
 
 
 def replay(core: Core, body: bodies.Delete, number: int, ts_ms: int) -> None:

@@ -28,6 +28,8 @@ from tidelog.engine.queues.door import Queue
 from tidelog.engine.queues.doors import HISTORY
 from tidelog.engine.report import Report
 from tidelog.engine.results import TopicState
+from tidelog.engine.routing.door import Routers
+from tidelog.engine.routing.routing import Routing
 from tidelog.engine.topic import Topic
 from tidelog.errors import BadInput, Closed, Error, NotEmpty, ReadOnly, Throttled, TopicExists, TopicNotFound
 from tidelog.formats import bodies
@@ -37,7 +39,7 @@ from tidelog.wal import Shard
 _AGE_MS = 1000  # how often segments are asked for their age
 
 
-class Engine:
+class Engine(Routers):
     def __init__(self, opened: opening.Opened, *, threads: bool) -> None:
         self._shared: Shared = opened.shared
         self._shared.doors = self
@@ -53,6 +55,7 @@ class Engine:
         self._checked_bytes = 0
         # How many frames had been written when a checkpoint last covered them all. What was replayed is not covered.
         self._covered = 0 if self._history.number and not (self.report.frames or self.report.padded) else -1
+        self._routing = self._routed(threaded=False)
         self._ledger = Ledger(self._shared, self)
         self._ending = False
         self._stirred = Event()  # the keeper has something to do before its time
@@ -67,6 +70,7 @@ class Engine:
                 shard.start()
             self._keeper = Thread(target=self._keep, name=f"tidelog {self._shared.root}", daemon=True)
             self._keeper.start()
+            self._routing = self._routed(threaded=True)
             atexit.register(_close_late, WeakMethod(self.close))
 
     # ── topics ────────────────────────────────────────────────────────────────────────────────
@@ -179,18 +183,29 @@ class Engine:
     def drop(self, name: str, *, if_empty: bool = False, actor: str | None = None) -> bool:
         """Remove a topic with all its records; False where there is none. A topic made again under its name starts
         anew."""
-        with self._registry:
-            core = self._topics.get(name)
-            if core is None or name.startswith(OWN):
-                self._check_writable()
-                return False
-            if if_empty and (count := Topic(core).count):
-                raise NotEmpty(name, count=count)
-            history = self._topics.get(HISTORY + name)
-            if history is not None:
-                self._drop(history)
-            self._drop(core, actor)
-        return True
+        return self.remove(name, if_empty=if_empty, actor=actor) is not None
+
+    def remove(self, name: str, *, if_empty: bool = False, actor: str | None = None) -> list[str] | None:
+        """`drop`, and the names of the routers that went with it; None where there is no such topic."""
+        routers: set[str] = set()
+        while True:
+            with self._registry:
+                core = self._topics.get(name)
+                if core is None or name.startswith(OWN):
+                    self._check_writable()
+                    return None
+                if if_empty and (count := Topic(core).count):
+                    raise NotEmpty(name, count=count)
+                routers |= self._routing.leave(core)
+                if not core.lanes:
+                    history = self._topics.get(HISTORY + name)
+                    if history is not None:
+                        self._drop(history)
+                    self._drop(core, actor)
+                    break
+            for _ in range(2):  # copies of its records are brought into files first, for both manifests that are kept
+                self._checkpoint(final=False)
+        return sorted(routers, key=str.encode)
 
     def _drop(self, core: Core, actor: str | None = None) -> None:
         def gone() -> None:
@@ -203,6 +218,7 @@ class Engine:
 
         self._control(core, bodies.TopicDelete(core.name), gone)
         del self._topics[core.name]
+        self._routing.forget(core)
         self._erase(core)
 
     def _find(self, name: object) -> Core | None:
@@ -285,6 +301,8 @@ class Engine:
         for shard in self._shared.shards:
             shard.tick()
         self._note()
+        if not self._routing.threaded:
+            self._routing.settle()
         limits, now_ms = self._shared.limits, self._shared.clock.monotonic_ms()
         if now_ms - self._aged_ms >= _AGE_MS:
             self._aged_ms = now_ms
@@ -313,6 +331,7 @@ class Engine:
     def checkpoint(self) -> None:
         """Copy what only the WAL has into segments, and let the WAL forget it. On an error everything is as before."""
         self._check_writable()
+        self._routing.settle()
         self._checkpoint(final=False)
 
     def _checkpoint(self, *, final: bool) -> None:
@@ -325,6 +344,10 @@ class Engine:
                 self._covered = self._written()
             except OSError as error:
                 raise opening.refused(self._shared.root, error) from error
+
+    def _routed(self, *, threaded: bool) -> Routing:
+        limit = self._shared.limits.routers_max
+        return Routing(self._topics.values(), limit=limit, threaded=threaded, troubles=self.report.trouble)
 
     def _listed(self) -> tuple[list[Core], int]:
         with self._registry:
@@ -357,6 +380,7 @@ class Engine:
             self._shared = opened.shared
             self._shared.doors = self
             self._ledger = Ledger(self._shared, self)
+            self._routing = self._routed(threaded=False)
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────
 
@@ -370,6 +394,7 @@ class Engine:
             self._keeper.join()
         self._tell()
         try:
+            self._routing.close()
             self._note()
             self._shared.closing = True
             for core in self._listed()[0]:

@@ -2,13 +2,15 @@
 
     1             evict floor E          earliest                 head
     ├──────────────────┼─────────────────────┼──────────────────────┤
-    │ lost to a cap    │ deleted by a caller │ live                 │
-    │ or to age: a gap │ read over in silence│                      │
+    │ lost to a cap,   │ deleted by a caller │ live                 │
+    │ to age, or at the│ read over in silence│                      │
+    │ source: a gap    │                     │                      │
 
 Rules, in order of authority:
   1. A cursor ahead of the head belongs to an earlier topic of this name: the gap is all of this one.
   2. A cursor that has not passed E - 1 gets one gap up to there, however much of it was lost in which
-     way. The reason is what reached into it: `cap`, `ttl`, or `mixed`.
+     way. The reason is what reached into it: `cap`, `ttl`, or `mixed` for both; `source_trim` where neither did
+     and the records were lost at the topic that routers should have brought them from.
   3. Whatever else is missing was deleted or never there: no gap.
 
 E is one past the highest seq lost in any way. Deletes move `earliest` and never E, so they are never
@@ -19,8 +21,8 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple, TypeAlias
 
-Reason: TypeAlias = Literal["cap", "ttl", "mixed", "recreated"]
-CAUSES: Final = ("cap", "ttl")
+Reason: TypeAlias = Literal["cap", "ttl", "mixed", "source_trim", "recreated"]
+CAUSES: Final = ("cap", "ttl", "source")
 
 
 class Marks(NamedTuple):
@@ -28,6 +30,7 @@ class Marks(NamedTuple):
 
     cap: int = 0
     ttl: int = 0
+    source: int = 0
 
     @property
     def evict_floor(self) -> int:
@@ -78,8 +81,8 @@ def gap(from_seq: int, head: int, earliest: int, marks: Marks) -> Gap | None:
     floor = marks.evict_floor
     if from_seq + 1 >= floor:
         return None
-    reached = [mark > from_seq for mark in marks]
-    reason: Reason = "mixed" if all(reached) else "cap" if reached[0] else "ttl"
+    capped, aged = marks.cap > from_seq, marks.ttl > from_seq
+    reason: Reason = "mixed" if capped and aged else "cap" if capped else "ttl" if aged else "source_trim"
     return Gap(from_seq + 1, floor - 1, reason, floor - 1 - from_seq, floor, head)
 
 

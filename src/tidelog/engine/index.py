@@ -21,6 +21,7 @@ import numpy as np
 from tidelog.engine.block import Block
 from tidelog.engine.floors import Marks
 from tidelog.engine.parts import Part, Segment, Weight, sizes, weigh
+from tidelog.formats.frame import SEQ_MAX
 from tidelog.types import Ints
 from tidelog.wal import Stored
 
@@ -52,6 +53,7 @@ class TopicIndex:
         self.last_ts = 0
         self.ghosts: list[tuple[int, int]] = []  # seqs [lo, hi) of records that no part has any more
         self.removals = 0  # how often records have gone, in whatever way
+        self.passed = SEQ_MAX  # routers have yet to pass on what lies behind it: what was there is remembered
 
     @property
     def evict_floor(self) -> int:
@@ -259,7 +261,7 @@ class TopicIndex:
         self.parts = [part for part in self.parts if part not in gone]
         merged: list[tuple[int, int]] = []
         for lo, hi in sorted([*self.ghosts, *((part.base, part.stop) for part in gone)]):
-            lo = max(lo, self.evict_floor)  # what was lost is accounted for by the floor
+            lo = max(lo, min(self.evict_floor, self.passed + 1))  # what was lost is accounted for by the floor
             if lo >= hi:
                 continue
             if merged and merged[-1][1] >= lo:

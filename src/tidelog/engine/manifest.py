@@ -69,6 +69,7 @@ class FedRow(msgspec.Struct, array_like=True, frozen=True):
 
     source_id: int
     cursor: int
+    copying: bool = True  # no direct write came behind the last copies: reserved seqs may be theirs
 
 
 class RouterRow(msgspec.Struct, array_like=True, frozen=True):
@@ -119,7 +120,7 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True):
     topics: tuple[TopicRow, ...] = ()  # ids rising
     groups: tuple[GroupRow, ...] = ()
     next_topic_id: int = 1
-    routers: tuple[RouterRow, ...] = ()  # by name
+    routers: tuple[RouterRow, ...] = ()  # of one dest in the order in which they were made
 
 
 class Loaded(NamedTuple):

@@ -28,6 +28,11 @@ class Quota:
     def used(self) -> int:
         return self._used
 
+    @property
+    def room(self) -> int | None:
+        """What a take may ask for; None: there is no cap."""
+        return max(self._cap - self._used, 0) if self._cap else None
+
     def take(self, amount: int) -> None:
         """Count this much more, or raise Throttled and count nothing."""
         assert amount >= 0, "use give"

@@ -70,7 +70,7 @@ class Scan:
 
     def _passed(self, lo: int, hi: int) -> Counts:
         """Where seqs (lo, hi] went that lie below the first live one."""
-        evicted = max(min(hi, self.marks.cap) - lo, 0)
+        evicted = max(min(hi, max(self.marks.cap, self.marks.source)) - lo, 0)
         lo += evicted
         expired = max(min(hi, self.marks.ttl) - lo, 0)
         lo += expired

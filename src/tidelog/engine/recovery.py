@@ -4,7 +4,7 @@
     2  its topics, with the segments it names: sizes are looked at, contents are not
     3  every WAL group that is on disk, whatever the number of shards is now
     4  its frames, topic by topic in their order: what the manifest holds already is passed over
-    5  heads are padded to what was reserved, caps applied
+    5  copies that routers made are made again; heads are padded to what was reserved, caps applied
     6  only then, and only for a writer: WAL tails are cut, segments cut to the length the manifest names, files that no
        manifest names removed
 
@@ -31,6 +31,7 @@ from tidelog.engine.parts import Segment
 from tidelog.engine.queues.projection import Projection
 from tidelog.engine.replay import Replayed
 from tidelog.engine.report import Group, Progress, Report
+from tidelog.engine.routing.derive import Derive
 from tidelog.errors import Corrupt, Damaged
 from tidelog.formats import idx
 from tidelog.wal import Position, Verdict, names, read
@@ -49,7 +50,8 @@ def recover(shared: Shared, report: Report, progress: Progress, *, writable: boo
     report.snapshot, report.snapshots_skipped = loaded.number, loaded.skipped
     cores = {row.id: _restored(shared, row) for row in loaded.manifest.topics}
     groups = _groups(shared, loaded, report, progress)
-    replayed = Replayed(shared, cores, loaded.manifest.next_topic_id, report)
+    derive = Derive(cores, loaded.manifest, report, writable=writable)
+    replayed = Replayed(shared, cores, loaded.manifest, report, derive)
     shared.replaying = shared.notes.recovering = True
     replayed.run(groups, progress)
     shared.replaying = False
@@ -87,7 +89,7 @@ def _restored(shared: Shared, row: TopicRow) -> Core:
         index.parts.append(part)
         core.damage += _look(shared.disk, part)
     index.head, index.earliest, index.last_ts = row.head, row.earliest, row.last_ts
-    index.marks = Marks(row.cap_mark, row.ttl_mark)
+    index.marks = Marks(row.cap_mark, row.ttl_mark, row.source_mark)
     index.ghosts = list(row.ghosts)
     core.reserved, core.removals, core.told = row.reserved, row.removals, max(row.told, index.evict_floor)
     core.groups = {each.group: Cursor(each.seq, each.ts_ms, each.hold_bytes) for each in row.consumers}
@@ -121,7 +123,8 @@ def _look(disk: Disk, part: Segment) -> list[str]:
 def _finish(core: Core, report: Report, *, writable: bool) -> None:
     """5. What was reserved is taken, what was lost stays lost."""
     index = core.index
-    if writable and core.reserved > index.head:
+    copying = core.lane is not None and not core.lane.direct  # seqs behind the head were of copies, if of anything
+    if writable and core.reserved > index.head and not copying:
         report.padded[core.name] = core.reserved - index.head
         index.pad(core.reserved)
     told: tuple[tuple[Cause, int], ...] = (("ttl", core.floors.ttl), ("cap", core.floors.cap))

@@ -8,6 +8,7 @@ is passed over by its seq. A topic that was dropped in the end gets nothing repl
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -17,12 +18,15 @@ from tidelog.engine import delete, groups
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import Core, Shared
 from tidelog.engine.floors import Marks
+from tidelog.engine.manifest import Manifest
 from tidelog.engine.notes import Cause, Note
 from tidelog.engine.queues.projection import Projection
 from tidelog.engine.report import Group, Progress, Report
+from tidelog.engine.routing.derive import Derive, Event
 from tidelog.errors import Corrupt
 from tidelog.formats import bodies, frame, scan
-from tidelog.formats.frame import APPEND, APPEND_BATCH, MORE, TOPIC_DELETE
+from tidelog.formats.bodies import Body
+from tidelog.formats.frame import APPEND, APPEND_BATCH, FORWARD, MORE, ROUTER_CREATE, ROUTER_DELETE, TOPIC_DELETE
 from tidelog.types import Ints
 from tidelog.wal import WalFile
 
@@ -35,9 +39,11 @@ class _Piece(NamedTuple):
 
 
 class Replayed:
-    def __init__(self, shared: Shared, cores: dict[int, Core], next_id: int, report: Report) -> None:
-        self._shared, self._cores, self._known, self._report = shared, cores, next_id, report
-        self.next_id = next_id
+    def __init__(
+        self, shared: Shared, cores: dict[int, Core], loaded: Manifest, report: Report, derive: Derive
+    ) -> None:
+        self._shared, self._cores, self._report, self._derive = shared, cores, report, derive
+        self.next_id = self._known = loaded.next_topic_id
 
     def run(self, groups: Sequence[Group], progress: Progress) -> None:
         streams: dict[int, list[list[_Piece]]] = {}
@@ -50,15 +56,20 @@ class Replayed:
             for topic_id, pieces in mine.items():
                 streams.setdefault(topic_id, []).append(pieces)
         streams.pop(0, None)  # marks, and what is not about a topic
+        fed: dict[int, Iterator[Event]] = {}
         for number, (topic_id, found) in enumerate(sorted(streams.items())):
             if any(TOPIC_DELETE in file.heads["kind"][which] for pieces in found for file, which in pieces):
                 self._drop(topic_id, found)
                 continue
             # A topic whose shard changed has frames in several groups: seqs tell which came first.
-            for pieces in sorted(found, key=_first_seq):
-                for piece in pieces:
-                    self._apply(topic_id, piece)
+            events = self._events(topic_id, [piece for pieces in sorted(found, key=_first_seq) for piece in pieces])
+            if self._derive.is_fed(topic_id) or any(_is_routed(piece) for pieces in found for piece in pieces):
+                fed[topic_id] = events  # its copies come from topics that are not there yet
+            else:
+                for _, do in events:
+                    do()
             progress("replaying topics", number + 1, len(streams))
+        self._derive.run(fed)
         self.next_id = max([self.next_id, *(topic_id + 1 for topic_id in streams)])
 
     def _drop(self, topic_id: int, found: Sequence[Sequence[_Piece]]) -> None:
@@ -70,49 +81,32 @@ class Replayed:
         if core is not None or topic_id >= self._known:
             self._shared.notes.tell(_dropped(core, topic_id, [piece for pieces in found for piece in pieces]))
 
-    def _apply(self, topic_id: int, piece: _Piece) -> None:
-        kinds = piece.file.heads["kind"][piece.which]
-        records = (kinds == APPEND) | (kinds == APPEND_BATCH)
-        edges = (np.flatnonzero(records[1:] != records[:-1]) + 1).tolist()
-        for lo, hi in pairwise([0, *edges, len(kinds)]):
-            if records[lo]:
-                core = self._core(topic_id, None)
-                if core is not None:
-                    _append(core, piece.file, piece.which[lo:hi])
-            else:
-                for at in piece.which[lo:hi].tolist():
-                    self._control(topic_id, piece.file, at)
+    def _events(self, topic_id: int, pieces: Sequence[_Piece]) -> Iterator[Event]:
+        """What the frames of a topic come to, in order; records between two control frames are one."""
+        core = self._core(topic_id, self._body(pieces[0].file, int(pieces[0].which[0])))
+        return iter(()) if core is None else self._played(core, pieces)
 
-    def _control(self, topic_id: int, file: WalFile, number: int) -> None:
+    def _played(self, core: Core, pieces: Sequence[_Piece]) -> Iterator[Event]:
+        for file, which in pieces:
+            kinds = file.heads["kind"][which]
+            records = (kinds == APPEND) | (kinds == APPEND_BATCH)
+            edges = (np.flatnonzero(records[1:] != records[:-1]) + 1).tolist()
+            for lo, hi in pairwise([0, *edges, len(kinds)]):
+                if records[lo]:
+                    yield None, partial(_append, core, file, which[lo:hi])
+                    continue
+                for at in which[lo:hi].tolist():
+                    body = self._body(file, at)
+                    head = file.heads[at]
+                    yield body, partial(_control, core, body, int(head["seq"]), int(head["ts_ms"]))
+
+    def _body(self, file: WalFile, number: int) -> Body | None:
+        """What a control frame says; None for records."""
         found = frame.get(file.buf, int(file.at[number]), file.hi, check=False)
         assert isinstance(found, frame.Frame), "a survey passes only frames"
-        body = bodies.decode(found.kind, memoryview(file.buf)[found.data_at : found.data_end])
-        core = self._core(topic_id, body)
-        if core is None or core.dropped:
-            return
-        match body:
-            case bodies.TopicCreate() | bodies.ConfigUpdate():
-                config = TopicConfig.from_json(body.config)
-                if (config.durability == "ephemeral") != core.ephemeral:
-                    core.index.roll()
-                core.config = config
-                core.keep_caps()
-            case bodies.Delete():
-                try:
-                    delete.replay(core, body, found.seq, found.ts_ms)
-                except Corrupt as error:
-                    core.damage.append(f"{core.name}: a delete could not be replayed: {error}")
-            case bodies.EvictWatermark():
-                _floor(core, body)
-            case bodies.Lease():
-                core.projection = core.projection or Projection()
-                core.projection.apply(found.seq, body)
-            case bodies.HeadWatermark():
-                core.reserved = max(core.reserved, body.head_seq)
-            case bodies.GroupCursor():
-                groups.apply(core, body, found.ts_ms)
-            case _:
-                pass  # of parts of the engine that are not about records
+        if found.kind in (APPEND, APPEND_BATCH):
+            return None
+        return bodies.decode(found.kind, memoryview(file.buf)[found.data_at : found.data_end])
 
     def _core(self, topic_id: int, body: bodies.Body | None) -> Core | None:
         """The topic a frame is about; None where it was dropped before the manifest was made."""
@@ -156,6 +150,38 @@ def _dropped(core: Core | None, topic_id: int, pieces: Sequence[_Piece]) -> Note
     return Note(None, name, topic_id, "drop", first, last, records, size, ts_ms, "recovery")
 
 
+def _control(core: Core, body: Body | None, seq: int, ts_ms: int) -> None:
+    if core.dropped:
+        return
+    match body:
+        case bodies.TopicCreate() | bodies.ConfigUpdate():
+            config = TopicConfig.from_json(body.config)
+            if (config.durability == "ephemeral") != core.ephemeral:
+                core.index.roll()
+            core.config = config
+            core.keep_caps()
+        case bodies.Delete():
+            try:
+                delete.replay(core, body, seq, ts_ms)
+            except Corrupt as error:
+                core.damage.append(f"{core.name}: a delete could not be replayed: {error}")
+        case bodies.EvictWatermark():
+            _floor(core, body)
+        case bodies.Lease():
+            core.projection = core.projection or Projection()
+            core.projection.apply(seq, body)
+        case bodies.HeadWatermark():
+            core.reserved = max(core.reserved, body.head_seq)
+        case bodies.GroupCursor():
+            groups.apply(core, body, ts_ms)
+        case _:
+            pass  # of parts of the engine that are not about records
+
+
+def _is_routed(piece: _Piece) -> bool:
+    return bool(np.isin(piece.file.heads["kind"][piece.which], (FORWARD, ROUTER_CREATE, ROUTER_DELETE)).any())
+
+
 def _by_topic(file: WalFile) -> Iterator[tuple[int, Ints]]:
     ids = file.heads["topic_id"]
     if not len(ids):
@@ -180,7 +206,7 @@ def _floor(core: Core, body: bodies.EvictWatermark) -> None:
     """A floor that somebody was shown. Records that were lost with the tail are padded in later: see `_finish`."""
     index, floors = core.index, core.floors
     ttl, cap = body.expiry_floor - 1, body.evict_floor - 1 if body.evict_floor > body.expiry_floor else 0
-    core.floors = Marks(max(floors.cap, cap), max(floors.ttl, ttl))
+    core.floors = Marks(max(floors.cap, cap), max(floors.ttl, ttl), floors.source)
     marks: tuple[tuple[Cause, int], ...] = (("ttl", ttl), ("cap", cap))
     for cause, mark in marks:
         core.evict(min(mark + 1, index.head + 1), cause)

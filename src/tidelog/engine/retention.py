@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from tidelog.engine.core import Core
+from tidelog.engine.routing import lane as lanes
 from tidelog.errors import Damaged, Error, Refused, Unavailable
 from tidelog.formats import bodies, frame
 from tidelog.wal import Commit, Token
@@ -25,7 +26,10 @@ class Floor(Commit):
     def __init__(self, core: Core, floor: int, expiry: int) -> None:
         self.core, self.floor, self.expiry = core, floor, expiry
         body = bodies.EvictWatermark(
-            evict_floor=floor, earliest_seq=max(floor, core.index.earliest), expiry_floor=expiry
+            # What was lost at the source is on record by itself, and is not lost to a cap.
+            evict_floor=max(core.index.marks.cap + 1, expiry),
+            earliest_seq=max(floor, core.index.earliest),
+            expiry_floor=expiry,
         )
         made = frame.encode(frame.EVICT_WATERMARK, topic_id=core.id, ts_ms=core.stamp(), data=bodies.encode(body))
         super().__init__([made], frames=1, durable=core.config.durability != "memory")
@@ -80,11 +84,17 @@ def _expiry(core: Core) -> int:
 
 def is_settled(core: Core) -> bool:
     """Whether nobody who looks now has to wait until a floor is durable."""
+    if core.lane is not None and lanes.is_behind(core):
+        return False
     return not is_due(core) and (not core.hardens or core.hardened >= core.index.evict_floor)
 
 
 def observe(core: Core) -> None:
-    """`expire` for a reader: a shard that cannot write keeps its records readable."""
+    """`expire` for a reader, behind what routers have yet to bring: a shard that cannot write keeps its records
+    readable."""
+    if core.lane is not None:
+        with suppress(Damaged, Unavailable, Refused):
+            lanes.catch_up(core)
     with suppress(Damaged, Unavailable, Refused):
         expire(core)
 

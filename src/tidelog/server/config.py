@@ -46,6 +46,9 @@ class ServerConfig:
     max_topics: int = 100_000
     """Topics at once; 0: no limit, as with every cap below."""
 
+    max_routers: int = 10_000
+    """Routers at once."""
+
     max_watch_sessions: int = 10_000
     """Watch sessions at once."""
 
@@ -101,6 +104,7 @@ _CAPS = frozenset(
     [
         "max_body_bytes",
         "max_topics",
+        "max_routers",
         "max_watch_sessions",
         "max_sse_connections",
         "max_sse_connections_per_key",

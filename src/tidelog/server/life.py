@@ -25,6 +25,7 @@ def engine_config(config: ServerConfig) -> EngineConfig:
         segment_bytes_max=config.segment_max_bytes,
         segment_age_ms_max=config.segment_max_age_ms,
         topics_max=config.max_topics,
+        routers_max=config.max_routers,
         total_bytes_max=config.max_total_bytes,
         queue_max=config.wal_queue_max,
     )

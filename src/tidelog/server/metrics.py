@@ -85,6 +85,7 @@ class Totals(NamedTuple):
 
     topics: Sequence[TopicState]
     by_class: dict[str, int]
+    routers: int
     records_live: int
     bytes_live: int
     queues: dict[str, Held]
@@ -147,7 +148,7 @@ class Metrics(Collector):
         return {
             "topics": len(now.topics),
             **{f"topics_{name}": count for name, count in now.by_class.items()},
-            "routers": 0,
+            "routers": now.routers,
             "records_live": now.records_live,
             "bytes_live": now.bytes_live,
             "queue_topics": len(now.queues),
@@ -182,6 +183,7 @@ class Metrics(Collector):
         return Totals(
             topics,
             by_class,
+            service.engine.router_count if service.is_ready else 0,
             sum(state.count for state in topics),
             sum(state.bytes for state in topics),
             self.queues.held(service.engine, topics) if service.is_ready else {},
@@ -202,7 +204,7 @@ class Metrics(Collector):
         for name, count in now.by_class.items():
             by_class.add_metric([name], count)
         yield by_class
-        yield _gauge("routers", "Routers.", 0)
+        yield _gauge("routers", "Routers.", now.routers)
         yield _gauge("records_live", "Records that can be read.", now.records_live)
         yield _gauge("bytes_live", "Bytes of their data and meta.", now.bytes_live)
         yield _gauge("queue_topics", "Topics that are queues.", len(now.queues))

@@ -57,7 +57,7 @@ class Commit:
     lock held, and must neither raise nor wait for a commit.
     """
 
-    __slots__ = ("_done", "at", "durable", "file", "frames", "held_us", "pieces", "since_us", "size")
+    __slots__ = ("_done", "ahead", "at", "durable", "file", "frames", "held_us", "pieces", "since_us", "size")
 
     def __init__(
         self,
@@ -73,6 +73,7 @@ class Commit:
         self.at = 0  # and its first byte there
         self.since_us = 0  # when it was queued
         self.held_us = 0  # what gathering for its batch cost it
+        self.ahead: Callable[[Commit], None] | None = None  # whoever may have to say something before it
         self._done = done
 
     @property
@@ -90,8 +91,13 @@ class Commit:
 
     def lead(self, frame: bytes) -> None:
         """Put a frame in front that must be durable before the commit is acknowledged."""
+        self.precede(frame)
+        self.durable = True
+
+    def precede(self, frame: bytes) -> None:
+        """Put a frame in front that shares its fate."""
         self.pieces = [frame, *self.pieces]
-        self.frames, self.size, self.durable = self.frames + 1, self.size + len(frame), True
+        self.frames, self.size = self.frames + 1, self.size + len(frame)
 
 
 class Shard:
@@ -122,6 +128,7 @@ class Shard:
         self._closing = False
         self._thread: Thread | None = None
         self._stats = Stats()
+        self.failed = 0  # batches of which nothing was written
         self.write_us = self.sync_us = 0  # what the last batch took; a commit's `done` reads that of its own
 
     @property
@@ -156,7 +163,7 @@ class Shard:
     def is_quick(self) -> bool:
         """Whether what is queued now is committed without waiting for the disk."""
         with self.lock:
-            return not any(commit.waits for commit in self._queue)
+            return not any(commit.waits or commit.ahead is not None for commit in self._queue)
 
     @property
     def stats(self) -> Stats:
@@ -267,6 +274,7 @@ class Shard:
         try:
             self._write(batch, gathered_us)
         except Error as failed:
+            self.failed += 1
             error = failed
         except BaseException as broken:
             self._abandon(batch, broken)
@@ -295,6 +303,8 @@ class Shard:
         durable = False
         for commit in batch:
             commit.prepare()
+            if commit.ahead is not None:
+                commit.ahead(commit)
             pieces += commit.pieces
             frames, size, durable = frames + commit.frames, size + commit.size, durable or commit.durable
         began_us = self._micros()
@@ -312,7 +322,8 @@ class Shard:
         if durable:
             self.sync_us = self._sync()
         stats = self._stats
-        stats.batches, stats.frames, stats.bytes = stats.batches + 1, stats.frames + frames, stats.bytes + size
+        stats.batches += bool(frames)
+        stats.frames, stats.bytes = stats.frames + frames, stats.bytes + size
 
     def _sync(self) -> int:
         began = self._micros()

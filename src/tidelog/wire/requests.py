@@ -100,6 +100,17 @@ class Watch(Struct):
         within(self.max_batch_bytes, self.heartbeat_ms)
 
 
+class Router(Struct):
+    source: str
+    dest: str
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    filter: Any = None
+    allow_cycle: bool = False
+    guarantee: Literal["at_least_once", "exactly_once"] = "at_least_once"
+
+
 class Seek(Struct):
     ts: int
 

@@ -38,6 +38,12 @@ CASES = [
     Case("the lower mark was passed: ttl is left", 2, 9, 6, Marks(cap=2, ttl=5), Gap(3, 5, "ttl", 3, 6, 9), 5),
     Case("the lower mark was passed: cap is left", 2, 9, 6, Marks(cap=5, ttl=2), Gap(3, 5, "cap", 3, 6, 9), 5),
     Case("the lower mark is the next seq", 1, 9, 6, Marks(cap=2, ttl=5), Gap(2, 5, "mixed", 4, 6, 9), 5),
+    Case("at the source", 0, 6, 4, Marks(source=3), Gap(1, 3, "source_trim", 3, 4, 6), 3),
+    Case("at the source and by cap", 0, 9, 6, Marks(cap=2, source=5), Gap(1, 5, "cap", 5, 6, 9), 5),
+    Case(
+        "the cap was passed: the source is left", 2, 9, 6, Marks(ttl=2, source=5), Gap(3, 5, "source_trim", 3, 6, 9), 5
+    ),
+    Case("in every way", 0, 9, 6, Marks(cap=2, ttl=1, source=5), Gap(1, 5, "mixed", 5, 6, 9), 5),
     Case("a deleted front is silent", 0, 9, 6, NONE, None, 0),
     Case("a deleted front behind the cursor", 3, 9, 6, NONE, None, 3),
     Case("lost, then deleted: the gap ends where the loss did", 0, 9, 8, Marks(cap=4), Gap(1, 4, "cap", 4, 5, 9), 7),
@@ -61,10 +67,10 @@ def test_a_gap_has_the_keys_of_the_wire_contract_in_their_order() -> None:
 
 
 def as_the_contract_says(
-    from_seq: int, head: int, earliest: int, cap: int, ttl: int
+    from_seq: int, head: int, earliest: int, cap: int, ttl: int, source: int
 ) -> tuple[dict[str, Any] | None, int]:
     """The algorithm of the contract's section 3.4, line by line."""
-    evict = max(cap, ttl) + 1
+    evict = max(cap, ttl, source) + 1
     cursor, tomb = from_seq, None
     if from_seq > head:
         tomb = {"gap_from": 1, "gap_to": head, "reason": "recreated", "missed_estimate": max(head, 1)}
@@ -72,7 +78,7 @@ def as_the_contract_says(
         cursor = earliest - 1
     elif from_seq + 1 < evict:
         by_cap, by_ttl = cap >= from_seq + 1, ttl >= from_seq + 1
-        reason = "mixed" if by_cap and by_ttl else "cap" if by_cap else "ttl"
+        reason = "mixed" if by_cap and by_ttl else "cap" if by_cap else "ttl" if by_ttl else "source_trim"
         tomb = {
             "gap_from": from_seq + 1,
             "gap_to": evict - 1,
@@ -88,7 +94,7 @@ def as_the_contract_says(
 def topics(draw: st.DrawFn) -> tuple[int, int, Marks]:
     """Head, earliest and marks of some topic that can be."""
     head = draw(st.integers(0, 12))
-    marks = Marks(draw(st.integers(0, head)), draw(st.integers(0, head)))
+    marks = Marks(*(draw(st.integers(0, head)) for _ in Marks._fields))
     return head, draw(st.integers(marks.evict_floor, head + 1)), marks
 
 

@@ -12,11 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
-from tidelog.server.api import openapi_groups, openapi_queues, topics
+from tidelog.server.api import openapi_groups, openapi_queues, openapi_routers
 from tidelog.server.api.auth import ADMIN, DELETE, READ, WRITE
 from tidelog.server.api.call import Call
-from tidelog.server.api.openapi_parts import ARROW, EVENTS, JSON, NDJSON, OCTETS, Operation, Param, flag
-from tidelog.server.api.openapi_schemas import COUNT, KEY, SCHEMAS, TEXT, TOPIC, Schema, number, ref
+from tidelog.server.api.openapi_parts import ARROW, EVENTS, JSON, NDJSON, OCTETS, PAGED, Operation, Param, flag
+from tidelog.server.api.openapi_schemas import COUNT, KEY, ROUTER, SCHEMAS, TEXT, TOPIC, Schema, number, ref
 from tidelog.server.api.problem import _STATUS
 from tidelog.server.http.seam import Response
 from tidelog.version import __version__
@@ -24,7 +24,6 @@ from tidelog.version import __version__
 _FROM = Param("from_seq", number("The last seq that the reader has; 0 before the first.", 0))
 _KEY = Param("Idempotency-Key", KEY, "A second write with it writes nothing.", "header")
 _CREATE = flag("create", True, "Bulk writes: false refuses to make the topic.")
-_PREFIX = Param("prefix", TEXT, "Names that begin so.")
 _RAW: Final[Schema] = {"type": "string", "contentEncoding": "binary"}
 _LINES: Final[Schema] = {"type": "string", "description": "One RecordToWrite a line; with raw=1 its data alone."}
 _COLUMNS: Final[Schema] = {
@@ -50,12 +49,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "listTopics",
         "The topics that the key is for, by name",
         (READ,),
-        (
-            _PREFIX,
-            Param("page_size", number("", topics._PAGE, least=1, most=topics._PAGE_MAX)),
-            Param("cursor", TEXT, "next_cursor of the page before."),
-            flag("touch", False, "Count as somebody who looked."),
-        ),
+        (*PAGED, flag("touch", False, "Count as somebody who looked.")),
         gives={200: {JSON: ref("TopicList")}},
         refuses=("invalid_request",),
     ),
@@ -188,6 +182,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         refuses=("topic_not_found", "not_found", "range_not_satisfiable"),
     ),
     *openapi_queues.OPERATIONS,
+    *openapi_routers.OPERATIONS,
     Operation(
         "POST",
         "/v0/watch",
@@ -238,6 +233,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
 
 _PATH: Final[dict[str, Schema]] = {
     "topic": TOPIC,
+    "router": ROUTER,
     "base": {**COUNT, "description": "Its first seq."},
     "file": {"enum": ["data", "idx", "foot", "del"]},
     "wid": TEXT,

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from tidelog.server.api.openapi_schemas import FLAG, Schema
+from tidelog.server.api import topics
+from tidelog.server.api.openapi_schemas import FLAG, TEXT, Schema, number
 
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
@@ -42,3 +43,10 @@ class Operation(NamedTuple):
 
 def flag(name: str, default: bool, text: str) -> Param:
     return Param(name, {**FLAG, "default": default}, text)
+
+
+PAGED: Final = (
+    Param("prefix", TEXT, "Names that begin so."),
+    Param("page_size", number("", topics.PAGE, least=1, most=topics.PAGE_MAX)),
+    Param("cursor", TEXT, "next_cursor of the page before."),
+)

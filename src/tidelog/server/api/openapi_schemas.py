@@ -30,6 +30,7 @@ NUMBER: Final[Schema] = {"type": "number"}
 COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 TS: Final[Schema] = {"type": "integer", "description": "Milliseconds since the epoch."}
 TOPIC: Final[Schema] = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"}
+ROUTER: Final[Schema] = {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"}
 KEY: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": 256}
 _LIMITS: Final = EngineConfig()
 _TIME: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": 1 << 47}
@@ -65,7 +66,15 @@ def number(text: str, default: int, least: int = 0, most: int | None = None) -> 
 
 def _sent() -> dict[str, Schema]:
     """What clients send, from the types that decode it."""
-    types = (requests.Write, requests.Diff, requests.Delete, requests.Watch, requests.Seek, TopicConfig)
+    types = (
+        requests.Write,
+        requests.Diff,
+        requests.Delete,
+        requests.Watch,
+        requests.Seek,
+        requests.Router,
+        TopicConfig,
+    )
     _, made = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     record = made.pop("Record")["properties"]
     made["RecordToWrite"] = {
@@ -108,6 +117,9 @@ def _sent() -> dict[str, Schema]:
     watch["heartbeat_ms"] = number("Said when nothing else was.", 15_000, least=1_000, most=HEARTBEAT_MS_MAX)
     watch["consistency"] |= {"enum": ["eventual", "strong"]}
     made["Seek"]["properties"]["ts"] = TS
+    router = made["RouterToMake"] = made.pop("Router")
+    router["properties"] |= {"source": TOPIC, "dest": TOPIC, "filter": nullable(ref("Match"))}
+    router["properties"]["guarantee"] |= {"enum": ["at_least_once", "exactly_once"]}
     made["TopicConfig"] = _config(made["TopicConfig"]["properties"])
     for schema in made.values():
         schema.pop("title", None)
@@ -135,6 +147,16 @@ _FILE: Final = obj(
     {"bytes": COUNT, "xxh3?": {"type": "string", "pattern": "^[0-9a-f]{16}$"}}, "Of a file; XXH3-64, in hexadecimal."
 )
 _PERFORMANCE: Final = {"performance": ref("Performance")}
+_ROUTER: Final[dict[str, Schema]] = {
+    "router": TEXT,
+    "source": TEXT,
+    "dest": TEXT,
+    "preserve_node": FLAG,
+    "preserve_tag": FLAG,
+    "filter": nullable(each(TEXT, minItems=3, maxItems=3)),
+    "allow_cycle": FLAG,
+    "guarantee": TEXT,
+}
 _WRITTEN: Final[dict[str, Schema]] = {
     "topic": TEXT,
     "first_seq": COUNT,
@@ -224,6 +246,18 @@ _ANSWERED: Final[dict[str, Schema]] = {
                         "effective_priority": {"type": "integer"},
                     }
                 )
+            ),
+            "next_cursor?": TEXT,
+            **_PERFORMANCE,
+        }
+    ),
+    "Router": obj({**_ROUTER, "forwarded_total": COUNT, **_PERFORMANCE}),
+    "RouterMade": obj({**_ROUTER, "created": FLAG, **_PERFORMANCE}),
+    "RouterDropped": obj({"router": TEXT, "deleted": FLAG, **_PERFORMANCE}),
+    "RouterList": obj(
+        {
+            "routers": each(
+                obj({"router": TEXT, "source": TEXT, "dest": TEXT, "guarantee": TEXT, "forwarded_total": COUNT})
             ),
             "next_cursor?": TEXT,
             **_PERFORMANCE,

@@ -58,9 +58,11 @@ _TABLE: Final[tuple[tuple[type[Error], str], ...]] = (
     (errors.NotAQueue, "not_a_queue"),
     (errors.GroupNotFound, "group_not_found"),
     (errors.CursorConflict, "cursor_conflict"),
+    (errors.RouterNotFound, "router_not_found"),
     (errors.NotFound, "not_found"),
     (errors.NotEmpty, "topic_not_empty"),
     (errors.AlreadyExists, "topic_exists_incompatible"),
+    (errors.RouterCycle, "router_cycle"),
     (errors.Closed, "shutting_down"),
     (errors.ReadOnly, "internal"),
     (errors.NewerFormat, "internal"),
@@ -127,10 +129,14 @@ def _detail(error: Error) -> dict[str, Any] | None:
                 "position": error.position,
                 "head_seq": error.head_seq,
             }
+        case errors.RouterNotFound():
+            return {"router": error.router}
+        case errors.RouterCycle():
+            return {"cycle": error.cycle}
         case errors.NotEmpty():
             return {"topic": error.topic, "count": error.count}
         case errors.TopicExists():
-            return {"topic": error.topic, **error.detail}
+            return error.detail if "router" in error.detail else {"topic": error.topic, **error.detail}
         case errors.Throttled():
             return {"limit": error.limit, "max": error.max}
         case errors.Damaged() | errors.InDoubt() | errors.DiskFull() | errors.WriteFailed():

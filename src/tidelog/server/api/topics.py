@@ -13,11 +13,12 @@ from tidelog.engine.queues import QueueCounts
 from tidelog.errors import BadInput, TopicNotFound
 from tidelog.server.api.call import Call, ok
 from tidelog.server.api.problem import Problem
+from tidelog.server.api.query import Query
 from tidelog.server.http.seam import Response
 from tidelog.wire import cursor, requests
 
-_PAGE = 100
-_PAGE_MAX = 1_000
+PAGE = 100
+PAGE_MAX = 1_000
 _object = requests.decoder(dict[str, Any])
 
 
@@ -96,8 +97,8 @@ async def state(call: Call) -> Response:
     )
 
 
-async def list_all(call: Call) -> Response:
-    service, query = call.service, call.query
+def paged(query: Query) -> tuple[str, int]:
+    """Behind which name a page of a list begins, and how many rows it has."""
     after = query.text("cursor")
     try:
         behind = cursor.unpage(after) if after else ""
@@ -105,7 +106,12 @@ async def list_all(call: Call) -> Response:
         raise Problem(
             "invalid_request", "the cursor is not one of ours; nothing was done, list from the start"
         ) from None
-    size = min(max(query.number("page_size", _PAGE), 1), _PAGE_MAX)
+    return behind, min(max(query.number("page_size", PAGE), 1), PAGE_MAX)
+
+
+async def list_all(call: Call) -> Response:
+    service, query = call.service, call.query
+    behind, size = paged(query)
     prefix, touch = query.text("prefix") or "", query.flag("touch", False)
     engine, owns = service.engine, call.principal.owns
     rows, more = await service.work(lambda: _rows(engine, prefix, behind, size, owns, touch))
@@ -144,5 +150,6 @@ def _rows(
 async def drop(call: Call) -> Response:
     engine, name, if_empty = call.service.engine, call.topic, call.query.flag("if_empty", False)
     actor = call.principal.name
-    deleted = await call.service.work(lambda: engine.drop(name, if_empty=if_empty, actor=actor))
-    return ok({"topic": name, "deleted": deleted, "routers_removed": [], "performance": call.performance()})
+    routers = await call.service.work(lambda: engine.remove(name, if_empty=if_empty, actor=actor))
+    said = {"topic": name, "deleted": routers is not None, "routers_removed": routers or []}
+    return ok({**said, "performance": call.performance()})

@@ -1,0 +1,1 @@
+"""Routers: records of one topic passed on to another, as copies that no WAL holds."""

@@ -1,0 +1,223 @@
+"""[shell] The routers of an engine: made, changed, dropped, and driven.
+
+What is true on return: a router that was made or dropped survives a power cut. A router that is changed has first
+passed on what there was, as it was; one that is dropped too. Its copies stay.
+
+    registry lock (the engine's) → a lane's turn → a topic's lock
+
+One thread, started with the first router, is woken by what sources publish and brings it on, so that a
+reader who waits is woken; whoever looks at a dest brings on what it lacks by itself (`lane.catch_up`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from threading import Event, Thread
+
+from tidelog.engine.core import Core
+from tidelog.engine.routing import holding
+from tidelog.engine.routing import lane as lanes
+from tidelog.engine.routing.lane import Lane
+from tidelog.engine.routing.router import Router, RouterState, check_circle, check_fits, shown
+from tidelog.errors import Error, RouterNotFound, Throttled
+from tidelog.formats import bodies
+from tidelog.wal import Commit, Token
+
+_AGAIN_S = 0.05  # how soon a lane without room is tried again
+Troubles = Callable[[Error], None]
+
+
+class Routing:
+    def __init__(self, cores: Iterable[Core], *, limit: int, threaded: bool, troubles: Troubles) -> None:
+        self._lanes: dict[str, Lane] = {}  # by the name of a router
+        self._limit, self._threaded, self._troubles = limit, threaded, troubles
+        self._wake, self._ending = Event(), Event()
+        self._thread: Thread | None = None
+        for core in cores:
+            if core.lane is not None:
+                self._lanes |= dict.fromkeys((router.name for router in core.lane.routers), core.lane)
+                self._listen(core.lane)
+
+    @property
+    def threaded(self) -> bool:
+        """Whether lanes are driven by themselves."""
+        return self._threaded
+
+    # ── what there is ─────────────────────────────────────────────────────────────────────────
+
+    def __len__(self) -> int:
+        return len(self._lanes)
+
+    def states(self, prefix: str, source: str | None, dest: str | None) -> list[RouterState]:
+        """By name, as they are, without bringing on anything."""
+        names = [name for name in sorted(self._lanes.copy(), key=str.encode) if name.startswith(prefix)]
+        found = [self.state(name, fresh=False) for name in names]
+        return [state for state in found if state and source in (None, state.source) and dest in (None, state.dest)]
+
+    def state(self, name: str, *, created: bool = False, fresh: bool = True) -> RouterState | None:
+        """One router; `fresh`: with all that its source has brought on."""
+        lane = self._lanes.get(name)
+        if lane is None:
+            return None
+        if fresh:
+            with suppress(Error):
+                lanes.catch_up(lane.dest)
+        with lane.dest.lock:
+            found = next((router for router in lane.routers if router.name == name), None)
+            return None if found is None else shown(found, lane.forwarded[name], created=created)
+
+    def all(self) -> list[Router]:
+        return [router for lane in set(self._lanes.values()) for router in lane.routers]
+
+    # ── making and dropping; the registry's lock is held ──────────────────────────────────────
+
+    def check(self, wanted: Router) -> bool:
+        """Whether it is there already. Raises where it may not be made, in the order of the contract."""
+        routers = self.all()
+        known = check_fits(wanted, routers)
+        if known is None and self._limit and len(self._lanes) >= self._limit:
+            raise Throttled("routers", max=self._limit, used=len(self._lanes), asked=1)
+        check_circle(wanted, routers)
+        return known is not None
+
+    def put(self, wanted: Router, source: Core, dest: Core) -> None:
+        """Make a router, or change the one of this name."""
+        lane = dest.lane
+        if lane is None:
+            lane = Lane(source, dest, source.index.head)
+            with dest.lock:
+                # Before anything is logged: what is written to the dest from here on tells of the lane.
+                dest.lane = lane
+            with source.lock:
+                source.lanes.append(lane)
+        lane.run()
+        with lane.turn:
+            routers = lane.routers
+            at = next((at for at, router in enumerate(routers) if router.name == wanted.name), None)
+            if at is not None and routers[at].wish == wanted.wish:
+                return
+            start = source.index.head if at is None else lane.place.cursor
+            made = replace(wanted, start=start, base=dest.index.head)
+            after = (*routers, made) if at is None else (*routers[:at], made, *routers[at + 1 :])
+            try:
+                self._log(lane, [], made.as_body(), partial(self._set, lane, after))
+            except BaseException:
+                if not routers:
+                    self._end(lane)
+                raise
+        self._lanes[wanted.name] = lane
+        self._listen(lane)
+
+    def drop(self, name: str) -> bool:
+        """Drop a router behind all that its source has; False where there is none."""
+        lane = self._lanes.get(name)
+        if lane is None:
+            return False
+        with suppress(Error):
+            lanes.catch_up(lane.dest)
+        with lane.turn:
+            after = tuple(router for router in lane.routers if router.name != name)
+            self._log(lane, [lane.reached(lane.place)], bodies.RouterDelete(name), partial(self._set, lane, after))
+        del self._lanes[name]
+        if not after:
+            self._end(lane)
+        return True
+
+    def _set(self, lane: Lane, routers: tuple[Router, ...]) -> None:
+        with lane.dest.lock:
+            lane.routers = routers
+            lane.forwarded = {router.name: lane.forwarded.get(router.name, 0) for router in routers}
+
+    def _log(self, lane: Lane, before: list[bytes], body: bodies.Body, apply: Callable[[], None]) -> None:
+        token: Token[None] = Token(lane.dest.shard)
+
+        def done(error: Error | None) -> None:
+            if error is None:
+                apply()
+                token.set(None)
+            else:
+                token.fail(error)
+
+        pieces = [*before, lane.framed(body)]
+        lane.dest.submit(Commit(pieces, frames=len(pieces), durable=True, done=done))
+        token.wait()
+
+    def _end(self, lane: Lane) -> None:
+        lane.ended = True
+        lane.source.unlisten(self._rung)
+        if any(not out.ended for out in lane.source.lanes):
+            lane.source.listen(self._rung)
+        with lane.dest.lock:
+            lane.dest.lane = None
+            lane.dest.ended.append(lane)
+
+    def leave(self, core: Core) -> set[str]:
+        """Drop the routers that lead from a topic that is about to go; return them, and those that lead to it."""
+        away = {name for name, lane in self._lanes.items() if lane.source is core}
+        for name in sorted(away):
+            self.drop(name)
+        return away | {name for name, lane in self._lanes.items() if lane.dest is core}
+
+    def forget(self, core: Core) -> None:
+        """A topic was dropped, and with it the routers that led to it."""
+        lane = core.lane
+        if lane is not None:
+            for router in lane.routers:
+                del self._lanes[router.name]
+            self._end(lane)
+        for ended in list(core.ended):
+            holding.release(ended)
+
+    # ── driving ───────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> bool:
+        """Bring on whatever there is; whether there was something."""
+        moved = False
+        for lane in dict.fromkeys(self._lanes.copy().values()):
+            try:
+                moved |= lane.run()
+            except Error as error:
+                self._troubles(error)
+        return moved
+
+    def settle(self) -> None:
+        """Bring on all that can be: through chains, and around circles until their records have gone far enough."""
+        while self.run():
+            pass
+
+    def _listen(self, lane: Lane) -> None:
+        if not self._threaded:
+            return
+        lane.source.listen(self._rung)
+        if self._thread is None:
+            self._thread = Thread(target=self._drive, name="tidelog routers", daemon=True)
+            self._thread.start()
+        self._wake.set()
+
+    def _rung(self) -> None:
+        self._wake.set()
+
+    def _drive(self) -> None:
+        while not self._ending.is_set():
+            blocked = any(lane.blocked for lane in list(self._lanes.values()))
+            self._wake.wait(_AGAIN_S if blocked else None)
+            self._wake.clear()
+            while not self._ending.is_set() and self.run():
+                pass
+
+    def close(self) -> None:
+        """End the thread and bring on what is left."""
+        self._ending.set()
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.settle()
+
+
+def found(state: RouterState | None, name: str) -> RouterState:
+    if state is None:
+        raise RouterNotFound(name)
+    return state
