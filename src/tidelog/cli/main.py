@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidelog import __version__
-from tidelog.cli import check, gaps, group, log, queue, serve, topic, worker
+from tidelog.cli import check, gaps, group, log, queue, router, serve, topic, worker
 from tidelog.cli.render import Screen
 from tidelog.cli.write import acked_fields, written
 from tidelog.errors import Damaged, Error
@@ -44,6 +44,7 @@ def parser() -> ArgumentParser:
     worker.add(commands)
     group.add(commands)
     gaps.add(commands)
+    router.add(commands)
     serve.add(commands)
     check.add(commands)
     log.add(commands)

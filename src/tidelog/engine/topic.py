@@ -163,6 +163,11 @@ class Topic:
         return config.discard == "old" and not config.ttl_ms and not core.shared.limits.total_bytes_max
 
     @property
+    def is_fed(self) -> bool:
+        """Whether routers bring records to it."""
+        return self._core.lane is not None
+
+    @property
     def is_settled(self) -> bool:
         """Whether `state` can be had without waiting for the disk."""
         return retention.is_settled(self._core)

@@ -32,7 +32,7 @@ class Bell:
 
     @property
     def is_fan_out(self) -> bool:
-        return self._bells.is_fan_out(self.topic)
+        return self.topic.is_fed
 
     def strike(self) -> None:
         """From any thread."""
@@ -57,8 +57,6 @@ class Bells:
         self._hung: dict[int, Bell] = {}
         self._far: deque[Bell] = deque()  # struck by other threads
         self._coming = False
-        self.is_fan_out: Callable[[Topic], bool] = lambda _: False
-        """Whether a topic's records are copies that a fan-out made. Whoever makes such copies says so here."""
 
     def __len__(self) -> int:
         return len(self._hung)

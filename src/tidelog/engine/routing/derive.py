@@ -246,7 +246,7 @@ class Derive:
                     drafts, full = planning.fitting(lane.routers, drafts, planning.room_of(dest, quota=False))
                 else:
                     drafts, full = self._within(lane, drafts, max(head - dest.index.head, 0)), False
-                dest.shared.quota.hold(sum(int(d.copies.size.sum()) for d in drafts if d.copies is not None))
+                dest.quota.hold(sum(int(d.copies.size.sum()) for d in drafts if d.copies is not None))
                 apply(lane, stepped(lane, drafts, dest.index.head + 1, None))
                 if full:
                     return

@@ -117,7 +117,7 @@ class Lane:
         dest = self.dest
         weight = sum(int(draft.copies.size.sum()) for draft in taken if draft.copies is not None)
         try:
-            dest.shared.quota.take(weight)
+            dest.quota.take(weight)
         except Throttled:
             self.blocked = True
             return None
@@ -130,7 +130,7 @@ class Lane:
             commit = Passed(self, steps, weight, ts_ms)
             dest.shard.submit(commit)
         except BaseException:
-            dest.shared.quota.give(weight)
+            dest.quota.give(weight)
             raise
         dest.tail = commit.place.head
         dest.index.last_ts = ts_ms
@@ -224,7 +224,7 @@ class Passed(Commit):
                 apply(lane, self.steps)
             else:
                 lane.direct |= error is not None  # nothing tells that copies begin again
-                dest.shared.quota.give(self.weight)
+                dest.quota.give(self.weight)
         if error is not None:
             self.token.fail(error)
             return
@@ -269,7 +269,10 @@ def apply(lane: Lane, steps: Sequence[Step]) -> None:
         if draft.act in ("holes", "trim"):
             index.pad(last)
         if draft.act == "trim" and draft.total:
-            dest.shared.quota.give(index.evict(last + 1, "source").size)
+            before = index.evict_floor
+            gone = index.evict(last + 1, "source")
+            dest.quota.give(gone.size)
+            dest.shared.notes.add(dest, "source_trim", before, last, gone, actor="retention")
         if draft.act in ("copies", "trim"):
             for router, count in zip(lane.routers, draft.counts, strict=True):
                 lane.forwarded[router.name] += count

@@ -102,7 +102,7 @@ def room_of(dest: Core, *, quota: bool = True) -> Room:
             records = max(config.cap_records - index.count - dest.staged_records, 0)
         if config.cap_bytes:
             size = max(config.cap_bytes - index.bytes - dest.staged_bytes, 0)
-    left = dest.shared.quota.room if quota else None
+    left = dest.quota.room if quota else None
     return Room(records, size if left is None else min(size, left))
 
 

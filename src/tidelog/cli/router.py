@@ -1,0 +1,163 @@
+"""`tidelog router …`: which topics are passed on to which, looked at and changed without a server."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from typing import TYPE_CHECKING, Any
+
+from tidelog.cli.command import Run, command, group
+from tidelog.cli.data import reading, writing
+from tidelog.cli.render import Screen, several
+from tidelog.engine.routing.router import GUARANTEES, RouterState
+from tidelog.errors import RouterNotFound
+
+if TYPE_CHECKING:
+    from tidelog.cli.command import Commands
+
+_ABOUT = """\
+A router passes on every record that a topic gets to another one, from when it is made. Copies are
+found again from the topic they come from: passing on costs no write. A topic is fed from one other.
+
+exit codes: 0 done, 1 damage, 2 refused or failed, 130 interrupted
+"""
+
+_START = """\
+start here:
+  $ tidelog router add data to-audit orders audit --filter 'order-*'
+  $ printf 'first\\n' | tidelog topic write data orders --tag order-7
+  $ tidelog router ls data
+  $ tidelog topic read data audit
+  $ tidelog router drop data to-audit
+"""
+
+
+def add(commands: Commands) -> None:
+    """Add the `router` group to the command line."""
+    short = "routers on disk: which topics are passed on to which"
+    verbs = group(commands, "router", short=short, about=_ABOUT, start=_START)
+    made = command(
+        verbs,
+        "ls",
+        ls,
+        short="list routers",
+        about="List the routers of a directory, and how many records each has passed on. Reads only.",
+        examples="tidelog router ls data\ntidelog router ls data --source orders --json",
+    )
+    made.add_argument("dir", metavar="DIR")
+    made.add_argument("--prefix", default="", metavar="P", help="only routers whose name begins so")
+    made.add_argument("--source", metavar="TOPIC", help="only those from this topic")
+    made.add_argument("--dest", metavar="TOPIC", help="only those to this topic")
+    _of_router(
+        verbs,
+        "show",
+        show,
+        short="show one router",
+        about="Show what a router passes on, and how. Reads only; a writer may be at work.",
+        examples="tidelog router show data to-audit",
+    )
+    _add_add(verbs)
+    _of_router(
+        verbs,
+        "drop",
+        drop,
+        short="stop passing on",
+        about="Drop a router, behind what its source holds now. Copies stay where they are.",
+        examples="tidelog router drop data to-audit",
+    )
+
+
+def _of_router(verbs: Commands, name: str, run: Run, *, short: str, about: str, examples: str) -> ArgumentParser:
+    made = command(verbs, name, run, short=short, about=about, examples=examples)
+    made.add_argument("dir", metavar="DIR")
+    made.add_argument("router", metavar="ROUTER")
+    return made
+
+
+def _add_add(verbs: Commands) -> None:
+    made = _of_router(
+        verbs,
+        "add",
+        add_one,
+        short="make a router, or change its options",
+        about="Have what SOURCE gets from now on passed on to DEST; topics that are not there are made. A router that\n"
+        "is there is changed: options that are not given take their defaults. Its ends never change.",
+        examples="tidelog router add data to-audit orders audit\n"
+        "tidelog router add data to-audit orders audit --filter 'order-*' --no-tag --exactly-once",
+    )
+    made.add_argument("source", metavar="SOURCE")
+    made.add_argument("dest", metavar="DEST")
+    made.add_argument("--filter", metavar="TAG", help="only records with this tag; with a * at its end, that begin so")
+    made.add_argument("--tag", action=BooleanOptionalAction, default=True, help="copies keep the tag of their record")
+    made.add_argument("--node", action=BooleanOptionalAction, default=True, help="copies keep the node of their record")
+    made.add_argument("--create", action=BooleanOptionalAction, default=True, help="make DEST where there is none")
+    made.add_argument("--allow-cycle", action="store_true", help="also where DEST leads to SOURCE already")
+    made.add_argument("--exactly-once", action="store_true", help="copies tell in their meta where they come from")
+
+
+def fields(state: RouterState) -> dict[str, Any]:
+    return {name: value for name, value in state._asdict().items() if name != "created"}
+
+
+def ls(args: Namespace, screen: Screen) -> int:
+    """One line a router."""
+    with reading(args.dir, screen) as log:
+        states = log.routers(args.prefix, args.source, args.dest)
+    screen.answer({"path": args.dir, "routers": [fields(state) for state in states]})
+    if screen.json:
+        return 0
+    if states:
+        rows = [[it.router, it.source, it.dest, _filter(it), f"{it.forwarded_total:,}"] for it in states]
+        screen.table(("router", "source", "dest", "filter", ">passed on"), rows)
+    print(several(len(states), "router"))
+    return 0
+
+
+def _filter(state: RouterState) -> str:
+    return "-" if state.filter is None else f"{state.filter[1]} {state.filter[2]}"
+
+
+def show(args: Namespace, screen: Screen) -> int:
+    """Everything about one router."""
+    with reading(args.dir, screen) as log:
+        state = log.find_router(args.router)
+    if state is None:
+        raise RouterNotFound(args.router)
+    return _told(state, screen)
+
+
+def _told(state: RouterState, screen: Screen) -> int:
+    screen.answer(fields(state))
+    if screen.json:
+        return 0
+    kept = [name for name, kept in (("tag", state.preserve_tag), ("node", state.preserve_node)) if kept]
+    print(f"{state.router}: {state.source} to {state.dest}, {several(state.forwarded_total, 'record')} passed on")
+    print(f"  filter       {_filter(state)}")
+    print(f"  copies keep  {' and '.join(['data', 'meta', *kept])}")
+    print(f"  guarantee    {state.guarantee}{', around a circle' if state.allow_cycle else ''}")
+    return 0
+
+
+def add_one(args: Namespace, screen: Screen) -> int:
+    with writing(args.dir, screen, create=True) as log:
+        state = log.router(
+            args.router,
+            args.source,
+            args.dest,
+            preserve_node=args.node,
+            preserve_tag=args.tag,
+            create_dest=args.create,
+            filter=args.filter,
+            allow_cycle=args.allow_cycle,
+            guarantee=GUARANTEES[1] if args.exactly_once else GUARANTEES[0],
+        )
+    return _told(state, screen)
+
+
+def drop(args: Namespace, screen: Screen) -> int:
+    with writing(args.dir, screen) as log:
+        if not log.drop_router(args.router):
+            raise RouterNotFound(args.router)
+    screen.answer({"router": args.router, "dropped": True})
+    if not screen.json:
+        print(f"dropped {args.router}; its copies stay")
+    return 0
