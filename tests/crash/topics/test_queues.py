@@ -1,0 +1,284 @@
+"""Power cuts while jobs are claimed, acked, given back and buried: G93, G94, G95, and that the sweep can fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.crash.topics.queues import sweep
+from tests.model import test_queues as model
+
+from tidelog.engine import checkpoint
+from tidelog.engine.index import TopicIndex
+from tidelog.engine.manifest import QueueRow
+from tidelog.engine.queues import burial, claims, settle
+from tidelog.engine.queues.leases import Alarms, Leases
+from tidelog.engine.queues.ledger import Ledger
+from tidelog.engine.queues.state import State, Step
+from tidelog.formats.bodies import Lease, LeaseEvent
+
+Patch = pytest.MonkeyPatch
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("durable", [False, True])
+def test_no_power_cut_breaks_a_queue(durable: bool) -> None:
+    states, wrong = sweep(3, 30, limit=6, durable=lambda _: durable)
+    assert not wrong, wrong[0]
+    assert states > 300, "there was something to judge"
+
+
+@pytest.mark.sweep
+def test_no_power_cut_breaks_a_queue_for_long() -> None:
+    states, wrong = sweep(120, 60, limit=24, durable=lambda seed: bool(seed % 2))
+    assert not wrong, wrong[0]
+    assert states > 50_000
+
+
+# Bugs planted on purpose ------------------------------------------------------------------------------------
+
+
+def expires_at_its_deadline(patch: Patch) -> None:
+    real = Alarms.before
+    patch.setattr(Alarms, "before", lambda self, stop_ms: real(self, stop_ms + (stop_ms % 10 == 0)))
+
+
+def anybody_may_settle(patch: Patch) -> None:
+    real = Leases._owned
+
+    def owned(self: Leases, seq: int, _: str, lease_id: int | None) -> Any:
+        lease = self.held.get(seq)
+        return real(self, seq, lease.node if lease else "", lease_id)
+
+    patch.setattr(Leases, "_owned", owned)
+
+
+def a_stale_id_is_taken(patch: Patch) -> None:
+    real = Leases._owned
+    patch.setattr(Leases, "_owned", lambda self, seq, node, _: real(self, seq, node, None))
+
+
+def a_delay_is_forgotten(patch: Patch) -> None:
+    real = Leases.released
+    patch.setattr(Leases, "released", lambda self, seqs, _=None: real(self, seqs))
+
+
+def an_ack_is_not_written(patch: Patch) -> None:
+    real = settle._through
+
+    def through(*args: Any, logged: bool) -> Any:
+        return real(*args, logged=logged and args[2].func is not settle._acked)
+
+    patch.setattr(settle, "_through", through)
+
+
+def an_ack_deletes_nothing(patch: Patch) -> None:
+    patch.setattr(settle.delete, "apply", lambda *_: None)
+
+
+def a_failed_ack_loses_the_lease(patch: Patch) -> None:
+    patch.setattr(Leases, "unsettled", lambda *_: None)
+
+
+def a_failed_claim_keeps_the_lease(patch: Patch) -> None:
+    patch.setattr(claims, "_take_back", lambda *_: None)
+
+
+def a_failed_extension_counts(patch: Patch) -> None:
+    patch.setattr(Leases, "unextend", lambda *_: None)
+
+
+def the_cursor_hands_out_what_is_held(patch: Patch) -> None:
+    real = Leases.take
+
+    def take(self: Leases, most: int, fresh: Any) -> list[int]:
+        self._beyond.clear()
+        return real(self, most, fresh)
+
+    patch.setattr(Leases, "take", take)
+
+
+def counts_are_not_replayed(patch: Patch) -> None:
+    real = Ledger.apply
+
+    def apply(self: Ledger, seq: int, body: Lease) -> None:
+        real(self, seq, body)
+        if seq in self.deliveries:
+            self.deliveries[seq] = 1
+
+    patch.setattr(Ledger, "apply", apply)
+
+
+def a_claim_is_not_written(patch: Patch) -> None:
+    patch.setattr(claims, "_log", lambda *_: None)
+
+
+def extensions_are_not_written(patch: Patch) -> None:
+    _without_frames(patch, LeaseEvent.EXTENDED)
+
+
+def releases_are_not_written(patch: Patch) -> None:
+    _without_frames(patch, LeaseEvent.RELEASED)
+
+
+def _without_frames(patch: Patch, event: LeaseEvent) -> None:
+    real = settle._frames
+    patch.setattr(settle, "_frames", lambda at, said, *rest: [] if said is event else real(at, said, *rest))
+
+
+def a_claim_is_told_before_it_is_synced(patch: Patch) -> None:
+    real = Step.__init__
+
+    def init(self: Any, *args: Any, durable: bool) -> None:
+        real(self, *args, durable=durable and args[2].func is not claims._logged)
+
+    patch.setattr(Step, "__init__", init)
+
+
+def an_ack_is_told_before_it_is_synced(patch: Patch) -> None:
+    real = Step.__init__
+
+    def init(self: Any, *args: Any, durable: bool) -> None:
+        real(self, *args, durable=durable and args[2].func is not settle._acked)
+
+    patch.setattr(Step, "__init__", init)
+
+
+def ids_are_not_reserved(patch: Patch) -> None:
+    def reserve(self: State, ids: int) -> None:
+        self.ceiling = max(self.ceiling, self.leases.lease_id + ids)
+
+    patch.setattr(State, "reserve", reserve)
+
+
+def ids_are_reserved_without_a_sync(patch: Patch) -> None:
+    real = Step.__init__
+
+    def init(self: Any, *args: Any, durable: bool) -> None:
+        real(self, *args, durable=durable and "_reserved" not in str(args[2].func))
+
+    patch.setattr(Step, "__init__", init)
+
+
+def a_checkpoint_forgets_the_reservation(patch: Patch) -> None:
+    real = State.row
+    patch.setattr(State, "row", lambda self, **_: real(self, final=True))
+
+
+def a_checkpoint_forgets_leases(patch: Patch) -> None:
+    real = checkpoint._queue
+
+    def row(*args: Any, **more: Any) -> QueueRow | None:
+        found = real(*args, **more)
+        return found and QueueRow(found.lease_id, found.dead_lettered)
+
+    patch.setattr(checkpoint, "_queue", row)
+
+
+def leases_outlive_a_restart_though_they_should_not(patch: Patch) -> None:
+    patch.setattr(State, "durable", property(lambda self: not self.core.ephemeral))
+
+
+def removals_behind_the_back_are_not_seen(patch: Patch) -> None:
+    real = TopicIndex.delete
+
+    def quiet(self: TopicIndex, seqs: Any) -> Any:
+        before = self.removals
+        gone = real(self, seqs)
+        self.removals = before
+        return gone
+
+    patch.setattr(TopicIndex, "delete", quiet)
+
+
+def priorities_are_ignored(patch: Patch) -> None:
+    real = Leases.schedule
+    patch.setattr(Leases, "schedule", lambda self, seq, run_at, _, now: real(self, seq, run_at, 0, now))
+
+
+def the_first_gets_everything(patch: Patch) -> None:
+    def divide(available: int, wants: list[int]) -> list[list[int]]:
+        dealt, at = [], 0
+        for want in wants:
+            dealt.append(list(range(at, min(at + want, available))))
+            at = min(at + want, available)
+        return dealt
+
+    patch.setattr(claims, "divide", divide)
+
+
+def the_dead_are_deleted_first(patch: Patch) -> None:
+    real = burial._moved
+
+    def moved(at: State, piece: Any) -> list[int]:
+        burial._delete(at, piece.rows.seq.tolist()).wait()
+        real(at, piece)
+        return []
+
+    patch.setattr(burial, "_moved", moved)
+
+
+def the_dead_are_not_counted_on_disk(patch: Patch) -> None:
+    real = State.mark_frame
+    patch.setattr(State, "mark_frame", lambda self, ceiling, _: real(self, ceiling, 0))
+
+
+def the_dead_stay_in_the_queue(patch: Patch) -> None:
+    patch.setattr(burial, "_delete", lambda at, _: at.core.shared.doors and Done())
+
+
+class Done:
+    def wait(self) -> None: ...
+
+
+BUGS = [
+    expires_at_its_deadline,
+    anybody_may_settle,
+    a_stale_id_is_taken,
+    a_delay_is_forgotten,
+    an_ack_deletes_nothing,
+    a_failed_ack_loses_the_lease,
+    a_failed_claim_keeps_the_lease,
+    a_failed_extension_counts,
+    the_cursor_hands_out_what_is_held,
+    counts_are_not_replayed,
+    a_claim_is_not_written,
+    extensions_are_not_written,
+    releases_are_not_written,
+    ids_are_not_reserved,
+    a_checkpoint_forgets_leases,
+    leases_outlive_a_restart_though_they_should_not,
+    removals_behind_the_back_are_not_seen,
+    priorities_are_ignored,
+    the_first_gets_everything,
+    the_dead_are_not_counted_on_disk,
+    the_dead_stay_in_the_queue,
+]
+CRASH_BUGS = [
+    an_ack_is_not_written,
+    an_ack_is_told_before_it_is_synced,
+    a_claim_is_told_before_it_is_synced,
+    ids_are_reserved_without_a_sync,
+    ids_are_not_reserved,
+    a_checkpoint_forgets_the_reservation,
+    a_checkpoint_forgets_leases,
+    counts_are_not_replayed,
+    the_dead_are_deleted_first,
+    the_dead_are_not_counted_on_disk,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", BUGS)
+def test_the_model_finds_a_planted_bug(bug: Any, monkeypatch: Patch) -> None:
+    bug(monkeypatch)
+    with pytest.raises((Exception, pytest.fail.Exception)):  # whatever gives it away
+        model.run(80, 50, derandomize=True, shrink=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bug", CRASH_BUGS)
+def test_the_sweep_finds_a_planted_bug(bug: Any, monkeypatch: Patch) -> None:
+    bug(monkeypatch)
+    _, wrong = sweep(12, 40, limit=6, durable=lambda seed: bool(seed % 2))
+    assert wrong, f"{bug.__name__} was not found"
