@@ -7,7 +7,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.engine.world import CLASSES, LOGGED, RESTARTS, TINY, Restart, World, running, whole
+from tests.unit.engine.world import CLASSES, LOGGED, RESTARTS, TINY, Meddler, Restart, World, running, whole
 
 from tidelog import Group, Topic, timestamp_ms
 from tidelog.engine import Lag, Preview
@@ -397,6 +397,40 @@ def test_what_was_held_and_what_was_lost_is_the_same_after_a_restart(durability:
     found = world.restart(restart).topic("t")
     assert found.evict_floor >= floor
     assert found.group("g").hold_broken
+
+
+def test_a_floor_that_a_restart_works_out_is_durable_before_it_is_shown() -> None:
+    """Method: nobody looks while the hold breaks; the restart finds the floor; deletes then make room under the cap, so
+    that the next one would find another."""
+    world = World(**TINY)
+    topic, group = filled(world, 0, durability="fsync", cap_records=3)
+    group.hold(12)
+    topic.append([b"12"] * 8)
+    topic.append([b"12"] * 4)
+    topic = world.restart("kill").topic("t")
+    assert topic.evict_floor == 10
+    topic.delete(seqs=[10, 11])
+    assert world.restart("crash").topic("t").evict_floor == 10
+
+
+def test_a_floor_from_before_the_first_hold_stays() -> None:
+    """Method: the checkpoint's row knows the hold, and replay begins before it; then deletes make room."""
+    disk = Meddler()
+    world = World(disk, **TINY)
+    topic, group = filled(world, 3, durability="fsync", cap_records=3)
+
+    def meddle() -> None:
+        topic.append([b"12"] * 6)
+        assert topic.evict_floor == 7
+        group.hold(1_000)
+        topic.delete(seqs=[7, 8])
+
+    for at in range(1, 8):
+        disk.watch(at, meddle)
+        world.log.checkpoint()
+        if disk.meddle is None:
+            break
+    assert world.crash().topic("t").evict_floor == 7
 
 
 class _Weighed(TopicIndex):
