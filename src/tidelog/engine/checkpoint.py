@@ -265,7 +265,6 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
             tuple(index.ghosts),
             consumers=groups.rows(core),
             guarded=core.guarded,
-            told=index.evict_floor,
             removals=core.removals,
         )
     if vectors:
