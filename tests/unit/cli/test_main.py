@@ -18,7 +18,13 @@ from tidelog.errors import Corrupt, Error, InDoubt, Latched, Locked
 
 LOG = ("append", "cat", "inspect", "verify", "repair", "seal", "truncate", "compact", "retain", "convert", "restore")
 TOPIC = ("ls", "show", "write", "read", "follow", "delete", "drop", "config", "seal", "checkpoint")
-COMMANDS = (*(f"topic {verb}" for verb in TOPIC), "serve", "check", *(f"log {verb}" for verb in LOG))
+GROUP = ("ls", "show", "commit", "reset", "hold", "drop")
+COMMANDS = (
+    *(f"topic {verb}" for verb in TOPIC),
+    *(f"group {verb}" for verb in GROUP),
+    *("gaps", "serve", "check"),
+    *(f"log {verb}" for verb in LOG),
+)
 
 
 def parsers(made: ArgumentParser) -> Iterator[ArgumentParser]:
@@ -30,7 +36,7 @@ def parsers(made: ArgumentParser) -> Iterator[ArgumentParser]:
 
 
 def test_the_commands_are_those_that_are_tested() -> None:
-    groups = ("tidelog", "tidelog topic", "tidelog log")
+    groups = ("tidelog", "tidelog topic", "tidelog group", "tidelog log")
     found = [made.prog for made in parsers(parser())]
     assert [name for name in found if name in groups] == list(groups)
     assert [name.removeprefix("tidelog ") for name in found if name not in groups] == list(COMMANDS)
@@ -58,7 +64,7 @@ def test_help_teaches_with_an_example_that_parses(command: str, capsys: pytest.C
         assert callable(parser().parse_args(shlex.split(example[1])).run)
 
 
-@pytest.mark.parametrize("group", ["", "topic", "log"])
+@pytest.mark.parametrize("group", ["", "topic", "group", "log"])
 def test_the_help_of_a_group_says_where_to_start(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*group.split(), "--help"])
