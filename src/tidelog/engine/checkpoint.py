@@ -277,7 +277,6 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
             queue=_queue(core, final=final),
             consumers=groups.rows(core),
             guarded=core.guarded,
-            told=index.evict_floor,
             removals=core.removals,
         )
     if vectors:

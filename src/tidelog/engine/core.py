@@ -97,7 +97,6 @@ class Core:
         self.guarded = False  # a group of it has had a hold: its cap floors do not follow from its records alone
         self.guarding = False  # floors that are shown are made durable first; set before `guarded`, and never unset
         self.removals = 0  # deletes so far: each has a number
-        self.told = 1  # the evict floor up to which the ledger has rows, as far as the manifest knows
         self.tail = 0  # the last seq that was assigned
         self.staged_records = self.staged_bytes = 0  # assigned and not published yet
         self.reserved = 0  # disk class: seqs up to here are known, durably, to be taken

@@ -335,8 +335,6 @@ def _untold(note: Note, told: _Told) -> Note | None:
         return None if note.about in told.lost else note
     marks = told.evicted if note.cause in EVICTIONS else told.trimmed
     known = marks.get(note.topic_id, 0)
-    if note.core is not None and note.cause in EVICTIONS:
-        known = max(known, note.core.told - 1)
     if note.last <= known:
         return None
     if note.first <= known and note.core is not None:

@@ -104,8 +104,7 @@ class TopicRow(msgspec.Struct, array_like=True, frozen=True):
     fed: FedRow | None = None
     hops: tuple[tuple[int, int, int], ...] = ()  # seqs [lo, hi) came over so many routers
     guarded: bool = False  # a group of it has had a hold
-    told: int = 0  # the evict floor up to which the ledger has rows
-    removals: int = 0  # deletes up to this number have rows
+    removals: int = 0  # deletes up to this number have rows in the ledger
 
 
 class GroupRow(msgspec.Struct, array_like=True, frozen=True):

@@ -91,7 +91,7 @@ def _restored(shared: Shared, row: TopicRow) -> Core:
     index.head, index.earliest, index.last_ts = row.head, row.earliest, row.last_ts
     index.marks = Marks(row.cap_mark, row.ttl_mark, row.source_mark)
     index.ghosts = list(row.ghosts)
-    core.reserved, core.removals, core.told = row.reserved, row.removals, max(row.told, index.evict_floor)
+    core.reserved, core.removals = row.reserved, row.removals
     core.groups = {each.group: Cursor(each.seq, each.ts_ms, each.hold_bytes) for each in row.consumers}
     core.guarded = core.guarding = row.guarded
     core.projection = None if row.queue is None else Projection(row.queue)

@@ -20,10 +20,16 @@ from tidelog.errors import Corrupt, Error, InDoubt, Latched, Locked
 LOG = ("append", "cat", "inspect", "verify", "repair", "seal", "truncate", "compact", "retain", "convert", "restore")
 TOPIC = ("ls", "show", "write", "read", "follow", "delete", "drop", "config", "seal", "checkpoint")
 QUEUE = ("ls", "show", "put", "claim", "ack", "nack", "history", "redrive")
+GROUP = ("ls", "show", "commit", "reset", "hold", "drop")
+ROUTER = ("ls", "show", "add", "drop")
 COMMANDS = (
     *(f"topic {verb}" for verb in TOPIC),
     *(f"queue {verb}" for verb in QUEUE),
-    *("worker", "serve", "check"),
+    "worker",
+    *(f"group {verb}" for verb in GROUP),
+    "gaps",
+    *(f"router {verb}" for verb in ROUTER),
+    *("serve", "check"),
     *(f"log {verb}" for verb in LOG),
 )
 
@@ -37,7 +43,7 @@ def parsers(made: ArgumentParser) -> Iterator[ArgumentParser]:
 
 
 def test_the_commands_are_those_that_are_tested() -> None:
-    groups = ("tidelog", "tidelog topic", "tidelog queue", "tidelog log")
+    groups = ("tidelog", "tidelog topic", "tidelog queue", "tidelog group", "tidelog router", "tidelog log")
     found = [made.prog for made in parsers(parser())]
     assert [name for name in found if name in groups] == list(groups)
     assert [name.removeprefix("tidelog ") for name in found if name not in groups] == list(COMMANDS)
@@ -66,7 +72,7 @@ def test_help_teaches_with_an_example_that_parses(command: str, capsys: pytest.C
         assert callable(parser().parse_args(given).run)
 
 
-@pytest.mark.parametrize("group", ["", "topic", "queue", "log"])
+@pytest.mark.parametrize("group", ["", "topic", "queue", "group", "router", "log"])
 def test_the_help_of_a_group_says_where_to_start(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*group.split(), "--help"])

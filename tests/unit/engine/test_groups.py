@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from threading import Event, Thread
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.engine.world import CLASSES, LOGGED, RESTARTS, TINY, Restart, World, running, whole
+from tests.unit.engine.world import CLASSES, LIMIT_S, LOGGED, RESTARTS, TINY, Meddler, Restart, World, running, whole
 
 from tidelog import Group, Topic, timestamp_ms
 from tidelog.engine import Lag, Preview
@@ -128,6 +130,46 @@ def test_of_many_that_expect_the_same_one_wins() -> None:
     assert won == [group.position]
 
 
+class Watched(dict[str, Any]):
+    """Tells when somebody looks whether a move is on its way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked = Event()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        self.looked.set()
+        return super().get(name, default)
+
+
+def test_a_move_waits_for_the_one_before_it_and_looks_again() -> None:
+    """Method: the second caller comes while the first one's frame is being written."""
+    world = World()
+    topic, group = filled(world, durability="fsync")
+    moving = topic.core.moving = Watched()
+    outcome: list[object] = []
+
+    def second() -> None:
+        try:
+            outcome.append(group.commit(2, expect=0))
+        except CursorConflict as error:
+            outcome.append(error)
+
+    late = Thread(target=second, daemon=True)
+
+    def meanwhile(_: int) -> None:
+        world.disk.on_op = None
+        moving.looked.clear()
+        late.start()
+        assert moving.looked.wait(LIMIT_S)
+
+    world.disk.on_op = meanwhile
+    group.commit(1, expect=0)
+    late.join(LIMIT_S)
+    assert isinstance(outcome[0], CursorConflict)
+    assert group.position == 1
+
+
 def test_a_reset_goes_anywhere_and_a_preview_nowhere() -> None:
     world = World()
     topic, group = filled(world, 0, durability="fsync")
@@ -238,9 +280,15 @@ def test_groups_of_an_ephemeral_topic_are_in_the_checkpoint() -> None:
     assert places(world.restart("reopen").topic("t")) == {"g": 6}
     world.log.topic("t").group("g").commit(8)
     assert places(world.restart("kill").topic("t")) == {"g": 6}
-    empty = world.log.topic("empty", durability="ephemeral")
-    empty.group("g").commit(0)
-    assert places(world.restart("reopen").topic("empty")) == {"g": 0}
+
+
+def test_a_group_of_an_empty_ephemeral_topic_is_enough_for_a_last_checkpoint() -> None:
+    world = World()
+    topic, group = filled(world, 0, durability="ephemeral")
+    world.log.checkpoint()
+    group.commit(0)
+    assert places(topic) == {"g": 0}
+    assert places(world.restart("reopen").topic("t")) == {"g": 0}
 
 
 @pytest.mark.parametrize("restart", RESTARTS)
@@ -397,6 +445,41 @@ def test_what_was_held_and_what_was_lost_is_the_same_after_a_restart(durability:
     found = world.restart(restart).topic("t")
     assert found.evict_floor >= floor
     assert found.group("g").hold_broken
+
+
+def test_a_floor_that_a_restart_works_out_is_durable_before_it_is_shown() -> None:
+    """Method: nobody looks while the hold breaks; the restart finds the floor; deletes then make room under the cap, so
+    that the next one would find another."""
+    world = World(**TINY)
+    topic, group = filled(world, 0, durability="fsync", cap_records=3)
+    group.hold(12)
+    topic.append([b"12"] * 8)
+    topic.append([b"12"] * 4)
+    topic = world.restart("kill").topic("t")
+    assert topic.evict_floor == 10
+    topic.delete(seqs=[10, 11])
+    assert world.restart("crash").topic("t").evict_floor == 10
+
+
+def test_a_floor_from_before_the_first_hold_stays() -> None:
+    """Method: the checkpoint's row knows the hold, and replay begins before it; then deletes make room. There is no
+    ledger, whose rows would have the floor made durable as well."""
+    disk = Meddler()
+    world = World(disk, **TINY, ledger_records=0)
+    topic, group = filled(world, 3, durability="fsync", cap_records=3)
+
+    def meddle() -> None:
+        topic.append([b"12"] * 6)
+        assert topic.evict_floor == 7
+        group.hold(1_000)
+        topic.delete(seqs=[7, 8])
+
+    for at in range(1, 8):
+        disk.watch(at, meddle)
+        world.log.checkpoint()
+        if disk.meddle is None:
+            break
+    assert world.crash().topic("t").evict_floor == 7
 
 
 class _Weighed(TopicIndex):

@@ -57,6 +57,16 @@ def test_a_delete_below_a_seq_and_a_cap_that_passes_over_it() -> None:
     assert told(topic.gaps()) == [("delete", 1, 2, 2, 2), ("cap", 1, 3, 1, 1)]
 
 
+def test_a_range_is_of_what_went_and_not_of_what_was_asked_for() -> None:
+    topic = World().log.topic("t")
+    topic.append([b"1"] * 6, tag="x")
+    topic.delete(seqs=[1, 3, 6])
+    topic.delete(seqs=[1, 2, 3, 9])
+    topic.delete(match="x")
+    topic.delete(match="x")
+    assert told(topic.gaps()) == [("delete", 1, 6, 3, 3), ("delete", 2, 2, 1, 1), ("delete", 4, 5, 2, 2)]
+
+
 def test_ranges_that_lie_back_to_back_are_one_row() -> None:
     world = World()
     topic = world.log.topic("t", cap_records=2)
@@ -150,6 +160,8 @@ def test_rows_are_found_by_topic_by_time_and_page_by_page() -> None:
     while page := world.log.gaps(limit=3, behind=pages[-1].seq if pages else 0):
         pages += page
     assert pages == every
+    mine = world.log.gaps("b")
+    assert world.log.gaps("b", limit=2, behind=mine[1].seq) == mine[2:4]
     assert world.log.gaps(behind=1 << 40) == world.log.gaps("a", behind=1 << 40) == []
 
 

@@ -1,0 +1,200 @@
+"""Bugs planted on purpose in groups, holds and the ledger: each breaks one rule that they hang on, and the histories of
+`cursors` must find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from tests.crash.topics.cursors import Tally, run
+
+from tidelog.engine import checkpoint, delete, groups, ledger, replay
+from tidelog.engine.core import Core
+from tidelog.errors import Error
+from tidelog.formats import bodies
+from tidelog.formats.bodies import GroupCursor
+
+Patch = pytest.MonkeyPatch
+SEEDS = 14
+CAPPED: dict[str, Any] = {"durability": "fsync", "cap_records": 4}
+AGED: dict[str, Any] = {"durability": "fsync", "cap_bytes": 40, "ttl_ms": 1_000}
+LOOSE: dict[str, Any] = {"durability": "disk", "cap_records": 4, "shards": 2}
+
+
+def row_with(**fields: Any) -> Callable[[Patch], None]:
+    """The manifest says this of every topic."""
+
+    def bug(patch: Patch) -> None:
+        real = checkpoint._stock
+
+        def stock(core: Core, *, final: bool) -> Any:
+            row, gone = real(core, final=final)
+            return msgspec.structs.replace(row, **fields), gone
+
+        patch.setattr(checkpoint, "_stock", stock)
+
+    return bug
+
+
+# Cursors --------------------------------------------------------------------------------------------
+
+
+def a_commit_waits_for_no_sync(patch: Patch) -> None:
+    real = groups.Move.__init__
+
+    def init(self: groups.Move, core: Core, body: GroupCursor) -> None:
+        real(self, core, body)
+        self.durable = False
+
+    patch.setattr(groups.Move, "__init__", init)
+
+
+def replay_knows_no_groups(patch: Patch) -> None:
+    patch.setattr(replay, "groups", SimpleNamespace(apply=lambda *_: None))
+
+
+def what_is_deleted_comes_back(patch: Patch) -> None:
+    def apply(core: Core, body: GroupCursor, ts_ms: int) -> None:
+        if not body.gone:
+            groups.apply(core, body, ts_ms)
+
+    patch.setattr(replay, "groups", SimpleNamespace(apply=apply))
+
+
+def a_cursor_never_goes_back_in_replay(patch: Patch) -> None:
+    def apply(core: Core, body: GroupCursor, ts_ms: int) -> None:
+        if body.gone or body.group not in core.groups or body.seq >= core.groups[body.group].seq:
+            groups.apply(core, body, ts_ms)
+
+    patch.setattr(replay, "groups", SimpleNamespace(apply=apply))
+
+
+def a_commit_is_seen_before_it_is_written(patch: Patch) -> None:
+    real = groups.Move.prepare
+
+    def prepare(self: groups.Move) -> None:
+        real(self)
+        self.pieces = self.pieces[:0]  # and then it is not even written
+        self.frames = self.size = 0
+
+    patch.setattr(groups.Move, "prepare", prepare)
+
+
+# Holds ----------------------------------------------------------------------------------------------
+
+
+def floors_of_held_topics_are_shown_before_they_are_durable(patch: Patch) -> None:
+    patch.setattr(Core, "hardens", property(lambda self: self.config.durability == "disk"))
+
+
+def replay_works_out_what_a_hold_held(patch: Patch) -> None:
+    real = Core.keep_caps
+
+    def keep(self: Core) -> None:
+        replaying, self.shared.replaying = self.shared.replaying, False
+        guarded, self.guarded = self.guarded, self.guarded and not replaying
+        real(self)
+        self.shared.replaying, self.guarded = replaying, guarded
+
+    patch.setattr(Core, "keep_caps", keep)
+
+
+def recovery_asks_no_hold(patch: Patch) -> None:
+    real = Core.held
+    patch.setattr(Core, "held", lambda self, floor: floor if self.shared.notes.recovering else real(self, floor))
+
+
+def what_is_let_go_of_is_evicted_later(patch: Patch) -> None:
+    real = groups.Move.done
+
+    def done(self: groups.Move, error: Error | None) -> None:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(Core, "keep_caps", lambda _: None)
+            real(self, error)
+
+    patch.setattr(groups.Move, "done", done)
+
+
+# The ledger -----------------------------------------------------------------------------------------
+
+
+def a_manifest_does_not_wait_for_rows(patch: Patch) -> None:
+    patch.setattr(ledger.Ledger, "settle", lambda _: None)
+
+
+def rows_do_not_wait_for_what_they_tell_of(patch: Patch) -> None:
+    patch.setattr(ledger, "_settled", lambda notes: (notes, []))
+
+
+def everything_is_told_again(patch: Patch) -> None:
+    patch.setattr(ledger, "_untold", lambda note, _: note)
+
+
+def nothing_is_told_again(patch: Patch) -> None:
+    patch.setattr(ledger, "_untold", lambda *_: None)
+
+
+def deletes_have_no_number(patch: Patch) -> None:
+    real = delete.replay
+    patch.setattr(delete, "replay", lambda core, body, _, ts_ms: real(core, body, 0, ts_ms))
+
+
+def deletes_are_told_by_their_time(patch: Patch) -> None:
+    real = ledger._tell
+
+    def tell(told: Any, row: Any) -> None:
+        real(told, row)
+        if row.cause == "delete":
+            told.deleted.update((row.topic_id, number) for number in range(100))
+
+    patch.setattr(ledger, "_tell", tell)
+
+
+def floors_in_frames_have_no_rows(patch: Patch) -> None:
+    def floor(core: Core, body: bodies.EvictWatermark) -> None:
+        notes = core.shared.notes
+        wanted, notes._wanted = notes._wanted, False
+        real(core, body)
+        notes._wanted = wanted
+
+    real = replay._floor
+    patch.setattr(replay, "_floor", floor)
+
+
+BUGS: list[tuple[Callable[[Patch], None], dict[str, Any]]] = [
+    (a_commit_waits_for_no_sync, CAPPED),
+    (replay_knows_no_groups, CAPPED),
+    (what_is_deleted_comes_back, CAPPED),
+    (a_cursor_never_goes_back_in_replay, CAPPED),
+    (a_commit_is_seen_before_it_is_written, CAPPED),
+    (row_with(consumers=()), CAPPED),
+    (floors_of_held_topics_are_shown_before_they_are_durable, AGED),
+    (replay_works_out_what_a_hold_held, CAPPED),
+    (recovery_asks_no_hold, CAPPED),
+    (what_is_let_go_of_is_evicted_later, CAPPED),
+    (row_with(guarded=False), CAPPED),
+    (a_manifest_does_not_wait_for_rows, CAPPED),
+    (rows_do_not_wait_for_what_they_tell_of, LOOSE),
+    (everything_is_told_again, CAPPED),
+    (nothing_is_told_again, CAPPED),
+    (deletes_have_no_number, CAPPED),
+    (deletes_are_told_by_their_time, CAPPED),
+    (floors_in_frames_have_no_rows, AGED),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bug", "config"), BUGS, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_planted_bug_is_found(bug: Callable[[Patch], None], config: dict[str, Any], monkeypatch: Patch) -> None:
+    bug(monkeypatch)
+    with pytest.raises((AssertionError, Error)):
+        run_all(config)
+
+
+def run_all(config: dict[str, Any]) -> None:
+    tally = Tally()
+    for seed in range(SEEDS):
+        run(("planted", seed), tally, steps=30, images=5, **config)
