@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 TOPICS = "topics"
 WAL = "wal"
+OWN = "_tidelog."  # how the names of the engine's own topics begin, which nobody else can give to one
 
 
 @dataclass(slots=True)

@@ -18,20 +18,19 @@ from tidelog.disk.seam import Lock as DirectoryLock
 from tidelog.engine import append, opening
 from tidelog.engine.checkpoint import History, checkpoint
 from tidelog.engine.config import EngineConfig, TopicConfig, check_topic_name
-from tidelog.engine.core import Core, Shared, directory
+from tidelog.engine.core import OWN, Core, Shared, directory
 from tidelog.engine.encode import Batch, Columns
 from tidelog.engine.report import Report
 from tidelog.engine.results import TopicState
 from tidelog.engine.routing.door import Routers
 from tidelog.engine.routing.routing import Routing
 from tidelog.engine.topic import Topic
-from tidelog.errors import BadInput, Closed, Error, NotEmpty, ReadOnly, Throttled, TopicExists, TopicNotFound
+from tidelog.errors import BadInput, Closed, Error, ReadOnly, Throttled, TopicExists, TopicNotFound
 from tidelog.formats import bodies, frame
 from tidelog.formats.bodies import Body
 from tidelog.wal import Commit, Shard, Token
 
 _AGE_MS = 1000  # how often segments are asked for their age
-OWN = "_tidelog."  # how the names of the engine's own topics begin, which nobody else can give to one
 
 
 class Control(Commit):
@@ -151,26 +150,6 @@ class Engine(Routers):
         """Remove a topic with all its records; False where there is none. A topic made again under its name starts
         anew."""
         return self.remove(name, if_empty=if_empty) is not None
-
-    def remove(self, name: str, *, if_empty: bool = False) -> list[str] | None:
-        """`drop`, and the names of the routers that went with it; None where there is no such topic."""
-        routers: set[str] = set()
-        while True:
-            with self._registry:
-                core = self._topics.get(name)
-                if core is None or name.startswith(OWN):
-                    self._check_writable()
-                    return None
-                if if_empty and (count := Topic(core).count):
-                    raise NotEmpty(name, count=count)
-                routers |= self._routing.leave(core)
-                if not core.lanes:
-                    self._drop(name)
-                    break
-            for _ in range(2):  # copies of its records are brought into files first, for both manifests that are kept
-                self._checkpoint(final=False)
-        self._erase(core)
-        return sorted(routers, key=str.encode)
 
     def _drop(self, name: str) -> None:
         core = self._topics[name]

@@ -315,7 +315,7 @@ def delete_dest(bench: Bench) -> None:
 
 def make_room(bench: Bench) -> None:
     """What does not fit waits; some of it is deleted meanwhile."""
-    bench.write("s", 2)
+    bench.write("s", 5)
     bench.peek("f")
     bench.log.topic("s").delete(match="y")
     topic = bench.log.topic("f")
