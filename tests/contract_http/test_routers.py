@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
-from tests.contract_http.api import Api, good, path, refused
+from tests.contract_http.api import Api, good, refused
 from tests.contract_http.client import Reply
 from tests.contract_http.server import Server
 from tests.contract_http.waits import eventually
@@ -264,7 +265,7 @@ def test_direct_writes_interleave(api: Api, name: Name) -> None:
 def test_a_chain_is_followed_to_its_end(api: Api, name: Name) -> None:
     """§3.6: recursing is better than eventual."""
     ends = [name(letter) for letter in "abcd"]
-    for source, dest in zip(ends, ends[1:], strict=False):
+    for source, dest in pairwise(ends):
         made(api, f"{source}>{dest}", source, dest)
     api.write(ends[0], 1, 2)
     assert datas(api, ends[3]) == [1, 2]

@@ -31,7 +31,7 @@ from tidelog.engine.results import TopicState
 from tidelog.engine.routing.door import Routers
 from tidelog.engine.routing.routing import Routing
 from tidelog.engine.topic import Topic
-from tidelog.errors import BadInput, Closed, Error, NotEmpty, ReadOnly, Throttled, TopicExists, TopicNotFound
+from tidelog.errors import BadInput, Closed, Error, ReadOnly, Throttled, TopicExists, TopicNotFound
 from tidelog.formats import bodies
 from tidelog.formats.bodies import Body
 from tidelog.wal import Shard
@@ -185,29 +185,11 @@ class Engine(Routers):
         anew."""
         return self.remove(name, if_empty=if_empty, actor=actor) is not None
 
-    def remove(self, name: str, *, if_empty: bool = False, actor: str | None = None) -> list[str] | None:
-        """`drop`, and the names of the routers that went with it; None where there is no such topic."""
-        routers: set[str] = set()
-        while True:
-            with self._registry:
-                core = self._topics.get(name)
-                if core is None or name.startswith(OWN):
-                    self._check_writable()
-                    return None
-                if if_empty and (count := Topic(core).count):
-                    raise NotEmpty(name, count=count)
-                routers |= self._routing.leave(core)
-                if not core.lanes:
-                    history = self._topics.get(HISTORY + name)
-                    if history is not None:
-                        self._drop(history)
-                    self._drop(core, actor)
-                    break
-            for _ in range(2):  # copies of its records are brought into files first, for both manifests that are kept
-                self._checkpoint(final=False)
-        return sorted(routers, key=str.encode)
-
     def _drop(self, core: Core, actor: str | None = None) -> None:
+        history = self._topics.get(HISTORY + core.name)
+        if history is not None:
+            self._drop(history)
+
         def gone() -> None:
             with core.lock:
                 core.dropped = True

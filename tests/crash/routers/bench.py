@@ -212,6 +212,7 @@ class Bench:
 
     def _copies(self, log: Engine, rows: dict[str, Rows], told: Told) -> None:
         """Nothing is doubled, nothing is left out, and the order is the source's."""
+        hold(len(rows["f"]) <= 2, f"f: it keeps two and refuses the next, there are {rows['f']}")
         for name, source in (("d", "s"), ("e", "d"), ("f", "s")):
             if log.find(name) is None:
                 continue
@@ -295,6 +296,14 @@ def direct(bench: Bench) -> None:
     bench.write("s")
 
 
+def private(bench: Bench) -> None:
+    """Direct writes that are seen at once, while there is nothing to pass on."""
+    for _ in range(3):
+        bench.write("d")
+        bench.peek("d")
+    bench.write("s")
+
+
 def onward(bench: Bench) -> None:
     bench.write("e")
     bench.write("s", 2)
@@ -315,7 +324,7 @@ def delete_dest(bench: Bench) -> None:
 
 def make_room(bench: Bench) -> None:
     """What does not fit waits; some of it is deleted meanwhile."""
-    bench.write("s", 2)
+    bench.write("s", 5)
     bench.peek("f")
     bench.log.topic("s").delete(match="y")
     topic = bench.log.topic("f")
@@ -370,7 +379,7 @@ def reopen(bench: Bench) -> None:
 
 
 ALPHABET: tuple[Letter, ...] = (
-    *(one, batch, slow, burst, direct, onward, delete_source, delete_dest, make_room),
+    *(one, batch, slow, burst, direct, private, onward, delete_source, delete_dest, make_room),
     *(second, change, end, tighten, checkpoint, tick),
 )
 RESTARTS: tuple[Letter, ...] = (kill, power, reopen)

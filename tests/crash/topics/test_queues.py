@@ -13,7 +13,7 @@ from tidelog.engine.index import TopicIndex
 from tidelog.engine.manifest import QueueRow
 from tidelog.engine.queues import burial, claims, settle
 from tidelog.engine.queues.leases import Alarms, Leases
-from tidelog.engine.queues.ledger import Ledger
+from tidelog.engine.queues.projection import Projection
 from tidelog.engine.queues.state import State, Step
 from tidelog.formats.bodies import Lease, LeaseEvent
 
@@ -99,14 +99,14 @@ def the_cursor_hands_out_what_is_held(patch: Patch) -> None:
 
 
 def counts_are_not_replayed(patch: Patch) -> None:
-    real = Ledger.apply
+    real = Projection.apply
 
-    def apply(self: Ledger, seq: int, body: Lease) -> None:
+    def apply(self: Projection, seq: int, body: Lease) -> None:
         real(self, seq, body)
         if seq in self.deliveries:
             self.deliveries[seq] = 1
 
-    patch.setattr(Ledger, "apply", apply)
+    patch.setattr(Projection, "apply", apply)
 
 
 def a_claim_is_not_written(patch: Patch) -> None:

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 from threading import Lock
+from typing import Protocol
 
-from tidelog.engine.config import TopicConfig, check_topic_name
+from tidelog.engine.config import OWN, TopicConfig, check_topic_name
 from tidelog.engine.core import Core
 from tidelog.engine.delete import parse
 from tidelog.engine.routing.router import GUARANTEES, Guarantee, Router, RouterState, check_router_name
 from tidelog.engine.routing.routing import Routing, found
-from tidelog.errors import BadInput, Error, TopicNotFound
+from tidelog.engine.topic import Topic
+from tidelog.errors import BadInput, Error, NotEmpty, TopicNotFound
 
 
-class Routers:
-    """Mixed into the engine, which has the topics and the lock over making and dropping them."""
+class _Home(Protocol):
+    """What the engine has: the topics, and the lock over making and dropping them."""
 
     _routing: Routing
     _registry: Lock
+    _topics: dict[str, Core]
+
+    def _check(self) -> None: ...
+
+    def _check_writable(self) -> None: ...
+
+    def _find(self, name: object) -> Core | None: ...
+
+    def _create(self, name: str, config: TopicConfig) -> Core: ...
+
+    def _drop(self, core: Core, actor: str | None = None) -> None: ...
+
+    def _checkpoint(self, *, final: bool) -> None: ...
+
+
+class Routers:
+    """Mixed into the engine."""
 
     def router(
-        self,
+        self: _Home,
         name: str,
         source: str,
         dest: str,
@@ -64,7 +83,13 @@ class Routers:
             known = self._routing.check(wanted)
             made: list[Core] = []
             try:
-                ends = [self._find(end) or self._new(end, made) for end in (source, dest)]
+                ends = []
+                for end in (source, dest):
+                    core = self._find(end)
+                    if core is None:
+                        core = self._create(end, TopicConfig())
+                        made.append(core)
+                    ends.append(core)
                 self._routing.put(wanted, *ends)
             except Error:
                 for core in reversed(made):
@@ -72,44 +97,41 @@ class Routers:
                 raise
         return found(self._routing.state(name, created=not known), name)
 
-    def find_router(self, name: str, *, fresh: bool = True) -> RouterState | None:
+    def find_router(self: _Home, name: str, *, fresh: bool = True) -> RouterState | None:
         """The router of this name, if there is one; `fresh`: when it has passed on all that its source holds now."""
         self._check()
         return self._routing.state(name, fresh=fresh)
 
-    def routers(self, prefix: str = "", source: str | None = None, dest: str | None = None) -> list[RouterState]:
+    def routers(self: _Home, prefix: str = "", source: str | None = None, dest: str | None = None) -> list[RouterState]:
         """What routers there are, by name: those that begin with `prefix`, from `source`, to `dest`. As they are."""
         self._check()
         return self._routing.states(prefix, source, dest)
 
     @property
-    def router_count(self) -> int:
+    def router_count(self: _Home) -> int:
         return len(self._routing)
 
-    def drop_router(self, name: str) -> bool:
+    def drop_router(self: _Home, name: str) -> bool:
         """Stop passing on; False where there is no such router. Copies stay."""
         with self._registry:
             self._check_writable()
             return self._routing.drop(name)
 
-    def _new(self, name: str, made: list[Core]) -> Core:
-        core = self._create(name, TopicConfig())
-        made.append(core)
-        return core
-
-    # What the engine has.
-
-    def _check(self) -> None:
-        raise NotImplementedError
-
-    def _check_writable(self) -> None:
-        raise NotImplementedError
-
-    def _find(self, name: object) -> Core | None:
-        raise NotImplementedError
-
-    def _create(self, name: str, config: TopicConfig) -> Core:
-        raise NotImplementedError
-
-    def _drop(self, core: Core, actor: str | None = None) -> None:
-        raise NotImplementedError
+    def remove(self: _Home, name: str, *, if_empty: bool = False, actor: str | None = None) -> list[str] | None:
+        """Remove a topic with all its records; return the routers that went with it, None where there is no topic."""
+        routers: set[str] = set()
+        while True:
+            with self._registry:
+                core = self._topics.get(name)
+                if core is None or name.startswith(OWN):
+                    self._check_writable()
+                    return None
+                if if_empty and (count := Topic(core).count):
+                    raise NotEmpty(name, count=count)
+                routers |= self._routing.leave(core)
+                if not core.lanes:
+                    self._drop(core, actor)
+                    break
+            for _ in range(2):  # copies of its records are brought into files first, for both manifests that are kept
+                self._checkpoint(final=False)
+        return sorted(routers, key=str.encode)

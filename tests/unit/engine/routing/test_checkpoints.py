@@ -1,0 +1,106 @@
+"""Copies that come while a checkpoint is at work: rows, segments and what a source keeps must fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.unit.engine.routing.test_lanes import rows
+from tests.unit.engine.world import TINY, World
+
+from tidelog.engine import checkpoint
+from tidelog.engine.core import Core
+from tidelog.engine.manifest import FedRow
+from tidelog.engine.routing import holding
+
+Patch = pytest.MonkeyPatch
+
+
+def interrupted(patch: Patch, *, first: str) -> World:
+    """A checkpoint of a and b during which a gets records, b their copies, and a lets go of them: between the
+    writing and the row of each topic, and between the topics. `first` is the one that was made first."""
+    world = World(**TINY)
+    for name in (first, "b" if first == "a" else "a"):
+        world.log.topic(name, durability="fsync", cap_records=3 if name == "a" else 0)
+    world.log.router("r", "a", "b")
+    world.log.topic("a").append(["begin"])
+    rows(world.log, "b")
+    real, number = checkpoint._stock, iter(range(1000))
+
+    def busy() -> None:
+        for _ in range(9):
+            world.log.topic("a").append(next(number))
+            rows(world.log, "b")
+        world.log.topic("b").append(f"direct {next(number)}")
+        world.log.topic("a").append(next(number))
+
+    def stock(core: Core, *, final: bool) -> Any:
+        busy()
+        found = real(core, final=final)
+        busy()
+        return found
+
+    with patch.context() as while_it_runs:
+        while_it_runs.setattr(checkpoint, "_stock", stock)
+        for _ in range(2):
+            world.log.checkpoint()
+            busy()
+    return world
+
+
+def check(world: World) -> None:
+    before = rows(world.log, "b")
+    state = world.log.find_router("r")
+    assert len(before) > 100
+    for keep in ("none", "all"):
+        log = world.crash(keep)  # type: ignore[arg-type]
+        assert not log.report.damage
+        assert rows(log, "b") == before
+        assert log.find_router("r") == state
+    log = world.restart("reopen")
+    assert rows(log, "b") == before
+    log.topic("a").append("end")
+    assert [data for _, data in rows(log, "b")][-1] == "end"
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_copies_that_come_while_a_checkpoint_runs_are_found_again(first: str, monkeypatch: Patch) -> None:
+    check(interrupted(monkeypatch, first=first))
+
+
+@pytest.mark.parametrize("first", ["a", "b"])
+def test_the_manifest_before_is_as_good(first: str, monkeypatch: Patch) -> None:
+    """Where the newest does not read, the one before it and a longer replay come to the same copies."""
+    world = interrupted(monkeypatch, first=first)
+    before = rows(world.log, "b")
+    disk = world.disk.crash_image("none")
+    newest = max(name for name in disk.tree() if name.startswith("data/meta/snapshot."))
+    disk.flip(newest, 30, 3)
+    log = world.open(disk)
+    assert log.report.snapshots_skipped
+    assert rows(log, "b") == before
+
+
+def a_source_keeps_nothing(patch: Patch) -> None:
+    patch.setattr(holding, "obsolete", lambda core: core.index.obsolete())
+
+
+def a_row_tells_of_now(patch: Patch) -> None:
+    real = checkpoint._stock
+
+    def stock(core: Core, *, final: bool) -> Any:
+        if core.frozen is not None and core.frozen.fed is not None and core.lane is not None:
+            fed = FedRow(core.frozen.fed.source_id, core.lane.place.cursor)
+            core.frozen = replace(core.frozen, fed=fed)
+        return real(core, final=final)
+
+    patch.setattr(checkpoint, "_stock", stock)
+
+
+@pytest.mark.parametrize("bug", [a_source_keeps_nothing, a_row_tells_of_now])
+def test_these_tests_can_fail(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    bug(monkeypatch)
+    with pytest.raises(AssertionError):
+        check(interrupted(monkeypatch, first="b"))
