@@ -58,14 +58,16 @@ def claim(call: Call) -> Answer | Coroutine[Any, Any, Answer]:
     check_node(body.node)
     want = Want(body.node, min(body.max or 1, jobs.CLAIM_MAX), lease_ms(body.lease_ms))
     leased = call.service.desks.now(queue, want)
-    return _waited(call, queue, want) if leased is None else _claimed(call, queue, leased)
+    return _waited(call, queue, want) if leased is None else _claimed(call, leased, queue.counts().ready)
 
 
 async def _waited(call: Call, queue: Queue, want: Want) -> Response:
-    return _claimed(call, queue, await call.service.desks.of(queue).claim(want))
+    leased = await call.service.desks.of(queue).claim(want)
+    counts = queue.counts() if queue.topic.is_settled else await call.service.work(queue.counts)
+    return _claimed(call, leased, counts.ready)
 
 
-def _claimed(call: Call, queue: Queue, leased: Leased) -> Response:
+def _claimed(call: Call, leased: Leased, ready: int) -> Response:
     call.service.metrics.queues.claimed(call.topic, leased.count)
     return Response(
         200,
@@ -74,7 +76,7 @@ def _claimed(call: Call, queue: Queue, leased: Leased) -> Response:
             _encode(call.topic),
             b",".join(leased.texts()),
             leased.count,
-            queue.counts().ready,
+            ready,
             _encode(call.elapsed_ms()),
         ),
     )
