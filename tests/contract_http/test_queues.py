@@ -40,7 +40,11 @@ def queue(api: Queues, topic: str) -> str:
 def test_the_answer_to_a_claim(api: Queues, topic: str) -> None:
     """§2.11: the fields of a job; `deadline` = now + lease; `ready` after the pass; no `$node`."""
     api.make_queue(topic, lease_ms=20_000)
-    jobs = [{"data": {"é": [None, 1.5]}, "tag": "t", "node": "who", "meta": {"m": "v"}}, {"data": None}, {"data": 3}]
+    jobs: list[dict[str, Any]] = [
+        {"data": {"é": [None, 1.5]}, "tag": "t", "node": "who", "meta": {"m": "v"}},
+        {"data": None},
+        {"data": 3},
+    ]
     api.records(topic, *jobs)
     before = time.time() * 1000
     said = api.claim_all(topic, "w", max=2)
@@ -70,7 +74,7 @@ def test_lease_ids_rise_and_are_hexadecimal(api: Queues, topic: str) -> None:
 
 
 @pytest.mark.parametrize(("most", "got"), [({}, 1), ({"max": 0}, 1), ({"max": 3}, 3), ({"max": 4294967295}, 1000)])
-def test_how_many_a_claim_takes(api: Queues, topic: str, most: dict[str, int], got: int) -> None:
+def test_how_many_a_claim_takes(api: Queues, topic: str, most: dict[str, Any], got: int) -> None:
     """§1.12: default and 0 are 1, more than 1000 is 1000."""
     api.make_queue(topic, lease_ms=LONG_MS)
     api.write_raw(topic, 1_100)
@@ -552,7 +556,7 @@ def test_each_of_a_window_keeps_its_own_lease(api: Queues, server: Server, topic
         with Queues(server.address) as client:
             began = time.time() * 1000
             (job,) = client.claim(topic, f"n{lease_ms}", lease_ms=lease_ms)
-            return round((job["deadline"] - began) / 10_000)
+            return round(int(job["deadline"] - began) / 10_000)
 
     assert sorted(together([lambda: claim(10_000), lambda: claim(50_000)])) == [1, 5]
 

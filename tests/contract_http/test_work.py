@@ -78,9 +78,8 @@ def test_a_worker_holds_as_many_as_it_may(api: Queues, server: Server, queue: st
 
 def test_one_job_at_a_time_is_the_default(api: Queues, server: Server, name: Name) -> None:
     """§2.11: absent and garbage are 1; 0 too; more than 1000 is 1000."""
-    for number, (query, held) in enumerate(
-        [({}, 1), ({"max": "many"}, 1), ({"max": "-3"}, 1), ({"max": 0}, 1), ({"max": 2}, 2), ({"max": 99_999}, 1_000)]
-    ):
+    asks: list[tuple[dict[str, Any], int]] = [({}, 1), ({"max": "many"}, 1), ({"max": "-3"}, 1), ({"max": 0}, 1)]
+    for number, (query, held) in enumerate([*asks, ({"max": 2}, 2), ({"max": 99_999}, 1_000)]):
         topic = name(f"q{number}")
         api.make_queue(topic, lease_ms=LONG_MS)
         api.write_raw(topic, 1_050)
@@ -303,7 +302,8 @@ def test_which_key_may_work(keyed: Server) -> None:
         with Work(keyed.address, "mine-q", key=key, node=key) as stream:
             assert stream.refusal is not None
             refused(stream.refusal, 403, "forbidden")
-    for query in ({}, {"token": "wrong"}):
+    wrong: list[dict[str, Any]] = [{}, {"token": "wrong"}]
+    for query in wrong:
         with Work(keyed.address, "mine-q", node="n", **query) as stream:
             assert stream.refusal is not None
             refused(stream.refusal, 401, "unauthorized")

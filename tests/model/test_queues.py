@@ -11,6 +11,7 @@ In both: an acked job never returns, no unacked one is lost, no lease id is ever
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -37,7 +38,11 @@ TINY: Final[dict[str, Any]] = {
 }
 LEASE_MS: Final = 1_000
 MOST_DELIVERIES: Final = 3
-QUEUES: Final = {"plain": {}, "durable": {"leases_durable": True}, "capped": {"cap_records": 6, "leases_durable": True}}
+QUEUES: Final[dict[str, dict[str, Any]]] = {
+    "plain": {},
+    "durable": {"leases_durable": True},
+    "capped": {"cap_records": 6, "leases_durable": True},
+}
 
 
 class Held(NamedTuple):
@@ -132,7 +137,11 @@ class QueueMachine(RuleBasedStateMachine):
         }
         self.open()
         for name, config in QUEUES.items():
-            fields = {"lease_ms": LEASE_MS, "max_deliveries": MOST_DELIVERIES, "dead_letter": f"dead-{name}"}
+            fields: dict[str, Any] = {
+                "lease_ms": LEASE_MS,
+                "max_deliveries": MOST_DELIVERIES,
+                "dead_letter": f"dead-{name}",
+            }
             self.log.topic(f"dead-{name}", durability="fsync")
             self.log.queue(name, durability="fsync", **fields, **config)
 
@@ -300,7 +309,7 @@ class QueueMachine(RuleBasedStateMachine):
         if verb == "claim" and not any(job.is_ready() for job in model.jobs.values()):
             return
         self.disk.fail("write", at=1, error=28, partial=20 * (after - 1))
-        call = {
+        call: Callable[[], object] = {
             "ack": lambda: queue.ack(node, asked),
             "nack": lambda: queue.nack(node, asked, delay_ms=50),
             "extend": lambda: queue.extend(node, asked, lease_ms=900),

@@ -66,7 +66,7 @@ class QueueBench:
         return {"durability": "fsync", "leases_durable": self.told.durable, **limits}
 
     def open(self, disk: SimDisk) -> Engine:
-        more = {"queue_history_records": 0}
+        more: dict[str, Any] = {"queue_history_records": 0}
         return tidelog.open(PATH, disk=disk, clock=self.clock, threads=False, wal_shards=1, **TINY, **more)
 
     @property

@@ -46,14 +46,14 @@ def test_shares_are_dealt_one_at_a_time_whatever_the_numbers() -> None:
 
 def test_the_first_opens_the_window_and_the_last_to_leave_closes_it() -> None:
     cohort = Cohort(100)
-    assert cohort.due_ms is None
+    assert [cohort.due_ms] == [None]
     first = cohort.join(1_000, Want("a", 1))
     second = cohort.join(1_050, Want("b", 2))
     assert cohort.due_ms == 1_100
     cohort.leave(first)
     assert cohort.due_ms == 1_100, "whoever leaves strands nobody"
     assert cohort.close() == [(second, Want("b", 2))]
-    assert cohort.due_ms is None
+    assert [cohort.due_ms] == [None]
     third = cohort.join(2_000, Want("c", 1))
     assert cohort.due_ms == 2_100
     cohort.leave(second)  # served long ago
@@ -116,7 +116,7 @@ def test_whoever_gives_up_leaves_and_what_it_was_given_goes_back() -> None:
     with running(lambda: answers.append(gate.claim(Want("stays", 1), 10))):
         _until(lambda: len(gate._seats) == 1)
         real = gate._left_s
-        gate._left_s = _refuse  # type: ignore[method-assign]
+        gate._left_s = _refuse  # type: ignore[method-assign,assignment]
         with pytest.raises(_Refuses):
             gate.claim(Want("leaves", 1), 10)
         gate._left_s = real  # type: ignore[method-assign]

@@ -118,7 +118,7 @@ def test_the_counter_outlives_a_crash_with_what_it_counted() -> None:
         jobs.put(["x", "y"])
         fail(jobs, 2)
         jobs.claim("w", 10)
-        world.restart(how)  # type: ignore[arg-type]
+        world.restart(how)
         assert queue(world).counts() == (0, 0, 2)
 
 

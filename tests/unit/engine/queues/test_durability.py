@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -132,13 +133,14 @@ def test_a_step_that_fails_leaves_every_lease_as_it_was(verb: str, leases_durabl
     held = jobs.claim("a", 2)
     before = jobs.counts(), jobs.next_due_ms()
     world.disk.fail("write", at=1, error=28)
+    calls: dict[str, Callable[[], object]] = {
+        "ack": lambda: jobs.ack("a", held),
+        "nack": lambda: jobs.nack("a", held, delay_ms=5),
+        "extend": lambda: jobs.extend("a", held, lease_ms=77_000),
+        "claim": lambda: jobs.claim("b"),
+    }
     with pytest.raises(Error):
-        {
-            "ack": lambda: jobs.ack("a", held),
-            "nack": lambda: jobs.nack("a", held, delay_ms=5),
-            "extend": lambda: jobs.extend("a", held, lease_ms=77_000),
-            "claim": lambda: jobs.claim("b"),
-        }[verb]()
+        calls[verb]()
     assert (jobs.counts(), jobs.next_due_ms()) == before
     assert [(job.seq, job.deliveries) for job in jobs.claim("b", 10)] == [(3, 1)]
     assert jobs.ack("a", held).count == 2
