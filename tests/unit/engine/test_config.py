@@ -304,6 +304,7 @@ LIMITS: dict[str, tuple[int | None, int, int]] = {
     "tags_cache_bytes": (32 * MIB, 0, 1 << 62),
     "queue_max": (4_096, 1, 1 << 62),
     "queue_history_records": (100_000, 0, 1 << 62),
+    "routers_max": (10_000, 0, 1 << 62),
 }
 
 
