@@ -68,6 +68,7 @@ class State:
             self.leases.restore(ledger.held, ledger.deliveries, ledger.delayed)
         self.looked = 0  # what jobs up to here ask for is known
         self.journal = Journal(core)
+        self.ahead = reading.Ahead()
         self.gate: Gate | None = None
         self._removals = -1  # of the index, when what is known here was last held against it
         self._reserving: Token[None] | None = None
