@@ -117,7 +117,7 @@ def _pass(state: State, wants: Sequence[Want]) -> Pass:
                 grants.append(Grant(want, seqs, *leases.grant(seqs, want.node, deadline_ms, want.conn), deadline_ms))
             leases.set_aside(dead)
             try:
-                plan = reading.plan(core.index, sorted([*live, *dead]))
+                plan = reading.plan(core.index, sorted([*live, *dead]), state.ahead)
                 token = _log(state, grants) if state.durable and live else None
             except BaseException:
                 _take_back(state, grants)

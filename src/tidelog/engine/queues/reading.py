@@ -12,7 +12,7 @@ import numpy as np
 
 from tidelog.commitlog.codec import Chunk
 from tidelog.engine.index import TopicIndex
-from tidelog.engine.parts import Bools
+from tidelog.engine.parts import Bools, Part
 from tidelog.engine.queues.jobs import Piece
 from tidelog.errors import Corrupt, Damaged, Unavailable
 from tidelog.formats import idx
@@ -20,6 +20,9 @@ from tidelog.types import Ints
 
 _APART = 32  # seqs that lie closer than this are read in one go
 _WINDOW = 256
+_FEW = 16  # who claims so few reads ahead
+_AHEAD = 256
+_AHEAD_BYTES = 1 << 16
 _ALL = 1 << 62
 
 
@@ -64,30 +67,73 @@ class Run(NamedTuple):
 
     seqs: Ints
     look: Callable[[], Chunk] | None  # None: its index does not read
+    known: Piece | None = None  # they were read already
+    ahead: Ahead | None = None  # `look` reads more than them
 
 
-def plan(index: TopicIndex, seqs: Sequence[int]) -> list[Run]:
+class Ahead:
+    """Records behind the last claim, read with it: who claims one job at a time reads once for many. Records never
+    change, so what is here is right as long as it is asked for."""
+
+    def __init__(self) -> None:
+        self._piece: Piece | None = None
+
+    def find(self, seqs: Ints) -> Piece | None:
+        """The records of these seqs, rising, if all of them are here."""
+        piece = self._piece
+        if piece is None:
+            return None
+        first, last = int(piece.rows.seq[0]), int(piece.rows.seq[-1])
+        lo, hi = int(seqs[0]), int(seqs[-1])
+        if lo < first or hi > last:
+            return None
+        if hi - lo + 1 == len(seqs):
+            return Piece(piece.rows.part(lo - first, hi - first + 1), piece.json[lo - first : hi - first + 1])
+        return Piece(piece.rows.pick(seqs - first), piece.json[seqs - first])
+
+    def keep(self, piece: Piece) -> None:
+        rows = piece.rows
+        if int(rows.seq[-1]) - int(rows.seq[0]) + 1 == len(rows):
+            self._piece = piece
+
+
+def plan(index: TopicIndex, seqs: Sequence[int], ahead: Ahead) -> list[Run]:
     """How to read these seqs, rising, all of which live."""
     asked: Ints = np.array(seqs, np.int64)
     runs: list[Run] = []
     if not len(asked):
         return runs
+    few = len(asked) <= _FEW
+    known = ahead.find(asked) if few else None
+    if known is not None:
+        return [Run(asked, None, known)]
     for part, first, stop in index.slices(int(asked[0]), int(asked[-1]) + 1):
         lo, hi = np.searchsorted(asked, (first, stop))
         mine = asked[lo:hi]
         for group in np.split(mine, np.flatnonzero(np.diff(mine) > _APART) + 1) if lo < hi else ():
             try:
-                runs.append(Run(group, part.look(int(group[0]), int(group[-1]) + 1, _ALL)))
+                end = _reach(part, group) if few else int(group[-1]) + 1
+                runs.append(Run(group, part.look(int(group[0]), end, _ALL), None, ahead if few else None))
             except (Damaged, Unavailable):
                 runs.append(Run(group, None))
     return runs
+
+
+def _reach(part: Part, group: Ints) -> int:
+    """How far to read for these seqs: some records further, while they are small."""
+    first, least = int(group[0]) - part.base, int(group[-1]) + 1
+    sizes = np.cumsum(part.entries()["data_len"][first : first + _AHEAD], dtype=np.int64)
+    return max(least, part.base + first + int(np.searchsorted(sizes, _AHEAD_BYTES, "right")))
 
 
 def fetch(runs: Sequence[Run]) -> tuple[list[Piece], list[int]]:
     """The records of a plan, and the seqs of those that do not read."""
     pieces: list[Piece] = []
     lost: list[int] = []
-    for seqs, look in runs:
+    for seqs, look, known, ahead in runs:
+        if known is not None:
+            pieces.append(known)
+            continue
         try:
             rows = None if look is None else look().rows
         except (Corrupt, Damaged, Unavailable):
@@ -95,12 +141,14 @@ def fetch(runs: Sequence[Run]) -> tuple[list[Piece], list[int]]:
         if rows is None or not len(rows):
             lost += seqs.tolist()
             continue
+        json = (idx.flags(rows) & idx.JSON) != 0
+        if ahead is not None:
+            ahead.keep(Piece(rows, json))
         at = np.minimum(np.searchsorted(rows.seq, seqs), len(rows) - 1)
         there = rows.seq[at] == seqs
         lost += seqs[~there].tolist()
         which = at[there]
-        picked = rows if len(which) == len(rows) else rows.pick(which)
-        pieces.append(Piece(picked, (idx.flags(picked) & idx.JSON) != 0))
+        pieces.append(Piece(rows, json) if len(which) == len(rows) else Piece(rows.pick(which), json[which]))
     return pieces, lost
 
 

@@ -69,6 +69,7 @@ class State:
         self.expired = 0  # leases that ran out since it was opened
         self.looked = 0  # what jobs up to here ask for is known
         self.journal = Journal(core)
+        self.ahead = reading.Ahead()
         self.gate: Gate | None = None
         self._removals = -1  # of the index, when what is known here was last held against it
         self._reserving: Token[None] | None = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from threading import Event, Lock, Thread
+from threading import Condition, Event, Lock, Thread
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, runtime_checkable
 
@@ -48,7 +48,7 @@ class Tally(NamedTuple):
 
 
 class Worker:
-    """Runs `function` for every job, `concurrency` at a time, until it is stopped: by the end of a `with` or `stop`."""
+    """Runs `function` for every job, `concurrency` at a time, until the end of a `with`, or `stop`."""
 
     def __init__(
         self,
@@ -77,6 +77,7 @@ class Worker:
         self._on_error = on_error
         self._clock = clock or SystemClock()
         self._lock = Lock()
+        self._settled = Condition(self._lock)
         self._running: dict[int, Job] = {}  # by lease id
         self._done = self._failed = self._lost = 0
         self._woken = Event()
@@ -93,6 +94,11 @@ class Worker:
     def running(self) -> int:
         """Jobs that are being worked on now."""
         return len(self._running)
+
+    def wait(self, count: int, timeout: float | None = None) -> bool:
+        """Until so many jobs were done, failed or lost since it was made; whether that was within `timeout` seconds."""
+        with self._settled:
+            return self._settled.wait_for(lambda: self._done + self._failed + self._lost >= count, timeout)
 
     def start(self) -> Self:
         if self._thread is None and not self._stopping:
@@ -178,6 +184,7 @@ class Worker:
         finally:
             with self._lock:
                 del self._running[job.lease_id]
+                self._settled.notify_all()
             self._woken.set()
 
     def _fail(self, job: Job, error: Exception) -> None:

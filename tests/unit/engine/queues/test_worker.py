@@ -88,9 +88,10 @@ def test_a_worker_does_every_job_once(jobs: Queue) -> None:
     seen: list[int] = []
     with Worker(jobs, lambda job: seen.append(job.data), node="w", concurrency=3) as worker:
         jobs.put(list(range(40)))
-        until(lambda: worker.tally.done == 40)
+        assert worker.wait(40, LIMIT_S)
     assert sorted(seen) == list(range(40))
     assert worker.tally == (40, 0, 0)
+    assert not worker.wait(41, 0)
     assert jobs.topic.count == 0
 
 
