@@ -55,7 +55,7 @@ def check(world: World) -> None:
     state = world.log.find_router("r")
     assert len(before) > 100
     for keep in ("none", "all"):
-        log = world.crash(keep)  # type: ignore[arg-type]
+        log = world.crash(keep)
         assert not log.report.damage
         assert rows(log, "b") == before
         assert log.find_router("r") == state
