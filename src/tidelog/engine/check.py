@@ -256,7 +256,7 @@ def _told(error: Corrupt | NewerFormat | OSError) -> tuple[int | None, str]:
 def _contradictions(made: Manifest) -> Iterator[str]:
     """What a snapshot says that cannot be."""
     for row in made.topics:
-        floor, stop = max(row.cap_mark, row.ttl_mark) + 1, 1
+        floor, stop = max(row.cap_mark, row.ttl_mark, row.source_mark) + 1, 1
         if not (floor <= row.earliest <= row.head + 1 and row.head <= row.reserved and row.id < made.next_topic_id):
             yield f"{row.name}: floor {floor}, earliest {row.earliest}, head {row.head}, reserved {row.reserved}"
         for segment in row.segments:

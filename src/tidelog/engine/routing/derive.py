@@ -104,6 +104,8 @@ class Derive:
             stuck[0].forced = True
         for each in fed:
             self._settled(each.core)
+            if not each.through and each.core.lane is not None:
+                each.core.lane.ended = True  # a reader: what comes next is not known here
         for each in fed:
             if not each.core.lanes:
                 each.core.hops = Hops()

@@ -67,6 +67,7 @@ class Lane:
         self.blocked = False  # the dest has no room for the next record
         self.ended = False
         self.direct = True  # direct writes may have come behind the last copies, with seqs reserved ahead
+        self.loose = True  # seqs of a source that is fed itself were passed since their place was last put on record
         self.prepared: Place | None = None  # as `place`, with the pass that is being written
         failed = dest.shard.failed if dest.shared.shards else 0
         self.marked = (cursor, failed)  # the cursor that the WAL was last told of
@@ -93,7 +94,9 @@ class Lane:
         found = look(source, self.place.cursor, SEQ_MAX)
         if found is None:
             return False
-        drafts = planning.plan(routers, source.id, found)
+        drafts, loose = planning.plan(routers, source.id, found), False
+        if source.lane is not None or source.hops:
+            drafts, loose = planning.pinned(routers, drafts, found, self.loose)
         with dest.lock:
             if dest.dropped or dest.shared.closing:
                 return False
@@ -102,12 +105,16 @@ class Lane:
                 return False
             if not any(draft.total or draft.act == "skip" for draft in taken):
                 self.place = self.place._replace(cursor=taken[-1].last)
+                self.loose |= loose
                 return True
             commit = self._staged(taken)
+            self.loose = True  # until it is known better
             if commit is None:
                 return False
         if isinstance(commit, Passed):
-            return commit.token.wait()
+            done = commit.token.wait()
+            self.loose = loose or self.blocked or self.place != commit.place
+            return done
         dest.wake()
         return True
 
@@ -181,18 +188,19 @@ class Passed(Commit):
 
     def __init__(self, lane: Lane, steps: list[Step], weight: int, ts_ms: int) -> None:
         dest = lane.dest
-        events = [
-            Forward(
-                event=_EVENTS[step.draft.act],
-                source_id=lane.source.id,
-                first=step.draft.first,
-                last=step.draft.last,
-                dest_head=step.last,
-            )
-            for step in steps
-            if step.draft.act in _EVENTS
-        ]
-        pieces = [lane.framed(event) for event in events]
+        pieces: list[bytes] = []
+        for draft, first, _ in steps:
+            if draft.pin:
+                pieces.append(lane.reached(Place(draft.first - 1, first - 1)))
+            if draft.act in _EVENTS:
+                event = Forward(
+                    event=_EVENTS[draft.act],
+                    source_id=lane.source.id,
+                    first=draft.first,
+                    last=draft.last,
+                    dest_head=first + draft.total - 1,
+                )
+                pieces.append(lane.framed(event))
         super().__init__(
             pieces, frames=len(pieces), durable=bool(pieces) and dest.config.durability in ("disk", "fsync")
         )

@@ -8,11 +8,16 @@
 Recovery finds copies and holes again by itself. A trim or a skip it would take for records, so these are put
 on record in the dest's WAL before anybody sees what follows from them. Where a dest has no room the pass ends
 before that record and is taken up there: order is kept at the price of waiting.
+
+A source that is fed itself may hold copies of records that a power cut can take, and behind them records of its own
+that it cannot. How many copies the lost ones were is not found out again; so where a record of its own follows, its
+place is pinned: put on record as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -35,6 +40,7 @@ class Draft(NamedTuple):
     last: int
     counts: tuple[int, ...]  # of copies or holes, a router each
     copies: Copies | None = None
+    pin: bool = False  # where it begins in the dest is put on record
 
     @property
     def total(self) -> int:
@@ -86,6 +92,40 @@ def _runs(rows: Ints) -> list[tuple[int, int]]:
     return list(zip(starts.tolist(), ends.tolist(), strict=True))
 
 
+def pinned(routers: Sequence[Router], steps: Sequence[Draft], found: Stretch, loose: bool) -> tuple[list[Draft], bool]:
+    """The steps over a source that is fed itself, cut before each record of its own that becomes a copy and lies
+    behind seqs that may be lost. `loose`: such seqs were passed since the last pin; returned for the next pass."""
+    made: list[Draft] = []
+    for step in steps:
+        if step.copies is None:
+            loose = step.act == "holes"  # a trim and a skip are pins themselves
+            made.append(step)
+            continue
+        hops = np.zeros(found.stop - found.first, np.int64) if found.hops is None else found.hops
+        lo, hi = step.first - found.first, step.last - found.first + 1
+        lossy = np.cumsum(hops[lo:hi] > 0) + loose  # how many seqs that may be lost lie at or before each
+        which = np.unique(step.copies.which)
+        own = which[hops[which] == 0]
+        behind = lossy[own - lo]
+        edges = own[np.flatnonzero(np.diff(behind, prepend=0))].tolist()
+        made += _cut(routers, step, [found.first + row for row in edges])
+        loose = bool(lossy[-1] > (behind[-1] if len(behind) else 0))
+    return made, loose
+
+
+def _cut(routers: Sequence[Router], step: Draft, edges: Sequence[int]) -> list[Draft]:
+    """A step of copies in parts, of which all that begin at an edge are pinned."""
+    if not edges:
+        return [step]
+    copies = step.copies
+    assert copies is not None, "asked of copies"
+    seqs, parts = copies.rows.seq[copies.which], []
+    for first, stop in pairwise([step.first, *(edge for edge in edges if edge > step.first), step.last + 1]):
+        part = copies.pick((seqs >= first) & (seqs < stop))
+        parts.append(_copied(routers, part, first, stop - 1)._replace(pin=first in edges))
+    return parts
+
+
 class Room(NamedTuple):
     """What a dest takes now."""
 
@@ -122,7 +162,7 @@ def fitting(routers: Sequence[Router], steps: Sequence[Draft], room: Room) -> tu
             fits = int(np.searchsorted(copies.which, row))
             first_left = int(copies.rows.seq[row])
             if first_left > step.first:
-                taken.append(_copied(routers, copies.part(0, fits), step.first, first_left - 1))
+                taken.append(_copied(routers, copies.part(0, fits), step.first, first_left - 1)._replace(pin=step.pin))
             return taken, True
         records, size = records - len(copies), size - int(copies.size.sum())
         taken.append(step)

@@ -35,6 +35,8 @@ class Routing:
         self._lanes: dict[str, Lane] = {}  # by the name of a router
         self._limit, self._threaded, self._troubles = limit, threaded, troubles
         self._wake, self._ending = Event(), Event()
+        self._bells: dict[int, Callable[[], None]] = {}  # by the id of a source
+        self._fresh: set[Core] = set()  # sources that have published since they were last looked at
         self._thread: Thread | None = None
         for core in cores:
             if core.lane is not None:
@@ -93,7 +95,8 @@ class Routing:
                 dest.lane = lane
             with source.lock:
                 source.lanes.append(lane)
-        lane.run()
+        with suppress(Error):  # what cannot be passed on now will be, as the router is then
+            lane.run()
         with lane.turn:
             routers = lane.routers
             at = next((at for at, router in enumerate(routers) if router.name == wanted.name), None)
@@ -147,9 +150,8 @@ class Routing:
 
     def _end(self, lane: Lane) -> None:
         lane.ended = True
-        lane.source.unlisten(self._rung)
-        if any(not out.ended for out in lane.source.lanes):
-            lane.source.listen(self._rung)
+        if all(out.ended for out in lane.source.lanes) and (bell := self._bells.pop(lane.source.id, None)):
+            lane.source.unlisten(bell)
         with lane.dest.lock:
             lane.dest.lane = None
             lane.dest.ended.append(lane)
@@ -175,13 +177,7 @@ class Routing:
 
     def run(self) -> bool:
         """Bring on whatever there is; whether there was something."""
-        moved = False
-        for lane in dict.fromkeys(self._lanes.copy().values()):
-            try:
-                moved |= lane.run()
-            except Error as error:
-                self._troubles(error)
-        return moved
+        return sum([self._moved(lane.run) for lane in dict.fromkeys(self._lanes.copy().values())]) > 0
 
     def settle(self) -> None:
         """Bring on all that can be: through chains, and around circles until their records have gone far enough."""
@@ -191,22 +187,43 @@ class Routing:
     def _listen(self, lane: Lane) -> None:
         if not self._threaded:
             return
-        lane.source.listen(self._rung)
+        source = lane.source
+        lane.source.listen(self._bells.setdefault(source.id, partial(self._rung, source)))
         if self._thread is None:
             self._thread = Thread(target=self._drive, name="tidelog routers", daemon=True)
             self._thread.start()
-        self._wake.set()
+        self._rung(source)
 
-    def _rung(self) -> None:
+    def _rung(self, source: Core) -> None:
+        self._fresh.add(source)
         self._wake.set()
 
     def _drive(self) -> None:
+        blocked: set[Core] = set()
         while not self._ending.is_set():
-            blocked = any(lane.blocked for lane in list(self._lanes.values()))
             self._wake.wait(_AGAIN_S if blocked else None)
             self._wake.clear()
-            while not self._ending.is_set() and self.run():
-                pass
+            waiting, blocked = blocked, set()
+            while self._fresh:
+                waiting.add(self._fresh.pop())
+            for source in waiting:
+                if self._pass_on(source):
+                    blocked.add(source)
+
+    def _pass_on(self, source: Core) -> bool:
+        """Bring on what a source has, some at a time; whether a dest has no room for it."""
+        out = [lane for lane in list(source.lanes) if not lane.ended]
+        moving = out
+        while moving and not self._ending.is_set():
+            moving = [lane for lane in moving if self._moved(lane.step)]
+        return any(lane.blocked for lane in out)
+
+    def _moved(self, go: Callable[[], bool]) -> bool:
+        try:
+            return go()
+        except Error as error:
+            self._troubles(error)
+            return False
 
     def close(self) -> None:
         """End the thread and bring on what is left."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from errno import ENOSPC
+from threading import Thread
 from typing import Any
 
 import pytest
 from tests.unit.engine.world import RESTARTS, TINY, Restart, World
 
 import tidelog
+from tidelog.cli.main import main
 from tidelog.engine import Engine
 from tidelog.errors import BadInput, DiskFull, ReadOnly, RouterCycle, Throttled, TopicExists, TopicNotFound
 
@@ -355,3 +357,74 @@ def test_threads_bring_copies_to_a_reader_that_waits(tmp_path: Any) -> None:
         record = next(reader)
         assert isinstance(record, tidelog.engine.Record)
         assert record.data == "x"
+
+
+@pytest.mark.parametrize("source", ["memory", "ephemeral"])
+def test_a_source_that_lost_its_end_goes_on_and_direct_writes_keep_their_seqs(source: str) -> None:
+    world = World()
+    world.log.topic("a", durability=source)
+    world.log.topic("b", durability="fsync")
+    world.log.router("r", "a", "b")
+    world.log.topic("a").append([1, 2, 3])
+    assert datas(world.log, "b") == [1, 2, 3]
+    assert world.log.topic("b").append("direct").first_seq == 4
+    world.disk = world.disk.crash_image("none")
+    log = world.log = world.open(world.disk)
+    found = dict(rows(log, "b"))
+    assert found[4] == "direct"
+    assert set(found.values()) <= {1, 2, 3, "direct"}
+    log.topic("a").append("again")
+    assert rows(log, "b")[-1] == (5, "again")
+    before = rows(log, "b")
+    log.checkpoint()
+    assert rows(world.crash(), "b") == before
+
+
+def test_an_examination_finds_nothing_wrong_with_copies(tmp_path: Any) -> None:
+    with tidelog.open(str(tmp_path), threads=False, wal_shards=2) as log:
+        log.topic("a", cap_records=3, durability="fsync")
+        log.router("r", "a", "b")
+        log.topic("a").append([1, 2, 3, 4, 5])
+        log.topic("b").append("direct")
+        log.topic("a").append(6)
+        log.checkpoint()
+        log.topic("a").append(7)
+    assert main(["check", str(tmp_path), "--json"]) == 0
+
+
+def test_writers_readers_and_checkpoints_at_once(tmp_path: Any) -> None:
+    """Every record is passed on once, in order, whoever brings it; and a restart finds the same."""
+    count = 300
+    with tidelog.open(str(tmp_path), wal_shards=2, segment_events_max=50) as log:
+        log.router("r", "a", "b")
+        log.router("s", "b", "c", filter="x")
+        log.router("t", "a", "d")
+
+        def write(name: str) -> None:
+            for number in range(count):
+                log.topic(name).append(f"{name}{number}", tag="x" if number % 2 else None)
+
+        def look() -> None:
+            for _ in range(count):
+                log.topic("b").state()
+                log.topic("c").read()
+
+        def keep() -> None:
+            for number in range(8):
+                log.checkpoint()
+                log.router("u", "a", f"e{number}")
+                log.drop(f"e{number}")
+
+        threads = [Thread(target=write, args=(name,)) for name in "aab"] + [Thread(target=look), Thread(target=keep)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+        assert not any(thread.is_alive() for thread in threads)
+        found = {name: log.topic(name).to_arrow().column("data").to_pylist() for name in "abcd"}
+    assert [data for data in found["b"] if data[:2] == b'"a'] == found["a"] == found["d"]
+    assert len(found["b"]) == 3 * count
+    assert len(found["c"]) == 3 * count // 2
+    with tidelog.open(str(tmp_path), threads=False) as log:
+        assert {name: log.topic(name).to_arrow().column("data").to_pylist() for name in "abcd"} == found
+        assert [state.forwarded_total for state in log.routers()] == [2 * count, 3 * count // 2, 2 * count]
