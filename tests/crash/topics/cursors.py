@@ -176,7 +176,7 @@ def commit(history: History) -> None:
 def reset(history: History) -> None:
     group = history.topic.group(history.random.choice(GROUPS))
     back = history.random.randint(0, group.position)
-    to = history.random.choice(["earliest", "latest", back, back])
+    to: Any = history.random.choice(["earliest", "latest", back, back])
     history.do(lambda: group.reset(to))
 
 

@@ -16,7 +16,19 @@ from tests.crash.topics.sweep import FAULTS, Depth, Tally, fail_each, sweep
 from tests.crash.topics.workloads import letters
 
 from tidelog.disk.latch import Latch
-from tidelog.engine import append, checkpoint, delete, engine, manifest, opening, parts, recovery, replay, retention
+from tidelog.engine import (
+    append,
+    checkpoint,
+    control,
+    delete,
+    engine,
+    manifest,
+    opening,
+    parts,
+    recovery,
+    replay,
+    retention,
+)
 from tidelog.engine.core import Core
 from tidelog.engine.index import TopicIndex
 from tidelog.errors import Error
@@ -118,13 +130,13 @@ def writing_goes_on_after_a_failed_sync(patch: Patch) -> None:
 
 
 def settings_are_not_synced(patch: Patch) -> None:
-    real = engine.Control.__init__
+    real = control.Control.__init__
 
-    def init(self: engine.Control, *args: Any) -> None:
+    def init(self: control.Control, *args: Any) -> None:
         real(self, *args)
         self.durable = False
 
-    patch.setattr(engine.Control, "__init__", init)
+    patch.setattr(control.Control, "__init__", init)
 
 
 # Removing -------------------------------------------------------------------------------------------------
@@ -172,10 +184,7 @@ def deletes_are_replayed_last_and_without_their_bound(patch: Patch) -> None:
                 real(core, Delete(before_seq=body.before_seq, match=body.match, seqs=body.seqs, bound_head=None))
         finish(core, *args, **kwargs)
 
-    def apply(core: Core, body: Delete) -> Any:
-        return late.append((core, body)) if from_module("replay.py") else real(core, body)
-
-    patch.setattr(delete, "apply", apply)
+    patch.setattr(delete, "replay", lambda core, body, *_: late.append((core, body)))
     patch.setattr(recovery, "_finish", finished)
 
 

@@ -22,7 +22,7 @@ def places(topic: Topic) -> dict[str, int]:
     return {group.name: group.position for group in topic.groups()}
 
 
-def filled(world: World, count: int = 10, **config: object) -> tuple[Topic, Group]:
+def filled(world: World, count: int = 10, **config: Any) -> tuple[Topic, Group]:
     topic = world.log.topic("t", **config)
     if count:
         topic.append([b"%02d" % number for number in range(count)])
@@ -125,7 +125,7 @@ def test_of_many_that_expect_the_same_one_wins() -> None:
         with suppress(CursorConflict):
             won.append(group.commit(seq, expect=0))
 
-    with running(*(lambda seq=seq: race(seq) for seq in range(1, 9))):  # type: ignore[misc]
+    with running(*(lambda seq=seq: race(seq) for seq in range(1, 9))):
         pass
     assert won == [group.position]
 
