@@ -73,7 +73,7 @@ def an_ack_is_not_written(patch: Patch) -> None:
 
 
 def an_ack_deletes_nothing(patch: Patch) -> None:
-    patch.setattr(settle.delete, "apply", lambda *_: None)
+    patch.setattr(State, "own_removal", lambda *_: None)
 
 
 def a_failed_ack_loses_the_lease(patch: Patch) -> None:
