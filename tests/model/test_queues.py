@@ -345,6 +345,12 @@ class QueueMachine(RuleBasedStateMachine):
         self.extend(name, "a", list(range(1, 7)), 1_500, False)
         self.restart(how, seed, self.shards)
 
+    @rule(name=names, most=st.integers(1, 3))
+    def wear_out(self, name: str, most: int) -> None:
+        """Deliver the same jobs until they are delivered too often."""
+        for _ in range(MOST_DELIVERIES + 1):
+            self.claim_and_nack(name, most, 0)
+
     # Time and trouble.
 
     @rule(ms=st.sampled_from([1, 99, 400, 1_000, 1_001, 5_000]))

@@ -8,7 +8,7 @@ import pytest
 from tests.crash.topics.queues import sweep
 from tests.model import test_queues as model
 
-from tidelog.engine import checkpoint, delete
+from tidelog.engine import checkpoint
 from tidelog.engine.index import TopicIndex
 from tidelog.engine.manifest import QueueRow
 from tidelog.engine.queues import burial, claims, settle
@@ -73,7 +73,7 @@ def an_ack_is_not_written(patch: Patch) -> None:
 
 
 def an_ack_deletes_nothing(patch: Patch) -> None:
-    patch.setattr(delete, "apply", lambda *_: None)
+    patch.setattr(State, "own_removal", lambda *_: None)
 
 
 def a_failed_ack_loses_the_lease(patch: Patch) -> None:
