@@ -21,6 +21,7 @@ from tidelog.cli.topic_look import segments_of
 from tidelog.cli.write import Source, acked_fields, lines, written
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import Engine, EngineConfig, Topic, TopicConfig, manifest
+from tidelog.engine.config import OWN
 from tidelog.errors import BadInput, BatchTooLarge, TopicNotFound
 
 _LIMITS = EngineConfig()
@@ -269,7 +270,7 @@ def checkpoint(args: Namespace, screen: Screen) -> int:
         replayed = log.report.frames
         log.checkpoint()
     loaded = manifest.load(PosixDisk(), args.dir)
-    topics = loaded.manifest.topics
+    topics = [row for row in loaded.manifest.topics if not row.name.startswith(OWN)]
     segments, left = sum(len(row.segments) for row in topics), wal_bytes(args.dir)
     screen.answer(
         {
