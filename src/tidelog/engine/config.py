@@ -242,10 +242,14 @@ class EngineConfig:
     queue_max: int = 4_096
     """Writes that may wait for one WAL shard; another is refused as busy. Bounds memory while the disk is slow."""
 
+    kernel: bool = True
+    """Pages are put together by compiled code, where it was built. False: in Python, the same bytes; to compare."""
+
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
             if name != "wal_shards" or self.wal_shards is not None:
                 _check_int(name, getattr(self, name), least, most)
+        _check_bool("kernel", self.kernel)
 
     def shards(self, processors: int) -> int:
         """How many WAL shards there are on a machine with this many processors."""

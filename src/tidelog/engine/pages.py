@@ -48,7 +48,7 @@ def text_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: in
     """The next records behind `from_seq` as text: at most `limit` and about `bytes_max` bytes."""
     scan = Scan(core, from_seq, nodes)
     texts = [
-        json_rows.joined(stretch.rows, stretch.json, show)
+        json_rows.joined(stretch.rows, stretch.json, show, compiled=core.shared.limits.kernel)
         for stretch in scan.stretches(limit, bytes_max)
         if len(stretch.rows)
     ]
@@ -89,8 +89,9 @@ class Pass:
 
     def lines(self, show: Show) -> Iterator[bytes]:
         """Stretches of newline-terminated JSON objects."""
+        compiled = self._core.shared.limits.kernel
         for stretch in self._stretches():
-            yield json_rows.joined(stretch.rows, stretch.json, show, b"\n") + b"\n"
+            yield json_rows.joined(stretch.rows, stretch.json, show, b"\n", b"\n", compiled=compiled)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         for stretch in self._stretches():

@@ -26,6 +26,7 @@ def engine_config(config: ServerConfig) -> EngineConfig:
         segment_age_ms_max=config.segment_max_age_ms,
         topics_max=config.max_topics,
         total_bytes_max=config.max_total_bytes,
+        kernel=config.kernel,
     )
 
 
