@@ -155,13 +155,15 @@ def walk_indexed(
         raise Corrupt("segment", pos=int(at.max()), reason="the index names a frame behind the end of the data")
     single = (flags & idx.BATCH) == 0
     alone = at[single]
-    heads = headers(view, alone)
-    appends = _appends(view, alone, heads)
-    wrong = _misfit(view, alone, heads, len(view), text=check)
-    if check and wrong is None:
-        wrong = _mismatch(view, appends)
-    if wrong is not None:
-        raise Corrupt("segment", pos=wrong.pos, reason=wrong.fault.reason)
+    appends = none(view)
+    if len(alone):
+        heads = headers(view, alone)
+        appends = _appends(view, alone, heads)
+        wrong = _misfit(view, alone, heads, len(view), text=check)
+        if check and wrong is None:
+            wrong = _mismatch(view, appends)
+        if wrong is not None:
+            raise Corrupt("segment", pos=wrong.pos, reason=wrong.fault.reason)
     groups: dict[int, list[Frame]] = {}
     if len(alone) < len(at):
         before = np.cumsum(single)
