@@ -150,7 +150,9 @@ class Scan:
             and _fits(rows, start, stop, count_max, bytes_max)
         ):
             # Nearly always, and at half the price.
-            return Stretch(rows, idx.are_json(rows), counts + Counts(rows=len(rows)), stop - 1, full=False)
+            return Stretch(
+                rows, (idx.flags(rows) & idx.JSON) != 0, counts + Counts(rows=len(rows)), stop - 1, full=False
+            )
         seqs = rows.seq - start
         keep: Bools = np.ones(len(rows), bool) if gone is None else ~gone[seqs]
         filtered: Bools = np.zeros(len(rows), bool)
@@ -174,7 +176,7 @@ class Scan:
         picked = rows if len(which) == len(rows) else rows.pick(which)
         return Stretch(
             picked,
-            idx.are_json(picked),
+            (idx.flags(picked) & idx.JSON) != 0,
             counts + Counts(rows=len(which), deleted=deleted, filtered=hidden),
             stop - 1,
             full,

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from tidelog.errors import Corrupt
-from tidelog.formats import batch, idx
+from tidelog.formats import batch, idx, lone
 from tidelog.formats.frame import (
     APPEND,
     APPEND_BATCH,
@@ -139,6 +139,8 @@ def walk_indexed(
     """
     view = memoryview(buf)
     part = entries[first_index:stop_index]
+    if len(part) and (quick := lone.named(view, part, base + first_index, check=check, origin=origin)) is not None:
+        return quick
     # Column by column: picking whole entries moves them field by field.
     flags = np.ascontiguousarray(part["flags"])
     at: Ints = part["frame_offset"].astype(np.int64) - origin
