@@ -107,3 +107,12 @@ def test_damage_is_found_where_it_is_looked_for() -> None:
         bad = bytearray(out)
         bad[pos] ^= 1
         assert lone.named(bytes(bad), entries, 1, check=True, origin=0) is None
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_more_entries_than_the_batch_has_records_are_never_believed(count: int) -> None:
+    (out,) = batch.encode_many(7, 1, TS, [b"a"] * count)
+    entries = np.repeat(idx.entries(scan.walk(out).rows, 1, 1 + count, len(out))[:1], count + 1)
+    assert lone.named(out, entries, 1, check=False, origin=0) is None
+    with pytest.raises(Corrupt):
+        scan.walk_indexed(out, entries, 0, count + 1, 1, check=False)
