@@ -16,7 +16,7 @@ made while the other is on its way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
@@ -152,8 +152,9 @@ def _end(scan: Pass) -> dict[str, Any]:
 
 
 def _lines(scan: Pass, show: Show) -> Iterator[list[bytes]]:
-    yield from map(_cut, scan.lines(show))
-    yield _cut(_encode({"$end": _end(scan)}) + b"\n")
+    for stretch in scan.lines(show):
+        yield [stretch] if len(stretch) <= _PIECE_BYTES else _cut([stretch])
+    yield [_encode({"$end": _end(scan)}) + b"\n"]
 
 
 def _arrow(scan: Pass, show: Show, about: dict[str, Any]) -> Iterator[list[bytes]]:
@@ -161,24 +162,49 @@ def _arrow(scan: Pass, show: Show, about: dict[str, Any]) -> Iterator[list[bytes
     columns = [name for name in SCHEMA.names if hidden.get(name, True)]
     start = {**about, "head_seq": scan.head_seq, "earliest_seq": scan.earliest_seq}
     schema = pa.schema([SCHEMA.field(name) for name in columns], metadata=_metadata(start))
-    opening = schema.serialize()
-    yield _cut(opening)
-    for batch in scan.batches():
-        # A message of its own, laid out once in memory of the right size: a writer would hand it over in parts.
-        yield _cut(batch.select(columns).serialize())
-    nothing = pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)
-    rest = pa.BufferOutputStream()
-    with pa.ipc.new_stream(rest, schema) as writer:
+    spout = _Spout()
+    with pa.ipc.new_stream(spout, schema) as writer:
+        for batch in scan.batches():
+            writer.write_batch(batch.select(columns).replace_schema_metadata(schema.metadata))
+            yield spout.taken()
+        nothing = pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)
         writer.write_batch(nothing, custom_metadata=_metadata(_end(scan)))
-    yield _cut(rest.getvalue()[opening.size :])  # behind the schema, which was sent
+    yield spout.taken()
 
 
-def _cut(stretch: bytes | pa.Buffer) -> list[bytes]:
-    """In pieces that are handed to the peer one at a time."""
-    if isinstance(stretch, bytes) and len(stretch) <= _PIECE_BYTES:
-        return [stretch]
-    view = memoryview(stretch)
-    return [bytes(view[at : at + _PIECE_BYTES]) for at in range(0, len(view), _PIECE_BYTES)]
+def _cut(parts: Iterable[bytes | pa.Buffer]) -> list[bytes]:
+    """The parts back to back, in pieces that are handed to the peer one at a time; copied once."""
+    pieces: list[list[memoryview]] = [[]]
+    room = _PIECE_BYTES
+    for part in parts:
+        view = memoryview(part)
+        while len(view):
+            if not room:
+                pieces.append([])
+                room = _PIECE_BYTES
+            pieces[-1].append(view[:room])
+            view, room = view[room:], max(room - len(view), 0)
+    return [b"".join(piece) for piece in pieces]
+
+
+class _Spout:
+    """A file that only remembers, for a writer that wants one. What it is given are the columns themselves."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes | pa.Buffer] = []
+
+    def write(self, part: bytes | pa.Buffer) -> int:
+        self._parts.append(part)
+        return len(part)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def taken(self) -> list[bytes]:
+        parts, self._parts = self._parts, []
+        return _cut(parts)
 
 
 def _metadata(values: dict[str, Any]) -> dict[bytes, bytes]:
