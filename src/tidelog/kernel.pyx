@@ -26,7 +26,7 @@ cdef extern from "Python.h":
 
 cdef enum:
     FIXED = 128  # of a row, at most, without its values: all keys, two numbers, quotes and braces
-    LARGE = 1 << 20  # bytes of text from which the lock is let go: some 200 µs
+    LARGE = 1 << 20  # bytes of text from which the lock is let go: 0.2 ms, at 22 µs for 145 KB
     NUMBER = 20  # digits and a sign
 
 cdef const char* _HEX = "0123456789abcdef"

@@ -149,7 +149,7 @@ class Scan:
             and not (self._nodes and rows.node is not None)
             and _fits(rows, start, stop, count_max, bytes_max)
         ):
-            # Nearly always, and at half the price.
+            # Nearly always: nothing has to be left out.
             return Stretch(
                 rows, (idx.flags(rows) & idx.JSON) != 0, counts + Counts(rows=len(rows)), stop - 1, full=False
             )
