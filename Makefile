@@ -19,8 +19,9 @@ help: ## print this list
 setup: $(READY) ## make .venv with everything the other targets need (they all do this themselves)
 	@echo "$(VENV) is ready"
 
-# The stamp comes last: an install that broke off is done again, a finished one only when pyproject.toml changes.
-$(READY): pyproject.toml
+# The stamp comes last: an install that broke off is done again, a finished one only when what it is made from
+# changes: the install compiles the kernel.
+$(READY): pyproject.toml hatch_build.py src/tidelog/kernel.pyx
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidelog needs Python 3.11+: make PYTHON=...")'
 	@echo "setting up $(VENV) with $$($(PYTHON) --version), this takes a minute"
 	@$(PYTHON) -m venv $(VENV)
@@ -54,4 +55,5 @@ format: $(READY) ## rewrite the code the way `make check` wants it
 
 clean: ## remove what these targets made, .venv included; benchmark results stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist demo-data
+	rm -f src/tidelog/kernel.*.so
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

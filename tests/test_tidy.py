@@ -182,10 +182,11 @@ LAYERS: dict[str, set[str]] = {
     "errors": set(),
     "types": set(),
     "version": set(),
+    "kernel": set(),  # compiled: it knows buffers and nothing of ours
     "clock": {"errors", "types"},
     "config": {"errors", "types"},
     "disk": {*_LEAVES},
-    "formats": {"errors", "types"},  # pure bytes: no disk, no clock, no settings
+    "formats": {"errors", "types", "kernel"},  # pure bytes: no disk, no clock, no settings
     "commitlog": {*_STORAGE},
     "wal": {*_STORAGE},
     "sched": {"errors", "types", "config"},  # policy: time comes in as an argument
@@ -252,6 +253,29 @@ def layer_complaints(module: str, source: str) -> Iterator[str]:
 
 def test_every_import_points_down() -> None:
     none(complaint for module, text in modules() for complaint in layer_complaints(module, text))
+
+
+def kernel_complaints(name: str, source: str) -> Iterator[str]:
+    """Compiled code is not Python that `ast` could read, so it may have nothing but C declarations from outside."""
+    for number, line in enumerate(source.splitlines(), 1):
+        if re.match(r"\s*(?:from\s+\S+\s+)?c?import\b", line) and not re.match(
+            r"from (?:cpython|libc)\.\w+ cimport ", line
+        ):
+            yield f"{name}:{number}: the kernel may not have {line.strip()!r}"
+
+
+def test_the_kernel_imports_nothing() -> None:
+    compiled = list(files(PACKAGE, ".pyx"))
+    assert [name for name, _ in compiled] == [f"{PACKAGE}kernel.pyx"], "one small module"
+    none(complaint for name, text in compiled for complaint in kernel_complaints(name, text))
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import os", "from tidelog.formats import rows", "cimport numpy", "def f():\n    from libc.stdio cimport puts"],
+)
+def test_a_planted_import_of_the_kernel_is_caught(source: str) -> None:
+    assert len(list(kernel_complaints("kernel.pyx", source))) == 1
 
 
 @pytest.mark.parametrize(

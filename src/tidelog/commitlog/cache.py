@@ -28,6 +28,10 @@ class Lru(Generic[V]):
                 self._held.popitem(last=False)
         return value
 
+    def peek(self, key: int) -> V | None:
+        """The value of `key` if it is there."""
+        return self._held.get(key)
+
     def drop(self, key: int) -> None:
         self._held.pop(key, None)
 

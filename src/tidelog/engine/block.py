@@ -1,7 +1,7 @@
 """[hot] Records that no segment file has yet: small writes in memory, large ones where the WAL has them.
 
     pieces   │ bytes │ bytes │ Stored in wal-…412.log │ bytes │ Stored … │       in the order of the segment's data
-    index    └ walked when somebody looks ┘└ known from the write: a run ┘
+    index    └ walked when somebody looks ┘└ known from the write: a run ┘        newest: told without an index
 
 A large write is not kept a second time: memory that is touched once and held until a checkpoint costs
 more than writing it did. Whoever reads it has it from the page cache, with its checksum. The WAL keeps the
@@ -21,7 +21,7 @@ from tidelog.commitlog.codec import Chunk
 from tidelog.commitlog.segment import Growing
 from tidelog.engine.parts import Bools, Weight, buried
 from tidelog.errors import Corrupt
-from tidelog.formats import frame, idx, scan
+from tidelog.formats import frame, idx, lone, scan
 from tidelog.formats.frame import Frame
 from tidelog.formats.idx import Run
 from tidelog.types import Buffer, Ints
@@ -51,12 +51,15 @@ class Block:
         self._indexed = 0  # bytes that the index covers
         self._listed = base  # one past the last seq that it covers
         self._dead: Bools | None = None
+        self._newest: tuple[int, bytes] | None = None  # first seq and frames of the last write, where it is in memory
 
     def add(self, pieces: list[bytes] | list[Stored], count: int, weight: int, first_ts: int, last_ts: int) -> None:
         """Append the frames of `count` records with the next seqs."""
         assert not self.frozen, "a frozen block is what a checkpoint has seen"
         if self.base == self.stop:
             self.first_ts = first_ts
+        newest = pieces[0] if len(pieces) == 1 else None
+        self._newest = (self.stop, newest) if isinstance(newest, bytes) else None
         for piece in pieces:
             self._starts.append(self.origin + self.size)
             self._pieces.append(piece)
@@ -127,6 +130,11 @@ class Block:
         return gone
 
     def look(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
+        newest = self._newest
+        if newest is not None and first >= newest[0]:
+            fresh = lone.rows(newest[1])
+            if fresh is not None:
+                return lambda: Chunk(fresh.between(first, stop), stop)
         entries = self.entries()
         lo, hi = first - self.base, stop - self.base
         at = entries["frame_offset"]

@@ -32,6 +32,10 @@ class Maps:
         with self._lock:
             return self._held.get(key, load)
 
+    def peek(self, key: int) -> tuple[Mapped, Buffer] | None:
+        with self._lock:
+            return self._held.peek(key)
+
     def drop(self, key: int) -> None:
         with self._lock:
             self._held.drop(key)
@@ -53,6 +57,10 @@ class Home:
     def open(self, base: int) -> tuple[Mapped, Buffer]:
         """The mapped data and index of a segment; a missing file reads as an empty one."""
         return self._maps.get(self._key(base), lambda: self._open(base))
+
+    def is_open(self, base: int) -> bool:
+        """Whether `open` has nothing to do."""
+        return self._maps.peek(self._key(base)) is not None
 
     def _open(self, base: int) -> tuple[Mapped, Buffer]:
         data, index = (self._told(self.path(base, suffix), map_file) for suffix in (".data", ".idx"))

@@ -8,9 +8,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tidelog.engine import retention
-from tidelog.engine.block import Block
 from tidelog.engine.core import Core
 from tidelog.engine.floors import Gap
+from tidelog.engine.parts import Segment
 from tidelog.engine.read import Nodes, Scan, Stretch
 from tidelog.engine.results import Counts
 from tidelog.formats import json_rows
@@ -33,22 +33,33 @@ class TextPage(NamedTuple):
         return self.next_from_seq == self.head_seq
 
 
-def is_quick(core: Core, from_seq: int) -> bool:
-    """Whether a page from here is at hand: in memory, or so lately written that the page cache has it; and no floor
-    has to be synced first."""
+def is_quick(core: Core, from_seq: int, limit: int, bytes_max: int) -> bool:
+    """Whether a page from here is at hand: in memory, or so lately written that the page cache has it, or of segments
+    that were read before and are in memory all the same; and no floor has to be synced first.
+
+    A page of segments must be known from `limit` and `bytes_max` alone. Of a reader who leaves records out it is not:
+    it may reach far; such a one says 0 and means blocks only.
+    """
     if not retention.is_settled(core):
         return False
     with core.lock:
         index = core.index
-        found = next(index.slices(max(from_seq + 1, index.earliest), index.head + 1), None)
-        return found is None or isinstance(found.part, Block)
+        for part, first, stop in index.slices(max(from_seq + 1, index.earliest), index.head + 1):
+            if not isinstance(part, Segment):
+                return True
+            if limit <= 0 or not part.is_at_hand(first, min(stop, first + max(limit, 64)), bytes_max):
+                return False
+            limit -= stop - first
+            if limit <= 0:
+                return True
+    return True
 
 
 def text_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: int, show: Show) -> TextPage:
     """The next records behind `from_seq` as text: at most `limit` and about `bytes_max` bytes."""
     scan = Scan(core, from_seq, nodes)
     texts = [
-        json_rows.joined(stretch.rows, stretch.json, show)
+        json_rows.joined(stretch.rows, stretch.json, show, compiled=core.shared.limits.kernel)
         for stretch in scan.stretches(limit, bytes_max)
         if len(stretch.rows)
     ]
@@ -89,8 +100,9 @@ class Pass:
 
     def lines(self, show: Show) -> Iterator[bytes]:
         """Stretches of newline-terminated JSON objects."""
+        compiled = self._core.shared.limits.kernel
         for stretch in self._stretches():
-            yield json_rows.joined(stretch.rows, stretch.json, show, b"\n") + b"\n"
+            yield json_rows.joined(stretch.rows, stretch.json, show, b"\n", b"\n", compiled=compiled)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         for stretch in self._stretches():

@@ -70,6 +70,8 @@ class Scan:
 
     def _passed(self, lo: int, hi: int) -> Counts:
         """Where seqs (lo, hi] went that lie below the first live one."""
+        if lo == hi:
+            return Counts()
         evicted = max(min(hi, max(self.marks.cap, self.marks.source)) - lo, 0)
         lo += evicted
         expired = max(min(hi, self.marks.ttl) - lo, 0)
@@ -78,8 +80,10 @@ class Scan:
 
     def _gone(self, first: int, stop: int) -> Counts:
         """Where seqs [first, stop) went, none of which can be read: deleted, or never there."""
-        had = self._core.index.had(first, stop) if first < stop else 0
-        return Counts(deleted=had, holes=max(stop - first, 0) - had)
+        if first >= stop:
+            return Counts()
+        had = self._core.index.had(first, stop)
+        return Counts(deleted=had, holes=stop - first - had)
 
     def stretches(self, count_max: int = _NO_LIMIT, bytes_max: int = _NO_LIMIT) -> Iterator[Stretch]:
         """Stretch by stretch, until the end or until these many records or bytes were found."""
@@ -140,6 +144,15 @@ class Scan:
         least: int,
     ) -> Stretch:
         """The rows that a reader gets, and how far that is."""
+        if (
+            gone is None
+            and not (self._nodes and rows.node is not None)
+            and _fits(rows, start, stop, count_max, bytes_max)
+        ):
+            # Nearly always: nothing has to be left out.
+            return Stretch(
+                rows, (idx.flags(rows) & idx.JSON) != 0, counts + Counts(rows=len(rows)), stop - 1, full=False
+            )
         seqs = rows.seq - start
         keep: Bools = np.ones(len(rows), bool) if gone is None else ~gone[seqs]
         filtered: Bools = np.zeros(len(rows), bool)
@@ -161,8 +174,21 @@ class Scan:
         hidden = int(filtered[inside].sum())
         deleted = stop - start - len(which) - hidden
         picked = rows if len(which) == len(rows) else rows.pick(which)
-        json = (idx.flags(picked) & idx.JSON) != 0
-        return Stretch(picked, json, counts + Counts(rows=len(which), deleted=deleted, filtered=hidden), stop - 1, full)
+        return Stretch(
+            picked,
+            (idx.flags(picked) & idx.JSON) != 0,
+            counts + Counts(rows=len(which), deleted=deleted, filtered=hidden),
+            stop - 1,
+            full,
+        )
+
+
+def _fits(rows: Rows, start: int, stop: int, count_max: int, bytes_max: int) -> bool:
+    """Whether these are all seqs of [start, stop), and no more than asked for."""
+    count = len(rows)
+    if not 0 < count == stop - start <= count_max or int(_sizes(rows).sum()) > bytes_max:
+        return False
+    return bool(rows.seq[0] == start) and bool(rows.seq[-1] == stop - 1)
 
 
 def _sizes(rows: Rows) -> Ints:

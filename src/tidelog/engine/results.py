@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import add
 from typing import Any, NamedTuple
 
 import msgspec
@@ -65,7 +66,7 @@ class Counts(NamedTuple):
 
     def __add__(self, other: object) -> Counts:
         assert isinstance(other, Counts), "counts are added to counts"
-        return Counts(*(a + b for a, b in zip(tuple(self), tuple(other), strict=True)))
+        return Counts(*map(add, self, other))
 
 
 class Page(NamedTuple):

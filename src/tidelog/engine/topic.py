@@ -264,9 +264,10 @@ class Topic:
         """`read`, with records as JSON text that is ready to be sent."""
         return pages.text_page(self._core, from_seq, limit, nodes, bytes_max, show)
 
-    def is_quick(self, from_seq: int) -> bool:
-        """Whether `read_json` from here needs memory alone, and may be called where nobody may wait."""
-        return pages.is_quick(self._core, from_seq)
+    def is_quick(self, from_seq: int, limit: int = 0, bytes_max: int = 0) -> bool:
+        """Whether `read_json` from here needs memory alone, and may be called where nobody may wait. Without a limit,
+        or for a reader that leaves out a node's records: whether they are in no file."""
+        return pages.is_quick(self._core, from_seq, limit, bytes_max)
 
     def scan(
         self,

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tidelog.errors import BadInput, TooLarge
 from tidelog.formats import batch, frame
 from tidelog.formats.frame import APPEND_BATCH, FLAGS_AT, KIND_AT, OVERHEAD_BYTES, U32_MAX
-from tidelog.formats.rows import Rows
+from tidelog.formats.rows import EMPTY, Rows
 from tidelog.types import Buffer, Ints
 
 Flags: TypeAlias = NDArray[np.uint8]
@@ -56,7 +56,7 @@ def flags(rows: Rows) -> Flags:
     """The index flags of each record, read from the frames that hold them."""
     if not len(rows):
         return np.zeros(0, np.uint8)
-    edges = np.flatnonzero(rows.at[1:] != rows.at[:-1]) + 1
+    edges = EMPTY if rows.at[0] == rows.at[-1] else np.flatnonzero(rows.at[1:] != rows.at[:-1]) + 1
     found = _of_few(rows, edges.tolist()) if len(edges) < _FEW else None
     if found is None:
         found = _of_many(rows, np.append(np.int64(0), edges))

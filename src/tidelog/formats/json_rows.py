@@ -4,6 +4,9 @@
 
 Stored JSON goes out as the text that came in; nothing is decoded. A record that is bytes goes out as
 base64 with `"$encoding":"base64"` beside it, since JSON has no word for bytes.
+
+`joined` asks the compiled kernel where it was built. `plain` is its twin and says what the text is: it serves where
+there was no compiler, and the tests hold the kernel against it, byte for byte.
 """
 
 from __future__ import annotations
@@ -18,6 +21,13 @@ from numpy.typing import NDArray
 
 from tidelog.formats.rows import Rows, Span, values
 
+try:
+    from tidelog import kernel
+except ImportError:  # built where there was no compiler
+    COMPILED = False
+else:
+    COMPILED = True
+
 _quote = msgspec.json.Encoder().encode
 
 
@@ -29,14 +39,41 @@ class Show(NamedTuple):
     meta: bool = True
 
 
-def joined(rows: Rows, json: NDArray[np.bool_], show: Show = Show(), between: bytes = b",") -> bytes:  # noqa: B008
-    """The rows as JSON objects, `between` two of them. `json` says which of them hold JSON."""
+def joined(
+    rows: Rows,
+    json: NDArray[np.bool_],
+    show: Show = Show(),  # noqa: B008
+    between: bytes = b",",
+    last: bytes = b"",
+    *,
+    compiled: bool = True,
+) -> bytes:
+    """The rows as JSON objects, `between` two of them and `last` behind the last. `json` says which of them hold JSON;
+    `compiled`, that the kernel may do it."""
+    if not (COMPILED and compiled):
+        return plain(rows, json, show, between, last)
+    return kernel.joined(
+        rows.buf,
+        rows.seq,
+        rows.ts_us,
+        json,
+        rows.data if show.data else None,
+        rows.node,
+        rows.tag if show.tags else None,
+        rows.meta if show.meta else None,
+        between,
+        last,
+    )
+
+
+def plain(rows: Rows, json: NDArray[np.bool_], show: Show, between: bytes, last: bytes) -> bytes:
+    """`joined`, in Python alone."""
     if not len(rows):
         return b""
     tag = rows.tag if show.tags else None
     meta = rows.meta if show.meta else None
     if rows.node is None and tag is None and meta is None and show.data and bool(json.all()):
-        return _plain(rows, between)
+        return _lone(rows, between, last)
     parts = [[b'{"$seq":%d,"$ts":%d' % pair for pair in zip(rows.seq.tolist(), _times(rows), strict=True)]]
     for key, span in ((b',"$node":', rows.node), (b',"$tag":', tag)):
         if span is not None:
@@ -45,10 +82,12 @@ def joined(rows: Rows, json: NDArray[np.bool_], show: Show = Show(), between: by
         parts.append(_datas(rows, json))
     if meta is not None:
         parts.append([b',"meta":' + text if text else b"" for text in values(rows.buf, meta)])
-    return between.join([b"".join((*row, b"}")) for row in zip(*parts, strict=True)])
+    made = [b"".join((*row, b"}")) for row in zip(*parts, strict=True)]
+    made[-1] += last
+    return between.join(made)
 
 
-def _plain(rows: Rows, between: bytes) -> bytes:
+def _lone(rows: Rows, between: bytes, last: bytes) -> bytes:
     """Rows that are data alone: heads and datas in turn, joined once. Half the time of a row at a time."""
     close = b"}" + between
     count, times = len(rows), _times(rows)
@@ -61,7 +100,7 @@ def _plain(rows: Rows, between: bytes) -> bytes:
         pieces[0:-1:2] = [b'%b{"$seq":%d,"$ts":%d,"data":' % (close, seq, ts_ms) for seq, ts_ms in pairs]
     pieces[0] = pieces[0][len(close) :]
     pieces[1::2] = values(rows.buf, rows.data)
-    pieces[-1] = b"}"
+    pieces[-1] = b"}" + last
     return b"".join(pieces)
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from tidelog.errors import Corrupt
-from tidelog.formats import batch, idx
+from tidelog.formats import batch, idx, lone
 from tidelog.formats.frame import (
     APPEND,
     APPEND_BATCH,
@@ -139,6 +139,8 @@ def walk_indexed(
     """
     view = memoryview(buf)
     part = entries[first_index:stop_index]
+    if len(part) and (quick := lone.named(view, part, base + first_index, check=check, origin=origin)) is not None:
+        return quick
     # Column by column: picking whole entries moves them field by field.
     flags = np.ascontiguousarray(part["flags"])
     at: Ints = part["frame_offset"].astype(np.int64) - origin
@@ -155,13 +157,15 @@ def walk_indexed(
         raise Corrupt("segment", pos=int(at.max()), reason="the index names a frame behind the end of the data")
     single = (flags & idx.BATCH) == 0
     alone = at[single]
-    heads = headers(view, alone)
-    appends = _appends(view, alone, heads)
-    wrong = _misfit(view, alone, heads, len(view), text=check)
-    if check and wrong is None:
-        wrong = _mismatch(view, appends)
-    if wrong is not None:
-        raise Corrupt("segment", pos=wrong.pos, reason=wrong.fault.reason)
+    appends = none(view)
+    if len(alone):
+        heads = headers(view, alone)
+        appends = _appends(view, alone, heads)
+        wrong = _misfit(view, alone, heads, len(view), text=check)
+        if check and wrong is None:
+            wrong = _mismatch(view, appends)
+        if wrong is not None:
+            raise Corrupt("segment", pos=wrong.pos, reason=wrong.fault.reason)
     groups: dict[int, list[Frame]] = {}
     if len(alone) < len(at):
         before = np.cumsum(single)

@@ -82,6 +82,9 @@ class ServerConfig:
     commit: CommitMode = "auto"
     """Where syncs run: in the WAL's own threads, or on the event loop once per turn. `auto` measures the disk."""
 
+    kernel: bool = True
+    """Put pages together with compiled code, where it was built. 0: in Python, which gives the same bytes."""
+
     drain_ms: int = 10_000
     """How long a stop waits for requests that are under way."""
 

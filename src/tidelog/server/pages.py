@@ -100,7 +100,7 @@ class Pages:
         page = self._kept.get(key)
         if page is not None:
             return page
-        if topic.is_quick(from_seq):
+        if topic.is_quick(from_seq, 0 if view.nodes else view.limit, view.bytes_max):
             return self._keep(key, render(topic, from_seq, view))
         coming = self._coming.get(key)
         if coming is None:

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from tests.unit.engine.world import LOGGED, RESTARTS, TINY, Restart, World, datas
 
-from tidelog.engine import Topic, append
+from tidelog.engine import Record, Topic, append
 from tidelog.engine.block import LARGE_BYTES, Block
 from tidelog.errors import Corrupt, Damaged
 from tidelog.wal import Stored
@@ -127,3 +127,37 @@ def test_a_disk_that_gives_nothing_back_is_told() -> None:
     piece = stored(topic)[0]
     with pytest.raises(Damaged, match="shorter"):
         replace(piece, pos=1 << 30).read(0, 1)
+
+
+@pytest.mark.parametrize("durability", ["ephemeral", *LOGGED])
+def test_the_newest_write_is_told_without_an_index(durability: str) -> None:
+    """Whoever watches reads each write as it comes, and later, from the index, the same again."""
+    random = Random(3)
+    topic = World().log.topic("t", durability=durability)
+    seen: list[Record] = []
+    for number in range(30):
+        value: object = random.choice([b"\x00", {"n": number}, "x"])  # of one kind: else it is several frames
+        many = [value] * random.choice((1, 1, 3))
+        tag, node = random.choice([None, "t"]), random.choice([None, "n"])
+        topic.append(many if len(many) > 1 else many[0], tag=tag, node=node)
+        part = topic._core.index.parts[-1]
+        assert isinstance(part, Block)
+        listed = part._listed
+        for from_seq in range(len(seen), topic.head_seq):
+            assert [record.seq for record in topic.read(from_seq).records] == list(range(from_seq + 1, part.stop))
+        assert part._listed == listed, "no index was made for it"
+        assert topic.read(len(seen), 1).next_from_seq == len(seen) + 1
+        seen += topic.read(len(seen)).records
+        if number % 7 == 6:
+            assert topic.read().records == seen
+            assert part._listed == part.stop
+    assert topic.read().records == seen
+
+
+def test_what_was_deleted_or_is_of_a_node_is_left_out_of_the_newest_write_too() -> None:
+    topic = World().log.topic("t")
+    topic.append([1, 2, 3], node=["a", "b", "a"])
+    assert [record.data for record in topic.read(0, node="a").records] == [2]
+    topic.delete(seqs=[2])
+    assert [record.data for record in topic.read(0).records] == [1, 3]
+    assert [record.data for record in topic.read(1).records] == [3]

@@ -311,7 +311,8 @@ LIMITS: dict[str, tuple[int | None, int, int]] = {
 def test_the_engine_has_these_settings_and_defaults() -> None:
     made = EngineConfig()
     assert {field.name: getattr(made, field.name) for field in fields(EngineConfig)} == {
-        name: default for name, (default, _, _) in LIMITS.items()
+        **{name: default for name, (default, _, _) in LIMITS.items()},
+        "kernel": True,
     }
     with pytest.raises(FrozenInstanceError):
         made.queue_max = 1  # type: ignore[misc]
@@ -321,12 +322,20 @@ def test_the_engine_has_these_settings_and_defaults() -> None:
 def test_a_limit_of_the_engine_is_held_to_what_makes_sense(name: str) -> None:
     _, least, most = LIMITS[name]
     for value in (least, least + 1, most):
-        assert getattr(EngineConfig(**{name: value}), name) == value
+        given: dict[str, Any] = {name: value}
+        assert getattr(EngineConfig(**given), name) == value
     beyond = [most + 1] if most < 1 << 62 else [1 << 63]
     for bad in (least - 1, -5, *beyond, 1.5, True, "7"):
         settled: dict[str, Any] = {name: bad}
         with pytest.raises(BadInput, match=f"^{name} is .*whole number from {least} to"):
             EngineConfig(**settled)
+
+
+@pytest.mark.parametrize("bad", [0, 1, "1", None])
+def test_whether_to_use_the_kernel_is_true_or_false(bad: Any) -> None:
+    assert not EngineConfig(kernel=False).kernel
+    with pytest.raises(BadInput, match=r"^kernel is .*true or false"):
+        EngineConfig(kernel=bad)
 
 
 def test_only_the_number_of_shards_may_be_left_open() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.engine.world import CLASSES, World
+from tests.unit.engine.world import CLASSES, Meddler, World
 
-from tidelog.engine import SEQ_MAX, EngineConfig, Show, Topic, encode
+from tidelog.engine import SEQ_MAX, EngineConfig, Show, Topic, encode, parts
 from tidelog.errors import BadInput, BatchTooLarge, TooLarge
 
 LIMITS = EngineConfig()
@@ -48,6 +48,18 @@ def test_text_and_records_say_the_same(durability: str) -> None:
         world.log.checkpoint()
 
 
+@pytest.mark.parametrize("durability", CLASSES)
+def test_with_and_without_the_kernel_pages_are_the_same_bytes(durability: str) -> None:
+    said: list[list[object]] = []
+    for kernel in (True, False):
+        world = World(kernel=kernel)
+        topic = filled(world, durability)
+        show = Show(tags=True)
+        said.append([topic.read_json(at, 3, 1 << 20, show=show) for at in range(7)])
+        said.append([b"".join(topic.scan().lines(show))])
+    assert said[:2] == said[2:]
+
+
 def test_a_gap_is_told_in_both() -> None:
     topic = filled(World(), cap_records=2)
     assert topic.read_json(0, 10, 1 << 20, show=Show()).gap is not None
@@ -65,6 +77,64 @@ def test_memory_is_quick_and_files_are_not() -> None:
     assert topic.is_quick(6), "there is nothing to read"
     topic.append(b"in memory")
     assert topic.is_quick(6)
+
+
+def sealed(world: World, segments: int = 2, **config: Any) -> Topic:
+    """Segments of four records each, none of which was looked at."""
+    topic = world.log.topic("t", **config)
+    for number in range(segments):
+        topic.append([number, "b", "c", b"\xff"], node="n")
+        topic.seal()
+    world.log.checkpoint()
+    return topic
+
+
+def look(topic: Topic, from_seq: int = 0, limit: int = 4) -> bytes:
+    return topic.read_json(from_seq, limit, 1 << 20, show=Show()).text
+
+
+def quick(topic: Topic, limit: int = 4) -> list[bool]:
+    return [topic.is_quick(from_seq, limit, 1 << 20) for from_seq in range(0, topic.head_seq, 4)]
+
+
+def test_a_segment_that_was_read_before_is_quick() -> None:
+    """And reading it then uses no name on the disk."""
+    disk = Meddler()
+    world = World(disk)
+    topic = sealed(world)
+    assert quick(topic) == [False, False]
+    first = look(topic)
+    assert quick(topic) == [True, False]
+    assert not topic.is_quick(0, 5, 1 << 20), "it would reach into one that was not"
+    assert not topic.is_quick(0), "somebody who leaves records out may have to go far"
+    look(topic, 4)
+    assert quick(topic, 100) == [True, True]
+    steps = disk.steps
+    assert topic.is_quick(0, 4, 1 << 20)
+    assert look(topic) == first
+    assert disk.steps == steps
+
+
+@pytest.mark.parametrize("why", ["unmapped", "deleted", "absent", "growing", "large", "unchecked"])
+def test_a_segment_for_which_somebody_might_wait_is_not_quick(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    topic = sealed(world, 1)
+    look(topic)
+    assert quick(topic) == [True]
+    (segment,) = (part for part in topic._core.index.parts if isinstance(part, parts.Segment))
+    if why == "unmapped":
+        topic._core.shared.maps.clear()
+    elif why == "deleted":
+        topic.delete(seqs=[2])
+    elif why == "absent":
+        monkeypatch.setattr(parts, "is_resident", lambda _: False)
+    elif why == "growing":
+        segment.sealed = False
+    elif why == "large":
+        monkeypatch.setattr(parts, "_AT_HAND_MAX", 100)
+    else:
+        segment._verified.clear()
+    assert quick(topic) == [False]
 
 
 def test_a_floor_that_is_not_durable_is_not_quick() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import io
 import json
 from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing
 from pathlib import Path
 from random import Random
 from threading import Thread
@@ -18,6 +20,7 @@ from tests.unit.server.fakes import Running, Tap, World, play
 
 from tidelog.engine import Topic
 from tidelog.errors import DiskFull
+from tidelog.server.api import bulk
 from tidelog.server.http.seam import Gone, Stream
 
 
@@ -249,8 +252,8 @@ def test_bytes_that_are_not_json_are_told_apart() -> None:
     play(scenario)
 
 
-def test_a_slow_peer_holds_up_its_own_stream_and_nothing_is_made_ahead_of_it() -> None:
-    """Memory is bounded by a piece: what a peer does not take is not made."""
+def test_a_slow_peer_holds_up_its_own_stream_and_gets_one_piece_at_a_time() -> None:
+    """Memory is bounded: what a peer does not take is not made."""
 
     async def scenario(world: World) -> None:
         topic = world.topic("a")
@@ -273,6 +276,63 @@ def test_a_slow_peer_holds_up_its_own_stream_and_nothing_is_made_ahead_of_it() -
             await running.ended()
         whole = Got(200, b"".join(tap.writes), {}, NDJSON)
         assert [line["$seq"] for line in whole.lines[:-1]] == list(range(1, 13))
+
+    play(scenario)
+
+
+class Making:
+    """Stretches of two pieces each, and how many were made."""
+
+    def __init__(self, count: int, error: Exception | None = None) -> None:
+        self.count, self.made, self.error = count, 0, error
+
+    def __iter__(self) -> Iterator[list[bytes]]:
+        return self
+
+    def __next__(self) -> list[bytes]:
+        self.made += 1
+        if self.made <= self.count:
+            return [b"%d" % self.made, b"-"]
+        raise StopIteration if self.error is None else self.error
+
+
+def test_one_stretch_is_made_while_the_one_before_is_on_its_way_and_no_more() -> None:
+    async def scenario(world: World) -> None:
+        making, found = Making(5), []
+        async with aclosing(bulk._ahead(world.service, making)) as pieces:
+            async for piece in pieces:
+                found.append(piece)
+                taken = int(found[(len(found) - 1) // 2 * 2])
+                while making.made <= taken:
+                    await asyncio.sleep(0)
+                await asyncio.sleep(0.002)
+                assert making.made == taken + 1
+        assert b"".join(found) == b"1-2-3-4-5-"
+
+    play(scenario)
+
+
+def test_an_error_comes_behind_all_that_was_made_before_it_and_none_is_left_unheard() -> None:
+    """Method: an error that nobody looks at is told to the loop when it is collected."""
+
+    async def scenario(world: World) -> None:
+        unheard: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: unheard.append(about))
+        pieces = bulk._ahead(world.service, Making(2, ZeroDivisionError()))
+        assert [await anext(pieces) for _ in range(4)] == [b"1", b"-", b"2", b"-"]
+        with pytest.raises(ZeroDivisionError):
+            await anext(pieces)
+        making = Making(1, ZeroDivisionError())
+        pieces = bulk._ahead(world.service, making)
+        assert await anext(pieces) == b"1"
+        while making.made < 2:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+        await pieces.aclose()
+        del pieces
+        gc.collect()
+        await asyncio.sleep(0)
+        assert unheard == []
 
     play(scenario)
 

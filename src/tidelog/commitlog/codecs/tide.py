@@ -193,13 +193,26 @@ class TideCodec(Codec):
         lo, hi = first - shape.base, min(stop - shape.base, len(entries))
         if lo >= hi:
             return Chunk(none(), stop)
-        at = entries["frame_offset"]
-        # Bisection by hand: searchsorted first copies a column of an index, which is strided, as a whole.
-        hi = max(bisect_left(at, int(at[lo]) + bytes_max, lo, hi), lo + 1)
-        low = int(at[lo])
-        high = self._frame_end(at, hi, shape.data.size)
+        hi, low, high = self._bytes(entries["frame_offset"], lo, hi, bytes_max, shape.data.size)
         trusted = foot is not None and self._vouched(shape, foot, low, high)
         return self._decode(shape.data.fetch(low, high), entries[lo:hi], first, low, check=not trusted)
+
+    def window(self, shape: Shape, first: int, stop: int, bytes_max: int, /) -> tuple[int, int] | None:
+        """Which bytes of the data `read` would look at, if all that it trusts was checked before; else None."""
+        foot = self._footer(shape)
+        if foot is None or _INDEX_CHECKED not in shape.verified:
+            return None
+        at = idx.read(shape.index)["frame_offset"]
+        low, high = self._bytes(at, first - shape.base, stop - shape.base, bytes_max, shape.data.size)[1:]
+        seen = range(low // foot.chunk_bytes, -(-high // foot.chunk_bytes))
+        return (low, high) if shape.verified.issuperset(seen) else None
+
+    def _bytes(self, at: NDArray[np.uint32], lo: int, hi: int, bytes_max: int, size: int) -> tuple[int, int, int]:
+        """Where a read of entries [lo, hi) has to stop, and the bytes that hold their frames."""
+        low = int(at[lo])
+        # Bisection by hand: searchsorted first copies a column of an index, which is strided, as a whole.
+        hi = max(bisect_left(at, low + bytes_max, lo, hi), lo + 1)
+        return hi, low, self._frame_end(at, hi, size)
 
     def _checked_index(self, shape: Shape, foot: Footer) -> NDArray[np.void]:
         """The index that was sealed; made again from the data, in memory, where the file is not that any more."""

@@ -9,12 +9,15 @@
     POST …              the same two, cut into atomic batches: see `intake`
 
 A stream that ends without its last line, or without its last batch, was cut off: what came is good, and the seq of
-the last record is where to go on. Memory holds one stretch of records a reader, however long the stream is.
+the last record is where to go on. Memory holds two stretches of records a reader, however long the stream is: one is
+made while the other is on its way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing
 from functools import partial
 from typing import Any, Final
 from urllib.parse import unquote_plus
@@ -30,6 +33,7 @@ from tidelog.server.api.diff import seq
 from tidelog.server.api.problem import Problem
 from tidelog.server.api.topics import found
 from tidelog.server.http.seam import Response, Sink, Stream
+from tidelog.server.service import Service
 
 ARROW: Final = b"application/vnd.apache.arrow.stream"
 NDJSON: Final = b"application/x-ndjson"
@@ -62,14 +66,27 @@ async def read(call: Call) -> Stream:
 
     async def run(sink: Sink) -> None:
         try:
-            while (stretch := await service.work(lambda: next(made, None))) is not None:
-                for at in range(0, len(stretch), _PIECE_BYTES):
-                    sink.write(stretch[at : at + _PIECE_BYTES])
+            async with aclosing(_ahead(service, made)) as pieces:
+                async for piece in pieces:
+                    sink.write(piece)
                     await sink.drained()
         finally:
             service.metrics.read(topic.name, scan.counts.rows, gap=scan.gap is not None)
 
     return Stream(200, run, kind, ((b"cache-control", b"no-store"),))
+
+
+async def _ahead(service: Service, made: Iterator[list[bytes]]) -> AsyncGenerator[bytes, None]:
+    """The pieces of stretches that are made in a thread, the next one while the last one is on its way."""
+    making = asyncio.ensure_future(service.work(lambda: next(made, None)))
+    try:
+        while (pieces := await making) is not None:
+            making = asyncio.ensure_future(service.work(lambda: next(made, None)))
+            for piece in pieces:
+                yield piece
+    finally:
+        if not making.cancel() and not making.cancelled():
+            making.exception()  # looked at: whoever it was for has left
 
 
 def _kind(call: Call) -> bytes:
@@ -134,12 +151,13 @@ def _end(scan: Pass) -> dict[str, Any]:
     }
 
 
-def _lines(scan: Pass, show: Show) -> Iterator[bytes]:
-    yield from scan.lines(show)
-    yield _encode({"$end": _end(scan)}) + b"\n"
+def _lines(scan: Pass, show: Show) -> Iterator[list[bytes]]:
+    for stretch in scan.lines(show):
+        yield [stretch] if len(stretch) <= _PIECE_BYTES else _cut([stretch])
+    yield [_encode({"$end": _end(scan)}) + b"\n"]
 
 
-def _arrow(scan: Pass, show: Show, about: dict[str, Any]) -> Iterator[bytes]:
+def _arrow(scan: Pass, show: Show, about: dict[str, Any]) -> Iterator[list[bytes]]:
     hidden = {"tag": show.tags, "meta": show.meta, "data": show.data, "json": show.data}
     columns = [name for name in SCHEMA.names if hidden.get(name, True)]
     start = {**about, "head_seq": scan.head_seq, "earliest_seq": scan.earliest_seq}
@@ -154,31 +172,46 @@ def _arrow(scan: Pass, show: Show, about: dict[str, Any]) -> Iterator[bytes]:
     yield spout.taken()
 
 
+def _cut(parts: Iterable[bytes | pa.Buffer]) -> list[bytes]:
+    """The parts back to back, in pieces that are handed to the peer one at a time; copied once."""
+    pieces: list[list[memoryview]] = [[]]
+    room = _PIECE_BYTES
+    for part in parts:
+        view = memoryview(part)
+        while len(view):
+            if not room:
+                pieces.append([])
+                room = _PIECE_BYTES
+            pieces[-1].append(view[:room])
+            view, room = view[room:], max(room - len(view), 0)
+    return [b"".join(piece) for piece in pieces]
+
+
+class _Spout:
+    """A file that only remembers, for a writer that wants one. What it is given are the columns themselves."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes | pa.Buffer] = []
+
+    def write(self, part: bytes | pa.Buffer) -> int:
+        self._parts.append(part)
+        return len(part)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def taken(self) -> list[bytes]:
+        parts, self._parts = self._parts, []
+        return _cut(parts)
+
+
 def _metadata(values: dict[str, Any]) -> dict[bytes, bytes]:
     """As Arrow keeps it: text and numbers plain, the rest as JSON."""
     return {
         name.encode(): value.encode() if isinstance(value, str) else _encode(value) for name, value in values.items()
     }
-
-
-class _Spout:
-    """A file that only remembers, for a writer that wants one."""
-
-    closed = False
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-
-    def write(self, data: Any) -> int:
-        self._parts.append(bytes(data))
-        return len(self._parts[-1])
-
-    def flush(self) -> None:
-        """Nothing is held back."""
-
-    def taken(self) -> bytes:
-        parts, self._parts = self._parts, []
-        return b"".join(parts)
 
 
 # ── in ────────────────────────────────────────────────────────────────────────────────────────────

@@ -52,7 +52,7 @@ def behind(
     wait_ms = min(body.wait_ms, WAIT_MS_MAX)
     if wait_ms:
         return _polled(call, topic, look, from_seq, wait_ms)
-    if topic.is_quick(from_seq):
+    if topic.is_quick(from_seq, 0 if nodes else limit, bytes_max):
         return answer_of(call, look())
     return _cold(call, look)
 
