@@ -51,6 +51,8 @@ _MODULES = {
     "server-reads": "server.bench_reads",
     "server-push": "server.bench_push",
     "server-sustained": "server.bench_sustained",
+    "queues-jobs": "queues.bench_jobs",
+    "routers-fanout": "queues.bench_fanout",
     "server-sched": "server.bench_sched",
 }
 

@@ -84,17 +84,27 @@ def _expiry(core: Core) -> int:
 
 def is_settled(core: Core) -> bool:
     """Whether nobody who looks now has to wait until a floor is durable."""
-    if core.lane is not None and lanes.is_behind(core):
+    if is_behind(core):
         return False
     return not is_due(core) and (not core.hardens or core.hardened >= core.index.evict_floor)
+
+
+def bring(core: Core) -> None:
+    """Have routers bring what they have yet to. Where they cannot, what is there is there."""
+    if core.lane is not None:
+        with suppress(Damaged, Unavailable, Refused):
+            lanes.catch_up(core)
+
+
+def is_behind(core: Core) -> bool:
+    """Whether routers have yet to bring something."""
+    return core.lane is not None and lanes.is_behind(core)
 
 
 def observe(core: Core) -> None:
     """`expire` for a reader, behind what routers have yet to bring: a shard that cannot write keeps its records
     readable."""
-    if core.lane is not None:
-        with suppress(Damaged, Unavailable, Refused):
-            lanes.catch_up(core)
+    bring(core)
     with suppress(Damaged, Unavailable, Refused):
         expire(core)
 

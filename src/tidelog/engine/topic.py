@@ -168,6 +168,11 @@ class Topic:
         return self._core.lane is not None
 
     @property
+    def is_routed(self) -> bool:
+        """Whether routers bring records to it or take them from it."""
+        return self._core.lane is not None or bool(self._core.lanes)
+
+    @property
     def is_settled(self) -> bool:
         """Whether `state` can be had without waiting for the disk."""
         return retention.is_settled(self._core)

@@ -56,7 +56,7 @@ def is_quick(state: State, most: int) -> bool:
     """Whether a pass for so many needs memory alone."""
     core = state.core
     config = core.config
-    if state.durable or retention.is_due(core):
+    if state.durable or retention.is_due(core) or retention.is_behind(core):
         return False
     with core.lock:
         leases = state.leases
@@ -69,6 +69,7 @@ def is_quick(state: State, most: int) -> bool:
 def claim_now(state: State, wants: Sequence[Want]) -> list[Leased]:
     core = state.core
     wants = [want._replace(most=max(min(want.most, MOST_MAX), 0)) for want in wants]
+    retention.bring(core)
     retention.expire(core)
     state.catch_up()
     found = _pass(state, wants)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from tidelog.engine import retention
+from tidelog.engine import delete, retention
 from tidelog.engine.encode import check_number, is_text
 from tidelog.engine.queues import claims, settle
 from tidelog.engine.queues.cohort import Want
@@ -156,9 +156,15 @@ class Queue:
 
     # ── settling ──────────────────────────────────────────────────────────────────────────────
 
+    @property
+    def is_routed(self) -> bool:
+        """Whether routers take from it or bring to it, and an ack may have to wait for them."""
+        return self.topic.is_routed
+
     def stage_ack(self, node: str, seqs: Sequence[int], lease_ids: Ids = None) -> Token[Settled]:
-        """`ack` without waiting."""
+        """`ack` without waiting, except for routers that have yet to pass the jobs on (`is_routed`)."""
         self._check(node, seqs, lease_ids)
+        delete.settle(self._state.core)
         return settle.ack(self._state, node, seqs, lease_ids)
 
     def stage_nack(self, node: str, seqs: Sequence[int], lease_ids: Ids = None, delay_ms: int = 0) -> Token[Settled]:

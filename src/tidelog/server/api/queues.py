@@ -85,10 +85,21 @@ def _claimed(call: Call, leased: Leased, ready: int) -> Response:
 # ── ack, nack, extend ─────────────────────────────────────────────────────────────────────────────
 
 
-def ack(call: Call) -> None:
+def ack(call: Call) -> Coroutine[Any, Any, Answer] | None:
     body = call.body(_ack)
     lease_ids = _checked(body)
-    _when_done(call, queue_of(call).stage_ack(body.node, body.seqs, lease_ids), _acked)
+    queue = queue_of(call)
+    stage = partial(queue.stage_ack, body.node, body.seqs, lease_ids)
+    if queue.is_routed:
+        return _ack_routed(call, stage)
+    _when_done(call, stage(), _acked)
+    return None
+
+
+async def _ack_routed(call: Call, stage: Callable[[], Token[Settled]]) -> Answer:
+    """Jobs are passed on before they go, which may wait for a disk."""
+    done = await call.service.commits.outcome(await call.service.work(stage))
+    return _answer(call, _acked(call, done))
 
 
 def nack(call: Call) -> None:
@@ -134,8 +145,11 @@ def _told(call: Call, tell: Callable[[Call, T], dict[str, Any]], token: Token[T]
     except Error as error:
         call.fail(error)
         return
-    said = {"topic": call.topic, **tell(call, done), "performance": call.performance()}
-    call.reply(Response(200, _encode(said)))
+    call.reply(_answer(call, tell(call, done)))
+
+
+def _answer(call: Call, told: dict[str, Any]) -> Response:
+    return Response(200, _encode({"topic": call.topic, **told, "performance": call.performance()}))
 
 
 def _acked(call: Call, done: Settled) -> dict[str, Any]:

@@ -1,0 +1,31 @@
+"""Queues that routers feed, and queues that they pass on: claims see every job, an ack takes none from a copy (§3.6)."""
+
+from __future__ import annotations
+
+import tidelog
+from tidelog.testing import ManualClock, SimDisk
+
+
+def opened() -> tidelog.Engine:
+    return tidelog.open("data", disk=SimDisk(), clock=ManualClock(), threads=False)
+
+
+def test_a_claim_sees_what_routers_bring() -> None:
+    with opened() as log:
+        jobs = log.queue("jobs")
+        log.router("r", "events", "jobs")
+        log.topic("events").append(["a", "b"])
+        assert [job.data for job in jobs.claim("n", 5)] == ["a", "b"]
+        assert jobs.counts()[:2] == (0, 2)
+
+
+def test_jobs_are_passed_on_before_an_ack_takes_them() -> None:
+    with opened() as log:
+        jobs, copies = log.queue("jobs"), log.topic("copies")
+        log.router("r", "jobs", "copies")
+        jobs.put(["a", "b", "c"])
+        held = jobs.claim("n", 2)
+        assert jobs.is_routed
+        assert jobs.ack("n", held).count == 2
+        assert [record.data for record in copies.read().records] == ["a", "b", "c"]
+        assert log.topic("jobs").count == 1
