@@ -26,7 +26,16 @@ from tidelog.engine.routing.derive import Derive, Event
 from tidelog.errors import Corrupt
 from tidelog.formats import bodies, frame, scan
 from tidelog.formats.bodies import Body
-from tidelog.formats.frame import APPEND, APPEND_BATCH, FORWARD, MORE, ROUTER_CREATE, ROUTER_DELETE, TOPIC_DELETE
+from tidelog.formats.frame import (
+    APPEND,
+    APPEND_BATCH,
+    FORWARD,
+    MORE,
+    ROUTER_CREATE,
+    ROUTER_DELETE,
+    TOPIC_CREATE,
+    TOPIC_DELETE,
+)
 from tidelog.types import Ints
 from tidelog.wal import WalFile
 
@@ -193,7 +202,9 @@ def _by_topic(file: WalFile) -> Iterator[tuple[int, Ints]]:
 
 
 def _first_seq(pieces: Sequence[_Piece]) -> int:
-    """The lowest seq of a record that a group has of a topic."""
+    """The lowest seq of a record that a group has of a topic. Where it was made comes before all others."""
+    if any(TOPIC_CREATE in file.heads["kind"][which] for file, which in pieces):
+        return -1
     found = [
         int(seqs.min())
         for file, which in pieces

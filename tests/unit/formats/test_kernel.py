@@ -41,6 +41,7 @@ def laid(rows: list[Row], gap: bytes = b"?", shared: bool = False) -> tuple[Rows
         Span(*(np.array([places[number][part] for places in at], np.int64) for part in (0, 1))) for number in range(4)
     ]
     columns = [np.array([row[number] for row in rows], np.int64) for number in (0, 1)]
+    columns[1].sort()  # times never fall, and the twin relies on it
     made = Rows(bytes(buf), columns[0], columns[1], columns[0], *spans)
     return made, np.array([row[2] for row in rows], bool)
 

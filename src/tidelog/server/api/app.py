@@ -89,9 +89,10 @@ class App:
             return None
         try:
             self._admit(call)
-        except Problem:
+        except (Problem, Error):
             return None
-        self._release(call)
+        finally:
+            self._release(call)
         if call.endpoint is None or not call.endpoint.express:
             return None
         return self._express.to(call.topic, call.principal, answer_bytes_max)
