@@ -185,7 +185,7 @@ BUGS: list[tuple[Callable[[Patch], None], tuple[str, str], Sequence[Letter]]] = 
 SEEDS = 6
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(("bug", "classes", "letters"), BUGS, ids=[f"{n}" for n in range(len(BUGS))])
 def test_the_sweep_finds(
     bug: Callable[[Patch], None], classes: tuple[str, str], letters: Sequence[Letter], monkeypatch: Patch

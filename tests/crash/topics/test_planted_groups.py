@@ -186,7 +186,7 @@ BUGS: list[tuple[Callable[[Patch], None], dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(("bug", "config"), BUGS, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_planted_bug_is_found(bug: Callable[[Patch], None], config: dict[str, Any], monkeypatch: Patch) -> None:
     bug(monkeypatch)

@@ -268,7 +268,7 @@ CRASH_BUGS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_model_finds_a_planted_bug(bug: Any, monkeypatch: Patch) -> None:
     bug(monkeypatch)
@@ -276,7 +276,7 @@ def test_the_model_finds_a_planted_bug(bug: Any, monkeypatch: Patch) -> None:
         model.run(80, 50, derandomize=True, shrink=False)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize("bug", CRASH_BUGS)
 def test_the_sweep_finds_a_planted_bug(bug: Any, monkeypatch: Patch) -> None:
     bug(monkeypatch)

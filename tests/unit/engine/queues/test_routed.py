@@ -1,4 +1,4 @@
-"""Queues that routers feed, and queues that they pass on: claims see every job, an ack takes none from a copy (§3.6)."""
+"""Queues that routers feed, and queues that they pass on: claims see every job, an ack takes none from a copy."""
 
 from __future__ import annotations
 
