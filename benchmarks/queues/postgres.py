@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,6 +43,7 @@ def postgres(path: Path) -> Iterator[Server]:
     as_user: list[str] = []
     if os.geteuid() == 0:
         shutil.chown(path, "postgres")
+        _passable(path)
         as_user = ["runuser", "-u", "postgres", "--"]
     data = path / "data"
     made = [*as_user, str(programs / "initdb"), "-D", str(data), "-A", "trust", "-U", "bench", "--no-sync"]
@@ -55,6 +57,14 @@ def postgres(path: Path) -> Iterator[Server]:
         with session(server, durable=True) as database:
             database.execute(_TABLE)
         yield server
+
+
+def _passable(path: Path) -> None:
+    """Let another user walk to `path`: a temporary directory is its owner's alone."""
+    for above in path.parents:
+        mode = above.stat().st_mode
+        if not mode & stat.S_IXOTH:
+            above.chmod(mode | stat.S_IXOTH)
 
 
 @contextmanager
