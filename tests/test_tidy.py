@@ -366,7 +366,7 @@ EXCUSES = (
     Excuse("disk/", "the file system", "it is the seam"),
     Excuse("clock.py", "the clock", "it is the seam"),
     Excuse("commitlog/flusher.py", "a wait", "a thread that keeps an interval has to sleep between two syncs"),
-    Excuse("engine/engine.py", "a wait", "the thread that keeps syncs and checkpoints due has to sleep between them"),
+    Excuse("engine/upkeep.py", "a wait", "the thread that keeps syncs and checkpoints due has to sleep between them"),
     Excuse("engine/queues/", "a wait", "claimers wait for each other and for jobs, a worker for what it runs"),
     Excuse("engine/routing/routing.py", "a wait", "the thread that passes records on sleeps until there are some"),
     Excuse("engine/read.py", "a wait", "a reader waits for a record, and is woken by its writer"),

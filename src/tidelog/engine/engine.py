@@ -9,14 +9,13 @@ from __future__ import annotations
 import atexit
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from threading import Event, Lock, Thread
+from threading import Lock
 from types import TracebackType
 from typing import Self
 from weakref import WeakMethod
 
 from tidelog.disk.seam import Lock as DirectoryLock
 from tidelog.engine import append, groups, opening, retention
-from tidelog.engine.checkpoint import History, checkpoint
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig, check_topic_name
 from tidelog.engine.control import Control
 from tidelog.engine.core import Core, Shared, directory
@@ -31,12 +30,11 @@ from tidelog.engine.results import TopicState
 from tidelog.engine.routing.door import Routers
 from tidelog.engine.routing.routing import Routing
 from tidelog.engine.topic import Topic
+from tidelog.engine.upkeep import Keeper, Upkeep
 from tidelog.errors import BadInput, Closed, Error, ReadOnly, Throttled, TopicExists, TopicNotFound
 from tidelog.formats import bodies
 from tidelog.formats.bodies import Body
 from tidelog.wal import Shard
-
-_AGE_MS = 1000  # how often segments are asked for their age
 
 
 class Engine(Routers):
@@ -45,31 +43,21 @@ class Engine(Routers):
         self._shared.doors = self
         self._lock: DirectoryLock | None = opened.lock
         self._reopen = opened.again
-        self._history: History = opened.history
         self._topics: dict[str, Core] = opened.topics
         self._next_id = opened.next_topic_id
         self.report: Report = opened.report
         self._registry = Lock()  # held over the whole of create, configure and drop
-        self._checkpoints = Lock()
-        self._checked_ms = self._aged_ms = self._shared.clock.monotonic_ms()
-        self._checked_bytes = 0
-        # How many frames had been written when a checkpoint last covered them all. What was replayed is not covered.
-        self._covered = 0 if self._history.number and not (self.report.frames or self.report.padded) else -1
         self._routing = self._routed(threaded=False)
         self._ledger = Ledger(self._shared, self)
-        self._ending = False
-        self._stirred = Event()  # the keeper has something to do before its time
-        self._keeper: Thread | None = None
-        while self._history.moved:
-            # Frames of an earlier number of shards: covered before a topic could get frames in two places, and by a
-            # second checkpoint let go of.
-            self._checkpoint(final=False)
+        self._upkeep = Upkeep(self._shared, opened.history, self._listed, self.report)
+        self._keeper: Keeper | None = None
         if threads and self._shared.shards:
+            self._keeper = Keeper(
+                self.tick, self._shared.limits.sync_interval_ms, self.report.trouble, f"tidelog {self._shared.root}"
+            )
             for shard in self._shared.shards:
-                shard.on_half = self._stirred.set
+                shard.on_half = self._keeper.stir
                 shard.start()
-            self._keeper = Thread(target=self._keep, name=f"tidelog {self._shared.root}", daemon=True)
-            self._keeper.start()
             self._routing = self._routed(threaded=True)
             atexit.register(_close_late, WeakMethod(self.close))
 
@@ -271,7 +259,7 @@ class Engine(Routers):
     @property
     def generation(self) -> int:
         """The number of the newest checkpoint: it rises with every one; 0 before the first."""
-        return self._history.number
+        return self._upkeep.history.number
 
     # ── keeping ───────────────────────────────────────────────────────────────────────────────
 
@@ -285,16 +273,8 @@ class Engine(Routers):
         self._note()
         if not self._routing.threaded:
             self._routing.settle()
-        limits, now_ms = self._shared.limits, self._shared.clock.monotonic_ms()
-        if now_ms - self._aged_ms >= _AGE_MS:
-            self._aged_ms = now_ms
-            for core in self._listed()[0]:
-                with core.lock:
-                    core.age()
-        waited_ms = now_ms - self._checked_ms
-        fresh = sum(shard.stats.bytes for shard in self._shared.shards) - self._checked_bytes
-        dirty = self._shared.rolled or self._covered != self._written()
-        if dirty and (fresh >= limits.checkpoint_bytes or waited_ms >= limits.checkpoint_ms):
+        self._upkeep.age()
+        if self._upkeep.is_due:
             self.checkpoint()
 
     def _note(self) -> None:
@@ -314,18 +294,7 @@ class Engine(Routers):
         """Copy what only the WAL has into segments, and let the WAL forget it. On an error everything is as before."""
         self._check_writable()
         self._routing.settle()
-        self._checkpoint(final=False)
-
-    def _checkpoint(self, *, final: bool) -> None:
-        with self._checkpoints:
-            self._checked_ms = self._shared.clock.monotonic_ms()
-            self._checked_bytes = sum(shard.stats.bytes for shard in self._shared.shards)
-            try:
-                self._shared.rolled = False
-                checkpoint(self._shared, self._listed, self._history, final=final)
-                self._covered = self._written()
-            except OSError as error:
-                raise opening.refused(self._shared.root, error) from error
+        self._upkeep.checkpoint()
 
     def _routed(self, *, threaded: bool) -> Routing:
         limit = self._shared.limits.routers_max
@@ -336,19 +305,6 @@ class Engine(Routers):
             # Its own first: what the ledger tells of up to here, every row behind this one reflects.
             cores = sorted(self._topics.values(), key=lambda core: not core.name.startswith(OWN))
             return cores, self._next_id
-
-    def _keep(self) -> None:
-        pause_s = self._shared.limits.sync_interval_ms / 1000
-        while True:
-            self._stirred.wait(pause_s)
-            self._stirred.clear()
-            if self._ending:
-                return
-            try:
-                self.tick()
-            except Error as error:
-                # A latched shard tells its writers; a checkpoint that failed is tried again when it is next due.
-                self.report.trouble(error)
 
     def refresh(self) -> None:
         """Look again at what a writer beside this reader has done since."""
@@ -370,10 +326,8 @@ class Engine(Routers):
         """Make everything acknowledged durable and let go of the directory. Closing twice is harmless."""
         if self._shared.closed:
             return
-        self._ending = True
-        self._stirred.set()
         if self._keeper is not None:
-            self._keeper.join()
+            self._keeper.end()
         self._tell()
         try:
             self._routing.close()
@@ -385,23 +339,11 @@ class Engine(Routers):
             for shard in self._shared.shards:
                 while shard.pump():
                     pass
-            if self._is_dirty():
-                self._checkpoint(final=True)
+            if self._upkeep.has_last_words():
+                self._upkeep.checkpoint(final=True)
         finally:
             self._shared.closed = True
             self._shut()
-
-    def _is_dirty(self) -> bool:
-        """Whether a last checkpoint would say something that the manifest does not."""
-        shards = self._shared.shards
-        if not shards or any(shard.latched for shard in shards):
-            return False
-        resident = any(core.ephemeral and (core.index.head or core.groups) for core in self._topics.values())
-        reserved = any(core.reserved > core.index.head for core in self._topics.values())
-        return resident or reserved or self._shared.rolled or self._covered != self._written()
-
-    def _written(self) -> int:
-        return sum(shard.stats.frames for shard in self._shared.shards)
 
     def _shut(self) -> None:
         failed: Error | None = None

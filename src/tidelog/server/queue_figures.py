@@ -8,7 +8,7 @@ from typing import NamedTuple
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from tidelog.engine import Engine, TopicState
-from tidelog.errors import NotAQueue
+from tidelog.errors import NotAQueue, TopicNotFound
 
 
 class Held(NamedTuple):
@@ -68,9 +68,9 @@ class QueueFigures:
                 continue  # a log, or dropped meanwhile
             try:
                 queue = topic.queue()
-            except NotAQueue:
-                continue  # dropped meanwhile, and made again as a log
-            found[state.topic] = Held(*queue.counts(), queue.expired)
+                found[state.topic] = Held(*queue.counts(), queue.expired)
+            except (NotAQueue, TopicNotFound):
+                continue  # dropped meanwhile, and perhaps made again as a log
         return found
 
     def collect(self, queues: Sequence[tuple[str, Held]]) -> Iterator[Metric]:

@@ -61,7 +61,7 @@ class Service:
         self._admission = Admission(self.loop, self.clock.monotonic_us, self._commits, governor, self.pump.stir)
         self._gather = Gather(self.loop, self._commits, self._admission)
         for shard in engine.shards:
-            shard.pressed_by(lambda: governor.pressure)
+            shard.window_ms = lambda: governor.commit_window_ms
         self._engine, self.progress = engine, 1.0
 
     @property

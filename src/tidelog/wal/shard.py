@@ -21,7 +21,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from threading import Condition, Lock, Thread
-from typing import Final
 
 from tidelog.clock import Clock
 from tidelog.disk.seam import File
@@ -30,24 +29,7 @@ from tidelog.types import Buffer
 from tidelog.wal.file import Writer
 from tidelog.wal.names import Position
 from tidelog.wal.stats import Stats
-
-SLICE_MS: Final = 0.25
-_CALM: Final = 0.4
-
-
-def window_ms(pressure: float) -> float:
-    """How long the writer thread may gather before it writes, at this pressure of 0 to 1."""
-    return 0.5 + 9.5 * min(pressure, 1.0) if pressure > _CALM else 0.0
-
-
-def gather(window_ms: float, arrived: Callable[[], int], pause: Callable[[float], object]) -> int:
-    """Wait slice by slice until one brings nothing or the window is over; return how many slices it took."""
-    for slices in range(int(window_ms / SLICE_MS)):
-        before = arrived()
-        pause(SLICE_MS / 1000)
-        if arrived() == before:
-            return slices + 1
-    return int(window_ms / SLICE_MS)
+from tidelog.wal.window import gather
 
 
 class Commit:
@@ -111,13 +93,12 @@ class Shard:
         queue_max: int = 4096,
         batch_frames: int = 4096,
         batch_bytes: int = 8 << 20,
-        pressure: Callable[[], float] = lambda: 0.0,
+        window_ms: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`pressure` is asked by the writer thread before it gathers, and may be replaced by `pressed_by`."""
+        self.window_ms = window_ms  # asked by the writer thread: how long it may gather before it writes
         self.on_half: Callable[[], None] = lambda: None  # somebody should `tick` soon: the next file is wanted
         self._writer, self._latch = writer, writer.latch
         self._queue_max, self._batch_frames, self._batch_bytes = queue_max, batch_frames, batch_bytes
-        self._pressure = pressure
         self._micros = clock.monotonic_us
         self._turn = Lock()  # the commit lock
         self.lock = Lock()  # the queue lock, which its tokens share
@@ -154,10 +135,6 @@ class Shard:
     def queue_max(self) -> int:
         """Commits that may be in the queue."""
         return self._queue_max
-
-    def pressed_by(self, pressure: Callable[[], float]) -> None:
-        """Have the writer thread ask this for the pressure from now on."""
-        self._pressure = pressure
 
     @property
     def is_quick(self) -> bool:
@@ -390,7 +367,7 @@ class Shard:
     def _run(self) -> None:
         while self._called():
             began_us = self._micros()
-            slices = gather(window_ms(self._pressure()), lambda: self._arrived, self._pause)
+            slices = gather(self.window_ms(), lambda: self._arrived, self._pause)
             with self.lock:
                 self._wanted = False
             self.pump(gathered_us=self._micros() - began_us if slices else 0)

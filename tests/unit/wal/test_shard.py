@@ -11,7 +11,7 @@ from tests.unit.wal.bench import WAL, Bench, append, look, path
 from tidelog.errors import Busy, Closed, DiskFull, Error, InDoubt, Latched
 from tidelog.testing import ManualClock, PowerOff, SimDisk, SyncMode
 from tidelog.wal import SYNC_US, Commit, Position, Shard, Token
-from tidelog.wal.shard import gather, window_ms
+from tidelog.wal.window import gather
 
 
 @pytest.fixture
@@ -391,14 +391,6 @@ def test_a_sync_is_counted_in_its_bucket(us: int, bucket: int, disk: SimDisk) ->
     shard.submit(Commit([append(b"x")], frames=1, durable=True))
     shard.pump()
     assert shard.stats.sync_us_counts[bucket] == 1
-
-
-@pytest.mark.parametrize(
-    ("pressure", "window"), [(0, 0), (0.2, 0), (0.4, 0), (0.41, 4.395), (0.5, 5.25), (1.0, 10.0), (3.0, 10.0)]
-)
-def test_there_is_a_window_only_under_pressure(pressure: float, window: float) -> None:
-    """G16, G17."""
-    assert window_ms(pressure) == pytest.approx(window)
 
 
 def test_a_window_ends_with_the_first_slice_that_brings_nothing() -> None:

@@ -77,16 +77,16 @@ def hold_first_sync(disk: SimDisk) -> Gate:
 
 
 def test_a_lone_durable_write_is_committed_by_its_own_thread_without_a_window() -> None:
-    """G16, E2. Method: the writer thread is there and pressure is high; neither is asked."""
+    """G16, E2. Method: the writer thread is there and would gather; neither is asked."""
     asked: list[float] = []
 
-    def pressure() -> float:
-        asked.append(1.0)
-        return 1.0
+    def window_ms() -> float:
+        asked.append(10.0)
+        return 10.0
 
     disk = SimDisk()
     bench = Bench(disk)
-    shard = Shard(bench.writer, clock=ManualClock(), pressure=pressure)
+    shard = Shard(bench.writer, clock=ManualClock(), window_ms=window_ms)
     shard.start()
     committers: list[Thread] = []
     for number in range(20):
@@ -152,7 +152,7 @@ def test_sixty_four_writers_share_syncs() -> None:
 def test_writers_on_a_real_disk_lose_nothing(tmp_path: Path) -> None:
     """G14, G17, G19. Method: threads on the machine's own disk, with rotations, durable or not, waited for or not."""
     writer = Writer(PosixDisk(), str(tmp_path / "wal"), first=1, file_bytes=1 << 14, latch=Latch("wal"))
-    shard = Shard(writer, clock=SystemClock(), queue_max=1 << 16, pressure=lambda: 0.5)
+    shard = Shard(writer, clock=SystemClock(), queue_max=1 << 16, window_ms=lambda: 5.0)
     shard.start()
     outcomes: list[Error | None] = []
 
@@ -214,17 +214,17 @@ def test_a_callback_is_somebody_who_does_not_wait() -> None:
 
 
 def test_under_pressure_the_writer_thread_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """G17. Method: five writes are queued while the thread asks how high the pressure is; then it makes one batch."""
+    """G17. Method: five writes are queued while the thread asks how long it may gather; then it makes one batch."""
     disk = SimDisk()
     bench = Bench(disk)
     asked, go_on = Event(), Event()
 
-    def pressure() -> float:
+    def window_ms() -> float:
         asked.set()
         assert go_on.wait(LIMIT_S)
-        return 1.0
+        return 10.0
 
-    shard = Shard(bench.writer, clock=ManualClock(), pressure=pressure)
+    shard = Shard(bench.writer, clock=ManualClock(), window_ms=window_ms)
     pauses: list[float] = []
     real = shard._pause
 

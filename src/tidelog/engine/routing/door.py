@@ -11,6 +11,7 @@ from tidelog.engine.delete import parse
 from tidelog.engine.routing.router import GUARANTEES, Guarantee, Router, RouterState, check_router_name
 from tidelog.engine.routing.routing import Routing, found
 from tidelog.engine.topic import Topic
+from tidelog.engine.upkeep import Upkeep
 from tidelog.errors import BadInput, Error, NotEmpty, TopicNotFound
 
 
@@ -20,6 +21,7 @@ class _Home(Protocol):
     _routing: Routing
     _registry: Lock
     _topics: dict[str, Core]
+    _upkeep: Upkeep
 
     def _check(self) -> None: ...
 
@@ -30,8 +32,6 @@ class _Home(Protocol):
     def _create(self, name: str, config: TopicConfig) -> Core: ...
 
     def _drop(self, core: Core, actor: str | None = None) -> None: ...
-
-    def _checkpoint(self, *, final: bool) -> None: ...
 
 
 class Routers:
@@ -133,5 +133,5 @@ class Routers:
                     self._drop(core, actor)
                     break
             for _ in range(2):  # copies of its records are brought into files first, for both manifests that are kept
-                self._checkpoint(final=False)
+                self._upkeep.checkpoint()
         return sorted(routers, key=str.encode)

@@ -1,0 +1,113 @@
+"""[shell] What is done without being asked: syncs, ageing, and checkpoints when they are due.
+
+    keeper thread ──every sync_interval_ms, or stirred──► Engine.tick ──when one is due──► Upkeep.checkpoint
+
+A checkpoint is due when the WAL holds something that no checkpoint covers and enough of it was written, or enough time
+went by. Who owns the engine may call `tick` instead of the thread: nothing else differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Event, Lock, Thread
+
+from tidelog.engine import opening
+from tidelog.engine.checkpoint import History, checkpoint
+from tidelog.engine.core import Core, Shared
+from tidelog.engine.report import Report
+from tidelog.errors import Error
+
+_AGE_MS = 1000  # how often segments are asked for their age
+Listed = Callable[[], tuple[list[Core], int]]  # every topic, and the id that the next one gets
+
+
+class Upkeep:
+    def __init__(self, shared: Shared, history: History, listed: Listed, report: Report) -> None:
+        self.history = history
+        self._shared, self._listed = shared, listed
+        self._turn = Lock()  # one checkpoint at a time
+        self._checked_ms = self._aged_ms = shared.clock.monotonic_ms()
+        self._checked_bytes = 0
+        # How many frames had been written when a checkpoint last covered them all. What was replayed is not covered.
+        self._covered = 0 if history.number and not (report.frames or report.padded) else -1
+        while history.moved:
+            # Frames of an earlier number of shards: covered before a topic could get frames in two places, and by a
+            # second checkpoint let go of.
+            self.checkpoint()
+
+    def checkpoint(self, *, final: bool = False) -> None:
+        """On an error everything is as before."""
+        with self._turn:
+            self._checked_ms = self._shared.clock.monotonic_ms()
+            self._checked_bytes = sum(shard.stats.bytes for shard in self._shared.shards)
+            try:
+                self._shared.rolled = False
+                checkpoint(self._shared, self._listed, self.history, final=final)
+                self._covered = self._written()
+            except OSError as error:
+                raise opening.refused(self._shared.root, error) from error
+
+    def age(self) -> None:
+        """Ask segments for their age, where they were not asked lately."""
+        now_ms = self._shared.clock.monotonic_ms()
+        if now_ms - self._aged_ms >= _AGE_MS:
+            self._aged_ms = now_ms
+            for core in self._listed()[0]:
+                with core.lock:
+                    core.age()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        limits = self._shared.limits
+        waited_ms = self._shared.clock.monotonic_ms() - self._checked_ms
+        fresh = sum(shard.stats.bytes for shard in self._shared.shards) - self._checked_bytes
+        return self._is_uncovered() and (fresh >= limits.checkpoint_bytes or waited_ms >= limits.checkpoint_ms)
+
+    def has_last_words(self) -> bool:
+        """Whether a last checkpoint would say something that the manifest does not."""
+        shards, cores = self._shared.shards, self._listed()[0]
+        if not shards or any(shard.latched for shard in shards):
+            return False
+        resident = any(core.ephemeral and (core.index.head or core.groups) for core in cores)
+        reserved = any(core.reserved > core.index.head for core in cores)
+        return resident or reserved or self._is_uncovered()
+
+    def _is_uncovered(self) -> bool:
+        return self._shared.rolled or self._covered != self._written()
+
+    def _written(self) -> int:
+        return sum(shard.stats.frames for shard in self._shared.shards)
+
+
+class Keeper:
+    """The thread that calls `tick` every so often, and at once when it is stirred."""
+
+    def __init__(self, tick: Callable[[], None], pause_ms: int, troubles: Callable[[Error], None], name: str) -> None:
+        self._tick, self._pause_s, self._troubles = tick, pause_ms / 1000, troubles
+        self._ending = False
+        self._stirred = Event()
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def stir(self) -> None:
+        """There is something to do before its time."""
+        self._stirred.set()
+
+    def end(self) -> None:
+        """On return the thread is gone."""
+        self._ending = True
+        self._stirred.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._stirred.wait(self._pause_s)
+            self._stirred.clear()
+            if self._ending:
+                return
+            try:
+                self._tick()
+            except Error as error:
+                # A latched shard tells its writers; a checkpoint that failed is tried again when it is next due.
+                self._troubles(error)
