@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tidelog.channels import changes, talk
 from tidelog.channels.delivery import Cut, Event, Presence, Subscription
 from tidelog.channels.door import Channel, ChannelState, Engine, open
 from tidelog.channels.hook import Authenticate, Hook, Validate
@@ -30,5 +31,7 @@ __all__ = [
     "Presence",
     "Subscription",
     "Validate",
+    "changes",
     "open",
+    "talk",
 ]

@@ -66,9 +66,12 @@ class Fifo:
         log = self._room.messages()
         if not log.synced:
             log.sync()
-        known = self._room.cursor
+        try:
+            waiting = self.length()
+        except CursorLost:
+            waiting = 0
         self._move(log.last_seq + 1)
-        return log.last_seq - known + 1 if isinstance(known, int) else 0
+        return waiting
 
     def length(self) -> int:
         return self._room.messages().last_seq - self._next() + 1

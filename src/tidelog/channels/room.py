@@ -169,14 +169,12 @@ class Room:
         return count
 
     def flush(self) -> None:
-        """Sync what an interval has waiting; for the owner of the clock."""
+        """Sync what an interval has waiting. Called without the lock, by one who has pinned the log."""
         log = self.log
-        if log is None or log.synced:
-            self.dirty_ms = None
-            return
-        if not log.latched:
+        if log is not None and not log.latched:
             log.sync()
-            self._flushed(log)
+            with self.lock:
+                self._flushed(log)
 
     def upkeep(self, work: Callable[[], None]) -> None:
         """Do something that nothing acknowledged hangs on: an error is counted and is nobody's answer."""

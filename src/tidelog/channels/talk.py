@@ -22,7 +22,7 @@ from tidelog.channels.manager import ChannelManager, Operator
 from tidelog.channels.messages import Message, MessageLog
 from tidelog.channels.pending import Pending
 from tidelog.channels.room import Room
-from tidelog.errors import BadInput, NotPersistent, WrongType
+from tidelog.errors import BadInput, NotFound, NotPersistent, WrongType
 from tidelog.formats.channel import Meta
 
 BYTES_MAX = 4 << 20  # of payloads in one answer
@@ -130,9 +130,18 @@ class _Reading:
                 raise WrongType(channel, type="fifo", wanted="pubsub")
             if not room.meta.config.persist:
                 raise NotPersistent(channel)
-            self.log: MessageLog = room.messages()
+            self.log: MessageLog | None = self._opened(manager, room)
             self.shown, self._room = room.shown, room
             room.pins += 1
+
+    @staticmethod
+    def _opened(manager: ChannelManager, room: Room) -> MessageLog | None:
+        try:
+            return room.messages()
+        except NotFound:
+            if manager.read_only:
+                return None  # nothing was ever published, and a reader makes no log
+            raise
 
     def __enter__(self) -> _Reading:
         return self
@@ -150,7 +159,7 @@ def _reader(user: str | Operator) -> Callable[[Meta], None]:
 def bounds(manager: ChannelManager, channel: str, user: str | Operator) -> tuple[int, int]:
     """The first and the last seq that the history holds; the last is one less than the first where it holds none."""
     with _Reading(manager, names.check_channel(channel), _reader(user)) as reading:
-        return reading.log.first_seq, reading.shown
+        return (1, 0) if reading.log is None else (reading.log.first_seq, reading.shown)
 
 
 def history(
@@ -173,6 +182,8 @@ def history(
     count = min(limit or ceiling, newest or ceiling, ceiling)
     with _Reading(manager, names.check_channel(channel), _reader(user)) as reading:
         log, shown = reading.log, reading.shown
+        if log is None:
+            return History([], 1, 1, 0)
         oldest = log.first_seq
         begin = oldest
         if newest is not None:
