@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidelog import __version__
-from tidelog.cli import check, log, serve, topic
+from tidelog.cli import channel, check, log, serve, topic
 from tidelog.cli.render import Screen
 from tidelog.cli.write import acked_fields, written
 from tidelog.errors import Damaged, Error
@@ -39,6 +39,7 @@ def parser() -> ArgumentParser:
     made.add_argument("--version", action="version", version=f"tidelog {__version__}")
     commands = made.add_subparsers(title="commands", metavar="COMMAND", required=True)
     topic.add(commands)
+    channel.add(commands)
     serve.add(commands)
     check.add(commands)
     log.add(commands)

@@ -29,14 +29,13 @@ LIMITS = ChannelLimits(
 def drawn(random: Random, world: World) -> tuple[Any, ...]:
     """One operation; mostly one that somebody may do, or hardly any run would get deep."""
     name, user = random.choice(NAMES), random.choice(USERS)
+    weights: tuple[float, ...] = (6, 1, 1, 0.5, 0.5, 0.5, 0.2, 0.2, 0.2, 0.5)
     if world.channels and random.random() < 0.8:
         name = random.choice(sorted(world.channels))
         chan = world.channels[name]
         user = chan.owner if random.random() < 0.7 else random.choice(sorted(chan.members))
         fifo = chan.config["type"] == "fifo"
         weights = (3, 1 if fifo else 9, 1.5, 2, 4, 1.5, 7 if fifo else 0.2, 5 if fifo else 0.2, 0.5, 1)
-    else:
-        weights = (6, 1, 1, 0.5, 0.5, 0.5, 0.2, 0.2, 0.2, 0.5)
     verb = random.choices(
         ("join", "publish", "leave", "acl", "configure", "delete", "push", "pop", "clear", "tick"), weights
     )[0]
@@ -44,7 +43,9 @@ def drawn(random: Random, world: World) -> tuple[Any, ...]:
     match verb:
         case "join":
             slow, fifo = {"message_flush_interval": 500}, {"type": "fifo"}
-            config = {} if random.random() < 0.2 else random.choice(({}, {}, slow, fifo, slow | fifo)) | {"persist": True}
+            config = (
+                {} if random.random() < 0.2 else random.choice(({}, {}, slow, fifo, slow | fifo)) | {"persist": True}
+            )
             who = random.choice(USERS)
             return "join", name, who, random.choice((None, None, user)) if name in world.channels else None, config
         case "publish":
@@ -136,7 +137,7 @@ def run(seed: int, *, lives: int = 3, ops: int = 14) -> tuple[int, str | None]:
     disk.make_dir("data")
     for life in range(lives):
         manager = ChannelManager(disk, "data", clock, limits=LIMITS)
-        fatal = random.randrange(ops)
+        fatal, op = random.randrange(ops), tuple[Any, ...]()
         maybe = [world]  # worlds that a restart may find
         try:
             for number in range(ops):

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.crash.channels.runs import run
 
-from tidelog.channels import acl, fifo, rules, store
+from tidelog.channels import acl, rules, store
 from tidelog.channels.fifo import Fifo
 from tidelog.channels.memberships import Memberships
 from tidelog.channels.messages import MessageLog
@@ -18,7 +18,7 @@ from tidelog.channels.store import DELETED, METADATA, ChannelStore
 from tidelog.disk import atomic
 from tidelog.disk.atomic import remove_if_there
 from tidelog.disk.seam import Disk, join
-from tidelog.formats.channel import Meta
+from tidelog.formats.channel import Meta, encode_cursor
 from tidelog.types import Buffer
 
 Patch = pytest.MonkeyPatch
@@ -78,7 +78,7 @@ def acks_before_the_sync(patch: Patch) -> None:
 
 
 def a_delete_without_its_marker(patch: Patch) -> None:
-    def delete(self: ChannelStore, name: str, meta: Meta | None) -> None:
+    def delete(self: ChannelStore, name: str, _meta: Meta | None) -> None:
         if self.disk.stat(self.directory(name)) is not None:
             self._swept(self.directory(name))
 
@@ -128,14 +128,14 @@ def the_last_member_promoted(patch: Patch) -> None:
 def a_cursor_that_is_not_durable(patch: Patch) -> None:
     def move(self: Fifo, next_seq: int) -> None:
         if self._disk.stat(self._path) is None:
-            atomic.replace(self._disk, self._path, fifo.encode_cursor(next_seq))
+            atomic.replace(self._disk, self._path, encode_cursor(next_seq))
         self._room.cursor = next_seq
 
     patch.setattr(Fifo, "_move", move)
 
 
 def a_cursor_past_what_is_durable(patch: Patch) -> None:
-    patch.setattr(MessageLog, "synced", property(lambda self: True))
+    patch.setattr(MessageLog, "synced", property(lambda _: True))
 
 
 def retention_that_drops_too_much(patch: Patch) -> None:

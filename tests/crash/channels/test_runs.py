@@ -1,4 +1,4 @@
-"""Members, lists, owners, seqs and cursors over random crashes and restarts (G130-G132, G138, G140, G141, G143, G144)."""
+"""Members, lists, owners, seqs and cursors over crashes and restarts (G130-G132, G138, G140, G141, G143, G144)."""
 
 from __future__ import annotations
 

@@ -26,7 +26,10 @@ from tidelog.errors import (
     WriteFailed,
     WrongType,
 )
+from tidelog.formats.channel import encode_cursor
+from tidelog.testing import Call
 
+CALLS: tuple[Call, ...] = ("create", "sync", "rename", "sync_dir")
 DIRECTORY = f"data/channels/{directory_name(ROOM)}"
 
 
@@ -143,8 +146,9 @@ def test_a_failed_save_changes_nothing_and_tells_nobody(place: Place, change: st
 
 def test_a_first_join_that_cannot_be_saved_makes_no_channel(place: Place) -> None:
     place.manager  # noqa: B018
-    for call in ("mkdir", "create", "sync", "rename"):
-        place.disk.fail(call, path="channels")  # type: ignore[arg-type]
+    calls: tuple[Call, ...] = ("mkdir", "create", "sync", "rename")
+    for call in calls:
+        place.disk.fail(call, path="channels")
         with pytest.raises(WriteFailed):
             place.channel().join(persist=True)
         assert place.manager.handlers() == []
@@ -322,8 +326,6 @@ def test_a_pop_makes_durable_what_it_hands_out(place: Place) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 16, None, b"beyond"])
 def test_a_lost_cursor_is_not_guessed(place: Place, content: bytes | None) -> None:
-    from tidelog.formats.channel import encode_cursor
-
     ann = queue(place)
     ann.push(b"1")
     place.manager.close()
@@ -344,8 +346,8 @@ def test_a_lost_cursor_is_not_guessed(place: Place, content: bytes | None) -> No
 def test_a_pop_whose_cursor_cannot_be_written_hands_nothing_out(place: Place) -> None:
     ann = queue(place)
     ann.push(b"1")
-    for call in ("create", "sync", "rename", "sync_dir"):
-        place.disk.fail(call, path=DIRECTORY)  # type: ignore[arg-type]
+    for call in CALLS:
+        place.disk.fail(call, path=DIRECTORY)
         with pytest.raises(WriteFailed):
             ann.pop()
         assert len(ann) == 1

@@ -15,7 +15,8 @@ LIMITS = ChannelLimits()
 
 
 @pytest.mark.parametrize(
-    "name", ["!room@host", "!a/b/c@example.org", "!A.b_c-1@localhost:8080", "!r@[::1]", "!r@127.0.0.1", f"!{'x' * 256}@h"]
+    "name",
+    ["!room@host", "!a/b/c@example.org", "!A.b_c-1@localhost:8080", "!r@[::1]", "!r@127.0.0.1", f"!{'x' * 256}@h"],
 )
 def test_a_channel_is_named_so(name: str) -> None:
     assert names.check_channel(name) == name
@@ -39,7 +40,20 @@ def test_a_user_is_named_so(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "ann", "@host", "ann@", "an n@host", "a@b@c", "!ann@host", "ann\n@host", "\udc00@host", "ü" * 254 + "@hosting", 3]
+    "name",
+    [
+        "",
+        "ann",
+        "@host",
+        "ann@",
+        "an n@host",
+        "a@b@c",
+        "!ann@host",
+        "ann\n@host",
+        "\udc00@host",
+        "ü" * 254 + "@hosting",
+        3,
+    ],
 )
 def test_a_user_is_not_named_so(name: Any) -> None:
     with pytest.raises(BadInput):
@@ -174,7 +188,9 @@ def test_pages_are_counted_from_1_and_bounded() -> None:
     assert rules.page(listed, 4, 100) == ()
 
 
-@pytest.mark.parametrize("limit", [{"clients_max": 0}, {"shards": 0}, {"persist_messages_max": -1}, {"segment_bytes": 10}])
+@pytest.mark.parametrize(
+    "limit", [{"clients_max": 0}, {"shards": 0}, {"persist_messages_max": -1}, {"segment_bytes": 10}]
+)
 def test_limits_that_cannot_be_are_refused(limit: dict[str, int]) -> None:
     with pytest.raises(BadInput):
         ChannelLimits(**limit)  # type: ignore[arg-type]

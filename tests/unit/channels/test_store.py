@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from hashlib import sha256
 
 import pytest
 
@@ -84,8 +85,8 @@ def test_load_corrupted_file_returns_error(store: ChannelStore) -> None:
 
 
 def test_channel_hash_deterministic() -> None:
-    assert NAME == "".join(NAME.lower().split())
-    assert NAME == directory_name("!room@host") != directory_name("!Room@host")
+    assert directory_name("!room@host") == sha256(b"!room@host").hexdigest() == NAME
+    assert directory_name("!Room@host") != NAME
     assert [shard_of(f"!{n}@h", 16) for n in range(4)] == [shard_of(f"!{n}@h", 16) for n in range(4)]
     assert {shard_of(f"!{n}@h", 4) for n in range(64)} == {0, 1, 2, 3}
 
@@ -123,9 +124,7 @@ def test_a_temporary_file_is_never_loaded(store: ChannelStore) -> None:
     assert store.listed(sweep=True).live == []
 
 
-def test_the_sweep_removes_what_is_left_and_nothing_else(
-    store: ChannelStore, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_sweep_removes_what_is_left_and_nothing_else(store: ChannelStore, caplog: pytest.LogCaptureFixture) -> None:
     store.save(META, None)
     stale, marked, strange = ("a" * 64, "b" * 64, "c" * 64)
     disk = sim(store)
@@ -159,7 +158,7 @@ def test_a_channel_that_cannot_be_read_is_not_written_over(store: ChannelStore) 
     assert sim(store).read_file(f"data/channels/{NAME}/metadata.bin") == b"damaged"
 
 
-def test_equal_channels_have_equal_bytes(store: ChannelStore) -> None:
+def test_equal_channels_have_equal_bytes() -> None:
     again = Meta(META.handler, META.owner, META.config, Acl(("host",), ("ann@host",), ()), ("ann@host", "bob@host"))
     assert layout.encode(META) == layout.encode(again)
 
