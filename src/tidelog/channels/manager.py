@@ -118,8 +118,7 @@ class ChannelManager:
                 continue
             shard = self.shard(meta.handler)
             self.enter(shard, self.made(meta))
-            for member in meta.members:
-                self.memberships.reserve(member, meta.handler, None)
+            self.memberships.restore(meta.members, meta.handler)
             self.report.restored += 1
 
     def _open_log(self, room: Room) -> MessageLog:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from threading import Lock
 
 from tidelog.errors import Throttled
@@ -12,11 +13,17 @@ class Memberships:
         self._of: dict[str, set[str]] = {}
         self._lock = Lock()
 
-    def reserve(self, user: str, channel: str, limit: int | None) -> None:
-        """Take a place for a user; None is no limit, for memberships that were there before it."""
+    def restore(self, users: Iterable[str], channel: str) -> None:
+        """Take their places again for members that were there before, whatever the limit is now."""
+        with self._lock:
+            for user in users:
+                self._of.setdefault(user, set()).add(channel)
+
+    def reserve(self, user: str, channel: str, limit: int) -> None:
+        """Take a place for a user; Throttled where all are taken."""
         with self._lock:
             channels = self._of.setdefault(user, set())
-            if limit is not None and channel not in channels and len(channels) >= limit:
+            if channel not in channels and len(channels) >= limit:
                 if not channels:
                     del self._of[user]
                 raise Throttled("channels_per_client_max", max=limit, used=len(channels), asked=1)

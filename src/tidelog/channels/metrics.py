@@ -57,6 +57,12 @@ class Metrics:
         with self._lock:
             self.counts[name, result] += by
 
+    def add_all(self, *more: tuple[str, str, int]) -> None:
+        """Several at once: name, result, by how much."""
+        with self._lock:
+            for name, result, by in more:
+                self.counts[name, result] += by
+
     def get(self, name: str, result: str = "") -> int:
         """One number."""
         return self.counts[name, result]

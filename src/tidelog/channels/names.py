@@ -11,13 +11,14 @@ directory of a channel is a hash of these bytes.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
 from tidelog.errors import BadInput
 
-CHANNEL_BYTES_MAX: Final = 510
 USER_BYTES_MAX: Final = 510  # what the message log has room for
+_NAMES_KEPT: Final = 1 << 14  # of those looked at last: each publish asks about the same few again
 
 _HANDLER: Final = re.compile(r"[A-Za-z0-9/._-]{1,256}")
 _USER: Final = re.compile(r"[\w.-]{1,256}")
@@ -29,7 +30,10 @@ def is_domain(text: str) -> bool:
     return len(text) <= 253 and _DOMAIN.fullmatch(text) is not None
 
 
+@lru_cache(_NAMES_KEPT)
 def is_user(text: str) -> bool:
+    if not _encodable(text):
+        return False
     user, at, domain = text.partition("@")
     known = _USER.fullmatch(user) is not None and is_domain(domain)
     return bool(at) and known and len(text.encode()) <= USER_BYTES_MAX
@@ -40,12 +44,17 @@ def domain_of(name: str) -> str:
     return name.rpartition("@")[2]
 
 
+@lru_cache(_NAMES_KEPT)
+def is_channel(text: str) -> bool:
+    handler, at, domain = text[1:].partition("@")
+    return text[:1] == "!" and bool(at) and _HANDLER.fullmatch(handler) is not None and is_domain(domain)
+
+
 def check_channel(name: object) -> str:
     """The name of a channel, or BadInput."""
     if not isinstance(name, str):
         raise BadInput(f"a channel's name is text, not {type(name).__name__}; nothing was done")
-    handler, at, domain = name[1:].partition("@")
-    if name[:1] != "!" or not at or not _HANDLER.fullmatch(handler) or not is_domain(domain):
+    if not is_channel(name):
         raise BadInput(
             f"{_shown(name)} is no channel: write !handler@domain, the handler of letters, digits and / . _ -, at most "
             "256; nothing was done"
@@ -57,7 +66,7 @@ def check_user(name: object) -> str:
     """The name of a user, or BadInput."""
     if not isinstance(name, str):
         raise BadInput(f"a user's name is text, not {type(name).__name__}; nothing was done")
-    if not _encodable(name) or not is_user(name):
+    if not is_user(name):
         raise BadInput(
             f"{_shown(name)} is no user: write user@domain, the user of letters, digits and . _ -, at most 256; "
             "nothing was done"
@@ -67,12 +76,13 @@ def check_user(name: object) -> str:
 
 def check_entry(name: object) -> str:
     """An entry of an ACL: a user, or a whole domain."""
-    if isinstance(name, str) and _encodable(name) and (is_user(name) or is_domain(name)):
+    if isinstance(name, str) and (is_user(name) or is_domain(name)):
         return name
     shown = _shown(name) if isinstance(name, str) else type(name).__name__
     raise BadInput(f"{shown} is neither a user (user@domain) nor a domain; nothing was changed")
 
 
+@lru_cache(_NAMES_KEPT)
 def directory_name(channel: str) -> str:
     """The directory of a channel: lowercase hex SHA-256 of its name, the same for ever."""
     return sha256(channel.encode()).hexdigest()
@@ -80,7 +90,7 @@ def directory_name(channel: str) -> str:
 
 def shard_of(channel: str, shards: int) -> int:
     """The shard a channel is pinned to: the same in every process, so never `hash`."""
-    return int.from_bytes(sha256(channel.encode()).digest()[:8], "big") % shards
+    return int(directory_name(channel)[:16], 16) % shards
 
 
 def _encodable(text: str) -> bool:

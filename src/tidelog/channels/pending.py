@@ -43,6 +43,11 @@ class Pending:
         return self.messages[-1].seq
 
     @property
+    def size(self) -> int:
+        """Bytes of all payloads."""
+        return sum(len(message.payload) for message in self.messages)
+
+    @property
     def done(self) -> bool:
         return self._outcome is not None
 

@@ -101,38 +101,45 @@ class Room:
         with self.lock:
             if self.committing or not self.queued:
                 return
-            self.committing = True
+            taken = self.queued[:]
+            self.committing = syncing = any(pending.sync for pending in taken)
+            counts = [] if syncing else self._delivered(taken)
+        if not syncing:
+            self._tell(taken, counts, durable=False)
+            return
         try:
-            while True:
-                with self.lock:
-                    taken, log = self.queued[:], self.log
-                    if not taken:
-                        self._done()
-                        return
-                failed: Error | None = None
-                durable = any(pending.sync for pending in taken)
-                if durable:
-                    assert log is not None, "only what is in a log is synced"
-                    try:
-                        log.sync()
-                    except Error as error:
-                        failed = error
-                with self.lock:
-                    del self.queued[: len(taken)]
-                    counts = [] if failed is not None else [self._deliver(pending) for pending in taken]
-                    if durable and failed is None and log is not None:
-                        self._flushed(log)
-                    self._keep_small()
-                self._metrics.add("broadcasts", SUCCESS if failed is None else failed.code, by=len(taken))
-                if failed is not None:
-                    for pending in taken:
-                        pending.set(failed)
-                for pending, count in zip(taken, counts, strict=False):
-                    pending.set(pending.ack(durable=durable, receivers=count))
+            while self._commit_once():
+                pass
         except BaseException:
             with self.lock:
                 self._done()
             raise
+
+    def _commit_once(self) -> bool:
+        """One turn of the committer; False when nothing was left to do."""
+        with self.lock:
+            taken, log = self.queued[:], self.log
+            if not taken:
+                self._done()
+                return False
+        durable = any(pending.sync for pending in taken)
+        if durable:
+            assert log is not None, "only what is in a log is synced"
+            try:
+                log.sync()
+            except Error as error:
+                with self.lock:
+                    del self.queued[: len(taken)]
+                self._metrics.add("broadcasts", error.code, by=len(taken))
+                for pending in taken:
+                    pending.set(error)
+                return True
+        with self.lock:
+            counts = self._delivered(taken)
+            if durable and log is not None:
+                self._flushed(log)
+        self._tell(taken, counts, durable=durable)
+        return True
 
     def _done(self) -> None:
         self.committing = False
@@ -141,13 +148,25 @@ class Room:
     def _flushed(self, log: MessageLog) -> None:
         self.dirty_ms = None if log.synced else self._clock.monotonic_ms()
 
-    def _deliver(self, pending: Pending) -> int:
-        messages = pending.messages
-        self.shown = messages[-1].seq
-        count = self._spread(messages, pending.sender_source, reading=True)
-        self._metrics.add("deliveries", by=count * len(messages))
-        self._metrics.add("broadcast_payload_bytes", by=sum(len(message.payload) for message in messages))
-        return count
+    def _delivered(self, taken: list[Pending]) -> list[int]:
+        """Hand out what was taken from the head of the queue; how many receivers each had."""
+        del self.queued[: len(taken)]
+        counts = []
+        for pending in taken:
+            self.shown = pending.seq
+            counts.append(self._spread(pending.messages, pending.sender_source, reading=True))
+        self._keep_small()
+        return counts
+
+    def _tell(self, taken: list[Pending], counts: list[int], *, durable: bool) -> None:
+        handed = sum(len(pending.messages) * count for pending, count in zip(taken, counts, strict=True))
+        self._metrics.add_all(
+            ("broadcasts", SUCCESS, len(taken)),
+            ("deliveries", "", handed),
+            ("broadcast_payload_bytes", "", sum(pending.size for pending in taken)),
+        )
+        for pending, count in zip(taken, counts, strict=True):
+            pending.set(pending.ack(durable=durable, receivers=count))
 
     def _spread(self, events: Sequence[Event], source: object, *, reading: bool) -> int:
         """Hand events to everybody but their source; with `reading` only to those who may read."""

@@ -18,7 +18,6 @@ been written in another way is refused, so that no two files mean the same chann
 
 from __future__ import annotations
 
-from itertools import pairwise
 from struct import Struct
 from typing import Final, Literal, TypeAlias
 from zlib import crc32
@@ -99,7 +98,7 @@ def decode(buf: Buffer, what: str) -> Meta:
         ("publish", meta.acl.publish),
         ("read", meta.acl.read),
     ):
-        if any(one >= two for one, two in pairwise(listed)):
+        if len(listed) > 1 and tuple(sorted({*listed})) != listed:
             raise Corrupt(what, pos=envelope.HEAD_BYTES, reason=f"its {name} are not sorted, or one stands twice")
     return meta
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -146,12 +146,11 @@ def retention_that_drops_too_much(patch: Patch) -> None:
 
 
 def restored_members_held_to_the_limit(patch: Patch) -> None:
-    reserve = Memberships.reserve
+    def strict(self: Memberships, users: Iterable[str], channel: str) -> None:
+        for user in users:
+            self.reserve(user, channel, 1)
 
-    def strict(self: Memberships, user: str, channel: str, limit: int | None) -> None:
-        reserve(self, user, channel, 1 if limit is None else limit)
-
-    patch.setattr(Memberships, "reserve", strict)
+    patch.setattr(Memberships, "restore", strict)
 
 
 def domains_that_win_over_users(patch: Patch) -> None:
