@@ -109,15 +109,20 @@ class MessageLog:
             self._log.sync_beside()
 
     def keep(self, messages: int) -> None:
-        """Drop what lies before the newest `messages`, in whole segments."""
-        self.keep_from(self._log.highest - messages, messages)
+        """Drop what lies before the newest `messages`, in whole segments. Counted from what is durable: what a power
+        cut may take must not have pushed out what it leaves."""
+        self._seal_at(messages)
+        self.drop_below(self._log.durable - messages)
 
     def keep_from(self, seq: int, messages: int) -> None:
         """Drop what lies before `seq`, in whole segments, each of which holds half of `messages` at most."""
+        self._seal_at(messages)
+        self.drop_below(seq)
+
+    def _seal_at(self, messages: int) -> None:
         if self._log.highest - self._log.state.active.base >= max(messages // 2, _SEAL_AT_LEAST):
             self._log.seal()
             self._metrics.add("message_log_segments_rolled")
-        self.drop_below(seq)
 
     def drop_below(self, seq: int) -> None:
         """Drop sealed segments that hold nothing from `seq` on."""

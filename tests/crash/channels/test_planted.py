@@ -22,7 +22,7 @@ from tidelog.formats.channel import Meta, encode_cursor
 from tidelog.types import Buffer
 
 Patch = pytest.MonkeyPatch
-SEEDS = 400
+SEEDS = 1_000
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -145,6 +145,13 @@ def retention_that_drops_too_much(patch: Patch) -> None:
     patch.setattr(MessageLog, "keep", keep)
 
 
+def retention_counted_from_what_a_crash_may_take(patch: Patch) -> None:
+    def keep(self: MessageLog, messages: int) -> None:
+        self.keep_from(self.last_seq + 1 - messages, messages)
+
+    patch.setattr(MessageLog, "keep", keep)
+
+
 def restored_members_held_to_the_limit(patch: Patch) -> None:
     def strict(self: Memberships, users: Iterable[str], channel: str) -> None:
         for user in users:
@@ -185,6 +192,7 @@ BUGS: list[Callable[[Patch], None]] = [
     a_cursor_that_is_not_durable,
     a_cursor_past_what_is_durable,
     retention_that_drops_too_much,
+    retention_counted_from_what_a_crash_may_take,
     restored_members_held_to_the_limit,
     domains_that_win_over_users,
     members_that_are_not_sorted,

@@ -279,6 +279,19 @@ def test_only_so_many_messages_are_kept(place: Place, monkeypatch: pytest.Monkey
     assert place.channel(ANN).bounds() == (first, 40)
 
 
+def test_what_a_power_cut_takes_has_pushed_nothing_out(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "_SEAL_AT_LEAST", 2)
+    ann = place.channel(ANN)
+    ann.join(persist=True, max_persist_messages=4)
+    for number in range(1, 7):
+        ann.publish(b"%d" % number)
+    ann.publish(b"7", qos=0)
+    ann.publish(b"8", qos=0)
+    place.crash()
+    found = [message.seq for message in place.channel(ANN).history().messages]
+    assert len(found) >= 4, "it keeps four, whatever the crash took"
+
+
 def _directories(place: Place) -> list[str]:
     return [f"data/channels/{name}" for name in place.disk.names("data/channels")]
 
