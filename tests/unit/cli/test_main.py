@@ -18,7 +18,13 @@ from tidelog.errors import Corrupt, Error, InDoubt, Latched, Locked
 
 LOG = ("append", "cat", "inspect", "verify", "repair", "seal", "truncate", "compact", "retain", "convert", "restore")
 TOPIC = ("ls", "show", "write", "read", "follow", "delete", "drop", "config", "seal", "checkpoint")
-COMMANDS = (*(f"topic {verb}" for verb in TOPIC), "serve", "check", *(f"log {verb}" for verb in LOG))
+CHANNEL = ("ls", "show", "history", "create", "join", "leave", "publish", "acl", "delete")
+COMMANDS = (
+    *(f"topic {verb}" for verb in TOPIC),
+    *(f"channel {verb}" for verb in CHANNEL),
+    *("serve", "check"),
+    *(f"log {verb}" for verb in LOG),
+)
 
 
 def parsers(made: ArgumentParser) -> Iterator[ArgumentParser]:
@@ -30,7 +36,7 @@ def parsers(made: ArgumentParser) -> Iterator[ArgumentParser]:
 
 
 def test_the_commands_are_those_that_are_tested() -> None:
-    groups = ("tidelog", "tidelog topic", "tidelog log")
+    groups = ("tidelog", "tidelog topic", "tidelog channel", "tidelog log")
     found = [made.prog for made in parsers(parser())]
     assert [name for name in found if name in groups] == list(groups)
     assert [name.removeprefix("tidelog ") for name in found if name not in groups] == list(COMMANDS)
@@ -58,7 +64,7 @@ def test_help_teaches_with_an_example_that_parses(command: str, capsys: pytest.C
         assert callable(parser().parse_args(shlex.split(example[1])).run)
 
 
-@pytest.mark.parametrize("group", ["", "topic", "log"])
+@pytest.mark.parametrize("group", ["", "topic", "channel", "log"])
 def test_the_help_of_a_group_says_where_to_start(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*group.split(), "--help"])
@@ -91,6 +97,11 @@ def test_the_help_of_a_group_says_where_to_start(group: str, capsys: pytest.Capt
         ["log", "convert", "a", "b", "--to", "tide", "--drop", "data"],
         ["topic"],
         ["topic", "ls"],
+        ["channel"],
+        ["channel", "publish", "a", "!r@h"],
+        ["channel", "history", "a", "!r@h", "--newest", "0"],
+        ["channel", "history", "a", "!r@h", "--newest", "1", "--from", "2"],
+        ["channel", "acl", "a", "!r@h", "write"],
         ["topic", "read", "a"],
         ["topic", "read", "a", "t", "--limit", "0"],
         ["topic", "read", "a", "t", "--from", "-1"],
