@@ -47,6 +47,8 @@ _MODULES = {
     "topics-read": "topics.bench_read",
     "topics-recovery": "topics.bench_recovery",
     "topics-growth": "topics.bench_growth",
+    "channels-restore": "channels.bench_restore",
+    "channels-publish": "channels.bench_publish",
     "server-writes": "server.bench_writes",
     "server-reads": "server.bench_reads",
     "server-push": "server.bench_push",

@@ -1,14 +1,17 @@
 """Tidelog: a durable event log for Python and Spark.
 
-`tidelog.open` gives a program durable topics. The segmented log library is `tidelog.commitlog`; every
+`tidelog.open` gives a program durable topics and channels. The segmented log library is `tidelog.commitlog`; every
 error a caller can see is in `tidelog.errors`.
 """
 
-from tidelog.engine import Engine, Gap, Group, Job, LedgerRow, Queue, Record, Topic, Worker, open, timestamp_ms
+from tidelog.channels import Channel, ChannelLimits, Engine, open
+from tidelog.engine import Gap, Group, Job, LedgerRow, Queue, Record, Topic, Worker, timestamp_ms
 from tidelog.errors import Error
 from tidelog.version import __version__
 
 __all__ = [
+    "Channel",
+    "ChannelLimits",
     "Engine",
     "Error",
     "Gap",

@@ -16,12 +16,20 @@ Error
 │   ├── NotFound         no such log, topic, partition or file
 │   │   ├── TopicNotFound
 │   │   ├── GroupNotFound
-│   │   └── RouterNotFound
+│   │   ├── RouterNotFound
+│   │   └── ChannelNotFound
 │   ├── NotAQueue        a topic that is a log was asked for jobs
 │   ├── NotEmpty         a topic that was to be dropped only if it was empty
 │   ├── AlreadyExists    the name is taken
-│   │   └── TopicExists    by a topic that does not fit what was asked for
+│   │   ├── TopicExists    by a topic that does not fit what was asked for
+│   │   └── AlreadyMember  of a channel
 │   ├── RouterCycle      a router that would lead records in a circle; carries it
+│   ├── Forbidden        this user may not do that
+│   │   └── NotMember      because it is no member of the channel
+│   ├── ChannelFull      a channel with as many members as it may have
+│   ├── WrongType        a call for channels of another type
+│   ├── NotPersistent    a channel that keeps no messages was asked for some
+│   ├── Rejected         the hook of this engine did not accept a payload
 │   ├── NewerFormat      the bytes were written by a newer version
 │   ├── ReadOnly         this log was opened for reading
 │   └── Closed           this log was closed
@@ -29,11 +37,15 @@ Error
 │   ├── Locked           another process is the writer of this directory
 │   ├── Busy             a streamed record is being written to this log
 │   ├── Throttled        a limit of the whole engine is reached; carries which
+│   ├── FifoFull         a fifo channel that holds as many messages as it may
+│   ├── FifoEmpty        a fifo channel with nothing to pop
+│   ├── HookFailed       the hook of this engine broke off
 │   ├── DiskFull         the device has no room; the write was rolled back
 │   └── WriteFailed      the device refused the bytes; the write was rolled back
 ├── InDoubt            nobody knows whether it was written; retry with the same key
 └── Damaged            do not trust this log without looking at it first
     ├── Corrupt          bytes on disk disagree with their checksum or their layout
+    ├── CursorLost       nobody knows how far a fifo channel was read; its owner clears it
     └── Latched          a sync or a write failed, so the page cache can no longer be trusted
 """
 
@@ -189,6 +201,14 @@ class RouterNotFound(NotFound):
         self.router = router
 
 
+class ChannelNotFound(NotFound):
+    code = "channel_not_found"
+
+    def __init__(self, channel: str) -> None:
+        super().__init__(f"there is no channel {channel}; nothing was done, join it to make it")
+        self.channel = channel
+
+
 class NotEmpty(Refused):
     code = "topic_not_empty"
 
@@ -222,6 +242,54 @@ class RouterCycle(Refused):
             "elsewhere or allow the cycle"
         )
         self.router, self.cycle = router, cycle
+
+
+class AlreadyMember(AlreadyExists):
+    code = "user_in_channel"
+
+    def __init__(self, channel: str, user: str) -> None:
+        super().__init__(f"{user} is in {channel} already; nothing was changed")
+        self.channel, self.user = channel, user
+
+
+class Forbidden(Refused):
+    code = "forbidden"
+
+
+class NotMember(Forbidden):
+    code = "not_a_member"
+
+    def __init__(self, channel: str, user: str) -> None:
+        super().__init__(f"{user} is not in {channel}; nothing was done, join it first")
+        self.channel, self.user = channel, user
+
+
+class ChannelFull(Refused):
+    code = "channel_full"
+
+    def __init__(self, channel: str, *, limit: int) -> None:
+        super().__init__(f"{channel} has all the {limit} members it may have; nothing was changed, raise max_clients")
+        self.channel, self.limit = channel, limit
+
+
+class WrongType(Refused):
+    code = "wrong_type"
+
+    def __init__(self, channel: str, *, type: str, wanted: str) -> None:
+        super().__init__(f"{channel} is a {type} channel and this call is for {wanted} ones; nothing was done")
+        self.channel, self.type, self.wanted = channel, type, wanted
+
+
+class NotPersistent(Refused):
+    code = "persistence_not_enabled"
+
+    def __init__(self, channel: str) -> None:
+        super().__init__(f"{channel} keeps no messages; nothing was done, its owner can configure it to persist")
+        self.channel = channel
+
+
+class Rejected(Refused):
+    code = "rejected"
 
 
 class NewerFormat(Refused):
@@ -266,6 +334,28 @@ class Throttled(Unavailable):
         self.limit, self.max, self.used, self.asked = limit, max, used, asked
 
 
+class FifoFull(Unavailable):
+    code = "queue_full"
+
+    def __init__(self, channel: str, *, limit: int) -> None:
+        super().__init__(
+            f"{channel} holds the {limit} messages it may; nothing was written, retry when some are popped"
+        )
+        self.channel, self.limit = channel, limit
+
+
+class FifoEmpty(Unavailable):
+    code = "queue_empty"
+
+    def __init__(self, channel: str) -> None:
+        super().__init__(f"{channel} has nothing to pop; nothing was changed, retry when something was pushed")
+        self.channel = channel
+
+
+class HookFailed(Unavailable):
+    code = "hook_failed"
+
+
 class DiskFull(Unavailable):
     code = "disk_full"
 
@@ -291,6 +381,17 @@ class Corrupt(Damaged):
         step = next_step or "`tidelog check` (topics) or `tidelog log verify` (a log) shows all of it"
         super().__init__(f"{where} at byte {pos}: {reason}; {step}")
         self.where, self.pos, self.reason = where, pos, reason
+
+
+class CursorLost(Damaged):
+    code = "cursor_recovery_required"
+
+    def __init__(self, channel: str, *, reason: str) -> None:
+        super().__init__(
+            f"{channel}: nobody knows which message is next, {reason}; nothing was changed, its owner clears it, or "
+            "restore cursor.bin and open again"
+        )
+        self.channel, self.reason = channel, reason
 
 
 class Latched(Damaged):

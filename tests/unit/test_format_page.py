@@ -34,6 +34,7 @@ from tidelog.disk.memory import MemoryDisk
 from tidelog.formats import (
     batch,
     bodies,
+    channel,
     checkpoint,
     deletions,
     envelope,
@@ -240,6 +241,7 @@ LAYOUTS: dict[str, Layout] = {
     "Footer head": footer._HEAD,
     "Deletion vector head": deletions._HEAD,
     "Snapshot head": snapshot._HEAD,
+    "Channel cursor": channel._CURSOR,
     "rustlog record header": rustlog.HEADER,
     "rustlog index entry": rustlog.INDEX,
     "rustlog checksum": rustlog._CRC,
@@ -337,13 +339,14 @@ def version_complaints(text: str) -> Iterator[str]:
         ".foot": (footer.MAGIC, footer.VERSION),
         ".del": (deletions.MAGIC, deletions.VERSION),
         ".consumer_offsets": (offsets._MAGIC, offsets._VERSION),
+        "metadata.bin": (channel.MAGIC, channel.VERSION),
         "snapshot": (snapshot.MAGIC, snapshot.VERSION),
     }
     rows = table(text, "file", "magic", "version").rows
     said = {re.sub(r"\[`?([^`\]]+)`?\].*", r"\1", file): (m.strip("`").encode(), int(v)) for file, m, v, _ in rows}
     if said != right:
         yield f"magics and versions are {right}, not {said}"
-    for magic, version in list(right.values())[:3]:
+    for magic, version in list(right.values())[:4]:
         if f"`{magic.decode()}` {version}" not in text:
             yield f"no section says that it has an envelope `{magic.decode()}` {version}"
 
@@ -444,6 +447,7 @@ def sentence_complaints(text: str) -> Iterator[str]:
         f"size 0 or not a multiple of {narwhal.INDEX_ENTRY_BYTES},",
         f"{spaced(reserve)} bytes by default",
         f"with length {spaced(unfinished)}",
+        f"more than {spaced(channel.METADATA_BYTES_MAX)} bytes",
     ]
     flat = " ".join(text.split())
     yield from (f"the page does not say: {said}" for said in sentences if said.lower() not in flat.lower())

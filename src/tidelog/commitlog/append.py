@@ -199,16 +199,25 @@ def tick(state: State) -> None:
         # The thread that keeps the interval begins at half of it, so that the sync is over before all of it is.
         interval_ms = state.config.sync_interval_ms // (2 if state.background else 1)
         due = state.clock.monotonic_ms() - state.synced_ms >= interval_ms
-        active, upto = state.active, state.highest
-        if not due or state.durable >= upto:
+        if not due or state.durable >= state.highest:
             roll_if_due(state)
             return
-    # Without the lock: whatever was written before is on disk when this returns, whatever comes meanwhile may be.
+    sync_beside(state)
+    with state.mutex:
+        if state.idle():
+            roll_if_due(state)
+
+
+def sync_beside(state: State) -> None:
+    """`sync` without the log's lock: whatever was written before is on disk when this returns, whatever comes meanwhile
+    may be."""
+    with state.mutex:
+        active, upto = state.active, state.highest
+        if state.durable >= upto:
+            return
     if not active.sync_beside():
         return  # sealed in the meantime, and synced by that
     with state.mutex:
         if state.active is active:
             state.durable = max(state.durable, upto)
             state.synced_ms = state.clock.monotonic_ms()
-        if state.idle():
-            roll_if_due(state)

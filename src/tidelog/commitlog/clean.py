@@ -134,6 +134,15 @@ def remove_expired(state: State, age_ms: int) -> Retained:
         return done
 
 
+def drop_below(state: State, seq: int) -> Retained:
+    """Drop every leading sealed segment that ends at or before `seq`."""
+    with state.mutex:
+        state.check_writable()
+        mark = min(seq, state.durable)
+        over = next((number for number, segment in enumerate(state.sealed) if segment.stop > mark), len(state.sealed))
+        return drop_oldest(state, over, f"what lies below seq {mark} was dropped")
+
+
 def drop_oldest(state: State, count: int, because: str) -> Retained:
     records = size = 0
     if state.names_unsynced:

@@ -192,6 +192,11 @@ class SegmentedLog:
             self._state.check_writable()
             append.sync(self._state)
 
+    def sync_beside(self) -> None:
+        """`sync` while others go on appending: what was acked before the call survives a power cut on return."""
+        self._state.check_writable()
+        append.sync_beside(self._state)
+
     def tick(self) -> None:
         """Do what is due by time: sync when the interval is over, seal when the segment is old. The background
         thread of the `interval` policy calls this; with an injected clock, the owner of the clock does."""
@@ -271,6 +276,10 @@ class SegmentedLog:
         """Drop whole leading segments older than this, the active one too; return how many seqs left. Looks at age
         alone: what consumers have committed holds `retain` back, not this."""
         return clean.remove_expired(self._state, age_ms).records
+
+    def drop_below(self, seq: int) -> Retained:
+        """Drop the oldest sealed segments that hold nothing from `seq` on. Never the active one."""
+        return clean.drop_below(self._state, seq)
 
     def compact(
         self,

@@ -22,6 +22,7 @@ TOPIC = ("ls", "show", "write", "read", "follow", "delete", "drop", "config", "s
 QUEUE = ("ls", "show", "put", "claim", "ack", "nack", "history", "redrive")
 GROUP = ("ls", "show", "commit", "reset", "hold", "drop")
 ROUTER = ("ls", "show", "add", "drop")
+CHANNEL = ("ls", "show", "history", "create", "join", "leave", "publish", "acl", "delete")
 COMMANDS = (
     *(f"topic {verb}" for verb in TOPIC),
     *(f"queue {verb}" for verb in QUEUE),
@@ -29,6 +30,7 @@ COMMANDS = (
     *(f"group {verb}" for verb in GROUP),
     "gaps",
     *(f"router {verb}" for verb in ROUTER),
+    *(f"channel {verb}" for verb in CHANNEL),
     *("serve", "check"),
     *(f"log {verb}" for verb in LOG),
 )
@@ -43,7 +45,7 @@ def parsers(made: ArgumentParser) -> Iterator[ArgumentParser]:
 
 
 def test_the_commands_are_those_that_are_tested() -> None:
-    groups = ("tidelog", "tidelog topic", "tidelog queue", "tidelog group", "tidelog router", "tidelog log")
+    groups = ("tidelog", *(f"tidelog {group}" for group in ("topic", "queue", "group", "router", "channel", "log")))
     found = [made.prog for made in parsers(parser())]
     assert [name for name in found if name in groups] == list(groups)
     assert [name.removeprefix("tidelog ") for name in found if name not in groups] == list(COMMANDS)
@@ -72,7 +74,7 @@ def test_help_teaches_with_an_example_that_parses(command: str, capsys: pytest.C
         assert callable(parser().parse_args(given).run)
 
 
-@pytest.mark.parametrize("group", ["", "topic", "queue", "group", "router", "log"])
+@pytest.mark.parametrize("group", ["", "topic", "queue", "group", "router", "channel", "log"])
 def test_the_help_of_a_group_says_where_to_start(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*group.split(), "--help"])
@@ -106,6 +108,11 @@ def test_the_help_of_a_group_says_where_to_start(group: str, capsys: pytest.Capt
         ["log", "convert", "a", "b", "--to", "tide", "--drop", "data"],
         ["topic"],
         ["topic", "ls"],
+        ["channel"],
+        ["channel", "publish", "a", "!r@h"],
+        ["channel", "history", "a", "!r@h", "--newest", "0"],
+        ["channel", "history", "a", "!r@h", "--newest", "1", "--from", "2"],
+        ["channel", "acl", "a", "!r@h", "write"],
         ["topic", "read", "a"],
         ["topic", "read", "a", "t", "--limit", "0"],
         ["topic", "read", "a", "t", "--from", "-1"],

@@ -354,3 +354,26 @@ def test_expiry_of_an_empty_log_is_nothing(open_log: Opener, clock: ManualClock,
     before = disk.digest()
     assert log.remove_expired(0) == 0
     assert disk.digest() == before
+
+
+# By seq.
+
+
+def test_what_lies_below_a_seq_is_dropped_by_whole_segments(open_log: Opener, clock: ManualClock, first: int) -> None:
+    log = open_log()
+    grow(log, clock)
+    assert log.drop_below(first + 3).segments == 1, "the second one still holds something"
+    assert numbers(log) == [1, 2, 3]
+    assert log.drop_below(first + 3).segments == 0
+    log.append(b"9 active")
+    assert log.drop_below(1 << 40).segments == 3
+    assert numbers(log) == [9], "never the active one"
+
+
+def test_a_sync_beside_appends_makes_them_durable(open_log: Opener) -> None:
+    log = open_log(sync="interval")
+    log.append(b"0 a")
+    assert log.durable < log.highest
+    log.sync_beside()
+    assert log.durable == log.highest
+    log.sync_beside()

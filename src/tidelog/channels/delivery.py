@@ -1,0 +1,151 @@
+"""[shell] Subscribers: a bounded queue each, filled by whoever publishes, emptied by whoever owns it.
+
+The seam for an event loop. A subscription never calls into a transport and never waits for one:
+
+    publisher                                   the loop
+    put(events): queue, then `wake()`           take(): all that waits, in order, without blocking
+    at most once per nap                        an empty answer means: asleep, `wake` will be called
+
+`wake` runs in the publisher's thread under the lock of the channel's shard. It must be short, must not
+call back into channels, and usually is `partial(loop.call_soon_threadsafe, ready)`. One that raises
+is cut off. A program without a loop calls `wait`.
+
+A queue that is full is cut off: the subscriber finds what it had, then one `Cut` event, then the end.
+Nobody else notices. What it missed is in the history, from the last seq it saw.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from threading import Event as Bell
+from typing import Literal, NamedTuple, TypeAlias
+
+from tidelog.channels.messages import Message
+
+Presences: TypeAlias = Literal["joined", "left", "deleted", "reconfigured"]
+Reason: TypeAlias = Literal["slow", "left", "deleted", "broken", "closed"]
+
+
+class Presence(NamedTuple):
+    """Something happened to the channel itself."""
+
+    kind: Presences
+    channel: str
+    user: str  # who joined, left, deleted or reconfigured
+    owner: bool  # whether that user owns, or owned, the channel
+    ts_ms: int
+
+
+class Cut(NamedTuple):
+    """The last event of a subscription, and why it is the last."""
+
+    channel: str
+    reason: Reason
+    last_seq: int  # the newest message that was delivered before it; 0: none
+
+
+Event: TypeAlias = Message | Presence | Cut
+
+
+class Subscription:
+    """One connection's view of one channel. `take`, `wait` and `close` belong to its owner."""
+
+    __slots__ = ("_asleep", "_bell", "_forget", "_queue", "_room", "_wake", "channel", "closed", "last_seq", "readable",
+                 "source", "user")  # fmt: skip
+
+    def __init__(
+        self,
+        channel: str,
+        user: str,
+        *,
+        queue_max: int,
+        wake: Callable[[], object] | None,
+        source: object,
+        readable: bool,
+        forget: Callable[[Subscription], None],
+    ) -> None:
+        self.channel, self.user, self.source = channel, user, source
+        self.readable = readable  # what the read list says of the user; kept up by the channel
+        self.closed = False
+        self.last_seq = 0
+        self._queue: deque[Event] = deque()
+        self._room, self._wake, self._forget = queue_max, wake, forget
+        self._asleep = True
+        self._bell: Bell | None = None
+
+    # For the channel, under its lock.
+
+    def put(self, events: Sequence[Event]) -> Reason | None:
+        """Queue events; why it must be cut off, where there is no room for all of them or nobody to wake."""
+        queue = self._queue
+        if len(queue) + len(events) > self._room:
+            return "slow"
+        queue.extend(events)
+        return None if self._rouse() else "broken"
+
+    def cut(self, reason: Reason) -> None:
+        """Queue the last event. There is always room for that one."""
+        if not self.closed:
+            self.closed = True
+            self._queue.append(Cut(self.channel, reason, self.last_seq))
+            self._rouse()
+
+    def _rouse(self) -> bool:
+        # Queued before looked at; `take` says asleep before it looks again: one of the two sees the other.
+        if not self._asleep:
+            return True
+        self._asleep = False
+        if self._bell is not None:
+            self._bell.set()
+        if self._wake is not None:
+            try:
+                self._wake()
+            except Exception:
+                return False  # a loop that is gone, or a bug of the transport's: its subscriber pays, nobody else
+        return True
+
+    # For its owner.
+
+    def take(self, limit: int | None = None) -> list[Event]:
+        """What waits, oldest first, at most `limit`; empty where nothing does."""
+        found: list[Event] = []
+        queue = self._queue
+        while limit is None or len(found) < limit:
+            try:
+                found.append(queue.popleft())
+            except IndexError:
+                if found or self._asleep:
+                    break
+                self._asleep = True
+                if not queue:
+                    break
+                self._asleep = False
+        return found
+
+    def wait(self, timeout: float | None = None) -> list[Event]:
+        """`take`, but wait for something first; empty after `timeout` seconds, and at once when it is over."""
+        bell = self._bell = self._bell or Bell()
+        while True:
+            bell.clear()
+            found = self.take()
+            if found or self.closed:
+                return found
+            if self._queue:
+                continue
+            if not bell.wait(timeout):
+                return self.take()
+
+    @property
+    def waiting(self) -> int:
+        """How many events were not taken yet."""
+        return len(self._queue)
+
+    def close(self) -> None:
+        """Receive no more. Membership stays."""
+        self._forget(self)
+
+    def __iter__(self) -> Iterator[Event]:
+        """Events as they come, until the subscription is over."""
+        while found := self.wait():
+            yield from found

@@ -1,0 +1,97 @@
+"""What channels have done, as plain numbers. Whoever exports them adds prefix and form; nothing here is read back.
+
+    channels_active                            gauge
+    channel_joins{result}, channel_leaves, channels_deleted
+    store_saves{result}, store_deletes{result}, store_loads{result}, store_sweeps{result}
+    message_log_flushes{result}, message_log_reads{result}, message_log_deletes{result}
+    message_log_entries_returned, message_log_segments_rolled, message_log_segments_evicted,
+    message_log_evicted_bytes, message_log_crc_failures, message_log_sealed_segment_truncations
+    broadcasts{result}, broadcast_payload_bytes, deliveries, outbound_queue_full
+    fifo_pushes{result}, fifo_pops{result}, fifo_clears{result}
+    hook_payloads{valid, valid_altered, invalid, error}, auth_attempts{result}
+    store_save_duration, store_load_duration, message_log_append_duration, message_log_flush_duration,
+    message_log_read_duration, message_log_recovery_duration, fifo_cursor_duration      histograms, in seconds
+
+`result` is `success`, or the code of the error.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
+from typing import Final
+
+from tidelog.clock import Clock
+from tidelog.errors import Error
+
+BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+SUCCESS: Final = "success"
+
+
+class Duration:
+    """How long something took: how often at most each of the bounds, how often at all, and all of it together."""
+
+    __slots__ = ("buckets", "count", "sum_s")
+
+    def __init__(self) -> None:
+        self.buckets, self.count, self.sum_s = [0] * (len(BOUNDS_S) + 1), 0, 0.0
+
+    def add(self, seconds: float) -> None:
+        self.buckets[bisect_left(BOUNDS_S, seconds)] += 1
+        self.count += 1
+        self.sum_s += seconds
+
+
+class Metrics:
+    """Counters by name and result. Safe to use from any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock, self._lock = clock, Lock()
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.durations: dict[str, Duration] = {}
+
+    def add(self, name: str, result: str = "", by: int = 1) -> None:
+        with self._lock:
+            self.counts[name, result] += by
+
+    def add_all(self, *more: tuple[str, str, int]) -> None:
+        """Several at once: name, result, by how much."""
+        with self._lock:
+            for name, result, by in more:
+                self.counts[name, result] += by
+
+    def get(self, name: str, result: str = "") -> int:
+        """One number."""
+        return self.counts[name, result]
+
+    @contextmanager
+    def timed(self, duration: str, counter: str | None = None) -> Iterator[None]:
+        """Time a block; with `counter`, count what came of it as well."""
+        began_us, result = self._clock.monotonic_us(), SUCCESS
+        try:
+            yield
+        except Error as error:
+            result = error.code
+            raise
+        except OSError:
+            result = "os_error"
+            raise
+        finally:
+            spent_s = (self._clock.monotonic_us() - began_us) / 1e6
+            with self._lock:
+                self.durations.setdefault(duration, Duration()).add(spent_s)
+                if counter is not None:
+                    self.counts[counter, result] += 1
+
+    @contextmanager
+    def counted(self, counter: str) -> Iterator[None]:
+        """Count what comes of a block."""
+        try:
+            yield
+        except Error as error:
+            self.add(counter, error.code)
+            raise
+        self.add(counter, SUCCESS)

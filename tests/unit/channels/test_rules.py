@@ -1,0 +1,202 @@
+"""Names, access lists, promotion, settings: the rules alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tidelog.channels import acl, names, rules
+from tidelog.channels.limits import ChannelLimits
+from tidelog.errors import AlreadyMember, BadInput, ChannelFull, Forbidden, NotMember
+from tidelog.formats.channel import Meta
+
+LIMITS = ChannelLimits()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["!room@host", "!a/b/c@example.org", "!A.b_c-1@localhost:8080", "!r@[::1]", "!r@127.0.0.1", f"!{'x' * 256}@h"],
+)
+def test_a_channel_is_named_so(name: str) -> None:
+    assert names.check_channel(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    *[["", "!", "room@host", "!room", "!@host", "!room@", "!ro om@host", "!rö@host", "!room@ho st", "!room@-host",
+       f"!{'x' * 257}@host", "!room@host@other", "!room\n@host", "!../x@host\0", None, 7, b"!room@host",
+       f"!r@{'a' * 254}", "!\ud800@host"]],
+)  # fmt: skip
+def test_a_channel_is_not_named_so(name: Any) -> None:
+    with pytest.raises(BadInput):
+        names.check_channel(name)
+
+
+@pytest.mark.parametrize("name", ["ann@host", "ann.b_c-1@example.org", "änn@host", "用户@host"])
+def test_a_user_is_named_so(name: str) -> None:
+    assert names.check_user(name) == name
+    assert names.check_entry(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "ann",
+        "@host",
+        "ann@",
+        "an n@host",
+        "a@b@c",
+        "!ann@host",
+        "ann\n@host",
+        "\udc00@host",
+        "ü" * 254 + "@hosting",
+        3,
+    ],
+)
+def test_a_user_is_not_named_so(name: Any) -> None:
+    with pytest.raises(BadInput):
+        names.check_user(name)
+
+
+@pytest.mark.parametrize(
+    ("listed", "user", "allowed"),
+    [
+        ((), "ann@host", True),
+        (("ann@host",), "ann@host", True),
+        (("ann@host",), "bob@host", False),
+        (("host",), "ann@host", True),
+        (("host",), "ann@else", False),
+        (("ann@host", "host"), "bob@host", False),  # users win
+        (("ann@host", "host"), "ann@host", True),
+        (("ann@host", "else"), "bob@else", True),  # users of another domain do not count
+        (("sub.host",), "ann@host", False),
+    ],
+)
+def test_a_list_lets_whom_it_lets(listed: tuple[str, ...], user: str, allowed: bool) -> None:
+    assert acl.allows(tuple(sorted(listed)), user) is allowed
+
+
+def test_a_list_changes_as_a_set_and_stays_sorted() -> None:
+    listed = acl.changed((), add=["b@h", "a@h", "b@h"])
+    assert listed == ("a@h", "b@h")
+    assert acl.changed(listed, remove=["a@h", "z@h"], add=["c.org"]) == ("b@h", "c.org")
+    with pytest.raises(BadInput):
+        acl.changed(listed, add=["not a name"])
+
+
+def of(*members: str, **config: object) -> Meta:
+    meta = rules.configured(rules.new("!room@host", LIMITS), config, LIMITS)
+    for member in members:
+        meta = rules.joined(meta, member)
+    return meta
+
+
+def test_the_first_member_owns_and_members_are_sorted() -> None:
+    meta = of("m@h", "z@h", "a@h")
+    assert (meta.owner, meta.members) == ("m@h", ("a@h", "m@h", "z@h"))
+
+
+def test_the_next_by_name_is_promoted() -> None:
+    done = rules.left(of("m@h", "z@h", "b@h"), "m@h")
+    assert done.meta is not None
+    assert (done.meta.owner, done.promoted, done.meta.members) == ("b@h", "b@h", ("b@h", "z@h"))
+    other = rules.left(of("m@h", "z@h"), "z@h")
+    assert other.meta is not None
+    assert (other.meta.owner, other.promoted) == ("m@h", None)
+
+
+def test_the_last_one_ends_it_and_so_does_a_fifo_owner() -> None:
+    assert rules.left(of("m@h"), "m@h").meta is None
+    assert rules.left(of("m@h", "z@h", type="fifo", persist=True), "m@h").meta is None
+    assert rules.left(of("m@h", "z@h", type="fifo", persist=True), "z@h").meta is not None
+
+
+def test_nobody_joins_twice_or_past_the_limit_or_past_the_list() -> None:
+    meta = of("a@h", "b@h", max_clients=2)
+    with pytest.raises(AlreadyMember):
+        rules.joined(meta, "a@h")
+    with pytest.raises(ChannelFull):
+        rules.joined(meta, "c@h")
+    with pytest.raises(Forbidden):
+        rules.joined(rules.relisted(of("a@h"), "join", add=["b@h"]), "c@h")
+    with pytest.raises(NotMember):
+        rules.left(meta, "c@h")
+
+
+def test_the_owner_is_not_exempt_from_a_list() -> None:
+    meta = rules.relisted(of("a@h", "b@h"), "publish", add=["b@h"])
+    with pytest.raises(Forbidden):
+        rules.may_publish(meta, "a@h")
+    rules.may_publish(meta, "b@h")
+
+
+def test_a_list_has_no_more_users_than_the_channel_members() -> None:
+    meta = of("a@h", max_clients=2)
+    assert rules.relisted(meta, "read", add=["x@h", "y@h", "dom.org", "two.org"]).acl.read[0] == "dom.org"
+    with pytest.raises(Forbidden):
+        rules.relisted(meta, "read", add=["x@h", "y@h", "z@h"])
+    with pytest.raises(BadInput):
+        rules.relisted(meta, "write", add=["x@h"])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"max_clients": 101},
+        {"max_clients": -1},
+        {"max_clients": True},
+        {"max_payload_size": (64 << 10) + 1},
+        {"max_persist_messages": 1_001},
+        {"message_flush_interval": 60_001},
+        {"message_flush_interval": 0.5},
+        {"persist": 1},
+        {"persist": True, "max_persist_messages": 0},
+        {"type": "queue"},
+        {"type": "fifo"},
+        {"colour": "red"},
+    ],
+)
+def test_a_setting_out_of_bounds_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(BadInput):
+        rules.configured(of("a@h"), changes, LIMITS)
+
+
+def test_a_fifo_channel_stays_one() -> None:
+    meta = of("a@h", persist=True, type="fifo")
+    for changes in ({"type": "pubsub"}, {"persist": False}):
+        with pytest.raises(BadInput):
+            rules.configured(meta, changes, LIMITS)
+
+
+def test_nothing_persists_without_authentication() -> None:
+    with pytest.raises(Forbidden):
+        rules.configured(of("a@h"), {"persist": True}, ChannelLimits(auth=False))
+
+
+@pytest.mark.parametrize(("page", "size"), [(0, 10), (1, 0), (-1, 5), ("1", 5), (True, 5)])
+def test_page_0_is_refused(page: Any, size: Any) -> None:
+    with pytest.raises(BadInput):
+        rules.page(("a", "b"), page, size)
+
+
+def test_pages_are_counted_from_1_and_bounded() -> None:
+    listed = tuple(f"{number:03}" for number in range(250))
+    assert rules.page(listed, 1, 100_000) == listed[:100]
+    assert rules.page(listed, 3, 100) == listed[200:]
+    assert rules.page(listed, 4, 100) == ()
+
+
+@pytest.mark.parametrize(
+    "limit", [{"clients_max": 0}, {"shards": 0}, {"persist_messages_max": -1}, {"segment_bytes": 10}]
+)
+def test_limits_that_cannot_be_are_refused(limit: dict[str, int]) -> None:
+    with pytest.raises(BadInput):
+        ChannelLimits(**limit)  # type: ignore[arg-type]
+
+
+def test_limits_are_announced() -> None:
+    told = LIMITS.announce()
+    assert told["payload_bytes_max"] == 64 << 10
+    assert told["auth"] is True

@@ -1,0 +1,203 @@
+"""The channel store: the source design's own list of tests, and what it leaves out (G130-G139)."""
+
+from __future__ import annotations
+
+import logging
+from hashlib import sha256
+
+import pytest
+
+from tidelog.channels.metrics import Metrics
+from tidelog.channels.names import directory_name, shard_of
+from tidelog.channels.store import ChannelStore
+from tidelog.errors import Corrupt, Damaged, NewerFormat, WriteFailed
+from tidelog.formats import channel as layout
+from tidelog.formats import envelope
+from tidelog.formats.channel import METADATA_BYTES_MAX, Acl, Config, Meta
+from tidelog.testing import ManualClock, SimDisk
+
+META = Meta(
+    "!room@host",
+    "ann@host",
+    Config(10, 1_000, 50, True, 250, "fifo"),
+    Acl(("host",), ("ann@host",), ()),
+    ("ann@host", "bob@host"),
+)
+NAME = directory_name(META.handler)
+
+
+@pytest.fixture
+def store() -> ChannelStore:
+    disk = SimDisk()
+    disk.make_dir("data")
+    return ChannelStore(disk, "data", Metrics(ManualClock()))
+
+
+def sim(store: ChannelStore) -> SimDisk:
+    assert isinstance(store.disk, SimDisk)
+    return store.disk
+
+
+def test_save_and_load_round_trip(store: ChannelStore) -> None:
+    assert store.save(META, None) == NAME
+    assert store.load(NAME) == META
+
+
+def test_load_channel_hashes(store: ChannelStore) -> None:
+    others = [Meta(f"!{name}@host", None, META.config, Acl(), ()) for name in "abc"]
+    for meta in (META, *others):
+        store.save(meta, None)
+    assert store.listed(sweep=True).live == sorted(directory_name(meta.handler) for meta in (META, *others))
+
+
+def test_delete_channel(store: ChannelStore) -> None:
+    store.save(META, None)
+    sim(store).write_file(f"data/channels/{NAME}/metadata.bin.tmp", b"half")
+    store.delete(NAME, META)
+    assert sim(store).names("data/channels") == []
+    assert sim(store).crash_image().names("data/channels") == [], "and after a power cut"
+
+
+def test_delete_nonexistent_channel(store: ChannelStore) -> None:
+    store.delete(NAME, None)
+    store.save(META, None)
+    store.delete(NAME, META)
+    store.delete(NAME, META)
+    assert store.listed(sweep=False) == ([], [], [])
+
+
+def test_save_overwrites_existing(store: ChannelStore) -> None:
+    store.save(META, None)
+    other = Meta(META.handler, "bob@host", META.config, Acl(), ("bob@host",))
+    store.save(other, META)
+    assert store.load(NAME) == other
+    assert sim(store).names(f"data/channels/{NAME}") == ["metadata.bin"]
+
+
+def test_load_corrupted_file_returns_error(store: ChannelStore) -> None:
+    store.save(META, None)
+    path = f"data/channels/{NAME}/metadata.bin"
+    whole = sim(store).read_file(path)
+    for bad in (b"", b"\0" * 40, whole[:-1], whole + b"\0", b"no channel at all, but text of some length"):
+        sim(store).write_file(path, bad)
+        with pytest.raises(Corrupt):
+            store.load(NAME)
+
+
+def test_channel_hash_deterministic() -> None:
+    assert directory_name("!room@host") == sha256(b"!room@host").hexdigest() == NAME
+    assert directory_name("!Room@host") != NAME
+    assert [shard_of(f"!{n}@h", 16) for n in range(4)] == [shard_of(f"!{n}@h", 16) for n in range(4)]
+    assert {shard_of(f"!{n}@h", 4) for n in range(64)} == {0, 1, 2, 3}
+
+
+def test_an_oversized_file_is_refused_without_being_read(store: ChannelStore) -> None:
+    store.save(META, None)
+    path = f"data/channels/{NAME}/metadata.bin"
+    file = sim(store).open(path, "write")
+    file.cut(METADATA_BYTES_MAX + 1)
+    sim(store).fail("read", path="metadata.bin", times=None)
+    with pytest.raises(Corrupt, match="more than"):
+        store.load(NAME)
+
+
+def test_a_newer_version_is_refused(store: ChannelStore) -> None:
+    store.save(META, None)
+    body = envelope.unwrap(layout.MAGIC, 1, sim(store).read_file(f"data/channels/{NAME}/metadata.bin"), "it")
+    sim(store).write_file(f"data/channels/{NAME}/metadata.bin", envelope.wrap(layout.MAGIC, 2, body))
+    with pytest.raises(NewerFormat):
+        store.load(NAME)
+
+
+def test_metadata_of_another_channel_is_not_believed(store: ChannelStore) -> None:
+    store.save(META, None)
+    other = directory_name("!other@host")
+    sim(store).write_file(
+        f"data/channels/{other}/metadata.bin", sim(store).read_file(f"data/channels/{NAME}/metadata.bin")
+    )
+    with pytest.raises(Corrupt, match="lies elsewhere"):
+        store.load(other)
+
+
+def test_a_temporary_file_is_never_loaded(store: ChannelStore) -> None:
+    sim(store).write_file(f"data/channels/{NAME}/metadata.bin.tmp", layout.encode(META))
+    assert store.listed(sweep=True).live == []
+
+
+def test_the_sweep_removes_what_is_left_and_nothing_else(store: ChannelStore, caplog: pytest.LogCaptureFixture) -> None:
+    store.save(META, None)
+    stale, marked, strange = ("a" * 64, "b" * 64, "c" * 64)
+    disk = sim(store)
+    disk.write_file(f"data/channels/{stale}/{1:020d}.log", b"messages")
+    disk.write_file(f"data/channels/{marked}/metadata.bin", layout.encode(META))
+    disk.write_file(f"data/channels/{marked}/quarantine/{1:020d}.log.5", b"cut")
+    disk.write_file(f"data/channels/{marked}/deleted", b"")
+    disk.write_file(f"data/channels/{strange}/notes.txt", b"mine")
+    for foreign in ("A" * 64, "backup", "a" * 63):
+        disk.write_file(f"data/channels/{foreign}/{1:020d}.log", b"not ours")
+    disk.write_file("data/channels/" + "d" * 64, b"a file with the name of a directory")
+    with caplog.at_level(logging.WARNING):
+        found = store.listed(sweep=True)
+    assert (found.live, found.swept, found.left) == ([NAME], [stale, marked], [strange])
+    assert len(caplog.records) == 3
+    assert disk.read_file(f"data/channels/{strange}/notes.txt") == b"mine"
+    assert set(disk.names("data/channels")) == {NAME, strange, "A" * 64, "backup", "a" * 63, "d" * 64}
+    assert store.listed(sweep=False).live == [NAME]
+
+
+def test_a_reader_sweeps_nothing(store: ChannelStore) -> None:
+    sim(store).write_file(f"data/channels/{'a' * 64}/{1:020d}.log", b"messages")
+    assert store.listed(sweep=False) == ([], [], [])
+    assert sim(store).names("data/channels") == ["a" * 64]
+
+
+def test_a_channel_that_cannot_be_read_is_not_written_over(store: ChannelStore) -> None:
+    sim(store).write_file(f"data/channels/{NAME}/metadata.bin", b"damaged")
+    with pytest.raises(Damaged, match="could not be read"):
+        store.save(META, None)
+    assert sim(store).read_file(f"data/channels/{NAME}/metadata.bin") == b"damaged"
+
+
+def test_equal_channels_have_equal_bytes() -> None:
+    again = Meta(META.handler, META.owner, META.config, Acl(("host",), ("ann@host",), ()), ("ann@host", "bob@host"))
+    assert layout.encode(META) == layout.encode(again)
+
+
+@pytest.mark.parametrize("call", ["create", "write", "sync", "rename", "sync_dir"])
+def test_a_failed_save_leaves_the_old_metadata(store: ChannelStore, call: str) -> None:
+    store.save(META, None)
+    sim(store).fail(call, path=NAME)  # type: ignore[arg-type]
+    with pytest.raises(WriteFailed):
+        store.save(Meta(META.handler, "bob@host", META.config, Acl(), ("bob@host",)), META)
+    assert store.load(NAME) == META
+    assert not store.unsettled
+    assert store._metrics.get("store_saves", "write_failed") == 1
+
+
+def test_what_a_failing_disk_left_undecided_is_settled_later(store: ChannelStore) -> None:
+    store.save(META, None)
+    sim(store).fail("sync_dir", path=NAME, times=None)
+    with pytest.raises(WriteFailed):
+        store.save(Meta(META.handler, "bob@host", META.config, Acl(), ("bob@host",)), META)
+    assert store.unsettled == {NAME}
+    sim(store).heal()
+    assert store.settle(NAME, META)
+    assert not store.unsettled
+    assert ChannelStore(sim(store).crash_image(), "data", Metrics(ManualClock())).load(NAME) == META
+
+
+def test_unsorted_members_are_corrupt() -> None:
+    bad = Meta("!room@host", None, META.config, Acl(), ("bob@host", "ann@host"))
+    with pytest.raises(Corrupt, match="not sorted"):
+        layout.decode(layout.encode(bad), "it")
+
+
+@pytest.mark.parametrize("next_seq", [1, 2, (1 << 63) - 1])
+def test_a_cursor_reads_as_it_was_written_and_not_one_bit_otherwise(next_seq: int) -> None:
+    made = layout.encode_cursor(next_seq)
+    assert layout.decode_cursor(made) == next_seq
+    assert layout.decode_cursor(made[:-1]) is None
+    for pos in range(len(made) * 8):
+        flipped = bytearray(made)
+        flipped[pos // 8] ^= 1 << pos % 8
+        assert layout.decode_cursor(flipped) is None
