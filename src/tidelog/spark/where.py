@@ -143,9 +143,10 @@ def parse(name: str, text: str) -> Where:
     tokens, at = [], 0
     while text[at:].strip():
         found = _TOKEN.match(text, at)
+        begin = at + len(text[at:]) - len(text[at:].lstrip())
         if found is None:
-            raise _senseless(name, text, at)
-        tokens.append((found.lastindex or 0, found[found.lastindex or 0], at))
+            raise _senseless(name, text, begin)
+        tokens.append((found.lastindex or 0, found[found.lastindex or 0], begin))
         at = found.end()
     terms: list[Term] = []
     rest = _Tokens(name, text, tokens)
