@@ -51,6 +51,7 @@ _MODULES = {
     "server-reads": "server.bench_reads",
     "server-push": "server.bench_push",
     "server-sustained": "server.bench_sustained",
+    "spark": "spark.bench_source",
 }
 
 

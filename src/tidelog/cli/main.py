@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidelog import __version__
-from tidelog.cli import check, log, serve, topic
+from tidelog.cli import check, doctor, log, serve, topic
 from tidelog.cli.render import Screen
 from tidelog.cli.write import acked_fields, written
 from tidelog.errors import Damaged, Error
@@ -41,6 +41,7 @@ def parser() -> ArgumentParser:
     topic.add(commands)
     serve.add(commands)
     check.add(commands)
+    doctor.add(commands)
     log.add(commands)
     return made
 

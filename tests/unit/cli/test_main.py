@@ -18,7 +18,7 @@ from tidelog.errors import Corrupt, Error, InDoubt, Latched, Locked
 
 LOG = ("append", "cat", "inspect", "verify", "repair", "seal", "truncate", "compact", "retain", "convert", "restore")
 TOPIC = ("ls", "show", "write", "read", "follow", "delete", "drop", "config", "seal", "checkpoint")
-COMMANDS = (*(f"topic {verb}" for verb in TOPIC), "serve", "check", *(f"log {verb}" for verb in LOG))
+COMMANDS = (*(f"topic {verb}" for verb in TOPIC), "serve", "check", "doctor", *(f"log {verb}" for verb in LOG))
 
 
 def parsers(made: ArgumentParser) -> Iterator[ArgumentParser]:

@@ -90,9 +90,7 @@ def test_a_limit_smaller_than_a_record_still_goes_on() -> None:
 def test_a_batch_is_never_larger_than_its_limits_and_never_empty(
     topics: list[tuple[int, int, int]], rows_max: int, bytes_max: int
 ) -> None:
-    each = [
-        pending(str(number), first, first + count, size) for number, (first, count, size) in enumerate(topics)
-    ]
+    each = [pending(str(number), first, first + count, size) for number, (first, count, size) in enumerate(topics)]
     ends = admit(each, rows_max, bytes_max)
     taken = [ends[one.topic] - one.first for one in each]
     assert all(0 <= count <= one.seqs for count, one in zip(taken, each, strict=True))

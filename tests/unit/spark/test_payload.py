@@ -139,7 +139,9 @@ def test_fields_nobody_asked_for_are_left_out(here: House) -> None:
     assert read(here.options(payload="json"), ddl("a long")).table.to_pylist() == [{"a": 1}]
 
 
-@pytest.mark.parametrize("data", [b"", b" ", b"5", b"[1]", b"{", b'{"a":1}{"a":2}', b'{"a":1}\n{"a":2}', b"\xff", b"null"])
+@pytest.mark.parametrize(
+    "data", [b"", b" ", b"5", b"[1]", b"{", b'{"a":1}{"a":2}', b'{"a":1}\n{"a":2}', b"\xff", b"null"]
+)
 def test_what_is_no_object_is_kept_as_it_is(here: House, data: bytes) -> None:
     here.engine.topic("orders").append([b'{"a":7}', data, b'{"a":8}'])
     rows = read(here.options(payload="json"), ddl("seq long, a long, _rescued string")).table.to_pylist()
@@ -148,7 +150,7 @@ def test_what_is_no_object_is_kept_as_it_is(here: House, data: bytes) -> None:
         {"seq": 2, "a": None, "_rescued": data.decode("utf-8", "replace")},
         {"seq": 3, "a": 8, "_rescued": None},
     ]
-    with pytest.raises(BadInput, match="in seq 2 data is .* which is not a JSON object"):
+    with pytest.raises(BadInput, match=r"in seq 2 data is .* which is not a JSON object"):
         read(here.options(payload="json"), ddl("a long"))
 
 

@@ -216,11 +216,11 @@ def test_a_stream_goes_on_after_its_server_restarted(tmp_path: Path) -> None:
 
 
 def test_a_topic_that_is_not_there_stops_a_stream_before_it_starts(here: House) -> None:
+    here.engine.topic("other")
     with pytest.raises(NotFound, match="there is no topic 'orders'"):
-        here.engine.topic("other")
         stream(here.options()).initialOffset()
+    here.engine.topic("orders")
     with pytest.raises(BadInput, match="another query's"):
-        here.engine.topic("orders")
         stream(here.options()).latestOffset({"offset": 5}, ReadAllAvailable())
 
 

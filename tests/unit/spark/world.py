@@ -1,8 +1,8 @@
 """What the tests of the Spark source stand on: an engine that writes, read by path beside it or through a server.
 
-    House ── engine          the writer, which a test drives
-      └── options()          how a reader gets at it: path, or server over a real socket
-    table(…)                 the reader's whole life without a JVM, pickled wherever Spark would pickle it
+House ── engine          the writer, which a test drives
+  └── options()          how a reader gets at it: path, or server over a real socket
+table(…)                 the reader's whole life without a JVM, pickled wherever Spark would pickle it
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def read(options: Mapping[str, str], schema: StructType | None = None, filters: 
     schema = made.schema() if schema is None else schema
     reader = sent(made.reader(schema))
     left = list(reader.pushFilters(list(filters)))
-    splits = sent(list(reader.partitions()))
+    splits = [split for split in sent(list(reader.partitions())) if isinstance(split, Split)]
     return Read(_table([batch for split in splits for batch in sent(reader).read(split)], schema), splits, left)
 
 
