@@ -1,10 +1,10 @@
 """A topic through Spark: count, a scan of every column, a group-by; beside Spark's Parquet reader and a naive source.
 
-Sketch. Spark's Parquet reader fills vectors in the JVM at some 100 MB/s a core for plain bytes. Ours decodes a segment at
-memory speed (bench topics-read: 20 M records/s) and then pays for what every Python source pays: Arrow over a socket,
-about 1 GB/s a core, and a copy out of it row by row, because Spark asks its sources of another language for rows. So the
-scan should reach half of Parquet, and the decoder should hardly show. A naive source hands over tuples: each is an object,
-a conversion and an append per column, some 5 µs a record, so 0.2 M/s a core.
+Sketch. Spark's Parquet reader fills vectors in the JVM at some 100 MB/s a core for plain bytes. Ours decodes a segment
+at memory speed (bench topics-read: 20 M records/s) and then pays for what every Python source pays: Arrow over a
+socket, about 1 GB/s a core, and a copy out of it row by row, because Spark asks its sources of another language for
+rows. So the scan should reach half of Parquet, and the decoder should hardly show. A naive source hands over tuples:
+each is an object, a conversion and an append per column, some 5 µs a record, so 0.2 M/s a core.
 
 `count()` is no test of a Parquet reader, which answers it from footers; it is here because everybody runs it. There is
 no column pruning for Python sources: all columns travel unless `columns` or a schema says otherwise, which the last

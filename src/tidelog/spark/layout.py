@@ -24,7 +24,6 @@ class Lane(NamedTuple):
     first: int
     stop: int
     at: Callable[[int], int]  # of seqs in [first, stop]
-    whole: bool = False  # must not be cut
 
     @property
     def size(self) -> int:
@@ -70,9 +69,6 @@ def cut(lanes: Sequence[Lane], count: int) -> list[list[Piece]]:
 
 def _stop(lane: Lane, first: int, byte: int) -> int:
     """Where to cut a lane near a byte: at the beginning of a frame, on whichever side is nearer."""
-    if lane.whole:
-        middle = (lane.at(lane.first) + lane.at(lane.stop)) // 2
-        return lane.stop if byte > middle else first
     later = bisect_left(range(first, lane.stop), byte, key=lane.at) + first
     if later >= lane.stop:
         return lane.stop

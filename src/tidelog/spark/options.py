@@ -180,6 +180,13 @@ def _text(name: str, value: str) -> str:
     return value.strip()
 
 
+def _path(name: str, value: str) -> str:
+    value = _text(name, value)
+    if re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:/", value):
+        raise _wrong(name, value, "a directory that the driver and the executors see; other stores are not read")
+    return value
+
+
 def _address(name: str, value: str) -> str:
     value = value.strip().rstrip("/")
     try:
@@ -232,7 +239,7 @@ def _seq(name: str, value: str, seq: object) -> int:
 
 
 _READERS: Final[dict[str, Callable[[str, str], Any]]] = {
-    "path": _text,
+    "path": _path,
     "server": _address,
     "key": _text,
     "codec": _choice(*get_args(CodecName)),

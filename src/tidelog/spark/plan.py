@@ -195,8 +195,6 @@ def _draw(place: Place, options: Options, where: Where, each: Range, draft: _Dra
     if each.void:
         draft.counts += Counts(evicted=stop - first)
         return
-    if first > stop:
-        return
     if not where.takes_topic(sight.topic):
         draft.counts += Counts(filtered=stop - first)
         return

@@ -2,13 +2,16 @@
 
 Every seq of the split is accounted for when it ends: rows that were handed over, deleted, expired, evicted, filtered,
 holes. Where the sum is another than was planned the task fails, because somebody would otherwise miss records and not
-know it. What was lost since the plan was made follows `onGap`, as it does there.
+know it; where it is right, it goes to the worker's log. What was lost since the plan was made follows `onGap`, as it
+does there.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
+import msgspec
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
@@ -23,6 +26,9 @@ from tidelog.spark.plan import missed
 from tidelog.spark.schema import RESCUED, fields_of
 from tidelog.spark.stretches import Lost, Split, Stretch
 from tidelog.spark.where import Where
+
+_log = logging.getLogger("tidelog.spark")
+_log.setLevel(logging.INFO)  # Spark gathers what workers log, where it is asked to; nobody else hears of it
 
 
 class Reading:
@@ -51,6 +57,12 @@ class Reading:
                 f"a task was to account for {self._split.seqs} seqs and found {sum(self.counts)} ({self.counts}); "
                 "nothing was written, this is a bug in tidelog or damage that `tidelog check` shows"
             )
+        _log.info("%s", self._account())
+
+    def _account(self) -> str:
+        """Where the seqs of this task went, as JSON: what a worker's log keeps of it."""
+        ranges = [[each.topic, each.first, each.stop] for each in self._split.stretches]
+        return msgspec.json.encode({"seqs": self._split.seqs, **self.counts._asdict(), "ranges": ranges}).decode()
 
     def _found(self, stretch: Stretch) -> Iterator[Found]:
         if stretch.inline is None:

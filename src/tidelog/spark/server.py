@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from http.client import HTTPException
 from typing import Any, Final
 
 import msgspec
@@ -224,7 +225,7 @@ class ServerPlace:
                             yield None, _said(about)
                             return
                         yield batch, {}
-            except (StopIteration, pa.ArrowInvalid, OSError) as error:
+            except (StopIteration, pa.ArrowInvalid, HTTPException, OSError) as error:
                 raise broken(self._server, error) from error
 
 

@@ -37,7 +37,7 @@ class Lost:
         missed = self.last - self.first + 1
         made = GapFound(self.topic, (self.first, self.last, self.cause, missed, self.earliest, self.head))
         step = 'set onGap to "skip" or "emit" if you can do without them'
-        said = str(made).rpartition(";")[0]
+        said = f"{self.topic}: it was dropped" if self.cause == "dropped" else str(made).rpartition(";")[0]
         made.args = (f"{said}; nothing was written, {step}, or start behind them with startingOffsets",)
         return made
 

@@ -75,9 +75,7 @@ class Wire:
                 raise _told(self._server, path, answer.status, _whole(answer, self._server))
             yield answer
         finally:
-            if answer.isclosed():
-                answer.close()
-            else:  # somebody stopped in the middle: what follows on this connection is not an answer
+            if not answer.isclosed():  # somebody stopped in the middle: what follows here is not an answer
                 self.close()
 
     def _answer(self, method: str, asked: str, body: bytes | None, headers: dict[str, str]) -> HTTPResponse:

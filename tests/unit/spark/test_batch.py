@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -57,6 +58,18 @@ def test_seqs_are_accounted_for_task_by_task(here: House) -> None:
     found = read(here.options(minPartitions=5, splitBytes="4k"))
     assert sum(split.seqs for split in found.splits) == 2560
     assert found.seqs == left
+
+
+def test_a_task_tells_its_log_where_its_seqs_went(here: House, caplog: pytest.LogCaptureFixture) -> None:
+    fill(here)
+    read(here.options(minPartitions=2, where="seq < 2001 and tag != 't100'"))
+    told = [json.loads(record.message) for record in caplog.records if record.name == "tidelog.spark"]
+    assert len(told) > 1
+    for each in told:
+        parts = [each[name] for name in ("rows", "deleted", "expired", "evicted", "filtered", "holes")]
+        assert sum(parts) == each["seqs"]
+    assert sum(each["rows"] for each in told) == 2000 - 4 - 100
+    assert sum(each["filtered"] for each in told) == 560 + 100
 
 
 def test_a_task_that_loses_a_record_fails(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
