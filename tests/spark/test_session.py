@@ -228,8 +228,9 @@ class Writer:
                 turn += 1
                 head = topic.append([b"%d" % turn] * 200).last_seq
                 topic.delete(seqs=[head - 150, head - 151])
-                if turn % 5 == 0:
+                if turn % 25 == 0:
                     self._engine.checkpoint()
+                self._stop.wait(0.01)  # a pace, so that it is not the disk's queue that is tested
         except BaseException as error:
             self.error = error
 

@@ -8,10 +8,11 @@ looked for again in the directory as it is now. The same way is taken for a tail
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +32,10 @@ from tidelog.spark.place import Found, Inlined, Segment, Sight, Wanted, share, w
 from tidelog.spark.stretches import Bools, Lost, Stretch
 
 CHUNK_BYTES: Final = 4 << 20
+_TRIES: Final = 5
 INLINE_BYTES: Final = 8 << 20  # a tail up to this travels in the plan: nobody else has to read the WAL
+
+T = TypeVar("T")
 
 
 class PathPlace:
@@ -43,11 +47,14 @@ class PathPlace:
 
     @cached_property
     def _engine(self) -> Engine:
-        return topics.open(self._path, read_only=True, disk=self._disk)
+        return self._opened()
+
+    def _opened(self) -> Engine:
+        return _tried(lambda: topics.open(self._path, read_only=True, disk=self._disk))
 
     def refresh(self) -> None:
         if "_engine" in self.__dict__:
-            self._engine.refresh()
+            _tried(self._engine.refresh)
 
     def close(self) -> None:
         if "_engine" in self.__dict__:
@@ -121,7 +128,7 @@ class PathPlace:
     def _again(self, stretch: Stretch) -> Iterator[Found]:
         """The same seqs in the directory as it is now."""
         try:
-            reader = topics.open(self._path, read_only=True, disk=self._disk)
+            reader = self._opened()
         except NotFound as error:
             raise Unavailable(
                 f"{error}. This is an executor: every one of them has to see the path that the driver sees; mount it "
@@ -135,6 +142,15 @@ class PathPlace:
                 yield Found(None, Counts(evicted=stretch.seqs), lost)
                 return
             yield from _as_records(topic, stretch)
+
+
+def _tried(look: Callable[[], T]) -> T:
+    """What a look at the directory finds. A writer that makes one checkpoint after the other can be faster than a busy
+    machine looks, and a task that fails for that has read for nothing."""
+    for _ in range(_TRIES - 1):
+        with suppress(Unavailable):
+            return look()
+    return look()
 
 
 def _segment(held: Held) -> Segment:

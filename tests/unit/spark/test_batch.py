@@ -7,12 +7,14 @@ import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, LessThan, Not, StringContains
 from tests.unit.spark.world import MODES, House, house, read, source, stream
 
+from tidelog import engine as topics
 from tidelog.errors import BadInput, Corrupt, Error, GapFound, NotFound, TopicNotFound, Unavailable
 from tidelog.spark import path as by_path
 from tidelog.spark import server as by_server
@@ -342,6 +344,27 @@ def test_an_executor_that_cannot_see_the_path_says_so(tmp_path: Path) -> None:
     (tmp_path / "data").rename(tmp_path / "elsewhere")
     with pytest.raises(Unavailable, match="every one of them has to see the path"):
         rows_of(reader, splits)
+
+
+def test_a_writer_that_is_faster_than_a_look_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with house("path", tmp_path) as here:
+        left = fill(here)
+        real, refused = topics.open, 0
+
+        def busy(*args: Any, **kwargs: Any) -> Any:
+            nonlocal refused
+            refused += 1
+            if refused % 3:
+                raise Unavailable("the directory changes faster than it can be read")
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(topics, "open", busy)
+        assert read(here.options()).seqs == left
+        monkeypatch.setattr(by_path, "_TRIES", 2)
+        with pytest.raises(Unavailable, match="changes faster"):
+            read(here.options())
 
 
 # ── damage ────────────────────────────────────────────────────────────────────────────────────────
