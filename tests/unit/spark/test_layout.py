@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from tidelog.engine import Counts
 from tidelog.errors import BadInput
 from tidelog.spark import offsets
 from tidelog.spark.layout import LEAST_BYTES, Lane, cut, tasks
 from tidelog.spark.offsets import Pending, Spot, admit
+from tidelog.spark.place import share
+from tidelog.spark.stretches import Lost
 
 
 def lane(frames: list[tuple[int, int]], first: int = 1) -> Lane:
@@ -98,6 +101,27 @@ def test_a_batch_is_never_larger_than_its_limits_and_never_empty(
     sizes = [count * size for count, (_, _, size) in zip(taken, topics, strict=True)]
     assert sum(sizes) <= bytes_max or sum(taken) == 1
     assert sum(taken) > 0 or not any(one.seqs for one in each)
+
+
+# ── counts ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("counts", "cause", "wanted"),
+    [
+        (Counts(expired=10, deleted=5), "ttl", Counts(expired=10)),
+        (Counts(evicted=10, holes=5), "cap", Counts(evicted=10)),
+        (Counts(evicted=4, expired=6, deleted=5), "mixed", Counts(evicted=4, expired=6)),
+        (Counts(expired=10), "ttl", Counts(expired=10)),
+    ],
+)
+def test_counts_that_reach_further_are_cut_to_the_range(counts: Counts, cause: str, wanted: Counts) -> None:
+    assert share(counts, Lost("a", 1, 10, cause, 16, 20), 1, 11) == wanted
+
+
+def test_what_lies_behind_a_loss_was_deleted_or_never_there() -> None:
+    found = share(Counts(evicted=10, deleted=2, holes=9), Lost("a", 1, 10, "cap", 30, 40), 1, 16)
+    assert found == Counts(evicted=10, deleted=2, holes=3)
 
 
 # ── offsets ───────────────────────────────────────────────────────────────────────────────────────
