@@ -12,7 +12,7 @@ asks for is lost, and `onGap` says what happens then. One that came since by `su
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -77,15 +77,16 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offsets.to_spark(found)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        return offsets.to_spark(self._heads(self._place, {}))
+        return offsets.to_spark(_ends(self._seen(self._place)))
 
-    def _heads(self, place: Place, start: Spots) -> Spots:
+    def _seen(self, place: Place) -> dict[str, Sight]:
+        """Every topic of the stream that is there now, looked at once."""
+        names = plan.topics(place, self._options) if self._options.pattern else self._named(place)
+        return {name: sight for name in names if (sight := place.look(name)) is not None}
+
+    def _heads(self, seen: Mapping[str, Sight], start: Spots) -> Spots:
         """Where every topic ends now. One that is gone stays where it was left."""
-        found: Spots = {}
-        for name in plan.topics(place, self._options) if self._options.pattern else self._named(place):
-            sight = place.look(name)
-            if sight is not None:
-                found[name] = Spot(sight.epoch, sight.next)
+        found = _ends(seen)
         for name, spot in start.items():
             if name not in found:
                 here = Lost(name, spot.seq, spot.seq, "dropped", spot.seq, spot.seq - 1)
@@ -108,16 +109,16 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if options.bytes_max is None else ReadMaxBytes(options.bytes_max)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        self._target = self._heads(self._place, {})
+        self._target = _ends(self._seen(self._place))
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends: what is there, or as much of it as the limits allow."""
         place, begun = self._place, offsets.of_spark(start)
-        ends = self._until(self._heads(place, begun), begun)
+        seen = self._seen(place)
+        ends = self._until(self._heads(seen, begun), begun)
         pending, spots = [], dict(ends)
         for name in sorted(ends):
-            spot, end = begun.get(name), ends[name]
-            sight = place.look(name)
+            spot, end, sight = begun.get(name), ends[name], seen.get(name)
             if sight is None or sight.epoch != end.epoch:
                 continue
             first = self._first(sight, spot)
@@ -205,6 +206,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         group = self._options.group
         if group is not None:
             groups.of(self._place, "group", group).commit(group, offsets.of_spark(end))
+
+
+def _ends(seen: Mapping[str, Sight]) -> Spots:
+    return {name: Spot(sight.epoch, sight.next) for name, sight in seen.items()}
 
 
 def _recreated(sight: Sight) -> Lost:
