@@ -56,6 +56,7 @@ _MODULES = {
     "queues-jobs": "queues.bench_jobs",
     "routers-fanout": "queues.bench_fanout",
     "server-sched": "server.bench_sched",
+    "spark": "spark.bench_source",
 }
 
 

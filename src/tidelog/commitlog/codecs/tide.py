@@ -28,7 +28,6 @@ from tidelog.types import Buffer, Ints
 
 _NAME = re.compile(r"seg-(\d{16,20})(\.data|\.idx|\.foot)")
 _TEMPORARY = re.compile(r"seg-\d{16,20}(\.idx\.rebuilding|\.foot\.tmp|\.data\.compacted)")
-_INDEX_CHECKED = -1  # in Shape.verified, beside the numbers of data chunks
 _SEQ_BITS = 64
 
 
@@ -53,6 +52,7 @@ class TideCodec(Codec):
     birth_suffix: str | None = None
     late_index = True
     reserve_bytes = 0
+    INDEX = -1  # in Shape.verified, beside the numbers of data chunks: the index was checked
 
     def __init__(self, config: LogConfig) -> None:
         pass
@@ -200,7 +200,7 @@ class TideCodec(Codec):
     def window(self, shape: Shape, first: int, stop: int, bytes_max: int, /) -> tuple[int, int] | None:
         """Which bytes of the data `read` would look at, if all that it trusts was checked before; else None."""
         foot = self._footer(shape)
-        if foot is None or _INDEX_CHECKED not in shape.verified:
+        if foot is None or self.INDEX not in shape.verified:
             return None
         at = idx.read(shape.index)["frame_offset"]
         low, high = self._bytes(at, first - shape.base, stop - shape.base, bytes_max, shape.data.size)[1:]
@@ -216,11 +216,11 @@ class TideCodec(Codec):
 
     def _checked_index(self, shape: Shape, foot: Footer) -> NDArray[np.void]:
         """The index that was sealed; made again from the data, in memory, where the file is not that any more."""
-        if _INDEX_CHECKED not in shape.verified:
+        if self.INDEX not in shape.verified:
             if footer.check_index(foot, shape.index) is not None:
                 found = self.recover(shape.data.fetch(0, shape.data.size), [], shape.base)
                 return idx.read(self.fill(found.sides, shape.base, foot.stop_seq, found.end)[0])
-            shape.verified.add(_INDEX_CHECKED)
+            shape.verified.add(self.INDEX)
         return idx.read(shape.index)
 
     def _frame_end(self, at: NDArray[np.uint32], hi: int, size: int) -> int:

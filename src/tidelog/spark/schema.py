@@ -1,0 +1,127 @@
+"""[policy] The columns a reader gives, as Spark names their types.
+
+    topic string, seq long, ts timestamp, node string, tag string, meta map<string,string>, data binary
+    gap struct<first long, last long, cause string>   with onGap=emit; null, except in a row for lost seqs
+
+With payload=json `data` is text. Columns with other names are fields of a record's JSON; `data_ts` is its field `ts`,
+and so on for the names that are taken. `_rescued` takes what does not fit them.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    FractionalType,
+    IntegralType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from tidelog.errors import BadInput
+from tidelog.spark.options import COLUMNS, GAP, Options
+
+RESCUED: Final = "_rescued"
+_TYPES: Final[dict[str, DataType]] = {
+    "topic": StringType(),
+    "seq": LongType(),
+    "ts": TimestampType(),
+    "node": StringType(),
+    "tag": StringType(),
+    "meta": MapType(StringType(), StringType()),
+    "data": BinaryType(),
+    GAP: StructType(
+        [StructField("first", LongType()), StructField("last", LongType()), StructField("cause", StringType())]
+    ),
+}
+
+
+_SCALARS: Final = (BooleanType, DateType, DecimalType, FractionalType, IntegralType, StringType, TimestampType)
+
+
+def type_of(column: str, options: Options) -> DataType:
+    return StringType() if column == "data" and options.payload != "bytes" else _TYPES[column]
+
+
+def default(options: Options, fields: StructType | None = None) -> StructType:
+    """The columns of a reader that was given none; `fields` are those that a record's JSON was found to have."""
+    own = [column for column in COLUMNS if column != "data" or fields is None]
+    made = [StructField(column, type_of(column, options)) for column in own]
+    if fields is not None:
+        made += [*fields.fields, StructField(RESCUED, StringType())]
+    if options.gaps:
+        made.append(StructField(GAP, _TYPES[GAP]))
+    if options.columns is None:
+        return StructType(made)
+    known = {field.name: field for field in made}
+    for column in options.columns:
+        if column not in known:
+            raise BadInput(f"option columns: there is no column {column!r}; nothing was read, there are {list(known)}")
+    return StructType([known[column] for column in options.columns])
+
+
+def checked(schema: StructType, options: Options) -> StructType:
+    """A schema that somebody gave, or BadInput that says what does not fit."""
+    if not schema.fields:
+        raise BadInput("the schema has no columns; nothing was read, leave it out to get all of them")
+    names = [field.name for field in schema.fields]
+    for column in schema.fields:
+        if column.name in (*COLUMNS, GAP, RESCUED):
+            wanted = StringType() if column.name == RESCUED else type_of(column.name, options)
+            if column.dataType.simpleString() != wanted.simpleString():
+                raise BadInput(
+                    f"the schema has {column.name} as {column.dataType.simpleString()}, it is "
+                    f"{wanted.simpleString()}; nothing was read, mend the schema or leave it out"
+                )
+        elif not _is_json(column.dataType):
+            raise BadInput(
+                f"the schema has {column.name} as {column.dataType.simpleString()}, which no JSON value can be; "
+                "nothing was read, mend the schema"
+            )
+        elif options.payload == "bytes":
+            raise BadInput(
+                f"the schema has a column {column.name!r}, which no record has; nothing was read. Columns are "
+                f"{', '.join(COLUMNS)}; fields of a record's JSON need payload=json"
+            )
+    if GAP in names and not options.gaps:
+        raise BadInput("the schema has a column gap; nothing was read, gaps are rows with onGap=emit only")
+    if RESCUED in names and not fields_of(schema):
+        raise BadInput("the schema has _rescued and no field that something could not fit; nothing was read")
+    if len(set(names)) < len(names):
+        raise BadInput(f"the schema names a column twice: {names}; nothing was read")
+    return schema
+
+
+def _is_json(kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return all(_is_json(field.dataType) for field in kind.fields)
+    if isinstance(kind, ArrayType):
+        return _is_json(kind.elementType)
+    if isinstance(kind, MapType):
+        return isinstance(kind.keyType, StringType) and _is_json(kind.valueType)
+    return isinstance(kind, _SCALARS)
+
+
+def fields_of(schema: StructType) -> list[StructField]:
+    """The columns that are fields of a record's JSON."""
+    return [field for field in schema.fields if field.name not in (*COLUMNS, GAP, RESCUED)]
+
+
+def key_of(column: str) -> str:
+    """The JSON field that a column stands for."""
+    rest = column.removeprefix("data_")
+    return rest if column.startswith("data_") and rest in (*COLUMNS, GAP) else column
+
+
+def column_of(key: str) -> str:
+    return f"data_{key}" if key in (*COLUMNS, GAP, RESCUED) else key

@@ -1,0 +1,456 @@
+"""A batch by path and by server: what is read, what is told of what is not, and what happens when files go away."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, LessThan, Not, StringContains
+from tests.unit.spark.world import MODES, House, Mode, house, read, source, stream
+
+from tidelog import engine as topics
+from tidelog.errors import BadInput, Corrupt, Error, GapFound, NotFound, TopicNotFound, Unavailable
+from tidelog.spark import path as by_path
+from tidelog.spark import server as by_server
+from tidelog.spark.stretches import Split
+from tidelog.testing import ManualClock
+
+
+@pytest.fixture(params=MODES)
+def here(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
+    with house(request.param, tmp_path) as made:
+        yield made
+
+
+def fill(here: House) -> list[int]:
+    """2500 records in three segments, and 60 in the WAL; some of either are deleted. Returns what is left."""
+    topic = here.engine.topic("orders")
+    for first in range(0, 2500, 100):
+        topic.append([b"%d" % number for number in range(first, first + 100)], tag=f"t{first}", node="eu")
+    here.engine.checkpoint()
+    for number in range(60):
+        topic.append({"n": number}, tag=f"tail-{number}", meta={"trace": number, "who": "me"})
+    topic.delete(seqs=[1, 2, 700, 701, 2505])
+    gone = {1, 2, 700, 701, 2505}
+    return [seq for seq in range(1, 2561) if seq not in gone]
+
+
+def test_every_record_arrives_once_with_all_its_columns(here: House) -> None:
+    left = fill(here)
+    found = read(here.options())
+    assert found.seqs == left
+    rows = {row["seq"]: row for row in found.table.to_pylist()}
+    assert {row["topic"] for row in rows.values()} == {"orders"}
+    assert [rows[4][name] for name in ("node", "tag", "meta", "data")] == ["eu", "t0", None, b"3"]
+    assert [rows[2510][name] for name in ("node", "tag", "data")] == [None, "tail-9", b'{"n":9}']
+    assert dict(rows[2510]["meta"]) == {"trace": "9", "who": "me"}
+    now = datetime.now(UTC)
+    assert all(abs((now - row["ts"]).total_seconds()) < 600 for row in rows.values())
+
+
+def test_seqs_are_accounted_for_task_by_task(here: House) -> None:
+    """E8: rows, deleted and the rest are all of the range."""
+    left = fill(here)
+    found = read(here.options(minPartitions=5, splitBytes="4k"))
+    assert sum(split.seqs for split in found.splits) == 2560
+    assert found.seqs == left
+
+
+def test_a_task_tells_its_log_where_its_seqs_went(here: House, caplog: pytest.LogCaptureFixture) -> None:
+    fill(here)
+    read(here.options(minPartitions=2, where="seq < 2001 and tag != 't100'"))
+    told = [json.loads(record.message) for record in caplog.records if record.name == "tidelog.spark"]
+    assert len(told) > 1
+    for each in told:
+        parts = [each[name] for name in ("rows", "deleted", "expired", "evicted", "filtered", "holes")]
+        assert sum(parts) == each["seqs"]
+    assert sum(each["rows"] for each in told) == 2000 - 4 - 100
+    assert sum(each["filtered"] for each in told) == 560 + 100
+
+
+def test_a_task_that_loses_a_record_fails(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The law can fail: a reader that drops rows is caught, whichever way they get lost."""
+    fill(here)
+    module, name = (by_path, "_of_file") if here.mode == "path" else (by_server.ServerPlace, "_of_file")
+    real = getattr(module, name)
+
+    def lossy(*args: object, **kwargs: object) -> Iterator[object]:
+        for found in real(*args, **kwargs):
+            whole = found if here.mode == "path" else found[0]
+            cut = whole._replace(rows=whole.rows and whole.rows.part(0, len(whole.rows) - 1))
+            yield cut if here.mode == "path" else (cut, found[1])
+
+    monkeypatch.setattr(module, name, lossy)
+    with pytest.raises(Error, match="was to account for"):
+        read(here.options())
+
+
+@pytest.mark.parametrize("tasks", [1, 2, 3, 8])
+def test_one_topic_fills_every_task_evenly(here: House, tasks: int) -> None:
+    topic = here.engine.topic("orders")
+    for _ in range(40):
+        topic.append([b"x" * 100] * 250)
+    here.engine.checkpoint()
+    found = read(here.options(minPartitions=tasks, splitBytes="1g"))
+    sizes = [split.size for split in found.splits]
+    assert len(sizes) == tasks
+    assert max(sizes) < 1.5 * min(sizes), sizes
+    assert found.seqs == list(range(1, 10_001))
+
+
+def test_a_cut_falls_between_frames(here: House) -> None:
+    topic = here.engine.topic("orders")
+    for size in (300, 500, 200, 700):
+        topic.append([b"x" * 20] * size)
+    here.engine.checkpoint()
+    found = read(here.options(minPartitions=4))
+    firsts = {stretch.first for split in found.splits for stretch in split.stretches}
+    assert firsts <= {1, 301, 801, 1001, 1701}
+    assert len(found.splits) > 1
+
+
+def test_small_topics_share_a_task(here: House) -> None:
+    for number in range(6):
+        here.engine.topic(f"small-{number}").append([b"a", b"b"])
+    here.engine.checkpoint()
+    options = here.options(subscribePattern="small-[0-4]")
+    del options["subscribe"]
+    found = read(options)
+    assert len(found.splits) == 1
+    assert found.table.group_by("topic").aggregate([("seq", "count")]).num_rows == 5
+
+
+def test_a_range_is_included_at_its_start_and_not_at_its_end(here: House) -> None:
+    fill(here)
+    found = read(here.options(startingOffsets='{"orders": 690}', endingOffsets='{"orders": 703}'))
+    assert found.seqs == [*range(690, 700), 702]
+    assert read(here.options(startingOffsets="latest")).seqs == []
+    assert read(here.options(endingOffsets='{"orders": {"epoch": 1, "seq": 6}}')).seqs == [3, 4, 5]
+    assert read(here.options(startingOffsets='{"orders": 2561}')).seqs == []
+
+
+def test_columns_and_conditions_are_applied_where_the_bytes_are(here: House) -> None:
+    fill(here)
+    found = read(here.options(columns="seq,tag", where="seq >= 600 and seq < 2503 and tag in ('t600', 'tail-1')"))
+    assert found.table.schema.names == ["seq", "tag"]
+    assert found.seqs == [*range(601, 700), 2502]
+    assert sum(len(split.stretches) for split in found.splits) == 4, "600 to 2502 lie in three segments and the WAL"
+    assert read(here.options(where="tag like 'tail-5%'")).seqs == [2506, *range(2551, 2561)]
+    assert read(here.options(where="node is null and tag != 'tail-3'")).table.num_rows == 58
+    assert read(here.options(where="topic = 'other'")).table.num_rows == 0
+    assert read(here.options(where="seq = 9")).seqs == [9]
+
+
+def test_filters_of_spark_narrow_the_plan(here: House) -> None:
+    fill(here)
+    pushed = [
+        GreaterThan(("seq",), 10),
+        LessThan(("seq",), 20),
+        Not(In(("tag",), ("x", "y"))),
+        IsNotNull(("seq",)),
+        EqualTo(("topic",), "orders"),
+    ]
+    kept = [StringContains(("data",), "x"), EqualTo(("meta", "a"), "b"), EqualTo(("ts",), datetime(2026, 1, 1))]
+    found = read(here.options(), filters=[*pushed, *kept])
+    assert found.left == kept
+    assert found.seqs == list(range(11, 20))
+    assert sum(stretch.seqs for split in found.splits for stretch in split.stretches) == 9
+
+
+def test_a_time_finds_its_record(tmp_path: Path) -> None:
+    clock = ManualClock()
+    with house("path", tmp_path, clock=clock) as here:
+        topic = here.engine.topic("orders")
+        times = []
+        for number in range(10):
+            times.append(clock.now_us() // 1000)
+            topic.append(b"%d" % number)
+            clock.tick(1000)
+        at = {"startingTimestamp": times[3], "endingTimestamp": times[7]}
+        assert read(here.options(**at)).seqs == [4, 5, 6, 7]
+        iso = datetime.fromtimestamp(times[8] / 1000, UTC).isoformat()
+        assert read(here.options(startingTimestamp=iso)).seqs == [9, 10]
+        assert read(here.options(where=f"ts >= '{iso}'")).seqs == [9, 10]
+        assert read(here.options(where=f"ts < '{iso}'")).seqs == list(range(1, 9))
+        late = times[9] + 5000
+        with pytest.raises(BadInput, match="no record that late"):
+            read(here.options(startingTimestamp=late))
+        assert read(here.options(startingTimestamp=late, onTimestampMiss="latest")).seqs == []
+
+
+# ── loss ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_a_cap_took_fails_the_query_with_range_and_cause(here: House) -> None:
+    topic = here.engine.topic("orders", cap_records=100)
+    for _ in range(30):
+        topic.append([b"x"] * 10)
+    here.engine.checkpoint()
+    first = topic.evict_floor
+    assert first == 201
+    with pytest.raises(GapFound, match=r"orders: seqs 50 to 200 are lost \(cap\).*onGap"):
+        read(here.options(startingOffsets='{"orders": 50}'))
+    skipped = read(here.options(startingOffsets='{"orders": 50}', onGap="skip"))
+    assert skipped.seqs == list(range(201, 301))
+    assert sum(split.counts.evicted for split in skipped.splits) == 151
+    assert read(here.options(startingOffsets='{"orders": 50}', failOnDataLoss="false")).seqs == skipped.seqs
+    told = read(here.options(startingOffsets='{"orders": 50}', onGap="emit", includeGaps="true"))
+    assert told.table.schema.names[-1] == "gap"
+    gap, *rows = told.table.to_pylist()
+    assert gap["gap"] == {"first": 50, "last": 200, "cause": "cap"}
+    assert (gap["topic"], gap["seq"], gap["data"]) == ("orders", 50, None)
+    assert [row["seq"] for row in rows] == skipped.seqs
+    assert {row["gap"] for row in rows} == {None}
+    assert read(here.options()).seqs == skipped.seqs, "whoever asks for the earliest has missed nothing"
+
+
+def test_what_age_took_is_told_as_age(tmp_path: Path) -> None:
+    clock = ManualClock()  # stands long ago: to a reader of today everything is old
+    with house("path", tmp_path, clock=clock) as here:
+        here.engine.topic("orders", ttl_ms=60_000).append([b"x"] * 10)
+        with pytest.raises(GapFound, match=r"seqs 1 to 10 are lost \(ttl\)"):
+            read(here.options(startingOffsets='{"orders": 1}'))
+        found = read(here.options(startingOffsets='{"orders": 1}', onGap="skip"))
+        assert (found.seqs, found.splits[0].counts.expired) == ([], 10)
+
+
+def test_deletes_never_alarm(here: House) -> None:
+    topic = here.engine.topic("orders")
+    for _ in range(30):
+        topic.append([b"x"] * 100)
+    here.engine.checkpoint()
+    topic.delete(before_seq=1500)
+    topic.delete(seqs=list(range(2001, 2101)))
+    here.engine.checkpoint()
+    here.engine.checkpoint()  # segments of which nothing is left are gone now
+    found = read(here.options(startingOffsets='{"orders": 1}'))
+    assert found.seqs == [*range(1500, 2001), *range(2101, 3001)]
+    assert found.splits[0].counts.deleted == 1499
+
+
+def test_holes_are_counted_and_not_alarming(tmp_path: Path) -> None:
+    with house("path", tmp_path) as here:
+        here.engine.topic("orders", durability="disk").append([b"x"] * 10)
+        image = tmp_path / "copy"
+        shutil.copytree(here.path, image / "data")
+    with house("path", image) as killed:  # what was reserved and not written are holes now
+        topic = killed.engine.topic("orders")
+        assert topic.head_seq > 10
+        after = topic.append(b"y").first_seq
+        found = read(killed.options())
+        assert found.seqs == [*range(1, 11), after]
+
+
+# ── files that go away under a reader ─────────────────────────────────────────────────────────────
+
+
+def planned(here: House, **more: object) -> tuple[object, list[Split]]:
+    made = source(here.options(**more))
+    reader = made.reader(made.schema())
+    return reader, [split for split in reader.partitions() if isinstance(split, Split)]
+
+
+def rows_of(reader: object, splits: list[Split]) -> list[int]:
+    found: list[int] = []
+    for split in splits:
+        for batch in reader.read(split):  # type: ignore[attr-defined]
+            found += batch.column("seq").to_pylist()
+    return found
+
+
+def test_records_evicted_after_the_plan_are_a_gap_and_not_silence(here: House) -> None:
+    topic = here.engine.topic("orders")
+    for _ in range(30):
+        topic.append([b"x"] * 100)
+    here.engine.checkpoint()
+    reader, splits = planned(here)
+    lenient, again = planned(here, onGap="skip")
+    here.engine.topic("orders", cap_records=500)
+    for _ in range(3):
+        topic.append(b"y")
+        here.engine.checkpoint()
+    with pytest.raises(GapFound, match=r"\(cap\)"):
+        rows_of(reader, splits)
+    left = rows_of(lenient, again)
+    assert left[-1] == 3000
+    assert left == list(range(left[0], 3001))
+    assert left[0] >= 2001, "two whole segments went"
+
+
+def test_records_deleted_after_the_plan_are_gone_in_silence(here: House) -> None:
+    topic = here.engine.topic("orders")
+    for _ in range(30):
+        topic.append([b"x"] * 100)
+    here.engine.checkpoint()
+    reader, splits = planned(here)
+    topic.delete(before_seq=2500)
+    for _ in range(3):
+        topic.append(b"y")
+        here.engine.checkpoint()
+    found = rows_of(reader, splits)
+    assert found == list(range(found[0], 3001)), "a file that is still there is read as planned"
+    assert 2001 <= found[0] <= 2500
+
+
+def test_a_topic_dropped_or_made_again_after_the_plan_is_told(here: House) -> None:
+    topic = here.engine.topic("orders")
+    for _ in range(20):
+        topic.append([b"x"] * 100)
+    here.engine.checkpoint()
+    reader, splits = planned(here)
+    here.engine.drop("orders")
+    with pytest.raises(GapFound, match="dropped"):
+        rows_of(reader, splits)
+    other = here.engine.topic("orders")
+    for _ in range(20):
+        other.append([b"y"] * 100)
+    here.engine.checkpoint()
+    with pytest.raises(GapFound, match="made again"):
+        rows_of(reader, splits)
+
+
+def test_a_tail_that_became_a_segment_is_found_there(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tidelog.spark.plan.INLINE_BYTES", 0)
+    topic = here.engine.topic("orders")
+    topic.append([b"x"] * 300)
+    reader, splits = planned(here)
+    assert splits[0].stretches[0].file is None
+    here.engine.checkpoint()
+    topic.append(b"later")
+    topic.delete(seqs=[7])
+    assert rows_of(reader, splits) == [seq for seq in range(1, 301) if seq != 7]
+
+
+def test_a_plan_can_be_read_again_whatever_is_deleted_meanwhile(tmp_path: Path) -> None:
+    """A task that is tried again gives the same rows."""
+    with house("path", tmp_path) as here:
+        fill(here)
+        reader, splits = planned(here)
+        once = rows_of(reader, splits)
+        here.engine.topic("orders").delete(seqs=[10, 11, 2550])
+        assert rows_of(reader, splits) == once
+
+
+def test_an_executor_that_cannot_see_the_path_says_so(tmp_path: Path) -> None:
+    with house("path", tmp_path) as here:
+        fill(here)
+        reader, splits = planned(here)
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    with pytest.raises(Unavailable, match="every one of them has to see the path"):
+        rows_of(reader, splits)
+
+
+def test_a_writer_that_is_faster_than_a_look_is_looked_at_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with house("path", tmp_path) as here:
+        left = fill(here)
+        real, refused = topics.open, 0
+
+        def busy(*args: Any, **kwargs: Any) -> Any:
+            nonlocal refused
+            refused += 1
+            if refused % 3:
+                raise Unavailable("the directory changes faster than it can be read")
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(topics, "open", busy)
+        assert read(here.options()).seqs == left
+        monkeypatch.setattr(by_path, "_TRIES", 2)
+        with pytest.raises(Unavailable, match="changes faster"):
+            read(here.options())
+
+
+# ── damage ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("verify", ["true", "false"])
+def test_a_flipped_bit_is_found_unless_nobody_wants_to_know(tmp_path: Path, verify: str, mode: Mode) -> None:
+    with house(mode, tmp_path) as here:
+        fill(here)
+        path = next((tmp_path / "data").rglob("seg-*0001.data"))
+        content = bytearray(path.read_bytes())
+        at = content.rindex(b"999")
+        content[at] ^= 1
+        path.write_bytes(content)
+        if verify == "true":
+            with pytest.raises(Corrupt, match="checksum"):
+                read(here.options())
+        else:
+            found = read(here.options(verify="false"))
+            assert found.table.filter(found.table.column("seq").to_numpy() == 1000).column("data")[0].as_py() == b"899"
+
+
+# ── bad input ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_topic_that_is_not_there_is_named_with_the_nearest(here: House) -> None:
+    fill(here)
+    with pytest.raises(TopicNotFound, match=r"no topic 'order'.*did you mean 'orders'"):
+        read(here.options(subscribe="order"))
+    with pytest.raises(BadInput, match=r"startingOffsets names 'x', which is not subscribed to"):
+        read(here.options(startingOffsets='{"x": 1}'))
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_an_offset_ahead_of_the_head_is_refused(here: House, option: str) -> None:
+    fill(here)
+    with pytest.raises(BadInput, match=f"{option} is 9999 for orders, whose last record is 2560"):
+        read(here.options(**{option: '{"orders": 9999}'}))
+
+
+def test_a_range_that_ends_before_it_starts_is_refused(here: House) -> None:
+    fill(here)
+    with pytest.raises(BadInput, match="ends at 5, before it starts at 9"):
+        read(here.options(startingOffsets='{"orders": 9}', endingOffsets='{"orders": 5}'))
+
+
+def test_places_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="there is no data at"):
+        read({"path": str(tmp_path / "none"), "subscribe": "orders"})
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(BadInput, match="is a file"):
+        read({"path": str(tmp_path / "file"), "subscribe": "orders"})
+    with pytest.raises(Unavailable, match=r"cannot be reached or went away.*start it"):
+        read({"server": "http://127.0.0.1:9", "subscribe": "orders"})
+
+
+def test_a_key_is_sent_and_a_wrong_one_refused(tmp_path: Path) -> None:
+    with house("server", tmp_path, keys="s3cret:read") as here:
+        here.engine.topic("orders").append([b"x"] * 5)
+        assert read(here.options(key="s3cret")).seqs == [1, 2, 3, 4, 5]
+        for wrong in ({}, {"key": "other"}):
+            with pytest.raises(BadInput, match=r"option key: .* 401"):
+                read(here.options(**wrong))
+
+
+def test_a_group_is_refused_until_there_are_groups(here: House) -> None:
+    fill(here)
+    with pytest.raises(BadInput, match="keeps no groups of consumers, so there is no 'shop'"):
+        read(here.options(startingOffsets="group:shop"))
+    with pytest.raises(BadInput, match="keeps no groups"):
+        stream(here.options(group="shop")).initialOffset()
+
+
+def test_an_empty_topic_is_an_empty_table(here: House) -> None:
+    here.engine.topic("orders")
+    found = read(here.options())
+    assert (found.seqs, len(found.splits)) == ([], 1), "Spark wants one partition at least"
+
+
+def test_a_million_records_are_read_without_an_object_for_each(tmp_path: Path) -> None:
+    """Only so that nobody puts a loop over records back in: a second is fifty times what it takes."""
+    with house("path", tmp_path, segment_events=100_000) as here:
+        topic = here.engine.topic("orders", durability="memory")
+        for _ in range(20):
+            topic.append([b"x" * 20] * 10_000)
+        here.engine.checkpoint()
+        found = read(here.options())
+        assert np.array_equal(found.table.column("seq").to_numpy(), np.arange(1, 200_001))

@@ -1,0 +1,261 @@
+"""A stream without a JVM: offsets, admission, restarts, epochs, and what `onGap` makes of a loss."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
+from tests.unit.spark.world import MODES, House, house, sent, stream, taken
+
+from tidelog.errors import BadInput, GapFound, NotFound
+from tidelog.spark import places
+from tidelog.spark.offsets import Spot
+from tidelog.spark.path import PathPlace
+from tidelog.spark.stream import TopicStreamReader
+from tidelog.testing import ManualClock
+
+
+@pytest.fixture(params=MODES)
+def here(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
+    with house(request.param, tmp_path) as made:
+        yield made
+
+
+def at(seq: int, epoch: int = 1, topic: str = "orders") -> dict[str, Any]:
+    return {topic: {"epoch": epoch, "seq": seq}}
+
+
+def seqs(reader: TopicStreamReader, start: Any, end: Any) -> list[int]:
+    found: list[int] = taken(reader, start, end).column("seq").to_pylist()
+    return found
+
+
+def drained(reader: TopicStreamReader, start: Any) -> tuple[list[list[int]], Any]:
+    """Batches until there is nothing new, as the engine of Spark asks for them."""
+    batches = []
+    while (end := reader.latestOffset(start, reader.getDefaultReadLimit())) != start:
+        batches.append(seqs(reader, start, end))
+        start = json.loads(json.dumps(end))
+    return batches, start
+
+
+def test_a_stream_starts_where_it_is_told_and_goes_on(here: House) -> None:
+    topic = here.engine.topic("orders")
+    topic.append([b"x"] * 10)
+    assert stream(here.options()).initialOffset() == at(11), "the latest, as with Kafka"
+    assert stream(here.options(startingOffsets='{"orders": 4}')).initialOffset() == at(4)
+    reader = stream(here.options(startingOffsets="earliest"))
+    start = reader.initialOffset()
+    assert start == at(1)
+    assert drained(reader, start) == ([list(range(1, 11))], at(11))
+    assert reader.latestOffset(at(11), ReadAllAvailable()) == at(11), "nothing new is the same offset, letter by letter"
+    topic.append([b"y"] * 5)
+    here.engine.checkpoint()
+    topic.append([b"z"] * 5)
+    assert drained(reader, at(11)) == ([list(range(11, 21))], at(21))
+    assert reader.reportLatestOffset() == at(21)
+    reader.stop()
+
+
+def test_a_reader_from_a_checkpoint_knows_nothing_and_needs_nothing(here: House) -> None:
+    """Stateless: another process, asked the same, answers the same."""
+    here.engine.topic("orders").append([b"x"] * 10)
+    options = here.options(maxOffsetsPerTrigger=4)
+    one, other = stream(options), stream(options)
+    one.initialOffset()
+    limit = one.getDefaultReadLimit()
+    assert limit == ReadMaxRows(4)
+    assert one.latestOffset(at(1), limit) == other.latestOffset(at(1), limit) == at(5)
+    assert other.latestOffset(at(5), limit) == at(9)
+    assert seqs(other, at(5), at(9)) == [5, 6, 7, 8]
+    assert seqs(other, at(1), at(5)) == [1, 2, 3, 4], "a batch may be asked for again"
+
+
+def test_rows_and_bytes_bound_a_batch(here: House) -> None:
+    topic = here.engine.topic("orders")
+    for _ in range(100):
+        topic.append(b"x" * 1000)
+    here.engine.checkpoint()
+    reader = stream(here.options(startingOffsets="earliest", maxBytesPerTrigger="10k"))
+    assert reader.getDefaultReadLimit() == ReadMaxBytes(10240)
+    batches, _ = drained(reader, at(1))
+    assert [len(batch) for batch in batches[:-1]] == [9] * 11
+    assert [seq for batch in batches for seq in batch] == list(range(1, 101))
+    both = stream(here.options(maxBytesPerTrigger="10k", maxOffsetsPerTrigger=4))
+    assert both.latestOffset(at(1), both.getDefaultReadLimit()) == at(5)
+    both = stream(here.options(maxBytesPerTrigger="2k", maxOffsetsPerTrigger=4))
+    assert both.latestOffset(at(1), both.getDefaultReadLimit()) == at(2)
+    assert both.latestOffset(at(1), ReadAllAvailable()) == at(101), "Trigger.Once wants all of it"
+
+
+def test_a_limit_is_shared_between_topics(here: House) -> None:
+    here.engine.topic("a").append([b"x"] * 90)
+    here.engine.topic("b").append([b"x"] * 10)
+    options = {**here.options(startingOffsets="earliest", maxOffsetsPerTrigger=20), "subscribe": "a,b"}
+    reader = stream(options)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, reader.getDefaultReadLimit())
+    assert (end["a"]["seq"], end["b"]["seq"]) == (19, 3)
+
+
+def test_available_now_ends_where_the_topic_ended_when_it_began(here: House) -> None:
+    topic = here.engine.topic("orders")
+    topic.append([b"x"] * 10)
+    reader = stream(here.options(startingOffsets="earliest", maxOffsetsPerTrigger=4))
+    reader.prepareForTriggerAvailableNow()
+    topic.append([b"late"] * 10)
+    batches, end = drained(reader, at(1))
+    assert [len(batch) for batch in batches] == [4, 4, 2]
+    assert end == at(11)
+    assert reader.latestOffset(at(15), reader.getDefaultReadLimit()) == at(15), "a start behind the target stays"
+
+
+def test_a_topic_that_appears_is_read_from_its_start(here: House) -> None:
+    here.engine.topic("a-1").append([b"x"] * 3)
+    options = here.options(subscribePattern="a-.*")
+    del options["subscribe"]
+    reader = stream(options)
+    start = reader.initialOffset()
+    assert start == at(4, topic="a-1")
+    here.engine.topic("a-2").append([b"y"] * 5)
+    end = reader.latestOffset(start, ReadAllAvailable())
+    assert end == {**at(4, topic="a-1"), **at(6, epoch=2, topic="a-2")}
+    assert taken(reader, start, end).column("topic").to_pylist() == ["a-2"] * 5
+
+
+def test_few_records_wait_until_one_of_them_is_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    monkeypatch.setattr("tidelog.spark.stream.SystemClock", lambda: clock)
+    with house("path", tmp_path, clock=clock) as here:
+        topic = here.engine.topic("orders")
+        topic.append([b"x"] * 3)
+        clock.tick(5000)
+        reader = stream(here.options(minOffsetsPerTrigger=10, maxTriggerDelay="30s"))
+        reader._clock = clock
+        assert reader.latestOffset(at(1), ReadAllAvailable()) == at(1)
+        clock.tick(26_000)
+        assert reader.latestOffset(at(1), ReadAllAvailable()) == at(4), "31 s old"
+        assert reader.latestOffset(at(4), ReadAllAvailable()) == at(4)
+        topic.append([b"x"] * 10)
+        assert reader.latestOffset(at(4), ReadAllAvailable()) == at(14), "enough of them"
+        reader.prepareForTriggerAvailableNow()
+        assert reader.latestOffset(at(12), ReadAllAvailable()) == at(14), "nobody waits who wants what is there"
+
+
+# ── loss ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_retention_that_passed_a_stream_is_a_gap(here: House) -> None:
+    topic = here.engine.topic("orders", cap_records=100)
+    for _ in range(30):
+        topic.append([b"x"] * 10)
+    strict = stream(here.options())
+    end = strict.latestOffset(at(150), ReadAllAvailable())
+    assert end == at(301)
+    with pytest.raises(GapFound, match=r"seqs 150 to 200 are lost \(cap\)"):
+        strict.partitions(at(150), end)
+    assert seqs(stream(here.options(onGap="skip")), at(150), end) == list(range(201, 301))
+    first, *rest = taken(stream(here.options(onGap="emit")), at(150), end).to_pylist()
+    assert first["gap"] == {"first": 150, "last": 200, "cause": "cap"}
+    assert len(rest) == 100
+    limited = stream(here.options(onGap="skip", maxOffsetsPerTrigger=10))
+    assert limited.latestOffset(at(150), ReadMaxRows(10)) == at(211), "what is lost takes up no room in a batch"
+    inside = taken(stream(here.options(onGap="emit")), at(150), at(180)).to_pylist()
+    assert [row["gap"] for row in inside] == [{"first": 150, "last": 179, "cause": "cap"}], "a batch that is all lost"
+
+
+def test_deletes_never_stop_a_stream(here: House) -> None:
+    topic = here.engine.topic("orders")
+    topic.append([b"x"] * 100)
+    topic.delete(before_seq=50)
+    here.engine.checkpoint()
+    reader = stream(here.options())
+    assert drained(reader, at(1)) == ([list(range(50, 101))], at(101))
+
+
+def test_a_topic_made_again_is_another_topic(here: House) -> None:
+    here.engine.topic("orders").append([b"old"] * 10)
+    strict = stream(here.options())
+    assert strict.latestOffset(at(1), ReadAllAvailable()) == at(11)
+    here.engine.drop("orders")
+    with pytest.raises(GapFound, match="dropped"):
+        strict.latestOffset(at(5), ReadAllAvailable())
+    skipping = stream(here.options(onGap="skip"))
+    assert skipping.latestOffset(at(5), ReadAllAvailable()) == at(5), "it may come back"
+    here.engine.topic("orders").append([b"new"] * 20)
+    with pytest.raises(GapFound, match="made again"):
+        strict.latestOffset(at(5), ReadAllAvailable())
+    end = skipping.latestOffset(at(5), ReadAllAvailable())
+    assert end == at(21, epoch=2)
+    assert seqs(skipping, at(5), end) == list(range(1, 21)), "from its first record on"
+    with pytest.raises(GapFound, match="made again"):
+        strict.partitions(at(1), at(11))
+    assert seqs(skipping, at(1), at(11)) == [], "a batch of the old one, asked for again"
+    emitting = stream(here.options(onGap="emit"))
+    told = taken(emitting, at(1), at(11)).to_pylist()
+    assert [row["gap"] for row in told] == [{"first": 1, "last": 10, "cause": "recreated"}]
+
+
+def test_a_stream_goes_on_after_its_server_restarted(tmp_path: Path) -> None:
+    with house("server", tmp_path) as here:
+        here.engine.topic("orders").append([b"x"] * 10)
+        reader = stream(here.options(startingOffsets="earliest"))
+        start = reader.initialOffset()
+        end = reader.latestOffset(start, ReadAllAvailable())
+        plan = sent(list(reader.partitions(start, end)))
+    with house("server", tmp_path) as again:
+        again.engine.topic("orders").append([b"y"] * 5)
+        reader = stream(again.options(startingOffsets="earliest"))
+        assert len(plan) == 1
+        assert seqs(reader, start, end) == list(range(1, 11))
+        assert drained(reader, end) == ([list(range(11, 16))], at(16))
+
+
+def test_a_topic_that_is_not_there_stops_a_stream_before_it_starts(here: House) -> None:
+    here.engine.topic("other")
+    with pytest.raises(NotFound, match="there is no topic 'orders'"):
+        stream(here.options()).initialOffset()
+    here.engine.topic("orders")
+    with pytest.raises(BadInput, match="another query's"):
+        stream(here.options()).latestOffset({"offset": 5}, ReadAllAvailable())
+
+
+# ── groups ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Shelf:
+    def __init__(self) -> None:
+        self.stands: dict[tuple[str, str], int] = {}
+
+    def fetch(self, group: str, topic: str) -> int | None:
+        return self.stands.get((group, topic))
+
+    def commit(self, group: str, spots: Mapping[str, Spot]) -> None:
+        self.stands |= {(group, topic): spot.seq for topic, spot in spots.items()}
+
+
+def test_a_place_with_groups_is_told_how_far_a_query_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seam: whatever place keeps groups, the stream commits to it and starts from it."""
+    shelf = Shelf()
+    monkeypatch.setattr(PathPlace, "groups", shelf, raising=False)
+    with house("path", tmp_path) as here:
+        here.engine.topic("orders").append([b"x"] * 10)
+        reader = stream(here.options(group="shop", startingOffsets="group:shop"))
+        assert reader.initialOffset() == at(1), "a group that is new starts with what is there"
+        reader.commit(at(8))
+        assert shelf.stands == {("shop", "orders"): 8}
+        assert stream(here.options(startingOffsets="group:shop")).initialOffset() == at(8)
+
+
+def test_what_is_open_does_not_travel(here: House) -> None:
+    here.engine.topic("orders").append([b"x"])
+    reader = stream(here.options())
+    reader.latestOffset(at(1), ReadAllAvailable())
+    assert reader._open is not None
+    assert sent(reader)._open is None
+    reader.stop()
+    assert isinstance(places.of(reader._options), object)
