@@ -2,7 +2,7 @@
 
 pip install .        ──► wheel:    kernel.pyx ──► a module in the wheel, which is then one for this platform
 pip install -e .     ──► editable: kernel.pyx ──► a module beside its source
-no compiler, or one that fails ──► a warning and a wheel for every platform; `tidelog.formats.json_rows` has the twin
+no compiler, or one that fails ──► a warning and a wheel for every platform; its twins serve
 
 python hatch_build.py               the second of these alone, after a change of the kernel
 """

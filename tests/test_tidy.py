@@ -194,7 +194,7 @@ LAYERS: dict[str, set[str]] = {
     "channels": {"engine", "commitlog", *_STORAGE},
     "wire": {*_LEAVES},
     "client": {"wire", *_LEAVES},
-    "server": {"channels", "engine", "sched", "wire", "disk", *_LEAVES},
+    "server": {"channels", "engine", "sched", "wire", "disk", "kernel", *_LEAVES},
     "spark": {"client", "engine", "commitlog", *_STORAGE},
     "pipelines": {"spark", "client", *_LEAVES},
 }

@@ -1,6 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""[hot] Rows → JSON text, compiled. The twin of `formats.json_rows`, which says what the text is and is the oracle of
-its tests; where there was no compiler there is no such module, and the twin serves.
+"""[hot] JSON text in and out, compiled: `joined` makes it of rows, `datas` takes the records out of the body of a write.
+
+Each has a twin in Python that says what is right and is the oracle of its tests: `formats.json_rows.plain` and
+`engine.texts.datas`. Where there was no compiler there is no such module, and the twins serve.
 
     made     ┌──────────────────────────────────┬┄┄┄┄┄┄┄┐      as much as the rows can need at most, by their sizes
     row i    {"$seq":…,"$ts":…,…,"data":…}…     ┊       ┊      escaped and copied in one pass
@@ -16,7 +18,7 @@ from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
 from libc.stdint cimport int64_t, uint8_t, uint64_t
-from libc.string cimport memcpy
+from libc.string cimport memcmp, memcpy
 
 cdef extern from "Python.h":
     # As they are, not as Cython wraps them: the object that is made changes its size before anybody sees it.
@@ -308,3 +310,147 @@ def joined(buf, seq, ts_us, json, data, node, tag, meta, bytes between not None,
     text = <object>made  # a second reference
     Py_DECREF(text)
     return text
+
+
+# ── the body of a write ───────────────────────────────────────────────────────────────────────────
+
+cdef enum:
+    DEPTH = 32  # of what is nested; deeper is the twin's
+    QUOTE = 34
+    ESCAPE = 92
+    BLANK = 32
+
+cdef uint64_t _ONES = 0x0101010101010101
+cdef uint64_t _HIGHS = 0x8080808080808080
+
+
+cdef inline bint has_special(const uint8_t* at) noexcept nogil:
+    """Whether one of eight bytes may be a quote, a backslash or a control character; sure where it says no."""
+    cdef uint64_t word, quote, escape
+    memcpy(&word, at, 8)
+    quote, escape = word ^ (_ONES * QUOTE), word ^ (_ONES * ESCAPE)
+    return (((quote - _ONES) & ~quote) | ((escape - _ONES) & ~escape) | ((word - _ONES * BLANK) & ~word)) & _HIGHS != 0
+
+
+cdef Py_ssize_t string_end(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noexcept nogil:
+    """Behind the string whose first byte behind its quote is at `i`; -1: there is none, or one for the twin."""
+    cdef uint8_t byte
+    while True:
+        while i + 8 <= end and not has_special(text + i):
+            i += 8
+        if i >= end:
+            return -1
+        byte = text[i]
+        if byte == QUOTE:
+            return i + 1
+        if byte < BLANK:
+            return -1
+        if byte == ESCAPE:  # by its number, or needless: the twin writes it shorter
+            i += 1
+            byte = text[i]
+            if byte != QUOTE and byte != ESCAPE and byte not in (c"b", c"f", c"n", c"r", c"t"):
+                return -1
+        i += 1
+
+
+cdef Py_ssize_t number_end(const uint8_t* text, Py_ssize_t i) noexcept nogil:
+    """Behind a number without an exponent; the text ends with a zero byte, so nothing is read behind it."""
+    cdef Py_ssize_t first
+    if text[i] == c"-":
+        i += 1
+    first = i
+    while c"0" <= text[i] <= c"9":
+        i += 1
+    if i == first or (text[first] == c"0" and i > first + 1):
+        return -1
+    if text[i] == c".":
+        i += 1
+        first = i
+        while c"0" <= text[i] <= c"9":
+            i += 1
+        if i == first:
+            return -1
+    return i
+
+
+cdef Py_ssize_t key_end(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noexcept nogil:
+    """Behind the colon of the key that starts at `i`."""
+    if text[i] != QUOTE:
+        return -1
+    i = string_end(text, i + 1, end)
+    return i + 1 if i >= 0 and text[i] == c":" else -1
+
+
+cdef Py_ssize_t value_end(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noexcept nogil:
+    """Behind the JSON value that starts at `i`, which has no blanks between its words; -1: there is none such."""
+    cdef uint64_t objects = 0  # of what we are in, innermost first: 1 is an object, 0 a list
+    cdef int depth = 0
+    cdef uint8_t byte
+    while True:
+        byte = text[i]
+        if byte == QUOTE:
+            i = string_end(text, i + 1, end)
+        elif byte == c"{":
+            if text[i + 1] == c"}":
+                i += 2
+            else:
+                objects, depth = objects << 1 | 1, depth + 1
+                i = key_end(text, i + 1, end)
+                if i < 0 or depth > DEPTH:
+                    return -1
+                continue
+        elif byte == c"[":
+            if text[i + 1] == c"]":
+                i += 2
+            else:
+                objects, depth = objects << 1, depth + 1
+                i += 1
+                if depth > DEPTH:
+                    return -1
+                continue
+        elif byte == c"t" and end - i >= 4 and memcmp(text + i, b"true", 4) == 0:
+            i += 4
+        elif byte == c"f" and end - i >= 5 and memcmp(text + i, b"false", 5) == 0:
+            i += 5
+        elif byte == c"n" and end - i >= 4 and memcmp(text + i, b"null", 4) == 0:
+            i += 4
+        else:
+            i = number_end(text, i)
+        if i < 0:
+            return -1
+        while depth:
+            byte = text[i]
+            if byte == c",":
+                i = key_end(text, i + 1, end) if objects & 1 else i + 1
+                break
+            if byte != (c"}" if objects & 1 else c"]"):
+                return -1
+            i, objects, depth = i + 1, objects >> 1, depth - 1
+        else:
+            return i
+        if i < 0:
+            return -1
+
+
+def datas(bytes body not None, Py_ssize_t most):
+    """The data of up to `most` records of the body of a write that is nothing but that, written without a needless
+    byte; None: it is for the twin. That the body is UTF-8 the caller knows."""
+    cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(body)
+    cdef Py_ssize_t end = PyBytes_GET_SIZE(body), i = 12, start
+    if end < 12 or memcmp(text, b'{"records":[', 12) != 0:
+        return None
+    found = []
+    while len(found) < most:
+        if end - i < 8 or memcmp(text + i, b'{"data":', 8) != 0:
+            return None
+        start = i + 8
+        i = value_end(text, start, end)
+        if i < 0 or text[i] != c"}":
+            return None
+        found.append(body[start:i])
+        i += 2
+        if text[i - 1] == c"]":
+            return found if end == i + 1 and text[i] == c"}" else None
+        if text[i - 1] != c",":
+            return None
+    return None

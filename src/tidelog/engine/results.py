@@ -42,6 +42,12 @@ class Appended(msgspec.Struct, frozen=True):
     def count(self) -> int:
         return self.last_seq - self.first_seq + 1
 
+    def part(self, offset: int, count: int) -> Appended:
+        """Some of it, for whoever wrote these."""
+        first = self.first_seq + offset
+        last = first + count - 1
+        return Appended(first, last, self.head_seq, self.deduped, self.write_us, self.sync_us, self.held_us)
+
 
 @dataclass(frozen=True, slots=True)
 class Deleted:

@@ -14,14 +14,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final, TypeAlias, TypeVar
+
+import msgspec
 
 from tidelog.engine import Appended, Batch, Token, Topic
 from tidelog.errors import Error
 from tidelog.server.admission import Admission
 from tidelog.server.commits import Commits
 
-Tell = Callable[[Appended | Error], None]
+T = TypeVar("T")
+Part: TypeAlias = tuple[T, int, int]
+"""Who wrote something, the place of the first of it in the batch, and how many records it is."""
+Tell: TypeAlias = Callable[[Appended | Error, list[Part[T]]], None]
 _BYTES_MAX: Final = 1 << 20  # more than that is staged without waiting for the turn's end
 _RECORDS_MAX: Final = 4_096
 
@@ -32,7 +37,7 @@ class _Group:
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.datas: list[bytes] = []
-        self.tells: list[tuple[Tell, int]] = []
+        self.tells: dict[Tell[Any], list[Part[Any]]] = {}
         self.size = 0
 
 
@@ -43,17 +48,21 @@ class Gather:
         self._loop, self._commits, self._admission = loop, commits, admission
         self._groups: dict[int, _Group] = {}
 
-    def add(self, topic: Topic, datas: list[bytes], size: int, tell: Tell) -> None:
-        """Write JSON texts; `tell` gets their seqs, or why there are none. Raises Busy where they are refused now."""
+    def add(self, topic: Topic, datas: list[bytes], size: int, tell: Tell[T], who: T) -> None:
+        """Write JSON texts. `tell` gets the outcome of the batch, once for all who named the same one, with everybody's
+        part in it. Raises Busy where they are refused now."""
         self._admission.check(topic)
         if not self._groups:
             self._loop.call_soon(self._flush)
         group = self._groups.get(topic.id)
         if group is None:
             group = self._groups[topic.id] = _Group(topic)
+        parts = group.tells.get(tell)
+        if parts is None:
+            parts = group.tells[tell] = []
+        parts.append((who, len(group.datas), len(datas)))
         group.datas += datas
         group.size += size
-        group.tells.append((tell, len(datas)))
         if group.size > _BYTES_MAX or len(group.datas) > _RECORDS_MAX:
             self._stage(self._groups.pop(topic.id))
 
@@ -64,29 +73,28 @@ class Gather:
 
     def _stage(self, group: _Group) -> None:
         try:
-            self._admission.stage(group.topic, Batch(group.datas, True), None, partial(self._staged, group.tells))
+            self._admission.stage(group.topic, Batch(group.datas, True), None, partial(self._staged, group))
         except Error as error:
-            _refused(group.tells, error)
+            _told(group, error)
 
-    def _staged(self, tells: list[tuple[Tell, int]], token: Token[Appended] | Error, held_us: int) -> None:
+    def _staged(self, group: _Group, token: Token[Appended] | Error, held_us: int) -> None:
         if isinstance(token, Error):
-            _refused(tells, token)
+            _told(group, token)
         else:
-            self._commits.when_done(token, partial(_told, tells, held_us))
+            self._commits.when_done(token, partial(_done, group, held_us))
 
 
-def _refused(tells: list[tuple[Tell, int]], error: Error) -> None:
-    for tell, _ in tells:
-        tell(error)
-
-
-def _told(tells: list[tuple[Tell, int]], held_us: int, token: Token[Appended]) -> None:
+def _done(group: _Group, held_us: int, token: Token[Appended]) -> None:
     try:
         done = token.wait()  # its outcome is known
     except Error as error:
-        _refused(tells, error)
+        _told(group, error)
         return
-    first, held_us = done.first_seq, done.held_us + held_us
-    for tell, count in tells:
-        tell(Appended(first, first + count - 1, done.head_seq, False, done.write_us, done.sync_us, held_us))
-        first += count
+    if held_us:
+        done = msgspec.structs.replace(done, held_us=done.held_us + held_us)
+    _told(group, done)
+
+
+def _told(group: _Group, done: Appended | Error) -> None:
+    for tell, parts in group.tells.items():
+        tell(done, parts)

@@ -109,14 +109,15 @@ class Metrics(Collector):
 
     # ── counting, on the loop's thread ────────────────────────────────────────────────────────
 
-    def answered(self, path: str, method: str, status: int, seconds: float) -> None:
-        """A request of the route `path` got its answer. An unknown one is "", so that clients cannot invent series."""
+    def answered(self, path: str, method: str, status: int, *seconds: float) -> None:
+        """Requests of the route `path` got their answers. An unknown one is "": clients cannot invent series."""
         key = (path, method if method in _METHODS else "other", status)
         row = self._answers.get(key)
         if row is None:
             row = self._answers[key] = Answers()
-        row.seconds += seconds
-        row.counts[bisect_left(SECONDS, seconds)] += 1
+        for took in seconds:
+            row.seconds += took
+            row.counts[bisect_left(SECONDS, took)] += 1
 
     def wrote(self, topic: str, records: int) -> None:
         """Records were acknowledged."""

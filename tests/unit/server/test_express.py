@@ -7,9 +7,13 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.unit.server.fakes import World, play
 
+from tidelog.engine import Appended
 from tidelog.errors import Busy
+from tidelog.server.api.write import saying, told
 from tidelog.server.http.seam import Express, Request, Response
 
 BODY = b'{"records":[{"data":1},{"data":"two"}]}'
@@ -145,3 +149,18 @@ def test_a_failure_is_everybodys_and_each_is_told(monkeypatch: pytest.MonkeyPatc
         assert world.service.inflight.held == 0
 
     play(scenario)
+
+
+@given(
+    first=st.integers(1, 1 << 50),
+    count=st.integers(1, 30),
+    offset=st.integers(0, 9),
+    took_us=st.integers(0, 10**9),
+    cost=st.tuples(*[st.integers(0, 10**7)] * 3),
+)
+def test_what_many_are_told_at_once_is_what_each_would_be_told(
+    first: int, count: int, offset: int, took_us: int, cost: tuple[int, int, int]
+) -> None:
+    done = Appended(first, first + offset + count + 3, first + 100, False, *cost)
+    said = saying('a"topic', done)(offset, count, took_us)
+    assert said == told('a"topic', done.part(offset, count), took_us / 1000)

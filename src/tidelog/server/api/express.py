@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidelog.engine import Appended
 from tidelog.errors import Error
 from tidelog.server.api.auth import Principal
+from tidelog.server.api.plain import plain
 from tidelog.server.api.problem import Problem, of_error
-from tidelog.server.api.write import plain, told
+from tidelog.server.api.write import saying
+from tidelog.server.gather import Part, Tell
 from tidelog.server.http.seam import Express, Ticket
 from tidelog.server.service import Service
 
@@ -25,12 +27,20 @@ _ANSWER_BYTES: Final = 400  # of an answer without its topic's name and its seqs
 _SEQ_BYTES: Final = 20
 
 
+class _Write(NamedTuple):
+    topic: str
+    principal: Principal
+    began_us: int
+    ticket: Ticket
+
+
 class ExpressWrites:
     """On the event loop's thread."""
 
     def __init__(self, service: Service, next_id: Callable[[], bytes]) -> None:
         self._service, self._next_id = service, next_id
         self._now_us = service.clock.monotonic_us
+        self._tell: Tell[_Write] = self._answered  # one for all: a batch is told of once
 
     def to(self, name: str, principal: Principal, answer_bytes_max: int) -> Express | None:
         """Who takes writes of this principal to this topic."""
@@ -43,32 +53,39 @@ class ExpressWrites:
             return False
         began_us = self._now_us()
         try:
-            topic = service.engine.find(name)
+            engine = service.engine
+            topic = engine.find(name)
             if topic is None or topic.is_due or not topic.is_open:
                 return False
-            datas = plain(body, service.engine.limits)
+            datas = plain(body, engine.limits)
             if datas is None or len(datas) > most:
                 return False
             service.inflight.take(principal)
         except (Problem, Error):
             return False
         try:
-            service.gather.add(topic, datas, len(body), partial(self._answered, name, principal, began_us, ticket))
+            service.gather.add(topic, datas, len(body), self._tell, _Write(name, principal, began_us, ticket))
         except Error:
             service.inflight.give(principal)
             return False
         return True
 
-    def _answered(self, name: str, principal: Principal, began_us: int, ticket: Ticket, done: Appended | Error) -> None:
-        service, took_us = self._service, self._now_us() - began_us
-        service.inflight.give(principal)
+    def _answered(self, done: Appended | Error, parts: list[Part[_Write]]) -> None:
+        service, now_us, next_id = self._service, self._now_us(), self._next_id
+        name = parts[0][0].topic  # of all of them: a batch is one topic's
+        for write, _, _ in parts:
+            service.inflight.give(write.principal)
+        seconds = [(now_us - write.began_us) / 1e6 for write, _, _ in parts]
         if isinstance(done, Error):
             problem = of_error(done)
-            service.metrics.answered(_PATH, "POST", problem.status, took_us / 1e6)
-            response = problem.response()
-            response.headers = (*response.headers, (b"x-request-id", self._next_id()))
-            ticket.respond(response)
+            service.metrics.answered(_PATH, "POST", problem.status, *seconds)
+            for write, _, _ in parts:
+                response = problem.response()
+                response.headers = (*response.headers, (b"x-request-id", next_id()))
+                write.ticket.respond(response)
             return
-        service.metrics.wrote(name, done.count)
-        service.metrics.answered(_PATH, "POST", 200, took_us / 1e6)
-        ticket.answer(told(name, done, took_us / 1000), self._next_id())
+        service.metrics.wrote(name, sum(count for _, _, count in parts))
+        service.metrics.answered(_PATH, "POST", 200, *seconds)
+        say = saying(name, done)
+        for write, offset, count in parts:
+            write.ticket.answer(say(offset, count, now_us - write.began_us), next_id())

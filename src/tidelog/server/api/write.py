@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
@@ -17,18 +17,18 @@ from tidelog.errors import BadInput, Error, TopicNotFound
 from tidelog.server.api import bulk
 from tidelog.server.api.auth import ADMIN
 from tidelog.server.api.call import Call
+from tidelog.server.api.plain import check_depths, plain
 from tidelog.server.api.problem import Problem
 from tidelog.server.api.schedule import check_queue, schedule
 from tidelog.server.api.topics import config_of
+from tidelog.server.gather import Part
 from tidelog.server.http.seam import Answer, Response
 from tidelog.server.service import Service
 from tidelog.wire import requests
 
-_DEPTH_MAX: Final = 128
 _FEW: Final = 1_000  # a write of more records is worth a batch of its own
 SMALL_BYTES: Final = 256 << 10
 _decoder = requests.decoder(requests.Write)
-_plain_decoder = requests.decoder(requests.PlainWrite)
 _encode = msgspec.json.Encoder().encode
 _ADMIN = frozenset((ADMIN,))
 
@@ -81,39 +81,19 @@ def _went(call: Call, topic: Topic) -> bool:
     if datas is None:
         return False
     if len(datas) <= _FEW and topic.is_open and len(request.body) <= SMALL_BYTES:
-        call.service.gather.add(topic, datas, len(request.body), partial(_answered, call))
+        call.service.gather.add(topic, datas, len(request.body), _answered, call)
     else:
         _staged(call, topic, Batch(datas, True), None)
     return True
 
 
-def plain(text: bytes, limits: EngineConfig) -> list[bytes] | None:
-    """The records of a body that are nothing but data; None for all else, and for what has to be refused."""
-    try:
-        if not text.isascii():
-            text.decode()
-        records = _plain_decoder.decode(text).records
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if not 0 < len(records) <= limits.batch_records_max:
-        return None
-    datas: list[bytes] = [record.data for record in records]
-    if texts.is_loose(text):
-        datas = [texts.compact(bytes(data)) for data in datas]
-    elif len(datas) == 1:
-        datas = [bytes(datas[0])]
-    if len(text) > limits.record_bytes_max and max(map(len, datas)) > limits.record_bytes_max:
-        return None
-    _check_depths(text, datas)
-    return datas
-
-
-def _answered(call: Call, done: Appended | Error) -> None:
-    if isinstance(done, Error):
-        call.fail(done)
-        return
-    call.service.metrics.wrote(call.topic, done.count)
-    call.reply(answer_of(call, done, created=False))
+def _answered(done: Appended | Error, parts: list[Part[Call]]) -> None:
+    for call, offset, count in parts:
+        if isinstance(done, Error):
+            call.fail(done)
+        else:
+            call.service.metrics.wrote(call.topic, count)
+            call.reply(answer_of(call, done.part(offset, count), created=False))
 
 
 def config_in(topic: str, given: msgspec.Raw, *, needed: bool) -> TopicConfig | None:
@@ -181,6 +161,23 @@ def told(
     return _encode(said)
 
 
+def saying(topic: str, done: Appended) -> Callable[[int, int, int], bytes]:
+    """What makes `told` for many who have a part in one write: of the place of the first of it, how many they are, and
+    how long it took in µs."""
+    start = f'{{"topic":{_encode(topic).decode()},"first_seq":'
+    took = _encode(performance_of(0.0, done)).decode().removeprefix('{"server_total_ms":0.0')
+    middle = f',"created":false,"deduped":{_encode(done.deduped).decode()},"performance":{{"server_total_ms":'
+    head, base = f',"head_seq":{done.head_seq},"count":', done.first_seq
+
+    def say(offset: int, count: int, took_us: int) -> bytes:
+        first = base + offset
+        last = first + count - 1
+        seqs = f"[{first}]" if count == 1 else _encode(list(range(first, last + 1))).decode()
+        return f'{start}{first},"last_seq":{last}{head}{count}{middle}{took_us / 1000}{took},"seqs":{seqs}}}'.encode()
+
+    return say
+
+
 def performance_of(elapsed_ms: float, done: Appended, held_us: int = 0) -> dict[str, float]:
     """`held_us`: how long it waited to be let in."""
     took = {"server_total_ms": elapsed_ms}
@@ -228,7 +225,7 @@ def batch_of(limits: EngineConfig, records: list[requests.Record], node: str | N
     datas = [bytes(record.data) for record in records]
     if texts.is_loose(body):
         datas = list(map(texts.compact, datas))
-    _check_depths(body, datas)
+    check_depths(body, datas)
     json: bool | list[bool] = True
     if not all(record.encoding is None for record in records):
         json = [record.encoding is None for record in records]
@@ -256,27 +253,3 @@ def _bytes(record: requests.Record, data: bytes) -> bytes:
         return b64decode(msgspec.json.decode(data, type=str), validate=True)
     except ValueError as error:
         raise BadInput(f"data is not base64 ({error}); nothing was written") from None
-
-
-def _check_depths(text: bytes, datas: list[bytes]) -> None:
-    """Refuse what a reader's stack could not hold."""
-    if text.count(b"[") + text.count(b"{") > _DEPTH_MAX + len(datas):
-        for data in datas:
-            _check_depth(bytes(data))
-
-
-def _check_depth(data: bytes) -> None:
-    if data.count(b"[") + data.count(b"{") <= _DEPTH_MAX:
-        return
-    level: list[Any] = [msgspec.json.decode(data)]
-    for _ in range(_DEPTH_MAX):
-        level = [inner for value in level for inner in _inside(value)]
-        if not level:
-            return
-    raise BadInput(f"a record is nested deeper than {_DEPTH_MAX} levels; nothing was written")
-
-
-def _inside(value: object) -> list[Any]:
-    if isinstance(value, dict):
-        return [inner for inner in value.values() if isinstance(inner, dict | list)]
-    return [inner for inner in value if isinstance(inner, dict | list)] if isinstance(value, list) else []

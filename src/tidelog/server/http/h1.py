@@ -31,7 +31,7 @@ from tidelog.server.http.connection import Connection
 from tidelog.server.http.exchange import Fault
 from tidelog.server.http.heads import CODED, CODING, HOST, LENGTH, MARKS, ONCE, PLAIN
 from tidelog.server.http.house import House
-from tidelog.server.http.known import PIECE_BYTES_MAX, Pass
+from tidelog.server.http.known import PIECE_BYTES_MAX, Memo, Pass
 from tidelog.server.http.seam import Request, Upgrade
 from tidelog.server.http.turn import Turn
 
@@ -61,6 +61,7 @@ class H1(Connection):
         # The requests.
         self._turn: Turn | Pass | None = None  # whose answer is the next on the wire
         self._pass = Pass(self)
+        self._memo: Memo | None = None
         self._waiting: deque[Turn] = deque()
         self._arriving: Turn | None = None  # whose body is being parsed
         self._ahead = 0  # bytes of those that wait
@@ -81,8 +82,9 @@ class H1(Connection):
         if self._deaf:
             return
         if self._upgraded is None:
-            if len(data) > PIECE_BYTES_MAX or not self._pass_by(data):
-                self._take(data)
+            if len(data) <= PIECE_BYTES_MAX and self._pass_by(data):
+                return  # nothing waits
+            self._take(data)
         else:
             self._held += data
         if self._turn is not None or self._waiting:
@@ -94,12 +96,13 @@ class H1(Connection):
         busy = self._turn is not None or self._in_head or self._arriving is not None or self._waiting or self.blocked
         if busy or house.draining or not house.known:
             return False
-        found = house.known.find(bytes(data))
-        if found is None:
-            return False
-        take, body = found
+        piece, memo = bytes(data), self._memo
+        if memo is None or len(piece) != memo.size or not piece.startswith(memo.head):
+            memo = self._memo = house.known.find(piece)
+            if memo is None:
+                return False
         self._turn = self._pass
-        if not take(body, self._pass):
+        if not memo.take(piece[len(memo.head) :], self._pass):
             self._turn = None
             return False
         return True

@@ -28,6 +28,14 @@ class _Head(NamedTuple):
     take: Express
 
 
+class Memo(NamedTuple):
+    """The head that a connection sent last, and will most likely send again."""
+
+    head: bytes
+    size: int  # of the whole request
+    take: Express
+
+
 class Known:
     """The heads that the connections of one listener have seen."""
 
@@ -43,13 +51,14 @@ class Known:
             self._heads.clear()  # whoever sends so many different ones gains nothing here; others are learned again
         self._heads[sha256(piece[: piece.index(_END) + 4]).digest()] = _Head(length, take)
 
-    def find(self, piece: bytes) -> tuple[Express, bytes] | None:
-        """Who takes the request that `piece` is, to its last byte, and its body."""
+    def find(self, piece: bytes) -> Memo | None:
+        """What is known of the head of the request that `piece` is, to its last byte."""
         end = piece.find(_END) + 4
-        head = self._heads.get(sha256(piece[:end]).digest())
+        text = piece[:end]
+        head = self._heads.get(sha256(text).digest())
         if head is None or len(piece) - end != head.length:
             return None
-        return head.take, piece[end:]
+        return Memo(text, len(piece), head.take)
 
 
 class Pass:

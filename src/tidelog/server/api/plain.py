@@ -1,0 +1,80 @@
+"""[hot] The body of a plain write: `{"records":[{"data":…},…]}` and nothing else, in the text that will be stored.
+
+body ──► the kernel, one pass ──► the text of each record        where every byte is as it will be stored
+              └── anything else ──► its twin in Python, which also knows blanks, escapes, exponents, depth
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from tidelog.engine import EngineConfig, texts
+from tidelog.errors import BadInput
+from tidelog.wire import requests
+
+try:
+    from tidelog.kernel import datas as _compiled
+except ImportError:  # built where there was no compiler
+
+    def _compiled(body: bytes, most: int) -> list[bytes] | None:  # noqa: ARG001 - as the kernel has it
+        return None
+
+
+_DEPTH_MAX: Final = 128
+_decode = requests.decoder(requests.PlainWrite).decode
+
+
+def plain(body: bytes, limits: EngineConfig) -> list[bytes] | None:
+    """The records of a body that are nothing but data; None for all else, and for what has to be refused."""
+    try:
+        if not body.isascii():
+            body.decode()
+    except UnicodeDecodeError:
+        return None
+    most = limits.batch_records_max
+    datas = _compiled(body, most) if limits.kernel else None
+    if datas is None:
+        datas = _plain(body, most)
+    if datas is None or (len(body) > limits.record_bytes_max and max(map(len, datas)) > limits.record_bytes_max):
+        return None
+    return datas
+
+
+def _plain(body: bytes, most: int) -> list[bytes] | None:
+    try:
+        records = _decode(body).records
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    if not 0 < len(records) <= most:
+        return None
+    datas: list[bytes] = [bytes(record.data) for record in records]
+    if texts.is_loose(body):
+        datas = [texts.compact(data) for data in datas]
+    check_depths(body, datas)
+    return datas
+
+
+def check_depths(text: bytes, datas: list[bytes]) -> None:
+    """Refuse what a reader's stack could not hold."""
+    if text.count(b"[") + text.count(b"{") > _DEPTH_MAX + len(datas):
+        for data in datas:
+            _check_depth(bytes(data))
+
+
+def _check_depth(data: bytes) -> None:
+    if data.count(b"[") + data.count(b"{") <= _DEPTH_MAX:
+        return
+    level: list[Any] = [msgspec.json.decode(data)]
+    for _ in range(_DEPTH_MAX):
+        level = [inner for value in level for inner in _inside(value)]
+        if not level:
+            return
+    raise BadInput(f"a record is nested deeper than {_DEPTH_MAX} levels; nothing was written")
+
+
+def _inside(value: object) -> list[Any]:
+    if isinstance(value, dict):
+        return [inner for inner in value.values() if isinstance(inner, dict | list)]
+    return [inner for inner in value if isinstance(inner, dict | list)] if isinstance(value, list) else []
