@@ -34,7 +34,7 @@ def judged(
 def test_every_letter_survives_a_power_cut(letter: Letter, tell: Tell) -> None:
     before: tuple[Letter, ...] = (batch, direct) if ALPHABET.index(letter) % 2 else (slow, checkpoint)
     number = ALPHABET.index(letter)
-    states = judged(CLASSES[number % 2], [*before, letter, direct], number, shards=1 + number % 3)
+    states = judged(CLASSES[number % 2], [*before, letter, direct], number, shards=1 + number % 3, images=2)
     tell("crash states of routers", states)
     assert states >= 30, f"only {states} states"
 
