@@ -178,6 +178,9 @@ class State:
                     self._saw(stop)
                     return
                 part, first, stop = found
+                if isinstance(part, Block) and first >= part.bare_from:
+                    self._saw(stop)  # nobody asks for anything without a meta
+                    continue
                 try:
                     flags = part.entries()["flags"][first - part.base : stop - part.base]
                     with_meta = np.flatnonzero(flags & idx.HAS_META)
