@@ -24,7 +24,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, groupby, pairwise
-from struct import Struct, pack
+from struct import Struct, pack, unpack_from
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -264,6 +264,18 @@ def decode(buf: Buffer, frame: Frame) -> Rows | Fault:
     if kind is None or int(kind.max()) <= JSON:
         return rows
     return _without_holes(rows, kind, bflags)
+
+
+def datas(buf: bytes, frame: Frame, lo: int, hi: int) -> list[bytes] | None:
+    """The data of records [lo, hi) of a batch that this process has made, as far as it has them; None where records
+    have anything else of their own. For a few records a tenth of the time of `decode` and its columns."""
+    count, bflags, _ = _HEAD.unpack_from(buf, frame.data_at)
+    if bflags:
+        return None
+    lengths_at, hi = frame.data_at + _HEAD.size, min(hi, count)
+    start = lengths_at + 4 * count + (int(np.frombuffer(buf, _U32, lo, lengths_at).sum()) if lo else 0)
+    sizes = unpack_from(f"<{hi - lo}I", buf, lengths_at + 4 * lo)
+    return [buf[at:end] for at, end in pairwise(accumulate(sizes, initial=start))]
 
 
 def decode_all(buf: Buffer, frames: Sequence[Frame]) -> tuple[list[Rows], tuple[int, Fault] | None]:

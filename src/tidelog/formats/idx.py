@@ -149,6 +149,11 @@ def entry_of(at: int, size: int, ts_ms: int, flags: int) -> bytes:
     return _ENTRY.pack(at, size, ts_ms, flags)
 
 
+def frame_at(index: Buffer, place: int) -> int:
+    """Where the frame of one record begins."""
+    return int(_ENTRY.unpack_from(index, place * ENTRY_BYTES)[0])
+
+
 class Run(NamedTuple):
     """Entries that nobody has looked at yet: the records of one batch, as its writer knows them. A twentieth of the
     time of making them at once, and many are made in the time of one."""

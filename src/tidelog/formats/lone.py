@@ -28,6 +28,18 @@ def rows(made: Buffer) -> Rows | None:
     return _record(made, found) if found.kind == APPEND else None
 
 
+def texts(made: bytes, pos: int, seq: int, stop: int) -> tuple[int, list[bytes]] | None:
+    """The time and the data of records [seq, stop), as far as the frame at `pos` has them, without columns. As in
+    `rows` nothing is looked at again. None where they are not all JSON, or have tags or metas."""
+    found = frame.get(made, pos, len(made), check=False)
+    if not isinstance(found, Frame) or found.flags & (frame.JSON | frame.HAS_TAG) != frame.JSON:
+        return None
+    if found.kind == APPEND:
+        return found.ts_ms, [made[found.data_at : found.data_end]]
+    datas = batch.datas(made, found, seq - found.seq, stop - found.seq) if found.kind == APPEND_BATCH else None
+    return None if datas is None else (found.ts_ms, datas)
+
+
 def named(buf: Buffer, entries: NDArray[np.void], first_seq: int, *, check: bool, origin: int) -> Rows | None:
     """The records of these index entries, the first of which is of `first_seq`, where all lie in one batch that says
     the same of each of them."""

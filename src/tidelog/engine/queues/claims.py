@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from operator import lt
 from typing import Final, NamedTuple
 
 from tidelog.engine import retention
 from tidelog.engine.config import LEASE_MS_MAX, LEASE_MS_MIN
+from tidelog.engine.index import TopicIndex
 from tidelog.engine.queues import burial, reading
 from tidelog.engine.queues.cohort import Want, divide
-from tidelog.engine.queues.jobs import Leased, Piece
+from tidelog.engine.queues.jobs import Leased, Piece, Texts
 from tidelog.engine.queues.reading import Run
 from tidelog.engine.queues.state import State, Step
 from tidelog.errors import Corrupt, Error
@@ -43,7 +45,8 @@ class Pass(NamedTuple):
     now_ms: int
     grants: list[Grant]
     dead: list[int]  # delivered too often
-    plan: list[Run]
+    texts: list[Texts] | None  # what each is given, where that was at hand
+    plan: list[Run]  # how to read it where it was not
     token: Token[None] | None  # of durable leases
     swept: bool
 
@@ -85,7 +88,11 @@ def claim_now(state: State, wants: Sequence[Want]) -> list[Leased]:
         raise
     if found.dead:
         burial.bury(state, found.dead, reading.pick(pieces, found.dead))
-    answers = [_leased(pieces, grant, lost, alone=len(wants) == 1 and not found.dead) for grant in found.grants]
+    if found.texts is not None:
+        answers = [_answer(grant, texts) for grant, texts in zip(found.grants, found.texts, strict=True)]
+    else:
+        alone = len(wants) == 1 and not found.dead
+        answers = [_leased(pieces, grant, lost, alone=alone) for grant in found.grants]
     for grant, answer in zip(found.grants, answers, strict=True):
         state.journal.claimed(found.now_ms, grant.want.node, answer)
     if lost and not any(answer.count for answer in answers):
@@ -118,13 +125,25 @@ def _pass(state: State, wants: Sequence[Want]) -> Pass:
                 grants.append(Grant(want, seqs, *leases.grant(seqs, want.node, deadline_ms, want.conn), deadline_ms))
             leases.set_aside(dead)
             try:
-                plan = reading.plan(core.index, sorted([*live, *dead]), state.ahead)
+                texts = None if dead else _texts(core.index, grants)
+                plan = reading.plan(core.index, sorted([*live, *dead]), state.ahead) if texts is None else []
                 token = _log(state, grants) if state.durable and live else None
             except BaseException:
                 _take_back(state, grants)
                 leases.unsettled(dead)
                 raise
-            return Pass(now_ms, grants, dead, plan, token, bool(swept))
+            return Pass(now_ms, grants, dead, texts, plan, token, bool(swept))
+
+
+def _texts(index: TopicIndex, grants: Sequence[Grant]) -> list[Texts] | None:
+    """What each of them is given, where all of it is at hand."""
+    found: list[Texts] = []
+    for grant in grants:
+        texts = reading.texts(index, sorted(grant.seqs)) if grant.seqs else Texts([], [])
+        if texts is None:
+            return None
+        found.append(texts)
+    return found
 
 
 def _taken(state: State, total: int) -> tuple[list[int], list[int]]:
@@ -163,6 +182,15 @@ def _logged(state: State, grants: Sequence[Grant], error: Error | None) -> None:
 def _take_back(state: State, grants: Sequence[Grant]) -> None:
     for grant in grants:
         state.leases.revoke(grant.seqs, grant.ids)
+
+
+def _answer(grant: Grant, texts: Texts) -> Leased:
+    seqs, ids, counts = grant.seqs, grant.ids, grant.counts
+    deadlines = [grant.deadline_ms] * len(seqs)
+    if all(map(lt, seqs, seqs[1:])):
+        return Leased(seqs, list(ids), deadlines, counts, texts)
+    rows = sorted(zip(seqs, ids, counts, strict=True))
+    return Leased([row[0] for row in rows], [row[1] for row in rows], deadlines, [row[2] for row in rows], texts)
 
 
 def _leased(pieces: Sequence[Piece], grant: Grant, lost: Sequence[int], *, alone: bool) -> Leased:
