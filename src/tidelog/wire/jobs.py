@@ -9,6 +9,7 @@ from msgspec import Struct
 from tidelog.wire.requests import U32, U64, within
 
 CLAIM_MAX: Final = 1_000  # jobs of one claim; more is this many
+CLAIM_BYTES_MAX: Final = 8 << 20  # data of one claim's jobs: what would be more stays for the next; one job in any case
 SEQS_MAX: Final = 1_000  # of one ack, nack or extend; more is refused
 NODE_BYTES_MAX: Final = 128
 DELAY_MS_MAX: Final = 86_400_000

@@ -48,6 +48,7 @@ class Pass(NamedTuple):
     texts: list[Texts] | None  # what each is given, where that was at hand
     plan: list[Run]  # how to read it where it was not
     token: Token[None] | None  # of durable leases
+    ready: int  # jobs that nobody was given
     swept: bool
 
 
@@ -89,10 +90,11 @@ def claim_now(state: State, wants: Sequence[Want]) -> list[Leased]:
     if found.dead:
         burial.bury(state, found.dead, reading.pick(pieces, found.dead))
     if found.texts is not None:
-        answers = [_answer(grant, texts) for grant, texts in zip(found.grants, found.texts, strict=True)]
+        pairs = zip(found.grants, found.texts, strict=True)
+        answers = [_answer(grant, texts, found.ready) for grant, texts in pairs]
     else:
         alone = len(wants) == 1 and not found.dead
-        answers = [_leased(pieces, grant, lost, alone=alone) for grant in found.grants]
+        answers = [_leased(pieces, grant, lost, found.ready, alone=alone) for grant in found.grants]
     for grant, answer in zip(found.grants, answers, strict=True):
         state.journal.claimed(found.now_ms, grant.want.node, answer)
     if lost and not any(answer.count for answer in answers):
@@ -121,18 +123,32 @@ def _pass(state: State, wants: Sequence[Want]) -> Pass:
             grants: list[Grant] = []
             for want, share in zip(wants, divide(len(live), [want.most for want in wants]), strict=True):
                 deadline_ms = now_ms + clamp_lease(core.config.lease_ms if want.lease_ms is None else want.lease_ms)
-                seqs = [live[at] for at in share]
+                seqs = _fitting(state, want, [live[at] for at in share])
                 grants.append(Grant(want, seqs, *leases.grant(seqs, want.node, deadline_ms, want.conn), deadline_ms))
             leases.set_aside(dead)
             try:
                 texts = None if dead else _texts(core.index, grants)
-                plan = reading.plan(core.index, sorted([*live, *dead]), state.ahead) if texts is None else []
+                plan = reading.plan(core.index, _together(grants, dead), state.ahead) if texts is None else []
                 token = _log(state, grants) if state.durable and live else None
             except BaseException:
                 _take_back(state, grants)
                 leases.unsettled(dead)
                 raise
-            return Pass(now_ms, grants, dead, texts, plan, token, bool(swept))
+            return Pass(now_ms, grants, dead, texts, plan, token, state.counts().ready, bool(swept))
+
+
+def _fitting(state: State, want: Want, seqs: list[int]) -> list[int]:
+    """As many of these jobs as their claimer can take; the others can be claimed again, before all that is fresh."""
+    index, most = state.core.index, want.bytes_max
+    if most is None or index.bytes <= most or len(seqs) < 2:
+        return seqs
+    fit = reading.fitting(index, seqs, most)
+    state.leases.put_back(seqs[fit:])
+    return seqs[:fit]
+
+
+def _together(grants: Sequence[Grant], dead: Sequence[int]) -> list[int]:
+    return sorted([*dead, *(seq for grant in grants for seq in grant.seqs)])
 
 
 def _texts(index: TopicIndex, grants: Sequence[Grant]) -> list[Texts] | None:
@@ -184,16 +200,17 @@ def _take_back(state: State, grants: Sequence[Grant]) -> None:
         state.leases.revoke(grant.seqs, grant.ids)
 
 
-def _answer(grant: Grant, texts: Texts) -> Leased:
+def _answer(grant: Grant, texts: Texts, ready: int) -> Leased:
     seqs, ids, counts = grant.seqs, grant.ids, grant.counts
     deadlines = [grant.deadline_ms] * len(seqs)
     if all(map(lt, seqs, seqs[1:])):
-        return Leased(seqs, list(ids), deadlines, counts, texts)
+        return Leased(seqs, list(ids), deadlines, counts, texts, ready)
     rows = sorted(zip(seqs, ids, counts, strict=True))
-    return Leased([row[0] for row in rows], [row[1] for row in rows], deadlines, [row[2] for row in rows], texts)
+    first, second, third = ([row[at] for row in rows] for at in range(3))
+    return Leased(first, second, deadlines, third, texts, ready)
 
 
-def _leased(pieces: Sequence[Piece], grant: Grant, lost: Sequence[int], *, alone: bool) -> Leased:
+def _leased(pieces: Sequence[Piece], grant: Grant, lost: Sequence[int], ready: int, *, alone: bool) -> Leased:
     rows = zip(grant.seqs, grant.ids, grant.counts, strict=True)
     unread = set(lost)
     kept = sorted(row for row in rows if row[0] not in unread)
@@ -204,4 +221,5 @@ def _leased(pieces: Sequence[Piece], grant: Grant, lost: Sequence[int], *, alone
         [grant.deadline_ms] * len(kept),
         [count for _, _, count in kept],
         list(pieces) if alone else reading.pick(pieces, seqs),
+        ready,
     )

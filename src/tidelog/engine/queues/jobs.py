@@ -89,7 +89,7 @@ class Texts(NamedTuple):
 class Leased:
     """What one claimer got, ascending by seq. There is no object per job until `jobs`."""
 
-    __slots__ = ("_pieces", "deadlines", "deliveries", "lease_ids", "seqs")
+    __slots__ = ("_pieces", "deadlines", "deliveries", "lease_ids", "ready", "seqs")
 
     def __init__(
         self,
@@ -98,9 +98,11 @@ class Leased:
         deadlines: list[int],
         deliveries: list[int],
         pieces: Sequence[Piece] | Texts,
+        ready: int = 0,
     ) -> None:
         self.seqs, self.lease_ids, self.deadlines, self.deliveries = seqs, lease_ids, deadlines, deliveries
         self._pieces = pieces
+        self.ready = ready  # what could be claimed behind it
 
     @property
     def count(self) -> int:

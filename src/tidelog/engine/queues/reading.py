@@ -6,6 +6,7 @@ What needs the topic's lock is `living`, `fresh` and `plan`; `fetch` reads what 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
@@ -68,6 +69,19 @@ def fresh(index: TopicIndex, cursor: int, stop: int, most: int) -> tuple[list[in
                 return found, found[-1] + 1
             lo = hi
     return found, max(cursor, stop)
+
+
+def fitting(index: TopicIndex, seqs: Sequence[int], bytes_max: int) -> int:
+    """How many of these jobs, in this order, have no more data than that together; one in any case. One whose index
+    does not read counts as none."""
+    left = bytes_max
+    for count, seq in enumerate(seqs):
+        part = index.part_of(seq)
+        with suppress(Damaged, Unavailable):
+            left -= 0 if part is None else int(part.entries()["data_len"][seq - part.base])
+        if left < 0:
+            return max(count, 1)
+    return len(seqs)
 
 
 def texts(index: TopicIndex, seqs: Sequence[int]) -> Texts | None:
