@@ -140,8 +140,10 @@ def apply(
         seqs = np.array(body.seqs, np.int64)
         if body.match is not None:
             seqs = find(core, body.match, stop, strict=False)
-        seqs = index.living(seqs[seqs < bound])
-        first, last = (int(seqs[0]), int(seqs[-1])) if len(seqs) else (0, 0)
+        seqs = seqs[seqs < bound]
+        if number:  # somebody wants to know what was there
+            seqs = index.living(seqs)
+            first, last = (int(seqs[0]), int(seqs[-1])) if len(seqs) else (0, 0)
         gone = index.delete(seqs)
     else:
         gone = index.delete_before(stop)

@@ -32,21 +32,21 @@ class Ack(Struct, kw_only=True):
     lease_ids: list[str] = []
 
     def __post_init__(self) -> None:
-        within(*self.seqs)
+        within(max(self.seqs, default=0))
 
 
 class Nack(Ack, kw_only=True):
     delay_ms: U64 = 0
 
     def __post_init__(self) -> None:
-        within(self.delay_ms, *self.seqs)
+        within(self.delay_ms, max(self.seqs, default=0))
 
 
 class Extend(Ack, kw_only=True):
     lease_ms: U64
 
     def __post_init__(self) -> None:
-        within(self.lease_ms, *self.seqs)
+        within(self.lease_ms, max(self.seqs, default=0))
 
 
 class Redrive(Struct):

@@ -107,18 +107,14 @@ class Journal:
         self, now_ms: int, event: str, leases: Sequence[tuple[int, Lease]], deadline_ms: int | None = None
     ) -> None:
         """The same step of jobs that were held, by whoever held them."""
-        by_node: dict[str, tuple[list[int], list[int]]] = {}
-        for seq, lease in leases if self._on else ():
-            seqs, ids = by_node.setdefault(lease.node, ([], []))
-            seqs.append(seq)
-            ids.append(lease.lease_id)
-        for node, (seqs, ids) in by_node.items():
+        if not self._on:
+            return
+        nodes = dict.fromkeys(lease.node for _, lease in leases)
+        for node in nodes:
+            mine = leases if len(nodes) == 1 else [each for each in leases if each[1].node == node]
+            seqs, ids = [seq for seq, _ in mine], [lease.lease_id for _, lease in mine]
             deadlines = None if deadline_ms is None else [deadline_ms] * len(seqs)
             self.note(now_ms, event, seqs, node, ids, None, None, deadlines)
-
-    def expired(self, now_ms: int, leases: Sequence[tuple[int, Lease]]) -> None:
-        if leases:
-            self.leases(now_ms, "expired", leases)
 
     def flush(self) -> None:
         """Bring what was noted into the topic. Called without any lock; where that fails it is lost, and the queue goes

@@ -29,9 +29,12 @@ def parse_lease_token(text: str) -> int | None:
     if not text:
         return None
     digits = text.removeprefix(_PREFIX)
-    if digits == text or not digits or len(digits) > 16 or digits.strip("0123456789abcdefABCDEF"):
-        raise BadInput(f"{text!r:.80} is no lease token; nothing was done, send what the claim answered")
-    return int(digits, 16)
+    try:
+        if digits == text or len(digits) > 16 or not digits.isascii() or not digits.isalnum():  # int takes more
+            raise ValueError
+        return int(digits, 16)
+    except ValueError:
+        raise BadInput(f"{text!r:.80} is no lease token; nothing was done, send what the claim answered") from None
 
 
 class Job(NamedTuple):

@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import repeat
+from math import inf
 from typing import Final, NamedTuple
 
 _SLACK: Final = 4_096  # entries of alarms that may be out of date before they are gone through
@@ -47,6 +49,9 @@ class Swept(NamedTuple):
         return bool(self.expired or self.due)
 
 
+_NOTHING: Final = Swept([], [])
+
+
 class Alarms:
     """Which seqs something is due for, by time. What was set and no longer holds is passed over by who asks."""
 
@@ -63,6 +68,11 @@ class Alarms:
         else:
             held += seqs
         self.size += len(seqs)
+
+    @property
+    def earliest(self) -> float:
+        """Nothing is due before this time."""
+        return self._times[0] if self._times else inf
 
     def before(self, stop_ms: int) -> Iterator[tuple[int, list[int]]]:
         """Take out what is due before this time, earliest first."""
@@ -142,6 +152,14 @@ class Leases:
 
     def sweep(self, now_ms: int) -> Swept:
         """Bring back what is due: delays that have passed, leases whose deadline has."""
+        ends, starts = self._ends, self._starts
+        if (
+            starts.earliest > now_ms
+            and ends.earliest >= now_ms
+            and ends.size <= 2 * len(self.held) + _SLACK
+            and starts.size <= 2 * len(self.delayed) + _SLACK
+        ):
+            return _NOTHING
         due: list[int] = []
         expired: list[tuple[int, Lease]] = []
         for at_ms, seqs in self._starts.before(now_ms + 1):
@@ -212,15 +230,14 @@ class Leases:
         """Lease what was taken; the ids, and how often each was handed out with this time."""
         ids = range(self.lease_id + 1, self.lease_id + len(seqs) + 1)
         self.lease_id += len(seqs)
-        counts: list[int] = []
-        held, deliveries, cursor = self.held, self.deliveries, self.cursor
-        for seq, lease_id in zip(seqs, ids, strict=True):
-            held[seq] = Lease(node, lease_id, deadline_ms, conn)
-            deliveries[seq] = count = deliveries.get(seq, 0) + 1
-            counts.append(count)
-            if seq >= cursor:
-                self._beyond.add(seq)
+        deliveries, cursor = self.deliveries, self.cursor
+        self.held.update(zip(seqs, map(Lease, repeat(node), ids, repeat(deadline_ms), repeat(conn)), strict=False))
+        fresh = deliveries.keys().isdisjoint(seqs)  # as nearly always
+        counts = [1] * len(seqs) if fresh else [deliveries.get(seq, 0) + 1 for seq in seqs]
+        deliveries.update(zip(seqs, counts, strict=True))
         if seqs:
+            if max(seqs) >= cursor:
+                self._beyond.update(seq for seq in seqs if seq >= cursor)
             self._ends.set(deadline_ms, seqs)
             if conn is not None:
                 self._conns.setdefault(conn, set()).update(seqs)
@@ -251,20 +268,35 @@ class Leases:
 
     # ── settling ──────────────────────────────────────────────────────────────────────────────
 
-    def settle(self, seq: int, node: str, lease_id: int | None) -> Lease | None:
-        """Begin to end a lease, for its holder; None where it is not theirs. What becomes of the job is told later."""
-        lease = self._owned(seq, node, lease_id)
-        if lease is not None:
-            self._let_go(seq, lease)
-            self.settling[seq] = lease
-        return lease
+    def settle(
+        self, seqs: Iterable[int], node: str, lease_ids: Iterable[int | None]
+    ) -> tuple[list[tuple[int, Lease]], list[int]]:
+        """Begin to end leases, for their holder; those, and the seqs that are not theirs. What becomes of the jobs is
+        told later."""
+        ended: list[tuple[int, Lease]] = []
+        skipped: list[int] = []
+        held, settling = self.held, self.settling
+        for seq, lease_id in zip(seqs, lease_ids, strict=True):
+            lease = held.get(seq)
+            if lease is None or lease[0] != node or (lease_id is not None and lease_id != lease[1]):
+                skipped.append(seq)
+                continue
+            if lease[3] is None:
+                del held[seq]
+            else:
+                self._let_go(seq, lease)
+            settling[seq] = lease
+            ended.append((seq, lease))
+        return ended, skipped
 
     def settled(self, seqs: Iterable[int]) -> None:
         """The jobs are gone."""
+        settling, deliveries, priorities = self.settling, self.deliveries, self.priorities
         for seq in seqs:
-            self.settling.pop(seq, None)
-            self.deliveries.pop(seq, None)
-            self.priorities.pop(seq, None)
+            settling.pop(seq, None)
+            deliveries.pop(seq, None)
+            if priorities:
+                priorities.pop(seq, None)
 
     def unsettled(self, seqs: Iterable[int]) -> None:
         """It did not happen: leases are back as they were."""

@@ -103,8 +103,9 @@ class State:
             self.leases.forget(np.array(tracked, np.int64)[gone].tolist())
             self._removals = index.removals
         swept = self.leases.sweep(now_ms)
-        self.expired += len(swept.expired)
-        self.journal.expired(now_ms, swept.expired)
+        if swept.expired:
+            self.expired += len(swept.expired)
+            self.journal.leases(now_ms, "expired", swept.expired)
         return swept
 
     def own_removal(self, remove: Callable[[], object]) -> None:
