@@ -111,7 +111,8 @@ def _pass(state: State, wants: Sequence[Want]) -> Pass:
     core, leases = state.core, state.leases
     total = sum(want.most for want in wants)
     while True:
-        state.reserve(total)
+        if leases.lease_id + total > state.ceiling:
+            state.reserve(total)
         with core.lock:
             core.check_writable()
             core.shared.shard(core.id)  # refuses where nothing can be written
@@ -121,9 +122,9 @@ def _pass(state: State, wants: Sequence[Want]) -> Pass:
             swept = state.refresh(now_ms)
             live, dead = _taken(state, total)
             grants: list[Grant] = []
-            for want, share in zip(wants, divide(len(live), [want.most for want in wants]), strict=True):
+            for want, share in zip(wants, _dealt(live, wants), strict=True):
                 deadline_ms = now_ms + clamp_lease(core.config.lease_ms if want.lease_ms is None else want.lease_ms)
-                seqs = _fitting(state, want, [live[at] for at in share])
+                seqs = _fitting(state, want, share)
                 grants.append(Grant(want, seqs, *leases.grant(seqs, want.node, deadline_ms, want.conn), deadline_ms))
             leases.set_aside(dead)
             try:
@@ -135,6 +136,13 @@ def _pass(state: State, wants: Sequence[Want]) -> Pass:
                 leases.unsettled(dead)
                 raise
             return Pass(now_ms, grants, dead, texts, plan, token, state.counts().ready, bool(swept))
+
+
+def _dealt(live: list[int], wants: Sequence[Want]) -> list[list[int]]:
+    """Which jobs each of them is given."""
+    if len(wants) == 1:
+        return [live]
+    return [[live[at] for at in share] for share in divide(len(live), [want.most for want in wants])]
 
 
 def _fitting(state: State, want: Want, seqs: list[int]) -> list[int]:

@@ -10,6 +10,7 @@ more than all else that is done for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 import msgspec
@@ -34,12 +35,20 @@ class Note(NamedTuple):
 
 def texts(note: Note) -> list[bytes]:
     """A text for each step."""
-    head = b'{"ts_ms":%d,"event":%b' % (note.ts_ms, _quote(note.event))
-    if note.seqs is None:
-        return [head + b"}"]
-    if note.event == "enqueued":
-        return [b'%b,"seq":%d,"last_seq":%d}' % (head, note.seqs[0], note.seqs[1])]
-    node = b"" if note.node is None else b',"node":' + _quote(note.node).replace(b"%", b"%%")
-    given = [(name, column) for name, column in zip(_COLUMNS, note[4:], strict=True) if column]
-    row = head + b',"seq":%d' + node + b"".join(b',"%b":%%d' % name for name, _ in given) + b"}"
-    return [row % each for each in zip(note.seqs, *(column for _, column in given), strict=True)]
+    ts_ms, event, seqs, node, *more = note
+    if seqs is None:
+        return [b'{"ts_ms":%d,"event":%b}' % (ts_ms, _quote(event))]
+    if event == "enqueued":
+        return [b'{"ts_ms":%d,"event":"enqueued","seq":%d,"last_seq":%d}' % (ts_ms, *seqs)]
+    row = _template(event, node, *map(bool, more))
+    return [row % each for each in zip([ts_ms] * len(seqs), seqs, *filter(None, more), strict=True)]
+
+
+@lru_cache(1024)
+def _template(event: str, node: str | None, *given: bool) -> bytes:
+    """The text of a step with a place for its time, its seq and each of the columns that it has."""
+    said = b'{"ts_ms":%%d,"event":%b,"seq":%%d' % _quote(event)
+    if node is not None:
+        said += b',"node":' + _quote(node).replace(b"%", b"%%")
+    columns = [b',"%b":%%d' % name for name, there in zip(_COLUMNS, given, strict=True) if there]
+    return said + b"".join(columns) + b"}"
