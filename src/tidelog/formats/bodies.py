@@ -24,11 +24,10 @@ and only a writer that does not exist could have put them there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
-from struct import Struct, error, pack
+from struct import Struct, pack
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 from tidelog.errors import BadInput, Corrupt, NewerFormat, TooLarge
@@ -232,8 +231,7 @@ def encode(body: Body) -> bytes:
         case RouterDelete(name):
             return _text(name)
         case Delete():
-            seqs = _count(body.seqs) + _u64s(body.seqs)
-            return _option(body.before_seq) + _match(body.match) + seqs + _option(body.bound_head)
+            return _option(body.before_seq) + _match(body.match) + _u64s(body.seqs) + _option(body.bound_head)
         case EvictWatermark():
             return _u64(body.evict_floor) + _u64(body.earliest_seq) + _u64(body.expiry_floor)
         case CheckpointBarrier(seq):
@@ -416,11 +414,10 @@ def _u64(value: int) -> bytes:
     return _U64.pack(value)
 
 
-def _u64s(values: Sequence[int]) -> bytes:
-    try:
-        return pack(f"<{len(values)}Q", *values)
-    except error:
-        return b"".join(map(_u64, values))  # which says what is wrong with them
+def _u64s(values: tuple[int, ...]) -> bytes:
+    _u64(min(values, default=0))
+    _u64(max(values, default=0))
+    return pack(f"<I{len(values)}Q", len(values), *values)
 
 
 def _count(items: tuple[object, ...]) -> bytes:

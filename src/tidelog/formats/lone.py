@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tidelog.formats import batch, frame, idx
+from tidelog.formats import batch, columns, frame, idx
 from tidelog.formats.frame import APPEND, APPEND_BATCH, HEADER_BYTES, Fault, Frame
 from tidelog.formats.rows import Rows, Span
 from tidelog.types import Buffer
@@ -36,8 +36,11 @@ def texts(made: bytes, pos: int, seq: int, stop: int) -> tuple[int, list[bytes]]
         return None
     if found.kind == APPEND:
         return found.ts_ms, [made[found.data_at : found.data_end]]
-    datas = batch.datas(made, found, seq - found.seq, stop - found.seq) if found.kind == APPEND_BATCH else None
-    return None if datas is None else (found.ts_ms, datas)
+    plain = batch.plain(made, found) if found.kind == APPEND_BATCH else None
+    if plain is None:
+        return None
+    count, lengths_at = plain
+    return found.ts_ms, columns.cut(made, lengths_at, count, seq - found.seq, stop - found.seq)
 
 
 def named(buf: Buffer, entries: NDArray[np.void], first_seq: int, *, check: bool, origin: int) -> Rows | None:
