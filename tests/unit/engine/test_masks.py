@@ -31,7 +31,7 @@ def test_a_mask_grows_and_forgets_nothing() -> None:
         known.add(one)
         assert set(np.flatnonzero(mask.view(size)).tolist()) == known
         assert not mask.set(one)
-    assert mask.has(one)
+    assert mask.has(next(iter(known)))
     assert not mask.has(1 << 20), "what nobody has set is not deleted"
 
 

@@ -26,7 +26,7 @@ from heapq import heappop, heappush
 from itertools import repeat
 from typing import Final, NamedTuple
 
-from tidelog.engine.queues.alarms import Alarms
+from tidelog.engine.queues.alarms import Alarms as Alarms
 
 _SLACK: Final = 4_096  # entries of alarms that may be out of date before they are gone through
 _Key = tuple[int, int, int]  # minus priority, whether it is fresh, seq
@@ -107,7 +107,7 @@ class Leases:
         ends, starts = self._ends, self._starts
         if (
             starts.earliest > now_ms
-            and ends.earliest >= now_ms
+            and ends.earliest > now_ms
             and ends.size <= 2 * len(self.held) + _SLACK
             and starts.size <= 2 * len(self.delayed) + _SLACK
         ):
@@ -227,16 +227,13 @@ class Leases:
         told later."""
         ended: list[tuple[int, Lease]] = []
         skipped: list[int] = []
-        held, settling = self.held, self.settling
+        settling = self.settling
         for seq, lease_id in zip(seqs, lease_ids, strict=True):
-            lease = held.get(seq)
-            if lease is None or lease[0] != node or (lease_id is not None and lease_id != lease[1]):
+            lease = self._owned(seq, node, lease_id)
+            if lease is None:
                 skipped.append(seq)
                 continue
-            if lease[3] is None:
-                del held[seq]
-            else:
-                self._let_go(seq, lease)
+            self._let_go(seq, lease)
             settling[seq] = lease
             ended.append((seq, lease))
         return ended, skipped
