@@ -151,6 +151,8 @@ class Growing:
 
     def view(self) -> memoryview:
         """All of it. What was handed out earlier stays as it was: room is replaced when it grows, never resized."""
+        if not self._fresh:
+            return self._room[: self._used].data
         fresh = idx.lay(self._fresh)
         need = self._used + len(fresh)
         if need > len(self._room):

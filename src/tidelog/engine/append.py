@@ -7,12 +7,10 @@ after a power cut its seqs are at least never given to another record; `memory` 
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from msgspec.structs import replace
 
 from tidelog.engine import encode
-from tidelog.engine.block import LARGE_BYTES
+from tidelog.engine.block import LARGE_BYTES, Told
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import Core, Shared
 from tidelog.engine.encode import Batch, Columns
@@ -39,9 +37,9 @@ class Append(Commit):
         "first",
         "key",
         "reserves",
-        "run",
         "shard",
         "token",
+        "told",
         "ts_ms",
         "weight",
     )
@@ -53,7 +51,7 @@ class Append(Commit):
         self.weight, self.batch_frames, self.key = batch.weight, frames, key
         self.reserves = core.config.durability == "disk"
         self.ceiling = 0
-        self.run = _run(batch, frames)
+        self.told = told_of(batch, frames)
         self.shard = core.shard
         self.token: Token[Appended] = Token(self.shard)
 
@@ -106,35 +104,30 @@ class Append(Commit):
             self.token.fail(error)
 
     def _publish(self) -> None:
-        core, run = self.core, self.run
-        if run is None or self.file is None:
-            core.publish(self.first, self.batch_frames, self.count, self.weight, self.ts_ms, kept=True)
+        core, told = self.core, self.told
+        if told is None or self.file is None or self.count == 1 or self.weight < LARGE_BYTES:
+            core.publish(self.first, self.batch_frames, self.count, self.weight, self.ts_ms, kept=True, told=told)
             return
         at = self.at + self.size - sum(map(len, self.batch_frames))  # behind what `prepare` put in front
         pieces = []
         for made in self.batch_frames:
             pieces.append(Stored(self.file, at, len(made)))
             at += len(made)
-        core.publish_stored(self.first, pieces, run.counts, run.lengths, self.ts_ms, run.flags)
+        core.publish_stored(self.first, pieces, told, self.ts_ms)
 
 
-class _Run(NamedTuple):
-    """What an index will say of a batch that is not read again for it."""
-
-    counts: list[int]
-    lengths: list[int]
-    flags: int
-
-
-def _run(batch: Batch | Columns, frames: list[bytes]) -> _Run | None:
-    """How a large batch is told of without reading it again; None where it is small or its records differ."""
-    if isinstance(batch, Columns) or len(batch) == 1 or batch.weight < LARGE_BYTES:
+def told_of(batch: Batch | Columns, frames: list[bytes]) -> Told | None:
+    """What the index says of a batch, without reading it again for that; None where its records differ."""
+    if isinstance(batch, Columns) or batch.metas is not None:
         return None
     tag, node, json = batch.tag, batch.node, batch.json
-    if batch.metas is not None or not (isinstance(json, bool) and isinstance(tag, bytes) and isinstance(node, bytes)):
+    if not (isinstance(json, bool) and isinstance(tag, bytes) and isinstance(node, bytes)):
         return None
-    flags = idx.BATCH | (idx.JSON if json else 0) | (idx.HAS_TAG if tag else 0) | (idx.HAS_NODE if node else 0)
-    return _Run([_records_in(made) for made in frames], batch.lengths, flags)
+    flags = (idx.JSON if json else 0) | (idx.HAS_TAG if tag else 0) | (idx.HAS_NODE if node else 0)
+    if len(batch) > 1:
+        flags |= idx.BATCH
+    counts = [len(batch)] if len(frames) == 1 else [_records_in(made) for made in frames]
+    return Told(counts, batch.lengths, flags)
 
 
 def _records_in(made: bytes) -> int:
@@ -247,7 +240,7 @@ def _admit(core: Core, batch: Batch | Columns) -> None:
 def _resident(core: Core, first: int, ts_ms: int, batch: Batch | Columns, key: str | None) -> Token[Appended]:
     """An ephemeral topic's record is visible at once and lies in no file."""
     frames = encode.frames(core.id, first, ts_ms, batch, durable=False)
-    core.publish(first, frames, len(batch), batch.weight, ts_ms, kept=False)
+    core.publish(first, frames, len(batch), batch.weight, ts_ms, kept=False, told=told_of(batch, frames))
     core.tail = core.index.head
     appended = Appended(first, core.tail, core.tail)
     if key is not None:

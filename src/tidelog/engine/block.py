@@ -11,15 +11,16 @@ file while a block names it, and a reader that holds a piece of it keeps it open
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.commitlog.codec import Chunk
 from tidelog.commitlog.segment import Growing
-from tidelog.engine.parts import Bools, Weight, buried
+from tidelog.engine.masks import Bools, Mask
+from tidelog.engine.parts import Weight, bury, bury_one
 from tidelog.errors import Corrupt
 from tidelog.formats import frame, idx, lone, scan
 from tidelog.formats.frame import Frame
@@ -28,6 +29,16 @@ from tidelog.types import Buffer, Ints
 from tidelog.wal import Stored
 
 Piece = bytes | Stored
+
+
+class Told(NamedTuple):
+    """What a writer knows of its records, so that nobody has to read them for the index: they came at one time."""
+
+    counts: Sequence[int]  # how many are in each frame
+    lengths: Sequence[int]
+    flags: int
+
+
 LARGE_BYTES: Final = 1 << 16  # a write of at least this is left in the WAL
 _LOOSE_MAX: Final = 256  # small pieces are laid together when there are this many
 
@@ -50,14 +61,24 @@ class Block:
         self._index = Growing(b"")
         self._indexed = 0  # bytes that the index covers
         self._listed = base  # one past the last seq that it covers
-        self._dead: Bools | None = None
+        self.bare_from = base  # records from this seq on have no meta
+        self._dead: Mask | None = None
         self._newest: tuple[int, bytes] | None = None  # first seq and frames of the last write, where it is in memory
 
-    def add(self, pieces: list[bytes] | list[Stored], count: int, weight: int, first_ts: int, last_ts: int) -> None:
+    def add(
+        self,
+        pieces: list[bytes] | list[Stored],
+        count: int,
+        weight: int,
+        first_ts: int,
+        last_ts: int,
+        told: Told | None = None,
+    ) -> None:
         """Append the frames of `count` records with the next seqs."""
         assert not self.frozen, "a frozen block is what a checkpoint has seen"
         if self.base == self.stop:
             self.first_ts = first_ts
+        start, known = self.origin + self.size, told is not None and self._indexed == self.size
         newest = pieces[0] if len(pieces) == 1 else None
         self._newest = (self.stop, newest) if isinstance(newest, bytes) else None
         for piece in pieces:
@@ -70,22 +91,31 @@ class Block:
             self._pieces[self._loose :] = [b"".join(self._pieces[self._loose :])]  # type: ignore[arg-type]  # bytes all
             del self._starts[self._loose + 1 :]
             self._loose = len(self._pieces) if len(self._pieces[-1]) >= LARGE_BYTES else len(self._pieces) - 1
+            self._index.view()
         self.stop += count
         self.live += count
         self.live_bytes += weight
         self.last_ts = last_ts
-        if self._dead is not None:
-            self._dead = np.append(self._dead, np.zeros(count, bool))
+        if told is None or told.flags & idx.HAS_META:
+            self.bare_from = self.stop
+        if told is not None and known:
+            self._list(pieces, told, start, first_ts)
 
-    def add_stored(self, pieces: list[Stored], counts: list[int], lengths: list[int], ts_ms: int, flags: int) -> None:
-        """Append frames that stay in the WAL. What the index says of their records is the writer's to know: how many
-        are in each frame, how long they are, and their flags."""
+    def add_stored(self, pieces: list[Stored], told: Told, ts_ms: int) -> None:
+        """Append frames that stay in the WAL."""
         self._walk()  # the index grows in the order of the records
-        starts = [self.origin + self.size]
-        for piece in pieces[:-1]:
-            starts.append(starts[-1] + len(piece))
-        self.add(pieces, len(lengths), sum(lengths), ts_ms, ts_ms)
-        self._index.add(Run(starts, counts, np.array(lengths, np.uint32), ts_ms, flags))
+        self.add(pieces, len(told.lengths), sum(told.lengths), ts_ms, ts_ms, told)
+
+    def _list(self, pieces: Sequence[Piece], told: Told, start: int, ts_ms: int) -> None:
+        """Put what the writer told into the index, which has everything before it."""
+        counts, lengths, flags = told
+        if len(lengths) == 1:
+            self._index.add(idx.entry_of(start, lengths[0], ts_ms, flags))
+        else:
+            starts = [start]
+            for piece in pieces[:-1]:
+                starts.append(starts[-1] + len(piece))
+            self._index.add(Run(starts, counts, np.array(lengths, np.uint32), ts_ms, flags))
         self._indexed, self._listed = self.size, self.stop
 
     def pieces(self) -> Iterator[Buffer]:
@@ -121,13 +151,20 @@ class Block:
         return idx.read(self.index())
 
     def dead(self) -> Bools | None:
-        return self._dead
+        return None if self._dead is None else self._dead.view(self.stop - self.base)
 
     def bury(self, which: Ints) -> Weight:
-        self._dead, gone = buried(self, self._dead, which)
-        self.live -= gone.records
-        self.live_bytes -= gone.size
+        self._dead = self._dead or Mask()
+        gone = bury(self, self._dead, which)
+        self.live, self.live_bytes = self.live - gone.records, self.live_bytes - gone.size
         return gone
+
+    def bury_one(self, at: int) -> int | None:
+        self._dead = self._dead or Mask()
+        size = bury_one(self, self._dead, at)
+        if size is not None:
+            self.live, self.live_bytes = self.live - 1, self.live_bytes - size
+        return size
 
     def look(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
         newest = self._newest
@@ -151,6 +188,23 @@ class Block:
             return Chunk(scan.walk_indexed(window, entries, lo, hi, base, check=check, origin=low), base + hi)
 
         return read
+
+    def texts(self, first: int, stop: int) -> tuple[list[int], list[bytes]] | None:
+        """The times and the data of these records, where they lie in memory and are JSON without tags and metas: read
+        at once and without columns, for those who want a few."""
+        index, times, found = self.index(), list[int](), list[bytes]()
+        while first < stop:
+            at = idx.frame_at(index, first - self.base)
+            where = bisect_right(self._starts, at) - 1
+            piece = self._pieces[where]
+            known = None if isinstance(piece, Stored) else lone.texts(piece, at - self._starts[where], first, stop)
+            if known is None:
+                return None
+            ts_ms, datas = known
+            times += [ts_ms] * len(datas)
+            found += datas
+            first += len(datas)
+        return times, found
 
 
 def _window(pieces: list[Piece], start: int, lo: int, hi: int) -> Buffer:

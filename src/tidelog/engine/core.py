@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from tidelog.clock import Clock
 from tidelog.disk.seam import Disk, join
-from tidelog.engine.block import Block
+from tidelog.engine.block import Block, Told
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig
 from tidelog.engine.floors import Marks
 from tidelog.engine.holds import Cursor, broken_by, limit
@@ -195,15 +195,23 @@ class Core:
 
     # ── publishing, by the committer ──────────────────────────────────────────────────────────
 
-    def publish(self, first: int, frames: list[bytes], count: int, weight: int, ts_ms: int, *, kept: bool) -> None:
-        """Make a committed batch visible and keep the caps. With the lock held; `wake` follows without it."""
-        self._published(self.index.publish(first, frames, count, weight, ts_ms, kept=kept), kept=kept)
-
-    def publish_stored(
-        self, first: int, pieces: list[Stored], counts: list[int], lengths: list[int], ts_ms: int, flags: int
+    def publish(
+        self,
+        first: int,
+        frames: list[bytes],
+        count: int,
+        weight: int,
+        ts_ms: int,
+        *,
+        kept: bool,
+        told: Told | None = None,
     ) -> None:
+        """Make a committed batch visible and keep the caps. With the lock held; `wake` follows without it."""
+        self._published(self.index.publish(first, frames, count, weight, ts_ms, kept=kept, told=told), kept=kept)
+
+    def publish_stored(self, first: int, pieces: list[Stored], told: Told, ts_ms: int) -> None:
         """`publish` of a large batch, which is read where the WAL has it."""
-        self._published(self.index.publish_stored(first, pieces, counts, lengths, ts_ms, flags), kept=True)
+        self._published(self.index.publish_stored(first, pieces, told, ts_ms), kept=True)
 
     def _published(self, block: Block, *, kept: bool) -> None:
         limits = self.shared.limits

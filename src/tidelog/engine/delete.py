@@ -27,6 +27,7 @@ from tidelog.types import Ints
 from tidelog.wal import Commit, Token
 
 _SEQS_MAX = 1_000_000
+_FEW = 16  # seqs that are deleted one by one: arrays cost more until there are about so many
 
 
 class Delete(Commit):
@@ -133,12 +134,16 @@ def apply(
     bound = index.head + 1 if body.bound_head is None else min(body.bound_head, index.head + 1)
     stop = bound if body.before_seq is None else min(body.before_seq, bound)
     first, last = index.earliest, stop - 1
-    if body.seqs or body.match is not None:
+    if not number and body.match is None and 0 < len(body.seqs) <= _FEW:
+        gone = index.remove([seq for seq in body.seqs if seq < bound])
+    elif body.seqs or body.match is not None:
         seqs = np.array(body.seqs, np.int64)
         if body.match is not None:
             seqs = find(core, body.match, stop, strict=False)
-        seqs = index.living(seqs[seqs < bound])
-        first, last = (int(seqs[0]), int(seqs[-1])) if len(seqs) else (0, 0)
+        seqs = seqs[seqs < bound]
+        if number:  # somebody wants to know what was there
+            seqs = index.living(seqs)
+            first, last = (int(seqs[0]), int(seqs[-1])) if len(seqs) else (0, 0)
         gone = index.delete(seqs)
     else:
         gone = index.delete_before(stop)

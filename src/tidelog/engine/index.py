@@ -13,12 +13,12 @@ every change and never derived from seqs: deletes leave holes.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from tidelog.engine.block import Block
+from tidelog.engine.block import Block, Told
 from tidelog.engine.floors import Marks
 from tidelog.engine.parts import Part, Segment, Weight, sizes, weigh
 from tidelog.formats.frame import SEQ_MAX
@@ -62,21 +62,28 @@ class TopicIndex:
     # ── growing ───────────────────────────────────────────────────────────────────────────────
 
     def publish(
-        self, first: int, frames: list[bytes], count: int, weight: int, ts_ms: int, *, kept: bool, last_ts: int = 0
+        self,
+        first: int,
+        frames: list[bytes],
+        count: int,
+        weight: int,
+        ts_ms: int,
+        *,
+        kept: bool,
+        last_ts: int = 0,
+        told: Told | None = None,
     ) -> Block:
         """Make records visible. Their seqs are behind the head; a jump leaves holes and starts another segment."""
         block = self.growing(first, kept=kept)
-        block.add(frames, count, weight, ts_ms, last_ts or ts_ms)
+        block.add(frames, count, weight, ts_ms, last_ts or ts_ms, told)
         self._grown(first, count, weight, max(ts_ms, last_ts))
         return block
 
-    def publish_stored(
-        self, first: int, pieces: list[Stored], counts: list[int], lengths: list[int], ts_ms: int, flags: int
-    ) -> Block:
+    def publish_stored(self, first: int, pieces: list[Stored], told: Told, ts_ms: int) -> Block:
         """`publish` of records that stay where the WAL has them."""
         block = self.growing(first, kept=True)
-        block.add_stored(pieces, counts, lengths, ts_ms, flags)
-        self._grown(first, len(lengths), sum(lengths), ts_ms)
+        block.add_stored(pieces, told, ts_ms)
+        self._grown(first, len(told.lengths), sum(told.lengths), ts_ms)
         return block
 
     def _grown(self, first: int, count: int, weight: int, ts_ms: int) -> None:
@@ -143,6 +150,13 @@ class TopicIndex:
             if lo < hi:
                 yield Slice(part, lo, hi)
 
+    def part_of(self, seq: int) -> Segment | Block | None:
+        """The part that has this seq; None: it is a hole."""
+        for part in reversed(self.parts):  # who asks mostly means one of the last
+            if part.base <= seq:
+                return part if seq < part.stop else None
+        return None
+
     def weigh(self, first: int, stop: int) -> Weight:
         """What live records in [first, stop) there are, floors not looked at."""
         found = [weigh(part, lo - part.base, hi - part.base) for part, lo, hi in self.slices(first, stop)]
@@ -173,9 +187,10 @@ class TopicIndex:
             if dead is None:
                 self.earliest = max(self.earliest, first)
                 return
-            living = np.flatnonzero(~dead[first - part.base : stop - part.base])
-            if len(living):
-                self.earliest = first + int(living[0])
+            flags = dead[first - part.base : stop - part.base]
+            living = int(flags.argmin())  # which looks no further than the first
+            if not flags[living]:
+                self.earliest = first + living
                 return
 
     def evict(self, seq: int, cause: str) -> Weight:
@@ -204,6 +219,27 @@ class TopicIndex:
         if count:
             self.removals += 1
             self.skip_dead()
+        return Weight(count, size)
+
+    def remove(self, seqs: Iterable[int]) -> Weight:
+        """`delete` of a handful, where arrays would cost more than the work."""
+        count = size = 0
+        part: Part | None = None
+        try:
+            for seq in seqs:
+                if not self.earliest <= seq <= self.head:
+                    continue
+                if part is None or not part.base <= seq < part.stop:
+                    part = self.part_of(seq)
+                gone = None if part is None else part.bury_one(seq - part.base)
+                if gone is not None:
+                    count, size = count + 1, size + gone
+        finally:
+            self.count -= count
+            self.bytes -= size
+            if count:
+                self.removals += 1
+                self.skip_dead()
         return Weight(count, size)
 
     def living(self, seqs: Ints) -> Ints:

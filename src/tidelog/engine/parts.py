@@ -20,6 +20,8 @@ from tidelog.commitlog.codec import Chunk, Fault, Shape
 from tidelog.commitlog.segment import Mapped
 from tidelog.disk.resident import is_resident
 from tidelog.engine.home import CODEC, Home
+from tidelog.engine.masks import Bools as Bools
+from tidelog.engine.masks import Mask
 from tidelog.errors import Corrupt
 from tidelog.formats import deletions, footer, frame, idx, scan
 from tidelog.formats.deletions import DeletionVector
@@ -29,7 +31,6 @@ from tidelog.types import Buffer, Ints
 if TYPE_CHECKING:
     from tidelog.engine.block import Block
 
-Bools = NDArray[np.bool_]
 _AT_HAND_MAX = 2 << 20  # bytes; to copy them once takes 0.15 ms where no page is missing
 
 
@@ -53,11 +54,15 @@ class Part(Protocol):
         ...
 
     def dead(self) -> Bools | None:
-        """Which seqs are deleted, one flag each; None: none is."""
+        """Which seqs are deleted, one flag each; None: none is. Good while the topic's lock is held: keep a copy."""
         ...
 
     def bury(self, which: Ints) -> Weight:
         """Delete the seqs at these places; return what went."""
+        ...
+
+    def bury_one(self, at: int) -> int | None:
+        """`bury` of one place: its bytes, or None where it was deleted before."""
         ...
 
     def look(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
@@ -89,18 +94,25 @@ def weigh(part: Part, lo: int, hi: int) -> Weight:
     return Weight(int(live.sum()), int(found[live].sum()))
 
 
-def buried(part: Part, mask: Bools | None, which: Ints) -> tuple[Bools, Weight]:
-    """The mask with these places deleted, and what that takes away."""
-    if mask is None:
-        mask = np.zeros(part.stop - part.base, bool)
-    fresh = which[~mask[which]]
+def bury(part: Part, mask: Mask, which: Ints) -> Weight:
+    """Delete these places of a part in its mask; what that takes away."""
+    fresh = which[~mask.view(part.stop - part.base)[which]]
     if not len(fresh):
-        return mask, Weight(0, 0)
+        return Weight(0, 0)
     lo, hi = int(fresh.min()), int(fresh.max()) + 1
     size = int(sizes(part, lo, hi)[fresh - lo].sum())
-    mask = mask.copy()  # readers may hold the one before
-    mask[fresh] = True
-    return mask, Weight(len(fresh), size)
+    mask.set_all(fresh)
+    return Weight(len(fresh), size)
+
+
+def bury_one(part: Part, mask: Mask, at: int) -> int | None:
+    """`bury` of one place, without arrays: how many bytes went; None where it was deleted before."""
+    if mask.has(at):
+        return None
+    entries = part.entries()
+    size = int(sizes(part, at, at + 1)[0]) if entries["flags"][at] & idx.HAS_META else int(entries["data_len"][at])
+    mask.set(at)
+    return size
 
 
 class Limited:
@@ -135,7 +147,7 @@ class Segment:
         self.unsaved = False  # deletions that no `.del` file has yet
         self._extra: bytes | None = None
         self._verified: set[int] = set()
-        self._dead: Bools | None = None
+        self._dead: Mask | None = None
         self._looked = False  # whether `.del` was read
         self._buried = stop - base - live  # how many it must name at least
         self.rebuilt: bytes | None = None  # an index that had to be made again; the file has another or none
@@ -183,32 +195,47 @@ class Segment:
         if not self._looked:
             path = self.home.path(self.base, ".del")
             content = self.home.side(self.base, ".del")
+            count, mask, found = self.stop - self.base, None, 0
             if content is not None:
-                self._dead = np.zeros(self.stop - self.base, bool)
+                mask = Mask()
                 vector = deletions.decode(content, path)
                 where = vector.seqs() - self.base
-                self._dead[where[where < len(self._dead)]] = True
+                mask.set_all(where[where < count])
+                found = int(mask.view(count).sum())
                 # Written by a checkpoint that was not finished: what it says of seqs that this segment does not have
                 # yet must not meet them when it does.
-                self.unsaved |= vector.size > len(self._dead)
-            found = 0 if self._dead is None else int(self._dead.sum())
+                self.unsaved |= vector.size > count
             if found < self._buried:
                 # Serving what it lacks would bring deleted records back.
-                self._dead = None
                 raise Corrupt(path, pos=0, reason=f"{self._buried} records were deleted, it names {found}")
-            self._looked = True
-        return self._dead
+            self._dead, self._looked = mask, True
+        return None if self._dead is None else self._dead.view(self.stop - self.base)
 
     def mask(self, dead: Bools | None) -> None:
         """These places are deleted, whatever the file says."""
-        self._dead, self._looked, self.unsaved = dead, True, dead is not None
+        self._dead, self._looked, self.unsaved = None if dead is None else Mask(dead), True, dead is not None
+
+    def _mask(self) -> Mask:
+        """Where to set what is deleted."""
+        if self.dead() is None:
+            self._dead = Mask()
+        assert self._dead is not None, "made above"
+        return self._dead
 
     def bury(self, which: Ints) -> Weight:
-        self._dead, gone = buried(self, self.dead(), which)
-        self.live -= gone.records
-        self.live_bytes -= gone.size
-        self.unsaved |= gone.records > 0
+        gone = bury(self, self._mask(), which)
+        self._less(*gone)
         return gone
+
+    def bury_one(self, at: int) -> int | None:
+        size = bury_one(self, self._mask(), at)
+        if size is not None:
+            self._less(1, size)
+        return size
+
+    def _less(self, records: int, size: int) -> None:
+        self.live, self.live_bytes = self.live - records, self.live_bytes - size
+        self.unsaved |= records > 0
 
     def vector(self) -> bytes:
         """The content of its `.del` file."""
@@ -221,12 +248,11 @@ class Segment:
     def grow(self, block: Block) -> None:
         """Take over what a block held, now that the files have it."""
         assert (block.base, block.origin) == (self.stop, self.size), "a block goes on where its segment ends"
-        dead = self.dead()
-        if dead is not None or block.dead() is not None:
-            mine = np.zeros(self.stop - self.base, bool) if dead is None else dead
-            theirs = np.zeros(block.stop - block.base, bool) if block.dead() is None else block.dead()
-            self._dead = np.concatenate((mine, theirs))  # type: ignore[arg-type]
-            self.unsaved |= block.dead() is not None
+        self.dead()  # what the file says is about the seqs that it had until now
+        theirs = block.dead()
+        if theirs is not None:
+            self._mask().set_all(np.flatnonzero(theirs) + self.stop - self.base)
+            self.unsaved = True
         self.live, self.live_bytes = self.live + block.live, self.live_bytes + block.live_bytes
         self.stop, self.size, self.last_ts = block.stop, self.size + block.size, block.last_ts
         self.home.forget(self.base)

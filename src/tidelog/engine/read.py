@@ -116,7 +116,7 @@ class Scan:
                 base = part.base
                 stop = min(stop, start + max(count_max, 64))
                 dead = part.dead()
-                gone = None if dead is None else dead[start - part.base : stop - part.base]
+                gone = None if dead is None else dead[start - part.base : stop - part.base].copy()
                 look = part.look(start, stop, min(bytes_max, _CHUNK_BYTES))
             counts = self._gone(first, start)
         if look is None:

@@ -55,7 +55,7 @@ def seek(core: Core, ts_ms: int) -> int:
             part, first, at = found
             times = part.entries()["ts"][found.lo : found.hi]
             dead = part.dead()
-            gone = None if dead is None else dead[found.lo : found.hi]
+            gone = None if dead is None else dead[found.lo : found.hi].copy()
         # Times do not fall, so of a topic's parts one is searched, and another only where its rest is deleted.
         late = int(np.searchsorted(times, ts_ms))
         living = np.arange(late, len(times)) if gone is None else late + np.flatnonzero(~gone[late:])
@@ -200,5 +200,5 @@ def _held(core: Core, segment: Segment) -> Held:
         segment.last_ts,
         core,
         segment,
-        dead,
+        None if dead is None else dead.copy(),
     )

@@ -269,9 +269,9 @@ def decode(buf: Buffer, frame: Frame) -> Rows | Fault:
 def decode_all(buf: Buffer, frames: Sequence[Frame]) -> tuple[list[Rows], tuple[int, Fault] | None]:
     """The records of these batches in order, up to the first that does not decode; its position and why."""
     out: list[Rows] = []
-    for plain, group in groupby(frames, lambda frame: _is_plain(buf, frame)):
+    for alike, group in groupby(frames, lambda frame: plain(buf, frame) is not None):
         run = list(group)
-        together = _decode_run(buf, run) if plain and len(run) > 1 else None
+        together = _decode_run(buf, run) if alike and len(run) > 1 else None
         if together is not None:
             out.append(together)
             continue
@@ -318,16 +318,15 @@ def kinds_at(buf: Buffer, at: Ints) -> tuple[Ints, Ints]:
     return which, column - heads["seq"][which].astype(np.int64)
 
 
-def _is_plain(buf: Buffer, frame: Frame) -> bool:
-    """Whether records of this batch have nothing but data of their own, by the look of its head."""
-    return frame.data_end - frame.data_at >= _HEAD.size and buf[frame.data_at + _BFLAGS_AT] == 0
+def plain(buf: Buffer, frame: Frame) -> tuple[int, int] | None:
+    """How many records a batch claims and where their lengths lie, where they have nothing but data of their own."""
+    is_plain = frame.data_end - frame.data_at >= _HEAD.size and buf[frame.data_at + _BFLAGS_AT] == 0
+    return (count(buf, frame), frame.data_at + _HEAD.size) if is_plain else None
 
 
 def _decode_run(buf: Buffer, frames: Sequence[Frame]) -> Rows | None:
-    """The records of plain batches at once, or None where one of them does not decode: ask them one by one.
-
-    The same as `decode` of each, joined, for 2 µs a frame instead of 25: callers' batches can be small.
-    """
+    """The records of plain batches at once, or None where one of them does not decode: ask them one by one. The same
+    as `decode` of each, joined, for 2 µs a frame instead of 25: callers' batches can be small."""
     numbers = [(f.seq, f.ts_ms, f.pos, f.node_at, f.tag_at, f.data_at, f.data_end) for f in frames]
     seq, ts_ms, at, node_at, tag_at, data_at, end = np.array(numbers, np.int64).T
     heads = np.ndarray((len(buf) - _HEAD.size + 1,), "V8", buf, 0, (1,))[data_at].view("<u8")

@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
-from struct import Struct
+from struct import Struct, pack
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 
 from tidelog.errors import BadInput, Corrupt, NewerFormat, TooLarge
@@ -231,8 +231,7 @@ def encode(body: Body) -> bytes:
         case RouterDelete(name):
             return _text(name)
         case Delete():
-            seqs = _count(body.seqs) + b"".join(map(_u64, body.seqs))
-            return _option(body.before_seq) + _match(body.match) + seqs + _option(body.bound_head)
+            return _option(body.before_seq) + _match(body.match) + _u64s(body.seqs) + _option(body.bound_head)
         case EvictWatermark():
             return _u64(body.evict_floor) + _u64(body.earliest_seq) + _u64(body.expiry_floor)
         case CheckpointBarrier(seq):
@@ -413,6 +412,12 @@ def _u64(value: int) -> bytes:
     if not 0 <= value < _U64_LIMIT:
         raise BadInput(f"{value} does not fit an unsigned 64-bit field")
     return _U64.pack(value)
+
+
+def _u64s(values: tuple[int, ...]) -> bytes:
+    _u64(min(values, default=0))
+    _u64(max(values, default=0))
+    return pack(f"<I{len(values)}Q", len(values), *values)
 
 
 def _count(items: tuple[object, ...]) -> bytes:

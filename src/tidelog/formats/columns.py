@@ -13,7 +13,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from functools import cached_property
-from struct import error, pack
+from itertools import accumulate, pairwise
+from struct import error, pack, unpack_from
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -194,3 +195,12 @@ def cuts(starts: list[int], count_max: int) -> list[int]:
         fits = bisect_right(starts, starts[lo] + FRAME_BYTES) - 1
         found.append(max(lo + 1, min(fits, lo + count_max)))
     return found
+
+
+def cut(buf: bytes, lengths_at: int, count: int, lo: int, hi: int) -> list[bytes]:
+    """Values [lo, hi) of a column of `count`, as far as there are so many: u32 lengths, then the values. Of bytes that
+    are known to be whole; for a few values a tenth of the time of arrays."""
+    hi = min(hi, count)
+    start = lengths_at + 4 * count + (int(np.frombuffer(buf, "<u4", lo, lengths_at).sum()) if lo else 0)
+    sizes = unpack_from(f"<{hi - lo}I", buf, lengths_at + 4 * lo)
+    return [buf[at:end] for at, end in pairwise(accumulate(sizes, initial=start))]

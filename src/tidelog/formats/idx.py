@@ -144,6 +144,16 @@ def entry(rows: Rows, origin: int) -> bytes:
     return _ENTRY.pack(at + origin, int(rows.data.size[0]), int(rows.ts_us[0]) // 1000, found)
 
 
+def entry_of(at: int, size: int, ts_ms: int, flags: int) -> bytes:
+    """One entry, of what its writer knows."""
+    return _ENTRY.pack(at, size, ts_ms, flags)
+
+
+def frame_at(index: Buffer, place: int) -> int:
+    """Where the frame of one record begins."""
+    return int(_ENTRY.unpack_from(index, place * ENTRY_BYTES)[0])
+
+
 class Run(NamedTuple):
     """Entries that nobody has looked at yet: the records of one batch, as its writer knows them. A twentieth of the
     time of making them at once, and many are made in the time of one."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tidelog.formats import batch, frame, idx
+from tidelog.formats import batch, columns, frame, idx
 from tidelog.formats.frame import APPEND, APPEND_BATCH, HEADER_BYTES, Fault, Frame
 from tidelog.formats.rows import Rows, Span
 from tidelog.types import Buffer
@@ -26,6 +26,21 @@ def rows(made: Buffer) -> Rows | None:
         decoded = batch.decode(made, found)
         return None if isinstance(decoded, Fault) else decoded
     return _record(made, found) if found.kind == APPEND else None
+
+
+def texts(made: bytes, pos: int, seq: int, stop: int) -> tuple[int, list[bytes]] | None:
+    """The time and the data of records [seq, stop), as far as the frame at `pos` has them, without columns. As in
+    `rows` nothing is looked at again. None where they are not all JSON, or have tags or metas."""
+    found = frame.get(made, pos, len(made), check=False)
+    if not isinstance(found, Frame) or found.flags & (frame.JSON | frame.HAS_TAG) != frame.JSON:
+        return None
+    if found.kind == APPEND:
+        return found.ts_ms, [made[found.data_at : found.data_end]]
+    plain = batch.plain(made, found) if found.kind == APPEND_BATCH else None
+    if plain is None:
+        return None
+    count, lengths_at = plain
+    return found.ts_ms, columns.cut(made, lengths_at, count, seq - found.seq, stop - found.seq)
 
 
 def named(buf: Buffer, entries: NDArray[np.void], first_seq: int, *, check: bool, origin: int) -> Rows | None:

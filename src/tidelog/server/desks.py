@@ -311,14 +311,14 @@ class Desks:
 
     def now(self, queue: Queue, want: Want) -> Leased | None:
         """Jobs for a claimer without waiting; None where it has to, and `claim` of its desk does that."""
+        return queue.claim_now([want])[0] if self.is_quick(queue, want) else None
+
+    def is_quick(self, queue: Queue, want: Want) -> bool:
+        """Whether this claimer need not wait: for others of its window, for a pass that is at the disk, or for it."""
         desk = self._open.get(queue.topic.id)
-        if (
-            queue.topic.config.claim_jitter_ms
-            or (desk is not None and desk.is_passing)
-            or not queue.is_quick(want.most)
-        ):
-            return None
-        return queue.claim_now([want])[0]
+        if queue.topic.config.claim_jitter_ms or (desk is not None and desk.is_passing):
+            return False
+        return queue.is_quick(want.most)
 
     def of(self, queue: Queue) -> Desk:
         key = queue.topic.id

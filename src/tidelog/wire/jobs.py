@@ -9,6 +9,7 @@ from msgspec import Struct
 from tidelog.wire.requests import U32, U64, within
 
 CLAIM_MAX: Final = 1_000  # jobs of one claim; more is this many
+CLAIM_BYTES_MAX: Final = 8 << 20  # data of one claim's jobs: what would be more stays for the next; one job in any case
 SEQS_MAX: Final = 1_000  # of one ack, nack or extend; more is refused
 NODE_BYTES_MAX: Final = 128
 DELAY_MS_MAX: Final = 86_400_000
@@ -31,21 +32,21 @@ class Ack(Struct, kw_only=True):
     lease_ids: list[str] = []
 
     def __post_init__(self) -> None:
-        within(*self.seqs)
+        within(max(self.seqs, default=0))
 
 
 class Nack(Ack, kw_only=True):
     delay_ms: U64 = 0
 
     def __post_init__(self) -> None:
-        within(self.delay_ms, *self.seqs)
+        within(self.delay_ms, max(self.seqs, default=0))
 
 
 class Extend(Ack, kw_only=True):
     lease_ms: U64
 
     def __post_init__(self) -> None:
-        within(self.lease_ms, *self.seqs)
+        within(self.lease_ms, max(self.seqs, default=0))
 
 
 class Redrive(Struct):

@@ -3,8 +3,8 @@
 door.py            the door: Queue
 claims.py, settle.py, burial.py, redrive.py   one verb each, on …
 state.py           … the state of a queue beside its topic, under the topic's lock
-leases.py, cohort.py, projection.py           what is decided, without I/O
-reading.py, schedule.py, jobs.py              records by their seqs, as columns
+leases.py, alarms.py, cohort.py, projection.py   what is decided, without I/O
+reading.py, schedule.py, jobs.py, steps.py    records by their seqs, as columns; what happened, as texts
 gate.py, worker.py, history.py                waiting together; working; what happened
 """
 

@@ -13,13 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from operator import lt
 from typing import Final, NamedTuple
 
 from tidelog.engine import retention
 from tidelog.engine.config import LEASE_MS_MAX, LEASE_MS_MIN
+from tidelog.engine.index import TopicIndex
 from tidelog.engine.queues import burial, reading
 from tidelog.engine.queues.cohort import Want, divide
-from tidelog.engine.queues.jobs import Leased, Piece
+from tidelog.engine.queues.jobs import Leased, Piece, Texts
 from tidelog.engine.queues.reading import Run
 from tidelog.engine.queues.state import State, Step
 from tidelog.errors import Corrupt, Error
@@ -43,8 +45,10 @@ class Pass(NamedTuple):
     now_ms: int
     grants: list[Grant]
     dead: list[int]  # delivered too often
-    plan: list[Run]
+    texts: list[Texts] | None  # what each is given, where that was at hand
+    plan: list[Run]  # how to read it where it was not
     token: Token[None] | None  # of durable leases
+    ready: int  # jobs that nobody was given
     swept: bool
 
 
@@ -85,7 +89,12 @@ def claim_now(state: State, wants: Sequence[Want]) -> list[Leased]:
         raise
     if found.dead:
         burial.bury(state, found.dead, reading.pick(pieces, found.dead))
-    answers = [_leased(pieces, grant, lost, alone=len(wants) == 1 and not found.dead) for grant in found.grants]
+    if found.texts is not None:
+        pairs = zip(found.grants, found.texts, strict=True)
+        answers = [_answer(grant, texts, found.ready) for grant, texts in pairs]
+    else:
+        alone = len(wants) == 1 and not found.dead
+        answers = [_leased(pieces, grant, lost, found.ready, alone=alone) for grant in found.grants]
     for grant, answer in zip(found.grants, answers, strict=True):
         state.journal.claimed(found.now_ms, grant.want.node, answer)
     if lost and not any(answer.count for answer in answers):
@@ -102,7 +111,8 @@ def _pass(state: State, wants: Sequence[Want]) -> Pass:
     core, leases = state.core, state.leases
     total = sum(want.most for want in wants)
     while True:
-        state.reserve(total)
+        if leases.lease_id + total > state.ceiling:
+            state.reserve(total)
         with core.lock:
             core.check_writable()
             core.shared.shard(core.id)  # refuses where nothing can be written
@@ -112,19 +122,52 @@ def _pass(state: State, wants: Sequence[Want]) -> Pass:
             swept = state.refresh(now_ms)
             live, dead = _taken(state, total)
             grants: list[Grant] = []
-            for want, share in zip(wants, divide(len(live), [want.most for want in wants]), strict=True):
+            for want, share in zip(wants, _dealt(live, wants), strict=True):
                 deadline_ms = now_ms + clamp_lease(core.config.lease_ms if want.lease_ms is None else want.lease_ms)
-                seqs = [live[at] for at in share]
+                seqs = _fitting(state, want, share)
                 grants.append(Grant(want, seqs, *leases.grant(seqs, want.node, deadline_ms, want.conn), deadline_ms))
             leases.set_aside(dead)
             try:
-                plan = reading.plan(core.index, sorted([*live, *dead]), state.ahead)
+                texts = None if dead else _texts(core.index, grants)
+                plan = reading.plan(core.index, _together(grants, dead), state.ahead) if texts is None else []
                 token = _log(state, grants) if state.durable and live else None
             except BaseException:
                 _take_back(state, grants)
                 leases.unsettled(dead)
                 raise
-            return Pass(now_ms, grants, dead, plan, token, bool(swept))
+            return Pass(now_ms, grants, dead, texts, plan, token, state.counts().ready, bool(swept))
+
+
+def _dealt(live: list[int], wants: Sequence[Want]) -> list[list[int]]:
+    """Which jobs each of them is given."""
+    if len(wants) == 1:
+        return [live]
+    return [[live[at] for at in share] for share in divide(len(live), [want.most for want in wants])]
+
+
+def _fitting(state: State, want: Want, seqs: list[int]) -> list[int]:
+    """As many of these jobs as their claimer can take; the others can be claimed again, before all that is fresh."""
+    index, most = state.core.index, want.bytes_max
+    if most is None or index.bytes <= most or len(seqs) < 2:
+        return seqs
+    fit = reading.fitting(index, seqs, most)
+    state.leases.put_back(seqs[fit:])
+    return seqs[:fit]
+
+
+def _together(grants: Sequence[Grant], dead: Sequence[int]) -> list[int]:
+    return sorted([*dead, *(seq for grant in grants for seq in grant.seqs)])
+
+
+def _texts(index: TopicIndex, grants: Sequence[Grant]) -> list[Texts] | None:
+    """What each of them is given, where all of it is at hand."""
+    found: list[Texts] = []
+    for grant in grants:
+        texts = reading.texts(index, sorted(grant.seqs)) if grant.seqs else Texts([], [])
+        if texts is None:
+            return None
+        found.append(texts)
+    return found
 
 
 def _taken(state: State, total: int) -> tuple[list[int], list[int]]:
@@ -165,7 +208,17 @@ def _take_back(state: State, grants: Sequence[Grant]) -> None:
         state.leases.revoke(grant.seqs, grant.ids)
 
 
-def _leased(pieces: Sequence[Piece], grant: Grant, lost: Sequence[int], *, alone: bool) -> Leased:
+def _answer(grant: Grant, texts: Texts, ready: int) -> Leased:
+    seqs, ids, counts = grant.seqs, grant.ids, grant.counts
+    deadlines = [grant.deadline_ms] * len(seqs)
+    if all(map(lt, seqs, seqs[1:])):
+        return Leased(seqs, list(ids), deadlines, counts, texts, ready)
+    rows = sorted(zip(seqs, ids, counts, strict=True))
+    first, second, third = ([row[at] for row in rows] for at in range(3))
+    return Leased(first, second, deadlines, third, texts, ready)
+
+
+def _leased(pieces: Sequence[Piece], grant: Grant, lost: Sequence[int], ready: int, *, alone: bool) -> Leased:
     rows = zip(grant.seqs, grant.ids, grant.counts, strict=True)
     unread = set(lost)
     kept = sorted(row for row in rows if row[0] not in unread)
@@ -176,4 +229,5 @@ def _leased(pieces: Sequence[Piece], grant: Grant, lost: Sequence[int], *, alone
         [grant.deadline_ms] * len(kept),
         [count for _, _, count in kept],
         list(pieces) if alone else reading.pick(pieces, seqs),
+        ready,
     )

@@ -21,6 +21,7 @@ class Want(NamedTuple):
     most: int
     lease_ms: int | None = None  # None: the queue's
     conn: object = None  # whose end releases the leases
+    bytes_max: int | None = None  # of data, about; one job in any case
 
 
 class Cohort:

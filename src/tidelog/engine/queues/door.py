@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tidelog.engine.encode import Batch
     from tidelog.engine.topic import Topic
 
+U64_MAX = (1 << 64) - 1
 Given = Job | int | Sequence[Job] | Sequence[int]
 Ids = Sequence[int | None] | None
 
@@ -194,8 +195,9 @@ class Queue:
 
     def _check(self, node: str, seqs: Sequence[int], lease_ids: Ids) -> None:
         _check_node(node, self._core.shared.limits.node_bytes_max)
-        for seq in seqs:
-            check_number("a seq", seq, 0, (1 << 64) - 1)
+        if not (seqs and set(map(type, seqs)) == {int} and min(seqs) >= 0 and max(seqs) <= U64_MAX):
+            for seq in seqs:
+                check_number("a seq", seq, 0, U64_MAX)
         if lease_ids is not None and len(lease_ids) not in (0, len(seqs)):
             raise BadInput(f"{len(seqs)} seqs came with {len(lease_ids)} lease ids; nothing was done")
 

@@ -3,7 +3,7 @@
     enqueued 1 to 500 ── claimed ── extended ── nacked ── claimed ── expired ── claimed ── acked
                                                                               └──────── dead_lettered ── redriven
 
-Steps are noted in memory as tuples, one for a whole call, and brought into a topic of the engine's own
+Steps are noted in memory, one note for a whole call, and brought into a topic of the engine's own
 (`_tidelog.history.<queue>`, class `disk`, capped) when the engine ticks, when somebody reads, and at the end. What was
 not brought there before a crash is lost; the jobs are not. The first row after a restart says so.
 """
@@ -19,7 +19,10 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 
+from tidelog.engine.encode import Batch
+from tidelog.engine.queues import steps
 from tidelog.engine.queues.doors import HISTORY
+from tidelog.engine.queues.steps import Ints, Note
 from tidelog.errors import Error
 
 if TYPE_CHECKING:
@@ -29,10 +32,9 @@ if TYPE_CHECKING:
     from tidelog.engine.topic import Topic
 
 _NOTES_MAX: Final = 65_536
-_Ints = Sequence[int] | None
 
 
-class Row(msgspec.Struct, omit_defaults=True):
+class Row(msgspec.Struct):
     """One step of one job; of `enqueued`, of jobs `seq` to `last_seq`."""
 
     ts_ms: int
@@ -65,7 +67,7 @@ class Journal:
         self._core = core
         limits = core.shared.limits
         self._on = bool(limits.queue_history_records and core.shared.shards)
-        self._notes: deque[tuple[Any, ...]] = deque(maxlen=_NOTES_MAX)
+        self._notes: deque[Note] = deque(maxlen=_NOTES_MAX)
         self._enqueued = core.found or 0  # jobs up to here were another process's to note
         self._restarted = core.found is not None
         self._flushing = Lock()
@@ -76,17 +78,17 @@ class Journal:
         event: str,
         seqs: Sequence[int],
         node: str | None = None,
-        ids: _Ints = None,
-        counts: _Ints = None,
-        waited: _Ints = None,
-        deadlines: _Ints = None,
+        ids: Ints = None,
+        counts: Ints = None,
+        waited: Ints = None,
+        deadlines: Ints = None,
     ) -> None:
         if not self._on or not seqs:
             return
         if self._restarted:
             self._restarted = False
-            self._notes.append((ts_ms, "restarted", None, None, None, None, None, None))
-        self._notes.append((ts_ms, event, seqs, node, ids, counts, waited, deadlines))
+            self._notes.append(Note(ts_ms, "restarted"))
+        self._notes.append(Note(ts_ms, event, seqs, node, ids, counts, waited, deadlines))
         self._core.shared.journals.add(self)
 
     def enqueued(self, first: int, last: int) -> None:
@@ -105,18 +107,14 @@ class Journal:
         self, now_ms: int, event: str, leases: Sequence[tuple[int, Lease]], deadline_ms: int | None = None
     ) -> None:
         """The same step of jobs that were held, by whoever held them."""
-        by_node: dict[str, tuple[list[int], list[int]]] = {}
-        for seq, lease in leases if self._on else ():
-            seqs, ids = by_node.setdefault(lease.node, ([], []))
-            seqs.append(seq)
-            ids.append(lease.lease_id)
-        for node, (seqs, ids) in by_node.items():
+        if not self._on:
+            return
+        nodes = dict.fromkeys(lease.node for _, lease in leases)
+        for node in nodes:
+            mine = leases if len(nodes) == 1 else [each for each in leases if each[1].node == node]
+            seqs, ids = [seq for seq, _ in mine], [lease.lease_id for _, lease in mine]
             deadlines = None if deadline_ms is None else [deadline_ms] * len(seqs)
             self.note(now_ms, event, seqs, node, ids, None, None, deadlines)
-
-    def expired(self, now_ms: int, leases: Sequence[tuple[int, Lease]]) -> None:
-        if leases:
-            self.leases(now_ms, "expired", leases)
 
     def flush(self) -> None:
         """Bring what was noted into the topic. Called without any lock; where that fails it is lost, and the queue goes
@@ -125,30 +123,22 @@ class Journal:
         if not self._notes or shared.doors is None:
             return
         with self._flushing, suppress(Error):
-            rows = list(self._drained())
+            rows = [row for note in self._drained() for row in steps.texts(note)]
             topic = shared.doors.own(
                 HISTORY + core.name, durability="disk", cap_records=shared.limits.queue_history_records
             )
             step = shared.limits.batch_records_max
             for at in range(0, len(rows), step):
-                topic.append(rows[at : at + step])
+                topic.stage(Batch(rows[at : at + step], True)).wait()
             if core.dropped:  # while it was made: what a queue leaves behind is nothing
                 shared.doors.disown(topic.name)
 
-    def _drained(self) -> Iterator[Row]:
+    def _drained(self) -> Iterator[Note]:
         while True:
             try:
-                ts_ms, event, seqs, node, ids, counts, waited, deadlines = self._notes.popleft()
+                yield self._notes.popleft()
             except IndexError:
                 return
-            if seqs is None:
-                yield Row(ts_ms, event)
-            elif event == "enqueued":
-                yield Row(ts_ms, event, seqs[0], seqs[1])
-            else:
-                for at, seq in enumerate(seqs):
-                    more = (column[at] if column else None for column in (ids, counts, waited, deadlines))
-                    yield Row(ts_ms, event, seq, None, node, *more)
 
 
 class History:

@@ -11,6 +11,7 @@ import msgspec
 from tidelog.engine.parts import Bools
 from tidelog.engine.read import Stretch, records_of
 from tidelog.engine.results import Counts
+from tidelog.engine.texts import from_json
 from tidelog.errors import BadInput
 from tidelog.formats.rows import Rows, values
 
@@ -28,9 +29,12 @@ def parse_lease_token(text: str) -> int | None:
     if not text:
         return None
     digits = text.removeprefix(_PREFIX)
-    if digits == text or not digits or len(digits) > 16 or digits.strip("0123456789abcdefABCDEF"):
-        raise BadInput(f"{text!r:.80} is no lease token; nothing was done, send what the claim answered")
-    return int(digits, 16)
+    try:
+        if digits == text or len(digits) > 16 or not digits.isascii() or not digits.isalnum():  # int takes more
+            raise ValueError
+        return int(digits, 16)
+    except ValueError:
+        raise BadInput(f"{text!r:.80} is no lease token; nothing was done, send what the claim answered") from None
 
 
 class Job(NamedTuple):
@@ -78,10 +82,17 @@ class Piece(NamedTuple):
     json: Bools
 
 
+class Texts(NamedTuple):
+    """JSON records without tags and metas, taken out of their buffers already: mostly a few."""
+
+    times_ms: list[int]
+    datas: list[bytes]
+
+
 class Leased:
     """What one claimer got, ascending by seq. There is no object per job until `jobs`."""
 
-    __slots__ = ("_pieces", "deadlines", "deliveries", "lease_ids", "seqs")
+    __slots__ = ("_pieces", "deadlines", "deliveries", "lease_ids", "ready", "seqs")
 
     def __init__(
         self,
@@ -89,16 +100,22 @@ class Leased:
         lease_ids: list[int],
         deadlines: list[int],
         deliveries: list[int],
-        pieces: Sequence[Piece],
+        pieces: Sequence[Piece] | Texts,
+        ready: int = 0,
     ) -> None:
         self.seqs, self.lease_ids, self.deadlines, self.deliveries = seqs, lease_ids, deadlines, deliveries
         self._pieces = pieces
+        self.ready = ready  # what could be claimed behind it
 
     @property
     def count(self) -> int:
         return len(self.seqs)
 
     def jobs(self) -> list[Job]:
+        if isinstance(self._pieces, Texts):
+            datas = map(from_json, self._pieces.datas)
+            columns = (self.seqs, self.lease_ids, self.deadlines, self._pieces.times_ms, self.deliveries)
+            return list(map(Job, *columns, datas))
         stretches = (Stretch(piece.rows, piece.json, Counts(), 0, full=False) for piece in self._pieces)
         records = [record for stretch in stretches for record in records_of(stretch)]
         return [
@@ -110,6 +127,13 @@ class Leased:
 
     def texts(self) -> list[bytes]:
         """Each job as the JSON object of the wire contract. Stored JSON goes out as the text that came in."""
+        if isinstance(self._pieces, Texts):
+            times_ms, datas = self._pieces
+            plain = zip(self.seqs, self.lease_ids, self.deadlines, times_ms, self.deliveries, datas, strict=True)
+            return [
+                b'{"$seq":%d,"lease_id":"lease_%x","deadline":%d,"$ts":%d,"deliveries":%d,"data":%b}' % each
+                for each in plain
+            ]
         columns = zip(self.seqs, self.lease_ids, self.deadlines, self.waiting_since(), strict=True)
         heads = [b'{"$seq":%d,"lease_id":"lease_%x","deadline":%d,"$ts":%d' % each for each in columns]
         tails = [tail for piece in self._pieces for tail in _tails(piece)]
@@ -120,6 +144,8 @@ class Leased:
 
     def waiting_since(self) -> list[int]:
         """When each was enqueued."""
+        if isinstance(self._pieces, Texts):
+            return self._pieces.times_ms
         return [ts_ms for piece in self._pieces for ts_ms in (piece.rows.ts_us // 1000).tolist()]
 
 

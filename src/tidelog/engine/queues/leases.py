@@ -21,9 +21,12 @@ behind the cursor and is not fresh is in `_beyond`, for the cursor to pass over.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
+from collections.abc import Callable, Iterable, Sequence
+from heapq import heappop, heappush
+from itertools import repeat
 from typing import Final, NamedTuple
+
+from tidelog.engine.queues.alarms import Alarms as Alarms
 
 _SLACK: Final = 4_096  # entries of alarms that may be out of date before they are gone through
 _Key = tuple[int, int, int]  # minus priority, whether it is fresh, seq
@@ -47,48 +50,7 @@ class Swept(NamedTuple):
         return bool(self.expired or self.due)
 
 
-class Alarms:
-    """Which seqs something is due for, by time. What was set and no longer holds is passed over by who asks."""
-
-    def __init__(self) -> None:
-        self._times: list[int] = []
-        self._seqs: dict[int, list[int]] = {}
-        self.size = 0
-
-    def set(self, at_ms: int, seqs: Sequence[int]) -> None:
-        held = self._seqs.get(at_ms)
-        if held is None:
-            self._seqs[at_ms] = list(seqs)
-            heappush(self._times, at_ms)
-        else:
-            held += seqs
-        self.size += len(seqs)
-
-    def before(self, stop_ms: int) -> Iterator[tuple[int, list[int]]]:
-        """Take out what is due before this time, earliest first."""
-        while self._times and self._times[0] < stop_ms:
-            at_ms = heappop(self._times)
-            seqs = self._seqs.pop(at_ms)
-            self.size -= len(seqs)
-            yield at_ms, seqs
-
-    def first(self, holds: Callable[[int, int], bool]) -> int | None:
-        """The earliest time for which some seq still `holds`."""
-        while self._times:
-            at_ms = self._times[0]
-            if any(holds(seq, at_ms) for seq in self._seqs[at_ms]):
-                return at_ms
-            heappop(self._times)
-            self.size -= len(self._seqs.pop(at_ms))
-        return None
-
-    def rebuild(self, entries: Iterable[tuple[int, int]]) -> None:
-        self._seqs, self.size = {}, 0
-        for at_ms, seq in entries:
-            self._seqs.setdefault(at_ms, []).append(seq)
-            self.size += 1
-        self._times = list(self._seqs)
-        heapify(self._times)
+_NOTHING: Final = Swept([], [])
 
 
 class Leases:
@@ -142,6 +104,14 @@ class Leases:
 
     def sweep(self, now_ms: int) -> Swept:
         """Bring back what is due: delays that have passed, leases whose deadline has."""
+        ends, starts = self._ends, self._starts
+        if (
+            starts.earliest > now_ms
+            and ends.earliest > now_ms
+            and ends.size <= 2 * len(self.held) + _SLACK
+            and starts.size <= 2 * len(self.delayed) + _SLACK
+        ):
+            return _NOTHING
         due: list[int] = []
         expired: list[tuple[int, Lease]] = []
         for at_ms, seqs in self._starts.before(now_ms + 1):
@@ -212,15 +182,14 @@ class Leases:
         """Lease what was taken; the ids, and how often each was handed out with this time."""
         ids = range(self.lease_id + 1, self.lease_id + len(seqs) + 1)
         self.lease_id += len(seqs)
-        counts: list[int] = []
-        held, deliveries, cursor = self.held, self.deliveries, self.cursor
-        for seq, lease_id in zip(seqs, ids, strict=True):
-            held[seq] = Lease(node, lease_id, deadline_ms, conn)
-            deliveries[seq] = count = deliveries.get(seq, 0) + 1
-            counts.append(count)
-            if seq >= cursor:
-                self._beyond.add(seq)
+        deliveries, cursor = self.deliveries, self.cursor
+        self.held.update(zip(seqs, map(Lease, repeat(node), ids, repeat(deadline_ms), repeat(conn)), strict=False))
+        fresh = deliveries.keys().isdisjoint(seqs)  # as nearly always
+        counts = [1] * len(seqs) if fresh else [deliveries.get(seq, 0) + 1 for seq in seqs]
+        deliveries.update(zip(seqs, counts, strict=True))
         if seqs:
+            if max(seqs) >= cursor:
+                self._beyond.update(seq for seq in seqs if seq >= cursor)
             self._ends.set(deadline_ms, seqs)
             if conn is not None:
                 self._conns.setdefault(conn, set()).update(seqs)
@@ -251,20 +220,32 @@ class Leases:
 
     # ── settling ──────────────────────────────────────────────────────────────────────────────
 
-    def settle(self, seq: int, node: str, lease_id: int | None) -> Lease | None:
-        """Begin to end a lease, for its holder; None where it is not theirs. What becomes of the job is told later."""
-        lease = self._owned(seq, node, lease_id)
-        if lease is not None:
+    def settle(
+        self, seqs: Iterable[int], node: str, lease_ids: Iterable[int | None]
+    ) -> tuple[list[tuple[int, Lease]], list[int]]:
+        """Begin to end leases, for their holder; those, and the seqs that are not theirs. What becomes of the jobs is
+        told later."""
+        ended: list[tuple[int, Lease]] = []
+        skipped: list[int] = []
+        settling = self.settling
+        for seq, lease_id in zip(seqs, lease_ids, strict=True):
+            lease = self._owned(seq, node, lease_id)
+            if lease is None:
+                skipped.append(seq)
+                continue
             self._let_go(seq, lease)
-            self.settling[seq] = lease
-        return lease
+            settling[seq] = lease
+            ended.append((seq, lease))
+        return ended, skipped
 
     def settled(self, seqs: Iterable[int]) -> None:
         """The jobs are gone."""
+        settling, deliveries, priorities = self.settling, self.deliveries, self.priorities
         for seq in seqs:
-            self.settling.pop(seq, None)
-            self.deliveries.pop(seq, None)
-            self.priorities.pop(seq, None)
+            settling.pop(seq, None)
+            deliveries.pop(seq, None)
+            if priorities:
+                priorities.pop(seq, None)
 
     def unsettled(self, seqs: Iterable[int]) -> None:
         """It did not happen: leases are back as they were."""

@@ -6,14 +6,16 @@ What needs the topic's lock is `living`, `fresh` and `plan`; `fetch` reads what 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
 
 from tidelog.commitlog.codec import Chunk
+from tidelog.engine.block import Block
 from tidelog.engine.index import TopicIndex
 from tidelog.engine.parts import Bools, Part
-from tidelog.engine.queues.jobs import Piece
+from tidelog.engine.queues.jobs import Piece, Texts
 from tidelog.errors import Corrupt, Damaged, Unavailable
 from tidelog.formats import idx
 from tidelog.types import Ints
@@ -24,6 +26,7 @@ _FEW = 16  # who claims so few reads ahead
 _AHEAD = 256
 _AHEAD_BYTES = 1 << 16
 _ALL = 1 << 62
+_TEXTS_BYTES = 1 << 18  # more than that is not copied while the lock is held
 
 
 def living(index: TopicIndex, seqs: Sequence[int]) -> Bools:
@@ -44,6 +47,12 @@ def fresh(index: TopicIndex, cursor: int, stop: int, most: int) -> tuple[list[in
     found: list[int] = []
     for part, lo, end in index.slices(max(cursor, index.earliest), stop):
         dead = part.dead()
+        if dead is not None and most == 1:
+            flags = dead[lo - part.base : end - part.base]
+            first = int(flags.argmin())  # which looks no further than the first
+            if not flags[first]:
+                return [lo + first], lo + first + 1
+            continue
         step = _WINDOW
         while lo < end:
             left = most - len(found)
@@ -60,6 +69,41 @@ def fresh(index: TopicIndex, cursor: int, stop: int, most: int) -> tuple[list[in
                 return found, found[-1] + 1
             lo = hi
     return found, max(cursor, stop)
+
+
+def fitting(index: TopicIndex, seqs: Sequence[int], bytes_max: int) -> int:
+    """How many of these jobs, in this order, have no more data than that together; one in any case. One whose index
+    does not read counts as none."""
+    left = bytes_max
+    for count, seq in enumerate(seqs):
+        part = index.part_of(seq)
+        with suppress(Damaged, Unavailable):
+            left -= 0 if part is None else int(part.entries()["data_len"][seq - part.base])
+        if left < 0:
+            return max(count, 1)
+    return len(seqs)
+
+
+def texts(index: TopicIndex, seqs: Sequence[int]) -> Texts | None:
+    """The records of these seqs, rising, where all of them are plain and in memory; else they are read by a `plan`."""
+    if not seqs or (index.bytes > _TEXTS_BYTES and index.bytes // index.count * len(seqs) > _TEXTS_BYTES):
+        return None
+    found = Texts([], [])
+    at, last = 0, seqs[-1]
+    while at < len(seqs):
+        first = seqs[at]
+        part = index.part_of(first)
+        if not isinstance(part, Block):
+            return None
+        stop = last + 1 if last - first == len(seqs) - at - 1 else first + 1  # all the rest, or one by one
+        stop = min(stop, part.stop)
+        some = part.texts(first, stop)
+        if some is None:
+            return None
+        found.times_ms.extend(some[0])
+        found.datas.extend(some[1])
+        at += stop - first
+    return found
 
 
 class Run(NamedTuple):

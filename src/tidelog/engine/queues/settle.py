@@ -143,14 +143,7 @@ def _ready(state: State) -> int:
 
 
 def _settling(state: State, node: str, seqs: Sequence[int], lease_ids: Ids) -> Chosen:
-    chosen = Chosen([], [])
-    for seq, lease_id in zip(seqs, lease_ids or [None] * len(seqs), strict=True):
-        lease = state.leases.settle(seq, node, lease_id)
-        if lease is None:
-            chosen.skipped.append(seq)
-        else:
-            chosen.leases.append((seq, lease))
-    return chosen
+    return Chosen(*state.leases.settle(seqs, node, lease_ids or [None] * len(seqs)))
 
 
 def _through(

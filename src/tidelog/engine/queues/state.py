@@ -103,8 +103,9 @@ class State:
             self.leases.forget(np.array(tracked, np.int64)[gone].tolist())
             self._removals = index.removals
         swept = self.leases.sweep(now_ms)
-        self.expired += len(swept.expired)
-        self.journal.expired(now_ms, swept.expired)
+        if swept.expired:
+            self.expired += len(swept.expired)
+            self.journal.leases(now_ms, "expired", swept.expired)
         return swept
 
     def own_removal(self, remove: Callable[[], object]) -> None:
@@ -178,6 +179,9 @@ class State:
                     self._saw(stop)
                     return
                 part, first, stop = found
+                if isinstance(part, Block) and first >= part.bare_from:
+                    self._saw(stop)  # nobody asks for anything without a meta
+                    continue
                 try:
                     flags = part.entries()["flags"][first - part.base : stop - part.base]
                     with_meta = np.flatnonzero(flags & idx.HAS_META)

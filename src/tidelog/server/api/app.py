@@ -18,6 +18,7 @@ from tidelog.server.api import auth, routes
 from tidelog.server.api.auth import ANYBODY, bearer
 from tidelog.server.api.call import JSON, Call, Endpoint
 from tidelog.server.api.express import ExpressWrites
+from tidelog.server.api.express_jobs import ExpressJobs
 from tidelog.server.api.problem import Problem, of_error, of_status
 from tidelog.server.api.write import SMALL_BYTES
 from tidelog.server.http.seam import Answer, Body, Exchange, Express, Request, Response, Stream, Upgrade
@@ -42,7 +43,8 @@ class App:
         self._streamed = Body(_NO_LIMIT, too_large, streamed=True)
         self._find = lru_cache(4096)(routes.find)
         self._ids = 0
-        self._express = ExpressWrites(service, self._next_id)
+        writes, jobs = ExpressWrites(service, self._next_id), ExpressJobs(service, self._next_id, _failed)
+        self._express = {"write": writes.to, "claim": jobs.claims, "ack": jobs.acks}
 
     # ── the front end's side ──────────────────────────────────────────────────────────────────
 
@@ -81,7 +83,7 @@ class App:
             exchange.on_gone(lambda: _cancel(task))
 
     def express(self, request: Request, answer_bytes_max: int) -> Express | None:
-        """For writes that were admitted by their head and that nothing in it makes special."""
+        """For what was admitted by its head and that nothing in it makes special."""
         call = Call(self, self.service, request)
         special = request.query or any(name in _SPECIAL for name, _ in request.headers)
         kind = request.header(b"content-type") or b""
@@ -93,9 +95,8 @@ class App:
             return None
         finally:
             self._release(call)
-        if call.endpoint is None or not call.endpoint.express:
-            return None
-        return self._express.to(call.topic, call.principal, answer_bytes_max)
+        way = None if call.endpoint is None else self._express.get(call.endpoint.express)
+        return None if way is None else way(call.topic, call.principal, answer_bytes_max)
 
     def malformed(self, status: int, reason: str) -> Response:
         return of_status(status, f"{reason}; nothing was done").response()
@@ -128,15 +129,7 @@ class App:
         self._release(call)
 
     def _failed(self, call: Call, error: Exception) -> Response:
-        if isinstance(error, Problem):
-            return error.response()
-        if isinstance(error, Error):
-            problem = of_error(error)
-            if problem.status >= 500:
-                _log.error("%s %s: %s", call.request.method, call.path, error)
-            return problem.response()
-        _log.error("%s %s broke", call.request.method, call.path, exc_info=error)
-        return Problem("internal", "the server broke on this request; it may have been written, see its log").response()
+        return _failed(call.request.method, call.path, error)
 
     def _finished(self, call: Call, response: Response) -> Response:
         self._release(call)
@@ -211,6 +204,19 @@ class App:
             raise Problem("forbidden", f"this key lacks a scope of {', '.join(sorted(scopes))}; nothing was done")
         if found is not None and found.route.family and found.names and not principal.owns(found.names[0]):
             raise Problem("forbidden", "this key is not for that name; nothing was done")
+
+
+def _failed(method: str, path: str, error: Exception) -> Response:
+    """What is answered where a handler raised."""
+    if isinstance(error, Problem):
+        return error.response()
+    if isinstance(error, Error):
+        problem = of_error(error)
+        if problem.status >= 500:
+            _log.error("%s %s: %s", method, path, error)
+        return problem.response()
+    _log.error("%s %s broke", method, path, exc_info=error)
+    return Problem("internal", "the server broke on this request; it may have been written, see its log").response()
 
 
 def _cancel(task: asyncio.Task[None]) -> None:

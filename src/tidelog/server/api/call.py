@@ -34,7 +34,7 @@ class Endpoint:
     own_auth: bool = False  # the handler finds out who asks
     token_in_query: bool = False  # for clients that cannot set headers
     streams: frozenset[bytes] = frozenset()  # content types whose bodies are handed over in pieces
-    express: bool = False  # plain writes of it go by `api/express.py` when their heads are known
+    express: str = ""  # which shorter way its requests take when their heads are known, where there is one
 
 
 class Answers(Protocol):

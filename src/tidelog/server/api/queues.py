@@ -55,10 +55,20 @@ def claim(call: Call) -> Answer | Coroutine[Any, Any, Answer]:
         raise Problem("invalid_request", 'a claim says who claims: {"node": …}; nothing was done')
     body = call.body(_claim)
     queue = queue_of(call)
-    check_node(body.node)
-    want = Want(body.node, min(body.max or 1, jobs.CLAIM_MAX), lease_ms(body.lease_ms))
+    want = _want(body)
     leased = call.service.desks.now(queue, want)
-    return _waited(call, queue, want) if leased is None else _claimed(call, leased, queue.counts().ready)
+    return _waited(call, queue, want) if leased is None else _claimed(call, leased, leased.ready)
+
+
+def want_of(text: bytes) -> Want:
+    """What the body of a claim asks for. Raises BadBody or Problem."""
+    return _want(requests.decode(_claim, text))
+
+
+def _want(body: jobs.Claim) -> Want:
+    check_node(body.node)
+    most = min(body.max or 1, jobs.CLAIM_MAX)
+    return Want(body.node, most, lease_ms(body.lease_ms), bytes_max=jobs.CLAIM_BYTES_MAX)
 
 
 async def _waited(call: Call, queue: Queue, want: Want) -> Response:
@@ -69,20 +79,39 @@ async def _waited(call: Call, queue: Queue, want: Want) -> Response:
 
 def _claimed(call: Call, leased: Leased, ready: int) -> Response:
     call.service.metrics.queues.claimed(call.topic, leased.count)
-    return Response(
-        200,
-        b'{"topic":%b,"claimed":[%b],"count":%d,"ready":%d,"performance":{"server_total_ms":%b}}'
-        % (
-            _encode(call.topic),
-            b",".join(leased.texts()),
-            leased.count,
-            ready,
-            _encode(call.elapsed_ms()),
-        ),
+    return Response(200, claimed(call.topic, leased, ready, call.elapsed_ms()))
+
+
+def claimed(topic: str, leased: Leased, ready: int, elapsed_ms: float) -> bytes:
+    """The body of the answer to a claim."""
+    return b'{"topic":%b,"claimed":[%b],"count":%d,"ready":%d,"performance":{"server_total_ms":%b}}' % (
+        _encode(topic),
+        b",".join(leased.texts()),
+        leased.count,
+        ready,
+        _encode(elapsed_ms),
     )
 
 
 # ── ack, nack, extend ─────────────────────────────────────────────────────────────────────────────
+
+
+def ack_of(text: bytes) -> tuple[jobs.Ack, list[int | None] | None]:
+    """The body of an ack that is in order, and its lease ids. Raises BadBody, Problem or BadInput."""
+    body = requests.decode(_ack, text)
+    return body, _checked(body)
+
+
+def acked(topic: str, done: Settled, elapsed_ms: float) -> bytes:
+    """The body of the answer to an ack."""
+    return b'{"topic":%b,"acked":%d,"skipped":%b,"ready":%d,"in_flight":%d,"performance":{"server_total_ms":%b}}' % (
+        _encode(topic),
+        done.count,
+        _encode(done.skipped),
+        done.ready,
+        done.in_flight,
+        _encode(elapsed_ms),
+    )
 
 
 def ack(call: Call) -> Coroutine[Any, Any, Answer] | None:
@@ -99,7 +128,7 @@ def ack(call: Call) -> Coroutine[Any, Any, Answer] | None:
 async def _ack_routed(call: Call, stage: Callable[[], Token[Settled]]) -> Answer:
     """Jobs are passed on before they go, which may wait for a disk."""
     done = await call.service.commits.outcome(await call.service.work(stage))
-    return _answer(call, _acked(call, done))
+    return Response(200, _acked(call, done))
 
 
 def nack(call: Call) -> None:
@@ -135,34 +164,35 @@ def _checked(body: jobs.Ack) -> list[int | None] | None:
     return lease_ids or None
 
 
-def _when_done(call: Call, token: Token[T], tell: Callable[[Call, T], dict[str, Any]]) -> None:
+def _when_done(call: Call, token: Token[T], tell: Callable[[Call, T], bytes]) -> None:
     call.service.commits.when_done(token, partial(_told, call, tell))
 
 
-def _told(call: Call, tell: Callable[[Call, T], dict[str, Any]], token: Token[T]) -> None:
+def _told(call: Call, tell: Callable[[Call, T], bytes], token: Token[T]) -> None:
     try:
         done = token.wait()  # its outcome is known
     except Error as error:
         call.fail(error)
         return
-    call.reply(_answer(call, tell(call, done)))
+    call.reply(Response(200, tell(call, done)))
 
 
-def _answer(call: Call, told: dict[str, Any]) -> Response:
-    return Response(200, _encode({"topic": call.topic, **told, "performance": call.performance()}))
+def _text(call: Call, told: dict[str, Any]) -> bytes:
+    return _encode({"topic": call.topic, **told, "performance": call.performance()})
 
 
-def _acked(call: Call, done: Settled) -> dict[str, Any]:
+def _acked(call: Call, done: Settled) -> bytes:
     call.service.metrics.queues.acked(call.topic, done.count)
-    return {"acked": done.count, "skipped": done.skipped, "ready": done.ready, "in_flight": done.in_flight}
+    return acked(call.topic, done, call.elapsed_ms())
 
 
-def _nacked(call: Call, done: Settled) -> dict[str, Any]:
+def _nacked(call: Call, done: Settled) -> bytes:
     call.service.metrics.queues.nacked(call.topic, done.count)
-    return {"nacked": done.count, "skipped": done.skipped, "ready": done.ready, "in_flight": done.in_flight}
+    told = {"nacked": done.count, "skipped": done.skipped, "ready": done.ready, "in_flight": done.in_flight}
+    return _text(call, told)
 
 
-def _extended(call: Call, done: Extended) -> dict[str, Any]:
+def _extended(call: Call, done: Extended) -> bytes:
     call.service.metrics.queues.extended(call.topic, done.count)
     deadlines = {str(seq): deadline for seq, deadline in done.deadlines.items()}
-    return {"extended": done.count, "skipped": done.skipped, "deadlines": deadlines}
+    return _text(call, {"extended": done.count, "skipped": done.skipped, "deadlines": deadlines})
