@@ -117,8 +117,8 @@ def backfill(args: Namespace, screen: Screen) -> int:
 
 def stats(args: Namespace, screen: Screen) -> int:
     from tidelog import pipelines
+    from tidelog.pipelines.measuring import save
     from tidelog.pipelines.plot import bar
-    from tidelog.pipelines.stats import save
 
     if args.plot and not args.plot.endswith(".svg"):
         raise BadInput(f"{args.plot}: a plot is an SVG; nothing was done, give a name that ends in .svg")

@@ -12,13 +12,13 @@ Needs `pip install 'tidelog[spark,lake]'`. `transforms` holds what they do to da
 from __future__ import annotations
 
 from tidelog.pipelines import transforms
-from tidelog.pipelines.backfill import Backfilled
-from tidelog.pipelines.export import Exported
+from tidelog.pipelines.backfilling import Backfilled
+from tidelog.pipelines.exporting import Exported
 from tidelog.pipelines.jobs import backfill, export, reconcile, scrub, stats
-from tidelog.pipelines.reconcile import Difference, Reconciled
-from tidelog.pipelines.scrub import Scrubbed
+from tidelog.pipelines.measuring import Stats
+from tidelog.pipelines.reconciling import Difference, Reconciled
+from tidelog.pipelines.scrubbing import Scrubbed
 from tidelog.pipelines.sizing import Sizes
-from tidelog.pipelines.stats import Stats
 
 __all__ = [
     "Backfilled",

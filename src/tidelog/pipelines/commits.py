@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from tidelog.errors import BadInput, Damaged, GapFound, NewerFormat
+from tidelog.errors import BadInput, Damaged, GapFound, Locked, NewerFormat
 from tidelog.pipelines.digest import MASK
 
 FORMAT: Final = 1
@@ -124,9 +124,9 @@ def check_next(last: Commit | None, made: Commit, where: str) -> None:
     if made.repair or last is None:
         return
     if made.first != last.stop or made.stop < made.first:
-        raise Damaged(
-            f"{where} ends at seq {last.stop - 1} and a commit of {made.first} to {made.stop - 1} was to follow; "
-            "nothing was written, this is a bug in tidelog or a second writer"
+        raise Locked(
+            f"{where} ends at seq {last.stop - 1} and {made.first} to {made.stop - 1} were to follow: another process "
+            "wrote it meanwhile; nothing was committed, run it again"
         )
 
 

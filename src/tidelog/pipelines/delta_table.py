@@ -45,6 +45,9 @@ class DeltaLake:
         tables.check_directory(disk, path, there=not write)
         self._release = tables.lock(disk, path) if write else None
         try:
+            if write:
+                # Before any file: a directory with files and without a log would pass for another format.
+                disk.make_dir(join(path, LOG))
             self._load()
             if write:
                 self._sweep()
@@ -58,10 +61,6 @@ class DeltaLake:
             self._release = None
 
     def _load(self) -> None:
-        if self._disk.stat(join(self.path, LOG)) is None:
-            if self._release is None:
-                raise BadInput(f"{self.path} is no Delta table; nothing was done, check the path and the format")
-            return
         try:
             self._table = DeltaTable(self.path)
         except TableNotFoundError:
@@ -84,6 +83,8 @@ class DeltaLake:
 
     def last(self) -> Commit | None:
         """The newest commit of ours. A repair that came later leaves the end where it was, so it is as good."""
+        if self._table is not None:
+            self._table.update_incremental()  # its history is always of now, and what it says of itself is not
         made = next(self._told(_FEW), None) or next(self._told(), None)
         if made is None or self._table is None:
             return None
@@ -121,12 +122,22 @@ class DeltaLake:
         self._step("sync the names of staged files")
         for place in {self.path, *(join(self.path, QUARANTINE) for file in commit.files if file.bad_name)}:
             self._disk.sync_dir(place)
+        self._check_there(commit)
         actions: list[AddAction | RemoveAction] = [_added(file, commit) for file in commit.files]
         actions += [RemoveAction(name, True, commit.ts_ms) for name in commit.removed]
         self._write(commit, actions)
         self._step("sync the commit")
         self._sync()
         self._step("done")
+
+    def _check_there(self, commit: Commit) -> None:
+        """An exporter on another machine, which does not see our lock, takes our files for leftovers."""
+        for file in commit.files:
+            if self._disk.stat(join(self.path, file.name)) is None:
+                raise Locked(
+                    f"{join(self.path, file.name)} was removed meanwhile, by another process or by hand; nothing was "
+                    "committed, run it again"
+                )
 
     def _write(self, commit: Commit, actions: Sequence[AddAction | RemoveAction]) -> None:
         properties = CommitProperties(

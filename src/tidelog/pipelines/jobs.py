@@ -18,17 +18,16 @@ import tidelog.spark
 from tidelog.clock import SystemClock
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput, NotFound, TopicNotFound
-from tidelog.pipelines import backfill as filling
-from tidelog.pipelines import columns, opening, tables
-from tidelog.pipelines.backfill import Backfilled, Function, Source
+from tidelog.pipelines import backfilling, columns, opening, tables
+from tidelog.pipelines.backfilling import Backfilled, Function, Source
 from tidelog.pipelines.columns import Bad, Shape
-from tidelog.pipelines.export import Export, Exported, Work
+from tidelog.pipelines.exporting import Export, Exported, Work
+from tidelog.pipelines.measuring import Stats, gathered
 from tidelog.pipelines.publish import Door, PathDoor, ServerDoor
-from tidelog.pipelines.reconcile import Reconcile, Reconciled
+from tidelog.pipelines.reconciling import Reconcile, Reconciled
 from tidelog.pipelines.runner import SparkRunner
-from tidelog.pipelines.scrub import Scrubbed, scrubbed
+from tidelog.pipelines.scrubbing import Scrubbed, scrubbed
 from tidelog.pipelines.sizing import Sizes
-from tidelog.pipelines.stats import Stats, gathered
 from tidelog.pipelines.tables import Format, Steps
 from tidelog.spark import options as reading
 from tidelog.spark import payload, places
@@ -103,7 +102,7 @@ def export(
     step: Steps = tables.nothing,
 ) -> Exported:
     """Bring a topic into a table, from where the table ends to the topic's end; with `pause`, which is asked whenever
-    there is nothing to do and waits or says that it is enough, on and on. See `export`, `columns`, `sizing`."""
+    there is nothing to do and waits or says that it is enough, on and on. See `exporting`, `columns`, `sizing`."""
     options = _options(where, topic, key, on_gap)
     if infer and schema is not None:
         raise BadInput("a schema is given and one is to be inferred; nothing was written, choose one of the two")
@@ -240,7 +239,7 @@ def backfill(
             return Source(source, lambda: _range(live, place, from_topic, low, high), high - 1)
 
         with closing(_door(target, target_key)) as door:
-            return filling.into_topic(
+            return backfilling.into_topic(
                 job, topic, rows, function, door, work_dir or f".tidelog-backfill/{job}", work, progress
             )
 
@@ -303,7 +302,7 @@ def _into_table(
         sight = looked.look(from_topic)
         assert sight is not None, "it was there a moment ago"
         with closing(_table(target, format, work.step)) as table:
-            return filling.into_table(
+            return backfilling.into_table(
                 job,
                 sight,
                 lambda low, high: _range(spark, place, from_topic, low, high),

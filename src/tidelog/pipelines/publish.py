@@ -141,6 +141,13 @@ class Publisher:
         content = read_all(self._disk, join(self._work, STAGE))
         return None if content is None else msgspec.json.decode(content, type=Stage)
 
+    def begin(self) -> None:
+        """Make room for a stage: what another try left behind before it was whole goes."""
+        self._disk.make_dir(self._work)
+        for name in self._disk.names(self._work):
+            if name.startswith("stage-"):
+                self._disk.remove(join(self._work, name))
+
     def keep(self, stage: Stage) -> None:
         """From here on the staged files are what will be written, whatever happens."""
         self._disk.sync_dir(self._work)

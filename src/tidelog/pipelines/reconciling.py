@@ -23,7 +23,7 @@ from tidelog.errors import TopicNotFound
 from tidelog.pipelines import columns, commits, compare, digest, files
 from tidelog.pipelines.commits import Commit, DataFile
 from tidelog.pipelines.compare import Compared, Piece
-from tidelog.pipelines.export import Export, Work
+from tidelog.pipelines.exporting import Export, Work
 from tidelog.pipelines.tables import Foreign, Table
 from tidelog.spark import places, plan
 from tidelog.spark.options import Options

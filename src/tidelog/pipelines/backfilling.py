@@ -26,7 +26,7 @@ from tidelog.errors import BadInput, NotEmpty
 from tidelog.pipelines import commits, publish, transforms, writing
 from tidelog.pipelines.columns import Shape
 from tidelog.pipelines.commits import Commit, DataFile
-from tidelog.pipelines.export import Work
+from tidelog.pipelines.exporting import Work
 from tidelog.pipelines.files import FileWriter
 from tidelog.pipelines.footers import Footer
 from tidelog.pipelines.publish import Door, Publisher, Stage, Staged
@@ -119,10 +119,10 @@ def into_topic(
     """Stage once, publish what is not published yet."""
     if not job or "/" in job:
         raise BadInput(f"the job is called {job!r}, its name must be a text without a /; nothing was written")
-    work.disk.make_dir(work_dir)
     publisher = Publisher(work.disk, work_dir, door, work.step)
     stage = publisher.stage()
     if stage is None:
+        publisher.begin()
         stage = _staged(job, topic, source(), function, door, work_dir, work)
         publisher.keep(stage)
     if (stage.job, stage.topic) != (job, topic):
