@@ -18,12 +18,11 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql import DataFrame
 
 from tidelog.disk.seam import Disk, join
 from tidelog.errors import BadInput, NotEmpty
-from tidelog.pipelines import commits, publish, transforms, writing
+from tidelog.pipelines import commits, frames, publish, tables, transforms, writing
 from tidelog.pipelines.columns import Shape
 from tidelog.pipelines.commits import Commit, DataFile
 from tidelog.pipelines.exporting import Work
@@ -91,11 +90,8 @@ def stage_batches(disk: Disk, work: str, partition: int, attempt: int, batches: 
     return Staged(name, writer.rows, chunks, writer.hash)
 
 
-def _stage(disk: Disk, work: str, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    context = TaskContext.get()
-    assert context is not None, "this is a task"
-    made = stage_batches(disk, work, context.partitionId(), context.taskAttemptId(), batches)
-    yield pa.RecordBatch.from_pydict({"file": [msgspec.json.encode(made)]})
+def _stage(disk: Disk, work: str, batches: Iterable[pa.RecordBatch], partition: int, attempt: int) -> bytes:
+    return msgspec.json.encode(stage_batches(disk, work, partition, attempt, batches))
 
 
 class Source(NamedTuple):
@@ -147,8 +143,10 @@ def _staged(
         raise error
     work.step("stage")
     frame = source.frame() if function is None else function(source.frame())
-    mapped = transforms.records(frame).mapInArrow(partial(_stage, work.disk, work_dir), "file binary")
-    found = [msgspec.json.decode(bytes(row.file), type=Staged) for row in mapped.collect()]
+    answers = frames.answers(
+        transforms.records(frame), partial(_stage, work.disk, work_dir), join(work_dir, "answers")
+    )  # fmt: skip
+    found = [msgspec.json.decode(said, type=Staged) for said in answers]
     files = tuple(sorted((file for file in found if file.chunks), key=lambda file: file.name))
     return Stage(job, topic, epoch, head, files, source.join_seq, source.told)
 
@@ -188,8 +186,8 @@ def into_table(
     footer = Footer(sight.topic, sight.epoch, first, stop, run, shape.schema, shape.told, transform=name)
     target = writing.Target(table.path, table.format, shape, footer, work.disk)
     work.step("write files")
-    mapped = rows.mapInArrow(writing.frame_writer(target, first, stop), "file binary")
-    files = [msgspec.json.decode(bytes(row.file), type=DataFile) for row in mapped.collect()]
+    answers = frames.answers(rows, partial(writing.of_frame, target, first, stop), _answers(table.path, work.disk))
+    files = [msgspec.json.decode(said, type=DataFile) for said in answers]
     made = Commit(
         sight.topic,
         sight.epoch,
@@ -204,3 +202,9 @@ def into_table(
     work.step("commit")
     table.commit(made)
     return Backfilled(job, table.path, made.rows, 1, first, stop - 1, stop - 1)
+
+
+def _answers(path: str, disk: Disk) -> str:
+    own = join(path, tables.OWN)
+    disk.make_dir(own)
+    return join(own, "answers")

@@ -7,7 +7,7 @@ killed executor leaves behind is swept when the table is next opened for writing
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -88,14 +88,10 @@ def staged(target: Target, rows: Iterable[Rows], first: int, stop: int) -> DataF
     return DataFile(name, first, stop, good.rows, size, good.hash, bad.rows, bad_name if bad.rows else None)
 
 
-def frame_writer(
-    target: Target, first: int, stop: int
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For `mapInArrow`: rows of a DataFrame into files, one a task; what comes out are the files."""
-
-    def write(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        rows = (Rows(batch.cast(target.shape.arrow), None) for batch in batches)
-        made = staged(target, rows, first, stop)
-        yield pa.RecordBatch.from_pydict({"file": [msgspec.json.encode(made)]})
-
-    return write
+def of_frame(
+    target: Target, first: int, stop: int, batches: Iterable[pa.RecordBatch], partition: int, attempt: int
+) -> bytes:
+    """Rows of a DataFrame, which need not be the log's any more, into a file; for `frames`."""
+    del partition, attempt  # a file's name has the attempt, and rows stand for the whole range
+    rows = (Rows(batch.cast(target.shape.arrow), None) for batch in batches)
+    return msgspec.json.encode(staged(target, rows, first, stop))
