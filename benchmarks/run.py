@@ -57,6 +57,7 @@ _MODULES = {
     "routers-fanout": "queues.bench_fanout",
     "server-sched": "server.bench_sched",
     "spark": "spark.bench_source",
+    "spark-export": "spark.bench_export",
 }
 
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tidelog import __version__
-from tidelog.cli import channel, check, doctor, gaps, group, log, queue, router, serve, topic, worker
+from tidelog.cli import channel, check, doctor, gaps, group, log, pipeline, queue, router, serve, topic, worker
 from tidelog.cli.render import Screen
 from tidelog.cli.write import acked_fields, written
 from tidelog.errors import Damaged, Error
@@ -48,6 +48,7 @@ def parser() -> ArgumentParser:
     channel.add(commands)
     serve.add(commands)
     check.add(commands)
+    pipeline.add(commands)
     doctor.add(commands)
     log.add(commands)
     return made

@@ -75,14 +75,22 @@ class Client:
         return self._object(self.request("PUT", path, _encode(body), again=True))
 
     def request(
-        self, method: str, path: str, body: bytes | None = None, *, again: bool, accept: str = "application/json"
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        again: bool,
+        accept: str = "application/json",
+        headers: Mapping[str, str] | None = None,
     ) -> bytes:
         """The body of a good answer. Raises what the server says, Unavailable, and InDoubt where it said nothing."""
-        headers = {**self._headers, "Accept": accept}
+        sent = {**self._headers, "Accept": accept}
         if body is not None:
-            headers["Content-Type"] = "application/json"
+            sent["Content-Type"] = "application/json"
+        sent |= headers or {}
         try:
-            status, answer = self._ask(method, path, body, headers)
+            status, answer = self._ask(method, path, body, sent)
         except _Unanswered as first:
             if not again:
                 raise InDoubt(
@@ -90,7 +98,7 @@ class Client:
                     "written, look before you retry"
                 ) from None
             try:
-                status, answer = self._ask(method, path, body, headers, fresh=True)
+                status, answer = self._ask(method, path, body, sent, fresh=True)
             except _Unanswered as second:
                 raise Unavailable(
                     f"{self.url} does not answer ({second}); nothing is known to be done, retry"

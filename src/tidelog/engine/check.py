@@ -182,7 +182,7 @@ class Check:
     def _segments(self, loaded: Loaded) -> Iterator[Finding]:
         for row in loaded.manifest.topics:
             for segment in row.segments if row.id not in self._dropped else ():
-                found = _Segment(self._disk, directory(self._root, row.id), row, segment).findings()
+                found = SegmentCheck(self._disk, directory(self._root, row.id), row, segment).findings()
                 self.segments, self.bytes = self.segments + 1, self.bytes + segment.size
                 self._tell(row.name)
                 if not _hurt(found) or not self._gone(row.id, segment.base):
@@ -266,7 +266,7 @@ def _contradictions(made: Manifest) -> Iterator[str]:
             stop = segment.stop
 
 
-class _Segment:
+class SegmentCheck:
     """One segment's files against each other and against its row of the snapshot."""
 
     def __init__(self, disk: Disk, place: str, topic: TopicRow, row: SegmentRow) -> None:

@@ -1,0 +1,128 @@
+"""A topic into a table: MB/s of records per core, to Parquet and to Delta, beside Spark's own Parquet writer.
+
+Sketch. A task reads a segment at memory speed, fingerprints every row (NumPy, some 300 MB/s) and writes Parquet with
+snappy (some 300 MB/s for bytes that do not compress), so a core should do about 120 MB/s of large records and less of
+small ones, whose seq, ts and lengths weigh as much as their data; then the device takes its sync. The published bar of
+the field is 5 MiB/s per core. Spark's own writer gets the same rows through the source, so out of Python, into rows of
+the JVM and into columns again; it proves nothing and commits by renaming a directory.
+
+Reconcile reads both sides and fingerprints them, so it should take about as long as the export. Typed columns cost a
+JSON parser on top. What is measured is the job with a session that is warm; the page cache is warm too.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from benchmarks.common import GB, MB, Result, alternate, payloads, result, room, seconds
+from pyspark.sql import SparkSession
+
+import tidelog
+import tidelog.spark
+from tidelog import pipelines
+from tidelog.pipelines import Exported, Sizes
+from tidelog.pipelines.tables import Format
+
+_BATCH = 1000
+_TASKS = 2
+_SCHEMA = "n long, user string, price double, text string"
+
+
+def run(quick: bool) -> list[Result]:
+    rows: list[Result] = []
+    spark = tidelog.spark.session(
+        f"local[{_TASKS}]",
+        spark_ui_enabled="false",
+        spark_ui_showConsoleProgress="false",
+        spark_sql_shuffle_partitions=str(_TASKS),
+        spark_driver_memory="1g",
+        spark_driver_host="127.0.0.1",
+        spark_driver_bindAddress="127.0.0.1",
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    size = GB // 10 if quick else GB
+    try:
+        with room(6 * size) as place:
+            for named, datas in (
+                ("100 B", payloads(100, _BATCH)),
+                ("1 KB", payloads(1024, _BATCH)),
+                ("JSON", [_json(number) for number in range(_BATCH)]),
+            ):
+                count = size // (len(datas[0]) * _BATCH)
+                rows += _measure(spark, place, named, datas, max(count, 1), 1 if quick else 3)
+    finally:
+        spark.stop()
+    return rows
+
+
+def _json(number: int) -> bytes:
+    text = payloads(60, 1000)[number].hex()[:80]
+    return json.dumps({"n": number, "user": f"u{number % 97}", "price": number / 7, "text": text}).encode()
+
+
+def _measure(
+    spark: SparkSession, place: Path, named: str, datas: list[bytes], batches: int, rounds: int
+) -> list[Result]:
+    path, table = str(place / "topic"), str(place / "table")
+    size = batches * sum(map(len, datas))
+    with tidelog.open(path) as engine:
+        topic = engine.topic("bench", durability="memory")
+        for number in range(batches):
+            topic.append(datas, tag=f"tag-{number % 100}")
+        topic.seal()
+        engine.checkpoint()
+    sizes = Sizes(file_bytes=max(size // 8, 1 << 20), commit_bytes=max(size // 2, 1 << 20))
+    schema = _SCHEMA if named == "JSON" else None
+    done: dict[str, Exported] = {}
+
+    def export(format: Format) -> None:
+        shutil.rmtree(table, ignore_errors=True)
+        done[format] = pipelines.export(path, "bench", table, format=format, schema=schema, sizes=sizes, spark=spark)
+
+    def spark_writes() -> None:
+        shutil.rmtree(table, ignore_errors=True)
+        columns = "seq,ts,node,tag,meta,data"
+        df = spark.read.format("tidelog").options(path=path, subscribe="bench", columns=columns).load()
+        df.write.parquet(table)
+
+    def reconcile() -> float:
+        export("parquet")
+        return _rate(size, lambda: pipelines.reconcile(path, "bench", table, spark=spark))()
+
+    candidates = {
+        "parquet": _rate(size, partial(export, "parquet")),
+        "delta": _rate(size, partial(export, "delta")),
+        "reconcile": reconcile,
+        "Spark's writer": _rate(size, spark_writes),
+    }
+    if schema is not None:
+        del candidates["Spark's writer"]
+    figures = alternate(f"export {named}", rounds, candidates)
+    shutil.rmtree(path)
+    shutil.rmtree(table, ignore_errors=True)
+    limit = figures.get("Spark's writer")
+    made = [
+        result(
+            f"export {named} to {kind}",
+            figures[kind],
+            "MB/s per core",
+            limit=limit,
+            limit_name="Spark's own Parquet writer" if limit else "",
+            least=50,
+        )
+        for kind in ("parquet", "delta")
+    ]
+    made.append(result(f"reconcile {named}", figures["reconcile"], "MB/s per core"))
+    last = done["parquet"]
+    made.append(result(f"export {named}, files", [last.files], "files"))
+    made.append(result(f"export {named}, smallest ÷ largest file", [last.smallest / last.largest], "of 1"))
+    return made
+
+
+def _rate(size: int, work: Callable[[], object]) -> Callable[[], float]:
+    """Megabytes of records a second, for each of the cores."""
+    return lambda: size / MB / _TASKS / seconds(work)

@@ -1,0 +1,37 @@
+"""Pipelines: jobs over topics that run on Spark, on this machine or on a cluster.
+
+    export      a topic → a directory of Parquet files or a Delta table, exactly once
+    reconcile   table = log, proven; the first difference shown; one range made again
+    scrub       every checksum of a directory, in parallel
+    backfill    files, a table or a range of a topic → your function → a topic or a table
+    stats       rates, sizes and waits by interval
+
+Needs `pip install 'tidelog[spark,lake]'`. `transforms` holds what they do to data, as functions DataFrame → DataFrame.
+"""
+
+from __future__ import annotations
+
+from tidelog.pipelines import transforms
+from tidelog.pipelines.backfilling import Backfilled
+from tidelog.pipelines.exporting import Exported
+from tidelog.pipelines.jobs import backfill, export, reconcile, scrub, stats
+from tidelog.pipelines.measuring import Stats
+from tidelog.pipelines.reconciling import Difference, Reconciled
+from tidelog.pipelines.scrubbing import Scrubbed
+from tidelog.pipelines.sizing import Sizes
+
+__all__ = [
+    "Backfilled",
+    "Difference",
+    "Exported",
+    "Reconciled",
+    "Scrubbed",
+    "Sizes",
+    "Stats",
+    "backfill",
+    "export",
+    "reconcile",
+    "scrub",
+    "stats",
+    "transforms",
+]

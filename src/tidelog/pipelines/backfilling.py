@@ -1,0 +1,210 @@
+"""[shell] Rows that are there already, into a topic or a table, once, and where the live stream takes over.
+
+    files, a table, a range of a topic ──► your function ──► records ──► staged ──► published, chunk by chunk
+    a range of a topic                 ──► your function ─────────────► a table: one commit, as an export makes them
+
+The end of a range is fixed when the job begins: `join_seq` is the last seq that was read, and whoever goes on with the
+live stream begins behind it. A table keeps it in its commit, so another run goes on there by itself; a job into a topic
+keeps it with what it staged. What was staged is never made again, so it does not matter whether a function gives the
+same rows twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from tidelog.disk.seam import Disk, join
+from tidelog.errors import BadInput, NotEmpty
+from tidelog.pipelines import commits, frames, publish, tables, transforms, writing
+from tidelog.pipelines.columns import Shape
+from tidelog.pipelines.commits import Commit, DataFile
+from tidelog.pipelines.exporting import Work
+from tidelog.pipelines.files import FileWriter
+from tidelog.pipelines.footers import Footer
+from tidelog.pipelines.publish import Door, Publisher, Stage, Staged
+from tidelog.pipelines.tables import Table
+from tidelog.spark.place import Sight
+
+CHUNK_ROWS: Final = 5_000  # of 10,000 that a write may have
+CHUNK_BYTES: Final = 2 << 20  # of 4 MiB that a server takes for one batch
+RECORDS: Final = pa.schema(
+    [
+        pa.field("data", pa.binary()),
+        pa.field("json", pa.bool_()),
+        pa.field("tag", pa.string()),
+        pa.field("node", pa.string()),
+        pa.field("meta", pa.string()),
+    ]
+)
+Function = Callable[[DataFrame], DataFrame]
+
+
+class Backfilled(NamedTuple):
+    job: str
+    target: str
+    rows: int
+    chunks: int
+    first: int  # of the target: seqs of a topic; of a table, those of the source that it stands for
+    last: int
+    join_seq: int | None
+
+
+# ── into a topic ──────────────────────────────────────────────────────────────────────────────────
+
+
+def chunked(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """A batch in pieces that one write takes: by rows and by bytes."""
+    sizes = np.diff(np.frombuffer(batch.column("data").buffers()[1], np.int32)[batch.column("data").offset :])
+    ends = np.cumsum(sizes[: batch.num_rows], dtype=np.int64)
+    at = 0
+    while at < batch.num_rows:
+        before = int(ends[at - 1]) if at else 0
+        stop = int(np.searchsorted(ends, before + CHUNK_BYTES, side="right"))
+        stop = max(min(stop, at + CHUNK_ROWS), at + 1)
+        yield batch.slice(at, stop - at)
+        at = stop
+
+
+def stage_batches(disk: Disk, work: str, partition: int, attempt: int, batches: Iterable[pa.RecordBatch]) -> Staged:
+    """Runs on an executor: the rows of one partition, a row group a chunk."""
+    name = f"stage-{partition:05d}-{attempt}.parquet"
+    writer = FileWriter(disk, join(work, name), RECORDS)
+    chunks = 0
+    try:
+        for batch in batches:
+            for piece in chunked(batch.cast(RECORDS)):
+                writer.add(piece)
+                writer.end_group()
+                chunks += 1
+        writer.close(b"{}")
+    except BaseException:
+        writer.abandon()
+        raise
+    return Staged(name, writer.rows, chunks, writer.hash)
+
+
+def _stage(disk: Disk, work: str, batches: Iterable[pa.RecordBatch], partition: int, attempt: int) -> bytes:
+    return msgspec.json.encode(stage_batches(disk, work, partition, attempt, batches))
+
+
+class Source(NamedTuple):
+    """Where rows come from. `frame` is made when they are needed."""
+
+    told: str
+    frame: Callable[[], DataFrame]
+    join_seq: int | None = None
+
+
+def into_topic(
+    job: str,
+    topic: str,
+    source: Callable[[], Source],
+    function: Function | None,
+    door: Door,
+    work_dir: str,
+    work: Work,
+    progress: Callable[[int, int], None] | None = None,
+) -> Backfilled:
+    """Stage once, publish what is not published yet."""
+    if not job or "/" in job:
+        raise BadInput(f"the job is called {job!r}, its name must be a text without a /; nothing was written")
+    publisher = Publisher(work.disk, work_dir, door, work.step)
+    stage = publisher.stage()
+    if stage is None:
+        publisher.begin()
+        stage = _staged(job, topic, source(), function, door, work_dir, work)
+        publisher.keep(stage)
+    if (stage.job, stage.topic) != (job, topic):
+        raise BadInput(
+            f"{work_dir} belongs to job {stage.job!r} into {stage.topic!r}; nothing was written, name another directory"
+        )
+    done = publisher.publish(stage, progress)
+    return Backfilled(job, topic, stage.rows, done.chunks, stage.head + 1, done.last_seq, stage.join_seq)
+
+
+def _staged(
+    job: str, topic: str, source: Source, function: Function | None, door: Door, work_dir: str, work: Work
+) -> Stage:
+    epoch, head = door.look(topic)
+    before = publish.written(door, topic, job, 0)
+    if before.chunks:
+        error = NotEmpty(topic, count=before.chunks)
+        error.args = (
+            f"job {job!r} has written {before.chunks} chunks into {topic} and nothing is left in {work_dir} to go on "
+            "from; nothing was written, put the directory back, or delete what it wrote and give the job another name",
+        )
+        raise error
+    work.step("stage")
+    frame = source.frame() if function is None else function(source.frame())
+    answers = frames.answers(
+        transforms.records(frame), partial(_stage, work.disk, work_dir), join(work_dir, "answers")
+    )  # fmt: skip
+    found = [msgspec.json.decode(said, type=Staged) for said in answers]
+    files = tuple(sorted((file for file in found if file.chunks), key=lambda file: file.name))
+    return Stage(job, topic, epoch, head, files, source.join_seq, source.told)
+
+
+# ── into a table ──────────────────────────────────────────────────────────────────────────────────
+
+
+def into_table(
+    job: str,
+    sight: Sight,
+    frame: Callable[[int, int], DataFrame],
+    function: Function,
+    name: str,
+    table: Table,
+    work: Work,
+    start: int | None = None,
+    until: int | None = None,
+) -> Backfilled:
+    """One commit with all that the source has behind the last one, through a function."""
+    last = table.last()
+    if last is not None:
+        commits.check_same(last, sight.topic, sight.epoch, table.path)
+        if last.transform != name:
+            raise BadInput(
+                f"rows of {table.path} went through {last.transform or 'no function'}, not through {name}; nothing was "
+                "written, name another table"
+            )
+    first = last.stop if last is not None else max(sight.floor, sight.first, start or 0)
+    stop = sight.next if until is None else min(until, sight.next)
+    if first >= stop:
+        return Backfilled(job, table.path, 0, 0, first, stop - 1, stop - 1)
+    rows = function(frame(first, stop))
+    shape = Shape(rows.schema.json())
+    if last is not None and shape.schema != last.schema:
+        raise BadInput(f"{name} gives other columns than {table.path} has; nothing was written, name another table")
+    run = f"{work.clock.now_us():016x}"
+    footer = Footer(sight.topic, sight.epoch, first, stop, run, shape.schema, shape.told, transform=name)
+    target = writing.Target(table.path, table.format, shape, footer, work.disk)
+    work.step("write files")
+    answers = frames.answers(rows, partial(writing.of_frame, target, first, stop), _answers(table.path, work.disk))
+    files = [msgspec.json.decode(said, type=DataFile) for said in answers]
+    made = Commit(
+        sight.topic,
+        sight.epoch,
+        first,
+        stop,
+        tuple(files),
+        shape.schema,
+        shape.told,
+        transform=name,
+        ts_ms=work.clock.now_us() // 1000,
+    )
+    work.step("commit")
+    table.commit(made)
+    return Backfilled(job, table.path, made.rows, 1, first, stop - 1, stop - 1)
+
+
+def _answers(path: str, disk: Disk) -> str:
+    own = join(path, tables.OWN)
+    disk.make_dir(own)
+    return join(own, "answers")

@@ -1,0 +1,140 @@
+"""[policy] What a table's commits say of the log: the words in which a table and a topic are compared.
+
+    topic      1 ············ first ──────────── stop ······ head
+    commit n                  ├─ file ─┬─ file ─┤            rows, quarantined, hash; `stop` is where the next begins
+    file                      [first, stop)                  rows, hash: their sums are those of the commit
+
+A commit says all that the next one needs, so nothing else has to be kept: whoever has the table knows how far it is.
+A repair is a commit as well. It replaces files by others of the same range and leaves the end where it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from tidelog.errors import BadInput, Damaged, GapFound, Locked, NewerFormat
+from tidelog.pipelines.digest import MASK
+
+FORMAT: Final = 1
+
+
+class DataFile(msgspec.Struct, frozen=True):
+    """One Parquet file of a table, and what it holds of the topic."""
+
+    name: str
+    first: int
+    stop: int
+    rows: int
+    bytes: int
+    hash: int
+    bad: int = 0  # rows of its range that lie in quarantine
+    bad_name: str | None = None
+
+    @property
+    def span(self) -> range:
+        return range(self.first, self.stop)
+
+
+class Commit(msgspec.Struct, frozen=True):
+    topic: str
+    epoch: int
+    first: int
+    stop: int  # of the topic: where the next commit begins
+    files: tuple[DataFile, ...]
+    schema: str  # of the table, as Spark writes it in JSON
+    shape: str  # what else decides how a record becomes a row; see `columns`
+    number: int = 0
+    removed: tuple[str, ...] = ()  # files that these replace
+    repair: bool = False  # of a range that the table stands for already
+    transform: str | None = None  # the function that rows went through
+    ts_ms: int = 0
+    format: int = FORMAT
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bad(self) -> int:
+        return sum(file.bad for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+    @property
+    def hash(self) -> int:
+        return sum(file.hash for file in self.files) & MASK
+
+
+class _Told(Commit, frozen=True):
+    """A commit as it is written down: with its sums, for people and for other programs."""
+
+    totals: dict[str, int | str] = {}
+
+
+_told = msgspec.json.Decoder(_Told)
+_version = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def encode(commit: Commit) -> bytes:
+    fields = {name: getattr(commit, name) for name in commit.__struct_fields__}
+    totals: dict[str, int | str] = {"rows": commit.rows, "quarantined": commit.bad, "hash": f"{commit.hash:016x}"}
+    return msgspec.json.encode(_Told(**fields, totals=totals))
+
+
+def decode(content: bytes | str, where: str) -> Commit:
+    """A commit as it was written, or an error that says what is wrong with it."""
+    try:
+        found = _version.decode(content)
+        if int(bytes(found["format"])) > FORMAT:
+            raise NewerFormat(where, found=int(bytes(found["format"])), known=FORMAT)
+        told = _told.decode(content)
+        made = Commit(**{name: getattr(told, name) for name in Commit.__struct_fields__})
+    except (msgspec.DecodeError, KeyError, ValueError) as error:
+        raise Damaged(
+            f"{where} is not a commit of tidelog ({error}); nothing was changed, put it back from a copy, or remove "
+            "it: what it names is then found again or exported again"
+        ) from None
+    if told.totals.get("hash") != f"{made.hash:016x}":
+        raise Damaged(f"{where}: its sums are not those of its files; nothing was changed, put it back from a copy")
+    return made
+
+
+def check_same(last: Commit, topic: str, epoch: int, where: str) -> None:
+    """Refuse to go on in a table that is about something else."""
+    if last.topic != topic:
+        raise BadInput(
+            f"{where} is the table of topic {last.topic!r}, not of {topic!r}; nothing was written, name another table"
+        )
+    if last.epoch != epoch:
+        error = GapFound(topic, (last.stop, last.stop, "recreated", 0, last.stop, last.stop - 1))
+        error.args = (
+            f"{topic} was dropped and made again since {where} was written (epoch {last.epoch} there, {epoch} now): "
+            "its seqs are other records; nothing was written, export the new one into another table",
+        )
+        raise error
+
+
+def check_next(last: Commit | None, made: Commit, where: str) -> None:
+    """A commit that does not begin where the last one ended would lose or double records."""
+    if made.repair or last is None:
+        return
+    if made.first != last.stop or made.stop < made.first:
+        raise Locked(
+            f"{where} ends at seq {last.stop - 1} and {made.first} to {made.stop - 1} were to follow: another process "
+            "wrote it meanwhile; nothing was committed, run it again"
+        )
+
+
+def active(commits: Sequence[Commit]) -> list[DataFile]:
+    """The files of a table after all of its commits, by range."""
+    found: dict[str, DataFile] = {}
+    for commit in commits:
+        for name in commit.removed:
+            found.pop(name, None)
+        found |= {file.name: file for file in commit.files}
+    return sorted(found.values(), key=lambda file: (file.first, file.stop, file.name))

@@ -1,0 +1,189 @@
+"""[hot] A fingerprint for each row, without an object for any; sums of them are fingerprints of ranges.
+
+    value      ─ 8-byte words ─▶ mix ─▶ × weight of its place ─▶ Σ ─▶ + length ─▶ mix        texts, bytes
+               ─ one word     ─▶ mix                                                         numbers, times
+    row        Σ over columns of mix(value ^ name of the column) ─▶ mix
+    range      Σ over rows, modulo 2⁶⁴: in any order, in any files, and a row that is there twice counts twice
+
+Sums rather than exclusive ors: two equal rows would cancel out. Words are mixed before they are weighed, because in a
+product modulo 2⁶⁴ the high bits of a factor never reach the low bits of the result. It is a checksum against accidents
+and no signature: somebody who wants two rows to collide can have that.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from numpy.typing import NDArray
+
+from tidelog.types import Ints
+
+Words = NDArray[np.uint64]
+MASK: Final = (1 << 64) - 1
+_ODD: Final = np.uint64(0x9E3779B97F4A7C15)
+_OTHER: Final = np.uint64(0xBF58476D1CE4E5B9)
+_NULL: Final = np.uint64(0x94D049BB133111EB)
+_HALF: Final = np.uint64(32)
+_MANY: Final = 256  # rows at a place, from which it pays to go place by place
+_TAIL: Final = np.array([MASK, *((1 << (8 * size)) - 1 for size in range(1, 8))], np.uint64)
+
+
+def total(hashes: Words) -> int:
+    """The fingerprint of a range, from those of its rows."""
+    return int(hashes.sum(dtype=np.uint64))
+
+
+def rows(batch: pa.RecordBatch | pa.Table) -> Words:
+    """The fingerprint of every row. Which column stands where does not matter, what it is called does."""
+    made = np.zeros(batch.num_rows, np.uint64)
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        if isinstance(array, pa.ChunkedArray):
+            array = pa.concat_arrays(array.chunks)
+        made += _mixed(values(array) ^ _name(name))
+    return _mixed(made)
+
+
+def values(array: pa.Array) -> Words:
+    """The fingerprint of every value of a column."""
+    kind = array.type
+    if pa.types.is_null(kind):
+        return np.full(len(array), _NULL)
+    if pa.types.is_dictionary(kind):
+        return values(array.dictionary_decode())
+    if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
+        return values(array.cast(pa.string()))
+    if pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
+        return values(array.cast(pa.binary()))
+    made = _of(array)
+    if array.null_count:
+        made[~array.is_valid().to_numpy(zero_copy_only=False)] = _NULL
+    return made
+
+
+def _of(array: pa.Array) -> Words:
+    kind = array.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        return _texts(array)
+    if pa.types.is_struct(kind):
+        made = np.zeros(len(array), np.uint64)
+        for number in range(kind.num_fields):
+            made += _mixed(values(pc.struct_field(array, [number])) ^ _name(kind.field(number).name))
+        return _mixed(made)
+    if pa.types.is_map(kind):
+        return _lists(array, _mixed(values(array.keys)) + values(array.items) * _OTHER)
+    if pa.types.is_list(kind):
+        return _lists(array, values(array.values))
+    if pa.types.is_decimal(kind):
+        pairs = np.frombuffer(array.buffers()[1], np.uint64)[2 * array.offset : 2 * (array.offset + len(array))]
+        return _mixed(_mixed(pairs[0::2]) + pairs[1::2])
+    return _mixed(_numbers(array))
+
+
+def _numbers(array: pa.Array) -> Words:
+    kind = array.type
+    if pa.types.is_boolean(kind):
+        array = array.cast(pa.uint8())
+    elif pa.types.is_floating(kind):
+        array = array.cast(pa.float64()).view(pa.int64())
+    elif pa.types.is_date32(kind):
+        array = array.view(pa.int32())
+    elif not pa.types.is_integer(kind):
+        array = array.view(pa.int64())
+    filled = array.fill_null(0) if array.null_count else array
+    made: Words = filled.to_numpy(zero_copy_only=False).astype(np.int64).view(np.uint64)
+    return made
+
+
+def _offsets(array: pa.Array) -> Ints:
+    found = np.frombuffer(array.buffers()[1], np.int32)[array.offset : array.offset + len(array) + 1]
+    return found.astype(np.int64)
+
+
+def _lists(array: pa.Array, inner: Words) -> Words:
+    offsets = _offsets(array)
+    sizes = np.diff(offsets)
+    window = inner[offsets[0] : offsets[-1]]
+    place = np.arange(len(window)) - np.repeat(offsets[:-1] - offsets[0], sizes)
+    return _weighed(window.copy(), place, sizes, sizes)
+
+
+def _texts(array: pa.Array) -> Words:
+    if not len(array):
+        return np.zeros(0, np.uint64)
+    offsets = _offsets(array)
+    starts, sizes = offsets[:-1] - offsets[0], np.diff(offsets)
+    counts = (sizes + 7) // 8
+    data = array.buffers()[2]
+    raw = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)[offsets[0] : offsets[-1]]
+    padded = np.concatenate([raw, np.zeros(8, np.uint8)])
+    # Words that begin at any byte: one index for eight bytes, where a gather of bytes needs one for each.
+    anywhere = np.ndarray((len(raw) + 1,), np.dtype("<u8"), padded, strides=(1,))
+    if int(counts.sum()) >= _MANY * int(counts.max()):
+        return _by_place(anywhere, starts, sizes, counts)
+    ends = np.cumsum(counts)
+    place = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
+    words = anywhere[np.repeat(starts, counts) + 8 * place]
+    some = np.flatnonzero(counts)
+    words[ends[some] - 1] &= _TAIL[sizes[some] % 8]
+    return _weighed(words, place, counts, sizes)
+
+
+def _by_place(anywhere: Words, starts: Ints, sizes: Ints, counts: Ints) -> Words:
+    """The same sums, first words of all rows first: arrays stay as short as there are rows, which the cache likes
+    (measured: more than twice as fast for rows of 100 bytes)."""
+    order = np.argsort(-counts, kind="stable")
+    at, sizes, counts = starts[order], sizes[order], counts[order]
+    sums = sizes.astype(np.uint64) * _OTHER
+    weights = _weights(1 << max(int(counts[0]) - 1, 0).bit_length()) if counts[0] else ()
+    until = np.searchsorted(-counts, -np.arange(1, int(counts[0]) + 1), side="right").tolist()
+    for place, live in enumerate(until):
+        words = anywhere[at[:live]]
+        after = until[place + 1] if place + 1 < len(until) else 0
+        words[after:live] &= _TAIL[sizes[after:live] % 8]
+        words *= _ODD
+        words ^= words >> _HALF
+        words *= weights[place]
+        sums[:live] += words
+        at[:live] += 8
+    made = np.empty_like(sums)
+    made[order] = _mixed(sums)
+    return made
+
+
+def _weighed(words: Words, place: Ints, counts: Ints, sizes: Ints) -> Words:
+    """Sums of words by row, each word times the weight of its place in it. Takes `words` over."""
+    made = sizes.astype(np.uint64) * _OTHER
+    if len(words):
+        words *= _ODD
+        words ^= words >> _HALF
+        words *= _weights(1 << int(place.max()).bit_length())[place]
+        some = np.flatnonzero(counts)
+        made[some] += np.add.reduceat(words, (np.cumsum(counts) - counts)[some])
+    return _mixed(made)
+
+
+@cache
+def _name(name: str) -> np.uint64:
+    return np.uint64(xxhash.xxh3_64_intdigest(name.encode()))
+
+
+@cache
+def _weights(count: int) -> Words:
+    """Odd numbers without a pattern, one for each place."""
+    return _mixed(np.arange(1, count + 1, dtype=np.uint64) * _ODD) | np.uint64(1)
+
+
+def _mixed(words: Words) -> Words:
+    """Every bit of the input in every bit of the output; a new array."""
+    made: Words = words ^ (words >> np.uint64(30))
+    made *= _OTHER
+    made ^= made >> np.uint64(27)
+    made *= _NULL
+    made ^= made >> np.uint64(31)
+    return made

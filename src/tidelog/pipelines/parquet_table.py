@@ -1,0 +1,223 @@
+"""[shell] A directory of Parquet files that Spark reads as it is, with commits beside them.
+
+    table/
+      part-<first>-<stop>-….parquet      committed: what a reader of the directory sees
+      _part-….parquet                    written and not committed; readers pass over names with `_`
+      _tidelog/log/00000000000000000017.json
+      _tidelog/lock
+      _quarantine/
+
+A commit, in this order and no other:
+
+    1  names of staged files      synced
+    2  log/<n>.json               the commit: replaced into place, synced. Before it nothing happened, after it all did
+    3  _part-… → part-…           synced
+    4  files that it replaces     removed
+
+Whoever opens the table for writing does 3 and 4 of the newest commit again, and removes what was staged for none. A
+reader of the bare directory may see a part of the newest commit between 2 and 3, never a row twice.
+
+Where the log, or the end of it, is gone, the files say in their footers which range of which topic they are. Those that
+follow each other without a gap are written down as one commit; what is left over is removed, and the next export makes
+it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from tidelog.disk.atomic import read_all, remove_if_there, replace
+from tidelog.disk.seam import Disk, join
+from tidelog.errors import Damaged
+from tidelog.pipelines import commits, files, footers, tables
+from tidelog.pipelines.commits import Commit, DataFile
+from tidelog.pipelines.footers import Footer
+from tidelog.pipelines.tables import OWN, QUARANTINE, Foreign, Steps
+
+LOG: Final = "log"
+_LENGTH: Final = 20
+
+
+class ParquetTable:
+    format: tables.Format = "parquet"
+
+    def __init__(self, disk: Disk, path: str, *, write: bool, step: Steps = tables.nothing) -> None:
+        self._disk, self.path, self._step = disk, path, step
+        self._log = join(join(path, OWN), LOG)
+        tables.check_directory(disk, path, there=not write)
+        self._release = tables.lock(disk, path) if write else None
+        if write:
+            try:
+                disk.make_dir(self._log)
+                self._recover()
+            except BaseException:
+                self.close()
+                raise
+
+    def close(self) -> None:
+        if self._release is not None:
+            self._release()
+            self._release = None
+
+    # ── what it holds ─────────────────────────────────────────────────────────────────────────
+
+    def _numbers(self) -> list[int]:
+        with suppress(FileNotFoundError):
+            names = self._disk.names(self._log)
+            return sorted(int(name[:_LENGTH]) for name in names if name[_LENGTH:] == ".json")
+        return []
+
+    def _read(self, number: int) -> Commit:
+        path = self._path_of(number)
+        content = read_all(self._disk, path)
+        if content is None:
+            raise Damaged(f"{path} went away while it was read; nothing was changed, run it again")
+        return commits.decode(content, path)
+
+    def _path_of(self, number: int) -> str:
+        return join(self._log, f"{number:0{_LENGTH}d}.json")
+
+    def last(self) -> Commit | None:
+        numbers = self._numbers()
+        return self._read(numbers[-1]) if numbers else None
+
+    def commits(self) -> list[Commit]:
+        return [self._read(number) for number in self._numbers()]
+
+    def files(self) -> list[DataFile]:
+        return commits.active(self.commits())
+
+    def stands(self, topic: str, epoch: int) -> int | None:  # noqa: ARG002
+        """Nothing outlives the commits and the files here, and files become commits again."""
+        return None
+
+    def foreign(self) -> list[Foreign]:
+        ours = {file.name for file in self.files()}
+        return [Foreign(name) for name in self.names() if name not in ours]
+
+    def names(self) -> list[str]:
+        return [name for name in self._disk.names(self.path) if name.endswith(".parquet") and name[0] not in "_."]
+
+    # ── writing ───────────────────────────────────────────────────────────────────────────────
+
+    def staged(self, name: str) -> str:
+        folder, _, base = name.rpartition("/")
+        return join(join(self.path, folder) if folder else self.path, f"_{base}")
+
+    def commit(self, commit: Commit) -> None:
+        numbers = self._numbers()
+        last = self._read(numbers[-1]) if numbers else None
+        commits.check_next(last, commit, self.path)
+        made = msgspec.structs.replace(commit, number=numbers[-1] + 1 if numbers else 0)
+        self._step("sync the names of staged files")
+        for place in {self.path, *(join(self.path, QUARANTINE) for file in made.files if file.bad_name)}:
+            self._disk.sync_dir(place)
+        self._step("write the commit")
+        path = self._path_of(made.number)
+        try:
+            replace(self._disk, path, commits.encode(made))
+        except OSError as error:
+            raise files.full(path, error) from error
+        self._finish(made)
+
+    def _finish(self, commit: Commit) -> None:
+        """Steps 3 and 4, from wherever they were left."""
+        moved = set()
+        for name in _names(commit.files):
+            staged, path = self.staged(name), join(self.path, name)
+            if self._disk.stat(staged) is not None:
+                self._step("rename a file")
+                self._disk.rename(staged, path)
+                moved.add(path.rpartition("/")[0])
+        self._step("sync the names of files")
+        for place in moved:
+            self._disk.sync_dir(place)
+        gone = False
+        for name in commit.removed:
+            self._step("remove a replaced file")
+            gone |= remove_if_there(self._disk, join(self.path, name))
+            remove_if_there(self._disk, join(self.path, f"{QUARANTINE}/{name}"))
+        if gone:
+            self._disk.sync_dir(self.path)
+        self._step("done")
+
+    def disown(self, files: Sequence[Foreign]) -> None:
+        for file in files:
+            # A name that readers pass over, in the same directory: nothing is copied and nothing is lost.
+            self._disk.rename(join(self.path, file.name), join(self.path, f"_foreign-{file.name}"))
+        if files:
+            self._disk.sync_dir(self.path)
+
+    # ── after a crash, or after somebody removed what we knew ─────────────────────────────────
+
+    def _recover(self) -> None:
+        last = self.last()
+        if last is not None:
+            self._finish(last)
+        self._sweep()
+        loose = self._loose(last.stop if last is not None else 0)
+        made = self._adopted(last, loose)
+        if made is not None:
+            replace(self._disk, self._path_of(made.number), commits.encode(made))
+        kept = set() if made is None else {file.name for file in made.files}
+        for name in loose:
+            if name not in kept:
+                self._step("remove a file of no commit")
+                self._disk.remove(join(self.path, name))
+                remove_if_there(self._disk, join(self.path, f"{QUARANTINE}/{name}"))
+        if loose:
+            self._disk.sync_dir(self.path)
+
+    def _sweep(self) -> None:
+        """Remove what was staged and not committed."""
+        for place in (self.path, join(self.path, QUARANTINE)):
+            with suppress(FileNotFoundError):
+                for name in self._disk.names(place):
+                    if name.startswith("_part-"):
+                        self._disk.remove(join(place, name))
+
+    def _loose(self, stop: int) -> dict[str, Footer]:
+        """Files of ours behind the newest commit that is known."""
+        found = {}
+        for name in self.names():
+            where = tables.range_of(name)
+            if where is not None and where[0] >= stop:
+                footer = footers.read(self._disk, join(self.path, name))
+                if footer is not None:
+                    found[name] = footer
+        return found
+
+    def _adopted(self, last: Commit | None, loose: dict[str, Footer]) -> Commit | None:
+        """One commit for the files that follow the last one, each where the one before it ends."""
+        made: list[DataFile] = []
+        at = last.stop if last is not None else min((footer.first for footer in loose.values()), default=0)
+        # Of two files of one range the later one is a repair of the other.
+        for name, footer in sorted(loose.items(), key=lambda item: (item[1].first, item[1].run, item[0])):
+            if footer.transform is not None:
+                raise Damaged(
+                    f"{self.path}: the commit of {name} is gone, and its rows went through {footer.transform}, so they "
+                    "cannot be made again from the log alone; nothing was changed, put the log of the table back"
+                )
+            held = footers.held(self._disk, self.path, name)
+            if held is None or (last is not None and footer.epoch != last.epoch):
+                break
+            if made and (held.first, held.stop) == (made[-1].first, made[-1].stop):
+                made[-1] = held
+            elif held.first == at:
+                made.append(held)
+                at = held.stop
+            else:
+                break
+        if not made:
+            return None
+        said = loose[made[0].name]
+        number = 0 if last is None else last.number + 1
+        return Commit(said.topic, said.epoch, made[0].first, at, tuple(made), said.schema, said.shape, number=number)
+
+
+def _names(found: Iterable[DataFile]) -> list[str]:
+    return [name for file in found for name in (file.bad_name, file.name) if name is not None]

@@ -1,0 +1,112 @@
+"""What an export needs of a table, and which kinds there are.
+
+    parquet   a directory of Parquet files with a commit log of ours beside them (`parquet_table`)
+    delta     a Delta table; our commits are its commits (`delta_table`)
+
+Executors write files under the names that `staged` gives, where no reader sees them. `commit` makes them part of the
+table, all at once, together with what it says of the topic. One process writes a table at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+
+from tidelog.disk.seam import Disk, join
+from tidelog.errors import BadInput, Locked, NotFound
+from tidelog.pipelines.commits import Commit, DataFile
+
+Format: TypeAlias = Literal["parquet", "delta"]
+Steps: TypeAlias = Callable[
+    [str], None
+]  # called with the name of the step that comes next; tests end the process there
+QUARANTINE: Final = "_quarantine"
+OWN: Final = "_tidelog"
+LOCK: Final = "lock"
+
+
+class Foreign(NamedTuple):
+    """A file that readers of the table see and that no commit of ours names."""
+
+    name: str
+
+
+class Table(Protocol):
+    path: str
+    format: Format
+
+    def last(self) -> Commit | None:
+        """The newest commit of ours: how far the table is."""
+        ...
+
+    def stands(self, topic: str, epoch: int) -> int | None:
+        """Where the next commit of a topic begins, by what outlives the commits themselves; None: nobody knows."""
+        ...
+
+    def commits(self) -> list[Commit]:
+        """Every commit of ours that is known, oldest first."""
+        ...
+
+    def files(self) -> list[DataFile]:
+        """The files of ours that are part of the table now, by range."""
+        ...
+
+    def names(self) -> list[str]:
+        """Every file that readers of the table see."""
+        ...
+
+    def foreign(self) -> list[Foreign]:
+        """Files that readers of the table see beside those."""
+        ...
+
+    def staged(self, name: str) -> str:
+        """Where an executor writes a file that is to be called `name`."""
+        ...
+
+    def commit(self, commit: Commit) -> None:
+        """Make files part of the table. When it returns they are, whatever happens to the machine; when it raises, or
+        the process dies in it, all of them are or none is; opening the table for writing finishes what was begun."""
+        ...
+
+    def disown(self, files: Sequence[Foreign]) -> None:
+        """Take files out of the readers' sight that are none of ours. Nothing is destroyed."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def nothing(_: str) -> None:
+    """The step that nothing happens at."""
+
+
+def lock(disk: Disk, path: str) -> Callable[[], None]:
+    """Be the one writer of a table; call what this gives to let another in."""
+    own = join(path, OWN)
+    disk.make_dir(own)
+    try:
+        return disk.lock(join(own, LOCK)).release
+    except BlockingIOError:
+        raise Locked(
+            f"{path} is being written by another process; nothing was changed, wait for it or stop it"
+        ) from None
+
+
+def check_directory(disk: Disk, path: str, *, there: bool) -> None:
+    found = disk.stat(path)
+    if found is None and there:
+        raise NotFound(f"there is no table at {path}; nothing was done, check the path")
+    if found is not None and not found.is_dir:
+        raise BadInput(f"{path} is a file, a table is a directory; nothing was changed, check the path")
+
+
+def file_name(first: int, stop: int, run: str, attempt: int) -> str:
+    """Sorts by range. `run` and `attempt` keep apart what was tried more than once."""
+    return f"part-{first:020d}-{stop:020d}-{run}-{attempt:05d}.parquet"
+
+
+def range_of(name: str) -> tuple[int, int] | None:
+    """The range that a name of ours says, or None where it is none."""
+    parts = name.removesuffix(".parquet").split("-")
+    if not name.startswith("part-") or len(parts) < 5 or not (parts[1].isdigit() and parts[2].isdigit()):
+        return None
+    return int(parts[1]), int(parts[2])

@@ -1,0 +1,86 @@
+"""What jobs do to data, as functions from DataFrame to DataFrame. They start nothing and know of no job.
+
+    records(df)          any table → what a topic is written from: data, json, tag, node, meta
+    rates(df, every)     records of a topic → per interval: how many, how large, at which rate
+    waits(df, every)     steps of a queue's jobs → per interval: claims, and how long jobs had waited for them
+
+A function of your own has the same shape and is named as `module:function` where a job takes one.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import BinaryType, MapType, StructType
+
+PLACES: Final = (0.5, 0.9, 0.99)
+_ASIDE: Final = ("tag", "node", "meta")
+_OWN: Final = ("topic", "seq", "ts")
+
+
+def records(df: DataFrame) -> DataFrame:
+    """Rows as records. A column `data` is taken as it is, bytes or text, beside `topic`, `seq` and `ts`, which a write
+    assigns anew; without one a row's columns become a JSON object. `tag`, `node` and `meta` stand beside it either
+    way."""
+    if "data" in df.columns:
+        data = F.col("data").cast(BinaryType())
+        json = F.lit(False)
+    else:
+        fields = [F.col(f"`{name}`") for name in df.columns if name not in _ASIDE]
+        data, json = F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}).cast(BinaryType()), F.lit(True)
+    return df.select(
+        data.alias("data"), json.alias("json"), _text(df, "tag"), _text(df, "node"), _text(df, "meta")
+    )  # fmt: skip
+
+
+def _text(df: DataFrame, name: str) -> Column:
+    if name not in df.columns:
+        return F.lit(None).cast("string").alias(name)
+    if isinstance(df.schema[name].dataType, MapType | StructType):
+        return F.to_json(F.col(name)).alias(name)
+    return F.col(name).cast("string").alias(name)
+
+
+def _interval(ts: Column, every_ms: int) -> Column:
+    """The beginning of the interval that a time lies in."""
+    return F.timestamp_millis(F.floor(F.unix_millis(ts) / every_ms) * every_ms).alias("from")
+
+
+def rates(df: DataFrame, every_ms: int) -> DataFrame:
+    """Columns ts and data of records → from, records, bytes, records_s, bytes_s, and percentiles of sizes."""
+    size = F.length("data").cast("long")
+    counted = df.select(_interval(F.col("ts"), every_ms), size.alias("size")).groupBy("from")
+    made = counted.agg(
+        F.count("*").alias("records"),
+        F.sum("size").alias("bytes"),
+        *(F.percentile_approx("size", place).alias(_place("size", place)) for place in PLACES),
+        F.max("size").alias("size_max"),
+    )
+    seconds = F.lit(every_ms / 1000)
+    return made.select(
+        "*", (F.col("records") / seconds).alias("records_s"), (F.col("bytes") / seconds).alias("bytes_s")
+    ).orderBy("from")
+
+
+def waits(df: DataFrame, every_ms: int) -> DataFrame:
+    """Columns ts_ms, event and waited_ms of a queue's history → from, claims, acks, … and percentiles of waits."""
+    kept = df.select(_interval(F.col("ts_ms"), every_ms), "event", "waited_ms").groupBy("from")
+    return kept.agg(
+        *(
+            F.count(F.when(F.col("event") == event, 1)).alias(name)
+            for name, event in (
+                ("claims", "claimed"),
+                ("acks", "acked"),
+                ("nacks", "nacked"),
+                ("dead", "dead_lettered"),
+            )
+        ),
+        *(F.percentile_approx("waited_ms", place).alias(_place("wait_ms", place)) for place in PLACES),
+        F.max("waited_ms").alias("wait_ms_max"),
+    ).orderBy("from")
+
+
+def _place(name: str, place: float) -> str:
+    return f"{name}_p{place * 100:g}"

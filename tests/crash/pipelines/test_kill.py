@@ -1,0 +1,83 @@
+"""Real processes and SIGKILL: an export that is killed anywhere, and whose state is thrown away, is the log in the end.
+
+Method: a child exports and kills itself at a step that chance names; sometimes its newest commit or all that it keeps
+beside the files is then removed, sometimes the topic grows. After every kill a reader that shares no code with the
+library sees no row twice and none that is not the log's; after the last run, which is let live, it sees the log.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+
+import pytest
+from deltalake import DeltaTable
+from tests.unit.pipelines.world import FORMATS, Bench
+
+from tidelog.pipelines.tables import Format
+
+Tell = Callable[[str, int], None]
+
+
+def run(bench: Bench, step: int) -> list[str]:
+    """Export in a child; the steps that it came to."""
+    command = [sys.executable, str(Path(__file__).with_name("exporter.py")), bench.data, bench.table, bench.format]
+    done = subprocess.run([*command, str(step)], capture_output=True, text=True, timeout=100)
+    expected = -signal.SIGKILL if step and len(done.stdout.splitlines()) == step else 0
+    assert done.returncode == expected, done.stderr
+    return done.stdout.splitlines()
+
+
+def look(bench: Bench, said: str) -> None:
+    there = DeltaTable.is_deltatable(bench.table) if bench.format == "delta" else bool(bench.files())
+    rows = bench.table_rows() if there else []
+    assert len(rows) == len({row[0] for row in rows}), f"a row is there twice, {said}"
+    assert set(rows) <= set(bench.log_rows()), f"a row is not the log's, {said}"
+
+
+def forget(bench: Bench, random: Random) -> str:
+    """Throw something away that an export keeps beside its files."""
+    own = Path(bench.table) / "_tidelog"
+    log = Path(bench.table) / "_delta_log" if bench.format == "delta" else own / "log"
+    what = random.choice(["nothing", "the newest commit", "our state"])
+    found = sorted(log.glob("*.json")) if log.is_dir() else []
+    if what == "the newest commit" and found:
+        found[-1].unlink()
+    elif what == "our state" and own.is_dir():
+        shutil.rmtree(own)
+    return what
+
+
+def kill_and_judge(root: Path, format: Format, random: Random, *, kills: int) -> None:
+    bench, written, said = Bench(root, format), 0, ""
+    for _ in range(kills):
+        if random.random() < 0.5 or not written:
+            bench.fill(count := random.randint(20, 150), start=written)
+            written += count
+        steps = run(bench, at := random.randint(1, 40))
+        said = f"killed at step {at}, {steps[-1:]}"
+        look(bench, said)
+        said = f"{said}, without {forget(bench, random)}"
+    run(bench, 0)
+    assert bench.table_rows() == bench.log_rows(), said
+    assert bench.reconcile().equal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_killed_export_loses_and_doubles_nothing(format: Format, tmp_path: Path, tell: Tell) -> None:
+    kill_and_judge(tmp_path, format, Random(f"suite {format}"), kills=5)
+    tell("kills of an export", 5)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("part", range(20))
+@pytest.mark.parametrize("format", FORMATS)
+def test_two_hundred_kills(format: Format, part: int, tmp_path: Path, tell: Tell) -> None:
+    kill_and_judge(tmp_path, format, Random(f"sweep {format} {part}"), kills=6)
+    tell("kills of an export", 6)

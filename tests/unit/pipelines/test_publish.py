@@ -1,0 +1,163 @@
+"""Backfill into a topic: every chunk once, whatever ends the process and however long ago that was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Literal
+
+import pyarrow as pa
+import pytest
+from tests.unit.pipelines.test_export import Killed, Killer
+from tests.unit.spark.world import serving
+
+import tidelog
+from tidelog.disk.posix import PosixDisk
+from tidelog.errors import BadInput, Damaged, GapFound, NotEmpty
+from tidelog.pipelines import backfilling, publish, tables
+from tidelog.pipelines.publish import Door, PathDoor, Publisher, ServerDoor, Stage
+from tidelog.pipelines.tables import Steps
+
+ROWS = 23
+
+
+def rows(count: int = ROWS) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(
+        {
+            "data": [b"row %d" % number for number in range(count)],
+            "json": [False] * count,
+            "tag": [f"t{number}" for number in range(count)],
+            "node": [None] * count,
+            "meta": [
+                None if number % 2 else json.dumps({"n": number} if number % 4 else {}) for number in range(count)
+            ],
+        },
+        schema=backfilling.RECORDS,
+    )
+
+
+class World:
+    def __init__(self, root: Path, kind: Literal["path", "server"]) -> None:
+        self.root, self.kind = root, kind
+        self.data, self.work = str(root / "data"), str(root / "work")
+
+    @contextmanager
+    def door(self) -> Iterator[Door]:
+        if self.kind == "path":
+            with closing(PathDoor(self.data)) as door:
+                yield door
+        else:
+            with serving(self.data) as (_, address), closing(ServerDoor(address, None)) as server:
+                yield server
+
+    def run(self, door: Door, step: Steps = tables.nothing, *, job: str = "old") -> publish.Published:
+        disk = PosixDisk()
+        publisher = Publisher(disk, self.work, door, step)
+        stage = publisher.stage()
+        if stage is None:
+            epoch, head = door.look("orders")
+            publisher.begin()
+            files = [
+                backfilling.stage_batches(disk, self.work, part, 0, [rows().slice(part * 12, 12)]) for part in (0, 1)
+            ]
+            stage = Stage(job, "orders", epoch, head, tuple(files))
+            publisher.keep(stage)
+        return publisher.publish(stage)
+
+    def found(self) -> list[bytes]:
+        with tidelog.open(self.data, read_only=True) as engine:
+            datas: list[bytes] = engine.topic("orders", create=False).to_arrow()["data"].to_pylist()
+            return [data for data in datas if data.startswith(b"row")]
+
+
+@pytest.fixture(params=["path", "server"])
+def world(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(backfilling, "CHUNK_ROWS", 5)
+    return World(tmp_path, request.param)
+
+
+EXPECTED = [b"row %d" % number for number in range(ROWS)]
+
+
+def test_every_step_may_be_the_last(world: World) -> None:
+    """Method: end the job at its nth step, with records of others in between, and take it up again, for all n. What is
+    written down beside the topic is thrown away half of the time: marks in the records are enough."""
+    with world.door() as door:
+        counting = Killer()
+        world.run(door, counting)
+    assert world.found() == EXPECTED
+    assert len(counting.steps) == 2 + 2 * 6, "six chunks: 5, 5, 2 and 5, 5, 1 rows"
+    for at in range(1, len(counting.steps) + 1):
+        again = World(world.root / str(at), world.kind)
+        with again.door() as door:
+            door.put("orders", rows(1).set_column(0, "data", pa.array([b"other"])), "k")
+            with pytest.raises(Killed):
+                again.run(door, Killer(at))
+            door.put("orders", rows(1).set_column(0, "data", pa.array([b"other"])), "l")
+        if at % 2:
+            (Path(again.work) / publish.PUBLISHED).unlink(missing_ok=True)
+        with again.door() as door:
+            again.run(door)
+            again.run(door)
+        assert again.found() == EXPECTED, (at, counting.steps[at - 1])
+
+
+def test_a_mark_stands_beside_what_is_there() -> None:
+    marked = publish.marked(rows(5), 'jo"b/3')
+    found = [json.loads(meta) for meta in marked.column("meta").to_pylist()]
+    mark = {publish.MARK: 'jo"b/3'}
+    assert found == [mark, mark, {**mark, "n": 2}, mark, mark]
+
+
+def test_a_job_whose_directory_is_gone_does_not_begin_anew(world: World) -> None:
+    with world.door() as door:
+        world.run(door)
+        before = publish.written(door, "orders", "old", 0)
+        assert before == publish.Published(6, ROWS)
+        assert publish.written(door, "orders", "ol", 0).chunks == 0, "another job"
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    from tidelog.clock import SystemClock
+    from tidelog.pipelines.backfilling import Source, into_topic
+    from tidelog.pipelines.exporting import Work
+
+    world = World(tmp_path, "path")
+    from tests.unit.pipelines.world import Inline
+
+    work = Work(Inline(), PosixDisk(), SystemClock())
+
+    def never() -> Source:
+        raise AssertionError("nothing is staged again")
+
+    with world.door() as door:
+        world.run(door)
+        with pytest.raises(BadInput, match="without a /"):
+            into_topic("a/b", "orders", never, None, door, world.work, work)
+        with pytest.raises(BadInput, match="belongs to job 'old' into 'orders'"):
+            into_topic("new", "orders", never, None, door, world.work, work)
+        with pytest.raises(NotEmpty, match=r"job 'old' has written \d chunks into orders and nothing is left"):
+            into_topic(
+                "old", "orders", lambda: Source("x", lambda: pytest.fail("read")), None, door, str(tmp_path / "w"), work
+            )
+        assert into_topic("old", "orders", never, None, door, world.work, work).rows == ROWS
+        (Path(world.work) / publish.PUBLISHED).unlink()
+        staged = sorted(Path(world.work).glob("stage-*.parquet"))[1]
+        staged.write_bytes(b"")
+        with pytest.raises(Damaged, match="cannot be read"):
+            world.run(door)
+    with tidelog.open(world.data) as engine:
+        engine.drop("orders")
+    with world.door() as door, pytest.raises(GapFound, match="dropped and made again since job 'old' began"):
+        world.run(door)
+
+
+def test_chunks_are_cut_by_rows_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfilling, "CHUNK_ROWS", 3)
+    monkeypatch.setattr(backfilling, "CHUNK_BYTES", 10)
+    batch = pa.RecordBatch.from_pydict({"data": [b"123", b"123", b"123", b"1234567", b"12345678901", b"1", b""]})
+    assert [each.num_rows for each in backfilling.chunked(batch)] == [3, 1, 1, 2]
+    assert [each.num_rows for each in backfilling.chunked(batch.slice(2, 3))] == [2, 1]
+    assert list(backfilling.chunked(batch.slice(0, 0))) == []

@@ -1,0 +1,193 @@
+"""Reconcile finds what was planted, says where, and makes that range again and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, write_deltalake
+from tests.unit.pipelines.world import FORMATS, Bench
+
+from tidelog.errors import Damaged
+from tidelog.pipelines.compare import BLOCK, Sums
+
+Change = Callable[[pa.Table], pa.Table]
+
+
+@pytest.fixture(params=FORMATS)
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+    made = Bench(tmp_path, request.param)
+    made.fill(300)
+    made.once()
+    return made
+
+
+def missing(table: pa.Table) -> pa.Table:
+    return pa.concat_tables([table.slice(0, 7), table.slice(8)])
+
+
+def doubled(table: pa.Table) -> pa.Table:
+    return pa.concat_tables([table, table.slice(7, 1)])
+
+
+def changed(table: pa.Table) -> pa.Table:
+    datas = table["data"].to_pylist()
+    datas[7] = bytes([datas[7][0] ^ 1]) + datas[7][1:]
+    return table.set_column(table.schema.get_field_index("data"), table.schema.field("data"), [datas])
+
+
+def swapped(table: pa.Table) -> pa.Table:
+    datas = table["data"].to_pylist()
+    datas[7], datas[9] = datas[9], datas[7]
+    return table.set_column(table.schema.get_field_index("data"), table.schema.field("data"), [datas])
+
+
+def nulled(table: pa.Table) -> pa.Table:
+    tags = pc.if_else(pa.array([at == 7 for at in range(len(table))]), None, table["tag"])
+    return table.set_column(table.schema.get_field_index("tag"), table.schema.field("tag"), tags)
+
+
+def plant(path: Path, change: Change) -> int:
+    """Change the rows of a file behind everybody's back; return the seq of its eighth row."""
+    table = pq.read_table(path)
+    pq.write_table(change(table), path)
+    found: int = table["seq"].to_pylist()[7]
+    return found
+
+
+@pytest.mark.parametrize("change", [missing, doubled, changed, swapped, nulled])
+def test_a_planted_difference_is_found_and_mended(bench: Bench, change: Change) -> None:
+    files = bench.files()
+    seq = plant(files[2], change)
+    assert bench.table_rows() != bench.log_rows(), "something was planted"
+    found = bench.reconcile()
+    assert not found.equal
+    assert found.difference is not None
+    assert found.difference.seq == seq
+    assert len(found.differing) == 1
+    if change is missing:
+        assert found.difference.table == "nothing"
+    if change is doubled:
+        assert found.difference.table.startswith("2 rows")
+    if change is changed:
+        assert f'"n":{seq - 1}' in found.difference.log
+        assert f'"n":{seq - 1}' in found.difference.table
+        assert found.difference.log != found.difference.table
+    mended = bench.reconcile(repair=True)
+    assert (mended.repaired, mended.equal) == (1, False)
+    bench.check()
+    assert bench.reconcile().equal
+    assert len(set(files) - set(bench.files())) == 1, "one file was replaced, the others were left alone"
+    bench.fill(20, start=300)
+    bench.once()
+    bench.check()
+
+
+def test_rows_in_another_order_are_the_same_rows(bench: Bench) -> None:
+    plant(bench.files()[1], lambda table: table.take(pa.array(range(len(table) - 1, -1, -1))))
+    assert bench.reconcile().equal
+
+
+def test_a_file_that_is_gone(bench: Bench) -> None:
+    file = bench.files()[3]
+    first = pq.read_table(file)["seq"].to_pylist()[0]
+    file.unlink()
+    found = bench.reconcile()
+    assert found.difference is not None
+    assert (found.difference.seq, found.difference.table) == (first, "nothing")
+    assert bench.reconcile(repair=True).repaired == 1
+    bench.check()
+
+
+def test_rows_that_somebody_else_put_there(bench: Bench) -> None:
+    extra = pq.read_table(bench.files()[2]).slice(3, 2)
+    seq = extra["seq"].to_pylist()[0]
+    _append(bench, extra)
+    found = bench.reconcile()
+    assert not found.equal
+    assert found.difference is not None
+    assert (found.difference.seq, found.difference.table.startswith("2 rows")) == (seq, True)
+    bench.reconcile(repair=True)
+    bench.check()
+    assert bench.reconcile().equal
+
+
+def test_rows_beyond_the_last_commit(bench: Bench) -> None:
+    extra = pq.read_table(bench.files()[0]).slice(0, 2)
+    later = pa.array([1000, 1001], pa.int64())
+    _append(bench, extra.set_column(0, extra.schema.field("seq"), later))
+    found = bench.reconcile()
+    assert (found.equal, found.beyond, found.differing) == (False, 2, ())
+    bench.reconcile(repair=True)
+    bench.check()
+
+
+def _append(bench: Bench, rows: pa.Table) -> None:
+    if bench.format == "delta":
+        write_deltalake(bench.table, rows, mode="append")
+    else:
+        pq.write_table(rows, Path(bench.table) / "stray.parquet")
+
+
+def test_a_delta_table_that_was_compacted_is_still_the_log(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, "delta")
+    bench.fill(300)
+    bench.once()
+    DeltaTable(bench.table).optimize.compact()
+    assert len(bench.files()) == 1
+    found = bench.reconcile()
+    assert (found.equal, found.table_rows, len(found.foreign)) == (True, 300, 1)
+    plant(bench.files()[0], missing)
+    assert not bench.reconcile().equal
+    bench.reconcile(repair=True)
+    bench.check()
+    bench.fill(20, start=300)
+    bench.once()
+    bench.check()
+
+
+def test_a_record_that_was_deleted_since_is_a_difference_and_repair_takes_it_out(bench: Bench) -> None:
+    with bench.engine() as engine:
+        engine.topic("orders").delete(seqs=[123])
+    found = bench.reconcile()
+    assert found.difference is not None
+    assert (found.difference.seq, found.difference.log) == (123, "nothing: it was deleted, or never there")
+    bench.reconcile(repair=True)
+    bench.check()
+
+
+def test_what_the_log_lost_is_held_against_the_commits(bench: Bench) -> None:
+    with bench.engine() as engine:
+        engine.topic("orders", cap_records=10)
+    found = bench.reconcile()
+    assert (found.equal, found.alone, found.table_rows) == (True, 290, 300)
+    plant(bench.files()[0], changed)
+    found = bench.reconcile()
+    assert found.difference is not None
+    assert found.difference.seq is None
+    assert bench.files()[0].name in found.difference.table
+    assert bench.reconcile(repair=True).repaired == 0, "nobody knows what should be there"
+
+
+def test_a_file_that_does_not_read(bench: Bench) -> None:
+    bench.files()[1].write_bytes(b"PAR1 not really PAR1")
+    with pytest.raises(Damaged, match="cannot be read"):
+        bench.reconcile()
+
+
+def test_sums_by_block() -> None:
+    import numpy as np
+
+    one, other = Sums(100, 100 + 3 * BLOCK), Sums(100, 100 + 3 * BLOCK)
+    seqs = np.arange(100, 100 + 3 * BLOCK)
+    hashes = np.arange(3 * BLOCK, dtype=np.uint64)
+    one.add(seqs, hashes)
+    for part in np.array_split(np.random.default_rng(1).permutation(3 * BLOCK), 5):
+        other.add(seqs[part], hashes[part])
+    assert list(one.differences(other)) == []
+    other.add(seqs[BLOCK : BLOCK + 1], hashes[:1])
+    assert list(one.differences(other)) == [(100 + BLOCK, 100 + 2 * BLOCK)]
