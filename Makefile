@@ -28,7 +28,7 @@ $(READY): pyproject.toml hatch_build.py src/tidelog/kernel.pyx
 	@$(RUN) -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: $(READY) ## a guided tour on real files: append, crash, recover, compact, restore
+demo: $(READY) ## a guided tour on real files, up to a shop with a million orders on Spark
 	@$(RUN) -m tidelog.cli.demo
 
 test: $(READY) ## the whole test suite

@@ -1,4 +1,4 @@
-"""`make demo`: a guided tour of the log library and of topics, on real files.
+"""`make demo`: a guided tour of the log library, of topics and of the whole in a shop, on real files.
 
 Every claim the tour makes is checked; one that does not hold ends it with a message and a
 non-zero exit code. The files stay, so that the commands at its end have something to show.
@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import pyarrow.compute as pc
 
-from tidelog.cli import demo_topics
+from tidelog.cli import demo_shop, demo_topics
 from tidelog.cli.render import SEGMENT_TITLES, bytes_, damage_line, moment, segment_row, several, span
 from tidelog.cli.stage import (
     check,
@@ -38,12 +38,19 @@ ACKS_BEFORE_KILL = 150
 def main(argv: Sequence[str] | None = None) -> int:
     """Take the tour in `./demo-data`, or in the directory given."""
     arguments = ArgumentParser(
-        prog="python -m tidelog.cli.demo", description="A guided tour of the log library and of topics, on real files."
+        prog="python -m tidelog.cli.demo",
+        description="A guided tour of the log library, of topics and of a whole shop, on real files.",
     )
     arguments.add_argument("dir", nargs="?", default="demo-data", help="made anew at every start (demo-data)")
     arguments.add_argument("--writer", action="store_true", help="be the process that is killed (used by the tour)")
     arguments.add_argument("--topics-writer", action="store_true", help="the same, of topics")
+    arguments.add_argument("--producer", nargs=3, metavar=("URL", "FIRST", "COUNT"), help="be a producer of the shop")
+    arguments.add_argument("--events", type=int, default=1_000_000, metavar="N", help="orders in the shop (1000000)")
     args = arguments.parse_args(argv)
+    if args.producer:
+        url, first, count = args.producer
+        demo_shop.produce(url, int(first), int(count))
+        return 0
     if args.writer:
         write_for_ever(args.dir)
     if args.topics_writer:
@@ -51,8 +58,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     clock = SystemClock()
     began_ms = clock.monotonic_ms()
     fresh(args.dir)
-    events, crash, carts, bank, copy, topics = (
-        join(args.dir, name) for name in ("events", "crash", "carts", "bank", "bank-before", "topics")
+    events, crash, carts, bank, copy, topics, shop = (
+        join(args.dir, name) for name in ("events", "crash", "carts", "bank", "bank-before", "topics", "shop")
     )
     append_and_read(events)
     crash_and_recover(crash)
@@ -61,6 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     find_a_flipped_bit(events)
     look_around(events)
     demo_topics.tour(topics)
+    demo_shop.tour(shop, args.events)
     try_next(events, args.dir)
     print(f"\nAll of it held, in {(clock.monotonic_ms() - began_ms) / 1000:.1f} s.")
     return 0
@@ -247,6 +255,8 @@ def try_next(path: str, root: str) -> None:
         f"tidelog topic read {root}/topics readings --limit 3 --json",
         f"tidelog topic delete {root}/topics carts --match 'cart-*' --dry-run",
         f"tidelog check {root}/topics",
+        f"tidelog pipeline reconcile {root}/shop/data orders {root}/shop/table",
+        f"tidelog queue history {root}/shop/data mails --limit 5",
         "tidelog topic --help",
         "tidelog log --help",
     ):
