@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -327,6 +328,34 @@ def test_a_socket_joins_hears_and_says(house: Server, ann: Member, room: str) ->
     refused(ann.get(at(room)), 404, "channel_not_found", {"channel": room})
 
 
+def test_to_subscribe_again_goes_on_where_it_was(house: Server, ann: Member, bob: Member, room: str) -> None:
+    """Nothing twice and nothing left out, also while others write."""
+    ann.make(room, persist=True, message_flush_interval=1000)
+    bob.join(room)
+    with Line(house, key="bob") as line:
+        line.ask("channel_subscribe", "channel_subscribed", channel=room)
+        seqs: list[int] = []
+        for turn in range(1, 21):
+            ann.say(room, *("x" for _ in range(10)))
+            line.send(op="channel_subscribe", request_id="r", channel=room)
+            ann.say(room, "y")
+            while len(seqs) < turn * 11:
+                said = line.hear()
+                if said["op"] == "message":
+                    seqs.append(said["seq"])
+        assert seqs == list(range(1, 221))
+    transient = room.replace("room", "plain")
+    ann.make(transient)
+    bob.join(transient)
+    with Line(house, key="bob") as line:
+        line.ask("channel_subscribe", "channel_subscribed", channel=transient)
+        ann.say(transient, "1")
+        assert line.hear("message")["seq"] == 1
+        line.ask("channel_subscribe", "channel_subscribed", channel=transient)
+        ann.say(transient, "2")
+        assert line.hear("message")["seq"] == 2
+
+
 def test_a_fifo_channel_over_a_socket(house: Server, room: str) -> None:
     with Line(house, key="ann") as line:
         line.ask("channel_join", "channel_joined", channel=room, config={"persist": True, "type": "fifo"})
@@ -446,6 +475,25 @@ def test_a_receiver_that_takes_nothing_is_told_and_let_go_and_nobody_waits_for_i
             slow.ask("channel_members", "channel_members", channel=room)
             slow.raw.close()
         eventually(lambda: ann.figure("sse_connections") == 0)
+
+
+@pytest.mark.parametrize("persist", [True, False])
+def test_a_burst_that_is_larger_than_a_queue_cuts_nobody_off_who_reads(
+    house: Server, ann: Member, bob: Member, room: str, persist: bool
+) -> None:
+    """Publishers wait for the turn of the receivers, not the other way round."""
+    ann.make(room, persist=persist, message_flush_interval=1000)
+    bob.join(room)
+    before = ann.scraped('tidelog_outbound_queue_full_total{result="slow"}')
+    batch = [{"payload": "x"}] * 1000
+    with ExitStack() as open_, Line(house, key="ann") as line:
+        lines = [open_.enter_context(Heard(house, room, key="bob", patience_s=60)) for _ in range(3)]
+        for number in range(8):
+            line.send(op="channel_publish", request_id=number, channel=room, messages=batch)
+        for heard in lines:
+            assert [heard.one().id for _ in range(8000)] == list(range(1, 8001))
+        assert [line.hear("channel_ack", 30)["request_id"] for _ in range(8)] == list(range(8))
+    assert ann.scraped('tidelog_outbound_queue_full_total{result="slow"}') == before
 
 
 def test_a_stop_is_told_to_everybody(tmp_path: Path, room: str) -> None:

@@ -130,11 +130,13 @@ def test_a_socket_and_a_stream_are_authenticated_once(house: Server) -> None:
 
 
 def test_a_hook_that_hangs_keeps_topics_and_other_channels_going(house: Server) -> None:
-    other = "!other@example.org"
+    """Also where nothing else would keep the publish from being delivered at once."""
+    other, stuck = "!other@example.org", "!stuck@example.org"
     with member(house) as one, member(house) as two:
-        good(two.request("PUT", at(other), None, headers(ANN)), 201)
+        for each in (other, stuck):
+            good(two.request("PUT", at(each), None, headers(ANN)), 201)
         one.begin(
-            "POST", at(ROOM, "/publish?qos=1"), b"hang", [("Content-Type", "application/octet-stream"), *headers(ANN)]
+            "POST", at(stuck, "/publish?qos=1"), b"hang", [("Content-Type", "application/octet-stream"), *headers(ANN)]
         )
         good(two.post("/v0/topics/t", {"records": [{"data": 1}]}), 201)
         good(two.post(at(other, "/publish"), {"payload": "x"}, headers(ANN)))

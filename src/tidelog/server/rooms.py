@@ -68,6 +68,7 @@ class Rooms:
         self.by_stream: dict[str, Receiver] = {}
         self._connections: Counter[str] = Counter()
         self._leaving: dict[str, asyncio.TimerHandle] = {}
+        self._stopping = self._stopped = False
 
     def ready(self, manager: ChannelManager) -> None:
         self._manager = manager
@@ -88,10 +89,13 @@ class Rooms:
         return await self._loop.run_in_executor(self._pool, call)
 
     def later(self, call: Callable[[], object]) -> None:
-        """The same, for what nobody waits for."""
-        self._pool.submit(_quietly, call)
+        """The same, for what nobody waits for. At the end the channels are closed as a whole."""
+        if not self._stopped:
+            self._pool.submit(_quietly, call)
 
     def stop(self) -> None:
+        """Everybody is told; nobody leaves a channel because the server does."""
+        self._stopping = True
         for receiver in list(self.receivers):
             receiver.poke()
         for timer in self._leaving.values():
@@ -99,6 +103,7 @@ class Rooms:
         self._leaving.clear()
 
     def close(self) -> None:
+        self._stopped = True
         self._pool.shutdown(wait=True)
 
     # ── publish ───────────────────────────────────────────────────────────────────────────────
@@ -233,6 +238,8 @@ class Rooms:
         self._connections[user] -= 1
         if not self._connections[user]:
             del self._connections[user]
+            if self._stopping:
+                return
             self._leaving[user] = self._loop.call_later(self._grace_s, self._gone, user)
 
     def _gone(self, user: str) -> None:

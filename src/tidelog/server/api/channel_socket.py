@@ -171,22 +171,23 @@ class ChannelTalk:
     # ── hearing ───────────────────────────────────────────────────────────────────────────────
 
     async def _subscribe(self, command: ops.Subscribe, user: str) -> None:
-        """In place of how it was heard before."""
+        """In place of how it was heard before: from where that was, unless the command says another place."""
         channel, rooms = command.channel, self._service.rooms
         if command.from_seq is not None and command.from_seq < 0:
             raise Problem("invalid_request", "from_seq is a seq, or 0 before the first; nothing was done")
         receiver = Receiver(rooms, channel, user, self._stirred, self)
         await receiver.open()
-        before = self._heard.pop(channel, None)
+        before, after = self._heard.pop(channel, None), command.from_seq
         if before is not None:
             before.close()
+            after = before.sent or None if after is None else after
         if self._closed:
             receiver.close()
             return
         self._heard[channel] = receiver
         self._socket.send(_answer(command.request_id, "channel_subscribed", channel=channel, user=user))
-        if command.from_seq is not None:
-            await receiver.catch_up(self._peer, command.from_seq, self._host.room)
+        if after is not None:
+            await receiver.catch_up(self._peer, after, self._host.room)
         receiver.begin(self._peer)
 
     def _unsubscribe(self, command: ops.Unsubscribe) -> None:
