@@ -542,6 +542,23 @@ def test_another_domain_than_the_servers_is_refused(tmp_path: Path) -> None:
         api.make("!room@example.org")
 
 
+def test_caps_of_channels_hold_and_zero_is_none(tmp_path: Path) -> None:
+    caps = {"max_channels": 2, "max_channel_members": "many", "channel_messages_max": 0}
+    with Server(tmp_path / "few", api_keys=KEYS, **caps).start() as server, member(server, "ann") as ann:
+        for name in "ab":
+            assert ann.make(f"!{name}@example.org")["config"]["max_clients"] == 100, "no number is the default"
+        refused(ann.put(at("!c@example.org"), {}), 429, "throttled", {"limit": "channels_max", "max": 2})
+        refused(ann.put(at("!a@example.org"), {"persist": True}), 400, "invalid_request")
+    names = ("max_channels", "max_channel_members", "max_channels_per_user", "max_channel_payload_bytes")
+    none = dict.fromkeys(names, 0)
+    with Server(tmp_path / "all", api_keys=KEYS, **none).start() as server, member(server, "ann") as ann:
+        ann.make("!a@example.org", persist=True, max_clients=100_000)
+        for number in range(120):
+            ann.join("!a@example.org", user=f"u{number}@example.org")
+        ann.say("!a@example.org", "x" * 100_000)
+        assert len(ann.texts("!a@example.org")[0]) == 100_000
+
+
 def test_a_channel_that_cannot_be_read_is_passed_over_and_told_of(tmp_path: Path) -> None:
     good_one, bad_one = "!good@example.org", "!bad@example.org"
     with Server(tmp_path / "s", api_keys=KEYS).start() as server:
