@@ -6,12 +6,13 @@ import base64
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from random import Random
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
 from tests.contract_http.api import ANY, good, refused
-from tests.contract_http.client import Wire
+from tests.contract_http.client import JSON, Wire, dumps
 from tests.contract_http.rooms import ANN, BOB, CAT, EVE, KEYS, Heard, Line, Member, at, member
 from tests.contract_http.server import Server
 from tests.contract_http.waits import eventually
@@ -510,3 +511,73 @@ def test_a_stop_is_told_to_everybody(tmp_path: Path, room: str) -> None:
                 line.hear()
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1001
+
+
+# ── nonsense ──────────────────────────────────────────────────────────────────────────────────────
+
+_VALUES: list[object] = [
+    *(None, True, 0, 1, -1, 7, 1 << 31, 1 << 63, -(1 << 63), 10**30, 1.5, "", "x", "ü\u2028", "\x00", [], [1], {}),
+    *({"persist": True}, {"type": "fifo"}, {"max_clients": 10**30}, ["a@b.c", None], [{"payload": "x"}], "x" * 5000),
+    *("!room@example.org", "!room", ANN, "example.org", "/w==", "publish", [{"payload": 1}], {"payload": "x"}),
+]
+_OPS = {
+    "channel_join": ("user", "config"),
+    "channel_leave": ("user",),
+    "channel_subscribe": ("from_seq",),
+    "channel_unsubscribe": (),
+    "channel_publish": ("payload", "payload_base64", "messages", "qos"),
+    "channel_history": ("first", "last", "newest", "since", "until", "limit"),
+    "channel_members": ("page", "page_size"),
+    "channel_configure": ("config",),
+    "channel_acl": ("kind", "add", "remove"),
+    "channel_delete": (),
+    "channel_push": ("payload", "payload_base64"),
+    "channel_pop": (),
+    "channel_clear": (),
+}
+
+
+def test_nonsense_is_refused_command_by_command(house: Server, ann: Member, room: str, name: Name) -> None:
+    """Every field of every command with every kind of value, over one socket: no 500, and the server lives on."""
+    chance, jobs = Random(7), f"!{name('jobs')}@example.org"
+    codes: set[str] = set()
+    with Line(house, key="ann") as line:
+        for number in range(1500):
+            if number % 100 == 0:
+                for each, kind in ((room, "pubsub"), (jobs, "fifo")):
+                    ann.request("PUT", at(each), dumps({"persist": True, "type": kind}), [JSON])
+            op = chance.choice(list(_OPS))
+            command = {field: chance.choice(_VALUES) for field in _OPS[op] if chance.random() < 0.7}
+            channel = (
+                chance.choice([room, room, jobs, *_VALUES]) if chance.random() < 0.3 else chance.choice([room, jobs])
+            )
+            line.send(op=op, request_id=number, channel=channel, **command)
+            while (said := line.hear()).get("request_id") != number:
+                assert said["op"] in ("message", "presence", "channel_end", "gap"), said
+            codes.add(said.get("code", ""))
+    assert "internal" not in codes, codes
+    assert {"invalid_json", "invalid_request", "wrong_type", ""} <= codes
+    good(ann.get("/v0/channels"))
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        *(f"/history?{field}={value}" for field in ("first", "last", "newest", "since", "until", "limit")
+          for value in ("9223372036854775807", "9999999999999999999", "99999999999999999999", "-1", "1e3", "%00", "")),
+        "/members?page=9999999999999999999",
+        "/members?page=9999999999999999999&page_size=9999999999999999999",
+        "/events?from_seq=9999999999999999999",
+    ],
+)  # fmt: skip
+def test_numbers_that_are_too_large_break_nothing(house: Server, room: str, rest: str) -> None:
+    with member(house, "ann") as ann:
+        ann.request("PUT", at(room), dumps({"persist": True}), [JSON])
+        ann.say(room, "x")
+        if rest.startswith("/events"):
+            with Heard(house, room, rest[7:], key="ann") as heard:
+                ann.say(room, "y")
+                assert heard.texts(1) == ["y"]
+        else:
+            assert ann.get(at(room, rest)).status in (200, 400)
+        good(ann.delete(at(room)))
