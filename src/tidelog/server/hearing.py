@@ -107,7 +107,7 @@ class Receiver:
             except Error as error:
                 problem = of_error(error)
                 peer.failed(channel, problem.code, problem.message)
-                self._end()
+                self.end()
                 return
             last = last or page.last_seq
             if first > page.last_seq + 1:
@@ -154,7 +154,7 @@ class Receiver:
                 return
             self._send(events, peer, kept)
             if isinstance(events[-1], Cut):
-                self._end()
+                self.end()
                 return
 
     def _rest(self, subscription: Subscription, peer: Peer) -> None:
@@ -164,7 +164,7 @@ class Receiver:
         if isinstance(last, Cut) and last.reason in ("slow", "broken"):
             events = [last._replace(last_seq=self.sent)]
         self._send(events, peer, Kept())
-        self._end()
+        self.end()
 
     def _send(self, events: list[Event], peer: Peer, kept: Kept) -> None:
         made, render = [], peer.render
@@ -177,7 +177,8 @@ class Receiver:
         if made:
             peer.frames(made)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Nothing more is said to it."""
         self.over = True
         self._stirred()
 

@@ -211,8 +211,13 @@ class Rooms:
     def _turn(self) -> None:
         self._coming = False  # first: who is woken from here on asks for another turn
         for _ in range(min(len(self._awake), TURN_MAX)):
-            self._awake.popleft().push(self._kept)
+            receiver = self._awake.popleft()
             self._told += 1
+            try:
+                receiver.push(self._kept)
+            except Exception as error:  # the rim: what is wrong with one receiver is its own end and nobody else's
+                _log.error("a receiver of %s broke", receiver.channel, exc_info=error)
+                receiver.end()
         if not self._awake:
             self._kept.clear()
             self._burst = 0

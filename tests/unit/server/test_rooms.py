@@ -189,6 +189,24 @@ def test_a_frame_is_made_once_for_all_receivers_of_a_kind() -> None:
     play(scenario)
 
 
+def test_a_receiver_that_breaks_is_its_own_end(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(rooms: Rooms, manager: ChannelManager) -> None:
+        changes.join(manager, ROOM, ANN)
+
+        def breaks(_: object) -> bytes:
+            raise RuntimeError("no frame for this one")
+
+        peers = [Peer(), Peer(breaks), *(Peer() for _ in range(200))]
+        heard = [await listening(rooms, ANN, peer) for peer in peers]
+        for _ in range(2):
+            await spoken(rooms, b"hello")
+        await until(lambda: all(len(peer.got) == 2 for number, peer in enumerate(peers) if number != 1))
+        assert [receiver.over for receiver in heard[:3]] == [False, True, False]
+
+    play(scenario)
+    assert [record.message for record in caplog.records] == [f"a receiver of {ROOM} broke"]
+
+
 def test_kept_frames_are_bounded_and_never_of_another_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidelog.server.channel_frames._KEPT_MAX", 4)
     kept = Kept()
