@@ -462,8 +462,8 @@ def test_a_receiver_that_takes_nothing_is_told_and_let_go_and_nobody_waits_for_i
             assert ann.say(room, "on and on")["receivers"] == 1
             assert fast.texts(1) == ["on and on"]
             assert ann.figure("channel_receivers") == 1
+        last = 0
         if isinstance(slow, Heard):
-            last = 0
             while (found := slow.one()).name == "message":
                 last = found.data["seq"]
             assert (found.name, found.data["reason"], found.data["last_seq"]) == ("end", "slow", last)

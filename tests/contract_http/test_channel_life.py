@@ -99,9 +99,8 @@ def test_five_hundred_live_members_hear_everything_in_order(tmp_path: Path, tell
                 while there < MEMBERS:
                     await asyncio.sleep(0.01)
                 for number in range(1, count + 1):
-                    ack = await asyncio.to_thread(
-                        lambda number=number: good(root.post(at(ROOM, "/publish"), {"payload": f"m{number}"}, as_owner))
-                    )
+                    body = {"payload": f"m{number}"}
+                    ack = good(await asyncio.to_thread(root.post, at(ROOM, "/publish"), body, as_owner))
                     assert (ack["first_seq"], ack["receivers"]) == (number, MEMBERS)
 
             how = (listen_events, listen_socket)

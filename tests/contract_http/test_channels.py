@@ -151,15 +151,16 @@ def test_every_endpoint_is_for_members_or_for_the_owner(ann: Member, bob: Member
     ):
         refused(reply_of(bob, method, room, rest, body), *stranger)
     bob.join(room)
-    for method, rest, body in (
+    owners: list[tuple[str, str, object]] = [
         ("PUT", "", {"max_clients": 2}),
         ("DELETE", "", None),
         ("POST", "/join", {"user": CAT}),
         ("POST", "/leave", {"user": ANN}),
         ("GET", "/acl", None),
         ("POST", "/acl", {"kind": "join", "add": [BOB]}),
-    ):
-        refused(reply_of(bob, method, room, rest, body), 403, "forbidden")
+    ]
+    for method, rest, body_ in owners:
+        refused(reply_of(bob, method, room, rest, body_), 403, "forbidden")
     assert ann.look(room)["members"] == 2
     assert good(ann.get(at(room, "/acl")))["acl"] == {"join": [], "publish": [], "read": []}
 
@@ -180,7 +181,7 @@ def test_the_list_is_of_ones_own_channels_page_by_page(ann: Member, bob: Member,
     for each in rooms:
         ann.make(each, persist=each == rooms[0])
     bob.join(rooms[1])
-    found, cursor = [], ""
+    found, cursor, page = [], "", dict[str, Any]()
     for size in (2, 2, 1):
         page = good(ann.get(f"/v0/channels?page_size=2{cursor}"))
         assert len(page["channels"]) == size

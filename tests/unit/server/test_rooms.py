@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from threading import Event, get_ident
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,7 @@ class Peer:
         self.got.append(f"{channel} {code} {message}".encode())
 
 
-def play(scenario: Callable[[Rooms, ChannelManager], Awaitable[None]], hook: Hook | None = None, **limits: int) -> None:
+def play(scenario: Callable[[Rooms, ChannelManager], Awaitable[None]], hook: Hook | None = None, **limits: Any) -> None:
     async def run() -> None:
         rooms = Rooms(asyncio.get_running_loop(), ServerConfig(), keys=True, hook=hook)
         manager = ChannelManager(SimDisk(), "data", SystemClock(), limits=ChannelLimits(**limits), hook=hook)
@@ -299,6 +300,6 @@ def test_a_failed_sync_is_told_to_all_who_waited_and_nobody_hears_of_it() -> Non
         for _ in range(20):
             await asyncio.sleep(0)
         assert peer.got == []
-        del log.sync  # type: ignore[attr-defined]
+        del log.sync
 
     play(scenario)
