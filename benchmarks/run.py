@@ -49,6 +49,7 @@ _MODULES = {
     "topics-growth": "topics.bench_growth",
     "channels-restore": "channels.bench_restore",
     "channels-publish": "channels.bench_publish",
+    "channels-wire": "channels.bench_wire",
     "server-writes": "server.bench_writes",
     "server-reads": "server.bench_reads",
     "server-push": "server.bench_push",

@@ -46,6 +46,7 @@ Error
 └── Damaged            do not trust this log without looking at it first
     ├── Corrupt          bytes on disk disagree with their checksum or their layout
     ├── CursorLost       nobody knows how far a fifo channel was read; its owner clears it
+    ├── ChannelOffline   a channel whose metadata cannot be read
     └── Latched          a sync or a write failed, so the page cache can no longer be trusted
 """
 
@@ -391,6 +392,14 @@ class CursorLost(Damaged):
             f"{channel}: nobody knows which message is next, {reason}; nothing was changed, its owner clears it, or "
             "restore cursor.bin and open again"
         )
+        self.channel, self.reason = channel, reason
+
+
+class ChannelOffline(Damaged):
+    code = "channel_offline"
+
+    def __init__(self, channel: str, *, reason: str) -> None:
+        super().__init__(f"{channel} is offline since it was restored: {reason}")
         self.channel, self.reason = channel, reason
 
 

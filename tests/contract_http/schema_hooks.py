@@ -14,6 +14,9 @@ from tests.contract_http.client import dumps
 KNOWN: Final = "known"  # a topic with sealed segments, the first of which begins with seq 1
 SPARE: Final = "spare"  # one whose records may be deleted
 JOBS: Final = "jobs"  # a queue
+ROOM: Final = "!known@example.org"  # a channel that persists, and one that is a queue
+FIFO: Final = "!jobs@example.org"
+OF_FIFOS: Final = ("/push", "/pop", "/clear")
 OF_QUEUES: Final = ("/claim", "/ack", "/nack", "/extend", "/history")
 WAIT_MS_MAX: Final = 5  # a long poll that is asked for is no hang
 _numbers = count()
@@ -56,5 +59,7 @@ def before_call(context: schemathesis.HookContext, case: schemathesis.Case[Any],
     if "topic" in case.path_parameters:
         known = JOBS if case.path.endswith(OF_QUEUES) else SPARE if case.path.endswith("/delete") else KNOWN
         case.path_parameters["topic"] = known
+    if "channel" in case.path_parameters and not case.path.endswith("/leave"):
+        case.path_parameters["channel"] = FIFO if case.path.endswith(OF_FIFOS) else ROOM
     if "base" in case.path_parameters:
         case.path_parameters["base"] = 1

@@ -2,7 +2,8 @@
 
 Method: Schemathesis reads `GET /v0/openapi.json` and makes requests of it, good ones and spoilt ones, alone and one
 after another, in a process of its own. It is derandomized and has no deadline, so that a slow machine is only slow.
-The three streams that have no end are left out: test_watch.py, test_ws.py and test_work.py have them.
+The streams that have no end are left out: test_watch.py, test_ws.py, test_work.py and test_channel_delivery.py have
+them.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from typing import Any, Final
 import pytest
 
 from tests.contract_http import schema_hooks
-from tests.contract_http.schema_hooks import JOBS, KNOWN, SPARE
+from tests.contract_http.rooms import at
+from tests.contract_http.schema_hooks import FIFO, JOBS, KNOWN, ROOM, SPARE
 from tests.contract_http.server import Server
 
 ROOT: Final = Path(__file__).parents[2]
 KEY: Final = "k3y"
 CASES: Final = 12  # of an operation, beside those that are worked out of its schema
-ENDLESS: Final = ("followWatch", "socket", "work")
+ENDLESS: Final = ("followWatch", "socket", "work", "followChannel")
 CHECKS: Final = (
     *("not_a_server_error", "status_code_conformance", "content_type_conformance", "ignored_auth"),
     *("response_headers_conformance", "response_schema_conformance"),
@@ -56,6 +58,10 @@ def target(tmp_path: Path) -> Iterator[Server]:
         running.restart()
         with running.client(KEY) as api:
             api.write(KNOWN, "in no file yet")
+            for room, kind in ((ROOM, "pubsub"), (FIFO, "fifo")):
+                assert api.put(at(room), {"persist": True, "type": kind}).status == 201
+            assert api.post(at(ROOM, "/publish"), {"messages": [{"payload": "x"}] * 9}).status == 200
+            assert api.post(at(FIFO, "/push"), {"payload": "x"}).status == 200
         yield running
 
 

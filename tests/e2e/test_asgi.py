@@ -70,7 +70,7 @@ def uvicorn(folder: Path, app: str = "shop:app") -> Iterator[tuple[Address, subp
         process = subprocess.Popen(
             [*command, "--timeout-graceful-shutdown", "2"],
             cwd=folder,
-            env=environment | {"PYTHONPATH": str(folder)},
+            env=environment | {"PYTHONPATH": f"{folder}{os.pathsep}{Path(tidelog.__file__).parents[1]}"},
             stdout=to,
             stderr=subprocess.STDOUT,
             text=True,
@@ -153,6 +153,33 @@ def test_it_works_under_a_path_of_another_application(folder: Path) -> None:
             refused(api.get("/log/v0/nothing"), 404, "not_found")
         use(address, "/log")
     assert kept(folder) == [1, 2, 3]
+
+
+def test_channels_work_there_as_well(folder: Path) -> None:
+    """A room over all three: requests, events and a socket; a stop tells those who listen."""
+    room, bearer = "/v0/channels/%21room%40example.org", dict([BEARER])
+    with uvicorn(folder) as (address, process), Api(address, key=KEY) as api:
+        good(api.put(room, {"persist": True}), 201)
+        target = f"ws://{address.host}:{address.port}/v0/ws"
+        as_bob = {**bearer, "X-Tidelog-User": "bob@example.org"}
+        with (
+            Events(address, f"{room}/events", headers=[BEARER], patience_s=LIMIT_S) as stream,
+            connect(target, additional_headers=as_bob, open_timeout=LIMIT_S, close_timeout=LIMIT_S) as socket,
+        ):
+            assert b"event: subscribed" in stream.frame()
+            for op in ("channel_join", "channel_subscribe"):
+                socket.send(dumps({"op": op, "channel": "!room@example.org"}).decode())
+                assert loads(socket.recv(LIMIT_S))["op"] in ("channel_joined", "channel_subscribed")
+            assert b'"kind":"joined"' in stream.frame()
+            socket.send(dumps({"op": "channel_publish", "channel": "!room@example.org", "payload": "hi"}).decode())
+            assert b'"payload":"hi"' in stream.frame()
+            assert loads(socket.recv(LIMIT_S))["durable"] is True
+            assert good(api.post(f"{room}/publish", {"payload": "to all"}))["receivers"] == 2
+            assert loads(socket.recv(LIMIT_S))["payload"] == "to all"
+        stop(process)
+    with tidelog.open(str(folder / "shop")) as engine:
+        said = engine.channel("!room@example.org").history().messages
+        assert [message.payload for message in said] == [b"hi", b"to all"]
 
 
 def test_a_stop_with_streams_and_sockets_open_is_clean(folder: Path) -> None:

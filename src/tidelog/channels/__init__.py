@@ -11,21 +11,25 @@ from tidelog.channels.manager import OPERATOR, ChannelManager, Operator
 from tidelog.channels.messages import Message
 from tidelog.channels.pending import Ack, Pending
 from tidelog.channels.talk import History
+from tidelog.formats.channel import Acl, Config, Meta
 
 __all__ = [
     "OPERATOR",
     "Ack",
+    "Acl",
     "Authenticate",
     "Channel",
     "ChannelLimits",
     "ChannelManager",
     "ChannelState",
+    "Config",
     "Cut",
     "Engine",
     "Event",
     "History",
     "Hook",
     "Message",
+    "Meta",
     "Operator",
     "Pending",
     "Presence",

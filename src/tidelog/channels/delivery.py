@@ -4,7 +4,7 @@ The seam for an event loop. A subscription never calls into a transport and neve
 
     publisher                                   the loop
     put(events): queue, then `wake()`           take(): all that waits, in order, without blocking
-    at most once per nap                        an empty answer means: asleep, `wake` will be called
+    at most once per nap, and at the end        an empty answer means: asleep, `wake` will be called
 
 `wake` runs in the publisher's thread under the lock of the channel's shard. It must be short, must not
 call back into channels, and usually is `partial(loop.call_soon_threadsafe, ready)`. One that raises
@@ -89,6 +89,7 @@ class Subscription:
         if not self.closed:
             self.closed = True
             self._queue.append(Cut(self.channel, reason, self.last_seq))
+            self._asleep = True  # whoever is awake and takes nothing is told of the end all the same
             self._rouse()
 
     def _rouse(self) -> bool:

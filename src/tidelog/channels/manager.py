@@ -29,7 +29,7 @@ from tidelog.channels.room import Room
 from tidelog.channels.store import ChannelStore
 from tidelog.clock import Clock
 from tidelog.disk.seam import Disk
-from tidelog.errors import ChannelNotFound, Closed, Damaged, Error, ReadOnly
+from tidelog.errors import ChannelNotFound, ChannelOffline, Closed, Damaged, Error, ReadOnly
 from tidelog.formats.channel import Meta
 
 _log = logging.getLogger("tidelog.channels")
@@ -147,7 +147,7 @@ class ChannelManager:
         if found is not None:
             return found
         if (trouble := self.report.skipped.get(names.directory_name(channel))) is not None:
-            raise Damaged(f"{channel} is offline since it was restored: {trouble}")
+            raise ChannelOffline(channel, reason=trouble)
         raise ChannelNotFound(channel)
 
     @contextmanager

@@ -153,8 +153,7 @@ class ChannelStore:
             return found
         for name in self.disk.names(self.root):
             directory = self.directory(name)
-            stat = self.disk.stat(directory)
-            if _CHANNEL.fullmatch(name) is None or stat is None or not stat.is_dir:
+            if not self.is_ours(name):
                 continue
             if self._is_live(directory):
                 found.live.append(name)
@@ -162,6 +161,14 @@ class ChannelStore:
                 _log.warning("removing what is left of a channel in %s", directory)
                 (found.swept if self._swept(directory) else found.left).append(name)
         return found
+
+    def is_ours(self, name: str) -> bool:
+        """Whether a name under the root is that of a channel's directory, dead or alive."""
+        stat = self.disk.stat(self.directory(name)) if _CHANNEL.fullmatch(name) else None
+        return stat is not None and stat.is_dir
+
+    def is_live(self, name: str) -> bool:
+        return self._is_live(self.directory(name))
 
     def _is_live(self, directory: str) -> bool:
         has = self.disk.stat

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 
 _ABOUT = """\
 A channel is a room: members join it, the first one owns it, and what one member publishes all others
-receive. One that persists keeps its members, its access lists and its last messages. These commands
-work on a directory, without a server; those that change something need it for themselves.
+receive. One that persists keeps its members, its access lists and its last messages.
+
+DIR is a directory that no server has open; with --server URL (and --key) the channels of a server are
+meant. There, to be somebody else than the key's own user, or the operator, takes the scope admin.
 
 names:
   !handler@domain   a channel; quote it, the shell knows ! too
@@ -36,7 +38,7 @@ start here:
 
 def add(commands: Commands) -> None:
     """Add the `channel` group to the command line."""
-    short = "channels on disk: rooms with members, access lists and history"
+    short = "channels: rooms with members, access lists and history"
     verbs = group(commands, "channel", short=short, about=_ABOUT, start=_START)
     _add_looks(verbs)
     _add_members(verbs)
@@ -47,9 +49,14 @@ def add(commands: Commands) -> None:
 def _of(verbs: Commands, name: str, run: Run, *, short: str, about: str, examples: str) -> ArgumentParser:
     """A command on one channel."""
     made = command(verbs, name, run, short=short, about=about, examples=examples)
-    made.add_argument("dir", metavar="DIR")
-    made.add_argument("channel", metavar="CHANNEL")
+    made.add_argument("places", nargs="+", metavar="[DIR] CHANNEL")
+    _server(made)
     return made
+
+
+def _server(made: ArgumentParser) -> None:
+    made.add_argument("--server", metavar="URL", help="the channels of a server, as http://127.0.0.1:4000; no DIR then")
+    made.add_argument("--key", help="a key of that server, where it asks for one")
 
 
 def _add_looks(verbs: Commands) -> None:
@@ -60,9 +67,10 @@ def _add_looks(verbs: Commands) -> None:
         short="list channels",
         about="List the channels of a directory: type, owner, members, the first and the last message. One that\n"
         "cannot be read is named, and the exit code is 1. Reads only; a writer may be at work.",
-        examples="tidelog channel ls data\ntidelog channel ls data --json",
+        examples="tidelog channel ls data\ntidelog channel ls --server http://127.0.0.1:4000 --key s3cret",
     )
-    made.add_argument("dir", metavar="DIR")
+    made.add_argument("dir", nargs="?", metavar="DIR")
+    _server(made)
     _of(
         verbs,
         "show",

@@ -1,5 +1,5 @@
-"""[shell] Commands on channels. Those that look open the directory for reading, beside a writer; those that change
-something hold it for themselves, and print their answer after it is closed."""
+"""[shell] Commands on channels of a directory or of a server. Those that look open a directory for reading, beside a
+writer; those that change something hold it for themselves, and print their answer after it is closed."""
 
 from __future__ import annotations
 
@@ -10,26 +10,14 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from tidelog.channels import OPERATOR, Channel, ChannelManager, Message
 from tidelog.channels.acl import KINDS
 from tidelog.channels.limits import ChannelLimits
-from tidelog.cli.data import reading, writing
+from tidelog.cli.channel_door import Said, channel_named, opened
 from tidelog.cli.render import Screen, several
 from tidelog.cli.write import Source, acked_fields, lines, written
-from tidelog.errors import ChannelNotFound, Error
-from tidelog.formats.channel import Meta
+from tidelog.errors import BadInput
 
 _PAYLOAD_BYTES_MAX = ChannelLimits().payload_bytes_max
-
-
-def _fields(meta: Meta) -> dict[str, Any]:
-    config = {name: getattr(meta.config, name) for name in meta.config.__struct_fields__}
-    return {"channel": meta.handler, "owner": meta.owner, **config, "members": list(meta.members)}
-
-
-def _bounds(manager: ChannelManager, name: str) -> tuple[int, int] | None:
-    """First and last seq; None for a queue, whose messages are nobody's history."""
-    return Channel(manager, name, OPERATOR).bounds() if manager.meta(name).config.type == "pubsub" else None
 
 
 # ── look ──────────────────────────────────────────────────────────────────────────────────────────
@@ -37,20 +25,10 @@ def _bounds(manager: ChannelManager, name: str) -> tuple[int, int] | None:
 
 def ls(args: Namespace, screen: Screen) -> int:
     """List channels."""
-    with reading(args.dir, screen) as log:
-        manager = log.channels
-        found: list[dict[str, Any]] = []
-        for name in manager.handlers():
-            meta = manager.meta(name)
-            row: dict[str, Any] = {"channel": name, "type": meta.config.type, "owner": meta.owner}
-            row |= {"members": len(meta.members), "first_seq": None, "last_seq": None, "trouble": None}
-            try:
-                if (bounds := _bounds(manager, name)) is not None:
-                    row["first_seq"], row["last_seq"] = bounds
-            except Error as error:
-                row["trouble"] = str(error)
-            found.append(row)
-        skipped = dict(manager.report.skipped)
+    if bool(args.dir) == bool(args.server):
+        raise BadInput("channels are in a DIR or behind a --server, one of the two; nothing was done")
+    with opened(args, screen, write=False) as door:
+        found, skipped = door.rows()
     troubles = [*skipped.values(), *(row["trouble"] for row in found if row["trouble"])]
     if screen.json:
         screen.answer({"channels": found, "unreadable": skipped})
@@ -65,40 +43,39 @@ def ls(args: Namespace, screen: Screen) -> int:
 
 def show(args: Namespace, screen: Screen) -> int:
     """Show one channel."""
-    with reading(args.dir, screen) as log:
-        meta = log.channels.meta(args.channel)
-        bounds = _bounds(log.channels, args.channel)
-    fields = _fields(meta) | {"acl": {kind: list(getattr(meta.acl, kind)) for kind in KINDS}}
-    fields |= {"first_seq": bounds[0] if bounds else None, "last_seq": bounds[1] if bounds else None}
+    name = channel_named(args)
+    with opened(args, screen, write=False) as door:
+        fields = door.show(name)
     kept = {name: value for name, value in fields.items() if name not in ("members", "acl")}
-    listed = [f"may {kind}: {', '.join(getattr(meta.acl, kind)) or 'everybody'}" for kind in KINDS]
+    acl = fields["acl"] or {}
+    listed = [f"may {kind}: {', '.join(acl[kind]) or 'everybody'}" for kind in KINDS if kind in acl]
     told = [f"{name}: {'–' if value is None else value}" for name, value in kept.items()]
-    screen.answer(fields, *told, *listed, f"members: {', '.join(meta.members)}")
+    screen.answer(fields, *told, *listed, f"members: {', '.join(fields['members'])}")
     return 0
 
 
 def history(args: Namespace, screen: Screen) -> int:
     """Print messages."""
-    with reading(args.dir, screen) as log:
-        room, left = log.channel(args.channel), args.limit
-        asked: dict[str, Any] = {"first": args.first, "newest": args.newest, "last": args.last}
-        asked["since_ms"] = None if args.since is None else args.since // 1000
-        asked["until_ms"] = None if args.until is None else args.until // 1000
+    name, left = channel_named(args), args.limit
+    asked: dict[str, int | None] = {"first": args.first, "last": args.last}
+    asked["since"] = None if args.since is None else args.since // 1000
+    asked["until"] = None if args.until is None else args.until // 1000
+    with opened(args, screen, write=False) as door:
         if args.newest is not None:  # more than one answer can hold
-            first, last = room.bounds()
-            asked |= {"newest": None, "first": max(last - args.newest + 1, first, 1)}
+            first, last = door.bounds(name)
+            asked["first"] = max(last - args.newest + 1, first, 1)
         while left is None or left > 0:
-            page = room.history(**asked, limit=left)
-            for message in page.messages:
+            messages, next_seq, last_seq = door.history(name, asked | {"limit": left})
+            for message in messages:
                 _print(message, screen)
-            if not page.messages or page.next_seq > page.last_seq:
+            if not messages or next_seq > last_seq:
                 break
-            left = None if left is None else left - len(page.messages)
-            asked |= {"first": page.next_seq, "since_ms": None}
+            left = None if left is None else left - len(messages)
+            asked |= {"first": next_seq, "since": None}
     return 0
 
 
-def _print(message: Message, screen: Screen) -> None:
+def _print(message: Said, screen: Screen) -> None:
     if not screen.json:
         screen.data(message.payload + b"\n")
         return
@@ -115,54 +92,43 @@ def _print(message: Message, screen: Screen) -> None:
 
 def create(args: Namespace, screen: Screen) -> int:
     """Make a channel that persists."""
-    with writing(args.dir, screen, create=True) as log:
-        log.channel(args.channel, user=args.user).join(**({"persist": True} | dict(args.settings)))
-        meta = log.channels.meta(args.channel)
-    made = "joined" if len(meta.members) > 1 else "made"
-    screen.answer(_fields(meta), f"{made} {args.channel}, a {meta.config.type} channel, owned by {meta.owner}")
+    name = channel_named(args)
+    with opened(args, screen, write=True, create=True) as door:
+        fields = door.create(name, args.user, {"persist": True} | dict(args.settings))
+    made = "joined" if len(fields["members"]) > 1 else "made"
+    screen.answer(fields, f"{made} {name}, a {fields['type']} channel, owned by {fields['owner']}")
     return 0
 
 
 def join(args: Namespace, screen: Screen) -> int:
     """Make a user a member."""
-    with writing(args.dir, screen) as log:
-        log.channels.meta(args.channel)  # a command that joins makes no channel: what it made would not persist
-        if args.by is None:
-            log.channel(args.channel, user=args.user).join()
-        else:
-            log.channel(args.channel, user=args.by).invite(args.user)
-        meta = log.channels.meta(args.channel)
-    screen.answer(
-        _fields(meta), f"{args.user} is in {args.channel}, with {several(len(meta.members), 'member')} in all"
-    )
+    name = channel_named(args)
+    with opened(args, screen, write=True) as door:
+        fields = door.join(name, args.user, args.by)
+    screen.answer(fields, f"{args.user} is in {name}, with {several(len(fields['members']), 'member')} in all")
     return 0
 
 
 def leave(args: Namespace, screen: Screen) -> int:
     """End a membership."""
-    with writing(args.dir, screen) as log:
-        if args.by is None:
-            log.channel(args.channel, user=args.user).leave()
-        else:
-            log.channel(args.channel, user=args.by).kick(args.user)
-        there = args.channel in log.channels.handlers()
-        owner = log.channels.meta(args.channel).owner if there else None
-    said = f"{args.user} left {args.channel}" + (f", which {owner} owns" if there else ", which ended with that")
-    screen.answer({"channel": args.channel, "user": args.user, "ended": not there, "owner": owner}, said)
+    name = channel_named(args)
+    with opened(args, screen, write=True) as door:
+        owner = door.leave(name, args.user, args.by)
+    said = f"{args.user} left {name}" + (f", which {owner} owns" if owner else ", which ended with that")
+    screen.answer({"channel": name, "user": args.user, "ended": owner is None, "owner": owner}, said)
     return 0
 
 
 def publish(args: Namespace, screen: Screen) -> int:
     """Publish a message a line of standard input."""
-    with writing(args.dir, screen) as log:
-        room = log.channel(args.channel, user=args.user)
-        next_seq = log.channel(args.channel).bounds()[1] + 1
+    name = channel_named(args)
+    with opened(args, screen, write=True) as door:
+        next_seq = 1 if args.server else door.bounds(name)[1] + 1
         acked = screen.acked = range(next_seq, next_seq)
         for batch in _batches(args):
-            ack = room.publish_many(batch)
-            first = ack.seq - ack.messages + 1
-            acked = screen.acked = range(acked.start if acked else first, ack.seq + 1)
-    screen.answer({"channel": args.channel, **acked_fields(acked)}, written(acked))
+            made = door.publish(name, args.user, batch)
+            acked = screen.acked = range(acked.start if acked else made.start, made.stop)
+    screen.answer({"channel": name, **acked_fields(acked)}, written(acked))
     return 0
 
 
@@ -173,24 +139,21 @@ def _batches(args: Namespace) -> Iterator[list[bytes]]:
 
 def acl(args: Namespace, screen: Screen) -> int:
     """Show or change an access list."""
-    user = OPERATOR if args.user is None else args.user
-    if args.add or args.remove:
-        with writing(args.dir, screen) as log:
-            room = log.channel(args.channel, user=user)
-            listed = room.allow(args.kind, *args.add) if args.add else ()
-            listed = room.disallow(args.kind, *args.remove) if args.remove else listed
-    else:
-        with reading(args.dir, screen) as log:
-            listed = log.channel(args.channel, user=user).acl(args.kind)
-    fields = {"channel": args.channel, "kind": args.kind, "listed": list(listed)}
+    name, changes = channel_named(args), bool(args.add or args.remove)
+    with opened(args, screen, write=changes) as door:
+        if changes:
+            listed = door.set_acl(name, args.user, args.kind, args.add, args.remove)
+        else:
+            listed = door.acl(name, args.user, args.kind)
+    fields = {"channel": name, "kind": args.kind, "listed": list(listed)}
     screen.answer(fields, *(listed or (f"everybody may {args.kind}",)))
     return 0
 
 
 def delete(args: Namespace, screen: Screen) -> int:
     """End a channel."""
-    with writing(args.dir, screen) as log:
-        if not log.channel(args.channel, user=OPERATOR if args.user is None else args.user).delete():
-            raise ChannelNotFound(args.channel)
-    screen.answer({"channel": args.channel, "deleted": True}, f"deleted {args.channel}, with all its messages")
+    name = channel_named(args)
+    with opened(args, screen, write=True) as door:
+        door.delete(name, args.user)
+    screen.answer({"channel": name, "deleted": True}, f"deleted {name}, with all its messages")
     return 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from tidelog.channels.check import ChannelCheck
 from tidelog.cli.command import command
 from tidelog.cli.data import check_there
 from tidelog.cli.render import Screen, bytes_, several, span
@@ -21,11 +22,11 @@ def add(commands: Commands) -> None:
         commands,
         "check",
         check,
-        short="verify a directory of topics; exit code 1 on damage",
+        short="verify a directory of topics and channels; exit code 1 on damage",
         about="Read every byte of a directory of topics: snapshots, every frame of the WAL, every segment against its\n"
-        "footer and its index, deletions and counts against the snapshot. Damage is named by file, byte and\n"
-        "records, and gives exit code 1. Notes are what a crash leaves and the next start mends; they do not\n"
-        "fail. Changes nothing, and works beside a writer.",
+        "footer and its index, deletions and counts against the snapshot; and of channels: metadata, messages,\n"
+        "cursors. Damage is named by file, byte and records, and gives exit code 1. Notes are what a crash\n"
+        "leaves and the next start mends; they do not fail. Changes nothing, and works beside a writer.",
         examples="tidelog check data && echo all good\ntidelog check data --json",
     )
     made.add_argument("dir", metavar="DIR")
@@ -36,7 +37,8 @@ def check(args: Namespace, screen: Screen) -> int:
     check_there(args.dir)
     with screen.bar(f"checking {args.dir}", total=1) as bar:
         looked = check_directory(args.dir, progress=lambda _, done, total: bar(done, total))
-        found = list(looked)
+        rooms = ChannelCheck(args.dir)
+        found = [*looked, *rooms]
     damage = [finding for finding in found if finding.damage]
     fields = {
         "ok": not damage,
@@ -46,6 +48,8 @@ def check(args: Namespace, screen: Screen) -> int:
         "frames": looked.frames,
         "bytes": looked.bytes,
         "records": None if damage else looked.records,
+        "channels": rooms.channels,
+        "messages": rooms.messages,
         "findings": [finding_fields(finding) for finding in found],
     }
     seen = f"{several(looked.segments, 'segment')} and {several(looked.frames, 'frame')} of the WAL"
@@ -53,7 +57,9 @@ def check(args: Namespace, screen: Screen) -> int:
         screen.answer(fields, f"{args.dir}: damage in {place(damage[0])}: {damage[0].reason}")
     else:
         held = f"{several(looked.topics, 'topic')} with {several(looked.records, 'record')}"
-        screen.answer(fields, f"{args.dir}: no damage, {held}; {seen}, {bytes_(looked.bytes)}")
+        if rooms.channels:
+            held += f", {several(rooms.channels, 'channel')} with {several(rooms.messages, 'message')}"
+        screen.answer(fields, f"{args.dir}: no damage, {held}; {seen}, {bytes_(looked.bytes + rooms.bytes)}")
     if found and not screen.json:
         screen.table(("", "what", "where", "why"), [finding_row(finding) for finding in found])
     if damage:

@@ -41,6 +41,7 @@ def add(commands: Commands) -> None:
     made.add_argument("--port-file", metavar="FILE", help="write host:port here once it listens")
     made.add_argument("--config", metavar="FILE", help="settings in TOML")
     made.add_argument("--log-format", choices=("text", "json"), help="how log lines look (text)")
+    made.add_argument("--hook", metavar="MODULE:FUNCTION", help="who users of channels are, and what they may publish")
     made.add_argument("--accept-loss", action="store_true", help="start although acknowledged records were lost")
 
 
@@ -66,8 +67,11 @@ def serve(args: Namespace, screen: Screen) -> int:
         "port_file": args.port_file,
         "log_format": "json" if args.json else args.log_format,
         "accept_loss": args.accept_loss or None,
+        "hook": args.hook,
     }
     config = replace(config, **{name: value for name, value in given.items() if value is not None})
+    if config.hook:
+        sys.path.insert(0, "")  # a hook may lie where the server is started, whichever way that was
     logger = logs.configure(config.log_format, sys.stderr)
     screen.flush()
     run(config, clock=SystemClock(), disk=disk, say=logger.info)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from tidelog.client.channel import RemoteChannel, RemoteMessage
 from tidelog.client.http import Client
 from tidelog.client.queue import RemoteJob, RemoteQueue
 
-__all__ = ["Client", "RemoteJob", "RemoteQueue"]
+__all__ = ["Client", "RemoteChannel", "RemoteJob", "RemoteMessage", "RemoteQueue"]

@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from tidelog import errors
+from tidelog.client.refusals import refusal
 from tidelog.errors import BadInput, Error, InDoubt, Refused, Unavailable
 
 _TIMEOUT_S: Final = 60.0
@@ -73,6 +74,9 @@ class Client:
 
     def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         return self._object(self.request("PUT", path, _encode(body), again=True))
+
+    def delete(self, path: str) -> dict[str, Any]:
+        return self._object(self.request("DELETE", path, again=True))
 
     def request(
         self,
@@ -169,4 +173,4 @@ def _error(status: int, answer: bytes) -> Error:
         case "internal":
             return InDoubt(message)
         case _:
-            return Refused(message)
+            return refusal(code, message, detail) or Refused(message)

@@ -33,6 +33,8 @@ class Verdict:
 
     codec: str
     segments: int = 0
+    first: int = 0  # seqs lie in [first, stop)
+    stop: int = 0
     records: int = 0
     bytes: int = 0
     damage: list[Damage] = field(default_factory=list)
@@ -91,7 +93,7 @@ def verify(
     log = SegmentedLog.open(path, codec, read_only=True, disk=disk, verify_on_open=False)
     try:
         state = log.state
-        verdict = Verdict(log.codec, len(state.sealed) + 1, bytes=log.size)
+        verdict = Verdict(log.codec, len(state.sealed) + 1, log.lowest, log.highest, bytes=log.size)
         verdict.damage += state.report.damage
         _look_at_the_tail(state, verdict)
         try:

@@ -18,7 +18,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,7 @@ from tidelog.engine.home import CODEC
 from tidelog.engine.manifest import Loaded, Manifest, SegmentRow, TopicRow
 from tidelog.engine.opening import QUARANTINE, opened
 from tidelog.engine.recovery import start_of
-from tidelog.engine.report import Progress
+from tidelog.engine.report import Kind, Progress
 from tidelog.errors import Corrupt, Damaged, NewerFormat, NotFound, Refused, Unavailable
 from tidelog.formats import deletions, footer, frame, idx, scan, snapshot
 from tidelog.formats.footer import Footer
@@ -43,7 +43,6 @@ from tidelog.formats.rows import Rows, Walk
 from tidelog.types import Buffer
 from tidelog.wal import Position, Replay, Verdict, names, read
 
-Kind: TypeAlias = Literal["snapshot", "wal", "data", "index", "footer", "deletions", "counts", "start", "leftover"]
 _SUFFIXES: Final = {"data": ".data", "counts": ".data", "index": ".idx", "footer": ".foot", "deletions": ".del"}
 _SEGMENT = re.compile(r"seg-(\d{16,20})\.(?:data|idx|foot|del)(\.tmp|\.rebuilding)?")
 _CHUNK_BYTES: Final = 8 << 20

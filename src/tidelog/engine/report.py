@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from tidelog.wal import Replay, WalFile
 
+Kind: TypeAlias = (  # what an examination finds something about
+    Literal["snapshot", "wal", "data", "index", "footer", "deletions", "counts", "start", "leftover"]
+    | Literal["channel", "messages", "cursor"]  # of channels, which `channels/check.py` looks at
+)
 Progress = Callable[[str, int, int], None]  # what, how much of it is done, of how much
 
 

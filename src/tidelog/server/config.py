@@ -32,7 +32,7 @@ class ServerConfig:
     """After the bind `host:port` is written here, whole or not at all."""
 
     api_keys: str = field(default="", repr=False)
-    """`secret[:scopes[:prefixes]]`, comma-separated. Empty: no authentication."""
+    """`[user@domain=]secret[:scopes[:prefixes]]`, comma-separated. Empty: no authentication."""
 
     allow_insecure_no_auth: bool = False
     """Listen on a public address without keys all the same."""
@@ -63,6 +63,30 @@ class ServerConfig:
 
     max_total_bytes: int = 0
     """Live bytes of all topics."""
+
+    max_channels: int = 5_000
+    """Channels at once. Restored ones are kept whatever it says."""
+
+    max_channel_members: int = 100
+    """Default and ceiling of a channel's `max_clients`."""
+
+    max_channels_per_user: int = 100
+    """Channels that one user may join."""
+
+    max_channel_payload_bytes: int = 64 << 10
+    """Default and ceiling of a channel's `max_payload_size`."""
+
+    channel_messages_max: int = 1_000
+    """Default and ceiling of a channel's `max_persist_messages`; 0: no channel persists."""
+
+    channel_domain: str | None = None
+    """Channels of other domains are refused; None takes them all."""
+
+    channel_grace_ms: int = 15_000
+    """After the last connection of a user ended: when it leaves the channels that do not persist."""
+
+    hook: str | None = None
+    """`module:function`: says who users of channels are, and accepts, replaces or refuses what they publish."""
 
     wal_shards: int | None = None
     """WAL files written side by side; None: by processors."""
@@ -113,6 +137,10 @@ _CAPS = frozenset(
         "max_sse_connections_per_key",
         "max_inflight_per_key",
         "max_total_bytes",
+        "max_channels",
+        "max_channel_members",
+        "max_channels_per_user",
+        "max_channel_payload_bytes",
     ]
 )
 _KINDS: dict[str, str] = {known.name: str(known.type) for known in fields(ServerConfig)}

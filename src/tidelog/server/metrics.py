@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from tidelog.engine import Engine, TopicState
+from tidelog.server import channel_figures
 from tidelog.server.queue_figures import Held, QueueFigures
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Totals(NamedTuple):
     queues: dict[str, Held]
     sse_connections: int
     watch_sessions: int
+    channels: int
     ready: bool
     progress: float
     uptime_ms: int
@@ -156,6 +158,8 @@ class Metrics(Collector):
             "queue_leases_in_flight": sum(held.in_flight for held in now.queues.values()),
             "sse_connections": now.sse_connections,
             "watch_sessions": now.watch_sessions,
+            "channels": now.channels,
+            "channel_receivers": len(self._service.rooms.receivers),
             "ready": now.ready,
             "replay_progress": now.progress,
             "uptime_ms": now.uptime_ms,
@@ -190,6 +194,7 @@ class Metrics(Collector):
             self.queues.held(service.engine, topics) if service.is_ready else {},
             service.streams.held,
             len(service.sessions),
+            0 if service.rooms.found is None else service.rooms.found.count(),
             service.is_ready,
             service.progress,
             service.clock.monotonic_ms() - service.started_ms,
@@ -222,6 +227,7 @@ class Metrics(Collector):
         yield from self.queues.collect([(name, now.queues[name]) for name in shown])
         yield from self._of_groups()
         yield from self._of_requests()
+        yield from channel_figures.collect(self._service.rooms.found, len(self._service.rooms.receivers))
         if now.wal is not None:
             yield from _of_wal(now.wal)
 

@@ -20,8 +20,10 @@ from tidelog.server.commits import Commits
 from tidelog.server.config import ServerConfig
 from tidelog.server.desks import Desks
 from tidelog.server.gather import Gather
+from tidelog.server.hooks import load
 from tidelog.server.metrics import Metrics
 from tidelog.server.pump import Pump
+from tidelog.server.rooms import Rooms
 from tidelog.server.sessions import Sessions
 
 T = TypeVar("T")
@@ -42,6 +44,7 @@ class Service:
         self.pump = Pump(loop, clock.monotonic_us, self.governor, self._load)
         self.bells = Bells(loop, self.pump)
         self.desks = Desks(self)
+        self.rooms = Rooms(loop, config, keys=not self.keys.open, hook=load(config.hook))
         self.metrics = Metrics(self)
         self.stopping = asyncio.Event()
         self.progress = 0.0  # of recovery
@@ -121,6 +124,7 @@ class Service:
         self.stopping.set()
         self.bells.ring_all()
         self.desks.stop()
+        self.rooms.stop()
 
     async def streams_gone(self, seconds: float) -> None:
         """Wait until every stream and socket has ended, or the time is over."""
@@ -137,4 +141,5 @@ class Service:
 
     def close(self) -> None:
         self.pump.stop()
+        self.rooms.close()
         self._pool.shutdown(wait=True)

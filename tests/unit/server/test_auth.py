@@ -76,3 +76,27 @@ def test_a_scope_and_a_name_are_asked_for_together() -> None:
 )
 def test_a_bearer_is_spelt_exactly(header: bytes | None, secret: str | None) -> None:
     assert bearer(header) == secret
+
+
+@pytest.mark.parametrize(
+    ("entry", "secret", "user", "scopes"),
+    [
+        ("ann@example.org=k", "k", "ann@example.org", ALL),
+        ("ann@example.org:81=k:r", "k", "ann@example.org:81", {READ}),
+        ("ann@[::1]=k=:r", "k=", "ann@[::1]", {READ}),
+        ("k=v:r", "k=v", None, {READ}),
+        ("k:r:a@b=c", "k", None, {READ}),
+        ("k==", "k==", None, ALL),
+    ],
+)
+def test_a_key_may_say_who_it_is(entry: str, secret: str, user: str | None, scopes: set[str]) -> None:
+    found = Keyring(entry).find(secret)
+    assert found is not None
+    assert (found.user, found.scopes) == (user, frozenset(scopes))
+    assert found.identity == sha256(secret.encode()).digest()
+
+
+@pytest.mark.parametrize("keys", ["a b@example.org=k", "@example.org=k", "ann@=k", "ann@example.org=", "ann@-x=k"])
+def test_a_key_for_nobody_keeps_the_server_from_starting(keys: str) -> None:
+    with pytest.raises(BadInput, match="not started"):
+        Keyring(keys)

@@ -29,19 +29,32 @@ GAUGES = words(
     topic_bytes_live topic_queue_ready topic_queue_in_flight topic_metrics_truncated queue_topics
     queue_leases_in_flight sse_connections watch_sessions ready recovery_progress wal_queue_depth wal_queue_depth_peak
     wal_read_only pressure ready_topics deferred_topics sched_latency_ms
-    group_lag_records group_lag_bytes group_lag_seconds"""
+    group_lag_records group_lag_bytes group_lag_seconds
+    channels_active channels_skipped channel_receivers"""
 )
 COUNTERS = words(
     """uptime_ms wal_frames_total wal_batches_total wal_fsyncs_total wal_bytes_written_total wal_rotations_total
     wal_submit_full_total topic_appended_total topic_read_total topic_evicted_total topic_gaps_total requests_total
     topic_queue_claimed_total topic_queue_acked_total topic_queue_nacked_total topic_queue_extended_total
     topic_queue_expired_total topic_queue_dead_lettered_total throttled_total
-    group_hold_broken_total"""
+    group_hold_broken_total
+    channel_joins_total channel_leaves_total channels_deleted_total store_saves_total store_deletes_total
+    store_loads_total store_sweeps_total message_log_flushes_total message_log_reads_total message_log_deletes_total
+    message_log_upkeep_total message_log_entries_returned_total message_log_segments_rolled_total
+    message_log_segments_evicted_total message_log_evicted_bytes_total message_log_crc_failures_total
+    message_log_sealed_segment_truncations_total broadcasts_total broadcast_payload_bytes_total deliveries_total
+    outbound_queue_full_total fifo_pushes_total fifo_pops_total fifo_clears_total hook_payloads_total
+    auth_attempts_total"""
 )
-HISTOGRAMS = ["wal_fsync_latency_us", "request_seconds"]
+HISTOGRAMS = words(
+    """wal_fsync_latency_us request_seconds store_save_duration_seconds store_load_duration_seconds
+    message_log_append_duration_seconds message_log_flush_duration_seconds message_log_read_duration_seconds
+    message_log_recovery_duration_seconds fifo_cursor_duration_seconds"""
+)
 JSON_KEYS = words(
     """topics topics_ephemeral topics_memory topics_disk topics_fsync routers records_live bytes_live queue_topics
-    queue_leases_in_flight sse_connections watch_sessions ready replay_progress uptime_ms wal
+    queue_leases_in_flight sse_connections watch_sessions channels channel_receivers ready replay_progress
+    uptime_ms wal
     pressure ready_topics deferred_topics sched_latency_ms throttled_total"""
 )
 WAL_KEYS = words(

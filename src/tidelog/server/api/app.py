@@ -227,4 +227,5 @@ def _cancel(task: asyncio.Task[None]) -> None:
 _UNLISTED: Final[Mapping[str, frozenset[str]]] = {
     "topics": frozenset((auth.WRITE,)),
     "routers": frozenset((auth.ADMIN,)),
+    "channels": frozenset((auth.WRITE,)),
 }

@@ -4,6 +4,7 @@
     secret:scopes             only these scopes, any name
     secret:scopes:prefixes    both; prefixes may contain ':'
     secret::prefixes          every scope, only names that begin so
+    user@domain=secret…       any of these, and who it is in channels
 
 Keys are kept as SHA-256 and compared in constant time against all of them. Whatever does not parse is
 refused at the start: a misspelt scope must never mean full access.
@@ -16,6 +17,7 @@ from hashlib import sha256
 from hmac import compare_digest
 from typing import Final
 
+from tidelog.channels.names import is_user
 from tidelog.errors import BadInput
 
 READ: Final = "read"
@@ -44,6 +46,7 @@ class Principal:
     identity: bytes
     scopes: frozenset[str] = ALL
     prefixes: tuple[str, ...] = ()
+    user: str | None = None  # who that is in channels, where the key says so
 
     @property
     def name(self) -> str | None:
@@ -85,6 +88,7 @@ def _parse(entry: str) -> Principal | None:
     entry = entry.strip()
     if not entry:
         return None
+    user, entry = _named(entry)
     secret, _, rest = entry.partition(":")
     scopes, separator, prefixes = rest.partition(":")
     if not secret:
@@ -99,7 +103,20 @@ def _parse(entry: str) -> Principal | None:
             )
         granted |= known
     names = tuple(prefix for prefix in prefixes.split("|") if prefix) if separator else ()
-    return Principal(sha256(secret.encode()).digest(), frozenset(granted) or ALL, names)
+    return Principal(sha256(secret.encode()).digest(), frozenset(granted) or ALL, names, user)
+
+
+def _named(entry: str) -> tuple[str | None, str]:
+    """The user before `=`, where there is one, and the rest. A secret may have `=` in it, but no `@` before that."""
+    user, separator, rest = entry.partition("=")
+    if not separator or "@" not in user or ":" in user.partition("@")[0]:
+        return None, entry
+    if not is_user(user):
+        raise BadInput(
+            f"a key in TIDELOG_API_KEYS is for {user!r}, which is no user: write user@domain=secret; the server was "
+            "not started"
+        )
+    return user, rest
 
 
 def bearer(header: bytes | None) -> str | None:

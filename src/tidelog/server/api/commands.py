@@ -7,6 +7,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
+from tidelog.server.api.channel_commands import ChannelCommand
 from tidelog.wire import requests
 from tidelog.wire.requests import NULL, U32, U64, BadBody, Cursor, Nodes, Record
 
@@ -88,7 +89,7 @@ class _Id(Struct):
     request_id: Raw = NULL
 
 
-Command: TypeAlias = Subscribe | Unsubscribe | Publish | Ping
+Command: TypeAlias = Subscribe | Unsubscribe | Publish | Ping | ChannelCommand
 _commands: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 _ids = requests.decoder(_Id)
 encode = msgspec.json.Encoder().encode

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidelog.server.api import openapi_groups, openapi_queues, openapi_routers
+from tidelog.server.api import openapi_channels, openapi_groups, openapi_queues, openapi_routers
 from tidelog.server.api.auth import ADMIN, DELETE, READ, WRITE
 from tidelog.server.api.call import Call
 from tidelog.server.api.openapi_parts import ARROW, EVENTS, JSON, NDJSON, OCTETS, PAGED, Operation, Param, flag
@@ -212,7 +212,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "Follow topics and write to them over a WebSocket",
         gives={101: {}},
         refuses=("invalid_request",),
-        text="Commands subscribe, unsubscribe, publish and ping, one JSON object a message; each needs its own scope.",
+        text="Commands subscribe, unsubscribe, publish and ping, and those of channels (channel_join, channel_publish "
+        "and so on), one JSON object a message; each needs its own scope.",
     ),
     Operation(
         "GET",
@@ -225,6 +226,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     Operation("GET", "/v0/openapi.json", "openapi", "This document", gives={200: {JSON: {"type": "object"}}}),
     *openapi_groups.OPERATIONS,
+    *openapi_channels.OPERATIONS,
     _probe("/v0/health", "health", "Whether it is alive", "Health"),
     _probe("/healthz", "healthz", "Whether it is alive", "Health"),
     _probe("/v0/ready", "ready", "Whether it is ready", "Ready", "not_ready", "shutting_down"),
@@ -237,6 +239,7 @@ _PATH: Final[dict[str, Schema]] = {
     "base": {**COUNT, "description": "Its first seq."},
     "file": {"enum": ["data", "idx", "foot", "del"]},
     "wid": TEXT,
+    "channel": openapi_channels.CHANNEL,
     "group": TOPIC,
 }
 _SCHEMAS: Final = {**SCHEMAS, **openapi_groups.SCHEMAS}
@@ -279,7 +282,7 @@ def made() -> dict[str, Any]:
         "servers": [{"url": "/"}],
         "paths": paths,
         "components": {
-            "schemas": {**SCHEMAS, **openapi_groups.SCHEMAS, **openapi_queues.SCHEMAS},
+            "schemas": {**_SCHEMAS, **openapi_queues.SCHEMAS, **openapi_channels.SCHEMAS},
             "securitySchemes": _SECURITY,
             "responses": _refusals(),
         },

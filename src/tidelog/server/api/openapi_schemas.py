@@ -365,7 +365,7 @@ _ANSWERED: Final[dict[str, Schema]] = {
                 (
                     *("topics", "topics_ephemeral", "topics_memory", "topics_disk", "topics_fsync", "routers"),
                     *("records_live", "bytes_live", "queue_topics", "queue_leases_in_flight", "sse_connections"),
-                    "watch_sessions",
+                    *("watch_sessions", "channels", "channel_receivers"),
                 ),
                 COUNT,
             ),

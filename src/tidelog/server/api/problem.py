@@ -22,9 +22,11 @@ _STATUS: Final = {
     "record_too_large": 400,
     "unauthorized": 401,
     "forbidden": 403,
+    "not_a_member": 403,
     "topic_not_found": 404,
     "router_not_found": 404,
     "group_not_found": 404,
+    "channel_not_found": 404,
     "not_found": 404,
     "method_not_allowed": 405,
     "not_acceptable": 406,
@@ -34,18 +36,28 @@ _STATUS: Final = {
     "topic_not_empty": 409,
     "not_a_queue": 409,
     "cursor_conflict": 409,
+    "user_in_channel": 409,
+    "channel_full": 409,
+    "wrong_type": 409,
+    "persistence_not_enabled": 409,
+    "queue_empty": 409,
+    "cursor_recovery_required": 409,
     "payload_too_large": 413,
     "uri_too_long": 414,
     "unsupported_media_type": 415,
     "range_not_satisfiable": 416,
     "topic_full": 422,
+    "queue_full": 422,
+    "rejected": 422,
     "upgrade_required": 426,
     "throttled": 429,
     "headers_too_large": 431,
     "internal": 500,
+    "channel_offline": 500,
     "not_implemented": 501,
     "not_ready": 503,
     "shutting_down": 503,
+    "hook_failed": 503,
 }
 _CODES: Final = {status: code for code, status in reversed(_STATUS.items())}
 
@@ -59,7 +71,20 @@ _TABLE: Final[tuple[tuple[type[Error], str], ...]] = (
     (errors.GroupNotFound, "group_not_found"),
     (errors.CursorConflict, "cursor_conflict"),
     (errors.RouterNotFound, "router_not_found"),
+    (errors.ChannelNotFound, "channel_not_found"),
     (errors.NotFound, "not_found"),
+    (errors.NotMember, "not_a_member"),
+    (errors.Forbidden, "forbidden"),
+    (errors.AlreadyMember, "user_in_channel"),
+    (errors.ChannelFull, "channel_full"),
+    (errors.WrongType, "wrong_type"),
+    (errors.NotPersistent, "persistence_not_enabled"),
+    (errors.Rejected, "rejected"),
+    (errors.FifoEmpty, "queue_empty"),
+    (errors.FifoFull, "queue_full"),
+    (errors.HookFailed, "hook_failed"),
+    (errors.CursorLost, "cursor_recovery_required"),
+    (errors.ChannelOffline, "channel_offline"),
     (errors.NotEmpty, "topic_not_empty"),
     (errors.AlreadyExists, "topic_exists_incompatible"),
     (errors.RouterCycle, "router_cycle"),
@@ -137,6 +162,16 @@ def _detail(error: Error) -> dict[str, Any] | None:
             return {"topic": error.topic, "count": error.count}
         case errors.TopicExists():
             return error.detail if "router" in error.detail else {"topic": error.topic, **error.detail}
+        case errors.NotMember() | errors.AlreadyMember():
+            return {"channel": error.channel, "user": error.user}
+        case errors.ChannelFull() | errors.FifoFull():
+            return {"channel": error.channel, "limit": error.limit}
+        case errors.WrongType():
+            return {"channel": error.channel, "type": error.type, "wanted": error.wanted}
+        case errors.ChannelNotFound() | errors.NotPersistent() | errors.FifoEmpty():
+            return {"channel": error.channel}
+        case errors.CursorLost() | errors.ChannelOffline():
+            return {"channel": error.channel, "reason": error.reason}
         case errors.Throttled():
             return {"limit": error.limit, "max": error.max}
         case errors.Damaged() | errors.InDoubt() | errors.DiskFull() | errors.WriteFailed():

@@ -7,6 +7,9 @@ from typing import Final, NamedTuple
 
 from tidelog.server.api import (
     bulk,
+    channel_events,
+    channel_messages,
+    channels,
     delete,
     diff,
     gaps,
@@ -33,7 +36,7 @@ from tidelog.server.api.query import segments as parts_of
 
 class Route(NamedTuple):
     path: str
-    family: str  # whose names the first `{…}` is one of: "topics", "routers"; "": nobody's
+    family: str  # whose names the first `{…}` is one of: "topics", "routers", "channels"; "": nobody's
     methods: Mapping[str, Endpoint]
 
 
@@ -101,6 +104,34 @@ TABLE: Final[tuple[Route, ...]] = (
             "DELETE": Endpoint(routers.drop, _DELETE),
         },
     ),
+    Route("/v0/channels", "", {"GET": Endpoint(channels.list_all, _READ)}),
+    Route(
+        "/v0/channels/{channel}",
+        "channels",
+        {
+            "PUT": Endpoint(channels.put, _WRITE),
+            "GET": Endpoint(channels.state, _READ),
+            "DELETE": Endpoint(channels.drop, _DELETE),
+        },
+    ),
+    Route("/v0/channels/{channel}/join", "channels", {"POST": Endpoint(channels.join, _WRITE)}),
+    Route("/v0/channels/{channel}/leave", "channels", {"POST": Endpoint(channels.leave, _WRITE)}),
+    Route("/v0/channels/{channel}/members", "channels", {"GET": Endpoint(channels.members, _READ)}),
+    Route(
+        "/v0/channels/{channel}/acl",
+        "channels",
+        {"GET": Endpoint(channels.get_acl, _READ), "POST": Endpoint(channels.set_acl, _WRITE)},
+    ),
+    Route("/v0/channels/{channel}/publish", "channels", {"POST": Endpoint(channel_messages.publish, _WRITE)}),
+    Route("/v0/channels/{channel}/history", "channels", {"GET": Endpoint(channel_messages.history, _READ)}),
+    Route(
+        "/v0/channels/{channel}/events",
+        "channels",
+        {"GET": Endpoint(channel_events.events, _READ, token_in_query=True)},
+    ),
+    Route("/v0/channels/{channel}/push", "channels", {"POST": Endpoint(channel_messages.push, _WRITE)}),
+    Route("/v0/channels/{channel}/pop", "channels", {"POST": Endpoint(channel_messages.pop, _WORK)}),
+    Route("/v0/channels/{channel}/clear", "channels", {"POST": Endpoint(channel_messages.clear, _DELETE)}),
     Route("/v0/watch", "", {"POST": Endpoint(watch.create, _READ)}),
     Route("/v0/watch/{wid}", "", {"GET": Endpoint(watch.stream, own_auth=True)}),
     Route("/v0/ws", "", {"GET": Endpoint(socket.connect)}),

@@ -1,4 +1,4 @@
-"""[shell] Topics over a WebSocket: follow many, write to many, on one connection.
+"""[shell] Topics over a WebSocket: follow many, write to many, on one connection. Channels: `channel_socket`.
 
     receive ──► command ──► its answer          in the order they came; only commits are under way together,
                    └──► staged ──► ack           and are acknowledged as they are done
@@ -24,8 +24,9 @@ from tidelog.engine.encode import check_count
 from tidelog.engine.read import nodes_of
 from tidelog.errors import Error
 from tidelog.server.api import write
-from tidelog.server.api.auth import ADMIN, READ, WRITE, Principal
+from tidelog.server.api.auth import ADMIN, READ, WRITE
 from tidelog.server.api.call import Call
+from tidelog.server.api.channel_socket import ChannelTalk
 from tidelog.server.api.commands import (
     Ack,
     Command,
@@ -46,6 +47,7 @@ from tidelog.server.api.problem import Problem, of_error
 from tidelog.server.api.schedule import check_queue, schedule
 from tidelog.server.api.topics import found
 from tidelog.server.api.watch import start_of, state_of, watermarks
+from tidelog.server.api.who import Claimed, claimed
 from tidelog.server.delivery import Delivery, Slot
 from tidelog.server.frames import Messages
 from tidelog.server.http.seam import Answer, Socket, Upgrade
@@ -68,19 +70,20 @@ def connect(call: Call) -> Answer:
         raise Problem("invalid_request", "this is a WebSocket, over HTTP/1.1; nothing was done, ask for an upgrade")
     _ = service.engine  # raises where there is none yet
     slot = Slot(service, call.principal)
-    return Upgrade(partial(_run, service, call.principal, slot), service.config.max_body_bytes or _NO_LIMIT)
+    return Upgrade(partial(_run, service, claimed(call), slot), service.config.max_body_bytes or _NO_LIMIT)
 
 
-async def _run(service: Service, principal: Principal, slot: Slot, socket: Socket) -> None:
+async def _run(service: Service, who: Claimed, slot: Slot, socket: Socket) -> None:
     try:
-        await Conversation(service, principal, socket).run()
+        await Conversation(service, who, socket).run()
     finally:
         slot.give()
 
 
 class Conversation:
-    def __init__(self, service: Service, principal: Principal, socket: Socket) -> None:
-        self._service, self._principal, self._socket = service, principal, socket
+    def __init__(self, service: Service, who: Claimed, socket: Socket) -> None:
+        self._service, self._principal, self._socket = service, who.principal, socket
+        self._channels = ChannelTalk(service, who, socket, self)
         self._messages = Messages(socket)
         self._delivery = Delivery(service, self._messages, {}, lasting=True)
         self._pending = 0  # bytes
@@ -104,6 +107,7 @@ class Conversation:
             listening.cancel()
             stopping.cancel()
             delivery.close()
+            self._channels.close()
 
     def _heard_all(self, listening: asyncio.Task[None]) -> None:
         if not listening.cancelled():
@@ -134,12 +138,12 @@ class Conversation:
         try:
             await self._do(command, text)
         except Problem as problem:
-            self._refuse(command.request_id, problem)
+            self.refuse(command.request_id, problem)
         except Error as error:
             self._fail(command.request_id, error)
         except Exception as error:  # the rim: a mistake of ours is one command's error
             _log.error("a command over a WebSocket broke", exc_info=error)
-            self._refuse(command.request_id, Problem("internal", "the server broke on this command; see its log"))
+            self.refuse(command.request_id, Problem("internal", "the server broke on this command; see its log"))
 
     async def _do(self, command: Command, text: bytes) -> None:
         match command:
@@ -151,6 +155,8 @@ class Conversation:
                 self._unsubscribe(command)
             case Ping():
                 self._say(Pong(command.request_id))
+            case _:
+                await self._channels.obey(command, len(text))
 
     def _may(self, scopes: frozenset[str], *names: str) -> None:
         if not self._principal.may(scopes):
@@ -254,11 +260,25 @@ class Conversation:
     def _say(self, answer: msgspec.Struct) -> None:
         self._socket.send(encode(answer))
 
-    def _refuse(self, asked: Raw, problem: Problem) -> None:
+    def refuse(self, asked: Raw, problem: Problem) -> None:
         self._say(Failed(asked, problem.code, problem.message))
 
     def _fail(self, asked: Raw, error: Error) -> None:
         problem = of_error(error)
         if problem.status >= 500:
             _log.error("a command over a WebSocket: %s", error)
-        self._refuse(asked, problem)
+        self.refuse(asked, problem)
+
+    # ── for its channels ──────────────────────────────────────────────────────────────────────
+
+    def owes(self, size: int) -> None:
+        """So many bytes more, or less, wait for their ack."""
+        self._pending += size
+        self._eased.set()
+
+    async def room(self) -> None:
+        await self._delivery.room()
+
+    def too_slow(self) -> None:
+        self._socket.close(_POLICY, "too slow")
+        self._delivery.end()

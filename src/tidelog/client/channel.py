@@ -1,0 +1,134 @@
+"""[shell] A channel of a server, with the verbs of one in this process, as one of its users or as the operator."""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote, urlencode
+
+from tidelog.client.http import Client
+from tidelog.errors import Forbidden
+
+OWN: Final = object()  # the user that the key is
+_PAGE: Final = 1_000
+_MEMBERS: Final = 100
+
+
+class RemoteMessage(NamedTuple):
+    """One message, the same for all who receive it."""
+
+    channel: str
+    seq: int
+    ts_ms: int
+    sender: str
+    payload: bytes
+
+
+class RemoteChannel:
+    """One channel at the other end of a client. `user`: None is the operator, which takes a key with the scope admin;
+    leave it out to be whoever the key is."""
+
+    def __init__(self, client: Client, name: str, user: object = OWN, token: str | None = None) -> None:
+        self._client, self.name = client, name
+        self._as: dict[str, str] = {}
+        if user is None:
+            self._as["operator"] = "true"
+        elif user is not OWN:
+            self._as["user"] = str(user)
+        if token is not None:
+            self._as["user_token"] = token
+
+    def _path(self, verb: str = "", **query: object) -> str:
+        asked = self._as | {name: str(value) for name, value in query.items() if value is not None}
+        rest = f"?{urlencode(asked)}" if asked else ""
+        return f"/v0/channels/{quote(self.name, safe='')}{verb}{rest}"
+
+    def make(self, **config: object) -> dict[str, Any]:
+        """Make it, or change its settings."""
+        return self._client.put(self._path(), config)
+
+    def state(self) -> dict[str, Any]:
+        return self._client.get(self._path())
+
+    def delete(self) -> bool:
+        """End it, with its messages."""
+        return bool(self._client.delete(self._path())["deleted"])
+
+    def join(self, user: str | None = None, *, config: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """Become a member, of a channel that is made with `config` where there is none; with `user`, make somebody else
+        one."""
+        return self._client.post(self._path("/join"), {"user": user, "config": dict(config or {})})
+
+    def leave(self, user: str | None = None) -> dict[str, Any]:
+        """End the membership; with `user`, that of somebody else."""
+        return self._client.post(self._path("/leave"), {"user": user})
+
+    def members(self) -> list[str]:
+        """All of them, by name."""
+        found: list[str] = []
+        page = 1
+        while True:
+            told = self._client.get(self._path("/members", page=page, page_size=_MEMBERS))
+            found += told["members"]
+            if not told["members"] or len(found) >= told["total"]:
+                return found
+            page += 1
+
+    def acl(self) -> dict[str, list[str]]:
+        listed: dict[str, list[str]] = self._client.get(self._path("/acl"))["acl"]
+        return listed
+
+    def set_acl(self, kind: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> list[str]:
+        body = {"kind": kind, "add": list(add), "remove": list(remove)}
+        listed: list[str] = self._client.post(self._path("/acl"), body, again=True)["listed"]
+        return listed
+
+    def publish(self, payloads: Sequence[bytes], *, qos: int = 1) -> dict[str, Any]:
+        """Say something. An answer that is lost is InDoubt: the history tells."""
+        messages = [{"payload_base64": b64encode(payload).decode()} for payload in payloads]
+        return self._client.post(self._path("/publish"), {"messages": messages, "qos": qos})
+
+    def history(self, **asked: int | None) -> tuple[list[RemoteMessage], int, int]:
+        """A page, where the next one begins, and the last seq there is."""
+        told = self._client.get(self._path("/history", **asked))
+        return [_message(message) for message in told["messages"]], told["next_seq"], told["last_seq"]
+
+    def push(self, payload: bytes) -> int:
+        body = {"payload_base64": b64encode(payload).decode()}
+        seq: int = self._client.post(self._path("/push"), body)["seq"]
+        return seq
+
+    def pop(self) -> RemoteMessage:
+        return _message(self._client.post(self._path("/pop"), {}))
+
+    def clear(self) -> int:
+        cleared: int = self._client.post(self._path("/clear"), {}, again=True)["cleared"]
+        return cleared
+
+
+def remote_channels(client: Client) -> tuple[list[dict[str, Any]], dict[str, str], object]:
+    """Every channel of a server, what cannot be read, and as whom that was asked: the operator where the key may be it,
+    else the user that it is, and its own channels."""
+    try:
+        rows = list(_listed(client, "&operator=true"))
+        unreadable = client.get("/v0/channels?page_size=1&operator=true")["unreadable"]
+    except Forbidden:
+        return list(_listed(client, "")), {}, OWN
+    return rows, unreadable, None
+
+
+def _listed(client: Client, how: str) -> Iterator[dict[str, Any]]:
+    after = ""
+    while True:
+        page = client.get(f"/v0/channels?page_size={_PAGE}&cursor={after}{how}")
+        yield from page["channels"]
+        after = page.get("next_cursor", "")
+        if not after:
+            return
+
+
+def _message(told: dict[str, Any]) -> RemoteMessage:
+    text = told.get("payload")
+    payload = b64decode(told["payload_base64"]) if text is None else text.encode()
+    return RemoteMessage(told["channel"], told["seq"], told["ts"], told["sender"], payload)

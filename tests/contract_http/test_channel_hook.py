@@ -1,0 +1,206 @@
+"""The hook of a server: a callable that says who users are, and what may be published. docs/channels.md, "The hook"."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract_http.api import ANY, good, refused
+from tests.contract_http.rooms import ANN, BOB, Heard, Line, Member, at, member
+from tests.contract_http.server import Server
+
+HOOK = """
+import threading
+from tidelog.channels import Authenticate
+from tidelog.errors import Rejected
+
+gate = threading.Event()
+
+def hook(asked):
+    if isinstance(asked, Authenticate):
+        if asked.token == "crash":
+            raise RuntimeError("the directory is down")
+        if asked.token == "alias":
+            return "alias@example.org"
+        return asked.token == "secret of " + asked.user
+    if asked.payload == b"hang":
+        gate.wait(30)
+        return True
+    if asked.payload == b"go on":
+        gate.set()
+    if asked.payload.startswith(b"bad"):
+        return False
+    if asked.payload == b"why":
+        raise Rejected("because")
+    if asked.payload == b"crash":
+        raise RuntimeError("oops")
+    if asked.payload == b"odd":
+        return 7
+    if asked.payload == b"grow":
+        return b"x" * 100000
+    return asked.payload.upper()
+
+class Hooks:
+    @staticmethod
+    def mild(asked):
+        return True
+
+number = 7
+"""
+ROOM = "!room@example.org"
+
+
+def headers(user: str, token: str | None = None) -> list[tuple[str, str]]:
+    return [("X-Tidelog-User", user), ("X-Tidelog-User-Token", token or f"secret of {user}")]
+
+
+def put(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "doorman.py").write_text(HOOK)
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Without keys: who somebody is, is the hook's word, so that memberships can be kept."""
+    folder = tmp_path_factory.mktemp("hooked")
+    put(folder)
+    with Server(folder, hook="doorman:hook").start() as running:
+        with member(running) as api:
+            good(
+                api.request(
+                    "PUT", at(ROOM), b'{"persist":true}', [("Content-Type", "application/json"), *headers(ANN)]
+                ),
+                201,
+            )
+        yield running
+
+
+@pytest.fixture
+def api(house: Server) -> Iterator[Member]:
+    with member(house) as client:
+        yield client
+
+
+def test_the_hook_says_who_a_user_is(api: Member) -> None:
+    assert good(api.get("/v0/channels", headers(ANN)))["user"] == ANN
+    assert good(api.get("/v0/channels", headers(ANN)))["limits"]["auth"] is True
+    assert good(api.get("/v0/channels", headers(BOB, "alias")))["user"] == "alias@example.org"
+    refused(api.get("/v0/channels", headers(ANN, "wrong")), 403, "forbidden")
+    refused(api.get("/v0/channels"), 403, "forbidden")
+    refused(api.get("/v0/channels", headers(ANN, "crash")), 503, "hook_failed")
+    assert good(api.get(f"/v0/channels?user={ANN}&user_token=secret+of+{ANN}"))["user"] == ANN
+    assert api.scraped('tidelog_auth_attempts_total{result="success"}') >= 3
+    assert api.scraped('tidelog_auth_attempts_total{result="forbidden"}') >= 2
+    assert api.scraped('tidelog_auth_attempts_total{result="hook_failed"}') >= 1
+
+
+def test_the_hook_takes_replaces_and_refuses_payloads(api: Member) -> None:
+    before = good(api.get(at(ROOM), headers(ANN)))["last_seq"]
+    said = good(api.post(at(ROOM, "/publish"), {"payload": "hello"}, headers(ANN)))
+    assert said["first_seq"] == before + 1
+    page = good(api.get(at(ROOM, "/history?newest=1"), headers(ANN)))
+    assert page["messages"][0]["payload"] == "HELLO"
+    for payload, status, code in (
+        ("bad words", 422, "rejected"),
+        ("why", 422, "rejected"),
+        ("crash", 503, "hook_failed"),
+        ("odd", 503, "hook_failed"),
+        ("grow", 400, "record_too_large"),
+    ):
+        refused(api.post(at(ROOM, "/publish"), {"payload": payload}, headers(ANN)), status, code)
+    many = {"messages": [{"payload": "fine"}, {"payload": "bad"}]}
+    refused(api.post(at(ROOM, "/publish"), many, headers(ANN)), 422, "rejected")
+    assert good(api.get(at(ROOM), headers(ANN)))["last_seq"] == before + 1, "all of a call or nothing"
+
+
+def test_a_socket_and_a_stream_are_authenticated_once(house: Server) -> None:
+    with Line(house, headers=dict(headers(ANN))) as line, Line(house, headers=dict(headers(ANN, "wrong"))) as wrong:
+        with member(house) as api:
+            before = api.scraped('tidelog_auth_attempts_total{result="success"}')
+            for _ in range(3):
+                assert line.ask("channel_publish", "channel_ack", channel=ROOM, payload="x")["durable"] is True
+            assert api.scraped('tidelog_auth_attempts_total{result="success"}') == before + 1
+        wrong.fails("forbidden", "channel_publish", channel=ROOM, payload="x")
+        line.fails("rejected", "channel_publish", channel=ROOM, payload="bad")
+    with Heard(house, ROOM, f"?user={ANN}&user_token=secret+of+{ANN}") as heard:
+        assert heard.hello["user"] == ANN
+    Heard(house, ROOM, f"?user={ANN}&user_token=wrong").refuses(403, "forbidden", None)
+
+
+def test_a_hook_that_hangs_keeps_topics_and_other_channels_going(house: Server) -> None:
+    """Also where nothing else would keep the publish from being delivered at once."""
+    other, stuck = "!other@example.org", "!stuck@example.org"
+    with member(house) as one, member(house) as two:
+        for each in (other, stuck):
+            good(two.request("PUT", at(each), None, headers(ANN)), 201)
+        one.begin(
+            "POST", at(stuck, "/publish?qos=1"), b"hang", [("Content-Type", "application/octet-stream"), *headers(ANN)]
+        )
+        good(two.post("/v0/topics/t", {"records": [{"data": 1}]}), 201)
+        good(two.post(at(other, "/publish"), {"payload": "x"}, headers(ANN)))
+        good(two.post(at(other, "/publish"), {"payload": "go on"}, headers(ANN)))
+        good(one.end())
+
+
+def test_a_restart_keeps_what_the_hook_vouched_for(tmp_path: Path) -> None:
+    put(tmp_path / "s")
+    with Server(tmp_path / "s", hook="doorman:hook").start() as server:
+        with member(server) as api:
+            good(
+                api.request(
+                    "PUT", at(ROOM), b'{"persist":true}', [("Content-Type", "application/json"), *headers(ANN)]
+                ),
+                201,
+            )
+        server.restart()
+        with member(server) as api:
+            assert good(api.get(at(ROOM), headers(ANN)))["owner"] == ANN
+
+
+def test_beside_keys_the_key_opens_the_door_and_the_hook_says_who_it_is(tmp_path: Path) -> None:
+    put(tmp_path / "s")
+    keys = "ann@example.org=ann:rw,app:rw"
+    with (
+        Server(tmp_path / "s", hook="doorman:Hooks.mild", api_keys=keys).start() as server,
+        member(server, "ann") as ann,
+        member(server, "app") as app,
+        member(server) as nobody,
+    ):
+        assert good(ann.get("/v0/channels"))["user"] == ANN, "the key's own name is what the hook is asked about"
+        assert good(app.get("/v0/channels", [("X-Tidelog-User", BOB)]))["user"] == BOB, "the hook vouches"
+        refused(nobody.get("/v0/channels", [("X-Tidelog-User", BOB)]), 401, "unauthorized")
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("doorman", "module:function"),
+        ("doorman:", "module:function"),
+        ("nowhere:hook", "cannot be imported"),
+        ("doorman:missing", "no callable"),
+        ("doorman:number", "no callable"),
+    ],
+)
+def test_a_hook_that_is_not_there_keeps_the_server_from_starting(tmp_path: Path, named: str, said: str) -> None:
+    put(tmp_path / "s")
+    server = Server(tmp_path / "s", hook=named)
+    process = server.launch()
+    assert process.wait(60) == 2
+    server.wait()
+    assert said in server.log
+    assert "Traceback" not in server.log
+    assert not (tmp_path / "s" / "port.txt").exists()
+
+
+def test_the_hook_may_be_named_on_the_command_line_and_in_a_file(tmp_path: Path) -> None:
+    for how in ("line", "file"):
+        folder = tmp_path / how
+        put(folder)
+        (folder / "settings.toml").write_text('hook = "doorman:hook"\n')
+        more = ["--hook", "doorman:hook"] if how == "line" else ["--config", "settings.toml"]
+        args = ["--data", "data", "--port", "0", "--port-file", "port.txt", *more]
+        with Server(folder, *args).start() as server, member(server) as api:
+            refused(api.get("/v0/channels"), 403, "forbidden", ANY)
+            assert good(api.get("/v0/channels", headers(ANN)))["user"] == ANN

@@ -1,0 +1,161 @@
+"""`tidelog channel` and the client against a real server, and `tidelog check` on what it left."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.contract_http.server import Server
+
+from tidelog import errors
+from tidelog.cli.main import main
+from tidelog.client import Client, RemoteChannel
+from tidelog.client.refusals import refusal
+from tidelog.server.api.problem import of_error
+
+ROOM, JOBS, ANN, BOB = "!room@example.org", "!jobs@example.org", "ann@example.org", "bob@example.org"
+KEYS = f"root,{ANN}=ann:read+write+delete,{BOB}=bob:rw"
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    with Server(tmp_path / "s", api_keys=KEYS).start() as running:
+        yield running
+
+
+def url(server: Server) -> str:
+    return f"http://{server.address.host}:{server.address.port}"
+
+
+@pytest.fixture
+def run(server: Server, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Run:
+    def command(*words: object, key: str = "root", stdin: bytes = b"") -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        code = main(["channel", *map(str, words), "--server", url(server), "--key", key])
+        out, err = capsysbinary.readouterr()
+        return code, out.decode(errors="replace"), err.decode()
+
+    return command
+
+
+def test_a_room_of_a_server_from_its_making_to_its_end(run: Run, server: Server) -> None:
+    assert run("create", ROOM, "--user", ANN, "--set", "max_clients=3")[:2] == (
+        0,
+        f"made {ROOM}, a pubsub channel, owned by {ANN}\n",
+    )
+    lines = b"".join(b"%d\n" % number for number in range(250)) + b"\xff\n"
+    assert run("publish", ROOM, "--user", ANN, stdin=lines)[1] == "wrote 251 records, seqs 1 to 251\n"
+    assert run("publish", ROOM, "--user", ANN, key="ann", stdin=b"mine\n")[1] == "wrote 1 record, seq 252\n"
+    assert json.loads(run("join", ROOM, "--user", BOB, "--json")[1])["members"] == [ANN, BOB]
+    assert run("history", ROOM, "--newest", 120, key="bob")[1].count("\n") == 120
+    found = [json.loads(line) for line in run("history", ROOM, "--json")[1].splitlines()]
+    assert [row["seq"] for row in found] == list(range(1, 253))
+    assert (found[250]["payload_base64"], found[251]["payload"], found[0]["sender"]) == ("/w==", "mine", ANN)
+    assert run("history", ROOM, "--from", 3, "--limit", 2)[1] == "2\n3\n"
+    assert run("history", ROOM, "--since", "2999-01-01T00:00:00Z")[1] == ""
+    shown = json.loads(run("show", ROOM, "--json")[1])
+    assert (shown["owner"], shown["max_clients"], shown["last_seq"]) == (ANN, 3, 252)
+    assert shown["acl"] == {"join": [], "publish": [], "read": []}
+    assert json.loads(run("show", ROOM, "--json", key="bob")[1])["acl"] is None, "which is the owner's to know"
+    assert "may publish: everybody" in run("show", ROOM)[1]
+    assert run("acl", ROOM, "publish", "--add", ANN)[1] == f"{ANN}\n"
+    assert run("acl", ROOM, "publish", "--user", ANN, key="ann")[1] == f"{ANN}\n"
+    code, _, err = run("publish", ROOM, "--user", BOB, "--json", stdin=b"x\n")
+    assert (code, json.loads(err)["error"]) == (2, "forbidden")
+    code, _, err = run("acl", ROOM, "read", key="ann")
+    assert (code, "scope admin" in err) == (2, True), "without --user it is the operator who asks"
+    listed = json.loads(run("ls", "--json")[1])
+    assert [(row["channel"], row["members"], row["last_seq"]) for row in listed["channels"]] == [(ROOM, 2, 252)]
+    assert [row["channel"] for row in json.loads(run("ls", "--json", key="bob")[1])["channels"]] == [ROOM]
+    assert ROOM in run("ls")[1]
+    assert "which bob@example.org owns" in run("leave", ROOM, "--user", ANN)[1]
+    assert run("join", ROOM, "--user", ANN, "--by", BOB)[0] == 0
+    server.restart()
+    assert run("leave", ROOM, "--user", ANN, "--by", BOB)[0] == 0
+    assert run("delete", ROOM)[1] == f"deleted {ROOM}, with all its messages\n"
+    assert json.loads(run("delete", ROOM, "--json")[2])["error"] == "channel_not_found"
+    assert json.loads(run("join", ROOM, "--user", BOB, "--json")[2])["error"] == "channel_not_found"
+    assert json.loads(run("ls", "--json")[1])["channels"] == []
+
+
+def test_a_command_takes_a_directory_or_a_server(run: Run, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    code, _, err = run("show", "data", ROOM)
+    assert (code, "CHANNEL --server URL" in err) == (2, True)
+    code, _, err = run("ls", "data")
+    assert (code, "one of the two" in err) == (2, True)
+    for words in (["show", ROOM], ["ls"], ["show", "data", ROOM, "--key", "k"]):
+        assert main(["channel", *words]) == 2
+    capsysbinary.readouterr()
+
+
+def test_the_client_has_the_verbs_of_a_channel(server: Server) -> None:
+    with Client(url(server), key="ann") as ann_client, Client(url(server), key="bob") as bob_client:
+        ann, bob = RemoteChannel(ann_client, JOBS), RemoteChannel(bob_client, JOBS)
+        assert ann.make(persist=True, type="fifo")["created"] is True
+        assert bob.join()["members"] == 2
+        assert [ann.push(b"\xff%d" % number) for number in range(3)] == [1, 2, 3]
+        job = bob.pop()
+        assert (job.seq, job.payload, job.sender) == (1, b"\xff0", ANN)
+        assert ann.state()["waiting"] == 2
+        with pytest.raises(errors.Refused):
+            bob.clear()
+        assert ann.clear() == 2
+        with pytest.raises(errors.FifoEmpty):
+            bob.pop()
+        with pytest.raises(errors.AlreadyMember):
+            bob.join()
+        with pytest.raises(errors.WrongType) as wrong:
+            bob.publish([b"x"])
+        assert (wrong.value.type, wrong.value.wanted) == ("fifo", "pubsub")
+        assert ann.members() == [ANN, BOB]
+        assert ann.delete() is True
+
+
+EVERY: list[errors.Error] = [
+    errors.Forbidden("no"),
+    errors.NotMember(ROOM, ANN),
+    errors.AlreadyMember(ROOM, ANN),
+    errors.ChannelNotFound(ROOM),
+    errors.ChannelFull(ROOM, limit=7),
+    errors.FifoFull(ROOM, limit=7),
+    errors.FifoEmpty(ROOM),
+    errors.WrongType(ROOM, type="fifo", wanted="pubsub"),
+    errors.NotPersistent(ROOM),
+    errors.CursorLost(ROOM, reason="it is gone"),
+    errors.ChannelOffline(ROOM, reason="it is gone"),
+    errors.Rejected("no"),
+    errors.HookFailed("no"),
+]
+
+
+@pytest.mark.parametrize("error", EVERY, ids=lambda error: error.code)
+def test_an_error_comes_out_of_the_client_as_it_went_into_the_server(error: errors.Error) -> None:
+    problem = of_error(error)
+    assert problem.code == error.code, "one code, on the wire and in a program"
+    again = refusal(problem.code, problem.message, problem.detail or {})
+    assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
+
+
+def test_check_looks_at_channels(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    with Client(url(server), key="ann") as client:
+        room = RemoteChannel(client, ROOM)
+        room.make(persist=True)
+        room.publish([b"message %d" % number for number in range(10)])
+    data = str(server.data)
+    assert main(["check", data, "--json"]) == 0, "beside the server"
+    found = json.loads(capsys.readouterr().out)
+    assert (found["ok"], found["channels"], found["messages"]) == (True, 1, 10)
+    server.stop()
+    assert main(["check", data]) == 0
+    assert "1 channel with 10 messages" in capsys.readouterr().out
+    path = next(Path(data).glob("channels/*/metadata.bin"))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert main(["check", data, "--json"]) == 1
+    damage = json.loads(capsys.readouterr().out)["findings"]
+    assert [(each["kind"], each["damage"]) for each in damage] == [("channel", True)]
+    server.start()
