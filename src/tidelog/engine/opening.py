@@ -19,7 +19,7 @@ from tidelog.disk.atomic import remove_if_there, replace
 from tidelog.disk.latch import FULL, Latch
 from tidelog.disk.posix import PosixDisk, processors
 from tidelog.disk.seam import Disk, Lock, join
-from tidelog.engine import ledger, manifest
+from tidelog.engine import ledger, manifest, staging
 from tidelog.engine.checkpoint import SUFFIXES, History
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.core import TOPICS, WAL, Core, Shared
@@ -120,7 +120,7 @@ def _check_directory(disk: Disk, path: str, *, read_only: bool) -> None:
     if found is None and read_only:
         raise NotFound(f"there is no data at {path}; nothing was changed, check the path")
     if found is not None:
-        there = set(disk.names(path)) - {LOCK_FILE, QUARANTINE}
+        there = set(disk.names(path)) - {LOCK_FILE, QUARANTINE, staging.DIRECTORY}
         if there and not there & _OURS:
             raise BadInput(
                 f"{path} holds {sorted(there)[0]!r} and no topics: it belongs to something else; nothing was changed, "

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from tidelog.server.api import openapi_groups, openapi_queues, openapi_routers
+from tidelog.server.api import openapi_batches, openapi_groups, openapi_queues, openapi_routers
 from tidelog.server.api.auth import ADMIN, DELETE, READ, WRITE
 from tidelog.server.api.call import Call
 from tidelog.server.api.openapi_parts import ARROW, EVENTS, JSON, NDJSON, OCTETS, PAGED, Operation, Param, flag
@@ -225,6 +225,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     ),
     Operation("GET", "/v0/openapi.json", "openapi", "This document", gives={200: {JSON: {"type": "object"}}}),
     *openapi_groups.OPERATIONS,
+    *openapi_batches.OPERATIONS,
     _probe("/v0/health", "health", "Whether it is alive", "Health"),
     _probe("/healthz", "healthz", "Whether it is alive", "Health"),
     _probe("/v0/ready", "ready", "Whether it is ready", "Ready", "not_ready", "shutting_down"),
@@ -238,8 +239,9 @@ _PATH: Final[dict[str, Schema]] = {
     "file": {"enum": ["data", "idx", "foot", "del"]},
     "wid": TEXT,
     "group": TOPIC,
+    "chunk": {**TEXT, "description": "Its owner, the time and chance: three hexadecimal numbers with - between them."},
 }
-_SCHEMAS: Final = {**SCHEMAS, **openapi_groups.SCHEMAS}
+_SCHEMAS: Final = {**SCHEMAS, **openapi_groups.SCHEMAS, **openapi_batches.SCHEMAS}
 _EVERY: Final = ("unauthorized", "throttled", "internal", "not_ready", "shutting_down")
 _SECURITY: Final[Schema] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key; its scopes are named beside it."},
@@ -279,7 +281,7 @@ def made() -> dict[str, Any]:
         "servers": [{"url": "/"}],
         "paths": paths,
         "components": {
-            "schemas": {**SCHEMAS, **openapi_groups.SCHEMAS, **openapi_queues.SCHEMAS},
+            "schemas": {**_SCHEMAS, **openapi_queues.SCHEMAS},
             "securitySchemes": _SECURITY,
             "responses": _refusals(),
         },

@@ -34,6 +34,7 @@ _STATUS: Final = {
     "topic_not_empty": 409,
     "not_a_queue": 409,
     "cursor_conflict": 409,
+    "batch_conflict": 409,
     "payload_too_large": 413,
     "uri_too_long": 414,
     "unsupported_media_type": 415,
@@ -58,6 +59,7 @@ _TABLE: Final[tuple[tuple[type[Error], str], ...]] = (
     (errors.NotAQueue, "not_a_queue"),
     (errors.GroupNotFound, "group_not_found"),
     (errors.CursorConflict, "cursor_conflict"),
+    (errors.BatchConflict, "batch_conflict"),
     (errors.RouterNotFound, "router_not_found"),
     (errors.NotFound, "not_found"),
     (errors.NotEmpty, "topic_not_empty"),
@@ -128,6 +130,13 @@ def _detail(error: Error) -> dict[str, Any] | None:
                 "seq": error.seq,
                 "position": error.position,
                 "head_seq": error.head_seq,
+            }
+        case errors.BatchConflict():
+            return {
+                "topic": error.topic,
+                "writer": error.writer,
+                "number": error.number,
+                "newest": error.newest,
             }
         case errors.RouterNotFound():
             return {"router": error.router}
