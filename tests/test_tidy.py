@@ -377,6 +377,8 @@ EXCUSES = (
     Excuse("wal/", "a wait", "a caller waits for its commit, and the writer thread for one"),
     Excuse("server/", "a wait", "a server waits for its peers, and for none of them longer than a limit"),
     Excuse("server/sessions.py", "chance", "whoever has a session's id may read it: it must not be guessed"),
+    Excuse("spark/target.py", "a wait", "queries that write into one directory take turns"),
+    Excuse("spark/sink.py", "chance", "what tasks stage must not have the names of what others stage"),
     Excuse("cli/worker.py", "a wait", "a worker runs until it is told to stop"),
     Excuse("cli/", "the terminal", "a command talks to the person who gave it"),
     Excuse(

@@ -74,7 +74,7 @@ def opened(
     limits = _configured(config, settings)
     disk, clock = disk or PosixDisk(), clock or SystemClock()
     path = str(path).rstrip("/") or "/"
-    _check_directory(disk, path, read_only=read_only)
+    check_directory(disk, path, read_only=read_only)
 
     def shared() -> Shared:
         return Shared(
@@ -113,7 +113,8 @@ def _configured(config: EngineConfig | None, settings: dict[str, Any]) -> Engine
         raise BadInput(f"unknown setting: {error}; see tidelog.engine.config.EngineConfig") from None
 
 
-def _check_directory(disk: Disk, path: str, *, read_only: bool) -> None:
+def check_directory(disk: Disk, path: str, *, read_only: bool) -> None:
+    """Refuse what is no place for topics; for writing, make it where there is none."""
     found = disk.stat(path)
     if found is not None and not found.is_dir:
         raise BadInput(f"{path} is a file; an engine's data is a directory, nothing was changed")

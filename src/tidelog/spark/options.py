@@ -187,7 +187,7 @@ def _path(name: str, value: str) -> str:
     return value
 
 
-def _address(name: str, value: str) -> str:
+def address(name: str, value: str) -> str:
     value = value.strip().rstrip("/")
     try:
         parts = urlsplit(value)
@@ -240,7 +240,7 @@ def _seq(name: str, value: str, seq: object) -> int:
 
 _READERS: Final[dict[str, Callable[[str, str], Any]]] = {
     "path": _path,
-    "server": _address,
+    "server": address,
     "key": _text,
     "codec": _choice(*get_args(CodecName)),
     "subscribe": _names,
