@@ -28,6 +28,7 @@ from tidelog.engine.read import SCHEMA
 from tidelog.engine.segments import Held
 from tidelog.errors import Corrupt, NotFound, Unavailable
 from tidelog.formats import deletions, idx
+from tidelog.spark.groups import PathGroups
 from tidelog.spark.place import Found, Inlined, Segment, Sight, Wanted, share, weight
 from tidelog.spark.stretches import Bools, Lost, Stretch
 
@@ -60,6 +61,10 @@ class PathPlace:
         if "_engine" in self.__dict__:
             self._engine.close()
             del self.__dict__["_engine"]
+
+    @property
+    def groups(self) -> PathGroups:
+        return PathGroups(self._path, self._disk, self._engine)
 
     # ── planning ──────────────────────────────────────────────────────────────────────────────
 

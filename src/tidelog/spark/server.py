@@ -21,6 +21,7 @@ from tidelog.engine import Counts
 from tidelog.errors import Corrupt, NotFound, TopicNotFound, Unavailable
 from tidelog.formats import deletions, frame, idx, scan
 from tidelog.formats.rows import Rows
+from tidelog.spark.groups import ServerGroups
 from tidelog.spark.place import Found, Inlined, Segment, Sight, Wanted, share, weight
 from tidelog.spark.stretches import Bools, FilePart, Lost, Stretch
 from tidelog.spark.wire import Wire, broken, name
@@ -42,6 +43,10 @@ class ServerPlace:
 
     def close(self) -> None:
         self._wire.close()
+
+    @property
+    def groups(self) -> ServerGroups:
+        return ServerGroups(self._wire)
 
     # ── planning ──────────────────────────────────────────────────────────────────────────────
 

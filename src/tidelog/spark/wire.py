@@ -16,7 +16,16 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from tidelog.errors import BadInput, BatchConflict, Error, NotFound, TopicNotFound, Unavailable
+from tidelog.errors import (
+    BadInput,
+    BatchConflict,
+    CursorConflict,
+    Error,
+    GroupNotFound,
+    NotFound,
+    TopicNotFound,
+    Unavailable,
+)
 from tidelog.types import Buffer
 
 TIMEOUT_S: Final = 60.0
@@ -140,6 +149,11 @@ def _told(server: str, path: str, status: int, content: bytes, done: str) -> Err
         code, message, detail, topic = "", content[:200].decode("utf-8", "replace"), {}, ""
     if code == "topic_not_found":
         return TopicNotFound(topic or path)
+    if code == "group_not_found":
+        return GroupNotFound(topic, str(detail.get("group")))
+    if code == "cursor_conflict":
+        fields = {name: int(detail[name]) for name in ("seq", "position", "head_seq")}
+        return CursorConflict(topic, str(detail["group"]), **fields, reason=message)
     if code == "batch_conflict":
         conflict = BatchConflict(
             topic, str(detail["writer"]), number=detail["number"], newest=detail["newest"], reason=""
@@ -147,8 +161,7 @@ def _told(server: str, path: str, status: int, content: bytes, done: str) -> Err
         conflict.args = (message,)
         return conflict
     if status in (401, 403):
-        may = "write" if done == "written" else "read"
-        return BadInput(f"option key: {server} says {status}, {message}; nothing was {done}, give a key that may {may}")
+        return BadInput(f"option key: {server} says {status}, {message}; nothing was {done}, give a key that may")
     if status in (404, 416):
         return NotFound(f"{server}{path}: {message}")
     if status == 429 or status >= 500:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, LessThan, Not, StringContains
-from tests.unit.spark.world import MODES, House, Mode, house, read, source, stream
+from tests.unit.spark.world import MODES, House, Mode, house, read, source
 
 from tidelog import engine as topics
 from tidelog.errors import BadInput, Corrupt, Error, GapFound, NotFound, TopicNotFound, Unavailable
@@ -429,14 +429,6 @@ def test_a_key_is_sent_and_a_wrong_one_refused(tmp_path: Path) -> None:
         for wrong in ({}, {"key": "other"}):
             with pytest.raises(BadInput, match=r"option key: .* 401"):
                 read(here.options(**wrong))
-
-
-def test_a_group_is_refused_until_there_are_groups(here: House) -> None:
-    fill(here)
-    with pytest.raises(BadInput, match="keeps no groups of consumers, so there is no 'shop'"):
-        read(here.options(startingOffsets="group:shop"))
-    with pytest.raises(BadInput, match="keeps no groups"):
-        stream(here.options(group="shop")).initialOffset()
 
 
 def test_an_empty_topic_is_an_empty_table(here: House) -> None:

@@ -1,0 +1,143 @@
+"""A streaming copy of one topic into another, started again and again: what the tests of exactly once stand on."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from pyspark import cloudpickle
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from tests.spark import mortal
+from tests.spark.mortal import MortalSource
+
+import tidelog
+from tidelog.engine import Engine
+
+ROWS, BATCHES = 600, 6
+LIMIT_S = 120
+
+
+def register(spark: SparkSession) -> None:
+    """Workers need not have this package: they get the classes themselves."""
+    cloudpickle.register_pickle_by_value(mortal)
+    spark.dataSource.register(MortalSource)
+
+
+def fill(path: Path, rows: int = ROWS, *, first: int = 0) -> None:
+    with tidelog.open(path, threads=False, segment_events_max=100) as log:
+        topic = log.topic("source")
+        for at in range(first, first + rows, 50):
+            topic.append([b"row %d" % number for number in range(at, at + 50)], tag=f"at-{at}")
+
+
+class Copy:
+    def __init__(self, spark: SparkSession, directory: Path, sink: dict[str, str], **source: Any) -> None:
+        self.spark, self.directory, self.sink = spark, directory, sink
+        self.checkpoint, self.doom = directory / "checkpoint", directory / "doom"
+        self.source = {
+            "path": str(directory / "source"),
+            "subscribe": "source",
+            "startingOffsets": "earliest",
+            "columns": "tag,data",
+            "maxOffsetsPerTrigger": str(ROWS // BATCHES),
+            **source,
+        }
+
+    def run(self) -> str | None:
+        """Everything that is there, in batches; why it broke off, if it did."""
+        writing = (
+            self.spark.readStream.format("tidelog")
+            .options(**self.source)
+            .load()
+            .repartition(3)
+            .writeStream.format("mortal")
+            .options(**self.sink, topic="copy", query="copy", doom=str(self.doom))
+            .option("checkpointLocation", str(self.checkpoint))
+            .trigger(availableNow=True)
+        )
+        query = writing.start()
+        try:
+            assert query.awaitTermination(LIMIT_S), "the query hangs"
+        except StreamingQueryException as error:
+            return str(error)
+        finally:
+            query.stop()
+        return None
+
+    def forget_commit(self) -> None:
+        """Delete the newest file of Spark's own list of batches that are done."""
+        done = [path for path in (self.checkpoint / "commits").glob("*") if path.name.isdigit()]
+        if done:
+            newest = max(done, key=lambda path: int(path.name))
+            newest.unlink()
+            (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
+
+
+def check(log: Engine, rows: int = ROWS) -> None:
+    """Row for row what the source has, each batch in one piece."""
+    topic = log.topic("copy")
+    table = topic.to_arrow()
+    found = table.column("data").to_pylist()
+    assert sorted(found) == sorted(b"row %d" % number for number in range(rows)), (len(found), rows)
+    batches = topic.numbered("copy")
+    spans = sorted((each.first, each.last) for each in batches.values())
+    assert spans[0][0] == 1
+    assert all(one[1] + 1 == other[0] for one, other in pairwise(spans)), spans
+    assert spans[-1][1] == topic.head_seq == rows
+    size = ROWS // BATCHES
+    for number, each in batches.items():
+        mine = {int(data.split()[1]) for data in found[each.first - 1 : each.last]}
+        assert mine == set(range(number * size, (number + 1) * size)), number
+
+
+def rounds(copy: Copy, random: Random, steps: tuple[str, ...], kills: int) -> int:
+    """Run until so many were killed, each at a step by chance; then to the end. Returns how many died."""
+    died = 0
+    for _ in range(kills * 3):
+        if died == kills:
+            break
+        mortal.doom(copy.doom, random.choice(steps), random.randrange(3))
+        said = copy.run()
+        if said is None:  # there was nothing left to do before it came to that
+            copy.doom.unlink(missing_ok=True)
+        else:
+            assert "BatchConflict" not in said, said
+            died += not copy.doom.exists()
+            copy.doom.unlink(missing_ok=True)
+        if said is None or random.random() < 0.3:
+            copy.forget_commit()
+    assert copy.run() is None
+    return died
+
+
+def main() -> None:
+    """As a program of its own, which may be killed: directory, sink as key=value …"""
+    import tidelog.spark
+
+    directory, sink = Path(sys.argv[1]), dict(each.split("=", 1) for each in sys.argv[2:])
+    spark = tidelog.spark.session(
+        sink.pop("master", "local[2]"),
+        spark_ui_enabled="false",
+        spark_sql_shuffle_partitions="2",
+        spark_driver_memory="512m",
+        spark_driver_host="127.0.0.1",
+        spark_driver_bindAddress="127.0.0.1",
+        spark_driver_extraJavaOptions="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        spark_executor_memory="512m",
+        spark_cores_max="2",
+        spark_executor_cores="1",
+    )
+    spark.sparkContext.setLogLevel("OFF")
+    register(spark)
+    said = Copy(spark, directory, sink).run()
+    spark.stop()
+    if said is not None:
+        sys.exit(said)
+
+
+if __name__ == "__main__":
+    main()
