@@ -132,13 +132,13 @@ def test_what_is_refused_fails_before_a_row_is_written(spark: SparkSession, tmp_
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_ten_kills_and_the_copy_is_the_source(mortals: SparkSession, tmp_path: Path, mode: Mode) -> None:
-    """Five by path and five by server, each at a step by chance, the newest of Spark's commits deleted now and then."""
+def test_killed_at_every_step_the_copy_is_the_source(mortals: SparkSession, tmp_path: Path, mode: Mode) -> None:
+    """Twelve kills: seven by path and five by server, the newest of Spark's own commits deleted now and then."""
     fill(tmp_path / "source")
     with place(mode, tmp_path) as here:
-        copy = Copy(mortals, tmp_path, here.options)
-        steps = mortal.BY_PATH if mode == "path" else mortal.EVERY
-        assert rounds(copy, Random(7), steps, 5) == 5
+        steps, random = list(mortal.BY_PATH if mode == "path" else mortal.EVERY), Random(mode)
+        random.shuffle(steps)
+        copying.killed_at(Copy(mortals, tmp_path, here.options), random, steps)
         with here.log() as log:
             check(log)
 
@@ -152,19 +152,6 @@ def test_two_hundred_kills(mortals: SparkSession, tmp_path: Path, mode: Mode, se
         copy = Copy(mortals, tmp_path, here.options)
         steps = mortal.BY_PATH if mode == "path" else mortal.EVERY
         assert rounds(copy, Random(seed), steps, 10) == 10
-        with here.log() as log:
-            check(log)
-
-
-def test_every_step(mortals: SparkSession, tmp_path: Path) -> None:
-    fill(tmp_path / "source")
-    with place("path", tmp_path) as here:
-        copy = Copy(mortals, tmp_path, here.options, maxOffsetsPerTrigger=str(ROWS // BATCHES))
-        for step in mortal.BY_PATH:
-            mortal.doom(copy.doom, step)
-            assert copy.run() is not None, step
-            assert not copy.doom.exists(), step
-        assert copy.run() is None
         with here.log() as log:
             check(log)
 
