@@ -22,7 +22,7 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from tidelog.disk.atomic import remove_if_there
 from tidelog.disk.latch import FULL
 from tidelog.disk.seam import Disk, File, join
-from tidelog.errors import BadInput, Corrupt, DiskFull, NotFound, TooLarge, WriteFailed
+from tidelog.errors import BadInput, DiskFull, NotFound, TooLarge, WriteFailed
 from tidelog.types import Buffer
 
 DIRECTORY: Final = "staging"
@@ -108,14 +108,14 @@ class Staging:
         path = join(self.directory, check_name(chunk.name))
         if self._disk.stat(path) is None:
             raise NotFound(
-                f"the chunk {chunk.name} is not in {self.directory}: whoever staged it sees another directory, or it "
-                "was swept; nothing was written, see that all of them have the same one and run it again"
+                f"the chunk {chunk.name} is not there: whoever staged it sees another directory, or it was swept; "
+                "nothing was written, see that all of them have the same one and run it again"
             )
         file = self._disk.open(path)
         try:
             content = file.map() if file.size() else memoryview(b"")
             if len(content) != chunk.size or xxh3_64_intdigest(content) != chunk.sum:
-                raise Corrupt(path, pos=0, reason="a chunk is not what its writer wrote; nothing of it was published")
+                raise _other(path, "it is not what its writer wrote")
             yield from _batches(path, content, chunk.rows)
         finally:
             file.close()
@@ -156,11 +156,11 @@ def _batches(path: str, content: memoryview, rows: int) -> Iterator[pa.RecordBat
                 batch.validate(full=True)
                 found += batch.num_rows
                 yield batch
-    except pa.ArrowInvalid as error:
-        raise Corrupt(
-            path, pos=0, reason=f"a chunk is no Arrow stream ({error}); nothing of it was published"
-        ) from None
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _other(path, f"it is no Arrow stream ({error})") from None
     if found != rows:
-        raise Corrupt(
-            path, pos=0, reason=f"a chunk has {found} rows and was to have {rows}; nothing of it was published"
-        )
+        raise _other(path, f"it has {found} rows and was to have {rows}")
+
+
+def _other(path: str, reason: str) -> BadInput:
+    return BadInput(f"the chunk {path.rpartition('/')[2]}: {reason}; nothing was published, stage it again")
