@@ -17,7 +17,7 @@ from tests.spark.mortal import MortalSource
 import tidelog
 from tidelog.engine import Engine
 
-ROWS, BATCHES = 600, 6
+ROWS, BATCHES = 300, 3
 LIMIT_S = 120
 
 
@@ -44,6 +44,7 @@ class Copy:
             "startingOffsets": "earliest",
             "columns": "tag,data",
             "maxOffsetsPerTrigger": str(ROWS // BATCHES),
+            "minPartitions": "2",
             **source,
         }
 
@@ -53,7 +54,6 @@ class Copy:
             self.spark.readStream.format("tidelog")
             .options(**self.source)
             .load()
-            .repartition(3)
             .writeStream.format("mortal")
             .options(**self.sink, topic="copy", query="copy", doom=str(self.doom))
             .option("checkpointLocation", str(self.checkpoint))

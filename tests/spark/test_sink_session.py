@@ -76,7 +76,7 @@ def test_a_batch(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
 def test_a_stream_with_every_column_of_the_source(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
     fill(tmp_path / "source")
     source = spark.readStream.format("tidelog").options(
-        path=str(tmp_path / "source"), subscribe="source", startingOffsets="earliest", maxOffsetsPerTrigger="250"
+        path=str(tmp_path / "source"), subscribe="source", startingOffsets="earliest", maxOffsetsPerTrigger="125"
     )
     with place(mode, tmp_path) as here:
         for _ in range(2):  # the second start finds nothing to do
@@ -105,7 +105,7 @@ def test_in_foreach_batch_the_number_is_named(spark: SparkSession, tmp_path: Pat
             writing.options(topic="copy", query="each", batch=str(number)).mode("append").save()
 
     options = {"path": str(tmp_path / "source"), "subscribe": "source", "startingOffsets": "earliest"}
-    reading = spark.readStream.format("tidelog").options(**options, maxOffsetsPerTrigger="300").load()
+    reading = spark.readStream.format("tidelog").options(**options, maxOffsetsPerTrigger="150").load()
     writing = reading.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "checkpoint"))
     assert writing.trigger(availableNow=True).start().awaitTermination(120)
     with tidelog.open(tmp_path / "sink") as log:
@@ -168,7 +168,7 @@ def test_a_deleted_checkpoint_repeats_what_is_the_same_and_is_loud_otherwise(
         with here.log() as log:
             check(log)
         shutil.rmtree(copy.checkpoint)
-        copy.source["maxOffsetsPerTrigger"] = "150"
+        copy.source["maxOffsetsPerTrigger"] = "75"
         said = copy.run()
         assert said is not None
         for way in ("BatchConflict", "bring back the checkpoint", "another name", "drop the topic"):
@@ -187,13 +187,13 @@ def test_a_full_topic_stops_the_query_and_it_goes_on_when_there_is_room(mortals:
     fill(tmp_path / "source")
     with place("path", tmp_path) as here:
         with here.log() as log:
-            log.topic("copy", cap_records=250, discard="reject")
+            log.topic("copy", cap_records=150, discard="reject")
         copy = Copy(mortals, tmp_path, here.options)
         said = copy.run()
         assert said is not None
         assert "copy is full" in said
         with here.log() as log:
-            assert log.topic("copy").head_seq == 200
+            assert log.topic("copy").head_seq == 100
             log.topic("copy", cap_records=0)
         assert copy.run() is None
         with here.log() as log:
