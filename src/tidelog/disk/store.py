@@ -20,7 +20,7 @@ from tidelog.errors import BadInput
 from tidelog.types import Buffer
 
 
-def opened(address: str) -> tuple[FileSystem, str]:
+def opened(address: str) -> tuple[StoreDisk, str]:
     """The store that an address names, and the place in it; BadInput where nobody knows such a store."""
     try:
         made, path = FileSystem.from_uri(address)
@@ -29,7 +29,7 @@ def opened(address: str) -> tuple[FileSystem, str]:
             f"{address[:200]!r} names no store that can be read here ({str(error)[:200]}); nothing was read, give a "
             "directory, or an address such as s3://bucket/data"
         ) from None
-    return made, path
+    return StoreDisk(made), path
 
 
 class StoreFile:

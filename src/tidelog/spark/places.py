@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tidelog.disk.store import StoreDisk, opened
+from tidelog.disk.store import opened
 from tidelog.spark.logs import LogPlace
 from tidelog.spark.options import Options
 from tidelog.spark.path import PathPlace
@@ -18,8 +18,8 @@ def of(options: Options) -> Place:
     if options.is_store:
         if options.codec == "tide":
             return StorePlace(options.path)
-        store, path = opened(options.path)
-        return LogPlace(path, options.codec, disk=StoreDisk(store))
+        disk, path = opened(options.path)
+        return LogPlace(path, options.codec, disk=disk)
     if options.codec != "tide":
         return LogPlace(options.path, options.codec)
     return PathPlace(options.path)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from pyarrow.fs import FileSystem
-
-from tidelog.disk.store import StoreDisk, opened
+from tidelog.disk.store import opened
 from tidelog.engine.core import directory
 from tidelog.engine.home import Home, Maps
 from tidelog.errors import BadInput, NotFound
@@ -37,9 +35,9 @@ class StoreGroups(PathGroups):
 
 
 class StorePlace(PathPlace):
-    def __init__(self, address: str, *, store: FileSystem | None = None) -> None:
-        made, path = (store, address) if store is not None else opened(address)
-        super().__init__(path, disk=StoreDisk(made))
+    def __init__(self, address: str) -> None:
+        disk, path = opened(address)
+        super().__init__(path, disk=disk)
 
     @property
     def groups(self) -> StoreGroups:

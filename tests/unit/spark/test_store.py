@@ -45,7 +45,9 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
     local = SubTreeFileSystem(str(tmp_path / "bucket"), LocalFileSystem())
     made = Bucket(MockFileSystem() if request.param == "mock" else local)
     for module in (spark_store, places):
-        monkeypatch.setattr(module, "opened", lambda address: (made.store, "data") if address == ADDRESS else 1 / 0)
+        monkeypatch.setattr(
+            module, "opened", lambda address: (StoreDisk(made.store), "data") if address == ADDRESS else 1 / 0
+        )
     return made
 
 
@@ -168,8 +170,8 @@ def test_addresses_name_stores() -> None:
     assert not isinstance(place("data"), StorePlace)
     made = place("s3://bucket/some/where?region=us-east-1")
     assert isinstance(made, StorePlace)
-    store, path = stores.opened("s3://bucket/some/where?region=us-east-1")
-    assert isinstance(store, S3FileSystem)
+    disk, path = stores.opened("s3://bucket/some/where?region=us-east-1")
+    assert isinstance(disk._store, S3FileSystem)
     assert path == "bucket/some/where"
 
 
