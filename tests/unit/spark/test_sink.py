@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from random import Random
+from threading import Event, Thread
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +21,7 @@ from tidelog.disk.posix import PosixDisk
 from tidelog.engine import Topic
 from tidelog.engine.staging import KEPT_MS, Staging, name_of
 from tidelog.errors import BadInput, BatchConflict, Error, InDoubt, Locked, TooLarge, TopicFull, Unavailable
-from tidelog.spark import rows, sink, target
+from tidelog.spark import fingerprint, rows, sink, target
 from tidelog.spark.sink import Sink, Staged
 
 
@@ -419,3 +421,78 @@ def test_what_travels_is_small(tmp_path: Path) -> None:
     assert isinstance(message, Staged)
     assert (message.rows, len(message.chunks)) == (1000, 1)
     assert isinstance(made._sink, Sink)
+
+
+def test_queries_take_turns_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [Locked("held"), Locked("held")]
+    real = target.topics.open
+
+    def opened(*given: Any, **more: Any) -> Any:
+        if held:
+            raise held.pop()
+        return real(*given, **more)
+
+    monkeypatch.setattr(target.topics, "open", opened)
+    micro({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, 0, [data(b"a")])
+    assert not held
+    with tidelog.open(tmp_path / "data") as log:
+        assert log.topic("copy").head_seq == 1
+
+
+def test_nobody_gets_into_the_range_of_a_batch(tmp_path: Path) -> None:
+    """Others write, delete and checkpoint meanwhile."""
+    over = Event()
+    with serving(str(tmp_path / "data")) as (engine, address):
+        topic = engine.topic("copy")
+
+        def others() -> None:
+            while not over.is_set():
+                head = topic.append([b"other"] * 3).last_seq
+                topic.delete(seqs=[head])
+                engine.checkpoint()
+
+        thread = Thread(target=others)
+        thread.start()
+        try:
+            for number in range(20):
+                mine = [b"%d:%d" % (number, at) for at in range(50)]
+                micro(
+                    {"server": address, "topic": "copy", "query": "x"}, number, [data(*mine[:20])], [data(*mine[20:])]
+                )
+        finally:
+            over.set()
+            thread.join(60)
+        table = topic.to_arrow()
+        held = dict(zip(table.column("seq").to_pylist(), table.column("data").to_pylist(), strict=True))
+        for number, each in topic.numbered("x").items():
+            assert [held[seq] for seq in range(each.first, each.last + 1)] == [
+                b"%d:%d" % (number, at) for at in range(50)
+            ]
+        assert len(topic.numbered("x")) == 20
+
+
+@pytest.mark.parametrize("cuts", [[1000], [1, 999], [500, 0, 250, 250], [10] * 100])
+def test_the_sum_of_a_batch_does_not_know_of_tasks_or_order(cuts: list[int]) -> None:
+    random = Random(repr(cuts))
+    values = [random.randbytes(random.choice((0, 1, 8, 100, 3000))) for _ in range(1000)]
+    tags = [random.choice(["x", "y", None]) for _ in values]
+
+    def total(order: list[int], cuts: list[int]) -> tuple[int, int]:
+        found, at = (0, 0), 0
+        for cut in cuts:
+            some = order[at : at + cut]
+            batch = data(*(values[each] for each in some), tag=pa.array([tags[each] for each in some], pa.string()))
+            for made in rows.made(batch, "copy", json=False):
+                found = fingerprint.added(found, made.sum)
+            at += cut
+        return found
+
+    straight, mixed = list(range(1000)), list(range(1000))
+    random.shuffle(mixed)
+    assert total(straight, [1000]) == total(mixed, cuts)
+    before = total(mixed, cuts)
+    for change in (lambda: values.__setitem__(7, values[7] + b"!"), lambda: tags.__setitem__(3, "z")):
+        change()
+        assert total(mixed, cuts) != before
+        before = total(mixed, cuts)
+    assert total(straight, [999]) != before, "a row less"
