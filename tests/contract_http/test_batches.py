@@ -25,7 +25,8 @@ def stream(*datas: bytes, **columns: Any) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
         writer.write_table(table)
-    return sink.getvalue().to_pybytes()
+    made: bytes = sink.getvalue().to_pybytes()
+    return made
 
 
 def chunk_name(number: int, owner: str = OWNER) -> str:

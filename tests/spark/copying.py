@@ -23,12 +23,12 @@ LIMIT_S = 120
 
 def register(spark: SparkSession) -> None:
     """Workers need not have this package: they get the classes themselves."""
-    cloudpickle.register_pickle_by_value(mortal)
+    cloudpickle.register_pickle_by_value(mortal)  # type: ignore[no-untyped-call]
     spark.dataSource.register(MortalSource)
 
 
 def fill(path: Path, rows: int = ROWS, *, first: int = 0) -> None:
-    with tidelog.open(path, threads=False, segment_events_max=100) as log:
+    with tidelog.open(str(path), threads=False, segment_events_max=100) as log:
         topic = log.topic("source")
         for at in range(first, first + rows, 50):
             topic.append([b"row %d" % number for number in range(at, at + 50)], tag=f"at-{at}")

@@ -53,10 +53,10 @@ def test_a_driver_that_is_killed_before_spark_knows_of_its_commit(tmp_path: Path
     fill(tmp_path / "source")
     mortal.doom(tmp_path / "doom", "appended", 1, driver=True)
     assert driver(tmp_path, path=str(tmp_path / "sink")) == -signal.SIGKILL
-    with tidelog.open(tmp_path / "sink") as log:
+    with tidelog.open(str(tmp_path / "sink")) as log:
         assert len(log.topic("copy").numbered("copy")) == 2
     assert driver(tmp_path, path=str(tmp_path / "sink")) == 0
-    with tidelog.open(tmp_path / "sink") as log:
+    with tidelog.open(str(tmp_path / "sink")) as log:
         check(log)
 
 
@@ -68,7 +68,7 @@ def test_a_driver_that_is_killed_at_any_step(tmp_path: Path, step: str) -> None:
         mortal.doom(tmp_path / "doom", step, passes, driver=True)
         assert driver(tmp_path, path=str(tmp_path / "sink")) == -signal.SIGKILL
     assert driver(tmp_path, path=str(tmp_path / "sink")) == 0
-    with tidelog.open(tmp_path / "sink") as log:
+    with tidelog.open(str(tmp_path / "sink")) as log:
         check(log)
 
 
@@ -144,7 +144,7 @@ def test_two_workers(cluster: str, tmp_path: Path) -> None:
     """By path, which both see, and by server; a kill of the process that commits in between."""
     fill(tmp_path / "source")
     assert driver(tmp_path, master=cluster, path=str(tmp_path / "sink")) == 0, _tail(tmp_path)
-    with tidelog.open(tmp_path / "sink") as log:
+    with tidelog.open(str(tmp_path / "sink")) as log:
         check(log)
     executors = {path.parent.parent.parent.name for path in tmp_path.glob("*-work/*/*/stderr")}
     assert executors == {"one-work", "two-work"}, "both had tasks to run"

@@ -32,7 +32,7 @@ class Place:
         if self._engine is not None:
             yield self._engine
         else:
-            with tidelog.open(self._path, threads=False) as log:
+            with tidelog.open(str(self._path), threads=False) as log:
                 yield log
 
 
@@ -108,7 +108,7 @@ def test_in_foreach_batch_the_number_is_named(spark: SparkSession, tmp_path: Pat
     reading = spark.readStream.format("tidelog").options(**options, maxOffsetsPerTrigger="150").load()
     writing = reading.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "checkpoint"))
     assert writing.trigger(availableNow=True).start().awaitTermination(120)
-    with tidelog.open(tmp_path / "sink") as log:
+    with tidelog.open(str(tmp_path / "sink")) as log:
         assert log.topic("copy").head_seq == ROWS
 
 

@@ -112,8 +112,8 @@ class History:
             span = (known[number].first, known[number].last) if number in known else None
             assert span == self.ranges[number], (where, number, "was acknowledged")
         for data in held.values():
-            number = int(data.partition(b":")[0]) if b":" in data else None
-            assert number is None or number in known, (where, number, "has records and no number")
+            named, colon, _ = data.partition(b":")
+            assert not colon or int(named) in known, (where, named, "has records and no number")
         for number in sorted(batches)[-3:]:
             done = self.put(topic, number, batches[number])
             assert done.deduped == (number in known), (where, number)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from tests.crash.topics.numbered import Tally, run
 
-from tidelog.engine import checkpoint, encode, numbered, replay
+from tidelog.engine import checkpoint, encode, numbers, replay
 from tidelog.engine.append import Append
 from tidelog.engine.core import Core
 from tidelog.engine.numbered import Numbered
@@ -90,7 +90,7 @@ def tables_are_not_chained(patch: Patch) -> None:
 
 
 def a_replay_is_written_again(patch: Patch) -> None:
-    patch.setattr(numbered.numbers, "known", lambda *_: None)
+    patch.setattr(numbers, "known", lambda *_: None)
 
 
 BUGS = [

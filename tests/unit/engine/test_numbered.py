@@ -30,7 +30,7 @@ def all_of(topic: Topic) -> list[bytes]:
 
 
 def test_many_tables_are_one_range_and_a_repetition_is_told_where_it_is(tmp_path: Path) -> None:
-    with tidelog.open(tmp_path / "data") as log:
+    with tidelog.open(str(tmp_path / "data")) as log:
         topic = log.topic("orders")
         topic.append(b"before")
         given = [table(b"a", b"b"), table(), table(b"c")]
@@ -46,13 +46,13 @@ def test_many_tables_are_one_range_and_a_repetition_is_told_where_it_is(tmp_path
 @pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
 @pytest.mark.parametrize("checkpointed", [True, False])
 def test_a_restart_remembers(tmp_path: Path, durability: str, checkpointed: bool) -> None:
-    with tidelog.open(tmp_path / "data", threads=False) as log:
+    with tidelog.open(str(tmp_path / "data"), threads=False) as log:
         topic = log.topic("orders", durability=durability, idempotency_window_ms=0)
         for number in range(3):
             put(topic, number, b"%d" % number, total=number)
         if checkpointed:
             log.checkpoint()
-    with tidelog.open(tmp_path / "data", threads=False) as log:
+    with tidelog.open(str(tmp_path / "data"), threads=False) as log:
         topic = log.topic("orders")
         assert [put(topic, number, b"-", total=number).seqs for number in range(3)] == [
             range(seq, seq + 1) for seq in (1, 2, 3)
@@ -61,7 +61,7 @@ def test_a_restart_remembers(tmp_path: Path, durability: str, checkpointed: bool
 
 
 def test_an_ephemeral_topic_knows_numbers_as_well(tmp_path: Path) -> None:
-    with tidelog.open(tmp_path / "data") as log:
+    with tidelog.open(str(tmp_path / "data")) as log:
         topic = log.topic("orders", durability="ephemeral")
         assert put(topic, 7, b"a").deduped is False
         assert put(topic, 7, b"a").deduped is True
@@ -69,7 +69,7 @@ def test_an_ephemeral_topic_knows_numbers_as_well(tmp_path: Path) -> None:
 
 
 def test_other_content_and_a_number_that_fell_are_refused_with_three_ways_out(tmp_path: Path) -> None:
-    with tidelog.open(tmp_path / "data") as log:
+    with tidelog.open(str(tmp_path / "data")) as log:
         topic = log.topic("orders")
         put(topic, 5, b"a", total=1)
         with pytest.raises(BatchConflict, match="batch 5 of writer 'etl' was written before, at seqs 1 to 1") as caught:
@@ -84,7 +84,7 @@ def test_other_content_and_a_number_that_fell_are_refused_with_three_ways_out(tm
 
 
 def test_a_full_topic_takes_nothing_and_the_number_is_free(tmp_path: Path) -> None:
-    with tidelog.open(tmp_path / "data") as log:
+    with tidelog.open(str(tmp_path / "data")) as log:
         topic = log.topic("orders", cap_records=3, discard="reject")
         put(topic, 0, b"a", b"b")
         with pytest.raises(TopicFull):
@@ -116,7 +116,7 @@ def test_a_write_that_found_no_room_leaves_no_number() -> None:
     ],
 )
 def test_bad_input(tmp_path: Path, given: dict[str, object], words: str) -> None:
-    with tidelog.open(tmp_path / "data") as log:
+    with tidelog.open(str(tmp_path / "data")) as log:
         topic = log.topic("orders")
         with pytest.raises(BadInput, match=words):
             topic.append_numbered([table(b"a")], **{"writer": "etl", "number": 0, "sum": (1, 2), **given})  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ def test_bad_input(tmp_path: Path, given: dict[str, object], words: str) -> None
 
 def test_a_batch_without_rows_and_one_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tidelog.engine.numbered.BYTES_MAX", 10)
-    with tidelog.open(tmp_path / "data") as log:
+    with tidelog.open(str(tmp_path / "data")) as log:
         topic = log.topic("orders")
         with pytest.raises(BadInput, match="at least one record"):
             topic.append_numbered([table()], writer="etl", number=0, sum=(0, 0))
@@ -135,7 +135,7 @@ def test_a_batch_without_rows_and_one_that_is_too_large(tmp_path: Path, monkeypa
 
 
 def test_repetitions_at_the_same_time_are_one_write(tmp_path: Path) -> None:
-    with tidelog.open(tmp_path / "data") as log:
+    with tidelog.open(str(tmp_path / "data")) as log:
         topic, gate, done = log.topic("orders"), Barrier(8), list[Appended]()
 
         def repeat() -> None:

@@ -17,7 +17,7 @@ from tests.unit.spark.world import MODES, House, Mode, house, read, source
 from tidelog import engine as topics
 from tidelog.errors import BadInput, Corrupt, Error, GapFound, NotFound, TopicNotFound, Unavailable
 from tidelog.spark import path as by_path
-from tidelog.spark import server as by_server
+from tidelog.spark import ranges
 from tidelog.spark.stretches import Split
 from tidelog.testing import ManualClock
 
@@ -77,7 +77,7 @@ def test_a_task_tells_its_log_where_its_seqs_went(here: House, caplog: pytest.Lo
 def test_a_task_that_loses_a_record_fails(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The law can fail: a reader that drops rows is caught, whichever way they get lost."""
     fill(here)
-    module, name = (by_path, "_of_file") if here.mode == "path" else (by_server.ServerPlace, "_of_file")
+    module, name = (by_path, "_of_file") if here.mode == "path" else (ranges, "of_file")
     real = getattr(module, name)
 
     def lossy(*args: object, **kwargs: object) -> Iterator[object]:

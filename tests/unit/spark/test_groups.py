@@ -34,7 +34,7 @@ class Shop:
         if self._engine is not None:
             yield self._engine
         else:
-            with tidelog.open(self._path, threads=False) as log:
+            with tidelog.open(str(self._path), threads=False) as log:
                 yield log
 
     def position(self, group: str = "etl", topic: str = "orders") -> int | None:
@@ -95,7 +95,7 @@ def test_a_topic_that_the_group_has_not_read_is_read_from_its_start(shop: Shop) 
 def test_a_group_that_nobody_has_is_refused(shop: Shop) -> None:
     for make in (read, lambda options: stream(options).initialOffset()):
         with pytest.raises(BadInput, match=r"orders of .* has no group 'eti'; nothing was read"):
-            make(shop.options(startingOffsets="group:eti"))  # type: ignore[operator]
+            make(shop.options(startingOffsets="group:eti"))
     with pytest.raises(BadInput, match=r"option endingOffsets: .* has no group 'eti'"):
         read(shop.options(endingOffsets="group:eti"))
 
@@ -123,7 +123,7 @@ def test_by_path_another_writer_is_an_error_at_the_start_and_a_warning_later(
     shop = Shop(tmp_path / "data", None, "")
     reader = stream(shop.options(group="etl"))
     where = shop.at(8)
-    with tidelog.open(tmp_path / "data"):
+    with tidelog.open(str(tmp_path / "data")):
         with pytest.raises(Locked, match="name the server that has it"):
             reader.initialOffset()
         with caplog.at_level(logging.WARNING, "tidelog.spark"):

@@ -53,7 +53,7 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Iterator[Engine]:
-    with tidelog.open(tmp_path / "data", threads=False, segment_events_max=100) as made:
+    with tidelog.open(str(tmp_path / "data"), threads=False, segment_events_max=100) as made:
         topic = made.topic("orders", durability="memory")
         for part in range(25):
             if part == 22:
