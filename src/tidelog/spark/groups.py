@@ -63,7 +63,7 @@ class PathGroups:
 
     def check(self) -> None:
         try:
-            topics.open(self._path, disk=self._disk).close()
+            topics.open(self._path, disk=self._disk, threads=False).close()
         except Locked as error:
             raise Locked(
                 f"option group: {self._path} is held by another writer, and a group is moved by writing; nothing was "
@@ -77,7 +77,7 @@ class PathGroups:
 
     def commit(self, group: str, spots: Mapping[str, Spot]) -> None:
         try:
-            with topics.open(self._path, disk=self._disk) as log:
+            with topics.open(self._path, disk=self._disk, threads=False) as log:
                 for topic, spot in spots.items():
                     found = log.find(topic)
                     if found is not None and found.epoch == spot.epoch:

@@ -34,6 +34,7 @@ from tidelog.types import Buffer
 
 PATIENCE_MS: Final = 30_000
 _PAUSE_S: Final = 0.05
+TIMEOUT_S: Final = 300.0  # a batch may be a gigabyte, and is answered when it is synced
 ARROW: Final = "application/vnd.apache.arrow.stream"
 
 
@@ -110,7 +111,7 @@ class PathTarget:
 
     @contextmanager
     def _opened(self) -> Iterator[Engine]:
-        with waiting(lambda: topics.open(self._path, disk=self._disk), self._path, self._clock) as log:
+        with waiting(lambda: topics.open(self._path, disk=self._disk, threads=False), self._path, self._clock) as log:
             yield log
 
 
@@ -136,7 +137,7 @@ def known(topic: str, written: Mapping[int, Written], batch: Batch) -> Written |
 
 class ServerTarget:
     def __init__(self, server: str, key: str | None, *, wire: Wire | None = None) -> None:
-        self._server, self._wire = server, wire or Wire(server, key, writes=True)
+        self._server, self._wire = server, wire or Wire(server, key, timeout_s=TIMEOUT_S, writes=True)
 
     def prepare(self) -> None:
         """Whoever cannot be reached is found out by the first task."""
