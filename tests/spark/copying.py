@@ -35,8 +35,10 @@ def fill(path: Path, rows: int = ROWS, *, first: int = 0) -> None:
 
 
 class Copy:
-    def __init__(self, spark: SparkSession, directory: Path, sink: dict[str, str], **source: Any) -> None:
-        self.spark, self.directory, self.sink = spark, directory, sink
+    def __init__(
+        self, spark: SparkSession, directory: Path, sink: dict[str, str], *, tasks: int = 0, **source: Any
+    ) -> None:
+        self.spark, self.directory, self.sink, self.tasks = spark, directory, sink, tasks
         self.checkpoint, self.doom = directory / "checkpoint", directory / "doom"
         self.source = {
             "path": str(directory / "source"),
@@ -50,10 +52,9 @@ class Copy:
 
     def run(self) -> str | None:
         """Everything that is there, in batches; why it broke off, if it did."""
+        rows = self.spark.readStream.format("tidelog").options(**self.source).load()
         writing = (
-            self.spark.readStream.format("tidelog")
-            .options(**self.source)
-            .load()
+            (rows.repartition(self.tasks) if self.tasks else rows)
             .writeStream.format("mortal")
             .options(**self.sink, topic="copy", query="copy", doom=str(self.doom))
             .option("checkpointLocation", str(self.checkpoint))
@@ -126,8 +127,9 @@ def main() -> None:
     import tidelog.spark
 
     directory, sink = Path(sys.argv[1]), dict(each.split("=", 1) for each in sys.argv[2:])
+    master, tasks = sink.pop("master", "local[2]"), int(sink.pop("tasks", "0"))
     spark = tidelog.spark.session(
-        sink.pop("master", "local[2]"),
+        master,
         spark_ui_enabled="false",
         spark_sql_shuffle_partitions="2",
         spark_driver_memory="512m",
@@ -137,10 +139,13 @@ def main() -> None:
         spark_executor_memory="512m",
         spark_cores_max="2",
         spark_executor_cores="1",
+        spark_locality_wait="0s",
+        spark_scheduler_minRegisteredResourcesRatio="1.0",
+        spark_scheduler_maxRegisteredResourcesWaitingTime="200s",
     )
     spark.sparkContext.setLogLevel("OFF")
     register(spark)
-    said = Copy(spark, directory, sink).run()
+    said = Copy(spark, directory, sink, tasks=tasks).run()
     spark.stop()
     if said is not None:
         sys.exit(said)
