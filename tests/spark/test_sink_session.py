@@ -198,3 +198,22 @@ def test_a_full_topic_stops_the_query_and_it_goes_on_when_there_is_room(mortals:
         assert copy.run() is None
         with here.log() as log:
             check(log)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_query_moves_its_group_and_another_starts_there(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
+    with place(mode, tmp_path) as here:
+        with here.log() as log:
+            log.topic("orders").append([b"x"] * 40)
+        reading = spark.readStream.format("tidelog").options(**here.options, subscribe="orders", group="etl")
+        rows = reading.option("startingOffsets", "group:etl").option("maxOffsetsPerTrigger", "15").load()
+        query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        assert query.trigger(availableNow=True).start().awaitTermination(120)
+        with here.log() as log:
+            group = log.topic("orders").group("etl")
+            assert group.position >= 30, "every batch before the last is told at the least"
+            assert group.lag().records == 40 - group.position
+            log.topic("orders").append([b"y"] * 5)
+            behind = 45 - group.position
+        batch = spark.read.format("tidelog").options(**here.options, subscribe="orders", startingOffsets="group:etl")
+        assert batch.load().count() == behind
