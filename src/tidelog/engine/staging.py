@@ -106,12 +106,13 @@ class Staging:
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         """The records of a chunk, checked against what was told of it."""
         path = join(self.directory, check_name(chunk.name))
-        if self._disk.stat(path) is None:
+        try:
+            file = self._disk.open(path)
+        except FileNotFoundError:
             raise NotFound(
                 f"the chunk {chunk.name} is not there: whoever staged it sees another directory, or it was swept; "
                 "nothing was written, see that all of them have the same one and run it again"
-            )
-        file = self._disk.open(path)
+            ) from None
         try:
             content = file.map() if file.size() else memoryview(b"")
             if len(content) != chunk.size or xxh3_64_intdigest(content) != chunk.sum:
