@@ -375,8 +375,11 @@ EXCUSES = (
     Excuse("channels/room.py", "a wait", "it waits on the lock that it is given"),
     Excuse("engine/read.py", "a wait", "a reader waits for a record, and is woken by its writer"),
     Excuse("wal/", "a wait", "a caller waits for its commit, and the writer thread for one"),
+    Excuse("cli/demo_shop.py", "a wait", "the tour waits for its server, its producers and its workers"),
     Excuse("server/", "a wait", "a server waits for its peers, and for none of them longer than a limit"),
     Excuse("server/sessions.py", "chance", "whoever has a session's id may read it: it must not be guessed"),
+    Excuse("spark/target.py", "a wait", "queries that write into one directory take turns"),
+    Excuse("spark/sink.py", "chance", "what tasks stage must not have the names of what others stage"),
     Excuse("cli/worker.py", "a wait", "a worker runs until it is told to stop"),
     Excuse("cli/pipeline_export.py", "a wait", "an export that goes on looks again after a while"),
     Excuse(

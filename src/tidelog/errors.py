@@ -13,6 +13,7 @@ Error
 │   ├── StreamBroken     a streamed record broke off or ran past its ceiling
 │   ├── UnexpectedSeq    the next seq is not the one the caller expected
 │   ├── CursorConflict   a group of consumers is not where the caller thought, or would go where it cannot
+│   ├── BatchConflict    a numbered batch that is not the one its writer wrote, or comes after later ones
 │   ├── NotFound         no such log, topic, partition or file
 │   │   ├── TopicNotFound
 │   │   ├── GroupNotFound
@@ -160,6 +161,19 @@ class CursorConflict(Refused):
             "again"
         )
         self.topic, self.group, self.seq, self.position, self.head_seq = topic, group, seq, position, head_seq
+
+
+class BatchConflict(Refused):
+    code = "batch_conflict"
+
+    def __init__(self, topic: str, writer: str, *, number: int, newest: int, reason: str) -> None:
+        super().__init__(
+            f"{topic}: batch {number} of writer {writer!r} {reason}; nothing was written. Was its checkpoint deleted "
+            "or put back? There are three ways on: bring back the checkpoint that goes with this topic, and it goes on "
+            f"behind batch {newest}; or let it write under another name (option query), and what it brings is added to "
+            "what is there; or drop the topic, and it is written anew"
+        )
+        self.topic, self.writer, self.number, self.newest = topic, writer, number, newest
 
 
 class NotFound(Refused):

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import tidelog.spark
+from tidelog.spark import sink_options
 from tidelog.spark.options import COLUMNS, NAMES
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
@@ -20,15 +21,15 @@ def test_the_examples_run(spark: SparkSession, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tidelog.spark, "session", lambda: spark)
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks:
         # Spark's own working directory is that of its process, so places are named in full.
-        block = re.sub(r'"(data|out|checkpoint)"', lambda found: repr(str(tmp_path / found[1])), block)
+        block = re.sub(r'(?<!alias\()"(data2?|out|checkpoint2?)"', lambda found: repr(str(tmp_path / found[1])), block)
         exec(compile(block, "docs/spark.md", "exec", dont_inherit=True), names)
     assert names["query"].exception() is None
 
 
-@pytest.mark.parametrize("name", [*NAMES, *COLUMNS])
+@pytest.mark.parametrize("name", sorted({*NAMES, *COLUMNS, *sink_options.NAMES, *sink_options.COLUMNS}))
 def test_every_option_and_column_is_on_the_page(name: str) -> None:
     assert re.search(rf"\b{name}\b", PAGE), name

@@ -7,13 +7,16 @@ after a power cut its seqs are at least never given to another record; `memory` 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from msgspec.structs import replace
 
 from tidelog.engine import encode
 from tidelog.engine.block import LARGE_BYTES, Told
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import Core, Shared
-from tidelog.engine.encode import Batch, Columns
+from tidelog.engine.encode import Batch, Columns, Parts
 from tidelog.engine.idempotency import Pending
 from tidelog.engine.results import Appended
 from tidelog.errors import BadInput, Error, TooLarge, TopicFull
@@ -24,6 +27,7 @@ from tidelog.wal import Commit, Stored, Token
 _KEY_BYTES_MAX = 256
 _AHEAD_MAX = 1 << 20
 _AHEAD_WITHIN_MS = 1000
+Records: TypeAlias = Batch | Columns | Parts
 
 
 class Append(Commit):
@@ -44,7 +48,7 @@ class Append(Commit):
         "weight",
     )
 
-    def __init__(self, core: Core, first: int, ts_ms: int, batch: Batch | Columns, key: str | None) -> None:
+    def __init__(self, core: Core, first: int, ts_ms: int, batch: Records, key: str | None) -> None:
         frames = encode.frames(core.id, first, ts_ms, batch, durable=core.durable)
         super().__init__(frames, frames=len(frames), durable=core.durable)
         self.core, self.first, self.count, self.ts_ms = core, first, len(batch), ts_ms
@@ -116,9 +120,9 @@ class Append(Commit):
         core.publish_stored(self.first, pieces, told, self.ts_ms)
 
 
-def told_of(batch: Batch | Columns, frames: list[bytes]) -> Told | None:
+def told_of(batch: Records, frames: list[bytes]) -> Told | None:
     """What the index says of a batch, without reading it again for that; None where its records differ."""
-    if isinstance(batch, Columns) or batch.metas is not None:
+    if not isinstance(batch, Batch) or batch.metas is not None:
         return None
     tag, node, json = batch.tag, batch.node, batch.json
     if not (isinstance(json, bool) and isinstance(tag, bytes) and isinstance(node, bytes)):
@@ -159,25 +163,30 @@ def append(core: Core, batch: Batch | Columns, key: str | None) -> Token[Appende
             if seen is not None:
                 return Token.ready(shard, replace(seen.outcome, deduped=True))
             core.window.forget_expired(now_ms, window_ms)
-        _admit(core, batch)
-        core.quota.take(batch.weight)
-        try:
-            first, ts_ms = core.tail + 1, core.stamp()
-            if core.ephemeral:
-                return _resident(core, first, ts_ms, batch, key)
-            commit = Append(core, first, ts_ms, batch, key)
-            core.submit(commit)
-        except BaseException:
-            core.quota.give(batch.weight)
-            raise
-        count = len(batch)
-        core.tail = first + count - 1
-        core.index.last_ts = ts_ms
-        core.staged_records += count
-        core.staged_bytes += batch.weight
-        if key is not None:
-            core.window.hold(key, commit.token)
-        return commit.token
+        return staged(core, batch, key)
+
+
+def staged(core: Core, batch: Records, key: str | None, make: Callable[..., Append] = Append) -> Token[Appended]:
+    """Admit a batch, give it seqs and put it in the queue. With the lock held and the topic found writable."""
+    _admit(core, batch)
+    core.quota.take(batch.weight)
+    try:
+        first, ts_ms = core.tail + 1, core.stamp()
+        if core.ephemeral:
+            return _resident(core, first, ts_ms, batch, key)
+        commit = make(core, first, ts_ms, batch, key)
+        core.submit(commit)
+    except BaseException:
+        core.quota.give(batch.weight)
+        raise
+    count = len(batch)
+    core.tail = first + count - 1
+    core.index.last_ts = ts_ms
+    core.staged_records += count
+    core.staged_bytes += batch.weight
+    if key is not None:
+        core.window.hold(key, commit.token)
+    return commit.token
 
 
 def check_key(key: object) -> None:
@@ -202,14 +211,14 @@ def _echo(core: Core, first: Token[Appended]) -> Token[Appended]:
     return token
 
 
-def admit_first(shared: Shared, name: str, config: TopicConfig, batch: Batch | Columns) -> None:
+def admit_first(shared: Shared, name: str, config: TopicConfig, batch: Records) -> None:
     """What the first write of a topic that does not exist yet would be refused for."""
     _check_caps(name, config, batch)
     shared.quota.take(batch.weight)
     shared.quota.give(batch.weight)
 
 
-def _check_caps(name: str, config: TopicConfig, batch: Batch | Columns) -> None:
+def _check_caps(name: str, config: TopicConfig, batch: Records) -> None:
     """A write that would not even fit an empty topic."""
     if config.discard == "reject":
         for cap, more in ((config.cap_records, len(batch)), (config.cap_bytes, batch.weight)):
@@ -217,7 +226,7 @@ def _check_caps(name: str, config: TopicConfig, batch: Batch | Columns) -> None:
                 raise TooLarge(f"{name}: a write", size=more, limit=cap)
 
 
-def _admit(core: Core, batch: Batch | Columns) -> None:
+def _admit(core: Core, batch: Records) -> None:
     """A topic that rejects what it has no room for does so before a seq is taken."""
     config, index = core.config, core.index
     if config.discard != "reject":
@@ -237,7 +246,7 @@ def _admit(core: Core, batch: Batch | Columns) -> None:
             )
 
 
-def _resident(core: Core, first: int, ts_ms: int, batch: Batch | Columns, key: str | None) -> Token[Appended]:
+def _resident(core: Core, first: int, ts_ms: int, batch: Records, key: str | None) -> Token[Appended]:
     """An ephemeral topic's record is visible at once and lies in no file."""
     frames = encode.frames(core.id, first, ts_ms, batch, durable=False)
     core.publish(first, frames, len(batch), batch.weight, ts_ms, kept=False, told=told_of(batch, frames))

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from tidelog.disk.atomic import remove_if_there, replace
 from tidelog.disk.seam import Disk, File, join
-from tidelog.engine import groups, manifest, retention
+from tidelog.engine import groups, manifest, numbers, retention
 from tidelog.engine.block import Block
 from tidelog.engine.core import WAL, Core, Shared
 from tidelog.engine.home import Home
@@ -278,6 +278,7 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
             consumers=groups.rows(core),
             guarded=core.guarded,
             removals=core.removals,
+            writers=numbers.rows(core.numbered, head),
         )
     if vectors:
         core.shared.ledger.settle()  # replay may find them without the deletes that made them

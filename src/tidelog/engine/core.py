@@ -22,6 +22,7 @@ from tidelog.engine.home import Home, Maps
 from tidelog.engine.idempotency import Window
 from tidelog.engine.index import TopicIndex
 from tidelog.engine.notes import Cause, Notes
+from tidelog.engine.numbers import Numbers
 from tidelog.engine.quota import Quota
 from tidelog.engine.recency import effective_priority
 from tidelog.engine.results import Appended, TopicState
@@ -94,6 +95,8 @@ class Core:
         self.quota = Quota(0) if name.startswith(OWN) else shared.quota  # what is the engine's own costs nobody
         self.groups: dict[str, Cursor] = {}
         self.moving: dict[str, Token[None]] = {}  # cursors on their way to the WAL
+        self.numbered: Numbers = {}  # batches by writer and number
+        self.numbering: dict[str, Token[Appended]] = {}  # and those on their way to the WAL
         self.guarded = False  # a group of it has had a hold: its cap floors do not follow from its records alone
         self.guarding = False  # floors that are shown are made durable first; set before `guarded`, and never unset
         self.removals = 0  # deletes so far: each has a number

@@ -192,6 +192,20 @@ class Columns:
         return len(self.data)
 
 
+@dataclass(slots=True)
+class Parts:
+    """Tables of one caller that are written as one batch, in their order."""
+
+    parts: list[Batch | Columns]
+    weight: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.weight = sum(part.weight for part in self.parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+
 def _bytes_in(array: pa.Array) -> int:
     return pc.sum(pc.binary_length(array)).as_py() or 0
 
@@ -276,9 +290,17 @@ def _column(table: pa.Table | pa.RecordBatch, name: str, limit: int) -> pa.Array
     return array
 
 
-def frames(topic_id: int, first_seq: int, ts_ms: int, batch: Batch | Columns, *, durable: bool) -> list[bytes]:
-    """The frames of a batch, chained into one."""
-    gated = DURABLE if durable else 0
+def frames(
+    topic_id: int, first_seq: int, ts_ms: int, batch: Batch | Columns | Parts, *, durable: bool, chained: bool = False
+) -> list[bytes]:
+    """The frames of a batch, chained into one; `chained`: and to what follows."""
+    out: list[bytes] = []
+    if isinstance(batch, Parts):
+        for number, each in enumerate(batch.parts, 1):
+            out += frames(topic_id, first_seq, ts_ms, each, durable=durable, chained=number < len(batch.parts))
+            first_seq += len(each)
+        return out
+    gated = (DURABLE if durable else 0) | (MORE if chained else 0)
     if isinstance(batch, Columns):
         flags = gated | (JSON if batch.json else 0)
         return batches.encode_arrow(
@@ -293,7 +315,6 @@ def frames(topic_id: int, first_seq: int, ts_ms: int, batch: Batch | Columns, *,
         )
     if isinstance(batch.json, bool):
         return _frames(topic_id, first_seq, ts_ms, batch, gated | (JSON if batch.json else 0))
-    out: list[bytes] = []
     at = 0
     runs = [(is_json, len(list(run))) for is_json, run in groupby(batch.json)]
     for number, (is_json, count) in enumerate(runs):

@@ -16,10 +16,10 @@ from weakref import WeakMethod
 
 from tidelog.disk.seam import Lock as DirectoryLock
 from tidelog.engine import append, groups, opening, retention
+from tidelog.engine.append import Records
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig, check_topic_name
 from tidelog.engine.control import Control
 from tidelog.engine.core import Core, Shared, directory
-from tidelog.engine.encode import Batch, Columns
 from tidelog.engine.groups import GroupState
 from tidelog.engine.ledger import LIMIT, Gaps, Ledger
 from tidelog.engine.parts import Weight
@@ -29,6 +29,7 @@ from tidelog.engine.report import Report
 from tidelog.engine.results import TopicState
 from tidelog.engine.routing.door import Routers
 from tidelog.engine.routing.routing import Routing
+from tidelog.engine.staging import Staging
 from tidelog.engine.topic import Topic
 from tidelog.engine.upkeep import Keeper, Upkeep
 from tidelog.errors import BadInput, Closed, Error, ReadOnly, Throttled, TopicExists, TopicNotFound
@@ -85,7 +86,7 @@ class Engine(Routers):
             self._configure(core, TopicConfig.make(fields))
             return Topic(core), False
 
-    def ensure(self, name: str, config: TopicConfig, first: Batch | Columns) -> tuple[Topic, bool]:
+    def ensure(self, name: str, config: TopicConfig, first: Records) -> tuple[Topic, bool]:
         """The topic of this name, made with `config` where there is none; says whether it was. Where the write that
         makes it would be refused, nothing is made and what it would raise is raised."""
         with self._registry:
@@ -260,6 +261,11 @@ class Engine(Routers):
     def generation(self) -> int:
         """The number of the newest checkpoint: it rises with every one; 0 before the first."""
         return self._upkeep.history.number
+
+    @property
+    def staging(self) -> Staging:
+        """Chunks that are to become numbered batches."""
+        return Staging(self._shared.disk, self._shared.root)
 
     # ── keeping ───────────────────────────────────────────────────────────────────────────────
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from functools import partial
 from threading import Lock
 from typing import Final, TypeVar
 
@@ -45,6 +46,26 @@ class Maps:
             self._held.clear()
 
 
+class Fetched(Mapped):
+    """A data file that is somewhere else: each look at it fetches what is looked at."""
+
+    def __init__(self, fetch: Callable[[int, int], bytes], size: int) -> None:
+        super().__init__(memoryview(b""))
+        self._fetch, self.size = fetch, size
+
+    def fetch(self, lo: int, hi: int) -> memoryview:
+        lo, hi = max(lo, 0), min(hi, self.size)
+        return memoryview(self._fetch(lo, hi) if lo < hi else b"")
+
+
+def _range(lo: int, hi: int, disk: Disk, path: str) -> bytes:
+    file = disk.open(path)
+    try:
+        return file.read(lo, hi - lo)
+    finally:
+        file.close()
+
+
 class Home:
     """Where the segment files of one topic lie, and what of them is open."""
 
@@ -63,8 +84,13 @@ class Home:
         return self._maps.peek(self._key(base)) is not None
 
     def _open(self, base: int) -> tuple[Mapped, Buffer]:
-        data, index = (self._told(self.path(base, suffix), map_file) for suffix in (".data", ".idx"))
-        return Mapped(data or memoryview(b"")), index or b""
+        index = self._told(self.path(base, ".idx"), map_file) or b""
+        path = self.path(base, ".data")
+        if getattr(self.disk, "fetches", False):  # what is asked for costs a request, what is not costs nothing
+            found = self.disk.stat(path)
+            return Fetched(lambda lo, hi: self._told(path, partial(_range, lo, hi)), found.size if found else 0), index
+        data = self._told(path, map_file)
+        return Mapped(data or memoryview(b"")), index
 
     def side(self, base: int, suffix: str) -> bytes | None:
         """A small file beside the data, whole; None where there is none."""

@@ -64,6 +64,13 @@ class ConsumerRow(msgspec.Struct, array_like=True, frozen=True):
     hold_bytes: int
 
 
+class WriterRow(msgspec.Struct, array_like=True, frozen=True):
+    """The last batches of a writer that numbers them: number, first seq, last seq, and the two words of its sum."""
+
+    writer: str
+    batches: tuple[tuple[int, int, int, int, int], ...]
+
+
 class FedRow(msgspec.Struct, array_like=True, frozen=True):
     """How far the source of a topic that routers feed was passed on, as of the row's head."""
 
@@ -105,6 +112,7 @@ class TopicRow(msgspec.Struct, array_like=True, frozen=True):
     hops: tuple[tuple[int, int, int], ...] = ()  # seqs [lo, hi) came over so many routers
     guarded: bool = False  # a group of it has had a hold
     removals: int = 0  # deletes up to this number have rows in the ledger
+    writers: tuple[WriterRow, ...] = ()
 
 
 class GroupRow(msgspec.Struct, array_like=True, frozen=True):

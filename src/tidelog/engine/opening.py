@@ -19,7 +19,7 @@ from tidelog.disk.atomic import remove_if_there, replace
 from tidelog.disk.latch import FULL, Latch
 from tidelog.disk.posix import PosixDisk, processors
 from tidelog.disk.seam import Disk, Lock, join
-from tidelog.engine import ledger, manifest
+from tidelog.engine import ledger, manifest, staging
 from tidelog.engine.checkpoint import SUFFIXES, History
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.core import TOPICS, WAL, Core, Shared
@@ -74,7 +74,7 @@ def opened(
     limits = _configured(config, settings)
     disk, clock = disk or PosixDisk(), clock or SystemClock()
     path = str(path).rstrip("/") or "/"
-    _check_directory(disk, path, read_only=read_only)
+    check_directory(disk, path, read_only=read_only)
 
     def shared() -> Shared:
         return Shared(
@@ -113,14 +113,15 @@ def _configured(config: EngineConfig | None, settings: dict[str, Any]) -> Engine
         raise BadInput(f"unknown setting: {error}; see tidelog.engine.config.EngineConfig") from None
 
 
-def _check_directory(disk: Disk, path: str, *, read_only: bool) -> None:
+def check_directory(disk: Disk, path: str, *, read_only: bool) -> None:
+    """Refuse what is no place for topics; for writing, make it where there is none."""
     found = disk.stat(path)
     if found is not None and not found.is_dir:
         raise BadInput(f"{path} is a file; an engine's data is a directory, nothing was changed")
     if found is None and read_only:
         raise NotFound(f"there is no data at {path}; nothing was changed, check the path")
     if found is not None:
-        there = set(disk.names(path)) - {LOCK_FILE, QUARANTINE}
+        there = set(disk.names(path)) - {LOCK_FILE, QUARANTINE, staging.DIRECTORY}
         if there and not there & _OURS:
             raise BadInput(
                 f"{path} holds {sorted(there)[0]!r} and no topics: it belongs to something else; nothing was changed, "

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tidelog.engine import delete, groups
+from tidelog.engine import delete, groups, numbers
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import Core, Shared
 from tidelog.engine.floors import Marks
@@ -104,8 +104,10 @@ class Replayed:
                 if records[lo]:
                     yield None, partial(_append, core, file, which[lo:hi])
                     continue
-                for at in which[lo:hi].tolist():
+                for place, at in enumerate(which[lo:hi].tolist(), lo):
                     body = self._body(file, at)
+                    if isinstance(body, bodies.NumberedBatch) and not _follows(file, which[place + 1 :], body):
+                        continue  # the write broke off behind it
                     head = file.heads[at]
                     yield body, partial(_control, core, body, int(head["seq"]), int(head["ts_ms"]))
 
@@ -183,8 +185,16 @@ def _control(core: Core, body: Body | None, seq: int, ts_ms: int) -> None:
             core.reserved = max(core.reserved, body.head_seq)
         case bodies.GroupCursor():
             groups.apply(core, body, ts_ms)
+        case bodies.NumberedBatch():
+            numbers.apply(core.numbered, body)
         case _:
             pass  # of parts of the engine that are not about records
+
+
+def _follows(file: WalFile, rest: Ints, body: bodies.NumberedBatch) -> bool:
+    """Whether the records of a numbered batch are there. They are one chain, whole or absent, in the same file."""
+    head = file.heads[rest[0]] if len(rest) else None
+    return head is not None and int(head["kind"]) in (APPEND, APPEND_BATCH) and int(head["seq"]) == body.first
 
 
 def _is_routed(piece: _Piece) -> bool:

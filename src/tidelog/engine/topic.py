@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from tidelog.engine import append, delete, encode, pages, read, retention, segments
+from tidelog.engine import append, delete, encode, numbered, pages, read, retention, segments
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import Core
-from tidelog.engine.encode import Batch, Columns
+from tidelog.engine.encode import Batch, Columns, Parts
 from tidelog.engine.floors import Gap
 from tidelog.engine.groups import Group
 from tidelog.engine.ledger import LIMIT, Gaps
+from tidelog.engine.numbers import Written
 from tidelog.engine.pages import Pass, TextPage
 from tidelog.engine.queues.door import Queue
 from tidelog.engine.queues.redrive import Redriven, Where, redrive
@@ -141,6 +142,25 @@ class Topic:
         """Write the rows of a table as one batch: a column `data` (binary or text), and where there are such columns
         `tag`, `node`, `meta` (JSON text) and `json` (whether data is JSON). `seq` and `ts` are not taken over."""
         return self._append(encode.from_table(self._core.shared.limits, table), key).wait()
+
+    def append_numbered(
+        self, tables: Iterable[pa.Table | pa.RecordBatch] | Parts, *, writer: str, number: int, sum: tuple[int, int]
+    ) -> Appended:
+        """Write the rows of all these tables, as `append_arrow` takes them, as one batch of a writer that numbers its
+        batches: one range of seqs, all of it or nothing, synced whatever the topic's class is.
+
+        A batch that was written before, also before a restart, is not written again: its seqs are returned
+        (`deduped`). `sum` says what is in it. The same number with another sum, and a number below one that was
+        written, are a BatchConflict.
+        """
+        parts = tables if isinstance(tables, Parts) else numbered.prepared(self._core.shared.limits, tables)
+        return numbered.append_numbered(self._core, parts, writer, number, sum)
+
+    def numbered(self, writer: str) -> dict[int, Written]:
+        """The last batches that this writer has written, by number."""
+        with self._core.lock:
+            self._core.check()
+            return dict(self._core.numbered.get(writer, {}))
 
     def _append(self, batch: Batch | Columns, key: str | None) -> Token[Appended]:
         retention.expire(self._core)

@@ -1,4 +1,4 @@
-"""The bodies of control frames, types 2 to 11, 13 and 14. Only this module knows what lies in their data.
+"""The bodies of control frames, types 2 to 11 and 13 to 15. Only this module knows what lies in their data.
 
     text        u32 length, then UTF-8
     option      0, or 1 and the value
@@ -16,6 +16,7 @@
     HeadWatermark               u64 head
     Forward                     event u8; u64 source id; u64 first, u64 last source seq; u64 dest head behind it
     GroupCursor                 text group; gone u8; u64 seq; u64 hold bytes
+    NumberedBatch               text writer; u64 number; u64 first, u64 last seq; u64 × 2 sum
 
 Little-endian. A body is read to its last byte or not at all: bytes left over, an option that is
 neither 0 nor 1 and an unknown operation are damage, because a checksum has already vouched for them
@@ -196,6 +197,18 @@ class GroupCursor:
     gone: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberedBatch:
+    """The frames behind it, of the same topic and up to `last`, are this batch of a writer that numbers its own."""
+
+    KIND: ClassVar[int] = frame.NUMBERED_BATCH
+    writer: str
+    number: int
+    first: int
+    last: int
+    sum: tuple[int, int]  # of what is in it, as the writer has worked it out
+
+
 Body: TypeAlias = (
     TopicCreate
     | TopicDelete
@@ -210,6 +223,7 @@ Body: TypeAlias = (
     | HeadWatermark
     | Forward
     | GroupCursor
+    | NumberedBatch
 )
 
 _ROUTER_BOOLS: Final = ("preserve_node", "preserve_tag", "create_dest", "allow_cycle", "exactly_once")
@@ -251,6 +265,9 @@ def encode(body: Body) -> bytes:
             return bytes((ForwardEvent(body.event),)) + _u64(body.source_id) + seqs
         case GroupCursor():
             return _text(body.group) + bytes((body.gone,)) + _u64(body.seq) + _u64(body.hold_bytes)
+        case NumberedBatch():
+            seqs = _u64(body.number) + _u64(body.first) + _u64(body.last)
+            return _text(body.writer) + seqs + _u64(body.sum[0]) + _u64(body.sum[1])
 
 
 def decode(kind: int, data: Buffer) -> Body:
@@ -325,6 +342,9 @@ def _decode(kind: int, take: _Take) -> Body:
         case frame.GROUP_CURSOR:
             group, gone = take.text(), take.flag()
             return GroupCursor(group=group, gone=gone, seq=take.u64(), hold_bytes=take.u64())
+        case frame.NUMBERED_BATCH:
+            writer, number, first, last = take.text(), take.u64(), take.u64(), take.u64()
+            return NumberedBatch(writer=writer, number=number, first=first, last=last, sum=(take.u64(), take.u64()))
         case _:
             raise take.corrupt("not the body of a control frame")
 

@@ -47,6 +47,7 @@ HEAD_WATERMARK: Final = 11
 APPEND_BATCH: Final = 12
 FORWARD: Final = 13
 GROUP_CURSOR: Final = 14
+NUMBERED_BATCH: Final = 15
 
 NAMES: Final = {
     APPEND: "Append",
@@ -63,6 +64,7 @@ NAMES: Final = {
     APPEND_BATCH: "AppendBatch",
     FORWARD: "Forward",
     GROUP_CURSOR: "GroupCursor",
+    NUMBERED_BATCH: "NumberedBatch",
 }
 
 HAS_TAG: Final = 1

@@ -1,19 +1,35 @@
-"""The seam to named groups of consumers: where one stands, and how it is told that a query went on.
+"""[shell] Named groups of consumers: where one stands, and how it is told that a query went on.
 
-A place that keeps groups has a `groups`; today's have none, and asking for one is refused before anything is read.
+    offset of Spark     the seq to be read next          a group's position     the last seq that was passed
+
+Offsets in Spark's checkpoint decide what a query reads; a group is how everybody else sees how far it is. So a group
+that cannot be told does not stop a query that runs: by path that is so while another writer holds the directory. The
+next batch tells it the sum of both. At the start of a query it is an error, because then nobody would ever see it.
+A group that is ahead stays there: it goes back by a reset only.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
-from tidelog.errors import BadInput
+from tidelog import engine as topics
+from tidelog.disk.seam import Disk
+from tidelog.engine import Engine
+from tidelog.errors import BadInput, CursorConflict, GroupNotFound, Locked, TopicNotFound
 from tidelog.spark.offsets import Spot
-from tidelog.spark.place import Place
+from tidelog.spark.wire import Wire, name
+
+_log = logging.getLogger("tidelog.spark")
 
 
 class Groups(Protocol):
+    def check(self) -> None:
+        """Raise where a group could not be told anything."""
+        ...
+
     def fetch(self, group: str, topic: str) -> int | None:
         """The seq the group reads next; None: it has not read this topic."""
         ...
@@ -25,14 +41,71 @@ class Groups(Protocol):
 
 @runtime_checkable
 class Keeps(Protocol):
-    groups: Groups
+    @property
+    def groups(self) -> Groups: ...
 
 
-def of(place: Place, option: str, group: str) -> Groups:
+def of(place: object, option: str, group: str) -> Groups:
     """The groups of a place, or BadInput."""
     if isinstance(place, Keeps):
         return place.groups
     raise BadInput(
-        f"option {option}: this version of tidelog keeps no groups of consumers, so there is no {group!r}; nothing was "
+        f"option {option}: logs of the library keep no groups of consumers, so there is no {group!r}; nothing was "
         "read, give startingOffsets as seqs, earliest or latest"
     )
+
+
+class PathGroups:
+    """Groups in a directory: read from a snapshot of it, moved by a writer that holds it for that moment."""
+
+    def __init__(self, path: str, disk: Disk, reader: Engine) -> None:
+        self._path, self._disk, self._reader = path, disk, reader
+
+    def check(self) -> None:
+        try:
+            topics.open(self._path, disk=self._disk, threads=False).close()
+        except Locked as error:
+            raise Locked(
+                f"option group: {self._path} is held by another writer, and a group is moved by writing; nothing was "
+                "read, name the server that has it (option server), end that writer, or leave group out"
+            ) from error
+
+    def fetch(self, group: str, topic: str) -> int | None:
+        found = self._reader.find(topic)
+        mine = None if found is None else found.group(group)
+        return mine.position + 1 if mine is not None and mine.exists else None
+
+    def commit(self, group: str, spots: Mapping[str, Spot]) -> None:
+        try:
+            with topics.open(self._path, disk=self._disk, threads=False) as log:
+                for topic, spot in spots.items():
+                    found = log.find(topic)
+                    if found is not None and found.epoch == spot.epoch:
+                        with suppress(CursorConflict):
+                            found.group(group).commit(spot.seq - 1)
+        except Locked as error:
+            _log.warning("the group %s stays where it is until the next batch: %s", group, error)
+
+
+class ServerGroups:
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    def check(self) -> None:
+        """Who may not write is found out by the first commit."""
+
+    def fetch(self, group: str, topic: str) -> int | None:
+        try:
+            return int(self._wire.get(_path(topic, group))["position"]) + 1
+        except (GroupNotFound, TopicNotFound):
+            return None
+
+    def commit(self, group: str, spots: Mapping[str, Spot]) -> None:
+        for topic, spot in spots.items():
+            with suppress(TopicNotFound, CursorConflict):
+                if self._wire.get(f"/v0/topics/{name(topic)}/segments", sums="false")["epoch"] == spot.epoch:
+                    self._wire.post(f"{_path(topic, group)}/commit", {"seq": spot.seq - 1})
+
+
+def _path(topic: str, group: str) -> str:
+    return f"/v0/topics/{name(topic)}/groups/{name(group)}"

@@ -86,6 +86,11 @@ class Options:
         return self.path or self.server or ""
 
     @property
+    def is_store(self) -> bool:
+        """Whether `path` is the address of an object store, and not a directory."""
+        return re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:/", self.path or "") is not None
+
+    @property
     def gaps(self) -> bool:
         return self.on_gap == "emit"
 
@@ -180,14 +185,7 @@ def _text(name: str, value: str) -> str:
     return value.strip()
 
 
-def _path(name: str, value: str) -> str:
-    value = _text(name, value)
-    if re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:/", value):
-        raise _wrong(name, value, "a directory that the driver and the executors see; other stores are not read")
-    return value
-
-
-def _address(name: str, value: str) -> str:
+def address(name: str, value: str) -> str:
     value = value.strip().rstrip("/")
     try:
         parts = urlsplit(value)
@@ -239,8 +237,8 @@ def _seq(name: str, value: str, seq: object) -> int:
 
 
 _READERS: Final[dict[str, Callable[[str, str], Any]]] = {
-    "path": _path,
-    "server": _address,
+    "path": _text,
+    "server": address,
     "key": _text,
     "codec": _choice(*get_args(CodecName)),
     "subscribe": _names,

@@ -28,6 +28,7 @@ from tidelog.engine.read import SCHEMA
 from tidelog.engine.segments import Held
 from tidelog.errors import Corrupt, NotFound, Unavailable
 from tidelog.formats import deletions, idx
+from tidelog.spark.groups import PathGroups
 from tidelog.spark.place import Found, Inlined, Segment, Sight, Wanted, share, weight
 from tidelog.spark.stretches import Bools, Lost, Stretch
 
@@ -60,6 +61,10 @@ class PathPlace:
         if "_engine" in self.__dict__:
             self._engine.close()
             del self.__dict__["_engine"]
+
+    @property
+    def groups(self) -> PathGroups:
+        return PathGroups(self._path, self._disk, self._engine)
 
     # ── planning ──────────────────────────────────────────────────────────────────────────────
 
@@ -125,8 +130,9 @@ class PathPlace:
             return
         yield from _of_file(home, stretch, verify=verify)
 
-    def _again(self, stretch: Stretch) -> Iterator[Found]:
-        """The same seqs in the directory as it is now."""
+    def _again(self, stretch: Stretch, first: int | None = None) -> Iterator[Found]:
+        """The same seqs, or those from `first` on, in the directory as it is now."""
+        at = stretch.first if first is None else first
         try:
             reader = self._opened()
         except NotFound as error:
@@ -138,10 +144,10 @@ class PathPlace:
             topic = reader.find(stretch.topic)
             if topic is None or topic.epoch != stretch.epoch:
                 last = stretch.stop - 1
-                lost = Lost(stretch.topic, stretch.first, last, "recreated" if topic else "dropped", 1, 0)
-                yield Found(None, Counts(evicted=stretch.seqs), lost)
+                lost = Lost(stretch.topic, at, last, "recreated" if topic else "dropped", 1, 0)
+                yield Found(None, Counts(evicted=stretch.stop - at), lost)
                 return
-            yield from _as_records(topic, stretch)
+            yield from _as_records(topic, stretch, at)
 
 
 def _tried(look: Callable[[], T]) -> T:
@@ -220,9 +226,9 @@ def _of_file(home: Home, stretch: Stretch, *, verify: bool) -> Iterator[Found]:
         at = until
 
 
-def _as_records(topic: Topic, stretch: Stretch) -> Iterator[Found]:
-    """The stretch through the engine, with what was lost or deleted since it was planned."""
-    dead, at = stretch.dead(), stretch.first
+def _as_records(topic: Topic, stretch: Stretch, at: int) -> Iterator[Found]:
+    """The stretch from `at` on through the engine, with what was lost or deleted since it was planned."""
+    dead = stretch.dead()
     while at < stretch.stop:
         scan = topic.scan(at - 1, stretch.stop - 1)
         if scan.head_seq < stretch.stop - 1:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from tidelog.disk.store import opened
 from tidelog.spark.logs import LogPlace
 from tidelog.spark.options import Options
 from tidelog.spark.path import PathPlace
 from tidelog.spark.place import Place
 from tidelog.spark.server import ServerPlace
+from tidelog.spark.store import StorePlace
 
 
 def of(options: Options) -> Place:
     if options.server is not None:
         return ServerPlace(options.server, options.key)
     assert options.path is not None, "options name a path or a server"
+    if options.is_store:
+        if options.codec == "tide":
+            return StorePlace(options.path)
+        disk, path = opened(options.path)
+        return LogPlace(path, options.codec, disk=disk)
     if options.codec != "tide":
         return LogPlace(options.path, options.codec)
     return PathPlace(options.path)

@@ -70,7 +70,7 @@ def start_of(place: Place, options: Options, sight: Sight, *, default: int) -> i
     bound = options.start or Bound(default)
     if bound.group is not None:
         stands = groups_of(place, "startingOffsets", bound.group).fetch(bound.group, sight.topic)
-        return sight.floor if stands is None else stands
+        return max(sight.floor, sight.first) if stands is None else stands
     if bound.time_ms is not None:
         return _from_time(place, options, sight, bound.time_ms)
     seq = bound.of(sight.topic)
@@ -129,8 +129,23 @@ def check_named(bound: Bound | None, option: str, names: Iterable[str]) -> None:
             raise BadInput(f"option {option} names {topic!r}, which is not subscribed to; nothing was read")
 
 
+def check_group(place: Place, bound: Bound | None, option: str, options: Options, names: Sequence[str]) -> None:
+    """A group that is named is there, in one of the topics at least; unless the query itself is about to make it."""
+    group = None if bound is None else bound.group
+    if group is None or group == options.group:
+        return
+    kept = groups_of(place, option, group)
+    if all(kept.fetch(group, name) is None for name in names):
+        raise BadInput(
+            f"option {option}: {', '.join(names)} of {options.place} has no group {group!r}; nothing was read, look at "
+            f"the name again, start at the earliest, or give group={group} as well and the query makes it"
+        )
+
+
 def batch_ranges(place: Place, options: Options) -> list[Range]:
     names = topics(place, options)
+    check_group(place, options.start, "startingOffsets", options, names)
+    check_group(place, options.end, "endingOffsets", options, names)
     check_named(options.start, "startingOffsets", names)
     check_named(options.end, "endingOffsets", names)
     found = []

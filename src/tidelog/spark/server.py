@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 
 from tidelog.engine import Counts
 from tidelog.errors import Corrupt, NotFound, TopicNotFound, Unavailable
-from tidelog.formats import deletions, frame, idx, scan
-from tidelog.formats.rows import Rows
+from tidelog.formats import deletions, idx
+from tidelog.spark import ranges
+from tidelog.spark.groups import ServerGroups
 from tidelog.spark.place import Found, Inlined, Segment, Sight, Wanted, share, weight
-from tidelog.spark.stretches import Bools, FilePart, Lost, Stretch
+from tidelog.spark.ranges import BLOCK
+from tidelog.spark.stretches import Bools, Lost, Stretch
 from tidelog.spark.wire import Wire, broken, name
 
-CHUNK_BYTES: Final = 4 << 20
-_BLOCK: Final = 4096  # index entries that are asked for at once
 _PAGE: Final = 1000
 _decode = msgspec.json.decode
 
@@ -42,6 +42,10 @@ class ServerPlace:
 
     def close(self) -> None:
         self._wire.close()
+
+    @property
+    def groups(self) -> ServerGroups:
+        return ServerGroups(self._wire)
 
     # ── planning ──────────────────────────────────────────────────────────────────────────────
 
@@ -81,12 +85,12 @@ class ServerPlace:
 
         @lru_cache(maxsize=64)
         def block(number: int) -> NDArray[np.void]:
-            lo, hi = number * _BLOCK, min((number + 1) * _BLOCK, stop - base)
+            lo, hi = number * BLOCK, min((number + 1) * BLOCK, stop - base)
             return idx.read(self._wire.part(f"{where}/idx", lo * idx.ENTRY_BYTES, hi * idx.ENTRY_BYTES))
 
         def at(seq: int) -> int:
             place = seq - base
-            return size if seq >= stop else int(block(place // _BLOCK)["frame_offset"][place % _BLOCK])
+            return size if seq >= stop else int(block(place // BLOCK)["frame_offset"][place % BLOCK])
 
         def dead() -> Bools | None:
             if "del" not in row["files"]:
@@ -125,53 +129,17 @@ class ServerPlace:
         if stretch.file is None:
             yield from self._again(stretch, stretch.first, wanted)
             return
-        at = stretch.first
+        where, at = f"/v0/topics/{name(stretch.topic)}/segments/{stretch.file.base}", stretch.first
+
+        def part(kind: str, lo: int, hi: int) -> bytes:
+            return self._wire.part(f"{where}/{kind}", lo, hi)
+
         try:
-            for found, until in self._of_file(stretch, stretch.file, verify=verify):
+            for found, until in ranges.of_file(part, where, stretch, stretch.file, verify=verify):
                 yield found
                 at = until
         except NotFound:
             yield from self._again(stretch, at, wanted)
-
-    def _of_file(self, stretch: Stretch, file: FilePart, *, verify: bool) -> Iterator[tuple[Found, int]]:
-        where = f"/v0/topics/{name(stretch.topic)}/segments/{file.base}"
-        entries, ends = self._entries(where, stretch, file)
-        positions = entries["frame_offset"].astype(np.int64)
-        dead, at = stretch.dead(), 0
-        while at < stretch.seqs:
-            low = int(positions[at])
-            until = max(int(np.searchsorted(positions, low + CHUNK_BYTES)), at + 1)
-            until = int(np.searchsorted(positions, positions[until - 1], "right"))  # a frame is read once
-            buf = self._wire.part(f"{where}/data", low, ends if until == stretch.seqs else int(positions[until]))
-            part = entries[at:until]
-            rows = scan.walk_indexed(buf, part, 0, until - at, stretch.first + at, check=verify, origin=low)
-            if not _is_of(rows, stretch.epoch):
-                raise NotFound(f"segment {file.base} of {stretch.topic} is another topic's now")
-            holes = until - at - len(rows)
-            if holes != int((part["flags"] & idx.HOLE > 0).sum()):
-                reason = f"seqs {stretch.first + at} and behind are not all where their index says"
-                raise Corrupt(f"{self._server}{where}/data", pos=low, reason=reason)
-            deleted = 0
-            if dead is not None:
-                gone = dead[rows.seq - stretch.first]
-                deleted = int(gone.sum())
-                rows = rows.pick(np.flatnonzero(~gone)) if deleted else rows
-            yield Found(rows if len(rows) else None, Counts(deleted=deleted, holes=holes)), stretch.first + until
-            at = until
-
-    def _entries(self, where: str, stretch: Stretch, file: FilePart) -> tuple[NDArray[np.void], int]:
-        """The index of a stretch, and where its last frame ends: where the index names another one."""
-        lo, hi = stretch.first - file.base, stretch.stop - file.base
-        found = idx.read(self._wire.part(f"{where}/idx", lo * idx.ENTRY_BYTES, hi * idx.ENTRY_BYTES))
-        last = int(found["frame_offset"][-1])
-        while hi < file.stop - file.base:
-            more = min(hi + _BLOCK, file.stop - file.base)
-            part = idx.read(self._wire.part(f"{where}/idx", hi * idx.ENTRY_BYTES, more * idx.ENTRY_BYTES))
-            later = part["frame_offset"][part["frame_offset"] != last]
-            if len(later):
-                return found, int(later[0])
-            hi = more
-        return found, file.size
 
     def _again(self, stretch: Stretch, first: int, wanted: Wanted) -> Iterator[Found]:
         """Seqs from `first` to the end of the stretch as records, with what was lost or deleted since."""
@@ -230,11 +198,6 @@ class ServerPlace:
 
 
 _SHOWN: Final = (("data", "data"), ("tags", "tag"), ("meta", "meta"))
-
-
-def _is_of(rows: Rows, epoch: int) -> bool:
-    """Whether the frames of these rows are of the topic that was planned for."""
-    return not len(rows) or bool((frame.headers(rows.buf, np.unique(rows.at))["topic_id"] == epoch).all())
 
 
 def _said(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:

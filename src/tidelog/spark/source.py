@@ -4,6 +4,7 @@ Spark says       we say
 partition        Split: what one task reads
 pushFilters      a condition, where it is on topic, seq, ts, node or tag
 schema           the columns of `schema`, or what somebody gave
+writer           `sink`
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import BinaryType, StructField, StructType
 
+from tidelog.errors import BadInput
 from tidelog.spark import options as reading
 from tidelog.spark import payload, places, plan, schema
+from tidelog.spark import sink_options as writing
 from tidelog.spark.options import Options
 from tidelog.spark.place import Place
 from tidelog.spark.plan import Range
 from tidelog.spark.read import Reading
+from tidelog.spark.sink import TopicStreamWriter, TopicWriter
 from tidelog.spark.stream import TopicStreamReader
 from tidelog.spark.stretches import Split
 from tidelog.spark.where import Term, Where, of_spark
@@ -43,6 +47,18 @@ class TidelogSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         options = reading.read(self.options).for_batch()
         return TopicReader(options, _given(schema, options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
+        options = writing.read(self.options).for_batch()
+        if overwrite:
+            raise BadInput("a log is only appended to; nothing was written, use mode append, or drop the topic first")
+        return TopicWriter(options, schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TopicStreamWriter:  # noqa: N802
+        options = writing.read(self.options).for_stream()
+        if overwrite:
+            raise BadInput("a log is only appended to; nothing was written, use outputMode append")
+        return TopicStreamWriter(options, schema)
 
     def streamReader(self, schema: StructType) -> TopicStreamReader:  # noqa: N802
         options = reading.read(self.options).for_stream()

@@ -65,9 +65,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         place = self._place
         if self._options.group is not None:
-            groups.of(place, "group", self._options.group)
+            groups.of(place, "group", self._options.group).check()
         names = plan.topics(place, self._options)
         plan.check_named(self._options.start, "startingOffsets", names)
+        plan.check_group(place, self._options.start, "startingOffsets", self._options, names)
         found = {}
         for name in names:
             sight = place.look(name)

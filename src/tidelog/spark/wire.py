@@ -1,6 +1,7 @@
 """[shell] HTTP to a server, from the standard library: one connection, JSON, ranges of files, Arrow streams.
 
-A request that a kept connection was too old for is sent once more on a new one; all of them only read. Whatever else
+A request that a kept connection was too old for is sent once more on a new one: all of them read, or can be
+repeated. Whatever else
 goes wrong is one of our errors: the server's own words where it said any, else what to do about a server that is not
 there.
 """
@@ -15,15 +16,26 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import msgspec
 
-from tidelog.errors import BadInput, Error, NotFound, TopicNotFound, Unavailable
+from tidelog.errors import (
+    BadInput,
+    BatchConflict,
+    CursorConflict,
+    Error,
+    GroupNotFound,
+    NotFound,
+    TopicNotFound,
+    Unavailable,
+)
+from tidelog.types import Buffer
 
 TIMEOUT_S: Final = 60.0
 _decode = msgspec.json.decode
 
 
 class Wire:
-    def __init__(self, server: str, key: str | None, *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, server: str, key: str | None, *, timeout_s: float = TIMEOUT_S, writes: bool = False) -> None:
         self._server, self._key, self._timeout_s = server, key, timeout_s
+        self._done = "written" if writes else "read"  # what was not done, when something is refused
         self._connection: HTTPConnection | None = None
 
     def close(self) -> None:
@@ -36,6 +48,13 @@ class Wire:
 
     def post(self, path: str, body: object) -> Any:
         return self._json("POST", path, {}, msgspec.json.encode(body))
+
+    def put(self, path: str, content: Buffer, kind: str) -> Any:
+        with self.stream(path, method="PUT", body=content, headers={"Content-Type": kind}) as answer:
+            return _decode(_whole(answer, self._server))
+
+    def delete(self, path: str) -> Any:
+        return self._json("DELETE", path, {}, None)
 
     def _json(self, method: str, path: str, query: dict[str, object], body: bytes | None) -> Any:
         with self.stream(path, method=method, body=body, query=query) as answer:
@@ -60,25 +79,25 @@ class Wire:
         path: str,
         *,
         method: str = "GET",
-        body: bytes | None = None,
+        body: Buffer | None = None,
         headers: dict[str, str] | None = None,
         query: Mapping[str, object] | None = None,
     ) -> Iterator[HTTPResponse]:
         """An answer that is read while it comes."""
         asked = f"{path}?{urlencode(query)}" if query else path
-        sent = {**(headers or {}), **({"Content-Type": "application/json"} if body is not None else {})}
+        sent = {**({"Content-Type": "application/json"} if body is not None else {}), **(headers or {})}
         if self._key is not None:
             sent["Authorization"] = f"Bearer {self._key}"
         answer = self._answer(method, asked, body, sent)
         try:
             if answer.status >= 300:
-                raise _told(self._server, path, answer.status, _whole(answer, self._server))
+                raise _told(self._server, path, answer.status, _whole(answer, self._server), self._done)
             yield answer
         finally:
             if not answer.isclosed():  # somebody stopped in the middle: what follows here is not an answer
                 self.close()
 
-    def _answer(self, method: str, asked: str, body: bytes | None, headers: dict[str, str]) -> HTTPResponse:
+    def _answer(self, method: str, asked: str, body: Buffer | None, headers: dict[str, str]) -> HTTPResponse:
         kept = self._connection is not None
         try:
             connection = self._connection = self._connection or self._connect()
@@ -119,20 +138,32 @@ def _gone(server: str, error: Exception) -> Unavailable:
 broken = _gone
 
 
-def _told(server: str, path: str, status: int, content: bytes) -> Error:
+def _told(server: str, path: str, status: int, content: bytes, done: str) -> Error:
     """The server's refusal as one of our errors."""
     try:
         said = _decode(content)["error"]
         code, message = str(said["code"]), str(said["message"])
-        topic = str((said.get("detail") or {}).get("topic") or "")
+        detail = said.get("detail") or {}
+        topic = str(detail.get("topic") or "")
     except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-        code, message, topic = "", content[:200].decode("utf-8", "replace"), ""
+        code, message, detail, topic = "", content[:200].decode("utf-8", "replace"), {}, ""
     if code == "topic_not_found":
         return TopicNotFound(topic or path)
+    if code == "group_not_found":
+        return GroupNotFound(topic, str(detail.get("group")))
+    if code == "cursor_conflict":
+        fields = {name: int(detail[name]) for name in ("seq", "position", "head_seq")}
+        return CursorConflict(topic, str(detail["group"]), **fields, reason=message)
+    if code == "batch_conflict":
+        conflict = BatchConflict(
+            topic, str(detail["writer"]), number=detail["number"], newest=detail["newest"], reason=""
+        )
+        conflict.args = (message,)
+        return conflict
     if status in (401, 403):
-        return BadInput(f"option key: {server} says {status}, {message}; nothing was read, give a key that may read")
+        return BadInput(f"option key: {server} says {status}, {message}; nothing was {done}, give a key that may")
     if status in (404, 416):
         return NotFound(f"{server}{path}: {message}")
     if status == 429 or status >= 500:
         return Unavailable(f"{server} says {status}, {message}; nothing was written, run the query again")
-    return BadInput(f"{server}{path} says {status}, {message}; nothing was read")
+    return BadInput(f"{server}{path} says {status}, {message}; nothing was {done}")

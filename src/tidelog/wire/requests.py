@@ -160,6 +160,33 @@ class Fetch(Struct):
         within(self.max_batch_bytes)
 
 
+class Staged(Struct):
+    """A chunk that was staged, and what must be in it."""
+
+    chunk: str
+    rows: U64
+    bytes: U64
+    sum: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+
+
+class PutBatch(Struct):
+    writer: str
+    number: U64
+    sum: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    chunks: list[Staged]
+
+    def __post_init__(self) -> None:
+        within(self.number)
+
+    @property
+    def words(self) -> tuple[int, int]:
+        return int(self.sum[:16], 16), int(self.sum[16:], 16)
+
+    @staticmethod
+    def hex(words: tuple[int, int]) -> str:
+        return f"{words[0]:016x}{words[1]:016x}"
+
+
 class BadBody(Exception):
     """A body that is not what its endpoint takes; the text says where and why."""
 

@@ -72,6 +72,7 @@ BODIES = st.one_of(
         last=u64,
         dest_head=u64,
     ),
+    st.builds(bodies.NumberedBatch, writer=text, number=u64, first=u64, last=u64, sum=st.tuples(u64, u64)),
     st.builds(bodies.GroupCursor, group=text, seq=u64, hold_bytes=u64, gone=st.booleans()),
 )
 

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, LessThan, Not, StringContains
-from tests.unit.spark.world import MODES, House, Mode, house, read, source, stream
+from tests.unit.spark.world import MODES, House, Mode, house, read, source
 
 from tidelog import engine as topics
 from tidelog.errors import BadInput, Corrupt, Error, GapFound, NotFound, TopicNotFound, Unavailable
 from tidelog.spark import path as by_path
-from tidelog.spark import server as by_server
+from tidelog.spark import ranges
 from tidelog.spark.stretches import Split
 from tidelog.testing import ManualClock
 
@@ -77,7 +77,7 @@ def test_a_task_tells_its_log_where_its_seqs_went(here: House, caplog: pytest.Lo
 def test_a_task_that_loses_a_record_fails(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """The law can fail: a reader that drops rows is caught, whichever way they get lost."""
     fill(here)
-    module, name = (by_path, "_of_file") if here.mode == "path" else (by_server.ServerPlace, "_of_file")
+    module, name = (by_path, "_of_file") if here.mode == "path" else (ranges, "of_file")
     real = getattr(module, name)
 
     def lossy(*args: object, **kwargs: object) -> Iterator[object]:
@@ -429,14 +429,6 @@ def test_a_key_is_sent_and_a_wrong_one_refused(tmp_path: Path) -> None:
         for wrong in ({}, {"key": "other"}):
             with pytest.raises(BadInput, match=r"option key: .* 401"):
                 read(here.options(**wrong))
-
-
-def test_a_group_is_refused_until_there_are_groups(here: House) -> None:
-    fill(here)
-    with pytest.raises(BadInput, match="keeps no groups of consumers, so there is no 'shop'"):
-        read(here.options(startingOffsets="group:shop"))
-    with pytest.raises(BadInput, match="keeps no groups"):
-        stream(here.options(group="shop")).initialOffset()
 
 
 def test_an_empty_topic_is_an_empty_table(here: House) -> None:

@@ -57,7 +57,6 @@ def test_times_are_milliseconds_or_iso() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("path", "s3://bucket/data"),
         ("path", " "),
         ("server", "ftp://x"),
         ("server", "localhost:4000"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ from tests.unit.spark.world import MODES, House, house, sent, stream, taken
 
 from tidelog.errors import BadInput, GapFound, NotFound
 from tidelog.spark import places
-from tidelog.spark.offsets import Spot
-from tidelog.spark.path import PathPlace
 from tidelog.spark.stream import TopicStreamReader
 from tidelog.testing import ManualClock
 
@@ -222,33 +220,6 @@ def test_a_topic_that_is_not_there_stops_a_stream_before_it_starts(here: House) 
     here.engine.topic("orders")
     with pytest.raises(BadInput, match="another query's"):
         stream(here.options()).latestOffset({"offset": 5}, ReadAllAvailable())
-
-
-# ── groups ────────────────────────────────────────────────────────────────────────────────────────
-
-
-class Shelf:
-    def __init__(self) -> None:
-        self.stands: dict[tuple[str, str], int] = {}
-
-    def fetch(self, group: str, topic: str) -> int | None:
-        return self.stands.get((group, topic))
-
-    def commit(self, group: str, spots: Mapping[str, Spot]) -> None:
-        self.stands |= {(group, topic): spot.seq for topic, spot in spots.items()}
-
-
-def test_a_place_with_groups_is_told_how_far_a_query_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seam: whatever place keeps groups, the stream commits to it and starts from it."""
-    shelf = Shelf()
-    monkeypatch.setattr(PathPlace, "groups", shelf, raising=False)
-    with house("path", tmp_path) as here:
-        here.engine.topic("orders").append([b"x"] * 10)
-        reader = stream(here.options(group="shop", startingOffsets="group:shop"))
-        assert reader.initialOffset() == at(1), "a group that is new starts with what is there"
-        reader.commit(at(8))
-        assert shelf.stands == {("shop", "orders"): 8}
-        assert stream(here.options(startingOffsets="group:shop")).initialOffset() == at(8)
 
 
 def test_what_is_open_does_not_travel(here: House) -> None:

@@ -12,7 +12,13 @@ from typing import Any, Final
 
 import msgspec
 
-from tidelog.server.api import openapi_channels, openapi_groups, openapi_queues, openapi_routers
+from tidelog.server.api import (
+    openapi_batches,
+    openapi_channels,
+    openapi_groups,
+    openapi_queues,
+    openapi_routers,
+)
 from tidelog.server.api.auth import ADMIN, DELETE, READ, WRITE
 from tidelog.server.api.call import Call
 from tidelog.server.api.openapi_parts import ARROW, EVENTS, JSON, NDJSON, OCTETS, PAGED, Operation, Param, flag
@@ -227,6 +233,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
     Operation("GET", "/v0/openapi.json", "openapi", "This document", gives={200: {JSON: {"type": "object"}}}),
     *openapi_groups.OPERATIONS,
     *openapi_channels.OPERATIONS,
+    *openapi_batches.OPERATIONS,
     _probe("/v0/health", "health", "Whether it is alive", "Health"),
     _probe("/healthz", "healthz", "Whether it is alive", "Health"),
     _probe("/v0/ready", "ready", "Whether it is ready", "Ready", "not_ready", "shutting_down"),
@@ -241,8 +248,9 @@ _PATH: Final[dict[str, Schema]] = {
     "wid": TEXT,
     "channel": openapi_channels.CHANNEL,
     "group": TOPIC,
+    "chunk": {**TEXT, "description": "Its owner, the time and chance: three hexadecimal numbers with - between them."},
 }
-_SCHEMAS: Final = {**SCHEMAS, **openapi_groups.SCHEMAS}
+_SCHEMAS: Final = {**SCHEMAS, **openapi_groups.SCHEMAS, **openapi_batches.SCHEMAS}
 _EVERY: Final = ("unauthorized", "throttled", "internal", "not_ready", "shutting_down")
 _SECURITY: Final[Schema] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key; its scopes are named beside it."},

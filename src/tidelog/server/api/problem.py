@@ -42,6 +42,7 @@ _STATUS: Final = {
     "persistence_not_enabled": 409,
     "queue_empty": 409,
     "cursor_recovery_required": 409,
+    "batch_conflict": 409,
     "payload_too_large": 413,
     "uri_too_long": 414,
     "unsupported_media_type": 415,
@@ -70,6 +71,7 @@ _TABLE: Final[tuple[tuple[type[Error], str], ...]] = (
     (errors.NotAQueue, "not_a_queue"),
     (errors.GroupNotFound, "group_not_found"),
     (errors.CursorConflict, "cursor_conflict"),
+    (errors.BatchConflict, "batch_conflict"),
     (errors.RouterNotFound, "router_not_found"),
     (errors.ChannelNotFound, "channel_not_found"),
     (errors.NotFound, "not_found"),
@@ -153,6 +155,13 @@ def _detail(error: Error) -> dict[str, Any] | None:
                 "seq": error.seq,
                 "position": error.position,
                 "head_seq": error.head_seq,
+            }
+        case errors.BatchConflict():
+            return {
+                "topic": error.topic,
+                "writer": error.writer,
+                "number": error.number,
+                "newest": error.newest,
             }
         case errors.RouterNotFound():
             return {"router": error.router}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from tidelog.server.api import (
+    batches,
     bulk,
     channel_events,
     channel_messages,
@@ -92,6 +93,19 @@ TABLE: Final[tuple[Route, ...]] = (
     Route("/v0/topics/{topic}/groups/{group}/commit", "topics", {"POST": Endpoint(groups.commit, _WRITE)}),
     Route("/v0/topics/{topic}/groups/{group}/fetch", "topics", {"POST": Endpoint(groups.fetch, _READ)}),
     Route("/v0/topics/{topic}/groups/{group}/reset", "topics", {"POST": Endpoint(groups.reset, _WRITE)}),
+    Route(
+        "/v0/topics/{topic}/batches",
+        "topics",
+        {"GET": Endpoint(batches.known, _READ), "POST": Endpoint(batches.publish, _WRITE)},
+    ),
+    Route(
+        "/v0/topics/{topic}/staging/{chunk}",
+        "topics",
+        {
+            "PUT": Endpoint(batches.stage, _WRITE, streams=batches.CONTENT_TYPES),
+            "DELETE": Endpoint(batches.clear, _WRITE),
+        },
+    ),
     Route("/v0/topics/{topic}/gaps", "topics", {"GET": Endpoint(gaps.of_topic, _READ)}),
     Route("/v0/gaps", "", {"GET": Endpoint(gaps.of_all, _READ)}),
     Route("/v0/routers", "", {"GET": Endpoint(routers.list_all, _READ)}),

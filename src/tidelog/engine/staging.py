@@ -1,0 +1,167 @@
+"""[shell] Chunks of records on their way into a numbered batch: written by many, published or swept by one.
+
+    <root>/staging/<owner>-<ms>-<chance>          an Arrow stream: data, and where there are such tag, node, meta, json
+    <root>/staging/<owner>-<ms>-<chance>.part     one that is being written, or that somebody left behind
+
+A chunk is named by nobody until its writer has told of it, so the files of tasks that failed, ran twice or were
+forgotten are waste, and nothing more. The owner sweeps all it has when its batch is published or given up; what no
+owner comes back for is swept by whoever is next, when it is `KEPT_MS` old. Nothing here is synced: a batch whose chunks
+a power cut took was not published, and is made again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from tidelog.disk.atomic import remove_if_there
+from tidelog.disk.latch import FULL
+from tidelog.disk.seam import Disk, File, join
+from tidelog.errors import BadInput, DiskFull, NotFound, TooLarge, WriteFailed
+from tidelog.types import Buffer
+
+DIRECTORY: Final = "staging"
+CHUNK_BYTES_MAX: Final = 1 << 30
+KEPT_MS: Final = 7 * 86_400_000
+_NAME: Final = re.compile(r"([0-9a-f]{16,48})-([0-9a-f]{12})-[0-9a-f]{16}")
+_OWNER: Final = re.compile(r"[0-9a-f]{16,48}")
+_TEXTS: Final = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
+_KINDS: Final = {"data": _TEXTS, "tag": _TEXTS, "node": _TEXTS, "meta": _TEXTS, "json": (pa.bool_(),)}
+_PART: Final = ".part"
+
+
+class Chunk(NamedTuple):
+    """What its writer tells of a chunk: whoever publishes it holds it against what is there."""
+
+    name: str
+    rows: int
+    size: int
+    sum: int  # XXH3-64 of its bytes
+
+
+def name_of(owner: str, now_ms: int, chance: bytes) -> str:
+    return f"{owner}-{now_ms:012x}-{chance.hex()}"
+
+
+def check_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise BadInput(f"{name!r:.80} cannot name a chunk; nothing was written")
+    return name
+
+
+class Upload:
+    """A chunk that is being written."""
+
+    def __init__(self, disk: Disk, path: str, name: str) -> None:
+        self._disk, self._path, self._name = disk, path, name
+        remove_if_there(disk, path + _PART)
+        self._file: File = disk.open(path + _PART, "create")
+        self._hash, self._size = xxh3_64(), 0
+
+    def write(self, pieces: Sequence[Buffer]) -> None:
+        size = sum(map(len, pieces))
+        if self._size + size > CHUNK_BYTES_MAX:
+            raise TooLarge("a chunk", size=self._size + size, limit=CHUNK_BYTES_MAX)
+        try:
+            self._file.write_pieces(self._size, pieces)
+        except OSError as error:
+            kind = DiskFull if error.errno in FULL else WriteFailed
+            raise kind(
+                f"{self._path} cannot be written: {error}; nothing was published, free space and retry"
+            ) from error
+        for piece in pieces:
+            self._hash.update(piece)
+        self._size += size
+
+    def finish(self, rows: int = 0) -> Chunk:
+        self._file.close()
+        self._disk.rename(self._path + _PART, self._path)
+        return Chunk(self._name, rows, self._size, self._hash.intdigest())
+
+    def abandon(self) -> None:
+        self._file.close()
+        with suppress(OSError):
+            remove_if_there(self._disk, self._path + _PART)
+
+
+class Staging:
+    def __init__(self, disk: Disk, root: str) -> None:
+        self._disk, self.directory = disk, join(root, DIRECTORY)
+
+    @property
+    def exists(self) -> bool:
+        return self._disk.stat(self.directory) is not None
+
+    def make(self) -> None:
+        self._disk.make_dir(self.directory)
+
+    def begin(self, name: str) -> Upload:
+        return Upload(self._disk, join(self.directory, check_name(name)), name)
+
+    def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        """The records of a chunk, checked against what was told of it."""
+        path = join(self.directory, check_name(chunk.name))
+        try:
+            file = self._disk.open(path)
+        except FileNotFoundError:
+            raise NotFound(
+                f"the chunk {chunk.name} is not there: whoever staged it sees another directory, or it was swept; "
+                "nothing was written, see that all of them have the same one and run it again"
+            ) from None
+        try:
+            content = file.map() if file.size() else memoryview(b"")
+            if len(content) != chunk.size or xxh3_64_intdigest(content) != chunk.sum:
+                raise _other(path, "it is not what its writer wrote")
+            yield from _batches(path, content, chunk.rows)
+        finally:
+            file.close()
+
+    def remove(self, owner: str) -> int:
+        """Forget the chunks of an owner; how many there were."""
+        if not _OWNER.fullmatch(owner):
+            raise BadInput(f"{owner!r:.80} owns no chunks; nothing was removed")
+        return sum(remove_if_there(self._disk, path) for path, whose, _ in self._listed() if whose == owner)
+
+    def sweep(self, now_ms: int) -> int:
+        """Forget what nobody came back for."""
+        old = [path for path, _, made_ms in self._listed() if now_ms - made_ms > KEPT_MS]
+        return sum(remove_if_there(self._disk, path) for path in old)
+
+    def _listed(self) -> Iterator[tuple[str, str, int]]:
+        try:
+            names = self._disk.names(self.directory)
+        except FileNotFoundError:
+            return
+        for name in names:
+            found = _NAME.fullmatch(name.removesuffix(_PART))
+            if found:
+                yield join(self.directory, name), found[1], int(found[2], 16)
+
+
+def _batches(path: str, content: memoryview, rows: int) -> Iterator[pa.RecordBatch]:
+    """The batches of an Arrow stream. The bytes come from outside, so they are looked at in full."""
+    found = 0
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(content)) as stream:
+            for column in stream.schema:
+                if column.type not in _KINDS.get(column.name, ()):
+                    raise BadInput(
+                        f"a chunk has {column.name!r} as {column.type}, which no record has; nothing was written"
+                    )
+            for batch in stream:
+                batch.validate(full=True)
+                found += batch.num_rows
+                yield batch
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise _other(path, f"it is no Arrow stream ({error})") from None
+    if found != rows:
+        raise _other(path, f"it has {found} rows and was to have {rows}")
+
+
+def _other(path: str, reason: str) -> BadInput:
+    return BadInput(f"the chunk {path.rpartition('/')[2]}: {reason}; nothing was published, stage it again")

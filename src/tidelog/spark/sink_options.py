@@ -1,0 +1,185 @@
+"""[policy] What a writer may ask for, and which columns it may bring. Refused before a row is written.
+
+who writes     query, else queryName, else checkpointLocation: the name under which batches are numbered, the
+               same at every start. A batch (`save`) has none, and is written once because it is run once;
+               with `query` and `batch` (in foreachBatch) it has the one they name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Final
+
+from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampNTZType, TimestampType
+
+from tidelog.engine.config import check_topic_name
+from tidelog.engine.numbers import ONCE
+from tidelog.errors import BadInput
+from tidelog.spark import options as reading
+
+_SHOWN_MAX: Final = 80
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    path: str | None
+    server: str | None
+    key: str | None = field(repr=False)
+    topic: str | None
+    writer: str | None  # None: whoever has no name
+    batch: int | None
+    json: bool
+
+    @property
+    def place(self) -> str:
+        return self.path or self.server or ""
+
+    def for_batch(self) -> WriteOptions:
+        if (self.writer is None) != (self.batch is None):
+            raise BadInput(
+                "options query and batch: a batch that may be repeated has both; nothing was written, give both or "
+                "neither"
+            )
+        return self
+
+    def for_stream(self) -> WriteOptions:
+        if self.batch is not None:
+            raise BadInput("option batch: Spark numbers the batches of a stream; nothing was written, leave it out")
+        if self.writer is None:
+            raise BadInput(
+                "option query: nobody could tell a batch that is repeated from a new one; nothing was written, name "
+                "the query (option query, or queryName) or give checkpointLocation as an option"
+            )
+        return self
+
+
+def _wrong(name: str, value: str, must: str) -> BadInput:
+    return BadInput(f"option {name} is {value[:_SHOWN_MAX]!r}, it must be {must}; nothing was written")
+
+
+def _text(name: str, value: str) -> str:
+    if not value.strip():
+        raise _wrong(name, value, "a text that is not empty")
+    return value.strip()
+
+
+def _path(name: str, value: str) -> str:
+    value = _text(name, value)
+    if re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:/", value):
+        raise _wrong(name, value, "a directory that the driver and the executors see; other stores are only read")
+    return value
+
+
+def _topic(_: str, value: str) -> str:
+    check_topic_name(value)
+    return value
+
+
+def _query(name: str, value: str) -> str:
+    value = _text(name, value)
+    if value.startswith((ONCE, "checkpoint:")):
+        raise _wrong(name, value, f"a name that does not begin with {ONCE} or checkpoint:")
+    return value
+
+
+def _number(name: str, value: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", value):
+        raise _wrong(name, value, "a whole number from 0")
+    return int(value)
+
+
+def _payload(name: str, value: str) -> bool:
+    if value.lower() not in ("bytes", "json"):
+        raise _wrong(name, value, "bytes or json")
+    return value.lower() == "json"
+
+
+_READERS: Final[dict[str, Callable[[str, str], Any]]] = {
+    "path": _path,
+    "server": reading.address,
+    "key": _text,
+    "topic": _topic,
+    "query": _query,
+    "batch": _number,
+    "payload": _payload,
+    "queryName": _query,
+    "checkpointLocation": _text,
+}
+NAMES: Final = tuple(_READERS)
+
+
+def read(given: Mapping[str, str]) -> WriteOptions:
+    """The options of a writer, or BadInput that names the one that is wrong."""
+    known = {name.lower(): name for name in NAMES}
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name.lower() not in known:
+            near = get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
+            raise BadInput(
+                f"there is no option {name[:_SHOWN_MAX]!r}; nothing was written, did you mean {known[near]}?"
+            )
+        full = known[name.lower()]
+        found[full] = _READERS[full](full, str(value))
+    if ("path" in found) == ("server" in found):
+        given_both = "both are given" if "path" in found else "neither is given"
+        raise BadInput(f"options path and server: {given_both}; nothing was written, name a directory or a server")
+    if "key" in found and "path" in found:
+        raise BadInput("option key: it is for a server, and path is given; nothing was written, leave it out")
+    place = found.get("checkpointLocation")
+    return WriteOptions(
+        path=found.get("path"),
+        server=found.get("server"),
+        key=found.get("key"),
+        topic=found.get("topic"),
+        writer=found.get("query") or found.get("queryName") or (place and f"checkpoint:{place.rstrip('/')}"),
+        batch=found.get("batch"),
+        json=found.get("payload", False),
+    )
+
+
+_KINDS: Final[dict[str, tuple[type[DataType], ...]]] = {
+    "data": (BinaryType, StringType, StructType),
+    "topic": (StringType,),
+    "tag": (StringType,),
+    "node": (StringType,),
+    "ts": (TimestampType,),
+    "meta": (MapType,),
+}
+_SAID: Final = {"data": "binary, string or struct", "meta": "map<string,string>", "ts": "timestamp"}
+COLUMNS: Final = (*_KINDS, "seq")
+
+
+def check_schema(schema: StructType, options: WriteOptions) -> None:
+    """Refuse columns that no record has, and types that do not fit."""
+    names = [each.name for each in schema.fields]
+    if len(set(names)) < len(names):
+        raise BadInput(f"the DataFrame names a column twice: {names}; nothing was written")
+    if "data" not in names:
+        raise BadInput(
+            f"the DataFrame has the columns {', '.join(names)} and no data; nothing was written, make it of them: "
+            'select(struct("*").alias("data"))'
+        )
+    for each in schema.fields:
+        if each.name not in COLUMNS:
+            raise BadInput(
+                f"the DataFrame has a column {each.name!r}, which no record has; nothing was written. Columns are "
+                f"{', '.join(COLUMNS)}; drop it, or make it part of data with struct(…)"
+            )
+        wanted = _KINDS.get(each.name)
+        if wanted is not None and not _fits(each.dataType, wanted):
+            said = _SAID.get(each.name, "string")
+            raise BadInput(
+                f"the DataFrame has {each.name} as {each.dataType.simpleString()}, it must be {said}; nothing was "
+                "written, cast it"
+            )
+    if options.topic is None and "topic" not in names:
+        raise BadInput("option topic: no topic is named and there is no column topic; nothing was written, name one")
+
+
+def _fits(kind: DataType, wanted: tuple[type[DataType], ...]) -> bool:
+    if isinstance(kind, MapType):
+        return MapType in wanted and isinstance(kind.keyType, StringType) and isinstance(kind.valueType, StringType)
+    return isinstance(kind, wanted) and not isinstance(kind, TimestampNTZType)

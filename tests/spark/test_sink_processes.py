@@ -1,0 +1,153 @@
+"""The sink where processes are whole ones: drivers that are killed with their JVM, and a cluster of two workers."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pyspark
+import pytest
+from tests.spark import mortal
+from tests.spark.copying import check, fill
+from tests.unit.spark.world import serving
+
+import tidelog
+from tidelog.spark import find_java
+
+pytestmark = pytest.mark.slow
+ROOT = Path(__file__).parents[2]
+LIMIT_S = 300
+
+
+def environment() -> dict[str, str]:
+    path = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path), "PYSPARK_PYTHON": sys.executable}
+
+
+def driver(directory: Path, **sink: str) -> int:
+    """One run of the copy as a program of its own; its exit code, negative where it was killed."""
+    command = [sys.executable, "-m", "tests.spark.copying", str(directory)]
+    with (directory / "driver.log").open("ab") as log:
+        done = subprocess.run(
+            [*command, *(f"{name}={value}" for name, value in sink.items())],
+            cwd=ROOT,
+            env=environment(),
+            stdout=log,
+            stderr=log,
+            timeout=LIMIT_S,
+            check=False,
+        )
+    return done.returncode
+
+
+def test_a_driver_that_is_killed_before_spark_knows_of_its_commit(tmp_path: Path) -> None:
+    """The worst moment: the batch is written and synced, and everybody who knows dies."""
+    fill(tmp_path / "source")
+    mortal.doom(tmp_path / "doom", "appended", 1, driver=True)
+    assert driver(tmp_path, path=str(tmp_path / "sink")) == -signal.SIGKILL
+    with tidelog.open(str(tmp_path / "sink")) as log:
+        assert len(log.topic("copy").numbered("copy")) == 2
+    assert driver(tmp_path, path=str(tmp_path / "sink")) == 0
+    with tidelog.open(str(tmp_path / "sink")) as log:
+        check(log)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("step", mortal.BY_PATH)
+def test_a_driver_that_is_killed_at_any_step(tmp_path: Path, step: str) -> None:
+    fill(tmp_path / "source")
+    for passes in (0, 2):
+        mortal.doom(tmp_path / "doom", step, passes, driver=True)
+        assert driver(tmp_path, path=str(tmp_path / "sink")) == -signal.SIGKILL
+    assert driver(tmp_path, path=str(tmp_path / "sink")) == 0
+    with tidelog.open(str(tmp_path / "sink")) as log:
+        check(log)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("step", mortal.EVERY)
+def test_a_driver_of_a_server_that_is_killed_at_any_step(tmp_path: Path, step: str) -> None:
+    fill(tmp_path / "source")
+    with serving(str(tmp_path / "sink")) as (engine, address):
+        mortal.doom(tmp_path / "doom", step, 1, driver=True)
+        assert driver(tmp_path, server=address) == -signal.SIGKILL
+        assert driver(tmp_path, server=address) == 0
+        check(engine)
+
+
+# ── a cluster ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def running(directory: Path, name: str, ready: str, *command: str) -> Iterator[re.Match[str]]:
+    """A process of Spark's, from the moment that its log says so; ended with this."""
+    home = Path(pyspark.__file__).parent
+    java = find_java()
+    assert java is not None
+    settings = {
+        **environment(),
+        **({"JAVA_HOME": java.home} if java.home else {}),
+        "SPARK_HOME": str(home),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_WORKER_DIR": str(directory / f"{name}-work"),
+    }
+    path = directory / f"{name}.log"
+    with path.open("wb") as log:
+        started = [str(home / "bin" / "spark-class"), *command]
+        process = subprocess.Popen(started, env=settings, stdout=log, stderr=log, start_new_session=True)
+    try:
+        yield _said(process, path, ready)
+    finally:
+        os.killpg(process.pid, signal.SIGTERM)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)
+
+
+def _said(process: subprocess.Popen[bytes], path: Path, words: str) -> re.Match[str]:
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until:
+        found = re.search(words, path.read_text("utf-8", "replace"))
+        if found:
+            return found
+        assert process.poll() is None, path.read_text("utf-8", "replace")[-2000:]
+        time.sleep(0.1)
+    raise AssertionError(path.read_text("utf-8", "replace")[-2000:])
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[str]:
+    """A master and two workers of one core each, as processes of their own."""
+    at = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
+    with running(
+        tmp_path, "master", r"Starting Spark master at (spark://\S+)", "org.apache.spark.deploy.master.Master", *at
+    ) as master:
+        worker = ["org.apache.spark.deploy.worker.Worker", *at, "--cores", "1", "--memory", "600m", master[1]]
+        registered = "Successfully registered with master"
+        with running(tmp_path, "one", registered, *worker), running(tmp_path, "two", registered, *worker):
+            yield master[1]
+
+
+@pytest.mark.cluster
+def test_two_workers(cluster: str, tmp_path: Path) -> None:
+    """Tasks of both stage into one directory, and the driver publishes."""
+    fill(tmp_path / "source")
+    assert driver(tmp_path, master=cluster, tasks="4", path=str(tmp_path / "sink")) == 0, _tail(tmp_path)
+    with tidelog.open(str(tmp_path / "sink")) as log:
+        check(log)
+    logs = {path.parent.parent.parent.name: path.read_text() for path in tmp_path.glob("*-work/*/*/stderr")}
+    assert {name for name, said in logs.items() if "Finished task" in said} == {"one-work", "two-work"}
+
+
+def _tail(directory: Path) -> str:
+    return (directory / "driver.log").read_text("utf-8", "replace")[-3000:]

@@ -1,0 +1,219 @@
+"""The sink in a real Spark session: every mode, and exactly once whoever is killed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from tests.spark import copying, mortal
+from tests.spark.copying import BATCHES, ROWS, Copy, check, fill, rounds
+from tests.unit.spark.world import MODES, Mode, serving
+
+import tidelog
+from tidelog.engine import Engine
+
+pytestmark = pytest.mark.slow
+
+
+class Place:
+    def __init__(self, options: dict[str, str], path: Path, engine: Engine | None) -> None:
+        self.options, self._path, self._engine = options, path, engine
+
+    @contextmanager
+    def log(self) -> Iterator[Engine]:
+        if self._engine is not None:
+            yield self._engine
+        else:
+            with tidelog.open(str(self._path), threads=False) as log:
+                yield log
+
+
+@contextmanager
+def place(mode: Mode, directory: Path) -> Iterator[Place]:
+    path = directory / "sink"
+    if mode == "path":
+        yield Place({"path": str(path)}, path, None)
+    else:
+        with serving(str(path)) as (engine, address):
+            yield Place({"server": address}, path, engine)
+
+
+@pytest.fixture
+def mortals(spark: SparkSession) -> SparkSession:
+    copying.register(spark)
+    return spark
+
+
+def frame(spark: SparkSession, rows: int, partitions: int = 3) -> DataFrame:
+    return spark.range(0, rows, 1, partitions).select(
+        F.col("id").cast("string").cast("binary").alias("data"),
+        F.concat(F.lit("part-"), (F.col("id") % 3).cast("string")).alias("tag"),
+    )
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_batch(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
+    with place(mode, tmp_path) as here:
+        frame(spark, 5000).write.format("tidelog").options(**here.options, topic="copy").mode("append").save()
+        struct = spark.range(3).select(F.struct(F.col("id").alias("n")).alias("data"))
+        struct.write.format("tidelog").options(**here.options, topic="json").mode("append").save()
+        with here.log() as log:
+            table = log.topic("copy").to_arrow()
+            assert sorted(map(int, table.column("data").to_pylist())) == list(range(5000))
+            assert set(table.column("tag").to_pylist()) == {b"part-0", b"part-1", b"part-2"}
+            assert [record.data for record in log.topic("json").read(0).records] == [{"n": 0}, {"n": 1}, {"n": 2}]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stream_with_every_column_of_the_source(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
+    fill(tmp_path / "source")
+    source = spark.readStream.format("tidelog").options(
+        path=str(tmp_path / "source"), subscribe="source", startingOffsets="earliest", maxOffsetsPerTrigger="125"
+    )
+    with place(mode, tmp_path) as here:
+        for _ in range(2):  # the second start finds nothing to do
+            query = (
+                source.load()
+                .writeStream.format("tidelog")
+                .options(**here.options, topic="copy", checkpointLocation=str(tmp_path / "checkpoint"))
+                .trigger(availableNow=True)
+                .start()
+            )
+            assert query.awaitTermination(120)
+        with here.log() as log:
+            records = log.topic("copy").read(0, 10_000, bytes_max=1 << 24).records
+            assert [record.data for record in records] == [b"row %d" % number for number in range(ROWS)]
+            assert records[0].tag == "at-0"
+            assert records[0].meta is not None
+            assert set(records[0].meta) == {"ts"}
+
+
+def test_in_foreach_batch_the_number_is_named(spark: SparkSession, tmp_path: Path) -> None:
+    fill(tmp_path / "source")
+
+    def each(df: DataFrame, number: int) -> None:
+        for _ in range(2):
+            writing = df.select("data").write.format("tidelog").option("path", str(tmp_path / "sink"))
+            writing.options(topic="copy", query="each", batch=str(number)).mode("append").save()
+
+    options = {"path": str(tmp_path / "source"), "subscribe": "source", "startingOffsets": "earliest"}
+    reading = spark.readStream.format("tidelog").options(**options, maxOffsetsPerTrigger="150").load()
+    writing = reading.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "checkpoint"))
+    assert writing.trigger(availableNow=True).start().awaitTermination(120)
+    with tidelog.open(str(tmp_path / "sink")) as log:
+        assert log.topic("copy").head_seq == ROWS
+
+
+def test_what_is_refused_fails_before_a_row_is_written(spark: SparkSession, tmp_path: Path) -> None:
+    def refused(words: str, df: DataFrame, mode: str = "append", **options: Any) -> None:
+        with pytest.raises((AnalysisException, PySparkException), match=words):
+            df.write.format("tidelog").options(**{"topic": "copy", **options}).mode(mode).save()
+
+    path = str(tmp_path / "sink")
+    refused("both are given", frame(spark, 1), path=path, server="http://127.0.0.1:1")
+    refused("has a column 'id', which no record has", frame(spark, 1).withColumn("id", F.lit(1)), path=path)
+    refused("only appended to", frame(spark, 1), "overwrite", path=path)
+    refused("cannot be reached", frame(spark, 1), server="http://127.0.0.1:1")
+    refused("data has nulls", frame(spark, 10).withColumn("data", F.lit(None).cast("binary")), path=path)
+    with tidelog.open(path) as log:
+        assert log.names() == []
+        assert [each.name for each in (tmp_path / "sink" / "staging").iterdir()] == []
+
+
+# ── exactly once ──────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_killed_at_every_step_the_copy_is_the_source(mortals: SparkSession, tmp_path: Path, mode: Mode) -> None:
+    """Twelve kills: seven by path and five by server, the newest of Spark's own commits deleted now and then."""
+    fill(tmp_path / "source")
+    with place(mode, tmp_path) as here:
+        steps, random = list(mortal.BY_PATH if mode == "path" else mortal.EVERY), Random(mode)
+        random.shuffle(steps)
+        copying.killed_at(Copy(mortals, tmp_path, here.options), random, steps)
+        with here.log() as log:
+            check(log)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("seed", range(10))
+def test_two_hundred_kills(mortals: SparkSession, tmp_path: Path, mode: Mode, seed: int) -> None:
+    fill(tmp_path / "source")
+    with place(mode, tmp_path) as here:
+        copy = Copy(mortals, tmp_path, here.options)
+        steps = mortal.BY_PATH if mode == "path" else mortal.EVERY
+        assert rounds(copy, Random(seed), steps, 10) == 10
+        with here.log() as log:
+            check(log)
+
+
+def test_a_deleted_checkpoint_repeats_what_is_the_same_and_is_loud_otherwise(
+    mortals: SparkSession, tmp_path: Path
+) -> None:
+    fill(tmp_path / "source")
+    with place("path", tmp_path) as here:
+        copy = Copy(mortals, tmp_path, here.options)
+        assert copy.run() is None
+        shutil.rmtree(copy.checkpoint)
+        assert copy.run() is None, "the same batches, which are there"
+        with here.log() as log:
+            check(log)
+        shutil.rmtree(copy.checkpoint)
+        copy.source["maxOffsetsPerTrigger"] = "75"
+        said = copy.run()
+        assert said is not None
+        for way in ("BatchConflict", "bring back the checkpoint", "another name", "drop the topic"):
+            assert way in said, said
+        with here.log() as log:
+            check(log)
+            log.drop("copy")
+        shutil.rmtree(copy.checkpoint)
+        copy.source["maxOffsetsPerTrigger"] = str(ROWS // BATCHES)
+        assert copy.run() is None, "dropped, it is written anew"
+        with here.log() as log:
+            check(log)
+
+
+def test_a_full_topic_stops_the_query_and_it_goes_on_when_there_is_room(mortals: SparkSession, tmp_path: Path) -> None:
+    fill(tmp_path / "source")
+    with place("path", tmp_path) as here:
+        with here.log() as log:
+            log.topic("copy", cap_records=150, discard="reject")
+        copy = Copy(mortals, tmp_path, here.options)
+        said = copy.run()
+        assert said is not None
+        assert "copy is full" in said
+        with here.log() as log:
+            assert log.topic("copy").head_seq == 100
+            log.topic("copy", cap_records=0)
+        assert copy.run() is None
+        with here.log() as log:
+            check(log)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_query_moves_its_group_and_another_starts_there(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
+    with place(mode, tmp_path) as here:
+        with here.log() as log:
+            log.topic("orders").append([b"x"] * 40)
+        reading = spark.readStream.format("tidelog").options(**here.options, subscribe="orders", group="etl")
+        rows = reading.option("startingOffsets", "group:etl").option("maxOffsetsPerTrigger", "15").load()
+        query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
+        assert query.trigger(availableNow=True).start().awaitTermination(120)
+        with here.log() as log:
+            group = log.topic("orders").group("etl")
+            assert group.position >= 30, "every batch before the last is told at the least"
+            assert group.lag().records == 40 - group.position
+            log.topic("orders").append([b"y"] * 5)
+            behind = 45 - group.position
+        batch = spark.read.format("tidelog").options(**here.options, subscribe="orders", startingOffsets="group:etl")
+        assert batch.load().count() == behind

@@ -1,0 +1,108 @@
+"""Chunks on their way into a numbered batch: whole or not there, and no trace of what broke off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tidelog.engine import staging
+from tidelog.engine.staging import Chunk, Staging, name_of
+from tidelog.errors import BadInput, DiskFull, NotFound, TooLarge, WriteFailed
+from tidelog.testing import SimDisk
+
+NAME = name_of("ab" * 8, 1000, b"\1" * 8)
+
+
+@pytest.fixture
+def disk() -> SimDisk:
+    return SimDisk()
+
+
+@pytest.fixture
+def staged(disk: SimDisk) -> Staging:
+    made = Staging(disk, "data")
+    made.make()
+    return made
+
+
+def stream(**columns: pa.Array) -> bytes:
+    table = pa.table(columns)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    made: bytes = sink.getvalue().to_pybytes()
+    return made
+
+
+def put(staged: Staging, content: bytes, rows: int) -> Chunk:
+    upload = staged.begin(NAME)
+    upload.write([content[:7], content[7:]])
+    return upload.finish(rows)
+
+
+def test_a_chunk_is_there_when_it_is_finished(staged: Staging, disk: SimDisk) -> None:
+    assert staged.exists
+    assert not Staging(disk, "elsewhere").exists
+    upload = staged.begin(NAME)
+    upload.write([b"x"])
+    assert disk.names(staged.directory) == [f"{NAME}.part"]
+    upload.abandon()
+    assert disk.names(staged.directory) == []
+    chunk = put(staged, stream(data=pa.array([b"a", b"b"])), 2)
+    assert disk.names(staged.directory) == [NAME]
+    assert [batch.column("data").to_pylist() for batch in staged.read(chunk)] == [[b"a", b"b"]]
+    assert (staged.remove("cd" * 8), staged.remove("ab" * 8)) == (0, 1)
+    with pytest.raises(NotFound, match="or it was swept"):
+        list(staged.read(chunk))
+
+
+@pytest.mark.parametrize(("number", "kind"), [(28, DiskFull), (5, WriteFailed)])
+def test_a_disk_that_refuses(staged: Staging, disk: SimDisk, number: int, kind: type[Exception]) -> None:
+    upload = staged.begin(NAME)
+    disk.fail("write", at=1, error=number)
+    with pytest.raises(kind, match="nothing was published"):
+        upload.write([b"x"])
+    upload.abandon()
+    assert disk.names(staged.directory) == []
+
+
+FINE = stream(data=pa.array([b"a"]))
+
+
+@pytest.mark.parametrize(
+    ("content", "change", "words"),
+    [
+        (FINE, {"size": 1}, "not what its writer wrote"),
+        (FINE, {"sum": 1}, "not what its writer wrote"),
+        (FINE, {"rows": 2}, "has 1 rows and was to have 2"),
+        (b"no arrow at all", {}, "no Arrow stream"),
+        (b"", {}, "no Arrow stream"),
+        (stream(data=pa.array([b"a"]), price=pa.array([1])), {}, "'price' as int64"),
+        (stream(data=pa.array([b"a"]).dictionary_encode()), {}, "'data' as dictionary"),
+    ],
+)
+def test_what_is_not_what_was_told(staged: Staging, content: bytes, change: dict[str, Any], words: str) -> None:
+    chunk = put(staged, content, 1)._replace(**change)
+    with pytest.raises(BadInput, match=words):
+        list(staged.read(chunk))
+
+
+@pytest.mark.parametrize("name", ["", "x", "../x", f"{NAME}.part", NAME.upper(), f"{NAME}/x", f"ab/{NAME}"])
+def test_names_that_name_no_chunk(staged: Staging, name: str) -> None:
+    with pytest.raises(BadInput, match="cannot name a chunk"):
+        staged.begin(name)
+    with pytest.raises(BadInput):
+        list(staged.read(Chunk(name, 0, 0, 0)))
+    with pytest.raises(BadInput, match="owns no chunks"):
+        staged.remove(name)
+
+
+def test_a_chunk_has_an_end(staged: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "CHUNK_BYTES_MAX", 10)
+    upload = staged.begin(NAME)
+    upload.write([b"x" * 10])
+    with pytest.raises(TooLarge):
+        upload.write([b"x"])
+    upload.abandon()

@@ -1,0 +1,151 @@
+"""Groups of consumers from Spark: a query starts where one stands, and everybody sees how far it came (E7)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.spark.world import MODES, Mode, read, serving, stream
+
+import tidelog
+from tidelog.commitlog import SegmentedLog
+from tidelog.engine import Engine
+from tidelog.errors import BadInput, Locked
+
+
+class Shop:
+    """A topic that nobody holds while a query runs by path; by server, the server does."""
+
+    def __init__(self, path: Path, engine: Engine | None, address: str) -> None:
+        self._path, self._engine, self._address = path, engine, address
+        with self.log() as log:
+            log.topic("orders").append([b"x"] * 10)
+
+    def options(self, **more: Any) -> dict[str, str]:
+        where = {"path": str(self._path)} if self._engine is None else {"server": self._address}
+        return {**where, "subscribe": "orders", **{name: str(value) for name, value in more.items()}}
+
+    @contextmanager
+    def log(self) -> Iterator[Engine]:
+        if self._engine is not None:
+            yield self._engine
+        else:
+            with tidelog.open(str(self._path), threads=False) as log:
+                yield log
+
+    def position(self, group: str = "etl", topic: str = "orders") -> int | None:
+        with self.log() as log:
+            found = log.topic(topic).group(group)
+            return found.position if found.exists else None
+
+    def at(self, seq: int, topic: str = "orders") -> dict[str, Any]:
+        with self.log() as log:
+            return {topic: {"epoch": log.topic(topic).epoch, "seq": seq}}
+
+
+@pytest.fixture(params=MODES)
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+    mode: Mode = request.param
+    if mode == "path":
+        yield Shop(tmp_path / "data", None, "")
+    else:
+        with serving(str(tmp_path / "data")) as (engine, address):
+            yield Shop(tmp_path / "data", engine, address)
+
+
+def test_a_commit_moves_the_group_and_lag_is_seen(shop: Shop) -> None:
+    reader = stream(shop.options(group="etl", startingOffsets="group:etl"))
+    assert reader.initialOffset() == shop.at(1), "a group that is new starts with what is there"
+    reader.commit(shop.at(8))
+    assert shop.position() == 7
+    with shop.log() as log:
+        assert log.topic("orders").group("etl").lag().records == 3
+        assert [(topic, state.lag.records) for topic, state in log.glance_groups(10)] == [("orders", 3)], "for metrics"
+    reader.commit(shop.at(11))
+    assert shop.position() == 10
+    reader.stop()
+
+
+def test_a_query_starts_and_a_batch_ends_where_a_group_stands(shop: Shop) -> None:
+    with shop.log() as log:
+        log.topic("orders").group("etl").commit(4)
+    started = stream(shop.options(startingOffsets="group:etl"))
+    assert started.initialOffset() == shop.at(5)
+    started.stop()
+    assert read(shop.options(startingOffsets="group:etl")).seqs == [5, 6, 7, 8, 9, 10]
+    assert read(shop.options(endingOffsets="group:etl")).seqs == [1, 2, 3, 4]
+
+
+def test_a_topic_that_the_group_has_not_read_is_read_from_its_start(shop: Shop) -> None:
+    with shop.log() as log:
+        log.topic("orders").group("etl").commit(9)
+        log.topic("more").append([b"y"] * 2)
+    found = read(shop.options(subscribe="orders,more", startingOffsets="group:etl"))
+    assert sorted(zip(found.table.column("topic").to_pylist(), found.seqs, strict=True)) == [
+        ("more", 1),
+        ("more", 2),
+        ("orders", 10),
+    ]
+
+
+def test_a_group_that_nobody_has_is_refused(shop: Shop) -> None:
+    for make in (read, lambda options: stream(options).initialOffset()):
+        with pytest.raises(BadInput, match=r"orders of .* has no group 'eti'; nothing was read"):
+            make(shop.options(startingOffsets="group:eti"))
+    with pytest.raises(BadInput, match=r"option endingOffsets: .* has no group 'eti'"):
+        read(shop.options(endingOffsets="group:eti"))
+
+
+def test_a_group_that_is_ahead_or_of_another_topic_stays(shop: Shop) -> None:
+    reader = stream(shop.options(group="etl"))
+    reader.commit(shop.at(8))
+    reader.commit(shop.at(3))
+    assert shop.position() == 7
+    old = shop.at(5)
+    with shop.log() as log:
+        log.drop("orders")
+        log.topic("orders").append([b"z"] * 10)
+    reader.commit(old)
+    assert shop.position() is None, "its offsets are of records that are gone"
+    with shop.log() as log:
+        log.drop("orders")
+    reader.commit(old)
+    reader.stop()
+
+
+def test_by_path_another_writer_is_an_error_at_the_start_and_a_warning_later(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop(tmp_path / "data", None, "")
+    reader = stream(shop.options(group="etl"))
+    where = shop.at(8)
+    with tidelog.open(str(tmp_path / "data")):
+        with pytest.raises(Locked, match="name the server that has it"):
+            reader.initialOffset()
+        with caplog.at_level(logging.WARNING, "tidelog.spark"):
+            reader.commit(where)
+        assert "stays where it is until the next batch" in caplog.text
+    assert shop.position() is None
+    reader.commit(where)
+    assert shop.position() == 7
+    reader.stop()
+
+
+def test_logs_of_the_library_have_no_groups(tmp_path: Path) -> None:
+    with SegmentedLog.open(str(tmp_path / "log"), "rustlog") as log:
+        log.append(b"a")
+    with pytest.raises(BadInput, match="keep no groups of consumers, so there is no 'etl'"):
+        read({"path": str(tmp_path / "log"), "codec": "rustlog", "startingOffsets": "group:etl"})
+
+
+def test_a_key_that_may_only_read_cannot_move_a_group(tmp_path: Path) -> None:
+    with serving(str(tmp_path / "data"), keys="r:read") as (engine, address):
+        engine.topic("orders").append([b"x"])
+        reader = stream({"server": address, "key": "r", "subscribe": "orders", "group": "etl"})
+        with pytest.raises(BadInput, match=r"option key: .* 403"):
+            reader.commit({"orders": {"epoch": engine.topic("orders").epoch, "seq": 2}})
+        reader.stop()

@@ -1,0 +1,501 @@
+"""The sink by path and by server: one range a batch, each batch once, and nothing left behind (P4)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from random import Random
+from threading import Event, Thread
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.unit.spark.sinking import data, micro, save, stream_writer, tasks, writer
+from tests.unit.spark.world import MODES, Mode, serving, source
+
+import tidelog
+from tidelog import engine
+from tidelog.disk.posix import PosixDisk
+from tidelog.engine import Topic
+from tidelog.engine.staging import KEPT_MS, Staging, name_of
+from tidelog.errors import BadInput, BatchConflict, Error, InDoubt, Locked, TooLarge, TopicFull, Unavailable
+from tidelog.spark import fingerprint, rows, sink, target
+from tidelog.spark.sink import Sink, Staged
+
+
+class Desk:
+    """Where a sink writes, and how a test looks at it."""
+
+    def __init__(self, mode: Mode, path: Path, engine: Any, address: str) -> None:
+        self.mode, self.path, self._engine, self._address = mode, path, engine, address
+
+    def options(self, **more: Any) -> dict[str, str]:
+        where = {"path": str(self.path)} if self.mode == "path" else {"server": self._address}
+        return {**where, "topic": "copy", **{name: str(value) for name, value in more.items()}}
+
+    def stream(self, **more: Any) -> dict[str, str]:
+        return self.options(query="etl", **more)
+
+    @contextmanager
+    def log(self) -> Iterator[Any]:
+        if self.mode == "server":
+            yield self._engine
+        else:
+            with tidelog.open(str(self.path), threads=False) as log:
+                yield log
+
+    def look(self, what: Callable[[Topic], Any], topic: str = "copy") -> Any:
+        with self.log() as log:
+            return what(log.topic(topic))
+
+    def datas(self, topic: str = "copy") -> list[bytes]:
+        found: list[bytes] = self.look(lambda made: made.to_arrow().column("data").to_pylist(), topic)
+        return found
+
+    def staged(self) -> list[str]:
+        place = self.path / "staging"
+        return sorted(path.name for path in place.iterdir()) if place.exists() else []
+
+
+@pytest.fixture(params=MODES)
+def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+    mode: Mode = request.param
+    if mode == "path":
+        yield Desk(mode, tmp_path / "data", None, "")
+    else:
+        with serving(str(tmp_path / "data")) as (engine, address):
+            yield Desk(mode, tmp_path / "data", engine, address)
+
+
+def test_a_batch_is_one_range_of_all_tasks(desk: Desk) -> None:
+    save(desk.options(), [data(b"a", b"b"), data(b"c")], [data()], [data(b"d")])
+    assert desk.datas() == [b"a", b"b", b"c", b"d"]
+    save(desk.options(), [data(b"a")])
+    assert desk.datas() == [b"a", b"b", b"c", b"d", b"a"], "a batch that is run twice is two"
+    assert desk.staged() == []
+
+
+def test_a_batch_without_rows_writes_nothing(desk: Desk) -> None:
+    save(desk.options(), [data()], [data()])
+    micro(desk.stream(), 0, [data()])
+    with desk.log() as log:
+        assert log.find("copy") is None
+    micro(desk.stream(), 1, [data(b"a")])
+    micro(desk.stream(), 2, [data()])
+    assert desk.datas() == [b"a"]
+
+
+def test_a_repeated_batch_is_where_it_was_whatever_tasks_its_rows_come_in(desk: Desk) -> None:
+    micro(desk.stream(), 0, [data(b"a", b"b")], [data(b"c")])
+    micro(desk.stream(), 1, [data(b"d")])
+    micro(desk.stream(), 1, [data(b"d")])
+    micro(desk.stream(), 0, [data(b"c")], [], [data(b"b"), data(b"a")])
+    assert desk.datas() == [b"a", b"b", b"c", b"d"]
+    micro(desk.stream(), 2, [data(b"e")])
+    assert desk.datas() == [b"a", b"b", b"c", b"d", b"e"]
+    assert desk.staged() == []
+
+
+def test_a_restart_in_between_changes_nothing(tmp_path: Path) -> None:
+    for _ in range(2):
+        with serving(str(tmp_path / "data")) as (engine, address):
+            options = {"server": address, "topic": "copy", "query": "etl"}
+            micro(options, 0, [data(b"a")])
+            assert engine.topic("copy").head_seq == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "rows"),
+    [(3, [b"a", b"c"]), (3, [b"a"]), (3, [b"a", b"b", b"b"]), (2, [b"a", b"b"]), (0, [b"x"])],
+)
+def test_other_content_and_a_batch_id_that_fell_are_loud(desk: Desk, number: int, rows: list[bytes]) -> None:
+    micro(desk.stream(), 3, [data(b"a", b"b")])
+    with pytest.raises(BatchConflict) as caught:
+        micro(desk.stream(), number, [data(*rows)])
+    for way in ("bring back the checkpoint", "under another name (option query)", "drop the topic"):
+        assert way in str(caught.value)
+    assert desk.datas() == [b"a", b"b"]
+    micro(desk.options(query="another"), number, [data(*rows)])
+    assert desk.datas() == [b"a", b"b", *rows]
+
+
+def test_only_the_attempt_that_is_committed_counts(desk: Desk) -> None:
+    made = stream_writer(desk.stream(), data().schema)
+    tasks(made, [[data(b"lost")], [data(b"ran twice")]])
+    kept = tasks(made, [[data(b"ran twice")]])
+    assert len(desk.staged()) == 3
+    made.commit([*kept, None], 0)
+    assert desk.datas() == [b"ran twice"]
+    assert desk.staged() == [], "what nobody told of is swept"
+
+
+def test_an_abort_clears_and_the_next_run_goes_on(desk: Desk) -> None:
+    made = stream_writer(desk.stream(), data().schema)
+    made.abort(tasks(made, [[data(b"a")], [data(b"b")]]), 0)
+    batch = writer(desk.options(), data().schema)
+    batch.abort([*tasks(batch, [[data(b"c")]]), None])
+    assert desk.staged() == []
+    micro(desk.stream(), 0, [data(b"a")])
+    assert desk.datas() == [b"a"]
+
+
+def test_what_a_killed_driver_left_goes_with_the_next_batch(desk: Desk) -> None:
+    tasks(stream_writer(desk.stream(), data().schema), [[data(b"a")]])
+    assert len(desk.staged()) == 1
+    micro(desk.stream(), 0, [data(b"a")])
+    assert (desk.staged(), desk.datas()) == ([], [b"a"])
+
+
+def test_what_nobody_comes_back_for_is_swept_in_the_end(tmp_path: Path) -> None:
+    staging = Staging(PosixDisk(), str(tmp_path))
+    staging.make()
+    for name in (name_of("ab" * 8, 1000, b"\0" * 8), name_of("ab" * 8, 2000, b"\1" * 8)):
+        upload = staging.begin(name)
+        upload.write([b"x"])
+        upload.finish()
+    staging.begin(name_of("ab" * 8, 1500, b"\2" * 8))  # never finished
+    (tmp_path / "staging" / "somebody.else").write_bytes(b"")
+    assert staging.sweep(1500 + KEPT_MS) == 1
+    assert staging.sweep(2001 + KEPT_MS) == 2
+    assert [path.name for path in (tmp_path / "staging").iterdir()] == ["somebody.else"]
+
+
+def test_every_column_arrives(desk: Desk) -> None:
+    moment = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
+    given = data(
+        b"1",
+        b"2",
+        b"3",
+        tag=pa.array(["t", None, "u"]),
+        node=pa.array([None, "n", "n"]),
+        meta=pa.array([[("k", 'a"\\\n'), ("z", None)], None, [("ts", "mine")]], pa.map_(pa.string(), pa.string())),
+        ts=pa.array([moment, moment, moment], pa.timestamp("us", "UTC")),
+        seq=pa.array([7, 8, 9]),
+    )
+    save(desk.options(), [given])
+    first, second, third = desk.look(lambda topic: topic.read(0).records)
+    when = "2026-01-31T12:00:00.250000Z"
+    assert (first.data, first.tag, first.node, first.meta) == (b"1", "t", None, {"ts": when, "k": 'a"\\\n', "z": None})
+    assert (second.data, second.tag, second.node, second.meta) == (b"2", None, "n", {"ts": when})
+    assert (third.seq, third.meta) == (3, {"ts": "mine"})
+
+
+def test_text_and_structs(desk: Desk) -> None:
+    save(desk.options(), [pa.RecordBatch.from_pydict({"data": pa.array(["plain"])})])
+    save(desk.options(payload="json"), [pa.RecordBatch.from_pydict({"data": pa.array(['{"a": 1}'])})])
+    struct = pa.array(
+        [{"a": 1, "m": [("k", "v")]}], pa.struct([("a", pa.int32()), ("m", pa.map_(pa.string(), pa.string()))])
+    )
+    save(desk.options(), [pa.RecordBatch.from_pydict({"data": struct})])
+    found = [record.data for record in desk.look(lambda topic: topic.read(0).records)]
+    assert found == [b"plain", {"a": 1}, {"a": 1, "m": {"k": "v"}}]
+    with pytest.raises(BadInput, match="not JSON"):
+        save(desk.options(payload="json"), [pa.RecordBatch.from_pydict({"data": pa.array(["{"])})])
+    assert desk.look(lambda topic: topic.head_seq) == 3
+
+
+def test_rows_go_where_their_topic_says_and_an_option_says_it_for_all(desk: Desk) -> None:
+    options = desk.stream()
+    del options["topic"]
+    given = data(b"1", b"2", b"3", topic=pa.array(["x", "y", "x"]))
+    for _ in range(2):
+        micro(options, 0, [given], [data(b"4", topic=pa.array(["y"]))])
+    assert (desk.datas("x"), desk.datas("y")) == ([b"1", b"3"], [b"2", b"4"])
+    save(desk.options(), [given])
+    assert desk.datas("copy") == [b"1", b"2", b"3"]
+
+
+def test_a_batch_that_was_cut_off_between_two_topics_is_finished(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = desk.stream()
+    del options["topic"]
+    given = data(b"1", b"2", topic=pa.array(["x", "y"]))
+    with monkeypatch.context() as patch:
+        kind = target.PathTarget if desk.mode == "path" else target.ServerTarget
+        real = kind.publish
+        patch.setattr(kind, "publish", lambda self, batch, chunks: real(self, batch, {"x": chunks["x"]}) and 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            micro(options, 5, [given])
+    micro(options, 5, [given])
+    assert (desk.datas("x"), desk.datas("y")) == ([b"1"], [b"2"])
+    with pytest.raises(BatchConflict):
+        micro(options, 5, [data(b"1", b"2", b"3", topic=pa.array(["x", "y", "a"]))])
+    with desk.log() as log:
+        assert log.find("a") is None, "what is refused for one topic is for all, also for the first"
+
+
+def test_a_batch_of_many_chunks_is_one_range(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "STAGED_BYTES", 100_000)
+    monkeypatch.setattr(rows, "BYTES_MAX", 30_000)
+    values = [bytes([number % 256]) * 1000 for number in range(600)]
+    micro(desk.stream(), 0, [data(*values[:400])], [data(*values[400:])])
+    assert desk.datas() == values
+    assert desk.look(lambda topic: topic.numbered("etl")[0])[:2] == (1, 600)
+
+
+# ── what is refused ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"server": "http://127.0.0.1:1"}, "path and server: both are given"),
+        ({"key": "k"}, "it is for a server, and path is given"),
+        ({"path": "s3://bucket/data"}, "other stores are only read"),
+        ({"topic": "-x"}, "-x"),
+        ({"payload": "xml"}, "option payload is 'xml', it must be bytes or json"),
+        ({"query": ""}, "option query is ''"),
+        ({"query": "once:x"}, "does not begin with once:"),
+        ({"batch": "-1"}, "option batch is '-1'"),
+        ({"batch": "1"}, "a batch that may be repeated has both"),
+        ({"query": "x"}, "a batch that may be repeated has both"),
+        ({"topik": "x"}, "there is no option 'topik'; nothing was written, did you mean topic"),
+    ],
+)
+def test_options_of_a_batch(tmp_path: Path, options: dict[str, str], words: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(words)):
+        writer({"path": str(tmp_path / "data"), "topic": "copy", **options}, data().schema)
+    assert not (tmp_path / "data").exists()
+
+
+def test_options_of_a_stream(tmp_path: Path) -> None:
+    options = {"path": str(tmp_path / "data"), "topic": "copy"}
+    with pytest.raises(BadInput, match="name the query"):
+        stream_writer(options, data().schema)
+    with pytest.raises(BadInput, match="Spark numbers the batches of a stream"):
+        stream_writer({**options, "query": "x", "batch": "1"}, data().schema)
+    micro({**options, "checkpointLocation": "/check/point/"}, 0, [data(b"a")])
+    micro({**options, "checkpointLocation": "/check/point"}, 0, [data(b"a")])
+    micro({**options, "checkpointLocation": "/check/point", "queryName": "other"}, 0, [data(b"a")])
+    with tidelog.open(str(tmp_path / "data")) as log:
+        assert log.topic("copy").head_seq == 2
+    with pytest.raises(BadInput, match="neither is given"):
+        stream_writer({"topic": "copy", "query": "x"}, data().schema)
+    for made in (source(options).writer, source({**options, "query": "x"}).streamWriter):
+        with pytest.raises(BadInput, match="only appended to"):
+            made(None, True)  # type: ignore[arg-type]
+
+
+TEXT, BYTES = pa.string(), pa.binary()
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"value": BYTES}, "has the columns value and no data"),
+        ({"data": pa.int64()}, "has data as bigint, it must be binary, string or struct"),
+        ({"data": BYTES, "price": pa.float64()}, "has a column 'price', which no record has"),
+        ({"data": BYTES, "tag": pa.int32()}, "has tag as int, it must be string"),
+        ({"data": BYTES, "meta": TEXT}, "has meta as string, it must be map<string,string>"),
+        (
+            {"data": BYTES, "meta": pa.map_(TEXT, pa.int32())},
+            "has meta as map<string,int>, it must be map<string,string>",
+        ),
+        ({"data": BYTES, "ts": TEXT}, "has ts as string, it must be timestamp"),
+        ({"data": BYTES, "ts": pa.timestamp("us")}, "has ts as timestamp_ntz, it must be timestamp"),
+    ],
+)
+def test_columns_that_do_not_fit(tmp_path: Path, columns: dict[str, pa.DataType], words: str) -> None:
+    with pytest.raises(BadInput, match=re.escape(words)):
+        writer({"path": str(tmp_path / "data"), "topic": "copy"}, pa.schema(list(columns.items())))
+
+
+def test_a_topic_is_named_somewhere(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no topic is named and there is no column topic"):
+        writer({"path": str(tmp_path / "data")}, data().schema)
+
+
+def test_rows_that_are_no_records(desk: Desk) -> None:
+    options = desk.options()
+    del options["topic"]
+    for batch, words in (
+        (pa.RecordBatch.from_pydict({"data": pa.array([b"a", None]), "topic": pa.array(["x", "x"])}), "data has nulls"),
+        (data(b"a", topic=pa.array([None], TEXT)), "topic has nulls"),
+        (data(b"a", topic=pa.array(["no such name!"])), "no such name!"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            save(options, [batch])
+    with pytest.raises(Error, match=r"the limit is|limit of"):
+        save(desk.options(), [data(b"fine", bytes(1 << 21))])
+    with desk.log() as log:
+        assert log.names() == []
+
+
+def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(BadInput, match="it belongs to something else"):
+        writer({"path": str(tmp_path), "topic": "copy"}, data().schema)
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_a_batch_that_is_too_large_says_how_to_make_it_smaller(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "BYTES_MAX", 1000)
+    with pytest.raises(TooLarge, match="maxBytesPerTrigger"):
+        micro(desk.stream(), 0, [data(bytes(2000))])
+
+
+def test_a_full_topic_refuses_the_batch_and_takes_it_when_there_is_room(desk: Desk) -> None:
+    with desk.log() as log:
+        log.topic("copy", cap_records=3, discard="reject")
+    micro(desk.stream(), 0, [data(b"a", b"b")])
+    kinds = (TopicFull, BadInput)  # by server it is the server's own words
+    with pytest.raises(kinds, match="is full"):
+        micro(desk.stream(), 1, [data(b"c", b"d")])
+    assert desk.datas() == [b"a", b"b"]
+    desk.look(lambda topic: topic.delete(before_seq=2))
+    micro(desk.stream(), 1, [data(b"c", b"d")])
+    assert desk.datas() == [b"b", b"c", b"d"]
+
+
+def test_an_executor_that_cannot_see_the_path(tmp_path: Path) -> None:
+    made = stream_writer({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, data().schema)
+    (tmp_path / "data" / "staging").rmdir()
+    with pytest.raises(Unavailable, match="This is an executor"):
+        tasks(made, [[data(b"a")]])
+
+
+def test_chunks_that_the_driver_cannot_see(tmp_path: Path) -> None:
+    made = stream_writer({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, data().schema)
+    messages = tasks(made, [[data(b"a")]])
+    for path in (tmp_path / "data" / "staging").iterdir():
+        path.unlink()
+    with pytest.raises(Error, match="sees another directory, or it was swept"):
+        made.commit(messages, 0)
+    with tidelog.open(str(tmp_path / "data")) as log:
+        assert log.names() == []
+
+
+def test_a_chunk_that_changed_is_not_published(tmp_path: Path) -> None:
+    made = stream_writer({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, data().schema)
+    messages = tasks(made, [[data(b"a" * 100)]])
+    for path in (tmp_path / "data" / "staging").iterdir():
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    with pytest.raises(Error, match="not what its writer wrote"):
+        made.commit(messages, 0)
+
+
+def test_another_writer_has_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target, "PATIENCE_MS", 0)
+    monkeypatch.setattr(target.waiting, "__defaults__", (0,))
+    options = {"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}
+    made = stream_writer(options, data().schema)
+    messages = tasks(made, [[data(b"a")]])
+    with tidelog.open(str(tmp_path / "data")) as log:
+        with pytest.raises(Locked, match=r"name it \(option server\)"):
+            made.commit(messages, 0)
+        assert log.names() == []
+    made.commit(messages, 0)
+    with tidelog.open(str(tmp_path / "data")) as log:
+        assert log.topic("copy").head_seq == 1
+
+
+def test_a_server_that_goes_away(tmp_path: Path) -> None:
+    with serving(str(tmp_path / "data")) as (_, address):
+        options = {"server": address, "topic": "copy", "query": "etl"}
+        made = stream_writer(options, data().schema)
+        messages = tasks(made, [[data(b"a")]])
+    with pytest.raises(InDoubt, match="what is there is not written twice"):
+        made.commit(messages, 0)
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        tasks(made, [[data(b"b")]])
+    made.abort(messages, 0)  # says so in the log, and does not hide why the batch failed
+    with serving(str(tmp_path / "data")) as (engine, address):
+        micro({**options, "server": address}, 0, [data(b"a")])
+        assert [record.data for record in engine.topic("copy").read(0).records] == [b"a"]
+
+
+def test_a_key_that_may_not_write(tmp_path: Path) -> None:
+    with (
+        serving(str(tmp_path / "data"), keys="r:read") as (_, address),
+        pytest.raises(BadInput, match=r"option key: .* 403, .*nothing was written, give a key that may"),
+    ):
+        save({"server": address, "key": "r", "topic": "copy"}, [data(b"a")])
+
+
+def test_what_travels_is_small(tmp_path: Path) -> None:
+    made = stream_writer({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, data().schema)
+    (message,) = tasks(made, [[data(*[bytes(1000)] * 1000)]])
+    assert isinstance(message, Staged)
+    assert (message.rows, len(message.chunks)) == (1000, 1)
+    assert isinstance(made._sink, Sink)
+
+
+def test_queries_take_turns_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = [Locked("held"), Locked("held")]
+    real = engine.open
+
+    def opened(*given: Any, **more: Any) -> Any:
+        if held:
+            raise held.pop()
+        return real(*given, **more)
+
+    monkeypatch.setattr(engine, "open", opened)
+    micro({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, 0, [data(b"a")])
+    assert not held
+    with tidelog.open(str(tmp_path / "data")) as log:
+        assert log.topic("copy").head_seq == 1
+
+
+def test_nobody_gets_into_the_range_of_a_batch(tmp_path: Path) -> None:
+    """Others write, delete and checkpoint meanwhile."""
+    over = Event()
+    with serving(str(tmp_path / "data")) as (engine, address):
+        topic = engine.topic("copy")
+
+        def others() -> None:
+            while not over.is_set():
+                head = topic.append([b"other"] * 3).last_seq
+                topic.delete(seqs=[head])
+                engine.checkpoint()
+
+        thread = Thread(target=others)
+        thread.start()
+        try:
+            for number in range(20):
+                mine = [b"%d:%d" % (number, at) for at in range(50)]
+                micro(
+                    {"server": address, "topic": "copy", "query": "x"}, number, [data(*mine[:20])], [data(*mine[20:])]
+                )
+        finally:
+            over.set()
+            thread.join(60)
+        table = topic.to_arrow()
+        held = dict(zip(table.column("seq").to_pylist(), table.column("data").to_pylist(), strict=True))
+        for number, each in topic.numbered("x").items():
+            assert [held[seq] for seq in range(each.first, each.last + 1)] == [
+                b"%d:%d" % (number, at) for at in range(50)
+            ]
+        assert len(topic.numbered("x")) == 20
+
+
+@pytest.mark.parametrize("cuts", [[1000], [1, 999], [500, 0, 250, 250], [10] * 100])
+def test_the_sum_of_a_batch_does_not_know_of_tasks_or_order(cuts: list[int]) -> None:
+    random = Random(repr(cuts))
+    values = [random.randbytes(random.choice((0, 1, 8, 100, 3000))) for _ in range(1000)]
+    tags = [random.choice(["x", "y", None]) for _ in values]
+
+    def total(order: list[int], cuts: list[int]) -> tuple[int, int]:
+        found, at = (0, 0), 0
+        for cut in cuts:
+            some = order[at : at + cut]
+            batch = data(*(values[each] for each in some), tag=pa.array([tags[each] for each in some], pa.string()))
+            for made in rows.made(batch, "copy", json=False):
+                found = fingerprint.added(found, made.sum)
+            at += cut
+        return found
+
+    straight, mixed = list(range(1000)), list(range(1000))
+    random.shuffle(mixed)
+    assert total(straight, [1000]) == total(mixed, cuts)
+    before = total(mixed, cuts)
+    values[7] += b"!"
+    longer = total(mixed, cuts)
+    assert longer != before
+    tags[3] = "z"
+    before = total(mixed, cuts)
+    assert before != longer
+    assert total(straight, [999]) != before, "a row less"
