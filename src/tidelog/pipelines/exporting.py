@@ -26,8 +26,7 @@ from tidelog.pipelines.footers import Footer
 from tidelog.pipelines.runner import Runner
 from tidelog.pipelines.sizing import Reason, Sizes
 from tidelog.pipelines.tables import Steps, Table
-from tidelog.spark import offsets, places, plan
-from tidelog.spark.offsets import Pending
+from tidelog.spark import places, plan
 from tidelog.spark.options import Options
 from tidelog.spark.place import Place, Sight
 from tidelog.spark.plan import Range
@@ -109,8 +108,8 @@ class Export:
         )
         if reason in ("nothing", "wait"):
             return Turn(reason, None, head)
-        ends = offsets.admit([Pending(self._topic, first, head, sight.bytes_at)], None, self._sizes.commit_bytes)
-        made = self.rewrite(sight, shape, first, ends[self._topic])
+        stop = sizing.until(self._sizes, first, head, sight.bytes_at)
+        made = self.rewrite(sight, shape, first, stop)
         self._made.append(made)
         return Turn(reason, made, head)
 

@@ -16,7 +16,7 @@ from tests.unit.spark.world import serving
 from tidelog.errors import BadInput, Damaged, DiskFull, GapFound, Locked, NotFound, TopicNotFound
 from tidelog.pipelines import commits, files, jobs
 from tidelog.pipelines.exporting import Export
-from tidelog.pipelines.sizing import Sizes, decide
+from tidelog.pipelines.sizing import Sizes, decide, until
 from tidelog.pipelines.tables import Format
 from tidelog.spark import options as reading
 from tidelog.testing import ManualClock, SimDisk
@@ -251,6 +251,14 @@ def test_from_a_server(tmp_path: Path) -> None:
 def test_when_to_commit(seqs: int, pending: int, oldest: int | None, once: bool, expected: str) -> None:
     sizes = Sizes(file_bytes=100, age_ms=1000, commit_bytes=1000)
     assert decide(sizes, seqs=seqs, pending_bytes=pending, oldest_ms=oldest, once=once) == expected
+
+
+@pytest.mark.parametrize(
+    ("head", "stop"), [(11, 11), (101, 51), (60, 60), (61, 51), (52, 52), (2, 2)], ids=lambda seq: f"{seq}"
+)
+def test_what_would_be_a_crumb_goes_with_the_commit_before_it(head: int, stop: int) -> None:
+    sizes = Sizes(file_bytes=100, age_ms=1, commit_bytes=500)
+    assert until(sizes, 1, head, lambda seq: 10 * (seq - 1)) == stop
 
 
 def test_going_on_waits_for_bytes_or_age(bench: Bench) -> None:
