@@ -1,4 +1,8 @@
-"""[shell] `tidelog pipeline export`: once, or on and on until Ctrl-C or SIGTERM, which ends it between two commits."""
+"""[shell] `tidelog pipeline export`: once, or on and on until it is told to stop.
+
+SIGTERM ends it between two commits. Ctrl-C is Spark's while a job runs: it ends the job, and the next run does
+that commit again from its beginning.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +49,7 @@ def export(args: Namespace, screen: Screen) -> int:
             bad=args.bad,
             on_gap=args.on_gap,
             sizes=sizes,
-            pause=None if args.once else lambda: told.wait(args.every / 1000),
+            pause=None if args.once else lambda idle: told.wait(args.every / 1000 if idle else 0),
             master=args.master,
             progress=bar,
         )

@@ -174,6 +174,8 @@ def into_table(
                 f"rows of {table.path} went through {last.transform or 'no function'}, not through {name}; nothing was "
                 "written, name another table"
             )
+    else:
+        tables.check_new(table)
     first = last.stop if last is not None else max(sight.floor, sight.first, start or 0)
     stop = sight.next if until is None else min(until, sight.next)
     if first >= stop:

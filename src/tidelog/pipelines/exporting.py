@@ -26,14 +26,14 @@ from tidelog.pipelines.footers import Footer
 from tidelog.pipelines.runner import Runner
 from tidelog.pipelines.sizing import Reason, Sizes
 from tidelog.pipelines.tables import Steps, Table
-from tidelog.spark import offsets, places, plan
-from tidelog.spark.offsets import Pending
+from tidelog.spark import places, plan
 from tidelog.spark.options import Options
 from tidelog.spark.place import Place, Sight
 from tidelog.spark.plan import Range
 from tidelog.spark.where import Where
 
 Progress = Callable[[int, int], None]  # seqs that are in the table, of how many
+Pause = Callable[[bool], bool]  # whether there was nothing to do → whether it is enough
 MakeShape = Callable[[Place], Shape]
 _SEQ_MAX: Final = (1 << 63) - 1
 
@@ -109,8 +109,8 @@ class Export:
         )
         if reason in ("nothing", "wait"):
             return Turn(reason, None, head)
-        ends = offsets.admit([Pending(self._topic, first, head, sight.bytes_at)], None, self._sizes.commit_bytes)
-        made = self.rewrite(sight, shape, first, ends[self._topic])
+        stop = sizing.until(self._sizes, first, head, sight.bytes_at)
+        made = self.rewrite(sight, shape, first, stop)
         self._made.append(made)
         return Turn(reason, made, head)
 
@@ -119,6 +119,8 @@ class Export:
             commits.check_same(last, self._topic, sight.epoch, self._table.path)
             return last.stop, columns.shape_from(last.schema, last.shape)
         stands = self._table.stands(self._topic, sight.epoch)
+        if stands is None:
+            tables.check_new(self._table)
         return stands if stands is not None else max(sight.floor, sight.first), self._make_shape(self._place)
 
     def _age(self, first: int, head: int) -> int | None:
@@ -182,13 +184,13 @@ class Export:
             if turn.commit is None or turn.commit.stop >= head:
                 return self.done()
 
-    def on(self, pause: Callable[[], bool], progress: Progress | None = None) -> Exported:
-        """Until `pause` says that it is enough. It is asked whenever there is nothing to do."""
+    def on(self, pause: Pause, progress: Progress | None = None) -> Exported:
+        """Until `pause` says that it is enough. It is asked after every turn, and waits where nothing was done."""
         while True:
             turn = self.turn(once=False)
             if progress is not None and self._made:
                 progress(self._made[-1].stop - self._made[0].first, max(turn.head - self._made[0].first, 1))
-            if turn.commit is None and pause():
+            if pause(turn.commit is None):
                 return self.done()
 
     def done(self) -> Exported:

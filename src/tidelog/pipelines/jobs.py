@@ -21,7 +21,7 @@ from tidelog.errors import BadInput, NotFound, TopicNotFound
 from tidelog.pipelines import backfilling, columns, opening, tables
 from tidelog.pipelines.backfilling import Backfilled, Function, Source
 from tidelog.pipelines.columns import Bad, Shape
-from tidelog.pipelines.exporting import Export, Exported, Work
+from tidelog.pipelines.exporting import Export, Exported, Pause, Work
 from tidelog.pipelines.measuring import Stats, gathered
 from tidelog.pipelines.publish import Door, PathDoor, ServerDoor
 from tidelog.pipelines.reconciling import Reconcile, Reconciled
@@ -95,14 +95,14 @@ def export(
     bad: Bad = "rescue",
     on_gap: Literal["fail", "skip"] = "fail",
     sizes: Sizes | None = None,
-    pause: Callable[[], bool] | None = None,
+    pause: Pause | None = None,
     spark: SparkSession | None = None,
     master: str = "local[*]",
     progress: Progress | None = None,
     step: Steps = tables.nothing,
 ) -> Exported:
-    """Bring a topic into a table, from where the table ends to the topic's end; with `pause`, which is asked whenever
-    there is nothing to do and waits or says that it is enough, on and on. See `exporting`, `columns`, `sizing`."""
+    """Bring a topic into a table, from where the table ends to the topic's end; with `pause`, which is asked after
+    every turn whether it is enough, and waits where nothing was done, on and on."""
     options = _options(where, topic, key, on_gap)
     if infer and schema is not None:
         raise BadInput("a schema is given and one is to be inferred; nothing was written, choose one of the two")

@@ -5,16 +5,20 @@
     nobody will come back (once)             a commit of whatever there is
     else                                     wait
 
+What would be left for a last commit that is smaller than a file goes with the one before it.
+
 A commit's bytes are cut evenly into as few files as do not pass `file_bytes`, so none of them is a crumb. Bytes are
 those of the log: Parquet makes fewer of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from tidelog.errors import BadInput
+from tidelog.spark.offsets import Pending, admit
 
 Reason: TypeAlias = Literal["nothing", "bytes", "age", "once", "wait"]
 
@@ -42,3 +46,10 @@ def decide(sizes: Sizes, *, seqs: int, pending_bytes: int, oldest_ms: int | None
     if pending_bytes >= sizes.file_bytes:
         return "bytes"
     return "age" if oldest_ms is not None and oldest_ms >= sizes.age_ms else "wait"
+
+
+def until(sizes: Sizes, first: int, head: int, bytes_at: Callable[[int], int]) -> int:
+    """Where a commit ends that begins at `first`. At least one seq is taken."""
+    pending = Pending("", first, head, bytes_at)
+    stop = admit([pending], None, sizes.commit_bytes)[""]
+    return head if bytes_at(head) - bytes_at(stop) < sizes.file_bytes else stop

@@ -99,6 +99,15 @@ def check_directory(disk: Disk, path: str, *, there: bool) -> None:
         raise BadInput(f"{path} is a file, a table is a directory; nothing was changed, check the path")
 
 
+def check_new(table: Table) -> None:
+    """Refuse a table that is there and that no export has written: whose rows are whose could not be told any more."""
+    names = table.names()
+    if names:
+        raise BadInput(
+            f"{table.path} holds {names[0]} and no commit of an export; nothing was written, name a table that is new"
+        )
+
+
 def file_name(first: int, stop: int, run: str, attempt: int) -> str:
     """Sorts by range. `run` and `attempt` keep apart what was tried more than once."""
     return f"part-{first:020d}-{stop:020d}-{run}-{attempt:05d}.parquet"

@@ -23,6 +23,7 @@ QUEUE = ("ls", "show", "put", "claim", "ack", "nack", "history", "redrive")
 GROUP = ("ls", "show", "commit", "reset", "hold", "drop")
 ROUTER = ("ls", "show", "add", "drop")
 CHANNEL = ("ls", "show", "history", "create", "join", "leave", "publish", "acl", "delete")
+PIPELINE = ("export", "reconcile", "scrub", "backfill", "stats")
 COMMANDS = (
     *(f"topic {verb}" for verb in TOPIC),
     *(f"queue {verb}" for verb in QUEUE),
@@ -31,7 +32,9 @@ COMMANDS = (
     "gaps",
     *(f"router {verb}" for verb in ROUTER),
     *(f"channel {verb}" for verb in CHANNEL),
-    *("serve", "check", "doctor"),
+    *("serve", "check"),
+    *(f"pipeline {verb}" for verb in PIPELINE),
+    "doctor",
     *(f"log {verb}" for verb in LOG),
 )
 
@@ -45,7 +48,8 @@ def parsers(made: ArgumentParser) -> Iterator[ArgumentParser]:
 
 
 def test_the_commands_are_those_that_are_tested() -> None:
-    groups = ("tidelog", *(f"tidelog {group}" for group in ("topic", "queue", "group", "router", "channel", "log")))
+    named = ("topic", "queue", "group", "router", "channel", "pipeline", "log")
+    groups = ("tidelog", *(f"tidelog {group}" for group in named))
     found = [made.prog for made in parsers(parser())]
     assert [name for name in found if name in groups] == list(groups)
     assert [name.removeprefix("tidelog ") for name in found if name not in groups] == list(COMMANDS)
@@ -74,7 +78,7 @@ def test_help_teaches_with_an_example_that_parses(command: str, capsys: pytest.C
         assert callable(parser().parse_args(given).run)
 
 
-@pytest.mark.parametrize("group", ["", "topic", "queue", "group", "router", "channel", "log"])
+@pytest.mark.parametrize("group", ["", "topic", "queue", "group", "router", "channel", "pipeline", "log"])
 def test_the_help_of_a_group_says_where_to_start(group: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*group.split(), "--help"])

@@ -55,7 +55,7 @@ def test_export(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
 def test_an_export_that_goes_on_is_asked_whether_it_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     job = Fake(monkeypatch, "export", DONE)
     assert main(["pipeline", "export", "data", "orders", "table", "--every", "1ms"]) == 0
-    assert job.options["pause"]() is False, "nobody has told it to stop"
+    assert [job.options["pause"](idle) for idle in (True, False)] == [False, False], "nobody has told it to stop"
 
 
 def test_reconcile(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -8,15 +8,17 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable
-from tests.unit.pipelines.world import FORMATS, SMALL, Bench
+from deltalake import DeltaTable, write_deltalake
+from tests.unit.pipelines.world import FORMATS, SMALL, Bench, rows_of
 from tests.unit.spark.world import serving
 
 from tidelog.errors import BadInput, Damaged, DiskFull, GapFound, Locked, NotFound, TopicNotFound
 from tidelog.pipelines import commits, files, jobs
 from tidelog.pipelines.exporting import Export
-from tidelog.pipelines.sizing import Sizes, decide
+from tidelog.pipelines.sizing import Sizes, decide, until
 from tidelog.pipelines.tables import Format
 from tidelog.spark import options as reading
 from tidelog.testing import ManualClock, SimDisk
@@ -253,6 +255,14 @@ def test_when_to_commit(seqs: int, pending: int, oldest: int | None, once: bool,
     assert decide(sizes, seqs=seqs, pending_bytes=pending, oldest_ms=oldest, once=once) == expected
 
 
+@pytest.mark.parametrize(
+    ("head", "stop"), [(11, 11), (101, 51), (60, 60), (61, 51), (52, 52), (2, 2)], ids=lambda seq: f"{seq}"
+)
+def test_what_would_be_a_crumb_goes_with_the_commit_before_it(head: int, stop: int) -> None:
+    sizes = Sizes(file_bytes=100, age_ms=1, commit_bytes=500)
+    assert until(sizes, 1, head, lambda seq: 10 * (seq - 1)) == stop
+
+
 def test_going_on_waits_for_bytes_or_age(bench: Bench) -> None:
     clock = ManualClock()
     bench.clock = clock
@@ -266,8 +276,16 @@ def test_going_on_waits_for_bytes_or_age(bench: Bench) -> None:
         clock.tick(2_000)
         assert job.turn(once=False).reason == "age"
         assert job.turn(once=False).reason == "nothing"
-        turns = iter([False, False, True])
-        assert job.on(lambda: next(turns)).rows == 40
+        bench.fill(20, start=40)
+        clock.tick(120_000)
+        asked: list[bool] = []
+
+        def enough(idle: bool) -> bool:
+            asked.append(idle)
+            return len(asked) == 3
+
+        assert job.on(enough).rows == 60
+        assert asked == [False, True, True]
     bench.check()
 
 
@@ -384,6 +402,19 @@ def test_a_table_of_the_other_format(bench: Bench) -> None:
         bench.once()
 
 
+def test_a_table_that_somebody_else_has_made(bench: Bench) -> None:
+    bench.fill(20)
+    rows = pa.table({"seq": [1, 2]})
+    if bench.format == "delta":
+        write_deltalake(bench.table, rows)
+    else:
+        Path(bench.table).mkdir()
+        pq.write_table(rows, Path(bench.table) / "theirs.parquet")
+    with pytest.raises(BadInput, match="and no commit of an export; nothing was written"):
+        bench.once()
+    assert bench.read().num_rows == 2
+
+
 def test_a_commit_that_does_not_read(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.fill(40)
@@ -415,10 +446,6 @@ def test_a_disk_that_is_full(tmp_path: Path, file: str) -> None:
 
 
 def _sim_rows(disk: SimDisk) -> list[object]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from tests.unit.pipelines.world import rows_of
-
     tables = [
         pq.read_table(pa.BufferReader(content))
         for path, content in disk.tree().items()
