@@ -54,7 +54,7 @@ def test_a_view_that_was_copied_stays_as_it_was() -> None:
 def test_a_vector_that_nobody_has_looked_at_is_about_the_seqs_its_segment_had_before_it_grew(
     named: list[int], deleted_since: bool
 ) -> None:
-    """G63: deletes from before stay, and what an unfinished checkpoint wrote of later seqs does not meet them."""
+    """Deletes from before stay, and what an unfinished checkpoint wrote of later seqs does not meet them."""
     world = World(segment_events_max=100)
     topic = world.log.topic("a", durability="fsync")
     topic.append([1, 2, 3])
