@@ -5,7 +5,8 @@ found by looking at every job, what comes next by sorting them. The running engi
 
 After a restart (the queues are of class fsync, so nothing that was told is lost):
     leases not durable      no job is held, no delay is known, every count is 0                     G93
-    leases durable          what was written of leases, counts and delays holds again               G94, G95
+    leases durable          what was written of leases, counts and delays holds again; what time has ended  G94, G95
+                            may hold again as it was, if the clock went back and nobody was given the job since
 In both: an acked job never returns, no unacked one is lost, no lease id is ever given twice.
 """
 
@@ -24,7 +25,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 import tidelog
 from tidelog.engine import Engine, Queue, Want
-from tidelog.errors import Error
+from tidelog.engine.queues.leases import Leases
+from tidelog.errors import Error, Latched
 from tidelog.testing import ManualClock, SimDisk
 
 PATH: Final = "data"
@@ -89,8 +91,9 @@ class Model:
                 job.lease, job.back = None, True
 
     def claim(self, now: int, wants: list[Want]) -> list[list[int]]:
-        """Which seqs each gets. What was delivered too often is dead then."""
+        """Which seqs each gets. What was delivered too often is dead then, by seq as in an answer."""
         self.sweep(now)
+        dead: list[int] = []
         ready = sorted((job for job in self.jobs.values() if job.is_ready()), key=Job.key)
         shares: list[list[int]] = [[] for _ in wants]
         turn = 0
@@ -99,19 +102,25 @@ class Model:
             if not open_for:
                 break
             if job.count >= MOST_DELIVERIES:
-                self.dead.append(job.seq)
+                dead.append(job.seq)
                 self.gone.add(job.seq)
                 del self.jobs[job.seq]
                 continue
             turn = next(n for n in (*open_for, *open_for) if n >= turn) if max(open_for) >= turn else open_for[0]
             shares[turn].append(job.seq)
             turn += 1
+        self.dead += sorted(dead)
         return [sorted(share) for share in shares]
 
-    def restart(self) -> None:
+    def restart(self, found: Leases) -> None:
+        """`found` is asked only for what time has ended: whether that was written down nobody can tell from outside."""
         for job in self.jobs.values():
             if not self.durable:
                 job.count, job.logged, job.logged_until = 0, None, None
+            if job.lease is None and job.seq not in found.held:
+                job.logged = None
+            if job.until is None and job.seq not in found.delayed:
+                job.logged_until = None
             job.lease = job.logged and job.logged._replace(conn=None)
             job.until = job.logged_until if job.logged_until is not None else job.run_at if not job.count else None
             job.back = job.count > 0
@@ -287,9 +296,12 @@ class QueueMachine(RuleBasedStateMachine):
         verb=st.sampled_from(["ack", "nack", "extend", "claim", "claim", "put"]),
         asked=seqs,
         after=st.integers(1, 2),
+        seed=st.integers(0, 1 << 32),
+        how=hows,
     )
-    def fail(self, name: str, node: str, verb: str, asked: list[int], after: int) -> None:
-        """There is no room on the disk: nothing happened, or nothing had to be written."""
+    def fail(self, name: str, node: str, verb: str, asked: list[int], after: int, seed: int, how: str) -> None:
+        """There is no room on the disk: nothing happened, or nothing had to be written. Where the room was for the next
+        file of the WAL nothing is written any more until a restart."""
         model, queue = self.models[name], self.queue(name)
         if verb == "claim":
             self.put(name, 2, None, 0)
@@ -316,7 +328,7 @@ class QueueMachine(RuleBasedStateMachine):
             "claim": lambda: queue.claim(node, 3),
             "put": lambda: queue.put("never"),
         }[verb]
-        with pytest.raises(Error):
+        with pytest.raises(Error) as failed:
             call()
         self.disk.heal()
         if verb == "put":
@@ -324,6 +336,8 @@ class QueueMachine(RuleBasedStateMachine):
         if verb == "claim":
             for job in model.jobs.values():  # what was handed out for a moment is not fresh any more
                 job.back |= job.is_ready() and job.seq in queue._state.leases._waiting and not self.is_fresh(queue, job)
+        if isinstance(failed.value, Latched):
+            self.restart(how, seed, self.shards)
 
     @staticmethod
     def is_fresh(queue: Queue, job: Job) -> bool:
@@ -383,7 +397,7 @@ class QueueMachine(RuleBasedStateMachine):
         for name, model in self.models.items():
             assert self.queue(name).topic.head_seq >= max(model.jobs, default=0)
             model.head = self.queue(name).topic.head_seq
-            model.restart()
+            model.restart(self.queue(name)._state.leases)
             model.sweep(self.now)
 
     # Looking.

@@ -16,7 +16,9 @@ from tidelog.engine.block import Block
 from tidelog.engine.encode import Batch
 from tidelog.engine.index import TopicIndex
 from tidelog.engine.masks import Mask
-from tidelog.formats import idx, scan
+from tidelog.engine.parts import Segment
+from tidelog.formats import deletions, idx, scan
+from tidelog.formats.deletions import DeletionVector
 
 
 def test_a_mask_grows_and_forgets_nothing() -> None:
@@ -45,6 +47,38 @@ def test_a_view_that_was_copied_stays_as_it_was() -> None:
     mask.set(5)
     assert np.flatnonzero(kept).tolist() == [3]
     assert np.flatnonzero(mask.view(8)).tolist() == [3, 4, 5]
+
+
+@pytest.mark.parametrize("deleted_since", [False, True])
+@pytest.mark.parametrize("named", [[2], [2, 5], [2, 4, 5]])
+def test_a_vector_that_nobody_has_looked_at_is_about_the_seqs_its_segment_had_before_it_grew(
+    named: list[int], deleted_since: bool
+) -> None:
+    """Deletes from before stay, and what an unfinished checkpoint wrote of later seqs does not meet them."""
+    world = World(segment_events_max=100)
+    topic = world.log.topic("a", durability="fsync")
+    topic.append([1, 2, 3])
+    world.log.checkpoint()
+    topic.append([4, 5])
+    if deleted_since:
+        topic.delete(seqs=[4])
+    known, block = topic._core.index.parts
+    assert isinstance(known, Segment)
+    assert isinstance(block, Block)
+    vector = DeletionVector(1, max(3, *named))
+    vector.mark(named)
+    world.disk.write_file(known.home.path(1, ".del"), deletions.encode(vector))
+    found = Segment(  # as recovery makes it
+        known.home, 1, 4, known.size, live=2, live_bytes=2, first_ts=known.first_ts, last_ts=known.last_ts, sealed=False
+    )
+    found.grow(block)
+    gone = [2, 4] if deleted_since else [2]
+    dead = found.dead()
+    assert dead is not None
+    assert (np.flatnonzero(dead) + 1).tolist() == gone
+    assert found.live == 5 - len(gone)
+    assert found.unsaved == (deleted_since or named != [2]), "the file says something else by now"
+    assert deletions.decode(found.vector(), "").seqs().tolist() == gone
 
 
 def meddled(monkeypatch: pytest.MonkeyPatch, meddle: Callable[[], object]) -> None:
