@@ -32,19 +32,19 @@ demo: $(READY) ## a guided tour on real files, up to a shop with a million order
 	@$(RUN) -m tidelog.cli.demo
 
 test: $(READY) ## the whole test suite
-	@$(RUN) -m pytest -n 2 --dist worksteal -m "not sweep"
+	@$(RUN) -m pytest -n 2 --dist worksteal -m "not sweep and not cluster"
 
 check: lint ## lint, types, tidy test and fast tests, in under a minute
 	@$(RUN) -m pytest -q tests/test_tidy.py
-	@$(RUN) -m pytest -q -n 2 --dist worksteal -m "not slow and not sweep" --ignore=tests/test_tidy.py
+	@$(RUN) -m pytest -q -n 2 --dist worksteal -m "not slow and not sweep and not cluster" --ignore=tests/test_tidy.py
 
 lint: $(READY) ## ruff and mypy --strict
 	@$(RUN) -m ruff check
 	@$(RUN) -m ruff format --check
 	@$(RUN) -m mypy
 
-crash: $(READY) ## every crash state of the sweeps; takes long
-	@$(RUN) -m pytest -n 2 --dist worksteal -m sweep
+crash: $(READY) ## every crash state of the sweeps, and Spark with two workers; takes long
+	@$(RUN) -m pytest -n 2 --dist worksteal -m "sweep or cluster"
 
 bench: $(READY) ## the benchmarks, as a table and as JSON
 	@$(RUN) benchmarks/run.py
