@@ -10,18 +10,18 @@ scope admin; a command that only looks is the key's own user where the key may n
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from tidelog.channels import OPERATOR, Channel, ChannelManager, Message, Meta
 from tidelog.channels.acl import KINDS
 from tidelog.channels.door import Engine
-from tidelog.cli.data import reading, writing
+from tidelog.cli import places
 from tidelog.cli.render import Screen
 from tidelog.client import Client, RemoteChannel, RemoteMessage
 from tidelog.client.channel import OWN, remote_channels
-from tidelog.errors import BadInput, ChannelNotFound, Error, Forbidden
+from tidelog.errors import ChannelNotFound, Error, Forbidden
 
 T = TypeVar("T")
 Said = Message | RemoteMessage
@@ -56,30 +56,12 @@ class Door(Protocol):
 
 
 def channel_named(args: Namespace) -> str:
-    """The channel that is meant. A directory stands before it, where there is no server."""
-    given: list[str] = list(args.places)
-    if len(given) != (1 if args.server else 2):
-        form = "CHANNEL --server URL" if args.server else "DIR CHANNEL"
-        raise BadInput(f"this takes {form}, not {' '.join(given)!r:.200}; nothing was done")
-    args.dir = None if args.server else given[0]
-    return given[-1]
+    return places.named(args, "CHANNEL")
 
 
-@contextmanager
-def opened(args: Namespace, screen: Screen, *, write: bool, create: bool = False) -> Iterator[Door]:
+def opened(args: Namespace, screen: Screen, *, write: bool, create: bool = False) -> AbstractContextManager[Door]:
     """The door that the command line names. Everything is on disk when this ends."""
-    if args.server:
-        with Client(args.server, key=args.key) as client:
-            yield Remote(client)
-        return
-    if args.key:
-        raise BadInput("--key is for a server; nothing was done, leave it out or name a --server")
-    if write:
-        with writing(args.dir, screen, create=create) as log:
-            yield Local(log)
-    else:
-        with reading(args.dir, screen) as log:
-            yield Local(log)
+    return places.opened(args, screen, Local, Remote, write=write, create=create)
 
 
 def _fields(meta: Meta) -> dict[str, Any]:

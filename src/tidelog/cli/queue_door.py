@@ -10,21 +10,21 @@ from __future__ import annotations
 
 from argparse import Namespace
 from base64 import b64encode
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from itertools import count
 from typing import Any, Protocol
 from urllib.parse import quote
 
 import msgspec
 
-from tidelog.cli.data import reading, writing
+from tidelog.cli import places
 from tidelog.cli.render import Screen
 from tidelog.client import Client, RemoteQueue
 from tidelog.engine import Engine
 from tidelog.engine.queues import Extended, Job, Settled
 from tidelog.engine.queues.schedule import PRIORITY, RUN_AT
-from tidelog.errors import BadInput, NotAQueue
+from tidelog.errors import NotAQueue
 
 _PAGE = 1_000
 
@@ -62,30 +62,12 @@ class Door(Protocol):
 
 
 def queue_named(args: Namespace) -> str:
-    """The queue that is meant. A directory stands before it, where there is no server."""
-    given: list[str] = list(args.places)
-    if len(given) != (1 if args.server else 2):
-        form = "QUEUE --server URL" if args.server else "DIR QUEUE"
-        raise BadInput(f"this takes {form}, not {' '.join(given)!r:.200}; nothing was done")
-    args.dir = None if args.server else given[0]
-    return given[-1]
+    return places.named(args, "QUEUE")
 
 
-@contextmanager
-def opened(args: Namespace, screen: Screen, *, write: bool, create: bool = False) -> Iterator[Door]:
+def opened(args: Namespace, screen: Screen, *, write: bool, create: bool = False) -> AbstractContextManager[Door]:
     """The door that the command line names. Everything is on disk when this ends."""
-    if args.server:
-        with Client(args.server, key=args.key) as client:
-            yield Remote(client)
-        return
-    if args.key:
-        raise BadInput("--key is for a server; nothing was done, leave it out or name a --server")
-    if write:
-        with writing(args.dir, screen, create=create) as log:
-            yield Local(log)
-    else:
-        with reading(args.dir, screen) as log:
-            yield Local(log)
+    return places.opened(args, screen, Local, Remote, write=write, create=create)
 
 
 class Local:

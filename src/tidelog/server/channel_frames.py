@@ -20,8 +20,8 @@ from typing import Any, Final
 import msgspec
 
 from tidelog.channels import Cut, Event, Message, Presence
-from tidelog.server.frames import RETRY, SLOW, STOPPING
-from tidelog.server.http.seam import Sink, Socket
+from tidelog.server.frames import RETRY, SLOW, STOPPING, EventPeer
+from tidelog.server.http.seam import Socket
 
 _KEPT_MAX: Final = 1_024  # events whose frames are kept while receivers are told
 _quote = msgspec.json.Encoder().encode
@@ -89,21 +89,10 @@ class Kept:
         self._kept.clear()
 
 
-class ChannelEvents:
-    """A peer that is sent Server-Sent Events of one channel."""
+class ChannelEvents(EventPeer):
+    """A peer that hears one channel."""
 
     render = staticmethod(sse)
-
-    def __init__(self, sink: Sink, loop_time: Callable[[], float]) -> None:
-        self._sink, self._time = sink, loop_time
-        self.sent_s = loop_time()  # when something was last said
-
-    @property
-    def waiting(self) -> int:
-        return self._sink.waiting
-
-    async def drained(self) -> None:
-        await self._sink.drained()
 
     def hello(self, **told: Any) -> None:
         self._write(RETRY + b"event: subscribed\ndata: %b\n\n" % _quote(told))
@@ -124,15 +113,8 @@ class ChannelEvents:
     def failed(self, channel: str, code: str, message: str) -> None:
         self._error(code, message, channel=channel)
 
-    def heartbeat(self, epoch_ms: int) -> None:
-        self._write(b": hb %d\n\n" % epoch_ms)
-
     def _error(self, code: str | int, message: str, **more: str) -> None:
         self._write(b"event: error\ndata: %b\n\n" % _quote({"code": code, "message": message, **more}))
-
-    def _write(self, frame: bytes) -> None:
-        self._sink.write(frame)
-        self.sent_s = self._time()
 
 
 class ChannelMessages:

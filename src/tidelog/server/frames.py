@@ -58,11 +58,11 @@ def _record_message(page: Page) -> bytes:
     return b'{"op":"record",' + page.body
 
 
-class Events:
-    """A peer that is sent Server-Sent Events. `cursors` are the session's, as they move."""
+class EventPeer:
+    """A peer that is sent Server-Sent Events, of whatever kind."""
 
-    def __init__(self, sink: Sink, cursors: Mapping[str, int], loop_time: Callable[[], float]) -> None:
-        self._sink, self._cursors, self._time = sink, cursors, loop_time
+    def __init__(self, sink: Sink, loop_time: Callable[[], float]) -> None:
+        self._sink, self._time = sink, loop_time
         self.sent_s = loop_time()  # when something was last said
 
     @property
@@ -71,6 +71,21 @@ class Events:
 
     async def drained(self) -> None:
         await self._sink.drained()
+
+    def heartbeat(self, epoch_ms: int) -> None:
+        self._write(b": hb %d\n\n" % epoch_ms)
+
+    def _write(self, frame: bytes) -> None:
+        self._sink.write(frame)
+        self.sent_s = self._time()
+
+
+class Events(EventPeer):
+    """A peer that watches topics. `cursors` are the session's, as they move."""
+
+    def __init__(self, sink: Sink, cursors: Mapping[str, int], loop_time: Callable[[], float]) -> None:
+        super().__init__(sink, loop_time)
+        self._cursors = cursors
 
     def hello(self) -> None:
         self._write(RETRY)
@@ -100,15 +115,8 @@ class Events:
     def failed(self, name: str, code: str, message: str) -> None:
         self._event(b"error", b'"code":%b,"message":%b,"topic":%b}' % (_quote(code), _quote(message), _quote(name)))
 
-    def heartbeat(self, epoch_ms: int) -> None:
-        self._write(b": hb %d\n\n" % epoch_ms)
-
     def _event(self, event: bytes, data: bytes) -> None:
         self._write(_EVENT % (cursor.positions(self._cursors), event, data))
-
-    def _write(self, frame: bytes) -> None:
-        self._sink.write(frame)
-        self.sent_s = self._time()
 
 
 class Messages:

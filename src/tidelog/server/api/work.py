@@ -27,7 +27,7 @@ from tidelog.server.api.problem import of_error
 from tidelog.server.api.queues import check_node, lease_ms, queue_of
 from tidelog.server.api.watch import EVENT_STREAM, HEADERS, accepts
 from tidelog.server.delivery import Pulse, Slot
-from tidelog.server.frames import RETRY, SLOW, STOPPING
+from tidelog.server.frames import RETRY, SLOW, STOPPING, EventPeer
 from tidelog.server.http.seam import Answer, Response, Sink, Stream
 from tidelog.server.patience import HIGH_BYTES, Patience
 from tidelog.server.service import Service
@@ -55,19 +55,12 @@ def work(call: Call) -> Answer:
     return Stream(200, partial(worker.run, Slot(service, call.principal)), EVENT_STREAM, HEADERS)
 
 
-class Frames:
+class Frames(EventPeer):
     """What a worker is told, as bytes."""
 
     def __init__(self, sink: Sink, topic: str, loop_time: Callable[[], float]) -> None:
-        self._sink, self._topic, self._time = sink, _quote(topic), loop_time
-        self.sent_s = loop_time()  # when something was last said
-
-    @property
-    def waiting(self) -> int:
-        return self._sink.waiting
-
-    async def drained(self) -> None:
-        await self._sink.drained()
+        super().__init__(sink, loop_time)
+        self._topic = _quote(topic)
 
     def hello(self) -> None:
         self._write(RETRY)
@@ -93,15 +86,8 @@ class Frames:
         gone = isinstance(error, TopicNotFound | NotAQueue)
         self._error(b"%d" % _CONFLICT if gone else _quote(of_error(error).code), str(error))
 
-    def heartbeat(self, epoch_ms: int) -> None:
-        self._write(b": hb %d\n\n" % epoch_ms)
-
     def _error(self, code: bytes, said: str) -> None:
         self._write(b'event: error\ndata: {"code":%b,"error":%b,"topic":%b}\n\n' % (code, _quote(said), self._topic))
-
-    def _write(self, frame: bytes) -> None:
-        self._sink.write(frame)
-        self.sent_s = self._time()
 
 
 class Worker:
