@@ -22,7 +22,7 @@ def begun() -> QueueMachine:
 
 
 def checked(machine: QueueMachine) -> None:
-    machine.is_what_the_dicts_say()  # type: ignore[operator]  # an invariant is a method with a mark
+    machine.is_what_the_dicts_say()
 
 
 # No room for the next file of the WAL -----------------------------------------------------------------------
