@@ -365,6 +365,19 @@ class QueueMachine(RuleBasedStateMachine):
         for _ in range(MOST_DELIVERIES + 1):
             self.claim_and_nack(name, most, 0)
 
+    @rule(name=names, count=st.integers(2, 4), each=st.integers(2, 4))
+    def share(self, name: str, count: int, each: int) -> None:
+        """Several come at once for less than they ask for."""
+        self.put(name, count, None, 0)
+        self.claim(name, [("a", each, False), ("b", each, False), ("a", each, True)])
+
+    @rule(name=names, most=st.integers(1, 3))
+    def hold_to_the_end(self, name: str, most: int) -> None:
+        """At its deadline a lease is still its holder's."""
+        self.put(name, most, None, 0)
+        self.claim(name, [("a", most, False)])
+        self.clock.tick(LEASE_MS)
+
     # Time and trouble.
 
     @rule(ms=st.sampled_from([1, 99, 400, 1_000, 1_001, 5_000]))
