@@ -147,6 +147,7 @@ def test_stats_of_a_topic_and_of_a_queue(spark: SparkSession, tmp_path: Path) ->
         assert pipelines.stats(address, "jobs", every_ms=3_600_000, spark=spark).waits == waits
 
 
+@pytest.mark.sweep
 def test_a_killed_spark_driver_leaves_nothing_behind(tmp_path: Path) -> None:
     """Method: a command line with a session of its own is killed while executors write, and run again."""
     bench = Bench(tmp_path)

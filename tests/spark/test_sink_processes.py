@@ -47,6 +47,7 @@ def driver(directory: Path, **sink: str) -> int:
     return done.returncode
 
 
+@pytest.mark.sweep
 def test_a_driver_that_is_killed_before_spark_knows_of_its_commit(tmp_path: Path) -> None:
     """The worst moment: the batch is written and synced, and everybody who knows dies."""
     fill(tmp_path / "source")

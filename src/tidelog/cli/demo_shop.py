@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial
 from importlib.util import find_spec
 from threading import Event, Lock
 from typing import Literal, NamedTuple
@@ -101,9 +100,11 @@ def _on_spark(url: str, table: str, events: int) -> tuple[list[Figures], list[st
         client.put(topic_path("orders"), {"durability": "fsync"})
         client.put(topic_path("mails"), {"type": "queue", "durability": "fsync", "lease_ms": LEASE_MS})
 
+        def enough(idle: bool) -> bool:
+            return produced.wait(0.5 if idle else 0)
+
         def follow() -> pipelines.Exported:
             form: Literal["delta", "parquet"] = "delta" if find_spec("deltalake") else "parquet"
-            enough = partial(produced.wait, 0.5)
             return pipelines.export(
                 url, "orders", table, format=form, schema=SCHEMA, sizes=sizes, pause=enough, spark=spark
             )
