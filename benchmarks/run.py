@@ -58,6 +58,7 @@ _MODULES = {
     "routers-fanout": "queues.bench_fanout",
     "server-sched": "server.bench_sched",
     "spark": "spark.bench_source",
+    "spark-stream": "spark.bench_stream",
     "spark-export": "spark.bench_export",
 }
 

@@ -23,11 +23,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from benchmarks.common import GB, MB, Result, alternate, payloads, result, room, seconds
+from benchmarks.spark.session import TASKS, session
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
 import tidelog
-import tidelog.spark
 from tidelog import pipelines
 from tidelog.clock import SystemClock
 from tidelog.disk.posix import PosixDisk
@@ -40,34 +40,20 @@ from tidelog.spark import options as reading
 T = TypeVar("T")
 R = TypeVar("R")
 _BATCH = 1000
-_TASKS = 2
 _SCHEMA = "n long, user string, price double, text string"
 
 
 def run(quick: bool) -> list[Result]:
     rows: list[Result] = []
-    spark = tidelog.spark.session(
-        f"local[{_TASKS}]",
-        spark_ui_enabled="false",
-        spark_ui_showConsoleProgress="false",
-        spark_sql_shuffle_partitions=str(_TASKS),
-        spark_driver_memory="1g",
-        spark_driver_host="127.0.0.1",
-        spark_driver_bindAddress="127.0.0.1",
-    )
-    spark.sparkContext.setLogLevel("OFF")
     size = GB // 10 if quick else GB
-    try:
-        with room(6 * size) as place:
-            for named, datas in (
-                ("100 B", payloads(100, _BATCH)),
-                ("1 KB", payloads(1024, _BATCH)),
-                ("JSON", [_json(number) for number in range(_BATCH)]),
-            ):
-                count = size // (len(datas[0]) * _BATCH)
-                rows += _measure(spark, place, named, datas, max(count, 1), 1 if quick else 3)
-    finally:
-        spark.stop()
+    with room(6 * size) as place, session() as spark:
+        for named, datas in (
+            ("100 B", payloads(100, _BATCH)),
+            ("1 KB", payloads(1024, _BATCH)),
+            ("JSON", [_json(number) for number in range(_BATCH)]),
+        ):
+            count = size // (len(datas[0]) * _BATCH)
+            rows += _measure(spark, place, named, datas, max(count, 1), 1 if quick else 3)
     return rows
 
 
@@ -162,4 +148,4 @@ def _processor_s(path: str, table: str, schema: str | None, sizes: Sizes) -> flo
 
 def _rate(size: int, work: Callable[[], object]) -> Callable[[], float]:
     """Megabytes of records a second, for each of the cores."""
-    return lambda: size / MB / _TASKS / seconds(work)
+    return lambda: size / MB / TASKS / seconds(work)

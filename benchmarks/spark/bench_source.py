@@ -21,16 +21,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 from benchmarks.common import GB, Result, alternate, payloads, result, room, seconds
+from benchmarks.spark.session import TASKS, session
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 import tidelog
-import tidelog.spark
 from tidelog.spark.source import TidelogSource, TopicReader
 
 _BATCH = 1000
-_TASKS = 2
 _SCHEMA = "topic string, seq long, ts timestamp, node string, tag string, meta map<string,string>, data binary"
 
 
@@ -56,7 +55,7 @@ class NaiveReader(DataSourceReader):
         return filters
 
     def partitions(self) -> list[InputPartition]:
-        step = -(-self._head // _TASKS)
+        step = -(-self._head // TASKS)
         return [InputPartition((at, min(at + step, self._head))) for at in range(0, self._head, step)]
 
     def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
@@ -75,26 +74,13 @@ class NaiveReader(DataSourceReader):
 
 def run(quick: bool) -> list[Result]:
     rows: list[Result] = []
-    spark = tidelog.spark.session(
-        f"local[{_TASKS}]",
-        spark_ui_enabled="false",
-        spark_ui_showConsoleProgress="false",
-        spark_sql_shuffle_partitions=str(_TASKS),
-        spark_driver_memory="1g",
-        spark_driver_host="127.0.0.1",
-        spark_driver_bindAddress="127.0.0.1",
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    spark.dataSource.register(Naive)
-    try:
-        with room(4 * GB if not quick else GB) as place:
-            for size, named in ((100, "100 B"), (1024, "1 KB")):
-                count = (GB if not quick else GB // 10) // size
-                rows += _measure(spark, place, payloads(size, _BATCH), count // _BATCH, 1 if quick else 3, named)
-                if quick:
-                    break  # sizes are for the full run
-    finally:
-        spark.stop()
+    with room(4 * GB if not quick else GB) as place, session() as spark:
+        spark.dataSource.register(Naive)
+        for size, named in ((100, "100 B"), (1024, "1 KB")):
+            count = (GB if not quick else GB // 10) // size
+            rows += _measure(spark, place, payloads(size, _BATCH), count // _BATCH, 1 if quick else 3, named)
+            if quick:
+                break  # sizes are for the full run
     return rows
 
 
@@ -216,7 +202,7 @@ def _to_parquet(topic: tidelog.Topic, directory: Path) -> None:
     reader = TidelogSource(CaseInsensitiveDict({"path": ".", "subscribe": "bench"}))
     kinds = {field.name for field in reader.schema().fields}
     directory.mkdir()
-    head, step = topic.head_seq, -(-topic.head_seq // _TASKS)
+    head, step = topic.head_seq, -(-topic.head_seq // TASKS)
     for number, at in enumerate(range(0, head, step)):
         writer: pq.ParquetWriter | None = None
         for batch in topic.scan(at, min(at + step, head)).batches():
