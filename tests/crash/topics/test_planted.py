@@ -353,7 +353,7 @@ def caught(bug: Callable[[Patch], None], run: Run) -> None:
     raise AssertionError(f"it went unnoticed in {tally.states} states")
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(("bug", "name", "history"), PLANTED, ids=[name or bug.__name__ for bug, name, _ in PLANTED])
 def test_the_sweep_catches(bug: Callable[[Patch], None], name: str, history: str) -> None:
     del name
@@ -361,7 +361,7 @@ def test_the_sweep_catches(bug: Callable[[Patch], None], name: str, history: str
     caught(bug, lambda seed, tally: sweep(letters(history), depth, seed=seed, shards=1 + seed % 2, tally=tally))
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(("bug", "fault", "history"), FAILING, ids=[bug.__name__ for bug, _, _ in FAILING])
 def test_the_sweep_catches_on_a_failing_disk(bug: Callable[[Patch], None], fault: str, history: str) -> None:
     [struck] = [known for known in FAULTS if known.name == fault]

@@ -458,7 +458,7 @@ PLANTED: list[tuple[Callable[[Patch], None], Workload]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.parametrize(("bug", "workload"), PLANTED, ids=[bug.__name__ for bug, _ in PLANTED])
 def test_the_sweep_catches(bug: Callable[[Patch], None], workload: Workload, monkeypatch: Patch) -> None:
     assert not sweep(workload, limit=40).failures

@@ -229,7 +229,7 @@ class ChannelTalk:
         body = channels.Publish(command.payload, command.payload_base64, command.messages, command.qos)
         payloads = said.payloads_of(body)
         future = self._service.rooms.publish(command.channel, user, payloads, qos=command.qos, source=self)
-        if future.done():
+        if future.done() and not self._flying:  # an earlier one may be done and not told yet
             self._acked(command.request_id, future)
             return
         self._flying.add(future)
