@@ -68,7 +68,7 @@ def start(cwd: Path, *words: object) -> subprocess.Popen[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "codec", [pytest.param(name, marks=pytest.mark.sweep if name in ("rustlog", "narwhal") else ()) for name in NAMES]
+    "codec", [pytest.param(name, marks=() if name == "tide" else pytest.mark.sweep) for name in NAMES]
 )
 def test_a_log_lives_its_whole_life_on_the_command_line(codec: str, tmp_path: Path) -> None:
     first = 0 if codec in ("rustlog", "laminar") else 1

@@ -158,7 +158,7 @@ def run(flips: Iterator[tuple[str, SimDisk]], tell: Tell, *, read_only: bool) ->
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("read_only", [True, False], ids=["reading", "writing"])
 def test_a_flipped_bit_is_never_a_wrong_record(part: int, read_only: bool, tell: Tell) -> None:
-    run(flipped(5, part, lambda pos: (pos * 5 % 8,)), tell, read_only=read_only)
+    run(flipped(9, part, lambda pos: (pos * 5 % 8,)), tell, read_only=read_only)
 
 
 @pytest.mark.sweep
