@@ -21,6 +21,7 @@ from benchmarks.common import GB, Result, alternate, payloads, result, room, sec
 from benchmarks.server import peers
 from benchmarks.spark.session import session
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamReader
 
 import tidelog
 
@@ -53,7 +54,7 @@ def _latency(spark: SparkSession, place: Path, lasting_s: float) -> list[Result]
     with tidelog.open(source) as log:
         topic = log.topic("live")
         topic.append(b"the first one, so that there is something to plan with")
-        stream = spark.readStream.format("tidelog").options(path=source, subscribe="live", columns="data").load()
+        stream = _read(spark, source, "live", columns="data").load()
         into = stream.writeStream.format("tidelog").options(path=copy, topic="copy", queryName="live")
         query = into.option("checkpointLocation", str(place / "live-checkpoint")).start()
         writer = Thread(target=write, args=(topic,))
@@ -85,7 +86,7 @@ def _catch_up(spark: SparkSession, place: Path, records: int, rounds: int) -> li
         log.checkpoint()
 
     def stream() -> None:
-        read = spark.readStream.format("tidelog").options(path=source, subscribe="behind", maxBytesPerTrigger="256m")
+        read = _read(spark, source, "behind", maxBytesPerTrigger="256m")
         written = read.load().writeStream.format("noop").trigger(availableNow=True)
         query = written.option("checkpointLocation", str(place / f"behind-{next(numbers)}")).start()
         query.awaitTermination()
@@ -108,11 +109,10 @@ def _catch_up(spark: SparkSession, place: Path, records: int, rounds: int) -> li
 
 
 def _sink(spark: SparkSession, place: Path, rows: int, rounds: int) -> list[Result]:
-    numbers = count()
     frame = spark.range(rows).selectExpr("encode(concat('order ', lpad(id, 90, 'x')), 'utf-8') as data")
 
     def sink(**options: str) -> None:
-        into = frame.write.format("tidelog").options(topic="sunk", query=f"bench-{next(numbers)}", **options)
+        into = frame.write.format("tidelog").options(topic="sunk", **options)
         into.mode("append").save()
 
     with peers.tidelog(place / "server") as server:
@@ -129,6 +129,11 @@ def _sink(spark: SparkSession, place: Path, rows: int, rounds: int) -> list[Resu
         result(f"sink by {by} ÷ Parquet", found[by], "/s", limit=found["parquet"], limit_name="Spark's Parquet writer")
         for by in ("path", "server")
     ]
+
+
+def _read(spark: SparkSession, path: str, topic: str, **options: str) -> DataStreamReader:
+    """From the earliest: a stream starts at the latest unless it is told."""
+    return spark.readStream.format("tidelog").options(path=path, subscribe=topic, startingOffsets="earliest", **options)
 
 
 def _rate(total: int, work: Callable[[], object]) -> Callable[[], float]:
