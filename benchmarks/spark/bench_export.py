@@ -13,16 +13,17 @@ with other things to do, look at the processor time of a task, which nobody else
 
 from __future__ import annotations
 
-import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.common import GB, MB, Result, alternate, payloads, result, room, seconds
+from benchmarks.common import GB, MB, Result, alternate, result, room, seconds
+from benchmarks.spark.events import events, orders
 from benchmarks.spark.session import TASKS, session
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -37,6 +38,7 @@ from tidelog.pipelines.runner import guarded, unwrapped
 from tidelog.pipelines.tables import Format
 from tidelog.spark import options as reading
 
+Batch = Callable[[int], list[bytes]]  # the n-th one
 T = TypeVar("T")
 R = TypeVar("R")
 _BATCH = 1000
@@ -47,30 +49,26 @@ def run(quick: bool) -> list[Result]:
     rows: list[Result] = []
     size = GB // 10 if quick else GB
     with room(6 * size) as place, session() as spark:
-        for named, datas in (
-            ("100 B", payloads(100, _BATCH)),
-            ("1 KB", payloads(1024, _BATCH)),
-            ("JSON", [_json(number) for number in range(_BATCH)]),
-        ):
-            count = size // (len(datas[0]) * _BATCH)
-            rows += _measure(spark, place, named, datas, max(count, 1), 1 if quick else 3)
+        for named, batch in (("100 B", _sized(100)), ("1 KB", _sized(1024)), ("JSON", lambda n: orders(n, _BATCH))):
+            rows += _measure(spark, place, named, batch, size, 1 if quick else 3)
     return rows
 
 
-def _json(number: int) -> bytes:
-    text = payloads(60, 1000)[number].hex()[:80]
-    return json.dumps({"n": number, "user": f"u{number % 97}", "price": number / 7, "text": text}).encode()
+def _sized(size: int) -> Batch:
+    return lambda number: events(size, number, _BATCH)
 
 
-def _measure(
-    spark: SparkSession, place: Path, named: str, datas: list[bytes], batches: int, rounds: int
-) -> list[Result]:
+def _measure(spark: SparkSession, place: Path, named: str, batch: Batch, about: int, rounds: int) -> list[Result]:
     path, table = str(place / "topic"), str(place / "table")
-    size = batches * sum(map(len, datas))
+    size = 0
     with tidelog.open(path) as engine:
         topic = engine.topic("bench", durability="memory")
-        for number in range(batches):
+        for number in count():
+            datas = batch(number)
             topic.append(datas, tag=f"tag-{number % 100}")
+            size += sum(map(len, datas))
+            if size >= about:
+                break
         topic.seal()
         engine.checkpoint()
     sizes = Sizes(file_bytes=max(size // 8, 1 << 20), commit_bytes=max(size // 2, 1 << 20))

@@ -20,7 +20,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from benchmarks.common import GB, Result, alternate, payloads, result, room, seconds
+from benchmarks.common import GB, MB, Result, alternate, result, room, seconds
+from benchmarks.spark.events import events
 from benchmarks.spark.session import TASKS, session
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSource, DataSourceReader, InputPartition
@@ -78,21 +79,19 @@ def run(quick: bool) -> list[Result]:
         spark.dataSource.register(Naive)
         for size, named in ((100, "100 B"), (1024, "1 KB")):
             count = (GB if not quick else GB // 10) // size
-            rows += _measure(spark, place, payloads(size, _BATCH), count // _BATCH, 1 if quick else 3, named)
+            rows += _measure(spark, place, size, count // _BATCH, 1 if quick else 3, named)
             if quick:
                 break  # sizes are for the full run
     return rows
 
 
-def _measure(
-    spark: SparkSession, place: Path, datas: list[bytes], batches: int, rounds: int, named: str
-) -> list[Result]:
+def _measure(spark: SparkSession, place: Path, size: int, batches: int, rounds: int, named: str) -> list[Result]:
     path, parquet = str(place / f"topic-{named}"), place / f"parquet-{named}"
-    total = batches * len(datas)
+    total = batches * _BATCH
     with tidelog.open(path) as engine:
         topic = engine.topic("bench", durability="memory")
         for number in range(batches):
-            topic.append(datas, tag=f"tag-{number % 100}")
+            topic.append(events(size, number, _BATCH), tag=f"tag-{number % 100}")
         topic.seal()
         engine.checkpoint()
         _to_parquet(topic, parquet)
@@ -117,7 +116,6 @@ def _measure(
             "decode": _rate(total, lambda: _decoded(options)),
         },
     )
-    size = len(datas[0]) / 1e6
     head = f"spark {named}"
     made = [
         result(
@@ -136,7 +134,7 @@ def _measure(
             limit_name="a tuple a record",
             least_ratio=10,
         ),
-        result(f"{head}, scan", [rate * size for rate in figures["scan"]], "MB/s"),
+        result(f"{head}, scan", [rate * size / MB for rate in figures["scan"]], "MB/s"),
         result(
             f"{head}, scan ÷ decoder alone",
             figures["scan"],
