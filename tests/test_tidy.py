@@ -196,7 +196,7 @@ LAYERS: dict[str, set[str]] = {
     "client": {"wire", *_LEAVES},
     "server": {"channels", "engine", "sched", "wire", "disk", "kernel", *_LEAVES},
     "spark": {"client", "engine", "commitlog", *_STORAGE},
-    "pipelines": {"spark", "client", "engine", "disk", *_LEAVES},
+    "pipelines": {"spark", "client", "channels", "engine", "disk", *_LEAVES},
 }
 _BELOW = set(LAYERS)
 LAYERS["tidelog"] = _BELOW

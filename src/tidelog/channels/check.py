@@ -10,8 +10,8 @@ A writer may go on: what looks damaged is looked at again, and what was removed 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Collection, Iterator
+from typing import Final, NamedTuple
 
 from tidelog.channels.metrics import Metrics
 from tidelog.channels.store import CURSOR, DIRECTORY, METADATA, ChannelStore
@@ -27,24 +27,42 @@ from tidelog.formats.channel import Meta, decode_cursor
 _LOOKS: Final = 3
 
 
-class ChannelCheck:
-    """Iterate for the findings; how much was looked at is known after the loop."""
+class Looked(NamedTuple):
+    """What was found in some channels, and how much of them there is."""
 
-    def __init__(self, root: str, *, disk: Disk | None = None) -> None:
+    findings: tuple[Finding, ...]
+    channels: int
+    messages: int
+    bytes: int
+
+
+class ChannelCheck:
+    """Iterate for the findings; how much was looked at is known after the loop. `only`: in these channels."""
+
+    def __init__(self, root: str, *, disk: Disk | None = None, only: Collection[str] | None = None) -> None:
+        self._only = only
         self._disk = disk or PosixDisk()
         self._store = ChannelStore(self._disk, root.rstrip("/") or "/", Metrics(SystemClock()))
         self.channels = self.messages = self.bytes = 0
         self._seen = (0, 0)  # messages and bytes of the last look at one channel
 
     def __iter__(self) -> Iterator[Finding]:
-        live = self._store.listed(sweep=False).live
-        for name in self._names():
-            if name not in live:
-                yield Finding("leftover", _inside(name), None, "of a channel that ended, or was never made", False)
-        for name in live:
+        live = self.live()
+        if self._only is None:
+            yield from self.leftovers(live)
+        for name in live if self._only is None else self._only:
             yield from self._settled(name)
             self.channels += 1
             self.messages, self.bytes = self.messages + self._seen[0], self.bytes + self._seen[1]
+
+    def live(self) -> list[str]:
+        """The names of the directories that hold channels."""
+        return list(self._store.listed(sweep=False).live)
+
+    def leftovers(self, live: Collection[str]) -> Iterator[Finding]:
+        for name in self._names():
+            if name not in live:
+                yield Finding("leftover", _inside(name), None, "of a channel that ended, or was never made", False)
 
     def _names(self) -> list[str]:
         """Directories that could be channels'."""
@@ -103,6 +121,13 @@ class ChannelCheck:
             return
         said += "; its owner clears the channel, or restore it"
         yield Finding("cursor", _inside(name, CURSOR), None, said, topic=meta.handler)
+
+
+def looked(root: str, names: Collection[str]) -> Looked:
+    """Examine these channels, for who shares the work out. What ended since it was listed is not held against it."""
+    check = ChannelCheck(root, only=names)
+    findings = tuple(check)
+    return Looked(findings, check.channels, check.messages, check.bytes)
 
 
 def _inside(name: str, file: str = "") -> str:

@@ -94,7 +94,8 @@ def _scrub(verbs: Commands) -> None:
         pipeline_jobs.scrub,
         short="verify every checksum of a directory in parallel; exit code 1 on damage",
         about="What `tidelog check` does, on as many processors as Spark is given: snapshots, WAL, segments, indexes,\n"
-        "footers, deletions. Damage is named by file, byte and records. Changes nothing.",
+        "footers, deletions; metadata, messages and cursors of channels. Damage is named by file,\n"
+        "byte and records. Changes nothing.",
         examples="tidelog pipeline scrub data\ntidelog pipeline scrub data --json",
     )
     made.add_argument("dir", metavar="DIR")

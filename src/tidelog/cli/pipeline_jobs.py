@@ -61,7 +61,8 @@ def scrub(args: Namespace, screen: Screen) -> int:
     if found.damage:
         screen.answer(fields, f"{args.dir}: damage in {place(found.damage[0])}: {found.damage[0].reason}")
     else:
-        screen.answer(fields, f"{args.dir}: no damage, {several(found.topics, 'topic')}; {said}")
+        rooms = f" and {several(found.channels, 'channel')}" if found.channels else ""
+        screen.answer(fields, f"{args.dir}: no damage, {several(found.topics, 'topic')}{rooms}; {said}")
     if found.findings and not screen.json:
         screen.table(("", "what", "where", "why"), [finding_row(finding) for finding in found.findings])
     return 1 if found.damage else 0

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from tests.unit.pipelines.world import Bench, Inline
 
+import tidelog
+from tidelog.channels.check import ChannelCheck
 from tidelog.engine.check import check
 from tidelog.errors import BadInput, NotFound
 from tidelog.pipelines.scrubbing import scrubbed
@@ -51,6 +53,44 @@ def test_damage_anywhere_is_named_by_its_place(data: Path, pattern: str) -> None
     assert set(found.findings) == set(expected)
     assert found.damage
     assert any(finding.file == path.relative_to(data).as_posix() for finding in found.damage)
+
+
+@pytest.fixture
+def rooms(data: Path) -> Path:
+    """Thirty rooms beside the topics, and what is left of one that ended."""
+    with tidelog.open(str(data)) as log:
+        for number in range(30):
+            room = log.channel(f"!room{number}@example.org", user="ann@example.org").join(persist=True)
+            room.publish_many([b"message"] * 10)
+    (data / "channels" / ("0" * 64)).mkdir()
+    return data
+
+
+def test_channels_are_shared_out_too(rooms: Path) -> None:
+    runner, looked = Inline(), ChannelCheck(str(rooms))
+    notes = list(looked)
+    assert [finding.kind for finding in notes] == ["leftover"]
+    found = scrubbed(str(rooms), runner)
+    assert [finding for finding in found.findings if finding in notes] == notes
+    assert (found.damage, found.channels, found.messages) == ((), looked.channels, looked.messages) == ((), 30, 300)
+    assert found.bytes == check_bytes(rooms) + looked.bytes
+    assert runner.tasks == found.parts
+
+
+def test_damage_in_a_channel_is_named_by_its_place(rooms: Path) -> None:
+    path = sorted(rooms.glob("channels/*/*.log"))[17]
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(content)
+    found = scrubbed(str(rooms), Inline())
+    assert [finding.file for finding in found.damage] == [path.relative_to(rooms).as_posix()]
+    assert set(found.damage) <= set(ChannelCheck(str(rooms)))
+
+
+def check_bytes(data: Path) -> int:
+    looked = check(str(data))
+    list(looked)
+    return looked.bytes
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
