@@ -114,6 +114,57 @@ def test_backfill_files_into_a_topic_and_a_topic_into_a_table(spark: SparkSessio
     assert (copied.rows, copied.join_seq) == (12, 12_001)
 
 
+def kept(df: DataFrame) -> DataFrame:
+    return df.where("seq > 100").withColumn("tag", F.lit("kept"))
+
+
+def dropped(df: DataFrame) -> DataFrame:
+    return df.select("data")
+
+
+def spoilt(df: DataFrame) -> DataFrame:
+    return df.withColumn("data", F.lit("{"))
+
+
+def test_json_and_bytes_stay_what_they_are(spark: SparkSession, tmp_path: Path) -> None:
+    """One topic of both, copied by a DataFrame and by backfills, is read by the engine as what it was copied from."""
+    data, into = str(tmp_path / "data"), str(tmp_path / "into")
+    with tidelog.open(data, threads=False, segment_events_max=200) as engine:
+        topic = engine.topic("orders")
+        for first in range(0, 600, 20):
+            topic.append([b'{"n":%d}' % n if n % 3 else {"n": n} for n in range(first, first + 20)])
+            if first == 480:
+                engine.checkpoint()
+        topic.delete(seqs=[4, 5, 301, 599])
+        given = [record.data for record in topic.read(0, 1000).records]
+        late = [record.data for record in topic.read(100, 1000).records]
+    assert {type(each) for each in given} == {bytes, dict}
+
+    def backfill(topic: str, **more: Any) -> pipelines.Backfilled:
+        work = str(tmp_path / topic)
+        return pipelines.backfill(data, into, topic, from_topic="orders", job=topic, work_dir=work, spark=spark, **more)
+
+    def found(topic: str) -> list[Any]:
+        with tidelog.open(into, read_only=True) as engine:
+            return [record.data for record in engine.topic(topic, create=False).read(0, 1000).records]
+
+    df = spark.read.format("tidelog").options(path=data, subscribe="orders", columns="seq,data,is_json").load()
+    assert df.schema["is_json"].dataType.simpleString() == "boolean"
+    df.write.format("tidelog").options(path=into, topic="by-frame").mode("append").save()
+    assert found("by-frame") == given
+    assert backfill("by-job").rows == len(given)
+    assert found("by-job") == given
+    backfill("kept", function=kept)
+    assert found("kept") == late
+    backfill("dropped", function=dropped)
+    assert {type(each) for each in found("dropped")} == {bytes}, "who drops the column says nothing"
+    with pytest.raises(BadInput, match=r"a row says is_json and its data is b'\{' .*nothing was written"):
+        backfill("spoilt", function=spoilt)
+    assert found("spoilt") == []
+    with pytest.raises(BadInput, match="is_json as int, it must be boolean"):
+        backfill("numbers", function=lambda df: df.withColumn("is_json", F.lit(1)))
+
+
 def test_backfill_other_files(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"n": 1, "at": {"x": 2}}\n{"n": 2, "at": null}\n')
     (tmp_path / "a.csv").write_text("n,name\n3,c\n4,d\n")

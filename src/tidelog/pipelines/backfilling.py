@@ -44,6 +44,8 @@ RECORDS: Final = pa.schema(
     ]
 )
 Function = Callable[[DataFrame], DataFrame]
+_SHOWN_MAX: Final = 80
+_decode = msgspec.json.Decoder().decode
 
 
 class Backfilled(NamedTuple):
@@ -72,14 +74,31 @@ def chunked(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         at = stop
 
 
-def stage_batches(disk: Disk, work: str, partition: int, attempt: int, batches: Iterable[pa.RecordBatch]) -> Staged:
-    """Runs on an executor: the rows of one partition, a row group a chunk."""
+def checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch, after refusing what a topic would refuse when half of the job is in it."""
+    for text in batch.column("data").filter(batch.column("json")).to_pylist():
+        try:
+            _decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise BadInput(
+                f"a row says is_json and its data is {text[:_SHOWN_MAX]!r} ({error}); nothing was written. A function "
+                "that makes other data keeps is_json true only where that is JSON, or drops the column"
+            ) from None
+    return batch
+
+
+def stage_batches(
+    disk: Disk, work: str, partition: int, attempt: int, batches: Iterable[pa.RecordBatch], *, told: bool = False
+) -> Staged:
+    """Runs on an executor: the rows of one partition, a row group a chunk. `told`: what is JSON is what a column of
+    theirs says, and nobody has looked yet whether it is."""
     name = f"stage-{partition:05d}-{attempt}.parquet"
     writer = FileWriter(disk, join(work, name), RECORDS)
     chunks = 0
     try:
         for batch in batches:
-            for piece in chunked(batch.cast(RECORDS)):
+            made = batch.cast(RECORDS)
+            for piece in chunked(checked(made) if told else made):
                 writer.add(piece)
                 writer.end_group()
                 chunks += 1
@@ -90,8 +109,8 @@ def stage_batches(disk: Disk, work: str, partition: int, attempt: int, batches: 
     return Staged(name, writer.rows, chunks, writer.hash)
 
 
-def _stage(disk: Disk, work: str, batches: Iterable[pa.RecordBatch], partition: int, attempt: int) -> bytes:
-    return msgspec.json.encode(stage_batches(disk, work, partition, attempt, batches))
+def _stage(disk: Disk, work: str, told: bool, batches: Iterable[pa.RecordBatch], partition: int, attempt: int) -> bytes:
+    return msgspec.json.encode(stage_batches(disk, work, partition, attempt, batches, told=told))
 
 
 class Source(NamedTuple):
@@ -143,9 +162,8 @@ def _staged(
         raise error
     work.step("stage")
     frame = source.frame() if function is None else function(source.frame())
-    answers = frames.answers(
-        transforms.records(frame), partial(_stage, work.disk, work_dir), join(work_dir, "answers")
-    )  # fmt: skip
+    stage = partial(_stage, work.disk, work_dir, transforms.is_told(frame))
+    answers = frames.answers(transforms.records(frame), stage, join(work_dir, "answers"))
     found = [msgspec.json.decode(said, type=Staged) for said in answers]
     files = tuple(sorted((file for file in found if file.chunks), key=lambda file: file.name))
     return Stage(job, topic, epoch, head, files, source.join_seq, source.told)

@@ -27,7 +27,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 from tidelog.errors import BadInput
 from tidelog.spark import payload
 from tidelog.spark import schema as columns_of
-from tidelog.spark.options import COLUMNS
+from tidelog.spark.options import COLUMNS, IS_JSON
 from tidelog.spark.options import read as read_options
 from tidelog.spark.schema import RESCUED
 
@@ -107,15 +107,15 @@ def shape_of(fields: StructType | None, bad: Bad = "rescue") -> Shape:
             )
         return Shape(RECORD.json())
     own = [field for field in RECORD.fields if field.name != "data"]
-    taken = {field.name for field in RECORD.fields}
+    taken = {*(field.name for field in RECORD.fields), IS_JSON}
     wanted = [field for field in fields.fields if field.name != RESCUED]
     if not wanted:
         raise BadInput("the schema has no fields; nothing was written, name some or leave it out")
     for field in wanted:
         if field.name in taken:
             raise BadInput(
-                f"the schema has a field {field.name!r}, which is a column of every table; nothing was written, call "
-                f"it 'data_{field.name}': it is then the field {field.name!r} of the JSON"
+                f"the schema has a field {field.name!r}, which is the name of a column of ours; nothing was written, "
+                f"call it 'data_{field.name}': it is then the field {field.name!r} of the JSON"
             )
     columns_of.checked(StructType(wanted), read_options({"path": ".", "subscribe": "a", "payload": "json"}))
     spare = [] if bad == "fail" else [StructField(RESCUED, StringType())]

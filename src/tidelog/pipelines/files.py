@@ -29,10 +29,16 @@ class _Out:
     """What Arrow writes to: a file of the seam, from its beginning to its end."""
 
     def __init__(self, file: File) -> None:
-        self._file, self._at, self.closed = file, 0, False
+        self._file: File | None = file
+        self._at, self.closed = 0, False
+
+    def forget(self) -> None:
+        """What is written from now on goes nowhere: Arrow ends a file when it is collected, wanted or not."""
+        self._file = None
 
     def write(self, data: Buffer) -> int:
-        self._file.write(self._at, data)
+        if self._file is not None:
+            self._file.write(self._at, data)
         self._at += len(data)
         return len(data)
 
@@ -61,6 +67,7 @@ class FileWriter:
     def __init__(self, disk: Disk, path: str, schema: pa.Schema) -> None:
         self._disk, self._path, self._schema = disk, path, schema
         self._file: File | None = None
+        self._out: _Out | None = None
         self._writer: pq.ParquetWriter | None = None
         self._waiting: list[pa.RecordBatch] = []
         self._size = self.rows = self.hash = 0
@@ -86,8 +93,9 @@ class FileWriter:
         with _room(self._path):
             if self._writer is None:
                 self._file = self._disk.open(self._path, "create")
+                self._out = _Out(self._file)
                 self._writer = pq.ParquetWriter(
-                    pa.PythonFile(_Out(self._file), "w"),
+                    pa.PythonFile(self._out, "w"),
                     self._schema,
                     compression="snappy",
                     # Bytes of records hardly ever repeat, and to find that out costs more than to write them.
@@ -112,6 +120,8 @@ class FileWriter:
 
     def abandon(self) -> None:
         """Leave nothing behind."""
+        if self._out is not None:
+            self._out.forget()
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()

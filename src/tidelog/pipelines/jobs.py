@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -31,12 +31,13 @@ from tidelog.pipelines.sizing import Sizes
 from tidelog.pipelines.tables import Format, Steps
 from tidelog.spark import options as reading
 from tidelog.spark import payload, places
-from tidelog.spark.options import Options
+from tidelog.spark.options import COLUMNS, IS_JSON, Options
 from tidelog.spark.place import Place
 from tidelog.spark.source import samples
 
 Progress: TypeAlias = Callable[[int, int], None]
 FileFormat: TypeAlias = Literal["parquet", "json", "csv", "delta"]
+WITH_KIND: Final = (*COLUMNS, IS_JSON)  # of a topic that goes into a topic: what is JSON stays JSON
 
 
 def place_of(where: str, key: str | None = None) -> dict[str, str]:
@@ -219,6 +220,9 @@ def backfill(
     source, from_topic    a directory or server and the topic in it; or files of a `format`
     target, topic         a directory or server and the topic in it; without a topic, the path of a table
     first, until          of the source's seqs, both included; until its end now where not given
+
+    From a topic into a topic the function gets one more column, `is_json`: with it in the rows it gives, JSON stays
+    JSON; where it drops the column, `data` is written as bytes.
     """
     with session(spark, master) as live:
         work = _work(live, step)
@@ -236,7 +240,7 @@ def backfill(
             assert sight is not None, "it was there a moment ago"
             low = max(first if first is not None else sight.floor, sight.first)
             high = min(sight.next if until is None else until + 1, sight.next)
-            return Source(source, lambda: _range(live, place, from_topic, low, high), high - 1)
+            return Source(source, lambda: _range(live, place, from_topic, low, high, WITH_KIND), high - 1)
 
         with closing(_door(target, target_key)) as door:
             return backfilling.into_topic(
@@ -249,7 +253,9 @@ def _door(target: str, key: str | None) -> Door:
     return ServerDoor(where["server"], key) if "server" in where else PathDoor(where["path"])
 
 
-def _range(spark: SparkSession, place: dict[str, str], topic: str, first: int, stop: int) -> DataFrame:
+def _range(
+    spark: SparkSession, place: dict[str, str], topic: str, first: int, stop: int, columns: tuple[str, ...] = COLUMNS
+) -> DataFrame:
     return (
         spark.read.format("tidelog")
         .options(
@@ -257,6 +263,7 @@ def _range(spark: SparkSession, place: dict[str, str], topic: str, first: int, s
             subscribe=topic,
             startingOffsets=f'{{"{topic}": {first}}}',
             endingOffsets=f'{{"{topic}": {stop}}}',
+            columns=",".join(columns),
         )
         .load()
     )

@@ -1,6 +1,7 @@
 """What jobs do to data, as functions from DataFrame to DataFrame. They start nothing and know of no job.
 
     records(df)          any table → what a topic is written from: data, json, tag, node, meta
+    is_told(df)          whether a column of it says which of its data is JSON
     rates(df, every)     records of a topic → per interval: how many, how large, at which rate
     waits(df, every)     steps of a queue's jobs → per interval: claims, and how long jobs had waited for them
 
@@ -13,7 +14,10 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import BinaryType, MapType, StructType
+from pyspark.sql.types import BinaryType, BooleanType, MapType, StructType
+
+from tidelog.errors import BadInput
+from tidelog.spark.options import IS_JSON
 
 PLACES: Final = (0.5, 0.9, 0.99)
 _ASIDE: Final = ("tag", "node", "meta")
@@ -23,16 +27,31 @@ _OWN: Final = ("topic", "seq", "ts")
 def records(df: DataFrame) -> DataFrame:
     """Rows as records. A column `data` is taken as it is, bytes or text, beside `topic`, `seq` and `ts`, which a write
     assigns anew; without one a row's columns become a JSON object. `tag`, `node` and `meta` stand beside it either
-    way."""
+    way.
+
+    `is_json` says which data is JSON, row by row, and a topic is read with it. A function that drops the column, or
+    that makes `data` and does not say, gives bytes: nobody guesses."""
     if "data" in df.columns:
         data = F.col("data").cast(BinaryType())
-        json = F.lit(False)
+        json = F.coalesce(F.col(IS_JSON), F.lit(False)) if is_told(df) else F.lit(False)
     else:
         fields = [F.col(f"`{name}`") for name in df.columns if name not in _ASIDE]
         data, json = F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}).cast(BinaryType()), F.lit(True)
     return df.select(
         data.alias("data"), json.alias("json"), _text(df, "tag"), _text(df, "node"), _text(df, "meta")
     )  # fmt: skip
+
+
+def is_told(df: DataFrame) -> bool:
+    """Whether a column of the rows says which of their data is JSON."""
+    if not {"data", IS_JSON} <= set(df.columns):
+        return False
+    kind = df.schema[IS_JSON].dataType
+    if not isinstance(kind, BooleanType):
+        raise BadInput(
+            f"the rows have is_json as {kind.simpleString()}, it must be boolean; nothing was written, cast it"
+        )
+    return True
 
 
 def _text(df: DataFrame, name: str) -> Column:

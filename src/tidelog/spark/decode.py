@@ -17,8 +17,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tidelog.errors import BadInput
+from tidelog.formats import idx
 from tidelog.formats.rows import Rows, Span, binary
+from tidelog.spark.options import IS_JSON
 from tidelog.spark.place import Wanted
+from tidelog.spark.stretches import Bools
 
 _TIME = pa.timestamp("us", tz="UTC")
 _TEXT = pa.string()
@@ -26,9 +29,9 @@ META = pa.map_(pa.string(), pa.string())
 Cells = dict[str, pa.Array]
 
 
-def cells(found: Rows | pa.RecordBatch, wanted: Wanted, *, timed: bool = True) -> Cells:
+def cells(found: Rows | pa.RecordBatch, wanted: Wanted, *, timed: bool = True, kinded: bool = True) -> Cells:
     """The wanted columns of some records, `data` still as bytes."""
-    made = _of_rows(found, wanted) if isinstance(found, Rows) else _of_batch(found, wanted)
+    made = _of_rows(found, wanted, kinded=kinded) if isinstance(found, Rows) else _of_batch(found, wanted)
     if "ts" in made and not timed:
         made["ts"] = pa.nulls(len(made["ts"]), _TIME)
     if "meta" in made:
@@ -36,7 +39,7 @@ def cells(found: Rows | pa.RecordBatch, wanted: Wanted, *, timed: bool = True) -
     return made
 
 
-def _of_rows(rows: Rows, wanted: Wanted) -> Cells:
+def _of_rows(rows: Rows, wanted: Wanted, *, kinded: bool) -> Cells:
     columns: dict[str, Callable[[], pa.Array]] = {
         "seq": lambda: pa.array(rows.seq),
         "ts": lambda: pa.Array.from_buffers(_TIME, len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows.ts_us))]),
@@ -44,8 +47,15 @@ def _of_rows(rows: Rows, wanted: Wanted) -> Cells:
         "tag": lambda: _optional(rows, rows.tag).cast(_TEXT),
         "meta": lambda: _optional(rows, rows.meta),
         "data": lambda: binary(rows.buf, rows.data),
+        IS_JSON: lambda: pa.array(_are_json(rows) if kinded else np.zeros(len(rows), bool)),
     }
     return {name: make() for name, make in columns.items() if name in wanted}
+
+
+def _are_json(rows: Rows) -> Bools:
+    """Which records are JSON. Their own frames are asked, so holes and deleted ones cannot shift it."""
+    found: Bools = (idx.flags(rows) & idx.JSON) != 0
+    return found
 
 
 def _optional(rows: Rows, span: Span | None) -> pa.Array:
@@ -58,6 +68,8 @@ def _optional(rows: Rows, span: Span | None) -> pa.Array:
 
 def _of_batch(batch: pa.RecordBatch, wanted: Wanted) -> Cells:
     made: Cells = {name: batch.column(name) for name in ("seq", "ts", "data") if name in wanted}
+    if IS_JSON in wanted:
+        made[IS_JSON] = batch.column("json")
     for name in ("node", "tag", "meta"):
         if name in wanted:
             column = batch.column(name)

@@ -36,13 +36,18 @@ def added(one: Sum, other: Sum) -> Sum:
     return (one[0] + other[0]) & _ALL, (one[1] + other[1]) & _ALL
 
 
-def of(columns: Sequence[pa.Array | None], count: int, apart: bytes) -> Sum:
-    """The sum of some rows, whose columns are bytes, or None where they are nothing in all rows. `apart` is what these
-    rows have in common and others do not."""
-    words = np.full(count, xxh3_64_intdigest(apart), np.uint64)
+def of(columns: Sequence[pa.Array | None], words: Words) -> Sum:
+    """The sum of some rows, whose columns are bytes, or None where they are nothing in all rows. `words` has one for
+    each of them, which tells it from rows of the same bytes: see `apart`."""
     for column in columns:
         words = _mixed(words * _OTHER ^ (_EMPTY if column is None else hashes(column)))
     return int(np.add.reduce(words)), int(np.add.reduce(_mixed(words * _PRIME)))
+
+
+def apart(topic: str, json: NDArray[np.bool_]) -> Words:
+    """What rows of one topic and one kind have in common, and others do not."""
+    as_bytes, as_json = (xxh3_64_intdigest(topic.encode() + kind) for kind in (b"\0", b"\1"))
+    return np.where(json, np.uint64(as_json), np.uint64(as_bytes))
 
 
 def hashes(column: pa.Array) -> Words:

@@ -23,6 +23,8 @@ CHUNK_BYTES: Final = 4 << 20
 
 
 class LogPlace:
+    kinded = False
+
     def __init__(self, path: str, codec: str, *, disk: Disk | None = None) -> None:
         self._path = path.removeprefix("file://").rstrip("/") or "/"
         self._codec, self._disk = codec, disk or PosixDisk()

@@ -31,6 +31,7 @@ Payload: TypeAlias = Literal["bytes", "json", "infer"]
 CodecName: TypeAlias = Literal["tide", "rustlog", "laminar", "narwhal"]
 
 COLUMNS: Final = ("topic", "seq", "ts", "node", "tag", "meta", "data")
+IS_JSON: Final = "is_json"  # given where it is named: the columns above are what everybody gets
 GAP: Final = "gap"
 EARLIEST: Final = -2
 LATEST: Final = -1
@@ -356,7 +357,7 @@ def _on_gap(found: Mapping[str, Any]) -> OnGap:
 
 
 def _check_columns(columns: Iterable[str], *, gaps: bool, payload: Payload) -> None:
-    known = (*COLUMNS, GAP) if gaps else COLUMNS
+    known = (*COLUMNS, IS_JSON, *([GAP] if gaps else []))
     for column in columns:
         if column not in known and payload != "infer":
             near = get_close_matches(column, known, n=1, cutoff=0.0)[0]

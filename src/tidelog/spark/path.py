@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 class PathPlace:
-    timed = True
+    timed = kinded = True
 
     def __init__(self, path: str, *, disk: Disk | None = None) -> None:
         self._path = path.removeprefix("file://").rstrip("/") or "/"

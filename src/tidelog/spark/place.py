@@ -82,6 +82,7 @@ Wanted: TypeAlias = frozenset[str]  # columns that are looked at
 
 class Place(Protocol):
     timed: bool  # whether its records have times
+    kinded: bool  # whether they are JSON or bytes; else all of them are bytes
 
     def names(self) -> list[str]:
         """Every topic there is."""

@@ -20,7 +20,7 @@ from tidelog.engine import Counts
 from tidelog.errors import Damaged
 from tidelog.spark import decode, payload
 from tidelog.spark.decode import Cells
-from tidelog.spark.options import COLUMNS, Options
+from tidelog.spark.options import COLUMNS, IS_JSON, Options
 from tidelog.spark.place import Found, Place, Wanted
 from tidelog.spark.plan import missed
 from tidelog.spark.schema import RESCUED, fields_of
@@ -39,7 +39,7 @@ class Reading:
         self._fields = fields_of(schema)
         self._rescue = RESCUED in schema.names
         self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
-        own = {name for name in schema.names if name in COLUMNS}
+        own = {name for name in schema.names if name in (*COLUMNS, IS_JSON)}
         self._wanted: Wanted = frozenset({*own, *self._where.columns, "seq", *(["data"] if self._fields else [])})
         self.counts = split.counts
 
@@ -78,7 +78,7 @@ class Reading:
 
     def _batch(self, found: Found, topic: str) -> Iterator[pa.RecordBatch]:
         assert found.rows is not None, "asked of records"
-        cells = decode.cells(found.rows, self._wanted, timed=self._place.timed)
+        cells = decode.cells(found.rows, self._wanted, timed=self._place.timed, kinded=self._place.kinded)
         count = len(cells["seq"])
         mask = self._where.mask(cells)
         if mask is not None:

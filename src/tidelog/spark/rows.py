@@ -4,6 +4,7 @@
     meta    map: as a JSON object                                          ts      kept in meta, under "ts", where that
     tag, node    text                                                              has none: a record's own time is that
     seq     not taken over: records are numbered anew                              of its commit
+    is_json      which rows are JSON and which are bytes, where no option says it of all of them
 
 Only a struct costs a Python object a row; `to_json` in the DataFrame does the same without.
 """
@@ -17,12 +18,14 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from tidelog.engine.config import check_topic_name
 from tidelog.engine.texts import to_json
 from tidelog.errors import BadInput, TooLarge
 from tidelog.spark import fingerprint
 from tidelog.spark.fingerprint import Sum
+from tidelog.spark.options import IS_JSON
 
 BYTES_MAX: Final = 8 << 20  # of one batch that is staged
 _BINARY, _TEXT = pa.binary(), pa.string()
@@ -39,20 +42,23 @@ class Made(NamedTuple):
 
 
 def made(batch: pa.RecordBatch, topic: str | None, *, json: bool) -> Iterator[Made]:
-    """The rows of a batch as records. `topic`: of all of them; else their column says so. `json`: text is JSON."""
+    """The rows of a batch as records. `topic`: of all of them; else their column says so. `json`: all are JSON;
+    else their column says which."""
     if not batch.num_rows:
         return
     names = set(batch.schema.names)
-    data, is_json = _data(batch.column("data"), json=json)
+    data, json = _data(batch.column("data"), json=json)
     columns = {"data": data, **{name: _bytes(batch.column(name)) for name in ("tag", "node") if name in names}}
     if names & {"meta", "ts"}:
         columns["meta"] = _metas(*(batch.column(name) if name in names else None for name in ("meta", "ts")))
-    if is_json:
+    if IS_JSON in names:
+        columns["json"] = pc.fill_null(batch.column(IS_JSON), False)
+    elif json:
         columns["json"] = pa.array(np.ones(batch.num_rows, bool))
     for name, records in _by_topic(pa.RecordBatch.from_pydict(columns), topic, batch):
         check_topic_name(name)
         said = [records.column(each) if each in columns else None for each in _COLUMNS]
-        about = fingerprint.of(said, records.num_rows, name.encode() + (b"\1" if is_json else b"\0"))
+        about = fingerprint.of(said, fingerprint.apart(name, _kinds(records)))
         for part in _parts(records):
             yield Made(name, part, about)
             about = fingerprint.NOTHING  # told once, with the first part
@@ -64,6 +70,13 @@ def _data(column: pa.Array, *, json: bool) -> tuple[pa.Array, bool]:
     if pa.types.is_struct(column.type):
         return pa.array(to_json(column.to_pylist(maps_as_pydicts="strict")), _BINARY), True
     return _bytes(column), json
+
+
+def _kinds(records: pa.RecordBatch) -> NDArray[np.bool_]:
+    if "json" not in records.schema.names:
+        return np.zeros(records.num_rows, bool)
+    found: NDArray[np.bool_] = records.column("json").to_numpy(zero_copy_only=False)
+    return found
 
 
 def _bytes(column: pa.Array) -> pa.Array:

@@ -1,6 +1,7 @@
 """[policy] The columns a reader gives, as Spark names their types.
 
     topic string, seq long, ts timestamp, node string, tag string, meta map<string,string>, data binary
+    is_json boolean                                   where it is named; whether data was written as JSON, or as bytes
     gap struct<first long, last long, cause string>   with onGap=emit; null, except in a row for lost seqs
 
 With payload=json `data` is text. Columns with other names are fields of a record's JSON; `data_ts` is its field `ts`,
@@ -29,7 +30,7 @@ from pyspark.sql.types import (
 )
 
 from tidelog.errors import BadInput
-from tidelog.spark.options import COLUMNS, GAP, Options
+from tidelog.spark.options import COLUMNS, GAP, IS_JSON, Options
 
 RESCUED: Final = "_rescued"
 _TYPES: Final[dict[str, DataType]] = {
@@ -40,11 +41,12 @@ _TYPES: Final[dict[str, DataType]] = {
     "tag": StringType(),
     "meta": MapType(StringType(), StringType()),
     "data": BinaryType(),
+    IS_JSON: BooleanType(),
     GAP: StructType(
         [StructField("first", LongType()), StructField("last", LongType()), StructField("cause", StringType())]
     ),
 }
-
+TAKEN: Final = (*_TYPES, RESCUED)  # by columns of ours
 
 _SCALARS: Final = (BooleanType, DateType, DecimalType, FractionalType, IntegralType, StringType, TimestampType)
 
@@ -63,7 +65,7 @@ def default(options: Options, fields: StructType | None = None) -> StructType:
         made.append(StructField(GAP, _TYPES[GAP]))
     if options.columns is None:
         return StructType(made)
-    known = {field.name: field for field in made}
+    known = {field.name: field for field in (*made, StructField(IS_JSON, _TYPES[IS_JSON]))}
     for column in options.columns:
         if column not in known:
             raise BadInput(f"option columns: there is no column {column!r}; nothing was read, there are {list(known)}")
@@ -76,7 +78,7 @@ def checked(schema: StructType, options: Options) -> StructType:
         raise BadInput("the schema has no columns; nothing was read, leave it out to get all of them")
     names = [field.name for field in schema.fields]
     for column in schema.fields:
-        if column.name in (*COLUMNS, GAP, RESCUED):
+        if column.name in TAKEN:
             wanted = StringType() if column.name == RESCUED else type_of(column.name, options)
             if column.dataType.simpleString() != wanted.simpleString():
                 raise BadInput(
@@ -91,7 +93,7 @@ def checked(schema: StructType, options: Options) -> StructType:
         elif options.payload == "bytes":
             raise BadInput(
                 f"the schema has a column {column.name!r}, which no record has; nothing was read. Columns are "
-                f"{', '.join(COLUMNS)}; fields of a record's JSON need payload=json"
+                f"{', '.join((*COLUMNS, IS_JSON))}; fields of a record's JSON need payload=json"
             )
     if GAP in names and not options.gaps:
         raise BadInput("the schema has a column gap; nothing was read, gaps are rows with onGap=emit only")
@@ -114,14 +116,14 @@ def _is_json(kind: DataType) -> bool:
 
 def fields_of(schema: StructType) -> list[StructField]:
     """The columns that are fields of a record's JSON."""
-    return [field for field in schema.fields if field.name not in (*COLUMNS, GAP, RESCUED)]
+    return [field for field in schema.fields if field.name not in TAKEN]
 
 
 def key_of(column: str) -> str:
     """The JSON field that a column stands for."""
     rest = column.removeprefix("data_")
-    return rest if column.startswith("data_") and rest in (*COLUMNS, GAP) else column
+    return rest if column.startswith("data_") and rest in TAKEN else column
 
 
 def column_of(key: str) -> str:
-    return f"data_{key}" if key in (*COLUMNS, GAP, RESCUED) else key
+    return f"data_{key}" if key in TAKEN else key

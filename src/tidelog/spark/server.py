@@ -22,6 +22,7 @@ from tidelog.errors import Corrupt, NotFound, TopicNotFound, Unavailable
 from tidelog.formats import deletions, idx
 from tidelog.spark import ranges
 from tidelog.spark.groups import ServerGroups
+from tidelog.spark.options import IS_JSON
 from tidelog.spark.place import Found, Inlined, Segment, Sight, Wanted, share, weight
 from tidelog.spark.ranges import BLOCK
 from tidelog.spark.stretches import Bools, Lost, Stretch
@@ -32,7 +33,7 @@ _decode = msgspec.json.decode
 
 
 class ServerPlace:
-    timed = True
+    timed = kinded = True
 
     def __init__(self, server: str, key: str | None, *, wire: Wire | None = None) -> None:
         self._server, self._wire = server, wire or Wire(server, key)
@@ -180,7 +181,7 @@ class ServerPlace:
         self, topic: str, first: int, stop: int, wanted: Wanted
     ) -> Iterator[tuple[pa.RecordBatch | None, dict[str, Any]]]:
         """Batches of records, and what the stream says: before the first, and behind the last with its counts."""
-        shown = {f"include_{word}": str(column in wanted).lower() for word, column in _SHOWN}
+        shown = {f"include_{word}": str(not wanted.isdisjoint(columns)).lower() for word, columns in _SHOWN}
         query = {"from_seq": first - 1, "to_seq": stop - 1, "format": "arrow", **shown}
         with self._wire.stream(f"/v0/topics/{name(topic)}/records", query=query) as answer:
             try:
@@ -197,7 +198,7 @@ class ServerPlace:
                 raise broken(self._server, error) from error
 
 
-_SHOWN: Final = (("data", "data"), ("tags", "tag"), ("meta", "meta"))
+_SHOWN: Final = (("data", ("data", IS_JSON)), ("tags", ("tag",)), ("meta", ("meta",)))
 
 
 def _said(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:

@@ -13,12 +13,22 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any, Final
 
-from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import (
+    BinaryType,
+    BooleanType,
+    DataType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
 from tidelog.engine.config import check_topic_name
 from tidelog.engine.numbers import ONCE
 from tidelog.errors import BadInput
 from tidelog.spark import options as reading
+from tidelog.spark.options import IS_JSON
 
 _SHOWN_MAX: Final = 80
 
@@ -147,8 +157,9 @@ _KINDS: Final[dict[str, tuple[type[DataType], ...]]] = {
     "node": (StringType,),
     "ts": (TimestampType,),
     "meta": (MapType,),
+    IS_JSON: (BooleanType,),
 }
-_SAID: Final = {"data": "binary, string or struct", "meta": "map<string,string>", "ts": "timestamp"}
+_SAID: Final = {"data": "binary, string or struct", "meta": "map<string,string>", "ts": "timestamp", IS_JSON: "boolean"}
 COLUMNS: Final = (*_KINDS, "seq")
 
 
@@ -175,8 +186,24 @@ def check_schema(schema: StructType, options: WriteOptions) -> None:
                 f"the DataFrame has {each.name} as {each.dataType.simpleString()}, it must be {said}; nothing was "
                 "written, cast it"
             )
+    if IS_JSON in names:
+        _check_kinds(schema["data"].dataType, options)
     if options.topic is None and "topic" not in names:
         raise BadInput("option topic: no topic is named and there is no column topic; nothing was written, name one")
+
+
+def _check_kinds(data: DataType, options: WriteOptions) -> None:
+    """Refuse a second word on what the column says row by row."""
+    if options.json:
+        raise BadInput(
+            "option payload is 'json', and the DataFrame has a column is_json that says it row by row; nothing was "
+            "written, leave the option out, or drop the column and all rows are JSON"
+        )
+    if isinstance(data, StructType):
+        raise BadInput(
+            "the DataFrame has data as struct, which is always written as JSON, and a column is_json; nothing was "
+            "written, drop the column"
+        )
 
 
 def _fits(kind: DataType, wanted: tuple[type[DataType], ...]) -> bool:

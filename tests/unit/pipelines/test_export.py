@@ -200,6 +200,17 @@ def test_typed_columns_and_quarantine(bench: Bench) -> None:
         bench.once()
 
 
+@pytest.mark.parametrize("name", ["seq", "data", "is_json"])
+def test_a_field_whose_name_is_taken_is_told_its_other_one(name: str) -> None:
+    from pyspark.sql.types import StringType, StructField, StructType
+
+    from tidelog.pipelines import columns
+
+    with pytest.raises(BadInput, match=f"a field '{name}', .* of ours; nothing was written, call it 'data_{name}'"):
+        columns.shape_of(StructType([StructField(name, StringType())]))
+    assert columns.shape_of(StructType([StructField(f"data_{name}", StringType())])).fields == (f"data_{name}",)
+
+
 def test_holes_and_deletes_are_not_rows(bench: Bench) -> None:
     bench.fill(100)
     with bench.engine() as engine:

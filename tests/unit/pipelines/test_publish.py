@@ -154,6 +154,39 @@ def test_what_is_refused(tmp_path: Path) -> None:
         world.run(door)
 
 
+def told(*values: bytes, said: list[bool]) -> pa.RecordBatch:
+    nothing = [None] * len(values)
+    columns = {"data": list(values), "json": said, "tag": nothing, "node": nothing, "meta": nothing}
+    return pa.RecordBatch.from_pydict(columns, schema=backfilling.RECORDS)
+
+
+def test_what_is_json_stays_json_and_bytes_stay_bytes(world: World) -> None:
+    given = told(*(b"%d" % number for number in range(13)), said=[number % 3 == 1 for number in range(13)])
+    disk = PosixDisk()
+    with world.door() as door:
+        publisher = Publisher(disk, world.work, door)
+        publisher.begin()
+        staged = backfilling.stage_batches(disk, world.work, 0, 0, [given], told=True)
+        stage = Stage("old", "orders", *door.look("orders"), (staged,))
+        publisher.keep(stage)
+        assert publisher.publish(stage) == publish.Published(3, 13)
+    with tidelog.open(world.data, read_only=True) as engine:
+        found = [record.data for record in engine.topic("orders", create=False).read(0).records]
+    assert found == [number if number % 3 == 1 else b"%d" % number for number in range(13)]
+
+
+@pytest.mark.parametrize("text", [b"{", b"", b"1 2", b'"\xff"', b"[" * 100_000])
+def test_what_says_json_and_is_none_is_refused_before_anything_is_written(tmp_path: Path, text: bytes) -> None:
+    """A topic would refuse its chunk only, with those before it written and the same end at every new try."""
+    work = str(tmp_path / "work")
+    PosixDisk().make_dir(work)
+    good = told(b"1", text, said=[True, False])
+    assert backfilling.stage_batches(PosixDisk(), work, 0, 0, [good], told=True).rows == 2
+    with pytest.raises(BadInput, match=r"a row says is_json and its data is .*; nothing was written\. A function"):
+        backfilling.stage_batches(PosixDisk(), work, 1, 0, [good, told(text, said=[True])], told=True)
+    assert [path.name for path in Path(work).iterdir()] == ["stage-00000-0.parquet"]
+
+
 def test_chunks_are_cut_by_rows_and_by_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backfilling, "CHUNK_ROWS", 3)
     monkeypatch.setattr(backfilling, "CHUNK_BYTES", 10)
