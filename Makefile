@@ -8,6 +8,8 @@ READY  := $(VENV)/.ready
 
 # An activated environment or a stray path of the caller's shell must not decide which packages we see.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
+# And what was compiled once stays: the suite starts hundreds of processes, each of which would compile all of it again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -18,6 +18,12 @@ def tell(record_property: Callable[[str, object], None]) -> Callable[[str, int],
     return said
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What shares a Spark session comes first. Workers that have nothing left take from the end of others, so all of it
+    stays with the first one, and only that one starts Java."""
+    items.sort(key=lambda item: "spark" not in getattr(item, "fixturenames", ()))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     totals: Counter[str] = Counter()
     for reports in terminalreporter.stats.values():

@@ -29,6 +29,7 @@ import sys
 import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -167,6 +168,16 @@ def uses(source: str) -> list[Use]:
     return sorted(set(_Uses(ast.parse(source)).found))
 
 
+@cache
+def _words_of(entries: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile(rf"\b(?:{'|'.join(sorted({entry.rpartition('.')[2] for entry in entries}))})\b")
+
+
+def mentions(source: str, entries: Iterable[str]) -> bool:
+    """Whether a source may use one of these: whatever it calls them by, it has to name them once."""
+    return _words_of(tuple(entries)).search(source) is not None
+
+
 def within(name: str, entries: Iterable[str]) -> bool:
     """Whether `name` is one of the entries or lies inside one: `os.path.join` lies inside `os`."""
     return any(name == entry or name.startswith(entry + ".") for entry in entries)
@@ -229,10 +240,14 @@ def imports(module: str, source: str) -> Iterator[tuple[int, str]]:
             start = package[: len(package) - node.level + 1] if node.level else []
             origin = ".".join([*start, *([node.module] if node.module else [])])
             yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+        elif isinstance(node, ast.Call) and _last_name(node.func).endswith(("import_module", "__import__")):
             target = node.args[0] if node.args else None
             if isinstance(target, ast.Constant):
                 yield node.lineno, str(target.value)
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
 def layer_complaints(module: str, source: str) -> Iterator[str]:
@@ -400,6 +415,8 @@ EXCUSES = (
 
 
 def seam_complaints(module: str, source: str) -> Iterator[str]:
+    if not mentions(source, chain.from_iterable(SEAMS.values())):
+        return
     for line, name in uses(source):
         bare = name.removesuffix("()")
         seam = next((seam for seam, entries in SEAMS.items() if within(bare, entries)), None)
@@ -644,7 +661,7 @@ def leftover_complaints(name: str, text: str) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), 1):
         if found := _MARKER.search(line):
             yield f"{name}:{number}: {found[0]} is a marker; do it, or write it down in the tracker"
-    if not name.endswith(".py"):
+    if not name.endswith(".py") or not mentions(text, chain.from_iterable(_LEFTOVERS.values())):
         return
     for number, used in uses(text):
         for what, entries in _LEFTOVERS.items():

@@ -98,7 +98,7 @@ def test_everything_can_be_set_in_the_environment(tmp_path: Path) -> None:
         with running.events(url) as stream:
             stream.expect("record", "caught-up")
             began = time.monotonic()
-            heartbeat_of(stream.frame(within_s=4))
+            heartbeat_of(stream.frame(within_s=30))
             assert time.monotonic() - began >= 0.9, "the hook lowers the floor of 1,000 ms, and never raises it"
 
 

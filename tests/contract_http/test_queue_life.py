@@ -287,7 +287,7 @@ def test_a_redrive_keeps_to_its_rate(api: Queues, buried: tuple[str, str]) -> No
     _, dead = buried
     began = time.monotonic()
     assert redrive(api, dead, rate=4, limit=9)["redriven"] == 9
-    assert 1.9 < time.monotonic() - began < 10
+    assert 1.9 < time.monotonic() - began < 30
     assert api.state(dead)["count"] == 1
 
 

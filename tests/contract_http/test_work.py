@@ -332,7 +332,7 @@ def test_streams_of_workers_are_counted_with_all_others(keyed: Server) -> None:
             found = stack.enter_context(Work(keyed.address, "mine-q", key="all", node="n"))
             return found.refusal is None
 
-        eventually(accepted, 1.0)
+        eventually(accepted)
 
 
 def test_a_server_that_stops_says_so(tmp_path: Path) -> None:

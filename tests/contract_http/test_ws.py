@@ -519,7 +519,7 @@ def test_the_end_of_a_topic_ends_its_subscription(ws: Socket, api: Api, topic: s
     began = time.monotonic()
     api.drop(topic)
     (gone,) = ws.expect("topic_deleted")
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 10
     assert gone == {"op": "topic_deleted", "topic": topic, "head_seq": 0, "reason": "deleted"}
     api.write(topic, "new")
     assert ws.is_quiet(0.1)

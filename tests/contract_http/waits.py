@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def eventually(true: Callable[[], bool], within_s: float = 5.0) -> None:
+def eventually(true: Callable[[], bool], within_s: float = 30.0) -> None:
     """Return as soon as it is true."""
     deadline = time.monotonic() + within_s
     while not true():

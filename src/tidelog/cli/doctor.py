@@ -16,7 +16,6 @@ import platform
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from tidelog.cli.command import command
@@ -98,6 +97,8 @@ def examined(
 
 
 def _installed(name: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version  # late: only this command needs it
+
     try:
         return version(name)
     except PackageNotFoundError:

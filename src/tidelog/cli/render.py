@@ -14,15 +14,15 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
-from rich.table import Table
 
 from tidelog.commitlog import Damage, Report, SegmentInfo
+
+if TYPE_CHECKING:  # what draws is loaded when something is drawn: most commands answer with a line
+    from rich.console import Console
+    from rich.table import Table
 
 _WIDE = 200  # columns of a table that nobody looks at: enough for every cell
 
@@ -81,6 +81,8 @@ class Screen:
         if self.json or not sys.stderr.isatty():
             yield _hidden
             return
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
+
         known = (BarColumn(), MofNCompleteColumn())
         unknown = (SpinnerColumn(), TextColumn("{task.completed:,.0f}", markup=False))
         columns = (TextColumn("{task.description}", markup=False), *(unknown if total is None else known))
@@ -105,6 +107,8 @@ def _hidden(_done: int, _total: int | None) -> None:
 
 def console(stream: TextIO) -> Console:
     """A rich console that is a terminal exactly when the stream is, and takes no text for markup."""
+    from rich.console import Console
+
     person = stream.isatty()
     return Console(
         file=stream,
@@ -119,6 +123,9 @@ def console(stream: TextIO) -> Console:
 def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """A small table. Titles that start with `>` stand over right-aligned columns; where the terminal is narrow,
     only the last column folds."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
     made = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for title in titles:
         side: Literal["left", "right"] = "right" if title.startswith(">") else "left"

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
-import pyarrow.compute as pc
 
 from tidelog.cli.data import reading, wal_bytes, writing
 from tidelog.cli.render import Screen, bytes_, several, span
@@ -23,6 +22,7 @@ from tidelog.disk.posix import PosixDisk
 from tidelog.engine import Engine, EngineConfig, Topic, TopicConfig, manifest
 from tidelog.engine.config import OWN
 from tidelog.errors import BadInput, BatchTooLarge, TopicNotFound
+from tidelog.formats import compute as pc
 
 _LIMITS = EngineConfig()
 _SCAN_SEQS, _SCAN_BYTES = 100_000, 64 << 20

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Callable
 from statistics import median
 
@@ -38,6 +37,8 @@ def said(command: list[str]) -> str:
 
 def sync_us(directory: str, now_us: Callable[[], int], *, rounds: int = 20) -> int:
     """How long the device takes to make 4 KiB survive a power cut: the median, in microseconds. Raises OSError."""
+    import tempfile  # late: with all it brings, a tenth of the start of a process
+
     with tempfile.NamedTemporaryFile(dir=directory, prefix=".tidelog-doctor-") as file:
         taken = []
         for _ in range(rounds):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Sequence
+from functools import lru_cache
 from threading import RLock
 
 from tidelog.clock import Clock, SystemClock
@@ -196,7 +197,7 @@ class MemoryDisk:
     def _now_ms(self) -> int:
         return self._clock.now_us() // 1_000
 
-    def _find(self, names: list[str], path: str) -> _Data | _Dir:
+    def _find(self, names: tuple[str, ...], path: str) -> _Data | _Dir:
         at: _Data | _Dir = self._root
         for name in names:
             if not isinstance(at, _Dir):
@@ -206,7 +207,7 @@ class MemoryDisk:
             at = at.entries[name]
         return at
 
-    def _directory(self, names: list[str], path: str) -> _Dir:
+    def _directory(self, names: tuple[str, ...], path: str) -> _Dir:
         found = self._find(names, path)
         if not isinstance(found, _Dir):
             raise NotADirectoryError(errno.ENOTDIR, "a file, not a directory", path)
@@ -220,9 +221,10 @@ class MemoryDisk:
         return self._directory(names[:-1], path), names[-1]
 
 
-def parts(path: str) -> list[str]:
+@lru_cache(4096)
+def parts(path: str) -> tuple[str, ...]:
     """The names along a path. Relative and absolute paths start at the same root here."""
-    return [name for name in path.split("/") if name not in ("", ".")]
+    return tuple(name for name in path.split("/") if name not in ("", "."))
 
 
 def not_negative(pos: int, size: int, path: str) -> None:

@@ -15,12 +15,12 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidelog.engine.config import EngineConfig
 from tidelog.engine.texts import compact, is_loose, to_json
 from tidelog.errors import BadInput, BatchTooLarge, TooLarge
 from tidelog.formats import batch as batches
+from tidelog.formats import compute as pc
 from tidelog.formats import frame
 from tidelog.formats.frame import DURABLE, JSON, MORE
 

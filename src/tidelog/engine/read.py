@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidelog.commitlog.codec import Chunk
 from tidelog.engine import floors, retention
@@ -25,6 +24,7 @@ from tidelog.engine.parts import Bools
 from tidelog.engine.results import Counts, Page, Record
 from tidelog.engine.texts import from_json
 from tidelog.errors import BadInput, Corrupt, GapFound
+from tidelog.formats import compute as pc
 from tidelog.formats import idx
 from tidelog.formats import rows as columns_of
 from tidelog.formats.frame import SEQ_MAX

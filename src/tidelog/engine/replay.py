@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -38,6 +38,9 @@ from tidelog.formats.frame import (
 )
 from tidelog.types import Ints
 from tidelog.wal import WalFile
+
+_ROUTED: Final = np.zeros(256, np.bool_)  # kinds of frames that only topics of routers have
+_ROUTED[[FORWARD, ROUTER_CREATE, ROUTER_DELETE]] = True
 
 
 class _Piece(NamedTuple):
@@ -71,7 +74,8 @@ class Replayed:
                 self._drop(topic_id, found)
                 continue
             # A topic whose shard changed has frames in several groups: seqs tell which came first.
-            events = self._events(topic_id, [piece for pieces in sorted(found, key=_first_seq) for piece in pieces])
+            ordered = sorted(found, key=_first_seq) if len(found) > 1 else found
+            events = self._events(topic_id, [piece for pieces in ordered for piece in pieces])
             if self._derive.is_fed(topic_id) or any(_is_routed(piece) for pieces in found for piece in pieces):
                 fed[topic_id] = events  # its copies come from topics that are not there yet
             else:
@@ -198,7 +202,7 @@ def _follows(file: WalFile, rest: Ints, body: bodies.NumberedBatch) -> bool:
 
 
 def _is_routed(piece: _Piece) -> bool:
-    return bool(np.isin(piece.file.heads["kind"][piece.which], (FORWARD, ROUTER_CREATE, ROUTER_DELETE)).any())
+    return bool(_ROUTED[piece.file.heads["kind"][piece.which]].any())
 
 
 def _by_topic(file: WalFile) -> Iterator[tuple[int, Ints]]:
@@ -240,19 +244,22 @@ def _append(core: Core, file: WalFile, which: Ints) -> None:
     index, limits = core.index, core.shared.limits
     at, heads = file.at[which], file.heads[which]
     rows = scan.decode(file.buf, at, heads)
-    starts = np.searchsorted(rows.at, at)
-    counts = np.diff(np.append(starts, len(rows)))
+    starts = rows.at.searchsorted(at)
+    counts = np.empty(len(at), np.int64)
+    counts[:-1], counts[-1] = starts[1:] - starts[:-1], len(rows) - starts[-1]
     first = heads["seq"].astype(np.int64)
     fresh = np.flatnonzero(first + counts - 1 > index.head)
     if not len(fresh):
         return
     skip = int(fresh[0])  # seqs rise, so what is known already comes first
     size = rows.data.size if rows.meta is None else rows.data.size + rows.meta.size
-    weights = np.append(0, np.cumsum(size))
+    weights = np.zeros(len(rows) + 1, np.int64)
+    size.cumsum(out=weights[1:])
     ends = at + heads["frame_len"].astype(np.int64) + 4
     last = (heads["flags"] & MORE) == 0  # of a caller's batch
-    jump = np.append(first[1:] != first[:-1] + counts[:-1], True)
-    records, spent = np.cumsum(counts), np.cumsum(ends - at)
+    jump = np.ones(len(at), np.bool_)
+    jump[:-1] = first[1:] != first[:-1] + counts[:-1]
+    records, spent = counts.cumsum(), (ends - at).cumsum()
     lo = skip
     while lo < len(at):
         block = index.growing(int(first[lo]), kept=True)
@@ -281,6 +288,8 @@ def _append(core: Core, file: WalFile, which: Ints) -> None:
 
 def _bytes(buf: bytes, at: Ints, ends: Ints) -> list[bytes]:
     """The bytes of these frames: one piece for each stretch in which they lie back to back."""
-    breaks = np.flatnonzero(at[1:] != ends[:-1]) + 1
-    starts, stops = at[np.append(0, breaks)].tolist(), ends[np.append(breaks - 1, len(ends) - 1)].tolist()
+    apart = at[1:] != ends[:-1]
+    if not apart.any():
+        return [buf[int(at[0]) : int(ends[-1])]]
+    starts, stops = [int(at[0]), *at[1:][apart].tolist()], [*ends[:-1][apart].tolist(), int(ends[-1])]
     return [buf[lo:hi] for lo, hi in zip(starts, stops, strict=True)]

@@ -24,9 +24,9 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tidelog.formats import compute as pc
 from tidelog.types import Ints
 
 Key: TypeAlias = tuple[int, int, int]  # topic id, base of the segment, rows that were indexed

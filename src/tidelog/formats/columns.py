@@ -19,10 +19,10 @@ from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tidelog.errors import BadInput, TooLarge
+from tidelog.formats import compute as pc
 from tidelog.formats.frame import JSON as ALL_JSON
 from tidelog.formats.frame import U16_MAX, U32_MAX, are_texts
 from tidelog.types import Buffer, Ints

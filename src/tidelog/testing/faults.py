@@ -66,5 +66,7 @@ class Faults:
 
     def strike(self, call: Call, path: str) -> Fault | None:
         """The fault this call meets, if any. Asked exactly once per call."""
+        if not self._faults:
+            return None
         struck = [fault for fault in self._faults if fault.strikes(call, path)]
         return struck[0] if struck else None

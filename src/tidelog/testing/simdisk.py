@@ -211,13 +211,10 @@ class SimDisk(Machine):
 
     def digest(self) -> bytes:
         """A fingerprint of all names, sizes and contents as the process sees them."""
-        hashed = blake2b(digest_size=16)
+        pieces: list[bytes] = []
         with self._lock:
-            for path, node in walk(self._root):
-                size = -1 if isinstance(node, DirNode) else node.size
-                hashed.update(f"{len(path)} {path} {size} ".encode())
-                hashed.update(node.live if isinstance(node, FileNode) else b"")
-        return hashed.digest()
+            _describe(self._root, "", pieces)
+        return blake2b(b"".join(pieces), digest_size=16).digest()
 
     # Inside.
 
@@ -236,9 +233,14 @@ class SimDisk(Machine):
         return node
 
     def _find(self, path: str) -> Node:
+        return self._walk(parts(path), path)
+
+    def _walk(self, names: tuple[str, ...], path: str) -> Node:
         at: Node = self._root
-        for name in parts(path):
-            found = _directory(at, path).live.get(name)
+        for name in names:
+            if not isinstance(at, DirNode):
+                raise NotADirectoryError(errno.ENOTDIR, "a file, not a directory", path)
+            found = at.live.get(name)
             if found is None:
                 raise FileNotFoundError(errno.ENOENT, "no such file or directory", path)
             at = found
@@ -249,7 +251,7 @@ class SimDisk(Machine):
         names = parts(path)
         if not names:
             raise OSError(errno.EBUSY, "the root has no name", path)
-        return _directory(self._find("/".join(names[:-1])), path), names[-1]
+        return _directory(self._walk(names[:-1], path), path), names[-1]
 
 
 def _file(node: Node, path: str) -> FileNode:
@@ -262,6 +264,19 @@ def _directory(node: Node, path: str) -> DirNode:
     if isinstance(node, FileNode):
         raise NotADirectoryError(errno.ENOTDIR, "a file, not a directory", path)
     return node
+
+
+def _describe(node: DirNode, path: str, pieces: list[bytes]) -> None:
+    """Names, sizes and contents below a directory, in the order of `walk`; a sweep asks for little else."""
+    for name in sorted(node.live):
+        child = node.live[name]
+        full = path + name
+        if isinstance(child, FileNode):
+            content = child.live
+            pieces += (f"{len(full)} {full} {len(content)} ".encode(), content)
+        else:
+            pieces.append(f"{len(full)} {full} -1 ".encode())
+            _describe(child, f"{full}/", pieces)
 
 
 def _empty(node: DirNode, path: str) -> None:

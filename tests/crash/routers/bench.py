@@ -71,8 +71,11 @@ class Told(NamedTuple):
 
 
 class Bench:
-    def __init__(self, classes: tuple[str, str], shards: int, random: Random, *, images: int = 4) -> None:
+    def __init__(
+        self, classes: tuple[str, str], shards: int, random: Random, *, images: int = 4, every: int = 4
+    ) -> None:
         self.classes, self.shards, self.random, self.images = classes, shards, random, images
+        self.every = every  # one state in so many is also written to, and one in three of these cut in its recovery
         self.clock, self.disk = ManualClock(), SimDisk(trace=True)
         self.seen: dict[str, Rows] = {name: {} for name in TOPICS}
         self.gone: dict[str, set[int]] = {name: set() for name in TOPICS}
@@ -166,10 +169,10 @@ class Bench:
         self.judged += 1
         try:
             again = told.disk.reboot()
-            if self.judged % 12 == 0:
+            if self.judged % (3 * self.every) == 0:
                 self._cut_again(told)
             first = self._judged(told.disk, told, going_on=False)
-            if self.judged % 4 == 0:
+            if self.judged % self.every == 0:
                 second = self._judged(again, told, going_on=True)
                 hold(first == second, f"two recoveries differ: {first} {second}")
         except Wrong as wrong:

@@ -75,7 +75,7 @@ class Sweep:
             if self.forbidden and any(self.forbidden in content for content in image.disk.tree().values()):
                 self._found(f"{self.forbidden!r} is in a file")
             now_ms = bench.now_ms - self.random.choice((0, 0, 0, HOUR_MS))  # a clock may be set while the power is off
-            shards = self.random.choice((*[bench.shards] * 6, 1, 2, 3))
+            shards = self.random.choice((*[bench.shards] * 14, 1, 2, 3))
             wrong = None
             if again:
                 again -= 1

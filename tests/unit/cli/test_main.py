@@ -55,6 +55,15 @@ def test_the_commands_are_those_that_are_tested() -> None:
     assert [name.removeprefix("tidelog ") for name in found if name not in groups] == list(COMMANDS)
 
 
+def test_a_command_made_alone_is_the_one_of_the_whole() -> None:
+    whole = {made.prog: made.format_help() for made in parsers(parser())}
+    alone: dict[str, str] = {}
+    for command in dict.fromkeys(command.partition(" ")[0] for command in COMMANDS):
+        alone |= {made.prog: made.format_help() for made in list(parsers(parser(command)))[1:]}
+    del whole["tidelog"]
+    assert alone == whole
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--version"])

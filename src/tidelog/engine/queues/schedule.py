@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
-import pyarrow.compute as pc
 
 from tidelog.errors import BadInput
+from tidelog.formats import compute as pc
 from tidelog.formats.rows import Rows, binary, values
 
 RUN_AT: Final = "$run_at_ms"

@@ -14,13 +14,13 @@ from typing import Final, NamedTuple
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidelog.engine import encode
 from tidelog.engine.encode import Batch, Columns
 from tidelog.engine.parts import Bools
 from tidelog.engine.routing.router import HOPS_MAX, Router
 from tidelog.engine.routing.stretch import Stretch
+from tidelog.formats import compute as pc
 from tidelog.formats import idx
 from tidelog.formats.bodies import Match, MatchOp
 from tidelog.formats.rows import Rows, Span, binary, values

@@ -22,7 +22,6 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tidelog.engine import EngineConfig, encode
 from tidelog.errors import BadInput
@@ -157,6 +156,8 @@ def _cuts(batch: pa.RecordBatch, count_max: int) -> list[pa.RecordBatch]:
 
 
 def _lengths(column: pa.Array) -> Ints:
+    import pyarrow.compute as pc  # late: it takes long, and few servers are asked for this
+
     made: Ints = pc.fill_null(pc.binary_length(column.cast(pa.large_binary())), 0).to_numpy(zero_copy_only=False)
     return made
 

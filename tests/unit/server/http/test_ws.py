@@ -33,7 +33,8 @@ def dial(stage: Stage, path: str = "/ws") -> Iterator[ClientConnection]:
 
 def frame(opcode: int, data: bytes, fin: bool = True, mask: bytes = b"abcd") -> bytes:
     """A frame as a client sends it, written down from RFC 6455."""
-    masked = bytes(byte ^ mask[at % 4] for at, byte in enumerate(data))
+    key = (mask * (len(data) // 4 + 1))[: len(data)]
+    masked = (int.from_bytes(data, "big") ^ int.from_bytes(key, "big")).to_bytes(len(data), "big")
     if len(data) < 126:
         length = bytes([0x80 | len(data)])
     elif len(data) < 1 << 16:
