@@ -42,6 +42,7 @@ class Depth:
     again: int = 0  # of them, how many are cut again at every operation of their recovery
     again_limit: int = 3  # and images of each of those instants
     thorough: int = 1  # one image in so many is also reopened, written to and closed
+    steady: int = 6  # times the same number of shards is drawn for once 1, 2 or 3
 
 
 class Found(BaseException):
@@ -75,7 +76,7 @@ class Sweep:
             if self.forbidden and any(self.forbidden in content for content in image.disk.tree().values()):
                 self._found(f"{self.forbidden!r} is in a file")
             now_ms = bench.now_ms - self.random.choice((0, 0, 0, HOUR_MS))  # a clock may be set while the power is off
-            shards = self.random.choice((*[bench.shards] * 14, 1, 2, 3))
+            shards = self.random.choice((*[bench.shards] * depth.steady, 1, 2, 3))
             wrong = None
             if again:
                 again -= 1

@@ -43,7 +43,7 @@ def told(tally: Tally, tell: Tell) -> None:
 @letters
 def test_every_history_of_two_letters_survives_a_power_cut(first: Letter, tell: Tell) -> None:
     tally = Tally()
-    depth = Depth(limit=12, thorough=40)
+    depth = Depth(limit=12, thorough=40, steady=14)
     for number, history in enumerate([(first,), *product([first], ALPHABET)]):
         sweep(history, depth, seed=0, shards=1 + number % 3, tally=tally)
         if tally.failures:
@@ -58,7 +58,13 @@ def test_a_recovery_that_is_cut_short_is_as_good_as_none(first: Letter, tell: Te
     """G48: the power fails again at each operation of the recovery, for three images of each instant."""
     tally = Tally()
     for number, second in enumerate(ALPHABET[::4]):
-        sweep((first, second), Depth(limit=3, again=3, thorough=40), seed=number, shards=1 + number % 2, tally=tally)
+        sweep(
+            (first, second),
+            Depth(limit=3, again=3, thorough=40, steady=14),
+            seed=number,
+            shards=1 + number % 2,
+            tally=tally,
+        )
         if tally.failures:
             break
     told(tally, tell)
