@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -102,6 +102,11 @@ class Topic:
         state = self._core.state()
         retention.harden(self._core, state.evict_floor)
         return state
+
+    @property
+    def version(self) -> Hashable:
+        """Stands still as long as a read from the same place finds the same records."""
+        return self._core.version()
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 
