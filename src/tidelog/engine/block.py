@@ -189,6 +189,15 @@ class Block:
 
         return read
 
+    def newest(self, first: int, stop: int) -> tuple[int, list[bytes]] | None:
+        """The time and the data of records [first, stop), where they end the last write, are JSON and nothing else,
+        and none was deleted."""
+        newest = self._newest
+        if newest is None or first < newest[0] or stop != self.stop or self._dead is not None:
+            return None
+        found = lone.texts(newest[1], 0, first, stop, nodes=False)
+        return found if found is not None and len(found[1]) == stop - first else None
+
     def texts(self, first: int, stop: int) -> tuple[list[int], list[bytes]] | None:
         """The times and the data of these records, where they lie in memory and are JSON without tags and metas: read
         at once and without columns, for those who want a few."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
 from tidelog.engine import retention
+from tidelog.engine.block import Block
 from tidelog.engine.core import Core
 from tidelog.engine.floors import Gap
 from tidelog.engine.parts import Segment
@@ -16,6 +17,8 @@ from tidelog.engine.results import Counts
 from tidelog.formats import json_rows
 from tidelog.formats.json_rows import Show
 from tidelog.formats.rows import to_arrow
+
+_FEW: Final = 64  # records of the newest write that are told without columns
 
 
 class TextPage(NamedTuple):
@@ -57,6 +60,9 @@ def is_quick(core: Core, from_seq: int, limit: int, bytes_max: int) -> bool:
 
 def text_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: int, show: Show) -> TextPage:
     """The next records behind `from_seq` as text: at most `limit` and about `bytes_max` bytes."""
+    newest = _newest(core, from_seq, min(limit, _FEW), bytes_max) if show.data else None
+    if newest is not None:
+        return newest
     scan = Scan(core, from_seq, nodes)
     texts = [
         json_rows.joined(stretch.rows, stretch.json, show, compiled=core.shared.limits.kernel)
@@ -65,6 +71,26 @@ def text_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: in
     ]
     retention.harden(core, scan.marks.evict_floor)
     return TextPage(b",".join(texts), scan.gap, scan.cursor, scan.head, scan.earliest, scan.counts)
+
+
+def _newest(core: Core, from_seq: int, limit: int, bytes_max: int) -> TextPage | None:
+    """The page of a reader who lacks the newest write and nothing else, as every watcher does after it: the same as
+    by a scan, which would be 60 µs of preparations. None where it is not that simple."""
+    count = core.index.head - from_seq  # a first glance, without the lock
+    if not 0 < count <= limit or not retention.is_settled(core):
+        return None
+    with core.lock:
+        core.check()
+        index = core.index
+        head, earliest = index.head, index.earliest
+        block = index.parts[-1] if index.parts else None
+        if from_seq + 1 < earliest or head - from_seq != count or not isinstance(block, Block):
+            return None
+        found = block.newest(from_seq + 1, head + 1)
+    if found is None or sum(map(len, found[1])) > bytes_max:
+        return None
+    text = json_rows.few(from_seq + 1, *found)
+    return TextPage(text, None, head, head, earliest, Counts(rows=count))
 
 
 class Pass:

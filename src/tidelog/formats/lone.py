@@ -28,11 +28,14 @@ def rows(made: Buffer) -> Rows | None:
     return _record(made, found) if found.kind == APPEND else None
 
 
-def texts(made: bytes, pos: int, seq: int, stop: int) -> tuple[int, list[bytes]] | None:
+def texts(made: bytes, pos: int, seq: int, stop: int, *, nodes: bool = True) -> tuple[int, list[bytes]] | None:
     """The time and the data of records [seq, stop), as far as the frame at `pos` has them, without columns. As in
-    `rows` nothing is looked at again. None where they are not all JSON, or have tags or metas."""
+    `rows` nothing is looked at again. None where they are not all JSON, or have tags or metas; or nodes, where the
+    caller would have to tell of these."""
     found = frame.get(made, pos, len(made), check=False)
     if not isinstance(found, Frame) or found.flags & (frame.JSON | frame.HAS_TAG) != frame.JSON:
+        return None
+    if not nodes and found.flags & frame.HAS_NODE:
         return None
     if found.kind == APPEND:
         return found.ts_ms, [made[found.data_at : found.data_end]]

@@ -11,7 +11,6 @@ it waits in line, or is refused, as a whole.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, TypeAlias, TypeVar
@@ -44,16 +43,17 @@ class _Group:
 class Gather:
     """On the event loop's thread."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, commits: Commits, admission: Admission) -> None:
-        self._loop, self._commits, self._admission = loop, commits, admission
+    def __init__(self, commits: Commits, admission: Admission) -> None:
+        self._commits, self._admission = commits, admission
         self._groups: dict[int, _Group] = {}
+        commits.last_call = self._flush
 
     def add(self, topic: Topic, datas: list[bytes], size: int, tell: Tell[T], who: T) -> None:
         """Write JSON texts. `tell` gets the outcome of the batch, once for all who named the same one, with everybody's
         part in it. Raises Busy where they are refused now."""
         self._admission.check(topic)
         if not self._groups:
-            self._loop.call_soon(self._flush)
+            self._commits.want()
         group = self._groups.get(topic.id)
         if group is None:
             group = self._groups[topic.id] = _Group(topic)
