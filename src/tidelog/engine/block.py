@@ -193,7 +193,10 @@ class Block:
         """The time and the data of records [first, stop), where they end the last write, are JSON and nothing else,
         and none was deleted."""
         newest = self._newest
-        if newest is None or first < newest[0] or stop != self.stop or self._dead is not None:
+        if newest is None or first < newest[0] or stop != self.stop:
+            return None
+        dead = self.dead()
+        if dead is not None and dead[first - self.base :].any():
             return None
         found = lone.texts(newest[1], 0, first, stop, nodes=False)
         return found if found is not None and len(found[1]) == stop - first else None

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from tests.unit.engine.world import CLASSES, Meddler, World
 
-from tidelog.engine import SEQ_MAX, EngineConfig, Show, Topic, encode, parts
+from tidelog.engine import SEQ_MAX, EngineConfig, Show, Topic, encode, pages, parts
 from tidelog.errors import BadInput, BatchTooLarge, TooLarge
 
 LIMITS = EngineConfig()
@@ -58,6 +58,68 @@ def test_with_and_without_the_kernel_pages_are_the_same_bytes(durability: str) -
         said.append([topic.read_json(at, 3, 1 << 20, show=show) for at in range(7)])
         said.append([b"".join(topic.scan().lines(show))])
     assert said[:2] == said[2:]
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+@pytest.mark.parametrize("kernel", [True, False])
+def test_the_newest_write_is_told_as_a_scan_tells_it(
+    durability: str, kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watcher's page is made in a shorter way. Method: after each of many different writes and deletes, from every
+    cursor, with and without that way; and it is taken where it is meant to be and nowhere else."""
+    taken: list[int] = []
+    short = pages._newest
+    topic = World(kernel=kernel).log.topic("t", durability=durability, cap_records=1000)
+
+    def looked(*given: Any) -> Any:
+        found = short(*given)
+        taken.append(0 if found is None else found.counts.rows)
+        return found
+
+    def told(at: int, limit: int, bytes_max: int, show: Show) -> tuple[Any, int]:
+        monkeypatch.setattr(pages, "_newest", looked)
+        page = topic.read_json(at, limit, bytes_max, nodes=frozenset((b"x",)), show=show)
+        monkeypatch.setattr(pages, "_newest", lambda *_: None)
+        assert page == topic.read_json(at, limit, bytes_max, nodes=frozenset((b"x",)), show=show)
+        return page, taken.pop() if taken else 0
+
+    def newest(at: int, limit: int = 100, bytes_max: int = 1 << 20, **show: bool) -> int:
+        return told(at, limit, bytes_max, Show(**show))[1]
+
+    writes: list[tuple[Any, dict[str, Any], int]] = [
+        ([{"n": 1}], {}, 1),
+        (["two", None, [5.5, "ü"]], {}, 3),
+        ([1], {"tag": "a"}, 0),
+        ([1], {"node": "x"}, 0),
+        ([1], {"meta": {"k": 1}}, 0),
+        ([b"\x00"], {}, 0),
+        ([1, b"\x01", 2], {}, 0),
+        (list(range(64)), {}, 64),
+        (list(range(65)), {}, 0),
+        (["x" * 70_000, "y"], {}, 0 if durability != "ephemeral" else 2),
+        ([7], {}, 1),
+    ]
+    topic.append([0])
+    for records, options, count in writes:
+        before = topic.head_seq
+        topic.append(records, **options)
+        assert newest(before) == count, records
+        for at in range(max(before - 3, 0), topic.head_seq + 2):
+            newest(at, 2)
+            newest(at, tags=True, meta=False)
+            newest(at, bytes_max=3)
+        assert not newest(before, data=False)
+        assert not newest(before - 1), "not the newest write alone"
+    head = topic.head_seq
+    assert newest(head - 1)
+    topic.append([1, 2, 3])
+    topic.delete(seqs=[head + 2])
+    assert not newest(head)
+    assert [newest(at) for at in range(head, head + 5)] == [0] * 5
+    topic.append(list(range(999)))
+    topic.append([1])
+    assert topic.state().evict_floor == head + 4
+    assert [newest(at) for at in (head, head + 3, topic.head_seq - 1)] == [0, 0, 1]
 
 
 def test_a_gap_is_told_in_both() -> None:
