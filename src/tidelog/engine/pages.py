@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
 import pyarrow as pa
@@ -11,14 +11,17 @@ from tidelog.engine import retention
 from tidelog.engine.block import Block
 from tidelog.engine.core import Core
 from tidelog.engine.floors import Gap
-from tidelog.engine.parts import Segment
+from tidelog.engine.parts import Places, Segment
 from tidelog.engine.read import Nodes, Scan, Stretch
 from tidelog.engine.results import Counts
-from tidelog.formats import json_rows
+from tidelog.formats import json_batch, json_rows, lone
 from tidelog.formats.json_rows import Show
+from tidelog.formats.lone import Bare
 from tidelog.formats.rows import to_arrow
+from tidelog.types import Buffer
 
-_FEW: Final = 64  # records of the newest write that are told without columns
+_FEW: Final = 64  # records of the newest write that are told one by one
+_FRAMES_MAX: Final = 16  # batches of a page that are
 
 
 class TextPage(NamedTuple):
@@ -60,9 +63,9 @@ def is_quick(core: Core, from_seq: int, limit: int, bytes_max: int) -> bool:
 
 def text_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: int, show: Show) -> TextPage:
     """The next records behind `from_seq` as text: at most `limit` and about `bytes_max` bytes."""
-    newest = _newest(core, from_seq, min(limit, _FEW), bytes_max) if show.data else None
-    if newest is not None:
-        return newest
+    short = _short(core, from_seq, limit, bytes_max) if show.data else None
+    if short is not None:
+        return short
     scan = Scan(core, from_seq, nodes)
     texts = [
         json_rows.joined(stretch.rows, stretch.json, show, compiled=core.shared.limits.kernel)
@@ -73,24 +76,68 @@ def text_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: in
     return TextPage(b",".join(texts), scan.gap, scan.cursor, scan.head, scan.earliest, scan.counts)
 
 
-def _newest(core: Core, from_seq: int, limit: int, bytes_max: int) -> TextPage | None:
-    """The page of a reader who lacks the newest write and nothing else, as every watcher does after it: the same as
-    by a scan, which would be 60 µs of preparations. None where it is not that simple."""
-    count = core.index.head - from_seq  # a first glance, without the lock
-    if not 0 < count <= limit or not retention.is_settled(core):
+def _short(core: Core, from_seq: int, limit: int, bytes_max: int) -> TextPage | None:
+    """The same as by a scan, for two kinds of pages that most are of: what a watcher lacks, which is the newest write
+    and nothing else, and records of a few batches that have JSON data and nothing else. A scan prepares for everything
+    else there is, for 60 µs, and reads records into columns first. None where it is not that simple."""
+    if core.index.head <= from_seq or not retention.is_settled(core):  # a first glance, without the lock
         return None
+    newest, bare = None, list[_Bare]()
     with core.lock:
         core.check()
         index = core.index
         head, earliest = index.head, index.earliest
-        block = index.parts[-1] if index.parts else None
-        if from_seq + 1 < earliest or head - from_seq != count or not isinstance(block, Block):
+        count = min(head - from_seq, limit)
+        first = at = from_seq + 1
+        stop = first + count
+        if first < earliest or not index.parts:
             return None
-        found = block.newest(from_seq + 1, head + 1)
-    if found is None or sum(map(len, found[1])) > bytes_max:
-        return None
-    text = json_rows.few(from_seq + 1, *found)
-    return TextPage(text, None, head, head, earliest, Counts(rows=count))
+        last = index.parts[-1]
+        if count <= _FEW and isinstance(last, Block):
+            newest = last.newest(first, stop)
+        if newest is None:
+            for part, lo, hi in index.slices(first, stop):
+                look = part.bare(lo, hi, bytes_max)
+                if look is None or lo != at:
+                    return None
+                bare.append(_Bare(lo, hi, look))
+                at = hi
+            if at != stop:
+                return None
+    if newest is not None:
+        text = json_rows.few(first, *newest) if sum(map(len, newest[1])) <= bytes_max else None
+    else:
+        text = _joined(core, bare, bytes_max)
+    return None if text is None else TextPage(text, None, stop - 1, head, earliest, Counts(rows=count))
+
+
+class _Bare(NamedTuple):
+    """Seqs [first, stop), all of which are there, and how to find out where their frames lie."""
+
+    first: int
+    stop: int
+    look: Callable[[], Places | None]
+
+
+def _joined(core: Core, bare: list[_Bare], bytes_max: int) -> bytes | None:
+    """Their text, frame by frame; None where one of the frames is not a batch that is told where it lies, or might be
+    too much, or where there are many: a scan looks at all of them at once."""
+    cuts: list[tuple[Buffer, Bare, int, int]] = []
+    for at, stop, look in bare:
+        for buf, pos in look() or ():
+            while at < stop and pos < len(buf) and len(cuts) < _FRAMES_MAX:
+                batch = lone.bare(buf, pos, core.id)
+                if batch is None or not batch.seq <= at < batch.seq + batch.records:
+                    return None
+                hi = min(stop - batch.seq, batch.records)
+                cuts.append((buf, batch, at - batch.seq, hi))
+                bytes_max -= batch.data_end - batch.lengths_at
+                at, pos = batch.seq + hi, batch.end
+        if at != stop or bytes_max < 0:
+            return None
+    compiled = core.shared.limits.kernel
+    texts = [json_batch.text(*cut, compiled=compiled) for cut in cuts]
+    return None if None in texts else b",".join(text for text in texts if text is not None)
 
 
 class Pass:

@@ -60,66 +60,112 @@ def test_with_and_without_the_kernel_pages_are_the_same_bytes(durability: str) -
     assert said[:2] == said[2:]
 
 
+class Short:
+    """Reads pages by the short way and by a scan, which must say the same, and tells how many records came by the
+    first."""
+
+    def __init__(self, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._topic, self._patch, self._real = topic, monkeypatch, pages._short
+        self._page: Any = None
+
+    def _looked(self, *given: Any) -> Any:
+        self._page = self._real(*given)
+        return self._page
+
+    def __call__(self, at: int, limit: int = 100, bytes_max: int = 1 << 20, **show: bool) -> int:
+        self._page = None
+        said = []
+        for way in (self._looked, lambda *_: None):
+            self._patch.setattr(pages, "_short", way)
+            said.append(self._topic.read_json(at, limit, bytes_max, nodes=frozenset((b"x",)), show=Show(**show)))
+        assert said[0] == said[1]
+        return 0 if self._page is None else int(self._page.counts.rows)
+
+    def everywhere(self, first: int, stop: int, step: int = 1) -> int:
+        """From all cursors of a stretch, or every third; how many pages came by the short way."""
+        came = 0
+        for at in range(max(first, 0), stop, step):
+            for limit, bytes_max, show in (
+                (2, 1 << 20, {}),
+                (100, 1 << 20, {"tags": True, "meta": False}),
+                (100, 3, {}),
+                (100, 300, {}),
+                (100, 1 << 20, {"data": False}),
+            ):
+                came += self(at, limit, bytes_max, **show) > 0
+        return came
+
+
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize("kernel", [True, False])
-def test_the_newest_write_is_told_as_a_scan_tells_it(
+def test_the_short_way_to_the_newest_write_says_what_a_scan_says(
     durability: str, kernel: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A watcher's page is made in a shorter way. Method: after each of many different writes and deletes, from every
-    cursor, with and without that way; and it is taken where it is meant to be and nowhere else."""
-    taken: list[int] = []
-    short = pages._newest
+    """Method: after each of many different writes and deletes, from every cursor around it; and the short way is taken
+    where it is meant to be."""
     topic = World(kernel=kernel).log.topic("t", durability=durability, cap_records=1000)
-
-    def looked(*given: Any) -> Any:
-        found = short(*given)
-        taken.append(0 if found is None else found.counts.rows)
-        return found
-
-    def told(at: int, limit: int, bytes_max: int, show: Show) -> tuple[Any, int]:
-        monkeypatch.setattr(pages, "_newest", looked)
-        page = topic.read_json(at, limit, bytes_max, nodes=frozenset((b"x",)), show=show)
-        monkeypatch.setattr(pages, "_newest", lambda *_: None)
-        assert page == topic.read_json(at, limit, bytes_max, nodes=frozenset((b"x",)), show=show)
-        return page, taken.pop() if taken else 0
-
-    def newest(at: int, limit: int = 100, bytes_max: int = 1 << 20, **show: bool) -> int:
-        return told(at, limit, bytes_max, Show(**show))[1]
-
+    short = Short(topic, monkeypatch)
     writes: list[tuple[Any, dict[str, Any], int]] = [
         ([{"n": 1}], {}, 1),
         (["two", None, [5.5, "ü"]], {}, 3),
         ([1], {"tag": "a"}, 0),
+        ([1, 2], {"tag": "a"}, 0),
         ([1], {"node": "x"}, 0),
+        ([1, 2], {"node": "x"}, 0),
+        ([1, 2], {"node": [None, "x"]}, 0),
         ([1], {"meta": {"k": 1}}, 0),
         ([b"\x00"], {}, 0),
         ([1, b"\x01", 2], {}, 0),
         (list(range(64)), {}, 64),
-        (list(range(65)), {}, 0),
-        (["x" * 70_000, "y"], {}, 0 if durability != "ephemeral" else 2),
+        (list(range(65)), {}, 65),
+        (["x" * 70_000, "y"], {}, 2 if durability == "ephemeral" else 0),
         ([7], {}, 1),
     ]
     topic.append([0])
     for records, options, count in writes:
         before = topic.head_seq
         topic.append(records, **options)
-        assert newest(before) == count, records
-        for at in range(max(before - 3, 0), topic.head_seq + 2):
-            newest(at, 2)
-            newest(at, tags=True, meta=False)
-            newest(at, bytes_max=3)
-        assert not newest(before, data=False)
-        assert not newest(before - 1), "not the newest write alone"
+        assert short(before) == count, records
+        short.everywhere(before - 3, topic.head_seq + 2, 1 if count < 60 else 7)
     head = topic.head_seq
-    assert newest(head - 1)
     topic.append([1, 2, 3])
     topic.delete(seqs=[head + 2])
-    assert not newest(head)
-    assert [newest(at) for at in range(head, head + 5)] == [0, 0, 1, 0, 0], "behind what was deleted"
+    assert [short(at) for at in range(head, head + 5)] == [0, 0, 1, 0, 0], "behind what was deleted"
     topic.append(list(range(999)))
     topic.append([1])
     assert topic.state().evict_floor == head + 4
-    assert [newest(at) for at in (head, head + 3, topic.head_seq - 1)] == [0, 0, 1]
+    assert [short(at) for at in (head, head + 3, topic.head_seq - 1)] == [0, 100, 1]
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+@pytest.mark.parametrize("kernel", [True, False])
+def test_the_short_way_to_records_of_batches_says_what_a_scan_says(
+    durability: str, kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: batches of many sizes among other writes, over parts in memory and, where the class has any, segments;
+    from every cursor, before and after deletes and a hole."""
+    world = World(kernel=kernel, segment_events_max=40)
+    topic = world.log.topic("t", durability=durability)
+    short = Short(topic, monkeypatch)
+    for size in (3, 1, 2, 30, 4, 5, 40, 2, 2, 50, 7):
+        topic.append([{"n": size, "text": "ü" * at} for at in range(size)])
+    topic.append([1, 2], tag="a")
+    topic.append([1, 2], node="x")
+    topic.append([1, b"\x00"])
+    for _ in range(30):
+        topic.append([1, 2])
+    assert short.everywhere(0, topic.head_seq + 2, 3) > 50
+    assert short(4, 32) == 32, "of two batches"
+    assert short(4, 32, 500) == 0, "by its bytes"
+    assert not short(topic.head_seq - 60), "of thirty: a scan is quicker"
+    for _ in range(2):
+        world.log.checkpoint()
+        short.everywhere(0, 8)  # checks what was sealed
+    assert short.everywhere(1, topic.head_seq + 2, 3) > 35
+    assert short(43, 36) == 36, "of segments and of memory alike"
+    topic.delete(seqs=[20, 61, 90])
+    short.everywhere(0, topic.head_seq + 2, 5)
+    assert [short(at, 3) for at in (15, 17, 18, 19, 20, 58)] == [3, 0, 0, 0, 3, 0]
 
 
 def test_a_gap_is_told_in_both() -> None:
