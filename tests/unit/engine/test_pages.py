@@ -135,6 +135,9 @@ def test_the_short_way_to_the_newest_write_says_what_a_scan_says(
     topic.append([1])
     assert topic.state().evict_floor == head + 4
     assert [short(at) for at in (head, head + 3, topic.head_seq - 1)] == [0, 100, 1]
+    topic.append(list(range(50)))
+    topic.read(0)  # makes the floor durable, where that is needed
+    assert [short(at) for at in (head + 3, head + 53)] == [0, 100], "in one batch, and only some of it is left"
 
 
 @pytest.mark.parametrize("durability", CLASSES)
