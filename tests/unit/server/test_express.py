@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -28,6 +29,9 @@ class Slip:
     def answer(self, body: bytes, request_id: bytes) -> None:
         assert request_id
         self.said.append((200, json.loads(body)))
+
+    def answer_in(self, pieces: Sequence[bytes], request_id: bytes) -> None:
+        self.answer(b"".join(pieces), request_id)
 
     def respond(self, response: Response) -> None:
         assert b"x-request-id" in dict(response.headers)
@@ -122,7 +126,7 @@ def test_heads_that_are_not_for_it() -> None:
         world.topic("t")
         assert express(world) is not None
         assert express(world, "/v0/topics/t?return_seqs=false") is None
-        assert express(world, "/v0/topics/t/diff") is None
+        assert express(world, "/v0/topics/t/delete") is None
         assert express(world, "/nothing") is None
         assert express(world, idempotency_key="k") is None
         assert express(world, x_request_id="mine") is None
