@@ -10,6 +10,7 @@ import pyarrow as pa
 from tidelog.engine import retention
 from tidelog.engine.block import Block
 from tidelog.engine.core import Core
+from tidelog.engine.edges import PAGE_FRAMES_MAX
 from tidelog.engine.floors import Gap
 from tidelog.engine.parts import Places, Segment
 from tidelog.engine.read import Nodes, Scan, Stretch
@@ -21,7 +22,6 @@ from tidelog.formats.rows import to_arrow
 from tidelog.types import Buffer
 
 _FEW: Final = 64  # records of the newest write that are told one by one
-_FRAMES_MAX: Final = 16  # batches of a page that are
 
 
 class TextPage(NamedTuple):
@@ -125,7 +125,7 @@ def _joined(core: Core, bare: list[_Bare], bytes_max: int) -> bytes | None:
     cuts: list[tuple[Buffer, Bare, int, int]] = []
     for at, stop, look in bare:
         for buf, pos in look() or ():
-            while at < stop and pos < len(buf) and len(cuts) < _FRAMES_MAX:
+            while at < stop and pos < len(buf) and len(cuts) < PAGE_FRAMES_MAX:
                 batch = lone.bare(buf, pos, core.id)
                 if batch is None or not batch.seq <= at < batch.seq + batch.records:
                     return None

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tidelog.commitlog.codec import Chunk, Fault, Shape
 from tidelog.commitlog.segment import Mapped
 from tidelog.disk.resident import is_resident
+from tidelog.engine.edges import Edges, edges
 from tidelog.engine.home import CODEC, Home
 from tidelog.engine.masks import Bools as Bools
 from tidelog.engine.masks import Mask
@@ -162,6 +163,7 @@ class Segment:
         self._dead: Mask | None = None
         self._looked = False  # whether `.del` was read
         self._buried = stop - base - live  # how many it must name at least
+        self._edges: Edges | None = None  # of a sealed one, where they are few
         self.rebuilt: bytes | None = None  # an index that had to be made again; the file has another or none
 
     def shape(self) -> Shape:
@@ -278,13 +280,23 @@ class Segment:
         if not known or not dense or entries > _AT_HAND_MAX or not home.is_open(self.base):
             return False
         shape = self.shape()
-        index = memoryview(shape.index)
-        if len(index) < entries or not is_resident(index):
-            return False
-        window = CODEC.window(shape, first, stop, bytes_max)
+        window = self._window(shape, first, stop, bytes_max)
+        if window is None:
+            index = memoryview(shape.index)
+            if len(index) < entries or not is_resident(index):
+                return False
+            if self._edges is None and CODEC.INDEX in shape.verified:
+                self._edges = edges(self.base, idx.read(index), self.size)
+            window = CODEC.window(shape, first, stop, bytes_max)
         if window is None or window[1] - window[0] > _AT_HAND_MAX:
             return False
         return is_resident(memoryview(shape.data.fetch(*window)))
+
+    def _window(self, shape: Shape, first: int, stop: int, bytes_max: int) -> tuple[int, int] | None:
+        """Which bytes hold the frames of these records, where that is known without the index and all of them were
+        checked before."""
+        found = None if self._edges is None else self._edges.window(first, stop, bytes_max)
+        return found if found is not None and CODEC.is_checked(shape, *found) else None
 
     def bare(self, first: int, stop: int, bytes_max: int) -> Callable[[], Places | None] | None:
         if not self.sealed or not self._looked or self._extra is None or self.rebuilt is not None:
@@ -292,7 +304,12 @@ class Segment:
         dead = self.dead()
         if dead is not None and dead[first - self.base : stop - self.base].any():
             return None
-        return partial(_places, self.shape(), first, stop, bytes_max)
+        shape = self.shape()
+        window = self._window(shape, first, stop, bytes_max)
+        if window is not None:
+            found = [(shape.data.fetch(*window), 0)]
+            return lambda: found
+        return partial(_places, shape, first, stop, bytes_max)
 
     def look(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
         return partial(self._read, self.shape(), first, stop, bytes_max)

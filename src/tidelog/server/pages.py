@@ -97,7 +97,9 @@ class Pages:
             return None
         key = _key(topic, from_seq, view)
         page = self._kept.get(key)
-        if page is None and topic.is_quick(from_seq, 0 if view.nodes else view.limit, view.bytes_max):
+        # Who leaves records out, or their data, may need more of a segment than what is known to be at hand.
+        limit = view.limit if view.show.data and not view.nodes else 0
+        if page is None and topic.is_quick(from_seq, limit, view.bytes_max):
             page = self._keep(key, render(topic, from_seq, view))
         return page
 

@@ -248,6 +248,66 @@ def test_a_segment_for_which_somebody_might_wait_is_not_quick(why: str, monkeypa
     assert quick(topic) == [False]
 
 
+@pytest.mark.parametrize("why", ["", "unmapped", "deleted", "absent", "growing", "large", "unchecked"])
+def test_a_segment_of_batches_is_found_without_its_index(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: once it was found, the index is said not to be in memory. Everything else counts as before."""
+    world = World()
+    topic = world.log.topic("t")
+    for size in (100, 1, 70, 2, 300):
+        topic.append([{"n": at} for at in range(size)] if size > 1 else [[0], [1]])
+    topic.seal()
+    world.log.checkpoint()
+    short = Short(topic, monkeypatch)
+    assert not short(0, 100), "not checked yet"
+    assert topic.is_quick(0, 100, 1 << 20)
+    (segment,) = (part for part in topic._core.index.parts if isinstance(part, parts.Segment))
+    index_bytes = len(segment.shape().index)
+    asked: list[int] = []
+
+    def is_resident(view: memoryview) -> bool:
+        asked.append(len(view))
+        return why != "absent" and len(view) != index_bytes
+
+    monkeypatch.setattr(parts, "is_resident", is_resident)
+    if why == "unmapped":
+        topic._core.shared.maps.clear()
+    elif why == "deleted":
+        topic.delete(seqs=[150])
+    elif why == "growing":
+        segment.sealed = False
+    elif why == "large":
+        monkeypatch.setattr(parts, "_AT_HAND_MAX", 100)
+    elif why == "unchecked":
+        segment._verified.clear()
+    found = [topic.is_quick(at, 120, 1 << 20) for at in range(0, topic.head_seq, 50)]
+    assert found == [not why] * len(found)
+    if not why:
+        assert index_bytes not in asked
+        assert not topic.is_quick(0, 120, 1000), "too much for it: by the index, which is not there"
+        assert [short(at, 120) for at in range(0, topic.head_seq, 50)] == [120] * 8 + [74, 24]
+        assert short.everywhere(0, topic.head_seq + 1, 40) > 20
+
+
+@pytest.mark.parametrize(
+    "record", [{"data": b"x"}, {"data": 1, "tag": "t"}, {"data": 1, "node": "n"}, {"data": 1, "meta": {"k": 1}}]
+)
+def test_a_segment_with_other_records_is_not(record: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told by a scan needs the index."""
+    world = World()
+    topic = world.log.topic("t")
+    topic.append([1] * 100)
+    data = record.pop("data")
+    topic.append([data, data], **record)
+    topic.seal()
+    world.log.checkpoint()
+    look(topic, 0, 102)
+    assert topic.is_quick(0, 100, 1 << 20)
+    (segment,) = (part for part in topic._core.index.parts if isinstance(part, parts.Segment))
+    index_bytes = len(segment.shape().index)
+    monkeypatch.setattr(parts, "is_resident", lambda view: len(view) != index_bytes)
+    assert not topic.is_quick(0, 100, 1 << 20)
+
+
 def test_a_floor_that_is_not_durable_is_not_quick() -> None:
     world = World()
     topic = world.log.topic("t", cap_records=1)
