@@ -190,8 +190,15 @@ class Block:
 
         return read
 
-    def bare(self, first: int, stop: int, bytes_max: int) -> Callable[[], Places | None] | None:  # noqa: ARG002
-        """In memory and in few pieces."""
+    def bare(
+        self,
+        first: int,
+        stop: int,
+        bytes_max: int,  # noqa: ARG002
+        *,
+        near: bool,  # noqa: ARG002 - in memory or not at all
+    ) -> Callable[[], Places | None] | None:
+        """Where they are in few pieces."""
         dead = self.dead()
         if dead is not None and dead[first - self.base : stop - self.base].any():
             return None

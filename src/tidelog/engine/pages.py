@@ -7,12 +7,13 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from tidelog.disk.resident import is_resident
 from tidelog.engine import retention
 from tidelog.engine.block import Block
 from tidelog.engine.core import Core
 from tidelog.engine.edges import PAGE_FRAMES_MAX
 from tidelog.engine.floors import Gap
-from tidelog.engine.parts import Places, Segment
+from tidelog.engine.parts import AT_HAND_MAX, Places, Segment
 from tidelog.engine.read import Nodes, Scan, Stretch
 from tidelog.engine.results import Counts
 from tidelog.formats import json_batch, json_rows, lone
@@ -76,7 +77,13 @@ def text_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: in
     return TextPage(b",".join(texts), scan.gap, scan.cursor, scan.head, scan.earliest, scan.counts)
 
 
-def _short(core: Core, from_seq: int, limit: int, bytes_max: int) -> TextPage | None:
+def at_hand(core: Core, from_seq: int, limit: int, bytes_max: int) -> TextPage | None:
+    """`text_page` with data, where it can be had by the short way and nobody has to wait for it: `is_quick` and the
+    page in one look. None says nothing: ask `is_quick`."""
+    return _short(core, from_seq, limit, bytes_max, near=True)
+
+
+def _short(core: Core, from_seq: int, limit: int, bytes_max: int, *, near: bool = False) -> TextPage | None:
     """The same as by a scan, for two kinds of pages that most are of: what a watcher lacks, which is the newest write
     and nothing else, and records of a few batches that have JSON data and nothing else. A scan prepares for everything
     else there is, for 60 µs, and reads records into columns first. None where it is not that simple."""
@@ -97,7 +104,7 @@ def _short(core: Core, from_seq: int, limit: int, bytes_max: int) -> TextPage | 
             newest = last.newest(first, stop)
         if newest is None:
             for part, lo, hi in index.slices(first, stop):
-                look = part.bare(lo, hi, bytes_max)
+                look = part.bare(lo, hi, bytes_max, near=near)
                 if look is None or lo != at:
                     return None
                 bare.append(_Bare(lo, hi, look))
@@ -107,7 +114,7 @@ def _short(core: Core, from_seq: int, limit: int, bytes_max: int) -> TextPage | 
     if newest is not None:
         text = json_rows.few(first, *newest) if sum(map(len, newest[1])) <= bytes_max else None
     else:
-        text = _joined(core, bare, bytes_max)
+        text = _joined(core, bare, bytes_max, near)
     return None if text is None else TextPage(text, None, stop - 1, head, earliest, Counts(rows=count))
 
 
@@ -119,12 +126,15 @@ class _Bare(NamedTuple):
     look: Callable[[], Places | None]
 
 
-def _joined(core: Core, bare: list[_Bare], bytes_max: int) -> bytes | None:
+def _joined(core: Core, bare: list[_Bare], bytes_max: int, near: bool) -> bytes | None:
     """Their text, frame by frame; None where one of the frames is not a batch that is told where it lies, or might be
-    too much, or where there are many: a scan looks at all of them at once."""
+    too much, or where there are many: a scan looks at all of them at once. `near`: and where a disk would be waited
+    for."""
     cuts: list[tuple[Buffer, Bare, int, int]] = []
     for at, stop, look in bare:
         for buf, pos in look() or ():
+            if near and isinstance(buf, memoryview) and not (len(buf) <= AT_HAND_MAX and is_resident(buf)):
+                return None
             while at < stop and pos < len(buf) and len(cuts) < PAGE_FRAMES_MAX:
                 batch = lone.bare(buf, pos, core.id)
                 if batch is None or not batch.seq <= at < batch.seq + batch.records:

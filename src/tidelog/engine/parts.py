@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Places: TypeAlias = list[tuple[Buffer, int]]
 """Bytes that hold frames one behind the other, and where in them the first one begins."""
-_AT_HAND_MAX = 2 << 20  # bytes; to copy them once takes 0.15 ms where no page is missing
+AT_HAND_MAX = 2 << 20  # bytes; to copy them once takes 0.15 ms where no page is missing
 
 
 class Weight(NamedTuple):
@@ -60,9 +60,10 @@ class Part(Protocol):
         """Which seqs are deleted, one flag each; None: none is. Good while the topic's lock is held: keep a copy."""
         ...
 
-    def bare(self, first: int, stop: int, bytes_max: int) -> Callable[[], Places | None] | None:
+    def bare(self, first: int, stop: int, bytes_max: int, *, near: bool) -> Callable[[], Places | None] | None:
         """Finds out, without the topic's lock, where the frames of these records lie, in bytes that need no check. None
-        where one of them was deleted, and where they are better scanned."""
+        where one of them was deleted, and where they are better scanned. `near`: and where that takes a look at a
+        file."""
         ...
 
     def bury(self, which: Ints) -> Weight:
@@ -277,7 +278,7 @@ class Segment:
         home, entries = self.home, (self.stop - self.base) * idx.ENTRY_BYTES
         known = self.sealed and self._looked and self._extra is not None and self.rebuilt is None
         dense = self.live == self.stop - self.base
-        if not known or not dense or entries > _AT_HAND_MAX or not home.is_open(self.base):
+        if not known or not dense or entries > AT_HAND_MAX or not home.is_open(self.base):
             return False
         shape = self.shape()
         window = self._window(shape, first, stop, bytes_max)
@@ -288,7 +289,7 @@ class Segment:
             if self._edges is None and CODEC.INDEX in shape.verified:
                 self._edges = edges(self.base, idx.read(index), self.size)
             window = CODEC.window(shape, first, stop, bytes_max)
-        if window is None or window[1] - window[0] > _AT_HAND_MAX:
+        if window is None or window[1] - window[0] > AT_HAND_MAX:
             return False
         return is_resident(memoryview(shape.data.fetch(*window)))
 
@@ -298,8 +299,10 @@ class Segment:
         found = None if self._edges is None else self._edges.window(first, stop, bytes_max)
         return found if found is not None and CODEC.is_checked(shape, *found) else None
 
-    def bare(self, first: int, stop: int, bytes_max: int) -> Callable[[], Places | None] | None:
+    def bare(self, first: int, stop: int, bytes_max: int, *, near: bool) -> Callable[[], Places | None] | None:
         if not self.sealed or not self._looked or self._extra is None or self.rebuilt is not None:
+            return None
+        if near and not self.home.is_open(self.base):
             return None
         dead = self.dead()
         if dead is not None and dead[first - self.base : stop - self.base].any():
@@ -309,7 +312,7 @@ class Segment:
         if window is not None:
             found = [(shape.data.fetch(*window), 0)]
             return lambda: found
-        return partial(_places, shape, first, stop, bytes_max)
+        return None if near else partial(_places, shape, first, stop, bytes_max)
 
     def look(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
         return partial(self._read, self.shape(), first, stop, bytes_max)

@@ -299,6 +299,11 @@ class Topic:
         or for a reader that leaves out a node's records: whether they are in no file."""
         return pages.is_quick(self._core, from_seq, limit, bytes_max)
 
+    def at_hand(self, from_seq: int, limit: int, bytes_max: int) -> TextPage | None:
+        """What `read_json` gives where everything is shown, if it is records that are JSON data and nothing else, in
+        memory at this moment. None says nothing: ask `is_quick`, or wait for it."""
+        return pages.at_hand(self._core, from_seq, limit, bytes_max)
+
     def scan(
         self,
         from_seq: int = 0,

@@ -78,6 +78,7 @@ class Short:
         for way in (self._looked, lambda *_: None):
             self._patch.setattr(pages, "_short", way)
             said.append(self._topic.read_json(at, limit, bytes_max, nodes=frozenset((b"x",)), show=Show(**show)))
+        self._patch.setattr(pages, "_short", self._real)
         assert said[0] == said[1]
         return 0 if self._page is None else int(self._page.counts.rows)
 
@@ -242,7 +243,7 @@ def test_a_segment_for_which_somebody_might_wait_is_not_quick(why: str, monkeypa
     elif why == "growing":
         segment.sealed = False
     elif why == "large":
-        monkeypatch.setattr(parts, "_AT_HAND_MAX", 100)
+        monkeypatch.setattr(parts, "AT_HAND_MAX", 100)
     else:
         segment._verified.clear()
     assert quick(topic) == [False]
@@ -268,7 +269,8 @@ def test_a_segment_of_batches_is_found_without_its_index(why: str, monkeypatch: 
         asked.append(len(view))
         return why != "absent" and len(view) != index_bytes
 
-    monkeypatch.setattr(parts, "is_resident", is_resident)
+    for module in (parts, pages):
+        monkeypatch.setattr(module, "is_resident", is_resident)
     if why == "unmapped":
         topic._core.shared.maps.clear()
     elif why == "deleted":
@@ -276,13 +278,18 @@ def test_a_segment_of_batches_is_found_without_its_index(why: str, monkeypatch: 
     elif why == "growing":
         segment.sealed = False
     elif why == "large":
-        monkeypatch.setattr(parts, "_AT_HAND_MAX", 100)
+        for module in (parts, pages):
+            monkeypatch.setattr(module, "AT_HAND_MAX", 100)
     elif why == "unchecked":
         segment._verified.clear()
+    now = [topic.at_hand(at, 120, 1 << 20) for at in range(0, topic.head_seq, 50)]
+    free = {"": range(10), "deleted": [0, *range(3, 10)]}.get(why, ())  # of what is deleted
+    assert [page is not None for page in now] == [number in free for number in range(10)]
     found = [topic.is_quick(at, 120, 1 << 20) for at in range(0, topic.head_seq, 50)]
     assert found == [not why] * len(found)
     if not why:
         assert index_bytes not in asked
+        assert now == [topic.read_json(at, 120, 1 << 20, show=Show()) for at in range(0, topic.head_seq, 50)]
         assert not topic.is_quick(0, 120, 1000), "too much for it: by the index, which is not there"
         assert [short(at, 120) for at in range(0, topic.head_seq, 50)] == [120] * 8 + [74, 24]
         assert short.everywhere(0, topic.head_seq + 1, 40) > 20

@@ -54,6 +54,11 @@ class Look(NamedTuple):
         """Whether nobody has to wait for it."""
         return self.topic.is_quick(self.from_seq, 0 if self.nodes else self.limit, self.bytes_max)
 
+    def now(self) -> TextPage | None:
+        """The page, where nobody has to wait for it."""
+        found = self.topic.at_hand(self.from_seq, self.limit, self.bytes_max)
+        return found if found is not None or not self.is_quick else self.page()
+
     def page(self) -> TextPage:
         return self.topic.read_json(self.from_seq, self.limit, self.bytes_max, nodes=self.nodes, show=self.show)
 
@@ -73,7 +78,8 @@ def behind(
     wait_ms = min(body.wait_ms, WAIT_MS_MAX)
     if wait_ms:
         return _polled(call, look, wait_ms)
-    return answer_of(call, look.page()) if look.is_quick else _cold(call, look)
+    page = look.now()
+    return _cold(call, look) if page is None else answer_of(call, page)
 
 
 async def _cold(call: Call, look: Look) -> Response:

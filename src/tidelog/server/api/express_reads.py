@@ -47,18 +47,12 @@ class ExpressReads:
             topic = service.engine.find(name)
             if topic is None or asked.wait_ms:
                 return False
-            look = diff.look_of(topic, diff.seq(asked.from_seq), asked)
-            if not look.is_quick:
-                return False
-            service.inflight.take(principal)
+            service.inflight.check(principal)
+            page = diff.look_of(topic, diff.seq(asked.from_seq), asked).now()
         except (Problem, Error, BadBody):
             return False
-        try:
-            page = look.page()
-        except Error:
+        if page is None:
             return False
-        finally:
-            service.inflight.give(principal)
         topic.touch()
         service.metrics.read(name, page.counts.rows, gap=page.gap is not None)
         took_us = self._now_us() - began_us
