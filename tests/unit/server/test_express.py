@@ -14,6 +14,7 @@ from tests.unit.server.fakes import World, play
 
 from tidelog.engine import Appended
 from tidelog.errors import Busy
+from tidelog.server import gather
 from tidelog.server.api.write import saying, told
 from tidelog.server.http.seam import Express, Request, Response
 
@@ -91,6 +92,27 @@ def test_what_is_not_plain_is_not_taken(body: bytes) -> None:
     async def scenario(world: World) -> None:
         world.topic("t")
         assert await taken(world, [body, BODY]) == [False, True]
+
+    play(scenario)
+
+
+def test_a_batch_that_is_full_is_followed_by_another_in_the_same_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of a topic is held on to when everybody was answered."""
+
+    async def scenario(world: World) -> None:
+        monkeypatch.setattr(gather, "_RECORDS_MAX", 3)
+        world.topic("t")
+        before = frames(world)
+        take, slips = express(world), [Slip() for _ in range(5)]
+        assert take is not None
+        assert all(take(BODY, slip) for slip in slips)
+        while not slips[-1].said:
+            await asyncio.sleep(0)
+        assert [answer["seqs"] for slip in slips for _, answer in slip.said] == [[n, n + 1] for n in (1, 3, 5, 7, 9)]
+        assert frames(world) == before + 1 + 3, "and one that reserves seqs"
+        assert world.service.inflight.held == 0
+        world.engine.drop("t")
+        assert not take(BODY, Slip()), "what was found out in one turn is not believed in the next"
 
     play(scenario)
 
