@@ -146,13 +146,13 @@ class Delivery:
             return False
         try:
             page = self._service.sessions.pages.at_hand(topic, self._cursors[follow.name], follow.view)
-        except Error:
+        except Exception:  # whatever it is, it is this peer's: the bell's turn is everybody's
             return False
         if page is None or not page.caught_up:
             return False
         try:
             self._tell(follow, topic, page)
-        except Exception as error:  # the loop's to raise: this is the bell's turn, and others wait for it
+        except Exception as error:  # as above, and the loop would not find it again
             self._broke = error
             self.wake()
         return True

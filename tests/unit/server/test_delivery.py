@@ -564,6 +564,33 @@ def test_a_mistake_in_telling_one_peer_cuts_it_off_and_no_other(monkeypatch: pyt
     play(scenario)
 
 
+def test_a_mistake_in_making_a_page_is_its_watchers_and_the_turn_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = pages.render
+
+    def render(topic: Topic, from_seq: int, view: View) -> Page:
+        if topic.name == "a" and topic.head_seq:
+            raise ZeroDivisionError
+        return real(topic, from_seq, view)
+
+    async def scenario(world: World) -> None:
+        monkeypatch.setattr(pages, "render", render)
+        broken, sound, tap = world.topic("a"), world.topic("b"), Tap()
+        first = await world.stream(await world.watch({"a": {}}), Tap())
+        async with await world.stream(await world.watch({"b": {}}), tap):
+            await settled()
+            for number in (1, 2):
+                broken.append([number])
+                sound.append([number])
+                await settled()
+            with pytest.raises(ZeroDivisionError):
+                await first.ended()
+            assert brief(tap.events)[-2:] == [("record", "b", [2]), ("caught-up", "b", 2)]
+        broken.append([3])
+        assert not world.service.pump.ready._serving, "nobody is being served for ever"
+
+    play(scenario)
+
+
 # Heartbeats -----------------------------------------------------------------------------------------------
 
 
