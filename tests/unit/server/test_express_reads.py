@@ -11,6 +11,8 @@ from tests.unit.server.test_express import Slip
 
 from tidelog.engine import Topic
 from tidelog.errors import Corrupt
+from tidelog.server.api.auth import ANYBODY
+from tidelog.server.api.caps import Cap
 from tidelog.server.http.seam import Express, Request
 
 PATH = "/v0/topics/t/diff"
@@ -119,8 +121,9 @@ def test_what_is_in_files_is_taken_once_it_is_at_hand() -> None:
     play(scenario)
 
 
+@pytest.mark.parametrize("error", [Corrupt("a segment", pos=7, reason="planted"), ZeroDivisionError()])
 def test_a_topic_that_is_not_there_and_records_that_cannot_be_read_are_told_of_the_ordinary_way(
-    monkeypatch: pytest.MonkeyPatch,
+    error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def scenario(world: World) -> None:
         assert taken(world) is None
@@ -128,9 +131,10 @@ def test_a_topic_that_is_not_there_and_records_that_cannot_be_read_are_told_of_t
         assert taken(world) is not None
 
         def broken(*_: object, **__: object) -> None:
-            raise Corrupt("a segment", pos=7, reason="planted")
+            raise error
 
-        monkeypatch.setattr(Topic, "read_json", broken)
+        for way in ("read_json", "at_hand"):
+            monkeypatch.setattr(Topic, way, broken)
         assert taken(world) is None
         assert world.service.inflight.held == 0
         status, answer = await world.ask("POST", PATH, {})
@@ -153,6 +157,19 @@ def test_reads_are_counted_and_count_as_reading() -> None:
         assert sum(answers.counts) == 2
         traffic = world.service.metrics._traffic["t"]
         assert (traffic.read, traffic.gaps) == (44, 1)
+
+    play(scenario)
+
+
+def test_who_has_as_much_in_flight_as_may_be_is_told_so_the_ordinary_way() -> None:
+    async def scenario(world: World) -> None:
+        filled(world)
+        world.service.inflight = Cap("requests in flight", 1, 0)
+        assert taken(world) is not None
+        world.service.inflight.take(ANYBODY)
+        assert taken(world) is None
+        world.service.inflight.give(ANYBODY)
+        assert taken(world) is not None
 
     play(scenario)
 
