@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
-"""[hot] JSON text in and out, compiled: `joined` makes it of rows, `datas` takes the records out of the body of a write.
+"""[hot] JSON text in and out, compiled: `joined` makes it of rows, `batched` of a batch as it lies there, `datas` takes
+the records out of the body of a write.
 
-Each has a twin in Python that says what is right and is the oracle of its tests: `formats.json_rows.plain` and
-`engine.texts.datas`. Where there was no compiler there is no such module, and the twins serve.
+Each has a twin in Python that says what is right and is the oracle of its tests: `formats.json_rows.plain`,
+`formats.json_batch.plain` and `server.api.plain`. Where there was no compiler there is no such module, and the twins serve.
 
     made     ┌──────────────────────────────────┬┄┄┄┄┄┄┄┐      as much as the rows can need at most, by their sizes
     row i    {"$seq":…,"$ts":…,…,"data":…}…     ┊       ┊      escaped and copied in one pass
@@ -307,6 +308,88 @@ def joined(buf, seq, ts_us, json, data, node, tag, meta, bytes between not None,
         Py_DECREF(<object>made)
         raise
     resize(&made, out - start)
+    text = <object>made  # a second reference
+    Py_DECREF(text)
+    return text
+
+
+# ── the records of a batch ────────────────────────────────────────────────────────────────────────
+
+cdef enum:
+    BARE = 72  # of a row, at most, without its data: two keys with their numbers, a third key, a brace and a comma
+
+
+cdef inline int64_t length_of(const uint8_t* lengths, Py_ssize_t i) noexcept nogil:
+    return <int64_t>lengths[4 * i] | <int64_t>lengths[4 * i + 1] << 8 | <int64_t>lengths[4 * i + 2] << 16 | (
+        <int64_t>lengths[4 * i + 3] << 24
+    )
+
+
+cdef int64_t total_of(const uint8_t* lengths, Py_ssize_t lo, Py_ssize_t hi) noexcept nogil:
+    cdef int64_t total = 0
+    cdef Py_ssize_t i
+    for i in range(lo, hi):
+        total += length_of(lengths, i)
+    return total
+
+
+cdef char* fill_bare(
+    const uint8_t* lengths, const uint8_t* at, int64_t left, Py_ssize_t lo, Py_ssize_t hi, int64_t seq, int64_t ts_ms,
+    char* out
+) noexcept nogil:
+    """Write rows of `left` bytes of data in all; NULL where the lengths say more: they have changed meanwhile."""
+    cdef char[NUMBER] stamp
+    cdef Py_ssize_t i, stamp_bytes = put_int(stamp, ts_ms) - stamp
+    cdef int64_t size
+    for i in range(lo, hi):
+        size = length_of(lengths, i)
+        if size > left:
+            return NULL
+        if i > lo:
+            out[0] = c","
+            out += 1
+        out = put_int(put(out, '{"$seq":', 8), seq + i - lo)
+        out = put(put(out, ',"$ts":', 7), stamp, stamp_bytes)
+        out = put(put(out, ',"data":', 8), <const char*>at, size)
+        out[0] = c"}"
+        out += 1
+        at += size
+        left -= size
+    return out
+
+
+def batched(
+    buf, Py_ssize_t lengths_at, Py_ssize_t count, Py_ssize_t data_end, Py_ssize_t lo, Py_ssize_t hi, int64_t seq,
+    int64_t ts_ms
+):
+    """Records [lo, hi) of a batch as JSON objects with commas between them, the first of which is of `seq`. `count`
+    lengths lie at `lengths_at` of `buf`, and the values behind them, up to `data_end`. None where that does not add
+    up; ValueError where it lies outside of `buf`."""
+    cdef Views views = Views()
+    cdef Py_buffer* whole = views.take(buf, PyBUF_SIMPLE)
+    if not (0 <= lengths_at <= data_end <= whole.len and 0 <= lo < hi <= count <= (data_end - lengths_at) // 4):
+        raise ValueError("a batch lies outside of the buffer")
+    cdef Py_ssize_t start = lengths_at + 4 * count
+    cdef const uint8_t* lengths = <const uint8_t*>whole.buf + lengths_at
+    cdef int64_t before = total_of(lengths, 0, lo), size = total_of(lengths, lo, hi)
+    if before + size + total_of(lengths, hi, count) != data_end - start:
+        return None
+    cdef PyObject* made = new_bytes(NULL, size + BARE * (hi - lo))
+    cdef char* first = inside(made)
+    cdef const uint8_t* at = <const uint8_t*>whole.buf + start + before
+    cdef char* out
+    try:
+        if size < LARGE:
+            out = fill_bare(lengths, at, size, lo, hi, seq, ts_ms, first)
+        else:
+            with nogil:
+                out = fill_bare(lengths, at, size, lo, hi, seq, ts_ms, first)
+        if out is NULL:
+            raise ValueError("the batch was changed while it was read")
+    except BaseException:
+        Py_DECREF(<object>made)
+        raise
+    resize(&made, out - first)
     text = <object>made  # a second reference
     Py_DECREF(text)
     return text

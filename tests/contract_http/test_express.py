@@ -49,6 +49,25 @@ def test_the_second_answer_is_like_the_first(api: Api, topic: str, durability: s
     assert [record["data"] for record in api.diff(topic)["records"]] == [{"n": 1}, "two"] * 4
 
 
+@pytest.mark.parametrize("count", [0, 3, 900])
+def test_the_second_page_is_like_the_first(api: Api, topic: str, count: int) -> None:
+    """Reads too. The last one says something about itself, and takes the longer way."""
+    api.make(topic)
+    if count:
+        good(post(api, topic, b'{"records":[%b]}' % b",".join([b'{"data":"%b"}' % (b"x" * 90)] * count)), 200)
+    asked: list[tuple[tuple[str, str], ...]] = [(), (), (), (("X-Request-Id", "mine"),)]
+    replies = [api.request("POST", path(topic, "/diff"), b'{"limit":1000}', [JSON, *more]) for more in asked]
+    for reply in replies:
+        answer: dict[str, Any] = good(reply, 200)
+        assert named(reply) == named(replies[0])
+        assert reply.header("content-length") == str(len(reply.body))
+        performance = answer.pop("performance")
+        assert performance["records_scanned"] == len(answer["records"]) == count
+        assert list(performance) == list(replies[0].json()["performance"])
+        assert answer == {key: value for key, value in replies[-1].json().items() if key != "performance"}
+    assert len({reply.header("x-request-id") for reply in replies}) == 4
+
+
 @pytest.mark.parametrize(
     ("body", "status", "code"),
     [

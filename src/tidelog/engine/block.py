@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tidelog.commitlog.codec import Chunk
 from tidelog.commitlog.segment import Growing
 from tidelog.engine.masks import Bools, Mask
-from tidelog.engine.parts import Weight, bury, bury_one
+from tidelog.engine.parts import Places, Weight, bury, bury_one
 from tidelog.errors import Corrupt
 from tidelog.formats import frame, idx, lone, scan
 from tidelog.formats.frame import Frame
@@ -40,6 +40,7 @@ class Told(NamedTuple):
 
 
 LARGE_BYTES: Final = 1 << 16  # a write of at least this is left in the WAL
+_BARE_MAX: Final = 16  # pieces that are read one by one
 _LOOSE_MAX: Final = 256  # small pieces are laid together when there are this many
 
 
@@ -188,6 +189,39 @@ class Block:
             return Chunk(scan.walk_indexed(window, entries, lo, hi, base, check=check, origin=low), base + hi)
 
         return read
+
+    def bare(
+        self,
+        first: int,
+        stop: int,
+        bytes_max: int,  # noqa: ARG002
+        *,
+        near: bool,  # noqa: ARG002 - in memory or not at all
+    ) -> Callable[[], Places | None] | None:
+        """Where they are in few pieces."""
+        dead = self.dead()
+        if dead is not None and dead[first - self.base : stop - self.base].any():
+            return None
+        index = self.index()
+        low, last = idx.frame_at(index, first - self.base), idx.frame_at(index, stop - 1 - self.base)
+        at, end = bisect_right(self._starts, low) - 1, bisect_right(self._starts, last)
+        found: list[Buffer] = [piece for piece in self._pieces[at:end] if not isinstance(piece, Stored)]
+        if not 0 < len(found) == end - at <= _BARE_MAX:
+            return None
+        places = [low - self._starts[at], *[0] * (len(found) - 1)]
+        return lambda: list(zip(found, places, strict=True))
+
+    def newest(self, first: int, stop: int) -> tuple[int, list[bytes]] | None:
+        """The time and the data of records [first, stop), where they end the last write, are JSON and nothing else,
+        and none was deleted."""
+        newest = self._newest
+        if newest is None or first < newest[0] or stop != self.stop:
+            return None
+        dead = self.dead()
+        if dead is not None and dead[first - self.base :].any():
+            return None
+        found = lone.texts(newest[1], 0, first, stop, nodes=False)
+        return found if found is not None and len(found[1]) == stop - first else None
 
     def texts(self, first: int, stop: int) -> tuple[list[int], list[bytes]] | None:
         """The times and the data of these records, where they lie in memory and are JSON without tags and metas: read

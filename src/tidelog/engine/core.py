@@ -170,6 +170,12 @@ class Core:
                 self.config,
             )
 
+    def version(self) -> tuple[int, int, int, Marks]:
+        """While this stands still the same records are there."""
+        with self.lock:
+            index = self.index
+            return self.id, index.head, index.count, index.marks
+
     def priority(self) -> int:
         """How urgent it is to tell of its records."""
         idle_ms = None if self.consumed_ms is None else self.shared.clock.monotonic_ms() - self.consumed_ms

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from tidelog.disk.resident import is_resident
 from tidelog.engine import retention
+from tidelog.engine.block import Block
 from tidelog.engine.core import Core
+from tidelog.engine.edges import PAGE_FRAMES_MAX
 from tidelog.engine.floors import Gap
-from tidelog.engine.parts import Segment
+from tidelog.engine.parts import AT_HAND_MAX, Places, Segment
 from tidelog.engine.read import Nodes, Scan, Stretch
 from tidelog.engine.results import Counts
-from tidelog.formats import json_rows
+from tidelog.formats import json_batch, json_rows, lone
 from tidelog.formats.json_rows import Show
+from tidelog.formats.lone import Bare
 from tidelog.formats.rows import to_arrow
+from tidelog.types import Buffer
+
+_FEW: Final = 64  # records of the newest write that are told one by one
 
 
 class TextPage(NamedTuple):
@@ -44,6 +51,8 @@ def is_quick(core: Core, from_seq: int, limit: int, bytes_max: int) -> bool:
         return False
     with core.lock:
         index = core.index
+        if index.parts and isinstance(index.parts[-1], Block) and from_seq + 1 >= index.parts[-1].base:
+            return True  # what nearly every watcher asks
         for part, first, stop in index.slices(max(from_seq + 1, index.earliest), index.head + 1):
             if not isinstance(part, Segment):
                 return True
@@ -57,6 +66,9 @@ def is_quick(core: Core, from_seq: int, limit: int, bytes_max: int) -> bool:
 
 def text_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: int, show: Show) -> TextPage:
     """The next records behind `from_seq` as text: at most `limit` and about `bytes_max` bytes."""
+    short = _short(core, from_seq, limit, bytes_max) if show.data else None
+    if short is not None:
+        return short
     scan = Scan(core, from_seq, nodes)
     texts = [
         json_rows.joined(stretch.rows, stretch.json, show, compiled=core.shared.limits.kernel)
@@ -65,6 +77,79 @@ def text_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: in
     ]
     retention.harden(core, scan.marks.evict_floor)
     return TextPage(b",".join(texts), scan.gap, scan.cursor, scan.head, scan.earliest, scan.counts)
+
+
+def at_hand(core: Core, from_seq: int, limit: int, bytes_max: int) -> TextPage | None:
+    """`text_page` with data, where it can be had by the short way and nobody has to wait for it: `is_quick` and the
+    page in one look. None says nothing: ask `is_quick`."""
+    return _short(core, from_seq, limit, bytes_max, near=True)
+
+
+def _short(core: Core, from_seq: int, limit: int, bytes_max: int, *, near: bool = False) -> TextPage | None:
+    """The same as by a scan, for two kinds of pages that most are of: what a watcher lacks, which is the newest write
+    and nothing else, and records of a few batches that have JSON data and nothing else. A scan prepares for everything
+    else there is, for 60 µs, and reads records into columns first. None where it is not that simple."""
+    if core.index.head <= from_seq or not retention.is_settled(core):  # a first glance, without the lock
+        return None
+    newest, bare = None, list[_Bare]()
+    with core.lock:
+        core.check()
+        index = core.index
+        head, earliest = index.head, index.earliest
+        count = min(head - from_seq, limit)
+        first = at = from_seq + 1
+        stop = first + count
+        if first < earliest or not index.parts:
+            return None
+        last = index.parts[-1]
+        if count <= _FEW and isinstance(last, Block):
+            newest = last.newest(first, stop)
+        if newest is None:
+            for part, lo, hi in index.slices(first, stop):
+                look = part.bare(lo, hi, bytes_max, near=near)
+                if look is None or lo != at:
+                    return None
+                bare.append(_Bare(lo, hi, look))
+                at = hi
+            if at != stop:
+                return None
+    if newest is not None:
+        text = json_rows.few(first, *newest) if sum(map(len, newest[1])) <= bytes_max else None
+    else:
+        text = _joined(core, bare, bytes_max, near)
+    return None if text is None else TextPage(text, None, stop - 1, head, earliest, Counts(rows=count))
+
+
+class _Bare(NamedTuple):
+    """Seqs [first, stop), all of which are there, and how to find out where their frames lie."""
+
+    first: int
+    stop: int
+    look: Callable[[], Places | None]
+
+
+def _joined(core: Core, bare: list[_Bare], bytes_max: int, near: bool) -> bytes | None:
+    """Their text, frame by frame; None where one of the frames is not a batch that is told where it lies, or might be
+    too much, or where there are many: a scan looks at all of them at once. `near`: and where a disk would be waited
+    for."""
+    cuts: list[tuple[Buffer, Bare, int, int]] = []
+    for at, stop, look in bare:
+        for buf, pos in look() or ():
+            if near and isinstance(buf, memoryview) and not (len(buf) <= AT_HAND_MAX and is_resident(buf)):
+                return None
+            while at < stop and pos < len(buf) and len(cuts) < PAGE_FRAMES_MAX:
+                batch = lone.bare(buf, pos, core.id)
+                if batch is None or not batch.seq <= at < batch.seq + batch.records:
+                    return None
+                hi = min(stop - batch.seq, batch.records)
+                cuts.append((buf, batch, at - batch.seq, hi))
+                bytes_max -= batch.data_end - batch.lengths_at
+                at, pos = batch.seq + hi, batch.end
+        if at != stop or bytes_max < 0:
+            return None
+    compiled = core.shared.limits.kernel
+    texts = [json_batch.text(*cut, compiled=compiled) for cut in cuts]
+    return None if None in texts else b",".join(text for text in texts if text is not None)
 
 
 class Pass:

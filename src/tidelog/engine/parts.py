@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from tidelog.commitlog.codec import Chunk, Fault, Shape
 from tidelog.commitlog.segment import Mapped
 from tidelog.disk.resident import is_resident
+from tidelog.engine.edges import Edges, edges
 from tidelog.engine.home import CODEC, Home
 from tidelog.engine.masks import Bools as Bools
 from tidelog.engine.masks import Mask
@@ -31,7 +32,9 @@ from tidelog.types import Buffer, Ints
 if TYPE_CHECKING:
     from tidelog.engine.block import Block
 
-_AT_HAND_MAX = 2 << 20  # bytes; to copy them once takes 0.15 ms where no page is missing
+Places: TypeAlias = list[tuple[Buffer, int]]
+"""Bytes that hold frames one behind the other, and where in them the first one begins."""
+AT_HAND_MAX = 2 << 20  # bytes; to copy them once takes 0.15 ms where no page is missing
 
 
 class Weight(NamedTuple):
@@ -55,6 +58,12 @@ class Part(Protocol):
 
     def dead(self) -> Bools | None:
         """Which seqs are deleted, one flag each; None: none is. Good while the topic's lock is held: keep a copy."""
+        ...
+
+    def bare(self, first: int, stop: int, bytes_max: int, *, near: bool) -> Callable[[], Places | None] | None:
+        """Finds out, without the topic's lock, where the frames of these records lie, in bytes that need no check. None
+        where one of them was deleted, and where they are better scanned. `near`: and where that takes a look at a
+        file."""
         ...
 
     def bury(self, which: Ints) -> Weight:
@@ -115,6 +124,11 @@ def bury_one(part: Part, mask: Mask, at: int) -> int | None:
     return size
 
 
+def _places(shape: Shape, first: int, stop: int, bytes_max: int) -> Places | None:
+    window = CODEC.window(shape, first, stop, bytes_max)
+    return None if window is None else [(shape.data.fetch(*window), 0)]
+
+
 class Limited:
     """The bytes of a mapped data file that the manifest vouches for."""
 
@@ -150,6 +164,7 @@ class Segment:
         self._dead: Mask | None = None
         self._looked = False  # whether `.del` was read
         self._buried = stop - base - live  # how many it must name at least
+        self._edges: Edges | None = None  # of a sealed one, where they are few
         self.rebuilt: bytes | None = None  # an index that had to be made again; the file has another or none
 
     def shape(self) -> Shape:
@@ -263,16 +278,41 @@ class Segment:
         home, entries = self.home, (self.stop - self.base) * idx.ENTRY_BYTES
         known = self.sealed and self._looked and self._extra is not None and self.rebuilt is None
         dense = self.live == self.stop - self.base
-        if not known or not dense or entries > _AT_HAND_MAX or not home.is_open(self.base):
+        if not known or not dense or entries > AT_HAND_MAX or not home.is_open(self.base):
             return False
         shape = self.shape()
-        index = memoryview(shape.index)
-        if len(index) < entries or not is_resident(index):
-            return False
-        window = CODEC.window(shape, first, stop, bytes_max)
-        if window is None or window[1] - window[0] > _AT_HAND_MAX:
+        window = self._window(shape, first, stop, bytes_max)
+        if window is None:
+            index = memoryview(shape.index)
+            if len(index) < entries or not is_resident(index):
+                return False
+            if self._edges is None and CODEC.INDEX in shape.verified:
+                self._edges = edges(self.base, idx.read(index), self.size)
+            window = CODEC.window(shape, first, stop, bytes_max)
+        if window is None or window[1] - window[0] > AT_HAND_MAX:
             return False
         return is_resident(memoryview(shape.data.fetch(*window)))
+
+    def _window(self, shape: Shape, first: int, stop: int, bytes_max: int) -> tuple[int, int] | None:
+        """Which bytes hold the frames of these records, where that is known without the index and all of them were
+        checked before."""
+        found = None if self._edges is None else self._edges.window(first, stop, bytes_max)
+        return found if found is not None and CODEC.is_checked(shape, *found) else None
+
+    def bare(self, first: int, stop: int, bytes_max: int, *, near: bool) -> Callable[[], Places | None] | None:
+        if not self.sealed or not self._looked or self._extra is None or self.rebuilt is not None:
+            return None
+        if near and not self.home.is_open(self.base):
+            return None
+        dead = self.dead()
+        if dead is not None and dead[first - self.base : stop - self.base].any():
+            return None
+        shape = self.shape()
+        window = self._window(shape, first, stop, bytes_max)
+        if window is not None:
+            found = [(shape.data.fetch(*window), 0)]
+            return lambda: found
+        return None if near else partial(_places, shape, first, stop, bytes_max)
 
     def look(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
         return partial(self._read, self.shape(), first, stop, bytes_max)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -102,6 +102,11 @@ class Topic:
         state = self._core.state()
         retention.harden(self._core, state.evict_floor)
         return state
+
+    @property
+    def version(self) -> Hashable:
+        """Stands still as long as a read from the same place finds the same records."""
+        return self._core.version()
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 
@@ -293,6 +298,11 @@ class Topic:
         """Whether `read_json` from here needs memory alone, and may be called where nobody may wait. Without a limit,
         or for a reader that leaves out a node's records: whether they are in no file."""
         return pages.is_quick(self._core, from_seq, limit, bytes_max)
+
+    def at_hand(self, from_seq: int, limit: int, bytes_max: int) -> TextPage | None:
+        """What `read_json` gives where everything is shown, if it is records that are JSON data and nothing else, in
+        memory at this moment. None says nothing: ask `is_quick`, or wait for it."""
+        return pages.at_hand(self._core, from_seq, limit, bytes_max)
 
     def scan(
         self,

@@ -87,6 +87,12 @@ def plain(rows: Rows, json: NDArray[np.bool_], show: Show, between: bytes, last:
     return between.join(made)
 
 
+def few(first_seq: int, ts_ms: int, datas: list[bytes]) -> bytes:
+    """`joined` of records of one time that are JSON data alone, without columns: for one record a tenth of the time."""
+    rows = [b'{"$seq":%d,"$ts":%d,"data":%b}' % (seq, ts_ms, data) for seq, data in enumerate(datas, first_seq)]
+    return b",".join(rows)
+
+
 def _lone(rows: Rows, between: bytes, last: bytes) -> bytes:
     """Rows that are data alone: heads and datas in turn, joined once. Half the time of a row at a time."""
     close = b"}" + between

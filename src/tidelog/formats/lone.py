@@ -7,6 +7,8 @@ against 34. Whatever is out of the ordinary is left to the walk: the answer is N
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,11 +30,14 @@ def rows(made: Buffer) -> Rows | None:
     return _record(made, found) if found.kind == APPEND else None
 
 
-def texts(made: bytes, pos: int, seq: int, stop: int) -> tuple[int, list[bytes]] | None:
+def texts(made: bytes, pos: int, seq: int, stop: int, *, nodes: bool = True) -> tuple[int, list[bytes]] | None:
     """The time and the data of records [seq, stop), as far as the frame at `pos` has them, without columns. As in
-    `rows` nothing is looked at again. None where they are not all JSON, or have tags or metas."""
+    `rows` nothing is looked at again. None where they are not all JSON, or have tags or metas; or nodes, where the
+    caller would have to tell of these."""
     found = frame.get(made, pos, len(made), check=False)
     if not isinstance(found, Frame) or found.flags & (frame.JSON | frame.HAS_TAG) != frame.JSON:
+        return None
+    if not nodes and found.flags & frame.HAS_NODE:
         return None
     if found.kind == APPEND:
         return found.ts_ms, [made[found.data_at : found.data_end]]
@@ -41,6 +46,29 @@ def texts(made: bytes, pos: int, seq: int, stop: int) -> tuple[int, list[bytes]]
         return None
     count, lengths_at = plain
     return found.ts_ms, columns.cut(made, lengths_at, count, seq - found.seq, stop - found.seq)
+
+
+class Bare(NamedTuple):
+    """Where the records of a batch lie that have nothing but JSON data, and what they share."""
+
+    seq: int
+    ts_ms: int
+    records: int
+    lengths_at: int  # the values follow
+    data_end: int
+    end: int  # of the frame
+
+
+def bare(buf: Buffer, pos: int, topic_id: int) -> Bare | None:
+    """The batch at `pos` of bytes that are known to be whole, for whoever reads its records where they lie. None where
+    there is no such batch of this topic, or its records have more than JSON data. Its lengths are not looked at."""
+    found = frame.get(buf, pos, len(buf), check=False)
+    if not isinstance(found, Frame) or found.kind != APPEND_BATCH or found.topic_id != topic_id:
+        return None
+    if found.flags & (frame.JSON | frame.HAS_TAG | frame.HAS_NODE) != frame.JSON:
+        return None
+    plain = batch.plain(buf, found)
+    return None if plain is None else Bare(found.seq, found.ts_ms, *plain, found.data_end, found.end)
 
 
 def named(buf: Buffer, entries: NDArray[np.void], first_seq: int, *, check: bool, origin: int) -> Rows | None:

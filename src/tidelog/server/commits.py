@@ -53,6 +53,8 @@ class Commits:
         self._slices = 0  # that are left of a window
         self._slice: asyncio.TimerHandle | None = None  # the one that is under way
         self._began_s = 0.0  # and its window
+        self.last_call: Callable[[], None] = lambda: None
+        """Called before a pump, so that what was kept for the end of the turn is staged."""
         self.eased: Callable[[], None] = lambda: None
         """Called when commits are done, so that there may be room for others."""
 
@@ -67,14 +69,15 @@ class Commits:
                 self._decide()
         token.add_callback(lambda known: self._back(tell, known), want=False)
         self._arrived += 1
-        self._want_pump()
+        self.want()
 
     def hurry(self) -> None:
         """Somebody waits for room in a queue: gather no longer."""
         self._hurried = True
-        self._want_pump()
+        self.want()
 
-    def _want_pump(self) -> None:
+    def want(self) -> None:
+        """Have a pump at the end of this turn."""
         if not self._pumping:
             self._pumping = True
             self._loop.call_soon(self._pump)
@@ -96,7 +99,10 @@ class Commits:
             self._seen = (syncs, took_us)
 
     def _pump(self) -> None:
-        self._pumping = False
+        try:
+            self.last_call()  # what is staged by it goes along and needs no turn of its own
+        finally:
+            self._pumping = False
         self._commit(gather=self.on_loop and not self._hurried and self._gathers())
 
     def _commit(self, *, gather: bool) -> None:

@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from tidelog.engine import SEQ_MAX, Gap, Show, Topic, TopicState
+from tidelog.engine import SEQ_MAX, Gap, Show, Topic
 from tidelog.engine.read import Nodes
 from tidelog.errors import TopicNotFound
 
@@ -91,17 +91,26 @@ class Pages:
     def __len__(self) -> int:
         return len(self._kept)
 
-    async def get(self, topic: Topic, from_seq: int, view: View, work: Work) -> Page:
-        """The page behind `from_seq`. Comes back at once where it is kept or can be made from memory."""
-        now = topic.state() if topic.is_settled else await work(topic.state)
-        if topic.dropped:
-            raise TopicNotFound(topic.name)
-        key = _key(now, from_seq, view)
+    def at_hand(self, topic: Topic, from_seq: int, view: View) -> Page | None:
+        """The page behind `from_seq`, where it is kept or can be made from memory."""
+        if not topic.is_settled:
+            return None
+        key = _key(topic, from_seq, view)
         page = self._kept.get(key)
+        # Who leaves records out, or their data, may need more of a segment than what is known to be at hand.
+        limit = view.limit if view.show.data and not view.nodes else 0
+        if page is None and topic.is_quick(from_seq, limit, view.bytes_max):
+            page = self._keep(key, render(topic, from_seq, view))
+        return page
+
+    async def get(self, topic: Topic, from_seq: int, view: View, work: Work) -> Page:
+        """The page behind `from_seq`. Comes back at once where it is at hand."""
+        if not topic.is_settled:
+            await work(topic.state)
+        page = self.at_hand(topic, from_seq, view)
         if page is not None:
             return page
-        if topic.is_quick(from_seq, 0 if view.nodes else view.limit, view.bytes_max):
-            return self._keep(key, render(topic, from_seq, view))
+        key = _key(topic, from_seq, view)
         coming = self._coming.get(key)
         if coming is None:
             coming = asyncio.ensure_future(self._read(key, topic, from_seq, view, work))
@@ -134,5 +143,8 @@ class Pages:
             self.bytes -= len(page.body)
 
 
-def _key(now: TopicState, from_seq: int, view: View) -> Key:
-    return (now.id, from_seq, now.head_seq, now.count, now.evict_floor, now.config.dedupe_node, view)
+def _key(topic: Topic, from_seq: int, view: View) -> Key:
+    version = topic.version
+    if topic.dropped:
+        raise TopicNotFound(topic.name)
+    return (version, from_seq, topic.config.dedupe_node, view)

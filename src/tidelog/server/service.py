@@ -62,7 +62,7 @@ class Service:
         governor = self.governor
         self._commits = Commits(self.loop, engine.shards, self.config.commit, lambda: governor.commit_window_ms)
         self._admission = Admission(self.loop, self.clock.monotonic_us, self._commits, governor, self.pump.stir)
-        self._gather = Gather(self.loop, self._commits, self._admission)
+        self._gather = Gather(self._commits, self._admission)
         for shard in engine.shards:
             shard.window_ms = lambda: governor.commit_window_ms
         self._engine, self.progress = engine, 1.0

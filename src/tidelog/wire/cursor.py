@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -48,7 +49,13 @@ def unpage(text: str) -> str:
 
 
 def positions(cursors: Mapping[str, int]) -> bytes:
-    return _pack(cursors)
+    return _position(*cursors.items()) if len(cursors) == 1 else _pack(cursors)
+
+
+@lru_cache(256)
+def _position(where: tuple[str, int]) -> bytes:
+    """One topic: what its watchers are told of a write is the same for all of them."""
+    return _pack(dict((where,)))
 
 
 def unpositions(text: str) -> dict[str, int]:

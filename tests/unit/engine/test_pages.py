@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from tests.unit.engine.world import CLASSES, Meddler, World
 
-from tidelog.engine import SEQ_MAX, EngineConfig, Show, Topic, encode, parts
+from tidelog.engine import SEQ_MAX, EngineConfig, Show, Topic, encode, pages, parts
 from tidelog.errors import BadInput, BatchTooLarge, TooLarge
 
 LIMITS = EngineConfig()
@@ -58,6 +58,118 @@ def test_with_and_without_the_kernel_pages_are_the_same_bytes(durability: str) -
         said.append([topic.read_json(at, 3, 1 << 20, show=show) for at in range(7)])
         said.append([b"".join(topic.scan().lines(show))])
     assert said[:2] == said[2:]
+
+
+class Short:
+    """Reads pages by the short way and by a scan, which must say the same, and tells how many records came by the
+    first."""
+
+    def __init__(self, topic: Topic, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._topic, self._patch, self._real = topic, monkeypatch, pages._short
+        self._page: Any = None
+
+    def _looked(self, *given: Any) -> Any:
+        self._page = self._real(*given)
+        return self._page
+
+    def __call__(self, at: int, limit: int = 100, bytes_max: int = 1 << 20, **show: bool) -> int:
+        self._page = None
+        said = []
+        for way in (self._looked, lambda *_: None):
+            self._patch.setattr(pages, "_short", way)
+            said.append(self._topic.read_json(at, limit, bytes_max, nodes=frozenset((b"x",)), show=Show(**show)))
+        self._patch.setattr(pages, "_short", self._real)
+        assert said[0] == said[1]
+        return 0 if self._page is None else int(self._page.counts.rows)
+
+    def everywhere(self, first: int, stop: int, step: int = 1) -> int:
+        """From all cursors of a stretch, or every third; how many pages came by the short way."""
+        came = 0
+        for at in range(max(first, 0), stop, step):
+            for limit, bytes_max, show in (
+                (2, 1 << 20, {}),
+                (100, 1 << 20, {"tags": True, "meta": False}),
+                (100, 3, {}),
+                (100, 300, {}),
+                (100, 1 << 20, {"data": False}),
+            ):
+                came += self(at, limit, bytes_max, **show) > 0
+        return came
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+@pytest.mark.parametrize("kernel", [True, False])
+def test_the_short_way_to_the_newest_write_says_what_a_scan_says(
+    durability: str, kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: after each of many different writes and deletes, from every cursor around it; and the short way is taken
+    where it is meant to be."""
+    topic = World(kernel=kernel).log.topic("t", durability=durability, cap_records=1000)
+    short = Short(topic, monkeypatch)
+    writes: list[tuple[Any, dict[str, Any], int]] = [
+        ([{"n": 1}], {}, 1),
+        (["two", None, [5.5, "ü"]], {}, 3),
+        ([1], {"tag": "a"}, 0),
+        ([1, 2], {"tag": "a"}, 0),
+        ([1], {"node": "x"}, 0),
+        ([1, 2], {"node": "x"}, 0),
+        ([1, 2], {"node": [None, "x"]}, 0),
+        ([1], {"meta": {"k": 1}}, 0),
+        ([b"\x00"], {}, 0),
+        ([1, b"\x01", 2], {}, 0),
+        (list(range(64)), {}, 64),
+        (list(range(65)), {}, 65),
+        (["x" * 70_000, "y"], {}, 2 if durability == "ephemeral" else 0),
+        ([7], {}, 1),
+    ]
+    topic.append([0])
+    for records, options, count in writes:
+        before = topic.head_seq
+        topic.append(records, **options)
+        assert short(before) == count, records
+        short.everywhere(before - 3, topic.head_seq + 2, 1 if count < 60 else 7)
+    head = topic.head_seq
+    topic.append([1, 2, 3])
+    topic.delete(seqs=[head + 2])
+    assert [short(at) for at in range(head, head + 5)] == [0, 0, 1, 0, 0], "behind what was deleted"
+    topic.append(list(range(999)))
+    topic.append([1])
+    assert topic.state().evict_floor == head + 4
+    assert [short(at) for at in (head, head + 3, topic.head_seq - 1)] == [0, 100, 1]
+    topic.append(list(range(50)))
+    topic.read(0)  # makes the floor durable, where that is needed
+    assert [short(at) for at in (head + 3, head + 53)] == [0, 100], "in one batch, and only some of it is left"
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+@pytest.mark.parametrize("kernel", [True, False])
+def test_the_short_way_to_records_of_batches_says_what_a_scan_says(
+    durability: str, kernel: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: batches of many sizes among other writes, over parts in memory and, where the class has any, segments;
+    from every cursor, before and after deletes and a hole."""
+    world = World(kernel=kernel, segment_events_max=40)
+    topic = world.log.topic("t", durability=durability)
+    short = Short(topic, monkeypatch)
+    for size in (3, 1, 2, 30, 4, 5, 40, 2, 2, 50, 7):
+        topic.append([{"n": size, "text": "ü" * at} for at in range(size)])
+    topic.append([1, 2], tag="a")
+    topic.append([1, 2], node="x")
+    topic.append([1, b"\x00"])
+    for _ in range(30):
+        topic.append([1, 2])
+    assert short.everywhere(0, topic.head_seq + 2, 3) > 50
+    assert short(4, 32) == 32, "of two batches"
+    assert short(4, 32, 500) == 0, "by its bytes"
+    assert not short(topic.head_seq - 60), "of thirty: a scan is quicker"
+    for _ in range(2):
+        world.log.checkpoint()
+        short.everywhere(0, 8)  # checks what was sealed
+    assert short.everywhere(1, topic.head_seq + 2, 3) > 35
+    assert short(43, 36) == 36, "of segments and of memory alike"
+    topic.delete(seqs=[20, 61, 90])
+    short.everywhere(0, topic.head_seq + 2, 5)
+    assert [short(at, 3) for at in (15, 17, 18, 19, 20, 58)] == [3, 0, 0, 0, 3, 0]
 
 
 def test_a_gap_is_told_in_both() -> None:
@@ -131,10 +243,76 @@ def test_a_segment_for_which_somebody_might_wait_is_not_quick(why: str, monkeypa
     elif why == "growing":
         segment.sealed = False
     elif why == "large":
-        monkeypatch.setattr(parts, "_AT_HAND_MAX", 100)
+        monkeypatch.setattr(parts, "AT_HAND_MAX", 100)
     else:
         segment._verified.clear()
     assert quick(topic) == [False]
+
+
+@pytest.mark.parametrize("why", ["", "unmapped", "deleted", "absent", "growing", "large", "unchecked"])
+def test_a_segment_of_batches_is_found_without_its_index(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: once it was found, the index is said not to be in memory. Everything else counts as before."""
+    world = World()
+    topic = world.log.topic("t")
+    for size in (100, 1, 70, 2, 300):
+        topic.append([{"n": at} for at in range(size)] if size > 1 else [[0], [1]])
+    topic.seal()
+    world.log.checkpoint()
+    short = Short(topic, monkeypatch)
+    assert not short(0, 100), "not checked yet"
+    assert topic.is_quick(0, 100, 1 << 20)
+    (segment,) = (part for part in topic._core.index.parts if isinstance(part, parts.Segment))
+    index_bytes = len(segment.shape().index)
+    asked: list[int] = []
+
+    def is_resident(view: memoryview) -> bool:
+        asked.append(len(view))
+        return why != "absent" and len(view) != index_bytes
+
+    for module in (parts, pages):
+        monkeypatch.setattr(module, "is_resident", is_resident)
+    if why == "unmapped":
+        topic._core.shared.maps.clear()
+    elif why == "deleted":
+        topic.delete(seqs=[150])
+    elif why == "growing":
+        segment.sealed = False
+    elif why == "large":
+        for module in (parts, pages):
+            monkeypatch.setattr(module, "AT_HAND_MAX", 100)
+    elif why == "unchecked":
+        segment._verified.clear()
+    now = [topic.at_hand(at, 120, 1 << 20) for at in range(0, topic.head_seq, 50)]
+    free = {"": range(10), "deleted": [0, *range(3, 10)]}.get(why, ())  # of what is deleted
+    assert [page is not None for page in now] == [number in free for number in range(10)]
+    found = [topic.is_quick(at, 120, 1 << 20) for at in range(0, topic.head_seq, 50)]
+    assert found == [not why] * len(found)
+    if not why:
+        assert index_bytes not in asked
+        assert now == [topic.read_json(at, 120, 1 << 20, show=Show()) for at in range(0, topic.head_seq, 50)]
+        assert not topic.is_quick(0, 120, 1000), "too much for it: by the index, which is not there"
+        assert [short(at, 120) for at in range(0, topic.head_seq, 50)] == [120] * 8 + [74, 24]
+        assert short.everywhere(0, topic.head_seq + 1, 40) > 20
+
+
+@pytest.mark.parametrize(
+    "record", [{"data": b"x"}, {"data": 1, "tag": "t"}, {"data": 1, "node": "n"}, {"data": 1, "meta": {"k": 1}}]
+)
+def test_a_segment_with_other_records_is_not(record: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is told by a scan needs the index."""
+    world = World()
+    topic = world.log.topic("t")
+    topic.append([1] * 100)
+    data = record.pop("data")
+    topic.append([data, data], **record)
+    topic.seal()
+    world.log.checkpoint()
+    look(topic, 0, 102)
+    assert topic.is_quick(0, 100, 1 << 20)
+    (segment,) = (part for part in topic._core.index.parts if isinstance(part, parts.Segment))
+    index_bytes = len(segment.shape().index)
+    monkeypatch.setattr(parts, "is_resident", lambda view: len(view) != index_bytes)
+    assert not topic.is_quick(0, 100, 1 << 20)
 
 
 def test_a_floor_that_is_not_durable_is_not_quick() -> None:

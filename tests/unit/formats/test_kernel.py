@@ -6,6 +6,7 @@ These tests need the kernel, which `make` builds where there is a compiler; with
 from __future__ import annotations
 
 import sys
+from struct import pack
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tidelog import kernel
-from tidelog.formats import json_rows
+from tidelog.formats import json_batch, json_rows
 from tidelog.formats.json_rows import Show
 from tidelog.formats.rows import Rows, Span
 
@@ -161,6 +162,80 @@ def test_columns_that_do_not_fit_are_refused(changed: dict[str, Any]) -> None:
 def test_what_is_no_buffer_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
         call(**changed)
+
+
+# Batches as they lie there --------------------------------------------------------------------------------
+
+
+def batch_of(datas: list[bytes], before: bytes = b"") -> tuple[bytes, int, int, int]:
+    """A body, where its lengths lie, how many there are, and where its data ends."""
+    body = before + pack(f"<{len(datas)}I", *map(len, datas)) + b"".join(datas)
+    return body + b"behind", len(before), len(datas), len(body)
+
+
+@given(
+    st.lists(st.binary(max_size=20), min_size=1, max_size=30),
+    st.binary(max_size=9),
+    st.integers(0, (1 << 63) - 31),
+    st.integers(0, (1 << 63) - 1),
+    st.data(),
+)
+@example([b""], b"", (1 << 63) - 31, (1 << 63) - 1, None)
+@settings(deadline=None, max_examples=400)
+def test_a_batch_is_the_same_text_by_both_and_by_columns(
+    datas: list[bytes], before: bytes, seq: int, ts_ms: int, drawn: Any
+) -> None:
+    lo = 0 if drawn is None else drawn.draw(st.integers(0, len(datas) - 1))
+    hi = len(datas) if drawn is None else drawn.draw(st.integers(lo + 1, len(datas)))
+    given = (*batch_of(datas, before), lo, hi, seq, ts_ms)
+    made = kernel.batched(*given)
+    assert made == json_batch.plain(*given)
+    assert (
+        made == kernel.batched(memoryview(given[0]), *given[1:]) == json_batch.plain(memoryview(given[0]), *given[1:])
+    )
+    rows = [b'{"$seq":%d,"$ts":%d,"data":%b}' % (seq + at, ts_ms, data) for at, data in enumerate(datas[lo:hi])]
+    assert made == b",".join(rows)
+
+
+@pytest.mark.parametrize("size", [1 << 10, 3 << 20])
+def test_a_large_batch(size: int) -> None:
+    given = (*batch_of([b"x" * size, b"", b"y" * size]), 0, 3, 7, 8)
+    assert kernel.batched(*given) == json_batch.plain(*given)
+
+
+def test_lengths_that_do_not_add_up_are_no_batch() -> None:
+    body, at, count, end = batch_of([b"one", b"two"])
+    for wrong in (0, 2, 4, 1 << 31, (1 << 32) - 1):
+        lie = pack("<I", wrong) + body[4:]
+        for ask in (kernel.batched, json_batch.plain):
+            assert ask(lie, at, count, end, 0, 1, 1, 1) is None
+            assert ask(lie, at, count, end, 1, 2, 1, 1) is None
+    for ask in (kernel.batched, json_batch.plain):
+        assert ask(body, at, count, end + 1, 0, 1, 1, 1) is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lengths_at": -1},
+        {"lengths_at": 1 << 62},
+        {"lengths_at": 12},
+        {"count": 1 << 61},
+        {"count": 5},
+        {"data_end": 99},
+        {"data_end": -1},
+        {"data_end": 7},
+        {"lo": -1},
+        {"lo": 2},
+        {"hi": 3},
+        {"hi": 0},
+    ],
+)
+def test_a_batch_outside_of_its_buffer_is_refused(wrong: dict[str, int]) -> None:
+    body, at, count, end = batch_of([b"one", b"two"])
+    given = {"lengths_at": at, "count": count, "data_end": end, "lo": 0, "hi": 2, "seq": 1, "ts_ms": 1, **wrong}
+    with pytest.raises(ValueError, match="outside of the buffer"):
+        kernel.batched(body, *given.values())
 
 
 def test_nothing_is_held_afterwards() -> None:

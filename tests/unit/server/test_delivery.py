@@ -475,6 +475,122 @@ def test_records_that_cannot_be_read_end_a_stream_with_an_error(monkeypatch: pyt
     play(scenario)
 
 
+# At once --------------------------------------------------------------------------------------------------
+
+
+async def settled() -> None:
+    """Everybody who has something to do has done it."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def test_a_peer_that_waits_is_told_in_the_turn_in_which_the_bell_rings() -> None:
+    """Method: the bells are rung by hand, and nobody else gets a turn of the loop before we look."""
+
+    async def scenario(world: World) -> None:
+        topic, taps = world.topic("a"), [Tap() for _ in range(3)]
+        streams = [await world.stream(await world.watch({"a": {}}), tap) for tap in taps]
+        await settled()
+        for number in range(1, 4):
+            topic.append([number])
+            world.service.bells.ring_all()
+            for tap in taps:
+                assert brief(tap.events)[-2:] == [("record", "a", [number]), ("caught-up", "a", number)]
+                assert [event.id for event in tap.events[-2:]] == [{"a": number}] * 2
+        await settled()
+        assert [len(tap.events) for tap in taps] == [7, 7, 7], "said once"
+        for stream in streams:
+            async with stream:
+                pass
+
+    play(scenario)
+
+
+def test_whatever_is_out_of_the_ordinary_is_the_loops() -> None:
+    """More than a page, a peer that is behind, a topic that is gone: nothing is lost, nothing is said twice."""
+
+    async def scenario(world: World) -> None:
+        topic, other, tap = world.topic("a"), world.topic("b"), Tap()
+        async with await world.stream(await world.watch({"a": {}, "b": {}}, limit=2), tap) as stream:
+            await settled()
+            topic.append([1, 2, 3])
+            world.service.bells.ring_all()
+            assert len(tap.events) == 2, "only half of it is in a page"
+            other.append([1])
+            world.service.bells.ring_all()
+            assert len(tap.events) == 2, "the loop has something to do already"
+            await settled()
+            tap.stuck, tap.waiting = True, HIGH_BYTES + 1
+            topic.append([4])
+            await settled()
+            assert len(tap.events) == 7
+            tap.stuck = False
+            tap.take()
+            await settled()
+            world.engine.drop("a")
+            world.engine.drop("b")
+            await stream.ended()
+        assert brief(tap.events)[2:] == [
+            ("record", "a", [1, 2]),
+            ("record", "a", [3]),
+            ("caught-up", "a", 3),
+            ("record", "b", [1]),
+            ("caught-up", "b", 1),
+            ("record", "a", [4]),
+            ("caught-up", "a", 4),
+            ("topic-deleted", "a", "deleted"),
+            ("topic-deleted", "b", "deleted"),
+        ]
+
+    play(scenario)
+
+
+def test_a_mistake_in_telling_one_peer_cuts_it_off_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        topic, broken, sound = world.topic("a"), Tap(), Tap()
+        first = await world.stream(await world.watch({"a": {}}), broken)
+        async with await world.stream(await world.watch({"a": {}}), sound):
+            await settled()
+
+            def write(data: bytes) -> None:
+                raise ZeroDivisionError(data)
+
+            monkeypatch.setattr(broken, "write", write)
+            topic.append([1])
+            with pytest.raises(ZeroDivisionError):
+                await first.ended()
+            assert brief(sound.events)[-2:] == [("record", "a", [1]), ("caught-up", "a", 1)]
+
+    play(scenario)
+
+
+def test_a_mistake_in_making_a_page_is_its_watchers_and_the_turn_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = pages.render
+
+    def render(topic: Topic, from_seq: int, view: View) -> Page:
+        if topic.name == "a" and topic.head_seq:
+            raise ZeroDivisionError
+        return real(topic, from_seq, view)
+
+    async def scenario(world: World) -> None:
+        monkeypatch.setattr(pages, "render", render)
+        broken, sound, tap = world.topic("a"), world.topic("b"), Tap()
+        first = await world.stream(await world.watch({"a": {}}), Tap())
+        async with await world.stream(await world.watch({"b": {}}), tap):
+            await settled()
+            for number in (1, 2):
+                broken.append([number])
+                sound.append([number])
+                await settled()
+            with pytest.raises(ZeroDivisionError):
+                await first.ended()
+            assert brief(tap.events)[-2:] == [("record", "b", [2]), ("caught-up", "b", 2)]
+        broken.append([3])
+        assert not world.service.pump.ready._serving, "nobody is being served for ever"
+
+    play(scenario)
+
+
 # Heartbeats -----------------------------------------------------------------------------------------------
 
 

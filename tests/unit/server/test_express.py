@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from tests.unit.server.fakes import World, play
 
 from tidelog.engine import Appended
 from tidelog.errors import Busy
+from tidelog.server import gather
 from tidelog.server.api.write import saying, told
 from tidelog.server.http.seam import Express, Request, Response
 
@@ -28,6 +30,9 @@ class Slip:
     def answer(self, body: bytes, request_id: bytes) -> None:
         assert request_id
         self.said.append((200, json.loads(body)))
+
+    def answer_in(self, pieces: Sequence[bytes], request_id: bytes) -> None:
+        self.answer(b"".join(pieces), request_id)
 
     def respond(self, response: Response) -> None:
         assert b"x-request-id" in dict(response.headers)
@@ -91,6 +96,27 @@ def test_what_is_not_plain_is_not_taken(body: bytes) -> None:
     play(scenario)
 
 
+def test_a_batch_that_is_full_is_followed_by_another_in_the_same_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of a topic is held on to when everybody was answered."""
+
+    async def scenario(world: World) -> None:
+        monkeypatch.setattr(gather, "_RECORDS_MAX", 3)
+        world.topic("t")
+        before = frames(world)
+        take, slips = express(world), [Slip() for _ in range(5)]
+        assert take is not None
+        assert all(take(BODY, slip) for slip in slips)
+        while not slips[-1].said:
+            await asyncio.sleep(0)
+        assert [answer["seqs"] for slip in slips for _, answer in slip.said] == [[n, n + 1] for n in (1, 3, 5, 7, 9)]
+        assert frames(world) == before + 1 + 3, "and one that reserves seqs"
+        assert world.service.inflight.held == 0
+        world.engine.drop("t")
+        assert not take(BODY, Slip()), "what was found out in one turn is not believed in the next"
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("config", [{"discard": "reject", "cap_records": 9}, {"ttl_ms": 1000}])
 def test_a_topic_where_one_write_may_weigh_on_another_takes_none(config: dict[str, Any]) -> None:
     async def scenario(world: World) -> None:
@@ -122,7 +148,7 @@ def test_heads_that_are_not_for_it() -> None:
         world.topic("t")
         assert express(world) is not None
         assert express(world, "/v0/topics/t?return_seqs=false") is None
-        assert express(world, "/v0/topics/t/diff") is None
+        assert express(world, "/v0/topics/t/delete") is None
         assert express(world, "/nothing") is None
         assert express(world, idempotency_key="k") is None
         assert express(world, x_request_id="mine") is None

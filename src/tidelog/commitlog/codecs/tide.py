@@ -204,8 +204,14 @@ class TideCodec(Codec):
             return None
         at = idx.read(shape.index)["frame_offset"]
         low, high = self._bytes(at, first - shape.base, stop - shape.base, bytes_max, shape.data.size)[1:]
-        seen = range(low // foot.chunk_bytes, -(-high // foot.chunk_bytes))
-        return (low, high) if shape.verified.issuperset(seen) else None
+        return (low, high) if self.is_checked(shape, low, high) else None
+
+    def is_checked(self, shape: Shape, low: int, high: int, /) -> bool:
+        """Whether these bytes of the data of a sealed segment were held against its footer before."""
+        foot = self._footer(shape)
+        if foot is None or self.INDEX not in shape.verified or high > shape.data.size:
+            return False
+        return shape.verified.issuperset(range(low // foot.chunk_bytes, -(-high // foot.chunk_bytes)))
 
     def _bytes(self, at: NDArray[np.uint32], lo: int, hi: int, bytes_max: int, size: int) -> tuple[int, int, int]:
         """Where a read of entries [lo, hi) has to stop, and the bytes that hold their frames."""

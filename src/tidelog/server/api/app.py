@@ -19,6 +19,7 @@ from tidelog.server.api.auth import ANYBODY, bearer
 from tidelog.server.api.call import JSON, Call, Endpoint
 from tidelog.server.api.express import ExpressWrites
 from tidelog.server.api.express_jobs import ExpressJobs
+from tidelog.server.api.express_reads import ExpressReads
 from tidelog.server.api.problem import Problem, of_error, of_status
 from tidelog.server.api.write import SMALL_BYTES
 from tidelog.server.http.seam import Answer, Body, Exchange, Express, Request, Response, Stream, Upgrade
@@ -44,7 +45,8 @@ class App:
         self._find = lru_cache(4096)(routes.find)
         self._ids = 0
         writes, jobs = ExpressWrites(service, self._next_id), ExpressJobs(service, self._next_id, _failed)
-        self._express = {"write": writes.to, "claim": jobs.claims, "ack": jobs.acks}
+        reads = ExpressReads(service, self._next_id)
+        self._express = {"write": writes.to, "claim": jobs.claims, "ack": jobs.acks, "diff": reads.diffs}
 
     # ── the front end's side ──────────────────────────────────────────────────────────────────
 

@@ -21,7 +21,7 @@ class Cap:
         self._changed: asyncio.Event | None = None
         self._by_key: Counter[bytes] = Counter()
 
-    def take(self, principal: Principal) -> None:
+    def check(self, principal: Principal) -> None:
         """Raises where there is no room. Without keys there is nobody to count by key."""
         if self._total and self.held >= self._total:
             raise Problem("throttled", f"{self._total} {self._what} at once are the limit; nothing was done, retry")
@@ -30,9 +30,13 @@ class Cap:
             raise Problem(
                 "throttled", f"{self._each} {self._what} of one key at once are the limit; nothing was done, retry"
             )
+
+    def take(self, principal: Principal) -> None:
+        """Take a place. Raises where there is none."""
+        self.check(principal)
         self.held += 1
-        if key:
-            self._by_key[key] += 1
+        if principal.identity:
+            self._by_key[principal.identity] += 1
 
     async def empty(self) -> None:
         """Return when nobody holds any."""

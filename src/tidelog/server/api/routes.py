@@ -67,7 +67,7 @@ TABLE: Final[tuple[Route, ...]] = (
             "POST": Endpoint(write.write, _WRITE, streams=bulk.CONTENT_TYPES, express="write"),
         },
     ),
-    Route("/v0/topics/{topic}/diff", "topics", {"POST": Endpoint(diff.diff, _READ)}),
+    Route("/v0/topics/{topic}/diff", "topics", {"POST": Endpoint(diff.diff, _READ, express="diff")}),
     Route("/v0/topics/{topic}/delete", "topics", {"POST": Endpoint(delete.delete, _DELETE)}),
     Route("/v0/topics/{topic}/records", "topics", {"GET": Endpoint(bulk.read, _READ)}),
     Route("/v0/topics/{topic}/seek", "topics", {"POST": Endpoint(seek.seek, _READ)}),

@@ -92,11 +92,11 @@ class H1(Connection):
 
     def _pass_by(self, data: memoryview) -> bool:
         """Whether this was a request whose head is known, and is on its way."""
-        house = self.house
+        house, memo = self.house, self._memo
         busy = self._turn is not None or self._in_head or self._arriving is not None or self._waiting or self.blocked
-        if busy or house.draining or not house.known:
+        if busy or house.draining or (memo is None and not house.known):
             return False
-        piece, memo = bytes(data), self._memo
+        piece = bytes(data)
         if memo is None or len(piece) != memo.size or not piece.startswith(memo.head):
             memo = self._memo = house.known.find(piece)
             if memo is None:

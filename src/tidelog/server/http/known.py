@@ -9,6 +9,7 @@ the like of it may be taken. Kept are hashes that nobody can make collide, becau
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -76,6 +77,12 @@ class Pass:
         house = self._connection.house
         says = reply.CLOSE if house.draining else b""
         self._write(reply.json(body, request_id, house.dates.refresh().line, says))
+
+    def answer_in(self, pieces: Sequence[bytes], request_id: bytes) -> None:
+        house = self._connection.house
+        says = reply.CLOSE if house.draining else b""
+        head = reply.json_head(sum(map(len, pieces)), request_id, house.dates.refresh().line, says)
+        self._write(head + pieces[0], *pieces[1:])
 
     def respond(self, response: Response) -> None:
         house = self._connection.house

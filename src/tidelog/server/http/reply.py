@@ -92,6 +92,14 @@ def json(body: bytes, request_id: bytes, date: bytes, connection: bytes) -> byte
     )
 
 
+def json_head(length: int, request_id: bytes, date: bytes, connection: bytes) -> bytes:
+    """What stands before the body in `json`."""
+    return (
+        b"HTTP/1.1 200 OK\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n%bx-request-id: %b\r\n\r\n"
+        % (*(date, length, connection, request_id),)
+    )
+
+
 def head(status: int, content_type: bytes, headers: Headers, date: bytes, framing: bytes) -> bytes:
     """The head of an answer whose length is not known."""
     first = _STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status

@@ -154,6 +154,10 @@ class Ticket(Protocol):
         """200 and a JSON body. Answered once, this way or by `respond`."""
         ...
 
+    def answer_in(self, pieces: Sequence[bytes], request_id: bytes) -> None:
+        """`answer`, for a body that is long and lies in pieces: nothing is copied together."""
+        ...
+
     def respond(self, response: Response) -> None:
         """Anything else."""
         ...
