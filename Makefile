@@ -34,7 +34,7 @@ demo: $(READY) ## a guided tour on real files, up to a shop with a million order
 	@$(RUN) -m tidelog.cli.demo
 
 test: $(READY) ## the whole test suite
-	@$(RUN) -m pytest -n 3 --dist worksteal -m "not sweep and not cluster"
+	@$(RUN) -m pytest -n 2 --dist worksteal -m "not sweep and not cluster"
 
 check: lint ## lint, types, tidy test and fast tests, in under a minute
 	@$(RUN) -m pytest -q tests/test_tidy.py
