@@ -29,6 +29,7 @@ from tidelog.wal import Commit, Stored, Token
 _KEY_BYTES_MAX = 256
 _AHEAD_MAX = 1 << 20
 _AHEAD_WITHIN_MS = 1000
+_AHEAD_GROWTH = 8
 Records: TypeAlias = Batch | Columns | Parts
 
 
@@ -168,7 +169,7 @@ def _ahead(core: Core, count: int) -> int:
     """How many seqs to reserve: more where the last reservation did not last, since each costs a sync."""
     now_ms, least = core.shared.clock.monotonic_ms(), max(core.shared.limits.head_reserve, 4 * count)
     quick = core.ahead and now_ms - core.reserved_ms < _AHEAD_WITHIN_MS
-    core.ahead = min(max(least, 2 * core.ahead if quick else 0), max(_AHEAD_MAX, least))
+    core.ahead = min(max(least, _AHEAD_GROWTH * core.ahead if quick else 0), max(_AHEAD_MAX, least))
     core.reserved_ms = now_ms
     return core.ahead
 

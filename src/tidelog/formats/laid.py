@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.formats import batch
-from tidelog.formats.batch import FRAME_BYTES, FRAME_RECORDS
 from tidelog.formats.frame import APPEND_BATCH, MORE, OVERHEAD_BYTES, checksum, head
 from tidelog.formats.values import gather
 from tidelog.types import Buffer
@@ -139,7 +138,7 @@ def _pieces(lengths: NDArray[np.uint32]) -> list[tuple[int, int, int]]:
     count, lo, before, found = len(lengths), 0, 0, []
     while lo < count:
         # Bisection by hand: an array is searched in C at ten times the price of these few looks.
-        hi = max(lo + 1, bisect_right(ends, before + FRAME_BYTES, lo, min(count, lo + FRAME_RECORDS)))
+        hi = max(lo + 1, bisect_right(ends, before + batch.FRAME_BYTES, lo, min(count, lo + batch.FRAME_RECORDS)))
         end = int(ends[hi - 1])
         found.append((lo, hi, end - before))
         lo, before = hi, end

@@ -114,15 +114,20 @@ class Writer:
         return True
 
     @property
-    def is_half_full(self) -> bool:
-        """Whether it is time to `prepare`."""
-        return self._pos * 2 >= self._room and not self._prepared
+    def wants_next(self) -> bool:
+        """Whether it is time to `prepare`: from its half on a file is followed by the zeros of the next one, which are
+        all there when five sixths are full."""
+        beyond = 2 * self._pos - self._room
+        return (
+            beyond >= 0 and not self._prepared and 2 * self._spare.filled * self._room <= 3 * beyond * self._next_room()
+        )
 
     def prepare(self) -> None:
-        """Make the next file ready when this one is half full. From one thread at a time, beside everything else."""
-        if self._open and self.is_half_full and not self.latch.closed:
-            self._prepared = True  # also where it cannot be made: it is tried once a file
-            self._spare.make(self._next_room())
+        """Make the next file ready, one step. From one thread at a time, beside everything else."""
+        first = self._first
+        if self._open and self.wants_next and not self.latch.closed and self._spare.make(self._next_room()):
+            # Also where it cannot be made: it is tried once a file.
+            self._prepared = self._prepared or self._first == first
 
     def _next_room(self) -> int:
         return min(self._room * _GROWTH or FIRST_BYTES, self._file_bytes)

@@ -289,7 +289,7 @@ class Shard:
             for commit in batch:
                 commit.held_us = min(began_us - commit.since_us, gathered_us)
         self._writer.write(pieces, size=size, frames=frames)
-        if self._writer.is_half_full:
+        if self._writer.wants_next:
             self.on_half()
         self.write_us, self.sync_us = self._micros() - began_us, 0
         at, reader = self._writer.position.pos - size, self._writer.reader

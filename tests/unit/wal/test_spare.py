@@ -11,7 +11,7 @@ from tidelog.disk.latch import Latch
 from tidelog.testing import Call, SimDisk
 from tidelog.wal import Writer, files, path_of
 from tidelog.wal.file import FIRST_BYTES
-from tidelog.wal.spare import Spare
+from tidelog.wal.spare import STEP_BYTES, Spare
 
 DIRECTORY = "data"
 PATH = f"{DIRECTORY}/SPARE"
@@ -49,27 +49,70 @@ def test_files_grow_from_a_small_one_to_the_full_size(disk: SimDisk) -> None:
     sizes, asked = [], 0
     for _ in range(4):
         sizes.append(disk.stat(path_of(DIRECTORY, files(disk, DIRECTORY)[-1])).size)  # type: ignore[union-attr]
-        assert not writer.is_half_full
+        assert not writer.wants_next
         writer.write([bytes(sizes[-1] // 2)], size=sizes[-1] // 2, frames=1)
-        asked += writer.is_half_full
-        writer.prepare()
-        assert not writer.is_half_full
-        writer.write([bytes(sizes[-1] // 2 + 1)], size=sizes[-1] // 2 + 1, frames=1)
+        asked += writer.wants_next
+        writer.write([bytes(sizes[-1] // 3 + 1)], size=sizes[-1] // 3 + 1, frames=1)
+        while writer.wants_next:
+            writer.prepare()
+        writer.write([bytes(sizes[-1] // 6 + 1)], size=sizes[-1] // 6 + 1, frames=1)
     assert sizes == [FIRST_BYTES, 4 * FIRST_BYTES, 16 * FIRST_BYTES, full]
     assert asked == 4
     writer.close()
+
+
+def test_it_is_filled_step_by_step_as_fast_as_the_file_before(disk: SimDisk) -> None:
+    """Nobody's sync waits behind a file full of zeros: at most one step is under way, and each is on the disk before
+    the next one begins."""
+    full = 4 * STEP_BYTES
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=full, latch=Latch(DIRECTORY))
+    grown = 0
+    while disk.stat(path_of(DIRECTORY, files(disk, DIRECTORY)[-1])).size < full:  # type: ignore[union-attr]
+        writer.write([bytes(STEP_BYTES // 8)], size=STEP_BYTES // 8, frames=1)
+        while writer.wants_next:
+            writer.prepare()
+    writer.write([bytes(full // 2)], size=full // 2, frames=1)
+    steps = []
+    while disk.stat(PATH) is None:
+        if writer.wants_next:
+            writer.prepare()
+            made = disk.stat(f"{PATH}.tmp") or disk.stat(PATH)
+            assert made is not None
+            steps.append((grown, made.size // STEP_BYTES))
+        else:
+            writer.write([bytes(full // 48)], size=full // 48, frames=1)
+            grown += 1
+    assert [size for _, size in steps] == [1, 2, 3, 4]
+    assert [at for at, _ in steps] == [0, 3, 7, 11], "a quarter of it with every twelfth of the file"
+    writer.write([bytes(full // 2)], size=full // 2, frames=1)
+    assert disk.stat(PATH) is None
+    assert writer.rotations >= 2
+    writer.close()
+
+
+def test_one_that_is_half_done_is_gone_on_with_for_the_next_file(disk: SimDisk) -> None:
+    spare = Spare(disk, DIRECTORY)
+    assert not spare.make(2 * STEP_BYTES)
+    assert not spare.take(f"{DIRECTORY}/file"), "it is not whole"
+    assert spare.filled == STEP_BYTES
+    assert spare.make(STEP_BYTES + 10)
+    assert disk.read_file(PATH) == bytes(STEP_BYTES + 10)
+    spare.drop()
+    assert not spare.make(2 * STEP_BYTES)
+    spare.drop()
+    assert not [path for path in disk.tree() if "SPARE" in path]
 
 
 def test_a_spare_that_cannot_be_made_is_tried_once_a_file(disk: SimDisk) -> None:
     writer = Writer(disk, DIRECTORY, first=1, file_bytes=1000, latch=Latch(DIRECTORY))
     writer.write([bytes(600)], size=600, frames=1)
     disk.fail("write", error=errno.ENOSPC)
-    halves = [writer.is_half_full]
+    halves = [writer.wants_next]
     writer.prepare()
-    halves.append(writer.is_half_full)
+    halves.append(writer.wants_next)
     assert disk.stat(PATH) is None
     writer.write([bytes(600)], size=600, frames=1)
-    halves.append(writer.is_half_full)
+    halves.append(writer.wants_next)
     assert halves == [True, False, True], "the last is of the next file"
     writer.close()
 
