@@ -57,7 +57,7 @@ class Engine(Routers):
                 self.tick, self._shared.limits.sync_interval_ms, self.report.trouble, f"tidelog {self._shared.root}"
             )
             for shard in self._shared.shards:
-                shard.on_half = self._keeper.stir
+                shard.on_want = self._keeper.stir
                 shard.start()
             self._routing = self._routed(threaded=True)
             atexit.register(_close_late, WeakMethod(self.close))

@@ -17,7 +17,8 @@ start. One descriptor serves a file from its first write to its last sync, becau
 failed write-back once per open file.
 
 The first file is small and each next one four times as large, up to `file_bytes`: whoever writes little
-pays for little, and whoever writes much soon writes into files that were filled with zeros ahead.
+pays for little, and whoever writes much and syncs often soon writes into files that were filled with zeros ahead.
+Whoever has 256 KiB or more to sync at a time gains nothing from zeros, and the next file is of full size at once.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from tidelog.wal.names import CURRENT, Position, file_name, path_of
 from tidelog.wal.spare import Spare
 
 FIRST_BYTES: Final = 1 << 20
+COARSE_BYTES: Final = 1 << 18
+WAITING_BYTES: Final = 8 << 20
 _GROWTH: Final = 4
 
 
@@ -68,6 +71,7 @@ class Writer:
         self._first, self._frames = first, 0
         self._pos = self._synced = 0
         self._prepared = False
+        self._syncs = 0
         self._open = True
 
     @property
@@ -111,6 +115,7 @@ class Writer:
             return False
         self.latch.sync(self._file)
         self._synced = pos
+        self._syncs += 1
         return True
 
     @property
@@ -119,8 +124,21 @@ class Writer:
         all there when five sixths are full."""
         beyond = 2 * self._pos - self._room
         return (
-            beyond >= 0 and not self._prepared and 2 * self._spare.filled * self._room <= 3 * beyond * self._next_room()
+            beyond >= 0
+            and not self._prepared
+            and not self._is_coarse
+            and 2 * self._spare.filled * self._room <= 3 * beyond * self._next_room()
         )
+
+    @property
+    def wants_sync(self) -> bool:
+        """Whether so much waits for the disk that a rotation would wait for long."""
+        return self._pos - self._synced >= WAITING_BYTES
+
+    @property
+    def _is_coarse(self) -> bool:
+        """Whether a sync has so much to write that zeros ahead would cost more than they spare."""
+        return self._pos >= max(1, self._syncs) * COARSE_BYTES
 
     def prepare(self) -> None:
         """Make the next file ready, one step. From one thread at a time, beside everything else."""
@@ -130,6 +148,8 @@ class Writer:
             self._prepared = self._prepared or self._first == first
 
     def _next_room(self) -> int:
+        if self._room and self._is_coarse:
+            return self._file_bytes
         return min(self._room * _GROWTH or FIRST_BYTES, self._file_bytes)
 
     def close(self) -> None:

@@ -96,7 +96,9 @@ class Shard:
         window_ms: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.window_ms = window_ms  # asked by the writer thread: how long it may gather before it writes
-        self.on_half: Callable[[], None] = lambda: None  # somebody should `tick` soon: the next file is wanted
+        self.on_want: Callable[[], None] = lambda: (
+            None
+        )  # somebody should `tick` soon: the next file or a sync is wanted
         self._writer, self._latch = writer, writer.latch
         self._queue_max, self._batch_frames, self._batch_bytes = queue_max, batch_frames, batch_bytes
         self._micros = clock.monotonic_us
@@ -289,8 +291,8 @@ class Shard:
             for commit in batch:
                 commit.held_us = min(began_us - commit.since_us, gathered_us)
         self._writer.write(pieces, size=size, frames=frames)
-        if self._writer.wants_next:
-            self.on_half()
+        if self._writer.wants_next or (not durable and self._writer.wants_sync):
+            self.on_want()
         self.write_us, self.sync_us = self._micros() - began_us, 0
         at, reader = self._writer.position.pos - size, self._writer.reader
         for commit in batch:

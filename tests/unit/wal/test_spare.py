@@ -9,8 +9,8 @@ from tests.unit.wal.bench import FILE_BYTES, Bench
 
 from tidelog.disk.latch import Latch
 from tidelog.testing import Call, SimDisk
-from tidelog.wal import Writer, files, path_of
-from tidelog.wal.file import FIRST_BYTES
+from tidelog.wal import Writer, file, files, path_of
+from tidelog.wal.file import COARSE_BYTES, FIRST_BYTES
 from tidelog.wal.spare import STEP_BYTES, Spare
 
 DIRECTORY = "data"
@@ -22,6 +22,12 @@ def disk() -> SimDisk:
     disk = SimDisk()
     disk.make_dir(DIRECTORY)
     return disk
+
+
+@pytest.fixture
+def fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were many small syncs, which would take long here."""
+    monkeypatch.setattr(file, "COARSE_BYTES", 1 << 40)
 
 
 def test_it_is_made_when_the_file_is_half_full_and_becomes_the_next(disk: SimDisk) -> None:
@@ -42,6 +48,7 @@ def test_it_is_made_when_the_file_is_half_full_and_becomes_the_next(disk: SimDis
     assert newest.rstrip(b"\0").count(b"z") == 900
 
 
+@pytest.mark.usefixtures("fine")
 def test_files_grow_from_a_small_one_to_the_full_size(disk: SimDisk) -> None:
     """Whoever writes little does not pay for much; and somebody is told when the next one is wanted, once a file."""
     full = 20 * FIRST_BYTES
@@ -61,6 +68,7 @@ def test_files_grow_from_a_small_one_to_the_full_size(disk: SimDisk) -> None:
     writer.close()
 
 
+@pytest.mark.usefixtures("fine")
 def test_it_is_filled_step_by_step_as_fast_as_the_file_before(disk: SimDisk) -> None:
     """Nobody's sync waits behind a file full of zeros: at most one step is under way, and each is on the disk before
     the next one begins."""
@@ -83,11 +91,53 @@ def test_it_is_filled_step_by_step_as_fast_as_the_file_before(disk: SimDisk) -> 
             writer.write([bytes(full // 48)], size=full // 48, frames=1)
             grown += 1
     assert [size for _, size in steps] == [1, 2, 3, 4]
-    assert [at for at, _ in steps] == [0, 3, 7, 11], "a quarter of it with every twelfth of the file"
+    assert [at for at, _ in steps] == [0, 3, 7, 11], "a eighth of it with every twelfth of the file"
     writer.write([bytes(full // 2)], size=full // 2, frames=1)
     assert disk.stat(PATH) is None
     assert writer.rotations >= 2
     writer.close()
+
+
+def test_large_syncs_have_no_zeros_ahead_and_soon_a_large_file(disk: SimDisk) -> None:
+    """Decision 0010: from 256 KiB a sync on, zeros cost as much as they spare. Room that is only reserved costs
+    nothing, so there is no need to begin small."""
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=20 * FIRST_BYTES, latch=Latch(DIRECTORY))
+    for _ in range(6):
+        writer.write([bytes(COARSE_BYTES)], size=COARSE_BYTES, frames=1)
+        assert not writer.wants_next
+        writer.prepare()
+        writer.sync()
+    assert disk.stat(f"{PATH}.tmp") is None
+    assert disk.stat(PATH) is None
+    assert disk.stat(path_of(DIRECTORY, files(disk, DIRECTORY)[-1])).size == 20 * FIRST_BYTES  # type: ignore[union-attr]
+    writer.close()
+
+
+def test_small_syncs_have_zeros_ahead(disk: SimDisk) -> None:
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=20 * FIRST_BYTES, latch=Latch(DIRECTORY))
+    wanted = []
+    for _ in range(6):
+        writer.write([bytes(COARSE_BYTES // 2)], size=COARSE_BYTES // 2, frames=1)
+        writer.sync()
+        wanted.append(writer.wants_next)
+    assert wanted == [False, False, False, True, True, True], "half of a MiB"
+    writer.close()
+
+
+def test_somebody_is_sent_to_sync_what_piles_up(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rotation syncs the file it leaves, and whoever wrote waits for that."""
+    monkeypatch.setattr(file, "WAITING_BYTES", FILE_BYTES // 4)
+    bench = Bench(disk)
+    called: list[bool] = []
+    bench.shard.on_want = lambda: called.append(True)
+    eighth = b"x" * (FILE_BYTES // 8)  # with what is around it, twice that is a quarter
+    bench.write(eighth, durable=False)
+    assert not called
+    bench.write(eighth, durable=False)
+    assert called == [True]
+    bench.shard.tick()
+    bench.write(b"y", durable=False)
+    assert called == [True]
 
 
 def test_one_that_is_half_done_is_gone_on_with_for_the_next_file(disk: SimDisk) -> None:
