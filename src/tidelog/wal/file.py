@@ -34,7 +34,7 @@ from tidelog.disk.seam import Disk, File, join
 from tidelog.errors import Damaged, Error
 from tidelog.types import Buffer
 from tidelog.wal.names import CURRENT, Position, file_name, path_of
-from tidelog.wal.spare import Spare
+from tidelog.wal.spare import STEP_BYTES, Spare
 
 FIRST_BYTES: Final = 1 << 20
 COARSE_BYTES: Final = 1 << 18
@@ -121,7 +121,7 @@ class Writer:
     @property
     def wants_next(self) -> bool:
         """Whether it is time to `prepare`: from its half on a file is followed by the zeros of the next one, which are
-        all there when five sixths are full."""
+        all there when five sixths are full, or as many as there are by then."""
         beyond = 2 * self._pos - self._room
         return (
             beyond >= 0
@@ -142,8 +142,14 @@ class Writer:
 
     def prepare(self) -> None:
         """Make the next file ready, one step. From one thread at a time, beside everything else."""
-        first = self._first
-        if self._open and self.wants_next and not self.latch.closed and self._spare.make(self._next_room()):
+        if not self._open or not self.wants_next or self.latch.closed:
+            return
+        first, size = self._first, self._next_room()
+        if 6 * self._pos >= 5 * self._room:
+            size = min(
+                size, self._spare.filled + STEP_BYTES
+            )  # there is no time for more: a small one is better than none
+        if self._spare.make(size):
             # Also where it cannot be made: it is tried once a file.
             self._prepared = self._prepared or self._first == first
 

@@ -53,18 +53,18 @@ def test_files_grow_from_a_small_one_to_the_full_size(disk: SimDisk) -> None:
     """Whoever writes little does not pay for much; and somebody is told when the next one is wanted, once a file."""
     full = 20 * FIRST_BYTES
     writer = Writer(disk, DIRECTORY, first=1, file_bytes=full, latch=Latch(DIRECTORY))
-    sizes, asked = [], 0
-    for _ in range(4):
-        sizes.append(disk.stat(path_of(DIRECTORY, files(disk, DIRECTORY)[-1])).size)  # type: ignore[union-attr]
-        assert not writer.wants_next
-        writer.write([bytes(sizes[-1] // 2)], size=sizes[-1] // 2, frames=1)
-        asked += writer.wants_next
-        writer.write([bytes(sizes[-1] // 3 + 1)], size=sizes[-1] // 3 + 1, frames=1)
+    sizes, asked = [FIRST_BYTES], 0
+    while len(sizes) < 4:
+        writer.write([bytes(sizes[-1] // 50)], size=sizes[-1] // 50, frames=1)
+        if writer.rotations == len(sizes):
+            sizes.append(disk.stat(path_of(DIRECTORY, files(disk, DIRECTORY)[-1])).size)  # type: ignore[union-attr]
+            assert not writer.wants_next
+        asked += writer.wants_next and disk.stat(f"{PATH}.tmp") is None
         while writer.wants_next:
+            assert 2 * writer.position.pos >= sizes[-1]
             writer.prepare()
-        writer.write([bytes(sizes[-1] // 6 + 1)], size=sizes[-1] // 6 + 1, frames=1)
     assert sizes == [FIRST_BYTES, 4 * FIRST_BYTES, 16 * FIRST_BYTES, full]
-    assert asked == 4
+    assert asked == 3
     writer.close()
 
 
@@ -95,6 +95,25 @@ def test_it_is_filled_step_by_step_as_fast_as_the_file_before(disk: SimDisk) -> 
     writer.write([bytes(full // 2)], size=full // 2, frames=1)
     assert disk.stat(PATH) is None
     assert writer.rotations >= 2
+    writer.close()
+
+
+@pytest.mark.usefixtures("fine")
+def test_a_file_that_is_nearly_full_is_followed_by_as_many_zeros_as_there_are(disk: SimDisk) -> None:
+    """A writer that is quicker than its zeros would otherwise never write into any."""
+    full = 4 * STEP_BYTES
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=full, latch=Latch(DIRECTORY))
+    writer.write([bytes(FIRST_BYTES)], size=FIRST_BYTES, frames=1)
+    writer.write([b"x"], size=1, frames=1)  # a file of 4 MiB, with nothing ahead of it
+    writer.write([bytes(3 * FIRST_BYTES)], size=3 * FIRST_BYTES, frames=1)
+    writer.prepare()
+    assert disk.stat(f"{PATH}.tmp") is not None, "there is time for more"
+    writer.write([bytes(FIRST_BYTES // 2)], size=FIRST_BYTES // 2, frames=1)
+    writer.prepare()
+    assert disk.read_file(PATH) == bytes(2 * STEP_BYTES)
+    assert not writer.wants_next
+    writer.write([bytes(FIRST_BYTES)], size=FIRST_BYTES, frames=1)
+    assert len(disk.read_file(path_of(DIRECTORY, files(disk, DIRECTORY)[-1]))) == 2 * STEP_BYTES
     writer.close()
 
 
