@@ -103,6 +103,7 @@ class Shard:
         self._queue_max, self._batch_frames, self._batch_bytes = queue_max, batch_frames, batch_bytes
         self._micros = clock.monotonic_us
         self._turn = Lock()  # the commit lock
+        self._preparing = Lock()  # held by whoever makes the next file ready: anybody may tick
         self.lock = Lock()  # the queue lock, which its tokens share
         self._wake = Condition(self.lock)
         self._queue: deque[Commit] = deque()
@@ -190,8 +191,11 @@ class Shard:
     def tick(self) -> None:
         """Sync what was written and not synced, and first commit what nobody came back for. Raises Latched when it
         is this sync that fails; once latched or closed there is nothing to do."""
-        if self.sync():
-            self._writer.prepare()
+        if self.sync() and self._preparing.acquire(blocking=False):
+            try:
+                self._writer.prepare()
+            finally:
+                self._preparing.release()
 
     def sync(self) -> bool:
         """Commit what is queued and sync it, as `tick` does; False once latched or closed: there is nothing to do."""
