@@ -132,8 +132,9 @@ class Writer:
 
     @property
     def wants_sync(self) -> bool:
-        """Whether so much waits for the disk that a rotation would wait for long."""
-        return self._pos - self._synced >= WAITING_BYTES
+        """Whether so much waits for the disk that a rotation would wait for long; less will do where one is near."""
+        near = self._pos + WAITING_BYTES > self._room
+        return self._pos - self._synced >= (WAITING_BYTES // 8 if near else WAITING_BYTES)
 
     @property
     def _is_coarse(self) -> bool:

@@ -144,15 +144,28 @@ def test_small_syncs_have_zeros_ahead(disk: SimDisk) -> None:
 
 
 def test_somebody_is_sent_to_sync_what_piles_up(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rotation syncs the file it leaves, and whoever wrote waits for that."""
+    """A rotation syncs the file it leaves, and whoever wrote waits for that. Where one is near less is a pile."""
     monkeypatch.setattr(file, "WAITING_BYTES", FILE_BYTES // 4)
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=FILE_BYTES, latch=Latch(DIRECTORY))
+    step, wanted = FILE_BYTES // 32, []
+    for _ in range(32):
+        writer.write([bytes(step)], size=step, frames=1)
+        if writer.wants_sync:
+            wanted.append(writer.position.pos // step)
+            writer.sync()
+            assert not writer.wants_sync
+    assert wanted == [8, 16, 24, *range(25, 33)]
+    writer.close()
+
+
+def test_a_shard_sends_for_whoever_syncs(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "WAITING_BYTES", 400)
     bench = Bench(disk)
     called: list[bool] = []
     bench.shard.on_want = lambda: called.append(True)
-    eighth = b"x" * (FILE_BYTES // 8)  # with what is around it, twice that is a quarter
-    bench.write(eighth, durable=False)
-    assert not called
-    bench.write(eighth, durable=False)
+    bench.write(b"x" * 400, durable=True)
+    assert not called, "it is synced as it is"
+    bench.write(b"x" * 400, durable=False)
     assert called == [True]
     bench.shard.tick()
     bench.write(b"y", durable=False)
