@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 
 import pytest
-from tests.unit.engine.world import World, datas
+from tests.unit.engine.world import Restart, World, datas
 
 from tidelog.engine import Topic, append
 from tidelog.engine.encode import Batch
 from tidelog.engine.scratch import Scratch
 from tidelog.errors import DiskFull
+from tidelog.formats import values
 
 
 def test_what_is_given_back_is_taken_again() -> None:
@@ -73,3 +74,14 @@ def test_a_write_that_failed_gives_its_memory_back() -> None:
     assert len(taken(topic)) == 1
     topic.append([b"y" * 30] * 3)
     assert datas(topic) == [b"y" * 30] * 3
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("how", ["reopen", "kill"])
+def test_a_program_that_does_without_the_kernel_writes_the_same(how: Restart, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(values, "kernel", None)
+    world = World(kernel=False)
+    topic = world.log.topic("t", durability="fsync")
+    topic.append([b"x" * 30, b"", b"y" * 300])
+    topic.append([b"z"])
+    assert datas(world.restart(how).topic("t")) == [b"x" * 30, b"", b"y" * 300, b"z"]
