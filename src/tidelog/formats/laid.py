@@ -5,7 +5,7 @@
     lay           all lie in one stretch of memory, which is given back when they are       the WAL
                   where they belong
 
-Fresh memory costs more to touch than to fill: a megabyte takes 0.1 ms where the memory was used before, and 0.3 to 0.6
+Fresh memory costs more to touch than to fill: a megabyte takes 0.1 ms where the memory was used before, and 0.2 to 0.6
 where it was not. The bytes are the same.
 """
 
