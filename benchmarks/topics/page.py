@@ -1,9 +1,9 @@
 """Makes docs/performance.md and its picture from the results of runs.
 
-    python -m benchmarks.topics.page benchmarks/results/*.json
+    python -m benchmarks.topics.page [FILE.json …]        without files: all of benchmarks/results
 
-Where several files have the same row the last one counts. The page says which machine made the figures and how busy it
-was: a figure without that says nothing.
+Where several runs have the same row the newest counts. Quick runs do not. The page says which machine made the figures
+and how busy it was: a figure without that says nothing.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Result
 from benchmarks.topics.plot import Panel, svg
 
-_DOCS = Path(__file__).resolve().parents[2] / "docs"
+_ROOT = Path(__file__).resolve().parents[2]
+_DOCS, _RESULTS = _ROOT / "docs", _ROOT / "benchmarks" / "results"
 _APPEND = re.compile(
     r"append (?P<cell>(?:100 B|1 KB) × \d+), (?P<threads>\d) threads?, (?P<ours>\w+)(?: ÷ (?P<peer>.+))?"
 )
@@ -47,9 +48,10 @@ What the topics engine does on one machine, beside what that machine allows and 
 program would otherwise embed. Every figure is the median of several rounds in which all candidates took turns. This
 page is made from the results of runs; how they are measured is told in the [benchmarks](../benchmarks/README.md).
 
-The machine: {machine}. It is virtual, and other work ran on it: the load was {loads} when measurements began.
-**Between two runs a figure moves by 20 to 40 %, one that waits for the disk by more; differences below 1.25 × are
-noise.** Trust ratios inside a table, not figures across tables.
+The machine: {machine}.
+It is virtual; its load was {loads} when measurements began. **Between two runs a figure moves
+by 20 to 40 %, one that waits for the disk by more; differences below 1.25 × are noise.** Trust ratios inside a table,
+not figures across tables.
 
 ## Targets
 
@@ -107,17 +109,37 @@ checkpoint: with one record to move it costs what the manifest costs, which name
 """
 
 
+_BENCHMARKS = {
+    "topics-append": re.compile("append .* thread|append .* and settle"),
+    "topics-writers": re.compile(r"append 100 B × 1, fsync, "),
+    "topics-read": re.compile("read "),
+    "topics-recovery": _OPEN,
+    "topics-growth": _GROWN,
+}
+
+
 def main(files: Sequence[str]) -> None:
     rows: dict[str, Result] = {}
     machines: list[dict[str, Any]] = []
-    for file in files:
-        said = json.loads(Path(file).read_text())
-        if not said["quick"]:
-            rows |= {row["name"]: Result(**row) for row in said["results"]}
-            machines.append(said["machine"])
-    found = list(rows.values())
-    (_DOCS / "performance.svg").write_text(svg(list(_panels(found)), "µs"))
-    (_DOCS / "performance.md").write_text(_page(found, machines))
+    for said in _runs(files):
+        found = [Result(**row) for row in said["results"] if any(map(_of(row["name"]), _BENCHMARKS.values()))]
+        rows |= {row.name: row for row in found}
+        machines += [said["machine"]] * bool(found)
+    missing = [name for name, known in _BENCHMARKS.items() if not any(known.match(row) for row in rows)]
+    if missing:
+        sys.exit(f"there are no full results of {', '.join(missing)}; run benchmarks/run.py --only {missing[0]} first")
+    (_DOCS / "performance.svg").write_text(svg(list(_panels(rows.values())), "µs"))
+    (_DOCS / "performance.md").write_text(_page(list(rows.values()), machines))
+
+
+def _of(name: str) -> Callable[[re.Pattern[str]], object]:
+    return lambda pattern: pattern.match(name)
+
+
+def _runs(files: Sequence[str]) -> list[dict[str, Any]]:
+    """What full runs said, the newest last."""
+    said = [json.loads(Path(file).read_text()) for file in files or map(str, _RESULTS.glob("*.json"))]
+    return sorted((run for run in said if not run["quick"]), key=lambda run: str(run["made"]))
 
 
 def _page(rows: Sequence[Result], machines: Sequence[Mapping[str, str]]) -> str:
@@ -126,7 +148,7 @@ def _page(rows: Sequence[Result], machines: Sequence[Mapping[str, str]]) -> str:
     return _TEXT.format(
         machine=f"{it['processor']}, {it['cores']} cores, {it['memory']} of memory, {it['file system']}, "
         f"Linux {it['kernel']}, Python {it['python']}",
-        loads=f"{loads[0]:g} to {loads[-1]:g}",
+        loads=f"{loads[0]:g} to {loads[-1]:g}" if len(loads) > 1 else f"{loads[0]:g}",
         targets=_targets(rows),
         one=_appends(rows, "1"),
         eight=_appends(rows, "8"),

@@ -1,9 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """[hot] JSON text in and out, compiled: `joined` makes it of rows, `batched` of a batch as it lies there, `datas` takes
-the records out of the body of a write.
+the records out of the body of a write. And the values of a batch on their way into frames: `are_bytes`, `lengths`,
+`gather`.
 
 Each has a twin in Python that says what is right and is the oracle of its tests: `formats.json_rows.plain`,
-`formats.json_batch.plain` and `server.api.plain`. Where there was no compiler there is no such module, and the twins serve.
+`formats.json_batch.plain`, `server.api.plain` and those of `formats.values`. Where there was no compiler there is no
+such module, and the twins serve.
 
     made     ┌──────────────────────────────────┬┄┄┄┄┄┄┄┐      as much as the rows can need at most, by their sizes
     row i    {"$seq":…,"$ts":…,…,"data":…}…     ┊       ┊      escaped and copied in one pass
@@ -14,11 +16,12 @@ small keeps the interpreter's lock: whoever lets go of it waits for it as long a
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 cdef extern from "Python.h":
@@ -26,6 +29,12 @@ cdef extern from "Python.h":
     PyObject* new_bytes "PyBytes_FromStringAndSize" (const char* text, Py_ssize_t size) except NULL
     int resize "_PyBytes_Resize" (PyObject** made, Py_ssize_t size) except -1
     char* inside "PyBytes_AS_STRING" (PyObject* made)
+    # The values of a list or a tuple, borrowed: nothing runs that could change it before we are done.
+    object fast "PySequence_Fast" (object many, const char* complaint)
+    Py_ssize_t fast_size "PySequence_Fast_GET_SIZE" (object many)
+    PyObject** fast_items "PySequence_Fast_ITEMS" (object many)
+    bint is_bytes "PyBytes_CheckExact" (PyObject* value)
+    Py_ssize_t bytes_size "PyBytes_GET_SIZE" (PyObject* value)
 
 cdef enum:
     FIXED = 128  # of a row, at most, without its values: all keys, two numbers, quotes and braces
@@ -537,3 +546,57 @@ def datas(bytes body not None, Py_ssize_t most):
         if text[i - 1] != c",":
             return None
     return None
+
+
+# ── the values of a batch ─────────────────────────────────────────────────────────────────────────
+
+
+def are_bytes(many):
+    """Whether each of them is bytes, and of no class derived from it."""
+    cdef object values = fast(many, "a batch is a list or a tuple")
+    cdef PyObject** items = fast_items(values)
+    cdef Py_ssize_t i
+    for i in range(fast_size(values)):
+        if not is_bytes(items[i]):
+            return False
+    return True
+
+
+def lengths(datas):
+    """How long each is, as u32 of this machine, and all together; None: one is no bytes or too long, ask the twin."""
+    cdef object values = fast(datas, "a batch is a list or a tuple")
+    cdef PyObject** items = fast_items(values)
+    cdef Py_ssize_t i, size, count = fast_size(values)
+    cdef uint64_t total = 0
+    cdef uint32_t length
+    cdef bytes made = PyBytes_FromStringAndSize(NULL, 4 * count)
+    cdef char* out = PyBytes_AS_STRING(made)
+    for i in range(count):
+        if not is_bytes(items[i]):
+            return None
+        size = bytes_size(items[i])
+        if <uint64_t>size > 0xFFFFFFFF:
+            return None
+        length = <uint32_t>size
+        memcpy(out + 4 * i, &length, 4)
+        total += length
+    return made, total
+
+
+def gather(bytearray into not None, Py_ssize_t pos, datas, Py_ssize_t lo, Py_ssize_t hi):
+    """Copy values [lo, hi) to `pos` and behind it; return where the last one ends."""
+    cdef object values = fast(datas, "a batch is a list or a tuple")
+    cdef PyObject** items = fast_items(values)
+    cdef Py_ssize_t i, size, limit = PyByteArray_GET_SIZE(into)
+    cdef char* out = PyByteArray_AS_STRING(into)
+    if pos < 0 or not 0 <= lo <= hi <= fast_size(values):
+        raise ValueError("no such values, or no such place")
+    for i in range(lo, hi):
+        if not is_bytes(items[i]):
+            raise ValueError("a value is not bytes")
+        size = bytes_size(items[i])
+        if pos > limit - size:
+            raise ValueError("the values do not fit into the memory")
+        memcpy(out + pos, inside(items[i]), size)
+        pos += size
+    return pos

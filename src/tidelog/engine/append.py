@@ -7,7 +7,7 @@ after a power cut its seqs are at least never given to another record; `memory` 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from msgspec.structs import replace
@@ -22,11 +22,14 @@ from tidelog.engine.results import Appended
 from tidelog.errors import BadInput, Error, TooLarge, TopicFull
 from tidelog.formats import batch as batches
 from tidelog.formats import bodies, frame, idx
+from tidelog.formats.laid import Laid
+from tidelog.types import Buffer
 from tidelog.wal import Commit, Stored, Token
 
 _KEY_BYTES_MAX = 256
 _AHEAD_MAX = 1 << 20
 _AHEAD_WITHIN_MS = 1000
+_AHEAD_GROWTH = 8
 Records: TypeAlias = Batch | Columns | Parts
 
 
@@ -34,12 +37,13 @@ class Append(Commit):
     """A staged batch on its way through the WAL."""
 
     __slots__ = (
-        "batch_frames",
         "ceiling",
         "core",
         "count",
         "first",
+        "kept",
         "key",
+        "laid",
         "reserves",
         "shard",
         "token",
@@ -49,13 +53,21 @@ class Append(Commit):
     )
 
     def __init__(self, core: Core, first: int, ts_ms: int, batch: Records, key: str | None) -> None:
-        frames = encode.frames(core.id, first, ts_ms, batch, durable=core.durable)
+        self.kept: list[bytes] = []  # its frames, where they stay in memory
+        self.laid: Laid | None = None  # and where they do not
+        flags = flags_of(batch)
+        if isinstance(batch, Batch) and flags is not None and len(batch) > 1 and batch.weight >= LARGE_BYTES:
+            self.laid = laid = encode.laid(core.shared.scratch.take, core.id, first, ts_ms, batch, durable=core.durable)
+            self.told: Told | None = Told(laid.counts, batch.lengths, flags)
+            frames: Sequence[Buffer] = laid.frames
+        else:
+            self.kept = frames = encode.frames(core.id, first, ts_ms, batch, durable=core.durable)
+            self.told = told_of(batch, frames)
         super().__init__(frames, frames=len(frames), durable=core.durable)
         self.core, self.first, self.count, self.ts_ms = core, first, len(batch), ts_ms
-        self.weight, self.batch_frames, self.key = batch.weight, frames, key
+        self.weight, self.key = batch.weight, key
         self.reserves = core.config.durability == "disk"
         self.ceiling = 0
-        self.told = told_of(batch, frames)
         self.shard = core.shard
         self.token: Token[Appended] = Token(self.shard)
 
@@ -101,6 +113,7 @@ class Append(Commit):
                 core.window.forget(self.key)
             elif self.key is not None:
                 core.window.remember(self.key, appended, core.shared.clock.monotonic_ms())
+        self._give()
         if error is None:
             self.token.set(appended)
             core.wake()
@@ -108,28 +121,40 @@ class Append(Commit):
             self.token.fail(error)
 
     def _publish(self) -> None:
-        core, told = self.core, self.told
-        if told is None or self.file is None or self.count == 1 or self.weight < LARGE_BYTES:
-            core.publish(self.first, self.batch_frames, self.count, self.weight, self.ts_ms, kept=True, told=told)
+        core, told, laid = self.core, self.told, self.laid
+        if laid is None or told is None or self.file is None:
+            core.publish(self.first, self.kept, self.count, self.weight, self.ts_ms, kept=True, told=told)
             return
-        at = self.at + self.size - sum(map(len, self.batch_frames))  # behind what `prepare` put in front
+        at = self.at + self.size - sum(map(len, laid.frames))  # behind what `prepare` put in front
         pieces = []
-        for made in self.batch_frames:
+        for made in laid.frames:
             pieces.append(Stored(self.file, at, len(made)))
             at += len(made)
-        core.publish_stored(self.first, pieces, told, self.ts_ms)
+        core.publish_stored(self.first, pieces, told, self.weight, self.ts_ms)
+
+    def _give(self) -> None:
+        """The WAL has its frames, or never will: the memory they lie in is the next one's."""
+        laid, self.laid, self.pieces = self.laid, None, ()
+        if laid is not None:
+            self.core.shared.scratch.give(laid.memory)
 
 
-def told_of(batch: Records, frames: list[bytes]) -> Told | None:
-    """What the index says of a batch, without reading it again for that; None where its records differ."""
+def flags_of(batch: Records) -> int | None:
+    """What the index says of every record of a batch; None where they differ."""
     if not isinstance(batch, Batch) or batch.metas is not None:
         return None
     tag, node, json = batch.tag, batch.node, batch.json
     if not (isinstance(json, bool) and isinstance(tag, bytes) and isinstance(node, bytes)):
         return None
     flags = (idx.JSON if json else 0) | (idx.HAS_TAG if tag else 0) | (idx.HAS_NODE if node else 0)
-    if len(batch) > 1:
-        flags |= idx.BATCH
+    return flags | (idx.BATCH if len(batch) > 1 else 0)
+
+
+def told_of(batch: Records, frames: list[bytes]) -> Told | None:
+    """What the index says of a batch, without reading it again for that; None where its records differ."""
+    flags = flags_of(batch)
+    if not isinstance(batch, Batch) or flags is None:
+        return None
     counts = [len(batch)] if len(frames) == 1 else [_records_in(made) for made in frames]
     return Told(counts, batch.lengths, flags)
 
@@ -144,7 +169,7 @@ def _ahead(core: Core, count: int) -> int:
     """How many seqs to reserve: more where the last reservation did not last, since each costs a sync."""
     now_ms, least = core.shared.clock.monotonic_ms(), max(core.shared.limits.head_reserve, 4 * count)
     quick = core.ahead and now_ms - core.reserved_ms < _AHEAD_WITHIN_MS
-    core.ahead = min(max(least, 2 * core.ahead if quick else 0), max(_AHEAD_MAX, least))
+    core.ahead = min(max(least, _AHEAD_GROWTH * core.ahead if quick else 0), max(_AHEAD_MAX, least))
     core.reserved_ms = now_ms
     return core.ahead
 

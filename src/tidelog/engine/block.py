@@ -102,10 +102,10 @@ class Block:
         if told is not None and known:
             self._list(pieces, told, start, first_ts)
 
-    def add_stored(self, pieces: list[Stored], told: Told, ts_ms: int) -> None:
+    def add_stored(self, pieces: list[Stored], told: Told, weight: int, ts_ms: int) -> None:
         """Append frames that stay in the WAL."""
         self._walk()  # the index grows in the order of the records
-        self.add(pieces, len(told.lengths), sum(told.lengths), ts_ms, ts_ms, told)
+        self.add(pieces, len(told.lengths), weight, ts_ms, ts_ms, told)
 
     def _list(self, pieces: Sequence[Piece], told: Told, start: int, ts_ms: int) -> None:
         """Put what the writer told into the index, which has everything before it."""
@@ -116,7 +116,7 @@ class Block:
             starts = [start]
             for piece in pieces[:-1]:
                 starts.append(starts[-1] + len(piece))
-            self._index.add(Run(starts, counts, np.array(lengths, np.uint32), ts_ms, flags))
+            self._index.add(Run(starts, counts, np.asarray(lengths, np.uint32), ts_ms, flags))
         self._indexed, self._listed = self.size, self.stop
 
     def pieces(self) -> Iterator[Buffer]:

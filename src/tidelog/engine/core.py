@@ -27,6 +27,7 @@ from tidelog.engine.quota import Quota
 from tidelog.engine.recency import effective_priority
 from tidelog.engine.results import Appended, TopicState
 from tidelog.engine.routing.hops import Hops
+from tidelog.engine.scratch import Scratch
 from tidelog.engine.tags import TagCache
 from tidelog.errors import Closed, Corrupt, Damaged, ReadOnly, TopicNotFound, Unavailable
 from tidelog.wal import Shard, Stored, Token, shard_of
@@ -62,6 +63,7 @@ class Shared:
     rolled: bool = False  # a segment was completed, or copies were made, that no checkpoint has seen
     doors: Doors | None = None  # the engine, for those of its parts that need other topics
     journals: set[Journal] = field(default_factory=set)  # those with something to write down
+    scratch: Scratch = field(default_factory=Scratch)
     replaying: bool = False  # frames are being applied: what they say is not yet all
     notes: Notes = field(init=False)
     ledger: Ledger = field(init=False)  # once it is an engine
@@ -218,9 +220,9 @@ class Core:
         """Make a committed batch visible and keep the caps. With the lock held; `wake` follows without it."""
         self._published(self.index.publish(first, frames, count, weight, ts_ms, kept=kept, told=told), kept=kept)
 
-    def publish_stored(self, first: int, pieces: list[Stored], told: Told, ts_ms: int) -> None:
+    def publish_stored(self, first: int, pieces: list[Stored], told: Told, weight: int, ts_ms: int) -> None:
         """`publish` of a large batch, which is read where the WAL has it."""
-        self._published(self.index.publish_stored(first, pieces, told, ts_ms), kept=True)
+        self._published(self.index.publish_stored(first, pieces, told, weight, ts_ms), kept=True)
 
     def _published(self, block: Block, *, kept: bool) -> None:
         limits = self.shared.limits

@@ -7,10 +7,10 @@ list, and bytes inside a value as base64. A batch is atomic: its frames are chai
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from operator import add, countOf
+from operator import add
 from typing import Any, Final
 
 import msgspec
@@ -21,8 +21,9 @@ from tidelog.engine.texts import compact, is_loose, to_json
 from tidelog.errors import BadInput, BatchTooLarge, TooLarge
 from tidelog.formats import batch as batches
 from tidelog.formats import compute as pc
-from tidelog.formats import frame
+from tidelog.formats import frame, values
 from tidelog.formats.frame import DURABLE, JSON, MORE
+from tidelog.formats.laid import Laid, lay
 
 Column = bytes | list[bytes]  # one value for all, or one each
 
@@ -54,12 +55,14 @@ class Batch:
     tag: Column = b""
     node: Column = b""
     metas: list[bytes] | None = None
-    lengths: list[int] = field(init=False)  # of each data, asked once
+    compiled: bool = True  # the kernel may be asked
+    lengths: Sequence[int] = field(init=False)  # of each data, asked once
     weight: int = field(init=False)  # bytes of data and meta
 
     def __post_init__(self) -> None:
-        self.lengths = list(map(len, self.datas))
-        self.weight = sum(self.lengths) + (sum(map(len, self.metas)) if self.metas else 0)
+        self.lengths, self.weight = values.lengths(self.datas, compiled=self.compiled)
+        if self.metas:
+            self.weight += sum(map(len, self.metas))
 
     def __len__(self) -> int:
         return len(self.datas)
@@ -69,7 +72,7 @@ def prepare(limits: EngineConfig, records: object, tag: object, node: object, me
     """Check and encode what a caller wants to append. A list or a tuple is many records, anything else is one."""
     many = records if isinstance(records, list | tuple) else (records,)
     check_count(limits, len(many))
-    return from_texts(limits, *_datas(many), tag, node, meta)
+    return from_texts(limits, *_datas(many, compiled=limits.kernel), tag, node, meta)
 
 
 def check_count(limits: EngineConfig, count: int) -> None:
@@ -98,6 +101,7 @@ def from_texts(
         _names(tags, "tag", count, limits.tag_bytes_max),
         _names(nodes, "node", count, limits.node_bytes_max),
         _metas(metas, count, limits),
+        compiled=limits.kernel,
     )
     _check_sizes(made, limits)
     return made
@@ -111,8 +115,8 @@ def _check_sizes(made: Batch, limits: EngineConfig) -> None:
         raise TooLarge("a record", size=largest, limit=limits.record_bytes_max)
 
 
-def _datas(many: Sequence[object]) -> tuple[list[bytes], bool | list[bool]]:
-    if countOf(map(type, many), bytes) == len(many):
+def _datas(many: Sequence[object], *, compiled: bool) -> tuple[list[bytes], bool | list[bool]]:
+    if values.are_bytes(many, compiled=compiled):
         return list(many), False  # type: ignore[arg-type]  # the plain case, at a tenth of the price of looking closer
     raw = [isinstance(item, bytes | bytearray | memoryview) for item in many]
     if all(raw):
@@ -288,6 +292,26 @@ def _column(table: pa.Table | pa.RecordBatch, name: str, limit: int) -> pa.Array
     if longest > limit:
         raise TooLarge(f"a {name}", size=longest, limit=limit)
     return array
+
+
+def laid(
+    take: Callable[[int], bytearray], topic_id: int, first_seq: int, ts_ms: int, batch: Batch, *, durable: bool
+) -> Laid:
+    """`frames` of a batch whose records differ in their data alone, in memory that is used again."""
+    assert isinstance(batch.tag, bytes), "one for all"
+    assert isinstance(batch.node, bytes), "one for all"
+    return lay(
+        take,
+        topic_id,
+        first_seq,
+        ts_ms,
+        batch.datas,
+        batch.lengths,
+        tag=batch.tag,
+        node=batch.node,
+        flags=(DURABLE if durable else 0) | (JSON if batch.json else 0),
+        compiled=batch.compiled,
+    )
 
 
 def frames(

@@ -31,7 +31,7 @@ from tidelog.engine.routing.door import Routers
 from tidelog.engine.routing.routing import Routing
 from tidelog.engine.staging import Staging
 from tidelog.engine.topic import Topic
-from tidelog.engine.upkeep import Keeper, Upkeep
+from tidelog.engine.upkeep import Keeper, Upkeep, keepers
 from tidelog.errors import BadInput, Closed, Error, ReadOnly, Throttled, TopicExists, TopicNotFound
 from tidelog.formats import bodies
 from tidelog.formats.bodies import Body
@@ -51,13 +51,10 @@ class Engine(Routers):
         self._routing = self._routed(threaded=False)
         self._ledger = Ledger(self._shared, self)
         self._upkeep = Upkeep(self._shared, opened.history, self._listed, self.report)
-        self._keeper: Keeper | None = None
+        self._keepers: list[Keeper] = []
         if threads and self._shared.shards:
-            self._keeper = Keeper(
-                self.tick, self._shared.limits.sync_interval_ms, self.report.trouble, f"tidelog {self._shared.root}"
-            )
+            self._keepers = keepers(self._shared, self._sync, self._keep, self.report)
             for shard in self._shared.shards:
-                shard.on_half = self._keeper.stir
                 shard.start()
             self._routing = self._routed(threaded=True)
             atexit.register(_close_late, WeakMethod(self.close))
@@ -270,12 +267,18 @@ class Engine(Routers):
     # ── keeping ───────────────────────────────────────────────────────────────────────────────
 
     def tick(self) -> None:
-        """Sync what the disk class has waiting, seal what is old, checkpoint when it is due. A background thread does
-        this by itself, every `sync_interval_ms`."""
+        """Sync what waits, seal what is old, checkpoint when it is due: what threads do every `sync_interval_ms`."""
         self._check_writable()
         self._tell()
+        self._sync()
+        self._keep()
+
+    def _sync(self) -> None:
         for shard in self._shared.shards:
             shard.tick()
+
+    def _keep(self) -> None:
+        self._tell()
         self._note()
         if not self._routing.threaded:
             self._routing.settle()
@@ -332,8 +335,8 @@ class Engine(Routers):
         """Make everything acknowledged durable and let go of the directory. Closing twice is harmless."""
         if self._shared.closed:
             return
-        if self._keeper is not None:
-            self._keeper.end()
+        for keeper in self._keepers:
+            keeper.end()
         self._tell()
         try:
             self._routing.close()

@@ -79,11 +79,11 @@ class TopicIndex:
         self._grown(first, count, weight, max(ts_ms, last_ts))
         return block
 
-    def publish_stored(self, first: int, pieces: list[Stored], told: Told, ts_ms: int) -> Block:
+    def publish_stored(self, first: int, pieces: list[Stored], told: Told, weight: int, ts_ms: int) -> Block:
         """`publish` of records that stay where the WAL has them."""
         block = self.growing(first, kept=True)
-        block.add_stored(pieces, told, ts_ms)
-        self._grown(first, len(told.lengths), sum(told.lengths), ts_ms)
+        block.add_stored(pieces, told, weight, ts_ms)
+        self._grown(first, len(told.lengths), weight, ts_ms)
         return block
 
     def _grown(self, first: int, count: int, weight: int, ts_ms: int) -> None:

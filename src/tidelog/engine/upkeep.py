@@ -1,9 +1,12 @@
 """[shell] What is done without being asked: syncs, ageing, and checkpoints when they are due.
 
-    keeper thread ──every sync_interval_ms, or stirred──► Engine.tick ──when one is due──► Upkeep.checkpoint
+    syncing thread ──every sync_interval_ms, or stirred──► Shard.tick
+    keeping thread ──every sync_interval_ms──► the rest of Engine.tick ──when one is due──► Upkeep.checkpoint
+
+Two, because a checkpoint takes as long as what it copies: meanwhile nobody's bytes wait longer for their sync.
 
 A checkpoint is due when the WAL holds something that no checkpoint covers and enough of it was written, or enough time
-went by. Who owns the engine may call `tick` instead of the thread: nothing else differs.
+went by. Who owns the engine may call `tick` instead of the threads: nothing else differs.
 """
 
 from __future__ import annotations
@@ -78,6 +81,15 @@ class Upkeep:
 
     def _written(self) -> int:
         return sum(shard.stats.frames for shard in self._shared.shards)
+
+
+def keepers(shared: Shared, sync: Callable[[], None], keep: Callable[[], None], report: Report) -> list[Keeper]:
+    """The two threads of an engine, at work."""
+    pause_ms, troubles = shared.limits.sync_interval_ms, report.trouble
+    syncing = Keeper(sync, pause_ms, troubles, f"tidelog syncs {shared.root}")
+    for shard in shared.shards:
+        shard.on_want = syncing.stir
+    return [syncing, Keeper(keep, pause_ms, troubles, f"tidelog {shared.root}")]
 
 
 class Keeper:

@@ -17,7 +17,8 @@ start. One descriptor serves a file from its first write to its last sync, becau
 failed write-back once per open file.
 
 The first file is small and each next one four times as large, up to `file_bytes`: whoever writes little
-pays for little, and whoever writes much soon writes into files that were filled with zeros ahead.
+pays for little, and whoever writes much and syncs often soon writes into files that were filled with zeros ahead.
+Whoever has 256 KiB or more to sync at a time gains nothing from zeros, and the next file is of full size at once.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ from tidelog.disk.seam import Disk, File, join
 from tidelog.errors import Damaged, Error
 from tidelog.types import Buffer
 from tidelog.wal.names import CURRENT, Position, file_name, path_of
-from tidelog.wal.spare import Spare
+from tidelog.wal.spare import STEP_BYTES, Spare
 
 FIRST_BYTES: Final = 1 << 20
+COARSE_BYTES: Final = 1 << 18
+WAITING_BYTES: Final = 8 << 20
 _GROWTH: Final = 4
 
 
@@ -68,6 +71,7 @@ class Writer:
         self._first, self._frames = first, 0
         self._pos = self._synced = 0
         self._prepared = False
+        self._syncs = 0
         self._open = True
 
     @property
@@ -111,20 +115,48 @@ class Writer:
             return False
         self.latch.sync(self._file)
         self._synced = pos
+        self._syncs += 1
         return True
 
     @property
-    def is_half_full(self) -> bool:
-        """Whether it is time to `prepare`."""
-        return self._pos * 2 >= self._room and not self._prepared
+    def wants_next(self) -> bool:
+        """Whether it is time to `prepare`: from its half on a file is followed by the zeros of the next one, which are
+        all there when five sixths are full, or as many as there are by then."""
+        beyond = 2 * self._pos - self._room
+        return (
+            beyond >= 0
+            and not self._prepared
+            and not self._is_coarse
+            and 2 * self._spare.filled * self._room <= 3 * beyond * self._next_room()
+        )
+
+    @property
+    def wants_sync(self) -> bool:
+        """Whether so much waits for the disk that a rotation would wait for long; less will do where one is near."""
+        near = self._pos + WAITING_BYTES > self._room
+        return self._pos - self._synced >= (WAITING_BYTES // 8 if near else WAITING_BYTES)
+
+    @property
+    def _is_coarse(self) -> bool:
+        """Whether a sync has so much to write that zeros ahead would cost more than they spare."""
+        return self._pos >= max(1, self._syncs) * COARSE_BYTES
 
     def prepare(self) -> None:
-        """Make the next file ready when this one is half full. From one thread at a time, beside everything else."""
-        if self._open and self.is_half_full and not self.latch.closed:
-            self._prepared = True  # also where it cannot be made: it is tried once a file
-            self._spare.make(self._next_room())
+        """Make the next file ready, one step. From one thread at a time, beside everything else."""
+        if not self._open or not self.wants_next or self.latch.closed:
+            return
+        first, size = self._first, self._next_room()
+        if 6 * self._pos >= 5 * self._room:
+            size = min(
+                size, self._spare.filled + STEP_BYTES
+            )  # there is no time for more: a small one is better than none
+        if self._spare.make(size):
+            # Also where it cannot be made: it is tried once a file.
+            self._prepared = self._prepared or self._first == first
 
     def _next_room(self) -> int:
+        if self._room and self._is_coarse:
+            return self._file_bytes
         return min(self._room * _GROWTH or FIRST_BYTES, self._file_bytes)
 
     def close(self) -> None:

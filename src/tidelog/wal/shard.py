@@ -96,11 +96,14 @@ class Shard:
         window_ms: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.window_ms = window_ms  # asked by the writer thread: how long it may gather before it writes
-        self.on_half: Callable[[], None] = lambda: None  # somebody should `tick` soon: the next file is wanted
+        self.on_want: Callable[[], None] = lambda: (
+            None
+        )  # somebody should `tick` soon: the next file or a sync is wanted
         self._writer, self._latch = writer, writer.latch
         self._queue_max, self._batch_frames, self._batch_bytes = queue_max, batch_frames, batch_bytes
         self._micros = clock.monotonic_us
         self._turn = Lock()  # the commit lock
+        self._preparing = Lock()  # held by whoever makes the next file ready: anybody may tick
         self.lock = Lock()  # the queue lock, which its tokens share
         self._wake = Condition(self.lock)
         self._queue: deque[Commit] = deque()
@@ -188,8 +191,11 @@ class Shard:
     def tick(self) -> None:
         """Sync what was written and not synced, and first commit what nobody came back for. Raises Latched when it
         is this sync that fails; once latched or closed there is nothing to do."""
-        if self.sync():
-            self._writer.prepare()
+        if self.sync() and self._preparing.acquire(blocking=False):
+            try:
+                self._writer.prepare()
+            finally:
+                self._preparing.release()
 
     def sync(self) -> bool:
         """Commit what is queued and sync it, as `tick` does; False once latched or closed: there is nothing to do."""
@@ -289,8 +295,8 @@ class Shard:
             for commit in batch:
                 commit.held_us = min(began_us - commit.since_us, gathered_us)
         self._writer.write(pieces, size=size, frames=frames)
-        if self._writer.is_half_full:
-            self.on_half()
+        if self._writer.wants_next or (not durable and self._writer.wants_sync):
+            self.on_want()
         self.write_us, self.sync_us = self._micros() - began_us, 0
         at, reader = self._writer.position.pos - size, self._writer.reader
         for commit in batch:

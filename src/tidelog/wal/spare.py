@@ -1,8 +1,11 @@
-"""[shell] The next file of a group, made ahead of time and filled with zeros.
+"""[shell] The next file of a group, made ahead of time and filled with zeros, step by step.
+
+    SPARE.tmp  │ zeros, synced │ the next step │ … up to its size ──► SPARE ──► wal-….log, at the next rotation
 
 A sync of bytes that were written before only has to write them; in room that was merely reserved it also has
 to tell the file system that they are there now, each time (docs/decisions/0010-zeros-ahead.md). Filling the
-file costs its size in writes, in the background, when the one before is half full.
+file costs its size in writes, in the background. It is done in steps while the file before is filled, because whoever
+waits for a sync meanwhile waits behind the zeros of one step.
 """
 
 from __future__ import annotations
@@ -11,10 +14,11 @@ from contextlib import suppress
 from typing import Final
 
 from tidelog.disk.atomic import remove_if_there
-from tidelog.disk.seam import Disk, join
+from tidelog.disk.seam import Disk, File, join
 from tidelog.wal.names import SPARE
 
 _ZEROS: Final = bytes(1 << 20)
+STEP_BYTES: Final = 4 << 20
 
 
 class Spare:
@@ -23,25 +27,39 @@ class Spare:
     def __init__(self, disk: Disk, directory: str) -> None:
         self._disk, self._path = disk, join(directory, SPARE)
         self._size = 0  # of the one that is ready
+        self._file: File | None = None  # the one that is being filled
+        self.filled = 0  # bytes of it that are zeros by now
 
-    def make(self, size: int) -> None:
-        """Have one ready, of this size unless there is one already. From any one thread, beside the writer."""
+    def make(self, size: int) -> bool:
+        """Fill one step more of a file of this size. True: there is one, of this or another size, or the disk refuses.
+        From any one thread, beside the writer."""
         if self._size:
-            return
-        temporary = f"{self._path}.tmp"
+            return True
         try:
-            remove_if_there(self._disk, temporary)
-            file = self._disk.open(temporary, "create")
-            try:
-                for pos in range(0, size, len(_ZEROS)):
-                    file.write(pos, _ZEROS[: size - pos])
-                file.sync()
-            finally:
-                file.close()
-            self._disk.rename(temporary, self._path)
+            file = self._file = self._file or self._begun()
+            stop = min(size, self.filled + STEP_BYTES)
+            for pos in range(self.filled, stop, len(_ZEROS)):
+                file.write(pos, _ZEROS[: stop - pos])
+            file.sync()
+            self.filled = stop
+            if stop < size:
+                return False
+            self._close()
+            self._disk.rename(f"{self._path}.tmp", self._path)
             self._size = size
         except OSError:
             self.drop()  # no room for it: the next file is made when it is needed, and tells of it if it cannot be
+        return True
+
+    def _begun(self) -> File:
+        temporary = f"{self._path}.tmp"
+        remove_if_there(self._disk, temporary)
+        return self._disk.open(temporary, "create")
+
+    def _close(self) -> None:
+        file, self._file, self.filled = self._file, None, 0
+        if file is not None:
+            file.close()
 
     def take(self, path: str) -> int:
         """Let it be the file at `path` and say how large it is; 0 where there is none, or where that name is taken. The
@@ -55,6 +73,7 @@ class Spare:
 
     def drop(self) -> None:
         self._size = 0
+        self._close()
         with suppress(OSError):
             for path in (self._path, f"{self._path}.tmp"):
                 remove_if_there(self._disk, path)

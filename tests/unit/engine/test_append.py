@@ -116,6 +116,25 @@ def test_after_a_power_cut_a_batch_is_whole_or_absent(frames: int, monkeypatch: 
     assert found == {1, 8}
 
 
+def test_a_topic_at_full_speed_soon_reserves_for_many_writes() -> None:
+    """Decision 0008: eight times as many each time, so that a hundred writes wait for three syncs; and where a
+    reservation lasted a second, as few as at first."""
+    world = World(head_reserve=10)
+    topic = world.log.topic("a", durability="disk")
+
+    def syncs(writes: int) -> int:
+        before = topic.shard.stats.fsyncs
+        for _ in range(writes):
+            topic.append(b"x")
+        return topic.shard.stats.fsyncs - before
+
+    assert syncs(100) == 3, "behind 0, 11 and 92 records"
+    world.clock.tick(5000)
+    assert syncs(733 - 100) == 0
+    assert syncs(1) == 1
+    assert topic._core.reserved == topic.head_seq + 10
+
+
 @pytest.mark.parametrize("durability", CLASSES)
 def test_one_bad_record_keeps_the_whole_batch_out_and_takes_no_seq(durability: str) -> None:
     """Contract 2.5: atomic, all or nothing."""

@@ -19,8 +19,10 @@ from tests.unit.engine.world import LIMIT_S, running
 
 import tidelog
 from tidelog.engine import Engine, Record, Topic
+from tidelog.engine.upkeep import Upkeep
 from tidelog.errors import Closed, Error, TopicNotFound
 from tidelog.testing import ManualClock, SimDisk
+from tidelog.wal import Writer
 
 SMALL: dict[str, Any] = {"wal_file_bytes": 1 << 14, "segment_events_max": 50, "sync_interval_ms": 1}
 
@@ -326,3 +328,33 @@ def test_on_a_real_disk(tmp_path: Path) -> None:
         assert log.report.clean
     with pytest.raises(Error):
         tidelog.open(str(tmp_path / "nothing"), read_only=True)
+
+
+def test_what_waits_for_a_sync_does_not_wait_for_a_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E2: class disk is on the disk within `sync_interval_ms`, however long a checkpoint takes. Method: one is held up
+    while a record is written, and nobody but the background syncs it."""
+    begun, ended, synced = Event(), Event(), Event()
+
+    def checkpoint(self: Upkeep, *, final: bool = False) -> None:  # noqa: ARG001
+        begun.set()
+        assert ended.wait(LIMIT_S)
+
+    real = Writer.sync
+
+    def sync(self: Writer) -> bool:
+        done = real(self)
+        if done and begun.is_set():
+            synced.set()
+        return done
+
+    monkeypatch.setattr(Upkeep, "checkpoint", checkpoint)
+    with threaded(checkpoint_bytes=1) as log:
+        try:
+            topic = log.topic("t", durability="disk")
+            topic.append(b"the first one reserves, and is reason enough for a checkpoint")
+            assert begun.wait(LIMIT_S)
+            monkeypatch.setattr(Writer, "sync", sync)
+            topic.append(b"another")
+            assert synced.wait(LIMIT_S)
+        finally:
+            ended.set()

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidelog.errors import BadInput, TooLarge
-from tidelog.formats import batch, frame
+from tidelog.formats import batch, frame, laid
 from tidelog.formats.frame import DURABLE, JSON, MORE, Fault, Frame
 from tidelog.formats.rows import Rows, Stop, records, to_arrow
 from tidelog.types import Record
@@ -278,11 +278,17 @@ def test_a_planned_batch_is_the_same_bytes_made_one_frame_at_a_time(
     datas = [random.randbytes(size) for _ in range(count)]
     want = batch.encode_many(10, 5, TS, datas, **named)
     lengths = np.array([len(data) for data in datas], "<u4")
-    planned = batch.plan(10, 5, TS, datas, lengths, **named)
+    planned = laid.plan(10, 5, TS, datas, lengths, **named)
     got = [b"".join(make()) for make in planned.frames]
     assert got == want
     assert planned.starts == [sum(map(len, want[:number])) for number in range(len(want))]
     assert planned.counts == [len(decoded(buf)) for buf in want]
+    used = bytearray(b"\xff" * (sum(map(len, want)) + 7))  # by an earlier batch
+    for compiled in (True, False):
+        made = laid.lay(lambda size: used[:size], 10, 5, TS, datas, lengths.tolist(), compiled=compiled, **named)
+        assert made.frames == want
+        assert made.counts == planned.counts
+        assert bytes(made.memory) == b"".join(want), "as much as was asked for, and nothing between"
 
 
 def test_one_large_frame_is_the_same_bytes_however_its_parts_are_joined() -> None:
@@ -341,7 +347,7 @@ def test_the_flag_of_a_batch_says_of_every_record_that_it_is_json(count: int) ->
     flags = DURABLE | JSON
     ways = [
         batch.encode_many(10, 1, TS, datas, flags=flags),
-        [b"".join(make()) for make in batch.plan(10, 1, TS, datas, lengths, flags=flags).frames],
+        [b"".join(make()) for make in laid.plan(10, 1, TS, datas, lengths, flags=flags).frames],
         batch.encode_arrow(10, 1, TS, array, flags=flags),
         batch.encode_many(10, 1, TS, datas, metas=[b"m"] * count, flags=flags),
         batch.encode_many(10, 1, TS, datas, kinds=b"\1" * count, flags=flags),

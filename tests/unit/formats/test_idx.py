@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tidelog.errors import BadInput, Corrupt, TooLarge
-from tidelog.formats import batch, frame, idx, scan
+from tidelog.formats import batch, frame, idx, laid, scan
 from tidelog.formats.rows import Rows, none
 
 TS = 1_700_000_000_000
@@ -220,7 +220,7 @@ def test_runs_are_laid_as_the_entries_they_stand_for() -> None:
     expected, at, seq = [pieces[0]], 0, 1
     for number, chunk in enumerate(datas):
         lengths = np.array(list(map(len, chunk)), np.uint32)
-        planned = batch.plan(0, seq, 1_000 + number, chunk, lengths, shift=at)
+        planned = laid.plan(0, seq, 1_000 + number, chunk, lengths, shift=at)
         pieces.append(idx.Run(planned.starts, planned.counts, lengths, 1_000 + number, idx.BATCH))
         buf = b"".join(bytes(piece) for make in planned.frames for piece in make())
         rows = scan.walk(buf).rows

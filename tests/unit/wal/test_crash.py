@@ -430,14 +430,15 @@ def the_number_of_a_lost_file_is_used_again(patch: Patch) -> None:
 def a_spare_is_named_before_it_is_whole(patch: Patch) -> None:
     """Stale bytes in a file that is thought to be zeros."""
 
-    def make(self: Spare, size: int) -> None:
+    def make(self: Spare, size: int) -> bool:
         if self._size:
-            return
+            return True
         file = self._disk.open(self._path, "create")
         file.write(0, append(b"from an earlier life") * 20)
         file.reserve(FILE_BYTES)
         file.close()
         self._size = size
+        return True
 
     patch.setattr(Spare, "make", make)
 

@@ -9,9 +9,9 @@ from tests.unit.wal.bench import FILE_BYTES, Bench
 
 from tidelog.disk.latch import Latch
 from tidelog.testing import Call, SimDisk
-from tidelog.wal import Writer, files, path_of
-from tidelog.wal.file import FIRST_BYTES
-from tidelog.wal.spare import Spare
+from tidelog.wal import Writer, file, files, path_of
+from tidelog.wal.file import COARSE_BYTES, FIRST_BYTES
+from tidelog.wal.spare import STEP_BYTES, Spare
 
 DIRECTORY = "data"
 PATH = f"{DIRECTORY}/SPARE"
@@ -22,6 +22,12 @@ def disk() -> SimDisk:
     disk = SimDisk()
     disk.make_dir(DIRECTORY)
     return disk
+
+
+@pytest.fixture
+def fine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were many small syncs, which would take long here."""
+    monkeypatch.setattr(file, "COARSE_BYTES", 1 << 40)
 
 
 def test_it_is_made_when_the_file_is_half_full_and_becomes_the_next(disk: SimDisk) -> None:
@@ -42,34 +48,153 @@ def test_it_is_made_when_the_file_is_half_full_and_becomes_the_next(disk: SimDis
     assert newest.rstrip(b"\0").count(b"z") == 900
 
 
+@pytest.mark.usefixtures("fine")
 def test_files_grow_from_a_small_one_to_the_full_size(disk: SimDisk) -> None:
     """Whoever writes little does not pay for much; and somebody is told when the next one is wanted, once a file."""
     full = 20 * FIRST_BYTES
     writer = Writer(disk, DIRECTORY, first=1, file_bytes=full, latch=Latch(DIRECTORY))
-    sizes, asked = [], 0
-    for _ in range(4):
-        sizes.append(disk.stat(path_of(DIRECTORY, files(disk, DIRECTORY)[-1])).size)  # type: ignore[union-attr]
-        assert not writer.is_half_full
-        writer.write([bytes(sizes[-1] // 2)], size=sizes[-1] // 2, frames=1)
-        asked += writer.is_half_full
-        writer.prepare()
-        assert not writer.is_half_full
-        writer.write([bytes(sizes[-1] // 2 + 1)], size=sizes[-1] // 2 + 1, frames=1)
+    sizes, asked = [FIRST_BYTES], 0
+    while len(sizes) < 4:
+        writer.write([bytes(sizes[-1] // 50)], size=sizes[-1] // 50, frames=1)
+        if writer.rotations == len(sizes):
+            sizes.append(disk.stat(path_of(DIRECTORY, files(disk, DIRECTORY)[-1])).size)  # type: ignore[union-attr]
+            assert not writer.wants_next
+        asked += writer.wants_next and disk.stat(f"{PATH}.tmp") is None
+        while writer.wants_next:
+            assert 2 * writer.position.pos >= sizes[-1]
+            writer.prepare()
     assert sizes == [FIRST_BYTES, 4 * FIRST_BYTES, 16 * FIRST_BYTES, full]
-    assert asked == 4
+    assert asked == 3
     writer.close()
+
+
+@pytest.mark.usefixtures("fine")
+def test_it_is_filled_step_by_step_as_fast_as_the_file_before(disk: SimDisk) -> None:
+    """Nobody's sync waits behind a file full of zeros: at most one step is under way, and each is on the disk before
+    the next one begins."""
+    full = 4 * STEP_BYTES
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=full, latch=Latch(DIRECTORY))
+    grown = 0
+    while disk.stat(path_of(DIRECTORY, files(disk, DIRECTORY)[-1])).size < full:  # type: ignore[union-attr]
+        writer.write([bytes(STEP_BYTES // 8)], size=STEP_BYTES // 8, frames=1)
+        while writer.wants_next:
+            writer.prepare()
+    writer.write([bytes(full // 2)], size=full // 2, frames=1)
+    steps = []
+    while disk.stat(PATH) is None:
+        if writer.wants_next:
+            writer.prepare()
+            made = disk.stat(f"{PATH}.tmp") or disk.stat(PATH)
+            assert made is not None
+            steps.append((grown, made.size // STEP_BYTES))
+        else:
+            writer.write([bytes(full // 48)], size=full // 48, frames=1)
+            grown += 1
+    assert [size for _, size in steps] == [1, 2, 3, 4]
+    assert [at for at, _ in steps] == [0, 3, 7, 11], "a eighth of it with every twelfth of the file"
+    writer.write([bytes(full // 2)], size=full // 2, frames=1)
+    assert disk.stat(PATH) is None
+    assert writer.rotations >= 2
+    writer.close()
+
+
+@pytest.mark.usefixtures("fine")
+def test_a_file_that_is_nearly_full_is_followed_by_as_many_zeros_as_there_are(disk: SimDisk) -> None:
+    """A writer that is quicker than its zeros would otherwise never write into any."""
+    full = 4 * STEP_BYTES
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=full, latch=Latch(DIRECTORY))
+    writer.write([bytes(FIRST_BYTES)], size=FIRST_BYTES, frames=1)
+    writer.write([b"x"], size=1, frames=1)  # a file of 4 MiB, with nothing ahead of it
+    writer.write([bytes(3 * FIRST_BYTES)], size=3 * FIRST_BYTES, frames=1)
+    writer.prepare()
+    assert disk.stat(f"{PATH}.tmp") is not None, "there is time for more"
+    writer.write([bytes(FIRST_BYTES // 2)], size=FIRST_BYTES // 2, frames=1)
+    writer.prepare()
+    assert disk.read_file(PATH) == bytes(2 * STEP_BYTES)
+    assert not writer.wants_next
+    writer.write([bytes(FIRST_BYTES)], size=FIRST_BYTES, frames=1)
+    assert len(disk.read_file(path_of(DIRECTORY, files(disk, DIRECTORY)[-1]))) == 2 * STEP_BYTES
+    writer.close()
+
+
+def test_large_syncs_have_no_zeros_ahead_and_soon_a_large_file(disk: SimDisk) -> None:
+    """Decision 0010: from 256 KiB a sync on, zeros cost as much as they spare. Room that is only reserved costs
+    nothing, so there is no need to begin small."""
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=20 * FIRST_BYTES, latch=Latch(DIRECTORY))
+    for _ in range(6):
+        writer.write([bytes(COARSE_BYTES)], size=COARSE_BYTES, frames=1)
+        assert not writer.wants_next
+        writer.prepare()
+        writer.sync()
+    assert disk.stat(f"{PATH}.tmp") is None
+    assert disk.stat(PATH) is None
+    assert disk.stat(path_of(DIRECTORY, files(disk, DIRECTORY)[-1])).size == 20 * FIRST_BYTES  # type: ignore[union-attr]
+    writer.close()
+
+
+def test_small_syncs_have_zeros_ahead(disk: SimDisk) -> None:
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=20 * FIRST_BYTES, latch=Latch(DIRECTORY))
+    wanted = []
+    for _ in range(6):
+        writer.write([bytes(COARSE_BYTES // 2)], size=COARSE_BYTES // 2, frames=1)
+        writer.sync()
+        wanted.append(writer.wants_next)
+    assert wanted == [False, False, False, True, True, True], "half of a MiB"
+    writer.close()
+
+
+def test_somebody_is_sent_to_sync_what_piles_up(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rotation syncs the file it leaves, and whoever wrote waits for that. Where one is near less is a pile."""
+    monkeypatch.setattr(file, "WAITING_BYTES", FILE_BYTES // 4)
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=FILE_BYTES, latch=Latch(DIRECTORY))
+    step, wanted = FILE_BYTES // 32, []
+    for _ in range(32):
+        writer.write([bytes(step)], size=step, frames=1)
+        if writer.wants_sync:
+            wanted.append(writer.position.pos // step)
+            writer.sync()
+            assert not writer.wants_sync
+    assert wanted == [8, 16, 24, *range(25, 33)]
+    writer.close()
+
+
+def test_a_shard_sends_for_whoever_syncs(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "WAITING_BYTES", 400)
+    bench = Bench(disk)
+    called: list[bool] = []
+    bench.shard.on_want = lambda: called.append(True)
+    bench.write(b"x" * 400, durable=True)
+    assert not called, "it is synced as it is"
+    bench.write(b"x" * 400, durable=False)
+    assert called == [True]
+    bench.shard.tick()
+    bench.write(b"y", durable=False)
+    assert called == [True]
+
+
+def test_one_that_is_half_done_is_gone_on_with_for_the_next_file(disk: SimDisk) -> None:
+    spare = Spare(disk, DIRECTORY)
+    assert not spare.make(2 * STEP_BYTES)
+    assert not spare.take(f"{DIRECTORY}/file"), "it is not whole"
+    assert spare.filled == STEP_BYTES
+    assert spare.make(STEP_BYTES + 10)
+    assert disk.read_file(PATH) == bytes(STEP_BYTES + 10)
+    spare.drop()
+    assert not spare.make(2 * STEP_BYTES)
+    spare.drop()
+    assert not [path for path in disk.tree() if "SPARE" in path]
 
 
 def test_a_spare_that_cannot_be_made_is_tried_once_a_file(disk: SimDisk) -> None:
     writer = Writer(disk, DIRECTORY, first=1, file_bytes=1000, latch=Latch(DIRECTORY))
     writer.write([bytes(600)], size=600, frames=1)
     disk.fail("write", error=errno.ENOSPC)
-    halves = [writer.is_half_full]
+    halves = [writer.wants_next]
     writer.prepare()
-    halves.append(writer.is_half_full)
+    halves.append(writer.wants_next)
     assert disk.stat(PATH) is None
     writer.write([bytes(600)], size=600, frames=1)
-    halves.append(writer.is_half_full)
+    halves.append(writer.wants_next)
     assert halves == [True, False, True], "the last is of the next file"
     writer.close()
 

@@ -21,7 +21,7 @@ from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Placed, Recovere
 from tidelog.config import LogConfig
 from tidelog.errors import Corrupt, NewerFormat
 from tidelog.formats import batch as batches
-from tidelog.formats import footer, frame, idx, scan
+from tidelog.formats import footer, frame, idx, laid, scan
 from tidelog.formats.footer import Footer
 from tidelog.formats.rows import Rows, Span, none
 from tidelog.types import Buffer, Ints
@@ -89,7 +89,7 @@ class TideCodec(Codec):
         if not alike or len(batch.datas) == 1 or mark % (1 << _SEQ_BITS) != seq:
             return super().place(seq, ts_us, batch, shift, base, mark)
         node, tag = bytes(batch.node), bytes(batch.tag)  # type: ignore[arg-type]
-        made = batches.plan(0, seq, ts_ms, batch.datas, batch.lengths, node=node, tag=tag, shift=shift)
+        made = laid.plan(0, seq, ts_ms, batch.datas, batch.lengths, node=node, tag=tag, shift=shift)
         flags = idx.BATCH | (idx.HAS_NODE if node else 0) | (idx.HAS_TAG if tag else 0)
         run = idx.Run(made.starts, made.counts, batch.lengths, ts_ms, flags)
         stop = seq + len(batch.datas)

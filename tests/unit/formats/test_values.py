@@ -1,0 +1,85 @@
+"""The values of a batch, compiled and plain: the same answers, and never a byte outside the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tidelog import kernel
+from tidelog.formats import values
+
+batches = st.lists(st.binary(max_size=9) | st.binary(min_size=200, max_size=300), max_size=12)
+PUTS = [kernel.gather, values.plain_gather]
+
+
+class Derived(bytes):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("many", "wanted"),
+    [
+        ([], True),
+        ([b""], True),
+        ([b"a", "a"], False),
+        ([b"a", None], False),
+        ([bytearray(b"a")], False),
+        ([Derived(b"a")], False),
+        ([memoryview(b"a")], False),
+    ],
+)
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_what_is_bytes_and_what_is_not(many: list[Any], wanted: bool, kind: Callable[[list[Any]], Any]) -> None:
+    assert [values.are_bytes(kind(many), compiled=compiled) for compiled in (True, False)] == [wanted, wanted]
+
+
+@given(batches)
+def test_lengths_are_the_same_from_both(datas: list[bytes]) -> None:
+    for compiled in (True, False):
+        found, total = values.lengths(datas, compiled=compiled)
+        assert list(found) == [len(data) for data in datas]
+        assert total == sum(map(len, datas))
+        assert memoryview(found).itemsize == 4  # type: ignore[arg-type]
+
+
+def test_what_the_kernel_does_not_measure_is_left_to_the_twin() -> None:
+    class Huge(bytes):
+        def __len__(self) -> int:
+            return 1 << 32
+
+    assert kernel.lengths([b"a", Huge()]) is None
+    found, total = values.lengths([b"a", Huge()])
+    assert (list(found), total) == ([1, 1 << 32], (1 << 32) + 1)
+
+
+@given(batches, st.integers(0, 20), st.data())
+def test_values_are_gathered_alike_and_nothing_else_is_touched(
+    datas: list[bytes], pos: int, draw: st.DataObject
+) -> None:
+    lo = draw.draw(st.integers(0, len(datas)))
+    hi = draw.draw(st.integers(lo, len(datas)))
+    laid = b"".join(datas[lo:hi])
+    for put in PUTS:
+        memory = bytearray(b"\xee" * (pos + len(laid) + 5))
+        assert put(memory, pos, datas, lo, hi) == pos + len(laid)
+        assert memory == b"\xee" * pos + laid + b"\xee" * 5
+
+
+@pytest.mark.parametrize("put", PUTS)
+@pytest.mark.parametrize(
+    ("size", "pos", "lo", "hi"), [(5, 0, 0, 2), (6, 1, 0, 2), (9, -1, 0, 2), (9, 0, 0, 3), (9, 0, -1, 1), (9, 0, 2, 1)]
+)
+def test_nothing_is_written_outside_the_memory(put: Any, size: int, pos: int, lo: int, hi: int) -> None:
+    memory = bytearray(size)
+    with pytest.raises(ValueError, match=r"values|place"):
+        put(memory, pos, [b"abc", b"def"], lo, hi)
+    assert len(memory) == size
+
+
+def test_the_kernel_gathers_bytes_only() -> None:
+    with pytest.raises(ValueError, match="not bytes"):
+        kernel.gather(bytearray(9), 0, [b"a", "b"], 0, 2)
