@@ -575,7 +575,7 @@ def lengths(datas):
         if not is_bytes(items[i]):
             return None
         size = bytes_size(items[i])
-        if <uint64_t>size > 0xFFFFFFFF:
+        if size >> 32:  # a number that long would be compared as an object
             return None
         length = <uint32_t>size
         memcpy(out + 4 * i, &length, 4)

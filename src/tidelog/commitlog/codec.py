@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from re import Pattern
-from struct import error as struct_error
-from struct import pack
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -26,6 +24,8 @@ from numpy.typing import NDArray
 
 from tidelog.errors import BadInput, TooLarge
 from tidelog.formats import idx
+from tidelog.formats import values as all_values
+from tidelog.formats.frame import U32_MAX
 from tidelog.formats.rows import Rows, Stop, Walk, together, values
 from tidelog.types import Buffer, Ints
 
@@ -50,11 +50,15 @@ class Batch:
     @cached_property
     def lengths(self) -> NDArray[np.uint32]:
         """How long each record's data is, asked of every record once."""
-        try:
-            # Half the price of np.fromiter, and it checks the range.
-            return np.frombuffer(pack(f"<{len(self.datas)}I", *map(len, self.datas)), "<u4")
-        except struct_error:
-            raise TooLarge("a record", size=max(map(len, self.datas)), limit=(1 << 32) - 1) from None
+        found, _ = all_values.lengths(self.datas)
+        if isinstance(found, list):
+            raise TooLarge("a record", size=max(found), limit=U32_MAX)
+        return np.asarray(found, "<u4")
+
+    @cached_property
+    def are_bytes(self) -> bool:
+        """Whether each record's data is bytes and of no class derived from it, which is all that the kernel knows."""
+        return all_values.are_bytes(self.datas)
 
     def part(self, lo: int, hi: int) -> Batch:
         columns = (c if isinstance(c, bytes) else c[lo:hi] for c in (self.node, self.tag, self.meta))

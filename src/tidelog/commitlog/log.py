@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from operator import countOf
 from types import TracebackType
 from typing import Any, Self
 
@@ -34,6 +33,7 @@ from tidelog.disk.seam import Disk, Lock, join
 from tidelog.errors import BadInput
 from tidelog.formats import rows as columns
 from tidelog.formats.rows import Rows
+from tidelog.formats.values import are_bytes
 from tidelog.types import Buffer, Record
 
 
@@ -372,7 +372,7 @@ class SegmentedLog:
 
 
 def _check_bytes(datas: Sequence[object]) -> None:
-    if countOf(map(type, datas), bytes) == len(datas):
+    if are_bytes(datas):
         return
     for kind in set(map(type, datas)) - {bytes}:
         if not issubclass(kind, bytes):

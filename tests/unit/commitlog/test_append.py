@@ -339,3 +339,21 @@ def test_a_batch_of_the_native_layout_survives_whole_or_not_at_all(open_log: Ope
     sizes = {len(open_log(disk=image.disk)) for image in disk.images(("none", "all", "random"))}
     sizes |= {len(open_log(disk=image.disk)) for image in disk.images(("prefixes",), limit=40)}
     assert sizes == {1, 9_001}
+
+
+# Frames that are laid into memory which is used again.
+
+
+class Text(bytes):
+    """Bytes of a class that the compiled kernel does not know."""
+
+
+@pytest.mark.parametrize("kind", [bytes, Text])
+def test_one_batch_does_not_lie_where_another_did(open_log: Opener, kind: type[bytes]) -> None:
+    """Method: batches of one frame, of several, of a frame larger than what is kept, and small ones after them."""
+    log = open_log()
+    sizes = [[10] * 5, [1000] * 900, [3 << 20, 7], [0, 1, 0], [1 << 18] * 3, [5, 5]]
+    batches = [[kind(bytes([number + 1]) * size) for size in batch] for number, batch in enumerate(sizes)]
+    for batch in batches:
+        log.append_many(batch)
+    assert [record.data for record in log.records()] == [bytes(data) for batch in batches for data in batch]

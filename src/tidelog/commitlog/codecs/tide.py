@@ -29,6 +29,7 @@ from tidelog.types import Buffer, Ints
 _NAME = re.compile(r"seg-(\d{16,20})(\.data|\.idx|\.foot)")
 _TEMPORARY = re.compile(r"seg-\d{16,20}(\.idx\.rebuilding|\.foot\.tmp|\.data\.compacted)")
 _SEQ_BITS = 64
+_MEMORY_BYTES_MAX = 1 << 20
 
 
 _decoded = lru_cache(maxsize=256)(footer.decode)  # every read asks for it; the bytes of a footer never change
@@ -55,7 +56,7 @@ class TideCodec(Codec):
     INDEX = -1  # in Shape.verified, beside the numbers of data chunks: the index was checked
 
     def __init__(self, config: LogConfig) -> None:
-        pass
+        self._memory = bytearray()  # of the frame that is being written
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 
@@ -89,11 +90,30 @@ class TideCodec(Codec):
         if not alike or len(batch.datas) == 1 or mark % (1 << _SEQ_BITS) != seq:
             return super().place(seq, ts_us, batch, shift, base, mark)
         node, tag = bytes(batch.node), bytes(batch.tag)  # type: ignore[arg-type]
-        made = laid.plan(0, seq, ts_ms, batch.datas, batch.lengths, node=node, tag=tag, shift=shift)
+        made = laid.plan(
+            0,
+            seq,
+            ts_ms,
+            batch.datas,
+            batch.lengths,
+            node=node,
+            tag=tag,
+            shift=shift,
+            take=self._take,
+            compiled=batch.are_bytes,
+        )
         flags = idx.BATCH | (idx.HAS_NODE if node else 0) | (idx.HAS_TAG if tag else 0)
         run = idx.Run(made.starts, made.counts, batch.lengths, ts_ms, flags)
         stop = seq + len(batch.datas)
         return Placed(made.frames, (run,), ts_ms << _SEQ_BITS | stop, stop, ts_ms * 1000, ts_ms * 1000)
+
+    def _take(self, size: int) -> bytearray:
+        """Memory for a frame, the same one again unless it is a large one: a log writes one frame after the other."""
+        if size > _MEMORY_BYTES_MAX:
+            return bytearray(size)
+        if size > len(self._memory):
+            self._memory = bytearray(min(2 * size, _MEMORY_BYTES_MAX))
+        return self._memory
 
     def _one(self, seq: int, ts_ms: int, data: bytes, node: bytes, tag: bytes) -> Rows:
         buf = frame.encode(frame.APPEND, seq=seq, ts_ms=ts_ms, data=data, node=node, tag=tag)
