@@ -6,7 +6,7 @@ Both kinds here have bytes that could be either, so nothing but the flag tells t
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -200,7 +200,7 @@ def test_it_has_one_type(here: House) -> None:
 # ── written ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def mixed(*values: bytes, said: list[bool | None], **columns: Any) -> pa.RecordBatch:
+def mixed(*values: bytes, said: Sequence[bool | None], **columns: Any) -> pa.RecordBatch:
     return data(*values, is_json=pa.array(said, pa.bool_()), **columns)
 
 
@@ -228,7 +228,7 @@ def test_a_large_batch_is_cut_with_its_kinds(desk: Desk, monkeypatch: pytest.Mon
     monkeypatch.setattr(rows, "BYTES_MAX", 3000)
     chance = Random(3)
     said = [chance.random() < 0.5 for _ in range(500)]
-    save(desk.options(), [mixed(*(b"%d" % number * 3 for number in range(1, 501)), said=list(said))])
+    save(desk.options(), [mixed(*(b"%d" % number * 3 for number in range(1, 501)), said=said)])
     assert [isinstance(each, int) for each in found_in(desk)] == said
 
 
@@ -237,7 +237,7 @@ def test_a_batch_of_the_same_bytes_and_another_kind_is_another_batch(desk: Desk)
     micro(desk.stream(), 0, [mixed(b"2", said=[None])], [mixed(b"1", said=[True])])
     for other in ([True, True], [False, False], [False, True]):
         with pytest.raises(BatchConflict):
-            micro(desk.stream(), 0, [mixed(b"1", b"2", said=list(other))])
+            micro(desk.stream(), 0, [mixed(b"1", b"2", said=other)])
     assert found_in(desk) == [1, b"2"]
 
 
