@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
+
+
+def pytest_configure() -> None:
+    """Whoever is started in the background ignores ctrl-c, and so would every process that a test sends one to."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
