@@ -205,9 +205,9 @@ def test_streams_and_sockets_are_told_and_the_process_ends_with_0(server: Server
                 assert said["message"]
                 with pytest.raises(ConnectionClosed):
                     socket.recv(10)
-            assert time.monotonic() - began < 5, "well under it, on a machine that is not busy"
+            assert time.monotonic() - began < 3, "well under 5 s"
         assert server.wait(10) == 0
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 5
 
 
 def test_a_long_poll_under_way_gets_an_answer(server: Server) -> None:
@@ -224,7 +224,7 @@ def test_a_long_poll_under_way_gets_an_answer(server: Server) -> None:
         else:
             refused(reply, 503, "shutting_down")
         assert server.wait(20) == 0
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 11
 
 
 def test_no_new_connection_is_taken_while_it_goes(server: Server) -> None:

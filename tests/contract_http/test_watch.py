@@ -662,7 +662,7 @@ def test_a_heartbeat_is_never_quicker_than_a_second(api: Api, server: Server, to
         stream.expect("caught-up")
         began = time.monotonic()
         heartbeat_of(stream.frame(within_s=30))
-        assert time.monotonic() - began >= 0.9
+        assert 0.9 <= time.monotonic() - began < 3
 
 
 def test_a_client_of_http_1_0_gets_its_events_until_the_end(api: Api, server: Server, topic: str) -> None:
