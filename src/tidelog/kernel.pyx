@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """[hot] JSON text in and out, compiled: `joined` makes it of rows, `batched` of a batch as it lies there, `datas` takes
-the records out of the body of a write. And the values of a batch on their way into frames: `are_bytes`, `lengths`,
-`gather`.
+the records out of the body of a write. The values of a batch on their way into frames: `are_bytes`, `lengths`,
+`gather`. And small writes from the socket to the answer: `Gate`, `datas_of`, `written`, `answer`.
 
 Each has a twin in Python that says what is right and is the oracle of its tests: `formats.json_rows.plain`,
-`formats.json_batch.plain`, `server.api.plain` and those of `formats.values`. Where there was no compiler there is no
-such module, and the twins serve.
+`formats.json_batch.plain`, `server.api.plain`, those of `formats.values`, `server.http.gate`, `server.http.reply` and
+`server.api.write`. Where there was no compiler there is no such module, and the twins serve.
 
     made     ┌──────────────────────────────────┬┄┄┄┄┄┄┄┐      as much as the rows can need at most, by their sizes
     row i    {"$seq":…,"$ts":…,…,"data":…}…     ┊       ┊      escaped and copied in one pass
@@ -524,28 +524,63 @@ cdef Py_ssize_t value_end(const uint8_t* text, Py_ssize_t i, Py_ssize_t end) noe
             return -1
 
 
-def datas(bytes body not None, Py_ssize_t most):
-    """The data of up to `most` records of the body of a write that is nothing but that, written without a needless
-    byte; None: it is for the twin. That the body is UTF-8 the caller knows."""
+cdef bint take_datas(bytes body, Py_ssize_t most, list found) except -1:
+    """Whether the body is a write of up to `most` records and nothing else; what was found is added in any case."""
     cdef const uint8_t* text = <const uint8_t*>PyBytes_AS_STRING(body)
-    cdef Py_ssize_t end = PyBytes_GET_SIZE(body), i = 12, start
+    cdef Py_ssize_t end = PyBytes_GET_SIZE(body), i = 12, start, count
     if end < 12 or memcmp(text, b'{"records":[', 12) != 0:
-        return None
-    found = []
-    while len(found) < most:
+        return False
+    for count in range(most):
         if end - i < 8 or memcmp(text + i, b'{"data":', 8) != 0:
-            return None
+            return False
         start = i + 8
         i = value_end(text, start, end)
         if i < 0 or text[i] != c"}":
-            return None
-        found.append(body[start:i])
+            return False
+        found.append(PyBytes_FromStringAndSize(<const char*>text + start, i - start))
         i += 2
         if text[i - 1] == c"]":
-            return found if end == i + 1 and text[i] == c"}" else None
+            return end == i + 1 and text[i] == c"}"
         if text[i - 1] != c",":
+            return False
+    return False
+
+
+def datas(bytes body not None, Py_ssize_t most):
+    """The data of up to `most` records of the body of a write that is nothing but that, written without a needless
+    byte; None: it is for the twin. That the body is UTF-8 the caller knows."""
+    cdef list found = []
+    return found if take_datas(body, most, found) else None
+
+
+cdef inline bint is_ascii(bytes text) noexcept:
+    cdef const uint8_t* at = <const uint8_t*>PyBytes_AS_STRING(text)
+    cdef Py_ssize_t i = 0, end = PyBytes_GET_SIZE(text)
+    cdef uint64_t word, seen = 0
+    while i + 8 <= end:
+        memcpy(&word, at + i, 8)
+        seen |= word
+        i += 8
+    while i < end:
+        seen |= at[i]
+        i += 1
+    return not seen & _HIGHS
+
+
+def datas_of(list bodies not None, Py_ssize_t most, Py_ssize_t size_max):
+    """`datas` of every body, all in one list, and how many are each one's; None: one of them is for the twin, is not
+    ASCII or is longer than `size_max`."""
+    cdef list found = [], counts = []
+    cdef Py_ssize_t before = 0
+    cdef bytes body
+    for body in bodies:
+        if body is None or PyBytes_GET_SIZE(body) > size_max or not is_ascii(body):
             return None
-    return None
+        if not take_datas(body, most, found):
+            return None
+        counts.append(len(found) - before)
+        before = len(found)
+    return found, counts
 
 
 # ── the values of a batch ─────────────────────────────────────────────────────────────────────────
@@ -600,3 +635,190 @@ def gather(bytearray into not None, Py_ssize_t pos, datas, Py_ssize_t lo, Py_ssi
         memcpy(out + pos, inside(items[i]), size)
         pos += size
     return pos
+
+
+# ── small requests, from the socket to the answer ─────────────────────────────────────────────────
+
+cdef enum:
+    LOOK_BYTES = 4096  # a body from which the lobby looks how much it holds
+    LOOK_EVERY = 256  # requests
+    DIGITS_MAX = 5  # of the length of a body that is taken here
+    SEQ = 21  # digits of a seq and its comma
+    FIXED_ANSWER = 160  # numbers of an answer, and what is around them
+
+
+cdef class Gate:
+    """Where the bytes of one connection come in. A request with the head that it knows is put into the lobby, whatever
+    else came is for `slow`."""
+
+    cdef object _buffer, _slow, _lobby, _begin, _look, _now_us
+    cdef list _passes, _bodies, _since_us
+    cdef const char* _at
+    cdef Py_ssize_t _room
+    cdef bytes _before, _after
+    cdef public object owner, write, is_closing
+    cdef public bint armed, clean, away, passed
+
+    def __init__(self, owner, buffer, slow):
+        cdef Py_buffer view
+        PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+        self._at, self._room = <const char*>view.buf, view.len
+        PyBuffer_Release(&view)  # `buffer` keeps it where it is
+        self.owner, self._buffer, self._slow = owner, buffer, slow
+
+    def get_buffer(self, sizehint):
+        return self._buffer
+
+    def enter(self, bytes before not None, bytes after not None, lobby, transport, bytes body not None):
+        """Take this body now, and from now on what comes with this head."""
+        self._before, self._after, self._lobby = before, after, lobby
+        self._begin, self._look, self._now_us = lobby.begin, lobby.look, lobby.now_us
+        self._passes, self._bodies, self._since_us = lobby.passes, lobby.bodies, lobby.since_us
+        self.write, self.is_closing = transport.write, transport.is_closing
+        self._hold(body)
+
+    cdef int _hold(self, bytes body) except -1:
+        self.armed, self.clean = False, True
+        self.owner.turn = self
+        if not self._passes:
+            self._begin()
+        self._passes.append(self)
+        self._bodies.append(body)
+        self._since_us.append(self._now_us())
+        if PyBytes_GET_SIZE(body) > LOOK_BYTES or len(self._bodies) >= LOOK_EVERY:
+            self._look()
+        return 0
+
+    cdef bytes _body(self, Py_ssize_t size):
+        """What came behind the head that is known, if that is the whole of a request."""
+        cdef Py_ssize_t i = PyBytes_GET_SIZE(self._before), more = PyBytes_GET_SIZE(self._after), length = 0, digits = 0
+        if size > self._room or size < i + 1 + more or memcmp(self._at, PyBytes_AS_STRING(self._before), i) != 0:
+            return None
+        while i < size and digits <= DIGITS_MAX and c"0" <= self._at[i] <= c"9":
+            length = 10 * length + (self._at[i] - c"0")
+            i, digits = i + 1, digits + 1
+        if not 0 < digits <= DIGITS_MAX or (self._at[i - digits] == c"0" and digits > 1):
+            return None
+        if size != i + more + length or memcmp(self._at + i, PyBytes_AS_STRING(self._after), more) != 0:
+            return None
+        return PyBytes_FromStringAndSize(self._at + i + more, length)
+
+    def buffer_updated(self, Py_ssize_t nbytes):
+        cdef bytes body
+        if self.armed:
+            body = self._body(nbytes)
+            if body is not None:
+                self._hold(body)
+                return
+        if self._lobby is not None and self.owner.turn is self:  # it may still be in there
+            self._lobby.flush()
+        self.armed = self.clean = False
+        self._slow(nbytes)
+
+
+def written(
+    int64_t first, counts, took_us, bytes start not None, bytes head not None, bytes middle not None, bytes took not None
+):
+    """The answer to each of the writes that became one batch: what `server.api.write` says."""
+    cdef list made = []
+    cdef int64_t last, count, us, part
+    cdef Py_ssize_t size = (
+        PyBytes_GET_SIZE(start) + PyBytes_GET_SIZE(head) + PyBytes_GET_SIZE(middle) + PyBytes_GET_SIZE(took)
+    )
+    cdef bytearray room = bytearray(size + FIXED_ANSWER + SEQ)
+    cdef char* out
+    for count, us in zip(counts, took_us, strict=True):
+        if count < 1 or us < 0:
+            raise ValueError("a write has records and took some time")
+        if PyByteArray_GET_SIZE(room) < size + FIXED_ANSWER + SEQ * count:
+            room = bytearray(size + FIXED_ANSWER + SEQ * count)
+        last = first + count - 1
+        out = put(PyByteArray_AS_STRING(room), PyBytes_AS_STRING(start), PyBytes_GET_SIZE(start))
+        out = put_int(out, first)
+        out = put(out, b',"last_seq":', 12)
+        out = put_int(out, last)
+        out = put(out, PyBytes_AS_STRING(head), PyBytes_GET_SIZE(head))
+        out = put_int(out, count)
+        out = put(out, PyBytes_AS_STRING(middle), PyBytes_GET_SIZE(middle))
+        out = put_ms(out, us)
+        out = put(out, PyBytes_AS_STRING(took), PyBytes_GET_SIZE(took))
+        out = put(out, b',"seqs":[', 9)
+        while True:
+            out = put_int(out, first)
+            first += 1
+            if first > last:
+                break
+            out = put(out, b",", 1)
+        out = put(out, b"]}", 2)
+        made.append(PyBytes_FromStringAndSize(PyByteArray_AS_STRING(room), out - PyByteArray_AS_STRING(room)))
+    return made
+
+
+cdef inline char* put_ms(char* out, int64_t us) noexcept nogil:
+    """Microseconds as milliseconds, as Python writes the float."""
+    cdef int rest = us % 1000
+    out = put_int(out, us // 1000)
+    out[0], out[1] = c".", <char>(c"0" + rest // 100)
+    out += 2
+    if rest % 100:
+        out[0] = <char>(c"0" + rest // 10 % 10)
+        out += 1
+        if rest % 10:
+            out[0] = <char>(c"0" + rest % 10)
+            out += 1
+    return out
+
+
+cdef inline char* put_hex(char* out, uint64_t value) noexcept nogil:
+    cdef char[16] digits
+    cdef int at = 16
+    while True:
+        at -= 1
+        digits[at] = _HEX[value & 15]
+        value >>= 4
+        if not value:
+            return put(out, digits + at, 16 - at)
+
+
+def answer(
+    list passes not None, list bodies not None, bytes first not None, bytes second not None, bytes third not None,
+    bytes prefix not None, uint64_t number,
+):
+    """Send everybody the body that is theirs behind its head: `first`, its length, `second`, `prefix` and a number of its
+    own in base 16, `third`. Where anything else came meanwhile the owner goes on from there."""
+    cdef Gate gate
+    cdef bytes body, data
+    cdef char* out
+    cdef Py_ssize_t size = (
+        PyBytes_GET_SIZE(first) + PyBytes_GET_SIZE(second) + PyBytes_GET_SIZE(third) + PyBytes_GET_SIZE(prefix)
+    )
+    for gate, body in zip(passes, bodies, strict=True):
+        data = PyBytes_FromStringAndSize(NULL, size + PyBytes_GET_SIZE(body) + digits_of(PyBytes_GET_SIZE(body), 10)
+            + digits_of(number, 16))
+        out = put(PyBytes_AS_STRING(data), PyBytes_AS_STRING(first), PyBytes_GET_SIZE(first))
+        out = put_int(out, PyBytes_GET_SIZE(body))
+        out = put(out, PyBytes_AS_STRING(second), PyBytes_GET_SIZE(second))
+        out = put(out, PyBytes_AS_STRING(prefix), PyBytes_GET_SIZE(prefix))
+        out = put_hex(out, number)
+        out = put(out, PyBytes_AS_STRING(third), PyBytes_GET_SIZE(third))
+        put(out, PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body))
+        number += 1
+        if gate.away:
+            continue
+        if not gate.clean or gate.is_closing():
+            gate.send(data)
+            continue
+        gate.write(data)
+        if gate.clean:
+            gate.owner.turn = None
+            gate.armed = gate.passed = True
+        else:
+            gate.owner.next(gate)
+
+
+cdef inline int digits_of(uint64_t value, uint64_t base) noexcept nogil:
+    cdef int count = 1
+    while value >= base:
+        value //= base
+        count += 1
+    return count

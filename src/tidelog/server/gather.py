@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -31,37 +31,13 @@ _RECORDS_MAX: Final = 4_096
 
 
 class _Group:
-    __slots__ = ("datas", "is_open", "size", "tells", "topic")
+    __slots__ = ("datas", "size", "tells", "topic")
 
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.datas: list[bytes] = []
         self.tells: dict[Tell[Any], list[Part[Any]]] = {}
         self.size = 0
-        self.is_open = True  # until it is staged
-
-
-class Lot(Generic[T]):
-    """The writes of this turn to one topic of those who are told together. Whoever has one that is still open need not
-    look at its topic again."""
-
-    __slots__ = ("_full", "_group", "_parts")
-
-    def __init__(self, group: _Group, parts: list[Part[T]], full: Callable[[_Group], None]) -> None:
-        self._group, self._parts, self._full = group, parts, full
-
-    @property
-    def is_open(self) -> bool:
-        return self._group.is_open
-
-    def add(self, datas: list[bytes], size: int, who: T) -> None:
-        """Write JSON texts. On one that is open."""
-        group = self._group
-        self._parts.append((who, len(group.datas), len(datas)))
-        group.datas += datas
-        group.size += size
-        if group.size > _BYTES_MAX or len(group.datas) > _RECORDS_MAX:
-            self._full(group)
 
 
 class Gather:
@@ -70,33 +46,38 @@ class Gather:
     def __init__(self, commits: Commits, admission: Admission) -> None:
         self._commits, self._admission = commits, admission
         self._groups: dict[int, _Group] = {}
+        self._late: list[Callable[[], None]] = []
         commits.last_call = self._flush
 
-    def lot(self, topic: Topic, tell: Tell[T]) -> Lot[T]:
-        """Where writes to a topic go now; something has to be. `tell` gets the outcome of the batch, once for all who
-        named the same one, with everybody's part in it. Raises Busy where they are refused now."""
+    def soon(self, call: Callable[[], None]) -> None:
+        """Have it called at the end of this turn, before anything is staged: it may still add writes."""
+        self._late.append(call)
+        self._commits.want()
+
+    def add(self, topic: Topic, datas: list[bytes], size: int, tell: Tell[T], who: T) -> None:
+        """Write JSON texts. `tell` gets the outcome of the batch, once for all who named the same one, with everybody's
+        part in it. Raises Busy where they are refused now."""
         self._admission.check(topic)
         if not self._groups:
             self._commits.want()
         group = self._groups.get(topic.id)
         if group is None:
             group = self._groups[topic.id] = _Group(topic)
-        return Lot(group, group.tells.setdefault(tell, []), self._full)
-
-    def add(self, topic: Topic, datas: list[bytes], size: int, tell: Tell[T], who: T) -> None:
-        """Write JSON texts, by themselves."""
-        self.lot(topic, tell).add(datas, size, who)
-
-    def _full(self, group: _Group) -> None:
-        self._stage(self._groups.pop(group.topic.id))
+        group.tells.setdefault(tell, []).append((who, len(group.datas), len(datas)))
+        group.datas += datas
+        group.size += size
+        if group.size > _BYTES_MAX or len(group.datas) > _RECORDS_MAX:
+            self._stage(self._groups.pop(topic.id))
 
     def _flush(self) -> None:
+        late, self._late = self._late, []
+        for call in late:
+            call()
         groups, self._groups = self._groups, {}
         for group in groups.values():
             self._stage(group)
 
     def _stage(self, group: _Group) -> None:
-        group.is_open = False
         try:
             self._admission.stage(group.topic, Batch(group.datas, True), None, partial(self._staged, group))
         except Error as error:

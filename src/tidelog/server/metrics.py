@@ -121,6 +121,17 @@ class Metrics(Collector):
             row.seconds += took
             row.counts[bisect_left(SECONDS, took)] += 1
 
+    def answered_all(self, path: str, method: str, status: int, took_us: list[int]) -> None:
+        """`answered` for many that came together: they took about as long as each other."""
+        least, most = bisect_left(SECONDS, min(took_us) / 1e6), bisect_left(SECONDS, max(took_us) / 1e6)
+        if least < most or len(took_us) == 1:
+            self.answered(path, method, status, *[us / 1e6 for us in took_us])
+            return
+        self.answered(path, method, status)
+        row = self._answers[path, method, status]
+        row.seconds += sum(took_us) / 1e6
+        row.counts[least] += len(took_us)
+
     def wrote(self, topic: str, records: int) -> None:
         """Records were acknowledged."""
         row = self._traffic.get(topic)

@@ -77,7 +77,7 @@ async def start(config: ServerConfig, *, clock: Clock, disk: Disk, say: Callable
     """Listen, and recover in the background."""
     loop = asyncio.get_running_loop()
     service = Service(config, clock, loop)
-    listener = await listen(App(service), config.host, config.port, now_us=clock.now_us)
+    listener = await listen(App(service), config.host, config.port, now_us=clock.now_us, kernel=config.kernel)
     host, port = listener.address
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:

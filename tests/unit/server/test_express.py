@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.server.fakes import World, play
 
 from tidelog.engine import Appended
 from tidelog.errors import Busy
 from tidelog.server import gather
-from tidelog.server.api.write import saying, told
-from tidelog.server.http.seam import Express, Request, Response
+from tidelog.server.api.auth import WRITE, Principal
+from tidelog.server.api.caps import Cap
+from tidelog.server.api.express import ExpressWrites
+from tidelog.server.api.write import told, told_all
+from tidelog.server.http.seam import Ids, Request, Response, Together
 
 BODY = b'{"records":[{"data":1},{"data":"two"}]}'
 
@@ -39,22 +42,54 @@ class Slip:
         self.said.append((response.status, json.loads(response.body)))
 
 
-def express(world: World, target: str = "/v0/topics/t", most: int = 1 << 16, **headers: str) -> Express | None:
+class Few:
+    """A crowd of slips: who was left out, and what the others were told."""
+
+    def __init__(self, bodies: list[bytes], slips: list[Slip], left: list[Slip]) -> None:
+        self.bodies, self._slips, self.left = bodies, slips, left
+        self.since_us = [0] * len(bodies)
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def without(self, odd: Collection[int]) -> Few:
+        self.left += [self._slips[at] for at in odd]
+        kept = [at for at in range(len(self)) if at not in odd]
+        return Few([self.bodies[at] for at in kept], [self._slips[at] for at in kept], self.left)
+
+    def answer(self, bodies: list[bytes], ids: Ids) -> None:
+        for number, (slip, body) in enumerate(zip(self._slips, bodies, strict=True), ids.first):
+            slip.answer(body, b"%b%x" % (ids.prefix, number))
+
+    def respond(self, responses: list[Response]) -> None:
+        for slip, response in zip(self._slips, responses, strict=True):
+            slip.respond(response)
+
+
+def send(way: Together, bodies: list[bytes]) -> tuple[list[Slip], list[Slip]]:
+    """Have them taken at the end of this turn; the slips of all, and of those that will have been left out."""
+    slips, left = [Slip() for _ in bodies], list[Slip]()
+    way.soon(lambda: way.take(Few(bodies, slips, left)))
+    return slips, left
+
+
+def express(world: World, target: str = "/v0/topics/t", most: int = 1 << 16, **headers: str) -> Together | None:
     path, _, query = target.partition("?")
     lines = [(b"content-type", b"application/json")]
     lines += [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return world.app.express(Request("POST", path, query, lines, length=len(BODY)), most)
+    way = world.app.express(Request("POST", path, query, lines, length=len(BODY)), most)
+    assert way is None or isinstance(way, Together)
+    return way
 
 
 async def taken(world: World, bodies: list[bytes], most: int = 1 << 16) -> list[bool]:
     """Which of them are; those are answered as well."""
-    take = express(world, most=most)
-    assert take is not None
-    slips = [Slip() for _ in bodies]
-    found = [take(body, slip) for body, slip in zip(bodies, slips, strict=True)]
-    while [bool(slip.said) for slip in slips] != found:
+    way = express(world, most=most)
+    assert way is not None
+    slips, left = send(way, bodies)
+    while not all(slip.said or slip in left for slip in slips):
         await asyncio.sleep(0)
-    return found
+    return [slip not in left for slip in slips]
 
 
 def frames(world: World) -> int:
@@ -64,15 +99,27 @@ def frames(world: World) -> int:
 def test_writes_of_a_turn_are_one_frame_and_each_has_its_seqs() -> None:
     async def scenario(world: World) -> None:
         world.topic("t", durability="fsync")
-        take, slips, before = express(world), [Slip() for _ in range(5)], frames(world)
-        assert take is not None
-        assert all(take(BODY, slip) for slip in slips)
+        way, before = express(world), frames(world)
+        assert way is not None
+        slips, left = send(way, [BODY] * 5)
         assert not any(slip.said for slip in slips), "at the end of the turn"
         while not slips[-1].said:
             await asyncio.sleep(0)
         assert [answer["seqs"] for slip in slips for _, answer in slip.said] == [[n, n + 1] for n in (1, 3, 5, 7, 9)]
         assert {answer["head_seq"] for slip in slips for _, answer in slip.said} == {10}
         assert frames(world) == before + 1
+        assert not left
+
+    play(scenario)
+
+
+def test_heads_that_say_the_same_go_the_same_way() -> None:
+    """So that those who differ in another header still wait in one lobby."""
+
+    async def scenario(world: World) -> None:
+        world.topic("t")
+        assert express(world) is express(world, user_agent="x")
+        assert express(world) is not express(world, most=1023)
 
     play(scenario)
 
@@ -103,16 +150,16 @@ def test_a_batch_that_is_full_is_followed_by_another_in_the_same_turn(monkeypatc
         monkeypatch.setattr(gather, "_RECORDS_MAX", 3)
         world.topic("t")
         before = frames(world)
-        take, slips = express(world), [Slip() for _ in range(5)]
-        assert take is not None
-        assert all(take(BODY, slip) for slip in slips)
+        way = express(world)
+        assert way is not None
+        slips = [slip for _ in range(5) for slip in send(way, [BODY])[0]]
         while not slips[-1].said:
             await asyncio.sleep(0)
         assert [answer["seqs"] for slip in slips for _, answer in slip.said] == [[n, n + 1] for n in (1, 3, 5, 7, 9)]
         assert frames(world) == before + 1 + 3, "and one that reserves seqs"
         assert world.service.inflight.held == 0
         world.engine.drop("t")
-        assert not take(BODY, Slip()), "what was found out in one turn is not believed in the next"
+        assert await taken(world, [BODY]) == [False], "what was found out in one turn is not believed in the next"
 
     play(scenario)
 
@@ -161,9 +208,9 @@ def test_heads_that_are_not_for_it() -> None:
 def test_a_failure_is_everybodys_and_each_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scenario(world: World) -> None:
         topic = world.topic("t")
-        take, slips = express(world), [Slip(), Slip()]
-        assert take is not None
-        assert all(take(BODY, slip) for slip in slips)
+        way = express(world)
+        assert way is not None
+        slips, left = send(way, [BODY, BODY])
 
         def refuse(*_: object) -> None:
             raise Busy("planted; nothing was written, retry")
@@ -172,21 +219,47 @@ def test_a_failure_is_everybodys_and_each_is_told(monkeypatch: pytest.MonkeyPatc
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert [status for slip in slips for status, _ in slip.said] == [429, 429]
+        assert not left
         assert world.service.inflight.held == 0
 
     play(scenario)
 
 
+def test_no_more_are_taken_than_one_key_may_have_under_way() -> None:
+    async def scenario(world: World) -> None:
+        world.topic("t")
+        principal = Principal(b"somebody", frozenset((WRITE,)), ())
+        way = ExpressWrites(world.service, world.app._next_ids).to("t", principal, 1 << 16)
+        assert way is not None
+        world.service.inflight = Cap("requests", 0, 2)
+        slips, left = send(way, [BODY] * 3)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert left == slips, "each comes as any other, and the first two find room"
+        assert world.service.inflight.held == 0
+        slips, left = send(way, [BODY] * 2)
+        while not slips[-1].said:
+            await asyncio.sleep(0)
+        assert (left, world.service.inflight.held) == ([], 0)
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("kernel", [True, False])
 @given(
     first=st.integers(1, 1 << 50),
-    count=st.integers(1, 30),
+    writes=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 10**9)), min_size=1, max_size=5),
     offset=st.integers(0, 9),
-    took_us=st.integers(0, 10**9),
     cost=st.tuples(*[st.integers(0, 10**7)] * 3),
 )
+@example(1, [(1, 0), (1, 1), (1, 10), (1, 100), (1, 1000), (1, 1010), (1, 10**15)], 0, (0, 0, 0))
+@example((1 << 63) - 2000, [(1000, 5)], 0, (1, 1, 0))
 def test_what_many_are_told_at_once_is_what_each_would_be_told(
-    first: int, count: int, offset: int, took_us: int, cost: tuple[int, int, int]
+    kernel: bool, first: int, writes: list[tuple[int, int]], offset: int, cost: tuple[int, int, int]
 ) -> None:
-    done = Appended(first, first + offset + count + 3, first + 100, False, *cost)
-    said = saying('a"topic', done)(offset, count, took_us)
-    assert said == told('a"topic', done.part(offset, count), took_us / 1000)
+    counts, took_us = [count for count, _ in writes], [us for _, us in writes]
+    done = Appended(first, first + offset + sum(counts) + 3, first + 100, False, *cost)
+    said = told_all('a"topic', done, offset, counts, took_us, kernel=kernel)
+    for text, (count, us) in zip(said, writes, strict=True):
+        assert text == told('a"topic', done.part(offset, count), us / 1000)
+        offset += count

@@ -12,17 +12,19 @@ from tests.unit.server.test_express import Slip
 
 from tidelog.engine import Queue
 from tidelog.errors import Busy
-from tidelog.server.http.seam import Express, Request
+from tidelog.server.http.seam import Alone, Request, Together
 
 CLAIM = b'{"node":"w","max":2}'
 
 
-def express(world: World, verb: str, most: int = 1 << 16, topic: str = "q") -> Express | None:
+def express(world: World, verb: str, most: int = 1 << 16, topic: str = "q") -> Alone | None:
     lines = [(b"content-type", b"application/json")]
-    return world.app.express(Request("POST", f"/v0/topics/{topic}/{verb}", "", lines, length=20), most)
+    found = world.app.express(Request("POST", f"/v0/topics/{topic}/{verb}", "", lines, length=20), most)
+    assert not isinstance(found, Together)
+    return found
 
 
-def way(world: World, verb: str, most: int = 1 << 16) -> Express:
+def way(world: World, verb: str, most: int = 1 << 16) -> Alone:
     found = express(world, verb, most)
     assert found is not None
     return found

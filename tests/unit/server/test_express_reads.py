@@ -13,16 +13,18 @@ from tidelog.engine import Topic
 from tidelog.errors import Corrupt
 from tidelog.server.api.auth import ANYBODY
 from tidelog.server.api.caps import Cap
-from tidelog.server.http.seam import Express, Request
+from tidelog.server.http.seam import Alone, Request, Together
 
 PATH = "/v0/topics/t/diff"
 
 
-def express(world: World, most: int = 1 << 16, target: str = PATH, **headers: str) -> Express | None:
+def express(world: World, most: int = 1 << 16, target: str = PATH, **headers: str) -> Alone | None:
     path, _, query = target.partition("?")
     lines = [(b"content-type", b"application/json")]
     lines += [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return world.app.express(Request("POST", path, query, lines, length=20), most)
+    found = world.app.express(Request("POST", path, query, lines, length=20), most)
+    assert not isinstance(found, Together)
+    return found
 
 
 def taken(world: World, **asked: Any) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tidelog import kernel
 from tidelog.engine import EngineConfig
 from tidelog.errors import BadInput
-from tidelog.server.api.plain import plain
+from tidelog.server.api.plain import plain, plain_all
 
 MOST = EngineConfig().batch_records_max
 OURS = EngineConfig()
@@ -117,3 +117,29 @@ def test_depth_is_refused_by_both() -> None:
     for limits in (OURS, TWIN):
         with pytest.raises(BadInput, match="nested deeper"):
             plain(deep, limits)
+
+
+@given(
+    st.lists(st.lists(values, min_size=1, max_size=3), min_size=1, max_size=4),
+    st.sampled_from(
+        [None, b"", b"x", body_of(), body_of(b"1", b"2", b"3", b"4"), body_of(b'"\xff"'), body_of(b"[" * 200)]
+    ),
+)
+def test_of_many_bodies_each_gives_what_it_gives_alone(bodies: list[list[Any]], odd: bytes | None) -> None:
+    texts = [body_of(*(json.dumps(record, separators=(",", ":")).encode() for record in records)) for records in bodies]
+    if odd is not None:
+        texts.insert(1, odd)
+    for limits in (OURS, TWIN):
+        datas, counts = plain_all(texts, limits, 3)
+        alone = [outcome(text, TWIN) for text in texts]
+        each = [found if isinstance(found, list) and len(found) <= 3 else [] for found in alone]
+        assert counts == [len(found) for found in each]
+        assert datas == [data for found in each for data in found]
+
+
+def test_a_record_over_the_limit_is_not_plain_in_company_either() -> None:
+    body, small = body_of(b'"%b"' % (b"x" * 2000)), body_of(b"1")
+    for kernel_on in (True, False):
+        limits = EngineConfig(kernel=kernel_on, record_bytes_max=1024)
+        assert plain_all([small, body, small], limits, 9) == ([b"1", b"1"], [1, 0, 1])
+        assert plain_all([body_of(*[b"1"] * 200)], limits, 999)[1] == [200], "it is the record that counts"

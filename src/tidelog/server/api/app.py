@@ -21,8 +21,18 @@ from tidelog.server.api.express import ExpressWrites
 from tidelog.server.api.express_jobs import ExpressJobs
 from tidelog.server.api.express_reads import ExpressReads
 from tidelog.server.api.problem import Problem, of_error, of_status
-from tidelog.server.api.write import SMALL_BYTES
-from tidelog.server.http.seam import Answer, Body, Exchange, Express, Request, Response, Stream, Upgrade
+from tidelog.server.http.seam import (
+    EXPRESS_BYTES_MAX,
+    Answer,
+    Body,
+    Exchange,
+    Express,
+    Ids,
+    Request,
+    Response,
+    Stream,
+    Upgrade,
+)
 from tidelog.server.service import Service
 
 _log = logging.getLogger("tidelog.server")
@@ -43,8 +53,8 @@ class App:
         self._body = Body(limit, too_large)
         self._streamed = Body(_NO_LIMIT, too_large, streamed=True)
         self._find = lru_cache(4096)(routes.find)
-        self._ids = 0
-        writes, jobs = ExpressWrites(service, self._next_id), ExpressJobs(service, self._next_id, _failed)
+        self._ids, self._prefix = 0, b"%x-" % service.started_ms
+        writes, jobs = ExpressWrites(service, self._next_ids), ExpressJobs(service, self._next_id, _failed)
         reads = ExpressReads(service, self._next_id)
         self._express = {"write": writes.to, "claim": jobs.claims, "ack": jobs.acks, "diff": reads.diffs}
 
@@ -89,7 +99,7 @@ class App:
         call = Call(self, self.service, request)
         special = request.query or any(name in _SPECIAL for name, _ in request.headers)
         kind = request.header(b"content-type") or b""
-        if special or not kind.startswith(JSON) or (request.length or 0) > min(self._body.limit, SMALL_BYTES):
+        if special or not kind.startswith(JSON) or self._body.limit < EXPRESS_BYTES_MAX:
             return None
         try:
             self._admit(call)
@@ -160,8 +170,12 @@ class App:
         return self._next_id()
 
     def _next_id(self) -> bytes:
-        self._ids += 1
-        return b"%x-%x" % (self.service.started_ms, self._ids)
+        ids = self._next_ids(1)
+        return b"%b%x" % ids
+
+    def _next_ids(self, count: int) -> Ids:
+        first, self._ids = self._ids + 1, self._ids + count
+        return Ids(self._prefix, first)
 
     # ── the checks ────────────────────────────────────────────────────────────────────────────
 

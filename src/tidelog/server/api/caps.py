@@ -21,22 +21,22 @@ class Cap:
         self._changed: asyncio.Event | None = None
         self._by_key: Counter[bytes] = Counter()
 
-    def check(self, principal: Principal) -> None:
+    def check(self, principal: Principal, count: int = 1) -> None:
         """Raises where there is no room. Without keys there is nobody to count by key."""
-        if self._total and self.held >= self._total:
+        if self._total and self.held + count > self._total:
             raise Problem("throttled", f"{self._total} {self._what} at once are the limit; nothing was done, retry")
         key = principal.identity
-        if self._each and key and self._by_key[key] >= self._each:
+        if self._each and key and self._by_key[key] + count > self._each:
             raise Problem(
                 "throttled", f"{self._each} {self._what} of one key at once are the limit; nothing was done, retry"
             )
 
-    def take(self, principal: Principal) -> None:
-        """Take a place. Raises where there is none."""
-        self.check(principal)
-        self.held += 1
+    def take(self, principal: Principal, count: int = 1) -> None:
+        """Take a place, or so many at once. Raises where there are none, and has taken none then."""
+        self.check(principal, count)
+        self.held += count
         if principal.identity:
-            self._by_key[principal.identity] += 1
+            self._by_key[principal.identity] += count
 
     async def empty(self) -> None:
         """Return when nobody holds any."""
@@ -44,12 +44,12 @@ class Cap:
             self._changed = asyncio.Event()
             await self._changed.wait()
 
-    def give(self, principal: Principal) -> None:
-        self.held -= 1
+    def give(self, principal: Principal, count: int = 1) -> None:
+        self.held -= count
         if not self.held and self._changed is not None:
             self._changed.set()
         key = principal.identity
         if key:
-            self._by_key[key] -= 1
+            self._by_key[key] -= count
             if not self._by_key[key]:
                 del self._by_key[key]

@@ -1,96 +1,116 @@
-"""[hot] Plain writes whose heads are known: from the bytes of a body to the bytes of its answer.
+"""[hot] Plain writes whose heads are known: from the bytes of their bodies to the bytes of their answers.
 
-    body ──► plain? ──► gathered with the others of this turn (`gather.py`) ──► committed ──► answer
+    bodies of a turn ──► plain? ──► gathered with the others of this turn (`gather.py`) ──► committed ──► answers
 
 The same rules as for every write, and the same answers: what is not plain, or would have to be refused, is not taken
-and comes again by the ordinary way, which finds the words for it.
+and comes again by the ordinary way, which finds the words for it. Nothing is done for one write that can be done for
+all of a turn.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple
 
 from tidelog.engine import Appended
 from tidelog.errors import Error
 from tidelog.server.api.auth import Principal
-from tidelog.server.api.plain import plain
+from tidelog.server.api.plain import plain_all
 from tidelog.server.api.problem import Problem, of_error
-from tidelog.server.api.write import saying
-from tidelog.server.gather import Lot, Part, Tell
-from tidelog.server.http.seam import Express, Ticket
+from tidelog.server.api.write import told_all
+from tidelog.server.gather import Part, Tell
+from tidelog.server.http.seam import Crowd, Ids, Response, Together
 from tidelog.server.service import Service
 
 _PATH: Final = "/v0/topics/{topic}"
 _ANSWER_BYTES: Final = 400  # of an answer without its topic's name and its seqs, at most
 _SEQ_BYTES: Final = 20
+_WAYS_MAX: Final = 4096
 
 
-_Write: TypeAlias = tuple[str, Principal, int, Ticket]
-"""Its topic, whose it is, when it began, and how it is answered. A plain tuple: one is made for every write."""
+class _Writes(NamedTuple):
+    """Those of one crowd, to one topic."""
+
+    name: str
+    principal: Principal
+    crowd: Crowd
+    counts: list[int]  # of the records of each
 
 
 class ExpressWrites:
     """On the event loop's thread."""
 
-    def __init__(self, service: Service, next_id: Callable[[], bytes]) -> None:
-        self._service, self._next_id = service, next_id
+    def __init__(self, service: Service, next_ids: Callable[[int], Ids]) -> None:
+        self._service, self._next_ids = service, next_ids
         self._now_us = service.clock.monotonic_us
-        self._tell: Tell[_Write] = self._answered  # one for all: a batch is told of once
-        self._lots: dict[str, Lot[_Write]] = {}  # of this turn, by topic
+        self._tell: Tell[_Writes] = self._answered  # one for all: a batch is told of once
+        self._ways: dict[tuple[str, bytes, int], Together] = {}  # by topic, key and records of a write at most
 
-    def to(self, name: str, principal: Principal, answer_bytes_max: int) -> Express | None:
-        """Who takes writes of this principal to this topic."""
+    def to(self, name: str, principal: Principal, answer_bytes_max: int) -> Together | None:
+        """Who takes writes of this principal to this topic: the same for every head that says so."""
         most = (answer_bytes_max - _ANSWER_BYTES - len(name)) // _SEQ_BYTES
-        return partial(self._take, name, principal, most) if most > 0 else None
+        if most <= 0:
+            return None
+        key = (name, principal.identity, most)
+        way = self._ways.get(key)
+        if way is None:
+            if len(self._ways) >= _WAYS_MAX:
+                self._ways.clear()  # whoever has one keeps it; others are made again
+            take = partial(self._take, name, principal, most)
+            way = self._ways[key] = Together(take, self._soon, self._now_us)
+        return way
 
-    def _take(self, name: str, principal: Principal, most: int, body: bytes, ticket: Ticket) -> bool:
+    def _soon(self, call: Callable[[], None]) -> None:
+        if self._service.is_ready:
+            self._service.gather.soon(call)
+        else:
+            self._service.loop.call_soon(call)
+
+    def _take(self, name: str, principal: Principal, most: int, crowd: Crowd) -> None:
         service = self._service
-        if not service.is_ready:
-            return False
-        began_us = self._now_us()
-        lot, topic = self._lots.get(name), None
         try:
             engine = service.engine
-            if lot is None or not lot.is_open:
-                topic = engine.find(name)
-                if topic is None or topic.is_due or not topic.is_open:
-                    return False
-            datas = plain(body, engine.limits)
-            if datas is None or len(datas) > most:
-                return False
-            service.inflight.take(principal)
+            topic = engine.find(name)
+            if topic is None or topic.is_due or not topic.is_open:
+                crowd.without(range(len(crowd)))
+                return
+            datas, counts = plain_all(crowd.bodies, engine.limits, most)
+            if 0 in counts:
+                crowd = crowd.without([at for at, count in enumerate(counts) if not count])
+                counts = [count for count in counts if count]
+                if not counts:
+                    return
+            service.inflight.take(principal, len(crowd))
         except (Problem, Error):
-            return False
-        if topic is not None:
-            try:
-                lot = self._lots[name] = service.gather.lot(topic, self._tell)
-            except Error:
-                service.inflight.give(principal)
-                return False
-        assert lot is not None, "the turn's, or a new one"
-        lot.add(datas, len(body), (name, principal, began_us, ticket))
-        return True
+            crowd.without(range(len(crowd)))
+            return
+        try:
+            size = sum(map(len, crowd.bodies))
+            service.gather.add(topic, datas, size, self._tell, _Writes(name, principal, crowd, counts))
+        except Error:
+            service.inflight.give(principal, len(crowd))
+            crowd.without(range(len(crowd)))
 
-    def _answered(self, done: Appended | Error, parts: list[Part[_Write]]) -> None:
-        service, now_us, next_id = self._service, self._now_us(), self._next_id
-        name = parts[0][0][0]  # of all of them: a batch is one topic's
-        self._lots.pop(name, None)  # a topic that is not written to any more is not held on to
-        give = service.inflight.give
-        for (_, principal, _, _), _, _ in parts:
-            give(principal)
-        seconds = [(now_us - began_us) / 1e6 for (_, _, began_us, _), _, _ in parts]
+    def _answered(self, done: Appended | Error, parts: list[Part[_Writes]]) -> None:
+        for writes, offset, _ in parts:
+            self._answer(done, offset, writes)
+
+    def _answer(self, done: Appended | Error, offset: int, writes: _Writes) -> None:
+        service, (name, principal, crowd, counts) = self._service, writes
+        now_us, ids = self._now_us(), self._next_ids(len(crowd))
+        service.inflight.give(principal, len(crowd))
+        took_us = [now_us - since_us for since_us in crowd.since_us]
         if isinstance(done, Error):
             problem = of_error(done)
-            service.metrics.answered(_PATH, "POST", problem.status, *seconds)
-            for (_, _, _, ticket), _, _ in parts:
-                response = problem.response()
-                response.headers = (*response.headers, (b"x-request-id", next_id()))
-                ticket.respond(response)
+            service.metrics.answered_all(_PATH, "POST", problem.status, took_us)
+            crowd.respond([_named(problem.response(), ids, at) for at in range(len(crowd))])
             return
-        service.metrics.wrote(name, sum(count for _, _, count in parts))
-        service.metrics.answered(_PATH, "POST", 200, *seconds)
-        say = saying(name, done)
-        for (_, _, began_us, ticket), offset, count in parts:
-            ticket.answer(say(offset, count, now_us - began_us), next_id())
+        service.metrics.wrote(name, sum(counts))
+        service.metrics.answered_all(_PATH, "POST", 200, took_us)
+        crowd.answer(told_all(name, done, offset, counts, took_us, kernel=service.config.kernel), ids)
+
+
+def _named(response: Response, ids: Ids, at: int) -> Response:
+    response.headers = (*response.headers, (b"x-request-id", b"%b%x" % (ids.prefix, ids.first + at)))
+    return response

@@ -19,7 +19,7 @@ from tidelog.errors import Error
 from tidelog.server.api import queues
 from tidelog.server.api.auth import Principal
 from tidelog.server.api.problem import Problem
-from tidelog.server.http.seam import Express, Response, Ticket
+from tidelog.server.http.seam import Alone, Response, Ticket
 from tidelog.server.service import Service
 from tidelog.wire.requests import BadBody
 
@@ -39,11 +39,11 @@ class ExpressJobs:
         self._service, self._next_id, self._failed = service, next_id, failed
         self._now_us = service.clock.monotonic_us
 
-    def claims(self, name: str, principal: Principal, answer_bytes_max: int) -> Express | None:
+    def claims(self, name: str, principal: Principal, answer_bytes_max: int) -> Alone | None:
         """Who takes claims of this principal from this queue."""
         return partial(self._claim, name, principal) if answer_bytes_max >= _ANY_BYTES else None
 
-    def acks(self, name: str, principal: Principal, answer_bytes_max: int) -> Express | None:
+    def acks(self, name: str, principal: Principal, answer_bytes_max: int) -> Alone | None:
         """Who takes its acks."""
         most = (answer_bytes_max - _ANSWER_BYTES - len(name)) // _SEQ_BYTES
         return partial(self._ack, name, principal, most) if most > 0 else None

@@ -14,7 +14,7 @@ from typing import Final
 
 from tidelog.server.api import diff
 from tidelog.server.api.auth import Principal
-from tidelog.server.http.seam import Express, Ticket
+from tidelog.server.http.seam import Alone, Ticket
 from tidelog.server.service import Service
 from tidelog.wire import requests
 
@@ -30,7 +30,7 @@ class ExpressReads:
         self._service, self._next_id = service, next_id
         self._now_us = service.clock.monotonic_us
 
-    def diffs(self, name: str, principal: Principal, answer_bytes_max: int) -> Express | None:
+    def diffs(self, name: str, principal: Principal, answer_bytes_max: int) -> Alone | None:
         """Who takes reads of this principal from this topic."""
         return partial(self._diff, name, principal) if answer_bytes_max >= _ANY_BYTES else None
 

@@ -16,9 +16,13 @@ from tidelog.wire import requests
 
 try:
     from tidelog.kernel import datas as _compiled
+    from tidelog.kernel import datas_of as _compiled_all
 except ImportError:  # built where there was no compiler
 
     def _compiled(body: bytes, most: int) -> list[bytes] | None:  # noqa: ARG001 - as the kernel has it
+        return None
+
+    def _compiled_all(bodies: list[bytes], most: int, size_max: int) -> tuple[list[bytes], list[int]] | None:  # noqa: ARG001
         return None
 
 
@@ -40,6 +44,25 @@ def plain(body: bytes, limits: EngineConfig) -> list[bytes] | None:
     if datas is None or (len(body) > limits.record_bytes_max and max(map(len, datas)) > limits.record_bytes_max):
         return None
     return datas
+
+
+def plain_all(bodies: list[bytes], limits: EngineConfig, most: int) -> tuple[list[bytes], list[int]]:
+    """The records of all of them, and how many are each one's: 0 where it is not plain or they are more than `most`."""
+    most = min(most, limits.batch_records_max)
+    found = _compiled_all(bodies, most, limits.record_bytes_max) if limits.kernel else None
+    if found is not None:
+        return found
+    datas: list[bytes] = []
+    counts: list[int] = []
+    for body in bodies:
+        try:
+            of_one = plain(body, limits)
+        except BadInput:
+            of_one = None
+        taken = of_one if of_one is not None and len(of_one) <= most else []
+        datas += taken
+        counts.append(len(taken))
+    return datas, counts
 
 
 def _plain(body: bytes, most: int) -> list[bytes] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -27,7 +27,7 @@ from tidelog.server.service import Service
 from tidelog.wire import requests
 
 _FEW: Final = 1_000  # a write of more records is worth a batch of its own
-SMALL_BYTES: Final = 256 << 10
+_SMALL_BYTES: Final = 256 << 10
 _decoder = requests.decoder(requests.Write)
 _encode = msgspec.json.Encoder().encode
 _ADMIN = frozenset((ADMIN,))
@@ -80,7 +80,7 @@ def _went(call: Call, topic: Topic) -> bool:
     datas = plain(request.body, limits)
     if datas is None:
         return False
-    if len(datas) <= _FEW and topic.is_open and len(request.body) <= SMALL_BYTES:
+    if len(datas) <= _FEW and topic.is_open and len(request.body) <= _SMALL_BYTES:
         call.service.gather.add(topic, datas, len(request.body), _answered, call)
     else:
         _staged(call, topic, Batch(datas, True), None)
@@ -161,21 +161,38 @@ def told(
     return _encode(said)
 
 
-def saying(topic: str, done: Appended) -> Callable[[int, int, int], bytes]:
-    """What makes `told` for many who have a part in one write: of the place of the first of it, how many they are, and
-    how long it took in µs."""
-    start = f'{{"topic":{_encode(topic).decode()},"first_seq":'
-    took = _encode(performance_of(0.0, done)).decode().removeprefix('{"server_total_ms":0.0')
-    middle = f',"created":false,"deduped":{_encode(done.deduped).decode()},"performance":{{"server_total_ms":'
-    head, base = f',"head_seq":{done.head_seq},"count":', done.first_seq
+def told_all(
+    topic: str, done: Appended, offset: int, counts: Sequence[int], took_us: Sequence[int], *, kernel: bool
+) -> list[bytes]:
+    """`told` for many who have a part in one write, one behind the other from `offset` on: how many records are each
+    one's, and how long it took."""
+    start = b'{"topic":%b,"first_seq":' % _encode(topic)
+    took = _encode(performance_of(0.0, done)).removeprefix(b'{"server_total_ms":0.0')
+    middle = b',"created":false,"deduped":%b,"performance":{"server_total_ms":' % _encode(done.deduped)
+    head = b',"head_seq":%d,"count":' % done.head_seq
+    written = _compiled if kernel else _written
+    return written(done.first_seq + offset, counts, took_us, start, head, middle, took)
 
-    def say(offset: int, count: int, took_us: int) -> bytes:
-        first = base + offset
+
+def _written(
+    first: int, counts: Sequence[int], took_us: Sequence[int], start: bytes, head: bytes, middle: bytes, took: bytes
+) -> list[bytes]:
+    """What the kernel's `written` makes."""
+    made = []
+    for count, us in zip(counts, took_us, strict=True):
         last = first + count - 1
-        seqs = f"[{first}]" if count == 1 else _encode(list(range(first, last + 1))).decode()
-        return f'{start}{first},"last_seq":{last}{head}{count}{middle}{took_us / 1000}{took},"seqs":{seqs}}}'.encode()
+        ms, seqs = repr(us / 1000).encode(), _encode(list(range(first, last + 1)))
+        made.append(
+            b'%b%d,"last_seq":%d%b%d%b%b%b,"seqs":%b}' % (start, first, last, head, count, middle, ms, took, seqs)
+        )
+        first = last + 1
+    return made
 
-    return say
+
+try:
+    from tidelog.kernel import written as _compiled
+except ImportError:  # built where there was no compiler
+    _compiled = _written
 
 
 def performance_of(elapsed_ms: float, done: Appended, held_us: int = 0) -> dict[str, float]:

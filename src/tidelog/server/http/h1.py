@@ -31,8 +31,9 @@ from tidelog.server.http.connection import Connection
 from tidelog.server.http.exchange import Fault
 from tidelog.server.http.heads import CODED, CODING, HOST, LENGTH, MARKS, ONCE, PLAIN
 from tidelog.server.http.house import House
-from tidelog.server.http.known import PIECE_BYTES_MAX, Memo, Pass
-from tidelog.server.http.seam import Request, Upgrade
+from tidelog.server.http.known import Memo
+from tidelog.server.http.passing import Pass, PlainPass, Ticketed
+from tidelog.server.http.seam import EXPRESS_BYTES_MAX, Request, Upgrade
 from tidelog.server.http.turn import Turn
 
 _METHODS: Final = {name.encode(): name for name in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH")}
@@ -59,9 +60,10 @@ class H1(Connection):
         self._length: int | None = None
 
         # The requests.
-        self._turn: Turn | Pass | None = None  # whose answer is the next on the wire
-        self._pass = Pass(self)
-        self._memo: Memo | None = None
+        self.turn: Turn | Ticketed | None = None  # whose answer is the next on the wire
+        self._pass = (Pass if house.kernel else PlainPass)(self, house.buffer, super().buffer_updated)
+        self.get_buffer, self.buffer_updated = self._pass.get_buffer, self._pass.buffer_updated  # type: ignore[method-assign]
+        self._memo: Memo | None = None  # of the request that came last, where its head was known
         self._waiting: deque[Turn] = deque()
         self._arriving: Turn | None = None  # whose body is being parsed
         self._ahead = 0  # bytes of those that wait
@@ -82,30 +84,43 @@ class H1(Connection):
         if self._deaf:
             return
         if self._upgraded is None:
-            if len(data) <= PIECE_BYTES_MAX and self._pass_by(data):
+            if len(data) <= EXPRESS_BYTES_MAX and self._pass_by(data):
                 return  # nothing waits
             self._take(data)
         else:
             self._held += data
-        if self._turn is not None or self._waiting:
+        if self.turn is not None or self._waiting:
             self.govern()
 
     def _pass_by(self, data: memoryview) -> bool:
         """Whether this was a request whose head is known, and is on its way."""
         house, memo = self.house, self._memo
-        busy = self._turn is not None or self._in_head or self._arriving is not None or self._waiting or self.blocked
-        if busy or house.draining or (memo is None and not house.known):
+        busy = self.turn is not None or self._in_head or self._arriving is not None or self._waiting or self.blocked
+        if busy or house.draining or not house.known:
             return False
         piece = bytes(data)
-        if memo is None or len(piece) != memo.size or not piece.startswith(memo.head):
-            memo = self._memo = house.known.find(piece)
-            if memo is None:
+        if memo is None or (body := memo.body(piece)) is None:
+            found = house.known.find(piece)
+            if found is None:
                 return False
-        self._turn = self._pass
-        if not memo.take(piece[len(memo.head) :], self._pass):
-            self._turn = None
+            memo, body = found
+            self._memo = memo
+        if memo.lobby is not None:
+            self._pass.enter(memo.before, memo.after, memo.lobby, self.transport, body)
+            return True
+        assert memo.take is not None, "one way or the other"
+        self.turn = self._pass
+        if not memo.take(body, self._pass):
+            self.turn = None
             return False
         return True
+
+    def again(self, body: bytes) -> None:
+        """The request with this body was not taken together with the others: it comes as any other."""
+        self.turn, memo = None, self._memo
+        assert memo is not None, "it was known"
+        self._take(b"%b%d%b%b" % (memo.before, len(body), memo.after, body))
+        self.govern()
 
     def _take(self, data: memoryview | bytes) -> None:
         self._raw, self._alone = data, True
@@ -196,7 +211,9 @@ class H1(Connection):
         turn = Turn(self, self.house.coded if marks & CODED else self.house.app, request)
         if not (marks & ~PLAIN or not marks & HOST or path[:1] != "/" or not parser.should_keep_alive()):
             if self._alone and self._head_piece and length and self._piece <= self.house.head_bytes_sure:
-                self._learn(turn, length)
+                way = turn.app.express(turn.request, EXPRESS_BYTES_MAX)
+                if way is not None:
+                    self.house.known.learn(bytes(self._raw), way)
         else:
             heads.look(turn, marks, parser.get_http_version(), parser.should_keep_alive(), self._url)
             if turn.fault is None and parser.should_upgrade():
@@ -207,18 +224,13 @@ class H1(Connection):
         if turn.fault is not None:
             turn.complete, turn.sound = True, False
             self._arriving, self._deaf = None, True
-        if self._turn is None and not self._waiting and not self.blocked:
-            self._turn = turn
+        if self.turn is None and not self._waiting and not self.blocked:
+            self.turn = turn
             turn.start()
         else:
             self._waiting.append(turn)
             turn.cost = len(self._url) + sum(len(name) + len(value) for name, value in self._headers)
             self._ahead += turn.cost
-
-    def _learn(self, turn: Turn, length: int) -> None:
-        take = turn.app.express(turn.request, PIECE_BYTES_MAX)
-        if take is not None:
-            self.house.known.learn(bytes(self._raw), length, take)
 
     def on_body(self, data: bytes) -> None:
         self._bodyless_bytes = 0
@@ -279,9 +291,9 @@ class H1(Connection):
 
     # Turns.
 
-    def next(self, turn: Turn | Pass) -> None:
+    def next(self, turn: Turn | Ticketed) -> None:
         """A request and its answer are done, and the connection goes on."""
-        self._turn = None
+        self.turn = None
         self._idle_since = self._head_since = self.house.now
         if turn is self._upgraded:  # and was answered otherwise: what came behind it is HTTP
             held, self._held, self._upgraded = self._held, b"", None
@@ -292,10 +304,10 @@ class H1(Connection):
         if not self._reading:
             self.govern()
 
-    def last(self, turn: Turn | Pass) -> None:
+    def last(self, turn: Turn | Ticketed) -> None:
         """A request and its answer are done, or its answer is; there will be no other."""
         self._deaf = True
-        self._turn = self._arriving = None
+        self.turn = self._arriving = None
         self._waiting.clear()
         if turn.complete and not turn.keep and turn.sound:
             self.finish()  # the peer said so itself: nothing more comes that could cost it the answer
@@ -307,8 +319,8 @@ class H1(Connection):
             return
         self._advancing = True
         try:
-            while self._waiting and self._turn is None and not self.blocked and not self.ending:
-                turn = self._turn = self._waiting.popleft()
+            while self._waiting and self.turn is None and not self.blocked and not self.ending:
+                turn = self.turn = self._waiting.popleft()
                 self._ahead -= turn.received + turn.cost
                 turn.start()
         finally:
@@ -316,7 +328,7 @@ class H1(Connection):
 
     def govern(self) -> None:
         """Read on, or not: what waits must stay within bounds."""
-        limits, turn = self.house.limits, self._turn
+        limits, turn = self.house.limits, self.turn
         self.read_on(
             self.ending
             or not (
@@ -326,6 +338,10 @@ class H1(Connection):
                 or (self.blocked and bool(self._waiting))
             )
         )
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._pass.armed = self._pass.clean = False
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -342,7 +358,7 @@ class H1(Connection):
     def _become(self, answer: Upgrade) -> None:
         turn = self._upgraded
         assert turn is not None
-        self._turn = self._upgraded = None
+        self.turn = self._upgraded = None
         socket = ws.WebSocket(self.house, answer)
         self.become(socket)
         socket.open(turn.request, self._held)
@@ -354,7 +370,9 @@ class H1(Connection):
         self._break(status, reason)
 
     def watch(self, now: float) -> None:
-        limits, turn = self.house.limits, self._turn
+        limits, turn = self.house.limits, self.turn
+        if self._pass.passed:  # since the last look
+            self._pass.passed, self._idle_since = False, now
         if turn is None:
             if self._in_head:
                 if now - self._head_since > limits.header_timeout_s:
@@ -364,12 +382,17 @@ class H1(Connection):
         elif not turn.complete and self._reading and now - self._heard > limits.body_timeout_s:
             self._break(408, f"no more of the body came within {limits.body_timeout_s:g} s")
 
+    def _begin_to_end(self) -> None:
+        super()._begin_to_end()
+        self._pass.armed = self._pass.clean = False
+
     def wind_down(self) -> None:
-        if self._turn is None and not self._waiting and not self._in_head:
+        self._pass.armed = False
+        if self.turn is None and not self._waiting and not self._in_head:
             self.finish()
 
     def left(self) -> None:
-        turn, self._turn = self._turn, None
+        turn, self.turn = self.turn, None
         self._waiting.clear()
         self._deaf = True
         if turn is not None:

@@ -40,14 +40,20 @@ class Guest(Protocol):
 
 class House:
     def __init__(
-        self, app: Application, limits: Limits, now_us: Callable[[], int], loop: asyncio.AbstractEventLoop
+        self,
+        app: Application,
+        limits: Limits,
+        now_us: Callable[[], int],
+        loop: asyncio.AbstractEventLoop,
+        *,
+        kernel: bool = True,
     ) -> None:
-        self.app, self.limits, self.loop = app, limits, loop
+        self.app, self.limits, self.loop, self.kernel = app, limits, loop, kernel
         self.coded = Coded(app, loop)
         self.dates = Dates(now_us)
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))
         self.head_bytes_sure = min(limits.header_bytes_max, limits.target_bytes_max)  # within every limit of a head
-        self.known = Known()
+        self.known = Known(self)
         self.guests: set[Guest] = set()
         self.draining = False
         self.now = loop.time()  # as of the last tick: near enough for time-outs, and free

@@ -28,10 +28,12 @@ async def listen(
     *,
     now_us: Callable[[], int],
     reuse_port: bool = False,
+    kernel: bool = True,
 ) -> Listener:
-    """Accept connections for `app` from now on. Port 0 is any that is free. `now_us` is the time of day."""
+    """Accept connections for `app` from now on. Port 0 is any that is free. `now_us` is the time of day. `kernel`: use
+    compiled code where it was built."""
     loop = asyncio.get_running_loop()
-    house = House(app, limits or Limits(), now_us, loop)
+    house = House(app, limits or Limits(), now_us, loop, kernel=kernel)
     server = await loop.create_server(
         lambda: _Accepted(house), host, port, backlog=_BACKLOG, reuse_port=reuse_port or None
     )

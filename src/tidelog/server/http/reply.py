@@ -92,6 +92,15 @@ def json(body: bytes, request_id: bytes, date: bytes, connection: bytes) -> byte
     )
 
 
+def json_parts(date: bytes) -> tuple[bytes, bytes, bytes]:
+    """What stands in `json` before the length, between it and the name of the request, and before the body."""
+    return (
+        b"HTTP/1.1 200 OK\r\n%bcontent-type: application/json\r\ncontent-length: " % date,
+        b"\r\nx-request-id: ",
+        b"\r\n\r\n",
+    )
+
+
 def json_head(length: int, request_id: bytes, date: bytes, connection: bytes) -> bytes:
     """What stands before the body in `json`."""
     return (

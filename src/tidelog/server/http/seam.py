@@ -12,10 +12,11 @@ on the event loop's thread, and nothing here waits except what is `async`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 
+EXPRESS_BYTES_MAX: Final = 64 << 10  # of a request whose head is known; larger ones are worth the parser
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # names in lower case, in the order they came
 
 
@@ -163,8 +164,51 @@ class Ticket(Protocol):
         ...
 
 
-Express: TypeAlias = Callable[[bytes, Ticket], bool]
+class Ids(NamedTuple):
+    """Names for requests: `prefix` and a number in base 16, from `first` on."""
+
+    prefix: bytes
+    first: int
+
+
+class Crowd(Protocol):
+    """Requests with one known head that came in one turn of the loop. Each is answered once, or left out."""
+
+    @property
+    def bodies(self) -> list[bytes]: ...
+
+    @property
+    def since_us(self) -> list[int]:
+        """When each came, by the clock of who takes them."""
+        ...
+
+    def __len__(self) -> int: ...
+
+    def without(self, odd: Collection[int]) -> Crowd:
+        """All but those in these places, which come as any other."""
+        ...
+
+    def answer(self, bodies: list[bytes], ids: Ids) -> None:
+        """200 and a JSON body for each."""
+        ...
+
+    def respond(self, responses: list[Response]) -> None:
+        """Anything else, for each."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """Takes requests whose head is known a turn at a time."""
+
+    take: Callable[[Crowd], None]
+    soon: Callable[[Callable[[], None]], None]  # has it called at the end of this turn of the loop
+    now_us: Callable[[], int]
+
+
+Alone: TypeAlias = Callable[[bytes, Ticket], bool]
 """Takes the body of a request whose head is known and answers through the ticket. False: it comes as any other."""
+Express: TypeAlias = Alone | Together
 
 
 class Application(Protocol):
@@ -181,8 +225,8 @@ class Application(Protocol):
         ...
 
     def express(self, request: Request, answer_bytes_max: int) -> Express | None:
-        """How requests with exactly this head may be answered without another look at it, with bodies of no more bytes;
-        None where they may not."""
+        """How requests with this head may be answered without another look at it, whatever its Content-Length up to
+        EXPRESS_BYTES_MAX, with answers of no more bytes; None where they may not."""
         ...
 
     def abandoned(self, request: Request) -> None:

@@ -12,6 +12,7 @@ import socket
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from queue import Queue
 from types import TracebackType
 from typing import Any, Literal, TypeVar
@@ -25,15 +26,18 @@ from tidelog.server.http.seam import (
     Application,
     Body,
     BodyTooLarge,
+    Crowd,
     Exchange,
     Express,
     Gone,
+    Ids,
     Request,
     Response,
     Sink,
     Socket,
     Stream,
     Ticket,
+    Together,
     Upgrade,
 )
 
@@ -74,6 +78,7 @@ class App:
         self.requests: list[Request] = []
         self.expressed: list[tuple[str, int]] = []
         self.tickets: list[tuple[bytes, Ticket]] = []
+        self.crowds: list[Crowd] = []
         self.open = 0  # requests between `begin` and the end of their handling: what `abandoned` gives back
 
     def begin(self, request: Request) -> Response | Body:
@@ -98,8 +103,11 @@ class App:
         return Response(status, f"malformed: {reason}".encode(), b"text/plain")
 
     def express(self, request: Request, answer_bytes_max: int) -> Express | None:
-        """`/express` takes bodies that do not begin with `-`; `/express/later` answers when the test says so."""
+        """`/express` takes bodies that do not begin with `-`; `/express/later` answers when the test says so. `/crowd`
+        takes those of a turn together."""
         self.expressed.append((request.path, answer_bytes_max))
+        if request.path.startswith("/crowd"):
+            return self._together[request.path]
         if not request.path.startswith("/express"):
             return None
 
@@ -116,6 +124,38 @@ class App:
             return True
 
         return take
+
+    @cached_property
+    def _together(self) -> dict[str, Together]:
+        loop = asyncio.get_running_loop()
+
+        def soon(call: Callable[[], None]) -> None:
+            loop.call_soon(call)
+
+        return {
+            path: Together(partial(self._take, path.endswith("/later")), soon, lambda: 7)
+            for path in ("/crowd", "/crowd/later")
+        }
+
+    def _take(self, later: bool, crowd: Crowd) -> None:
+        if b"bug" in crowd.bodies:
+            raise ValueError("planted")
+        assert crowd.since_us == [7] * len(crowd)
+        crowd = crowd.without([at for at, body in enumerate(crowd.bodies) if body.startswith(b"-")])
+        if len(crowd):
+            self.crowds.append(crowd)
+            self.seen.say("crowd")
+            if not later:
+                self.answer_crowd(crowd)
+
+    def answer_crowd(self, crowd: Crowd) -> None:
+        if b"!no" in crowd.bodies:
+            crowd.respond([Response(409, b"no: " + body, b"text/plain") for body in crowd.bodies])
+        else:
+            crowd.answer([b'"%b"' % body for body in crowd.bodies], Ids(b"id-", 10))
+
+    def on_crowd(self, request: Request, exchange: Exchange) -> None:
+        self.on_express(request, exchange)
 
     def on_express(self, request: Request, exchange: Exchange) -> None:
         exchange.respond(Response(200, b"ordinary " + request.body, b"text/plain"))
@@ -322,10 +362,17 @@ def number(request: Request, name: str, default: int = 0) -> int:
 class Stage:
     """A listener on a loop in a thread."""
 
-    def __init__(self, kind: str = "uvloop", limits: Limits | None = None, app: Application | None = None) -> None:
+    def __init__(
+        self,
+        kind: str = "uvloop",
+        limits: Limits | None = None,
+        app: Application | None = None,
+        *,
+        kernel: bool = True,
+    ) -> None:
         self.app = App()
         self._application: Application = app or self.app
-        self._kind, self._limits = kind, limits
+        self._kind, self._limits, self._kernel = kind, limits, kernel
         self.now_us = NOON_US
         self.problems: list[dict[str, Any]] = []
         self._ready = threading.Event()
@@ -342,7 +389,9 @@ class Stage:
 
     async def _main(self) -> None:
         self._stop = asyncio.Event()
-        self.listener = await listen(self._application, "127.0.0.1", 0, self._limits, now_us=lambda: self.now_us)
+        self.listener = await listen(
+            self._application, "127.0.0.1", 0, self._limits, now_us=lambda: self.now_us, kernel=self._kernel
+        )
         self._ready.set()
         await self._stop.wait()
         await self.listener.close()

@@ -6,8 +6,7 @@ import pytest
 from tests.unit.server.http.stage import Stage, Wire
 
 from tidelog.server.http import known, reply
-from tidelog.server.http.known import Known
-from tidelog.server.http.seam import Response, Ticket
+from tidelog.server.http.seam import EXPRESS_BYTES_MAX, Response, Ticket
 
 
 def ordinary(body: bytes) -> bytes:
@@ -63,7 +62,7 @@ def test_a_peer_that_takes_codings_gets_small_answers_only(stage: Stage, wire: W
     assert stage.app.expressed == [("/express", 1023)]
     assert wire.post("/express", b"two", "Accept-Encoding: gzip").body == b'"two"'
     wire.post("/express", b"one")
-    assert stage.app.expressed[1:] == [("/express", known.PIECE_BYTES_MAX)]
+    assert stage.app.expressed[1:] == [("/express", EXPRESS_BYTES_MAX)]
 
 
 def test_a_body_that_is_not_taken_comes_by_the_parser(stage: Stage, wire: Wire) -> None:
@@ -149,11 +148,40 @@ def test_a_listener_that_drains_says_so_in_the_answer(stage: Stage, wire: Wire) 
     assert not wire.more()
 
 
-def test_only_so_many_are_kept() -> None:
-    heads = Known()
-    for number in range(known._HEADS_MAX + 1):
-        heads.learn(b"%d\r\n\r\n" % number, 0, lambda _body, _ticket: True)
-    assert len(heads) == 1
+def test_a_body_of_another_length_has_the_same_head(stage: Stage, wire: Wire) -> None:
+    wire.post("/express", b"one")
+    for body in (b"a", b"x" * 500, b"three"):
+        assert wire.post("/express", body).body == b'"%b"' % body
+    assert len(stage.app.requests) == 1
+
+
+@pytest.mark.parametrize("length", [b"03", b"+3", b"3 3", b"4", b"2", b"3,3", b"0x3", b"100000", b""])
+def test_a_length_that_is_none_or_not_that_of_the_body_is_for_the_parser(
+    stage: Stage, wire: Wire, length: bytes
+) -> None:
+    """Whatever the parser makes of it: the short way has no say."""
+    for path in ("/express", "/crowd"):
+        wire.post(path, b"one")
+        wire.post(path, b"two")
+    known_ways = len(stage.app.crowds)
+    for target in (b"/express", b"/crowd"):
+        with stage.connect() as other:
+            other.send(b"POST %b HTTP/1.1\r\nHost: t\r\nContent-Length: %b\r\n\r\nsix" % (target, length))
+            stage.call(lambda: None)
+            stage.until(lambda: stage.listener.connections == 2)
+    stage.connections(1)
+    assert len(stage.app.crowds) == known_ways
+    assert b"six" not in [body for body, _ in stage.app.tickets]
+
+
+def test_only_so_many_are_kept(stage: Stage) -> None:
+    def learn() -> int:
+        heads = stage.listener._house.known
+        for number in range(known._HEADS_MAX + 1):
+            heads.learn(b"%d\r\nContent-Length: 1\r\n\r\n" % number, lambda _body, _ticket: True)
+        return len(heads)
+
+    assert stage.call(learn) == 1
 
 
 def test_its_bytes_are_those_of_any_other_answer() -> None:
