@@ -95,9 +95,7 @@ class Engine(Routers):
 
     def queue(self, name: str, *, create: bool = True, **config: object) -> Queue:
         """`topic`, for a topic of jobs. Raises NotAQueue where there is a log of this name."""
-        core = self._find(name)
-        found = None if core is None else Topic(core)
-        if found is None:
+        if (found := self.find(name)) is None:
             return self.topic(name, create=create, **{"type": "queue", **config}).queue()
         found.queue()
         return (self.topic(name, create=False, **config) if config else found).queue()
@@ -123,8 +121,7 @@ class Engine(Routers):
     def find(self, name: str) -> Topic | None:
         """The topic of this name, if there is one."""
         self._check()
-        core = self._topics.get(name)
-        return None if core is None else Topic(core)
+        return None if (core := self._find(name)) is None else Topic(core)
 
     def names(self) -> list[str]:
         """The names of all topics, sorted."""
@@ -267,10 +264,13 @@ class Engine(Routers):
     # ── keeping ───────────────────────────────────────────────────────────────────────────────
 
     def tick(self) -> None:
-        """Sync what waits, seal what is old, checkpoint when it is due: what threads do every `sync_interval_ms`."""
+        """Sync what waits, seal what is old, checkpoint when due: what threads do every `sync_interval_ms`."""
         self._check_writable()
+        sound = [shard for shard in self._shared.shards if not shard.latched]
         self._tell()
         self._sync()
+        for shard in sound:  # the ledger syncs too, and its failure is nobody's but ours
+            shard.check()
         self._keep()
 
     def _sync(self) -> None:

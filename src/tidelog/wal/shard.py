@@ -124,6 +124,10 @@ class Shard:
         """Whether an earlier failure ended writing."""
         return self._latch.closed
 
+    def check(self) -> None:
+        """Raise Latched where an earlier failure ended writing."""
+        self._latch.check()
+
     @property
     def threaded(self) -> bool:
         """Whether commits get done without anybody waiting for them."""

@@ -12,7 +12,7 @@ from tidelog.engine import Engine, TopicConfig
 from tidelog.engine.check import check
 from tidelog.engine.ledger import NAME
 from tidelog.engine.notes import Note, Notes
-from tidelog.errors import BadInput, Damaged
+from tidelog.errors import BadInput, Damaged, Latched
 from tidelog.testing import ManualClock, SimDisk
 
 
@@ -334,3 +334,19 @@ def test_which_notes_are_one(one: dict[str, Any], other: dict[str, Any], merged:
     assert [(each.first, each.last, each.records) for each in found] == (
         [(1, 4, 2)] if merged else [(1, 2, 1), (3, 4, 1)]
     )
+
+
+def test_a_tick_whose_sync_fails_says_so_although_it_was_for_the_ledger() -> None:
+    """G22. What the disk dropped would be lost without a word: a record of class `disk` was acked."""
+    world = World()
+    topic = world.log.topic("a")
+    topic.append([1, 2, 3])
+    world.log.tick()
+    topic.delete(seqs=[2])
+    topic.append(4)
+    world.disk.fail("sync")
+    with pytest.raises(Latched):
+        world.log.tick()
+    with pytest.raises(Latched):
+        topic.append(5)
+    world.log.tick()  # and is done with it
