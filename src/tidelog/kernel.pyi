@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 _Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -25,6 +26,19 @@ def joined(
 def batched(
     buf: _Buffer, lengths_at: int, count: int, data_end: int, lo: int, hi: int, seq: int, ts_ms: int
 ) -> bytes | None: ...
+def indexed(
+    buf: _Buffer,
+    entries: NDArray[np.void],
+    seq: int,
+    origin: int,
+    ts_us: _Ints,
+    at: _Ints,
+    flags: NDArray[np.uint8],
+    data: _Span,
+    node: _Span | None,
+    tag: _Span | None,
+) -> int: ...
+def copied(into: pa.Buffer, edges: pa.Buffer, buf: _Buffer, pos: _Ints, size: _Ints) -> None: ...
 def datas(body: bytes, most: int) -> list[bytes] | None: ...
 def datas_of(bodies: list[bytes], most: int, size_max: int) -> tuple[list[bytes], list[int]] | None: ...
 def are_bytes(many: Sequence[object]) -> bool: ...

@@ -15,13 +15,13 @@ Nothing is believed: a value that lies outside the buffer is refused, and no row
 small keeps the interpreter's lock: whoever lets go of it waits for it as long as another thread likes.
 """
 
-from cpython.buffer cimport PyBUF_SIMPLE, PyBUF_STRIDES, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_CONTIG, PyBUF_SIMPLE, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
 cdef extern from "Python.h":
@@ -60,6 +60,11 @@ cdef struct Span:
     bint shown
     Column pos
     Column size
+
+
+cdef struct Place:
+    int64_t* pos
+    int64_t* size
 
 
 cdef struct Page:
@@ -275,6 +280,19 @@ cdef class Views:
             made.pos, made.size = self.column(pos, 8, count), self.column(size, 8, count)
         return made
 
+    cdef void* room(self, object array, Py_ssize_t width, Py_ssize_t count) except NULL:
+        cdef Py_buffer* view = self.take(array, PyBUF_CONTIG)
+        if view.itemsize != width or view.len != width * count:
+            raise ValueError(f"a column is not room for {count} values of {width} bytes")
+        return view.buf
+
+    cdef Place place(self, object given, Py_ssize_t count) except *:
+        cdef Place made = Place(NULL, NULL)
+        if given is not None:
+            pos, size = given
+            made.pos, made.size = <int64_t*>self.room(pos, 8, count), <int64_t*>self.room(size, 8, count)
+        return made
+
 
 def joined(buf, seq, ts_us, json, data, node, tag, meta, bytes between not None, bytes last not None):
     """The rows as JSON objects, `between` two of them and `last` behind the last one.
@@ -402,6 +420,208 @@ def batched(
     text = <object>made  # a second reference
     Py_DECREF(text)
     return text
+
+
+# ── records that an index names, and columns of values ────────────────────────────────────────────
+
+cdef enum:  # as `formats.frame`, `formats.batch` and `formats.idx` draw them
+    HEADER_BYTES = 38
+    OVERHEAD_BYTES = 46  # of a frame: its header and its checksum
+    APPEND = 1
+    APPEND_BATCH = 12
+    NAMED = 3  # a frame has a tag, a node; the same in an entry
+    KNOWN = 31  # flags of a frame
+    ALL_JSON = 16  # one of them
+    HEAD_BYTES = 8  # of a batch: its count, and zeros where records have nothing but data
+    ENTRY_BYTES = 20
+    IN_BATCH = 4  # flags of an entry
+    IS_JSON = 8
+    MANY = 1 << 16  # entries from which the lock is let go: 0.2 ms
+
+cdef uint64_t _SEQ_MAX = (<uint64_t>1 << 63) - 2
+cdef uint64_t _TS_MS_MAX = ((<uint64_t>1 << 63) - 1) // 1000
+
+
+cdef struct Found:
+    const uint8_t* buf
+    int64_t buf_bytes
+    const uint8_t* entries
+    Py_ssize_t count
+    uint64_t seq  # of the first entry
+    int64_t origin  # where `buf` begins in what entries tell of
+    int64_t* ts_us
+    int64_t* at
+    uint8_t* flags
+    Place data
+    Place node  # NULL where there is no column for it
+    Place tag
+
+
+cdef inline uint64_t wide_of(const uint8_t* at) noexcept nogil:
+    return <uint64_t>length_of(at, 0) | <uint64_t>length_of(at, 1) << 32
+
+
+cdef inline bint is_ascii(const uint8_t* text, Py_ssize_t size) noexcept nogil:
+    cdef uint8_t seen = 0
+    cdef Py_ssize_t i
+    for i in range(size):
+        seen |= text[i]
+    return seen < 128
+
+
+cdef inline bint is_entry(const uint8_t* entry, int64_t at, int64_t size, uint64_t ts_ms, int flags) noexcept nogil:
+    return (
+        length_of(entry, 0) == at and length_of(entry, 1) == size and wide_of(entry + 8) == ts_ms and entry[16] == flags
+    )
+
+
+cdef Py_ssize_t fill_frame(const Found* it, Py_ssize_t i, int64_t* least) noexcept nogil:
+    """The records of the frame that entry `i` names, from that one on: how many; 0 where anything is out of the
+    ordinary, -1 where there is no column for its names. The frame begins at `least` or behind it, and the next one
+    where that is left."""
+    cdef const uint8_t* entry = it.entries + i * ENTRY_BYTES
+    cdef int64_t named_at = length_of(entry, 0), at = named_at - it.origin
+    if at < least[0] or at > it.buf_bytes - OVERHEAD_BYTES:
+        return 0
+    cdef const uint8_t* frame = it.buf + at
+    cdef int64_t frame_len = length_of(frame, 0), node_len = frame[30] | frame[31] << 8
+    cdef int64_t tag_len = frame[32] | frame[33] << 8, data_len = length_of(frame + 34, 0)
+    cdef int kind = frame[4], said = frame[5], flags
+    cdef uint64_t seq = wide_of(frame + 14), ts_ms = wide_of(frame + 22), wanted = it.seq + i
+    if OVERHEAD_BYTES + node_len + tag_len + data_len != frame_len + 4 or frame_len + 4 > it.buf_bytes - at:
+        return 0
+    if said > KNOWN or seq > _SEQ_MAX or ts_ms > _TS_MS_MAX or seq > wanted:
+        return 0
+    # Tag is bit 0, node bit 1: each is there exactly where it has bytes.
+    if (said & NAMED) != (tag_len > 0) + 2 * (node_len > 0):
+        return 0
+    if (tag_len and it.tag.pos is NULL) or (node_len and it.node.pos is NULL):
+        return -1
+    cdef int64_t node_at = at + HEADER_BYTES, tag_at = node_at + node_len, data_at = tag_at + tag_len
+    if not is_ascii(it.buf + node_at, node_len + tag_len):
+        return 0
+    flags = said & NAMED | (IS_JSON if said & ALL_JSON else 0) | (IN_BATCH if kind == APPEND_BATCH else 0)
+    cdef int64_t pos = data_at, size = data_len, left = 0, count = 1, lo, hi, j, k
+    cdef const uint8_t* lengths = NULL
+    if kind == APPEND_BATCH:
+        count = length_of(it.buf + data_at, 0) if data_len >= HEAD_BYTES else 0
+        left = data_len - HEAD_BYTES - 4 * count
+        if not count or left < 0 or length_of(it.buf + data_at, 1) or <uint64_t>count - 1 > _SEQ_MAX - seq:
+            return 0
+        lengths = it.buf + data_at + HEAD_BYTES
+        pos = data_at + HEAD_BYTES + 4 * count
+    elif kind != APPEND:
+        return 0
+    if wanted - seq >= <uint64_t>count:
+        return 0
+    lo = wanted - seq
+    hi = min(count, lo + it.count - i)
+    if lengths is not NULL:
+        size = total_of(lengths, 0, lo)
+        pos += size
+        left -= size + total_of(lengths, hi, count)
+    for j in range(lo, hi):
+        if lengths is not NULL:
+            size = length_of(lengths, j)
+            left -= size
+        k = i + j - lo
+        if not is_entry(it.entries + k * ENTRY_BYTES, named_at, size, ts_ms, flags):
+            return 0
+        it.ts_us[k], it.at[k], it.flags[k] = <int64_t>ts_ms * 1000, at, <uint8_t>flags
+        it.data.pos[k], it.data.size[k] = pos, size
+        if it.node.pos is not NULL:
+            it.node.pos[k], it.node.size[k] = node_at, node_len
+        if it.tag.pos is not NULL:
+            it.tag.pos[k], it.tag.size[k] = tag_at, tag_len
+        pos += size
+    # Lengths are not negative, so a total that is right means that every value lies in the frame.
+    least[0] = at + 4 + frame_len
+    return 0 if left else hi - lo
+
+
+cdef int fill_found(const Found* it) noexcept nogil:
+    cdef int64_t least = 0
+    cdef Py_ssize_t i = 0, found
+    while i < it.count:
+        found = fill_frame(it, i, &least)
+        if found <= 0:
+            return <int>found
+        i += found
+    return 1
+
+
+def indexed(buf, entries, int64_t seq, int64_t origin, ts_us, at, flags, data, node, tag):
+    """Fill these columns with the records of `entries`, the first of which is of `seq` and says where in `buf`, which
+    begins at `origin`, its frame lies. `data`, `node` and `tag` are positions and sizes. 1; 0 where anything is out of
+    the ordinary, and -1 where a record has a node or a tag and the column is None: what is in the columns then is of no
+    use."""
+    cdef Views views = Views()
+    cdef Found found
+    cdef Py_buffer* whole = views.take(buf, PyBUF_SIMPLE)
+    cdef Py_buffer* index = views.take(entries, PyBUF_SIMPLE)
+    if index.len % ENTRY_BYTES or seq < 0:
+        raise ValueError("an index is entries, and seqs are not negative")
+    found.buf, found.buf_bytes = <const uint8_t*>whole.buf, whole.len
+    found.entries, found.count = <const uint8_t*>index.buf, index.len // ENTRY_BYTES
+    found.seq, found.origin = <uint64_t>seq, origin
+    found.ts_us = <int64_t*>views.room(ts_us, 8, found.count)
+    found.at = <int64_t*>views.room(at, 8, found.count)
+    found.flags = <uint8_t*>views.room(flags, 1, found.count)
+    found.data, found.node = views.place(data, found.count), views.place(node, found.count)
+    found.tag = views.place(tag, found.count)
+    if found.count < MANY:
+        return fill_found(&found)
+    cdef int done
+    with nogil:
+        done = fill_found(&found)
+    return done
+
+
+cdef bint fill_copied(const Page* page, char* out, int64_t room, char* edges) noexcept nogil:
+    """Copy the values one behind the other, those that lie so already at once; False where they do not fit."""
+    cdef int64_t first = 0, end = 0, pos, size, done = 0  # [first, end) is what is still to be copied
+    cdef int32_t edge = 0
+    cdef Py_ssize_t i
+    for i in range(page.count):
+        if not is_inside(&page.data, i, page.buf_bytes):
+            return False
+        pos, size = pos_of(&page.data, i), size_of(&page.data, i)
+        if size > room - done - (end - first):
+            return False
+        if pos != end:
+            memcpy(out + done, page.buf + first, end - first)
+            done += end - first
+            first = pos
+        end = pos + size
+        edge = <int32_t>(done + end - first)
+        memcpy(edges + 4 * (i + 1), &edge, 4)
+    memcpy(out + done, page.buf + first, end - first)
+    return done + end - first == room
+
+
+def copied(into, edges, buf, pos, size):
+    """Copy the values at these positions into `into`, which they fill, one behind the other, and put where each begins
+    and where the last one ends into `edges`, i32 of this machine. ValueError where a value lies outside of `buf`, and
+    where they do not fill it; what lies there then is of no use."""
+    cdef Views views = Views()
+    cdef Page page
+    cdef Py_buffer* whole = views.take(buf, PyBUF_SIMPLE)
+    cdef Py_buffer* room = views.take(into, PyBUF_WRITABLE)
+    cdef Py_buffer* offsets = views.take(edges, PyBUF_WRITABLE)
+    cdef int32_t zero = 0
+    page.buf, page.buf_bytes, page.count = <const uint8_t*>whole.buf, whole.len, len(pos)
+    page.data = views.span((pos, size), page.count)
+    if offsets.len != 4 * (page.count + 1) or room.len >> 31:
+        raise ValueError("there are as many edges as values, and one; and they count up to 2 GiB")
+    memcpy(offsets.buf, &zero, 4)
+    cdef bint done
+    if room.len < LARGE:
+        done = fill_copied(&page, <char*>room.buf, room.len, <char*>offsets.buf)
+    else:
+        with nogil:
+            done = fill_copied(&page, <char*>room.buf, room.len, <char*>offsets.buf)
+    if not done:
+        raise ValueError("a value lies outside of the buffer, or they do not fill the memory")
 
 
 # ── the body of a write ───────────────────────────────────────────────────────────────────────────

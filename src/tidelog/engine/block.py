@@ -167,7 +167,7 @@ class Block:
             self.live, self.live_bytes = self.live - 1, self.live_bytes - size
         return size
 
-    def look(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
+    def look(self, first: int, stop: int, bytes_max: int, *, compiled: bool = True) -> Callable[[], Chunk]:
         newest = self._newest
         if newest is not None and first >= newest[0]:
             fresh = lone.rows(newest[1])
@@ -186,7 +186,8 @@ class Block:
 
         def read() -> Chunk:
             window = _window(pieces, start, low, high)
-            return Chunk(scan.walk_indexed(window, entries, lo, hi, base, check=check, origin=low), base + hi)
+            rows = scan.walk_indexed(window, entries, lo, hi, base, check=check, origin=low, compiled=compiled)
+            return Chunk(rows, base + hi)
 
         return read
 

@@ -190,5 +190,6 @@ class Pass:
             yield json_rows.joined(stretch.rows, stretch.json, show, b"\n", b"\n", compiled=compiled)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
+        compiled = self._core.shared.limits.kernel
         for stretch in self._stretches():
-            yield to_arrow(stretch.rows).append_column("json", pa.array(stretch.json))
+            yield to_arrow(stretch.rows, compiled=compiled).append_column("json", pa.array(stretch.json))

@@ -74,8 +74,9 @@ class Part(Protocol):
         """`bury` of one place: its bytes, or None where it was deleted before."""
         ...
 
-    def look(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
-        """What reads these seqs. Made under the topic's lock, called without it: a long read stops no writer."""
+    def look(self, first: int, stop: int, bytes_max: int, *, compiled: bool = True) -> Callable[[], Chunk]:
+        """What reads these seqs. Made under the topic's lock, called without it: a long read stops no writer.
+        `compiled`: the kernel may be asked."""
         ...
 
 
@@ -314,24 +315,25 @@ class Segment:
             return lambda: found
         return None if near else partial(_places, shape, first, stop, bytes_max)
 
-    def look(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
-        return partial(self._read, self.shape(), first, stop, bytes_max)
+    def look(self, first: int, stop: int, bytes_max: int, *, compiled: bool = True) -> Callable[[], Chunk]:
+        return partial(self._read, self.shape(), first, stop, bytes_max, compiled=compiled)
 
-    def _read(self, shape: Shape, first: int, stop: int, bytes_max: int) -> Chunk:
+    def _read(self, shape: Shape, first: int, stop: int, bytes_max: int, *, compiled: bool) -> Chunk:
         if len(shape.index) < (shape.stop - shape.base) * idx.ENTRY_BYTES and not self.rebuild():
             return Chunk(none(), first, Fault(first, shape.stop, 0, "its index is missing and its data is not whole"))
-        found = self._mine(CODEC.read(self.shape() if self.rebuilt else shape, first, stop, bytes_max))
+        shown = self.shape() if self.rebuilt else shape
+        found = self._mine(CODEC.read(shown, first, stop, bytes_max, compiled=compiled))
         if found.fault is None or self.rebuilt is not None or shape.stop != self.stop or not self.rebuild():
             return found
         # It was the index that was wrong, not the data.
-        return self._mine(CODEC.read(self.shape(), first, stop, bytes_max))
+        return self._mine(CODEC.read(self.shape(), first, stop, bytes_max, compiled=compiled))
 
     def _mine(self, chunk: Chunk) -> Chunk:
         """The chunk, if its frames are this topic's: a file in another one's place is as good as damaged."""
         rows = chunk.rows
         if not len(rows):
             return chunk
-        starts = rows.at[np.append(True, rows.at[1:] != rows.at[:-1])]
+        starts = rows.at[np.append(0, np.flatnonzero(rows.at[1:] != rows.at[:-1]) + 1)]
         if (frame.headers(rows.buf, starts)["topic_id"] == self.home.topic_id).all():
             return chunk
         first = int(rows.seq[0])

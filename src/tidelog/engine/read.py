@@ -117,7 +117,7 @@ class Scan:
                 stop = min(stop, start + max(count_max, 64))
                 dead = part.dead()
                 gone = None if dead is None else dead[start - part.base : stop - part.base].copy()
-                look = part.look(start, stop, min(bytes_max, _CHUNK_BYTES))
+                look = part.look(start, stop, min(bytes_max, _CHUNK_BYTES), compiled=core.shared.limits.kernel)
             counts = self._gone(first, start)
         if look is None:
             return Stretch(none(), np.zeros(0, bool), counts, self.last, full=False)
@@ -260,7 +260,7 @@ def table(core: Core, from_seq: int, to_seq: int | None, nodes: Nodes) -> pa.Tab
     batches = []
     for stretch in scan.stretches():
         if len(stretch.rows):
-            batch = to_arrow(stretch.rows)
+            batch = to_arrow(stretch.rows, compiled=core.shared.limits.kernel)
             batches.append(batch.append_column("json", pa.array(stretch.json)))
     retention.harden(core, scan.marks.evict_floor)
     told = {

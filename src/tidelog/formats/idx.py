@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 from struct import Struct
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,10 +28,8 @@ from numpy.typing import NDArray
 from tidelog.errors import BadInput, TooLarge
 from tidelog.formats import batch, frame
 from tidelog.formats.frame import APPEND_BATCH, FLAGS_AT, KIND_AT, OVERHEAD_BYTES, U32_MAX
-from tidelog.formats.rows import EMPTY, Rows
+from tidelog.formats.rows import EMPTY, Flags, Rows
 from tidelog.types import Buffer, Ints
-
-Flags: TypeAlias = NDArray[np.uint8]
 
 HAS_TAG: Final = frame.HAS_TAG
 HAS_NODE: Final = frame.HAS_NODE
@@ -54,6 +52,8 @@ assert ENTRY.itemsize == ENTRY_BYTES, "drawn above, frozen by tests/golden; chan
 
 def flags(rows: Rows) -> Flags:
     """The index flags of each record, read from the frames that hold them."""
+    if rows.flags is not None:
+        return rows.flags
     if not len(rows):
         return np.zeros(0, np.uint8)
     edges = EMPTY if rows.at[0] == rows.at[-1] else np.flatnonzero(rows.at[1:] != rows.at[:-1]) + 1

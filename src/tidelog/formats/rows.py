@@ -13,16 +13,27 @@ There is no Python object per record until somebody asks for `records`. The colu
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from functools import cache
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from tidelog.types import Buffer, Ints, Record
 
+try:
+    from tidelog import kernel
+except ImportError:  # built where there was no compiler
+    COMPILED = False
+else:
+    COMPILED = True
+
+Flags: TypeAlias = NDArray[np.uint8]
 EMPTY: Ints = np.zeros(0, np.int64)
+_NULLS: Final = 1 << 16
 
 
 class Span(NamedTuple):
@@ -48,6 +59,7 @@ class Rows:
     node: Span | None = None
     tag: Span | None = None
     meta: Span | None = None
+    flags: Flags | None = field(default=None, kw_only=True)  # what an index says of each, where somebody looked
 
     def __len__(self) -> int:
         return len(self.seq)
@@ -60,7 +72,10 @@ class Rows:
             self.ts_us[lo:hi],
             self.at[lo:hi],
             self.data.part(lo, hi),
-            *(span and span.part(lo, hi) for span in (self.node, self.tag, self.meta)),
+            self.node and self.node.part(lo, hi),
+            self.tag and self.tag.part(lo, hi),
+            self.meta and self.meta.part(lo, hi),
+            flags=None if self.flags is None else self.flags[lo:hi],
         )
 
     def pick(self, which: Ints) -> Rows:
@@ -71,7 +86,10 @@ class Rows:
             self.ts_us[which],
             self.at[which],
             self.data.pick(which),
-            *(span and span.pick(which) for span in (self.node, self.tag, self.meta)),
+            self.node and self.node.pick(which),
+            self.tag and self.tag.pick(which),
+            self.meta and self.meta.pick(which),
+            flags=None if self.flags is None else self.flags[which],
         )
 
     def between(self, first: int, stop: int) -> Rows:
@@ -148,16 +166,35 @@ def records(rows: Rows) -> Iterator[Record]:
     return map(Record, *columns, *(blank if span is None else values(rows.buf, span) for span in optional))
 
 
-def binary(buf: Buffer, span: Span) -> pa.Array:
-    """A column as an Arrow binary array: without a copy where values lie back to back, else one copy in C++."""
+def room(count: int) -> Ints:
+    """Memory for so many numbers that a table may keep. From Arrow's pool, which has it from tables that are gone: to
+    touch memory for the first time takes as long as to fill it five times."""
+    return np.frombuffer(pa.allocate_buffer(8 * count), np.int64)
+
+
+def binary(buf: Buffer, span: Span, *, compiled: bool = True) -> pa.Array:
+    """A column as an Arrow binary array: without a copy where values lie back to back, else one copy. `compiled`: the
+    kernel may make it."""
     pos, size = span
     count = len(pos)
     if count == 0:
         return pa.array([], pa.binary())
+    total, start = int(size.sum()), int(pos[0])
+    if int(pos[-1] + size[-1]) - start == total and np.array_equal(pos[1:], pos[:-1] + size[:-1]):
+        return _wrap(buf, start, np.append(pos, start + total))
+    if not (COMPILED and compiled) or total >= 1 << 31:
+        return _plain(buf, span)
+    edges, window = pa.allocate_buffer(4 * (count + 1)), pa.allocate_buffer(total)
+    kernel.copied(window, edges, buf, pos, size)
+    return pa.Array.from_buffers(pa.binary(), count, [None, edges, window])
+
+
+def _plain(buf: Buffer, span: Span) -> pa.Array:
+    """The values one behind the other, in Python alone."""
+    pos, size = span
+    count = len(pos)
     ends = pos + size
     start = int(pos[0])
-    if np.array_equal(pos[1:], ends[:-1]):
-        return _wrap(buf, start, np.append(pos, ends[-1]))
     gaps = np.flatnonzero(pos[1:] != ends[:-1]) + 1
     if 8 * len(gaps) < count and bool((pos[gaps] >= ends[gaps - 1]).all()):
         # Many values to a stretch (a batch frame is one): copying the stretches is three times as fast.
@@ -179,7 +216,7 @@ def binary(buf: Buffer, span: Span) -> pa.Array:
     fresh[0] = True
     fresh[1:] = (pos[1:] != pos[:-1]) | (size[1:] != size[:-1])
     first = np.flatnonzero(fresh)
-    return binary(buf, span.pick(first)).take(pa.array(np.cumsum(fresh) - 1))
+    return binary(buf, span.pick(first), compiled=False).take(pa.array(np.cumsum(fresh) - 1))
 
 
 def _wrap(buf: Buffer, start: int, edges: Ints) -> pa.Array:
@@ -203,17 +240,27 @@ SCHEMA = pa.schema(
 )
 
 
-def to_arrow(rows: Rows) -> pa.RecordBatch:
+@cache
+def _nulls() -> pa.Array:
+    return pa.nulls(_NULLS, pa.binary())
+
+
+def _missing(count: int) -> pa.Array:
+    """A column that no record has; cut from one that is there, up to a size that is seldom passed."""
+    return _nulls().slice(0, count) if count <= _NULLS else pa.nulls(count, pa.binary())
+
+
+def to_arrow(rows: Rows, *, compiled: bool = True) -> pa.RecordBatch:
     """The rows as an Arrow batch. `data` borrows the buffer wherever the layout allows it."""
     count = len(rows)
     optional = [
-        pa.nulls(count, pa.binary()) if span is None else binary(rows.buf, span)
+        _missing(count) if span is None else binary(rows.buf, span, compiled=compiled)
         for span in (rows.node, rows.tag, rows.meta)
     ]
     columns = [
         pa.array(rows.seq),
         pa.Array.from_buffers(_TIME, count, [None, pa.py_buffer(np.ascontiguousarray(rows.ts_us))]),
         *optional,
-        binary(rows.buf, rows.data),
+        binary(rows.buf, rows.data, compiled=compiled),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
 from tidelog.errors import Corrupt
-from tidelog.formats import batch, idx, lone
+from tidelog.formats import batch, idx, indexed, lone
 from tidelog.formats.frame import (
     APPEND,
     APPEND_BATCH,
@@ -130,17 +130,20 @@ def walk_indexed(
     *,
     check: bool,
     origin: int = 0,
+    compiled: bool = True,
 ) -> Rows:
     """Records [first_index, stop_index) of a sealed segment whose entry 0 is seq `base`. `origin` is where the first
     byte of `buf` lies in the segment's data.
 
     Headers are always held against the index; checksums only with `check`, which is for bytes that the
-    segment's footer has not vouched for. A disagreement raises Corrupt with its position.
+    segment's footer has not vouched for. A disagreement raises Corrupt with its position. `compiled`: the kernel may
+    have the first look.
     """
     view = memoryview(buf)
     part = entries[first_index:stop_index]
-    if len(part) and (quick := lone.named(view, part, base + first_index, check=check, origin=origin)) is not None:
-        return quick
+    for quick in (indexed.rows, lone.named) if compiled else (lone.named,):
+        if len(part) and (found := quick(view, part, base + first_index, check=check, origin=origin)) is not None:
+            return found
     # Column by column: picking whole entries moves them field by field.
     flags = np.ascontiguousarray(part["flags"])
     at: Ints = part["frame_offset"].astype(np.int64) - origin

@@ -72,6 +72,12 @@ def test_a_table_holds_what_pages_hold(durability: str) -> None:
     table.validate(full=True)
 
 
+@pytest.mark.parametrize("durability", CLASSES)
+def test_with_and_without_the_kernel_tables_are_the_same(durability: str) -> None:
+    tables = [mixed(World(**TINY, kernel=kernel), durability).to_arrow() for kernel in (True, False)]
+    assert tables[0].equals(tables[1], check_metadata=True)
+
+
 @pytest.mark.parametrize("restart", RESTARTS)
 def test_a_table_is_the_same_behind_a_restart(restart: Restart) -> None:
     world = World(**TINY)

@@ -208,14 +208,16 @@ class TideCodec(Codec):
         foot = self._footer(shape)
         return idx.read(shape.index) if foot is None else self._checked_index(shape, foot)
 
-    def read(self, shape: Shape, first: int, stop: int, bytes_max: int, /) -> Chunk:
+    def read(self, shape: Shape, first: int, stop: int, bytes_max: int, /, *, compiled: bool = True) -> Chunk:
         foot, entries = self._footer(shape), self.index(shape)
         lo, hi = first - shape.base, min(stop - shape.base, len(entries))
         if lo >= hi:
             return Chunk(none(), stop)
         hi, low, high = self._bytes(entries["frame_offset"], lo, hi, bytes_max, shape.data.size)
         trusted = foot is not None and self._vouched(shape, foot, low, high)
-        return self._decode(shape.data.fetch(low, high), entries[lo:hi], first, low, check=not trusted)
+        return self._decode(
+            shape.data.fetch(low, high), entries[lo:hi], first, low, check=not trusted, compiled=compiled
+        )
 
     def window(self, shape: Shape, first: int, stop: int, bytes_max: int, /) -> tuple[int, int] | None:
         """Which bytes of the data `read` would look at, if all that it trusts was checked before; else None."""
@@ -264,12 +266,14 @@ class TideCodec(Codec):
                 shape.verified.add(chunk)
         return True
 
-    def _decode(self, buf: Buffer, part: NDArray[np.void], first: int, low: int, *, check: bool) -> Chunk:
+    def _decode(
+        self, buf: Buffer, part: NDArray[np.void], first: int, low: int, *, check: bool, compiled: bool
+    ) -> Chunk:
         stop = len(part)
         fault = None
         while stop:
             try:
-                rows = scan.walk_indexed(buf, part, 0, stop, first, check=check, origin=low)
+                rows = scan.walk_indexed(buf, part, 0, stop, first, check=check, origin=low, compiled=compiled)
             except Corrupt as error:
                 # What lies before the damaged frame is still good: ask for that much less.
                 at, bad = part["frame_offset"], low + error.pos
