@@ -244,6 +244,7 @@ class Block:
 
 def _window(pieces: list[Piece], start: int, lo: int, hi: int) -> Buffer:
     """Bytes [lo, hi) of pieces that start at `start`; without a copy where one piece in memory has them all."""
+    pieces = _adjoined(pieces)
     if len(pieces) == 1:
         piece = pieces[0]
         return (
@@ -253,6 +254,18 @@ def _window(pieces: list[Piece], start: int, lo: int, hi: int) -> Buffer:
         )
     loaded = [piece.read(0, len(piece)) if isinstance(piece, Stored) else piece for piece in pieces]
     return memoryview(b"".join(loaded))[lo - start : hi - start]
+
+
+def _adjoined(pieces: list[Piece]) -> list[Piece]:
+    """The same bytes in fewer pieces: writes that lie one behind the other in a WAL file are read at once."""
+    found: list[Piece] = []
+    for piece in pieces:
+        last = found[-1] if found else b""
+        if isinstance(piece, Stored) and isinstance(last, Stored) and last.is_before(piece):
+            found[-1] = Stored(last.file, last.pos, last.size + piece.size)
+        else:
+            found.append(piece)
+    return found
 
 
 def _loaded(piece: Stored) -> bytes:

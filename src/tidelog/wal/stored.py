@@ -19,6 +19,10 @@ class Stored:
     def __len__(self) -> int:
         return self.size
 
+    def is_before(self, other: Stored) -> bool:
+        """Whether the other one begins where this one ends."""
+        return self.file is other.file and self.pos + self.size == other.pos
+
     def read(self, lo: int, hi: int) -> bytes:
         """Bytes [lo, hi) of it. Damaged where the disk does not give them back."""
         try:

@@ -107,6 +107,28 @@ def test_bytes_that_changed_in_the_wal_are_told_and_never_copied() -> None:
 
 
 @pytest.mark.usefixtures("large")
+def test_writes_that_lie_one_behind_the_other_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: count the reads of a table. A write of another topic between two, and a new file, begin another one."""
+    world = World(wal_shards=1)
+    topic, other = world.log.topic("t"), world.log.topic("u")
+    wanted = [[b"%d" % number * 20, b"y"] for number in range(9)]
+    for number, many in enumerate(wanted):
+        topic.append(many)
+        if number == 5:
+            other.append(b"z")
+    assert len(stored(topic)) == 9
+    sizes, read = list[int](), Stored.read
+
+    def counted(piece: Stored, lo: int, hi: int) -> bytes:
+        sizes.append(hi - lo)
+        return read(piece, lo, hi)
+
+    monkeypatch.setattr(Stored, "read", counted)
+    assert topic.to_arrow()["data"].to_pylist() == [data for many in wanted for data in many]
+    assert sizes == [sum(len(piece) for piece in some) for some in (stored(topic)[:6], stored(topic)[6:])]
+
+
+@pytest.mark.usefixtures("large")
 def test_a_reader_keeps_what_it_looks_at_when_the_wal_forgets_it() -> None:
     world = World(wal_file_bytes=256)
     topic = world.log.topic("t")
