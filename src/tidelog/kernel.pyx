@@ -1,11 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """[hot] JSON text in and out, compiled: `joined` makes it of rows, `batched` of a batch as it lies there, `datas` takes
 the records out of the body of a write. The values of a batch on their way into frames: `are_bytes`, `lengths`,
-`gather`. And small writes from the socket to the answer: `Gate`, `datas_of`, `written`, `answer`.
+`gather`. Records on their way into columns: `indexed` finds them, `copied` lays their values into memory that `lent`
+has used before. And small writes from the socket to the answer: `Gate`, `datas_of`, `written`, `answer`.
 
 Each has a twin in Python that says what is right and is the oracle of its tests: `formats.json_rows.plain`,
-`formats.json_batch.plain`, `server.api.plain`, those of `formats.values`, `server.http.gate`, `server.http.reply` and
-`server.api.write`. Where there was no compiler there is no such module, and the twins serve.
+`formats.json_batch.plain`, `server.api.plain`, those of `formats.values`, `scan.walk_indexed` without it,
+`formats.rows.plain`, `server.http.gate`, `server.http.reply` and `server.api.write`. Where there was no compiler there is
+no such module, and the twins serve.
 
     made     ┌──────────────────────────────────┬┄┄┄┄┄┄┄┐      as much as the rows can need at most, by their sizes
     row i    {"$seq":…,"$ts":…,…,"data":…}…     ┊       ┊      escaped and copied in one pass
@@ -15,8 +17,8 @@ Nothing is believed: a value that lies outside the buffer is refused, and no row
 small keeps the interpreter's lock: whoever lets go of it waits for it as long as another thread likes.
 """
 
-from cpython.buffer cimport PyBUF_CONTIG, PyBUF_SIMPLE, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
-from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
+from cpython.buffer cimport PyBUF_CONTIG, PyBUF_SIMPLE, PyBUF_STRIDES, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_FromStringAndSize, PyByteArray_GET_SIZE
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
@@ -622,6 +624,55 @@ def copied(into, edges, buf, pos, size):
             done = fill_copied(&page, <char*>room.buf, room.len, <char*>offsets.buf)
     if not done:
         raise ValueError("a value lies outside of the buffer, or they do not fill the memory")
+
+
+# ── memory of columns ─────────────────────────────────────────────────────────────────────────────
+
+cdef enum:
+    LENT_STEP = 1 << 12
+    KEPT_MOST = 64 << 20  # a table of 500 000 records of 100 bytes
+
+cdef list _kept = []  # what came back, in the order in which it did
+cdef Py_ssize_t _kept_bytes = 0
+
+
+cdef class Lent:
+    """Memory that comes back when nobody looks at it any more, through whatever views of it there are: each of them
+    holds this, and this holds the memory."""
+
+    cdef bytearray _memory
+    cdef Py_ssize_t _size
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, PyByteArray_AS_STRING(self._memory), self._size, False, flags)
+
+    def __dealloc__(self):
+        global _kept_bytes
+        cdef Py_ssize_t size
+        if self._memory is not None:
+            size = PyByteArray_GET_SIZE(self._memory)
+            if _kept is not None and _kept_bytes + size <= KEPT_MOST:
+                _kept_bytes += size
+                _kept.append(self._memory)
+
+
+def lent(Py_ssize_t size):
+    """Memory of this size with anything in it, of something that is gone where there is such."""
+    global _kept_bytes
+    cdef Py_ssize_t i, found
+    cdef Lent made = Lent()  # first: whatever is collected on the way may come back as well
+    if size < 0:
+        raise ValueError("no memory is that small")
+    for i in range(len(_kept) - 1, -1, -1):
+        found = PyByteArray_GET_SIZE(<bytearray>_kept[i])
+        if size <= found <= size + (size >> 2) + LENT_STEP:
+            made._memory = <bytearray>_kept.pop(i)
+            _kept_bytes -= found
+            break
+    else:
+        made._memory = PyByteArray_FromStringAndSize(NULL, (size + LENT_STEP - 1) // LENT_STEP * LENT_STEP)
+    made._size = size
+    return made
 
 
 # ── the body of a write ───────────────────────────────────────────────────────────────────────────

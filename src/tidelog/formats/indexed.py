@@ -35,7 +35,7 @@ def rows(buf: Buffer, entries: NDArray[np.void], first_seq: int, *, check: bool,
         return None
     count = len(entries)
     # What a table keeps is apart from what nobody wants any more once there is one.
-    seq, ts_us = room(count), room(count)
+    seq, ts_us = (np.frombuffer(room(8 * count), np.int64) for _ in range(2))
     at, pos, size = np.empty((3, count), np.int64)
     flags, data = np.empty(count, np.uint8), Span(pos, size)
     node = tag = None

@@ -34,6 +34,7 @@ else:
 Flags: TypeAlias = NDArray[np.uint8]
 EMPTY: Ints = np.zeros(0, np.int64)
 _NULLS: Final = 1 << 16
+_LENT: Final = 1 << 15  # bytes; less is as quickly had elsewhere
 
 
 class Span(NamedTuple):
@@ -166,10 +167,11 @@ def records(rows: Rows) -> Iterator[Record]:
     return map(Record, *columns, *(blank if span is None else values(rows.buf, span) for span in optional))
 
 
-def room(count: int) -> Ints:
-    """Memory for so many numbers that a table may keep. From Arrow's pool, which has it from tables that are gone: to
-    touch memory for the first time takes as long as to fill it five times."""
-    return np.frombuffer(pa.allocate_buffer(8 * count), np.int64)
+def room(size: int) -> pa.Buffer:
+    """Memory for a column that a table may keep; that of columns that are gone, where the kernel has it. To touch
+    memory for the first time takes as long as to fill it four times, and what Arrow's own pool keeps, it keeps for a
+    moment."""
+    return pa.py_buffer(kernel.lent(size)) if COMPILED and size >= _LENT else pa.allocate_buffer(size)
 
 
 def binary(buf: Buffer, span: Span, *, compiled: bool = True) -> pa.Array:
@@ -183,14 +185,14 @@ def binary(buf: Buffer, span: Span, *, compiled: bool = True) -> pa.Array:
     if int(pos[-1] + size[-1]) - start == total and np.array_equal(pos[1:], pos[:-1] + size[:-1]):
         return _wrap(buf, start, np.append(pos, start + total))
     if not (COMPILED and compiled) or total >= 1 << 31:
-        return _plain(buf, span)
-    edges, window = pa.allocate_buffer(4 * (count + 1)), pa.allocate_buffer(total)
+        return plain(buf, span)
+    edges, window = room(4 * (count + 1)), room(total)
     kernel.copied(window, edges, buf, pos, size)
     return pa.Array.from_buffers(pa.binary(), count, [None, edges, window])
 
 
-def _plain(buf: Buffer, span: Span) -> pa.Array:
-    """The values one behind the other, in Python alone."""
+def plain(buf: Buffer, span: Span) -> pa.Array:
+    """`binary` of values that do not lie back to back, in Python alone."""
     pos, size = span
     count = len(pos)
     ends = pos + size

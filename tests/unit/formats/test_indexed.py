@@ -208,6 +208,78 @@ def test_edges_are_one_more_than_values() -> None:
         kernel.copied(bytearray(1), np.zeros(1, np.int32), b"1", *span([(0, 1)]))
 
 
+# Memory that is used again -----------------------------------------------------------------------------
+
+MIB = 1 << 20
+
+
+def address(view: Any) -> int:
+    found: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return found
+
+
+def test_memory_is_of_one_at_a_time() -> None:
+    held = [kernel.lent(MIB) for _ in range(8)]
+    for number, view in enumerate(held):
+        np.frombuffer(view, np.uint8)[:] = number
+    assert [set(bytes(view)) for view in held] == [{number} for number in range(8)]
+    places = {address(view) for view in held}
+    assert len(places) == 8
+
+
+def test_memory_comes_back_when_the_last_view_of_it_is_gone() -> None:
+    """Method: slices of arrays, and arrays of Arrow, each of which may be the last."""
+    size = 3 * MIB + 123
+    whole = np.frombuffer(kernel.lent(size), np.uint8)
+    place, part = address(whole), whole[5:9].view(np.int32)
+    del whole
+    other = kernel.lent(size)
+    assert address(other) != place
+    del part
+    buffer = pa.py_buffer(kernel.lent(size))
+    assert address(buffer) == place, "what came back last is taken first"
+    column = pa.Array.from_buffers(pa.uint8(), 100, [None, buffer])[50:]
+    del buffer
+    assert address(kernel.lent(size)) != place
+    del column
+    assert address(kernel.lent(size)) == place
+
+
+def test_memory_is_as_long_as_asked_for_and_taken_where_it_fits() -> None:
+    big = kernel.lent(5 * MIB)
+    place = address(big)
+    del big
+    assert address(kernel.lent(MIB)) != place, "a small one does not hold a large one"
+    again = kernel.lent(5 * MIB - 1000)
+    assert (address(again), len(memoryview(again))) == (place, 5 * MIB - 1000)
+    with pytest.raises(ValueError):
+        kernel.lent(-1)
+    assert len(memoryview(kernel.lent(0))) == 0
+
+
+def test_what_is_kept_is_bounded() -> None:
+    """Method: what was kept has its mark in it, what is fresh has not."""
+    held = [kernel.lent(8 * MIB) for _ in range(12)]
+    for view in held:
+        np.frombuffer(view, np.uint8)[:8] = np.frombuffer(b"my mark!", np.uint8)
+    del view
+    held.clear()
+    again = [kernel.lent(8 * MIB) for _ in range(12)]
+    assert sum(bytes(memoryview(each)[:8]) == b"my mark!" for each in again) <= 8
+
+
+def test_tables_do_not_change_when_others_are_made() -> None:
+    log = b"".join([batch.encode(TOPIC, 1 + 5000 * i, TS, [b"%06d" % i] * 5000) for i in range(3)])
+    entries = idx.entries(scan.walk(log).rows, 1, 15001, len(log))
+    tables = [to_arrow(scan.walk_indexed(log, entries, lo, lo + 9000, 1, check=False)) for lo in (0, 6000)]
+    wanted = [table.to_pydict() for table in tables]
+    for lo in range(0, 6000, 1000):
+        to_arrow(scan.walk_indexed(log, entries, lo, lo + 9000, 1, check=False))
+    assert [table.to_pydict() for table in tables] == wanted
+    assert wanted[0]["data"] == [b"000000"] * 5000 + [b"000001"] * 4000
+    assert wanted[1]["seq"] == list(range(6001, 15001))
+
+
 def test_a_column_that_nobody_has_is_null_however_long() -> None:
     for count in (0, 1, 1 << 16, (1 << 16) + 1):
         numbers = np.arange(count, dtype=np.int64)
