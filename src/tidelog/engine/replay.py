@@ -260,14 +260,17 @@ def _append(core: Core, file: WalFile, which: Ints) -> None:
     jump = np.ones(len(at), np.bool_)
     jump[:-1] = first[1:] != first[:-1] + counts[:-1]
     records, spent = counts.cumsum(), (ends - at).cumsum()
+    jumps, lasts = np.flatnonzero(jump), np.flatnonzero(last)
     lo = skip
     while lo < len(at):
         block = index.growing(int(first[lo]), kept=True)
         before = int(records[lo] - counts[lo]), int(spent[lo] - (ends[lo] - at[lo]))
-        full = records - before[0] >= limits.segment_events_max - (block.stop - block.segment)
-        full |= spent - before[1] >= limits.segment_bytes_max - (block.origin + block.size)
-        stops = np.flatnonzero((jump | (full & last))[lo:])
-        hi = lo + int(stops[0]) + 1 if len(stops) else len(at)
+        room = limits.segment_events_max - (block.stop - block.segment)
+        room_bytes = limits.segment_bytes_max - (block.origin + block.size)
+        # Both only rise, so the frame that fills the segment is searched for and not all of them are compared.
+        full = min(int(records.searchsorted(before[0] + room)), int(spent.searchsorted(before[1] + room_bytes)))
+        stops = (jumps[jumps.searchsorted(lo) :][:1], lasts[lasts.searchsorted(max(full, lo)) :][:1])
+        hi = int(np.concatenate(stops).min()) + 1  # the last frame of all jumps
         row_lo, row_hi = int(starts[lo]), int(starts[hi]) if hi < len(at) else len(rows)
         weight = int(weights[row_hi] - weights[row_lo])
         core.quota.hold(weight)
@@ -280,7 +283,7 @@ def _append(core: Core, file: WalFile, which: Ints) -> None:
             kept=True,
             last_ts=int(heads["ts_ms"][hi - 1]),
         )
-        if full[hi - 1]:
+        if hi > full:
             index.roll()
         core.keep_caps()
         lo = hi
