@@ -18,6 +18,7 @@ from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import Core, Shared
 from tidelog.engine.encode import Batch, Columns, Parts
 from tidelog.engine.idempotency import Pending
+from tidelog.engine.reserve import Booked, ahead, redeem, wants_booking
 from tidelog.engine.results import Appended
 from tidelog.errors import BadInput, Error, TooLarge, TopicFull
 from tidelog.formats import batch as batches
@@ -27,9 +28,6 @@ from tidelog.types import Buffer
 from tidelog.wal import Commit, Stored, Token
 
 _KEY_BYTES_MAX = 256
-_AHEAD_MAX = 1 << 20
-_AHEAD_WITHIN_MS = 1000
-_AHEAD_GROWTH = 8
 Records: TypeAlias = Batch | Columns | Parts
 
 
@@ -37,6 +35,7 @@ class Append(Commit):
     """A staged batch on its way through the WAL."""
 
     __slots__ = (
+        "books",
         "ceiling",
         "core",
         "count",
@@ -67,7 +66,8 @@ class Append(Commit):
         self.core, self.first, self.count, self.ts_ms = core, first, len(batch), ts_ms
         self.weight, self.key = batch.weight, key
         self.reserves = core.config.durability == "disk"
-        self.ceiling = 0
+        self.ceiling = 0  # what its ack puts on record
+        self.books: Booked | None = None  # and what a later sync does
         self.shard = core.shard
         self.token: Token[Appended] = Token(self.shard)
 
@@ -77,13 +77,21 @@ class Append(Commit):
 
     def prepare(self) -> None:
         """Disk class: seqs that a crash could give out again are first put on record, for many writes ahead."""
-        core, last = self.core, self.first + self.count - 1
-        if not self.reserves or last <= core.reserving:
+        if not self.reserves:
             return
-        self.ceiling = core.reserving = last + _ahead(core, self.count)
-        body = bodies.encode(bodies.HeadWatermark(self.ceiling))
-        mark = frame.encode(frame.HEAD_WATERMARK, topic_id=core.id, ts_ms=self.ts_ms, data=body)
-        self.lead(mark)
+        core, last = self.core, self.first + self.count - 1
+        redeem(core, self.shard)
+        if last > core.reserving:
+            self.ceiling = core.reserving = last + ahead(core, self.count)
+            self.lead(self._mark(self.ceiling))
+        elif wants_booking(core, last):
+            self.books = core.booked = Booked(last + ahead(core, self.count))
+            self.precede(self._mark(self.books.ceiling))
+            self.shard.on_want()
+
+    def _mark(self, ceiling: int) -> bytes:
+        body = bodies.encode(bodies.HeadWatermark(ceiling))
+        return frame.encode(frame.HEAD_WATERMARK, topic_id=self.core.id, ts_ms=self.ts_ms, data=body)
 
     def done(self, error: Error | None) -> None:
         core = self.core
@@ -93,6 +101,8 @@ class Append(Commit):
             core.staged_bytes -= self.weight
             if error is None:
                 core.reserved = max(core.reserved, self.ceiling)
+                if self.books is not None:
+                    self.books.file, self.books.end = self.file, self.at + self.size
                 if core.dropped:
                     core.quota.give(self.weight)
                 else:
@@ -100,6 +110,8 @@ class Append(Commit):
             else:
                 core.quota.give(self.weight)
                 core.reserving = core.reserved
+                if self.books is not None:
+                    core.booked = None
             appended = Appended(
                 self.first,
                 last,
@@ -163,15 +175,6 @@ def _records_in(made: bytes) -> int:
     found = frame.get(made, 0, len(made), check=False)
     assert isinstance(found, frame.Frame), "a frame that was just made is one"
     return batches.count(made, found) if found.kind == frame.APPEND_BATCH else 1
-
-
-def _ahead(core: Core, count: int) -> int:
-    """How many seqs to reserve: more where the last reservation did not last, since each costs a sync."""
-    now_ms, least = core.shared.clock.monotonic_ms(), max(core.shared.limits.head_reserve, 4 * count)
-    quick = core.ahead and now_ms - core.reserved_ms < _AHEAD_WITHIN_MS
-    core.ahead = min(max(least, _AHEAD_GROWTH * core.ahead if quick else 0), max(_AHEAD_MAX, least))
-    core.reserved_ms = now_ms
-    return core.ahead
 
 
 def append(core: Core, batch: Batch | Columns, key: str | None) -> Token[Appended]:

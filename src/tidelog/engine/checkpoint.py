@@ -75,9 +75,15 @@ class History:
 
 
 def checkpoint(
-    shared: Shared, registry: Callable[[], tuple[Sequence[Core], int]], history: History, *, final: bool
+    shared: Shared,
+    registry: Callable[[], tuple[Sequence[Core], int]],
+    history: History,
+    *,
+    final: bool,
+    rest: Callable[[], object] = lambda: None,
 ) -> None:
-    """Make a checkpoint. `final`: nobody writes any more, so no seq needs to stay reserved."""
+    """Make a checkpoint. `final`: nobody writes any more, so no seq needs to stay reserved. `rest` is called after each
+    step of the copying, with no lock held."""
     positions = [shard.position() for shard in shared.shards]
     # Asked behind the positions: a topic that is dropped from here on has its frame where replay begins.
     cores, next_topic_id = registry()
@@ -87,7 +93,7 @@ def checkpoint(
     doomed: list[str] = []
     for core in cores:
         try:
-            _write(core)
+            _write(core, rest)
             row, gone = _stock(core, final=final)
         except OSError:
             if not core.dropped:
@@ -114,7 +120,7 @@ def checkpoint(
 # ── one topic: frames into files ──────────────────────────────────────────────────────────────────
 
 
-def _write(core: Core) -> None:
+def _write(core: Core, rest: Callable[[], object]) -> None:
     with core.lock:
         core.frozen = None
         if core.dropped:
@@ -125,12 +131,13 @@ def _write(core: Core) -> None:
     if chapters:
         core.shared.disk.make_dir(home.directory)
     for chapter in chapters:
-        _write_chapter(home, chapter)
+        _write_chapter(home, chapter, rest)
     if any(chapter.segment is None for chapter in chapters):  # its names may be an earlier attempt's, never synced
         core.shared.disk.sync_dir(home.directory)
     for chapter in chapters:
         if chapter.complete:
             _seal(home, chapter)
+            rest()
     with core.lock:
         for chapter in chapters:
             _adopt(core, home, chapter)
@@ -155,14 +162,14 @@ def _chapters(core: Core) -> list[Chapter]:
     return [chapter for chapter in chapters if chapter.blocks or chapter.complete]
 
 
-def _write_chapter(home: Home, chapter: Chapter) -> None:
+def _write_chapter(home: Home, chapter: Chapter, rest: Callable[[], object]) -> None:
     """Write blocks where they belong. At fixed places: doing it twice changes nothing."""
     if not chapter.blocks:
         return
     data = _open(home.disk, home.path(chapter.base, ".data"))
     try:
         for block, _ in chapter.blocks:
-            _copy(block, data)
+            _copy(block, data, rest)
         data.sync()
     finally:
         data.close()
@@ -175,7 +182,7 @@ def _write_chapter(home: Home, chapter: Chapter) -> None:
         index.close()
 
 
-def _copy(block: Block, data: File) -> None:
+def _copy(block: Block, data: File, rest: Callable[[], object]) -> None:
     """Byte for byte, some at a time: what lies in the WAL is not brought into memory as a whole."""
     at, size, held = block.origin, 0, list[Buffer]()
     for piece in block.pieces():
@@ -184,6 +191,7 @@ def _copy(block: Block, data: File) -> None:
         if size >= _COPY_BYTES:
             data.write_pieces(at, held)
             at, size, held = at + size, 0, []
+            rest()
     if held:
         data.write_pieces(at, held)
 
@@ -264,7 +272,7 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
             core.name,
             core.config.to_json(),
             head,
-            head if final else max(core.reserved, head),
+            head if final else max(core.ceiling, head),
             min(index.earliest, head + 1),
             marks.cap,
             marks.ttl,

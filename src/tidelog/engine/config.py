@@ -194,11 +194,12 @@ class EngineConfig:
     May differ from one start to the next."""
 
     wal_file_bytes: int = 64 << 20
-    """A WAL file is reserved at this size and left for the next when a batch does not fit. The step in which
-    space comes back after a checkpoint."""
+    """A WAL file is reserved at this size and left for the next when a batch does not fit; where the disk lags behind,
+    at up to four times this. The step in which space comes back after a checkpoint."""
 
     checkpoint_bytes: int = 64 << 20
-    """Move records from the WAL to segments after this much. Bounds what a restart replays and what memory holds."""
+    """Move records from the WAL to segments after this much, at leisure while no more than twice as much comes on top.
+    Bounds what a restart replays and what memory holds."""
 
     checkpoint_ms: int = 60_000
     """Checkpoint at least this often while there is something to move."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tidelog.engine.queues.history import Journal
     from tidelog.engine.queues.projection import Projection
     from tidelog.engine.queues.state import State
+    from tidelog.engine.reserve import Booked
     from tidelog.engine.routing.holding import Frozen
     from tidelog.engine.routing.lane import Lane
     from tidelog.wal import Commit
@@ -107,6 +108,7 @@ class Core:
         self.reserved = 0  # disk class: seqs up to here are known, durably, to be taken
         self.reserving = 0  # as `reserved`, with what the commit that is being written adds
         self.reserved_ms, self.ahead = 0, 0
+        self.booked: Booked | None = None  # those behind them, once the disk has the mark
         self.hardened = 1  # the evict floor that a power cut cannot take back
         self.flooring: Token[int] | None = None
         self.window: Window[Token[Appended], Appended] = Window()
@@ -153,6 +155,12 @@ class Core:
     def hardens(self) -> bool:
         """Whether a floor has to be made durable before a reader is told of it."""
         return self.config.durability == "disk" or (self.guarding and not self.ephemeral)
+
+    @property
+    def ceiling(self) -> int:
+        """Seqs up to here may be taken for given out by whoever replays what was written."""
+        booked = self.booked
+        return max(self.reserved, self.reserving, 0 if booked is None else booked.ceiling)
 
     def state(self) -> TopicState:
         with self.lock:

@@ -53,7 +53,7 @@ class Engine(Routers):
         self._upkeep = Upkeep(self._shared, opened.history, self._listed, self.report)
         self._keepers: list[Keeper] = []
         if threads and self._shared.shards:
-            self._keepers = keepers(self._shared, self._sync, self._keep, self.report)
+            self._keepers = keepers(self._shared, self._sync, self._keep, self._upkeep.hurry, self.report)
             for shard in self._shared.shards:
                 shard.start()
             self._routing = self._routed(threaded=True)
@@ -282,9 +282,7 @@ class Engine(Routers):
         self._note()
         if not self._routing.threaded:
             self._routing.settle()
-        self._upkeep.age()
-        if self._upkeep.is_due:
-            self.checkpoint()
+        self._upkeep.keep(self._routing.settle)
 
     def _note(self) -> None:
         """Write down what happened to jobs."""

@@ -19,6 +19,8 @@ failed write-back once per open file.
 The first file is small and each next one four times as large, up to `file_bytes`: whoever writes little
 pays for little, and whoever writes much and syncs often soon writes into files that were filled with zeros ahead.
 Whoever has 256 KiB or more to sync at a time gains nothing from zeros, and the next file is of full size at once.
+Whoever writes faster than the disk takes it would wait, at a rotation, for all that the disk has not yet: where that
+is much the file is made longer instead, up to four times `file_bytes`, and left once the disk has caught up.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ from tidelog.wal.spare import STEP_BYTES, Spare
 FIRST_BYTES: Final = 1 << 20
 COARSE_BYTES: Final = 1 << 18
 WAITING_BYTES: Final = 8 << 20
+LAGGING_BYTES: Final = 4 << 20
 _GROWTH: Final = 4
 
 
@@ -94,7 +97,7 @@ class Writer:
         self.latch.check()
         if not size:
             return
-        if self._pos and self._pos + size > self._room:
+        if self._pos and self._pos + size > self._room and not self._stretch(size):
             self._rotate()
         try:
             self._file.write_pieces(self._pos, pieces)
@@ -174,6 +177,18 @@ class Writer:
                 self._open = False
                 self._file.close()
                 self._spare.drop()
+
+    def _stretch(self, size: int) -> bool:
+        """Make room for a batch in this file, where a rotation would have to wait for much; False: rotate."""
+        room, lagging = self._room + self._file_bytes, self._is_coarse and self._pos - self._synced >= LAGGING_BYTES
+        if not lagging or not self._pos + size <= room <= _GROWTH * self._file_bytes:
+            return False
+        try:
+            self._file.reserve(room)
+        except OSError:
+            return False  # a rotation meets the same trouble, and knows what to make of it
+        self._room = room
+        return True
 
     def _rotate(self) -> None:
         with self._syncing:

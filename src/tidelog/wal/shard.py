@@ -219,6 +219,10 @@ class Shard:
         with self._my_turn():
             return self._writer.synced
 
+    def has_synced(self, file: File, end: int) -> bool:
+        """Whether what a commit wrote before `end` of its file survives a power cut. For `prepare`: it has the turn."""
+        return file is not self._writer.reader or self._writer.synced.pos >= end
+
     def want(self) -> None:
         """Have the writer thread, where there is one, commit what is queued."""
         with self.lock:

@@ -29,7 +29,7 @@ from tidelog.disk.seam import File
 from tidelog.errors import DiskFull, Error, Latched
 from tidelog.formats import frame, scan
 from tidelog.testing import SimDisk, SyncMode
-from tidelog.wal import Shard, Verdict, Writer, replay
+from tidelog.wal import Shard, Verdict, Writer, file, replay
 from tidelog.wal.spare import Spare
 
 Patch = pytest.MonkeyPatch
@@ -202,6 +202,22 @@ def with_and_without_promise(history: History) -> None:
             history.synced()
 
 
+def behind_the_disk(history: History) -> None:
+    """More waits for the disk than a rotation should wait for: files are made longer, and left when they are synced."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file, "LAGGING_BYTES", FILE_BYTES // 2)
+        patch.setattr(file, "COARSE_BYTES", 1)
+        bench = history.start()
+        for data in (A, B, C, D, E, F):
+            bench.write(data, durable=False)
+        assert bench.writer.rotations == 0, "it was made longer for the fifth"
+        bench.shard.tick()
+        history.synced()
+        bench.write(b"g" * 700, durable=False)
+        bench.write(b"h" * 800)
+        assert bench.writer.rotations == 1, "little waited"
+
+
 def batches(history: History) -> None:
     bench = history.start(batch_frames=5)
     for datas, durable in (([A], False), ([b"1", B, b"2"], False), ([C], True), ([b"3", b"4"], False), ([D, E], False)):
@@ -296,6 +312,7 @@ WORKLOADS: list[Workload] = [
     one_by_one,
     with_a_spare,
     with_and_without_promise,
+    behind_the_disk,
     batches,
     larger_than_a_file,
     no_room,
@@ -447,6 +464,7 @@ PLANTED: list[tuple[Callable[[Patch], None], Workload]] = [
     (ack_before_the_sync, one_by_one),
     (no_directory_sync, one_by_one),
     (rotate_without_a_sync, with_and_without_promise),
+    (rotate_without_a_sync, behind_the_disk),
     (a_spare_is_named_before_it_is_whole, with_a_spare),
     (a_failed_write_stays_where_it_is, no_room),
     (a_failed_write_is_taken_back_but_not_durably, no_room),
@@ -460,7 +478,7 @@ PLANTED: list[tuple[Callable[[Patch], None], Workload]] = [
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("bug", "workload"), PLANTED, ids=[bug.__name__ for bug, _ in PLANTED])
+@pytest.mark.parametrize(("bug", "workload"), PLANTED, ids=[f"{bug.__name__} {work.__name__}" for bug, work in PLANTED])
 def test_the_sweep_catches(bug: Callable[[Patch], None], workload: Workload, monkeypatch: Patch) -> None:
     assert not sweep(workload, limit=40).failures
     bug(monkeypatch)

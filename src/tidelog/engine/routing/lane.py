@@ -214,7 +214,7 @@ class Passed(Commit):
 
     def prepare(self) -> None:
         lane = self.lane
-        if self.jumps or (lane.direct and lane.dest.reserving > self.before.head):
+        if self.jumps or (lane.direct and lane.dest.ceiling > self.before.head):
             self.lead(lane.reached(self.before, again=True))
             lane.marked = (self.before.cursor, lane.dest.shard.failed)
         lane.direct = False

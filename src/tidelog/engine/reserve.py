@@ -1,0 +1,60 @@
+"""[shell] Seqs of class `disk`, on record before they are given out: a crash may lose a record, never free its seq.
+
+    head        reserving                booked
+    ├──────────────┼────────────────────────┤
+    │ may be used  │ once the disk has what says so: a mark that went along with a write
+                     when a quarter was used in no time, and for whose sync nobody waits
+
+A write whose seqs lie behind `reserving` brings a mark of its own and waits until it is synced: the first one does, and
+one that comes before the disk has the mark that was booked. How many are taken at a time: docs/decisions/0008.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from tidelog.disk.seam import File
+    from tidelog.engine.core import Core
+    from tidelog.wal import Shard
+
+_MOST: Final = 1 << 20
+_WITHIN_MS: Final = 1000
+_GROWTH: Final = 8
+
+
+@dataclass(slots=True)
+class Booked:
+    """A mark on its way to the disk."""
+
+    ceiling: int
+    file: File | None = None  # where it was written; None: it is about to be
+    end: int = 0
+
+
+def redeem(core: Core, shard: Shard) -> None:
+    """Let what was booked be used, where the disk has the mark by now. In the committer's turn."""
+    booked = core.booked
+    if booked is None or booked.file is None or not shard.has_synced(booked.file, booked.end):
+        return
+    with core.lock:
+        core.reserved = max(core.reserved, booked.ceiling)
+        core.reserving, core.booked = max(core.reserving, core.reserved), None
+
+
+def wants_booking(core: Core, last: int) -> bool:
+    """Whether a write up to `last` should take a mark along for those behind it: a quarter was used, and in no time."""
+    return core.booked is None and 4 * (core.reserving - last) < 3 * core.ahead and _is_quick(core, _WITHIN_MS // 4)
+
+
+def ahead(core: Core, count: int) -> int:
+    """How many seqs to reserve: more where the last reservation did not last, since each costs a sync."""
+    least, quick = max(core.shared.limits.head_reserve, 4 * count), core.ahead and _is_quick(core, _WITHIN_MS)
+    core.ahead = min(max(least, _GROWTH * core.ahead if quick else 0), max(_MOST, least))
+    core.reserved_ms = core.shared.clock.monotonic_ms()
+    return core.ahead
+
+
+def _is_quick(core: Core, within_ms: int) -> bool:
+    return core.shared.clock.monotonic_ms() - core.reserved_ms < within_ms

@@ -1,0 +1,98 @@
+"""A checkpoint that nobody waits for makes room for those who write, until it is behind, or somebody waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Event, Thread
+
+import pytest
+from tests.unit.engine.world import LIMIT_S, World
+
+import tidelog
+from tidelog.engine import Engine, pace
+from tidelog.engine.upkeep import Hurry
+from tidelog.testing import ManualClock, SimDisk
+
+MIB = 1 << 20
+LONG_US = 3_600_000_000
+
+
+@pytest.mark.parametrize(
+    ("took_us", "written", "fresh", "rest_us"),
+    [
+        (1000, MIB, MIB, 3000),
+        (1000, 1, 128 * MIB - 1, 3000),
+        (1000, 1, 128 * MIB, 0),  # twice what a checkpoint is due after: it must not fall behind any further
+        (1000, 0, MIB, 0),  # nobody wrote meanwhile
+        (50_000, MIB, MIB, 20_000),  # long enough for anybody who waits for a sync
+        (0, MIB, MIB, 0),
+    ],
+)
+def test_how_long_it_rests(took_us: int, written: int, fresh: int, rest_us: int) -> None:
+    assert pace.rest_us(took_us, written, fresh, 64 * MIB) == rest_us
+
+
+def test_it_is_told_how_long_a_step_took_and_what_was_written_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: segments of two records, so that each is a step; somebody writes while the second one is made."""
+    world = World(segment_events_max=2, checkpoint_bytes=1)
+    topic = world.log.topic("a")
+    for _ in range(3):
+        topic.append([b"x", b"y"])
+    asked = []
+
+    def rest_us(took_us: int, written: int, fresh: int, trigger: int) -> int:
+        asked.append((took_us, written > 0, fresh > 0, trigger))
+        if len(asked) == 1:
+            world.clock.tick(7)
+            topic.append(b"z")
+        return 0
+
+    monkeypatch.setattr(pace, "rest_us", rest_us)
+    world.log.tick()
+    assert asked == [(0, False, False, 1), (0, True, True, 1), (0, False, True, 1)], "the rest itself is no step"
+
+
+def test_who_is_in_a_hurry_ends_every_rest_and_there_may_be_two() -> None:
+    hurry, rested = Hurry(), []
+    with hurry:
+        with hurry:
+            hurry.wait(LONG_US)
+        hurry.wait(LONG_US)
+    hurry.wait(1)
+    sleeper = Thread(target=lambda: rested.append(hurry.wait(LONG_US)), daemon=True)
+    sleeper.start()
+    sleeper.join(0.01)
+    assert not rested, "nobody is any more"
+    with hurry:
+        sleeper.join(LIMIT_S)
+    assert rested == [None]
+
+
+@pytest.mark.parametrize("ask", [Engine.checkpoint, Engine.close])
+def test_who_asks_for_a_checkpoint_or_for_the_end_does_not_wait_for_one_that_rests(
+    ask: Callable[[Engine], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: the thread's own checkpoint rests for an hour."""
+    resting = Event()
+
+    def rest_us(*_: int) -> int:
+        resting.set()
+        return LONG_US
+
+    monkeypatch.setattr(pace, "rest_us", rest_us)
+    with tidelog.open(
+        "data",
+        disk=SimDisk(),
+        clock=ManualClock(),
+        wal_shards=1,
+        wal_file_bytes=1 << 14,
+        sync_interval_ms=1,
+        checkpoint_bytes=1,
+        segment_events_max=2,
+    ) as log:
+        log.topic("a").append([b"x"] * 4)
+        assert resting.wait(LIMIT_S)
+        asking = Thread(target=ask, args=(log,), daemon=True)
+        asking.start()
+        asking.join(LIMIT_S)
+        assert not asking.is_alive()

@@ -1,0 +1,107 @@
+"""A file that is made longer instead of left, because a rotation would wait for a disk that lags behind."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+from tests.unit.wal.bench import FILE_BYTES, WAL, append, look, path
+
+from tidelog.disk.latch import Latch
+from tidelog.errors import DiskFull, Latched
+from tidelog.testing import SimDisk
+from tidelog.wal import Position, Writer, file, files
+
+STEP = append(b"x" * 454)  # a quarter of a file, but for what is left behind the fourth
+
+
+@pytest.fixture(autouse=True)
+def lagging(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is much for a file of two KiB, and as if every sync were a large one."""
+    monkeypatch.setattr(file, "LAGGING_BYTES", FILE_BYTES // 2)
+    monkeypatch.setattr(file, "COARSE_BYTES", 1)
+
+
+def make(disk: SimDisk) -> Writer:
+    return Writer(disk, WAL, first=1, file_bytes=FILE_BYTES, latch=Latch(WAL))
+
+
+def fill(writer: Writer, count: int) -> None:
+    for _ in range(count):
+        writer.write([STEP], size=len(STEP), frames=1)
+
+
+def test_where_much_waits_for_the_disk_nobody_waits_with_it() -> None:
+    """Method: the exact operations. No sync, no new name: only room."""
+    disk = SimDisk(trace=True)
+    writer = make(disk)
+    fill(writer, 4)
+    began = len(disk.trace)
+    fill(writer, 1)
+    assert disk.trace[began:] == [f"reserve {path(1)} to {2 * FILE_BYTES}", f"write {path(1)}@2000+500"]
+    assert (writer.rotations, writer.position, writer.synced) == (0, Position(1, 2500), Position(1, 0))
+
+
+def test_it_is_left_when_the_disk_has_caught_up() -> None:
+    disk = SimDisk()
+    writer = make(disk)
+    fill(writer, 7)
+    writer.sync()
+    fill(writer, 1)
+    assert writer.rotations == 0, "there was room for it"
+    fill(writer, 1)
+    assert (writer.rotations, writer.position) == (1, Position(9, 500))
+    assert len(disk.read_file(path(9))) == FILE_BYTES, "the next one is as large as any"
+
+
+def test_it_is_four_times_as_large_as_others_and_no_larger() -> None:
+    """Space comes back file by file."""
+    disk = SimDisk()
+    writer = make(disk)
+    fill(writer, 40)
+    assert [len(disk.read_file(path(first))) for first in files(disk, WAL)] == [4 * FILE_BYTES] * 2 + [FILE_BYTES * 2]
+    assert look(disk).datas == [b"x" * 454] * 40
+
+
+def test_a_batch_that_is_too_large_for_it_gets_another() -> None:
+    disk = SimDisk()
+    writer = make(disk)
+    fill(writer, 4)
+    large = append(b"y" * 2 * FILE_BYTES)
+    writer.write([large], size=len(large), frames=1)
+    assert (writer.rotations, writer.position) == (1, Position(5, len(large)))
+
+
+def test_small_syncs_have_a_file_made_ahead_and_take_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file, "COARSE_BYTES", 1 << 40)
+    writer = make(SimDisk())
+    fill(writer, 5)
+    assert writer.rotations == 1
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
+def test_a_file_that_cannot_be_made_longer_is_left(error: int) -> None:
+    """G25. Nothing was written there, so nothing has to be taken back."""
+    disk = SimDisk()
+    writer = make(disk)
+    fill(writer, 4)
+    disk.fail("reserve", error=error)
+    fill(writer, 1)
+    assert (writer.rotations, writer.position, writer.latch.closed) == (1, Position(5, 500), False)
+    assert look(disk).datas == [b"x" * 454] * 5
+
+
+@pytest.mark.parametrize(("error", "raised"), [(errno.ENOSPC, DiskFull), (errno.EIO, Latched)])
+def test_a_write_that_fails_behind_it_is_taken_back_or_ends_all(error: int, raised: type[Exception]) -> None:
+    """G25, G26: as anywhere else in a file."""
+    disk = SimDisk()
+    writer = make(disk)
+    fill(writer, 4)
+    disk.fail("write", error=error, partial=len(STEP) - 1)
+    with pytest.raises(raised):
+        fill(writer, 1)
+    assert writer.position == Position(1, 2000)
+    if raised is DiskFull:
+        assert disk.read_file(path(1)) == STEP * 4 + bytes(2 * FILE_BYTES - 2000)
+        fill(writer, 1)
+        assert look(disk.crash_image("all")).datas == [b"x" * 454] * 5
