@@ -824,20 +824,6 @@ def datas(bytes body not None, Py_ssize_t most):
     return found if take_datas(body, most, found) else None
 
 
-cdef inline bint is_ascii(bytes text) noexcept:
-    cdef const uint8_t* at = <const uint8_t*>PyBytes_AS_STRING(text)
-    cdef Py_ssize_t i = 0, end = PyBytes_GET_SIZE(text)
-    cdef uint64_t word, seen = 0
-    while i + 8 <= end:
-        memcpy(&word, at + i, 8)
-        seen |= word
-        i += 8
-    while i < end:
-        seen |= at[i]
-        i += 1
-    return not seen & _HIGHS
-
-
 def datas_of(list bodies not None, Py_ssize_t most, Py_ssize_t size_max):
     """`datas` of every body, all in one list, and how many are each one's; None: one of them is for the twin, is not
     ASCII or is longer than `size_max`."""
@@ -845,7 +831,9 @@ def datas_of(list bodies not None, Py_ssize_t most, Py_ssize_t size_max):
     cdef Py_ssize_t before = 0
     cdef bytes body
     for body in bodies:
-        if body is None or PyBytes_GET_SIZE(body) > size_max or not is_ascii(body):
+        if body is None or PyBytes_GET_SIZE(body) > size_max:
+            return None
+        if not is_ascii(<const uint8_t*>PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body)):
             return None
         if not take_datas(body, most, found):
             return None

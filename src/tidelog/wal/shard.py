@@ -96,9 +96,7 @@ class Shard:
         window_ms: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.window_ms = window_ms  # asked by the writer thread: how long it may gather before it writes
-        self.on_want: Callable[[], None] = lambda: (
-            None
-        )  # somebody should `tick` soon: the next file or a sync is wanted
+        self.on_want: Callable[[], None] = lambda: None  # somebody should `tick` soon: a file or a sync is wanted
         self._writer, self._latch = writer, writer.latch
         self._queue_max, self._batch_frames, self._batch_bytes = queue_max, batch_frames, batch_bytes
         self._micros = clock.monotonic_us
