@@ -86,8 +86,8 @@ def meddled(monkeypatch: pytest.MonkeyPatch, meddle: Callable[[], object]) -> No
     plain = Block.look
     left = [meddle]
 
-    def look(block: Block, *asked: int) -> Callable[[], Chunk]:
-        read = plain(block, *asked)
+    def look(block: Block, *asked: int, compiled: bool = True) -> Callable[[], Chunk]:
+        read = plain(block, *asked, compiled=compiled)
 
         def late() -> Chunk:
             while left:
