@@ -198,8 +198,8 @@ class EngineConfig:
     at up to four times this. The step in which space comes back after a checkpoint."""
 
     checkpoint_bytes: int = 64 << 20
-    """Move records from the WAL to segments after this much, at leisure while no more than twice as much comes on top.
-    Bounds what a restart replays and what memory holds."""
+    """Move records from the WAL to segments after this much, at leisure until it is three times as much. Bounds what
+    a restart replays and what memory holds."""
 
     checkpoint_ms: int = 60_000
     """Checkpoint at least this often while there is something to move."""

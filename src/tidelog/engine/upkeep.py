@@ -33,7 +33,7 @@ class Upkeep:
         self._turn = Lock()  # one checkpoint at a time
         self.hurry = Hurry()
         self._checked_ms = self._aged_ms = shared.clock.monotonic_ms()
-        self._checked_bytes = 0
+        self._checked_bytes = self._covered_bytes = 0
         # How many frames had been written when a checkpoint last covered them all. What was replayed is not covered.
         self._covered = 0 if history.number and not (report.frames or report.padded) else -1
         while history.moved:
@@ -49,7 +49,7 @@ class Upkeep:
             try:
                 self._shared.rolled = False
                 checkpoint(self._shared, self._listed, self.history, final=final, rest=self._resting())
-                self._covered = self._written()
+                self._covered, self._covered_bytes = self._written(), self._checked_bytes
             except OSError as error:
                 raise opening.refused(self._shared.root, error) from error
 
@@ -60,8 +60,8 @@ class Upkeep:
         def rest() -> None:
             nonlocal began_us, seen
             before, seen = seen, self._bytes()
-            fresh, limit = seen - self._checked_bytes, self._shared.limits.checkpoint_bytes
-            self.hurry.wait(pace.rest_us(now_us() - began_us, seen - before, fresh, limit))
+            behind, trigger = seen - self._covered_bytes, self._shared.limits.checkpoint_bytes
+            self.hurry.wait(pace.rest_us(now_us() - began_us, seen - before, behind, trigger))
             began_us = now_us()
 
         return rest

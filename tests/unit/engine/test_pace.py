@@ -18,38 +18,50 @@ LONG_US = 3_600_000_000
 
 
 @pytest.mark.parametrize(
-    ("took_us", "written", "fresh", "rest_us"),
+    ("took_us", "written", "behind", "rest_us"),
     [
         (1000, MIB, MIB, 3000),
-        (1000, 1, 128 * MIB - 1, 3000),
-        (1000, 1, 128 * MIB, 0),  # twice what a checkpoint is due after: it must not fall behind any further
+        (1000, 1, 192 * MIB - 1, 3000),
+        (1000, 1, 192 * MIB, 0),  # three times what one is due after: it must not fall behind any further
         (1000, 0, MIB, 0),  # nobody wrote meanwhile
         (50_000, MIB, MIB, 20_000),  # long enough for anybody who waits for a sync
         (0, MIB, MIB, 0),
     ],
 )
-def test_how_long_it_rests(took_us: int, written: int, fresh: int, rest_us: int) -> None:
-    assert pace.rest_us(took_us, written, fresh, 64 * MIB) == rest_us
+def test_how_long_it_rests(took_us: int, written: int, behind: int, rest_us: int) -> None:
+    assert pace.rest_us(took_us, written, behind, 64 * MIB) == rest_us
 
 
 def test_it_is_told_how_long_a_step_took_and_what_was_written_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Method: segments of two records, so that each is a step; somebody writes while the second one is made."""
+    """Method: segments of two records, so that each is a step; somebody writes while the first one rests."""
     world = World(segment_events_max=2, checkpoint_bytes=1)
     topic = world.log.topic("a")
-    for _ in range(3):
-        topic.append([b"x", b"y"])
     asked = []
 
-    def rest_us(took_us: int, written: int, fresh: int, trigger: int) -> int:
-        asked.append((took_us, written > 0, fresh > 0, trigger))
-        if len(asked) == 1:
+    def rest_us(took_us: int, written: int, behind: int, trigger: int) -> int:
+        if not asked:
             world.clock.tick(7)
-            topic.append(b"z")
+            topic.append([b"y", b"z"])
+        asked.append((took_us, written, behind, trigger))
         return 0
 
+    def written() -> int:
+        return topic.shard.stats.bytes
+
     monkeypatch.setattr(pace, "rest_us", rest_us)
+    for _ in range(3):
+        topic.append([b"x", b"y"])
+    first = written()
     world.log.tick()
-    assert asked == [(0, False, False, 1), (0, True, True, 1), (0, False, True, 1)], "the rest itself is no step"
+    assert asked[0] == (0, 0, first, 1)
+    assert asked[1][0] == 0, "the rest itself is no step"
+    assert 0 < asked[1][1] == asked[1][2] - first
+    assert asked[2] == (0, 0, asked[1][2], 1)
+    del asked[1:]
+    topic.append([b"y", b"z"])
+    second = written()
+    world.log.tick()
+    assert [step[2] for step in asked[1:]] == [second - first] * 2, "what the first one covers counts no more"
 
 
 def test_who_is_in_a_hurry_ends_every_rest_and_there_may_be_two() -> None:
