@@ -36,7 +36,7 @@ def test_it_is_told_how_long_a_step_took_and_what_was_written_in_it(monkeypatch:
     """Method: segments of two records, so that each is a step; somebody writes while the first one rests."""
     world = World(segment_events_max=2, checkpoint_bytes=1)
     topic = world.log.topic("a")
-    asked = []
+    asked: list[tuple[int, int, int, int]] = []
 
     def rest_us(took_us: int, written: int, behind: int, trigger: int) -> int:
         if not asked:
