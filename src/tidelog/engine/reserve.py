@@ -3,7 +3,7 @@
     head        reserving                booked
     ├──────────────┼────────────────────────┤
     │ may be used  │ once the disk has what says so: a mark that went along with a write
-                     when a quarter was used in no time, and for whose sync nobody waits
+                     when a quarter of more than a few was used in no time, and for whose sync nobody waits
 
 A write whose seqs lie behind `reserving` brings a mark of its own and waits until it is synced: the first one does, and
 one that comes before the disk has the mark that was booked. How many are taken at a time: docs/decisions/0008.
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tidelog.engine.core import Core
     from tidelog.wal import Shard
 
+_FEW: Final = 256
 _MOST: Final = 1 << 20
 _WITHIN_MS: Final = 1000
 _GROWTH: Final = 8
@@ -44,8 +45,11 @@ def redeem(core: Core, shard: Shard) -> None:
 
 
 def wants_booking(core: Core, last: int) -> bool:
-    """Whether a write up to `last` should take a mark along for those behind it: a quarter was used, and in no time."""
-    return core.booked is None and 4 * (core.reserving - last) < 3 * core.ahead and _is_quick(core, _WITHIN_MS // 4)
+    """Whether a write up to `last` should take a mark along for those behind it: a quarter was used in no time. Not
+    of a few: the head of who writes little jumps by no more than that (§4 of the contract)."""
+    if core.booked is not None or core.ahead <= _FEW:
+        return False
+    return 4 * (core.reserving - last) < 3 * core.ahead and _is_quick(core, _WITHIN_MS // 4)
 
 
 def ahead(core: Core, count: int) -> int:

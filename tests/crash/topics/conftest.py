@@ -1,13 +1,14 @@
 """Batches of these histories are small, and would all stay in memory: here every one of a few bytes is large, and is
-read where the WAL has it."""
+read where the WAL has it. And who has few seqs on record books more, as a fast topic does."""
 
 from __future__ import annotations
 
 import pytest
 
-from tidelog.engine import append
+from tidelog.engine import append, reserve
 
 
 @pytest.fixture(autouse=True)
-def _batches_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(append, "LARGE_BYTES", 24)
+    monkeypatch.setattr(reserve, "_FEW", 0)

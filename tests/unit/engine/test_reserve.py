@@ -12,10 +12,16 @@ from random import Random
 import pytest
 from tests.unit.engine.world import World
 
-from tidelog.engine import Topic
+from tidelog.engine import Topic, reserve
 from tidelog.engine.core import Core
 from tidelog.errors import DiskFull
 from tidelog.wal import Shard
+
+
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests count to ten, not to thousands."""
+    monkeypatch.setattr(reserve, "_FEW", 0)
 
 
 def made(head_reserve: int = 10) -> tuple[World, Topic]:
@@ -60,6 +66,15 @@ def test_a_slow_topic_books_nothing() -> None:
     syncs(topic, 10)
     world.log.tick()
     assert world.crash().topic("a").head_seq == 11
+
+
+def test_a_topic_with_few_seqs_on_record_books_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """§4 of the contract: its head jumps by no more than 256, however fast it writes."""
+    monkeypatch.undo()
+    world, topic = made(256)
+    syncs(topic, 200)
+    world.log.tick()
+    assert world.crash().topic("a").head_seq == 257
 
 
 def test_somebody_is_sent_to_sync_the_mark() -> None:
