@@ -117,7 +117,8 @@ class Commits:
                 continue
             # What needs no sync is written here in any case: handing it over would cost more than writing it.
             # Where another thread has the turn it sends the writer thread for what was staged here.
-            while shard.waiting and (self.on_loop or shard.is_quick):
+            # A new file is the writer thread's to make, whatever the mode: that takes milliseconds.
+            while shard.waiting and not (shard.threaded and shard.is_full) and (self.on_loop or shard.is_quick):
                 if not shard.pump(blocking=False, gathered_us=gathered_us):
                     break
             if shard.waiting:

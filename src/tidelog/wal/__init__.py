@@ -4,10 +4,11 @@ A topic's frames go to one shard by its id; a shard is one ordered stream of fra
 files. `Shard` commits, `Writer` writes its files, `read` brings them back after a restart.
 """
 
+from tidelog.wal.commit import Commit
 from tidelog.wal.file import Writer
 from tidelog.wal.names import FLAT, Position, directory, file_name, files, groups, keys, path_of, shard_of
 from tidelog.wal.replay import Cut, Replay, Verdict, WalFile, cut, read
-from tidelog.wal.shard import Commit, Shard
+from tidelog.wal.shard import Shard
 from tidelog.wal.stats import SYNC_US, Stats
 from tidelog.wal.stored import Stored
 from tidelog.wal.token import Token

@@ -97,7 +97,7 @@ class Writer:
         self.latch.check()
         if not size:
             return
-        if self._pos and self._pos + size > self._room and not self._stretch(size):
+        if self.is_full(size) and not self._stretch(size):
             self._rotate()
         try:
             self._file.write_pieces(self._pos, pieces)
@@ -120,6 +120,10 @@ class Writer:
         self._synced = pos
         self._syncs += 1
         return True
+
+    def is_full(self, size: int) -> bool:
+        """Whether so many bytes more need a new file, or a longer one."""
+        return self._pos > 0 and self._pos + size > self._room
 
     @property
     def wants_next(self) -> bool:

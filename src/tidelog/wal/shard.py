@@ -18,7 +18,7 @@ position or closes the shard while holding a lock that some `done` takes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Condition, Lock, Thread
 
@@ -26,60 +26,11 @@ from tidelog.clock import Clock
 from tidelog.disk.seam import File
 from tidelog.errors import Busy, Closed, Error, Latched
 from tidelog.types import Buffer
+from tidelog.wal.commit import Commit
 from tidelog.wal.file import Writer
 from tidelog.wal.names import Position
 from tidelog.wal.stats import Stats
 from tidelog.wal.window import gather
-
-
-class Commit:
-    """What one caller wants in the WAL: frames, back to back in `pieces`, of which all are written or none.
-
-    Subclasses say what follows. Both calls come from the committer, in submit order, with the commit
-    lock held, and must neither raise nor wait for a commit.
-    """
-
-    __slots__ = ("_done", "ahead", "at", "durable", "file", "frames", "held_us", "pieces", "since_us", "size")
-
-    def __init__(
-        self,
-        pieces: Sequence[Buffer],
-        *,
-        frames: int,
-        durable: bool,
-        done: Callable[[Error | None], None] | None = None,
-    ) -> None:
-        self.pieces, self.frames, self.durable = pieces, frames, durable
-        self.size = sum(map(len, pieces))
-        self.file: File | None = None  # where it was written, from then on, for reading
-        self.at = 0  # and its first byte there
-        self.since_us = 0  # when it was queued
-        self.held_us = 0  # what gathering for its batch cost it
-        self.ahead: Callable[[Commit], None] | None = None  # whoever may have to say something before it
-        self._done = done
-
-    @property
-    def waits(self) -> bool:
-        """Whether committing it waits for the disk, as far as can be told before."""
-        return self.durable
-
-    def prepare(self) -> None:
-        """The last look before it is written: here `lead` may still put a frame in front."""
-
-    def done(self, error: Error | None) -> None:
-        """The outcome, told exactly once. None: written, and durable where that was asked for."""
-        if self._done is not None:
-            self._done(error)
-
-    def lead(self, frame: bytes) -> None:
-        """Put a frame in front that must be durable before the commit is acknowledged."""
-        self.precede(frame)
-        self.durable = True
-
-    def precede(self, frame: bytes) -> None:
-        """Put a frame in front that shares its fate."""
-        self.pieces = [frame, *self.pieces]
-        self.frames, self.size = self.frames + 1, self.size + len(frame)
 
 
 class Shard:
@@ -143,9 +94,15 @@ class Shard:
 
     @property
     def is_quick(self) -> bool:
-        """Whether what is queued now is committed without waiting for the disk."""
+        """Whether what is queued now is committed without a sync."""
         with self.lock:
             return not any(commit.waits or commit.ahead is not None for commit in self._queue)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what is queued now may need a new file: several syncs, behind all that waits for the disk."""
+        with self.lock:
+            return self._writer.is_full(sum(commit.size for commit in self._queue))
 
     @property
     def stats(self) -> Stats:

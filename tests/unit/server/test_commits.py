@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from threading import Thread
+from threading import Thread, get_ident
 
 import pytest
 from tests.unit.wal.bench import Bench
@@ -11,7 +11,7 @@ from tests.unit.wal.bench import Bench
 from tidelog.server.commits import Commits
 from tidelog.server.config import CommitMode
 from tidelog.testing import SimDisk
-from tidelog.wal import Token
+from tidelog.wal import Token, Writer
 
 
 def shard() -> Bench:
@@ -76,6 +76,31 @@ def test_syncs_move_to_where_they_cost_least() -> None:
                 await commits.outcome(bench.submit([b"x"]))
             seen.append(commits.on_loop)
         assert seen == [False, True, False]
+        bench.shard.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("mode", ["loop", "thread"])
+def test_a_new_file_is_not_made_on_the_loop(mode: CommitMode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part of it are syncs, and waiting for all that was written before."""
+    rotated_by: list[int] = []
+    rotate = Writer._rotate
+
+    def spied(self: Writer) -> None:
+        rotated_by.append(get_ident())
+        rotate(self)
+
+    monkeypatch.setattr(Writer, "_rotate", spied)
+
+    async def scenario() -> None:
+        bench = shard()
+        bench.shard.start()
+        commits = Commits(asyncio.get_running_loop(), [bench.shard], mode)
+        for number in range(100):  # a file has room for some forty
+            assert await commits.outcome(bench.submit([b"%d" % number], durable=number % 2 == 0)) == 1
+        assert len(rotated_by) > 1
+        assert get_ident() not in rotated_by
         bench.shard.close()
 
     asyncio.run(scenario())
