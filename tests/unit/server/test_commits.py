@@ -81,8 +81,8 @@ def test_syncs_move_to_where_they_cost_least() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("mode", ["loop", "thread"])
-def test_a_new_file_is_not_made_on_the_loop(mode: CommitMode, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("mode", "durable"), [("loop", True), ("loop", False), ("thread", False)])
+def test_a_new_file_is_not_made_on_the_loop(mode: CommitMode, durable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Part of it are syncs, and waiting for all that was written before."""
     rotated_by: list[int] = []
     rotate = Writer._rotate
@@ -98,7 +98,7 @@ def test_a_new_file_is_not_made_on_the_loop(mode: CommitMode, monkeypatch: pytes
         bench.shard.start()
         commits = Commits(asyncio.get_running_loop(), [bench.shard], mode)
         for number in range(100):  # a file has room for some forty
-            assert await commits.outcome(bench.submit([b"%d" % number], durable=number % 2 == 0)) == 1
+            assert await commits.outcome(bench.submit([b"%d" % number], durable=durable)) == 1
         assert len(rotated_by) > 1
         assert get_ident() not in rotated_by
         bench.shard.close()
