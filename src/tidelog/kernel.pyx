@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """[hot] JSON text in and out, compiled: `joined` makes it of rows, `batched` of a batch as it lies there, `datas` takes
 the records out of the body of a write. The values of a batch on their way into frames: `are_bytes`, `lengths`,
-`gather`. Records on their way into columns: `indexed` finds them, `copied` lays their values into memory that `lent`
-has used before. And small writes from the socket to the answer: `Gate`, `datas_of`, `written`, `answer`.
+`cuts`, `gather`. Records on their way into columns: `indexed` finds them, `copied` lays their values into memory that `lent`
+has used before. Frames of a WAL: `hops` from one to the next. And small writes from the socket to the answer: `Gate`, `datas_of`, `written`, `answer`.
 
 Each has a twin in Python that says what is right and is the oracle of its tests: `formats.json_rows.plain`,
-`formats.json_batch.plain`, `server.api.plain`, those of `formats.values`, `scan.walk_indexed` without it,
+`formats.json_batch.plain`, `server.api.plain`, those of `formats.values`, `formats.survey` without it, `scan.walk_indexed` without it,
 `formats.rows.plain`, `server.http.gate`, `server.http.reply` and `server.api.write`. Where there was no compiler there is
 no such module, and the twins serve.
 
@@ -842,6 +842,29 @@ def datas_of(list bodies not None, Py_ssize_t most, Py_ssize_t size_max):
     return found, counts
 
 
+# ── from frame to frame ───────────────────────────────────────────────────────────────────────────
+
+
+def hops(buf, int64_t pos, int64_t end, Py_ssize_t most):
+    """Where up to `most` frames begin, as i64 of this machine, the first at `pos`, each where the one before it says
+    that it ends; and where the last one ends. None begins so near `end` that the next length would lie behind it."""
+    cdef const uint8_t[::1] octets = memoryview(buf).cast("B") if len(buf) else b""
+    cdef bytes made = PyBytes_FromStringAndSize(NULL, 8 * most)
+    cdef char* out = PyBytes_AS_STRING(made)
+    cdef uint32_t length = 0
+    cdef Py_ssize_t count = 0
+    if not 0 <= pos <= end <= octets.shape[0] or most < 0:
+        raise ValueError("no such stretch")
+    while count < most and end - pos >= OVERHEAD_BYTES:
+        memcpy(&length, &octets[pos], 4)
+        if length < OVERHEAD_BYTES - 4 or length > end - pos - 8:
+            break
+        memcpy(out + 8 * count, &pos, 8)
+        count += 1
+        pos += 4 + <int64_t>length
+    return made[: 8 * count], pos
+
+
 # ── the values of a batch ─────────────────────────────────────────────────────────────────────────
 
 
@@ -875,6 +898,28 @@ def lengths(datas):
         memcpy(out + 4 * i, &length, 4)
         total += length
     return made, total
+
+
+def cuts(lengths, uint64_t size_max, Py_ssize_t count_max):
+    """Values [lo, hi) that go together and their size: as many as make `size_max` bytes, at most `count_max`, and one in
+    any case."""
+    if not len(lengths):
+        return []  # of nothing there is no view
+    cdef const uint8_t[::1] octets = memoryview(lengths).cast("B")
+    cdef Py_ssize_t lo, hi = 0, count = octets.shape[0] // 4
+    cdef uint64_t size
+    cdef uint32_t length = 0
+    cdef list found = []
+    while hi < count:
+        lo, size = hi, 0
+        while hi < count and hi - lo < count_max:
+            memcpy(&length, &octets[4 * hi], 4)
+            if hi > lo and size + length > size_max:
+                break
+            size += length
+            hi += 1
+        found.append((lo, hi, size))
+    return found
 
 
 def gather(bytearray into not None, Py_ssize_t pos, datas, Py_ssize_t lo, Py_ssize_t hi):

@@ -182,7 +182,8 @@ def _groups(shared: Shared, loaded: Loaded, report: Report, progress: Progress) 
     for number, key in enumerate(keys):
         directory = names.directory(wal, key)
         unknown = Position(2 if begun.get(key) == 2 else 1, 0)  # none of its files can have been let go of
-        replay = read(shared.disk, directory, start_of(loaded, key) or unknown)
+        start = start_of(loaded, key) or unknown
+        replay = read(shared.disk, directory, start, compiled=shared.limits.kernel)
         files = list(replay)
         progress("reading the WAL", number + 1, len(keys))
         cut = replay.cut

@@ -6,14 +6,18 @@
 
 Asked of the compiled kernel where it was built; `compiled` says that it may be. Each function has its twin below it,
 which serves where there was no compiler and says what is right. Measured for 1000 values of 100 bytes: 5 µs against 60
-for the first two.
+for the first two; to cut a thousand into frames 2 µs against 15.
 """
 
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from operator import countOf
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tidelog.formats.frame import U32_MAX
 
@@ -47,6 +51,27 @@ def lengths(datas: Sequence[bytes], *, compiled: bool = True) -> tuple[Sequence[
 def plain_lengths(datas: Sequence[bytes]) -> tuple[Sequence[int], int]:
     found = list(map(len, datas))
     return (found if found and max(found) > U32_MAX else array("I", found)), sum(found)
+
+
+def cuts(
+    lengths: array[int] | NDArray[np.uint32], size_max: int, count_max: int, *, compiled: bool = True
+) -> list[tuple[int, int, int]]:
+    """Values [lo, hi) that go together, and how long they are: as many as have `size_max` bytes, at most `count_max`,
+    and one in any case. Lengths are u32 of this machine."""
+    find = kernel.cuts if COMPILED and compiled else plain_cuts
+    return find(lengths, size_max, count_max)
+
+
+def plain_cuts(lengths: array[int] | NDArray[np.uint32], size_max: int, count_max: int) -> list[tuple[int, int, int]]:
+    ends = np.asarray(lengths, np.uint32).cumsum(dtype=np.int64)
+    count, lo, before, found = len(ends), 0, 0, []
+    while lo < count:
+        # Bisection by hand: an array is searched in C at ten times the price of these few looks.
+        hi = max(lo + 1, bisect_right(ends, before + size_max, lo, min(count, lo + count_max)))
+        end = int(ends[hi - 1])
+        found.append((lo, hi, end - before))
+        lo, before = hi, end
+    return found
 
 
 def gather(into: bytearray, pos: int, datas: Sequence[bytes], lo: int, hi: int, *, compiled: bool = True) -> int:

@@ -85,8 +85,10 @@ class Extent(NamedTuple):
 class Replay:
     """The files of one group, oldest first, each read when its turn comes. The rest is known after the loop."""
 
-    def __init__(self, disk: Disk, directory: str, start: Position | None, durable: Position | None) -> None:
-        self._disk, self.directory = disk, directory
+    def __init__(
+        self, disk: Disk, directory: str, start: Position | None, durable: Position | None, *, compiled: bool
+    ) -> None:
+        self._disk, self.directory, self._compiled = disk, directory, compiled
         self._start = start or Position(1, 0)
         self._durable = max(self._start, durable or _NOWHERE)
         self.numbers = _listed(disk, directory)  # of all files that are there
@@ -113,7 +115,8 @@ class Replay:
             if expected is not None and first > expected:
                 self.missing.append(range(expected, first))
             buf = _bytes_of(self._disk, names.path_of(self.directory, first))
-            file, frames = _found(first, buf, self._start.pos if first == self._start.first else 0)
+            lo = self._start.pos if first == self._start.first else 0
+            file, frames = _found(first, buf, lo, compiled=self._compiled)
             ending = _ending(file, frames, following, self._durable)
             verdict = classify(ending)
             self.extents.append(Extent(first, file.lo, file.hi))
@@ -139,13 +142,20 @@ class Replay:
         return self._durable.first + (self._durable.pos > 0)
 
 
-def read(disk: Disk, directory: str, start: Position | None = None, *, durable: Position | None = None) -> Replay:
+def read(
+    disk: Disk,
+    directory: str,
+    start: Position | None = None,
+    *,
+    durable: Position | None = None,
+    compiled: bool = True,
+) -> Replay:
     """The files of a group from `start` on; iterate, then ask for `cut`, `next_first` and the rest.
 
     `durable` is a position before which everything is known to be durable; `start` is one in any case.
     Changes nothing. Raises Damaged when a file cannot be read: guessing what it holds would lose it.
     """
-    return Replay(disk, directory, start, durable)
+    return Replay(disk, directory, start, durable, compiled=compiled)
 
 
 class Ending(NamedTuple):
@@ -272,17 +282,17 @@ def _unreadable(path: str, error: OSError) -> Damaged:
     return Damaged(f"{path} cannot be read: {error}; nothing was changed, mend the disk and open again")
 
 
-def _found(first: int, buf: bytes, lo: int) -> tuple[WalFile, int | None]:
+def _found(first: int, buf: bytes, lo: int, *, compiled: bool) -> tuple[WalFile, int | None]:
     """The frames of a file from `lo` on, and how many it holds in all; None where what lies before `lo` is damaged,
     which is no matter: a snapshot has it."""
     if lo > len(buf):
         none = np.zeros(0, np.int64)
         return WalFile(first, buf, lo, lo, none, frame.headers(buf, none), Stop.END, ""), None
-    found = scan.survey(buf)
+    found = scan.survey(buf, compiled=compiled)
     frames: int | None = len(found.at)
     before = int(np.searchsorted(found.at, lo))
     if found.whole < lo or (found.whole > lo and found.at[before] != lo):
-        found, frames, before = scan.survey(buf, lo), None, 0
+        found, frames, before = scan.survey(buf, lo, compiled=compiled), None, 0
     at, heads = found.at[before:], found.heads[before:]
     return WalFile(first, buf, lo, found.whole, at, heads, found.stop, found.reason), frames
 

@@ -30,6 +30,8 @@ NAMES = [b"", b"n1", "knöten".encode(), b"long" * 40, "名".encode() * 50]
 def surveyed(buf: bytes, pos: int = 0, end: int | None = None) -> tuple[object, ...]:
     at, heads, *rest = scan.survey(buf, pos, end)
     assert heads.dtype == frame.HEADER
+    plain_at, plain_heads, *plain = scan.survey(buf, pos, end, compiled=False)
+    assert (plain_at.tolist(), plain_heads.tobytes(), plain) == (at.tolist(), heads.tobytes(), rest)
     return at.tolist(), heads.tobytes(), *rest
 
 

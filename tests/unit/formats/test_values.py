@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +56,21 @@ def test_what_the_kernel_does_not_measure_is_left_to_the_twin() -> None:
     assert kernel.lengths([b"a", Huge()]) is None
     found, total = values.lengths([b"a", Huge()])
     assert (list(found), total) == ([1, 1 << 32], (1 << 32) + 1)
+
+
+@given(
+    st.lists(st.integers(0, 50) | st.integers(0, (1 << 32) - 1), max_size=40), st.integers(1, 100), st.integers(1, 9)
+)
+def test_values_are_cut_alike_and_none_is_left_out(sizes: list[int], size_max: int, count_max: int) -> None:
+    lengths = array("I", sizes)
+    found = values.cuts(lengths, size_max, count_max)
+    assert found == values.cuts(lengths, size_max, count_max, compiled=False)
+    assert found == values.cuts(np.asarray(lengths, np.uint32), size_max, count_max)
+    assert [value for lo, hi, _ in found for value in sizes[lo:hi]] == sizes
+    for lo, hi, size in found:
+        assert size == sum(sizes[lo:hi])
+        assert hi == lo + 1 or (size <= size_max and hi - lo <= count_max)
+        assert hi == len(sizes) or hi - lo == count_max or size + sizes[hi] > size_max, "as many as go"
 
 
 @given(batches, st.integers(0, 20), st.data())

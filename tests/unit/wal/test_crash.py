@@ -441,7 +441,7 @@ def recovery_syncs_nothing(patch: Patch) -> None:
 
 def the_number_of_a_lost_file_is_used_again(patch: Patch) -> None:
     real = replay._found
-    patch.setattr(replay, "_found", lambda first, buf, lo: (real(first, buf, lo)[0], 0))
+    patch.setattr(replay, "_found", lambda first, buf, lo, compiled: (real(first, buf, lo, compiled=compiled)[0], 0))
 
 
 def a_spare_is_named_before_it_is_whole(patch: Patch) -> None:
