@@ -409,8 +409,8 @@ def write_on_after_a_failed_sync(patch: Patch) -> None:
 def half_a_batch_counts(patch: Patch) -> None:
     real = replay._found
 
-    def found(first: int, buf: bytes, lo: int) -> tuple[replay.WalFile, int | None]:
-        file, frames = real(first, buf, lo)
+    def found(first: int, buf: bytes, lo: int, *, compiled: bool) -> tuple[replay.WalFile, int | None]:
+        file, frames = real(first, buf, lo, compiled=compiled)
         scanner = scan.frames(buf, lo)
         at = np.array([found.pos for found in scanner], np.int64)
         heads = frame.headers(buf, at)
