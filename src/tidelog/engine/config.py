@@ -195,7 +195,7 @@ class EngineConfig:
 
     wal_file_bytes: int = 64 << 20
     """A WAL file is reserved at this size and left for the next when a batch does not fit; where the disk lags behind,
-    at up to four times this. The step in which space comes back after a checkpoint."""
+    at up to eight times this. The step in which space comes back after a checkpoint."""
 
     checkpoint_bytes: int = 64 << 20
     """Move records from the WAL to segments after this much, at leisure until it is three times as much. Bounds what

@@ -20,7 +20,7 @@ The first file is small and each next one four times as large, up to `file_bytes
 pays for little, and whoever writes much and syncs often soon writes into files that were filled with zeros ahead.
 Whoever has 256 KiB or more to sync at a time gains nothing from zeros, and the next file is of full size at once.
 Whoever writes faster than the disk takes it would wait, at a rotation, for all that the disk has not yet: where that
-is much the file is made longer instead, up to four times `file_bytes`, and left once the disk has caught up.
+is much the file is made longer instead, up to eight times `file_bytes`, and left once the disk has caught up.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ FIRST_BYTES: Final = 1 << 20
 COARSE_BYTES: Final = 1 << 18
 WAITING_BYTES: Final = 8 << 20
 LAGGING_BYTES: Final = 4 << 20
-_GROWTH: Final = 4
+_GROWTH: Final = 4  # of each file over the one before it
+_STRETCH: Final = 8  # of one file, over what it is meant to be
 
 
 class Writer:
@@ -184,8 +185,10 @@ class Writer:
 
     def _stretch(self, size: int) -> bool:
         """Make room for a batch in this file, where a rotation would have to wait for much; False: rotate."""
-        room, lagging = self._room + self._file_bytes, self._is_coarse and self._pos - self._synced >= LAGGING_BYTES
-        if not lagging or not self._pos + size <= room <= _GROWTH * self._file_bytes:
+        # Twice as long each time: the system waits for the disk as well before it gives room.
+        room = min(self._room + max(self._room, self._file_bytes), _STRETCH * self._file_bytes)
+        lagging = self._is_coarse and self._pos - self._synced >= LAGGING_BYTES
+        if not lagging or self._pos + size > room:
             return False
         try:
             self._file.reserve(room)

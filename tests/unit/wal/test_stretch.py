@@ -54,13 +54,15 @@ def test_it_is_left_when_the_disk_has_caught_up() -> None:
     assert len(disk.read_file(path(9))) == FILE_BYTES, "the next one is as large as any"
 
 
-def test_it_is_four_times_as_large_as_others_and_no_larger() -> None:
+def test_it_is_eight_times_as_large_as_others_and_no_larger() -> None:
     """Space comes back file by file."""
-    disk = SimDisk()
+    disk = SimDisk(trace=True)
     writer = make(disk)
-    fill(writer, 40)
-    assert [len(disk.read_file(path(first))) for first in files(disk, WAL)] == [4 * FILE_BYTES] * 2 + [FILE_BYTES * 2]
-    assert look(disk).datas == [b"x" * 454] * 40
+    fill(writer, 70)
+    assert [len(disk.read_file(path(first))) for first in files(disk, WAL)] == [8 * FILE_BYTES] * 2 + [2 * FILE_BYTES]
+    assert look(disk).datas == [b"x" * 454] * 70
+    reserved = [line.rpartition(" ")[2] for line in disk.trace if line.startswith(f"reserve {path(1)}")]
+    assert reserved == [str(times * FILE_BYTES) for times in (1, 2, 4, 8)]
 
 
 def test_a_batch_that_is_too_large_for_it_gets_another() -> None:
