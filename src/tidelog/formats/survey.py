@@ -56,6 +56,7 @@ else:
     COMPILED = True
 
 _HOPS: Final = 1 << 16  # frames that are looked for at once
+_SHORT_BYTES: Final = 1024  # a copy of a frame shorter than this costs less than a view of it
 _NOWHERE: Final = np.zeros(0, np.int64)
 _SUM: Final = np.dtype("<u8")
 _LEN = Struct("<I")
@@ -88,10 +89,10 @@ def survey(buf: Buffer, pos: int = 0, end: int | None = None, *, compiled: bool 
     limit = len(view) if end is None else end
     runs: list[Ints] = []
     run = _leap if COMPILED and compiled else _run
-    far = run(view, pos, limit, runs)
+    far = run(buf, pos, limit, runs)
     while isinstance(found := get(view, far, limit), Frame):
         runs.append(np.array([far], np.int64))
-        far = run(view, found.end, limit, runs)
+        far = run(buf, found.end, limit, runs)
     at = np.concatenate([_NOWHERE, *runs])
     heads = headers(view, at)
     more = (heads["flags"] & MORE) != 0
@@ -161,17 +162,19 @@ def _gathered(buf: Buffer, at: Ints, size: Ints) -> bytes:
     return octets.tobytes()
 
 
-def _leap(view: memoryview, pos: int, end: int, out: list[Ints]) -> int:
+def _leap(buf: Buffer, pos: int, end: int, out: list[Ints]) -> int:
     """As `_run`, where the kernel says where frames begin. What it says is bytes that nobody has verified: behind the
     first checksum that does not hold nothing of it counts."""
+    view = memoryview(buf)
     while pos + OVERHEAD_BYTES <= end:
         made, far = kernel.hops(view, pos, end, _HOPS)
         if not made:
             break
         at = np.frombuffer(made, np.int64)
+        piece = buf if isinstance(buf, bytes) and far - pos < len(at) * _SHORT_BYTES else view
         sum_at = np.append(at[1:], far) - 8
         spans = zip((at + 4).tolist(), sum_at.tolist(), strict=True)
-        counted = np.array([xxh3_64_intdigest(view[lo:hi]) for lo, hi in spans], _SUM)
+        counted = np.array([xxh3_64_intdigest(piece[lo:hi]) for lo, hi in spans], _SUM)
         wrong = np.flatnonzero(counted != np.ndarray((len(view) - 7,), _SUM, view, strides=(1,))[sum_at])
         good = int(wrong[0]) if len(wrong) else len(at)
         out.append(at[:good])
@@ -181,14 +184,14 @@ def _leap(view: memoryview, pos: int, end: int, out: list[Ints]) -> int:
     return pos
 
 
-def _run(view: memoryview, pos: int, end: int, out: list[Ints]) -> int:
+def _run(buf: Buffer, pos: int, end: int, out: list[Ints]) -> int:
     """Put the starts of frames whose checksum holds on `out`; return where they end.
 
     Stops without a verdict at the first one that is anything else, or too near the end to look behind it.
     """
     if pos + OVERHEAD_BYTES > end:
         return pos
-    view = view[:end]
+    view = memoryview(buf)[:end]
     starts: list[int] = []
     seam, digest, put = _SEAM.unpack_from, xxh3_64_intdigest, starts.append
     (frame_len,) = _LEN.unpack_from(view, pos)
