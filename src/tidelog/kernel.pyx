@@ -1,13 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """[hot] JSON text in and out, compiled: `joined` makes it of rows, `batched` of a batch as it lies there, `datas` takes
 the records out of the body of a write. The values of a batch on their way into frames: `are_bytes`, `lengths`,
-`cuts`, `gather`. Records on their way into columns: `indexed` finds them, `copied` lays their values into memory that `lent`
-has used before. Frames of a WAL: `hops` from one to the next. And small writes from the socket to the answer: `Gate`, `datas_of`, `written`, `answer`.
+`cuts`, `gather`. Frames of a WAL: `hops` from one to the next. Records on their way into columns: `indexed` finds them,
+`copied` lays their values into memory that `lent` has used before. And small writes from the socket to the answer:
+`Gate`, `datas_of`, `written`, `answer`.
 
 Each has a twin in Python that says what is right and is the oracle of its tests: `formats.json_rows.plain`,
-`formats.json_batch.plain`, `server.api.plain`, those of `formats.values`, `formats.survey` without it, `scan.walk_indexed` without it,
-`formats.rows.plain`, `server.http.gate`, `server.http.reply` and `server.api.write`. Where there was no compiler there is
-no such module, and the twins serve.
+`formats.json_batch.plain`, `server.api.plain`, those of `formats.values`, `formats.survey` and `scan.walk_indexed`
+without it, `formats.rows.plain`, `server.http.gate`, `server.http.reply` and `server.api.write`. Where there was no
+compiler there is no such module, and the twins serve.
 
     made     ┌──────────────────────────────────┬┄┄┄┄┄┄┄┐      as much as the rows can need at most, by their sizes
     row i    {"$seq":…,"$ts":…,…,"data":…}…     ┊       ┊      escaped and copied in one pass
@@ -849,12 +850,13 @@ def hops(buf, int64_t pos, int64_t end, Py_ssize_t most):
     """Where up to `most` frames begin, as i64 of this machine, the first at `pos`, each where the one before it says
     that it ends; and where the last one ends. None begins so near `end` that the next length would lie behind it."""
     cdef const uint8_t[::1] octets = memoryview(buf).cast("B") if len(buf) else b""
+    if not 0 <= pos <= end <= octets.shape[0] or most < 0:
+        raise ValueError("no such stretch")
+    most = min(most, (end - pos) // OVERHEAD_BYTES)  # no more than there is room for
     cdef bytes made = PyBytes_FromStringAndSize(NULL, 8 * most)
     cdef char* out = PyBytes_AS_STRING(made)
     cdef uint32_t length = 0
     cdef Py_ssize_t count = 0
-    if not 0 <= pos <= end <= octets.shape[0] or most < 0:
-        raise ValueError("no such stretch")
     while count < most and end - pos >= OVERHEAD_BYTES:
         memcpy(&length, &octets[pos], 4)
         if length < OVERHEAD_BYTES - 4 or length > end - pos - 8:

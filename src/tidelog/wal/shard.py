@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Condition, Lock, Thread
+from typing import Final
 
 from tidelog.clock import Clock
 from tidelog.disk.seam import File
@@ -31,6 +32,8 @@ from tidelog.wal.file import Writer
 from tidelog.wal.names import Position
 from tidelog.wal.stats import Stats
 from tidelog.wal.window import gather
+
+_LEAD_BYTES: Final = 128  # at most, of what may still be put in front of a commit
 
 
 class Shard:
@@ -102,7 +105,7 @@ class Shard:
     def is_full(self) -> bool:
         """Whether what is queued now may need a new file: several syncs, behind all that waits for the disk."""
         with self.lock:
-            return self._writer.is_full(sum(commit.size for commit in self._queue))
+            return self._writer.is_full(sum(commit.size + _LEAD_BYTES for commit in self._queue))
 
     @property
     def stats(self) -> Stats:

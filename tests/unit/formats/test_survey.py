@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import xxhash
 
+from tidelog import kernel
 from tidelog.errors import Corrupt
 from tidelog.formats import batch, frame, scan
 from tidelog.formats.frame import APPEND, APPEND_BATCH, DURABLE, HEADER_BYTES, JSON, MORE
@@ -362,3 +363,20 @@ def test_a_batch_whose_body_is_none_is_corrupt_where_it_lies(before: bytes, body
         scan.decode(buf, found.at, found.heads)
     assert caught.value.pos == len(before)
     assert "report" in str(caught.value)
+
+
+@pytest.mark.parametrize(("pos", "end", "most"), [(-1, 9, 1), (0, len(ONE) + 1, 1), (5, 4, 1), (0, len(ONE), -1)])
+def test_the_kernel_goes_nowhere_outside_the_bytes(pos: int, end: int, most: int) -> None:
+    with pytest.raises(ValueError, match="no such stretch"):
+        kernel.hops(ONE, pos, end, most)
+
+
+def test_the_kernel_says_where_frames_begin_and_no_more_than_it_is_asked_for() -> None:
+    """The last frame is not told of: there is no length behind it."""
+    buf = ONE * 5
+    for most, count in ((0, 0), (1, 1), (3, 3), (4, 4), (1 << 40, 4)):
+        made, end = kernel.hops(buf, 0, len(buf), most)
+        assert np.frombuffer(made, np.int64).tolist() == [number * len(ONE) for number in range(count)]
+        assert end == count * len(ONE)
+    assert kernel.hops(b"", 0, 0, 9) == (b"", 0)
+    assert kernel.hops(b"\xff" * 100, 0, 100, 9) == (b"", 0), "a length that leads out of the bytes"
