@@ -2,7 +2,7 @@
 
 Sketch. What only the WAL has is read, hashed and put into memory again. Batches of 1000 are a thousand frames for
 a million records, so the disk cache and the hash decide: 110 MB at 1 GB/s, 0.1 to 0.2 s. With one frame a record
-each is found, hashed and looked at by Python: 0.5 µs, half a second and more for a million. Sealed segments are not
+each is hashed and looked at by Python: 0.5 µs, half a second and more for a million. Sealed segments are not
 read at all: each is two `stat`s and an object, a thousand of them some 20 ms and a few megabytes. The limit is to
 read and hash the WAL, or to list and stat the segments.
 
