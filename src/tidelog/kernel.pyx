@@ -1,13 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """[hot] JSON text in and out, compiled: `joined` makes it of rows, `batched` of a batch as it lies there, `datas` takes
 the records out of the body of a write. The values of a batch on their way into frames: `are_bytes`, `lengths`,
-`cuts`, `gather`. Frames of a WAL: `hops` from one to the next. Records on their way into columns: `indexed` finds them,
+`cuts`, `gather`. Frames of a WAL: `hops` from one to the next, `synced` for them in a thread. Records on their way into columns: `indexed` finds them,
 `copied` lays their values into memory that `lent` has used before. And small writes from the socket to the answer:
 `Gate`, `datas_of`, `written`, `answer`.
 
 Each has a twin in Python that says what is right and is the oracle of its tests: `formats.json_rows.plain`,
 `formats.json_batch.plain`, `server.api.plain`, those of `formats.values`, `formats.survey` and `scan.walk_indexed`
-without it, `formats.rows.plain`, `server.http.gate`, `server.http.reply` and `server.api.write`. Where there was no
+without it, `disk.beside.synced`, `formats.rows.plain`, `server.http.gate`, `server.http.reply` and `server.api.write`. Where there was no
 compiler there is no such module, and the twins serve.
 
     made     ┌──────────────────────────────────┬┄┄┄┄┄┄┄┐      as much as the rows can need at most, by their sizes
@@ -24,6 +24,7 @@ from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes
 from cpython.object cimport PyObject
 from cpython.ref cimport Py_DECREF
 from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.errno cimport EINTR, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memcmp, memcpy
 
@@ -38,6 +39,11 @@ cdef extern from "Python.h":
     PyObject** fast_items "PySequence_Fast_ITEMS" (object many)
     bint is_bytes "PyBytes_CheckExact" (PyObject* value)
     Py_ssize_t bytes_size "PyBytes_GET_SIZE" (PyObject* value)
+
+cdef extern from "unistd.h" nogil:
+    ssize_t read(int descriptor, void* into, size_t size)
+    ssize_t write(int descriptor, const void* data, size_t size)
+    int fdatasync(int descriptor)
 
 cdef enum:
     FIXED = 128  # of a row, at most, without its values: all keys, two numbers, quotes and braces
@@ -865,6 +871,32 @@ def hops(buf, int64_t pos, int64_t end, Py_ssize_t most):
         count += 1
         pos += 4 + <int64_t>length
     return made[: 8 * count], pos
+
+
+# ── syncs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def synced(int asks, int tells):
+    """Sync each descriptor that can be read from `asks` and write what came of it, an errno or 0, to `tells`; until
+    `asks` ends. Never with the interpreter's lock."""
+    cdef int descriptor = 0
+    cdef int code = 0
+    cdef ssize_t size = 0
+    with nogil:
+        while True:
+            size = read(asks, &descriptor, sizeof(int))
+            if size < 0 and errno == EINTR:
+                continue
+            if size != sizeof(int):
+                break
+            code = 0
+            while fdatasync(descriptor) != 0:
+                code = errno
+                if code != EINTR:
+                    break
+                code = 0
+            while write(tells, &code, sizeof(int)) < 0 and errno == EINTR:
+                pass
 
 
 # ── the values of a batch ─────────────────────────────────────────────────────────────────────────

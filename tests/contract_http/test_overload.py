@@ -172,7 +172,7 @@ def _seqs(event: Event) -> list[int]:
 def flood(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flood]:
     folder: Path = tmp_path_factory.mktemp("flood")
     with (
-        Server(folder, wal_queue_max=2, wal_shards=1, commit="thread").start() as server,
+        Server(folder, wal_queue_max=2, wal_shards=1).start() as server,
         Api(server.address, patience_s=LIMIT_S) as api,
     ):
         yield Flood(server, api)

@@ -81,6 +81,10 @@ class MemoryFile:
             if size > len(self._use(writing=True).content):
                 self.cut(size)
 
+    @property
+    def descriptor(self) -> int | None:
+        return None
+
     def sync(self) -> None:
         self._use()
 

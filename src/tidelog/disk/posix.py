@@ -73,6 +73,10 @@ class PosixFile:
             raise OSError(errno.EBADF, "the file is closed", self._path)
         os.fdatasync(self._fd)
 
+    @property
+    def descriptor(self) -> int | None:
+        return self._fd if self._fd >= 0 else None
+
     def map(self) -> memoryview:
         if self.size() == 0:
             return memoryview(b"")  # mmap refuses an empty file

@@ -70,6 +70,12 @@ class File(Protocol):
         """
         ...
 
+    @property
+    def descriptor(self) -> int | None:
+        """What the operating system knows it by: whoever syncs it there has done what `sync` does. None where only
+        `sync` does it."""
+        ...
+
     def map(self) -> memoryview:
         """The whole file as it is now, without copying. For sealed files only: a file that is
         cut under its mapping kills the process."""

@@ -66,6 +66,10 @@ class StoreFile:
     def reserve(self, size: int, /) -> None:  # noqa: ARG002
         _refuse(self._path)
 
+    @property
+    def descriptor(self) -> int | None:
+        return None
+
     def sync(self) -> None:
         _refuse(self._path)
 

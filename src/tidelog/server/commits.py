@@ -1,12 +1,13 @@
 """[shell] Who drives commits, and how their outcome comes back to the event loop.
 
-    loop     requests of one turn of the loop stage their writes; at its end one pump writes and syncs them all
-             and answers every one of them, on the loop's own thread. No hand-over, no waiting for the interpreter.
-    thread   the WAL's writer thread commits while the loop goes on; outcomes come back together, one wake-up for
-             a whole commit batch. Only a turn whose writes need no sync is written on the loop.
+    beside   requests of one turn of the loop stage their writes, and at its end they are written together; the sync
+             runs in a thread of its own, and the loop goes on until it hears of it and answers every one of them.
+             What would take longer to write, or a new WAL file, is the WAL's writer thread's.
+    loop     the same, with the sync on the loop: everybody waits for it.
 
-On a disk that syncs in a fraction of a millisecond the first is faster for everybody; on a slow one it would hold
-up every other request, so the disk is measured as it goes (docs/decisions/0009-where-syncs-run.md).
+While a quick disk syncs, small writes wait in the lobby, and are taken together when it is done and all who were
+answered have had a turn to come again: one batch for all of them costs less than one for each few. A disk
+that is not quick is not waited for (docs/decisions/0009-where-syncs-run.md).
 
 Under pressure commits that need a sync are gathered over more turns of the loop, as the writer thread does it: slice by
 slice, until one brings nothing or the governor's window is over.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -24,7 +26,7 @@ from tidelog.engine import Shard, Token
 from tidelog.server.config import CommitMode
 
 T = TypeVar("T")
-_QUICK_US = 600  # a mean sync under this holds the loop up less than a hand-over to a thread costs
+_QUICK_US = 600  # a mean sync under this is worth waiting for with what came meanwhile
 _DECIDE_EVERY = 256  # writes between two looks at the figures
 _DECIDE_BY = 16  # syncs that make a mean worth acting on
 _SLICE_MS = 1.0  # timers of an event loop are no finer
@@ -38,11 +40,21 @@ class Commits:
         shards: Sequence[Shard],
         mode: CommitMode,
         window_ms: Callable[[], float] = lambda: 0.0,
+        *,
+        compiled: bool = True,
     ) -> None:
-        """`window_ms`: how long commits that need a sync may be gathered."""
+        """`window_ms`: how long commits that need a sync may be gathered. `compiled`: the kernel may sync."""
         self._loop, self._shards, self._window_ms = loop, shards, window_ms
-        self._auto, self.on_loop = mode == "auto", mode == "loop"
         self._thread = get_ident()
+        self.on_loop = mode == "loop"
+        self._heard: list[int] = []  # descriptors that tell of syncs
+        if not self.on_loop:
+            for shard in shards:
+                self._heard.append(shard.beside(self._ended, compiled=compiled))
+                loop.add_reader(self._heard[-1], self._synced, shard)
+        self._quick = not self.on_loop  # the disk, as far as is known: whoever waits for it anyway need not know
+        self._writes = 0  # of the last batch
+        self._once_more = False  # another turn was waited for
         self._asked = 0
         self._seen = (0, 0)  # syncs and what they took, when it was last decided
         self._told: deque[tuple[Told, Token[Any]]] = deque()
@@ -53,8 +65,8 @@ class Commits:
         self._slices = 0  # that are left of a window
         self._slice: asyncio.TimerHandle | None = None  # the one that is under way
         self._began_s = 0.0  # and its window
-        self.last_call: Callable[[], None] = lambda: None
-        """Called before a pump, so that what was kept for the end of the turn is staged."""
+        self.last_call: Callable[[], int] = lambda: 0
+        """Called before a pump, so that what was kept for the end of the turn is staged; tells how much that is."""
         self.eased: Callable[[], None] = lambda: None
         """Called when commits are done, so that there may be room for others."""
 
@@ -63,10 +75,9 @@ class Commits:
         if token.done:
             self._back(tell, token)
             return
-        if self._auto:
-            self._asked += 1
-            if not self._asked % _DECIDE_EVERY:
-                self._decide()
+        self._asked += 1
+        if not self._asked % _DECIDE_EVERY and not self.on_loop:
+            self._decide()
         token.add_callback(lambda known: self._back(tell, known), want=False)
         self._arrived += 1
         self.want()
@@ -89,21 +100,47 @@ class Commits:
         await future
         return token.wait()
 
+    def close(self) -> None:
+        """Hear no more of syncs: whoever closes the WAL ends what is under way."""
+        for descriptor in self._heard:
+            self._loop.remove_reader(descriptor)
+        self._heard.clear()
+
     def _decide(self) -> None:
-        """Sync where it costs least, by what the last syncs took."""
+        """Whether to wait for syncs, by what the last ones took."""
         figures = [shard.stats for shard in self._shards]
         syncs, took_us = sum(it.fsyncs for it in figures), sum(it.sync_us for it in figures)
         fresh = syncs - self._seen[0]
         if fresh >= _DECIDE_BY:
-            self.on_loop = (took_us - self._seen[1]) / fresh < _QUICK_US
+            self._quick = (took_us - self._seen[1]) / fresh < _QUICK_US
             self._seen = (syncs, took_us)
 
+    def _synced(self, shard: Shard) -> None:
+        """The sync of what was begun may be over."""
+        if shard.finish():
+            self.eased()
+            self.want()
+
+    def _ended(self) -> None:
+        """By a writer thread: what was begun is over."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self.want)
+
     def _pump(self) -> None:
+        if self._quick and not self._hurried:
+            if any(shard.is_begun for shard in self._shards):
+                self._pumping = False  # it is asked for again when that is over
+                return
+            if self._writes > 1 and not self._once_more:
+                self._once_more = True
+                self._loop.call_soon(self._pump)
+                return
+        self._once_more = False
         try:
-            self.last_call()  # what is staged by it goes along and needs no turn of its own
+            self._writes = self.last_call()  # what is staged by it goes along and needs no turn of its own
         finally:
             self._pumping = False
-        self._commit(gather=self.on_loop and not self._hurried and self._gathers())
+        self._commit(gather=not self._hurried and self._gathers())
 
     def _commit(self, *, gather: bool) -> None:
         self._hurried = False
@@ -115,15 +152,19 @@ class Commits:
         for shard in self._shards:
             if gather and not shard.is_quick:
                 continue
-            # What needs no sync is written here in any case: handing it over would cost more than writing it.
             # Where another thread has the turn it sends the writer thread for what was staged here.
-            # A new file is the writer thread's to make, whatever the mode: that takes milliseconds.
-            while shard.waiting and not (shard.threaded and shard.is_full) and (self.on_loop or shard.is_quick):
-                if not shard.pump(blocking=False, gathered_us=gathered_us):
-                    break
-            if shard.waiting:
+            while shard.waiting and self._commit_one(shard, gathered_us):
+                pass
+            if shard.waiting and not shard.is_begun:
                 shard.want()
         self.eased()
+
+    def _commit_one(self, shard: Shard, gathered_us: int) -> bool:
+        """Whether a batch was committed, or begun."""
+        if not self.on_loop:
+            return shard.begin(gathered_us=gathered_us)
+        # A new file is the writer thread's to make: that takes milliseconds.
+        return not (shard.threaded and shard.is_full) and shard.pump(blocking=False, gathered_us=gathered_us)
 
     def _gathers(self) -> bool:
         """Whether what needs a sync waits for more of its kind; the first that does begins a window."""

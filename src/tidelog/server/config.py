@@ -14,7 +14,7 @@ from typing import Any, Literal
 from tidelog.errors import BadInput
 
 LogFormat = Literal["text", "json"]
-CommitMode = Literal["auto", "loop", "thread"]
+CommitMode = Literal["beside", "loop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +103,8 @@ class ServerConfig:
     segment_max_age_ms: int = 3_600_000
     """Seal a segment at this age; 0: never by age."""
 
-    commit: CommitMode = "auto"
-    """Where syncs run: in the WAL's own threads, or on the event loop once per turn. `auto` measures the disk."""
+    commit: CommitMode = "beside"
+    """Where syncs run: beside the event loop, in threads of their own, or on it, where everybody waits for them."""
 
     kernel: bool = True
     """Put pages together with compiled code, where it was built. 0: in Python, which gives the same bytes."""
@@ -182,7 +182,7 @@ def _read(name: str, text: str, *, lenient: bool) -> dict[str, Any]:
         if lenient or (not text and "None" in kind):
             return {}
         raise BadInput(f"{name} is {text!r}, it must be a whole number; the server was not started")
-    choices = {"LogFormat": ("text", "json"), "CommitMode": ("auto", "loop", "thread")}.get(kind)
+    choices = {"LogFormat": ("text", "json"), "CommitMode": ("beside", "loop")}.get(kind)
     if choices and text not in choices:
         raise BadInput(f"{name} is {text!r}, it must be one of {', '.join(choices)}; the server was not started")
     return {name: text}

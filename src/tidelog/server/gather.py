@@ -69,13 +69,16 @@ class Gather:
         if group.size > _BYTES_MAX or len(group.datas) > _RECORDS_MAX:
             self._stage(self._groups.pop(topic.id))
 
-    def _flush(self) -> None:
+    def _flush(self) -> int:
+        """Stage all that was added; return how many records that are."""
         late, self._late = self._late, []
         for call in late:
             call()
         groups, self._groups = self._groups, {}
+        count = sum(len(group.datas) for group in groups.values())
         for group in groups.values():
             self._stage(group)
+        return count
 
     def _stage(self, group: _Group) -> None:
         try:

@@ -94,5 +94,6 @@ async def close(service: Service) -> None:
     """A last checkpoint; the directory is free when this returns."""
     await service.settle()
     if service.is_ready:
+        service.commits.close()
         await service.work(service.engine.close)
     service.close()

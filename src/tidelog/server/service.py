@@ -60,11 +60,12 @@ class Service:
     def ready(self, engine: Engine) -> None:
         """Recovery is done."""
         governor = self.governor
-        self._commits = Commits(self.loop, engine.shards, self.config.commit, lambda: governor.commit_window_ms)
+        window_ms, kernel = (lambda: governor.commit_window_ms), self.config.kernel
+        self._commits = Commits(self.loop, engine.shards, self.config.commit, window_ms, compiled=kernel)
         self._admission = Admission(self.loop, self.clock.monotonic_us, self._commits, governor, self.pump.stir)
         self._gather = Gather(self._commits, self._admission)
         for shard in engine.shards:
-            shard.window_ms = lambda: governor.commit_window_ms
+            shard.window_ms = window_ms
         self._engine, self.progress = engine, 1.0
 
     @property

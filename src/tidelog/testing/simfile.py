@@ -80,6 +80,10 @@ class SimFile:
             node.resize(machine._serials, size)
             node.modified_ms = machine._now_ms()
 
+    @property
+    def descriptor(self) -> int | None:
+        return None
+
     def sync(self) -> None:
         with self._machine._lock:
             self._check()

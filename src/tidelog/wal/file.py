@@ -74,6 +74,7 @@ class Writer:
     def _begin(self, first: int) -> None:
         self._first, self._frames = first, 0
         self._pos = self._synced = 0
+        self._under_way = 0  # up to where a sync goes that was begun
         self._prepared = False
         self._syncs = 0
         self._open = True
@@ -95,15 +96,19 @@ class Writer:
 
     def write(self, pieces: Sequence[Buffer], *, size: int, frames: int) -> None:
         """Write one commit batch, `size` bytes in `frames` frames: all of it into one file, a new one if need be."""
+        try:
+            self.lay(pieces, size=size, frames=frames)
+        except OSError as error:
+            raise self.undo(error) from error
+
+    def lay(self, pieces: Sequence[Buffer], *, size: int, frames: int) -> None:
+        """`write`, but whoever gets OSError calls `undo` with it before anything else."""
         self.latch.check()
         if not size:
             return
         if self.is_full(size) and not self._stretch(size):
             self._rotate()
-        try:
-            self._file.write_pieces(self._pos, pieces)
-        except OSError as error:
-            raise self._undo(error) from error
+        self._file.write_pieces(self._pos, pieces)
         self._pos += size
         self._frames += frames
 
@@ -121,6 +126,28 @@ class Writer:
         self._synced = pos
         self._syncs += 1
         return True
+
+    def begin_sync(self) -> int | None:
+        """The descriptor that somebody is to sync, who then says so with `end_sync`; None where there is nothing to do,
+        another sync is under way or only `sync` can do it."""
+        descriptor = self._file.descriptor
+        if descriptor is None or not self._syncing.acquire(blocking=False):
+            return None
+        if self.latch.closed or not self._open or self._synced == self._pos:
+            self._syncing.release()
+            return None
+        self._under_way = self._pos
+        return descriptor
+
+    def end_sync(self, error: OSError | None) -> None:
+        """What came of it. Raises Latched, as `sync` does."""
+        try:
+            if error is not None:
+                raise self.latch.trip(error, f"syncing {self._file.path}") from error
+            self._synced = self._under_way
+            self._syncs += 1
+        finally:
+            self._syncing.release()
 
     def is_full(self, size: int) -> bool:
         """Whether so many bytes more need a new file, or a longer one."""
@@ -230,7 +257,7 @@ class Writer:
         self._room = room
         return file
 
-    def _undo(self, error: OSError) -> Error:
+    def undo(self, error: OSError) -> Error:
         """Take back what a failed write may have left; return the error to raise.
 
         A shorter batch written over it would leave whole frames of this one behind its end, and they

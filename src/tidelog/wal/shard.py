@@ -8,8 +8,13 @@ While one committer syncs, the queue fills, so the batch follows the load by its
 waits for is driven by the writer thread, which is also woken for what a committer leaves behind.
 Without `start` there is no thread, and what happens is what the callers do, in their order.
 
-All commits of a batch share one fate. After a failure that closes the latch every commit that was
-accepted is failed and every later one refused; each gets exactly one outcome.
+An event loop must not wait, so it writes and lets the sync run beside it:
+
+    begin ──► write all ──► (none is durable: done …)
+                 └──► synced beside (`beside`) ──► finish ──► done, done, done …
+                 └──► or by the writer thread, where another sync is under way or the write found no room
+
+It keeps the turn meanwhile, as a committer that syncs does.
 
 Lock order: commit lock → whatever `done` takes → queue lock. Nobody waits for a token, asks for a
 position or closes the shard while holding a lock that some `done` takes.
@@ -17,26 +22,39 @@ position or closes the shard while holding a lock that some `done` takes.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from threading import Condition, Lock, Thread
-from typing import Final
+from contextlib import contextmanager
+from threading import Condition, Lock, Thread, get_ident
+from typing import Final, NamedTuple
 
 from tidelog.clock import Clock
+from tidelog.disk.beside import Beside
 from tidelog.disk.seam import File
-from tidelog.errors import Busy, Closed, Error, Latched
-from tidelog.types import Buffer
+from tidelog.errors import Busy, Closed, Error
 from tidelog.wal.commit import Commit
+from tidelog.wal.committer import Committer
 from tidelog.wal.file import Writer
 from tidelog.wal.names import Position
 from tidelog.wal.stats import Stats
 from tidelog.wal.window import gather
 
 _LEAD_BYTES: Final = 128  # at most, of what may still be put in front of a commit
+_MUCH_BYTES: Final = 1 << 20  # to write: the writer thread's, not an event loop's
+
+_HEAR_S: Final = 0.05  # between two looks whether somebody else heard of a sync
 
 
-class Shard:
+class Begun(NamedTuple):
+    """A batch that was written and waits for its sync, or was not written whole and has to be taken back."""
+
+    batch: list[Commit]
+    write_us: int
+    since_us: int
+    failed: OSError | None
+    thread: int
+
+
+class Shard(Committer):
     """One ordered stream of commits into the files of one group. Safe to use from any thread."""
 
     def __init__(
@@ -50,22 +68,20 @@ class Shard:
         window_ms: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self.window_ms = window_ms  # asked by the writer thread: how long it may gather before it writes
-        self.on_want: Callable[[], None] = lambda: None  # somebody should `tick` soon: a file or a sync is wanted
-        self._writer, self._latch = writer, writer.latch
-        self._queue_max, self._batch_frames, self._batch_bytes = queue_max, batch_frames, batch_bytes
-        self._micros = clock.monotonic_us
+        super().__init__(writer, clock=clock, batch_frames=batch_frames, batch_bytes=batch_bytes)
+        self._queue_max = queue_max
         self._turn = Lock()  # the commit lock
         self._preparing = Lock()  # held by whoever makes the next file ready: anybody may tick
-        self.lock = Lock()  # the queue lock, which its tokens share
         self._wake = Condition(self.lock)
-        self._queue: deque[Commit] = deque()
         self._arrived = 0
         self._wanted = False  # the writer thread has something to do
         self._closing = False
         self._thread: Thread | None = None
-        self._stats = Stats()
-        self.failed = 0  # batches of which nothing was written
-        self.write_us = self.sync_us = 0  # what the last batch took; a commit's `done` reads that of its own
+        self._beside: Beside | None = None
+        self._over: Callable[[], None] = lambda: None
+        self._begun: Begun | None = None  # its turn is not over
+        self._left = False  # and it is the writer thread that ends it
+        self._ended = False  # the writer thread did, or whoever closed took its place
 
     @property
     def directory(self) -> str:
@@ -143,12 +159,108 @@ class Shard:
         """Commit what is queued, up to the bounds of one batch. False where nothing was queued, and where another
         thread commits and this one is not to wait for its turn, or not longer. `gathered_us`: for how long the caller
         has let the batch grow."""
+        self._yield()
         if not self._turn.acquire(blocking, timeout):
             return False
         try:
             return self._commit(gathered_us)
         finally:
             self._leave()
+
+    def beside(self, over: Callable[[], None], *, compiled: bool = True) -> int:
+        """Be ready for `begin`, with a writer thread; return the descriptor that can be read when `finish` has
+        something to tell. `over` is called by the writer thread where it was the one that ended what was begun."""
+        assert self.threaded, "somebody has to end what cannot be synced beside"
+        self._over = over
+        self._beside = self._beside or Beside(f"tidelog sync {self.directory}", compiled=compiled)
+        return self._beside.descriptor
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether a batch was begun that nobody has ended."""
+        return self._begun is not None
+
+    def begin(self, *, gathered_us: int = 0) -> bool:
+        """As `pump`, and nothing waits: what needs a sync is told of by `finish`. False where nothing was begun:
+        nothing is queued, another thread commits, or it is much, or a new file, for which the writer thread is sent."""
+        if not self._turn.acquire(blocking=False):
+            return False
+        kept = False  # the turn, until it is ended
+        try:
+            batch = self._take()
+            if not batch:
+                return False
+            size = sum(commit.size + _LEAD_BYTES for commit in batch)
+            if size > _MUCH_BYTES or self._writer.is_full(size):
+                with self.lock:
+                    self._queue.extendleft(reversed(batch))
+                return False
+            try:
+                durable, failed = self._write(batch, gathered_us, self._writer.lay), None
+            except OSError as error:
+                durable, failed = True, error
+            except BaseException as error:
+                self._settle(batch, error)
+                return True
+            if not durable:
+                self._settle(batch, None)
+                return True
+            kept = True
+            self._begun = Begun(batch, self.write_us, self._micros(), failed, get_ident())
+            descriptor = self._writer.begin_sync() if failed is None and self._beside is not None else None
+            if descriptor is None or self._beside is None:
+                with self.lock:
+                    self._left = True
+                    self._wake.notify()
+            else:
+                self._beside.ask(descriptor)
+            return True
+        finally:
+            if not kept:
+                self._leave()
+
+    def finish(self) -> bool:
+        """Tell everybody of the batch that was begun, once it was synced beside; False while it was not. The turn is
+        free then, and nobody was sent for what is queued."""
+        if self._beside is None:
+            return False
+        try:
+            failed = self._beside.outcome()
+        except BlockingIOError:
+            return False
+        begun, self._begun = self._begun, None
+        assert begun is not None, "it was asked for"
+        fate: Error | None = None
+        try:
+            self._writer.end_sync(failed)
+        except Error as error:
+            fate = error
+        self.write_us, self.sync_us = begun.write_us, self._micros() - begun.since_us
+        if fate is None:
+            with self.lock:
+                self._stats.synced(self.sync_us)
+        try:
+            self._settle(begun.batch, fate)
+        finally:
+            self._turn.release()
+        return True
+
+    def _end(self, begun: Begun) -> None:
+        """What was begun and left to the writer thread. It has the turn of who began it."""
+        fate: BaseException | None = None
+        try:
+            if begun.failed is not None:
+                raise self._writer.undo(begun.failed) from begun.failed
+            took_us = self._sync()
+            self.write_us, self.sync_us = begun.write_us, took_us
+        except BaseException as error:
+            fate = error
+        self._begun, self._left = None, False
+        try:
+            self._settle(begun.batch, fate)
+        finally:
+            self._leave()
+            self._over()
 
     def tick(self) -> None:
         """Sync what was written and not synced, and first commit what nobody came back for. Raises Latched when it
@@ -202,8 +314,11 @@ class Shard:
         with self.lock:
             self._closing = True
             self._wake.notify_all()
-        if self._thread is not None:
-            self._thread.join()
+        while self._thread is not None and self._thread.is_alive():
+            self._hear()  # it may wait for a turn that an event loop has not ended
+            self._thread.join(_HEAR_S)
+        self._ended = True
+        self._hear()
         while self.pump():
             pass
         with self._my_turn():
@@ -212,117 +327,35 @@ class Shard:
                     self._sync()
             finally:
                 self._writer.close()
+                if self._beside is not None:
+                    self._beside.close()
+                    self._beside = None
 
-    # The committer's work; the commit lock is held.
-
-    def _commit(self, gathered_us: int) -> bool:
-        batch = self._take()
-        if not batch:
-            return False
-        error: Error | None = None
-        try:
-            self._write(batch, gathered_us)
-        except Error as failed:
-            self.failed += 1
-            error = failed
-        except BaseException as broken:
-            self._abandon(batch, broken)
-            raise
-        self._tell(batch, error)
-        if self._latch.closed:
-            self._fail_queue()
-        return True
-
-    def _take(self) -> list[Commit]:
-        """The next batch: as many commits as the bounds allow, and one in any case."""
-        frames = size = 0
-        batch: list[Commit] = []
-        with self.lock:
-            while self._queue:
-                commit = self._queue[0]
-                frames, size = frames + commit.frames, size + commit.size
-                if batch and (frames > self._batch_frames or size > self._batch_bytes):
-                    break
-                batch.append(self._queue.popleft())
-        return batch
-
-    def _write(self, batch: list[Commit], gathered_us: int) -> None:
-        pieces: list[Buffer] = []
-        frames = size = 0
-        durable = False
-        for commit in batch:
-            commit.prepare()
-            if commit.ahead is not None:
-                commit.ahead(commit)
-            pieces += commit.pieces
-            frames, size, durable = frames + commit.frames, size + commit.size, durable or commit.durable
-        began_us = self._micros()
-        if gathered_us:
-            for commit in batch:
-                commit.held_us = min(began_us - commit.since_us, gathered_us)
-        self._writer.write(pieces, size=size, frames=frames)
-        if self._writer.wants_next or (not durable and self._writer.wants_sync):
-            self.on_want()
-        self.write_us, self.sync_us = self._micros() - began_us, 0
-        at, reader = self._writer.position.pos - size, self._writer.reader
-        for commit in batch:
-            commit.at, commit.file = at, reader
-            at += commit.size
-        if durable:
-            self.sync_us = self._sync()
-        stats = self._stats
-        stats.batches += bool(frames)
-        stats.frames, stats.bytes = stats.frames + frames, stats.bytes + size
-
-    def _sync(self) -> int:
-        began = self._micros()
-        if not self._writer.sync():
-            return 0
-        took_us = self._micros() - began
-        with self.lock:
-            self._stats.synced(took_us)
-        return took_us
-
-    def _tell(self, batch: list[Commit], error: Error | None) -> None:
-        told = 0
-        try:
-            for commit in batch:
-                told += 1
-                commit.done(error)
-        except BaseException as broken:
-            # What this caller keeps in memory no longer follows the WAL: going on would make it worse.
-            self._abandon(batch[told:], broken)
-            raise
-
-    def _fail_queue(self) -> None:
-        try:
-            self._latch.check()
-        except Latched as error:
-            self._tell(self._drain(), error)
-
-    def _abandon(self, batch: list[Commit], broken: BaseException) -> None:
-        """Latch, and fail all that was accepted and not told yet, whatever their `done` thinks of it."""
-        error = self._latch.trip(broken, "committing")
-        error.__cause__ = broken
-        for commit in (*batch, *self._drain()):
-            with suppress(BaseException):
-                commit.done(error)
-
-    def _drain(self) -> list[Commit]:
-        with self.lock:
-            left = list(self._queue)
-            self._queue.clear()
-        return left
+    def _hear(self) -> None:
+        """Wait until what was begun is ended: who began it may have no event loop any more."""
+        while (begun := self._begun) is not None and self._beside is not None:
+            if self._left and self._ended:
+                self._end(begun)
+            else:
+                self._beside.wait(_HEAR_S)
+                self.finish()
 
     # Turns and the writer thread.
 
     @contextmanager
     def _my_turn(self) -> Iterator[None]:
+        self._yield()
         self._turn.acquire()
         try:
             yield
         finally:
             self._leave()
+
+    def _yield(self) -> None:
+        """Who began something and then wants the turn would wait for itself."""
+        begun = self._begun
+        if begun is not None and begun.thread == get_ident():
+            self._hear()
 
     def _leave(self) -> None:
         """Let the next one commit. The queue is looked at behind the release: whoever found the turn taken has
@@ -338,6 +371,9 @@ class Shard:
 
     def _run(self) -> None:
         while self._called():
+            if self._left and self._begun is not None:
+                self._end(self._begun)
+                continue
             began_us = self._micros()
             slices = gather(self.window_ms(), lambda: self._arrived, self._pause)
             with self.lock:
@@ -347,7 +383,7 @@ class Shard:
     def _called(self) -> bool:
         """Park until there is something to commit; False once there never will be."""
         with self.lock:
-            while not self._queue or not (self._wanted or self._closing):
+            while not self._left and (not self._queue or not (self._wanted or self._closing)):
                 if self._closing:
                     return False
                 self._wanted = False

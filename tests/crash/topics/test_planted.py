@@ -117,7 +117,7 @@ def a_failed_write_stays_and_its_seqs_are_given_again(patch: Patch) -> None:
             self.core.tail = self.core.index.head
 
     patch.setattr(append.Append, "done", failed)
-    patch.setattr(file.Writer, "_undo", lambda self, error: self.latch.refused(error, "writing"))
+    patch.setattr(file.Writer, "undo", lambda self, error: self.latch.refused(error, "writing"))
 
 
 def writing_goes_on_after_a_failed_sync(patch: Patch) -> None:

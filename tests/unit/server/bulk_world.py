@@ -109,7 +109,7 @@ def act(
 ) -> None:
     """Act out a scenario against an engine with threads in a real directory."""
     clock = clock or ManualClock()
-    config = ServerConfig(**{"commit": "thread", **(server or {})})
+    config = ServerConfig(**(server or {}))
     settings: dict[str, Any] = {"wal_shards": 1, "wal_file_bytes": 1 << 20, "sync_interval_ms": 60_000, **limits}
     with tidelog.engine.open(str(path), clock=clock, **settings) as engine:
 
@@ -119,6 +119,7 @@ def act(
                 async with asyncio.timeout(LIMIT_S):
                     await scenario(world)
             finally:
+                world.service.commits.close()
                 world.service.close()
 
         asyncio.run(run())

@@ -674,9 +674,8 @@ def test_a_body_that_breaks_off_writes_no_half_batch() -> None:
     play_with(scenario, batch_records_max=4)
 
 
-@pytest.mark.parametrize("commit", ["loop", "thread"])
-def test_a_peer_that_leaves_holds_nothing_and_what_was_staged_is_whole(commit: str) -> None:
-    """G4. With `thread` nobody commits here until it is asked for: whoever waited for that is gone as well."""
+def test_a_peer_that_leaves_holds_nothing_and_what_was_staged_is_whole() -> None:
+    """G4."""
 
     async def scenario(world: World) -> None:
         world.topic("a")
@@ -697,10 +696,10 @@ def test_a_peer_that_leaves_holds_nothing_and_what_was_staged_is_whole(commit: s
             shard.pump()
         assert world.topic("a").head_seq == 8
 
-    play_with(scenario, {"commit": commit}, batch_records_max=4)
+    play_with(scenario, batch_records_max=4)
 
 
-@pytest.mark.parametrize("commit", ["loop", "thread"])
+@pytest.mark.parametrize("commit", ["loop", "beside"])
 def test_megabytes_are_committed_in_order_by_whoever_commits(commit: str, tmp_path: Path) -> None:
     """G8, G14: several batches are under way at a time, and their order is the stream's."""
 

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+from http.client import HTTPConnection
+from pathlib import Path
 from threading import Thread, get_ident
+from typing import Any
 
 import pytest
-from tests.unit.wal.bench import Bench
+from tests.unit.spark.world import serving
+from tests.unit.wal.bench import FILE_BYTES, Bench
 
+from tidelog.disk.posix import PosixDisk
 from tidelog.server.commits import Commits
 from tidelog.server.config import CommitMode
 from tidelog.testing import SimDisk
-from tidelog.wal import Token, Writer
+from tidelog.wal import Shard, Token, Writer
 
 
-def shard() -> Bench:
+def shard(file_bytes: int = FILE_BYTES) -> Bench:
     disk = SimDisk()
     disk.make_dir("data")
-    return Bench(disk)
+    return Bench(disk, file_bytes=file_bytes)
 
 
-@pytest.mark.parametrize("mode", ["loop", "thread", "auto"])
+MODES: list[CommitMode] = ["beside", "loop"]
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_every_outcome_is_told_once_on_the_loop(mode: CommitMode) -> None:
     async def scenario() -> None:
         bench = shard()
@@ -33,6 +43,7 @@ def test_every_outcome_is_told_once_on_the_loop(mode: CommitMode) -> None:
             commits.when_done(token, lambda _, number=number: told.append(number))  # type: ignore[misc]
         assert await commits.outcome(bench.submit([b"last"])) == 1
         assert told == list(range(50))
+        commits.close()
         bench.shard.close()
 
     asyncio.run(scenario())
@@ -43,7 +54,7 @@ def test_what_is_known_at_once_is_told_behind_what_was_known_before() -> None:
 
     async def scenario() -> None:
         bench = shard()
-        commits = Commits(asyncio.get_running_loop(), [bench.shard], "thread")
+        commits = Commits(asyncio.get_running_loop(), [bench.shard], "loop")
         told: list[str] = []
         slow: Token[int] = Token(bench.shard)
         commits.when_done(slow, lambda _: told.append("slow"))
@@ -61,27 +72,148 @@ def test_what_is_known_at_once_is_told_behind_what_was_known_before() -> None:
     asyncio.run(scenario())
 
 
-def test_syncs_move_to_where_they_cost_least() -> None:
-    """E2: on the loop once they are quick, and back when they are not."""
+def test_writes_wait_for_a_sync_only_where_the_disk_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """E2. Method: what the last syncs took is made up, and so is that one is under way."""
+    under_way = False
+    monkeypatch.setattr(Shard, "is_begun", property(lambda _: under_way))
 
     async def scenario() -> None:
-        bench = shard()
+        nonlocal under_way
+        bench = shard(1 << 20)
         bench.shard.start()
-        commits = Commits(asyncio.get_running_loop(), [bench.shard], "auto")
-        seen = [commits.on_loop]
-        for took_us in (100, 5_000):
+        commits = Commits(asyncio.get_running_loop(), [bench.shard], "beside")
+        flushed = 0
+
+        def last_call() -> int:
+            nonlocal flushed
+            flushed += 1
+            return 1
+
+        commits.last_call = last_call
+        seen = []
+        for took_us in (100, 5_000, 100):
             for _ in range(200):
                 bench.shard._stats.synced(took_us)
             for _ in range(300):
                 await commits.outcome(bench.submit([b"x"]))
-            seen.append(commits.on_loop)
-        assert seen == [False, True, False]
+            while commits._pumping:
+                await asyncio.sleep(0)
+            for now in (True, False):
+                under_way, flushed = now, 0
+                commits.want()
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                seen.append(bool(flushed))
+        assert seen == [False, True, True, True, False, True]
+        commits.close()
         bench.shard.close()
 
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("mode", "durable"), [("loop", True), ("loop", False), ("thread", False)])
+def test_who_was_answered_with_others_has_a_turn_to_come_again() -> None:
+    """Method: how many the last batch had is made up; turns of the loop are counted."""
+
+    async def scenario() -> None:
+        bench = shard()
+        bench.shard.start()
+        commits = Commits(asyncio.get_running_loop(), [bench.shard], "beside")
+        turns = []
+        for writes in (1, 1, 64, 64, 1):
+            turn = 0
+            flushed = False
+
+            def last_call(writes: int = writes) -> int:
+                nonlocal flushed
+                flushed = True
+                return writes
+
+            commits.last_call = last_call
+            commits.want()
+            while not flushed:
+                await asyncio.sleep(0)
+                turn += 1
+            turns.append(turn)
+        assert turns == [1, 1, 1, 2, 2]
+        commits.close()
+        bench.shard.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "twin"])
+def test_no_sync_runs_on_the_loop(compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: a real disk; every sync that Python runs says in which thread. Files are small, new ones are many."""
+    synced_by = spied_syncs(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+    async def scenario() -> None:
+        disk = PosixDisk()
+        disk.make_dir("data")
+        bench = Bench(disk)
+        bench.shard.start()
+        commits = Commits(asyncio.get_running_loop(), [bench.shard], "beside", compiled=compiled)
+        synced_by.clear()
+        for number in range(200):
+            token = bench.submit([b"%d" % number], durable=number % 3 != 0)
+            assert await commits.outcome(token) == 1
+        assert bench.writer.rotations > 1
+        assert len(synced_by) > 1
+        assert get_ident() not in synced_by
+        commits.close()
+        bench.shard.close()
+
+    asyncio.run(scenario())
+
+
+def test_no_sync_of_a_whole_server_runs_on_its_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced_by = spied_syncs(monkeypatch)
+    loops: list[int] = []
+    ready = Commits.__init__
+
+    def spied(self: Commits, *args: Any, **kwargs: Any) -> None:
+        loops.append(get_ident())
+        ready(self, *args, **kwargs)
+
+    monkeypatch.setattr(Commits, "__init__", spied)
+    with serving(str(tmp_path / "data"), segment_events=10) as (engine, address):
+        connection = HTTPConnection(address.removeprefix("http://"))
+
+        def call(method: str, path: str, body: object = None) -> None:
+            headers = {"Content-Type": "application/json"}
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            answer = connection.getresponse()
+            assert answer.status in (200, 201, 204), answer.read()
+            answer.read()
+
+        for name, durability in (("a", "fsync"), ("b", "disk"), ("c", "fsync")):
+            call("PUT", f"/v0/topics/{name}", {"durability": durability})
+        for number in range(60):
+            for name in "abc":
+                call("POST", f"/v0/topics/{name}", {"records": [{"data": number}]})
+        call("POST", "/v0/topics/a/delete", {"before_seq": 5})
+        call("DELETE", "/v0/topics/c")
+        engine.checkpoint()
+        connection.close()
+    assert len(synced_by) > 10
+    assert len(set(loops)) == 1
+    assert loops[0] not in synced_by
+
+
+def spied_syncs(patch: pytest.MonkeyPatch) -> list[int]:
+    """Which threads called for a sync of data."""
+    found: list[int] = []
+    sync = os.fdatasync
+
+    def spied(fd: int) -> None:
+        found.append(get_ident())
+        sync(fd)
+
+    patch.setattr(os, "fdatasync", spied)
+    return found
+
+
+@pytest.mark.parametrize(("mode", "durable"), [("loop", True), ("loop", False), ("beside", True), ("beside", False)])
 def test_a_new_file_is_not_made_on_the_loop(mode: CommitMode, durable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Part of it are syncs, and waiting for all that was written before."""
     rotated_by: list[int] = []
@@ -101,25 +233,25 @@ def test_a_new_file_is_not_made_on_the_loop(mode: CommitMode, durable: bool, mon
             assert await commits.outcome(bench.submit([b"%d" % number], durable=durable)) == 1
         assert len(rotated_by) > 1
         assert get_ident() not in rotated_by
+        commits.close()
         bench.shard.close()
 
     asyncio.run(scenario())
 
 
-def test_what_needs_no_sync_is_written_on_the_loop_and_what_does_is_not() -> None:
-    """Method: there is no thread, so what is handed over stays where it is."""
-
+def test_what_needs_no_sync_is_written_on_the_loop_and_told_there() -> None:
     async def scenario() -> None:
         bench = shard()
-        commits = Commits(asyncio.get_running_loop(), [bench.shard], "thread")
-        assert await commits.outcome(bench.submit([b"quick"], durable=False)) == 1
-        told: list[int] = []
-        commits.when_done(bench.submit([b"durable"]), lambda _: told.append(1))
-        commits.when_done(bench.submit([b"behind it"], durable=False), lambda _: told.append(2))
-        for _ in range(5):
+        bench.shard.start()
+        commits = Commits(asyncio.get_running_loop(), [bench.shard], "beside")
+        told_by: list[int] = []
+        token = bench.submit([b"quick"], durable=False)
+        token.add_callback(lambda _: told_by.append(get_ident()), want=False)
+        commits.when_done(token, lambda _: None)
+        for _ in range(3):
             await asyncio.sleep(0)
-        assert (told, bench.shard.waiting) == ([], 2)
-        bench.shard.pump()
-        assert told == [1, 2]
+        assert told_by == [get_ident()]
+        commits.close()
+        bench.shard.close()
 
     asyncio.run(scenario())

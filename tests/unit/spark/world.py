@@ -67,9 +67,7 @@ def serving(
     path: str, *, clock: Clock | None = None, keys: str = "", segment_events: int = 1000
 ) -> Iterator[tuple[Engine, str]]:
     """A server on a thread, with its engine at hand."""
-    config = ServerConfig(
-        data_dir=path, port=0, api_keys=keys, commit="thread", segment_max_events=segment_events, drain_ms=0
-    )
+    config = ServerConfig(data_dir=path, port=0, api_keys=keys, segment_max_events=segment_events, drain_ms=0)
     there, over = Event(), Event()
     found: list[Started] = []
 

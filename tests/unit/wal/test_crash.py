@@ -229,6 +229,32 @@ def batches(history: History) -> None:
     bench.shard.pump()
 
 
+def begun_and_ended(history: History) -> None:
+    """As an event loop does it: written by one call, synced by another, with more queued between them."""
+    bench = history.start()
+    shard = bench.shard
+
+    def end() -> None:
+        if shard.is_begun:
+            assert shard._begun is not None
+            shard._end(shard._begun)
+
+    for number, data in enumerate((A, B, C, D, E, F)):
+        bench.submit([data], durable=number % 3 != 1)
+        if not shard.begin():
+            end()
+            shard.pump()  # a new file, which is the writer thread's
+        bench.submit([b"meanwhile %d" % number], durable=number % 2 == 0)
+        end()
+    history.disk.fail("write", error=errno.ENOSPC, partial=100)
+    bench.submit([b"no", b"room" * 30])
+    assert shard.begin()
+    bench.submit([b"behind it"])
+    end()
+    while shard.begin():
+        end()
+
+
 def larger_than_a_file(history: History) -> None:
     bench = history.start()
     bench.write(A)
@@ -318,6 +344,7 @@ WORKLOADS: list[Workload] = [
     no_room,
     killed_and_started_again,
     closed_and_started_again,
+    begun_and_ended,
     *(failed_sync(mode) for mode in ("dropped", "reverted", "kept")),
     failed_rotation("create", 1, errno.EIO),
     failed_rotation("reserve", 1, errno.ENOSPC),
@@ -368,6 +395,19 @@ def ack_before_the_sync(patch: Patch) -> None:
     patch.setattr(Shard, "_sync", nothing)
 
 
+def ack_what_was_only_begun(patch: Patch) -> None:
+    begin = Shard.begin
+
+    def told(self: Shard, *, gathered_us: int = 0) -> bool:
+        done = begin(self, gathered_us=gathered_us)
+        if self._begun is not None:
+            self._tell(self._begun.batch, None)
+            self._begun = self._begun._replace(batch=[])
+        return done
+
+    patch.setattr(Shard, "begin", told)
+
+
 def no_directory_sync(patch: Patch) -> None:
     patch.setattr(SimDisk, "sync_dir", nothing)
 
@@ -384,7 +424,7 @@ def rotate_without_a_sync(patch: Patch) -> None:
 
 
 def a_failed_write_stays_where_it_is(patch: Patch) -> None:
-    patch.setattr(Writer, "_undo", lambda self, error: self.latch.refused(error, "writing"))
+    patch.setattr(Writer, "undo", lambda self, error: self.latch.refused(error, "writing"))
 
 
 def a_failed_write_is_taken_back_but_not_durably(patch: Patch) -> None:
@@ -393,7 +433,7 @@ def a_failed_write_is_taken_back_but_not_durably(patch: Patch) -> None:
         self._file.reserve(FILE_BYTES)
         return self.latch.refused(error, "writing")
 
-    patch.setattr(Writer, "_undo", undo)
+    patch.setattr(Writer, "undo", undo)
 
 
 def write_on_after_a_failed_sync(patch: Patch) -> None:
@@ -462,11 +502,14 @@ def a_spare_is_named_before_it_is_whole(patch: Patch) -> None:
 
 PLANTED: list[tuple[Callable[[Patch], None], Workload]] = [
     (ack_before_the_sync, one_by_one),
+    (ack_before_the_sync, begun_and_ended),
+    (ack_what_was_only_begun, begun_and_ended),
     (no_directory_sync, one_by_one),
     (rotate_without_a_sync, with_and_without_promise),
     (rotate_without_a_sync, behind_the_disk),
     (a_spare_is_named_before_it_is_whole, with_a_spare),
     (a_failed_write_stays_where_it_is, no_room),
+    (a_failed_write_stays_where_it_is, begun_and_ended),
     (a_failed_write_is_taken_back_but_not_durably, no_room),
     (write_on_after_a_failed_sync, failed_sync("dropped")),
     (half_a_batch_counts, batches),

@@ -1,0 +1,73 @@
+"""[shell] Syncs beside an event loop: a thread that does nothing else, and needs no interpreter for it.
+
+    ask ──descriptor──► a pipe ──► fdatasync ──► a pipe ──its errno, or 0──► outcome
+                                                   ▲
+                                          what an event loop listens to
+
+The compiled thread never holds the interpreter's lock, which a busy loop would make it wait for, before the sync and
+behind it. `synced` is its twin and says what is right.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from select import select
+from threading import Thread
+from typing import Final
+
+try:
+    from tidelog import kernel
+except ImportError:
+    COMPILED = False
+else:
+    COMPILED = True
+
+_WORD: Final = struct.Struct("=i")
+
+
+def synced(asks: int, tells: int) -> None:
+    """Sync each descriptor that can be read from `asks` and write what came of it, an errno or 0, to `tells`; until
+    `asks` ends."""
+    while word := os.read(asks, _WORD.size):
+        (descriptor,) = _WORD.unpack(word)
+        code = 0
+        try:
+            os.fdatasync(descriptor)
+        except OSError as error:
+            code = error.errno or -1
+        os.write(tells, _WORD.pack(code))
+
+
+class Beside:
+    """One sync at a time. `ask` and `close` by whoever has the turn, `outcome` by anybody."""
+
+    def __init__(self, name: str, *, compiled: bool = True) -> None:
+        asks, self._asked = os.pipe()
+        self.descriptor, tells = os.pipe()
+        self._far = (asks, tells)
+        os.set_blocking(self.descriptor, False)
+        work = kernel.synced if COMPILED and compiled else synced
+        # It does not keep a process alive: what was asked for and never heard of was never acknowledged either.
+        self._thread = Thread(target=work, args=self._far, name=name, daemon=True)
+        self._thread.start()
+
+    def ask(self, descriptor: int) -> None:
+        """Have this synced."""
+        os.write(self._asked, _WORD.pack(descriptor))
+
+    def outcome(self) -> OSError | None:
+        """What came of it. Raises BlockingIOError while it is under way, and where somebody else has heard of it."""
+        (code,) = _WORD.unpack(os.read(self.descriptor, _WORD.size))
+        return OSError(code, os.strerror(code)) if code else None
+
+    def wait(self, seconds: float) -> None:
+        """Return when there is something to hear, and in any case after so long."""
+        select([self.descriptor], [], [], seconds)
+
+    def close(self) -> None:
+        """End the thread, once what was asked for is done."""
+        os.close(self._asked)
+        self._thread.join()
+        for descriptor in (*self._far, self.descriptor):
+            os.close(descriptor)

@@ -1,0 +1,56 @@
+"""A thread that syncs for an event loop: the kernel's, and its twin."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tidelog.disk.beside import Beside
+
+LIMIT_S = 60
+BOTH = pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "twin"])
+
+
+def heard(beside: Beside) -> int:
+    beside.wait(LIMIT_S)
+    error = beside.outcome()
+    return 0 if error is None else int(error.errno or -1)
+
+
+def nothing_is_heard(beside: Beside) -> None:
+    with pytest.raises(BlockingIOError):
+        beside.outcome()
+
+
+@BOTH
+def test_a_descriptor_is_synced_and_what_came_of_it_is_told_once(tmp_path: Path, compiled: bool) -> None:
+    beside = Beside("test", compiled=compiled)
+    nothing_is_heard(beside)
+    with (tmp_path / "file").open("wb") as file:
+        for _ in range(3):
+            file.write(b"x")
+            file.flush()
+            beside.ask(file.fileno())
+            assert heard(beside) == 0
+            nothing_is_heard(beside)
+        gone = file.fileno()
+    beside.ask(gone)
+    assert heard(beside) == errno.EBADF
+    ends = os.pipe()
+    beside.ask(ends[0])
+    assert heard(beside) == errno.EINVAL, "a pipe cannot be synced"
+    for end in ends:
+        os.close(end)
+    beside.close()
+
+
+@BOTH
+def test_its_thread_and_its_descriptors_end_with_it(compiled: bool) -> None:
+    before = os.listdir("/proc/self/fd")
+    beside = Beside("test", compiled=compiled)
+    beside.close()
+    assert not beside._thread.is_alive()
+    assert len(os.listdir("/proc/self/fd")) == len(before)

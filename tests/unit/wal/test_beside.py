@@ -1,0 +1,241 @@
+"""Syncs beside an event loop: what was begun is told of once it was synced, whoever does that, and nothing waits.
+
+No test waits for time to pass: `LIMIT_S` only makes a mistake fail instead of hang.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from select import select
+from threading import Event, get_ident
+
+import pytest
+from tests.unit.wal.bench import Bench, look
+
+from tidelog.disk.posix import PosixDisk
+from tidelog.errors import DiskFull, Error, Latched
+from tidelog.testing import SimDisk
+from tidelog.testing.simfile import SimFile
+from tidelog.wal import Token, Writer
+
+LIMIT_S = 60
+BOTH = pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "twin"])
+
+
+# ── a shard on a real disk ────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def real(tmp_path: Path, *, compiled: bool = True) -> Iterator[tuple[Bench, int]]:
+    disk = PosixDisk()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        disk.make_dir("data")
+        bench = Bench(disk, file_bytes=1 << 16)
+        bench.shard.start()
+        try:
+            yield bench, bench.shard.beside(lambda: None, compiled=compiled)
+        finally:
+            bench.shard.close()
+
+
+@BOTH
+def test_what_was_begun_is_told_of_when_its_sync_is_heard(tmp_path: Path, compiled: bool) -> None:
+    """E2, G16: and what is queued meanwhile is the next batch."""
+    with real(tmp_path, compiled=compiled) as (bench, descriptor):
+        shard = bench.shard
+        for number in range(20):
+            first = [bench.submit([b"%d/%d" % (number, each)]) for each in range(3)]
+            assert shard.begin()
+            assert shard.is_begun
+            second = bench.submit([b"%d/later" % number])
+            assert not shard.begin(), "one at a time"
+            assert not any(token.done for token in first)
+            assert select([descriptor], [], [], LIMIT_S)[0]
+            assert shard.finish()
+            assert all(token.done for token in first)
+            assert (second.done, shard.waiting, shard.is_begun) == (False, 1, False)
+            assert not shard.finish(), "it was heard"
+            assert second.wait(LIMIT_S) == 1
+        assert shard.stats.fsyncs == 40
+        assert shard.synced() == shard.position()
+        found = look(bench.disk)
+    assert len(found.datas) == 80
+
+
+def test_what_needs_no_sync_is_done_at_once(tmp_path: Path) -> None:
+    with real(tmp_path) as (bench, _):
+        token = bench.submit([b"loose"], durable=False)
+        assert bench.shard.begin()
+        assert token.done
+        assert not bench.shard.is_begun
+        assert not bench.shard.begin(), "nothing is queued"
+        assert bench.shard.stats.fsyncs == 0
+
+
+def test_a_sync_that_fails_beside_latches_as_any_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """D6. Method: what is handed to be synced is a pipe, which the kernel refuses."""
+    ends = os.pipe()
+    begin_sync = Writer.begin_sync
+
+    def broken(self: Writer) -> int | None:
+        assert begin_sync(self) is not None
+        return ends[0]
+
+    with real(tmp_path) as (bench, descriptor):
+        assert bench.write(b"before") == 1
+        monkeypatch.setattr(Writer, "begin_sync", broken)
+        token = bench.submit([b"lost"])
+        assert bench.shard.begin()
+        behind = bench.submit([b"behind"])
+        assert select([descriptor], [], [], LIMIT_S)[0]
+        assert bench.shard.finish()
+        for each in (token, behind):
+            with pytest.raises(Latched):
+                each.wait(LIMIT_S)
+        with pytest.raises(Latched):
+            bench.submit([b"later"])
+        assert bench.shard.latched
+    for end in ends:
+        os.close(end)
+
+
+def test_close_ends_what_was_begun_where_nobody_listens_any_more(tmp_path: Path) -> None:
+    with real(tmp_path) as (bench, _):
+        tokens = [bench.submit([b"begun"])]
+        assert bench.shard.begin()
+        tokens.append(bench.submit([b"queued"]))
+    assert [token.wait() for token in tokens] == [1, 1]
+
+
+def test_who_began_something_and_asks_for_the_turn_does_not_wait_for_itself(tmp_path: Path) -> None:
+    with real(tmp_path) as (bench, _):
+        token = bench.submit([b"begun"])
+        assert bench.shard.begin()
+        assert bench.shard.position() == bench.shard.synced()
+        assert token.done
+        token = bench.submit([b"again"])
+        assert bench.shard.begin()
+        assert token.wait(LIMIT_S) == 1
+
+
+# ── a shard whose writer thread ends what was begun ───────────────────────────────────────────────
+
+
+class Loop:
+    """A shard on a simulated disk, for which only the writer thread can sync, and who synced."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.disk = SimDisk()
+        self.disk.make_dir("data")
+        self.synced_by: list[int] = []
+        self.over = Event()
+        sync = SimFile.sync
+
+        def spied(file: SimFile) -> None:
+            self.synced_by.append(get_ident())
+            sync(file)
+
+        patch.setattr(SimFile, "sync", spied)
+        self.bench = Bench(self.disk)
+        self.shard = self.bench.shard
+        self.shard.start()
+        self.shard.beside(self.over.set)
+        self.synced_by.clear()
+
+    def ended(self) -> None:
+        assert self.over.wait(LIMIT_S), "nobody said that it is over"
+        self.over.clear()
+        assert not self.shard.is_begun
+        assert get_ident() not in self.synced_by
+
+    def told(self, token: Token[int]) -> int | Error:
+        try:
+            return token.wait(LIMIT_S)
+        except Error as error:
+            return error
+
+
+@pytest.fixture
+def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
+    made = Loop(monkeypatch)
+    yield made
+    made.shard.close()
+
+
+def test_the_writer_thread_syncs_what_nobody_else_can(loop: Loop) -> None:
+    for number in range(10):
+        token = loop.bench.submit([b"%d" % number])
+        assert loop.shard.begin()
+        loop.ended()
+        assert token.done
+    assert len(loop.synced_by) == 10
+    assert look(loop.disk.crash_image("none")).datas == [b"%d" % number for number in range(10)]
+
+
+def test_a_write_that_finds_no_room_is_taken_back_by_the_writer_thread(loop: Loop) -> None:
+    """D6: that takes a sync, which is not the loop's either."""
+    loop.bench.write(b"before")
+    loop.synced_by.clear()
+    loop.disk.fail("write", error=errno.ENOSPC, partial=60)
+    token = loop.bench.submit([b"much" * 20, b"more" * 20])
+    assert loop.shard.begin()
+    behind = loop.bench.submit([b"behind"])
+    loop.ended()
+    assert isinstance(loop.told(token), DiskFull)
+    assert loop.told(behind) == 1
+    assert len(loop.synced_by) >= 1
+    assert look(loop.disk.crash_image("none")).datas == [b"before", b"behind"]
+
+
+@pytest.mark.parametrize("much", [b"x" * 1500, b"y" * (1 << 20)], ids=["a new file", "much to write"])
+def test_what_takes_long_is_left_to_the_writer_thread_in_its_order(loop: Loop, much: bytes) -> None:
+    loop.bench.write(b"z" * 1000)
+    loop.synced_by.clear()
+    tokens = [loop.bench.submit([data]) for data in (b"before", much, b"behind")]
+    assert not loop.shard.begin()
+    assert [token.wait(LIMIT_S) for token in tokens] == [1, 1, 1]
+    assert look(loop.disk).datas == [b"z" * 1000, b"before", much, b"behind"]
+
+
+def test_nothing_waits_for_a_sync_that_another_thread_runs(tmp_path: Path) -> None:
+    """Method: a sync is under way for as long as the lock of syncs is held."""
+    with real(tmp_path) as (bench, _):
+        over = Event()
+        bench.shard.beside(over.set)
+        with bench.writer._syncing:
+            token = bench.submit([b"begun"])
+            assert bench.shard.begin()
+            assert bench.shard.is_begun
+            assert not token.done
+        assert over.wait(LIMIT_S)
+        assert token.done
+
+
+def test_an_error_of_the_batch_itself_is_told_and_the_turn_is_free(loop: Loop) -> None:
+    """Method: the latch closes between the queue and the write."""
+    token = loop.bench.submit([b"x"])
+    loop.bench.latch.trip(OSError(errno.EIO, "the disk"), "testing")
+    assert loop.shard.begin()
+    assert isinstance(loop.told(token), Latched)
+    assert not loop.shard.is_begun
+    assert loop.shard.position() is not None
+
+
+def test_what_breaks_is_raised_and_everybody_is_told(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: the write raises what no disk raises."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    token, behind = loop.bench.submit([b"x"]), loop.bench.submit([b"y"])
+    monkeypatch.setattr(Writer, "lay", broken)
+    with pytest.raises(ZeroDivisionError):
+        loop.shard.begin()
+    assert isinstance(loop.told(token), Latched)
+    assert isinstance(loop.told(behind), Latched)
+    assert not loop.shard.is_begun
