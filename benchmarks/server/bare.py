@@ -1,4 +1,5 @@
 """The least that an HTTP server in Python does: read a request, answer the same few bytes. A limit, not a server.
+Who GETs anything is told of every POST from then on.
 
 python -m benchmarks.server.bare PORT_FILE
 """
@@ -14,6 +15,10 @@ from typing import cast
 from httptools import HttpRequestParser
 
 _ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}"
+_STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\nevent: caught-up\n\n"
+EVENT = b"event: record\ndata: %b\n\n" % (b"x" * 150)  # as long as one of a record of 100 bytes
+
+_watchers: set[asyncio.Transport] = set()
 
 
 class Bare(asyncio.Protocol):
@@ -25,7 +30,16 @@ class Bare(asyncio.Protocol):
         self._parser.feed_data(data)
 
     def on_message_complete(self) -> None:
+        if self._parser.get_method() == b"GET":
+            _watchers.add(self._transport)
+            self._transport.write(_STREAM)
+            return
+        for watcher in _watchers:
+            watcher.write(EVENT)
         self._transport.write(_ANSWER)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - gone is gone, whatever the reason
+        _watchers.discard(self._transport)
 
 
 async def serve(port_file: Path) -> None:
