@@ -27,6 +27,7 @@ from tidelog.server.config import CommitMode
 
 T = TypeVar("T")
 _QUICK_US = 600  # a mean sync under this is worth waiting for with what came meanwhile
+_PATIENCE_US = 5_000  # for one that takes longer than they do on average
 _DECIDE_EVERY = 256  # writes between two looks at the figures
 _DECIDE_BY = 16  # syncs that make a mean worth acting on
 _SLICE_MS = 1.0  # timers of an event loop are no finer
@@ -55,6 +56,7 @@ class Commits:
         self._quick = not self.on_loop  # the disk, as far as is known: whoever waits for it anyway need not know
         self._writes = 0  # of the last batch
         self._once_more = False  # another turn was waited for
+        self._alarm: asyncio.TimerHandle | None = None  # while writes wait for a sync
         self._asked = 0
         self._seen = (0, 0)  # syncs and what they took, when it was last decided
         self._told: deque[tuple[Told, Token[Any]]] = deque()
@@ -105,6 +107,8 @@ class Commits:
         for descriptor in self._heard:
             self._loop.remove_reader(descriptor)
         self._heard.clear()
+        if self._alarm is not None:
+            self._alarm.cancel()
 
     def _decide(self) -> None:
         """Whether to wait for syncs, by what the last ones took."""
@@ -115,6 +119,15 @@ class Commits:
             self._quick = (took_us - self._seen[1]) / fresh < _QUICK_US
             self._seen = (syncs, took_us)
 
+    def _look(self) -> None:
+        """Writes waited for a sync a while ago: is it that one still? Then the disk is not what it was."""
+        self._alarm = None
+        if any(shard.begun_us >= _PATIENCE_US for shard in self._shards):
+            self._quick = False
+            self.want()
+        elif any(shard.is_begun for shard in self._shards):
+            self._alarm = self._loop.call_later(_PATIENCE_US / 1e6, self._look)
+
     def _synced(self, shard: Shard) -> None:
         """The sync of what was begun may be over."""
         if shard.finish():
@@ -122,7 +135,7 @@ class Commits:
             self.want()
 
     def _ended(self) -> None:
-        """By a writer thread: what was begun is over."""
+        """By any thread: what was begun is over."""
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self.want)
 
@@ -130,6 +143,8 @@ class Commits:
         if self._quick and not self._hurried:
             if any(shard.is_begun for shard in self._shards):
                 self._pumping = False  # it is asked for again when that is over
+                if self._alarm is None:
+                    self._alarm = self._loop.call_later(_PATIENCE_US / 1e6, self._look)
                 return
             if self._writes > 1 and not self._once_more:
                 self._once_more = True

@@ -40,7 +40,6 @@ from tidelog.wal.window import gather
 
 _LEAD_BYTES: Final = 128  # at most, of what may still be put in front of a commit
 _MUCH_BYTES: Final = 1 << 20  # to write: the writer thread's, not an event loop's
-
 _HEAR_S: Final = 0.05  # between two looks whether somebody else heard of a sync
 
 
@@ -169,7 +168,7 @@ class Shard(Committer):
 
     def beside(self, over: Callable[[], None], *, compiled: bool = True) -> int:
         """Be ready for `begin`, with a writer thread; return the descriptor that can be read when `finish` has
-        something to tell. `over` is called by the writer thread where it was the one that ended what was begun."""
+        something to tell. `over` is called, in any thread, where something else ended what was begun."""
         assert self.threaded, "somebody has to end what cannot be synced beside"
         self._over = over
         self._beside = self._beside or Beside(f"tidelog sync {self.directory}", compiled=compiled)
@@ -179,6 +178,12 @@ class Shard(Committer):
     def is_begun(self) -> bool:
         """Whether a batch was begun that nobody has ended."""
         return self._begun is not None
+
+    @property
+    def begun_us(self) -> int:
+        """For how long."""
+        begun = self._begun
+        return 0 if begun is None else self._micros() - begun.since_us
 
     def begin(self, *, gathered_us: int = 0) -> bool:
         """As `pump`, and nothing waits: what needs a sync is told of by `finish`. False where nothing was begun:
@@ -207,13 +212,13 @@ class Shard(Committer):
                 return True
             kept = True
             self._begun = Begun(batch, self.write_us, self._micros(), failed, get_ident())
-            descriptor = self._writer.begin_sync() if failed is None and self._beside is not None else None
-            if descriptor is None or self._beside is None:
+            beside = self._beside if failed is None else None
+            if beside is not None and (descriptor := self._writer.begin_sync()) is not None:
+                beside.ask(descriptor)
+            else:
                 with self.lock:
                     self._left = True
                     self._wake.notify()
-            else:
-                self._beside.ask(descriptor)
             return True
         finally:
             if not kept:
@@ -224,17 +229,15 @@ class Shard(Committer):
         free then, and nobody was sent for what is queued."""
         if self._beside is None:
             return False
-        try:
-            failed = self._beside.outcome()
-        except BlockingIOError:
-            return False
-        begun, self._begun = self._begun, None
-        assert begun is not None, "it was asked for"
         fate: Error | None = None
         try:
-            self._writer.end_sync(failed)
+            self._writer.end_sync(self._beside.outcome())
+        except BlockingIOError:
+            return False
         except Error as error:
             fate = error
+        begun, self._begun = self._begun, None
+        assert begun is not None, "it was asked for"
         self.write_us, self.sync_us = begun.write_us, self._micros() - begun.since_us
         if fate is None:
             with self.lock:
@@ -251,8 +254,7 @@ class Shard(Committer):
         try:
             if begun.failed is not None:
                 raise self._writer.undo(begun.failed) from begun.failed
-            took_us = self._sync()
-            self.write_us, self.sync_us = begun.write_us, took_us
+            self.write_us, self.sync_us = begun.write_us, self._sync()
         except BaseException as error:
             fate = error
         self._begun, self._left = None, False
@@ -338,7 +340,8 @@ class Shard(Committer):
                 self._end(begun)
             else:
                 self._beside.wait(_HEAR_S)
-                self.finish()
+                if self.finish():
+                    self._over()
 
     # Turns and the writer thread.
 

@@ -27,6 +27,7 @@ def shard(file_bytes: int = FILE_BYTES) -> Bench:
     return Bench(disk, file_bytes=file_bytes)
 
 
+LIMIT_S = 60
 MODES: list[CommitMode] = ["beside", "loop"]
 
 
@@ -106,6 +107,36 @@ def test_writes_wait_for_a_sync_only_where_the_disk_is_quick(monkeypatch: pytest
                 seen.append(bool(flushed))
         assert seen == [False, True, True, True, False, True]
         commits.close()
+        bench.shard.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_quick_disk_that_stalls_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: that a sync is under way is made up, and for how long."""
+    took_us = 0
+    monkeypatch.setattr(Shard, "is_begun", property(lambda _: True))
+    monkeypatch.setattr(Shard, "begun_us", property(lambda _: took_us))
+
+    async def scenario() -> None:
+        nonlocal took_us
+        bench = shard()
+        bench.shard.start()
+        commits = Commits(asyncio.get_running_loop(), [bench.shard], "beside")
+        flushed = asyncio.Event()
+
+        def last_call() -> int:
+            flushed.set()
+            return 1
+
+        commits.last_call = last_call
+        commits.want()
+        await asyncio.sleep(0.02)  # longer than anybody has patience
+        assert not flushed.is_set(), "it began just now"
+        took_us = 5_000
+        await asyncio.wait_for(flushed.wait(), LIMIT_S)
+        commits.close()
+        monkeypatch.undo()
         bench.shard.close()
 
     asyncio.run(scenario())

@@ -114,10 +114,13 @@ def test_close_ends_what_was_begun_where_nobody_listens_any_more(tmp_path: Path)
 
 def test_who_began_something_and_asks_for_the_turn_does_not_wait_for_itself(tmp_path: Path) -> None:
     with real(tmp_path) as (bench, _):
+        over = Event()
+        bench.shard.beside(over.set)
         token = bench.submit([b"begun"])
         assert bench.shard.begin()
         assert bench.shard.position() == bench.shard.synced()
         assert token.done
+        assert over.is_set(), "nobody else says so: it was heard here"
         token = bench.submit([b"again"])
         assert bench.shard.begin()
         assert token.wait(LIMIT_S) == 1
