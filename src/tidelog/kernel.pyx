@@ -878,7 +878,7 @@ def hops(buf, int64_t pos, int64_t end, Py_ssize_t most):
 
 def synced(int asks, int tells):
     """Sync each descriptor that can be read from `asks` and write what came of it, an errno or 0, to `tells`; until
-    `asks` ends. Never with the interpreter's lock."""
+    one is below 0, or there are none any more. Never with the interpreter's lock."""
     cdef int descriptor = 0
     cdef int code = 0
     cdef ssize_t size = 0
@@ -887,7 +887,7 @@ def synced(int asks, int tells):
             size = read(asks, &descriptor, sizeof(int))
             if size < 0 and errno == EINTR:
                 continue
-            if size != sizeof(int):
+            if size != sizeof(int) or descriptor < 0:
                 break
             code = 0
             while fdatasync(descriptor) != 0:

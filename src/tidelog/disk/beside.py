@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import struct
-from select import select
+from select import POLLIN, poll
 from threading import Thread
 from typing import Final
 
@@ -28,9 +28,11 @@ _WORD: Final = struct.Struct("=i")
 
 def synced(asks: int, tells: int) -> None:
     """Sync each descriptor that can be read from `asks` and write what came of it, an errno or 0, to `tells`; until
-    `asks` ends."""
+    one is below 0, or there are none any more."""
     while word := os.read(asks, _WORD.size):
         (descriptor,) = _WORD.unpack(word)
+        if descriptor < 0:
+            return
         code = 0
         try:
             os.fdatasync(descriptor)
@@ -63,11 +65,13 @@ class Beside:
 
     def wait(self, seconds: float) -> None:
         """Return when there is something to hear, and in any case after so long."""
-        select([self.descriptor], [], [], seconds)
+        waiter = poll()  # `select` knows no descriptor above 1023
+        waiter.register(self.descriptor, POLLIN)
+        waiter.poll(seconds * 1000)
 
     def close(self) -> None:
-        """End the thread, once what was asked for is done."""
-        os.close(self._asked)
+        """End the thread, once what was asked for is done. By a word: a forked child may hold the pipe open."""
+        self.ask(-1)
         self._thread.join()
-        for descriptor in (*self._far, self.descriptor):
+        for descriptor in (*self._far, self._asked, self.descriptor):
             os.close(descriptor)

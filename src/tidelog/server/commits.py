@@ -49,10 +49,7 @@ class Commits:
         self._thread = get_ident()
         self.on_loop = mode == "loop"
         self._heard: list[int] = []  # descriptors that tell of syncs
-        if not self.on_loop:
-            for shard in shards:
-                self._heard.append(shard.beside(self._ended, compiled=compiled))
-                loop.add_reader(self._heard[-1], self._synced, shard)
+        self._closed = False
         self._quick = not self.on_loop  # the disk, as far as is known: whoever waits for it anyway need not know
         self._writes = 0  # of the last batch
         self._once_more = False  # another turn was waited for
@@ -71,6 +68,15 @@ class Commits:
         """Called before a pump, so that what was kept for the end of the turn is staged; tells how much that is."""
         self.eased: Callable[[], None] = lambda: None
         """Called when commits are done, so that there may be room for others."""
+        if not self.on_loop:
+            try:
+                for shard in shards:
+                    assert shard.threaded, "somebody has to end what cannot be synced beside"
+                    self._heard.append(shard.beside(self._ended, compiled=compiled))
+                    loop.add_reader(self._heard[-1], self._synced, shard)
+            except BaseException:
+                self.close()
+                raise
 
     def when_done(self, token: Token[T], tell: Callable[[Token[T]], None]) -> None:
         """Have `tell(token)` called on the loop once the outcome is known. On the loop's thread."""
@@ -103,12 +109,15 @@ class Commits:
         return token.wait()
 
     def close(self) -> None:
-        """Hear no more of syncs: whoever closes the WAL ends what is under way."""
+        """Begin nothing any more and hear of no sync: the WAL's own threads do the rest."""
+        self._closed = True
         for descriptor in self._heard:
             self._loop.remove_reader(descriptor)
         self._heard.clear()
-        if self._alarm is not None:
-            self._alarm.cancel()
+        for timer in (self._alarm, self._slice):
+            if timer is not None:
+                timer.cancel()
+        self._slice = None
 
     def _decide(self) -> None:
         """Whether to wait for syncs, by what the last ones took."""
@@ -130,8 +139,10 @@ class Commits:
 
     def _synced(self, shard: Shard) -> None:
         """The sync of what was begun may be over."""
-        if shard.finish():
-            self.eased()
+        try:
+            if shard.finish():
+                self.eased()
+        finally:
             self.want()
 
     def _ended(self) -> None:
@@ -176,6 +187,8 @@ class Commits:
 
     def _commit_one(self, shard: Shard, gathered_us: int) -> bool:
         """Whether a batch was committed, or begun."""
+        if self._closed:
+            return False
         if not self.on_loop:
             return shard.begin(gathered_us=gathered_us)
         # A new file is the writer thread's to make: that takes milliseconds.

@@ -70,10 +70,10 @@ async def recover(service: Service, disk: Disk, say: Callable[[str], None]) -> N
     )
     try:
         manager = await service.work(lambda: engine.channels)
+        service.ready(engine)
     except BaseException:
         await service.work(engine.close)
         raise
-    service.ready(engine)
     service.rooms.ready(manager)
     report = engine.report
     took_s = (clock.monotonic_ms() - began_ms) / 1000

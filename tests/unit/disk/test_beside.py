@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
@@ -54,3 +55,24 @@ def test_its_thread_and_its_descriptors_end_with_it(compiled: bool) -> None:
     beside.close()
     assert not beside._thread.is_alive()
     assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+@BOTH
+def test_a_forked_child_that_holds_its_pipes_holds_up_nobody(compiled: bool) -> None:
+    """Method: a second descriptor of the pipe, which is what a child has."""
+    beside = Beside("test", compiled=compiled)
+    held = os.dup(beside._asked)
+    beside.close()
+    assert not beside._thread.is_alive()
+    os.close(held)
+
+
+def test_it_is_heard_whatever_the_number_of_its_descriptor(tmp_path: Path) -> None:
+    beside = Beside("test")
+    low = beside.descriptor
+    beside.descriptor = fcntl.fcntl(low, fcntl.F_DUPFD, 1_100)
+    with (tmp_path / "file").open("wb") as file:
+        beside.ask(file.fileno())
+        assert heard(beside) == 0
+    os.close(low)
+    beside.close()

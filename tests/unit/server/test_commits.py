@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.unit.spark.world import serving
-from tests.unit.wal.bench import FILE_BYTES, Bench
+from tests.unit.wal.bench import FILE_BYTES, LIMIT_S, Bench
 
 from tidelog.disk.posix import PosixDisk
 from tidelog.server.commits import Commits
@@ -27,7 +27,6 @@ def shard(file_bytes: int = FILE_BYTES) -> Bench:
     return Bench(disk, file_bytes=file_bytes)
 
 
-LIMIT_S = 60
 MODES: list[CommitMode] = ["beside", "loop"]
 
 
@@ -283,6 +282,63 @@ def test_what_needs_no_sync_is_written_on_the_loop_and_told_there() -> None:
             await asyncio.sleep(0)
         assert told_by == [get_ident()]
         commits.close()
+        bench.shard.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_breaks_in_a_batch_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: telling a batch raises; somebody waits in the lobby."""
+
+    def broken(_: Shard) -> bool:
+        raise ZeroDivisionError
+
+    async def scenario() -> None:
+        bench = shard()
+        bench.shard.start()
+        commits = Commits(asyncio.get_running_loop(), [bench.shard], "beside")
+        flushed = asyncio.Event()
+
+        def last_call() -> int:
+            flushed.set()
+            return 0
+
+        commits.last_call = last_call
+        monkeypatch.setattr(Shard, "finish", broken)
+        with pytest.raises(ZeroDivisionError):
+            commits._synced(bench.shard)
+        await asyncio.wait_for(flushed.wait(), LIMIT_S)
+        commits.close()
+        monkeypatch.undo()
+        bench.shard.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_loop_that_closed_begins_nothing_and_the_rest_is_committed_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: a batch is begun when it closes, another is staged then, and a third behind it by somebody else."""
+    monkeypatch.chdir(tmp_path)
+
+    async def scenario() -> None:
+        disk = PosixDisk()
+        disk.make_dir("data")
+        bench = Bench(disk)
+        bench.shard.start()
+        commits = Commits(asyncio.get_running_loop(), [bench.shard], "beside")
+        told: list[int] = []
+        for number in range(2):
+            commits.when_done(bench.submit([b"%d" % number]), lambda _, number=number: told.append(number))  # type: ignore[misc]
+            if number == 0:
+                while not bench.shard.is_begun:
+                    await asyncio.sleep(0)
+                commits.close()
+        last = bench.submit([b"last"])
+        assert await asyncio.to_thread(last.wait, LIMIT_S) == 1
+        while len(told) < 2:
+            await asyncio.sleep(0.001)
+        assert told == [0, 1]
         bench.shard.close()
 
     asyncio.run(scenario())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import NamedTuple
 
 from tidelog.disk.latch import Latch
@@ -21,6 +22,7 @@ WAL = "data/wal"
 QUARANTINE = "data/quarantine"
 FILE_BYTES = 2048
 OVERHEAD = 46  # bytes of a frame around its data
+LIMIT_S = 60  # so that a mistake fails and does not hang
 
 
 def path(first: int) -> str:
@@ -148,3 +150,22 @@ def reopened(disk: SimDisk) -> tuple[Bench, Found]:
     """A recovered WAL with a new file to write to."""
     found = recover(disk)
     return Bench(disk, first=found.next_first), found
+
+
+def run_all(works: list[Callable[[], object]]) -> None:
+    """Run these at once and see all of them end."""
+    failed: list[BaseException] = []
+
+    def run(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [Thread(target=run, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(LIMIT_S)
+    assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
+    assert not failed, failed

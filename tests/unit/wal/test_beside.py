@@ -1,28 +1,30 @@
 """Syncs beside an event loop: what was begun is told of once it was synced, whoever does that, and nothing waits.
 
-No test waits for time to pass: `LIMIT_S` only makes a mistake fail instead of hang.
+No test waits for time to pass.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from select import select
 from threading import Event, get_ident
+from time import monotonic
 
 import pytest
-from tests.unit.wal.bench import Bench, look
+from tests.unit.wal.bench import LIMIT_S, Bench, look, run_all
 
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import DiskFull, Error, Latched
+from tidelog.formats import bodies, frame
 from tidelog.testing import SimDisk
 from tidelog.testing.simfile import SimFile
 from tidelog.wal import Token, Writer
+from tidelog.wal.aside import LEAD_BYTES
 
-LIMIT_S = 60
 BOTH = pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "twin"])
 
 
@@ -126,6 +128,67 @@ def test_who_began_something_and_asks_for_the_turn_does_not_wait_for_itself(tmp_
         assert token.wait(LIMIT_S) == 1
 
 
+def test_a_loop_that_does_not_come_back_is_not_waited_for(tmp_path: Path) -> None:
+    """Method: nobody calls `finish`. Others wait for what was begun, for what is queued behind it, for the turn and for
+    a sync."""
+    with real(tmp_path) as (bench, _):
+        shard, over = bench.shard, Event()
+        shard.beside(over.set)
+        for number in range(3):
+            begun = bench.submit([b"begun %d" % number])
+            assert shard.begin()
+            behind = bench.submit([b"behind %d" % number])
+            works: list[Callable[[], object]] = [lambda token=begun: token.wait(LIMIT_S)]  # type: ignore[misc]
+            works += [lambda token=behind: token.wait(LIMIT_S), shard.position, shard.tick]  # type: ignore[misc]
+            run_all(works)
+            assert over.wait(LIMIT_S)
+            over.clear()
+        assert len(look(bench.disk).datas) == 6
+
+
+def test_one_that_sleeps_is_woken_for_what_was_begun(tmp_path: Path) -> None:
+    """Method: the writer thread has seen nothing begun for a while, and sleeps until it is woken."""
+    with real(tmp_path) as (bench, _):
+        shard = bench.shard
+        for _ in range(2):
+            until = monotonic() + LIMIT_S
+            while not shard._dozing:
+                assert monotonic() < until
+            token = bench.submit([b"begun"])
+            assert shard.begin()
+            token._park(LIMIT_S)
+            assert token.done
+
+
+def test_a_loop_a_ticker_and_writers_that_do_not_wait_come_to_an_end(tmp_path: Path) -> None:
+    """G15, G19. Method: all at once on a real disk: the loop finds syncs of the ticker under way, and the writer thread
+    is sent for what others queue while the turn is kept."""
+    with real(tmp_path) as (bench, descriptor):
+        shard, done = bench.shard, Event()
+
+        def drive() -> None:
+            try:
+                for number in range(300):
+                    token = bench.submit([b"%d" % number])
+                    while not token.done:
+                        shard.begin()
+                        if select([descriptor], [], [], 0.001)[0]:
+                            shard.finish()
+            finally:
+                done.set()
+
+        def tick() -> None:
+            while not done.is_set():
+                shard.tick()
+
+        def send() -> None:
+            while not done.wait(0.0005):
+                bench.submit([b"loose"], durable=False, nowait=True)
+
+        run_all([drive, tick, send])
+        assert sum(data != b"loose" for data in look(bench.disk).datas) == 300
+
+
 # ── a shard whose writer thread ends what was begun ───────────────────────────────────────────────
 
 
@@ -217,6 +280,43 @@ def test_nothing_waits_for_a_sync_that_another_thread_runs(tmp_path: Path) -> No
             assert not token.done
         assert over.wait(LIMIT_S)
         assert token.done
+
+
+def test_what_is_left_to_a_writer_thread_that_gathers_is_ended_all_the_same(loop: Loop) -> None:
+    """Method: it was sent for something and is about to gather when the loop takes the turn and leaves it to it."""
+    gathers, go = Event(), Event()
+
+    def window_ms() -> float:
+        gathers.set()
+        assert go.wait(LIMIT_S)
+        return 1.0
+
+    loop.shard.window_ms = window_ms
+    tokens = [loop.bench.submit([b"sent for"], nowait=True)]
+    assert gathers.wait(LIMIT_S)
+    assert loop.shard.begin()
+    tokens.append(loop.bench.submit([b"behind it"]))
+    go.set()
+    assert [token.wait(LIMIT_S) for token in tokens] == [1, 1]
+
+
+def test_nothing_is_begun_once_it_is_closed(loop: Loop) -> None:
+    token = loop.bench.submit([b"queued"])
+    with loop.shard.lock:
+        loop.shard._closing = True
+    assert not loop.shard.begin()
+    assert token.wait(LIMIT_S) == 1
+
+
+def test_what_may_be_put_in_front_of_a_commit_is_counted() -> None:
+    """A disk-class write to a routed topic may carry both; a loop that did not count them would rotate."""
+    many = (1 << 63) - 1
+    forward = bodies.Forward(
+        event=bodies.ForwardEvent.REACHED, source_id=1 << 31, first=many, last=many, dest_head=many
+    )
+    told: list[bodies.Body] = [bodies.HeadWatermark(many), forward]
+    frames = [frame.encode(body.KIND, topic_id=1, ts_ms=1, data=bodies.encode(body)) for body in told]
+    assert sum(map(len, frames)) <= LEAD_BYTES
 
 
 def test_an_error_of_the_batch_itself_is_told_and_the_turn_is_free(loop: Loop) -> None:

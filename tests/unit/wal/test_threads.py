@@ -15,7 +15,7 @@ from threading import enumerate as all_threads
 from typing import Any
 
 import pytest
-from tests.unit.wal.bench import Bench, append, look
+from tests.unit.wal.bench import LIMIT_S, Bench, append, look, run_all
 
 from tidelog.clock import SystemClock
 from tidelog.disk.latch import Latch
@@ -23,8 +23,6 @@ from tidelog.disk.posix import PosixDisk
 from tidelog.errors import Closed, Error, InDoubt, Latched
 from tidelog.testing import ManualClock, PowerOff, SimDisk
 from tidelog.wal import Commit, Shard, Token, Writer, read
-
-LIMIT_S = 60
 
 
 @contextmanager
@@ -34,25 +32,6 @@ def started(bench: Bench) -> Iterator[Bench]:
         yield bench
     finally:
         bench.shard.close()
-
-
-def run_all(works: list[Callable[[], object]]) -> None:
-    """Run these at once and see all of them end."""
-    failed: list[BaseException] = []
-
-    def run(work: Callable[[], object]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [Thread(target=run, args=(work,), daemon=True) for work in works]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(LIMIT_S)
-    assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
-    assert not failed, failed
 
 
 class Gate:
