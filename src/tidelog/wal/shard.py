@@ -211,7 +211,7 @@ class Shard(Aside):
     def _run(self) -> None:
         while self._called():
             begun = self._begun
-            if begun is not None and self._attend(begun):
+            if begun is not None and (self._attend(begun) or not self._is_sent):
                 continue
             began_us = self._micros()
             slices = gather(self.window_ms(), lambda: self._arrived, self._pause)
@@ -221,10 +221,15 @@ class Shard(Aside):
             if not self.pump(timeout=HEAR_S, gathered_us=self._micros() - began_us if slices else 0) and self._queue:
                 self.want()
 
+    @property
+    def _is_sent(self) -> bool:
+        """Whether the writer thread is to commit what is queued."""
+        return bool(self._queue) and (self._wanted or self._closing)
+
     def _called(self) -> bool:
         """Park until there is something to commit, or to look at; False once there never will be."""
         with self.lock:
-            while not self._left and not (self._queue and (self._wanted or self._closing)):
+            while not self._left and not self._is_sent:
                 if self._closing and self._begun is None:
                     return False
                 self._wanted = False
