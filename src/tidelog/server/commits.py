@@ -133,9 +133,7 @@ class Commits:
         self._alarm = None
         if any(shard.begun_us >= _PATIENCE_US for shard in self._shards):
             self._quick = False
-            self.want()
-        elif any(shard.is_begun for shard in self._shards):
-            self._alarm = self._loop.call_later(_PATIENCE_US / 1e6, self._look)
+        self.want()
 
     def _synced(self, shard: Shard) -> None:
         """The sync of what was begun may be over."""

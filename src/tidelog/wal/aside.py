@@ -23,6 +23,7 @@ from tidelog.wal.file import Writer
 
 LEAD_BYTES: Final = 160  # at most, of what may still be put in front of a commit
 HEAR_S: Final = 0.05  # between two looks at what was begun
+TURN_S: Final = 0.005  # for which the writer thread waits for a turn that may be left to it meanwhile
 _MUCH_BYTES: Final = 1 << 20  # to write: the writer thread's, not an event loop's
 
 
@@ -116,11 +117,12 @@ class Aside(Committer):
     def finish(self) -> bool:
         """Tell everybody of the batch that was begun, once it was synced beside; False while it was not. The turn is
         free then, and nobody was sent for what is queued."""
-        if self._beside is None:
+        beside = self._beside
+        if beside is None:
             return False
         fate: Error | None = None
         try:
-            self._writer.end_sync(self._beside.outcome())
+            self._writer.end_sync(beside.outcome())
         except BlockingIOError:
             return False
         except Error as error:
@@ -137,8 +139,25 @@ class Aside(Committer):
             self._turn.release()
         return True
 
-    def _end(self, begun: Begun) -> None:
-        """What was begun and left to the writer thread. It has the turn of who began it."""
+    def _finish_for(self) -> bool:
+        """`finish` in the place of who began it, who may never hear of anything again."""
+        over = True  # also where telling somebody breaks
+        try:
+            over = self.finish()
+        finally:
+            if over:
+                if self._queue:
+                    self.want()
+                self._over()
+        return over
+
+    def _end(self) -> bool:
+        """End what was begun and left to the writer thread, which has the turn of who began it. False: nothing was."""
+        with self.lock:
+            begun = self._begun
+            if not self._left or begun is None:
+                return False
+            self._left = False  # whoever sees it first ends it
         fate: BaseException | None = None
         try:
             if begun.failed is not None:
@@ -146,33 +165,28 @@ class Aside(Committer):
             self.write_us, self.sync_us = begun.write_us, self._sync()
         except BaseException as error:
             fate = error
-        self._begun, self._left = None, False
+        self._begun = None
         try:
             self._settle(begun.batch, fate)
         finally:
             self._leave()
             self._over()
+        return True
 
-    def _attend(self, begun: Begun) -> bool:
+    def _attend(self) -> bool:
         """Whether what was begun is ended now. What is seen a second time, nobody else may have come for."""
-        if self._left:
-            self._end(begun)
-            return True
-        if self._looked[1] is begun and self.finish():
-            self._over()
+        begun = self._begun
+        if self._end() or (begun is not None and self._looked[1] is begun and self._finish_for()):
             return True
         self._looked = (self._looked[0], begun)
         return False
 
     def _hear(self) -> None:
         """Wait until what was begun is ended: who began it may have no event loop any more."""
-        while (begun := self._begun) is not None and self._beside is not None:
-            if self._left and self._ended:
-                self._end(begun)
-            else:
-                self._beside.wait(HEAR_S)
-                if self.finish():
-                    self._over()
+        while self._begun is not None and (beside := self._beside) is not None:
+            if not (self._ended and self._end()):
+                beside.wait(HEAR_S)
+                self._finish_for()
 
     def _yield(self) -> None:
         """Who began something and then wants the turn would wait for itself."""

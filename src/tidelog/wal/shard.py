@@ -21,7 +21,7 @@ from threading import Lock, Thread
 from tidelog.clock import Clock
 from tidelog.disk.seam import File
 from tidelog.errors import Busy, Closed
-from tidelog.wal.aside import HEAR_S, LEAD_BYTES, Aside
+from tidelog.wal.aside import HEAR_S, LEAD_BYTES, TURN_S, Aside
 from tidelog.wal.commit import Commit
 from tidelog.wal.file import Writer
 from tidelog.wal.names import Position
@@ -184,7 +184,11 @@ class Shard(Aside):
             self._hear()  # it may wait for a turn that an event loop has not ended
             self._thread.join(HEAR_S)
         self._ended = True
-        self._hear()
+        while True:
+            self._hear()
+            if self._turn.acquire(timeout=HEAR_S):  # what is being begun now is seen the next time
+                break
+        self._leave()
         while self.pump():
             pass
         with self._my_turn():
@@ -193,9 +197,9 @@ class Shard(Aside):
                     self._sync()
             finally:
                 self._writer.close()
-                if self._beside is not None:
-                    self._beside.close()
-                    self._beside = None
+                beside, self._beside = self._beside, None
+                if beside is not None:
+                    beside.close()
 
     # Turns and the writer thread.
 
@@ -210,15 +214,14 @@ class Shard(Aside):
 
     def _run(self) -> None:
         while self._called():
-            begun = self._begun
-            if begun is not None and (self._attend(begun) or not self._is_sent):
+            if self._begun is not None and (self._attend() or not self._is_sent):
                 continue
             began_us = self._micros()
             slices = gather(self.window_ms(), lambda: self._arrived, self._pause)
             with self.lock:
                 self._wanted = False
             # Not for ever: whoever has the turn may have left it to this thread.
-            if not self.pump(timeout=HEAR_S, gathered_us=self._micros() - began_us if slices else 0) and self._queue:
+            if not self.pump(timeout=TURN_S, gathered_us=self._micros() - began_us if slices else 0) and self._queue:
                 self.want()
 
     @property
@@ -233,11 +236,15 @@ class Shard(Aside):
                 if self._closing and self._begun is None:
                     return False
                 self._wanted = False
-                self._dozing = self._begun is None and self._begins == self._looked[0]
+                # A loop that was to come for what is queued may not come any more either.
+                left = self._beside is not None and bool(self._queue)
+                self._dozing = self._begun is None and self._begins == self._looked[0] and not left
                 self._looked = (self._begins, self._looked[1])
                 woken = self._wake.wait(None if self._dozing else HEAR_S)
                 self._dozing = False
-                if not woken and self._begun is not None:
+                if self._begun is None:
+                    self._wanted = self._wanted or (left and not woken)
+                elif not woken or self.begun_us >= HEAR_S * 1e6:
                     return True
             return True
 

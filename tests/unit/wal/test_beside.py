@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from select import select
-from threading import Event, get_ident
+from threading import Event, Thread, get_ident
 from time import monotonic
+from typing import Any
 
 import pytest
 from tests.unit.wal.bench import LIMIT_S, Bench, look, run_all
@@ -144,6 +146,94 @@ def test_a_loop_that_does_not_come_back_is_not_waited_for(tmp_path: Path) -> Non
             assert over.wait(LIMIT_S)
             over.clear()
         assert len(look(bench.disk).datas) == 6
+
+
+def test_what_is_queued_behind_it_needs_nobody_else_either(tmp_path: Path) -> None:
+    """Method: as above, but whoever waits is alone: no ticker and nobody who asks for the turn passes by."""
+    with real(tmp_path) as (bench, _):
+        begun = bench.submit([b"begun"])
+        assert bench.shard.begin()
+        behind = bench.submit([b"behind"])
+        behind._park(LIMIT_S)
+        assert begun.done
+
+
+def test_nobody_has_to_come_for_what_is_queued_once_a_loop_heard_the_last(tmp_path: Path) -> None:
+    """Method: the loop ends what it began, and does not come again."""
+    with real(tmp_path) as (bench, descriptor):
+        bench.submit([b"begun"])
+        assert bench.shard.begin()
+        behind = bench.submit([b"behind"])
+        assert select([descriptor], [], [], LIMIT_S)[0]
+        bench.shard.finish()
+        behind._park(LIMIT_S)
+
+
+def test_the_writer_thread_ends_what_was_left_to_it_and_not_what_it_saw_before(tmp_path: Path) -> None:
+    """Method: it looks at one batch, and before it goes on that one is ended and another one is left to it."""
+    with real(tmp_path) as (bench, descriptor):
+        shard, looks, go = bench.shard, Event(), Event()
+        attend = shard._attend
+
+        def slow() -> bool:
+            looks.set()
+            assert go.wait(LIMIT_S)
+            return attend()
+
+        shard._attend = slow  # type: ignore[method-assign]
+        first = bench.submit([b"first"])
+        assert shard.begin()
+        assert looks.wait(LIMIT_S)
+        assert select([descriptor], [], [], LIMIT_S)[0]
+        assert shard.finish()
+        second = bench.submit([b"second"])
+        with bench.writer._syncing:
+            assert shard.begin()
+        go.set()
+        second._park(LIMIT_S)
+        assert first.wait() == second.wait() == 1
+        assert [write.outcomes for write in bench.history] == [[None], [None]]
+
+
+@pytest.mark.parametrize("left", [True, False])
+def test_close_sees_what_is_being_begun(tmp_path: Path, left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: the write of a batch takes until the writer thread has ended, because somebody closes."""
+    with real(tmp_path) as (bench, _):
+        shard, thread = bench.shard, bench.shard._thread
+        assert thread is not None
+        lay, writes = Writer.lay, Event()
+
+        def slow(self: Writer, *args: Any, **kwargs: Any) -> None:
+            writes.set()
+            thread.join(LIMIT_S)
+            lay(self, *args, **kwargs)
+
+        monkeypatch.setattr(Writer, "lay", slow)
+        if left:
+            monkeypatch.setattr(Writer, "begin_sync", lambda _: None)
+        token = bench.submit([b"begun"])
+        beginner = Thread(target=shard.begin)
+        beginner.start()
+        assert writes.wait(LIMIT_S)
+        run_all([shard.close, beginner.join])
+        assert token.wait() == 1
+
+
+def test_what_breaks_in_the_writer_thread_is_said_to_be_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: nobody comes for a batch, and telling it raises."""
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with real(tmp_path) as (bench, _):
+        over = Event()
+        bench.shard.beside(over.set)
+
+        def broken(*_: object) -> None:
+            raise ZeroDivisionError
+
+        bench.submit([b"begun"])
+        monkeypatch.setattr(bench, "_told", broken)
+        assert bench.shard.begin()
+        assert over.wait(LIMIT_S)
+        assert bench.shard.latched
 
 
 def test_one_that_sleeps_is_woken_for_what_was_begun(tmp_path: Path) -> None:

@@ -236,8 +236,7 @@ def begun_and_ended(history: History) -> None:
 
     def end() -> None:
         if shard.is_begun:
-            assert shard._begun is not None
-            shard._end(shard._begun)
+            assert shard._end()
 
     for number, data in enumerate((A, B, C, D, E, F)):
         bench.submit([data], durable=number % 3 != 1)
