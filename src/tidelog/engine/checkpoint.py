@@ -288,9 +288,12 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
             removals=core.removals,
             writers=numbers.rows(core.numbered, head),
         )
-    if vectors:
-        core.shared.ledger.settle()  # replay may find them without the deletes that made them
     try:
+        if vectors:  # replay may find them without the deletes that made them
+            retention.harden_all([core])  # also what caps took while files were written
+            core.shard.sync()  # a floor of class memory does not wait for that
+            core.shard.check()
+            core.shared.ledger.settle()
         for segment, content in vectors:
             replace(core.shared.disk, home.path(segment.base, ".del"), content)
     except BaseException:

@@ -90,6 +90,7 @@ def _restored(shared: Shared, row: TopicRow) -> Core:
         core.damage += _look(shared.disk, part)
     index.head, index.earliest, index.last_ts = row.head, row.earliest, row.last_ts
     index.marks = Marks(row.cap_mark, row.ttl_mark, row.source_mark)
+    core.hardened = index.evict_floor
     index.ghosts = list(row.ghosts)
     core.reserved, core.removals = row.reserved, row.removals
     core.groups = {each.group: Cursor(each.seq, each.ts_ms, each.hold_bytes) for each in row.consumers}
@@ -131,10 +132,10 @@ def _finish(core: Core, report: Report, *, writable: bool) -> None:
     told: tuple[tuple[Cause, int], ...] = (("ttl", core.floors.ttl), ("cap", core.floors.cap))
     for cause, floor in told:
         core.evict(min(floor + 1, index.head + 1), cause)
-    core.hardened = index.evict_floor
+    # What the manifest and frames say, and not what was worked out from records: the next replay may find another one,
+    # by the cursors of a group or by deletion vectors that are newer than what it begins with.
+    core.hardened = max(core.hardened, min(core.floors.evict_floor, index.head + 1))
     core.keep_caps()
-    if not core.guarded:  # else the next replay may work out another one: it is made durable when it is shown
-        core.hardened = index.evict_floor
     core.tail = core.found = index.head
     core.last_write_ms = index.last_ts or None
     core.reserving = core.reserved

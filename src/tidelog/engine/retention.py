@@ -121,14 +121,18 @@ def harden(core: Core, floor: int) -> None:
 
 
 def harden_all(cores: Sequence[Core]) -> None:
-    """Make the floors of all topics durable, with one sync a shard."""
-    tokens = []
-    for core in cores:
-        with core.lock:
-            if not core.dropped and not core.ephemeral and core.index.evict_floor > core.hardened:
-                tokens.append(_begin(core, core.index.marks.ttl + 1))
-    for token in tokens:
-        token.wait()
+    """Make the floors of all topics durable, as they are now, with one sync a shard."""
+    due = {core: core.index.evict_floor for core in cores if not core.ephemeral}
+    while True:
+        tokens = []
+        for core, floor in due.items():
+            with core.lock:
+                if not core.dropped and core.hardened < floor:
+                    tokens.append(_begin(core, core.index.marks.ttl + 1))
+        if not tokens:
+            return
+        for token in tokens:
+            token.wait()  # it may have been on its way before, and lower: then there is another one
 
 
 def _begin(core: Core, expiry: int) -> Token[int]:
