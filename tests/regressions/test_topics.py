@@ -11,7 +11,8 @@ import tidelog
 from tidelog.engine import Engine, checkpoint
 from tidelog.engine.config import Durability
 from tidelog.engine.core import Core
-from tidelog.testing import ManualClock, SimDisk
+from tidelog.errors import Latched
+from tidelog.testing import ManualClock, SimDisk, SyncMode
 
 DURABLE = [durability for durability in get_args(Durability) if durability != "ephemeral"]
 
@@ -97,3 +98,20 @@ def test_what_a_cap_took_during_a_checkpoint_stays_gone(durability: str, monkeyp
     monkeypatch.setattr(checkpoint, "_write", written)
     log.checkpoint()
     assert watches[0].states > 20
+
+
+@pytest.mark.parametrize("mode", get_args(SyncMode))
+def test_a_close_whose_first_sync_fails_says_so(mode: SyncMode) -> None:
+    """Method: the ledger has a row to write about a delete, and it is its sync that fails."""
+    disk = SimDisk()
+    log = opened(disk)
+    topic = log.topic("orders", durability="disk")
+    topic.append([b"1", b"2", b"3"])
+    log.tick()
+    topic.append(b"4")
+    topic.delete(seqs=[1])
+    disk.fail_sync(mode)
+    with pytest.raises(Latched):
+        log.close()
+    with opened(disk.reboot()) as again:  # the directory was let go of all the same
+        assert again.topic("orders", create=False).head_seq >= 3

@@ -335,6 +335,7 @@ class Engine(Routers):
             return
         for keeper in self._keepers:
             keeper.end()
+        sound = [shard for shard in self._shared.shards if not shard.latched]
         self._tell()
         try:
             self._routing.close()
@@ -343,14 +344,15 @@ class Engine(Routers):
             for core in self._listed()[0]:
                 with core.lock:  # whoever was staging a write is done; nobody begins another
                     pass
-            for shard in self._shared.shards:
-                while shard.pump():
-                    pass
+            while any(shard.pump() for shard in self._shared.shards):
+                pass
             if self._upkeep.has_last_words():
                 self._upkeep.checkpoint(final=True)
         finally:
             self._shared.closed = True
             self._shut()
+        for shard in sound:  # the ledger syncs too, and its failure is nobody's but ours
+            shard.check()
 
     def _shut(self) -> None:
         failed: Error | None = None

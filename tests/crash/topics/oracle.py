@@ -15,7 +15,7 @@ prefix: each of these is a state that is not in the list.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import NamedTuple
@@ -137,6 +137,7 @@ class Life:
     acked: int = 0
     flight: State | list[Row] | None = None  # a write's first seq is the engine's choice, so its rows are kept
     dropping: bool = False
+    forgotten: bool = False  # a failed sync took from the page cache what was not durable: any restart is a power cut
     top: int = 0  # the highest seq that was promised to one record for good
     bottom: int = 1  # the highest evict floor that a reader was shown and no power cut may take back
     stamp: int = 0  # the time of its last record, as the running engine knows it
@@ -179,7 +180,7 @@ class Life:
             return [replace(self.now, rows={}, head=seen.head, floor=seen.floor)]
         wrongs: list[tuple[int, str]] = []
         candidates = self._candidates(seen, now_ms)
-        numbers = range(len(candidates) - 1, -1 if cut else self.acked - self.hard - 1, -1)
+        numbers = range(len(candidates) - 1, -1 if cut or self.forgotten else self.acked - self.hard - 1, -1)
         for early, number in product((False, True), numbers):
             expected = candidates[number].retained(now_ms).raised(self.bottom)
             if early:
@@ -240,6 +241,7 @@ class Life:
         After a power cut all of it is on the disk. After a kill only a topic of class `fsync` must not show what a
         power cut could still take back.
         """
+        cut, self.forgotten = cut or self.forgotten, False
         self.flight = None
         self.states = states
         self.stamp = self.now.last_ts
@@ -289,10 +291,10 @@ class Oracle:
         del self.lives[name]
         self.tell()
 
-    def harden(self, *, checkpoint: bool) -> None:
-        """Said after everything was synced. A checkpoint also keeps the head of what is in no WAL (G11)."""
-        for life in self.lives.values():
-            if life.flight is None:
+    def harden(self, *, checkpoint: bool, but: Collection[str] = ()) -> None:
+        """Said after all was synced `but` these topics. A checkpoint also keeps the head of what is in no WAL (G11)."""
+        for name, life in self.lives.items():
+            if life.flight is None and name not in but:
                 life.harden()
             if checkpoint and life.now.durability == "ephemeral":
                 life.top = life.now.head

@@ -18,7 +18,7 @@ from typing import NamedTuple, NoReturn
 
 from tests.crash.topics.looking import Wrong, hold, look
 from tests.crash.topics.oracle import Oracle, Seen
-from tests.crash.topics.workloads import HOUR_MS, PATH, Bench, Letter, open_engine, prologue, spell
+from tests.crash.topics.workloads import HOUR_MS, PATH, Bench, Letter, Struck, open_engine, prologue, spell
 
 from tidelog.engine import Engine
 from tidelog.errors import Error
@@ -272,6 +272,8 @@ def fail_each(
         before = len(bench.disk.trace)
         if at is not None:
             fault.plant(bench.disk, at)
+            if fault in SYNCS:
+                bench.struck = Struck(before, at, fault.forgets)
         with suppress(Error):  # an engine that does not open again ends the history
             spell(bench, letters, random)
         calls = sum(op.startswith(fault.words) for op in bench.disk.trace[before:])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.crash.topics.looking import Wrong, hold, look, look_at
 from tests.crash.topics.oracle import Life, Oracle, Row, State, row
@@ -30,6 +30,14 @@ def open_engine(disk: SimDisk, clock: ManualClock, shards: int, **more: Any) -> 
     return tidelog.open(PATH, disk=disk, clock=clock, threads=False, wal_shards=shards, **TINY, **more)
 
 
+class Struck(NamedTuple):
+    """A sync that the disk was asked to fail: the `at`-th from this entry of its trace on."""
+
+    since: int
+    at: int
+    forgets: bool  # the page cache shows what is durable again, so that even a restart loses the rest
+
+
 class Bench:
     """An engine on a simulated disk, and the oracle that is told what is done to it.
 
@@ -41,7 +49,8 @@ class Bench:
         self.shards, self.faulty = shards, faulty
         self.watch: Callable[[int], None] | None = None  # looks at the disk before each of its operations
         self.errors: list[Error] = []
-        self._number = 0
+        self.struck: Struck | None = None
+        self._number = self._opened = 0
         self.topics: dict[str, Topic] = {}
         self.log: Engine
 
@@ -54,12 +63,17 @@ class Bench:
     def open(self, shards: int | None = None) -> None:
         self.shards = shards or self.shards
         self.topics.clear()
+        self._opened = len(self.disk.trace)
         self.log = open_engine(self.disk, self.clock, self.shards)
 
     def close(self) -> None:
+        stuck = self._stuck()  # before: a sync that fails in the close itself is the close's to tell
         if not self._did(self.log.close):
             raise self.errors[-1]  # the history ends here: what is left is what a crash leaves
-        self.oracle.harden(checkpoint=True)
+        self.oracle.harden(checkpoint=True, but=stuck)
+        if self.struck is not None and self.struck.forgets:
+            for name in stuck:
+                self.oracle.lives[name].forgotten = True
 
     def kill(self, shards: int | None = None) -> None:
         """The process is gone, what it handed to the system is not."""
@@ -169,8 +183,9 @@ class Bench:
             self.oracle.harden(checkpoint=True)
 
     def tick(self) -> None:
+        stuck = self._stuck()
         if self._did(self.log.tick):
-            self.oracle.harden(checkpoint=False)
+            self.oracle.harden(checkpoint=False, but=stuck)
 
     def seal(self, name: str) -> None:
         self._did(self.topic(name).seal)
@@ -193,8 +208,28 @@ class Bench:
             hold(seen.head == after.head, f"{name}: the head is {seen.head}, {after.head} was acked last")
             if after is not before or seen.floor != before.floor:
                 life.ack(replace(after, floor=seen.floor), hard=after.durability == "fsync")
-            life.show(seen.floor)
+            if after is not before or name not in self._stuck():
+                life.show(seen.floor)
             self.oracle.tell()
+
+    def _stuck(self) -> set[str]:
+        """Topics that nothing can be made durable for: a sync of their shard's WAL was made to fail since the engine
+        was opened, and the shard is latched. Reading goes on (D6): a floor that their last records caused is told and
+        may go with them. None of class `fsync`: it shows nothing that a power cut takes back."""
+        if self.struck is None:
+            return set()
+        since, at, _ = self.struck
+        syncs = [number for number, op in enumerate(self.disk.trace) if number >= since and op.startswith("sync ")]
+        if len(syncs) < at or syncs[at - 1] < self._opened:
+            return set()
+        failed = self.disk.trace[syncs[at - 1]].removeprefix("sync ").rpartition("/")[0]
+        found = set()
+        for name, life in self.oracle.lives.items():
+            if life.id is not None and not life.dropping and life.now.durability != "fsync":
+                shard = self.topic(name).core.shard
+                if shard.latched and shard.directory == failed:
+                    found.add(name)
+        return found
 
     def _did(self, call: Callable[[], None]) -> bool:
         """Make a call that changes no record; whether it returned."""
