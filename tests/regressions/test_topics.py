@@ -115,3 +115,47 @@ def test_a_close_whose_first_sync_fails_says_so(mode: SyncMode) -> None:
         log.close()
     with opened(disk.reboot()) as again:  # the directory was let go of all the same
         assert again.topic("orders", create=False).head_seq >= 3
+
+
+@pytest.mark.parametrize("mode", get_args(SyncMode))
+def test_a_topic_whose_making_is_in_doubt_is_not_made_twice(mode: SyncMode) -> None:
+    """Method: its shard is latched. Where the next id is another shard's, a second one of its name could be made there,
+    dropped there, and the first be back after a restart."""
+    disk = SimDisk()
+    log = opened(disk, 2)
+    disk.fail_sync(mode)
+    with pytest.raises(Latched, match="whether the last write is on disk is unknown"):
+        log.topic("orders")
+    for _ in range(3):
+        with pytest.raises(Latched, match="wrote nothing"):
+            log.topic("orders")
+    made = []
+    for number in range(4):
+        try:
+            made.append(log.topic(f"other-{number}", durability="fsync").name)
+        except Latched:
+            continue  # the latched shard's turn: the next id is the other's
+    assert made, "the other shard goes on"
+    assert not log.drop("orders")
+    log.close()
+    for image in (disk.reboot(), disk.crash_image("none"), disk.crash_image("all")):
+        with opened(image, 2) as again:
+            assert again.report.damage == []
+            assert {*made} <= {*again.names()} <= {*made, "orders"}
+            assert again.topic("orders").append(b"1").first_seq == 1
+
+
+@pytest.mark.parametrize("mode", get_args(SyncMode))
+def test_a_close_says_what_a_sync_that_failed_for_a_reader_kept_from_the_disk(mode: SyncMode) -> None:
+    """Method: the reader is told of a gap, whose floor cannot be made durable: it reads all the same."""
+    disk = SimDisk()
+    log = opened(disk)
+    topic = log.topic("capped", durability="disk", cap_records=2)
+    topic.append([b"1", b"2"])
+    topic.append(b"3")  # within what the first one reserved: nothing of it needs a sync
+    disk.fail_sync(mode)
+    page = topic.read(0)
+    assert ([record.seq for record in page.records], page.gap is None) == ([2, 3], False)
+    with pytest.raises(Latched, match="may not survive a power cut"):
+        log.close()
+    log.close()

@@ -45,6 +45,13 @@ class Latch:
             "records are safe; reopen the log on a healthy disk"
         )
 
+    def owing(self) -> Latched:
+        """The error for who closes what was latched while acked records waited for a sync."""
+        return Latched(
+            f"{self._log}: an earlier failure ({self._because}) kept records from the disk that were acked without a "
+            "sync; they are as the system has them and may not survive a power cut, reopen the log on a healthy disk"
+        )
+
     def sync(self, file: Syncable) -> None:
         """Sync, or latch."""
         try:

@@ -6,13 +6,11 @@ checkpoint, recovery). Every method may be called from any thread.
 
 from __future__ import annotations
 
-import atexit
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 from types import TracebackType
 from typing import Self
-from weakref import WeakMethod
 
 from tidelog.disk.seam import Lock as DirectoryLock
 from tidelog.engine import append, groups, opening, retention
@@ -31,8 +29,8 @@ from tidelog.engine.routing.door import Routers
 from tidelog.engine.routing.routing import Routing
 from tidelog.engine.staging import Staging
 from tidelog.engine.topic import Topic
-from tidelog.engine.upkeep import Keeper, Upkeep, keepers
-from tidelog.errors import BadInput, Closed, Error, ReadOnly, Throttled, TopicExists, TopicNotFound
+from tidelog.engine.upkeep import Keeper, Upkeep, close_at_exit, keepers
+from tidelog.errors import BadInput, Closed, Error, Latched, ReadOnly, Throttled, TopicExists, TopicNotFound
 from tidelog.formats import bodies
 from tidelog.formats.bodies import Body
 from tidelog.wal import Shard
@@ -47,6 +45,7 @@ class Engine(Routers):
         self._topics: dict[str, Core] = opened.topics
         self._next_id = opened.next_topic_id
         self.report: Report = opened.report
+        self._unsure: dict[str, Core] = {}  # whose making was written and not synced
         self._registry = Lock()  # held over the whole of create, configure and drop
         self._routing = self._routed(threaded=False)
         self._ledger = Ledger(self._shared, self)
@@ -57,7 +56,7 @@ class Engine(Routers):
             for shard in self._shared.shards:
                 shard.start()
             self._routing = self._routed(threaded=True)
-            atexit.register(_close_late, WeakMethod(self.close))
+            close_at_exit(self.close)
 
     # ── topics ────────────────────────────────────────────────────────────────────────────────
 
@@ -200,9 +199,15 @@ class Engine(Routers):
         return self._make(name, config)
 
     def _make(self, name: str, config: TopicConfig) -> Core:
-        core = Core(self._shared, self._next_id, name, config)
-        self._next_id += 1
-        self._control(core, bodies.TopicCreate(name, config.to_json()), lambda: None)
+        # Where a sync failed, a topic of this name may be on disk: another one beside it would be the second.
+        core = self._unsure.get(name) or Core(self._shared, self._next_id, name, config)
+        self._next_id = max(self._next_id, core.id + 1)
+        core.shard.check()
+        try:
+            self._control(core, bodies.TopicCreate(name, config.to_json()), lambda: None)
+        except Latched:
+            self._unsure[name] = core
+            raise
         self._topics[name] = core
         return core
 
@@ -391,10 +396,3 @@ class Engine(Routers):
 
 def _by_name(core: Core) -> bytes:
     return core.name.encode()
-
-
-def _close_late(close: WeakMethod[Callable[[], None]]) -> None:
-    """An engine that was left open is closed when the interpreter ends, while its threads still run."""
-    found = close()
-    if found is not None:
-        found()

@@ -12,9 +12,11 @@ went by. The thread's own goes gently (`pace`) until somebody asks for one, or f
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable
 from contextlib import nullcontext
 from threading import Event, Lock, Thread
+from weakref import WeakMethod
 
 from tidelog.engine import opening, pace
 from tidelog.engine.checkpoint import History, checkpoint
@@ -177,3 +179,15 @@ class Keeper:
             except Error as error:
                 # A latched shard tells its writers; a checkpoint that failed is tried again when it is next due.
                 self._troubles(error)
+
+
+def close_at_exit(close: Callable[[], None]) -> None:
+    """An engine that was left open is closed when the interpreter ends, while its threads still run."""
+    method = WeakMethod(close)
+
+    def late() -> None:
+        found = method()
+        if found is not None:
+            found()
+
+    atexit.register(late)

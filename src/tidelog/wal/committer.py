@@ -37,6 +37,7 @@ class Committer:
         self.lock = Lock()  # the queue lock, which its tokens share
         self._queue: deque[Commit] = deque()
         self._stats = Stats()
+        self._owed = writer.position  # up to here writes were told of success
         self.failed = 0  # batches of which nothing was written
         self.write_us = self.sync_us = 0  # what the last batch took; a commit's `done` reads that of its own
 
@@ -58,7 +59,10 @@ class Committer:
         if fate is not None and not isinstance(fate, Error):
             self._abandon(batch, fate)
             raise fate
-        self.failed += fate is not None
+        if fate is None:
+            self._owed = self._writer.position
+        else:
+            self.failed += 1
         self._tell(batch, fate)
         if self._latch.closed:
             self._fail_queue()

@@ -175,8 +175,8 @@ class Shard(Aside):
 
     def close(self) -> None:
         """Refuse new commits, do those that are queued, sync, end the thread. On return every commit that was
-        accepted has its outcome, and those that were told of success are durable. Raises Latched when the last sync
-        fails. Closing twice is harmless."""
+        accepted has its outcome, and those that were told of success are durable. Raises Latched where they are not:
+        the last sync fails, or an earlier one did. Closing twice is harmless."""
         with self.lock:
             self._closing = True
             self._wake.notify_all()
@@ -192,9 +192,12 @@ class Shard(Aside):
         while self.pump():
             pass
         with self._my_turn():
+            owed, self._owed = self._owed, self._writer.synced
             try:
                 if not self._latch.closed:
                     self._sync()
+                elif owed > self._writer.synced:
+                    raise self._latch.owing()
             finally:
                 self._writer.close()
                 beside, self._beside = self._beside, None

@@ -25,7 +25,7 @@ from tidelog.formats import bodies, frame
 from tidelog.testing import SimDisk
 from tidelog.testing.simfile import SimFile
 from tidelog.wal import Token, Writer
-from tidelog.wal.aside import LEAD_BYTES
+from tidelog.wal.aside import HEAR_S, LEAD_BYTES
 
 BOTH = pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "twin"])
 
@@ -34,10 +34,12 @@ BOTH = pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "twin"]
 
 
 @contextmanager
-def real(tmp_path: Path, *, compiled: bool = True) -> Iterator[tuple[Bench, int]]:
+def real(tmp_path: Path, *, compiled: bool = True, hear_s: float = HEAR_S) -> Iterator[tuple[Bench, int]]:
+    """Where the loop is to come first on a busy machine too, `hear_s` is LIMIT_S."""
     disk = PosixDisk()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
+        patch.setattr("tidelog.wal.shard.HEAR_S", hear_s)
         disk.make_dir("data")
         bench = Bench(disk, file_bytes=1 << 16)
         bench.shard.start()
@@ -47,10 +49,19 @@ def real(tmp_path: Path, *, compiled: bool = True) -> Iterator[tuple[Bench, int]
             bench.shard.close()
 
 
+def begun(bench: Bench, data: bytes) -> Token[int]:
+    """One that was begun. Where the writer thread has the turn just then, it commits it: then it is the next one."""
+    while True:
+        token = bench.submit([data])
+        if bench.shard.begin():
+            return token
+        token.wait(LIMIT_S)
+
+
 @BOTH
 def test_what_was_begun_is_told_of_when_its_sync_is_heard(tmp_path: Path, compiled: bool) -> None:
     """E2, G16: and what is queued meanwhile is the next batch."""
-    with real(tmp_path, compiled=compiled) as (bench, descriptor):
+    with real(tmp_path, compiled=compiled, hear_s=LIMIT_S) as (bench, descriptor):
         shard = bench.shard
         for number in range(20):
             first = [bench.submit([b"%d/%d" % (number, each)]) for each in range(3)]
@@ -90,7 +101,7 @@ def test_a_sync_that_fails_beside_latches_as_any_other(tmp_path: Path, monkeypat
         assert begin_sync(self) is not None
         return ends[0]
 
-    with real(tmp_path) as (bench, descriptor):
+    with real(tmp_path, hear_s=LIMIT_S) as (bench, descriptor):
         assert bench.write(b"before") == 1
         monkeypatch.setattr(Writer, "begin_sync", broken)
         token = bench.submit([b"lost"])
@@ -117,7 +128,7 @@ def test_close_ends_what_was_begun_where_nobody_listens_any_more(tmp_path: Path)
 
 
 def test_who_began_something_and_asks_for_the_turn_does_not_wait_for_itself(tmp_path: Path) -> None:
-    with real(tmp_path) as (bench, _):
+    with real(tmp_path, hear_s=LIMIT_S) as (bench, _):
         over = Event()
         bench.shard.beside(over.set)
         token = bench.submit([b"begun"])
@@ -137,35 +148,35 @@ def test_a_loop_that_does_not_come_back_is_not_waited_for(tmp_path: Path) -> Non
         shard, over = bench.shard, Event()
         shard.beside(over.set)
         for number in range(3):
-            begun = bench.submit([b"begun %d" % number])
-            assert shard.begin()
+            first = begun(bench, b"begun %d" % number)
             behind = bench.submit([b"behind %d" % number])
-            works: list[Callable[[], object]] = [lambda token=begun: token.wait(LIMIT_S)]  # type: ignore[misc]
+            works: list[Callable[[], object]] = [lambda token=first: token.wait(LIMIT_S)]  # type: ignore[misc]
             works += [lambda token=behind: token.wait(LIMIT_S), shard.position, shard.tick]  # type: ignore[misc]
             run_all(works)
             assert over.wait(LIMIT_S)
             over.clear()
-        assert len(look(bench.disk).datas) == 6
+        assert all(write.acked for write in bench.history)
+        assert look(bench.disk).datas == [data for write in bench.history for data in write.datas]
 
 
 def test_what_is_queued_behind_it_needs_nobody_else_either(tmp_path: Path) -> None:
     """Method: as above, but whoever waits is alone: no ticker and nobody who asks for the turn passes by."""
     with real(tmp_path) as (bench, _):
-        begun = bench.submit([b"begun"])
+        first = bench.submit([b"begun"])
         assert bench.shard.begin()
         behind = bench.submit([b"behind"])
         behind._park(LIMIT_S)
-        assert begun.done
+        assert first.done
 
 
 def test_nobody_has_to_come_for_what_is_queued_once_a_loop_heard_the_last(tmp_path: Path) -> None:
-    """Method: the loop ends what it began, and does not come again."""
-    with real(tmp_path) as (bench, descriptor):
+    """Method: the loop ends what it began, unless the writer thread was before it, and does not come again."""
+    with real(tmp_path) as (bench, _):
         bench.submit([b"begun"])
         assert bench.shard.begin()
         behind = bench.submit([b"behind"])
-        assert select([descriptor], [], [], LIMIT_S)[0]
-        bench.shard.finish()
+        while bench.shard.is_begun:
+            bench.shard.finish()
         behind._park(LIMIT_S)
 
 

@@ -168,7 +168,13 @@ def expect_latch(operation: Operation, arm: Callable[[SimDisk], object], what: s
         with pytest.raises(Latched):
             bench.write(b"x", durable=durable)
     bench.shard.tick()
-    bench.shard.close()
+    acked = [data for write in bench.history if write.acked for data in write.datas]
+    try:
+        bench.shard.close()
+    except Latched:
+        pass
+    else:
+        assert look(disk.crash_image("none")).datas[: len(acked)] == acked, f"{what}: closed in silence"
     assert disk.ops == before, f"{what}: a latched shard touches nothing"
     for image in (disk.reboot(), disk.crash_image("none"), disk.crash_image("all")):
         again, found = reopened(image)

@@ -162,7 +162,8 @@ def test_a_tick_of_a_latched_or_closed_shard_does_nothing(disk: SimDisk) -> None
         bench.shard.tick()
     began = disk.ops
     bench.shard.tick()
-    bench.shard.close()
+    with pytest.raises(Latched, match="may not survive a power cut"):
+        bench.shard.close()
     bench.shard.tick()
     assert disk.ops == began
 
@@ -311,6 +312,23 @@ def test_a_close_whose_sync_fails_says_so(disk: SimDisk) -> None:
     with pytest.raises(Latched):
         bench.shard.close()
     bench.shard.close()
+
+
+@pytest.mark.parametrize("waiting", [True, False])
+def test_a_close_says_what_an_earlier_failure_kept_from_the_disk(disk: SimDisk, waiting: bool) -> None:
+    """G20, G22. Method: the sync that fails is another write's, and whoever wrote that may have kept it to itself."""
+    bench = Bench(disk)
+    bench.write(b"durable")
+    if waiting:
+        bench.write(b"acked", durable=False)
+    disk.fail_sync("dropped")
+    with pytest.raises(Latched):
+        bench.write(b"refused")
+    if waiting:
+        with pytest.raises(Latched, match="may not survive a power cut"):
+            bench.shard.close()
+    bench.shard.close()
+    assert look(disk.crash_image("none")).datas == [b"durable"]
 
 
 # Tokens.

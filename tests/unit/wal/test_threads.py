@@ -291,6 +291,8 @@ def test_a_sync_in_the_background_holds_up_no_write_that_does_not_wait_for_it(mo
         waiter.join(LIMIT_S)
         ticker.join(LIMIT_S)
         assert [type(error) for error in told] == [Latched]
+        with pytest.raises(Latched, match="may not survive a power cut"):
+            bench.shard.close()
 
 
 def _swallow(work: Callable[[], object]) -> Error | None:
