@@ -25,7 +25,7 @@ from benchmarks.channels.lines import Counted, Party
 from benchmarks.common import GB, PROGRESS, Result, alternate, result, room
 from benchmarks.server import peers
 from benchmarks.server.load import percentile_ms
-from benchmarks.server.peers import Server, alone
+from benchmarks.server.processes import Server, alone
 
 MEMBERS = (1, 10, 100)
 _WINDOW = 64

@@ -20,7 +20,8 @@ from itertools import count
 from os import urandom
 
 from benchmarks.server.load import connect
-from benchmarks.server.peers import NAME, Server, _jetstream, resp
+from benchmarks.server.peers import NAME, _jetstream, resp
+from benchmarks.server.processes import Server
 
 MARK = b"~m~"
 ROOM = "!bench@example.org"

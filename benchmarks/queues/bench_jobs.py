@@ -25,7 +25,8 @@ from benchmarks.common import GB, PROGRESS, Result, alternate, result, room
 from benchmarks.queues.postgres import missing, postgres, session
 from benchmarks.server import peers
 from benchmarks.server.load import connect
-from benchmarks.server.peers import Server, alone, resp
+from benchmarks.server.peers import resp
+from benchmarks.server.processes import Server, alone
 
 WORKERS = (1, 10, 50)
 SIZES = (1, 8, 64)

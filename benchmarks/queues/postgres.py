@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.server.peers import Server, _free_port, _running
+from benchmarks.server.processes import Server, free_port, running
 
 _SETTINGS = ("listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=100", "logging_collector=off")
 _TABLE = """CREATE TABLE IF NOT EXISTS jobs (id bigserial PRIMARY KEY, data text NOT NULL, holder text,
@@ -48,12 +48,12 @@ def postgres(path: Path) -> Iterator[Server]:
     data = path / "data"
     made = [*as_user, str(programs / "initdb"), "-D", str(data), "-A", "trust", "-U", "bench", "--no-sync"]
     subprocess.run(made, check=True, capture_output=True, cwd=path)
-    port = _free_port()
+    port = free_port()
     command = [*as_user, str(programs / "postgres"), "-D", str(data), "-p", str(port)]
     for setting in _SETTINGS:
         command += ["-c", setting]
     log = path.parent / "postgres.log"
-    with _running(command, log, lambda: port) as server:
+    with running(command, log, lambda: port) as server:
         with session(server, durable=True) as database:
             database.execute(_TABLE)
         yield server

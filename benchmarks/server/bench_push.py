@@ -19,11 +19,9 @@ does then, so there is a row for a pace at which it does not.
 
 from __future__ import annotations
 
-import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from select import EPOLLIN, epoll
 from typing import NamedTuple
@@ -31,7 +29,8 @@ from typing import NamedTuple
 from benchmarks.common import GB, Result, alternate, result, room
 from benchmarks.server.bare import EVENT
 from benchmarks.server.load import connect, percentile_ms, post
-from benchmarks.server.peers import BARE, Server, bare, call, texts, tidelog
+from benchmarks.server.peers import BARE, bare, call, texts, tidelog
+from benchmarks.server.processes import Server, apart
 
 _PATIENCE_S = 10.0
 _PAUSE_S = 0.01
@@ -90,22 +89,6 @@ def run(quick: bool) -> list[Result]:
 def _named(what: str, watchers: int, *, awake: bool = False) -> str:
     many = f"{watchers} watcher{'s' if watchers > 1 else ''}"
     return f"write → receipt over SSE, {what}, {many}{', a write each ms' if awake else ''}"
-
-
-@contextmanager
-def apart(*servers: Server) -> Iterator[None]:
-    """The generator and the servers on processors of their own, where there are enough."""
-    usual = os.sched_getaffinity(0)
-    first, *others = sorted(usual)
-    try:
-        if others:
-            os.sched_setaffinity(0, {first})
-            for server in servers:
-                for thread in os.listdir(f"/proc/{server.pid}/task"):
-                    os.sched_setaffinity(int(thread), set(others))
-        yield
-    finally:
-        os.sched_setaffinity(0, usual)
 
 
 # ── one round: the median of all receipts ─────────────────────────────────────────────────────────

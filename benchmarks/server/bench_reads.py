@@ -29,8 +29,6 @@ from benchmarks.server import load
 from benchmarks.server.load import Http, Marks, drive, post
 from benchmarks.server.peers import (
     NAME,
-    Server,
-    alone,
     call,
     missing,
     redis,
@@ -41,6 +39,7 @@ from benchmarks.server.peers import (
     versions,
     write_asks,
 )
+from benchmarks.server.processes import Server, alone
 
 _PAGE = 1000
 _CONNECTIONS = 4

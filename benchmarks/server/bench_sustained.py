@@ -19,7 +19,8 @@ from typing import Any
 from benchmarks.common import GB, Result, result, room, steps
 from benchmarks.server.bench_push import watch
 from benchmarks.server.load import Caller, Endless, Http, callers, drive, percentile_ms, post
-from benchmarks.server.peers import Server, call, texts, tidelog, write_asks
+from benchmarks.server.peers import call, texts, tidelog, write_asks
+from benchmarks.server.processes import Server
 
 _KEPT = 200_000
 _PAGE = 1000

@@ -7,7 +7,8 @@ write and one sync with the other fifteen: 500 000 records/s, where Redis runs 1
 reaches 200 000. JetStream that syncs always does it record by record: 3000.
 
 One generator drives all of them (see `load`): one ask in the air a connection, a pipeline of N commands against one
-request of N records, each its natural batch. Each target is emptied before a round, all servers but the one that is
+request of N records, each its natural batch. It has a processor of its own, where there are two (see `processes`).
+Each target is emptied before a round, all servers but the one that is
 measured stand still, and what a server has in the end is compared with what it acknowledged.
 """
 
@@ -22,7 +23,8 @@ from statistics import median
 
 from benchmarks.common import GB, PROGRESS, Figures, Result, alternate, result, room
 from benchmarks.server.load import Outcome, drive
-from benchmarks.server.peers import Target, alone, missing, targets, texts, versions
+from benchmarks.server.peers import Target, missing, targets, texts, versions
+from benchmarks.server.processes import alone, apart
 
 BATCHES = (1, 100, 1000)
 CONNECTIONS = (1, 16, 64)
@@ -66,7 +68,7 @@ def run(quick: bool) -> list[Result]:
     syncs: list[float] = []
     with room(3 * GB if not quick else GB) as place:
         for batch in BATCHES:
-            with targets(place) as everybody:
+            with targets(place) as everybody, apart(*(target.server for target in everybody)):
                 for connections in CONNECTIONS:
                     noted = Noted()
                     found = [target for target in everybody if batch * connections <= target.in_the_air_max]

@@ -9,17 +9,13 @@ under test, and the settings that make it fastest under its promise.
 
 Redis rewrites no log and writes no snapshot while it is measured. JetStream learnt to sync always in 2.10; with an
 older one that row is left out. What is not installed is left out as well, and the run says so.
-
-Servers stand still (SIGSTOP) while another one is measured: what each does in the background, it does in its own time.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -32,14 +28,14 @@ from http.client import HTTPConnection
 from itertools import cycle
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.server.load import Caller, Http, Marks, callers, connect, post
+from benchmarks.server.processes import PATIENCE_S, Server, free_port, running
 
 NAME = "bench"
 BARE = "bare HTTP"
 CLASSES = ("ephemeral", "memory", "disk", "fsync")
-_PATIENCE_S = 20.0
 _SLOW = 2_000  # records that JetStream syncs one after the other in well under a second
 _VARIANTS = 8  # different asks that callers take in turn
 
@@ -50,83 +46,7 @@ def texts(size: int, number: int = 1000) -> list[bytes]:
     return [b'"%b"' % random.randbytes(size // 2).hex()[: size - 2].encode() for _ in range(number)]
 
 
-# ── processes ─────────────────────────────────────────────────────────────────────────────────────
-
-
-class Memory(NamedTuple):
-    resident: float
-    own: float  # of it, without pages of mapped files: those belong to the page cache as well
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    process: subprocess.Popen[bytes]
-    port: int
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def memory_mb(self) -> Memory:
-        found = dict(line.split(":", 1) for line in Path(f"/proc/{self.pid}/status").read_text().splitlines())
-        resident, own = (int(found[name].split()[0]) * 1024 / 1e6 for name in ("VmRSS", "RssAnon"))
-        return Memory(resident, own)
-
-    def busy_s(self) -> float:
-        """Processor time it has used, in all threads."""
-        after = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(after[11]) + int(after[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@contextmanager
-def alone(chosen: Server, others: Sequence[Server]) -> Iterator[None]:
-    """Only the chosen one runs."""
-    stopped = [server for server in others if server is not chosen]
-    for server in stopped:
-        server.process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        for server in stopped:
-            server.process.send_signal(signal.SIGCONT)
-
-
-@contextmanager
-def _running(command: Sequence[str], log: Path, port: Callable[[], int | None], **environ: str) -> Iterator[Server]:
-    """A process from when it answers on its port until its end."""
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **environ})
-    try:
-        yield Server(process, _answering(process, log, port))
-    finally:
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
-        try:
-            process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-
-def _answering(process: subprocess.Popen[bytes], log: Path, port: Callable[[], int | None]) -> int:
-    until = time.monotonic() + _PATIENCE_S
-    while time.monotonic() < until and process.poll() is None:
-        number = port()
-        if number is not None:
-            try:
-                connect(number).close()
-                return number
-            except ConnectionRefusedError:
-                pass
-        time.sleep(0.01)
-    raise RuntimeError(f"{log.stem} did not start: {log.read_text()[-2000:]}")
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+# ── ours, and the peers ───────────────────────────────────────────────────────────────────────────
 
 
 def _told(port_file: Path) -> int | None:
@@ -143,8 +63,8 @@ def tidelog(path: Path, **environ: str) -> Iterator[Server]:
     port_file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tidelog.cli.main", "serve"]
     command += ["--data", str(path / "data"), "--port", "0", "--port-file", str(port_file)]
-    with _running(command, path / "tidelog.log", partial(_told, port_file), **environ) as server:
-        until = time.monotonic() + _PATIENCE_S
+    with running(command, path / "tidelog.log", partial(_told, port_file), **environ) as server:
+        until = time.monotonic() + PATIENCE_S
         while _status(server.port, "/readyz") != 200:
             if time.monotonic() > until:
                 raise RuntimeError("tidelog is not ready")
@@ -158,14 +78,14 @@ def bare(path: Path) -> Iterator[Server]:
     path.mkdir()
     root = Path(__file__).resolve().parents[2]
     command = [sys.executable, "-m", "benchmarks.server.bare", str(path / "port")]
-    with _running(command, path / "bare.log", partial(_told, path / "port"), PYTHONPATH=str(root)) as server:
+    with running(command, path / "bare.log", partial(_told, path / "port"), PYTHONPATH=str(root)) as server:
         yield server
 
 
 @contextmanager
 def redis(path: Path, appendfsync: str) -> Iterator[Server]:
     path.mkdir()
-    port = _free_port()
+    port = free_port()
     settings = {
         "port": str(port),
         "bind": "127.0.0.1",
@@ -177,20 +97,20 @@ def redis(path: Path, appendfsync: str) -> Iterator[Server]:
         "daemonize": "no",
     }
     command = ["redis-server", *(word for name, value in settings.items() for word in (f"--{name}", value))]
-    with _running(command, path / "redis.log", lambda: port) as server:
+    with running(command, path / "redis.log", lambda: port) as server:
         yield server
 
 
 @contextmanager
 def nats(path: Path, *, always: bool) -> Iterator[Server]:
     path.mkdir()
-    port = _free_port()
+    port = free_port()
     sync = "sync_interval: always" if always else ""
     config = path / "nats.conf"
     config.write_text(
         f'host: 127.0.0.1\nport: {port}\njetstream {{ store_dir: "{path}", max_file_store: 8GB, {sync} }}\n'
     )
-    with _running(["nats-server", "-c", str(config)], path / "nats.log", lambda: port) as server:
+    with running(["nats-server", "-c", str(config)], path / "nats.log", lambda: port) as server:
         _jetstream(server.port, "STREAM.CREATE", {"name": NAME, "subjects": [NAME], "storage": "file"})
         yield server
 
@@ -221,7 +141,7 @@ def call(port: int, method: str, path: str, body: object = None) -> dict[str, An
 
 
 def _request(port: int, method: str, path: str, body: object) -> tuple[int, bytes]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
+    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     try:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         connection.request(method, path, None if body is None else json.dumps(body), headers)

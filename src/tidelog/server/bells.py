@@ -34,6 +34,10 @@ class Bell:
     def is_fan_out(self) -> bool:
         return self.topic.is_fed
 
+    @property
+    def peers(self) -> int:
+        return len(self.waiting)
+
     def strike(self) -> None:
         """From any thread."""
         if self._struck and not self.topic.dropped:

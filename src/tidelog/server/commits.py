@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -57,6 +57,7 @@ class Commits:
         self._asked = 0
         self._seen = (0, 0)  # syncs and what they took, when it was last decided
         self._told: deque[tuple[Told, Token[Any]]] = deque()
+        self._holding = False  # outcomes are kept for a moment
         self._coming = False  # outcomes are on their way to the loop
         self._pumping = False  # a pump at the end of this turn is asked for
         self._arrived = 0
@@ -66,6 +67,8 @@ class Commits:
         self._began_s = 0.0  # and its window
         self.last_call: Callable[[], int] = lambda: 0
         """Called before a pump, so that what was kept for the end of the turn is staged; tells how much that is."""
+        self.first: Callable[[], None] = lambda: None
+        """Called when commits are done, before whoever wrote is told: others may wait for what they wrote."""
         self.eased: Callable[[], None] = lambda: None
         """Called when commits are done, so that there may be room for others."""
         if not self.on_loop:
@@ -138,7 +141,9 @@ class Commits:
     def _synced(self, shard: Shard) -> None:
         """The sync of what was begun may be over."""
         try:
-            if shard.finish():
+            with self._told_late():
+                over = shard.finish()
+            if over:
                 self.eased()
         finally:
             self.want()
@@ -173,14 +178,15 @@ class Commits:
             gathered_us = round(1e6 * (self._loop.time() - self._began_s))
             self._slice.cancel()
             self._slice = None
-        for shard in self._shards:
-            if gather and not shard.is_quick:
-                continue
-            # Where another thread has the turn it sends the writer thread for what was staged here.
-            while shard.waiting and self._commit_one(shard, gathered_us):
-                pass
-            if shard.waiting and not shard.is_begun:
-                shard.want()
+        with self._told_late():
+            for shard in self._shards:
+                if gather and not shard.is_quick:
+                    continue
+                # Where another thread has the turn it sends the writer thread for what was staged here.
+                while shard.waiting and self._commit_one(shard, gathered_us):
+                    pass
+                if shard.waiting and not shard.is_begun:
+                    shard.want()
         self.eased()
 
     def _commit_one(self, shard: Shard, gathered_us: int) -> bool:
@@ -212,19 +218,42 @@ class Commits:
         else:
             self._next_slice()
 
+    @contextmanager
+    def _told_late(self) -> Iterator[None]:
+        """Tell of what is done in here behind it."""
+        self._holding = True
+        try:
+            yield
+            self.first()
+        finally:
+            self._holding = False
+            self._drain()
+
     def _back(self, tell: Told, token: Token[Any]) -> None:
         """By the committer, whichever thread that is. Nobody is told before those who were done earlier."""
-        if get_ident() == self._thread and not self._told:
+        near = get_ident() == self._thread
+        if near and not self._told and not self._holding:
             tell(token)
             return
         self._told.append((tell, token))
-        if not self._coming:
-            self._coming = True
-            self._loop.call_soon_threadsafe(self._drain)
+        if not (near and self._holding):
+            self._ask()
+
+    def _came(self) -> None:
+        self._drain()
+        self.eased()
 
     def _drain(self) -> None:
         self._coming = False  # first: what is appended from here on asks for another turn
-        while self._told:
-            tell, token = self._told.popleft()
-            tell(token)
-        self.eased()
+        try:
+            while self._told:
+                tell, token = self._told.popleft()
+                tell(token)
+        finally:
+            if self._told:  # telling somebody broke: the others are told all the same
+                self._ask()
+
+    def _ask(self) -> None:
+        if not self._coming:
+            self._coming = True
+            self._loop.call_soon_threadsafe(self._came)

@@ -4,7 +4,8 @@
                │ (rung less than a window ago)     ▲
                └──► held until that is over ───────┘
 
-With nothing else ready and no pressure a topic is told of in the very next turn, as if there were no set. A turn is
+With nothing else ready and no pressure a topic is told of in the very next turn, as if there were no set, and where but
+few wait for it before those who wrote are answered (`first`). A turn is
 full when it has woken so many peers or taken so long: those that were woken, and whoever else has something to do,
 come before the next turn. Bells that are deferred, or held, keep what they have to tell.
 
@@ -23,6 +24,7 @@ from tidelog.sched.ready import ReadySet
 
 WAKES_MAX: Final = 128  # peers a turn: about 5 ms of rendering and sending, the ceiling of the latency
 TURN_US_MAX: Final = 2_000
+FEW: Final = 4  # peers that are told before those who wrote are answered
 
 
 class Unit(Hashable, Protocol):
@@ -35,6 +37,11 @@ class Unit(Hashable, Protocol):
 
     @property
     def is_fan_out(self) -> bool: ...
+
+    @property
+    def peers(self) -> int:
+        """How many wait for it."""
+        ...
 
     def ring(self) -> int:
         """Tell everybody; return how many that were."""
@@ -59,6 +66,7 @@ class Pump:
         self._orders = 0
         self._waking: asyncio.TimerHandle | None = None  # for the first that is held
         self._turning = False
+        self._lone: Unit | None = None  # the only one that was marked since the last turn
         self._beating: asyncio.TimerHandle | None = None
 
     @property
@@ -75,6 +83,7 @@ class Pump:
         if window_us and unit.rung_us + window_us > now_us and unit not in self.ready:
             self._hold(unit, unit.rung_us + window_us)
         else:
+            self._lone = None if len(self.ready) else unit
             self.ready.mark(unit, unit.priority, now_us, fan_out=unit.is_fan_out)
             self._want_turn()
         self.stir()
@@ -120,8 +129,16 @@ class Pump:
             self._turning = True
             self._loop.call_soon(self._turn)
 
+    def first(self) -> None:
+        """Something was committed: where it is one topic, and few wait for it, they are told now and not in a turn of
+        their own."""
+        unit = self._lone
+        if unit is not None and unit in self.ready and len(self.ready) == 1 and unit.peers <= FEW:
+            self._turn()
+
     def _turn(self) -> None:
         self._turning = False
+        self._lone = None
         ready, governor, micros = self.ready, self.governor, self._micros
         now_us = micros()
         until_us, woken = now_us + TURN_US_MAX, 0

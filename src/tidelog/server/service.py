@@ -62,6 +62,7 @@ class Service:
         governor = self.governor
         window_ms, kernel = (lambda: governor.commit_window_ms), self.config.kernel
         self._commits = Commits(self.loop, engine.shards, self.config.commit, window_ms, compiled=kernel)
+        self._commits.first = self.pump.first
         self._admission = Admission(self.loop, self.clock.monotonic_us, self._commits, governor, self.pump.stir)
         self._gather = Gather(self._commits, self._admission)
         for shard in engine.shards:

@@ -287,6 +287,43 @@ def test_what_needs_no_sync_is_written_on_the_loop_and_told_there() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("durable", [True, False])
+@pytest.mark.parametrize("mode", MODES)
+def test_whoever_waits_for_what_was_written_is_told_before_whoever_wrote_it(mode: CommitMode, durable: bool) -> None:
+    """Method: telling the second one breaks."""
+
+    async def scenario() -> None:
+        bench = shard()
+        bench.shard.start()
+        commits = Commits(asyncio.get_running_loop(), [bench.shard], mode)
+        log: list[str] = []
+        commits.first = lambda: log.append("first")
+        mistakes: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, said: mistakes.append(said["exception"]))
+
+        def tell(token: Token[int]) -> None:
+            log.append(f"writer {tokens.index(token)}")
+            if token is tokens[1]:
+                raise ZeroDivisionError
+
+        tokens = [bench.submit([b"%d" % number], durable=durable) for number in range(3)]
+        for token in tokens:
+            commits.when_done(token, tell)
+        async with asyncio.timeout(LIMIT_S):
+            while len(log) < 4 or not mistakes:
+                await asyncio.sleep(0.001)
+        told = [said for said in log if said != "first"]
+        assert (log[0], told) == ("first", ["writer 0", "writer 1", "writer 2"])
+        if mode == "loop" or not durable:  # else the writer thread's are told of in a turn of their own
+            assert log[:2] == ["first", "writer 0"]
+        assert [type(mistake) for mistake in mistakes] == [ZeroDivisionError]
+        assert not bench.shard.latched, "it is in the WAL whoever heard of it"
+        commits.close()
+        bench.shard.close()
+
+    asyncio.run(scenario())
+
+
 def test_what_breaks_in_a_batch_holds_up_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """Method: telling a batch raises; somebody waits in the lobby."""
 

@@ -13,7 +13,7 @@ from tests.unit.server.fakes import JumpingLoop, Tap, World, play, quiet
 
 from tidelog.sched.governor import Governor
 from tidelog.server.http.seam import Response
-from tidelog.server.pump import WAKES_MAX, Pump
+from tidelog.server.pump import FEW, WAKES_MAX, Pump
 from tidelog.testing import ManualClock
 
 
@@ -80,6 +80,36 @@ def test_a_lone_topic_is_told_of_in_the_next_turn() -> None:
         stage.pump.mark(a)
         await stage.turns()
         assert stage.log == ["a", "a"], "and at once again: there is no window without pressure"
+
+    act(scenario)
+
+
+def test_few_who_wait_for_a_lone_topic_are_told_before_its_writers() -> None:
+    async def scenario(stage: Stage) -> None:
+        few, many = stage.gong("few", peers=FEW), stage.gong("many", peers=FEW + 1)
+        stage.pump.first()
+        assert stage.log == [], "there is nothing to tell"
+        stage.pump.mark(few)
+        stage.pump.first()
+        assert stage.log == ["few"]
+        await stage.turns(2)
+        assert stage.log == ["few"], "once"
+        stage.pump.mark(many)
+        stage.pump.first()
+        assert stage.log == ["few"], "that would keep the writers waiting"
+        await stage.turns()
+        assert stage.log == ["few", "many"]
+        for gong in (few, many):
+            stage.pump.mark(gong)
+        stage.pump.first()
+        assert stage.log == ["few", "many"], "whose turn it is, is the ready set's word"
+        await stage.turns()
+        assert stage.log == ["few", "many", "few", "many"]
+        stage.pump.mark(few)
+        stage.pump.forget(few)
+        stage.pump.first()
+        await stage.turns()
+        assert len(stage.log) == 4, "nobody waits any more"
 
     act(scenario)
 
