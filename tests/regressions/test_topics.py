@@ -159,3 +159,32 @@ def test_a_close_says_what_a_sync_that_failed_for_a_reader_kept_from_the_disk(mo
     with pytest.raises(Latched, match="may not survive a power cut"):
         log.close()
     log.close()
+
+
+def started(disk: SimDisk, shards: int, most: int = 30) -> list[SimDisk]:
+    """What a power cut may leave of a start: all that was written, before each of the first operations."""
+    images: list[SimDisk] = []
+    disk.on_op = lambda _: images.append(disk.crash_image("all")) if len(images) < most else None
+    opened(disk, shards)
+    disk.on_op = None
+    return images
+
+
+@pytest.mark.parametrize(("old", "new"), [(1, 2), (2, 1), (2, 3), (3, 2)])
+@pytest.mark.parametrize("written", [True, False])
+def test_two_starts_with_other_shards_that_are_cut_short_leave_a_directory_that_opens(
+    old: int, new: int, written: bool
+) -> None:
+    """Method: there is no snapshot yet. Either the very first start is cut short, or somebody wrote before."""
+    disk = SimDisk()
+    if written:
+        opened(disk, old).topic("orders", durability="fsync").append(b"1")
+    firsts = started(disk.reboot(), new) if written else started(disk, old)
+    opens = 0
+    for first in firsts:
+        for second in started(first, new):
+            with opened(second, new) as log:
+                assert log.report.damage == []
+                assert log.topic("orders").append(b"x").first_seq == 1 + written
+            opens += 1
+    assert opens > 300

@@ -27,7 +27,7 @@ from tidelog.engine.home import Maps
 from tidelog.engine.manifest import GroupRow, Manifest
 from tidelog.engine.parts import Segment
 from tidelog.engine.quota import Quota
-from tidelog.engine.recovery import Recovered, first_number, recover, start_of
+from tidelog.engine.recovery import Recovered, first_number, recover
 from tidelog.engine.report import Progress, Report
 from tidelog.engine.tags import TagCache
 from tidelog.errors import BadInput, Damaged, DiskFull, Error, NotFound, Unavailable, WriteFailed
@@ -179,10 +179,9 @@ def _writer(shared: Shared, lock: Lock, *, accept_loss: bool, progress: Progress
     _settle(shared, found, report)
     keys = names.keys(shared.limits.shards(processors()))
     wal = join(shared.root, WAL)
-    first = {group.key: group.replay.next_first for group in found.groups}
+    first = {group.key: group.replay.next_first for group in found.groups if group.replay.numbers}
     for key in keys:
-        begin = start_of(found.loaded, key)
-        number = first.get(key) or (begin.first if begin else first_number(found.loaded, found.groups))
+        number = first.get(key) or first_number(found.loaded, found.groups, key)
         latch = Latch(join(wal, key) if key else wal)
         writer = Writer(
             shared.disk, names.directory(wal, key), first=number, file_bytes=shared.limits.wal_file_bytes, latch=latch

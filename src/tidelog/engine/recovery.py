@@ -150,10 +150,27 @@ def start_of(loaded: Loaded, key: str) -> Position | None:
     return next((Position(row.first, row.pos) for row in loaded.manifest.groups if row.key == key), None)
 
 
-def first_number(loaded: Loaded, groups: Sequence[Group]) -> int:
-    """The number of the first file of a new group. Only a group that was there from the beginning starts at 1: without
-    a manifest all of them must, or something that only a manifest knew is missing."""
-    return 2 if loaded.number or groups else 1
+def first_number(loaded: Loaded, groups: Sequence[Group], key: str) -> int:
+    """The number of the first file of a group that has none. Groups of the first number of shards start at 1 and no
+    others do: without a manifest that tells whether something is missing that only a manifest knew. As long as no
+    group has had a frame this is the beginning: their files were empty, and `cut` has removed them."""
+    begin = start_of(loaded, key)
+    if begin is not None:
+        return begin.first + (begin.pos > 0)
+    if loaded.number:
+        return 2
+    if all(group.replay.next_first == 1 for group in groups):
+        return 1
+    ones = {group.key for group in groups if group.replay.numbers[:1] == [1]}
+    return 1 if key in _first_layout(ones) else 2
+
+
+def _first_layout(ones: set[str]) -> list[str]:
+    """The groups of the first number of shards, of which these are some; the others had no frame when they were let
+    go of, which is done lowest first."""
+    if names.FLAT in ones:
+        return [names.FLAT]
+    return names.keys(100)[: max(int(key.removeprefix("shard-")) for key in ones) + 1]
 
 
 def _is_whole(keys: Sequence[str], begun: dict[str, int]) -> bool:
@@ -162,10 +179,8 @@ def _is_whole(keys: Sequence[str], begun: dict[str, int]) -> bool:
     ones = {key for key, number in begun.items() if number == 1}
     if max(begun.values(), default=1) > 2 or not ones:
         return False
-    if names.FLAT in ones:
-        return len(ones) == 1
-    first_layout = names.keys(100)[: max(int(key.removeprefix("shard-")) for key in ones) + 1]
-    return all(key in ones or (key in keys and key not in begun) for key in first_layout)
+    first_layout = _first_layout(ones)
+    return ones <= {*first_layout} and all(key in ones or (key in keys and key not in begun) for key in first_layout)
 
 
 def _groups(shared: Shared, loaded: Loaded, report: Report, progress: Progress) -> list[Group]:
