@@ -4,8 +4,8 @@ Sketch. There and back is 120 µs, of which a watcher sees the way there and one
 of Python to take the write and 40 to render the page, once for all watchers; each watcher costs 6 µs of Python and a
 `send`, 10 to 15 µs, and the first one 70 where it wakes a processor. Expected for a disk topic with a write each
 millisecond: 0.35 ms with one watcher, 0.5 with ten, 1.5 with a hundred, half of which are served before the median; an
-fsync topic adds its sync. After a rest of 10 ms neither the server's code nor its data is in a processor's cache, and all
-of it takes two to three times as long.
+fsync topic adds its sync. After a rest of 10 ms neither the server's code nor its data is in a processor's cache, and
+all of it takes two to three times as long.
 
 One writer at a steady pace that leaves the server idle most of the time, all watchers in the generator's own loop,
 which has a processor of its own where there are two. An event is received when the generator has learnt that it can
@@ -14,8 +14,8 @@ by all before the next one goes out.
 
 Beside it stands a server that keeps nothing and passes the bytes on (`bare`): what this machine allows. A machine
 whose processors rest, or serve others, between two writes takes several times as long for the first things that it
-does then, whatever the server is. So there are rows for two paces, and what was promised is held against the one at which
-nothing rests: at that pace the figures were set, with one write in the air and the next one right behind it.
+does then, whatever the server is. So there are rows for two paces, and what was promised is held against the one at
+which nothing rests: at that pace the figures were set, with one write in the air and the next one right behind it.
 """
 
 from __future__ import annotations
