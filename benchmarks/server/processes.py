@@ -2,8 +2,7 @@
 
 Servers stand still (SIGSTOP) while another one is measured: what each does in the background, it does in its own time.
 Where there is more than one processor, the generator has the first and the servers have the others: a scheduler that
-moves both of them about costs one server more than another, by what its threads are woken for, and each of them up to
-a third of its speed.
+moves both of them about costs one server more than another, by what its threads are woken for.
 """
 
 from __future__ import annotations
