@@ -95,8 +95,8 @@ class SeqMissing(Refused):
 class TooLarge(Refused):
     code = "too_large"
 
-    def __init__(self, what: str, *, size: int, limit: int) -> None:
-        super().__init__(f"{what} is {size} bytes, the limit is {limit}; nothing was written, send it in parts")
+    def __init__(self, what: str, *, size: int, limit: int, unit: str = "bytes") -> None:
+        super().__init__(f"{what} is {size} {unit}, the limit is {limit}; nothing was written, send it in parts")
         self.size, self.limit = size, limit
 
 

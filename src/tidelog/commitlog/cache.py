@@ -28,9 +28,12 @@ class Lru(Generic[V]):
                 self._held.popitem(last=False)
         return value
 
-    def peek(self, key: int) -> V | None:
-        """The value of `key` if it is there."""
-        return self._held.get(key)
+    def find(self, key: int) -> V | None:
+        """The value of `key` if it is there; it counts as used."""
+        if key not in self._held:
+            return None
+        self._held.move_to_end(key)
+        return self._held[key]
 
     def drop(self, key: int) -> None:
         self._held.pop(key, None)

@@ -249,9 +249,9 @@ def admit_first(shared: Shared, name: str, config: TopicConfig, batch: Records) 
 def _check_caps(name: str, config: TopicConfig, batch: Records) -> None:
     """A write that would not even fit an empty topic."""
     if config.discard == "reject":
-        for cap, more in ((config.cap_records, len(batch)), (config.cap_bytes, batch.weight)):
+        for cap, more, unit in ((config.cap_records, len(batch), "records"), (config.cap_bytes, batch.weight, "bytes")):
             if cap and more > cap:
-                raise TooLarge(f"{name}: a write", size=more, limit=cap)
+                raise TooLarge(f"{name}: a write", size=more, limit=cap, unit=unit)
 
 
 def _admit(core: Core, batch: Records) -> None:

@@ -33,9 +33,10 @@ class Maps:
         with self._lock:
             return self._held.get(key, load)
 
-    def peek(self, key: int) -> tuple[Mapped, Buffer] | None:
+    def held(self, key: int) -> tuple[Mapped, Buffer] | None:
+        """What is there; it counts as used."""
         with self._lock:
-            return self._held.peek(key)
+            return self._held.find(key)
 
     def drop(self, key: int) -> None:
         with self._lock:
@@ -81,7 +82,11 @@ class Home:
 
     def is_open(self, base: int) -> bool:
         """Whether `open` has nothing to do."""
-        return self._maps.peek(self._key(base)) is not None
+        return self.held(base) is not None
+
+    def held(self, base: int) -> tuple[Mapped, Buffer] | None:
+        """What `open` gives, where it has nothing to do."""
+        return self._maps.held(self._key(base))
 
     def _open(self, base: int) -> tuple[Mapped, Buffer]:
         index = self._told(self.path(base, ".idx"), map_file) or b""

@@ -166,6 +166,7 @@ class Segment:
         self._looked = False  # whether `.del` was read
         self._buried = stop - base - live  # how many it must name at least
         self._edges: Edges | None = None  # of a sealed one, where they are few
+        self._chunk_bytes = 1  # that a checksum of its footer is of, where the edges are known
         self.rebuilt: bytes | None = None  # an index that had to be made again; the file has another or none
 
     def shape(self) -> Shape:
@@ -282,38 +283,38 @@ class Segment:
         if not known or not dense or entries > AT_HAND_MAX or not home.is_open(self.base):
             return False
         shape = self.shape()
-        window = self._window(shape, first, stop, bytes_max)
-        if window is None:
+        window = None if self._edges is None else self._edges.window(first, stop, bytes_max)
+        if window is None or not self._is_checked(shape.data.size, *window):
             index = memoryview(shape.index)
             if len(index) < entries or not is_resident(index):
                 return False
-            if self._edges is None and CODEC.INDEX in shape.verified:
+            if self._edges is None and CODEC.INDEX in shape.verified and self._extra is not None:
                 self._edges = edges(self.base, idx.read(index), self.size)
+                self._chunk_bytes = footer.decode(self._extra).chunk_bytes
             window = CODEC.window(shape, first, stop, bytes_max)
         if window is None or window[1] - window[0] > AT_HAND_MAX:
             return False
         return is_resident(memoryview(shape.data.fetch(*window)))
 
-    def _window(self, shape: Shape, first: int, stop: int, bytes_max: int) -> tuple[int, int] | None:
-        """Which bytes hold the frames of these records, where that is known without the index and all of them were
-        checked before."""
-        found = None if self._edges is None else self._edges.window(first, stop, bytes_max)
-        return found if found is not None and CODEC.is_checked(shape, *found) else None
-
     def bare(self, first: int, stop: int, bytes_max: int, *, near: bool) -> Callable[[], Places | None] | None:
         if not self.sealed or not self._looked or self._extra is None or self.rebuilt is not None:
-            return None
-        if near and not self.home.is_open(self.base):
             return None
         dead = self.dead()
         if dead is not None and dead[first - self.base : stop - self.base].any():
             return None
-        shape = self.shape()
-        window = self._window(shape, first, stop, bytes_max)
-        if window is not None:
-            found = [(shape.data.fetch(*window), 0)]
-            return lambda: found
-        return None if near else partial(_places, shape, first, stop, bytes_max)
+        held = self.home.held(self.base)
+        if held is not None and self._edges is not None:
+            window = self._edges.window(first, stop, bytes_max)
+            if window is not None and self._is_checked(min(held[0].size, self.size), *window):
+                found: Places = [(held[0].fetch(*window), 0)]
+                return lambda: found
+        return None if near else partial(_places, self.shape(), first, stop, bytes_max)
+
+    def _is_checked(self, size: int, low: int, high: int) -> bool:
+        """Whether these of `size` bytes of data were held against the footer before. It is a segment whose edges are
+        known, so its index was."""
+        chunk = self._chunk_bytes
+        return high <= size and self._verified.issuperset(range(low // chunk, -(-high // chunk)))
 
     def look(self, first: int, stop: int, bytes_max: int, *, compiled: bool = True) -> Callable[[], Chunk]:
         return partial(self._read, self.shape(), first, stop, bytes_max, compiled=compiled)

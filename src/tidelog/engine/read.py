@@ -163,7 +163,7 @@ class Scan:
         fits = max(int(np.searchsorted(np.cumsum(_sizes(rows)[which]), bytes_max, "right")), least)
         most = min(fits, count_max)
         full = fits < len(which)
-        if most < len(which):
+        if most < len(which) or 0 < count_max == len(which):  # what is passed over behind the last is the next page's
             stop = start + (int(seqs[which[most - 1]]) + 1 if most else int(seqs[which[0]]))
             which = which[:most]
         inside = seqs < stop - start

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from threading import get_ident
 
 from tidelog.engine import Topic
+from tidelog.server.pages import Page, View
 from tidelog.server.pump import Pump
 
 Wake = Callable[[], None]
@@ -47,9 +48,12 @@ class Bell:
 
     def ring(self) -> int:
         self._struck = False  # first: a record that comes while it rings strikes again
-        woken = list(self.waiting)
-        for wake in woken:
-            wake()
+        woken, found = list(self.waiting), self._bells.found
+        try:
+            for wake in woken:
+                wake()
+        finally:
+            found.clear()
         return len(woken)
 
 
@@ -59,6 +63,9 @@ class Bells:
     def __init__(self, loop: asyncio.AbstractEventLoop, pump: Pump) -> None:
         self._loop, self._thread, self._pump = loop, get_ident(), pump
         self._hung: dict[int, Bell] = {}
+        self.found: dict[tuple[int, View], Page | None] = {}
+        """What those for whom the bell rings right now are told, by where they are: most are in one place, and nothing
+        that the loop has acknowledged comes between them."""
         self._far: deque[Bell] = deque()  # struck by other threads
         self._coming = False
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -141,8 +141,12 @@ class Commits:
     def _synced(self, shard: Shard) -> None:
         """The sync of what was begun may be over."""
         try:
-            with self._told_late():
+            self._holding = True
+            try:
                 over = shard.finish()
+                self.first()
+            finally:
+                self._let_go()
             if over:
                 self.eased()
         finally:
@@ -178,7 +182,8 @@ class Commits:
             gathered_us = round(1e6 * (self._loop.time() - self._began_s))
             self._slice.cancel()
             self._slice = None
-        with self._told_late():
+        self._holding = True
+        try:
             for shard in self._shards:
                 if gather and not shard.is_quick:
                     continue
@@ -187,6 +192,9 @@ class Commits:
                     pass
                 if shard.waiting and not shard.is_begun:
                     shard.want()
+            self.first()
+        finally:
+            self._let_go()
         self.eased()
 
     def _commit_one(self, shard: Shard, gathered_us: int) -> bool:
@@ -218,16 +226,10 @@ class Commits:
         else:
             self._next_slice()
 
-    @contextmanager
-    def _told_late(self) -> Iterator[None]:
-        """Tell of what is done in here behind it."""
-        self._holding = True
-        try:
-            yield
-            self.first()
-        finally:
-            self._holding = False
-            self._drain()
+    def _let_go(self) -> None:
+        """Tell of what was done while outcomes were kept."""
+        self._holding = False
+        self._drain()
 
     def _back(self, tell: Told, token: Token[Any]) -> None:
         """By the committer, whichever thread that is. Nobody is told before those who were done earlier."""

@@ -85,6 +85,7 @@ class Delivery:
 
     def __init__(self, service: Service, peer: Peer, cursors: dict[str, int], *, lasting: bool = False) -> None:
         self._service, self._peer, self._cursors = service, peer, cursors
+        self._pages = service.sessions.pages
         self._lasting = lasting  # goes on when there is nothing to follow
         self._follows: dict[str, Follow] = {}
         self._due: dict[str, Follow] = {}
@@ -144,14 +145,18 @@ class Delivery:
         topic = follow.topic
         if topic is None or self._is_ending() or self._peer.waiting > HIGH_BYTES:
             return False
+        found, key = self._service.bells.found, (self._cursors[follow.name], follow.view)
         try:
-            page = self._service.sessions.pages.at_hand(topic, self._cursors[follow.name], follow.view)
+            if key not in found:
+                found[key] = self._pages.newest(topic, *key)
+                topic.touch()
+            page = found[key]
         except Exception:  # whatever it is, it is this peer's: the bell's turn is everybody's
             return False
         if page is None or not page.caught_up:
             return False
         try:
-            self._tell(follow, topic, page)
+            self._tell(follow, page)
         except Exception as error:  # as above, and the loop would not find it again
             self._broke = error
             self.wake()
@@ -198,7 +203,7 @@ class Delivery:
                 if not self._is_on(follow):
                     return
             try:
-                page = await service.sessions.pages.get(topic, self._cursors[name], follow.view, service.work)
+                page = await self._pages.get(topic, self._cursors[name], follow.view, service.work)
             except TopicNotFound:
                 topic = None
                 continue
@@ -208,7 +213,8 @@ class Delivery:
                 return
             if not self._is_on(follow):
                 return
-            self._tell(follow, topic, page)
+            topic.touch()
+            self._tell(follow, page)
             if page.caught_up:
                 return
             if page.next_from_seq >= head_seq:
@@ -216,9 +222,8 @@ class Delivery:
                 return
             await asyncio.sleep(0)
 
-    def _tell(self, follow: Follow, topic: Topic, page: Page) -> None:
+    def _tell(self, follow: Follow, page: Page) -> None:
         name, gap = follow.name, page.gap
-        topic.touch()
         if gap is not None:
             # Where the topic is another one now, this is its beginning and not the end of what is missing.
             self._cursors[name] = gap.earliest_seq - 1

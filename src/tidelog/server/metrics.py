@@ -313,7 +313,7 @@ def _pace(service: Service) -> Pace:
     governor, ready = service.governor, service.pump.ready
     return Pace(
         round(governor.pressure, 4),
-        len(ready) + service.pump.held,
+        service.pump.waiting + service.pump.held,
         ready.deferred,
         round(governor.latency_us / 1000, 4),
         service.admission.throttled if service.is_ready else 0,

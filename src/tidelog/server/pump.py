@@ -66,8 +66,14 @@ class Pump:
         self._orders = 0
         self._waking: asyncio.TimerHandle | None = None  # for the first that is held
         self._turning = False
-        self._lone: Unit | None = None  # the only one that was marked since the last turn
+        self._lone: Unit | None = None  # the only one there is, and in no set: most are told of before another comes
+        self._lone_us = 0  # when it was marked
         self._beating: asyncio.TimerHandle | None = None
+
+    @property
+    def waiting(self) -> int:
+        """Topics that can be told of now."""
+        return len(self.ready) + (self._lone is not None)
 
     @property
     def held(self) -> int:
@@ -78,18 +84,31 @@ class Pump:
 
     def mark(self, unit: Unit) -> None:
         """There is something to tell."""
-        now_us = self._micros()
-        window_us = self.governor.coalesce_us
+        now_us, governor = self._micros(), self.governor
+        window_us = governor.coalesce_us
+        if unit is self._lone:
+            return
         if window_us and unit.rung_us + window_us > now_us and unit not in self.ready:
             self._hold(unit, unit.rung_us + window_us)
         else:
-            self._lone = None if len(self.ready) else unit
-            self.ready.mark(unit, unit.priority, now_us, fan_out=unit.is_fan_out)
+            if self._lone is None and not governor.is_deferring and not len(self.ready):
+                self._lone, self._lone_us = unit, now_us
+            else:
+                self._line_up()
+                self.ready.mark(unit, unit.priority, now_us, fan_out=unit.is_fan_out)
             self._want_turn()
         self.stir()
 
+    def _line_up(self) -> None:
+        """There is another one, or its turn has come: whose it is, the set says."""
+        unit, self._lone = self._lone, None
+        if unit is not None:
+            self.ready.mark(unit, unit.priority, self._lone_us, fan_out=unit.is_fan_out)
+
     def forget(self, unit: Unit) -> None:
         """Nobody waits for it any more, or everybody was told."""
+        if unit is self._lone:
+            self._lone = None
         self.ready.forget(unit)
         self._holds.pop(unit, None)
 
@@ -113,6 +132,7 @@ class Pump:
         self._waking = None
         now_us = max(until_us, self._micros())  # a timer may come a little early
         held = self._held
+        self._line_up()
         while held and held[0][0] <= now_us:
             _, order, unit = heappop(held)
             if self._holds.get(unit) == order:
@@ -125,7 +145,7 @@ class Pump:
     # ── out ───────────────────────────────────────────────────────────────────────────────────
 
     def _want_turn(self) -> None:
-        if not self._turning and len(self.ready):
+        if not self._turning and self.waiting:
             self._turning = True
             self._loop.call_soon(self._turn)
 
@@ -133,12 +153,15 @@ class Pump:
         """Something was committed: where it is one topic, and few wait for it, they are told now and not in a turn of
         their own."""
         unit = self._lone
-        if unit is not None and unit in self.ready and len(self.ready) == 1 and unit.peers <= FEW:
-            self._turn()
+        if unit is not None and unit.peers <= FEW and not len(self.ready):
+            self._lone = None
+            unit.rung_us = now_us = self._micros()
+            self.governor.served(now_us - self._lone_us)
+            unit.ring()
 
     def _turn(self) -> None:
         self._turning = False
-        self._lone = None
+        self._line_up()
         ready, governor, micros = self.ready, self.governor, self._micros
         now_us = micros()
         until_us, woken = now_us + TURN_US_MAX, 0
@@ -164,14 +187,14 @@ class Pump:
         governor, ready = self.governor, self.ready
         busy, ingest = self._load()
         was = governor.is_deferring
-        governor.sample(self._micros(), ready=len(ready), busy=busy, ingest=ingest)
+        governor.sample(self._micros(), ready=self.waiting, busy=busy, ingest=ingest)
         if governor.is_deferring and not was:
             ready.defer()
         elif was and not governor.is_deferring:
             ready.release(self._micros())
             self._want_turn()
         self._beating = None
-        if not (governor.is_calm and not len(ready) and not self._holds and not busy and not ingest):
+        if not (governor.is_calm and not self.waiting and not self._holds and not busy and not ingest):
             self.stir()
 
     def stop(self) -> None:

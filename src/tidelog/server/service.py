@@ -50,6 +50,7 @@ class Service:
         self.progress = 0.0  # of recovery
         self.started_ms = clock.monotonic_ms()
         self._engine: Engine | None = None
+        self._recovered = asyncio.Event()
         self._commits: Commits | None = None
         self._gather: Gather | None = None
         self._admission: Admission | None = None
@@ -68,6 +69,13 @@ class Service:
         for shard in engine.shards:
             shard.window_ms = window_ms
         self._engine, self.progress = engine, 1.0
+        self._recovered.set()
+
+    async def recovered(self, seconds: float) -> None:
+        """Wait until recovery is done, or the time is over."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._recovered.wait()
 
     @property
     def is_ready(self) -> bool:

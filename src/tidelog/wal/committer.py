@@ -83,10 +83,12 @@ class Committer:
     def _write(self, batch: list[Commit], gathered_us: int, put: Put) -> bool:
         """Hand a batch to the operating system; return whether it needs a sync."""
         pieces: list[Buffer] = []
-        frames = size = 0
+        reserves = frames = size = 0
         durable = False
         for commit in batch:
+            reserves -= commit.frames
             commit.prepare()
+            reserves += commit.frames
             if commit.ahead is not None:
                 commit.ahead(commit)
             pieces += commit.pieces
@@ -105,7 +107,7 @@ class Committer:
             at += commit.size
         stats = self._stats
         stats.batches += bool(frames)
-        stats.frames, stats.bytes = stats.frames + frames, stats.bytes + size
+        stats.frames, stats.bytes = stats.frames + frames - reserves, stats.bytes + size
         return durable
 
     def _sync(self) -> int:

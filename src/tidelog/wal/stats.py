@@ -14,7 +14,7 @@ SYNC_US: Final = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
 class Stats:
     """Counted since the shard was made; the shard hands out copies."""
 
-    frames: int = 0
+    frames: int = 0  # without those that put seqs on record: one write of one record is one frame
     batches: int = 0  # commit batches that were written
     bytes: int = 0
     fsyncs: int = 0  # for commit batches, ticks and the close; a rotation's own sync is part of the rotation

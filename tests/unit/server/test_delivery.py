@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from tests.unit.server.fakes import LIMIT_S, Event, Tap, World, play, quiet
 
-from tidelog.engine import Topic
+from tidelog.engine import TextPage, Topic
 from tidelog.errors import Corrupt
 from tidelog.server import pages
 from tidelog.server.api.auth import ANYBODY
@@ -565,15 +565,15 @@ def test_a_mistake_in_telling_one_peer_cuts_it_off_and_no_other(monkeypatch: pyt
 
 
 def test_a_mistake_in_making_a_page_is_its_watchers_and_the_turn_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = pages.render
+    real = pages.page_of
 
-    def render(topic: Topic, from_seq: int, view: View) -> Page:
-        if topic.name == "a" and topic.head_seq:
+    def page_of(name: str, from_seq: int, found: TextPage) -> Page:
+        if name == "a" and found.head_seq:
             raise ZeroDivisionError
-        return real(topic, from_seq, view)
+        return real(name, from_seq, found)
 
     async def scenario(world: World) -> None:
-        monkeypatch.setattr(pages, "render", render)
+        monkeypatch.setattr(pages, "page_of", page_of)
         broken, sound, tap = world.topic("a"), world.topic("b"), Tap()
         first = await world.stream(await world.watch({"a": {}}), Tap())
         async with await world.stream(await world.watch({"b": {}}), tap):
@@ -829,14 +829,14 @@ def test_a_peer_that_leaves_while_it_is_waited_for_frees_everything() -> None:
 def test_a_record_is_made_text_once_for_all_who_follow_with_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """S3. Method: count the renderings; all get the very same object."""
     count = 0
-    real = pages.render
+    real = pages.page_of
 
-    def render(topic: Topic, from_seq: int, view: View) -> Page:
+    def page_of(name: str, from_seq: int, found: TextPage) -> Page:
         nonlocal count
         count += 1
-        return real(topic, from_seq, view)
+        return real(name, from_seq, found)
 
-    monkeypatch.setattr(pages, "render", render)
+    monkeypatch.setattr(pages, "page_of", page_of)
 
     async def scenario(world: World) -> None:
         topic = world.topic("a")

@@ -38,6 +38,7 @@ from tidelog.server.service import Service
 _log = logging.getLogger("tidelog.server")
 _NO_LIMIT: Final = 1 << 62
 _ID_BYTES_MAX: Final = 128
+_START_S: Final = 2.0  # for which a request waits for the log to be recovered
 _SPECIAL: Final = frozenset((b"idempotency-key", b"x-request-id"))  # what makes one write differ from the next
 
 
@@ -81,7 +82,7 @@ class App:
         assert call.endpoint is not None, "an admitted call has one"
         call.exchange = exchange
         try:
-            answer = call.endpoint.handler(call)
+            answer = call.endpoint.handler(call) if self._is_time(call.endpoint) else self._when_ready(call)
         except Exception as error:
             answer = self._failed(call, error)
         if answer is None:
@@ -128,14 +129,26 @@ class App:
     def fail(self, call: Call, error: Exception) -> None:
         self.answer(call, self._failed(call, error))
 
-    async def _later(self, call: Call, running: Coroutine[Any, Any, Answer]) -> None:
+    def _is_time(self, endpoint: Endpoint) -> bool:
+        return self.service.is_ready or endpoint.is_early
+
+    async def _when_ready(self, call: Call) -> Answer | None:
+        """Whoever comes right behind the start is not sent away for the moment that it takes. Where it takes longer the
+        handler says so."""
+        await self.service.recovered(_START_S)
+        assert call.endpoint is not None, "an admitted call has one"
+        answer = call.endpoint.handler(call)
+        return answer if answer is None or isinstance(answer, Response | Stream | Upgrade) else await answer
+
+    async def _later(self, call: Call, running: Coroutine[Any, Any, Answer | None]) -> None:
         try:
             answer = await running
         except Exception as error:
             answer = self._failed(call, error)
-        self.answer(call, answer)
+        if answer is not None:
+            self.answer(call, answer)
 
-    def _over(self, call: Call, running: Coroutine[Any, Any, Answer]) -> None:
+    def _over(self, call: Call, running: Coroutine[Any, Any, Answer | None]) -> None:
         """The handler has ended, or was cancelled, perhaps before its first step."""
         running.close()
         self._release(call)
@@ -188,7 +201,7 @@ class App:
         call.endpoint = endpoint
         if found is not None:
             call.names = found.names
-        if service.keys.open or (endpoint is not None and endpoint.is_probe and not service.config.probe_auth):
+        if service.keys.open or (found is not None and found.route.is_probe and not service.config.probe_auth):
             call.principal = ANYBODY
         elif endpoint is not None and endpoint.own_auth:
             pass

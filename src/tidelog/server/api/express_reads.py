@@ -45,7 +45,10 @@ class ExpressReads:
             if topic is None or asked.wait_ms:
                 return False
             service.inflight.check(principal)
-            page = diff.look_of(topic, diff.seq(asked.from_seq), asked).now()
+            from_seq = diff.seq(asked.from_seq)
+            page = topic.at_hand(from_seq, *diff.budget(asked.limit, asked.max_batch_bytes))
+            if page is None:
+                page = diff.look_of(topic, from_seq, asked).now()
         except Exception:  # whatever it is comes again the ordinary way: nothing was done
             return False
         if page is None:

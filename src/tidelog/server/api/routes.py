@@ -40,6 +40,10 @@ class Route(NamedTuple):
     family: str  # whose names the first `{…}` is one of: "topics", "routers", "channels"; "": nobody's
     methods: Mapping[str, Endpoint]
 
+    @property
+    def is_probe(self) -> bool:
+        return any(endpoint.is_probe for endpoint in self.methods.values())
+
 
 class Found(NamedTuple):
     route: Route
@@ -149,9 +153,9 @@ TABLE: Final[tuple[Route, ...]] = (
     Route("/v0/watch", "", {"POST": Endpoint(watch.create, _READ)}),
     Route("/v0/watch/{wid}", "", {"GET": Endpoint(watch.stream, own_auth=True)}),
     Route("/v0/ws", "", {"GET": Endpoint(socket.connect)}),
-    Route("/v0/metrics", "", {"GET": Endpoint(metrics.metrics, _READ)}),
-    Route("/v0/openapi.json", "", {"GET": Endpoint(openapi.document)}),
-    *(Route(path, "", {"GET": Endpoint(handler, is_probe=True)}) for path, handler in _PROBES.items()),
+    Route("/v0/metrics", "", {"GET": Endpoint(metrics.metrics, _READ, is_early=True)}),
+    Route("/v0/openapi.json", "", {"GET": Endpoint(openapi.document, is_early=True)}),
+    *(Route(path, "", {"GET": Endpoint(handler, is_probe=True, is_early=True)}) for path, handler in _PROBES.items()),
 )
 
 _BY_LENGTH: Final[dict[int, list[tuple[list[str], Route]]]] = {}

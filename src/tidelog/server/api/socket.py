@@ -17,7 +17,7 @@ from typing import Final
 import msgspec
 from msgspec import Raw
 
-from tidelog.engine import Appended, Show, Token, TopicConfig
+from tidelog.engine import Appended, Show, Token
 from tidelog.engine.append import check_key
 from tidelog.engine.config import OWN, check_topic_name
 from tidelog.engine.encode import check_count
@@ -204,14 +204,14 @@ class Conversation:
         engine = service.engine
         if name.startswith(OWN):
             check_topic_name(name)  # which it cannot be
-        config = write.config_in(name, command.config, needed=engine.find(name) is None)
+        config = write.config_in(name, command.config)
         if config is not None:
             self._may(_ADMIN)
         check_count(engine.limits, len(command.records))
         check_key(command.idempotency_key)
         if schedule(command.records, service.now_ms()):
             known = engine.find(name)
-            check_queue(name, (config or TopicConfig() if known is None else known.config).type)
+            check_queue(name, write.type_of(config) if known is None else known.config.type)
         batch = write.batch_of(engine.limits, command.records, command.node, text)
         topic, created = engine.find(name), False
         if topic is None:

@@ -11,7 +11,7 @@ import msgspec
 
 from tidelog.engine import Appended, Batch, EngineConfig, Token, Topic, TopicConfig, encode, texts
 from tidelog.engine.append import check_key
-from tidelog.engine.config import check_topic_name
+from tidelog.engine.config import TopicType, check_topic_name
 from tidelog.engine.encode import Columns
 from tidelog.errors import BadInput, Error, TopicNotFound
 from tidelog.server.api import bulk
@@ -55,7 +55,7 @@ def write(call: Call) -> Answer | Coroutine[Any, Any, Answer] | None:
     if topic is not None and not topic.is_due and _went(call, topic):
         return None
     body = call.body(_decoder)
-    config = config_in(call.topic, body.config, needed=topic is None)
+    config = config_in(call.topic, body.config)
     if topic is None and config is not None and not call.principal.may(_ADMIN):
         raise Problem(
             "forbidden", "a write that creates a topic with a config needs the scope admin", {"topic": call.topic}
@@ -63,7 +63,7 @@ def write(call: Call) -> Answer | Coroutine[Any, Any, Answer] | None:
     encode.check_count(engine.limits, len(body.records))
     key = key_of(call, body.idempotency_key)
     if schedule(body.records, call.service.now_ms()):
-        check_queue(call.topic, (config or TopicConfig() if topic is None else topic.config).type)
+        check_queue(call.topic, type_of(config) if topic is None else topic.config.type)
     batch = batch_of(engine.limits, body.records, body.node, call.request.body)
     if topic is None or topic.is_due:
         return _slowly(call, body, config, batch, key)
@@ -96,16 +96,21 @@ def _answered(done: Appended | Error, parts: list[Part[Call]]) -> None:
             call.reply(answer_of(call, done.part(offset, count), created=False))
 
 
-def config_in(topic: str, given: msgspec.Raw, *, needed: bool) -> TopicConfig | None:
+def config_in(topic: str, given: msgspec.Raw) -> TopicConfig | Problem | None:
     """The config of a write that may create its topic, where there is one. Its types are held to, needed or not; what
-    it names only where it is needed."""
+    is wrong with the name in it is a problem for whoever needs it, behind all other checks."""
     text = bytes(given)
     try:
         return None if text == b"null" else config_of(topic, text)
     except Problem as problem:
-        if not needed and problem.detail and isinstance(problem.detail.get("dead_letter"), str):
-            return None
+        if problem.detail and isinstance(problem.detail.get("dead_letter"), str):
+            return problem
         raise
+
+
+def type_of(config: TopicConfig | Problem | None) -> TopicType:
+    """Of the topic that would be made with it."""
+    return config.type if isinstance(config, TopicConfig) else TopicConfig().type
 
 
 def key_of(call: Call, given: str | None) -> str | None:
@@ -207,7 +212,7 @@ def performance_of(elapsed_ms: float, done: Appended, held_us: int = 0) -> dict[
 
 
 async def _slowly(
-    call: Call, body: requests.Write, config: TopicConfig | None, batch: Batch, key: str | None
+    call: Call, body: requests.Write, config: TopicConfig | Problem | None, batch: Batch, key: str | None
 ) -> Response:
     """A write that first has to make its topic, or has to wait until old records are gone for good."""
     service = call.service
@@ -217,23 +222,24 @@ async def _slowly(
     )
     done = await service.commits.outcome(token)
     service.metrics.wrote(call.topic, 0 if done.deduped else done.count)
-    return answer_of(call, done, held_us, created=created)
+    # Another call with its key may have been quicker to write to the topic that this one has made.
+    return answer_of(call, done, held_us, created=created and not done.deduped)
 
 
 async def ensure(
-    service: Service, name: str, create: bool | None, config: TopicConfig | None, first: Batch | Columns
+    service: Service, name: str, create: bool | None, config: TopicConfig | Problem | None, first: Batch | Columns
 ) -> tuple[Topic, bool]:
     """The topic to write to, made where that is asked for. A write that would be refused makes none."""
     engine = service.engine
     topic = engine.find(name)
     if topic is not None:
         return topic, False
-    if create is False:
+    wanted = config if isinstance(config, TopicConfig) else TopicConfig()
+    if not (wanted.auto_create if create is None else create):
         raise TopicNotFound(name)
     check_topic_name(name)
-    wanted = config or TopicConfig()
-    if create is None and not wanted.auto_create:
-        raise TopicNotFound(name)
+    if isinstance(config, Problem):
+        raise config
     return await service.work(lambda: engine.ensure(name, wanted, first))
 
 
