@@ -137,6 +137,7 @@ def test_probes_are_open_and_metrics_are_not(locked: Server) -> None:
             assert client.get(target).status == 200
             assert client.request("HEAD", target).status == 200
             assert client.get(target, [("Authorization", "Bearer wrong")]).status == 200
+            refused(client.post(target, {}), 405, "method_not_allowed")
         refused(client.get("/v0/metrics"), 401, "unauthorized")
     with locked.client(WRITER) as client:
         refused(client.get("/v0/metrics"), 403, "forbidden")
@@ -257,6 +258,8 @@ def test_the_scope_for_a_config_is_asked_before_the_records_are_looked_at(locked
     topic = fresh()
     with locked.client(WRITER) as client:
         reply = client.try_write(topic, config={"cap_records": 5}, idempotency_key="k" * 300)
+        refused(reply, 403, "forbidden", {"topic": topic})
+        reply = client.try_write(topic, {"data": 1}, config={"dead_letter": "-bad"})
         refused(reply, 403, "forbidden", {"topic": topic})
 
 

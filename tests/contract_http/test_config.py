@@ -59,10 +59,13 @@ def test_a_directory_has_one_process(tmp_path: Path) -> None:
     """§1.2: the second is refused, and the first does not notice."""
     with Server(tmp_path).start() as first, first.client() as client:
         client.write("t", 1)
-        other = Server(tmp_path / "other", "--data", str(first.data), "--port", "0")
+        found = (tmp_path / "port.txt").read_bytes()
+        args = ("--data", str(first.data), "--port", "0", "--port-file", str(tmp_path / "port.txt"))
+        other = Server(tmp_path / "other", *args)
         other.launch()
         assert other.wait(60) != 0
         assert "Traceback" not in other.log
+        assert (tmp_path / "port.txt").read_bytes() == found, "and whoever looks for it finds it"
         assert client.write("t", 2)["head_seq"] == 2
 
 

@@ -130,7 +130,8 @@ def test_both_selectors_must_hold(api: Api, tagged: str) -> None:
     ],
 )
 def test_what_is_no_selector_is_400(api: Api, tagged: str, match: Any) -> None:
-    """§2.7: and nothing is deleted; also beside a good `before_seq`."""
+    """§2.7: and nothing is deleted; also beside a good `before_seq`, and before the topic is looked for."""
+    refused(api.post(path("nowhere", "/delete"), {"match": match}), 400, "invalid_request")
     refused(api.post(path(tagged, "/delete"), {"match": match}), 400, "invalid_request")
     refused(api.post(path(tagged, "/delete"), {"match": match, "before_seq": 99}), 400, "invalid_request")
     assert api.state(tagged)["count"] == len(TAGS)

@@ -174,7 +174,9 @@ def test_what_is_left_out_moves_the_cursor(api: Api, topic: str) -> None:
     assert (seqs(found), found["next_from_seq"], found["caught_up"]) == ([2, 4], 6, True)
     first = api.diff(topic, node="m", limit=1)
     assert seqs(first) == [2]
-    assert 2 <= first["next_from_seq"] < 4
+    assert first["next_from_seq"] == 2, "what is left out behind the last of a full page is the next one's"
+    full = api.diff(topic, node="m", limit=2)
+    assert (seqs(full), full["next_from_seq"], full["caught_up"], full["lag"]) == ([2, 4], 4, False, 2)
     rest = api.diff(topic, node="m", from_seq=first["next_from_seq"])
     assert (seqs(rest), rest["next_from_seq"]) == ([4], 6)
 

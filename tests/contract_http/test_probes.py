@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -240,6 +241,17 @@ def test_the_log_counts_its_work(api: Api, topic: str) -> None:
     assert after["tidelog_wal_queue_depth_peak", ""] >= 1
     assert figures["wal"]["fsync_count"] == figures["wal"]["fsyncs"]
     assert figures["wal"]["read_only"] is False
+
+
+def test_a_write_is_a_frame_from_the_first_on(tmp_path: Path) -> None:
+    """§3.6: one append, one frame. What a topic of class disk puts on record before its first write is no append."""
+    with Server(tmp_path).start() as server, server.client() as api:
+        for durability in ("disk", "fsync", "memory"):
+            api.make(durability, durability=durability)
+            for _ in range(2):
+                before = api.figures()["wal"]["frames"]
+                api.write(durability, 1)
+                assert api.figures()["wal"]["frames"] == before + 1, durability
 
 
 def test_the_histogram_of_syncs(api: Api, topic: str) -> None:

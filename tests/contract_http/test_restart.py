@@ -370,6 +370,17 @@ def test_losses_keep_their_reasons_over_a_kill(server: Server) -> None:
 # ── readiness ─────────────────────────────────────────────────────────────────────────────────
 
 
+def test_whoever_finds_the_port_is_served(tmp_path: Path) -> None:
+    """§2.12: data routes are not gated on readiness: a start that takes a moment is waited for."""
+    server = Server(tmp_path)
+    for number in range(1, 4):
+        server.launch()
+        server.await_port()
+        with server.client() as api:
+            assert api.write("t", number)["head_seq"] >= number
+        server.stop()
+
+
 def test_readiness_tells_how_far_the_replay_is(tmp_path: Path) -> None:
     """§2.12: 503 `not_ready` with `replay_progress` until the log is read, then 200; health is 200 all the time."""
     with Server(tmp_path).start() as server:

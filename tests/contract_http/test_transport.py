@@ -374,11 +374,14 @@ def test_a_media_type_may_have_parameters_and_blanks(api: Api, topic: str, kind:
 
 
 def test_no_body_at_all_is_an_empty_object_where_the_contract_says_so(api: Api, topic: str) -> None:
-    """§1.6: PUT topic and diff, with and without a media type; everywhere else 415, or 400 with one."""
+    """§1.6: PUT topic and diff, with any media type and without; everywhere else 415, or 400 with the right one."""
     assert good(api.request("PUT", path(topic)), 201)["created"]
     assert not good(api.request("PUT", path(topic), b"", [JSON]))["created"]
     assert good(api.request("POST", path(topic, "/diff")))["records"] == []
-    assert good(api.request("POST", path(topic, "/diff"), b"", [JSON]))["records"] == []
+    form = ("Content-Type", "application/x-www-form-urlencoded")  # as curl says of -d ''
+    assert not good(api.request("PUT", path(topic), b"", [form]))["created"]
+    for kind in (JSON, form):
+        assert good(api.request("POST", path(topic, "/diff"), b"", [kind]))["records"] == []
     for target in (path(topic), path(topic, "/delete"), "/v0/watch"):
         refused(api.request("POST", target), 415, "unsupported_media_type")
         refused(api.request("POST", target, b"", [JSON]), 400, "invalid_request")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from tests.contract_http.server import Server
 from tests.contract_http.waits import eventually, together
 
 MIB = 1 << 20
+Name = Callable[[str], str]
 WROTE = {"topic", "first_seq", "last_seq", "seqs", "head_seq", "count", "created", "deduped", "performance"}
 
 
@@ -250,6 +253,21 @@ def test_the_checks_of_a_write_come_in_their_order(api: Api, topic: str) -> None
     assert not api.exists(topic)
 
 
+def test_what_a_config_names_is_looked_at_last(api: Api, topic: str) -> None:
+    """§2.5: behind the number of records, the key, the records, whether the topic is to be made, and its name."""
+    wrong = {"dead_letter": "-bad"}
+    refused(api.write_raw(topic, 10_001, config=wrong), 400, "batch_too_large")
+    refused(api.try_write(topic, {"data": 1}, idempotency_key="k" * 257, config=wrong), 400, "invalid_request")
+    refused(api.try_write(topic, sized(MIB + 1), config=wrong), 400, "record_too_large")
+    gone = {"topic": topic}
+    for config in (wrong, {"type": "queue", "dead_letter": topic}):
+        refused(api.try_write(topic, {"data": 1}, create=False, config=config), 404, "topic_not_found", gone)
+    for more in ({"create": False}, {"config": {"auto_create": False}}):
+        refused(api.try_write("-bad", {"data": 1}, **more), 404, "topic_not_found", {"topic": "-bad"})
+    refused(api.try_write("-bad", {"data": 1}, config=wrong), 400, "invalid_request", None)
+    refused(api.try_write(topic, {"data": 1}, config=wrong), 400, "invalid_request", wrong)
+
+
 # ── creating ──────────────────────────────────────────────────────────────────────────────────
 
 
@@ -317,7 +335,8 @@ def test_a_creating_write_that_is_refused_leaves_no_topic(
     api: Api, topic: str, config: dict[str, Any], records: int
 ) -> None:
     """§2.5 and D6: the whole write is over the cap; nothing is left behind."""
-    refused(api.try_write(topic, *[{"data": 1}] * records, config=config), 400, "record_too_large")
+    said = refused(api.try_write(topic, *[{"data": 1}] * records, config=config), 400, "record_too_large")["message"]
+    assert ("2 records" if "cap_records" in config else "4 bytes") in said
     assert not api.exists(topic)
 
 
@@ -407,6 +426,20 @@ def test_many_writes_with_one_key_are_one(api: Api, server: Server, topic: str) 
     assert [answer["deduped"] for answer in wrote].count(False) == 1
     assert all(answer["seqs"] == [1, 2] for answer in wrote)
     assert api.state(topic)["count"] == 2
+
+
+def test_whoever_creates_and_finds_its_key_used_has_not_created(server: Server, name: Name) -> None:
+    """§1.11: a hit is 200 and `created: false`. Method: one key for a topic that is not there, until somebody must have
+    overtaken the one who made it."""
+
+    def write(topic: str) -> Reply:
+        with server.client() as client:
+            return client.try_write(topic, {"data": 1}, idempotency_key="k")
+
+    for topic in map(name, map(str, range(40))):
+        wrote = [good(reply, reply.status) for reply in together([partial(write, topic)] * 4)]
+        assert [answer["deduped"] for answer in wrote].count(False) == 1
+        assert not any(answer["created"] and answer["deduped"] for answer in wrote)
 
 
 def test_a_write_that_failed_records_no_key(api: Api, topic: str) -> None:
