@@ -160,6 +160,14 @@ def test_a_body_that_breaks_off_leaves_nothing(api: Api, topic: str, server: Ser
     refused(reply, 404, "not_found", ANY)
 
 
+def test_a_body_that_cannot_be_understood_is_told_of_by_whoever_kept_nothing_of_it(api: Api, topic: str) -> None:
+    target = path(topic, f"/staging/{chunk_name(1)}")
+    reply = api.request("PUT", target, b"not coded at all", [ARROW, ("Content-Encoding", "gzip")])
+    message = refused(reply, 400, "invalid_request")["message"]
+    assert message.startswith("the body is not gzip")
+    assert message.endswith("nothing of the chunk was kept, send it again")
+
+
 def test_a_restart_remembers(tmp_path: Path, topic: str) -> None:
     for again in range(2):
         with Server(tmp_path).start() as server, server.client() as api:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import re
 import struct
 from collections.abc import Iterator
 from typing import Any
@@ -443,6 +445,108 @@ def test_a_client_that_asks_first_is_refused_without_sending_its_body(small: Ser
     with small.client() as client:
         client.wire.send(client.bytes_of("POST", path("t"), headers=headers))
         assert client.wire.head().status == 413
+
+
+def counted(client: Api, status: int, route: str = ".*", method: str = ".*") -> int:
+    """How many such answers the server has counted."""
+    text = client.request("GET", "/v0/metrics").body.decode()
+    row = rf'^tidelog_requests_total{{method="{method}",route="{route}",status="{status}"}} (\d+)$'
+    return sum(map(int, re.findall(row, text, re.MULTILINE)))
+
+
+MINE = b"Host: x\r\nX-Request-Id: mine\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "route", "method", "name"),
+    [
+        (b"G\x00T / HTTP/1.1\r\n" + MINE + b"\r\n", 400, "other", "other", None),
+        (b"GET /v0/health HTTP/1.1\r\nX-Request-Id: mine\r\n\r\n", 400, "/v0/health", "GET", "mine"),
+        (b"POST /v0/watch HTTP/1.1\r\n" + MINE + b"Content-Length: 9999\r\n\r\n", 413, "/v0/watch", "POST", "mine"),
+        (b"GET /v0/" + b"x" * 40_000 + b" HTTP/1.1\r\n" + MINE + b"\r\n", 414, "other", ".*", None),
+        (
+            b"POST /v0/watch HTTP/1.1\r\n" + MINE + b"Content-Encoding: br\r\nContent-Length: 1\r\n\r\nx",
+            *(415, "/v0/watch", "POST", "mine"),
+        ),
+        (
+            b"GET /v0/ws HTTP/1.1\r\n" + MINE + b"Connection: upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Version: 12\r\n\r\n",
+            *(426, "/v0/ws", "GET", "mine"),
+        ),
+        (b"GET /v0/health HTTP/1.1\r\n" + MINE + b"A: " + b"x" * 70_000 + b"\r\n\r\n", 431, ".*", ".*", None),
+        (
+            b"POST /v0/watch HTTP/1.1\r\n" + MINE + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
+            *(501, "/v0/watch", "POST", "mine"),
+        ),
+        (b"GET /v0/health HTTP/2.0\r\n" + MINE + b"\r\n", 505, "/v0/health", "GET", "mine"),
+    ],
+    ids=[*("no request", "no host", "413", "414", "415", "426", "431", "501", "505")],
+)
+def test_what_no_handler_answers_has_an_id_and_is_counted(
+    small: Server, sent: bytes, status: int, route: str, method: str, name: str | None
+) -> None:
+    """The client's own id where the head could be read. How much of a head that is too long was, depends on how it
+    came."""
+    with small.client() as client, Wire(client.address) as wire:
+        before = counted(client, status, route, method)
+        wire.send(sent)
+        reply = wire.reply()
+        assert reply.status == status
+        assert reply.header("x-request-id")
+        assert name in (None, reply.header("x-request-id"))
+        assert counted(client, status, route, method) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "headers", "status", "route"),
+    [
+        ("/v0/watch", b"x" * 9999, [JSON], 413, "/v0/watch"),
+        ("/v0/watch?" + "x" * 40_000, b"{}", [JSON], 414, "/v0/watch"),
+        ("/v0/watch", b"{}", [JSON, ("Content-Encoding", "br")], 415, "/v0/watch"),
+        ("/v0/watch", b"no gzip", [JSON, ("Content-Encoding", "gzip")], 400, "/v0/watch"),
+        ("watch", b"{}", [JSON], 400, "other"),
+    ],
+    ids=["413", "414", "415", "no gzip", "no path"],
+)
+def test_what_no_handler_answers_over_http_2_has_an_id_and_is_counted(
+    small: Server, target: str, body: bytes, headers: list[tuple[str, str]], status: int, route: str
+) -> None:
+    with small.client() as client, H2Client(small.address) as wire:
+        before = counted(client, status, route, "POST")
+        reply = wire.request("POST", target, body, [*headers, ("X-Request-Id", "mine")])
+        assert (reply.status, reply.header("x-request-id")) == (status, "mine")
+        assert counted(client, status, route, "POST") == before + 1
+
+
+# ── streams that break (docs/http.md) ─────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("how", ["cut", "flipped", "no chunk"])
+def test_a_stream_in_that_breaks_off_says_what_was_written(api: Api, topic: str, how: str) -> None:
+    """Two batches of three are whole before it; of what came last it depends on how it came."""
+    body = b"".join(b'{"data":"%d"}\n' % (number * 7919**5 % 10**18) for number in range(25_000))
+    packed = bytearray(gzip.compress(body))
+    headers = [("Content-Type", "application/x-ndjson")]
+    if how == "no chunk":
+        framing = [("Transfer-Encoding", "chunked")]
+        sent = b"%x\r\n%b\r\nzz\r\n" % (len(body), body)
+    else:
+        if how == "cut":
+            del packed[-100:]
+        else:
+            packed[-6] ^= 1
+        framing = [("Content-Encoding", "gzip"), ("Content-Length", str(len(packed)))]
+        sent = bytes(packed)
+    api.make(topic)
+    with Wire(api.address) as wire:
+        wire.send(api.bytes_of("POST", path(topic), headers=[*headers, *framing]) + sent)
+        error = refused(wire.reply(), 400, "invalid_request", ANY)
+    count = api.state(topic)["head_seq"]
+    assert error["detail"]["written"]["count"] == count
+    assert error["detail"]["written"]["ranges"] == ([[1, count]] if count else [])
+    assert ("nothing was" in error["message"]) == (not count)
+    if how == "cut":
+        assert count == 20_000
 
 
 # ── JSON (§1.6, E) ────────────────────────────────────────────────────────────────────────────

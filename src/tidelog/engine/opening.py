@@ -142,6 +142,12 @@ def check_directory(disk: Disk, path: str, *, read_only: bool) -> None:
 # ── reading ───────────────────────────────────────────────────────────────────────────────────────
 
 
+def check_free(disk: Disk, path: str) -> None:
+    """Raise Locked where another process has the directory open for writing."""
+    if disk.stat(join(path, LOCK_FILE)) is not None:
+        take_lock(disk, path).release()
+
+
 def _reader(shared: Callable[[], Shared], progress: Progress) -> Opened:
     """Recovery without its last pass, beside a writer that may be at work: what it takes away while we look is
     looked for again."""

@@ -88,7 +88,7 @@ class _Nobody:
     def handle(self, request: Request, exchange: Exchange) -> None:  # noqa: ARG002
         raise AssertionError("nothing gets past `begin`")
 
-    def malformed(self, status: int, reason: str) -> Response:
+    def malformed(self, request: Request, status: int, reason: str) -> Response:  # noqa: ARG002
         return of_status(status, f"{reason}; nothing was done").response()
 
     def express(self, request: Request, answer_bytes_max: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from tests.unit.server.fakes import Asked, JumpingLoop, Tap, World
 import tidelog.engine
 from tidelog.disk.memory import MemoryDisk
 from tidelog.server.config import ServerConfig
+from tidelog.server.http.limits import Limits
+from tidelog.server.http.listener import listen
 from tidelog.server.http.seam import Body, Request, Response, Stream
 from tidelog.testing import ManualClock
 
@@ -97,6 +100,35 @@ async def post(
     answer = await send(world, target, pieces, kind, **more).answer()
     assert isinstance(answer, Response), answer
     return answer.status, json.loads(answer.body)
+
+
+class Client(NamedTuple):
+    """A connection to a world that listens, of HTTP/1.1."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+
+    def send(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def reply(self) -> Got:
+        first, *heads = (await self.reader.readuntil(b"\r\n\r\n")).decode().rstrip().split("\r\n")
+        headers = dict(line.split(": ", 1) for line in heads)
+        body = await self.reader.readexactly(int(headers["content-length"]))
+        return Got(int(first.split()[1]), body, headers, headers["content-type"])
+
+
+@asynccontextmanager
+async def listening(world: World, **limits: Any) -> AsyncIterator[Client]:
+    """Have a world listen, in `act`, and connect to it."""
+    listener = await listen(world.app, "127.0.0.1", 0, Limits(**limits), now_us=world.clock.now_us)
+    client = Client(*await asyncio.open_connection(*listener.address))
+    try:
+        yield client
+    finally:
+        client.writer.close()
+        await client.writer.wait_closed()
+        await listener.close()
 
 
 def act(

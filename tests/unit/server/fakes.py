@@ -11,18 +11,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import selectors
 from base64 import urlsafe_b64decode
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import contextmanager
+from io import StringIO
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import tidelog.engine
 from tidelog.disk.memory import MemoryDisk
 from tidelog.engine import Engine, Topic
+from tidelog.server import logs
 from tidelog.server.api.app import App
-from tidelog.server.config import ServerConfig
+from tidelog.server.config import LogFormat, ServerConfig
 from tidelog.server.http.seam import Answer, Body, Gone, Request, Response, Stream, Upgrade
 from tidelog.server.service import Service
 from tidelog.testing import ManualClock
@@ -368,6 +372,26 @@ def play(scenario: Callable[[World], Awaitable[None]], *, clock: ManualClock | N
 
         with asyncio.Runner(loop_factory=JumpingLoop) as runner:
             runner.run(act())
+
+
+@contextmanager
+def logged(how: LogFormat = "json") -> Iterator[StringIO]:
+    """What the server logs meanwhile."""
+    logger = logging.getLogger("tidelog")
+    handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
+    text = StringIO()
+    logs.configure(how, text)
+    try:
+        yield text
+    finally:
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
+
+
+def parsed_log(text: StringIO) -> list[dict[str, Any]]:
+    """The lines of a log in JSON, without when they were written."""
+    found = [json.loads(line) for line in text.getvalue().splitlines()]
+    return [{name: said for name, said in line.items() if name != "ts_ms"} for line in found]
 
 
 async def quiet(seconds: float = 1.0) -> None:

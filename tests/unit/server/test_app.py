@@ -1,11 +1,18 @@
-"""Requests whose clients leave: what they held is given back, whenever that is."""
+"""What holds for every request: what it holds is given back, its answer is named and counted, its failure logged."""
 
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import pytest
-from tests.unit.server.fakes import World, play
+from tests.unit.server.bulk_world import act, listening
+from tests.unit.server.fakes import World, logged, parsed_log, play
+
+from tidelog.engine import Engine, Topic
+from tidelog.errors import InDoubt
+from tidelog.server.api import diff
+from tidelog.server.config import LogFormat
 
 
 @pytest.mark.filterwarnings("error")
@@ -32,3 +39,100 @@ def test_a_client_that_leaves_gives_back_what_it_held(turns: int) -> None:
         assert not len(world.service.bells)
 
     play(scenario, api_keys="k")
+
+
+# Answers that no handler gave -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sent", "name", "row"),
+    [
+        (b"GET /v0/health HT", None, ("", "other", 408)),
+        (
+            b"POST /v0/topics/t/diff HTTP/1.1\r\nHost: t\r\nX-Request-Id: mine\r\nContent-Length: 9\r\n\r\n{",
+            "mine",
+            ("/v0/topics/{topic}/diff", "POST", 408),
+        ),
+        (b"GET /v0/%ff HTTP/1.1\r\nX-Request-Id: mine\r\n\r\n", "mine", ("", "GET", 400)),
+    ],
+    ids=["head", "body", "host"],
+)
+def test_an_answer_that_no_handler_gave_has_an_id_and_is_counted(
+    sent: bytes, name: str | None, row: tuple[str, str, int], tmp_path: Path
+) -> None:
+    async def scenario(world: World) -> None:
+        async with listening(world, body_timeout_s=0.1, header_timeout_s=0.1) as client:
+            client.send(sent)
+            got = await client.reply()
+        assert got.status == row[2]
+        assert got.json["error"]["message"].endswith("; nothing was done")
+        assert name in (None, got.headers["x-request-id"])
+        assert [key for key, answers in world.service.metrics._answers.items() if sum(answers.counts) == 1] == [row]
+
+    act(scenario, tmp_path)
+
+
+# The log --------------------------------------------------------------------------------------------------
+
+
+def test_a_request_that_fails_is_in_the_log_by_its_id_and_its_topic(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise InDoubt("planted")
+
+    def divide(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Topic, "stage", fail)
+    monkeypatch.setattr(diff, "look_of", divide)
+
+    async def scenario(world: World) -> None:
+        world.topic("t")
+        mine, body = {"x-request-id": "mine"}, {"records": [{"data": 1}]}
+        with logged() as text:
+            assert (await world.ask("POST", "/v0/topics/t", body, key="sesame", headers=mine))[0] == 500
+            assert (await world.ask("POST", "/v0/topics/t/diff", {"wait_ms": 1}, key="sesame"))[0] == 500
+            assert (await world.ask("POST", "/v0/topics/none/diff", {}, key="sesame"))[0] == 404
+        first, second = parsed_log(text)
+        assert (first["message"], first["request_id"]) == ("POST /v0/topics/{topic}: planted", "mine")
+        assert (second["message"], second["request_id"][-2:]) == ("POST /v0/topics/{topic}/diff broke", "-1")
+        assert first["topic"] == second["topic"] == "t"
+        assert "ZeroDivisionError" in second["trace"]
+        assert "sesame" not in text.getvalue()
+
+    play(scenario, api_keys="sesame")
+
+
+@pytest.mark.parametrize("how", ["text", "json"])
+def test_what_a_client_says_of_itself_makes_no_line_of_its_own(how: LogFormat) -> None:
+    def fail(*_: object) -> None:
+        raise InDoubt("planted")
+
+    async def scenario(world: World) -> None:
+        with logged(how) as text, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Engine, "find", fail)
+            status, _ = await world.ask("POST", "/v0/topics/a%0Ab/diff", {}, headers={"x-request-id": 'a"b'})
+        assert status == 500
+        (line,) = text.getvalue().splitlines()
+        if how == "text":
+            assert line.endswith(r' ERROR POST /v0/topics/{topic}/diff: planted request_id="a\"b" topic="a\nb"')
+
+    play(scenario)
+
+
+def test_the_id_of_a_session_is_in_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever knows it can read what the session reads."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def scenario(world: World) -> None:
+        world.topic("t")
+        wid = await world.watch({"t": {}})
+        monkeypatch.setattr(type(world.service.sessions), "find", fail)
+        with logged() as text:
+            assert (await world.ask("GET", f"/v0/watch/{wid}"))[0] == 500
+        (line,) = parsed_log(text)
+        assert line["message"] == "GET /v0/watch/{wid} broke"
+        assert wid not in text.getvalue()
+
+    play(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import gzip
 import io
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -15,13 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.server.bulk_world import ARROW, NDJSON, Got, act, get, play_with, post, send
-from tests.unit.server.fakes import Running, Tap, World, play
+from tests.unit.server.bulk_world import ARROW, NDJSON, Got, act, get, listening, play_with, post, send
+from tests.unit.server.fakes import Running, Tap, World, logged, parsed_log, play
 
 from tidelog.engine import Topic
-from tidelog.errors import DiskFull
+from tidelog.errors import DiskFull, Error, InDoubt
 from tidelog.server.api import bulk
-from tidelog.server.http.seam import Gone, Stream
+from tidelog.server.http.seam import Broken, Gone, Stream
 
 
 def pieces(body: bytes, size: int) -> list[bytes]:
@@ -483,6 +484,31 @@ def test_with_raw_a_line_is_the_data() -> None:
     play(scenario)
 
 
+def test_with_raw_every_line_is_a_record_whatever_it_says() -> None:
+    async def scenario(world: World) -> None:
+        status, said = await post(world, "/v0/topics/a?raw=1", [b'{"$end":{"a":1}}\n\n{"b":2}\n{"$end":0}\n'])
+        assert (status, said["count"]) == (201, 3)
+        assert [record.data for record in world.topic("a").read().records] == [
+            {"$end": {"a": 1}},
+            {"b": 2},
+            {"$end": 0},
+        ]
+
+    play(scenario)
+
+
+def test_the_last_line_of_a_read_is_passed_and_what_says_more_is_a_record() -> None:
+    async def scenario(world: World) -> None:
+        body = b'{"$end":{},"data":1}\n{"$end": {"head_seq":9}}\n{"data":2,"$end":{}}\n{"$end":{},"tag":"t","data":3}\n'
+        status, said = await post(world, "/v0/topics/a", [body])
+        assert (status, said["count"]) == (201, 3)
+        assert [(record.data, record.tag) for record in world.topic("a").read().records] == [
+            *((1, None), (2, None), (3, "t")),
+        ]
+
+    play(scenario)
+
+
 @pytest.mark.parametrize("kind", [NDJSON, ARROW])
 def test_what_is_read_can_be_written_again(kind: str) -> None:
     """A copy has the data, tags, nodes and metas of what was copied, and seqs of its own."""
@@ -571,6 +597,9 @@ def test_a_retry_after_an_error_in_the_middle_goes_on_where_it_was() -> None:
         (b'{"data":1,"$encoding":"hex"}', "invalid_request", "base64"),
         (b'{"data":"%b"}' % (b"x" * (1 << 20)), "record_too_large", "limit is 1048576"),
         (b'{"data":%b1%b}' % (b"[" * 140, b"]" * 140), "invalid_request", "nested deeper"),
+        (b'{"$end":{},"sku":"A"}', "invalid_request", "missing required field `data`"),
+        (b'{"$end":{}', "invalid_request", "not JSON"),
+        (b'{"$end":%b1%b}' % (b"[" * 5000, b"]" * 5000), "invalid_request", "nested too deep"),
     ],
 )
 def test_a_bad_line_is_named_and_its_batch_is_not_written(bad: bytes, code: str, words: str) -> None:
@@ -674,6 +703,86 @@ def test_a_body_that_breaks_off_writes_no_half_batch() -> None:
     play_with(scenario, batch_records_max=4)
 
 
+_RANDOM = Random(7)
+_LINES = lines(*({"data": _RANDOM.randbytes(1000).hex()} for _ in range(25)))
+_PACKED = gzip.compress(_LINES)
+_GZIP = b"Content-Encoding: gzip\r\nContent-Length: %d\r\n\r\n"
+_CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%b\r\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "rest", "status", "words"),
+    [
+        ((_GZIP % (len(_PACKED) - 100)) + _PACKED[:-200], _PACKED[-200:-100], 400, "the gzip stream breaks off"),
+        ((_GZIP % len(_PACKED)) + _PACKED[:-8], bytes(8), 400, "the body is not gzip"),
+        (_CHUNKED % (len(_LINES), _LINES), b"zz\r\n", 400, "this is not HTTP/1.1"),
+        (b"Content-Length: %d\r\n\r\n%b" % (len(_LINES) + 1000, _LINES), b"", 408, "no more of the body came"),
+    ],
+    ids=["cut", "flipped", "no chunk", "silence"],
+)
+def test_a_body_that_breaks_on_the_wire_says_what_was_written(
+    first: bytes, rest: bytes, status: int, words: str, tmp_path: Path
+) -> None:
+    """G7. Method: two of three batches are there before what breaks it is sent."""
+
+    async def scenario(world: World) -> None:
+        topic = world.topic("a")
+        async with listening(world, **({} if rest else {"body_timeout_s": 0.1})) as client:
+            client.send(b"POST /v0/topics/a HTTP/1.1\r\nHost: t\r\nX-Request-Id: mine\r\n")
+            client.send(b"Content-Type: application/x-ndjson\r\n" + first)
+            while topic.head_seq < 20:
+                await asyncio.sleep(0.001)
+            client.send(rest)
+            got = await client.reply()
+        error = got.json["error"]
+        assert (got.status, got.headers["x-request-id"]) == (status, "mine")
+        assert words in error["message"]
+        assert "nothing was" not in error["message"]
+        assert "20 records of this stream were" in error["message"]
+        assert error["detail"] == {"written": {"count": 20, "first_seq": 1, "last_seq": 20, "ranges": [[1, 20]]}}
+        assert topic.head_seq == 20
+
+    act(scenario, tmp_path, batch_records_max=10)
+
+
+def test_a_body_that_breaks_before_anything_was_written_says_so() -> None:
+    async def scenario(world: World) -> None:
+        async def broken() -> AsyncIterator[bytes]:
+            yield lines({"data": 1})
+            raise Broken(408, "no more of it came")
+
+        status, said = await post(world, "/v0/topics/a", broken())
+        assert (status, said["error"]["code"]) == (408, "request_timeout")
+        assert said["error"]["message"] == "no more of it came; nothing was written"
+        assert said["error"]["detail"]["written"]["count"] == 0
+        assert world.engine.find("a") is None
+
+    play(scenario)
+
+
+def test_a_body_that_breaks_while_a_batch_is_in_doubt_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G7: what is under way when it breaks is waited for, and what became of it is not kept back."""
+
+    async def scenario(world: World) -> None:
+        world.topic("a")
+        stage, calls = Topic.stage, iter(range(1, 100))
+
+        def failing(self: Topic, batch: Any, key: str | None = None) -> Any:
+            token = stage(self, batch, key)
+            return Lost(token, InDoubt("planted")) if next(calls) == 2 else token
+
+        async def broken() -> AsyncIterator[bytes]:
+            yield lines(*({"data": number} for number in range(8)))
+            raise Broken(400, "this is no body")
+
+        monkeypatch.setattr(Topic, "stage", failing)
+        status, said = await post(world, "/v0/topics/a", broken())
+        detail = said["error"]["detail"]
+        assert (status, detail["written"]["ranges"], detail["in_doubt"]) == (400, [[1, 4]], True)
+
+    play_with(scenario, batch_records_max=4)
+
+
 def test_a_peer_that_leaves_holds_nothing_and_what_was_staged_is_whole() -> None:
     """G4."""
 
@@ -754,8 +863,10 @@ def test_what_failed_and_what_was_written_behind_it_is_told_exactly() -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Topic, "stage", failing)
-            status, said = await post(world, "/v0/topics/a", [lines(*({"data": n} for n in range(24)))])
+            with logged() as text:
+                status, said = await post(world, "/v0/topics/a", [lines(*({"data": n} for n in range(24)))])
         error = said["error"]
+        assert [(line["topic"], "no room" in line["message"]) for line in parsed_log(text)] == [("a", True)]
         assert (status, error["code"], error["detail"]["line"]) == (500, "internal", 5)
         assert error["detail"]["reason"] == "disk_full"
         assert error["detail"]["written"]["ranges"] == [[1, 4], [9, 16]]
@@ -770,12 +881,12 @@ class Lost:
 
     done = True
 
-    def __init__(self, token: Any) -> None:
-        self._token = token
+    def __init__(self, token: Any, error: Error | None = None) -> None:
+        self._token, self._error = token, error or DiskFull("no room; nothing was written, make room and retry")
 
     def wait(self) -> Any:
         self._token.wait()
-        raise DiskFull("no room; nothing was written, make room and retry")
+        raise self._error
 
 
 # ── in: Arrow ─────────────────────────────────────────────────────────────────────────────────────

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.unit.server.fakes import World, play
+from tests.unit.server.fakes import World, logged, parsed_log, play
 
 from tidelog.engine import Appended
-from tidelog.errors import Busy
+from tidelog.errors import Busy, DiskFull
 from tidelog.server import gather
 from tidelog.server.api.auth import WRITE, Principal
 from tidelog.server.api.caps import Cap
@@ -29,6 +29,7 @@ class Slip:
 
     def __init__(self) -> None:
         self.said: list[tuple[int, dict[str, Any]]] = []
+        self.id = b""
 
     def answer(self, body: bytes, request_id: bytes) -> None:
         assert request_id
@@ -38,7 +39,7 @@ class Slip:
         self.answer(b"".join(pieces), request_id)
 
     def respond(self, response: Response) -> None:
-        assert b"x-request-id" in dict(response.headers)
+        self.id = dict(response.headers)[b"x-request-id"]
         self.said.append((response.status, json.loads(response.body)))
 
 
@@ -216,10 +217,42 @@ def test_a_failure_is_everybodys_and_each_is_told(monkeypatch: pytest.MonkeyPatc
             raise Busy("planted; nothing was written, retry")
 
         monkeypatch.setattr(type(topic), "stage", refuse)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
+        with logged() as text:
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
         assert [status for slip in slips for status, _ in slip.said] == [429, 429]
         assert not left
+        assert not text.getvalue(), "a client that has to wait is no news"
+        assert world.service.inflight.held == 0
+
+    play(scenario)
+
+
+def test_a_batch_that_fails_is_logged_once_with_the_first_id_of_those_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        topic = world.topic("t")
+        way = express(world)
+        assert way is not None
+        slips = [slip for count in (2, 3) for slip in send(way, [BODY] * count)[0]]
+
+        def fail(*_: object) -> None:
+            raise DiskFull("planted")
+
+        monkeypatch.setattr(type(topic), "stage", fail)
+        with logged() as text:
+            while not slips[-1].said:
+                await asyncio.sleep(0)
+        assert [status for slip in slips for status, _ in slip.said] == [500] * 5
+        assert len({slip.id for slip in slips}) == 5
+        (line,) = parsed_log(text)
+        assert line == {
+            "level": "error",
+            "logger": "tidelog.server",
+            "message": "POST /v0/topics/{topic}, 5 written together: planted",
+            "request_id": slips[0].id.decode(),
+            "requests": 5,
+            "topic": "t",
+        }
         assert world.service.inflight.held == 0
 
     play(scenario)

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.unit.server.fakes import World, play
+from tests.unit.server.fakes import World, logged, parsed_log, play
 from tests.unit.server.test_express import Slip
 
 from tidelog.engine import Queue
@@ -195,8 +195,11 @@ def test_what_fails_behind_a_claim_is_its_answer(monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(Queue, "claim_now", broken)
         slip = Slip()
-        assert way(world, "claim")(CLAIM, slip)
+        with logged() as text:
+            assert way(world, "claim")(CLAIM, slip)
         assert [status for status, _ in slip.said] == [500]
+        (line,) = parsed_log(text)
+        assert (line["request_id"], line["topic"]) == (slip.id.decode(), "q")
         assert world.service.inflight.held == 0
 
     play(scenario)

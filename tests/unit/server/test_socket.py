@@ -8,12 +8,13 @@ from threading import Event
 from typing import Any
 
 import pytest
-from tests.unit.server.fakes import Line, Tap, World, play, quiet
+from tests.unit.server.fakes import Line, Tap, World, logged, parsed_log, play, quiet
 
 from tidelog.engine import Show, Topic
-from tidelog.errors import Corrupt, Latched
+from tidelog.errors import Corrupt, InDoubt, Latched
 from tidelog.server import pages
 from tidelog.server.api import socket
+from tidelog.server.api.channel_socket import ChannelTalk
 from tidelog.server.http.seam import Response, Upgrade
 from tidelog.server.pages import Page, View
 from tidelog.server.patience import CLOSE_S, GRACE_S, HIGH_BYTES
@@ -890,3 +891,41 @@ def test_a_slow_peer_that_hangs_up_is_not_waited_for() -> None:
         assert line.closed is None, "there is nobody to close it for"
 
     play(scenario)
+
+
+# The log --------------------------------------------------------------------------------------------------
+
+
+def test_a_command_that_fails_is_in_the_log_by_its_id_and_what_it_was_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own id, where it has one; else that of the request that became the socket."""
+
+    async def obey(self: ChannelTalk, command: Any, size: int) -> None:  # noqa: ARG001
+        future = asyncio.get_running_loop().create_future()
+        future.set_exception(ZeroDivisionError())
+        self._acked(command, future)
+
+    def fail(*_: object) -> Any:
+        raise InDoubt("planted")
+
+    monkeypatch.setattr(ChannelTalk, "obey", obey)
+    monkeypatch.setattr(Topic, "stage", fail)
+
+    async def scenario(world: World) -> None:
+        world.topic("a")
+        line = Line()
+        headers = {"x-request-id": "mine"}
+        with logged() as text:
+            async with await world.connect(line, key="sesame", headers=headers):
+                line.tell({"op": "publish", "topic": "a", "records": records(1), "request_id": "p1"})
+                line.tell({"op": "publish", "topic": "a", "records": records(1)})
+                line.tell({"op": "channel_publish", "channel": "c", "payload": "x", "request_id": [1, 2]})
+                assert [each["op"] for each in await line.until(3)] == ["error"] * 3
+        first, second, third = parsed_log(text)
+        assert (first["request_id"], first["topic"]) == ("p1", "a")
+        assert first["message"] == "a command over a WebSocket: planted"
+        assert (second["request_id"], second["topic"]) == ("mine", "a")
+        assert (third["request_id"], third["channel"]) == ("[1, 2]", "c")
+        assert "ZeroDivisionError" in third["trace"]
+        assert "sesame" not in text.getvalue()
+
+    play(scenario, api_keys="sesame")

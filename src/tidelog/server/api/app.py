@@ -37,7 +37,6 @@ from tidelog.server.service import Service
 
 _log = logging.getLogger("tidelog.server")
 _NO_LIMIT: Final = 1 << 62
-_ID_BYTES_MAX: Final = 128
 _START_S: Final = 2.0  # for which a request waits for the log to be recovered
 _SPECIAL: Final = frozenset((b"idempotency-key", b"x-request-id"))  # what makes one write differ from the next
 
@@ -48,15 +47,12 @@ class App:
     def __init__(self, service: Service) -> None:
         self.service = service
         limit = service.config.max_body_bytes or _NO_LIMIT
-        too_large = Problem(
-            "payload_too_large", f"the body is over {limit} bytes; nothing was done, send it in parts"
-        ).response()
-        self._body = Body(limit, too_large)
-        self._streamed = Body(_NO_LIMIT, too_large, streamed=True)
+        self._body = Body(limit)
+        self._streamed = Body(_NO_LIMIT, streamed=True)
         self._find = lru_cache(4096)(routes.find)
         self._ids, self._prefix = 0, b"%x-" % service.started_ms
-        writes, jobs = ExpressWrites(service, self._next_ids), ExpressJobs(service, self._next_id, _failed)
-        reads = ExpressReads(service, self._next_id)
+        writes, jobs = ExpressWrites(service, self._next_ids), ExpressJobs(service, self.next_id, _failed)
+        reads = ExpressReads(service, self.next_id)
         self._express = {"write": writes.to, "claim": jobs.claims, "ack": jobs.acks, "diff": reads.diffs}
 
     # ── the front end's side ──────────────────────────────────────────────────────────────────
@@ -111,8 +107,13 @@ class App:
         way = None if call.endpoint is None else self._express.get(call.endpoint.express)
         return None if way is None else way(call.topic, call.principal, answer_bytes_max)
 
-    def malformed(self, status: int, reason: str) -> Response:
-        return of_status(status, f"{reason}; nothing was done").response()
+    def malformed(self, request: Request, status: int, reason: str) -> Response:
+        call = request.context
+        if not isinstance(call, Call):  # it did not get as far as `begin`
+            call = Call(self, self.service, request)
+            call.path = _route_of(request.path)
+        advice = ", send it in parts" if status == 413 else ""
+        return self._finished(call, of_status(status, f"{reason}; nothing was done{advice}").response())
 
     def abandoned(self, request: Request) -> None:
         if isinstance(request.context, Call):
@@ -154,12 +155,12 @@ class App:
         self._release(call)
 
     def _failed(self, call: Call, error: Exception) -> Response:
-        return _failed(call.request.method, call.path, error)
+        return _failed(call.request.method, call.path, error, call.fields)
 
     def _finished(self, call: Call, response: Response) -> Response:
         self._release(call)
         self.service.metrics.answered(call.path, call.request.method, response.status, call.elapsed_ms() / 1000)
-        response.headers = (*response.headers, (b"x-request-id", self._id(call.request)))
+        response.headers = (*response.headers, (b"x-request-id", call.id))
         return response
 
     def _opened(self, call: Call, answer: Stream | Upgrade) -> Answer:
@@ -168,7 +169,7 @@ class App:
         status = answer.status if isinstance(answer, Stream) else 101
         self.service.metrics.answered(call.path, call.request.method, status, call.elapsed_ms() / 1000)
         if isinstance(answer, Stream):
-            answer.headers = (*answer.headers, (b"x-request-id", self._id(call.request)))
+            answer.headers = (*answer.headers, (b"x-request-id", call.id))
         return answer
 
     def _release(self, call: Call) -> None:
@@ -176,13 +177,7 @@ class App:
             call.holds = False
             self.service.inflight.give(call.principal)
 
-    def _id(self, request: Request) -> bytes:
-        given = request.header(b"x-request-id")
-        if given and len(given) <= _ID_BYTES_MAX and given.isascii() and given.decode().isprintable():
-            return given
-        return self._next_id()
-
-    def _next_id(self) -> bytes:
+    def next_id(self) -> bytes:
         ids = self._next_ids(1)
         return b"%b%x" % ids
 
@@ -235,16 +230,28 @@ class App:
             raise Problem("forbidden", "this key is not for that name; nothing was done")
 
 
-def _failed(method: str, path: str, error: Exception) -> Response:
+def _route_of(path: str) -> str:
+    """The route of a path that may be anything; not remembered."""
+    try:
+        found = routes.find(path)
+    except Problem:
+        return ""
+    return "" if found is None else found.route.path
+
+
+def _failed(method: str, path: str, error: Exception, fields: Mapping[str, str]) -> Response:
     """What is answered where a handler raised."""
+    extra = {"fields": fields}
     if isinstance(error, Problem):
+        if error.code == "internal":  # an error of the engine's with what the handler knows of it
+            _log.error("%s %s: %s", method, path, error, extra=extra)
         return error.response()
     if isinstance(error, Error):
         problem = of_error(error)
         if problem.status >= 500:
-            _log.error("%s %s: %s", method, path, error)
+            _log.error("%s %s: %s", method, path, error, extra=extra)
         return problem.response()
-    _log.error("%s %s broke", method, path, exc_info=error)
+    _log.error("%s %s broke", method, path, exc_info=error, extra=extra)
     return Problem("internal", "the server broke on this request; it may have been written, see its log").response()
 
 

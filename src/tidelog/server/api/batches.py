@@ -23,9 +23,9 @@ from tidelog.engine.staging import Chunk, Staging, Upload, check_name
 from tidelog.errors import BadInput
 from tidelog.server.api.bulk import ARROW
 from tidelog.server.api.call import Call, ok
-from tidelog.server.api.problem import Problem
+from tidelog.server.api.problem import Problem, of_status
 from tidelog.server.api.topics import found
-from tidelog.server.http.seam import BodyTooLarge, Gone, Response
+from tidelog.server.http.seam import Broken, Gone, Response
 from tidelog.wire import requests
 
 _put = requests.decoder(requests.PutBatch)
@@ -56,9 +56,10 @@ async def stage(call: Call) -> Response:
     try:
         await _take(call, upload, pieces)
         made = await work(upload.finish)
-    except (Gone, BodyTooLarge):
+    except (Gone, Broken) as error:
         await work(upload.abandon)
-        raise Problem("invalid_request", "the body broke off; nothing of the chunk was kept, send it again") from None
+        broken = error if isinstance(error, Broken) else Broken(400, "the body broke off")
+        raise of_status(broken.status, f"{broken.reason}; nothing of the chunk was kept, send it again") from error
     except BaseException:
         await work(upload.abandon)
         raise

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -20,6 +21,9 @@ T = TypeVar("T")
 encode = msgspec.json.Encoder().encode
 JSON = b"application/json"
 _NO_QUERY = Query("")
+_ID_BYTES_MAX: Final = 128
+_PLACE: Final = re.compile(r"\{(\w+)\}")
+_LOGGED: Final = frozenset(("topic", "group", "router", "channel"))  # of the names in a path; a wid opens a session
 
 Handler = Callable[["Call"], Answer | Coroutine[Any, Any, Answer] | None]
 
@@ -45,12 +49,17 @@ class Answers(Protocol):
 
     def fail(self, call: Call, error: Exception) -> None: ...
 
+    def next_id(self) -> bytes:
+        """For a request that brought none."""
+        ...
+
 
 class Call:
     """Who asks what. Handlers read from it; the application answers through it."""
 
     __slots__ = (
         "_app",
+        "_id",
         "began_us",
         "endpoint",
         "exchange",
@@ -73,10 +82,26 @@ class Call:
         self.endpoint: Endpoint | None = None
         self.exchange: Exchange | None = None
         self.holds = False  # counts among the key's requests in flight
+        self._id: bytes | None = None
 
     @property
     def topic(self) -> str:
         return self.names[0]
+
+    @property
+    def id(self) -> bytes:
+        """What its answer and the log call it: what the client calls it, where that can be said again."""
+        if self._id is None:
+            given = self.request.header(b"x-request-id")
+            fits = given and len(given) <= _ID_BYTES_MAX and given.isascii() and given.decode().isprintable()
+            self._id = given if given and fits else self._app.next_id()
+        return self._id
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """What a line of the log says of it beside its message."""
+        named = zip(_PLACE.findall(self.path), self.names, strict=False)
+        return {"request_id": self.id.decode(), **{place: name for place, name in named if place in _LOGGED}}
 
     def elapsed_ms(self) -> float:
         return (self.service.clock.monotonic_us() - self.began_us) / 1000

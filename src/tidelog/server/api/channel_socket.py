@@ -18,12 +18,11 @@ import msgspec
 from msgspec import Raw
 
 from tidelog.channels import Ack, Message, changes, talk
-from tidelog.errors import Error
 from tidelog.server.api import channel_commands as ops
 from tidelog.server.api import channel_messages as said
 from tidelog.server.api import channels as rooms_api
 from tidelog.server.api.auth import DELETE, READ, WRITE
-from tidelog.server.api.problem import Problem, of_error
+from tidelog.server.api.problem import Problem
 from tidelog.server.api.who import Claimed, user_of
 from tidelog.server.channel_frames import ChannelMessages, message_body
 from tidelog.server.hearing import Receiver
@@ -54,7 +53,9 @@ _encode = msgspec.json.Encoder().encode
 class Host(Protocol):
     """The conversation that this is part of."""
 
-    def refuse(self, asked: Raw, problem: Problem) -> None: ...
+    def fail(self, command: ops.ChannelCommand, error: BaseException) -> None:
+        """Answer a command with an error."""
+
     def owes(self, size: int) -> None:
         """So many bytes more, or less, wait for their ack."""
 
@@ -230,25 +231,23 @@ class ChannelTalk:
         payloads = said.payloads_of(body)
         future = self._service.rooms.publish(command.channel, user, payloads, qos=command.qos, source=self)
         if future.done() and not self._flying:  # an earlier one may be done and not told yet
-            self._acked(command.request_id, future)
+            self._acked(command, future)
             return
         self._flying.add(future)
         self._host.owes(size)
-        future.add_done_callback(partial(self._landed, command.request_id, size))
+        future.add_done_callback(partial(self._landed, command, size))
 
-    def _landed(self, asked: Raw, size: int, future: asyncio.Future[Ack]) -> None:
+    def _landed(self, command: ops.Publish, size: int, future: asyncio.Future[Ack]) -> None:
         self._flying.discard(future)
         self._host.owes(-size)
-        self._acked(asked, future)
+        self._acked(command, future)
 
-    def _acked(self, asked: Raw, future: asyncio.Future[Ack]) -> None:
+    def _acked(self, command: ops.Publish, future: asyncio.Future[Ack]) -> None:
         error = future.exception()
         if error is None:
-            self._socket.send(_answer(asked, "channel_ack", **said.ack_fields(future.result())))
-        elif isinstance(error, Error):
-            self._host.refuse(asked, of_error(error))
+            self._socket.send(_answer(command.request_id, "channel_ack", **said.ack_fields(future.result())))
         else:
-            self._host.refuse(asked, Problem("internal", "the server broke on this command; see its log"))
+            self._host.fail(command, error)
 
 
 def _answer(asked: Raw, op: str, /, **told: Any) -> bytes:

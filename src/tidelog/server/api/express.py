@@ -9,6 +9,7 @@ all of a turn.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 from typing import Final, NamedTuple
@@ -27,6 +28,7 @@ _PATH: Final = "/v0/topics/{topic}"
 _ANSWER_BYTES: Final = 400  # of an answer without its topic's name and its seqs, at most
 _SEQ_BYTES: Final = 20
 _WAYS_MAX: Final = 4096
+_log = logging.getLogger("tidelog.server")
 
 
 class _Writes(NamedTuple):
@@ -93,19 +95,31 @@ class ExpressWrites:
             crowd.without(range(len(crowd)))
 
     def _answered(self, done: Appended | Error, parts: list[Part[_Writes]]) -> None:
+        if isinstance(done, Error):
+            self._failed(done, [writes for writes, _, _ in parts])
+            return
         for writes, offset, _ in parts:
             self._answer(done, offset, writes)
 
-    def _answer(self, done: Appended | Error, offset: int, writes: _Writes) -> None:
+    def _failed(self, error: Error, all_writes: list[_Writes]) -> None:
+        """The batch failed, and with it all of these. That is logged once: their ids follow on each other."""
+        service, problem, now_us = self._service, of_error(error), self._now_us()
+        count = sum(len(writes.crowd) for writes in all_writes)
+        prefix, at = self._next_ids(count)
+        if problem.status >= 500:
+            fields = {"request_id": f"{prefix.decode()}{at:x}", "requests": count, "topic": all_writes[0].name}
+            _log.error("POST %s, %d written together: %s", _PATH, count, error, extra={"fields": fields})
+        for _, principal, crowd, _ in all_writes:
+            service.inflight.give(principal, len(crowd))
+            service.metrics.answered_all(_PATH, "POST", problem.status, [now_us - since for since in crowd.since_us])
+            crowd.respond([_named(problem.response(), Ids(prefix, at), each) for each in range(len(crowd))])
+            at += len(crowd)
+
+    def _answer(self, done: Appended, offset: int, writes: _Writes) -> None:
         service, (name, principal, crowd, counts) = self._service, writes
         now_us, ids = self._now_us(), self._next_ids(len(crowd))
         service.inflight.give(principal, len(crowd))
         took_us = [now_us - since_us for since_us in crowd.since_us]
-        if isinstance(done, Error):
-            problem = of_error(done)
-            service.metrics.answered_all(_PATH, "POST", problem.status, took_us)
-            crowd.respond([_named(problem.response(), ids, at) for at in range(len(crowd))])
-            return
         service.metrics.wrote(name, sum(counts))
         service.metrics.answered_all(_PATH, "POST", 200, took_us)
         crowd.answer(told_all(name, done, offset, counts, took_us, kernel=service.config.kernel), ids)

@@ -9,7 +9,7 @@ ordinary way, which finds the words for it. Once something was done, whatever fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
@@ -29,7 +29,7 @@ _ANSWER_BYTES: Final = 300  # of the answer to an ack without its topic's name a
 _SEQ_BYTES: Final = 21
 _ANY_BYTES: Final = 1 << 16  # who allows so many lets an answer be as long as it is: it would not be compressed
 _SMALL_BYTES: Final = 1 << 14  # a longer answer is not copied behind its head
-Failed = Callable[[str, str, Exception], Response]
+Failed = Callable[[str, str, Exception, Mapping[str, str]], Response]
 
 
 class ExpressJobs:
@@ -66,7 +66,7 @@ class ExpressJobs:
             leased = queue.claim_now([want])[0]
             self._leased(name, leased, began_us, ticket)
         except Exception as error:  # told as by the ordinary way: jobs may have been handed out
-            self._refuse(_CLAIM, began_us, error, ticket)
+            self._refuse(_CLAIM, name, began_us, error, ticket)
         finally:
             service.inflight.give(principal)
         return True
@@ -107,15 +107,16 @@ class ExpressJobs:
         try:
             done = token.wait()  # its outcome is known
         except Error as error:
-            self._refuse(_ACK, began_us, error, ticket)
+            self._refuse(_ACK, name, began_us, error, ticket)
             return
         took_us = self._now_us() - began_us
         service.metrics.queues.acked(name, done.count)
         service.metrics.answered(_ACK, "POST", 200, took_us / 1e6)
         ticket.answer(queues.acked(name, done, took_us / 1000), self._next_id())
 
-    def _refuse(self, path: str, began_us: int, error: Exception, ticket: Ticket) -> None:
-        response = self._failed("POST", path, error)
+    def _refuse(self, path: str, name: str, began_us: int, error: Exception, ticket: Ticket) -> None:
+        request_id = self._next_id()
+        response = self._failed("POST", path, error, {"request_id": request_id.decode(), "topic": name})
         self._service.metrics.answered(path, "POST", response.status, (self._now_us() - began_us) / 1e6)
-        response.headers = (*response.headers, (b"x-request-id", self._next_id()))
+        response.headers = (*response.headers, (b"x-request-id", request_id))
         ticket.respond(response)

@@ -21,10 +21,10 @@ from tidelog.server.api import line_feed
 from tidelog.server.api import write as writing
 from tidelog.server.api.arrow_feed import Messages
 from tidelog.server.api.call import Call, ok
-from tidelog.server.api.problem import Problem, of_error
+from tidelog.server.api.problem import Problem, of_error, of_status
 from tidelog.server.api.records import Cut
 from tidelog.server.api.schedule import check_queue
-from tidelog.server.http.seam import BodyTooLarge, Gone, Response
+from tidelog.server.http.seam import Broken, Gone, Response
 
 T = TypeVar("T")
 _UNDER_WAY: Final = 3  # batches between staged and acknowledged: one at the disk, one waiting, one being made
@@ -93,9 +93,10 @@ class Intake:
             await self._pass_on(pieces)
         except (Problem, Error) as error:
             raise await self._failure(error, self._feed.where) from error
-        except (Gone, BodyTooLarge):
-            broken = Problem("invalid_request", "the body broke off; nothing was written of its last, unfinished batch")
-            raise await self._failure(broken, self._feed.where) from None
+        except (Gone, Broken) as error:
+            broken = error if isinstance(error, Broken) else Broken(400, "the body broke off")
+            problem = of_status(broken.status, f"{broken.reason}; nothing was written")
+            raise await self._failure(problem, {}) from error  # nothing in the body is to blame
         finally:
             for task, _ in self._under_way:
                 task.cancel()  # nobody waits for the answer any more; what was staged is written all the same
@@ -188,16 +189,17 @@ class Intake:
         """The error, with what was written all the same: batches behind the one that failed may have been."""
         if isinstance(error, _Told):
             return error
+        problem = error if isinstance(error, Problem) else of_error(error)
+        detail = dict(problem.detail or {})
+        in_doubt = "written" in detail and detail["written"] is None  # nobody knows of the batch that failed
         while self._under_way:
             task, _ = self._under_way.popleft()
             try:
                 self._note(await task)
-            except Error:
-                continue  # the first one is what is told
-        problem = error if isinstance(error, Problem) else of_error(error)
-        detail = dict(problem.detail or {})
-        if "written" in detail and detail["written"] is None:
-            detail["in_doubt"] = True  # nobody knows of the batch that failed
+            except Error as another:  # the first one is what is told
+                in_doubt = in_doubt or another.written is None
+        if in_doubt:
+            detail["in_doubt"] = True
         return _Told(problem, {**detail, "written": self._written(), **where}, sum(each.count for each in self._done))
 
     def _written(self) -> dict[str, Any]:

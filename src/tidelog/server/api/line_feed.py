@@ -1,8 +1,9 @@
 """[hot] Lines of JSON → batches.
 
     {"data":{"sku":"A"},"tag":"order-7"}⏎      a record, as in a plain write
-    {"$seq":7,"$ts":…,"$tag":"t","data":1}⏎     as a read gives it: `$tag` and `$node` are taken over, `$end` is passed
-    {"sku":"A"}⏎                                with `raw`: the line is the data
+    {"$seq":7,"$ts":…,"$tag":"t","data":1}⏎     as a read gives it: `$tag` and `$node` are taken over
+    {"$end":{…}}⏎                               the last line of a read, and nothing else in it: passed
+    {"sku":"A"}⏎                                with `raw`: the line is the data, whatever it says
 
 A batch is as many whole lines as fit 4 MiB and the limit of records: the same lines give the same batches,
 whatever pieces they came in.
@@ -26,6 +27,7 @@ from tidelog.wire.requests import BadBody, Record
 
 _END: Final = b'{"$end":'
 _raw = requests.decoder(msgspec.Raw)
+_object = requests.decoder(dict[str, msgspec.Raw])
 
 
 class Line(Record):
@@ -115,7 +117,7 @@ class Lines:
         numbers: list[int] = []
         records: list[Record] = []
         for number, line in enumerate(lines, first):
-            if not line or line.isspace() or line.startswith(_END):
+            if not line or line.isspace() or (line.startswith(_END) and not self._is_raw and _is_end(line)):
                 continue
             try:
                 if not ascii:
@@ -145,3 +147,11 @@ class Lines:
             self._at = number
             schedule([record], self._now_ms())
             writing.batch_of(self._limits, [record], None, body)
+
+
+def _is_end(line: bytes) -> bool:
+    """Whether this is the last line of a read. What has other fields, too, is somebody's record."""
+    try:
+        return len(_object.decode(line)) == 1
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False  # it is complained about as a record

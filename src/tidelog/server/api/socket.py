@@ -15,7 +15,6 @@ from functools import partial
 from typing import Final
 
 import msgspec
-from msgspec import Raw
 
 from tidelog.engine import Appended, Show, Token
 from tidelog.engine.append import check_key
@@ -54,10 +53,11 @@ from tidelog.server.http.seam import Answer, Socket, Upgrade
 from tidelog.server.pages import View
 from tidelog.server.patience import HIGH_BYTES, TooSlow
 from tidelog.server.service import Service
-from tidelog.wire.requests import BadBody, Cursor
+from tidelog.wire.requests import NULL, BadBody, Cursor
 
 PENDING_BYTES_MAX: Final = 8 << 20  # of writes that wait for the disk; past it no more commands are read
 _NO_LIMIT: Final = 1 << 62
+_ID_BYTES_MAX: Final = 128  # of what a client calls a command, in the log
 _GOING_AWAY: Final = 1001
 _POLICY: Final = 1008
 _log = logging.getLogger("tidelog.server")
@@ -70,19 +70,21 @@ def connect(call: Call) -> Answer:
         raise Problem("invalid_request", "this is a WebSocket, over HTTP/1.1; nothing was done, ask for an upgrade")
     _ = service.engine  # raises where there is none yet
     slot = Slot(service, call.principal)
-    return Upgrade(partial(_run, service, claimed(call), slot), service.config.max_body_bytes or _NO_LIMIT)
+    run = partial(_run, service, claimed(call), call.id.decode(), slot)
+    return Upgrade(run, service.config.max_body_bytes or _NO_LIMIT)
 
 
-async def _run(service: Service, who: Claimed, slot: Slot, socket: Socket) -> None:
+async def _run(service: Service, who: Claimed, name: str, slot: Slot, socket: Socket) -> None:
     try:
-        await Conversation(service, who, socket).run()
+        await Conversation(service, who, name, socket).run()
     finally:
         slot.give()
 
 
 class Conversation:
-    def __init__(self, service: Service, who: Claimed, socket: Socket) -> None:
-        self._service, self._principal, self._socket = service, who.principal, socket
+    def __init__(self, service: Service, who: Claimed, name: str, socket: Socket) -> None:
+        """`name` is the id of the request that it began with."""
+        self._service, self._principal, self._name, self._socket = service, who.principal, name, socket
         self._channels = ChannelTalk(service, who, socket, self)
         self._messages = Messages(socket)
         self._delivery = Delivery(service, self._messages, {}, lasting=True)
@@ -137,13 +139,8 @@ class Conversation:
             return
         try:
             await self._do(command, text)
-        except Problem as problem:
-            self.refuse(command.request_id, problem)
-        except Error as error:
-            self._fail(command.request_id, error)
         except Exception as error:  # the rim: a mistake of ours is one command's error
-            _log.error("a command over a WebSocket broke", exc_info=error)
-            self.refuse(command.request_id, Problem("internal", "the server broke on this command; see its log"))
+            self.fail(command, error)
 
     async def _do(self, command: Command, text: bytes) -> None:
         match command:
@@ -235,7 +232,7 @@ class Conversation:
         try:
             done = token.wait()  # its outcome is known
         except Error as error:
-            self._fail(command.request_id, error)
+            self.fail(command, error)
             return
         service = self._service
         service.metrics.wrote(command.topic, 0 if done.deduped else done.count)
@@ -260,14 +257,24 @@ class Conversation:
     def _say(self, answer: msgspec.Struct) -> None:
         self._socket.send(encode(answer))
 
-    def refuse(self, asked: Raw, problem: Problem) -> None:
-        self._say(Failed(asked, problem.code, problem.message))
+    def fail(self, command: Command, error: BaseException) -> None:
+        """Answer a command with an error."""
+        if isinstance(error, Problem):
+            problem = error
+        elif isinstance(error, Error):
+            problem = of_error(error)
+            if problem.status >= 500:
+                _log.error("a command over a WebSocket: %s", error, extra={"fields": self._fields(command)})
+        else:
+            _log.error("a command over a WebSocket broke", exc_info=error, extra={"fields": self._fields(command)})
+            problem = Problem("internal", "the server broke on this command; see its log")
+        self._say(Failed(command.request_id, problem.code, problem.message))
 
-    def _fail(self, asked: Raw, error: Error) -> None:
-        problem = of_error(error)
-        if problem.status >= 500:
-            _log.error("a command over a WebSocket: %s", error)
-        self.refuse(asked, problem)
+    def _fields(self, command: Command) -> dict[str, str]:
+        """For the log: the command's own id, or its connection's, and what it was about."""
+        asked = "" if command.request_id == NULL else bytes(command.request_id)[:_ID_BYTES_MAX].decode(errors="replace")
+        named = {place: getattr(command, place, None) for place in ("topic", "channel")}
+        return {"request_id": asked.strip('"') or self._name, **{place: name for place, name in named.items() if name}}
 
     # ── for its channels ──────────────────────────────────────────────────────────────────────
 

@@ -18,10 +18,9 @@ from tidelog.server.http.seam import (
     Answer,
     Application,
     Body,
-    BodyTooLarge,
+    Broken,
     Exchange,
     Express,
-    Gone,
     Headers,
     Request,
     Response,
@@ -60,7 +59,8 @@ class Coded:
         if coding is None or (wanted.streamed and coding != codings.GZIP):
             self._app.abandoned(request)
             takes = b"gzip" if wanted.streamed else b"gzip, zstd"
-            refusal = self._app.malformed(415, f"content-encoding {header!r} is not taken here, {takes.decode()} is")
+            reason = f"content-encoding {header!r} is not taken here, {takes.decode()} is"
+            refusal = self._app.malformed(request, 415, reason)
             refusal.headers = (*refusal.headers, (b"accept-encoding", takes))
             return refusal
         request.context = _Coming(request.context, coding, wanted)
@@ -76,7 +76,7 @@ class Coded:
             return
         request.context = coming.context
         if request.pieces is not None:
-            request.pieces, request.length = self._decoded(request.pieces, coming.body, outer), None
+            request.pieces, request.length = _decoded(request.pieces, coming.body), None
             self._app.handle(request, outer)
         elif len(request.body) <= INLINE_BYTES_MAX // 8:  # what comes out may be many times as large
             self._decode(request, coming, outer, lambda work: _Done(work))
@@ -95,7 +95,7 @@ class Coded:
                 go_on(done)
             except Exception as error:  # the rim: on this side of the thread nobody else would answer
                 self._loop.call_exception_handler({"message": f"handle of {request.path} failed", "exception": error})
-                exchange.overrule(self._app.malformed(500, "the server made a mistake"))
+                exchange.overrule(self._app.malformed(request, 500, "the server made a mistake"))
 
         def go_on(done: asyncio.Future[bytes] | _Done) -> None:
             if exchange.gone:
@@ -105,30 +105,17 @@ class Coded:
                 request.body = done.result()
             except codings.TooMuch:
                 self._app.abandoned(request)
-                exchange.respond(coming.body.too_large)
+                exchange.respond(self._app.malformed(request, 413, _too_much(coming.body)))
             except codings.NotCoded as error:
                 self._app.abandoned(request)
-                exchange.respond(self._app.malformed(400, f"the body is not {coming.coding.decode()}: {error}"))
+                reason = f"the body is not {coming.coding.decode()}: {error}"
+                exchange.respond(self._app.malformed(request, 400, reason))
             else:
                 request.length = len(request.body)
                 self._app.handle(request, exchange)
 
         raw, limit = request.body, coming.body.limit
         run(lambda: codings.decode(coming.coding, raw, limit)).add_done_callback(finished)
-
-    async def _decoded(self, pieces: AsyncIterator[bytes], body: Body, exchange: _Coding) -> AsyncIterator[bytes]:
-        unpacker = codings.Ungzip(body.limit)
-        try:
-            async for piece in pieces:
-                if data := unpacker.feed(piece):
-                    yield data
-            unpacker.end()
-        except codings.TooMuch:
-            exchange.overrule(body.too_large)
-            raise BodyTooLarge from None
-        except codings.NotCoded as error:
-            exchange.overrule(self._app.malformed(400, f"the body is not gzip: {error}"))
-            raise Gone(str(error)) from error
 
     def express(self, request: Request, answer_bytes_max: int) -> Express | None:
         """What is too small to be coded goes out as it is."""
@@ -137,13 +124,36 @@ class Coded:
             return None
         return self._app.express(request, min(answer_bytes_max, BYTES_MIN - 1))
 
-    def malformed(self, status: int, reason: str) -> Response:
-        return self._app.malformed(status, reason)
+    def malformed(self, request: Request, status: int, reason: str) -> Response:
+        _give_back(request)
+        return self._app.malformed(request, status, reason)
 
     def abandoned(self, request: Request) -> None:
-        if isinstance(request.context, _Coming):
-            request.context = request.context.context
+        _give_back(request)
         self._app.abandoned(request)
+
+
+def _give_back(request: Request) -> None:
+    """Put the application's own context into its place."""
+    if isinstance(request.context, _Coming):
+        request.context = request.context.context
+
+
+def _too_much(body: Body) -> str:
+    return f"the body is over {body.limit} bytes"
+
+
+async def _decoded(pieces: AsyncIterator[bytes], body: Body) -> AsyncIterator[bytes]:
+    unpacker = codings.Ungzip(body.limit)
+    try:
+        async for piece in pieces:
+            if data := unpacker.feed(piece):
+                yield data
+        unpacker.end()
+    except codings.TooMuch:
+        raise Broken(413, _too_much(body)) from None
+    except codings.NotCoded as error:
+        raise Broken(400, f"the body is not gzip: {error}") from error
 
 
 class _Done:

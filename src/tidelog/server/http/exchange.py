@@ -2,8 +2,8 @@
 
     start ──► begin ──► Response ──────────────────────────► answered; the rest of the body is thrown away
                  └────► Body ──► feed, feed … end ──► handle ──► respond ──► answered
-                          │           └── one byte too many: too_large, and so for a length that says as much
-                          └────► streamed: handle at once, feed into pieces
+                          │           └── one byte too many: 413, and so for a length that says as much
+                          └────► streamed: handle at once, feed into pieces; what is wrong with them the handler tells
 
 Held for the application: each request for which `begin` gave a Body reaches either `handle` or `abandoned`, once.
 An answer is given once; after the front end had to answer in a handler's place, what the handler says is dropped.
@@ -25,7 +25,7 @@ from tidelog.server.http.seam import (
     Answer,
     Application,
     Body,
-    BodyTooLarge,
+    Broken,
     Gone,
     Headers,
     Request,
@@ -72,7 +72,7 @@ class Talk:
         """It is this request's turn. Bytes of its body may have come before."""
         self.started = True
         if self.fault is not None:
-            response = self.app.malformed(self.fault.status, self.fault.reason)
+            response = self.app.malformed(self.request, self.fault.status, self.fault.reason)
             response.headers = (*response.headers, *self.fault.headers)
             self._settle(response)
             return
@@ -97,7 +97,7 @@ class Talk:
     def feed(self, data: bytes) -> None:
         """Some more of the body."""
         self.received += len(data)
-        if self.answered and self._pieces is None:
+        if self._pieces is None and (self.answered or self._handled):
             self.consumed(len(data))
             self.thrown_away(len(data))
             return
@@ -122,7 +122,7 @@ class Talk:
             self.over()
         elif self._pieces is not None:
             self._pieces.end()
-        elif self._body is not None and not self.answered:
+        elif self._body is not None and not self.answered and not self._handled:
             self._handle()
 
     def broken(self, status: int, reason: str) -> None:
@@ -130,12 +130,10 @@ class Talk:
         self.complete = True
         if not self.started:
             self.fault = Fault(status, reason)
-            return
-        self._drop_pieces(Gone)
-        if not self.answered:
-            self._overrule(self.app.malformed(status, reason))
         elif self.finished:
             self.over()
+        else:
+            self._complain(status, reason)
 
     def leave(self) -> None:
         """The peer has left."""
@@ -212,14 +210,20 @@ class Talk:
         try:
             self.app.handle(self.request, self)
         except Exception as error:  # the rim, as above
-            response = self._mistake("handle", error)
-            if not self.answered:
-                self._overrule(response)
+            if self.answered:
+                self._report("handle", error)
+            else:
+                self._overrule(self._mistake("handle", error))
 
     def _too_large(self, body: Body) -> None:
-        self._drop_pieces(BodyTooLarge)
-        if not self.answered:
-            self._overrule(body.too_large)
+        self._complain(413, f"the body is over {body.limit} bytes")
+
+    def _complain(self, status: int, reason: str) -> None:
+        """Answer what is wrong with the body, or have the handler do it that has begun to read it."""
+        if self._handled:
+            self._drop_pieces(Broken(status, reason))
+        elif not self.answered:
+            self._overrule(self.app.malformed(self.request, status, reason))
 
     def _overrule(self, response: Response) -> None:
         self._overruled = True
@@ -238,7 +242,7 @@ class Talk:
             except (ValueError, TypeError) as error:  # a header that cannot be sent; nothing was written
                 self.send(self._mistake("the answer", error))
 
-    def _drop_pieces(self, error: type[Exception]) -> None:
+    def _drop_pieces(self, error: Exception | type[Exception]) -> None:
         """Whoever reads them gets the error; what else comes is thrown away."""
         if self._pieces is not None:
             self._pieces.fail(error)
@@ -258,7 +262,7 @@ class Talk:
 
     def _mistake(self, name: str, error: Exception) -> Response:
         self._report(name, error)
-        return self.app.malformed(500, "the server made a mistake")
+        return self.app.malformed(self.request, 500, "the server made a mistake")
 
     def spawn(self, stream: Stream, sink: Sink) -> None:
         """Run a stream that was accepted, into `sink`."""
@@ -269,8 +273,8 @@ class Talk:
         try:
             await stream.run(sink)
             whole = True
-        except Gone:
-            pass  # the peer left and the stream noticed: nothing to tell anybody
+        except (Gone, Broken):
+            pass  # the peer left, or its body did, and the stream noticed: nothing to tell anybody
         except Exception as error:  # the rim, as above
             self._report("the stream", error)
         finally:

@@ -33,11 +33,10 @@ from tidelog.server.http.heads import CODED, CODING, HOST, LENGTH, MARKS, ONCE, 
 from tidelog.server.http.house import House
 from tidelog.server.http.known import Memo
 from tidelog.server.http.passing import Pass, PlainPass, Ticketed
-from tidelog.server.http.seam import EXPRESS_BYTES_MAX, Request, Upgrade
+from tidelog.server.http.seam import EXPRESS_BYTES_MAX, UNREAD, Request, Upgrade
 from tidelog.server.http.turn import Turn
 
 _METHODS: Final = {name.encode(): name for name in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH")}
-_NOTHING: Final = Request("", "", "", ())  # in the place of a request that could not be read
 
 
 class H1(Connection):
@@ -284,7 +283,7 @@ class H1(Connection):
             turn.sound = False
             turn.broken(status, reason)
             return
-        turn = Turn(self, self.house.app, _NOTHING)
+        turn = Turn(self, self.house.app, UNREAD)
         turn.fault, turn.complete, turn.sound = Fault(status, reason), True, False
         self._waiting.append(turn)
         self._advance()

@@ -314,9 +314,8 @@ class H2(Connection):
             self.farewell()
 
     def _late(self, lane: Lane) -> None:
+        lane.open_ended = True
         lane.broken(408, f"no more of the body came within {self.house.limits.body_timeout_s:g} s")
-        if lane.finished:
-            self.reset(lane, ErrorCodes.NO_ERROR)
 
     def farewell(self) -> None:
         """Take no more requests; end when those that are here are answered."""

@@ -28,6 +28,7 @@ _HOPWISE = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"upgr
 
 class Lane(Talk):
     queued = False  # it waits for its turn to send
+    open_ended = False  # its body was given up: the peer may still think that it goes on
     _last = False  # its answer is to be the connection's last
     _thrown_bytes = 0
 
@@ -99,7 +100,10 @@ class Lane(Talk):
             self.over()
 
     def over(self) -> None:
-        self.connection.done(self)
+        if self.open_ended:
+            self.connection.reset(self, ErrorCodes.NO_ERROR)
+        else:
+            self.connection.done(self)
 
     # What its stream writes to.
 

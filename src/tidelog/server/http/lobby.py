@@ -13,7 +13,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.server.http import gate, reply
-from tidelog.server.http.seam import Ids, Response, Together
+from tidelog.server.http.seam import UNREAD, Ids, Response, Together
 
 if TYPE_CHECKING:
     from tidelog.server.http.house import House
@@ -58,7 +58,8 @@ class Lobby:
             self._way.take(crowd)
         except Exception as error:
             self.house.report("requests that came together were not taken", error)
-            crowd.respond([self.house.app.malformed(500, "the server made a mistake")] * len(crowd))
+            app = self.house.app
+            crowd.respond([app.malformed(UNREAD, 500, "the server made a mistake") for _ in crowd.bodies])
 
 
 class Crowd:

@@ -17,7 +17,7 @@ class Pieces:
     def __init__(self, loop: asyncio.AbstractEventLoop, consumed: Callable[[int], None]) -> None:
         self._loop, self._consumed = loop, consumed
         self._held: deque[bytes] = deque()
-        self._over: type[Exception] | None = None  # what the reader gets once nothing is held
+        self._over: Exception | type[Exception] | None = None  # what the reader gets once nothing is held
         self._reader: asyncio.Future[None] | None = None
         self.held_bytes = 0
 
@@ -35,7 +35,7 @@ class Pieces:
             self._over = StopAsyncIteration
             self._wake()
 
-    def fail(self, error: type[Exception]) -> None:
+    def fail(self, error: Exception | type[Exception]) -> None:
         """It will never be whole: what is held is dropped, and the reader gets the error. Nothing after `end`."""
         if self._over is None:
             self._over = error

@@ -13,7 +13,7 @@ on the event loop's thread, and nothing here waits except what is `async`.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 EXPRESS_BYTES_MAX: Final = 64 << 10  # of a request whose head is known; larger ones are worth the parser
@@ -24,8 +24,13 @@ class Gone(Exception):
     """The peer is not there any more."""
 
 
-class BodyTooLarge(Exception):
-    """A streamed body ran past its limit."""
+class Broken(Exception):
+    """The rest of a streamed body will never come, or cannot be understood, or is too much. The handler answers, with
+    this status: it alone knows what was done by then."""
+
+    def __init__(self, status: int, reason: str) -> None:
+        super().__init__(reason)
+        self.status, self.reason = status, reason
 
 
 @dataclass(slots=True)
@@ -38,7 +43,7 @@ class Request:
     headers: Headers
     peer: str = ""
     body: bytes = b""  # whole, when it was collected
-    pieces: AsyncIterator[bytes] | None = None  # the body, when it is streamed; raises Gone, BodyTooLarge
+    pieces: AsyncIterator[bytes] | None = None  # the body, when it is streamed; raises Gone, Broken
     length: int | None = None  # of the body, where the peer said so
     upgrade: bool = False  # asks for a WebSocket, and this connection can become one
     context: object = None  # the application's own, from `begin` to `handle`
@@ -49,6 +54,10 @@ class Request:
             if known == name:
                 return value
         return None
+
+
+UNREAD: Final = Request("", "", "", ())
+"""In the place of a request that could not be read."""
 
 
 @dataclass(slots=True)
@@ -126,8 +135,7 @@ Answer: TypeAlias = Response | Stream | Upgrade
 class Body:
     """How the application wants a request's body."""
 
-    limit: int  # bytes; one more and `too_large` is the answer, with the rest read and thrown away
-    too_large: Response = field(compare=False)
+    limit: int  # bytes; one more and the answer is 413, with the rest read and thrown away
     streamed: bool = False  # hand it over in pieces as it comes, with back-pressure
 
 
@@ -220,8 +228,9 @@ class Application(Protocol):
         """Answer through `exchange`, now or later. Does not raise and does not wait."""
         ...
 
-    def malformed(self, status: int, reason: str) -> Response:
-        """The answer to bytes that are no request: 400, 408, 414, 431, 501 …"""
+    def malformed(self, request: Request, status: int, reason: str) -> Response:
+        """The answer to what did not get as far as a handler: 400, 408, 413, 414, 431, 501 … `request` is as much of
+        it as could be read."""
         ...
 
     def express(self, request: Request, answer_bytes_max: int) -> Express | None:

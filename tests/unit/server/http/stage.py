@@ -25,7 +25,7 @@ from tidelog.server.http.listener import Listener, listen
 from tidelog.server.http.seam import (
     Application,
     Body,
-    BodyTooLarge,
+    Broken,
     Crowd,
     Exchange,
     Express,
@@ -88,7 +88,7 @@ class App:
         if request.path == "/bug-begin":
             raise ValueError("planted")
         self.open += 1
-        return Body(self.limit, Response(413, b"too large"), streamed=request.path.startswith("/slurp"))
+        return Body(self.limit, streamed=request.path.startswith("/slurp"))
 
     def handle(self, request: Request, exchange: Exchange) -> None:
         self.open -= 1
@@ -99,8 +99,9 @@ class App:
         else:
             act(request, exchange)
 
-    def malformed(self, status: int, reason: str) -> Response:
-        return Response(status, f"malformed: {reason}".encode(), b"text/plain")
+    def malformed(self, request: Request, status: int, reason: str) -> Response:  # noqa: ARG002
+        said = b"too large" if status == 413 else f"malformed: {reason}".encode()
+        return Response(status, said, b"text/plain")
 
     def express(self, request: Request, answer_bytes_max: int) -> Express | None:
         """`/express` takes bodies that do not begin with `-`; `/express/later` answers when the test says so. `/crowd`
@@ -258,10 +259,9 @@ class App:
                 async for piece in request.pieces:
                     size += len(piece)
                     self.seen.say(f"piece {len(piece)}")
-            except BodyTooLarge:
-                self.seen.say("too large")
-                exchange.respond(Response(500, b"the front end has answered already"))
-                self.seen.say("dropped")
+            except Broken as error:
+                self.seen.say(f"broken {error.status}")
+                exchange.respond(Response(error.status, f"{size} bytes, then {error.reason}".encode()))
                 return
             except Gone:
                 self.seen.say("slurp gone")

@@ -12,6 +12,7 @@ from tests.unit.server.http.stage import LIMIT_S, App
 
 from tidelog.server.http.asgi import Asgi
 from tidelog.server.http.limits import Limits
+from tidelog.server.http.seam import UNREAD
 
 Message = MutableMapping[str, Any]
 
@@ -234,7 +235,7 @@ def test_a_streamed_body_is_read_as_it_is_taken() -> None:
         total = 0
         async for piece in seen.pieces:
             total += len(piece)
-        exchange.respond(server.app.malformed(200, str(total)))
+        exchange.respond(server.app.malformed(UNREAD, 200, str(total)))
         await call
         assert server.body() == b"malformed: 100000"
 

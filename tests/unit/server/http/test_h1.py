@@ -9,6 +9,7 @@ import pytest
 from tests.unit.server.http.stage import LIMIT_S, Stage, Wire
 
 from tidelog.server.http.h1 import H1
+from tidelog.server.http.seam import UNREAD
 
 GET = b"GET /hello HTTP/1.1\r\nHost: t\r\n\r\n"
 
@@ -313,6 +314,6 @@ def test_answering_twice_is_a_mistake(stage: Stage, wire: Wire) -> None:
     _, exchange = stage.app.parked[0]
     stage.call(stage.app.answer_parked)
     with pytest.raises(RuntimeError, match="/later was answered already"):
-        stage.call(lambda: exchange.respond(stage.app.malformed(400, "again")))
+        stage.call(lambda: exchange.respond(stage.app.malformed(UNREAD, 400, "again")))
     assert wire.reply().body == b"at last"
     assert wire.get("/hello").status == 200

@@ -8,6 +8,8 @@ from contextlib import suppress
 import pytest
 from tests.unit.server.http.stage import Stage, Wire
 
+from tidelog.server.http.seam import UNREAD, Broken, Response
+
 CHUNKED = b"POST %b HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -176,17 +178,20 @@ def test_a_streamed_body_is_handed_over_as_it_comes(stage: Stage, wire: Wire, co
 
 @pytest.mark.parametrize("coding", CODINGS)
 def test_a_streamed_body_has_the_same_limit(stage: Stage, wire: Wire, coding: str) -> None:
-    """The front end answers; what the handler says to the error is dropped. Both see it."""
+    """The handler answers where it has begun, and the front end where the head says it all."""
     data = post(b"/slurp", b"x" * 1001, coding)
     wire.send(data)
-    assert wire.reply().body == b"too large"
-    assert wire.get("/hello").status == 200
+    reply = wire.reply()
+    assert reply.status == 413
     if coding == "chunked":
         seen = [stage.app.seen.wait()]
         while seen[-1].startswith("piece"):
             seen.append(stage.app.seen.wait())
-        assert seen[-1] == "too large"
-        assert stage.app.seen.wait() == "dropped"
+        assert seen[-1] == "broken 413"
+        assert reply.body.endswith(b"then the body is over 1000 bytes")
+    else:
+        assert reply.body == b"too large"
+    assert wire.get("/hello").status == 200
 
 
 def test_a_streamed_body_whose_handler_is_slow_is_not_read(limited: Callable[..., Stage]) -> None:
@@ -213,7 +218,7 @@ def test_a_streamed_body_whose_handler_is_slow_is_not_read(limited: Callable[...
             total = 0
             async for piece in pieces:
                 total += len(piece)
-            exchange.respond(stage.app.malformed(200, str(total)))
+            exchange.respond(stage.app.malformed(UNREAD, 200, str(total)))
 
         wire.sock.settimeout(20)
         stage.call(lambda: stage.app.spawn(slurp()))
@@ -243,8 +248,28 @@ def test_a_streamed_body_that_is_no_http_tells_its_handler(stage: Stage, wire: W
     wire.send(CHUNKED % b"/slurp" + b"1\r\nx\r\n")
     assert stage.app.seen.wait() == "piece 1"
     wire.send(b"nonsense\r\n")
-    assert wire.reply().status == 400
-    assert stage.app.seen.wait() == "slurp gone"
+    assert stage.app.seen.wait() == "broken 400"
+    reply = wire.reply()
+    assert (reply.status, reply.headers["connection"]) == (400, "close")
+    assert reply.body.startswith(b"1 bytes, then this is not HTTP/1.1")
+    assert wire.rest() == b""
+
+
+def test_a_streamed_body_that_breaks_in_two_ways_has_one_answer(stage: Stage, wire: Wire) -> None:
+    """Its handler is told of the first; the connection ends for the second."""
+    wire.send(CHUNKED % b"/slurp-slowly" + b"3e9\r\n" + b"x" * 1001 + b"\r\nnonsense\r\n")
+    assert stage.app.seen.wait() == "slurping"
+    request, exchange = stage.app.parked[0]
+    pieces = request.pieces
+    assert pieces is not None
+
+    async def slurp() -> None:
+        with pytest.raises(Broken, match="over 1000 bytes"):
+            await anext(aiter(pieces))
+        exchange.respond(Response(413, b"once"))
+
+    stage.do(slurp())
+    assert wire.reply().body == b"once"
     assert wire.rest() == b""
 
 

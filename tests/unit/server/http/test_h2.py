@@ -10,6 +10,8 @@ from h2.errors import ErrorCodes
 from tests.unit.server.http.h2_wire import Got, H2Wire
 from tests.unit.server.http.stage import Stage, Wire
 
+from tidelog.server.http.seam import UNREAD
+
 
 @pytest.fixture
 def wire(stage: Stage) -> Iterator[H2Wire]:
@@ -184,8 +186,8 @@ def test_a_streamed_body_has_the_same_limit(stage: Stage, wire: H2Wire) -> None:
     wire.send(number, b"x" * 1000)
     assert stage.app.seen.wait() == "piece 1000"
     wire.send(number, b"x")
-    assert wire.reply(number).body == b"too large"
-    assert stage.app.seen.wait() == "too large"
+    assert wire.reply(number).body == b"1000 bytes, then the body is over 1000 bytes"
+    assert stage.app.seen.wait() == "broken 413"
     wire.send(number, b"x", ends=True)
     assert wire.get("/hello").status == 200
 
@@ -214,7 +216,7 @@ def test_a_streamed_body_whose_handler_is_slow_fills_its_window_and_no_more(stag
         total = 0
         async for piece in pieces:
             total += len(piece)
-        exchange.respond(stage.app.malformed(200, str(total)))
+        exchange.respond(stage.app.malformed(UNREAD, 200, str(total)))
 
     stage.call(lambda: stage.app.spawn(slurp()))
     wire.send(number, b"x" * 3_000_000, ends=True)
@@ -429,10 +431,26 @@ def test_a_body_that_stops_is_given_up(limited: Callable[..., Stage]) -> None:
         wire.send(number, b"abc")
         assert wire.reply(number).status == 408
         assert stage.app.seen.wait() == "abandoned /echo"
+        while wire.got[number].reset is None:
+            wire.step()
         refused = wire.ask("/refuse", method="POST", ends=False)
         assert wire.reply(refused).status == 401
         while wire.got[refused].reset is None:
             wire.step()
+        assert wire.get("/hello").status == 200
+
+
+def test_a_streamed_body_that_stops_is_answered_by_its_handler_and_its_stream_ends(
+    limited: Callable[..., Stage],
+) -> None:
+    with limited(body_timeout_s=0.1) as stage, H2Wire(stage) as wire:
+        number = wire.ask("/slurp", method="POST", ends=False)
+        wire.send(number, b"abc")
+        got = wire.reply(number)
+        assert (got.status, got.body) == (408, b"3 bytes, then no more of the body came within 0.1 s")
+        while got.reset is None:
+            wire.step()
+        assert got.reset == ErrorCodes.NO_ERROR
         assert wire.get("/hello").status == 200
 
 
