@@ -139,13 +139,13 @@ def check_directory(disk: Disk, path: str, *, read_only: bool) -> None:
         raise Damaged(f"{path} cannot be opened: {error}; nothing was changed, mend the disk and retry") from error
 
 
-# ── reading ───────────────────────────────────────────────────────────────────────────────────────
-
-
 def check_free(disk: Disk, path: str) -> None:
     """Raise Locked where another process has the directory open for writing."""
     if disk.stat(join(path, LOCK_FILE)) is not None:
         take_lock(disk, path).release()
+
+
+# ── reading ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _reader(shared: Callable[[], Shared], progress: Progress) -> Opened:
