@@ -49,7 +49,7 @@ def serve(args: Namespace, screen: Screen) -> int:
     """Serve until told to stop."""
     try:
         from tidelog.server import logs
-        from tidelog.server.config import ServerConfig, from_env, from_file
+        from tidelog.server.config import ServerConfig, from_env, from_file, unknown
         from tidelog.server.serve import run
     except ImportError as error:
         raise NotFound(
@@ -74,6 +74,8 @@ def serve(args: Namespace, screen: Screen) -> int:
         sys.path.insert(0, "")  # a hook may lie where the server is started, whichever way that was
     logger = logs.configure(config.log_format, sys.stderr)
     screen.flush()
+    for name in unknown(os.environ):
+        logger.warning("%s is no setting of this server and changes nothing; look at the name again", name)
     run(config, clock=SystemClock(), disk=disk, say=logger.info)
     return 0
 

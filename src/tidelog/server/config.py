@@ -157,6 +157,12 @@ def from_env(base: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
     return _host(replace(base, **found))
 
 
+def unknown(environ: Mapping[str, str]) -> list[str]:
+    """Names in the environment that look like settings and are none."""
+    known = {_PREFIX + name.upper() for name in _KINDS}
+    return sorted(name for name in environ if name.startswith(_PREFIX) and name not in known)
+
+
 def from_file(base: ServerConfig, content: Mapping[str, object], where: str) -> ServerConfig:
     """The settings of a TOML file, over `base`. Unknown names are refused: a typing error must not open a door."""
     found: dict[str, Any] = {}
