@@ -139,6 +139,12 @@ def check_directory(disk: Disk, path: str, *, read_only: bool) -> None:
         raise Damaged(f"{path} cannot be opened: {error}; nothing was changed, mend the disk and retry") from error
 
 
+def check_free(disk: Disk, path: str) -> None:
+    """Raise Locked where another process writes the directory. Nothing is made where there is none."""
+    if disk.stat(join(path, LOCK_FILE)) is not None:
+        take_lock(disk, path).release()
+
+
 # ── reading ───────────────────────────────────────────────────────────────────────────────────────
 
 

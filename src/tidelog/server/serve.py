@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from tidelog.clock import Clock
-from tidelog.commitlog.opening import LOCK_FILE, take_lock
 from tidelog.disk.atomic import replace
-from tidelog.disk.seam import Disk, join
+from tidelog.disk.seam import Disk
+from tidelog.engine.opening import check_free
 from tidelog.errors import Error
 from tidelog.server import life
 from tidelog.server.api.app import App
@@ -91,7 +91,7 @@ async def start(config: ServerConfig, *, clock: Clock, disk: Disk, say: Callable
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if config.port_file:
-            _check_free(disk, config.data_dir)
+            check_free(disk, config.data_dir)  # whoever reads the port file of another server is to find it there
             replace(disk, config.port_file, shown.encode())
     except (OSError, Error):
         await listener.close()
@@ -100,12 +100,6 @@ async def start(config: ServerConfig, *, clock: Clock, disk: Disk, say: Callable
     who = "keys are required" if not service.keys.open else "NO AUTHENTICATION: anybody who reaches it may do anything"
     say(f"tidelog {__version__} listens on http://{shown}, data in {config.data_dir}; {who}")
     return Started(service, listener, loop.create_task(life.recover(service, disk, say)))
-
-
-def _check_free(disk: Disk, path: str) -> None:
-    """Raise Locked where another process serves the directory: whoever reads its port file is to find it there."""
-    if disk.stat(join(path, LOCK_FILE)) is not None:
-        take_lock(disk, path).release()
 
 
 async def shut(started: Started) -> None:
