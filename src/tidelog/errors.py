@@ -61,7 +61,7 @@ class Error(Exception):
 
     code: ClassVar[str] = "internal"
     retryable: ClassVar[bool] = False
-    written: ClassVar[bool | None] = False  # None: nobody knows
+    written: bool | None = False  # None: nobody knows. Of a class, or of an error that knows it better
     acked: range = range(0)  # seqs of the same call that were written before the error
 
 
@@ -384,7 +384,8 @@ class InDoubt(Error):
 
 
 class Damaged(Error):
-    code, written = "damaged", None
+    code = "damaged"
+    written: bool | None = None
 
 
 class Corrupt(Damaged):

@@ -97,6 +97,10 @@ def test_without_a_valid_key_everything_is_401(locked: Server, there: str, heade
             ("GET", "/v0/metrics"),
             ("GET", "/nowhere"),
             ("PATCH", "/v0/topics"),
+            ("GET", "/v0/%ff"),
+            ("GET", "/v0/topics/%ff"),
+            ("POST", "/v0/topics/%ff/diff"),
+            ("GET", "/v0/watch/%ff"),
         ):
             reply = client.request(method, target, b"" if method in ("PUT", "POST") else None, headers)
             if method == "HEAD":
@@ -156,6 +160,28 @@ def test_probes_can_be_closed(tmp_path: Path) -> None:
         with server.client(WRITER) as client:
             for target in targets:
                 assert client.get(target).status == 200
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "status", "code"),
+    [("Sec-WebSocket-Version", "8", 426, "upgrade_required"), ("Sec-WebSocket-Key", "x", 400, "invalid_request")],
+)
+def test_a_handshake_that_is_wrong_needs_a_key_first(
+    locked: Server, name: str, value: str, status: int, code: str
+) -> None:
+    """§1.4: 401 before whatever else is wrong with a request."""
+    shake = {"Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ=="}
+    headers = [("Connection", "Upgrade"), ("Upgrade", "websocket"), *{**shake, name: value}.items()]
+    with locked.client() as client:
+        refused(client.get("/v0/ws", headers), 401, "unauthorized")
+        refused(client.get("/v0/ws", [*headers, ("Authorization", "Bearer nobody")]), 401, "unauthorized")
+    with locked.client(READER) as client:
+        reply = client.get("/v0/ws", headers)
+        refused(reply, status, code)
+        assert reply.header("sec-websocket-version") == ("13" if status == 426 else None)
+        assert reply.header("connection") == "close"
+        described = client.get("/v0/openapi.json").json()["paths"]["/v0/ws"]["get"]["responses"]
+        assert described.keys() >= {"401", str(status)}
 
 
 # ── scopes ────────────────────────────────────────────────────────────────────────────────────
@@ -230,10 +256,11 @@ def test_each_route_needs_its_scope(locked: Server, full: Api, action: str) -> N
 
 
 def test_an_unknown_path_needs_a_key_and_no_scope(locked: Server) -> None:
-    """§1.3."""
+    """§1.3. One that is no text as well: what is wrong with it is told behind the key."""
     for key in (READER, DELETER, TEAM):
         with locked.client(key) as client:
             refused(client.get("/nowhere"), 404, "not_found")
+            refused(client.get("/v0/topics/%ff"), 400, "invalid_request")
             refused(client.request("PATCH", "/v0/watch", b""), 405, "method_not_allowed")
 
 

@@ -404,4 +404,5 @@ def test_readiness_tells_how_far_the_replay_is(tmp_path: Path) -> None:
             assert reply.json() == {"status": "ready", "wal_replay_complete": True, "topics": 20}
             assert progress, "200,000 records are not read in no time"
             assert all(0 <= at <= 1 for at in progress)
+            assert progress == sorted(progress), "what was reached is not taken back"
             assert api.state("t19")["head_seq"] >= 10_000

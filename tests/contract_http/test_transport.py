@@ -447,6 +447,34 @@ def test_a_client_that_asks_first_is_refused_without_sending_its_body(small: Ser
         assert client.wire.head().status == 413
 
 
+def test_a_body_that_is_moderately_too_large_does_not_cost_the_connection(api: Api) -> None:
+    """§1.12: at the limit that a server has by itself, 64 MiB, the rest of a longer body is read and thrown away."""
+    size, part = 90_000_000, b"x" * 1_000_000
+    with api as client:
+        wire = client.wire
+        wire.send(client.bytes_of("POST", path("t"), headers=[JSON, ("Content-Length", str(size))]))
+        for _ in range(size // len(part)):
+            wire.send(part)
+        refused(client.end(), 413, "payload_too_large")
+        assert client.get("/v0/health").status == 200
+        assert client.wire is wire, "the same connection"
+
+
+def test_the_lines_of_a_list_are_one_list(server: Server, api: Api, topic: str) -> None:
+    """RFC 9110, 5.3: for both versions of HTTP."""
+    api.make(topic)
+    accept = [("Accept", "text/html"), ("Accept", "text/event-stream")]
+    codings = [("Accept-Encoding", "br"), ("Accept-Encoding", "gzip")]
+    stream = f"/v0/watch/{api.watch({topic: {}})['wid']}"
+    with H2Client(server.address) as client:
+        for reply in (api.request("HEAD", stream, headers=accept), client.request("HEAD", stream, headers=accept)):
+            assert reply.status == 200
+        target = "/v0/openapi.json"
+        for reply in (api.get(target, codings), client.request("GET", target, headers=codings)):
+            assert (reply.status, reply.header("content-encoding")) == (200, "gzip")
+        assert api.request("HEAD", stream, headers=accept[:1]).status == 406
+
+
 def counted(client: Api, status: int, route: str = ".*", method: str = ".*") -> int:
     """How many such answers the server has counted."""
     text = client.request("GET", "/v0/metrics").body.decode()

@@ -292,7 +292,7 @@ class Active:
 
     def _sync(self, *, data: bool = True) -> None:
         # The kernel tells of a failed sync once per descriptor: whoever comes second must hear it from the latch.
-        self._latch.check()
+        self._latch.check_sync()
         if data:
             self._latch.sync(self.data)
         for number, file in enumerate(self._sides):
@@ -310,7 +310,7 @@ class Active:
     def sync_all(self, *, derived_only: bool) -> None:
         """Sync every file of the segment, derivable or not: what sealing needs."""
         with self._descriptors:
-            self._latch.check()
+            self._latch.check_sync()
             if not derived_only:
                 self._latch.sync(self.data)
             for number, file in enumerate(self._sides):

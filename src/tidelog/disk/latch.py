@@ -30,11 +30,21 @@ class Latch:
         return self._because is not None
 
     def check(self) -> None:
-        """Raise when an earlier failure ended writing."""
+        """Raise when an earlier failure ended writing. For who has written nothing yet."""
         if self._because is not None:
-            raise Latched(
+            late = Latched(
                 f"{self._log} is read-only since an earlier failure ({self._because}); this call wrote nothing, "
                 "reopen the log on a healthy disk"
+            )
+            late.written = False  # what is in doubt is the write that failed, and no other
+            raise late from self._because
+
+    def check_sync(self) -> None:
+        """`check`, for who is about to sync: what it has written may be what the earlier failure was about."""
+        if self._because is not None:
+            raise Latched(
+                f"{self._log} is read-only since an earlier failure ({self._because}); whether what was written last "
+                "is on disk is unknown, reopen the log on a healthy disk"
             ) from self._because
 
     def trip(self, error: BaseException, what: str) -> Latched:

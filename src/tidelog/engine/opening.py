@@ -140,7 +140,7 @@ def check_directory(disk: Disk, path: str, *, read_only: bool) -> None:
 
 
 def check_free(disk: Disk, path: str) -> None:
-    """Raise Locked where another process has the directory open for writing."""
+    """Raise Locked where another process writes the directory. Nothing is made where there is none."""
     if disk.stat(join(path, LOCK_FILE)) is not None:
         take_lock(disk, path).release()
 

@@ -30,7 +30,7 @@ from tidelog.engine.notes import Cause
 from tidelog.engine.parts import Segment
 from tidelog.engine.queues.projection import Projection
 from tidelog.engine.replay import Replayed
-from tidelog.engine.report import Group, Progress, Report
+from tidelog.engine.report import READING, Group, Progress, Report
 from tidelog.engine.routing.derive import Derive
 from tidelog.errors import Corrupt, Damaged
 from tidelog.formats import idx
@@ -201,7 +201,7 @@ def _groups(shared: Shared, loaded: Loaded, report: Report, progress: Progress) 
         start = start_of(loaded, key) or unknown
         replay = read(shared.disk, directory, start, compiled=shared.limits.kernel)
         files = list(replay)
-        progress("reading the WAL", number + 1, len(keys))
+        progress(READING, number + 1, len(keys))
         cut = replay.cut
         if cut is not None and cut.size:
             said = f"{key or WAL}/{cut.file} at byte {cut.pos}, {cut.size} bytes: {cut.reason}"

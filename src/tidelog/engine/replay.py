@@ -21,7 +21,7 @@ from tidelog.engine.floors import Marks
 from tidelog.engine.manifest import Manifest
 from tidelog.engine.notes import Cause, Note
 from tidelog.engine.queues.projection import Projection
-from tidelog.engine.report import Group, Progress, Report
+from tidelog.engine.report import REPLAYING, Group, Progress, Report
 from tidelog.engine.routing.derive import Derive, Event
 from tidelog.errors import Corrupt
 from tidelog.formats import bodies, frame, scan
@@ -81,7 +81,7 @@ class Replayed:
             else:
                 for _, do in events:
                     do()
-            progress("replaying topics", number + 1, len(streams))
+            progress(REPLAYING, number + 1, len(streams))
         self._derive.run(fed)
         self.next_id = max([self.next_id, *(topic_id + 1 for topic_id in streams)])
 

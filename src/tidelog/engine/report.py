@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 from tidelog.wal import Replay, WalFile
 
@@ -13,6 +13,9 @@ Kind: TypeAlias = (  # what an examination finds something about
     | Literal["channel", "messages", "cursor"]  # of channels, which `channels/check.py` looks at
 )
 Progress = Callable[[str, int, int], None]  # what, how much of it is done, of how much
+READING: Final = "reading the WAL"
+REPLAYING: Final = "replaying topics"
+PASSES: Final = (READING, REPLAYING)  # of an opening, in their order: all that is told of
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ from tidelog.channels import ChannelLimits
 from tidelog.channels import open as open_engine
 from tidelog.disk.seam import Disk
 from tidelog.engine import EngineConfig
+from tidelog.engine.report import PASSES
 from tidelog.server.config import ServerConfig
 from tidelog.server.service import Service
 
@@ -53,8 +54,9 @@ async def recover(service: Service, disk: Disk, say: Callable[[str], None]) -> N
     config, clock = service.config, service.clock
     began_ms = clock.monotonic_ms()
 
-    def progress(_: str, done: int, total: int) -> None:
-        service.progress = min(done / total, 0.999) if total else 0.0
+    def progress(what: str, done: int, total: int) -> None:
+        """Each pass has its share, so that what was reached is never taken back."""
+        service.progress = min((PASSES.index(what) + done / total) / len(PASSES), 0.999)
 
     engine = await service.work(
         lambda: open_engine(

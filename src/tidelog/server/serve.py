@@ -25,11 +25,13 @@ from tidelog.errors import Error
 from tidelog.server import life
 from tidelog.server.api.app import App
 from tidelog.server.config import ServerConfig, check
+from tidelog.server.http.limits import Limits
 from tidelog.server.http.listener import Listener, listen
 from tidelog.server.service import Service
 from tidelog.version import __version__
 
 _log = logging.getLogger("tidelog.server")
+_OVER_BYTES = 64 << 20  # a body that is too large by no more costs its peer the answer 413, and not the connection
 _SWITCH_S = 0.0005  # threads that sync must not wait for a busy loop to give way by itself
 
 
@@ -83,12 +85,13 @@ async def start(config: ServerConfig, *, clock: Clock, disk: Disk, say: Callable
     """Listen, and recover in the background."""
     loop = asyncio.get_running_loop()
     service = Service(config, clock, loop)
-    listener = await listen(App(service), config.host, config.port, now_us=clock.now_us, kernel=config.kernel)
+    limits = Limits(discard_bytes_max=config.max_body_bytes + _OVER_BYTES)
+    listener = await listen(App(service), config.host, config.port, limits, now_us=clock.now_us, kernel=config.kernel)
     host, port = listener.address
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if config.port_file:
-            check_free(disk, config.data_dir)  # whoever reads its port file is to find it there
+            check_free(disk, config.data_dir)  # whoever reads the port file of another server is to find it there
             replace(disk, config.port_file, shown.encode())
     except (OSError, Error):
         await listener.close()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from tidelog.clock import Clock
@@ -35,8 +36,9 @@ class Service:
     """Made on the loop's thread. It serves probes from the start, and everything else once it has an engine."""
 
     def __init__(self, config: ServerConfig, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
-        self.config, self.clock, self.loop = config, clock, loop
         self.keys = Keyring(config.api_keys)
+        config = replace(config, api_keys="")  # the keyring has their digests, and nobody needs more
+        self.config, self.clock, self.loop = config, clock, loop
         self.inflight = Cap("requests in flight", 0, config.max_inflight_per_key)
         self.streams = Cap("streams and sockets", config.max_sse_connections, config.max_sse_connections_per_key)
         self.sessions = Sessions(config.max_watch_sessions, clock)

@@ -118,7 +118,7 @@ class Writer:
             return self._sync()
 
     def _sync(self) -> bool:
-        self.latch.check()
+        self.latch.check_sync()
         pos = self._pos  # what is written from here on is the next sync's
         if self._synced == pos or not self._open:
             return False

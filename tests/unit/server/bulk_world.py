@@ -14,6 +14,7 @@ from tests.unit.server.fakes import Asked, JumpingLoop, Tap, World
 
 import tidelog.engine
 from tidelog.disk.memory import MemoryDisk
+from tidelog.disk.seam import Disk
 from tidelog.server.config import ServerConfig
 from tidelog.server.http.limits import Limits
 from tidelog.server.http.listener import listen
@@ -158,12 +159,16 @@ def act(
 
 
 def play_with(
-    scenario: Callable[[World], Awaitable[None]], server: Mapping[str, Any] | None = None, **limits: Any
+    scenario: Callable[[World], Awaitable[None]],
+    server: Mapping[str, Any] | None = None,
+    disk: Disk | None = None,
+    **limits: Any,
 ) -> None:
-    """`play` with these limits of the engine."""
+    """`play` with these limits of the engine, on this disk."""
     clock = ManualClock()
     settings: dict[str, Any] = {"wal_shards": 1, "wal_file_bytes": 1 << 16, **limits}
-    with tidelog.engine.open("data", disk=MemoryDisk(clock), clock=clock, threads=False, **settings) as engine:
+    disk = disk or MemoryDisk(clock)
+    with tidelog.engine.open("data", disk=disk, clock=clock, threads=False, **settings) as engine:
 
         async def run() -> None:
             world = World(engine, clock, ServerConfig(**{"commit": "loop", **(server or {})}))

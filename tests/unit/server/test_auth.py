@@ -5,6 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 
 import pytest
+from tests.unit.server.fakes import World, play
 
 from tidelog.errors import BadInput
 from tidelog.server.api.auth import ADMIN, ALL, ANYBODY, DELETE, READ, WRITE, Keyring, bearer
@@ -51,6 +52,19 @@ def test_only_the_digest_is_kept() -> None:
     assert keys.find("s3cre") is None
     assert keys.find("") is None
     assert "s3cret" not in repr(vars(keys))
+
+
+def test_a_service_forgets_the_keys_once_it_has_their_digests() -> None:
+    """§1.5: from then on a dump of its memory gives nobody a key through its settings."""
+
+    async def scenario(world: World) -> None:
+        assert world.service.config.api_keys == ""
+        assert world.service.keys.find("s3cret") is not None
+        assert not world.service.keys.open
+        assert (await world.ask("GET", "/v0/topics"))[0] == 401
+        assert (await world.ask("GET", "/v0/topics", key="s3cret"))[0] == 200
+
+    play(scenario, api_keys="s3cret:r")
 
 
 def test_a_scope_and_a_name_are_asked_for_together() -> None:

@@ -23,6 +23,7 @@ from tidelog.engine import Topic
 from tidelog.errors import DiskFull, Error, InDoubt
 from tidelog.server.api import bulk
 from tidelog.server.http.seam import Broken, Gone, Stream
+from tidelog.testing import SimDisk
 
 
 def pieces(body: bytes, size: int) -> list[bytes]:
@@ -887,6 +888,40 @@ class Lost:
     def wait(self) -> Any:
         self._token.wait()
         raise self._error
+
+
+def test_only_the_write_that_latched_a_shard_is_in_doubt() -> None:
+    """G7, G22: whoever comes behind it has written nothing, and is told so in words and in detail."""
+    disk = SimDisk()
+
+    async def scenario(world: World) -> None:
+        world.topic("a", durability="fsync")
+        body = {"records": [{"data": 1}]}
+        disk.fail_sync("kept", 1, 1, "wal")
+        told = [await world.ask("POST", "/v0/topics/a", body) for _ in range(3)]
+        assert {(status, said["error"]["code"]) for status, said in told} == {(500, "internal")}
+        details = [said["error"]["detail"] for _, said in told]
+        assert details == [{"reason": "latched", "written": written} for written in (None, False, False)]
+        assert all("wrote nothing" in said["error"]["message"] for _, said in told[1:])
+        status, said = await post(world, "/v0/topics/a", [lines({"data": 1})])
+        assert (status, said["error"]["detail"]["reason"]) == (500, "latched")
+        assert "in_doubt" not in said["error"]["detail"]
+        assert said["error"]["detail"]["written"]["count"] == 0
+
+    play_with(scenario, disk=disk)
+
+
+def test_a_stream_that_latched_a_shard_is_in_doubt() -> None:
+    """G7, G22."""
+    disk = SimDisk()
+
+    async def scenario(world: World) -> None:
+        world.topic("a", durability="fsync")
+        disk.fail_sync("kept", 1, 1, "wal")
+        _, said = await post(world, "/v0/topics/a", [lines({"data": 1})])
+        assert (said["error"]["detail"]["reason"], said["error"]["detail"]["in_doubt"]) == ("latched", True)
+
+    play_with(scenario, disk=disk)
 
 
 # ── in: Arrow ─────────────────────────────────────────────────────────────────────────────────────

@@ -4,6 +4,7 @@ against it."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,6 +79,31 @@ def test_every_status_is_one_of_ours(path: str, method: str, operation: dict[str
     assert fine or path == "/v0/ws", "something can come of it"
     assert statuses - fine - ({101} if path == "/v0/ws" else set()) <= set(_STATUS.values())
     assert (503 in statuses) == (path not in ("/v0/health", "/healthz")), method
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "target"),
+    [
+        (400, "GET", "/v0/topics/{topic}"),
+        (400, "DELETE", "/v0/topics/{topic}"),
+        (400, "GET", "/v0/routers/{router}"),
+        (400, "GET", "/v0/watch/{wid}"),
+        (401, "GET", "/v0/topics"),
+        *((401, "GET", path) for path in ("/v0/health", "/healthz", "/v0/ready", "/readyz")),
+        *((405, "PATCH", route.path) for route in routes.TABLE),
+    ],
+)
+def test_a_refusal_that_occurs_is_described(status: int, method: str, target: str) -> None:
+    """405 is told by the methods that a path has. 426 is the front end's own: contract_http/test_auth.py."""
+
+    async def scenario(world: World) -> None:
+        asked = re.sub(r"{\w+}", "%ff" if status == 400 else "x", target)
+        assert (await world.ask(method, asked, key=None if status == 401 else "k"))[0] == status
+        described = {name: set(item["responses"]) for path, name, item in OPERATIONS if path == target}
+        told = described.values() if status == 405 else [described[method]]
+        assert all(str(status) in statuses for statuses in told)
+
+    play(scenario, api_keys="k", probe_auth=True)
 
 
 def test_every_error_is_the_envelope_with_all_its_codes() -> None:

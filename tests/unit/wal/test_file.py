@@ -207,6 +207,19 @@ def test_a_last_sync_that_fails_is_told_and_a_latched_file_is_only_closed() -> N
     assert other.ops == began
 
 
+def test_what_waits_for_a_sync_when_another_one_fails_is_in_doubt_and_what_comes_later_is_not_written() -> None:
+    """G7, G22: two syncs may be under way, and the second one hears of the first from the latch."""
+    disk = SimDisk()
+    writer = make(disk)
+    put(writer, b"a")
+    writer.latch.trip(OSError(errno.EIO, "gone"), "syncing")
+    with pytest.raises(Latched, match="is unknown") as waited:
+        writer.sync()
+    with pytest.raises(Latched, match="wrote nothing") as late:
+        put(writer, b"b")
+    assert (waited.value.written, late.value.written) == (None, False)
+
+
 # No room.
 
 

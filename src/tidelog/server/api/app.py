@@ -189,7 +189,12 @@ class App:
 
     def _admit(self, call: Call) -> None:
         request, service = call.request, self.service
-        found = self._find(request.path)
+        try:
+            found = self._find(request.path)
+        except Problem:  # no text: that is told to whoever has a key, as with a path that is not there
+            if not service.keys.open:
+                self._authorize(call, None, None)
+            raise
         method = "GET" if request.method == "HEAD" else request.method
         endpoint = None if found is None else found.route.methods.get(method)
         call.path = "" if found is None else found.route.path

@@ -217,7 +217,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "socket",
         "Follow topics and write to them over a WebSocket",
         gives={101: {}},
-        refuses=("invalid_request",),
+        refuses=("invalid_request", "upgrade_required"),
         text="Commands subscribe, unsubscribe, publish and ping, and those of channels (channel_join, channel_publish "
         "and so on), one JSON object a message; each needs its own scope.",
     ),
@@ -251,7 +251,8 @@ _PATH: Final[dict[str, Schema]] = {
     "chunk": {**TEXT, "description": "Its owner, the time and chance: three hexadecimal numbers with - between them."},
 }
 _SCHEMAS: Final = {**SCHEMAS, **openapi_groups.SCHEMAS, **openapi_batches.SCHEMAS}
-_EVERY: Final = ("unauthorized", "throttled", "internal", "not_ready", "shutting_down")
+_ALWAYS: Final = ("unauthorized", "method_not_allowed")  # probes too: a server may ask for a key on them
+_EVERY: Final = ("throttled", "internal", "not_ready", "shutting_down")
 _SECURITY: Final[Schema] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key; its scopes are named beside it."},
     "token": {"type": "apiKey", "in": "query", "name": "token", "description": "For clients that cannot set headers."},
@@ -323,7 +324,9 @@ def _answers(operation: Operation) -> dict[str, Any]:
     for status, content in operation.gives.items():
         shown = {kind: {"schema": schema} for kind, schema in content.items()}
         answers[str(int(status))] = {"description": HTTPStatus(status).phrase, **({"content": shown} if shown else {})}
-    codes = {*operation.refuses, *(_EVERY if operation.security else ()), *(("forbidden",) if operation.scopes else ())}
+    codes = {*_ALWAYS, *operation.refuses, *(_EVERY if operation.security else ())}
+    codes |= {"forbidden"} if operation.scopes else set()
+    codes |= {"invalid_request"} if "{" in operation.path else set()  # a name that is no text, or nobody's to change
     for status in sorted({_STATUS[code] for code in codes}):
         answers[str(status)] = {"$ref": f"#/components/responses/{status}"}
     return answers

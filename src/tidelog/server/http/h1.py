@@ -256,7 +256,7 @@ class H1(Connection):
             # Some clients offer HTTP/2 with their first request. It is declined by answering, and may have a body.
             self._detour = turn.has_body
         elif (fault := ws.fault(turn.request)) is not None:
-            turn.fault = fault
+            turn.app, turn.sound, self._deaf = ws.Unshaken(turn.app, fault), False, True
         else:
             turn.request.upgrade = True
             self._upgraded = turn

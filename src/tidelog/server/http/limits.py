@@ -41,7 +41,8 @@ class Limits:
     The receive buffer comes on top of it."""
 
     discard_bytes_max: int = 64 << 20
-    """Bytes of a body nobody wants that are read and thrown away to keep the connection usable. Past it, it ends."""
+    """Bytes of a body nobody wants that are read and thrown away to keep the connection usable. Past it, it ends.
+    Larger than the application's limit of a body: else one that is over it would always cost the connection."""
 
     write_high_bytes: int = 256 << 10
     write_low_bytes: int = 64 << 10

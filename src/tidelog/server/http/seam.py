@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
 EXPRESS_BYTES_MAX: Final = 64 << 10  # of a request whose head is known; larger ones are worth the parser
+_LISTS: Final = frozenset((b"accept", b"accept-encoding", b"content-encoding"))  # of the headers that are asked for
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # names in lower case, in the order they came
 
 
@@ -49,10 +50,11 @@ class Request:
     context: object = None  # the application's own, from `begin` to `handle`
 
     def header(self, name: bytes) -> bytes | None:
-        """The first header of this name (lower case)."""
+        """The first header of this name (lower case). One that is a list may come in several lines: all of them, as
+        one (RFC 9110, 5.3)."""
         for known, value in self.headers:
             if known == name:
-                return value
+                return value if name not in _LISTS else b", ".join(more for each, more in self.headers if each == name)
         return None
 
 

@@ -26,7 +26,7 @@ from tidelog.server.http import reply
 from tidelog.server.http.connection import Connection
 from tidelog.server.http.exchange import Fault
 from tidelog.server.http.house import House
-from tidelog.server.http.seam import Gone, Request, Upgrade
+from tidelog.server.http.seam import Application, Exchange, Gone, Request, Response, Upgrade
 
 _VERSION: Final = b"13"
 _KEY_BYTES: Final = 16
@@ -52,6 +52,35 @@ def fault(request: Request) -> Fault | None:
     except ValueError:
         key = b""
     return None if len(key) == _KEY_BYTES else Fault(400, "Sec-WebSocket-Key is not 16 bytes in base64")
+
+
+class Unshaken:
+    """The application for a request with such a fault: it is told to whoever may come in, and others are refused."""
+
+    def __init__(self, app: Application, fault: Fault) -> None:
+        self._app, self._fault = app, fault
+
+    def begin(self, request: Request) -> Response:
+        wanted = self._app.begin(request)
+        if isinstance(wanted, Response):
+            return wanted
+        self._app.abandoned(request)
+        status, reason, headers = self._fault
+        response = self._app.malformed(status, reason)
+        response.headers = (*response.headers, *headers)
+        return response
+
+    def handle(self, request: Request, exchange: Exchange) -> None:  # noqa: ARG002 - whatever it is
+        raise AssertionError("nothing gets past `begin`")
+
+    def malformed(self, status: int, reason: str) -> Response:
+        return self._app.malformed(status, reason)
+
+    def express(self, request: Request, answer_bytes_max: int) -> None:
+        """A GET has no shorter way."""
+
+    def abandoned(self, request: Request) -> None:
+        """Nothing was kept."""
 
 
 class WebSocket(Connection):

@@ -92,14 +92,26 @@ def test_the_handshake(stage: Stage, wire: Wire, bytewise: bool) -> None:
         (SHAKE + "Transfer-Encoding: chunked\r\n" + V13 + "0\r\n\r\n", 400),
     ],
 )
-def test_a_handshake_that_is_wrong_is_refused_before_the_application_is_asked(
+def test_a_handshake_that_is_wrong_is_told_to_whoever_may_come_in(
     stage: Stage, wire: Wire, asked: str, status: int
 ) -> None:
-    wire.send((asked % "/ws").encode())
+    """Method: behind a request that waits for its answer, and then to an application that refuses by the head."""
+    more = "GET /hello?behind HTTP/1.1\r\nHost: t\r\n\r\n"
+    wire.send(f"GET /later HTTP/1.1\r\nHost: t\r\n\r\n{asked % '/ws'}{more}".encode())
+    assert stage.app.seen.wait() == "parked /later"
+    stage.call(stage.app.answer_parked)
+    assert wire.reply().body == b"at last"
     reply = wire.reply()
-    assert reply.status == status
+    assert (reply.status, reply.headers["connection"]) == (status, "close")
     assert reply.headers.get("sec-websocket-version") == ("13" if status == 426 else None)
-    assert not stage.app.requests
+    assert wire.rest() == b"", "what is behind it is not believed"
+    assert stage.app.seen.wait() == "abandoned /ws"
+    assert stage.app.open == 0
+    with stage.connect() as other:
+        other.send((asked % "/refuse").encode())
+        reply = other.reply()
+        assert (reply.status, reply.body, reply.headers["connection"]) == (401, b"no", "close")
+    assert stage.app.open == 0
 
 
 def test_without_an_upgrade_it_is_a_request_like_any_other(stage: Stage, wire: Wire) -> None:
