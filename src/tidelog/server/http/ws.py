@@ -66,15 +66,15 @@ class Unshaken:
             return wanted
         self._app.abandoned(request)
         status, reason, headers = self._fault
-        response = self._app.malformed(status, reason)
+        response = self._app.malformed(request, status, reason)
         response.headers = (*response.headers, *headers)
         return response
 
     def handle(self, request: Request, exchange: Exchange) -> None:  # noqa: ARG002 - whatever it is
         raise AssertionError("nothing gets past `begin`")
 
-    def malformed(self, status: int, reason: str) -> Response:
-        return self._app.malformed(status, reason)
+    def malformed(self, request: Request, status: int, reason: str) -> Response:
+        return self._app.malformed(request, status, reason)
 
     def express(self, request: Request, answer_bytes_max: int) -> None:
         """A GET has no shorter way."""
