@@ -196,8 +196,7 @@ class Block:
         first: int,
         stop: int,
         bytes_max: int,  # noqa: ARG002
-        *,
-        near: bool,  # noqa: ARG002 - in memory or not at all
+        near_us: int | None,  # noqa: ARG002 - in memory or not at all
     ) -> Callable[[], Places | None] | None:
         """Where they are in few pieces."""
         dead = self.dead()

@@ -7,13 +7,12 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
-from tidelog.disk.resident import is_resident
 from tidelog.engine import retention
 from tidelog.engine.block import Block
 from tidelog.engine.core import Core
 from tidelog.engine.edges import PAGE_FRAMES_MAX
 from tidelog.engine.floors import Gap
-from tidelog.engine.parts import AT_HAND_MAX, Places, Segment
+from tidelog.engine.parts import Places, Segment
 from tidelog.engine.read import Nodes, Scan, Stretch
 from tidelog.engine.results import Counts
 from tidelog.formats import json_batch, json_rows, lone
@@ -92,6 +91,7 @@ def _short(core: Core, from_seq: int, limit: int, bytes_max: int, *, near: bool 
     if core.index.head <= from_seq or not retention.is_settled(core):  # a first glance, without the lock
         return None
     newest, bare = None, list[_Bare]()
+    near_us = core.shared.clock.monotonic_us() if near else None
     with core.lock:
         core.check()
         index = core.index
@@ -106,7 +106,7 @@ def _short(core: Core, from_seq: int, limit: int, bytes_max: int, *, near: bool 
             newest = last.newest(first, stop)
         if newest is None:
             for part, lo, hi in index.slices(first, stop):
-                look = part.bare(lo, hi, bytes_max, near=near)
+                look = part.bare(lo, hi, bytes_max, near_us)
                 if look is None or lo != at:
                     return None
                 bare.append(_Bare(lo, hi, look))
@@ -116,7 +116,7 @@ def _short(core: Core, from_seq: int, limit: int, bytes_max: int, *, near: bool 
     if newest is not None:
         text = json_rows.few(first, *newest) if sum(map(len, newest[1])) <= bytes_max else None
     else:
-        text = _joined(core, bare, bytes_max, near)
+        text = _joined(core, bare, bytes_max)
     return None if text is None else TextPage(text, None, stop - 1, head, earliest, Counts(rows=count))
 
 
@@ -128,15 +128,12 @@ class _Bare(NamedTuple):
     look: Callable[[], Places | None]
 
 
-def _joined(core: Core, bare: list[_Bare], bytes_max: int, near: bool) -> bytes | None:
+def _joined(core: Core, bare: list[_Bare], bytes_max: int) -> bytes | None:
     """Their text, frame by frame; None where one of the frames is not a batch that is told where it lies, or might be
-    too much, or where there are many: a scan looks at all of them at once. `near`: and where a disk would be waited
-    for."""
+    too much, or where there are many: a scan looks at all of them at once."""
     cuts: list[tuple[Buffer, Bare, int, int]] = []
     for at, stop, look in bare:
         for buf, pos in look() or ():
-            if near and isinstance(buf, memoryview) and not (len(buf) <= AT_HAND_MAX and is_resident(buf)):
-                return None
             while at < stop and pos < len(buf) and len(cuts) < PAGE_FRAMES_MAX:
                 batch = lone.bare(buf, pos, core.id)
                 if batch is None or not batch.seq <= at < batch.seq + batch.records:

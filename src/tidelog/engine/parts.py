@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 Places: TypeAlias = list[tuple[Buffer, int]]
 """Bytes that hold frames one behind the other, and where in them the first one begins."""
 AT_HAND_MAX = 2 << 20  # bytes; to copy them once takes 0.15 ms where no page is missing
+_NEAR_BYTES = 1 << 20  # for which it is asked at once whether they are in memory
+_NEAR_US = 50_000  # for which the answer is believed; a page that goes meanwhile costs a wait for the disk
 
 
 class Weight(NamedTuple):
@@ -60,10 +62,10 @@ class Part(Protocol):
         """Which seqs are deleted, one flag each; None: none is. Good while the topic's lock is held: keep a copy."""
         ...
 
-    def bare(self, first: int, stop: int, bytes_max: int, *, near: bool) -> Callable[[], Places | None] | None:
+    def bare(self, first: int, stop: int, bytes_max: int, near_us: int | None) -> Callable[[], Places | None] | None:
         """Finds out, without the topic's lock, where the frames of these records lie, in bytes that need no check. None
-        where one of them was deleted, and where they are better scanned. `near`: and where that takes a look at a
-        file."""
+        where one of them was deleted, and where they are better scanned. `near_us`, for somebody who may not wait, is
+        the time: and where that takes a look at a file, or they are not in memory."""
         ...
 
     def bury(self, which: Ints) -> Weight:
@@ -166,6 +168,7 @@ class Segment:
         self._looked = False  # whether `.del` was read
         self._buried = stop - base - live  # how many it must name at least
         self._edges: Edges | None = None  # of a sealed one, where they are few
+        self._near: dict[int, int] = {}  # which of its bytes are taken to be in memory, and until when
         self._chunk_bytes = 1  # that a checksum of its footer is of, where the edges are known
         self.rebuilt: bytes | None = None  # an index that had to be made again; the file has another or none
 
@@ -296,7 +299,7 @@ class Segment:
             return False
         return is_resident(memoryview(shape.data.fetch(*window)))
 
-    def bare(self, first: int, stop: int, bytes_max: int, *, near: bool) -> Callable[[], Places | None] | None:
+    def bare(self, first: int, stop: int, bytes_max: int, near_us: int | None) -> Callable[[], Places | None] | None:
         if not self.sealed or not self._looked or self._extra is None or self.rebuilt is not None:
             return None
         dead = self.dead()
@@ -306,15 +309,29 @@ class Segment:
         if held is not None and self._edges is not None:
             window = self._edges.window(first, stop, bytes_max)
             if window is not None and self._is_checked(min(held[0].size, self.size), *window):
+                if near_us is not None and not self._is_near(held[0], *window, near_us):
+                    return None
                 found: Places = [(held[0].fetch(*window), 0)]
                 return lambda: found
-        return None if near else partial(_places, self.shape(), first, stop, bytes_max)
+        return None if near_us is not None else partial(_places, self.shape(), first, stop, bytes_max)
 
     def _is_checked(self, size: int, low: int, high: int) -> bool:
         """Whether these of `size` bytes of data were held against the footer before. It is a segment whose edges are
         known, so its index was."""
         chunk = self._chunk_bytes
         return high <= size and self._verified.issuperset(range(low // chunk, -(-high // chunk)))
+
+    def _is_near(self, data: Mapped, low: int, high: int, now_us: int) -> bool:
+        """Whether these bytes are in memory, as they and those around them were a moment ago: whoever reads goes on
+        from page to page, and to ask for each costs a tenth of it."""
+        if high - low > AT_HAND_MAX:
+            return False
+        for chunk in range(low // _NEAR_BYTES, -(-high // _NEAR_BYTES)):
+            if self._near.get(chunk, -1) < now_us:
+                if not is_resident(data.fetch(chunk * _NEAR_BYTES, (chunk + 1) * _NEAR_BYTES)):
+                    return is_resident(data.fetch(low, high))
+                self._near[chunk] = now_us + _NEAR_US
+        return True
 
     def look(self, first: int, stop: int, bytes_max: int, *, compiled: bool = True) -> Callable[[], Chunk]:
         return partial(self._read, self.shape(), first, stop, bytes_max, compiled=compiled)

@@ -269,8 +269,7 @@ def test_a_segment_of_batches_is_found_without_its_index(why: str, monkeypatch: 
         asked.append(len(view))
         return why != "absent" and len(view) != index_bytes
 
-    for module in (parts, pages):
-        monkeypatch.setattr(module, "is_resident", is_resident)
+    monkeypatch.setattr(parts, "is_resident", is_resident)
     if why == "unmapped":
         topic._core.shared.maps.clear()
     elif why == "deleted":
@@ -278,8 +277,7 @@ def test_a_segment_of_batches_is_found_without_its_index(why: str, monkeypatch: 
     elif why == "growing":
         segment.sealed = False
     elif why == "large":
-        for module in (parts, pages):
-            monkeypatch.setattr(module, "AT_HAND_MAX", 100)
+        monkeypatch.setattr(parts, "AT_HAND_MAX", 100)
     elif why == "unchecked":
         segment._verified.clear()
     now = [topic.at_hand(at, 120, 1 << 20) for at in range(0, topic.head_seq, 50)]
@@ -293,6 +291,41 @@ def test_a_segment_of_batches_is_found_without_its_index(why: str, monkeypatch: 
         assert not topic.is_quick(0, 120, 1000), "too much for it: by the index, which is not there"
         assert [short(at, 120) for at in range(0, topic.head_seq, 50)] == [120] * 8 + [74, 24]
         assert short.everywhere(0, topic.head_seq + 1, 40) > 20
+
+
+def test_whether_a_segment_is_in_memory_is_asked_for_many_pages_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: the answers to chunks and to pages are counted, and the clock is moved."""
+    world = World()
+    topic = world.log.topic("t")
+    for _ in range(3):
+        topic.append(["x" * 1000] * 950)
+    topic.seal()
+    world.log.checkpoint()
+    chunks: list[bool] = []
+    pages_: list[bool] = []
+
+    def is_resident(view: memoryview) -> bool:
+        if len(view) < 600_000:
+            pages_.append(True)
+            return True
+        chunks.append(warm)
+        return warm
+
+    def turn() -> int:
+        return sum(topic.at_hand(at, 100, 1 << 20) is not None for at in range(0, 2850, 100))
+
+    warm = True
+    for at in range(0, 2850, 950):
+        look(topic, at, 950)
+        assert topic.is_quick(at, 100, 1 << 20)
+    monkeypatch.setattr(parts, "is_resident", is_resident)
+    assert turn() == turn() == 29
+    assert (len(chunks), pages_) == (3, []), "once for each, whoever asks"
+    world.clock.tick(51)
+    warm = False
+    assert turn() == 29
+    assert len(chunks) > 6, "not believed any more"
+    assert len(pages_) == 29, "part of it is not there: page by page"
 
 
 @pytest.mark.parametrize(
