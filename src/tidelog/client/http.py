@@ -170,6 +170,10 @@ def _error(status: int, answer: bytes) -> Error:
             return BadInput(message)
         case "throttled" | "not_ready" | "shutting_down":
             return Unavailable(message)
+        case "internal" if detail.get("written") is False:  # its disk failed before, and it knows that
+            damaged = errors.Damaged(message)
+            damaged.written = False
+            return damaged
         case "internal":
             return InDoubt(message)
         case _:

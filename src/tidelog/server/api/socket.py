@@ -246,7 +246,7 @@ class Conversation:
                 list(done.seqs) if command.return_seqs else None,
                 done.head_seq,
                 done.count,
-                created,
+                created and not done.deduped,
                 done.deduped,
                 took,
             )
