@@ -47,8 +47,8 @@ class ExpressReads:
             service.inflight.check(principal)
             from_seq = diff.seq(asked.from_seq)
             page = topic.at_hand(from_seq, *diff.budget(asked.limit, asked.max_batch_bytes))
-            if page is None:
-                page = diff.look_of(topic, from_seq, asked).now()
+            if page is None and (look := diff.look_of(topic, from_seq, asked)).is_quick:
+                page = look.page()
         except Exception:  # whatever it is comes again the ordinary way: nothing was done
             return False
         if page is None:
