@@ -6,7 +6,7 @@
     4  leftovers   no markers, stubs, skipped tests or debugging lines
     5  links       every relative link and anchor of every page leads somewhere
     6  examples    the code and the commands in the docs run
-    7  modules     each says what it is for, and none grows without a reason
+    7  modules     each has a docstring
     8  privacy     nothing of the machine it was written on
 
 Each check is a function from text to complaints, so that the test beside it can plant a
@@ -954,22 +954,6 @@ def test_a_page_is_one_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 # 7. Modules -----------------------------------------------------------------------------------------
 
-LINES_MAX = 400
-
-
-def size_complaints(sizes: Mapping[str, int], listed: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """`listed` holds the modules that were allowed to be larger: {"lines": n, "reason": "…"}."""
-    for module, lines in sizes.items():
-        row = listed.get(module)
-        if row is None and lines > LINES_MAX:
-            yield f"{module}: {lines} lines; split it, or list it with a reason in tests/tidy/sizes.json"
-        elif row is not None and lines > row["lines"]:
-            yield f"{module}: grew from {row['lines']} to {lines} lines; split it"
-        elif row is not None and lines <= LINES_MAX:
-            yield f"{module}: {lines} lines is small enough; remove it from tests/tidy/sizes.json"
-    yield from (f"{module}: listed and not there" for module in listed if module not in sizes)
-    yield from (f"{module}: listed without a reason" for module, row in listed.items() if not row.get("reason"))
-
 
 def has_docstring(source: str) -> bool:
     return bool((ast.get_docstring(ast.parse(source)) or "").strip())
@@ -979,32 +963,10 @@ def test_every_module_says_what_it_is_for() -> None:
     none(f"{module}:1: no docstring" for module, text in modules() if not has_docstring(text))
 
 
-def test_no_module_grows_without_a_reason() -> None:
-    none(size_complaints({module: len(text.splitlines()) for module, text in modules()}, table("sizes.json")))
-
-
 def test_a_planted_module_without_a_docstring_is_caught() -> None:
     assert has_docstring('"""The frame codec."""\nimport os')
     assert not has_docstring('import os\n"""The frame codec."""')
     assert not has_docstring("")
-
-
-@pytest.mark.parametrize(
-    ("lines", "listed"),
-    [
-        (401, {}),
-        (501, {"a.py": {"lines": 500, "reason": "a table"}}),
-        (400, {"a.py": {"lines": 500, "reason": "a table"}}),
-        (450, {"a.py": {"lines": 500, "reason": ""}}),
-        (10, {"b.py": {"lines": 500, "reason": "a table"}}),
-    ],
-)
-def test_a_planted_large_module_is_caught(lines: int, listed: dict[str, dict[str, Any]]) -> None:
-    assert len(list(size_complaints({"a.py": lines}, listed))) == 1
-
-
-def test_a_listed_module_may_be_large_and_may_shrink() -> None:
-    none(size_complaints({"a.py": 450, "b.py": 400}, {"a.py": {"lines": 500, "reason": "a table"}}))
 
 
 # 8. Privacy -----------------------------------------------------------------------------------------
