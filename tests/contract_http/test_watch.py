@@ -393,7 +393,7 @@ def test_a_cursor_that_is_too_old_is_told_so_on_connect(api: Api, server: Server
             "head_seq": 6,
         }
         assert gap.id == {topic: 3}
-        assert (record.seqs, record.data["from_seq"], record.data["to_seq"]) == ([4, 5, 6], 1, 6), "before the gap"
+        assert (record.seqs, record.data["from_seq"], record.data["to_seq"]) == ([4, 5, 6], 3, 6), "after the gap"
         assert level.id == {topic: 6}
 
 
@@ -406,7 +406,7 @@ def test_a_loss_on_the_way_is_told_with_its_reason(api: Api, server: Server, top
         api.write(topic, *range(5))
         gap, record, level = stream.expect("tombstone", "record", "caught-up")
         assert (gap.data["reason"], gap.data["gap_from"], gap.data["gap_to"]) == ("cap", 2, 4)
-        assert (gap.id, record.seqs, record.data["from_seq"]) == ({topic: 4}, [5, 6], 1)
+        assert (gap.id, record.seqs, record.data["from_seq"]) == ({topic: 4}, [5, 6], 4)
         assert level.data["head_seq"] == 6
 
 
@@ -590,6 +590,61 @@ def test_the_id_of_a_frame_brings_back_what_came_behind_it(api: Api, server: Ser
             seen += event.seqs
             headers = {"Last-Event-ID": event.raw.split(b"\n")[0].removeprefix(b"id: ").decode()}
     assert seen == list(range(1, 51))
+
+
+def test_a_stream_that_was_left_open_takes_nothing_from_the_one_after_it(api: Api, server: Server, topic: str) -> None:
+    """A half-open connection: the server still sends to the first stream while the client reads the second."""
+    api.write(topic, 1)
+    target = api.watch({topic: {}})["stream_url"]
+    with server.events(target) as first:
+        record, _ = first.expect("record", "caught-up")
+        headers = {"Last-Event-ID": cursor(record.id)}
+        with server.events(target, headers=headers) as second:
+            second.expect("caught-up")
+            api.write(topic, *range(2, 12))
+            record, _ = second.expect("record", "caught-up")
+            assert record.seqs == list(range(2, 12))
+            first.wire.close()
+            eventually(lambda: api.figures()["sse_connections"] == 1)
+            api.write(topic, 12)
+            record, _ = second.expect("record", "caught-up")
+            assert (record.seqs, record.data["from_seq"], record.id) == ([12], 11, {topic: 12})
+
+
+def test_a_client_that_returns_with_an_old_id_gets_what_an_open_stream_was_sent(
+    api: Api, server: Server, topic: str
+) -> None:
+    """The first stream is sent more while the second one reads from its own cursor."""
+    api.write(topic, 1)
+    target = api.watch({topic: {}}, limit=2)["stream_url"]
+    with server.events(target) as first:
+        first.expect("record", "caught-up")
+        api.write(topic, *range(2, 8))
+        first.expect("record", "record", "record", "caught-up")
+        with server.events(target, headers={"Last-Event-ID": cursor({topic: 1})}) as second:
+            found = second.expect("record", "record", "record", "caught-up")
+            assert [event.seqs for event in found[:3]] == [[2, 3], [4, 5], [6, 7]]
+        api.write(topic, 8)
+        assert first.expect("record", "caught-up")[0].seqs == [8]
+
+
+def test_a_topic_that_was_made_again_is_read_from_its_beginning(api: Api, server: Server, topic: str) -> None:
+    """The cursor of a session says nothing about a later topic of the same name: going on would skip records."""
+    api.write(topic, 1, 2)
+    target = api.watch({topic: {}})["stream_url"]
+    with server.events(target) as stream:
+        last, _ = stream.expect("record", "caught-up")
+    api.drop(topic)
+    api.write(topic, *range(5))
+    newest: dict[str, int] = {}
+    for _ in range(2):  # the client may not have received what the first stream sent
+        with server.events(target, headers={"Last-Event-ID": cursor(last.id)}) as stream:
+            gap, record, level = stream.expect("tombstone", "record", "caught-up")
+            assert (gap.data["reason"], record.seqs) == ("recreated", [1, 2, 3, 4, 5])
+            newest = level.id
+    api.write(topic, 6)
+    with server.events(target, headers={"Last-Event-ID": cursor(newest)}) as stream:
+        assert stream.expect("record", "caught-up")[0].seqs == [6]
 
 
 def test_many_streams_of_one_topic_see_the_same(api: Api, server: Server, topic: str) -> None:

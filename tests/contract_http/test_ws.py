@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from websockets.sync.client import ClientConnection, connect
 
 from tests.contract_http.api import Api, refused
-from tests.contract_http.client import Wire, dumps, loads
+from tests.contract_http.client import Wire, loads
 from tests.contract_http.server import Server
+from tests.contract_http.sockets import Socket
 from tests.contract_http.waits import eventually
 
 Name = Callable[[str], str]
@@ -28,57 +28,6 @@ ACK = {
     "deduped",
     "performance",
 }
-
-
-class Socket:
-    """A socket that says commands and hears JSON."""
-
-    def __init__(self, server: Server) -> None:
-        host, port = server.address
-        self.raw: ClientConnection = connect(
-            f"ws://{host}:{port}/v0/ws", open_timeout=10, close_timeout=5, max_size=64 << 20
-        )
-
-    def say(self, **command: object) -> None:
-        self.raw.send(dumps(command).decode())
-
-    def hear(self, within_s: float = 10) -> dict[str, Any]:
-        text = self.raw.recv(within_s)
-        assert isinstance(text, str), "text frames only"
-        said = loads(text)
-        assert isinstance(said, dict)
-        assert dumps(said).decode() == text, "compact"
-        return said
-
-    def ask(self, **command: object) -> dict[str, Any]:
-        self.say(**command)
-        return self.hear()
-
-    def expect(self, *ops: str) -> list[dict[str, Any]]:
-        found = [self.hear() for _ in ops]
-        assert [said["op"] for said in found] == list(ops), found
-        return found
-
-    def is_quiet(self, for_s: float) -> bool:
-        try:
-            self.raw.recv(for_s)
-        except TimeoutError:
-            return True
-        return False
-
-    def fails(self, code: str, **command: object) -> dict[str, Any]:
-        """A command that is refused; the socket lives on."""
-        said = self.ask(**command)
-        assert said.keys() == {"op", "request_id", "code", "message"}, said
-        assert (said["op"], said["code"]) == ("error", code), said
-        assert isinstance(said["message"], str)
-        assert said["message"]
-        return said
-
-    def publish(self, topic: str, *datas: object, **more: object) -> dict[str, Any]:
-        said = self.ask(op="publish", topic=topic, records=[{"data": data} for data in datas], **more)
-        assert said["op"] == "ack", said
-        return said
 
 
 @pytest.fixture

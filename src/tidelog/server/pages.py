@@ -73,6 +73,8 @@ def render(topic: Topic, from_seq: int, view: View) -> Page:
 def page_of(name: str, from_seq: int, found: TextPage) -> Page:
     body = b""
     if found.text:
+        if found.gap is not None:
+            from_seq = found.gap.earliest_seq - 1  # the position that the tombstone before this page says
         body = b'"topic":%b,"from_seq":%d,"to_seq":%d,"head_seq":%d,"records":[%b]}' % (
             _quote(name),
             from_seq,

@@ -1,7 +1,10 @@
-"""[policy] Watch sessions: what somebody wants to follow, kept between the request that says so and the streams.
+"""[policy] Watch sessions: the topics and options of a watch, kept between `POST /v0/watch` and its streams.
 
     POST watch ──► Session ──► GET stream, as often as its connection breaks ──► idle for five minutes: collected
-                      └── cursors: how far it was sent, the same for all its streams
+                      └── cursors of each stream: its own
+
+Every stream has cursors of its own. A server may notice the end of a connection minutes after the client has opened
+the next one; if both moved one cursor, the new stream would skip what only the old one was sent.
 
 A session's id is the secret that opens it where there are no keys, so it comes from a source that cannot be guessed.
 Nothing of this outlives the process.
@@ -11,17 +14,19 @@ from __future__ import annotations
 
 import secrets
 from base64 import urlsafe_b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from tidelog.clock import Clock
+from tidelog.engine import SEQ_MAX
 from tidelog.server.api.auth import Principal
 from tidelog.server.api.problem import Problem
 from tidelog.server.pages import Pages, View
 
 TTL_MS: Final = 300_000
 _WID_BYTES: Final = 16
+_EPOCH_OF: Final = "\0"  # before a topic's name, in cursors; no name has it
 
 
 @dataclass(slots=True, eq=False)
@@ -30,15 +35,48 @@ class Session:
     principal: Principal  # who made it: nobody else may open it, and its streams count as theirs
     view: View
     heartbeat_ms: int
-    cursors: dict[str, int]  # by topic: the last seq that was handed to the transport
+    cursors: dict[str, int]  # by topic: the last seq that the newest stream was sent
+    epochs: dict[str, int]  # by topic: of the topics that were there when the session was made
     streams: int = field(default=0, init=False)
     used_ms: int = field(default=0, init=False)  # when it was made, or its last stream ended
+    _open: list[dict[str, int]] = field(default_factory=list, init=False)  # the cursors of the open streams
+    _sent: dict[str, int] = field(default_factory=dict, init=False)  # by topic: the highest seq of an ended stream
 
-    def rewind(self, cursors: dict[str, int]) -> None:
-        """Go back to where a client says it is; never forward, and only for topics that are followed."""
+    def start(self, last_event_id: Mapping[str, int], epochs: Mapping[str, int]) -> dict[str, int]:
+        """Return the cursors of a new stream. `epochs` are those of the topics that are there now.
+
+        A topic that the client's last event id names continues there, but never after the highest seq that any
+        stream of this session was sent. The others continue where the newest stream is.
+
+        Where a topic was dropped and made again, a position of the old one says nothing. Cursors of the new one carry
+        its epoch, in an entry of its own; without that entry the stream begins past every seq, which reads as a
+        `recreated` gap and then the first record.
+        """
+        cursors = dict(self.cursors)
+        for name, seq in last_event_id.items():
+            if name in self.epochs and seq >= 0:
+                sent = (stream.get(name, 0) for stream in (*self._open, self._sent, self.cursors))
+                cursors[name] = min(seq, max(sent))
+        for name, epoch in epochs.items():
+            if epoch != self.epochs[name]:
+                known = last_event_id if name in last_event_id else self.cursors
+                if known.get(_EPOCH_OF + name) != epoch or known[name] == SEQ_MAX:
+                    cursors[name] = SEQ_MAX
+                cursors[_EPOCH_OF + name] = epoch
+        return cursors
+
+    def opened(self, cursors: dict[str, int]) -> None:
+        """A stream begins, with these cursors. It moves them; the session continues from the newest stream's."""
+        self.streams += 1
+        self._open.append(cursors)
+        self.cursors = cursors
+
+    def closed(self, cursors: dict[str, int]) -> None:
+        """A stream has ended."""
+        self.streams -= 1
+        self._open = [stream for stream in self._open if stream is not cursors]
         for name, seq in cursors.items():
-            if 0 <= seq < self.cursors.get(name, 0):
-                self.cursors[name] = seq
+            self._sent[name] = max(seq, self._sent.get(name, 0))
 
 
 class Sessions:
@@ -53,8 +91,10 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._known)
 
-    def add(self, principal: Principal, view: View, heartbeat_ms: int, cursors: dict[str, int]) -> Session:
-        """A new session. Raises where there are as many as may be."""
+    def add(
+        self, principal: Principal, view: View, heartbeat_ms: int, cursors: dict[str, int], epochs: dict[str, int]
+    ) -> Session:
+        """Make a session. Raises where there are as many as may be."""
         if self._limit and len(self._known) >= self._limit:
             raise Problem(
                 "throttled",
@@ -62,22 +102,22 @@ class Sessions:
                 {"limit": "watch_sessions", "max": self._limit},
             )
         wid = "wid_" + urlsafe_b64encode(self._chance(_WID_BYTES)).rstrip(b"=").decode()
-        session = self._known[wid] = Session(wid, principal, view, heartbeat_ms, cursors)
+        session = self._known[wid] = Session(wid, principal, view, heartbeat_ms, cursors, epochs)
         self._rest(session)
         return session
 
     def find(self, wid: str) -> Session | None:
         return self._known.get(wid)
 
-    def opened(self, session: Session) -> None:
-        """A stream of it begins. A session that nobody has collected yet lives on, however long it was idle."""
-        session.streams += 1
+    def opened(self, session: Session, cursors: dict[str, int]) -> None:
+        """A stream of a session begins. A session that was not collected yet lives on, however long it was idle."""
+        session.opened(cursors)
         self._idle.pop(session.wid, None)
         self.collect()
 
-    def closed(self, session: Session) -> None:
-        """A stream of it is over."""
-        session.streams -= 1
+    def closed(self, session: Session, cursors: dict[str, int]) -> None:
+        """A stream of a session has ended."""
+        session.closed(cursors)
         if not session.streams:
             self._rest(session)
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from tidelog.engine import Show
+from tidelog.engine import SEQ_MAX, Show
 from tidelog.server.api.auth import ANYBODY
 from tidelog.server.api.problem import Problem
 from tidelog.server.pages import View
@@ -18,7 +18,7 @@ VIEW = View(256, 262_144, frozenset(), Show())
 
 
 def add(sessions: Sessions, **cursors: int) -> Session:
-    return sessions.add(ANYBODY, VIEW, 15_000, cursors)
+    return sessions.add(ANYBODY, VIEW, 15_000, cursors, dict.fromkeys(cursors, 1))
 
 
 def test_an_id_is_26_characters_of_16_bytes_from_the_source_of_chance() -> None:
@@ -63,7 +63,7 @@ def test_a_session_that_nobody_has_collected_yet_still_opens_and_collects_the_ot
     stale, other = add(sessions), add(sessions)
     clock.tick(10 * TTL_MS)
     assert sessions.find(stale.wid) is stale
-    sessions.opened(stale)
+    sessions.opened(stale, {})
     assert sessions.find(stale.wid) is stale
     assert sessions.find(other.wid) is None
 
@@ -72,15 +72,17 @@ def test_a_session_with_a_stream_is_never_collected_and_idles_from_the_end_of_th
     clock = ManualClock()
     sessions = Sessions(0, clock)
     session = add(sessions)
-    sessions.opened(session)
-    sessions.opened(session)
+    first: dict[str, int] = {}
+    second: dict[str, int] = {}
+    sessions.opened(session, first)
+    sessions.opened(session, second)
     clock.tick(10 * TTL_MS)
     sessions.collect()
-    sessions.closed(session)
+    sessions.closed(session, first)
     clock.tick(10 * TTL_MS)
     sessions.collect()
     assert sessions.find(session.wid) is session, "one of its two streams is still open"
-    sessions.closed(session)
+    sessions.closed(session, second)
     clock.tick(TTL_MS)
     sessions.collect()
     assert sessions.find(session.wid) is session
@@ -104,9 +106,10 @@ def test_who_was_used_longest_ago_is_collected_whatever_the_order_of_making() ->
             session = random.choice(list(made.values()))
             if sessions.find(session.wid) is None:
                 continue
-            sessions.opened(session)
+            cursors: dict[str, int] = {}
+            sessions.opened(session, cursors)
             clock.tick(random.randrange(5_000))
-            sessions.closed(session)
+            sessions.closed(session, cursors)
         used[session.wid] = clock.monotonic_ms()
         sessions.collect()
         living = {wid for wid, at in used.items() if clock.monotonic_ms() - at <= TTL_MS}
@@ -124,7 +127,7 @@ def test_one_session_too_many_is_refused_with_the_cap_and_leaves_nothing_behind(
     assert (caught.value.status, caught.value.code) == (429, "throttled")
     assert caught.value.detail == {"limit": "watch_sessions", "max": 2}
     assert len(sessions) == 2
-    sessions.opened(first)
+    sessions.opened(first, {})
     clock.tick(TTL_MS + 1)
     sessions.collect()
     add(sessions)
@@ -138,8 +141,48 @@ def test_a_limit_of_0_is_none() -> None:
     assert len(sessions) == 50
 
 
-def test_a_client_can_go_back_and_never_forward() -> None:
-    """Contract 3.7: `min`, topics that are not followed do not count."""
+def test_a_last_event_id_moves_a_stream_back_and_never_forward() -> None:
+    """Contract 3.7: `min`; topics that are not followed do not count."""
     session = add(Sessions(0, ManualClock()), a=5, b=5, c=5, d=0)
-    session.rewind({"a": 3, "b": 9, "c": -1, "d": 2, "other": 0})
-    assert session.cursors == {"a": 3, "b": 5, "c": 5, "d": 0}
+    started = session.start({"a": 3, "b": 9, "c": -1, "d": 2, "other": 0}, session.epochs)
+    assert started == {"a": 3, "b": 5, "c": 5, "d": 0}
+    assert session.cursors == {"a": 5, "b": 5, "c": 5, "d": 0}, "a stream has cursors of its own"
+
+
+def test_each_stream_moves_its_own_cursors() -> None:
+    sessions = Sessions(0, ManualClock())
+    session = add(sessions, a=0)
+    old = session.start({}, session.epochs)
+    sessions.opened(session, old)
+    old["a"] = 10
+    new = session.start({"a": 1}, session.epochs)
+    sessions.opened(session, new)
+    assert new == {"a": 1}
+    old["a"] = 50
+    assert session.start({}, session.epochs) == {"a": 1}, "without an id a stream continues from the newest one"
+    assert session.start({"a": 50}, session.epochs) == {"a": 50}, "the other stream was sent that far"
+    assert session.start({"a": 51}, session.epochs) == {"a": 50}
+    sessions.closed(session, old)
+    assert session.start({"a": 51}, session.epochs) == {"a": 50}, "also after it has ended"
+    sessions.closed(session, new)
+    assert session.start({}, session.epochs) == {"a": 1}
+
+
+def test_a_topic_that_was_made_again_is_read_from_its_beginning_until_the_client_has_seen_it() -> None:
+    sessions = Sessions(0, ManualClock())
+    session = add(sessions, a=0, b=0)
+    old = session.start({}, session.epochs)
+    sessions.opened(session, old)
+    old.update(a=7, b=7)
+    now = {"a": 2, "b": 1}
+    assert session.start({}, now)["a"] == SEQ_MAX
+    first = session.start({"a": 7, "b": 7}, now)
+    sessions.opened(session, first)
+    assert (first["a"], first["b"]) == (SEQ_MAX, 7)
+    seen = dict(first)
+    first["a"] = 3
+    assert session.start({"a": 3, "b": 7}, now)["a"] == SEQ_MAX, "an id of the old topic, whatever its number"
+    assert session.start(seen, now)["a"] == SEQ_MAX, "an id from before the client was told"
+    assert session.start(dict(first), now) == first
+    assert session.start({}, now) == first
+    assert session.start(dict(first), {"a": 3, "b": 1})["a"] == SEQ_MAX, "and made again once more"

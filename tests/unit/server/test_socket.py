@@ -307,7 +307,7 @@ def test_every_push_byte_for_byte() -> None:
         assert [text.decode() for text in line.sent] == [
             '{"op":"subscribed","request_id":"s","topics":{"a":{"from_seq":0,"head_seq":3,"earliest_seq":2}}}',
             '{"op":"tombstone","topic":"a","reason":"cap","gap_from":1,"gap_to":1,"earliest_seq":2,"head_seq":3}',
-            '{"op":"record","topic":"a","from_seq":0,"to_seq":3,"head_seq":3,"records":[{"$seq":2,'
+            '{"op":"record","topic":"a","from_seq":1,"to_seq":3,"head_seq":3,"records":[{"$seq":2,'
             + row % 2
             + ',{"$seq":3,'
             + row % 3

@@ -48,7 +48,8 @@ async def create(call: Call) -> Response:
     marks = {name: await state_of(service, topic) for name, topic in topics.items()}
     cursors = {name: start_of(body.topics[name], now) for name, now in marks.items()}
     heartbeat_ms = min(max(body.heartbeat_ms, service.config.heartbeat_ms_min), HEARTBEAT_MS_MAX)
-    session = sessions.add(call.principal, view, heartbeat_ms, dict(cursors))
+    epochs = {name: topic.epoch for name, topic in topics.items()}
+    session = sessions.add(call.principal, view, heartbeat_ms, dict(cursors), epochs)
     return ok(
         {
             "wid": session.wid,
@@ -83,10 +84,12 @@ def stream(call: Call) -> Answer:
         _bound(call, session)
     if request.method == "HEAD":
         return Response(200, content_type=EVENT_STREAM, headers=HEADERS)
-    slot = Slot(service, session.principal, partial(service.sessions.closed, session))
-    service.sessions.opened(session)
-    _resume(session, request.header(b"last-event-id"))
-    return Stream(200, partial(_run, service, session, slot), EVENT_STREAM, HEADERS)
+    topics = {name: service.engine.find(name) for name in session.epochs}
+    epochs = {name: topic.epoch for name, topic in topics.items() if topic is not None}
+    cursors = session.start(_last_event_id(request.header(b"last-event-id")), epochs)
+    slot = Slot(service, session.principal, partial(service.sessions.closed, session, cursors))
+    service.sessions.opened(session, cursors)
+    return Stream(200, partial(_run, service, session, topics, cursors, slot), EVENT_STREAM, HEADERS)
 
 
 def accepts(header: bytes | None) -> None:
@@ -103,25 +106,27 @@ def _bound(call: Call, session: Session) -> None:
         raise Problem("unauthorized", "the key that made this session is needed; nothing was done")
 
 
-def _resume(session: Session, header: bytes | None) -> None:
-    """Go back to what the client has seen last, where it says so; an id that is not ours says nothing."""
-    if header:
-        try:
-            session.rewind(cursor.unpositions(header.decode("latin-1").strip()))
-        except cursor.BadCursor:
-            return
+def _last_event_id(header: bytes | None) -> dict[str, int]:
+    """Decode the cursors that the client has seen last; an id that this server did not make is ignored."""
+    if not header:
+        return {}
+    try:
+        return cursor.unpositions(header.decode("latin-1").strip())
+    except cursor.BadCursor:
+        return {}
 
 
-async def _run(service: Service, session: Session, slot: Slot, sink: Sink) -> None:
-    events = Events(sink, session.cursors, service.loop.time)
-    delivery = Delivery(service, events, session.cursors)
+async def _run(
+    service: Service, session: Session, topics: dict[str, Topic | None], cursors: dict[str, int], slot: Slot, sink: Sink
+) -> None:
+    events = Events(sink, cursors, service.loop.time)
+    delivery = Delivery(service, events, cursors)
     pulse = Pulse(service, events, session.heartbeat_ms)
     try:
         events.hello()
         if not service.stopping.is_set():
-            engine = service.engine
-            for name, from_seq in session.cursors.items():
-                delivery.follow(name, engine.find(name), session.view, from_seq)
+            for name, topic in topics.items():
+                delivery.follow(name, topic, session.view, cursors[name])
         await delivery.run()
     finally:
         pulse.stop()
