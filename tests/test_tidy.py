@@ -380,6 +380,12 @@ class Excuse(NamedTuple):
 EXCUSES = (
     Excuse("disk/", "the file system", "it is the seam"),
     Excuse("disk/beside.py", "a wait", "for a sync that another thread runs", ("select",)),
+    Excuse(
+        "disk/fork.py",
+        "a wait",
+        "it replaces conditions in a forked child and waits for none",
+        ("threading.Condition",),
+    ),
     Excuse("clock.py", "the clock", "it is the seam"),
     Excuse("commitlog/flusher.py", "a wait", "a thread that keeps an interval has to sleep between two syncs"),
     Excuse("engine/upkeep.py", "a wait", "the thread that keeps syncs and checkpoints due has to sleep between them"),

@@ -33,7 +33,8 @@ Error
 │   ├── Rejected         the hook of this engine did not accept a payload
 │   ├── NewerFormat      the bytes were written by a newer version
 │   ├── ReadOnly         this log was opened for reading
-│   └── Closed           this log was closed
+│   ├── Closed           this log was closed
+│   └── Forked           this handle was opened by another process, of which this one is a fork
 ├── Unavailable        nothing was written; try again later
 │   ├── Locked           another process is the writer of this directory
 │   ├── Busy             a streamed record is being written to this log
@@ -324,6 +325,18 @@ class ReadOnly(Refused):
 
 class Closed(Refused):
     code = "closed"
+
+
+class Forked(Refused):
+    code = "forked"
+
+    def __init__(self, what: str, *, pid: int) -> None:
+        super().__init__(
+            f"{what} was opened by process {pid}, of which this process is a fork; nothing was written, and the files "
+            "are as that process left them. Open it after the fork, or open it here again with read_only, or let the "
+            "process that opened it write"
+        )
+        self.what, self.pid = what, pid
 
 
 class Unavailable(Error):

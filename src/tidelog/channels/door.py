@@ -202,6 +202,7 @@ class Engine(Topics):
     @property
     def channels(self) -> ChannelManager:
         """All channels; restored when this is first asked for."""
+        self._check()
         with self._channels_lock:
             self._check()
             if self._channels is None:
@@ -242,6 +243,8 @@ class Engine(Topics):
 
     def close(self) -> None:
         """Make everything acknowledged durable and let go of the directory. Closing twice is harmless."""
+        if self._shared.closed:
+            return
         try:
             self._end_channels()
         finally:

@@ -28,8 +28,9 @@ from tidelog.channels.metrics import Metrics
 from tidelog.channels.room import Room
 from tidelog.channels.store import ChannelStore
 from tidelog.clock import Clock
+from tidelog.disk import fork
 from tidelog.disk.seam import Disk
-from tidelog.errors import ChannelNotFound, ChannelOffline, Closed, Damaged, Error, ReadOnly
+from tidelog.errors import ChannelNotFound, ChannelOffline, Closed, Damaged, Error, Forked, ReadOnly
 from tidelog.formats.channel import Meta
 
 _log = logging.getLogger("tidelog.channels")
@@ -93,10 +94,19 @@ class ChannelManager:
         self.memberships = Memberships()
         self.report = Report()
         self._disk, self._closed = disk, False
+        self._opener: int | None = None  # in a forked child: the process that opened it
         each = max(self.limits.logs_open_max // self.limits.shards, 1)
         self._shards = [Shard(each) for _ in range(self.limits.shards)]
+        fork.guard(self)
         if self.limits.auth:
             self._restore()
+
+    def forked(self, pid: int) -> None:
+        """Give up in a forked child: using a channel raises Forked, and the files stay the parent's."""
+        self._opener, self._closed = pid, True
+        rooms = [room for shard in self._shards for room in list(shard.rooms.values())]
+        queued = [pending for room in rooms for pending in list(room.queued)]
+        fork.poison(self.store.root, pid, self.memberships, self.metrics, *self._shards, *rooms, *queued)
 
     # ── restore ───────────────────────────────────────────────────────────────────────────────
 
@@ -159,6 +169,8 @@ class ChannelManager:
             yield shard
 
     def _check(self, *, write: bool) -> None:
+        if self._opener is not None:
+            raise Forked(self.store.root, pid=self._opener)
         if self._closed:
             raise Closed(f"{self.store.root} was closed; nothing was done, open it again")
         if write and self.read_only:
@@ -248,6 +260,8 @@ class ChannelManager:
 
     def close(self) -> None:
         """Deliver and sync all that was accepted, and let go. Closing twice is harmless."""
+        if self._opener is not None:
+            return
         failed: Error | None = None
         for shard in self._shards:
             with shard.lock:

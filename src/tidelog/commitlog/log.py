@@ -28,6 +28,7 @@ from tidelog.commitlog.read import CHUNK_BYTES, Page
 from tidelog.commitlog.recovery import Report
 from tidelog.commitlog.state import State
 from tidelog.config import LogConfig
+from tidelog.disk import fork
 from tidelog.disk.atomic import remove_if_there
 from tidelog.disk.seam import Disk, Lock, join
 from tidelog.errors import BadInput
@@ -42,6 +43,8 @@ class SegmentedLog:
 
     def __init__(self, state: State, lock: Lock | None, offsets: ConsumerOffsets, flusher: Flusher | None) -> None:
         self._state, self._lock, self._offsets, self._flusher = state, lock, offsets, flusher
+        self.forked = state.forked
+        fork.guard(self)
 
     # ── open and close ────────────────────────────────────────────────────────────────────────
 
@@ -68,6 +71,8 @@ class SegmentedLog:
     def close(self) -> None:
         """Make everything acked durable and let go of the directory. Closing twice is harmless."""
         state = self._state
+        if state.opener is not None:
+            return  # a forked child: the log is its parent's
         if self._flusher is not None:
             self._flusher.stop()
         with state.mutex:

@@ -12,6 +12,7 @@ from threading import RLock
 
 import msgspec
 
+from tidelog.disk import fork
 from tidelog.disk.atomic import read_all, replace
 from tidelog.disk.latch import FULL
 from tidelog.disk.seam import Disk
@@ -31,6 +32,11 @@ class ConsumerOffsets:
         self._disk, self._path, self._may_write = disk, path, may_write
         self._mutex = RLock()
         self._loaded: dict[Place, int] | None = None
+        fork.guard(self)
+
+    def forked(self, pid: int) -> None:
+        """Give up in a forked child: what it commits would undo what the parent has committed since."""
+        fork.poison(self._path, pid, self)
 
     @property
     def _committed(self) -> dict[Place, int]:

@@ -24,9 +24,10 @@ from tidelog.commitlog.log import SegmentedLog
 from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
 from tidelog.commitlog.offsets import ConsumerOffsets
 from tidelog.commitlog.opening import configured, take_lock
+from tidelog.disk import fork
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.seam import Disk, Lock, join
-from tidelog.errors import AlreadyExists, BadInput, NotFound, ReadOnly
+from tidelog.errors import AlreadyExists, BadInput, Forked, NotFound, ReadOnly
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,255}")
 PARTITIONS_MAX = 1000
@@ -59,7 +60,15 @@ class PartitionedLog:
         self._read_only = lock is None
         self._open: dict[tuple[str, int], SegmentedLog] = {}
         self._mutex = RLock()
+        self._opener: int | None = None  # in a forked child: the process that opened it
         self.offsets = ConsumerOffsets(disk, join(root, OFFSETS_FILE), may_write=self._check_owned)
+        fork.guard(self)
+
+    def forked(self, pid: int) -> None:
+        """Give up in a forked child: using it raises Forked, and the files stay the parent's."""
+        self._opener = pid
+        self._open.clear()
+        fork.poison(self._root, pid, self)
 
     @classmethod
     def open(
@@ -89,6 +98,8 @@ class PartitionedLog:
 
     def close(self) -> None:
         """Close every partition that was used, each made durable first."""
+        if self._opener is not None:
+            return
         with ExitStack() as ending:  # one that fails to close does not keep the others open
             if self._lock is not None:
                 ending.callback(self._lock.release)
@@ -121,12 +132,18 @@ class PartitionedLog:
         for number in reversed(range(partitions)):
             self._disk.make_dir(self._directory(topic, number))
 
+    def _check(self) -> None:
+        if self._opener is not None:
+            raise Forked(self._root, pid=self._opener)
+
     def _check_owned(self) -> None:
+        self._check()
         if self._read_only:
             raise ReadOnly(f"{self._root} was opened read-only; nothing was written, open it without read_only")
 
     def topics(self) -> dict[str, int]:
         """Every topic and its partition count, by name."""
+        self._check()
         found = {}
         directory = join(self._root, "topics")
         for name in self._disk.names(directory) if self._disk.stat(directory) else []:

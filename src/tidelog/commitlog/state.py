@@ -11,9 +11,10 @@ from tidelog.commitlog.codec import Codec
 from tidelog.commitlog.recovery import Report
 from tidelog.commitlog.segment import Active, Files, Sealed
 from tidelog.config import LogConfig
+from tidelog.disk import fork
 from tidelog.disk.latch import Latch
 from tidelog.disk.seam import Disk
-from tidelog.errors import Busy, Closed, OutOfRange, ReadOnly
+from tidelog.errors import Busy, Closed, Forked, OutOfRange, ReadOnly
 
 
 @dataclass(slots=True)
@@ -32,6 +33,7 @@ class State:
     synced_ms: int = 0  # when the active segment was last synced, on the monotonic clock
     stream: object | None = None  # who is writing a record piece by piece, if anybody is
     closed: bool = False
+    opener: int | None = None  # in a forked child: the process that opened it
     background: bool = False  # a thread keeps the sync interval
     names_unsynced: bool = False  # a removal whose directory sync failed: done again before the next one
     damage_skipped: int = 0  # damaged places that readers asked to pass over
@@ -57,6 +59,8 @@ class State:
         return self.writable and not (self.closed or self.stream is not None or self.latch.closed)
 
     def check_open(self) -> None:
+        if self.opener is not None:
+            raise Forked(self.path, pid=self.opener)
         if self.closed:
             raise Closed(f"{self.path} was closed; nothing was done, open it again")
 
@@ -72,6 +76,13 @@ class State:
         self.latch.check()
         if self.stream is not None:
             raise Busy(f"{self.path}: a streamed record is being written; nothing was written, retry when it is done")
+
+    def forked(self, pid: int) -> None:
+        """Give up in a forked child: it is closed there, using it raises Forked, and the files stay the parent's."""
+        self.opener, self.closed = pid, True
+        self.files.maps.clear()
+        self.files.indexes.clear()
+        fork.poison(self.path, pid, self, self.active)
 
     def segment_at(self, seq: int) -> Sealed | Active:
         """The segment whose range holds `seq`."""

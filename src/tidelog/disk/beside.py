@@ -16,6 +16,8 @@ from select import POLLIN, poll
 from threading import Thread
 from typing import Final
 
+from tidelog.disk import fork
+
 try:
     from tidelog import kernel
 except ImportError:
@@ -53,6 +55,11 @@ class Beside:
         # It does not keep a process alive: what was asked for and never heard of was never acknowledged either.
         self._thread = Thread(target=work, args=self._far, name=name, daemon=True)
         self._thread.start()
+        fork.guard(self)
+
+    def forked(self, pid: int) -> None:  # noqa: ARG002
+        # A word written to these pipes would end the parent's thread, and one read from them would never reach it.
+        self._give_up()
 
     def ask(self, descriptor: int) -> None:
         """Have this synced."""
@@ -71,7 +78,15 @@ class Beside:
 
     def close(self) -> None:
         """End the thread, once what was asked for is done. By a word: a forked child may hold the pipe open."""
+        if self._asked < 0:
+            return
         self.ask(-1)
         self._thread.join()
-        for descriptor in (*self._far, self._asked, self.descriptor):
-            os.close(descriptor)
+        self._give_up()
+
+    def _give_up(self) -> None:
+        ends = (*self._far, self._asked, self.descriptor)
+        self._far, self._asked, self.descriptor = (-1, -1), -1, -1  # first: a number is used again once it is closed
+        for descriptor in ends:
+            if descriptor >= 0:
+                os.close(descriptor)

@@ -3,6 +3,9 @@
 Buffered file objects hide short writes and report errors at close, when nobody can act on
 them any more. One descriptor serves a file from its first write to its last sync, because
 the kernel reports a failed write-back once per open file.
+
+Files, locks and disks belong to the process that made them (`fork`): in a forked child all that could change a file
+raises Forked.
 """
 
 from __future__ import annotations
@@ -14,7 +17,9 @@ import os
 import stat as statmod
 from collections.abc import Sequence
 from contextlib import suppress
+from os import getpid
 
+from tidelog.disk import fork
 from tidelog.disk.seam import Mode, Stat, parent, same_directory, write_all, write_all_pieces
 from tidelog.types import Buffer
 
@@ -27,19 +32,29 @@ _FLAGS = {
 
 class PosixFile:
     def __init__(self, path: str, fd: int) -> None:
-        self._path, self._fd = path, fd
+        self._path, self._fd, self._pid = path, fd, fork.process_id()
+        fork.guard(self)
+
+    def forked(self, pid: int) -> None:  # noqa: ARG002
+        with suppress(OSError):
+            self.close()
+
+    def _own(self) -> int:
+        """The descriptor, for the process that opened the file."""
+        fork.check(self._path, self._pid)
+        return self._fd
 
     @property
     def path(self) -> str:
         return self._path
 
     def size(self) -> int:
-        return os.fstat(self._fd).st_size
+        return os.fstat(self._fd if self._fd >= 0 else self._own()).st_size
 
     def read(self, pos: int, size: int, /) -> bytes:
         # `pread` into fresh bytes, never `readinto` a bytearray: measured five times faster on
         # machines whose kernel copies alias pages, and it cannot hand out stale buffer contents.
-        data = os.pread(self._fd, size, pos)
+        data = os.pread(self._fd if self._fd >= 0 else self._own(), size, pos)
         if len(data) == size or not data:
             return data
         pieces = [data]
@@ -53,22 +68,26 @@ class PosixFile:
         write_all(self._pwrite, pos, data)
 
     def _pwrite(self, piece: memoryview, pos: int) -> int:
-        return os.pwrite(self._fd, piece, pos)
+        return os.pwrite(self._own(), piece, pos)
 
     def write_pieces(self, pos: int, pieces: Sequence[Buffer], /) -> None:
         write_all_pieces(self._pwritev, pos, pieces)
 
     def _pwritev(self, pieces: Sequence[Buffer], pos: int) -> int:
+        if getpid() != self._pid:  # here and not by `_own`: two calls less for each batch
+            self._own()
         return os.pwritev(self._fd, pieces, pos)
 
     def cut(self, size: int, /) -> None:
-        os.ftruncate(self._fd, size)
+        os.ftruncate(self._own(), size)
 
     def reserve(self, size: int, /) -> None:
         if size > self.size():
-            os.posix_fallocate(self._fd, 0, size)
+            os.posix_fallocate(self._own(), 0, size)
 
     def sync(self) -> None:
+        if getpid() != self._pid:
+            self._own()
         if self._fd < 0:
             raise OSError(errno.EBADF, "the file is closed", self._path)
         os.fdatasync(self._fd)
@@ -96,6 +115,12 @@ class PosixFile:
 class PosixLock:
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        fork.guard(self)
+
+    def forked(self, pid: int) -> None:  # noqa: ARG002
+        # The lock stays the parent's, whose descriptor is open. Kept open here, it would outlive the parent.
+        with suppress(OSError):
+            self.release()
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -108,9 +133,18 @@ class PosixLock:
 
 
 class PosixDisk:
-    """A disk of the operating system. Holds no state; paths are as the process sees them."""
+    """A disk of the operating system; paths are as the process sees them. Only the process that made it changes files
+    with it."""
+
+    def __init__(self) -> None:
+        self._pid = fork.process_id()
+
+    def __reduce__(self) -> tuple[type[PosixDisk], tuple[()]]:
+        return PosixDisk, ()  # the process that unpickles it owns the copy
 
     def open(self, path: str, mode: Mode = "read", /) -> PosixFile:
+        if mode != "read":
+            fork.check(path, self._pid)
         return PosixFile(path, os.open(path, _FLAGS[mode] | os.O_CLOEXEC, 0o644))
 
     def stat(self, path: str, /) -> Stat | None:
@@ -124,6 +158,7 @@ class PosixDisk:
         return sorted(os.listdir(directory or "."))
 
     def make_dir(self, path: str, /) -> None:
+        fork.check(path, self._pid)
         path = path.rstrip("/") or "/"
         if not self._make_missing(path) and path not in ("/", "."):
             # It was there already, but whoever made it may have been killed before its name was synced.
@@ -144,16 +179,20 @@ class PosixDisk:
         return True
 
     def remove(self, path: str, /) -> None:
+        fork.check(path, self._pid)
         os.unlink(path)
 
     def remove_dir(self, path: str, /) -> None:
+        fork.check(path, self._pid)
         os.rmdir(path)
 
     def rename(self, old: str, new: str, /) -> None:
+        fork.check(old, self._pid)
         same_directory(old, new)
         os.replace(old, new)
 
     def sync_dir(self, path: str, /) -> None:
+        fork.check(path, self._pid)
         fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -161,6 +200,7 @@ class PosixDisk:
             os.close(fd)
 
     def lock(self, path: str, /) -> PosixLock:
+        fork.check(path, self._pid)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -8,11 +8,13 @@ commit while holding the lock: the committer needs it to publish.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from tidelog.clock import Clock
+from tidelog.disk import fork
 from tidelog.disk.seam import Disk, join
 from tidelog.engine.block import Block, Told
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig
@@ -29,7 +31,7 @@ from tidelog.engine.results import Appended, TopicState
 from tidelog.engine.routing.hops import Hops
 from tidelog.engine.scratch import Scratch
 from tidelog.engine.tags import TagCache
-from tidelog.errors import Closed, Corrupt, Damaged, ReadOnly, TopicNotFound, Unavailable
+from tidelog.errors import Closed, Corrupt, Damaged, Forked, ReadOnly, TopicNotFound, Unavailable
 from tidelog.wal import Shard, Stored, Token, shard_of
 
 if TYPE_CHECKING:
@@ -61,6 +63,7 @@ class Shared:
     shards: list[Shard]  # none: opened for reading
     closing: bool = False  # no new writes
     closed: bool = False
+    opener: int | None = None  # in a forked child: the process that opened it
     rolled: bool = False  # a segment was completed, or copies were made, that no checkpoint has seen
     doors: Doors | None = None  # the engine, for those of its parts that need other topics
     journals: set[Journal] = field(default_factory=set)  # those with something to write down
@@ -72,6 +75,12 @@ class Shared:
     def __post_init__(self) -> None:
         self.notes = Notes(wanted=self.limits.ledger_records > 0)
 
+    def gone(self, undone: str) -> Closed | Forked:
+        """The error for a use after `closed` was set: by a close, or in a forked child."""
+        if self.opener is not None:
+            return Forked(self.root, pid=self.opener)
+        return Closed(f"{self.root} was closed; {undone}, open it again")
+
     def now_ms(self) -> int:
         return self.clock.now_us() // 1000
 
@@ -80,7 +89,7 @@ class Shared:
 
     def shard(self, topic_id: int) -> Shard:
         if self.closed:
-            raise Closed(f"{self.root} was closed; nothing was written, open it again")
+            raise self.gone("nothing was written")
         if not self.shards:
             raise ReadOnly(f"{self.root} was opened for reading; nothing was written")
         return self.shards[shard_of(topic_id, len(self.shards))]
@@ -199,7 +208,7 @@ class Core:
 
     def check(self) -> None:
         if self.shared.closed:
-            raise Closed(f"{self.shared.root} was closed; nothing was done, open it again")
+            raise self.shared.gone("nothing was done")
         if self.dropped:
             raise TopicNotFound(self.name)
 
@@ -283,8 +292,14 @@ class Core:
             self._waiters.add(wake)
 
     def unlisten(self, wake: Callable[[], None]) -> None:
-        with self.lock:
+        with suppress(Forked), self.lock:  # in a forked child nothing is told of anyway
             self._waiters.discard(wake)
+
+    def forked(self, pid: int) -> None:
+        """Give up in a forked child: every lock of the topic raises Forked."""
+        state = self.queue
+        beside = () if state is None else (state, state.journal, state.gate)
+        fork.poison(self.shared.root, pid, self, *beside, *self.lanes, *self.ended, self.lane)
 
     def wake(self) -> None:
         if self._waiters:

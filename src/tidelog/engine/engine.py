@@ -12,6 +12,7 @@ from threading import Lock
 from types import TracebackType
 from typing import Self
 
+from tidelog.disk import fork
 from tidelog.disk.seam import Lock as DirectoryLock
 from tidelog.engine import append, groups, opening, retention
 from tidelog.engine.append import Records
@@ -30,7 +31,7 @@ from tidelog.engine.routing.routing import Routing
 from tidelog.engine.staging import Staging
 from tidelog.engine.topic import Topic
 from tidelog.engine.upkeep import Keeper, Upkeep, close_at_exit, keepers
-from tidelog.errors import BadInput, Closed, Error, Latched, ReadOnly, Throttled, TopicExists, TopicNotFound
+from tidelog.errors import BadInput, Error, Latched, ReadOnly, Throttled, TopicExists, TopicNotFound
 from tidelog.formats import bodies
 from tidelog.formats.bodies import Body
 from tidelog.wal import Shard
@@ -51,6 +52,7 @@ class Engine(Routers):
         self._ledger = Ledger(self._shared, self)
         self._upkeep = Upkeep(self._shared, opened.history, self._listed, self.report)
         self._keepers: list[Keeper] = []
+        fork.guard(self)
         if threads and self._shared.shards:
             self._keepers = keepers(self._shared, self._sync, self._keep, self._upkeep.hurry, self.report)
             for shard in self._shared.shards:
@@ -124,6 +126,7 @@ class Engine(Routers):
 
     def names(self) -> list[str]:
         """The names of all topics, sorted."""
+        self._check()
         return sorted(name for name in list(self._topics) if not name.startswith(OWN))
 
     def topics(self, prefix: str = "") -> list[TopicState]:
@@ -264,6 +267,7 @@ class Engine(Routers):
     @property
     def staging(self) -> Staging:
         """Chunks that are to become numbered batches."""
+        self._check()
         return Staging(self._shared.disk, self._shared.root)
 
     # ── keeping ───────────────────────────────────────────────────────────────────────────────
@@ -376,6 +380,18 @@ class Engine(Routers):
         if failed is not None:
             raise failed
 
+    def forked(self, pid: int) -> None:
+        """Give up in a forked child: it is closed there, using it raises Forked, and the files stay the parent's."""
+        shared = self._shared
+        shared.opener, shared.closing, shared.closed = pid, True, True
+        shared.maps.forget()
+        beside = (shared.maps, shared.quota, shared.tags, shared.notes, shared.scratch, self._ledger, self._routing)
+        fork.poison(shared.root, pid, self, shared, *beside, self._upkeep, self._upkeep.hurry)
+        for shard in shared.shards:
+            shard.forked(pid)
+        for core in list(self._topics.values()):
+            core.forked(pid)
+
     def __enter__(self) -> Self:
         return self
 
@@ -386,7 +402,7 @@ class Engine(Routers):
 
     def _check(self) -> None:
         if self._shared.closed:
-            raise Closed(f"{self._shared.root} was closed; nothing was done, open it again")
+            raise self._shared.gone("nothing was done")
 
     def _check_writable(self) -> None:
         self._check()

@@ -46,6 +46,10 @@ class Maps:
         with self._lock:
             self._held.clear()
 
+    def forget(self) -> None:
+        """`clear` in a forked child, where a thread that is not there may hold the lock."""
+        self._held.clear()
+
 
 class Fetched(Mapped):
     """A data file that is somewhere else: each look at it fetches what is looked at."""

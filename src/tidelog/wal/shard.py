@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from threading import Lock, Thread
 
 from tidelog.clock import Clock
+from tidelog.disk import fork
 from tidelog.disk.seam import File
 from tidelog.errors import Busy, Closed
 from tidelog.wal.aside import HEAR_S, LEAD_BYTES, TURN_S, Aside
@@ -203,6 +204,11 @@ class Shard(Aside):
                 beside, self._beside = self._beside, None
                 if beside is not None:
                     beside.close()
+
+    def forked(self, pid: int) -> None:
+        """Give up in a forked child: what is queued is the parent's to commit, and every lock raises Forked."""
+        self._closing = True
+        fork.poison(self.directory, pid, self, self._writer)
 
     # Turns and the writer thread.
 

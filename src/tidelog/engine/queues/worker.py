@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, runtime_checkable
 
 from tidelog.clock import Clock, SystemClock
+from tidelog.disk import fork
 from tidelog.engine.queues.jobs import Extended, Job, Settled
 from tidelog.errors import BadInput, Error
 
@@ -84,6 +85,12 @@ class Worker:
         self._stopping = False
         self._thread: Thread | None = None
         self.trouble: Error | None = None  # what last kept it from claiming or settling
+        fork.guard(self)
+
+    def forked(self, pid: int) -> None:
+        """Give up in a forked child: its threads, and the jobs that they work on, are the parent's."""
+        self._stopping, self._thread, self._woken = True, None, Event()
+        fork.poison(f"the worker {self._node}", pid, self)
 
     @property
     def tally(self) -> Tally:

@@ -91,6 +91,7 @@ _TABLE: Final[tuple[tuple[type[Error], str], ...]] = (
     (errors.AlreadyExists, "topic_exists_incompatible"),
     (errors.RouterCycle, "router_cycle"),
     (errors.Closed, "shutting_down"),
+    (errors.Forked, "internal"),
     (errors.ReadOnly, "internal"),
     (errors.NewerFormat, "internal"),
     (errors.Refused, "invalid_request"),

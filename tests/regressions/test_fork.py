@@ -1,0 +1,124 @@
+"""A fork loses and doubles nothing: a handle belongs to the process that opened it (docs/bugs.md)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tidelog
+from tidelog.commitlog import verify
+
+PARENT = Path(__file__).with_name("forking.py")
+CODECS = ["tide", "rustlog", "laminar", "narwhal"]
+
+
+def said(scenario: str, path: Path, *more: str) -> dict[str, list[list[Any]]]:
+    """What the processes of a scenario printed, by its first word."""
+    done = subprocess.run(
+        [sys.executable, str(PARENT), scenario, str(path), *more], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    found: dict[str, list[list[Any]]] = {}
+    for word, *rest in json.loads(done.stdout):
+        found.setdefault(word, []).append(rest)
+    return found
+
+
+def refused(found: dict[str, list[list[Any]]]) -> None:
+    """Every door raised Forked and says what to do; closing did nothing and raised nothing."""
+    wrong = [door for door in found["door"] if door[1] != "Forked"]
+    assert not wrong, wrong
+    assert all("nothing was" in text and "open" in text for _, kind, text in found["door"] if kind == "Forked")
+    assert found["close"] == [["returned", "None"]]
+
+
+def rows(path: Path, topic: str) -> list[Any]:
+    with tidelog.open(str(path)) as log:
+        assert not log.report.damage
+        return [record.data for record in log.topic(topic, create=False).read(0).records]
+
+
+def test_children_of_a_pool_write_nothing_and_the_parent_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    found = said("multiprocessing_children", path)
+    assert [kind for kind, _ in found["children"][0][0]] == ["Forked"] * 3
+    assert found["parent"] == [[[1, 2, 3, 4, 5]]]
+    assert rows(path, "jobs") == [{"parent": number} for number in range(5)]
+
+
+@pytest.mark.parametrize("shards", ["1", "2"])
+def test_every_door_of_an_engine_raises_in_a_child(tmp_path: Path, shards: str) -> None:
+    path = tmp_path / "data"
+    found = said("engine", path, shards)
+    refused(found)
+    assert found["parent"] == [[3, 3, 2]]
+    assert found["published"] == [[2]]
+    assert found["acked"] == found["staged"] == [[1]]
+    assert rows(path, "events") == [b"1", b"2", b"3"]
+    assert rows(path, "copy") == [b"3"]
+    assert rows(path, "plain") == [b"1", b"2", b"3"]
+    assert rows(path, "work") == [{"n": 2}]
+
+
+def test_leaving_a_block_and_exiting_in_a_child_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    found = said("leaving", path)
+    assert found["child"] == [[0]] * 3
+    assert [kind for kind, _ in found["locked"][0]] == ["Locked"] * 2
+    assert found["parent"] == [[2, 2]] or found["parent"] == [[2, 1]]
+    assert rows(path, "events") == [b"1", b"2"]
+    assert verify(f"{path}-log").ok
+
+
+def test_a_child_reads_with_a_handle_of_its_own_and_not_with_its_parents(tmp_path: Path) -> None:
+    found = said("read_only", tmp_path / "data")
+    assert found["own"] == [["returned", "[1, 2]"]]
+    assert [found[door][0][0] for door in ("inherited", "refresh", "writer")] == ["Forked", "Forked", "Locked"]
+    assert found["parent"] == [[3, 2]]
+
+
+def test_a_child_that_lives_on_does_not_keep_the_lock(tmp_path: Path) -> None:
+    found = said("released", tmp_path / "data")
+    assert found["again"][0][0] == 1
+    assert found["child"] == [[0]]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_door_of_a_segmented_log_raises_in_a_child(tmp_path: Path, codec: str) -> None:
+    found = said("segmented", tmp_path / "log", codec)
+    refused(found)
+    assert found["parent"] == [[["1", "2", "3"], 2]]
+    assert found["again"] == [[["1", "2", "3"], 1]]
+
+
+def test_every_door_of_a_partitioned_log_raises_in_a_child(tmp_path: Path) -> None:
+    found = said("partitioned", tmp_path / "log")
+    refused(found)
+    assert found["parent"][0][2] == 1
+
+
+def test_a_fork_that_python_does_not_see_changes_no_file(tmp_path: Path) -> None:
+    found = said("unseen", tmp_path / "data")
+    assert [door[:2] for door in found["door"] if door[1] != "Forked"] == []
+    assert found["parent"] == [[2, [1]]]
+    assert rows(tmp_path / "data", "events") == [b"1", b"2"]
+
+
+def test_a_child_neither_ends_nor_hears_the_thread_that_syncs(tmp_path: Path) -> None:
+    found = said("beside", tmp_path / "file")
+    assert found["child"] == [["returned", "None"]] * 3
+    assert found["synced"] == [[True]] * 3
+
+
+@pytest.mark.slow
+def test_forks_beside_busy_threads_hang_nobody_and_lose_nothing(tmp_path: Path) -> None:
+    found = said("crowded", tmp_path / "data")
+    assert found["heard"] == [[{"Forked": 40}]]
+    assert all(good and count for _, count, good in found["rows"]), found["rows"]
+    assert found["damage"] == [[[], []]]
