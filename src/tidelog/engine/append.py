@@ -177,7 +177,17 @@ def _records_in(made: bytes) -> int:
     return batches.count(made, found) if found.kind == frame.APPEND_BATCH else 1
 
 
-def append(core: Core, batch: Batch | Columns, key: str | None) -> Token[Appended]:
+class Synced(Append):
+    """A batch that is durable when it is acknowledged, whatever the class of its topic is."""
+
+    __slots__ = ()
+
+    def __init__(self, core: Core, first: int, ts_ms: int, batch: Records, key: str | None) -> None:
+        super().__init__(core, first, ts_ms, batch, key)
+        self.durable = True
+
+
+def append(core: Core, batch: Batch | Columns, key: str | None, *, synced: bool = False) -> Token[Appended]:
     """Stage a batch; its token tells when it is acknowledged. Raises before anything was assigned."""
     check_key(key)
     with core.lock:
@@ -191,7 +201,7 @@ def append(core: Core, batch: Batch | Columns, key: str | None) -> Token[Appende
             if seen is not None:
                 return Token.ready(shard, replace(seen.outcome, deduped=True))
             core.window.forget_expired(now_ms, window_ms)
-        return staged(core, batch, key)
+        return staged(core, batch, key, Synced if synced else Append)
 
 
 def staged(core: Core, batch: Records, key: str | None, make: Callable[..., Append] = Append) -> Token[Appended]:

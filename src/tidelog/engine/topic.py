@@ -167,17 +167,18 @@ class Topic:
             self._core.check()
             return dict(self._core.numbered.get(writer, {}))
 
-    def _append(self, batch: Batch | Columns, key: str | None) -> Token[Appended]:
+    def _append(self, batch: Batch | Columns, key: str | None, *, synced: bool = False) -> Token[Appended]:
         retention.expire(self._core)
-        token = append.append(self._core, batch, key)
+        token = append.append(self._core, batch, key, synced=synced)
         if self._core.ephemeral:
             self._core.wake()
         return token
 
-    def stage(self, batch: Batch | Columns, key: str | None = None) -> Token[Appended]:
+    def stage(self, batch: Batch | Columns, key: str | None = None, *, synced: bool = False) -> Token[Appended]:
         """`append` of a batch that was made before, without waiting and without waking anybody for it: whoever drives
-        the commits does. Where old records have to go first (`is_due`) this waits for that."""
-        return self._append(batch, key)
+        the commits does. Where old records have to go first (`is_due`) this waits for that. `synced`: it is durable
+        when its token is set, in every class but `ephemeral`."""
+        return self._append(batch, key, synced=synced)
 
     @property
     def is_open(self) -> bool:

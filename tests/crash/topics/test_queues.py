@@ -210,10 +210,10 @@ def the_first_gets_everything(patch: Patch) -> None:
 def the_dead_are_deleted_first(patch: Patch) -> None:
     real = burial._moved
 
-    def moved(at: State, piece: Any) -> list[int]:
+    def moved(at: State, piece: Any) -> Any:
         burial._delete(at, piece.rows.seq.tolist()).wait()
         real(at, piece)
-        return []
+        return [], None
 
     patch.setattr(burial, "_moved", moved)
 

@@ -27,7 +27,7 @@ from tidelog.engine.queues.redrive import Redriven, Where
 from tidelog.engine.queues.schedule import PRIORITY_MAX, TIME_MS_MAX, marked
 from tidelog.engine.queues.state import State
 from tidelog.engine.results import Appended
-from tidelog.errors import BadInput, Error
+from tidelog.errors import BadInput, Error, TopicNotFound
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.wal import Token
 
@@ -80,9 +80,11 @@ class Queue:
         metas: Any = marked(meta, count, run_at_ms=run_at_ms, priority=priority)
         return self.topic.append(records, tag=tag, node=node, meta=metas, key=key)
 
-    def take_in(self, batch: Batch) -> Appended:
-        """Write jobs that come back from a dead-letter topic."""
-        done = self.topic.stage(batch).wait()
+    def take_in(self, batch: Batch, *, synced: bool) -> Appended:
+        """Write jobs that come back from a dead-letter topic; `synced`: durable on return, whatever the class is."""
+        done = self.topic.stage(batch, synced=synced).wait()
+        if self.topic.dropped:
+            raise TopicNotFound(self.topic.name)
         self._state.journal.note(self._core.shared.now_ms(), "redriven", done.seqs)
         return done
 
@@ -234,6 +236,12 @@ class Queue:
     def expired(self) -> int:
         """Leases that ran out since the engine was opened, as far as somebody has looked."""
         return self._state.expired
+
+    @property
+    def dead_letter_error(self) -> Error | None:
+        """What kept jobs from the dead-letter topic when they were last to go there; None: nothing. They stay in the
+        queue and are tried again by the next claim."""
+        return self._state.dead_letter_error
 
     def next_due_ms(self) -> int | None:
         """When something may become claimable by itself: a lease ends, a delay or a schedule comes due. None: nothing

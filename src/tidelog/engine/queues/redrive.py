@@ -1,7 +1,8 @@
 """[shell] Redrive: what went to a dead-letter topic goes back to the queue it came from.
 
-Batch by batch: first the queue has the jobs again, under its own class, then they are deleted from the dead-letter
-topic. A crash between the two may leave one batch in both places; none is ever in neither.
+Batch by batch: first the queue has the jobs again, synced whatever its class is, then they are deleted from the
+dead-letter topic under that topic's class. A crash between the two may leave one batch in both places; none is ever in
+neither. An ephemeral queue is the exception: what is given back to it lasts as long as its other jobs, until a restart.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def _move(core: Core, queue: Topic, chosen: _Chosen, at: list[int]) -> None:
         names(rows, rows.node),
         [meta or None for meta in metas],
     )
-    queue.queue().take_in(batch)
+    queue.queue().take_in(batch, synced=not core.ephemeral)
     delete.delete(core, None, None, rows.seq.tolist())
 
 

@@ -68,6 +68,8 @@ class State:
             self.leases.restore(projection.held, projection.deliveries, projection.delayed)
         self.expired = 0  # leases that ran out since it was opened
         self.looked = 0  # what jobs up to here ask for is known
+        self.copied: dict[int, int] = {}  # jobs that the topic of this id has as dead letters, and this one still has
+        self.dead_letter_error: Error | None = None  # what last kept a job from the dead-letter topic
         self.journal = Journal(core)
         self.ahead = reading.Ahead()
         self.gate: Gate | None = None
@@ -100,7 +102,10 @@ class State:
         if self._removals != index.removals:
             tracked = self.leases.tracked()
             gone = ~reading.living(index, tracked)
-            self.leases.forget(np.array(tracked, np.int64)[gone].tolist())
+            lost: list[int] = np.array(tracked, np.int64)[gone].tolist()
+            self.leases.forget(lost)
+            for seq in lost if self.copied else ():
+                self.copied.pop(seq, None)
             self._removals = index.removals
         swept = self.leases.sweep(now_ms)
         if swept.expired:
