@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV   := .venv
 RUN    := $(VENV)/bin/python
 READY  := $(VENV)/.ready
+# How long `make soak` runs.
+MINUTES ?= 30
 
 # An activated environment or a stray path of the caller's shell must not decide which packages we see.
 unexport VIRTUAL_ENV PYTHONPATH PYTHONHOME
@@ -13,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check lint crash bench format clean
+.PHONY: help setup demo test check lint crash soak bench format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +49,9 @@ lint: $(READY) ## ruff and mypy --strict
 
 crash: $(READY) ## every crash state of the sweeps, and Spark with two workers; takes long
 	@$(RUN) -m pytest -n 2 --dist worksteal -m "sweep or cluster"
+
+soak: $(READY) ## a server under mixed load with kills, full disks and clock jumps: make soak MINUTES=30
+	@$(RUN) -m tests.soak.soak --minutes $(MINUTES)
 
 bench: $(READY) ## the benchmarks, as a table and as JSON
 	@$(RUN) benchmarks/run.py

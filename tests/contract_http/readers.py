@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
 from socket import SHUT_RDWR
@@ -42,8 +42,8 @@ class Interrupted(Exception):
 
 
 def answered(reply: Any, *statuses: int) -> dict[str, Any]:
-    """Return the body of an answer with one of these statuses; a server that stops or starts is not an answer."""
-    if reply.status in (429, 503):
+    """Return the body of an answer with one of these statuses; a server that stops, starts or is full is no answer."""
+    if reply.status in (429, 503, 507):
         raise Interrupted
     assert reply.status in statuses, (reply.status, reply.body[:300])
     body: dict[str, Any] = reply.json()
@@ -94,27 +94,27 @@ class Position:
 class World:
     """The server, its topics, and everything that the writers did."""
 
-    def __init__(self, server: Server, seed: int) -> None:
-        self.server, self.seed = server, seed
+    def __init__(self, server: Server, seed: int, configs: dict[str, dict[str, object]] = CONFIGS) -> None:
+        self.server, self.seed, self.configs = server, seed, configs
         self.over = threading.Event()  # writers stop
         self.written_all = threading.Event()  # all of them have: readers go on to the head and stop
         self.failed = threading.Event()
         self.errors: list[BaseException] = []
-        self.lives: dict[str, list[Life]] = {name: [] for name in CONFIGS}
+        self.lives: dict[str, list[Life]] = {name: [] for name in configs}
         self.readers: list[Reader] = []
-        self.restarts = 0
 
     @property
     def stopped(self) -> bool:
         return self.over.is_set() or self.failed.is_set()
 
-    def run(self, seconds: float, restarts: int) -> None:
-        """Write and read for so long, then let every reader reach the head, and check what each of them got."""
+    def run(self, seconds: float, disturb: Sequence[Callable[[], object]]) -> None:
+        """Write and read for so long, with these disturbances on the way. Then let every reader reach the head, and
+        check what each of them got."""
         with self.server.client() as api:
-            for name in CONFIGS:
+            for name, config in self.configs.items():
                 self.lives[name].append(Life())
-                api.make(name, **CONFIGS[name])
-        writers = [Writer(self, name, Random(f"{self.seed}/{name}")) for name in CONFIGS]
+                api.make(name, **config)
+        writers = [Writer(self, name, Random(f"{self.seed}/{name}")) for name in self.configs]
         kinds: list[type[Reader]] = [SseReader] * 3 + [SocketReader] * 2 + [PollReader] * 2
         self.readers = [kind(self, Random(f"{self.seed}/reader {at}")) for at, kind in enumerate(kinds)]
         writing = [threading.Thread(target=self._guarded, args=(writer.run,)) for writer in writers]
@@ -122,12 +122,11 @@ class World:
         for thread in (*writing, *reading):
             thread.start()
         try:
-            for _ in range(restarts):
-                self.failed.wait(seconds / (restarts + 1))
+            for act in disturb:
+                self.failed.wait(seconds / (len(disturb) + 1))
                 if not self.failed.is_set():
-                    self.server.restart()
-                    self.restarts += 1
-            self.failed.wait(seconds / (restarts + 1))
+                    act()
+            self.failed.wait(seconds / (len(disturb) + 1))
         except BaseException as error:
             self.errors.append(error)
             self.failed.set()
@@ -155,7 +154,7 @@ class World:
 
     def _check(self) -> None:
         with self.server.client() as api:
-            earliest = {name: api.state(name)["earliest_seq"] for name in CONFIGS}
+            earliest = {name: api.state(name)["earliest_seq"] for name in self.configs}
         for reader in self.readers:
             for position in (*reader.archived, *reader.positions.values()):
                 self._check_position(position, earliest)
@@ -170,7 +169,7 @@ class World:
         assert position.received.items() <= life.written.items(), (where, "records that were not written")
         lost: set[int] = set()
         for gap_from, gap_to in position.gaps:
-            assert "cap_records" in CONFIGS[position.topic], (where, "a gap where nothing can be lost")
+            assert "cap_records" in self.configs[position.topic], (where, "a gap where nothing can be lost")
             assert gap_to < earliest[position.topic], (where, "a gap over records that are still there")
             lost.update(range(gap_from, gap_to + 1))
         assert not lost & position.received.keys(), where
@@ -264,7 +263,9 @@ class Writer:
             if self._world.failed.wait(0.005):
                 return
         self._world.lives[self._topic].append(Life())
-        self._until_done(lambda api: void(answered(api.put(path(self._topic), CONFIGS[self._topic]), 200, 201)))
+        self._until_done(
+            lambda api: void(answered(api.put(path(self._topic), self._world.configs[self._topic]), 200, 201))
+        )
 
 
 def void(_: object) -> None:
@@ -278,7 +279,7 @@ class Reader(ABC):
 
     def __init__(self, world: World, random: Random) -> None:
         self.world, self.random = world, random
-        names = sorted(random.sample(sorted(CONFIGS), random.randint(2, len(CONFIGS))))
+        names = sorted(random.sample(sorted(world.configs), random.randint(2, len(world.configs))))
         self.positions = {name: Position(name) for name in names}
         self.archived: list[Position] = []
         self.must_notice = threading.Event()  # that the topic of many lives was dropped

@@ -35,6 +35,7 @@ class Server:
 
     def __init__(self, folder: Path, *args: str, **settings: Any) -> None:
         """`settings` are names of the environment without their prefix, in lower case."""
+        self.environment = dict(_ENVIRONMENT)  # of the next process
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.data = folder, folder / "data"
         self._port_file, self._log = folder / "port.txt", folder / "log.txt"
@@ -61,7 +62,7 @@ class Server:
             self._process = subprocess.Popen(
                 [*COMMAND, *self._args],
                 cwd=self.folder,
-                env={**_ENVIRONMENT, **named},
+                env={**self.environment, **named},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -15,7 +15,7 @@ from tests.contract_http.server import Server
 def follow(folder: Path, seconds: float, restarts: int, tell: Callable[[str, int], None]) -> None:
     with Server(folder).start() as server:
         world = World(server, SystemRandom().randrange(1 << 32))
-        world.run(seconds, restarts)
+        world.run(seconds, [server.restart] * restarts)
         for what, count in world.counts.items():
             tell(what, count)
         assert all(world.counts.values()), f"seed {world.seed}: {world.counts}"
