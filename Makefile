@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check lint crash soak bench format clean
+.PHONY: help setup demo test check lint crash soak mutate bench format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,9 @@ crash: $(READY) ## every crash state of the sweeps, and Spark with two workers; 
 
 soak: $(READY) ## a server under mixed load with kills, full disks and clock jumps: make soak MINUTES=30
 	@$(RUN) -m tests.soak.soak --minutes $(MINUTES)
+
+mutate: $(READY) ## mutation testing of the code that keeps data safe; an hour on two cores
+	@$(RUN) -m tests.mutation.mutate --out mutation.json
 
 bench: $(READY) ## the benchmarks, as a table and as JSON
 	@$(RUN) benchmarks/run.py
