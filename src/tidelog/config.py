@@ -44,8 +44,13 @@ class LogConfig:
     """`rustlog`: keep a checksum per record in a side-car file, because the seed's layout has none. Readers of
     the seed's layout never need it."""
 
-    index_width: Literal[4, 8] = 4
-    """`laminar`: bytes of the index stored inside each record; 8 allows more than 2**32 records."""
+    header_bytes: Literal[12, 20] | None = None
+    """`rustlog`: bytes of a record's header: 20 as the design has it, 12 (no time) as the RustLog program writes.
+    None: what the log was written with, 20 for a new one. The other size than the log has is refused."""
+
+    index_width: Literal[4, 8] | None = None
+    """`laminar`: bytes of the index stored inside each record; 8 allows more than 2**32 records. None: what the log
+    was written with, 4 for a new one. The other width than the log has is refused."""
 
     index_cache: int | None = None
     """How many sealed segments keep their index in memory: None all, 0 none, n the n used last."""
@@ -55,6 +60,10 @@ class LogConfig:
 
     verify_on_open: bool | None = None
     """Read and check every sealed record at open. None: as the codec's design says (only `narwhal` does)."""
+
+    repair: bool = False
+    """Cut bytes from the end of the active segment that are not plainly an unfinished write, and keep them in
+    `quarantine/`. Without it such a log of another program opens for reading only."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -77,8 +86,10 @@ class LogConfig:
                 raise BadInput(f"{name} is {value}, it must not be negative")
         if self.sync not in ("each", "batch", "interval"):
             raise BadInput(f"sync is {self.sync!r}, it must be each, batch or interval")
-        if self.index_width not in (4, 8):
+        if self.index_width not in (None, 4, 8):
             raise BadInput(f"index_width is {self.index_width}, it must be 4 or 8")
+        if self.header_bytes not in (None, 12, 20):
+            raise BadInput(f"header_bytes is {self.header_bytes}, it must be 12 or 20")
 
     @property
     def overflow_bytes(self) -> int:

@@ -47,6 +47,7 @@ Error
 ├── InDoubt            nobody knows whether it was written; retry with the same key
 └── Damaged            do not trust this log without looking at it first
     ├── Corrupt          bytes on disk disagree with their checksum or their layout
+    ├── UnknownLayout    files of a layout, or a variant of one, that is not understood; nothing was changed
     ├── CursorLost       nobody knows how far a fifo channel was read; its owner clears it
     ├── ChannelOffline   a channel whose metadata cannot be read
     └── Latched          a sync or a write failed, so the page cache can no longer be trusted
@@ -410,6 +411,11 @@ class Corrupt(Damaged):
         step = next_step or "`tidelog check` (topics) or `tidelog log verify` (a log) shows all of it"
         super().__init__(f"{where} at byte {pos}: {reason}; {step}")
         self.where, self.pos, self.reason = where, pos, reason
+
+
+class UnknownLayout(Damaged):
+    code = "unknown_layout"
+    written = False
 
 
 class CursorLost(Damaged):

@@ -243,6 +243,7 @@ LAYOUTS: dict[str, Layout] = {
     "Snapshot head": snapshot._HEAD,
     "Channel cursor": channel._CURSOR,
     "rustlog record header": rustlog.HEADER,
+    "rustlog short record header": rustlog._LEAD,
     "rustlog index entry": rustlog.INDEX,
     "rustlog checksum": rustlog._CRC,
     "laminar content head": laminar._UNIT[4],

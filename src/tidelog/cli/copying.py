@@ -22,7 +22,15 @@ def convert(args: Namespace, screen: Screen) -> int:
         _made(args.destination, screen),
         screen.bar(f"converting {args.source}", total=len(log)) as bar,
     ):
-        copy = convert_log(log, args.destination, args.to, renumber=args.renumber, drop=args.drop, progress=bar)
+        copy = convert_log(
+            log,
+            args.destination,
+            args.to,
+            renumber=args.renumber,
+            drop=args.drop,
+            clamp_times=args.clamp_times,
+            progress=bar,
+        )
         copy.close()
     screen.answer(
         {

@@ -210,7 +210,7 @@ def _add_copies(verbs: Commands) -> None:
         short="write a log again in another layout",
         about="Write every record of SRC to a new log DST in another codec's layout, seqs and times kept. Nothing is\n"
         "dropped in silence: a column the target has no room for is refused unless --drop names it, a seq it\n"
-        "cannot hold unless --renumber shifts all of them.",
+        "cannot hold unless --renumber shifts all of them, times that step back unless --clamp-times raises them.",
         example="tidelog log convert events events-laminar --to laminar",
         codec="layout of SRC (recognised by its files)",
     )
@@ -220,6 +220,9 @@ def _add_copies(verbs: Commands) -> None:
     made.add_argument("--renumber", action="store_true", help="start at the target's own first seq")
     made.add_argument(
         "--drop", type=columns, default=frozenset(), metavar="COLUMNS", help="leave out node, tag, meta (node,tag)"
+    )
+    made.add_argument(
+        "--clamp-times", action="store_true", help="raise a time that steps back to the latest one before it"
     )
     made = _command(
         verbs,

@@ -120,7 +120,7 @@ def written(acked: range) -> str:
 def repair(args: Namespace, screen: Screen) -> int:
     """Open for writing, which recovers, and check everything; 1 where damage remains that nobody can mend."""
     codec = codec_there(PosixDisk(), args.dir, args.codec)
-    with SegmentedLog.open(args.dir, codec, verify_on_open=True) as log:
+    with SegmentedLog.open(args.dir, codec, verify_on_open=True, repair=True) as log:
         report, held = log.report, span(log.lowest, log.highest)
     ok = not report.damage
     state = "was whole" if report.clean else "is whole now" if ok else "still has damage"

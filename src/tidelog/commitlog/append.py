@@ -171,9 +171,10 @@ def append_rows(state: State, rows: Rows) -> None:
         if largest > limit:
             raise TooLarge(f"{state.path}: a record", size=largest, limit=limit)
         if oldest < state.active.last_ts_us or bool((np.diff(rows.ts_us) < 0).any()):
+            back = first if oldest < state.active.last_ts_us else int(rows.seq[1 + int(np.diff(rows.ts_us).argmin())])
             raise BadInput(
-                f"{state.path}: records from seq {first} on bring times that go back behind {state.active.last_ts_us}; "
-                "nothing was written, times in a log never do"
+                f"{state.path}: the time of seq {back} is before that of a record before it; nothing of this batch was "
+                "written, a log's times never step back. convert can raise them (clamp_times)"
             )
         durable = state.config.sync != "interval"
         spans = [span for span in (rows.data, rows.node, rows.tag, rows.meta) if span is not None]

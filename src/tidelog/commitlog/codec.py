@@ -12,12 +12,13 @@ mapped sealed segment and a growing one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from re import Pattern
 from typing import NamedTuple, Protocol, TypeAlias
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -117,6 +118,8 @@ class Recovered(NamedTuple):
     stop: Stop
     reason: str
     faults: list[Fault]  # damage that stays in place because good records follow it
+    unexplained: bool = False  # what follows `end` may be records of another program: cut only on request
+    notes: tuple[str, ...] = ()  # what is unusual and harmless
 
 
 class Source(Protocol):
@@ -175,6 +178,32 @@ class Codec(Protocol):
         """Which segment a file belongs to, and as what ("" for data, else its suffix); None: not ours."""
         found = self.names.fullmatch(name)
         return None if found is None else (int(found[1]), "" if found[2] == self.data_suffix else found[2])
+
+    def detect(self, names: Sequence[str], read: Callable[[str], Buffer | None], /) -> None:
+        """Find out which variant of the layout the files in a directory have, before anything is read or changed.
+
+        `read` gives a file's bytes, or None where it is gone. Raises UnknownLayout where no variant explains them.
+        """
+        return
+
+    def is_foreign(self, suffixes: Collection[str], /) -> bool:
+        """Whether a segment that has these files ("" is the data file) was written by another program."""
+        return False
+
+    def checksum(self, pieces: Iterable[Buffer], /) -> int:
+        """The checksum that a side file keeps of a record, from the record's bytes piece by piece."""
+        total = 0
+        for piece in pieces:
+            total = crc32(piece, total)
+        return total
+
+    def dead_bytes(self, shape: Shape, /) -> int:
+        """Bytes of the data file that belong to no record and are not damage. Skipped by readers, and kept."""
+        return 0
+
+    def index_serves(self, shape: Shape, /) -> bool:
+        """Whether the index of a sealed segment is right, although it is not the one this codec would write."""
+        return False
 
     def first_mark(self, base: int, /) -> int:
         """The running state of `sides` for a segment without records."""

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from tidelog.commitlog.codecs import codec_named
 from tidelog.commitlog.log import SegmentedLog
@@ -11,6 +14,7 @@ from tidelog.config import LogConfig
 from tidelog.disk.seam import Disk
 from tidelog.errors import AlreadyExists, BadInput
 from tidelog.formats.rows import Rows
+from tidelog.types import Ints
 
 
 def convert(
@@ -20,6 +24,7 @@ def convert(
     *,
     renumber: bool = False,
     drop: frozenset[str] = frozenset(),
+    clamp_times: bool = False,
     disk: Disk | None = None,
     progress: Callable[[int, int], None] | None = None,
     **settings: Any,
@@ -27,7 +32,8 @@ def convert(
     """Write every record of `log` to a new log at `destination`, and return that log, open.
 
     A column that the target has no room for is refused unless named in `drop`. A seq that the target cannot hold
-    is refused unless `renumber` shifts all of them to its own start.
+    is refused unless `renumber` shifts all of them to its own start. Times that step back, as another program's
+    clock can leave them, are refused unless `clamp_times` raises each to the latest time before it.
     """
     disk = disk or log.state.disk
     found = disk.stat(destination)
@@ -51,7 +57,11 @@ def convert(
     )
     try:
         for rows in log.batches():
-            copy.append_rows(_fitted(rows, shift, target.room, drop, to))
+            fitted = _fitted(rows, shift, target.room, drop, to)
+            if clamp_times and len(rows):
+                times: Ints = np.maximum.accumulate(np.maximum(rows.ts_us, copy.state.active.last_ts_us))
+                fitted = replace(fitted, ts_us=times)
+            copy.append_rows(fitted)
             if progress is not None:
                 progress(int(rows.seq[-1]) + 1 - log.lowest, total)
         copy.sync()

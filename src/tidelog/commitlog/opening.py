@@ -74,7 +74,7 @@ def _state(path: str, codec: Codec, disk: Disk, clock: Clock, config: LogConfig,
     latch = Latch(path)
     files = Files(disk, path, codec, Lru(config.maps_max), Lru(config.index_cache))
     verify = codec.full_check_on_open if config.verify_on_open is None else config.verify_on_open
-    found = recover(files, latch, writable=writable, verify=verify)
+    found = recover(files, latch, writable=writable, verify=verify, repair=config.repair)
     active = found.active
     if active is None:
         if not writable:

@@ -6,7 +6,6 @@ to read, it is told (OutOfRange) rather than moved along.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from tidelog.commitlog.segment import Active, Sealed
 from tidelog.commitlog.state import State
 from tidelog.errors import BadInput, Corrupt, OutOfRange, SeqMissing
 from tidelog.formats import rows as columns
+from tidelog.formats.lanes import first_false
 from tidelog.formats.rows import Rows
 from tidelog.types import Record
 
@@ -74,6 +74,24 @@ def batches(
             seq = max(chunk.fault.resume, seq + 1)
         else:
             raise corrupt(state, segment, chunk.fault)
+    if stop is None and state.report.unexplained and not state.writable:
+        _refuse_end(state, skip_damage=skip_damage)
+
+
+def _refuse_end(state: State, *, skip_damage: bool) -> None:
+    """Raise at the end of a log whose last bytes may be records of another program: it is not where the log ends."""
+    if skip_damage:
+        state.damage_skipped += 1
+        return
+    report, active = state.report, state.active
+    error = Corrupt(
+        state.files.data(active.base),
+        pos=active.size,
+        reason=f"{report.cut_bytes} bytes from seq {active.next_seq} on cannot be read, {report.cut_reason}",
+        next_step="all records before them were read; run `tidelog log verify`, or read with skip_damage",
+    )
+    error.seq = error.resume = active.next_seq
+    raise error
 
 
 def _read_chunk(state: State, seq: int, end: int, bytes_max: int) -> tuple[Sealed | Active, Chunk]:
@@ -137,11 +155,10 @@ def seek_time(state: State, ts_us: int) -> int:
         highest, first = state.highest, state.active.base
         # Segments that compaction emptied have no times and cannot hold the answer.
         timed = [(segment.base, times[1]) for segment in state.sealed if (times := segment.times()) is not None]
-    lo = bisect_left(timed, ts_us, key=lambda found: found[1])
-    if lo < len(timed):
-        first = timed[lo][0]
+    # Not by bisection: the times of a log that another program wrote may step back.
+    first = next((base for base, newest in timed if newest >= ts_us), first)
     for rows in batches(state, first, None, skip_damage=True):
-        at = int(np.searchsorted(rows.ts_us, ts_us))
+        at = first_false(rows.ts_us < ts_us)
         if at < len(rows):
             return int(rows.seq[at])
     return highest

@@ -7,13 +7,15 @@ Rules, in order of authority:
   3. A sealed segment is never changed. Damage in it is reported, and everything else is served.
   4. Files that can be derived are rebuilt beside the old ones and renamed into place.
   5. Temporaries and half-removed segments are swept; names we do not know are left alone.
+  6. Files whose layout is not understood are an error (UnknownLayout) before anything is changed. The end of an
+     active segment that another program wrote is cut only where it is plainly an unfinished write, or on request.
 
 With `writable=False` nothing on disk changes: cuts are logical, rebuilt indexes live in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
@@ -24,8 +26,8 @@ from tidelog.commitlog.swap import settle
 from tidelog.disk.atomic import read_all, remove_if_there, replace
 from tidelog.disk.latch import Latch
 from tidelog.disk.seam import File, Mode, join
-from tidelog.errors import Damaged, Unavailable
-from tidelog.formats.rows import Stop
+from tidelog.errors import Damaged, Unavailable, UnknownLayout
+from tidelog.formats.rows import Rows, Stop
 from tidelog.types import Buffer
 
 QUARANTINE = "quarantine"
@@ -52,6 +54,8 @@ class Report:
     quarantined: list[str] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
     cut_suspect: bool = False  # what was cut may be more than one unfinished write: records may lie behind the bad one
+    unexplained: bool = False  # what would be cut may be records of another program; a reader is told at the end
+    notes: list[str] = field(default_factory=list)  # what is unusual and harmless, and stays as it is
 
     @property
     def clean(self) -> bool:
@@ -63,6 +67,7 @@ class Report:
         said = []
         if self.cut_bytes:
             said.append(f"cut {self.cut_bytes} bytes of an unfinished write ({self.cut_reason})")
+        said += self.notes
         said += [f"rebuilt {name}" for name in self.rebuilt]
         said += [f"swept {name}" for name in self.swept]
         said += [f"kept the cut bytes in {name}" for name in self.quarantined]
@@ -94,13 +99,16 @@ def survey(codec: Codec, names: Sequence[str]) -> tuple[list[int], dict[int, set
     return sorted([*bases, *lost]), parts
 
 
-def recover(files: Files, latch: Latch, *, writable: bool, verify: bool) -> Found:
-    """Everything that can be served, and a report of what was done about the rest."""
+def recover(files: Files, latch: Latch, *, writable: bool, verify: bool, repair: bool = False) -> Found:
+    """Everything that can be served, and a report of what was done about the rest. `repair` also cuts an end that
+    nothing explains."""
     if writable:
-        return _recover(files, latch, writable=True, verify=verify)
+        _detect(files)
+        return _recover(files, latch, writable=True, verify=verify, repair=repair)
     for _ in range(_READ_TRIES):
+        _detect(files)
         before, _parts = survey(files.codec, files.disk.names(files.directory))
-        found = _recover(files, latch, writable=False, verify=verify)
+        found = _recover(files, latch, writable=False, verify=verify, repair=False)
         after, _parts = survey(files.codec, files.disk.names(files.directory))
         if set(before) <= set(after):
             return found
@@ -112,10 +120,24 @@ def recover(files: Files, latch: Latch, *, writable: bool, verify: bool) -> Foun
     raise Unavailable(f"{files.directory} changes faster than it can be opened; nothing was changed, try again")
 
 
-def _recover(files: Files, latch: Latch, *, writable: bool, verify: bool) -> Found:
+def _detect(files: Files) -> None:
+    """Let the codec tell the variant of its layout from the files. Nothing is changed."""
+
+    def read(name: str) -> Buffer | None:
+        return map_file(files.disk, join(files.directory, name))
+
+    try:
+        files.codec.detect(files.disk.names(files.directory), read)
+    except UnknownLayout as error:
+        raise UnknownLayout(f"{files.directory}: {error}") from None
+
+
+def _recover(files: Files, latch: Latch, *, writable: bool, verify: bool, repair: bool) -> Found:
     report = Report()
     names = files.disk.names(files.directory)
     bases, parts = survey(files.codec, names)
+    if writable and bases and not repair and files.codec.is_foreign(parts[bases[-1]]):
+        _refuse_unexplained(files, bases[-1])
     if writable and (settled := settle(files, bases)):
         report.rebuilt += settled
         names = files.disk.names(files.directory)
@@ -131,6 +153,22 @@ def _recover(files: Files, latch: Latch, *, writable: bool, verify: bool) -> Fou
         files.disk.sync_dir(files.directory)
     report.segments = len(bases)
     return Found(sealed, active, report)
+
+
+def _refuse_unexplained(files: Files, base: int) -> None:
+    """Raise before anything is changed where the end of another program's active segment would have to be cut, and is
+    not plainly an unfinished write."""
+    content = map_file(files.disk, files.data(base)) or b""
+    found = files.codec.recover(content, _read_sides(files, base), base)
+    if found.unexplained:
+        error = Damaged(
+            f"{files.data(base)}: {len(content) - found.end} bytes from byte {found.end} on (seq {found.next_seq}) are "
+            f"not readable records ({found.reason}) and not plainly an unfinished write; nothing was changed. "
+            "`tidelog log repair` cuts them and keeps them in quarantine; `tidelog log restore` copies the records "
+            "before them"
+        )
+        error.written = False
+        raise error
 
 
 def _sweep(
@@ -264,13 +302,15 @@ def _index_mismatch(segment: Sealed) -> str | None:
     return "the index is not what its data gives"
 
 
-def faults_of(segment: Sealed) -> tuple[list[Fault], int]:
-    """Read a whole sealed segment: every place that cannot be read, and how many records can."""
+def faults_of(segment: Sealed, look: Callable[[Rows], None] | None = None) -> tuple[list[Fault], int]:
+    """Read a whole sealed segment: every place that cannot be read, and how many records can. `look` sees them all."""
     shape, codec = segment.shape(), segment.files.codec
     seq, found, records = segment.base, [], 0
     while seq < segment.stop:
         chunk = codec.read(shape, seq, segment.stop, 8 << 20)
         records += len(chunk.rows)
+        if look is not None:
+            look(chunk.rows)
         if chunk.fault is not None:
             found.append(chunk.fault)
             seq = max(chunk.fault.resume, seq + 1)
@@ -298,6 +338,8 @@ def open_active(files: Files, latch: Latch, base: int, report: Report, *, writab
             report.cut_bytes += len(content) - found.end
             report.cut_reason = found.reason or "bytes behind the last record"
             report.cut_suspect = found.stop is Stop.BAD and any(content[found.end :])
+            report.unexplained = found.unexplained
+        report.notes += [f"{codec.data_name(base)}: {note}" for note in found.notes]
         if writable:
             _mend(files, base, data, content, have, found, report)
         sides: list[File | None] = []

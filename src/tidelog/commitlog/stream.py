@@ -8,7 +8,7 @@ it. Over-long, broken, or refused by the disk: the file is cut back to the byte 
 from __future__ import annotations
 
 from collections.abc import AsyncIterable, Iterable, Iterator
-from zlib import crc32
+from itertools import chain
 
 import numpy as np
 
@@ -95,7 +95,7 @@ class Stream:
             one = np.ones(1, np.int64)
             data = Span(one * len(head), one * size)
             rows = Rows(head, one * self._seq, one * self._ts_us, one * 0, data)
-            active.finish_stream(rows, one * checksum, durable=durable)
+            active.finish_stream(rows, np.array([checksum], np.uint64), durable=durable)
             after_write(state, durable=durable)
         return self._seq
 
@@ -105,11 +105,8 @@ class Stream:
             raise Closed("this streamed record was already finished or rolled back; start another")
 
     def _checksum(self, head: bytes, size: int) -> int:
-        """CRC-32 of the whole record, read back piece by piece: the head is known last but comes first."""
-        checksum = crc32(head)
-        for piece in self._pieces(size):
-            checksum = crc32(piece, checksum)
-        return checksum
+        """Checksum of the whole record, read back piece by piece: the head is known last but comes first."""
+        return self._state.codec.checksum(chain((head,), self._pieces(size)))
 
     def _pieces(self, size: int) -> Iterator[bytes]:
         for pos in range(0, size, _READ_BACK_BYTES):

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from tidelog.commitlog.codec import Fault
 from tidelog.commitlog.log import SegmentedLog
 from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
@@ -13,6 +15,7 @@ from tidelog.commitlog.segment import Sealed
 from tidelog.commitlog.state import State
 from tidelog.disk.seam import Disk
 from tidelog.errors import Corrupt
+from tidelog.formats.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +99,48 @@ def verify(
         verdict = Verdict(log.codec, len(state.sealed) + 1, log.lowest, log.highest, bytes=log.size)
         verdict.damage += state.report.damage
         _look_at_the_tail(state, verdict)
+        times = _Times()
         try:
             log.offsets.groups()
         except Corrupt as error:
             verdict.damage.append(Damage(OFFSETS_FILE, Fault(0, 0, error.pos, error.reason)))
+        verdict.notes += state.report.notes
         verdict.notes += [f"{name.removesuffix(' (in memory)')} must be rebuilt" for name in state.report.rebuilt]
         for number, segment in enumerate(state.sealed):
             if progress is not None:
                 progress(number, verdict.segments)
-            _verify_sealed(state, segment, verdict)
-        verdict.records += sum(len(rows) for rows in log.batches(state.active.base, skip_damage=True))
+            _verify_sealed(state, segment, verdict, times)
+        for rows in log.batches(state.active.base, skip_damage=True):
+            verdict.records += len(rows)
+            times.look(rows)
+        verdict.notes += times.notes()
         if progress is not None:
             progress(verdict.segments, verdict.segments)
         return verdict
     finally:
         log.close()
+
+
+class _Times:
+    """Looks for times that step back. That is no damage: the clock of another program did."""
+
+    def __init__(self) -> None:
+        self._last_us = self._steps = 0
+        self._seq: int | None = None
+
+    def look(self, rows: Rows) -> None:
+        if not len(rows):
+            return
+        back = np.flatnonzero(rows.ts_us < np.concatenate(([self._last_us], rows.ts_us[:-1])))
+        if len(back):
+            self._seq = int(rows.seq[back[0]]) if self._seq is None else self._seq
+            self._steps += len(back)
+        self._last_us = int(rows.ts_us[-1])
+
+    def notes(self) -> list[str]:
+        if self._seq is None:
+            return []
+        return [f"times step back, {self._steps} times, first at seq {self._seq}; records and seqs are in order"]
 
 
 def _look_at_the_tail(state: State, verdict: Verdict) -> None:
@@ -125,12 +155,16 @@ def _look_at_the_tail(state: State, verdict: Verdict) -> None:
         verdict.notes.append(f"an unfinished write of {said}")
 
 
-def _verify_sealed(state: State, segment: Sealed, verdict: Verdict) -> None:
+def _verify_sealed(state: State, segment: Sealed, verdict: Verdict, times: _Times) -> None:
     codec, name = state.codec, state.codec.data_name(segment.base)
     known = {(damage.file, damage.fault.pos) for damage in verdict.damage}
-    faults, records = faults_of(segment)
+    faults, records = faults_of(segment, times.look)
     verdict.records += records
     verdict.damage += [Damage(name, fault) for fault in faults if (name, fault.pos) not in known]
+    if dead := codec.dead_bytes(segment.shape()):
+        verdict.notes.append(f"{name}: {dead} bytes belong to no record; they are skipped and stay")
+    if codec.index_serves(segment.shape()):
+        return
     # One that is the truth was held against the data by reading; one made in memory is right by construction.
     expected = None if 0 in codec.truths or segment.override else expected_sides(segment)
     for suffix, content, have in zip(codec.side_suffixes, expected or (), segment.shape().sides, strict=False):

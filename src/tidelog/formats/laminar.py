@@ -1,6 +1,6 @@
 """[hot] The laminar layout: a store of contents and a dense index. No other module knows its files.
 
-    <base>.store   │ content │ content │ …                   back to back, nothing between them
+    <base>.store   │ content │ content │ dead │ content │ …  where each begins is the index's word
 
     content        0          4              4+L
                    ┌──────────┬──────────────┬──────┐
@@ -13,18 +13,25 @@
                    └──────────┴──────────┴──────────┴────────┴──────────┘
 
 Little-endian. Only the index knows where a content begins and ends, so the store cannot be read
-without it. The checksum is the CRC-32 of the whole content in eight bytes; a flipped bit in the
-store or in an entry shows as a mismatch. An entry of length 0 is a hole: its record was compacted
-away. An index file is empty until its first record comes; the marker is written with it. There
-are no times: `<base>.created` is ours, and its age is the segment's.
+without it, and an entry's position is the truth: contents usually lie back to back, but a program
+that was killed and went on leaves dead bytes between them or at the end. They belong to no record.
+The checksum is the CRC-32 of the whole content in eight bytes; a flipped bit in the store or in an
+entry shows as a mismatch. An entry of length 0 is a hole: its record was compacted away. An index
+file is empty until its first record comes; the marker is written with it. There are no times:
+`<base>.created` is ours, and its age is the segment's.
+
+The laminarmq program leaves two things open that its files do not record: how wide the seq in a
+content is, 4 or 8 bytes, at the end of metadata of any type (`seq_support`); and which hash function
+makes the checksum (`Hasher`). A truncate at a segment's base makes it write the marker twice
+(`has_second_marker`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from struct import Struct
-from typing import TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -36,6 +43,9 @@ from tidelog.formats.rows import Rows, Span, Stop, Walk, none
 from tidelog.types import Buffer, Ints
 
 Bools: TypeAlias = NDArray[np.bool_]
+Hasher: TypeAlias = Callable[[Buffer, Ints, Ints], NDArray[np.integer[Any]]]
+"""`hasher(buf, at, ends)`: the checksum of each stretch of a store."""
+HASHERS: dict[str, Hasher] = {"CRC-32": lanes.checksums, "SipHash-1-3": lanes.siphashes}
 MARKER = Struct("<Q8x")
 INDEX = np.dtype([("checksum", "<u8"), ("length", "<u4"), ("position", "<u4")])
 MARKER_BYTES = MARKER.size
@@ -47,7 +57,9 @@ _ENTRY = Struct("<QII")  # checksum, length, position
 _UNIT = {4: Struct("<IBI"), 8: Struct("<IBQ")}  # metadata length, 01, seq
 _META_AT = 4
 _LENGTH = np.dtype([("length", "<u4")])
+_TAILS = {width: np.dtype([("some", "u1"), ("seq", f"<u{width}")]) for width in (4, 8)}
 _HEADS = {width: np.dtype([("length", "<u4"), ("some", "u1"), ("seq", f"<u{width}")]) for width in _UNIT}
+_HEAD_BYTES = 1 << 16  # of a content, looked at for its metadata
 _SIGNED_MAX = (1 << 63) - 1  # columns are int64, so the upper half of u64 is refused
 _NAME = re.compile(r"(0|[1-9][0-9]{0,18})\.store")
 
@@ -107,7 +119,7 @@ def _check_seqs(first: int, count: int, width: int) -> None:
     if first < 0 or first + count - 1 > _SIGNED_MAX:
         raise BadInput(f"seqs run from 0 to 2**63 - 1, not from {first} for {count} records")
     if width == 4 and first + count > 1 << 32:
-        raise BadInput(f"seq {first + count - 1} does not fit into 4 bytes; open the log with width=8")
+        raise BadInput(f"seq {first + count - 1} does not fit into 4 bytes; convert the log to one with index_width=8")
 
 
 def marker(base: int) -> bytes:
@@ -124,6 +136,33 @@ def read_index(buf: Buffer) -> tuple[int | None, NDArray[np.void]]:
     return MARKER.unpack_from(buf)[0], np.frombuffer(buf, INDEX, count, MARKER_BYTES)
 
 
+def has_second_marker(buf: Buffer, store: Callable[[slice], Buffer], base: int) -> bool:
+    """Whether an index file begins with its marker twice, so that every record has the entry after its own.
+
+    As an entry the second marker would be a hole. The record after it tells: it carries the segment's own base.
+    """
+    if len(buf) < 2 * MARKER_BYTES + INDEX_ENTRY_BYTES or bytes(buf[:MARKER_BYTES]) != MARKER.pack(base):
+        return False
+    if bytes(buf[MARKER_BYTES : 2 * MARKER_BYTES]) != MARKER.pack(base):
+        return False
+    _, length, position = _ENTRY.unpack_from(buf, 2 * MARKER_BYTES)
+    content = store(slice(position, position + min(length, _HEAD_BYTES)))
+    return any(seq_support(content, np.zeros(1, np.int64), np.array([base], np.int64)))
+
+
+def seq_support(buf: Buffer, at: Ints, seqs: Ints) -> tuple[int, int]:
+    """How many of the contents at these positions end their metadata with their seq in 4 bytes, and how many in 8."""
+    count = {4: 0, 8: 0}
+    inside = at <= len(buf) - _META_AT
+    at, seqs = at[inside], seqs[inside]
+    meta_end = at + _META_AT + lanes.gather(buf, at, _LENGTH)["length"]
+    for width, tail in _TAILS.items():
+        fits = (meta_end - at >= _META_AT + tail.itemsize) & (meta_end <= len(buf))
+        stored = lanes.gather(buf, meta_end[fits] - tail.itemsize, tail)
+        count[width] = int(np.sum((stored["some"] == 1) & (stored["seq"].astype(np.int64) == seqs[fits])))
+    return count[4], count[8]
+
+
 def index_fault(buf: Buffer, base: int, store_size: int) -> str | None:
     """Why these bytes are no index of a store with `store_size` bytes and this base, or None."""
     found, entries = read_index(buf)
@@ -136,21 +175,24 @@ def index_fault(buf: Buffer, base: int, store_size: int) -> str | None:
     if len(buf) % INDEX_ENTRY_BYTES:
         return f"the last entry has {len(buf) % INDEX_ENTRY_BYTES} bytes"
     pos, ends = _edges(entries)
-    joined = lanes.first_false(_joined(pos, ends, 0))
-    if joined < len(pos):
-        return f"entry {joined} is at byte {pos[joined]} of the store, not where the one before it ends"
-    last = int(ends[-1]) if len(ends) else 0
+    ordered = lanes.first_false(_ordered(pos, ends))
+    if ordered < len(pos):
+        return f"entry {ordered} is at byte {pos[ordered]} of the store, before the end of the one before it"
+    last = end_of(entries)
     if last > store_size:
         return f"entries reach to byte {last}, the store ends at {store_size}"
-    if last < store_size:
-        return f"{store_size - last} bytes at the end of the store have no entry"
     return None
 
 
-def usable(entries: NDArray[np.void], store_size: int) -> int:
-    """How many leading entries lie back to back from byte 0 and inside the store."""
+def end_of(entries: NDArray[np.void]) -> int:
+    """One past the last byte of the store that these entries name. Holes name none."""
     pos, ends = _edges(entries)
-    return lanes.first_false(_joined(pos, ends, 0) & (ends <= store_size))
+    return int(np.max(ends, where=ends > pos, initial=0))
+
+
+def dead_bytes(entries: NDArray[np.void], store_size: int) -> int:
+    """How many bytes of a store no entry names, inside it and at its end; for entries without a fault."""
+    return max(store_size - int(entries["length"].sum(dtype=np.int64)), 0)
 
 
 def _edges(entries: NDArray[np.void]) -> tuple[Ints, Ints]:
@@ -158,10 +200,74 @@ def _edges(entries: NDArray[np.void]) -> tuple[Ints, Ints]:
     return pos, pos + entries["length"]
 
 
-def _joined(pos: Ints, ends: Ints, start: int) -> Bools:
-    """Whether each begins where the one before it ends, the first of them at `start`."""
-    joined: Bools = pos == np.concatenate(([start], ends[:-1]))[: len(pos)]
-    return joined
+def _ordered(pos: Ints, ends: Ints) -> Bools:
+    """Whether each begins at or after the end of all that come before it. Holes take no bytes and are always right."""
+    held = ends > pos
+    reach = np.maximum.accumulate(np.where(held, ends, 0))
+    ordered: Bools = ~held
+    ordered[:1] = True
+    ordered[1:] |= pos[1:] >= reach[:-1]
+    return ordered
+
+
+class _Judged(NamedTuple):
+    """What was found of each entry; the columns are of the entries that are no holes."""
+
+    good: Bools
+    why: Callable[[int], str]  # of an entry that is not good
+    meta: Ints
+    data_size: Ints
+    own: Bools  # metadata that is more than the plain seq
+
+
+def _sizes(buf: Buffer, pos: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """The length of the metadata and of the data of each entry; the second is negative where the first is too long."""
+    meta = ends - pos  # where even its length does not fit, or the content is not there, it is too long
+    long = np.flatnonzero((ends - pos >= _META_AT) & (ends <= len(buf)) & (pos >= 0))
+    meta[long] = lanes.gather(buf, pos[long], _LENGTH)["length"]
+    return meta, ends - pos - _META_AT - meta
+
+
+def _judge(buf: Buffer, entries: NDArray[np.void], first: int, width: int | None, hasher: Hasher) -> _Judged:
+    """Hold every entry by itself to its checksum and to what a content must look like; the first is for seq `first`."""
+    pos, ends = _edges(entries)
+    held, inside = ends > pos, (ends <= len(buf)) & (pos >= 0)
+    meta, data_size = _sizes(buf, pos, ends)
+    # The checksum of nothing is 0, so a length that rotted to 0 shows.
+    same = ~held & (entries["checksum"] == 0)
+    look = np.flatnonzero(held & inside)
+    same[look] = hasher(buf, pos[look], ends[look]) == entries["checksum"][look]
+    fits = ~held | (data_size >= 0)
+    own, right = np.zeros(len(pos), np.bool_), np.ones(len(pos), np.bool_)
+    look = np.flatnonzero(held & same & fits)
+    own[look], right[look] = _stored_seqs(buf, pos[look], meta[look], first + look, width)
+    sound = same & fits & right
+    ordered = np.ones(len(pos), np.bool_)
+    which = np.flatnonzero(held & sound)
+    ordered[which] = _ordered(pos[which], ends[which])
+
+    def why(entry: int) -> str:
+        if held[entry] and not inside[entry]:
+            return "the content runs past the end of the store"
+        if not same[entry]:
+            return "checksum"
+        if not fits[entry]:
+            return "metadata is longer than the content"
+        if not right[entry]:
+            return "another seq is stored with the record"
+        return "position is before the end of the record before it"
+
+    return _Judged(sound & ordered, why, meta, data_size, own)
+
+
+def faults(
+    buf: Buffer, entries: NDArray[np.void], base: int, *, width: int | None = None, hasher: Hasher = lanes.checksums
+) -> list[tuple[int, str]]:
+    """Every entry that is not good, and why."""
+    if not 0 <= base <= _SIGNED_MAX - len(entries):
+        return [(entry, f"base {base} is out of range") for entry in range(len(entries))]
+    judged = _judge(buf, entries, base, width, hasher)
+    return [(int(entry), judged.why(int(entry))) for entry in np.flatnonzero(~judged.good)]
 
 
 def walk(
@@ -172,12 +278,15 @@ def walk(
     first: int | None = None,
     stop: int | None = None,
     bytes_max: int | None = None,
+    width: int | None = None,
+    hasher: Hasher = lanes.checksums,
 ) -> Walk:
     """The records with first <= seq < stop from the store `buf`, each checked. Bad bytes never raise.
 
     The walk ends early, and cleanly, before the record that would bring the data over `bytes_max`,
     but never before the first. Holes are left out. `meta` is there only if some metadata is not
-    the plain seq.
+    the plain seq. `width` is the one that seqs are stored in; where it is not known, metadata of
+    either length must hold the right seq.
     """
     count = len(entries)
     lo = 0 if first is None else min(max(first - base, 0), count)
@@ -185,41 +294,26 @@ def walk(
     start = _edge(entries, lo)
     if not 0 <= base <= _SIGNED_MAX - count:
         return Walk(none(buf), start, Stop.BAD, f"base {base} is out of range")
-    pos, ends = _edges(entries[lo:hi])
-    good, halt, reason = hi - lo, Stop.END, ""
-    joined = _joined(pos, ends, start)
-    if (fit := lanes.first_false(joined & (ends <= len(buf)))) < good:
-        good, halt, reason = fit, Stop.TORN, "the content runs past the end of the store"
-        if not joined[fit]:
-            halt, reason = Stop.BAD, "position is not where the record before it ends"
-    held = np.flatnonzero(ends[:good] > pos[:good])
-    at, size = pos[held], (ends - pos)[held]
-    meta = np.full(len(held), _META_AT, np.int64)  # where even its length does not fit, it is too long
-    long = np.flatnonzero(size >= _META_AT)
-    meta[long] = lanes.gather(buf, at[long], _LENGTH)["length"]
-    data_size = size - _META_AT - meta  # negative where the metadata does not fit
-    if bytes_max is not None and len(held):
-        used = np.cumsum(np.maximum(data_size, 0))
+    part = entries[lo:hi]
+    pos, ends = _edges(part)
+    if bytes_max is not None:
+        held = np.flatnonzero(ends > pos)
+        used = np.cumsum(np.maximum(_sizes(buf, pos[held], ends[held])[1], 0))
         if (fit := max(int(np.searchsorted(used, bytes_max, "right")), 1)) < len(held):
-            good, halt, reason = int(held[fit]), Stop.END, ""
-    # Every entry, holes too: the checksum of nothing is 0, so a length that rotted to 0 shows.
-    sums = lanes.checksums(buf, pos[:good], ends[:good])
-    if (fit := lanes.first_false(sums == entries["checksum"][lo : lo + good])) < good:
-        good, halt, reason = fit, Stop.BAD, "checksum"
-    keep = int(np.searchsorted(held, good))
-    seq = base + lo + held
-    fits = data_size[:keep] >= 0
-    own, right = _stored_seqs(buf, at[:keep], meta[:keep], fits, seq[:keep])
-    if (fit := lanes.first_false(fits & right)) < keep:
-        keep, good, halt = fit, int(held[fit]), Stop.BAD
-        reason = "another seq is stored with the record" if fits[fit] else "metadata is longer than the content"
-    at, meta, own = at[:keep], meta[:keep], own[:keep]
+            part = part[: int(held[fit])]
+    judged = _judge(buf, part, base + lo, width, hasher)
+    good, halt, reason = lanes.first_false(judged.good), Stop.END, ""
+    if good < len(part):
+        reason = judged.why(good)
+        halt = Stop.TORN if ends[good] > max(len(buf), int(pos[good])) else Stop.BAD
+    held = np.flatnonzero(ends[:good] > pos[:good])
+    at, meta, own = pos[held], judged.meta[held], judged.own[held]
     rows = Rows(
         buf,
-        seq[:keep],
-        np.zeros(keep, np.int64),
+        base + lo + held,
+        np.zeros(len(held), np.int64),
         at,
-        Span(at + _META_AT + meta, data_size[:keep]),
+        Span(at + _META_AT + meta, judged.data_size[held]),
         meta=Span(at + _META_AT, np.where(own, meta, 0)) if own.any() else None,
     )
     return Walk(rows, int(ends[good - 1]) if good else start, halt, reason)
@@ -232,14 +326,19 @@ def _edge(entries: NDArray[np.void], i: int) -> int:
     return int(entries["position"][i]) if i < len(entries) else int(_edges(entries[-1:])[1][0])
 
 
-def _stored_seqs(buf: Buffer, at: Ints, meta: Ints, fits: Bools, seq: Ints) -> tuple[Bools, Bools]:
+def _stored_seqs(buf: Buffer, at: Ints, meta: Ints, seq: Ints, width: int | None) -> tuple[Bools, Bools]:
     """For each content: is its metadata more than the plain seq, and if not, is that the right seq."""
     own, right = np.ones(len(at), np.bool_), np.ones(len(at), np.bool_)
-    for width, heads in _HEADS.items():
-        which = np.flatnonzero(fits & (meta == 1 + width))
+    for each, heads in _HEADS.items():
+        which = np.flatnonzero(meta == 1 + each)
         if not len(which):
             continue
         stored = lanes.gather(buf, at[which], heads)
-        own[which] = stored["some"] != 1
-        right[which] = own[which] | (stored["seq"].astype(np.int64) == seq[which])
+        same = (stored["some"] == 1) & (stored["seq"].astype(np.int64) == seq[which])
+        own[which] = ~same
+        if width in (None, each):
+            # Metadata of this length that begins like a seq is one, so another seq is wrong. Of the other width's
+            # length it may be anything: a store of 4-byte seqs can have metadata of 9 bytes.
+            own[which] = stored["some"] != 1
+            right[which] = same | own[which]
     return own, right

@@ -15,6 +15,7 @@ exactly where the next one begins, so the positions found are those of the plain
 from __future__ import annotations
 
 from collections.abc import Callable
+from struct import Struct
 from zlib import crc32
 
 import numpy as np
@@ -24,6 +25,8 @@ from tidelog.types import Buffer, Ints
 
 WORTH = 48  # lanes a step must serve on average; one costs 9 µs, the plain walk 0.22 µs a record
 _ABREAST = 1024  # lanes followed at once: 16 ns a record while their headers share a cache, 32 ns with 10 000
+
+_WORD = Struct("<Q")
 
 
 def at_every_byte(buf: Buffer, dtype: np.dtype[np.void]) -> NDArray[np.void]:
@@ -46,6 +49,39 @@ def checksums(buf: Buffer, at: Ints, ends: Ints) -> NDArray[np.uint32]:
     whole = buf if isinstance(buf, bytes) else memoryview(buf)
     sums = [crc32(whole[start:end]) for start, end in zip(at.tolist(), ends.tolist(), strict=True)]
     return np.array(sums, np.uint32)
+
+
+def siphashes(buf: Buffer, at: Ints, ends: Ints) -> NDArray[np.uint64]:
+    """The SipHash-1-3 with zero keys of each stretch [at, end): what Rust's `DefaultHasher` gives for these bytes."""
+    whole = buf if isinstance(buf, bytes) else memoryview(buf)
+    sums = [siphash(bytes(whole[start:end])) for start, end in zip(at.tolist(), ends.tolist(), strict=True)]
+    return np.array(sums, np.uint64)
+
+
+def siphash(data: bytes) -> int:
+    """SipHash-1-3 with zero keys. Plain Python, 3 MB/s: only stores that another program wrote with it need it."""
+    mask = (1 << 64) - 1
+    v0, v1, v2, v3 = 0x736F6D6570736575, 0x646F72616E646F6D, 0x6C7967656E657261, 0x7465646279746573
+    whole = len(data) // 8 * 8
+    words = [word for (word,) in _WORD.iter_unpack(data[:whole])]
+    words.append(int.from_bytes(data[whole:], "little") | (len(data) & 0xFF) << 56)
+    for word in (*words, None, 0, 0):  # three rounds with no input end it
+        if word is None:
+            v2 ^= 0xFF
+            word = 0
+        v3 ^= word
+        v0 = (v0 + v1) & mask
+        v1 = (v1 << 13 & mask | v1 >> 51) ^ v0
+        v0 = v0 << 32 & mask | v0 >> 32
+        v2 = (v2 + v3) & mask
+        v3 = (v3 << 16 & mask | v3 >> 48) ^ v2
+        v0 = (v0 + v3) & mask
+        v3 = (v3 << 21 & mask | v3 >> 43) ^ v0
+        v2 = (v2 + v1) & mask
+        v1 = (v1 << 17 & mask | v1 >> 47) ^ v2
+        v2 = v2 << 32 & mask | v2 >> 32
+        v0 ^= word
+    return v0 ^ v1 ^ v2 ^ v3
 
 
 def first_false(good: NDArray[np.bool_]) -> int:

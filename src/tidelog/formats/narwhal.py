@@ -125,6 +125,15 @@ def size_at(buf: Buffer, pos: int) -> int:
     return 0 if pos + HEADER_BYTES > len(buf) else int(sum(_LEAD.unpack_from(buf, pos)[1:]) + OVERHEAD_BYTES)
 
 
+def is_unlike(buf: Buffer, base: int) -> bool:
+    """Whether a data file does not even begin like one of this layout: it has bytes, and neither the seq nor the
+    lengths of its first entry can be right. A damaged or unfinished entry has one of them."""
+    if len(buf) < HEADER_BYTES or not any(memoryview(buf)[:HEADER_BYTES]):
+        return False
+    seq, _, node, _ = HEADER.unpack_from(buf)
+    return not base <= seq <= base + RELATIVE_MAX and (node > FROM_BYTES_MAX or size_at(buf, 0) > len(buf))
+
+
 def walk(
     buf: Buffer,
     pos: int = 0,

@@ -54,7 +54,7 @@ class Span(NamedTuple):
 class Rows:
     buf: Buffer
     seq: Ints  # strictly increasing, not always dense: compaction leaves holes
-    ts_us: Ints  # never decreases; all 0 where the layout keeps no time
+    ts_us: Ints  # all 0 where the layout keeps no time; decreases only in logs that another program wrote
     at: Ints  # first byte of the frame that holds the record
     data: Span
     node: Span | None = None

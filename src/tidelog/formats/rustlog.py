@@ -8,8 +8,12 @@
     <base>.crc      │  crc32  │                                           of every record, optional
 
 Big-endian, except the side-car, which is ours and little-endian. `length` counts the data only.
-`offset` is this layout's word for a seq. Offsets strictly increase but may leave holes, and
-times never go back.
+`offset` is this layout's word for a seq. Offsets strictly increase but may leave holes. Times do
+not have to rise: a writer of ours never lets them fall, another program's clock may have stepped.
+
+Two header sizes exist. The design (drawn above) has 20 bytes; the RustLog program leaves the time
+out and writes 12. Every function takes `header`, the size in use; `variant` tells which one a file
+has. Records of 12-byte headers have time 0.
 
 A record carries no checksum. A length is held to its bounds and an offset to its order, and that
 is all: changed data or a changed time look like any other. The side-car closes this. Its CRC-32
@@ -33,19 +37,28 @@ from tidelog.types import Buffer, Ints
 
 HEADER = Struct(">IQQ")  # length, offset, ts
 _LEAD = Struct(">IQ")  # length, offset
-_HEADS = np.dtype([("length", ">u4"), ("offset", ">u8"), ("ts", ">u8")])
+_HEADS = {
+    20: np.dtype([("length", ">u4"), ("offset", ">u8"), ("ts", ">u8")]),
+    12: np.dtype([("length", ">u4"), ("offset", ">u8")]),
+}
 _LENGTH = np.dtype([("length", ">u4")])
 _CRC = np.dtype("<u4")
 INDEX = np.dtype([("offset", ">u8"), ("position", ">u8")])
 HEADER_BYTES = HEADER.size
+SHORT_HEADER_BYTES = _LEAD.size
 INDEX_ENTRY_BYTES = INDEX.itemsize
 RECORD_BYTES_MAX = 10 << 20
 INDEX_EVERY = 100
-assert HEADER_BYTES == _HEADS.itemsize == 20, "drawn above, frozen by tests/golden; changing it is a new format"
+STREAMING = (1 << 32) - 1  # the length in the head of a record that is still being streamed
+assert HEADER_BYTES == _HEADS[20].itemsize == 20, "drawn above, frozen by tests/golden; changing it is a new format"
 assert INDEX_ENTRY_BYTES == 16, "drawn above, frozen by tests/golden; changing it is a new format"
 
 _SIGNED_MAX = (1 << 63) - 1  # columns are int64, so the upper half of u64 is refused
 _NAME = re.compile(r"([0-9]{20})\.log")
+_DETECT_BYTES = 256 << 10  # of a file, looked at to tell the header size
+_DETECT_STEP = 64  # how many offsets compaction may have taken between two records
+_DETECT_OFFSETS = 1 << 40  # how far above its segment's base an offset is still likely
+_TIMES_US = (978_307_200_000_000, 4_102_444_800_000_000)  # the years 2001 to 2099
 
 
 def data_name(base: int) -> str:
@@ -74,13 +87,13 @@ def _check(first_seq: int, count: int, ts_us: int) -> None:
         raise BadInput(f"a time lies between 0 and 2**63 - 1 microseconds, not at {ts_us}")
 
 
-def head(seq: int, ts_us: int, size: int) -> bytes:
+def head(seq: int, ts_us: int, size: int, header: int = HEADER_BYTES) -> bytes:
     """What stands before `size` bytes of data. A size over the limit makes a head that no walk accepts."""
     _check(seq, 1, ts_us)
-    return HEADER.pack(size, seq, ts_us)
+    return HEADER.pack(size, seq, ts_us)[:header]
 
 
-def encode(first_seq: int, ts_us: int, datas: Sequence[bytes]) -> bytes:
+def encode(first_seq: int, ts_us: int, datas: Sequence[bytes], header: int = HEADER_BYTES) -> bytes:
     """The records one after another, numbered from `first_seq`, all with the same time."""
     _check(first_seq, len(datas), ts_us)
     pack, parts, offset = HEADER.pack, list[bytes](), first_seq
@@ -89,15 +102,79 @@ def encode(first_seq: int, ts_us: int, datas: Sequence[bytes]) -> bytes:
         size = len(data)
         if size > RECORD_BYTES_MAX:
             raise TooLarge(f"the record for offset {offset}", size=size, limit=RECORD_BYTES_MAX)
-        put(pack(size, offset, ts_us))
+        put(pack(size, offset, ts_us)[:header])
         put(data)
         offset += 1
     return b"".join(parts)
 
 
-def size_at(buf: Buffer, pos: int) -> int:
+def size_at(buf: Buffer, pos: int, header: int = HEADER_BYTES) -> int:
     """How long the record at `pos` claims to be, header included; 0 where there is no whole header."""
-    return 0 if pos + HEADER_BYTES > len(buf) else int(_LEAD.unpack_from(buf, pos)[0] + HEADER_BYTES)
+    return 0 if pos + header > len(buf) else int(_LEAD.unpack_from(buf, pos)[0] + header)
+
+
+def variant(buf: Buffer, base: int) -> int | None:
+    """The header size of the records in a data file; None where the bytes fit both sizes equally well, or neither.
+
+    Length and offset are at the same place in both. Where the next record begins tells them apart, so the size that
+    leads from more records to another one is the right one. Every byte of the first 256 KiB is tried as the start of a
+    record: damage to one record does not hide the others.
+    """
+    links = {header: _links(buf, base, header) for header in _HEADS}
+    best = max(links, key=lambda header: links[header])
+    if links[best] == 0 or len(set(links.values())) == 1:
+        return None
+    if best == SHORT_HEADER_BYTES and links[best] == 1 and len(buf) >= HEADER_BYTES:
+        # One record alone: a 20-byte header whose data lost its last 8 bytes has the same length.
+        ts_us = int.from_bytes(bytes(buf[SHORT_HEADER_BYTES:HEADER_BYTES]), "big")
+        if _TIMES_US[0] <= ts_us <= _TIMES_US[1]:
+            return HEADER_BYTES
+    return best
+
+
+def _links(buf: Buffer, base: int, header: int) -> int:
+    """How many places could be records that lead to another one with a higher offset, or to the end of the file."""
+    whole = lanes.at_every_byte(buf, _HEADS[SHORT_HEADER_BYTES])
+    last = len(buf) - header
+
+    def at(places: Ints) -> tuple[Ints, Ints]:
+        heads = whole[places].view(_HEADS[SHORT_HEADER_BYTES])
+        return heads["length"].astype(np.int64), heads["offset"].astype(np.int64)
+
+    places = np.arange(min(last + 1, _DETECT_BYTES), dtype=np.int64)
+    length, offset = at(places)
+    likely = (length <= RECORD_BYTES_MAX) & (offset >= base) & (offset < base + _DETECT_OFFSETS)
+    places, length, offset = places[likely], length[likely], offset[likely]
+    after = places + header + length
+    count = int(np.sum(after == len(buf)))
+    inside = after <= last
+    after_length, after_offset = at(after[inside])
+    step = after_offset - offset[inside]
+    follows = (step > 0) & (step <= _DETECT_STEP)
+    return count + int(np.sum(follows & (after_length <= RECORD_BYTES_MAX)))
+
+
+def is_unfinished(buf: Buffer, pos: int, seq: int, header: int = HEADER_BYTES) -> bool:
+    """Whether what begins at `pos` is plainly one write that did not finish.
+
+    That is: preallocated zeros, a streamed record without its length, or a record that runs past the end or lost its
+    header and is not followed by another. `seq` is the seq it should have; a record with the next one further on shows
+    that its length was damaged.
+    """
+    rest = bytes(memoryview(buf)[pos:])
+    if len(rest) < header or not rest.strip(b"\0"):
+        return True
+    length = int(_LEAD.unpack_from(rest)[0])
+    if length == STREAMING:
+        return True
+    lost = not rest[:header].strip(b"\0")  # the sector of the header did not arrive
+    if not lost and (length > RECORD_BYTES_MAX or header + length <= len(rest)):
+        return False
+    at, wanted = 4, (seq + 1).to_bytes(8, "big")
+    while (at := rest.find(wanted, at + 1)) >= 0:
+        if walk(rest, at - 4, above=seq, header=header).stop is Stop.END:
+            return False
+    return True
 
 
 def walk(
@@ -110,6 +187,7 @@ def walk(
     bytes_max: int | None = None,
     stop_seq: int | None = None,
     crcs: NDArray[np.uint32] | None = None,
+    header: int = HEADER_BYTES,
 ) -> Walk:
     """The records of [pos, end), the first of them above seq `above`. Bad bytes never raise.
 
@@ -124,7 +202,7 @@ def walk(
     room = _SIGNED_MAX if bytes_max is None else bytes_max
     limit = 1 << 64 if stop_seq is None else stop_seq
     stop, reason, peeked = Stop.END, "", False
-    lead, at, header_last = _LEAD.unpack_from, list[int](), last - HEADER_BYTES
+    lead, at, header_last = _LEAD.unpack_from, list[int](), last - header
     put = at.append
     # The loop only follows lengths, 0.2 µs a record; every check that needs no chain is vectorised after it.
     for _ in repeat(None, _SIGNED_MAX if count_max is None else count_max):
@@ -133,7 +211,7 @@ def walk(
                 stop, reason = Stop.TORN, "the header runs past the end"
             break
         length, offset = lead(buf, pos)
-        after = pos + HEADER_BYTES + length
+        after = pos + header + length
         if length > RECORD_BYTES_MAX:
             stop, reason = Stop.BAD, "length is over the limit"
             break
@@ -148,7 +226,7 @@ def walk(
             peeked = True
             break
         pos = after
-    return _settle(Walk(none(buf), pos, stop, reason), np.array(at, np.int64), above, crcs, peeked)
+    return _settle(Walk(none(buf), pos, stop, reason), np.array(at, np.int64), above, crcs, peeked, header)
 
 
 def walk_lanes(
@@ -158,6 +236,7 @@ def walk_lanes(
     *,
     above: int = -1,
     crcs: NDArray[np.uint32] | None = None,
+    header: int = HEADER_BYTES,
 ) -> Walk:
     """What `walk` answers from the first of `starts`, found quicker when they are where records start.
 
@@ -168,15 +247,17 @@ def walk_lanes(
 
     def sizes(at: Ints) -> Ints | None:
         length: Ints = lengths[at].view(_LENGTH)["length"].astype(np.int64)
-        return None if bool((length > RECORD_BYTES_MAX).any()) else length + HEADER_BYTES
+        return None if bool((length > RECORD_BYTES_MAX).any()) else length + header
 
-    at = lanes.locate(starts, last, HEADER_BYTES, sizes)
+    at = lanes.locate(starts, last, header, sizes)
     if at is None:
-        return walk(buf, int(starts[0]) if len(starts) else 0, last, above=above, crcs=crcs)
-    return _settle(Walk(none(buf), last, Stop.END), at, above, crcs, False)
+        return walk(buf, int(starts[0]) if len(starts) else 0, last, above=above, crcs=crcs, header=header)
+    return _settle(Walk(none(buf), last, Stop.END), at, above, crcs, False, header)
 
 
-def _settle(found: Walk, at: Ints, above: int, crcs: NDArray[np.uint32] | None, peeked: bool) -> Walk:
+def _settle(
+    found: Walk, at: Ints, above: int, crcs: NDArray[np.uint32] | None, peeked: bool, header: int = HEADER_BYTES
+) -> Walk:
     """Check the records at these positions, all whole, and keep those before the first fault.
 
     `found` says how the chain of lengths ended; a `peeked` last record is checked, not kept.
@@ -184,21 +265,19 @@ def _settle(found: Walk, at: Ints, above: int, crcs: NDArray[np.uint32] | None, 
     buf, count = found.rows.buf, len(at)
     if not count:
         return found
-    heads = lanes.gather(buf, at, _HEADS)
+    heads = lanes.gather(buf, at, _HEADS[header])
     size = heads["length"].astype(np.int64)
     # The upper half of u64 turns negative here, so it breaks the order like any other step back.
-    seq, ts = heads["offset"].astype(np.int64), heads["ts"].astype(np.int64)
+    seq = heads["offset"].astype(np.int64)
+    ts = heads["ts"].astype(np.int64) if header == HEADER_BYTES else np.zeros(count, np.int64)
     rising = lanes.rising(seq, max(above, -1))
-    later = np.empty(count, np.bool_)
-    later[0] = ts[0] >= 0
-    np.greater_equal(ts[1:], ts[:-1], out=later[1:])
-    good, keep, reason = lanes.first_false(rising & later), count - peeked, ""
+    good, keep, reason = lanes.first_false(rising & (ts >= 0)), count - peeked, ""
     if good < count:
-        reason = "timestamp decreases" if rising[good] else "offset does not increase"
+        reason = "timestamp is out of range" if rising[good] else "offset does not increase"
     if crcs is not None:
         # One further than the order holds: where both fail, the checksum is the better explanation.
         seen = min(good + 1, count, len(crcs))
-        same = lanes.first_false(lanes.checksums(buf, at[:seen], at[:seen] + size[:seen] + HEADER_BYTES) == crcs[:seen])
+        same = lanes.first_false(lanes.checksums(buf, at[:seen], at[:seen] + size[:seen] + header) == crcs[:seen])
         if same < seen:
             good, reason = same, "checksum"
         elif len(crcs) < min(good, keep):
@@ -206,7 +285,7 @@ def _settle(found: Walk, at: Ints, above: int, crcs: NDArray[np.uint32] | None, 
     if reason:
         keep, found = good, Walk(found.rows, int(at[good]), Stop.BAD, reason)
     at, size = at[:keep], size[:keep]
-    return found._replace(rows=Rows(buf, seq[:keep], ts[:keep], at, Span(at + HEADER_BYTES, size)))
+    return found._replace(rows=Rows(buf, seq[:keep], ts[:keep], at, Span(at + header, size)))
 
 
 def index_bytes(seqs: Ints, ats: Ints, ordinal: int, every: int = INDEX_EVERY) -> bytes:
@@ -225,7 +304,9 @@ def read_index(buf: Buffer) -> NDArray[np.void] | None:
     return None if len(buf) % INDEX_ENTRY_BYTES else np.frombuffer(buf, INDEX)
 
 
-def index_fault(index: NDArray[np.void], data_size: int, base: int, stop: int) -> str | None:
+def index_fault(
+    index: NDArray[np.void], data_size: int, base: int, stop: int, header: int = HEADER_BYTES
+) -> str | None:
     """Why this is no index of a segment with `data_size` bytes and seqs in [base, stop), or None."""
     if not len(index):
         return "the log has records, the index has none" if data_size else None
@@ -236,25 +317,33 @@ def index_fault(index: NDArray[np.void], data_size: int, base: int, stop: int) -
         return "positions do not increase"
     if int(positions[0]) != 0:
         return f"the first entry is for byte {positions[0]}, not for the first record"
-    if int(positions[-1]) + HEADER_BYTES > data_size:
+    if int(positions[-1]) + header > data_size:
         return f"position {positions[-1]} holds no record in a log of {data_size} bytes"
     if int(offsets[0]) < base or int(offsets[-1]) >= stop:
         return f"offsets {offsets[0]} to {offsets[-1]} are not all in [{base}, {stop})"
     return None
 
 
-def index_mismatch(index: NDArray[np.void], buf: Buffer) -> str | None:
+def index_mismatch(index: NDArray[np.void], buf: Buffer, header: int = HEADER_BYTES) -> str | None:
     """Which entry points at a record of another seq, or None. Also answers for positions outside `buf`."""
     # As int64 the upper half of u64 turns negative: one comparison at each end covers all of it.
     at = index["position"].astype(np.int64)
-    inside = (at >= 0) & (at <= len(buf) - HEADER_BYTES)
+    inside = (at >= 0) & (at <= len(buf) - header)
     good = lanes.first_false(inside)
-    held = lanes.gather(buf, at[:good], _HEADS)["offset"]
+    held = lanes.gather(buf, at[:good], _HEADS[header])["offset"]
     same = lanes.first_false(held == index["offset"][:good])
     if same < good:
         entry = index[same]
         return f"offset {entry['offset']} is said to be at byte {at[same]}, where offset {held[same]} is"
     return None if good == len(at) else f"byte {index['position'][good]} holds no whole record header"
+
+
+def times_at(buf: Buffer, at: Ints) -> Ints | None:
+    """The times of the records with 20-byte headers at these positions; None where one of them holds no header."""
+    if len(at) and (int(at.min()) < 0 or int(at.max()) > len(buf) - HEADER_BYTES):
+        return None
+    times: Ints = lanes.gather(buf, at, _HEADS[HEADER_BYTES])["ts"].astype(np.int64)
+    return times
 
 
 def crc_bytes(buf: Buffer, rows: Rows) -> bytes:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from tidelog.commitlog import SegmentedLog
+from tidelog.commitlog import SegmentedLog, convert
 from tidelog.errors import BadInput, DiskFull, Refused, TooLarge, UnexpectedSeq
 from tidelog.formats.rows import Rows, Span
 from tidelog.testing import ManualClock, SimDisk
@@ -125,9 +125,11 @@ def test_a_seq_that_does_not_fit_its_width_is_refused(open_log: Opener) -> None:
         log.append_stream([b"b"])
     assert [record.data for record in log] == [b"a"]
     log.close()
-    wide = open_log(index_width=8)
-    assert wide.append(b"b") == 1 << 32
-    assert [record.data for record in wide] == [b"a", b"b"]
+    with pytest.raises(BadInput, match="seqs of 4 bytes"):
+        open_log(index_width=8)
+    with open_log(read_only=True) as log, convert(log, "wide", "laminar", index_width=8) as wide:
+        assert wide.append(b"b") == 1 << 32
+        assert [record.data for record in wide] == [b"a", b"b"]
 
 
 # Numbers.

@@ -28,6 +28,7 @@ BAD: list[tuple[str, Any]] = [
     ("first_seq", -1),
     ("index_every", 0),
     ("index_every", -100),
+    ("header_bytes", 16),
     ("index_width", 0),
     ("index_width", 5),
     ("index_cache", -1),
@@ -46,6 +47,7 @@ GOOD: list[tuple[str, Any]] = [
     ("segment_age_ms_max", None),
     ("first_seq", 0),
     ("index_every", 1),
+    ("header_bytes", 12),
     ("index_width", 8),
     ("index_cache", None),
     ("index_cache", 0),
@@ -70,7 +72,7 @@ def test_a_good_value_is_kept(name: str, value: Any) -> None:
 
 
 def test_every_setting_that_can_be_wrong_is_tried() -> None:
-    free = {"checksums", "verify_on_open"}  # any truth value will do
+    free = {"checksums", "verify_on_open", "repair"}  # any truth value will do
     assert {name for name, _ in BAD} == {field.name for field in fields(LogConfig)} - free
 
 

@@ -45,7 +45,7 @@ def read_plainly(
 
     count = len(index) // 16
     lo = min(max(first - base, 0), count)
-    expected = 0
+    expected = reach = 0  # where the last entry ended; and how far the contents before reach
     if lo:
         _, size, at = entry(lo - 1)
         expected = entry(lo)[2] if lo < count else at + size
@@ -53,16 +53,15 @@ def read_plainly(
     used = 0
     for i in range(lo, min(max(stop - base, lo), count)):
         checksum, size, at = entry(i)
-        if at != expected:
-            return out, expected, Stop.BAD
-        if at + size > len(store):
-            return out, expected, Stop.TORN
-        whole = store[at : at + size]
+        inside = at + size <= len(store)
+        whole = store[at : at + size] if inside else b""
         meta_size = int.from_bytes(whole[:4], "little")
-        room = size - 4 - meta_size if size >= 4 else -1
+        room = size - 4 - meta_size if size >= 4 and inside else -1
         used += max(room, 0)
         if size and out and bytes_max is not None and used > bytes_max:
             return out, expected, Stop.END
+        if size and not inside:
+            return out, expected, Stop.TORN
         if crc32(whole) != checksum:
             return out, expected, Stop.BAD
         if size:
@@ -73,7 +72,10 @@ def read_plainly(
                 if int.from_bytes(meta[1:], "little") != base + i:
                     return out, expected, Stop.BAD
                 meta = b""
+            if at < reach:
+                return out, expected, Stop.BAD
             out.append((base + i, meta, whole[4 + meta_size :]))
+            reach = at + size
         expected = at + size
     return out, expected, Stop.END
 
@@ -164,7 +166,8 @@ def test_a_segment_with_holes_and_metadata_is_walked(segment: tuple[int, list[by
         assert plain(walk) == read_plainly(store, index, base, 0, 99, None)
         assert (walk.end, walk.stop) == (len(store), Stop.END)
         assert walk.rows.seq.tolist() == [base + i for i, c in enumerate(contents) if c]
-    assert laminar.usable(entries_of(index), len(store)) == len(contents)
+    assert laminar.faults(store, entries_of(index), base) == []
+    assert laminar.dead_bytes(entries_of(index), len(store)) == 0
     whole = laminar.marker(base) + index if contents else b""
     assert laminar.index_fault(whole, base, len(store)) is None
 
@@ -236,7 +239,7 @@ def test_a_store_that_ends_early_is_torn_and_the_records_before_are_kept() -> No
     for size in range(len(store)):
         walk = laminar.walk(store[:size], entries, 0)
         assert (len(walk.rows), walk.stop, walk.end) == (size // 13, Stop.TORN, size // 13 * 13)
-        assert laminar.usable(entries, size) == size // 13
+        assert [at for at, _ in laminar.faults(store[:size], entries, 0)] == list(range(size // 13, 3))
 
 
 def test_an_entry_that_points_at_another_good_content_is_bad() -> None:
@@ -245,8 +248,9 @@ def test_an_entry_that_points_at_another_good_content_is_bad() -> None:
     entries[1] = entries[0]
     walk = laminar.walk(b"".join(contents), entries, 0)
     assert plain(walk) == ([(0, b"key", b"one")], 10, Stop.BAD)
-    assert walk.reason == "position is not where the record before it ends"
-    assert laminar.walk(b"".join(contents), entries_of(indexed(contents))[1:], 1).stop is Stop.BAD, "the first at 0"
+    assert walk.reason == "position is before the end of the record before it"
+    alone = laminar.walk(b"".join(contents), entries_of(indexed(contents))[1:], 1)
+    assert plain(alone)[::2] == ([(1, b"key", b"two")], Stop.END), "an entry stands for itself"
 
 
 def test_a_budget_ends_a_walk_before_a_bad_record_is_looked_at() -> None:
@@ -284,6 +288,8 @@ def test_every_broken_rule_of_an_index_is_found() -> None:
 
     assert fault((10, 0), (0, 10), (20, 10)) == ""
     assert fault(size=0) == ""
+    assert fault((10, 0), (18, 12)) == "", "dead bytes between two contents"
+    assert fault((29, 0)) == fault() == "", "dead bytes at the end"
     assert laminar.index_fault(b"", 5, 0) is None
     for expected, found in [
         ("the base marker ends after 15", laminar.index_fault(bytes(15), 5, 0)),
@@ -291,26 +297,52 @@ def test_every_broken_rule_of_an_index_is_found() -> None:
         ("the padding", fault((30, 0), pad=1)),
         ("the padding", fault((30, 0), pad=1 << 63)),
         ("the last entry has 15 bytes", fault((30, 0), tail=bytes(15))),
-        ("entry 0 is at byte 1", fault((29, 1))),
-        ("entry 1 is at byte 11", fault((10, 0), (19, 11))),
+        ("entry 1 is at byte 9", fault((10, 0), (19, 9))),
+        ("entry 2 is at byte 9", fault((10, 0), (0, 3), (19, 9))),
         ("entries reach to byte 31", fault((31, 0))),
         ("entries reach to byte 8589934590", fault(((1 << 32) - 1, 0), ((1 << 32) - 1, (1 << 32) - 1))),
-        ("1 bytes at the end", fault((29, 0))),
-        ("30 bytes at the end", fault()),
-        ("9 bytes at the end", laminar.index_fault(b"", 5, 9)),
     ]:
         assert found is not None
         assert found.startswith(expected)
 
 
-def test_the_usable_entries_end_at_the_first_that_does_not_join_or_fit() -> None:
-    entries = np.array([(0, 10, 0), (0, 0, 10), (0, 5, 10), (0, 5, 15)], laminar.INDEX)
-    assert [laminar.usable(entries, size) for size in (0, 9, 10, 14, 15, 20, 99)] == [0, 0, 2, 2, 3, 4, 4]
-    entries["position"][2] = 11
-    assert laminar.usable(entries, 99) == 2
-    entries["position"][0] = 1
-    assert laminar.usable(entries, 99) == 0
-    assert laminar.usable(entries[:0], 99) == 0
+def test_dead_bytes_are_counted_and_walked_around() -> None:
+    contents = [content(i, b"", b"data %d" % i) for i in range(4)]
+    entries = entries_of(indexed(contents)).copy()
+    store = b"".join((contents[0], b"dead", contents[1], contents[2], b"more dead", contents[3], b"end"))
+    entries["position"] += np.array([0, 4, 4, 13], "<u4")
+    walk = laminar.walk(store, entries, 0)
+    assert plain(walk) == ([(i, b"", b"data %d" % i) for i in range(4)], len(store) - 3, Stop.END)
+    assert laminar.dead_bytes(entries, len(store)) == 16
+    assert laminar.end_of(entries) == len(store) - 3
+    assert laminar.end_of(entries[:0]) == 0
+    assert laminar.faults(store, entries, 0) == []
+    for at in range(4):
+        bad = bytearray(store)
+        bad[int(entries["position"][at])] ^= 1
+        assert laminar.faults(bytes(bad), entries, 0) == [(at, "checksum")], "no other record is touched"
+
+
+def test_metadata_of_another_width_may_hold_anything_where_the_width_is_known() -> None:
+    number = pack("<I", 1) + b"\1" + pack("<I", 1)  # a u32 of one, then seq 1 in four bytes: nine bytes in all
+    contents = [content(0, pack("<IBI", 0, 1, 0), b"a"), content(1, number, b"b")]
+    store, entries = b"".join(contents), entries_of(indexed(contents))
+    assert laminar.walk(store, entries, 0).reason == "another seq is stored with the record"
+    assert plain(laminar.walk(store, entries, 0, width=4))[0] == [(0, pack("<IBI", 0, 1, 0), b"a"), (1, number, b"b")]
+    assert laminar.seq_support(store, np.array([0, len(contents[0])]), np.array([0, 1])) == (2, 0)
+    wide = [content(i, b"", b"x", 8) for i in range(3)]
+    assert laminar.seq_support(b"".join(wide), np.array([0, 14, 28]), np.arange(3)) == (0, 3)
+
+
+def test_a_marker_written_twice_is_told_from_a_hole() -> None:
+    for base in (0, 7):
+        contents = [content(base, b"", b"first"), content(base + 1, b"", b"second")]
+        store, marker = b"".join(contents), laminar.marker(base)
+        twice = marker + marker + indexed(contents)
+        assert laminar.has_second_marker(twice, store.__getitem__, base)
+        assert not laminar.has_second_marker(marker + indexed(contents), store.__getitem__, base)
+        hole = marker + indexed([b"", contents[1]])
+        assert not laminar.has_second_marker(hole, contents[1].__getitem__, base)
 
 
 def test_an_index_without_a_whole_marker_has_no_base() -> None:
@@ -326,7 +358,7 @@ def test_an_index_without_a_whole_marker_has_no_base() -> None:
 def test_no_bytes_make_the_index_functions_raise(index: bytes, store: bytes) -> None:
     base, entries = laminar.read_index(index)
     laminar.index_fault(index, base or 0, len(store))
-    assert laminar.usable(entries, len(store)) <= len(entries)
+    laminar.faults(store, entries, base or 0)
     laminar.walk(store, entries, base or 0)
 
 
@@ -356,7 +388,7 @@ def test_what_the_layout_cannot_hold_is_refused_before_a_byte_is_made(
     assert laminar.content_header(top) == b"\x05\0\0\0\x01\xff\xff\xff\xff"
     with pytest.raises(BadInput, match="width=8"):
         laminar.content_header(top + 1)
-    with pytest.raises(BadInput, match=f"seq {top + 1} does not fit into 4 bytes; open the log with width=8"):
+    with pytest.raises(BadInput, match=f"seq {top + 1} does not fit into 4 bytes; convert the log"):
         laminar.encode(top, [b"", b""], 0)
     assert len(laminar.encode(top, [b"", b""], 0, 8)[1]) == 32
     for first, width in ((-1, 4), ((1 << 63), 8), (0, 5)):

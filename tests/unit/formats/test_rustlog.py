@@ -41,7 +41,7 @@ def read_plainly(
 ) -> tuple[list[Plain], int, Stop]:
     """The rules of a walk, one record at a time."""
     out: list[Plain] = []
-    used = last_ts = 0
+    used = 0
     last = len(buf) if end is None else min(end, len(buf))
     while pos < last and (count_max is None or len(out) < count_max):
         if last - pos < 20:
@@ -61,14 +61,14 @@ def read_plainly(
         whole = buf[pos : pos + 20 + length]
         if crcs is not None and len(out) < len(crcs) and crc32(whole) != crcs[len(out)]:
             return out, pos, Stop.BAD
-        if seq <= above or ts < last_ts or max(seq, ts) >= 1 << 63:
+        if seq <= above or max(seq, ts) >= 1 << 63:
             return out, pos, Stop.BAD
         if stop_seq is not None and seq >= stop_seq:
             return out, pos, Stop.END
         if crcs is not None and len(out) >= len(crcs):
             return out, pos, Stop.BAD
         out.append((seq, ts, whole[20:]))
-        above, last_ts, pos = seq, ts, pos + len(whole)
+        above, pos = seq, pos + len(whole)
     return out, pos, Stop.END
 
 
@@ -89,12 +89,12 @@ def ints(values: list[int]) -> Ints:
 
 @st.composite
 def logs(draw: st.DrawFn, *, count_max: int = 10) -> list[Plain]:
-    """Records with holes between seqs and times that stand still or go on."""
+    """Records with holes between seqs and times that stand still, go on or step back."""
     seq, ts, log = draw(st.integers(-1, 3)), draw(st.integers(0, 1 << 40)), list[Plain]()
     for gap, wait, data in draw(
-        st.lists(st.tuples(st.integers(1, 3), st.integers(0, 2), st.binary(max_size=9)), max_size=count_max)
+        st.lists(st.tuples(st.integers(1, 3), st.integers(-2, 2), st.binary(max_size=9)), max_size=count_max)
     ):
-        seq, ts = seq + gap, ts + wait
+        seq, ts = seq + gap, max(ts + wait, 0)
         log.append((seq, ts, data))
     return log
 
@@ -199,8 +199,7 @@ def test_a_limited_walk_is_a_slice_of_the_full_one(
         ([((1 << 64) - 1, 1, b"a")], -1, "offset does not increase"),
         ([((1 << 64) - 1, 1, b"a")], -9, "offset does not increase"),
         ([(1, 9, b""), (1 << 63, 9, b"")], -1, "offset does not increase"),
-        ([(1, 9, b""), (2, 8, b"")], -1, "timestamp decreases"),
-        ([(1, 1 << 63, b"")], -1, "timestamp decreases"),
+        ([(1, 1 << 63, b"")], -1, "timestamp is out of range"),
     ],
 )
 def test_a_record_out_of_order_is_bad_and_those_before_it_are_kept(log: list[Plain], above: int, reason: str) -> None:

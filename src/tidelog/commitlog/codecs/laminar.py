@@ -1,27 +1,33 @@
 """The `laminar` codec: bare record bytes in a store, and an index that says where each lies and what it hashes to.
 
 The store has no record boundaries, so the index is the truth: a record exists when its index
-entry does. The store is synced before an entry is written, and an entry is never rebuilt. A
-record that compaction took away is an entry of length zero.
+entry does, and it lies where the entry says. The store is synced before an entry is written, and an
+entry is never rebuilt. A record that compaction took away is an entry of length zero.
+
+A segment without a `.created` file was written by another program. What its index does not name
+stays in its store: records are appended after it. The width of its seqs and its hash function are
+told from its records (`detect`), and appending goes on with both.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from zlib import crc32
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Shape, refuse
 from tidelog.config import LogConfig
-from tidelog.errors import BadInput
+from tidelog.errors import BadInput, UnknownLayout
 from tidelog.formats import laminar
+from tidelog.formats.lanes import first_false, siphash
 from tidelog.formats.rows import Rows, Span, Stop, none
 from tidelog.types import Buffer, Ints
 
 _UNIT_BYTES = (5, 9)  # how long the metadata is that holds nothing but the record's own index
+_DETECT_ENTRIES = 64  # looked at to tell hash function and width
 _NAME = re.compile(r"(0|[1-9]\d*)(\.store|\.index|\.created)")
 _TEMPORARY = re.compile(r"(0|[1-9]\d*)(\.index\.rebuilding|\.store\.compacted|\.index\.compacted)")
 
@@ -45,7 +51,84 @@ class LaminarCodec(Codec):
     reserve_bytes = 0
 
     def __init__(self, config: LogConfig) -> None:
-        self._width = config.index_width
+        self._asked = config.index_width
+        self._width: Literal[4, 8] = config.index_width or 4
+        self._hasher = laminar.HASHERS["CRC-32"]
+        self._foreign: frozenset[int] = frozenset()  # segments that another program wrote
+        self._doubled: set[int] = set()  # segments whose index begins with its marker twice
+
+    def detect(self, names: Sequence[str], read: Callable[[str], Buffer | None], /) -> None:
+        ours: dict[int, set[str]] = {}
+        for name in names:
+            if (known := self.base_of(name)) is not None:
+                ours.setdefault(known[0], set()).add(known[1])
+        self._foreign = frozenset(base for base, suffixes in ours.items() if self.is_foreign(suffixes))
+        # The newest segment with records tells: an append goes on where it ends.
+        for base in sorted((base for base, suffixes in ours.items() if ".index" in suffixes), reverse=True):
+            index, store = read(self.side_name(base, ".index")) or b"", read(self.data_name(base)) or b""
+            view = memoryview(store)
+            entries = self._entries(index, view.__getitem__, base)[:_DETECT_ENTRIES]
+            pos = entries["position"].astype(np.int64)
+            inside = np.flatnonzero((entries["length"] > 0) & (pos + entries["length"] <= len(store)))
+            if len(inside):
+                self._use(store, entries[inside], base + inside, self.data_name(base))
+                return
+
+    def _use(self, store: Buffer, entries: NDArray[np.void], seqs: Ints, name: str) -> None:
+        """Take over the hash function and the width of seqs that these entries and their contents show."""
+        pos = entries["position"].astype(np.int64)
+        ends, right = pos + entries["length"], np.zeros(0, np.int64)
+        for hasher in laminar.HASHERS.values():
+            right = np.flatnonzero(hasher(store, pos, ends) == entries["checksum"])
+            if len(right):
+                self._hasher = hasher
+                pos, seqs = pos[right], seqs[right]
+                break
+        narrow, wide = laminar.seq_support(store, pos, seqs)
+        if (
+            not len(right)
+            and len(pos) > 1
+            and (len(pos) in (narrow, wide) or (entries["checksum"] >> np.uint64(32)).all())
+        ):
+            raise UnknownLayout(
+                f"none of the first {len(pos)} checksums of {name} is the {' or the '.join(laminar.HASHERS)} of its "
+                "record: the store was written with another hash function; nothing was changed. Copy it with the "
+                "program that wrote it, into a store with CRC-32"
+            )
+        if narrow == wide:
+            return  # metadata without a seq, or no record is sound: nothing tells
+        found: Literal[4, 8] = 8 if wide > narrow else 4
+        if self._asked not in (None, found):
+            raise BadInput(
+                f"the records of {name} have seqs of {found} bytes, not {self._asked}; nothing was changed, leave "
+                "index_width out or convert the log"
+            )
+        self._width = found
+
+    def is_foreign(self, suffixes: Collection[str], /) -> bool:
+        return ".created" not in suffixes
+
+    def checksum(self, pieces: Iterable[Buffer], /) -> int:
+        if self._hasher is laminar.HASHERS["CRC-32"]:
+            return super().checksum(pieces)
+        return siphash(b"".join(pieces))
+
+    def _entries(self, index: Buffer, store: Callable[[slice], Buffer], base: int) -> NDArray[np.void]:
+        """The entries of an index file, the first of them for seq `base`."""
+        _, entries = laminar.read_index(index)
+        if laminar.has_second_marker(index, store, base):
+            self._doubled.add(base)
+            return entries[1:]
+        self._doubled.discard(base)
+        return entries
+
+    def _of(self, shape: Shape) -> NDArray[np.void]:
+        data = shape.data
+
+        def store(part: slice) -> Buffer:
+            return data.fetch(min(part.start, data.size), min(part.stop, data.size))
+
+        return self._entries(shape.index, store, shape.base)
 
     def first_mark(self, base: int, /) -> int:
         return base
@@ -68,7 +151,7 @@ class LaminarCodec(Codec):
         )
 
     def _head(self, seq: int, meta: bytes) -> bytes:
-        if len(meta) in _UNIT_BYTES and meta[0] == 1:
+        if _reads_as_seq(meta, seq, self._width):
             raise BadInput(f"a meta of {len(meta)} bytes that begins with 01 reads as an index; nothing was written")
         if meta:
             return len(meta).to_bytes(4, "little") + meta
@@ -90,7 +173,7 @@ class LaminarCodec(Codec):
         stop = int(rows.seq[-1]) + 1
         entries = np.zeros(stop - mark, laminar.INDEX)
         where = rows.seq - mark
-        entries["checksum"][where] = _checksums(rows) if crcs is None else crcs
+        entries["checksum"][where] = self._checksums(rows) if crcs is None else crcs
         entries["length"][where] = ends - rows.at
         entries["position"][where] = rows.at + shift
         # A hole lies, with no length, where the next record starts, so that positions stay contiguous.
@@ -98,6 +181,9 @@ class LaminarCodec(Codec):
         entries["position"][holes] = (rows.at + shift)[np.searchsorted(where, holes)]
         head = laminar.marker(base) if mark == base else b""
         return (head + entries.tobytes(),), stop
+
+    def _checksums(self, rows: Rows) -> NDArray[np.integer[Any]]:
+        return self._hasher(rows.buf, rows.at, rows.data.pos + rows.data.size)
 
     def fill(self, sides: tuple[bytes, ...], base: int, stop: int, size: int, /) -> tuple[bytes, ...]:
         index = sides[0] or laminar.marker(base)
@@ -108,64 +194,80 @@ class LaminarCodec(Codec):
 
     def trim(self, sides: list[bytes | None], base: int, seq: int, /) -> list[bytes | None]:
         # Holes take no bytes of the store, so cutting the store does not take them away.
-        return [
-            None if side is None else side[: laminar.MARKER.size + (seq - base) * laminar.INDEX.itemsize]
-            for side in sides
-        ]
+        keep = laminar.MARKER.size + (seq - base + (base in self._doubled)) * laminar.INDEX.itemsize
+        return [None if side is None else side[:keep] for side in sides]
 
     def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> Recovered:
-        # The marker repeats the file's name, and a position repeats the lengths before it: where either is damaged and
-        # the records still match their checksums, they are only written anew.
-        _, entries = laminar.read_index(sides[0] or b"")
-        keep = laminar.usable(entries, len(data))
-        faults, keep, reason = self._damage(data, entries, base, keep)
-        if keep < len(entries):
-            straight = entries.copy()
-            straight["position"] = np.cumsum(entries["length"], dtype=np.int64) - entries["length"]
-            fits = laminar.usable(straight, len(data))
-            again, longer, why = self._damage(data, straight, base, fits)
-            if longer > keep:
-                entries, faults, keep, reason = straight, again, longer, why
-        last = entries[keep - 1] if keep else None
-        end = int(last["position"]) + int(last["length"]) if last is not None else 0
-        stop = Stop.END if end == len(data) else Stop.TORN
-        if stop is Stop.TORN and (reason or keep < len(entries)):
-            stop = Stop.BAD  # records that may have been acked are about to be cut
-        content = laminar.marker(base) + entries[:keep].tobytes() if keep else b""
-        why = reason or ("" if stop is Stop.END else "bytes that no good index entry names")
-        return Recovered(end, (content,), base + keep, 0, 0, keep, base + keep, stop, why, faults)
+        # The marker repeats the file's name, and a position mostly repeats the lengths before it: where either is
+        # damaged and the records still match their checksums, they are only written anew.
+        view = memoryview(data)
+        entries = self._entries(sides[0] or b"", view.__getitem__, base)
+        bad = self._faults(data, entries, base)
+        if bad:
+            entries, bad = self._moved(data, entries, bad, base)
+        keep, reason, cut_inside = len(entries), "", False
+        while bad and bad[-1][0] == keep - 1:  # at the very end they are a torn write; before good ones they are damage
+            keep, reason = bad.pop()
+            cut_inside |= int(entries["position"][keep]) + int(entries["length"][keep]) <= len(data)
+        faults = [Fault(base + at, base + at + 1, int(entries["position"][at]), why) for at, why in bad]
+        kept = entries[:keep]
+        end = laminar.end_of(np.delete(kept, [at for at, _ in bad]))
+        content = laminar.marker(base) + kept.tobytes() if keep else b""
+        found = Recovered(end, (content,), base + keep, 0, 0, keep, base + keep, Stop.END, "", faults)
+        if end == len(data):
+            dead = 0 if faults else laminar.dead_bytes(kept, end)
+            return found._replace(
+                notes=(f"{dead} bytes belong to no record; they are skipped and stay",) if dead else ()
+            )
+        if base in self._foreign:
+            # Another program goes on after what its index does not name, and so do we. But entries that it wrote and
+            # that are wrong are more than that.
+            if cut_inside:
+                return found._replace(stop=Stop.BAD, reason=reason, unexplained=True)
+            note = f"{len(data) - end} bytes at the end belong to no record; they stay, and appends go after them"
+            return found._replace(end=len(data), notes=(note,))
+        stop = Stop.BAD if reason else Stop.TORN  # with a reason, records that may have been acked are about to be cut
+        return found._replace(stop=stop, reason=reason or "bytes that no good index entry names")
 
-    def _damage(self, data: Buffer, entries: NDArray[np.void], base: int, keep: int) -> tuple[list[Fault], int, str]:
-        """Bad records at the very end are a torn write; bad ones with good ones behind them are damage."""
-        faults: list[Fault] = []
-        seq = base
-        while seq < base + keep:
-            walk = laminar.walk(data, entries[:keep], base, first=seq)
-            if walk.stop is Stop.END:
-                return faults, keep, ""
-            bad = int(np.searchsorted(entries["position"][:keep], walk.end, "right")) - 1 + base
-            faults.append(Fault(bad, bad + 1, walk.end, walk.reason))
-            seq = bad + 1
-        reason = ""
-        while faults and faults[-1].seq == base + keep - 1:
-            keep -= 1
-            reason = faults.pop().reason
-        return faults, keep, reason
+    def _faults(self, data: Buffer, entries: NDArray[np.void], base: int) -> list[tuple[int, str]]:
+        return laminar.faults(data, entries, base, width=self._width, hasher=self._hasher)
+
+    def _moved(
+        self, data: Buffer, entries: NDArray[np.void], bad: list[tuple[int, str]], base: int
+    ) -> tuple[NDArray[np.void], list[tuple[int, str]]]:
+        """The entries with positions put right where the content lies after the one before it, or before the next."""
+        for after in (True, False):
+            moved = entries.copy()
+            for at, _ in bad if after else reversed(bad):
+                place = laminar.end_of(moved[at - 1 : at]) if after else _start_of_next(moved, at, len(data))
+                if 0 <= place <= laminar.STORE_BYTES_MAX:
+                    moved["position"][at] = place
+            still = {at for at, _ in self._faults(data, moved, base)}
+            for at, _ in bad:
+                if at not in still:
+                    entries = entries.copy() if entries.base is not None else entries
+                    entries["position"][at] = moved["position"][at]
+            bad = self._faults(data, entries, base)
+        return entries, bad
 
     def sealed_fault(self, shape: Shape, /) -> tuple[str | None, Fault | None]:
         if shape.sides[0] is None:
             return "the index is missing", None
-        fault = laminar.index_fault(shape.index, shape.base, shape.data.size)
+        entries = self._of(shape)
+        index = laminar.marker(shape.base) + entries.tobytes() if shape.base in self._doubled else shape.index
+        fault = laminar.index_fault(index, shape.base, shape.data.size)
         if fault is None:
             return None, None
-        _, entries = laminar.read_index(shape.index)
-        keep = laminar.usable(entries, shape.data.size)
-        if keep < len(entries):
-            return None, Fault(shape.base + keep, shape.stop, shape.data.size, fault)
+        past = np.flatnonzero(entries["position"].astype(np.int64) + entries["length"] > shape.data.size)
+        if len(past):
+            return None, Fault(shape.base + int(past[0]), shape.stop, shape.data.size, fault)
         return fault, None
 
+    def dead_bytes(self, shape: Shape, /) -> int:
+        return laminar.dead_bytes(self._of(shape), shape.data.size)
+
     def read(self, shape: Shape, first: int, stop: int, bytes_max: int, /) -> Chunk:
-        _, entries = laminar.read_index(shape.index)
+        entries = self._of(shape)
         stop = min(stop, shape.base + len(entries))
         if first >= stop:
             if first < shape.stop:
@@ -176,29 +278,27 @@ class LaminarCodec(Codec):
                 )
             return Chunk(none(), first)
         lo = first - shape.base
-        ends = entries["position"][lo : stop - shape.base].astype(np.int64)
-        ends += entries["length"][lo : stop - shape.base]
-        start = int(entries["position"][lo])
-        count = max(int(np.searchsorted(ends, start + bytes_max, "right")), 1)
-        part, high = entries[lo : lo + count].copy(), int(ends[count - 1])
-        if high > shape.data.size:
-            good = int(np.searchsorted(ends, shape.data.size, "right"))
-            if good == 0:
-                return Chunk(none(), first, Fault(first, first + 1, start, "the record lies past the end of the store"))
-            part, high = part[:good], int(ends[good - 1])
-        part["position"] -= np.uint32(start)
-        walk = laminar.walk(shape.data.fetch(start, high), part, first)
+        part = entries[lo : stop - shape.base]
+        pos = part["position"].astype(np.int64)
+        ends, held = pos + part["length"], part["length"] > 0
+        start = int(pos[held][0]) if held.any() else 0
+        # As far as contents lie in order within the budget; what does not is looked at by itself.
+        fits = ~held | ((pos >= start) & (ends <= start + bytes_max))
+        fits[: int(held.argmax()) + 1] = True
+        part = part[: first_false(fits)].copy()
+        high = max(min(laminar.end_of(part), shape.data.size), start)
+        part["position"] = np.maximum(part["position"], start) - np.uint32(start)
+        walk = laminar.walk(shape.data.fetch(start, high), part, first, width=self._width, hasher=self._hasher)
         if walk.stop is Stop.END:
             return Chunk(walk.rows, first + len(part))
-        bad = int(np.searchsorted(part["position"], walk.end, "right")) - 1 + first
+        bad = first + int(self._faults(shape.data.fetch(start, high), part, first)[0][0])
         if bad > first:
             return Chunk(walk.rows, bad)
-        return Chunk(none(), first, Fault(first, first + 1, start + walk.end, walk.reason))
+        return Chunk(none(), first, Fault(first, first + 1, int(pos[0]), walk.reason))
 
     def position(self, shape: Shape, seq: int, /) -> tuple[int, Rows | None]:
-        _, entries = laminar.read_index(shape.index)
-        at = seq - shape.base
-        return (int(entries["position"][at]) if at < len(entries) else shape.data.size), None
+        entries, at = self._of(shape), seq - shape.base
+        return (laminar.end_of(entries[:at]) if at < len(entries) else shape.data.size), None
 
     def seal(self, shape: Shape, /) -> bytes | None:
         return None
@@ -211,7 +311,15 @@ def _each(column: bytes | Sequence[bytes], count: int) -> Sequence[bytes]:
     return [column] * count if isinstance(column, bytes) else column
 
 
-def _checksums(rows: Rows) -> list[int]:
-    view = memoryview(rows.buf)
-    bounds = zip(rows.at.tolist(), (rows.data.pos + rows.data.size).tolist(), strict=True)
-    return [crc32(view[lo:hi]) for lo, hi in bounds]
+def _reads_as_seq(meta: bytes, seq: int, width: int) -> bool:
+    """Whether this metadata would be taken for a plain seq when it is read back."""
+    if len(meta) not in _UNIT_BYTES or meta[0] != 1:
+        return False
+    # Metadata that another program wrote ends with the seq, which says by itself what it is.
+    return len(meta) == 1 + width or not meta.endswith(b"\1" + (seq % (1 << 8 * width)).to_bytes(width, "little"))
+
+
+def _start_of_next(entries: NDArray[np.void], at: int, size: int) -> int:
+    """Where the content of an entry would begin if it ended where the next one begins, or the store ends."""
+    end = int(entries["position"][at + 1]) if at + 1 < len(entries) else size
+    return end - int(entries["length"][at])

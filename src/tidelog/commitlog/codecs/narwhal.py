@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from zlib import crc32
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Shape, recovered, refuse
 from tidelog.commitlog.codecs import sparse
 from tidelog.config import LogConfig
+from tidelog.errors import UnknownLayout
 from tidelog.formats import narwhal
 from tidelog.formats.rows import Rows, Span, Stop, Walk
 from tidelog.types import Buffer, Ints
@@ -39,6 +40,22 @@ class NarwhalCodec(Codec):
     def __init__(self, config: LogConfig) -> None:
         self._bytes_max = config.segment_bytes_max + config.overflow_bytes
         self.reserve_bytes = narwhal.index_capacity(self._bytes_max)
+
+    def detect(self, names: Sequence[str], read: Callable[[str], Buffer | None], /) -> None:
+        unlike = ""
+        for name in sorted(names):
+            known = self.base_of(name)
+            data = read(name) if known is not None and known[1] == "" else None
+            if known is None or not data:
+                continue
+            if not narwhal.is_unlike(data, known[0]):
+                return
+            unlike = unlike or name
+        if unlike:
+            raise UnknownLayout(
+                f"{unlike} begins with no entry of the narwhal layout: its seq is not that of the file's name and its "
+                "lengths do not fit the file; nothing was changed, check which program wrote it"
+            )
 
     def first_mark(self, base: int, /) -> int:
         return -1
