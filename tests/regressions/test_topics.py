@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from random import Random
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 import tidelog
-from tidelog.engine import Engine, checkpoint
+from tidelog.engine import Engine, Show, checkpoint
 from tidelog.engine.config import Durability
 from tidelog.engine.core import Core
 from tidelog.errors import Latched
@@ -17,8 +17,8 @@ from tidelog.testing import ManualClock, SimDisk, SyncMode
 DURABLE = [durability for durability in get_args(Durability) if durability != "ephemeral"]
 
 
-def opened(disk: SimDisk, shards: int = 1) -> Engine:
-    return tidelog.open("data", disk=disk, clock=ManualClock(), threads=False, wal_shards=shards)
+def opened(disk: SimDisk, shards: int = 1, **more: Any) -> Engine:
+    return tidelog.open("data", disk=disk, clock=ManualClock(), threads=False, wal_shards=shards, **more)
 
 
 def seqs(log: Engine) -> list[int]:
@@ -188,3 +188,101 @@ def test_two_starts_with_other_shards_that_are_cut_short_leave_a_directory_that_
                 assert log.topic("orders").append(b"x").first_seq == 1 + written
             opens += 1
     assert opens > 300
+
+
+def _wal_syncs(disk: SimDisk) -> int:
+    return sum(op.startswith("sync ") and "/wal" in op for op in disk.trace)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("by", ["records", "bytes"])
+def test_live_reader_of_a_capped_disk_topic_costs_no_sync_per_push(by: str, shards: int) -> None:
+    """Each push moves the floor. A reader that is not below it is shown no gap, so nothing has to be durable for it:
+    the syncs follow the sync interval (here: `tick`) and not the pushes."""
+    disk = SimDisk(trace=True)
+    log = opened(disk, shards)
+    caps: dict[str, Any] = {"cap_records": 8} if by == "records" else {"cap_bytes": 8}
+    topic, free = log.topic("capped", durability="disk", **caps), log.topic("free", durability="disk")
+    for _ in range(20):  # the caps are full, and seqs are reserved ahead
+        topic.append(b"x")
+        free.append(b"x")
+    log.tick()
+    counts = []
+    for each in (topic, free):
+        before, cursor = _wal_syncs(disk), each.head_seq
+        for number in range(200):
+            each.append(b"x")
+            page = each.read(cursor)
+            assert [record.seq for record in page.records] == [cursor + 1]
+            assert page.gap is None
+            assert each.is_settled_for(cursor - 1), "a watcher is sent the page at once"
+            text = each.read_json(cursor, 10, 1 << 20, nodes=frozenset(), show=Show())
+            assert (text.counts.rows, text.gap) == (1, None)
+            cursor = page.next_from_seq
+            if number % 50 == 49:
+                log.tick()
+        counts.append(_wal_syncs(disk) - before)
+    # The rows of the ledger about the evictions have syncs of their own: at most three a tick.
+    assert counts[0] <= 4 * 4, f"syncs of 200 pushes in 4 intervals, capped and not: {counts}"
+    assert counts[1] <= 4 * 2
+
+
+def test_interval_sync_makes_the_floor_durable_for_a_later_reader_from_below() -> None:
+    disk = SimDisk(trace=True)
+    log = opened(disk, ledger_records=0)
+    topic, other = log.topic("capped", durability="disk", cap_records=3), log.topic("other", durability="disk")
+    for _ in range(10):
+        topic.append(b"x")
+    other.append(b"x")
+    before = _wal_syncs(disk)
+    log.tick()
+    assert _wal_syncs(disk) == before + 1, "the floor has no sync of its own"
+    shown = topic.read(0)
+    assert shown.gap is not None
+    assert shown.gap.gap_to == 7
+    assert _wal_syncs(disk) == before + 1
+    topic.append(b"x")
+    shown = topic.read(0)
+    assert shown.gap is not None
+    assert shown.gap.gap_to == 8
+    assert _wal_syncs(disk) == before + 2, "a floor that moved since is durable before a gap is shown"
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("durability", ["disk", "fsync"])
+def test_shown_gap_of_a_capped_topic_never_falls_back(durability: str, shards: int) -> None:
+    """At every operation of a history of writes, live reads, reads from below, ticks and checkpoints: what any power
+    cut leaves has a gap that is not smaller than the largest that was shown."""
+    disk = SimDisk()
+    log = opened(disk, shards, wal_file_bytes=2048, head_reserve=4, segment_events_max=4)
+    topic, other = log.topic("capped", durability=durability, cap_records=3), log.topic("other", durability="disk")
+    shown, states = 1, 0
+
+    def look(op: int) -> None:
+        nonlocal states
+        for image in disk.images(random=Random(op), limit=5):
+            states += 1
+            found = opened(image.disk, shards).topic("capped", create=False)
+            gap = found.read(0).gap
+            floor = 1 if gap is None else gap.gap_to + 1
+            assert floor >= shown, f"before op {op}, {image.label}: a gap up to {shown - 1} was shown"
+
+    disk.on_op = look
+    random, live = Random(11), 0
+    for number in range(40):
+        topic.append([b"x"] * random.choice([1, 1, 2, 5]))
+        if number % 3 == 0:
+            other.append(b"o")
+        page = topic.read(live)
+        live = page.next_from_seq
+        if page.gap is not None:
+            shown = max(shown, page.gap.gap_to + 1)
+        if number % 7 == 0:
+            behind = topic.read(0).gap
+            shown = max(shown, 1 if behind is None else behind.gap_to + 1)
+        if number % 11 == 0:
+            log.tick()
+        if number % 25 == 24:
+            log.checkpoint()
+    assert shown > 40
+    assert states > 200

@@ -68,6 +68,7 @@ class Shared:
     doors: Doors | None = None  # the engine, for those of its parts that need other topics
     journals: set[Journal] = field(default_factory=set)  # those with something to write down
     scratch: Scratch = field(default_factory=Scratch)
+    moved_floors: set[Core] = field(default_factory=set)  # topics whose floor the next interval sync makes durable
     replaying: bool = False  # frames are being applied: what they say is not yet all
     notes: Notes = field(init=False)
     ledger: Ledger = field(init=False)  # once it is an engine
@@ -275,6 +276,8 @@ class Core:
         if self.index.evict_floor > before:
             broken = broken_by(self.groups, before, floor) if self.guarded else []
             self.shared.notes.evicted(self, before, cause, gone, broken)
+            if self.hardens:
+                self.shared.moved_floors.add(self)
 
     def age(self) -> None:
         """Seal what has been open for long."""

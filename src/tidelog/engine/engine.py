@@ -283,6 +283,7 @@ class Engine(Routers):
         self._keep()
 
     def _sync(self) -> None:
+        retention.write_floors(self._shared)
         for shard in self._shared.shards:
             shard.tick()
 

@@ -46,7 +46,7 @@ def is_quick(core: Core, from_seq: int, limit: int, bytes_max: int) -> bool:
     A page of segments must be known from `limit` and `bytes_max` alone. Of a reader who leaves records out it is not:
     it may reach far; such a one says 0 and means blocks only.
     """
-    if not retention.is_settled(core):
+    if not retention.is_settled(core, from_seq):
         return False
     with core.lock:
         index = core.index
@@ -74,7 +74,7 @@ def text_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: in
         for stretch in scan.stretches(limit, bytes_max)
         if len(stretch.rows)
     ]
-    retention.harden(core, scan.marks.evict_floor)
+    retention.harden_gap(core, scan.gap, scan.marks.evict_floor)
     return TextPage(b",".join(texts), scan.gap, scan.cursor, scan.head, scan.earliest, scan.counts)
 
 
@@ -88,7 +88,7 @@ def _short(core: Core, from_seq: int, limit: int, bytes_max: int, *, near: bool 
     """The same as by a scan, for two kinds of pages that most are of: what a watcher lacks, which is the newest write
     and nothing else, and records of a few batches that have JSON data and nothing else. A scan prepares for everything
     else there is, for 60 µs, and reads records into columns first. None where it is not that simple."""
-    if core.index.head <= from_seq or not retention.is_settled(core):  # a first glance, without the lock
+    if core.index.head <= from_seq or not retention.is_settled(core, from_seq):  # a first glance, without the lock
         return None
     newest, bare = None, list[_Bare]()
     near_us = core.shared.clock.monotonic_us() if near else None
@@ -155,7 +155,7 @@ class Pass:
     def __init__(self, core: Core, from_seq: int, to_seq: int | None, nodes: Nodes, limit: int) -> None:
         self._core, self._limit = core, limit
         self._scan = Scan(core, from_seq, nodes, to_seq)
-        retention.harden(core, self._scan.marks.evict_floor)
+        retention.harden_gap(core, self._scan.gap, self._scan.marks.evict_floor)
 
     @property
     def gap(self) -> Gap | None:

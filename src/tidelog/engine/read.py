@@ -219,7 +219,7 @@ def page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: int) ->
     check_number("bytes_max", bytes_max, 1, SEQ_MAX)
     scan = Scan(core, from_seq, nodes)
     records = [record for stretch in scan.stretches(limit, bytes_max) for record in records_of(stretch)]
-    retention.harden(core, scan.marks.evict_floor)
+    retention.harden_gap(core, scan.gap, scan.marks.evict_floor)
     return Page(records, scan.gap, scan.cursor, scan.head, scan.earliest, scan.counts)
 
 
@@ -262,7 +262,7 @@ def table(core: Core, from_seq: int, to_seq: int | None, nodes: Nodes) -> pa.Tab
         if len(stretch.rows):
             batch = to_arrow(stretch.rows, compiled=core.shared.limits.kernel)
             batches.append(batch.append_column("json", pa.array(stretch.json)))
-    retention.harden(core, scan.marks.evict_floor)
+    retention.harden_gap(core, scan.gap, scan.marks.evict_floor)
     told = {
         b"gap": msgspec.json.encode(None if scan.gap is None else scan.gap._asdict()),
         b"counts": msgspec.json.encode(scan.counts._asdict()),

@@ -4,6 +4,10 @@ A floor that replay cannot work out again is made durable first (EvictWatermark)
 a reader that was shown a gap is shown it again after any crash. Caps follow from the records and
 need that only where records themselves may be lost, which is the disk class, and where a group holds
 them up: how far it did is not in the records.
+
+A reader that is not below the floor is shown no gap, and nothing has to be durable for it. Floors that moved are
+written with the interval sync (`write_floors`), which costs no sync of its own, so that a reader which comes
+from below later does not wait for one either (docs/decisions/0025).
 """
 
 from __future__ import annotations
@@ -11,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from tidelog.engine.core import Core
+from tidelog.engine.core import Core, Shared
+from tidelog.engine.floors import Gap
 from tidelog.engine.routing import lane as lanes
 from tidelog.errors import Damaged, Error, Refused, Unavailable
 from tidelog.formats import bodies, frame
@@ -82,11 +87,12 @@ def _expiry(core: Core) -> int:
     return core.held(expiry) if expiry > core.index.evict_floor else expiry
 
 
-def is_settled(core: Core) -> bool:
-    """Whether nobody who looks now has to wait until a floor is durable."""
-    if is_behind(core):
+def is_settled(core: Core, from_seq: int = 0) -> bool:
+    """Whether a reader with this cursor does not have to wait until a floor is durable. One that is not below the
+    floor is shown no gap; 0 asks for the floor itself."""
+    if is_behind(core) or is_due(core):
         return False
-    return not is_due(core) and (not core.hardens or core.hardened >= core.index.evict_floor)
+    return not core.hardens or core.hardened >= core.index.evict_floor or from_seq + 1 >= core.index.evict_floor
 
 
 def bring(core: Core) -> None:
@@ -118,6 +124,23 @@ def harden(core: Core, floor: int) -> None:
             with core.lock:
                 token = _begin(core, core.index.marks.ttl + 1)
             token.wait()
+
+
+def harden_gap(core: Core, gap: Gap | None, floor: int) -> None:
+    """`harden` for a page that was read below this floor. Where it shows no gap there is nothing to take back."""
+    if gap is not None:
+        harden(core, floor)
+
+
+def write_floors(shared: Shared) -> None:
+    """Queue the floors that moved since the last call, for the interval sync that follows. Nothing waits for them; a
+    shard that refuses them keeps them in memory, and `harden` tries again for a reader that needs one."""
+    moved = shared.moved_floors
+    for _ in range(len(moved)):  # other threads add to it meanwhile: those are the next call's
+        core = moved.pop()
+        with core.lock, suppress(Error):
+            if core.hardens and not core.dropped and core.hardened < core.index.evict_floor:
+                _begin(core, core.index.marks.ttl + 1)
 
 
 def harden_all(cores: Sequence[Core]) -> None:

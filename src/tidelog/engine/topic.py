@@ -203,6 +203,10 @@ class Topic:
         """Whether `state` can be had without waiting for the disk."""
         return retention.is_settled(self._core)
 
+    def is_settled_for(self, from_seq: int) -> bool:
+        """Whether a read from this cursor does not have to make a floor durable first, which waits for the disk."""
+        return retention.is_settled(self._core, from_seq)
+
     @property
     def is_due(self) -> bool:
         """Whether a write would first have to make an expiry durable, which waits for the disk."""

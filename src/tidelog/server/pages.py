@@ -99,7 +99,7 @@ class Pages:
 
     def at_hand(self, topic: Topic, from_seq: int, view: View) -> Page | None:
         """The page behind `from_seq`, where it is kept or can be made from memory."""
-        if not topic.is_settled:
+        if not topic.is_settled_for(from_seq):
             return None
         key = _key(topic, from_seq, view)
         page = self._kept.get(key)
@@ -117,7 +117,7 @@ class Pages:
 
     async def get(self, topic: Topic, from_seq: int, view: View, work: Work) -> Page:
         """The page behind `from_seq`. Comes back at once where it is at hand."""
-        if not topic.is_settled:
+        if not topic.is_settled_for(from_seq):
             await work(topic.state)
         page = self.at_hand(topic, from_seq, view)
         if page is not None:
