@@ -47,6 +47,7 @@ _MODULES = {
     "topics-read": "topics.bench_read",
     "topics-recovery": "topics.bench_recovery",
     "topics-growth": "topics.bench_growth",
+    "topics-deletes": "topics.bench_deletes",
     "channels-restore": "channels.bench_restore",
     "channels-publish": "channels.bench_publish",
     "channels-wire": "channels.bench_wire",

@@ -24,7 +24,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from tidelog.errors import Corrupt, NewerFormat
-from tidelog.formats import batch, bodies, deletions, footer, frame, idx, scan, snapshot
+from tidelog.formats import batch, bodies, deletions, footer, frame, idx, scan, snapshot, tag_index
 from tidelog.formats.bodies import Match, MatchOp, TopicMark
 from tidelog.formats.rows import Stop, records
 from tidelog.types import Record
@@ -114,6 +114,17 @@ def plain(entries: NDArray[np.void]) -> list[object]:
 def read_deletions(buf: bytes) -> object:
     vector = deletions.decode(buf)
     return vector.base, vector.size, vector.seqs().tolist()
+
+
+def make_tags() -> bytes:
+    """Tag a in rows 0 and 3, bc in row 1."""
+    index = tag_index.Block(b"abc", np.array([0, 1, 3]), np.array([0, 3, 1], np.uint32), np.array([0, 2, 3]))
+    return tag_index.encode(1, xxhash.xxh3_64_intdigest(GOLDEN["segment_foot"]), 9, index)
+
+
+def read_tags(buf: bytes) -> object:
+    found = tag_index.directory(buf, len(buf))
+    return found.base, found.foot, found.records, tag_index.decode(buf)
 
 
 def control(body: bodies.Body, *, topic_id: int = 0, seq: int = 0) -> Vector:
@@ -332,6 +343,9 @@ VECTORS: dict[str, Vector] = {
         footer.make(GOLDEN["segment_data"], GOLDEN["segment_idx"], first_seq=1, chunk_bytes=64),
         lambda: footer.encode(footer.make(GOLDEN["segment_data"], GOLDEN["segment_idx"], first_seq=1, chunk_bytes=64)),
         footer.decode,
+    ),
+    "segment_tag": Vector(
+        (1, xxhash.xxh3_64_intdigest(GOLDEN["segment_foot"]), 9, {b"a": [0, 3], b"bc": [1]}), make_tags, read_tags
     ),
     "segment_del": Vector((1, 9, [2, 6, 9]), lambda: deletions.encode(make_vector()), read_deletions),
     "snapshot": Vector(

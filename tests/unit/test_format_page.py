@@ -45,6 +45,7 @@ from tidelog.formats import (
     narwhal,
     rustlog,
     snapshot,
+    tag_index,
 )
 from tidelog.testing import ManualClock
 
@@ -239,6 +240,7 @@ LAYOUTS: dict[str, Layout] = {
     "Index entry": idx.ENTRY,
     "Envelope": Struct(envelope._LEAD.format + envelope._SUM.format[1:]),
     "Footer head": footer._HEAD,
+    "Tag index head": tag_index._HEAD,
     "Deletion vector head": deletions._HEAD,
     "Snapshot head": snapshot._HEAD,
     "Channel cursor": channel._CURSOR,
@@ -338,6 +340,7 @@ def layout_complaints(text: str) -> Iterator[str]:
 def version_complaints(text: str) -> Iterator[str]:
     right = {
         ".foot": (footer.MAGIC, footer.VERSION),
+        ".tag": (tag_index.MAGIC, tag_index.VERSION),
         ".del": (deletions.MAGIC, deletions.VERSION),
         ".consumer_offsets": (offsets._MAGIC, offsets._VERSION),
         "metadata.bin": (channel.MAGIC, channel.VERSION),

@@ -154,9 +154,9 @@ class Block:
     def dead(self) -> Bools | None:
         return None if self._dead is None else self._dead.view(self.stop - self.base)
 
-    def bury(self, which: Ints) -> Weight:
+    def bury(self, which: Ints, weights: Ints | None = None) -> Weight:
         self._dead = self._dead or Mask()
-        gone = bury(self, self._dead, which)
+        gone = bury(self, self._dead, which, weights)
         self.live, self.live_bytes = self.live - gone.records, self.live_bytes - gone.size
         return gone
 

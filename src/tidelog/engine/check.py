@@ -5,6 +5,7 @@
     topics/  .data       every frame, the footer's checksums, the length and the seqs that the snapshot names
              .idx        byte for byte what the data gives
              .foot       its own checksum, and the figures of the data
+             .tag        byte for byte what the data gives, where there is one
              .del        its own checksum, and the live records that the snapshot counts
     all of it            when nothing is damaged, a start for reading must find nothing either
 
@@ -36,15 +37,23 @@ from tidelog.engine.manifest import Loaded, Manifest, SegmentRow, TopicRow
 from tidelog.engine.opening import QUARANTINE, opened
 from tidelog.engine.recovery import start_of
 from tidelog.engine.report import Kind, Progress
+from tidelog.engine.tags import SUFFIX, content_of
 from tidelog.errors import Corrupt, Damaged, NewerFormat, NotFound, Refused, Unavailable
-from tidelog.formats import deletions, footer, frame, idx, scan, snapshot
+from tidelog.formats import deletions, footer, frame, idx, scan, snapshot, tag_index
 from tidelog.formats.footer import Footer
 from tidelog.formats.rows import Rows, Walk
 from tidelog.types import Buffer
 from tidelog.wal import Position, Replay, Verdict, names, read
 
-_SUFFIXES: Final = {"data": ".data", "counts": ".data", "index": ".idx", "footer": ".foot", "deletions": ".del"}
-_SEGMENT = re.compile(r"seg-(\d{16,20})\.(?:data|idx|foot|del)(\.tmp|\.rebuilding)?")
+_SUFFIXES: Final = {
+    "data": ".data",
+    "counts": ".data",
+    "index": ".idx",
+    "footer": ".foot",
+    "tags": ".tag",
+    "deletions": ".del",
+}
+_SEGMENT = re.compile(r"seg-(\d{16,20})\.(?:data|idx|foot|tag|del)(\.tmp|\.rebuilding)?")
 _CHUNK_BYTES: Final = 8 << 20
 _UNFINISHED: Final = "of a checkpoint that is under way or did not finish"
 _NOTHING_LOST: Final = "no record is lost: it is made again from the data"
@@ -294,6 +303,7 @@ class SegmentCheck:
             self._sealed(foot, data, index, faults)
         if not faults:
             self._whole(walk.rows, index, dead)
+            self._tags(walk.rows, footed=foot is not None)
         return self._found
 
     def _say(self, kind: Kind, pos: int | None, reason: str, seqs: range = range(0), *, damage: bool = True) -> None:
@@ -320,6 +330,22 @@ class SegmentCheck:
         elif content is not None:
             self._say("footer", None, f"its segment still grows: {_UNFINISHED}", damage=False)
         return None
+
+    def _tags(self, rows: Rows, *, footed: bool) -> None:
+        """The tag index against the data. One that is missing is made again by the first search, and so is one whose
+        footer does not read."""
+        content, foot = (read_all(self._disk, self._stem + suffix) for suffix in (SUFFIX, ".foot"))
+        if content is None or (self._row.sealed and not footed):
+            return
+        if foot is None or not self._row.sealed:
+            self._say("tags", None, f"its segment still grows: {_UNFINISHED}", damage=False)
+        elif content != content_of(self._row.base, foot, rows):
+            pos, said = None, "it does not say what the data does"
+            try:
+                tag_index.decode(content)
+            except (Corrupt, NewerFormat) as error:
+                pos, said = _told(error)
+            self._say("tags", pos, f"{said}; {_NOTHING_LOST}")
 
     def _deletions(self) -> NDArray[np.bool_] | None:
         """Which places are deleted; None where nobody can say."""

@@ -28,15 +28,16 @@ from tidelog.engine.home import Home
 from tidelog.engine.manifest import GroupRow, Manifest, QueueRow, RouterRow, SegmentRow, TopicRow
 from tidelog.engine.parts import Segment
 from tidelog.engine.routing import holding
+from tidelog.engine.tags import write_sealed
 from tidelog.errors import Error
-from tidelog.formats import bodies, footer, frame, idx
+from tidelog.formats import bodies, footer, frame, idx, scan
 from tidelog.formats.bodies import CheckpointMark, TopicMark
 from tidelog.types import Buffer
 from tidelog.wal import Commit, Position, Shard, Token, names
 from tidelog.wal.trim import trim
 
 _COPY_BYTES = 1 << 20
-SUFFIXES = (".data", ".idx", ".foot", ".del")  # data first: what is half removed is no segment any more
+SUFFIXES = (".data", ".idx", ".foot", ".tag", ".del")  # data first: what is half removed is no segment any more
 
 
 class Chapter(NamedTuple):
@@ -214,8 +215,20 @@ def _seal(home: Home, chapter: Chapter) -> None:
             file.close()
     home.forget(chapter.base)
     data, entries = home.open(chapter.base)
-    made = footer.make(data.fetch(0, size), entries, first_seq=chapter.base)
-    replace(home.disk, home.path(chapter.base, ".foot"), footer.encode(made))
+    content = data.fetch(0, size)
+    foot = footer.encode(footer.make(content, entries, first_seq=chapter.base))
+    _index_tags(home, chapter.base, stop, content, entries, foot)
+    replace(home.disk, home.path(chapter.base, ".foot"), foot)
+
+
+def _index_tags(home: Home, base: int, stop: int, data: Buffer, entries: Buffer, foot: bytes) -> None:
+    """Write the tag index of a segment that is being sealed. Where a frame does not hold its checksum there is none:
+    searches then scan the segment and say what is wrong with it."""
+    if not (idx.read(entries)["flags"] & idx.HAS_TAG).any():
+        return
+    walk = scan.walk(data, above=base - 1)
+    if walk.end == len(data) and len(walk.rows) == stop - base:
+        write_sealed(home, base, foot, walk.rows)
 
 
 def _extent(chapter: Chapter) -> tuple[int, int]:

@@ -2,43 +2,63 @@
 
 The frame says what was asked (`before_seq`, a tag, seqs) and where the head was. Replay finds the same
 records again: later ones are behind the bound and are not meant.
+
+A match is searched for once, before the delete is queued, and without the topic's lock: the parts are listed under the
+lock, searched without it, and what was appended meanwhile is searched the same way until it is little. The rest,
+at most a thousand records, is searched under the lock that the delete is queued with. The commit takes away
+what was found and searches for nothing, so writers of the topic and of its shard never wait for a search. Where writers
+are faster than the search, the delete is bounded by what it has searched: it was called before what comes later.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 
 from tidelog.engine import retention
+from tidelog.engine.block import Block
 from tidelog.engine.core import Core
 from tidelog.engine.encode import check_number
-from tidelog.engine.parts import Part, Weight
+from tidelog.engine.index import Slice
+from tidelog.engine.parts import Part, Segment, Weight, sizes_later
 from tidelog.engine.results import Deleted
 from tidelog.engine.routing import lane as lanes
-from tidelog.engine.tags import TagIndex
+from tidelog.engine.tags import search, search_locked
 from tidelog.errors import BadInput, Corrupt, Error
-from tidelog.formats import bodies, frame, idx
+from tidelog.formats import bodies, frame
 from tidelog.formats.bodies import Match, MatchOp
 from tidelog.formats.frame import SEQ_MAX
-from tidelog.formats.rows import binary
 from tidelog.types import Ints
 from tidelog.wal import Commit, Token
 
 _SEQS_MAX = 1_000_000
 _FEW = 16  # seqs that are deleted one by one: arrays cost more until there are about so many
+_CATCH_UP = 1_000  # records appended during a search that are searched under the lock
+_ROUNDS = 8  # of searching what was appended during the round before
+
+
+class Found(NamedTuple):
+    """The records that a match means, found ahead of the commit."""
+
+    seqs: Ints  # rising
+    sizes: Ints  # bytes of data and meta of each
 
 
 class Delete(Commit):
     """The frame's seq is the number of the delete: rows of the ledger are told apart by it."""
 
-    __slots__ = ("actor", "body", "core", "number", "token")
+    __slots__ = ("actor", "body", "core", "found", "number", "token")
 
-    def __init__(self, core: Core, body: bodies.Delete, number: int, actor: str | None) -> None:
+    def __init__(
+        self, core: Core, body: bodies.Delete, number: int, actor: str | None, found: Found | None = None
+    ) -> None:
         made = frame.encode(frame.DELETE, topic_id=core.id, seq=number, ts_ms=core.stamp(), data=bodies.encode(body))
         super().__init__([made], frames=1, durable=core.durable)
-        self.core, self.body, self.number, self.actor = core, body, number, actor
+        self.core, self.body, self.number, self.actor, self.found = core, body, number, actor, found
         self.token: Token[Deleted] = Token(core.shard)
 
     def done(self, error: Error | None) -> None:
@@ -48,7 +68,7 @@ class Delete(Commit):
         outcome: Deleted | Error
         with self.core.lock:
             try:
-                outcome = _outcome(self.core, apply(self.core, self.body, self.number, self.actor))
+                outcome = _outcome(self.core, apply(self.core, self.body, self.number, self.actor, found=self.found))
             except Error as damage:
                 outcome = damage  # it is logged, and done again when the damage is mended
         self.token.set(outcome)
@@ -92,23 +112,102 @@ def delete(
         raise BadInput(f"{len(seqs)} seqs are more than {_SEQS_MAX} in one delete; nothing was deleted")
     settle(core)
     retention.expire(core)
+    # Damage is found by the search, before anything is logged.
+    hunt = None if selector is None else _Hunt(core, selector, SEQ_MAX if before_seq is None else before_seq)
+    while hunt is not None and hunt.advance():
+        pass
     with core.lock:
         core.check_writable()
         if seqs is not None and not seqs:
             return _outcome(core, Weight(0, 0))
         core.shared.shard(core.id)  # refuses where nothing can be written
-        bound = core.index.head + 1
-        if selector is not None:
-            find(core, selector, bound)  # damage is found before anything is logged
+        found, bound = (None, core.index.head + 1) if hunt is None else hunt.finish()
         body = bodies.Delete(
             before_seq=before_seq, match=selector, seqs=tuple(sorted(set(seqs or ()))), bound_head=bound
         )
         core.removals += 1
         if core.ephemeral:
-            return _outcome(core, apply(core, body, core.removals, actor))
-        commit = Delete(core, body, core.removals, actor)
+            return _outcome(core, apply(core, body, core.removals, actor, found=found))
+        commit = Delete(core, body, core.removals, actor, found)
         core.submit(commit)
     return commit.token.wait()
+
+
+class _Hunt:
+    """The search of one delete for the records that its match means."""
+
+    def __init__(self, core: Core, match: Match, before_seq: int) -> None:
+        self._core, self._match, self._before = core, match, before_seq
+        self._reached = 0  # one past the last seq that was searched; 0: none was
+        self._rounds = 0
+        self._found = [Found(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+
+    def advance(self) -> bool:
+        """Search what is there and was not searched yet, without the lock; False where little is left for `finish`, or
+        writers are faster than this."""
+        core = self._core
+        with core.lock:
+            core.check_writable()
+            core.shared.shard(core.id)  # refuses where nothing can be written
+            index = core.index
+            first, stop = max(self._reached, index.earliest), min(index.head + 1, self._before)
+            if self._rounds and stop - self._reached <= _CATCH_UP:
+                return False
+            parts = index.parts.copy()  # the list alone: cutting it into slices takes longer
+        for part, lo, hi in _slices(parts, first, stop):
+            try:
+                seqs = search(core, part, lo, hi, self._match)
+                self._found.append(_weighed(core, part, seqs))
+            except Corrupt:
+                with core.lock:
+                    if part in core.index.parts and not core.dropped:
+                        raise
+                # It was evicted or dropped while it was searched: none of its records is there any more.
+        self._reached, self._rounds = max(stop, self._reached), self._rounds + 1
+        return self._rounds < _ROUNDS
+
+    def finish(self) -> tuple[Found, int]:
+        """All that the match means and the bound of the delete. With the lock held."""
+        core, index = self._core, self._core.index
+        stop = min(index.head + 1, self._before)
+        if stop - self._reached > _CATCH_UP:
+            return self._all(), self._reached
+        for part, lo, hi in index.slices(max(self._reached, index.earliest), stop):
+            seqs = search_locked(core, part, lo, hi, self._match)
+            self._found.append(Found(seqs, _sizes(part, seqs)()))
+        return self._all(), index.head + 1
+
+    def _all(self) -> Found:
+        return Found(*(np.concatenate(column) for column in zip(*self._found, strict=True)))
+
+
+def _slices(parts: Sequence[Segment | Block], first: int, stop: int) -> Iterator[Slice]:
+    """The parts of [first, stop). Without the lock: a part that a checkpoint has made longer since the list was made is
+    cut where the next one on the list begins."""
+    for part, after in zip(parts, chain((part.base for part in parts[1:]), (stop,)), strict=False):
+        lo, hi = max(part.base, first), min(part.stop, after, stop)
+        if lo < hi:
+            yield Slice(part, lo, hi)
+
+
+def _sizes(part: Part, seqs: Ints) -> Callable[[], Ints]:
+    """What tells the bytes of these records of a part, rising. Made with the lock where the part still grows, called
+    without it."""
+    if not len(seqs):
+        return lambda: seqs
+    where = seqs - part.base
+    lo = int(where[0])
+    later = sizes_later(part, lo, int(where[-1]) + 1)
+    return lambda: later()[where - lo]
+
+
+def _weighed(core: Core, part: Part, seqs: Ints) -> Found:
+    """Records that were found without the lock, with their sizes."""
+    if isinstance(part, Segment) and part.sealed:
+        return Found(seqs, _sizes(part, seqs)())
+    with core.lock:
+        later = _sizes(part, seqs)
+    return Found(seqs, later())
 
 
 def settle(core: Core) -> None:
@@ -126,10 +225,15 @@ def replay(core: Core, body: bodies.Delete, number: int, ts_ms: int) -> None:
 
 
 def apply(
-    core: Core, body: bodies.Delete, number: int = 0, actor: str | None = None, ts_ms: int | None = None
+    core: Core,
+    body: bodies.Delete,
+    number: int = 0,
+    actor: str | None = None,
+    ts_ms: int | None = None,
+    found: Found | None = None,
 ) -> Weight:
-    """Take away what a delete means, as the topic is now, and note it under its number. Used by the committer and by
-    replay."""
+    """Take away what a delete means, as the topic is now, and note it under its number. Used by the committer, which
+    knows what was `found`, and by replay."""
     index = core.index
     bound = index.head + 1 if body.bound_head is None else min(body.bound_head, index.head + 1)
     stop = bound if body.before_seq is None else min(body.before_seq, bound)
@@ -137,14 +241,19 @@ def apply(
     if not number and body.match is None and 0 < len(body.seqs) <= _FEW:
         gone = index.remove([seq for seq in body.seqs if seq < bound])
     elif body.seqs or body.match is not None:
-        seqs = np.array(body.seqs, np.int64)
-        if body.match is not None:
-            seqs = find(core, body.match, stop, strict=False)
-        seqs = seqs[seqs < bound]
+        seqs, weights = np.array(body.seqs, np.int64), None
+        if found is not None:
+            seqs, weights = found
+        elif body.match is not None:
+            seqs = _find_again(core, body.match, stop)
+        keep = seqs < bound
+        seqs, weights = seqs[keep], None if weights is None else weights[keep]
         if number:  # somebody wants to know what was there
-            seqs = index.living(seqs)
+            living = index.living(seqs)
+            weights = None if weights is None else weights[np.searchsorted(seqs, living)]
+            seqs = living
             first, last = (int(seqs[0]), int(seqs[-1])) if len(seqs) else (0, 0)
-        gone = index.delete(seqs)
+        gone = index.delete(seqs, weights)
     else:
         gone = index.delete_before(stop)
     core.quota.give(gone.size)
@@ -153,36 +262,27 @@ def apply(
     return gone
 
 
-def find(core: Core, match: Match, stop: int, *, strict: bool = True) -> Ints:
-    """Seqs below `stop` whose tag matches, rising. Not `strict`: a damaged segment keeps its records."""
+def find(core: Core, match: Match, first: int, stop: int) -> Ints:
+    """Seqs of [first, stop) whose tag matches, rising. Without the lock; what a damaged segment has is left out."""
+    with core.lock:
+        parts = core.index.parts.copy()
+        first = max(first, core.index.earliest)
     found = [np.zeros(0, np.int64)]
-    for part, first, end in core.index.slices(core.index.earliest, stop):
-        try:
-            rows = _rows(core, part, match)
-        except Corrupt:
-            if strict:
-                raise
-            core.damage.append(f"a delete could not look into segment {part.base}")
-            continue
-        seqs = rows + part.base
-        found.append(seqs[(seqs >= first) & (seqs < end)])
+    for part, lo, hi in _slices(parts, first, stop):
+        with suppress(Corrupt):
+            found.append(search(core, part, lo, hi, match))
     return np.concatenate(found)
 
 
-def _rows(core: Core, part: Part, match: Match) -> Ints:
-    if not (part.entries()["flags"] & idx.HAS_TAG).any():
-        return np.zeros(0, np.int64)
-    tags = core.shared.tags.get((core.id, part.base, part.stop - part.base), lambda: _tags(part))
-    value = match.value.encode()
-    return tags.exact(value) if match.op is MatchOp.EXACT else tags.prefix(value)
-
-
-def _tags(part: Part) -> TagIndex:
-    chunk = part.look(part.base, part.stop, 1 << 62)()
-    if chunk.fault is not None:
-        raise Corrupt(f"segment {part.base}", pos=chunk.fault.pos, reason=chunk.fault.reason)
-    assert chunk.rows.tag is not None, "its index says that it has tags"
-    return TagIndex.build(binary(chunk.rows.buf, chunk.rows.tag))
+def _find_again(core: Core, match: Match, stop: int) -> Ints:
+    """Seqs below `stop` whose tag matches, rising, for replay. A damaged segment keeps its records."""
+    found = [np.zeros(0, np.int64)]
+    for part, first, end in core.index.slices(core.index.earliest, stop):
+        try:
+            found.append(search_locked(core, part, first, end, match))
+        except Corrupt:
+            core.damage.append(f"a delete could not look into segment {part.base}")
+    return np.concatenate(found)
 
 
 def _outcome(core: Core, gone: Weight) -> Deleted:

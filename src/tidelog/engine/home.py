@@ -101,6 +101,10 @@ class Home:
         data = self._told(path, map_file)
         return Mapped(data or memoryview(b"")), index
 
+    def part(self, base: int, suffix: str, lo: int, hi: int) -> bytes:
+        """Bytes [lo, hi) of a file beside the data."""
+        return self._told(self.path(base, suffix), partial(_range, lo, hi))
+
     def side(self, base: int, suffix: str) -> bytes | None:
         """A small file beside the data, whole; None where there is none."""
         return self._told(self.path(base, suffix), read_all)

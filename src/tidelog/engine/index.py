@@ -204,15 +204,17 @@ class TopicIndex:
     def delete_before(self, seq: int) -> Weight:
         return self._pass(seq)
 
-    def delete(self, seqs: Ints) -> Weight:
-        """Delete these seqs, rising; those that are not there or gone already do not count."""
-        seqs = seqs[(seqs >= self.earliest) & (seqs <= self.head)]
+    def delete(self, seqs: Ints, weights: Ints | None = None) -> Weight:
+        """Delete these seqs, rising; those that are not there or gone already do not count. `weights`: the bytes of
+        each, where they are known."""
+        there = (seqs >= self.earliest) & (seqs <= self.head)
+        seqs, weights = seqs[there], None if weights is None else weights[there]
         count = size = 0
         if len(seqs):
             for part, first, stop in self.slices(int(seqs[0]), int(seqs[-1]) + 1):
                 lo, hi = np.searchsorted(seqs, (first, stop))
                 if lo < hi:
-                    gone = part.bury(seqs[lo:hi] - part.base)
+                    gone = part.bury(seqs[lo:hi] - part.base, None if weights is None else weights[lo:hi])
                     count, size = count + gone.records, size + gone.size
         self.count -= count
         self.bytes -= size

@@ -38,7 +38,6 @@ from tidelog.errors import BadInput, Error, Unavailable
 from tidelog.formats.bodies import Match, MatchOp
 from tidelog.formats.frame import SEQ_MAX, TS_MS_MAX
 from tidelog.formats.rows import values
-from tidelog.types import Ints
 from tidelog.wal import Shard, Token
 
 if TYPE_CHECKING:
@@ -276,8 +275,7 @@ def _runs(core: Core, topic: str | None, behind: int) -> list[tuple[int, int]]:
         head = core.index.head
         if topic is None or behind >= head:
             return [(behind + 1, head)] if behind < head else []
-        seqs: Ints = delete.find(core, Match(MatchOp.EXACT, topic), head + 1, strict=False)
-    seqs = seqs[seqs > behind]
+    seqs = delete.find(core, Match(MatchOp.EXACT, topic), behind + 1, head + 1)
     if not len(seqs):
         return []
     edges = np.flatnonzero(np.diff(seqs) > _NEAR)

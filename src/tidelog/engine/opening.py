@@ -37,7 +37,7 @@ from tidelog.wal import Shard, Writer, cut, names
 QUARANTINE = "quarantine"
 _OURS = frozenset((manifest.DIRECTORY, WAL, TOPICS))
 _TOPIC = re.compile(r"([0-9A-F]{8,16})(\.deleted)?")
-_SEGMENT = re.compile(r"seg-(\d{16,20})(\.data|\.idx|\.foot|\.del)(\.tmp|\.rebuilding)?")
+_SEGMENT = re.compile(r"seg-(\d{16,20})(\.data|\.idx|\.foot|\.tag|\.del)(\.tmp|\.rebuilding)?")
 _READ_TRIES = 8
 
 
@@ -232,7 +232,8 @@ def _mend(disk: Disk, part: Segment, report: Report) -> None:
     if part.sealed:
         return
     # A checkpoint that was not finished may have added to it, or even completed it.
-    if remove_if_there(disk, part.home.path(part.base, ".foot")):
+    sealed = [suffix for suffix in (".foot", ".tag") if remove_if_there(disk, part.home.path(part.base, suffix))]
+    if sealed:
         disk.sync_dir(part.home.directory)
     for suffix, size in ((".data", part.size), (".idx", (part.stop - part.base) * idx.ENTRY_BYTES)):
         stat = disk.stat(part.home.path(part.base, suffix))

@@ -23,7 +23,7 @@ from tidelog.engine.edges import Edges, edges
 from tidelog.engine.home import CODEC, Home
 from tidelog.engine.masks import Bools as Bools
 from tidelog.engine.masks import Mask
-from tidelog.errors import Corrupt
+from tidelog.errors import Corrupt, NewerFormat
 from tidelog.formats import deletions, footer, frame, idx, scan
 from tidelog.formats.deletions import DeletionVector
 from tidelog.formats.rows import none
@@ -68,8 +68,8 @@ class Part(Protocol):
         the time: and where that takes a look at a file, or they are not in memory."""
         ...
 
-    def bury(self, which: Ints) -> Weight:
-        """Delete the seqs at these places; return what went."""
+    def bury(self, which: Ints, weights: Ints | None = None) -> Weight:
+        """Delete the seqs at these places, whose bytes may be known; return what went."""
         ...
 
     def bury_one(self, at: int) -> int | None:
@@ -84,13 +84,24 @@ class Part(Protocol):
 
 def sizes(part: Part, lo: int, hi: int) -> Ints:
     """Bytes of data and meta of the records at places [lo, hi)."""
+    return sizes_later(part, lo, hi)()
+
+
+def sizes_later(part: Part, lo: int, hi: int) -> Callable[[], Ints]:
+    """What tells `sizes`. Made under the topic's lock, called without it: it reads the records that have metas."""
     entries = part.entries()[lo:hi]
     found: Ints = entries["data_len"].astype(np.int64)
-    if (entries["flags"] & idx.HAS_META).any():
-        rows = part.look(part.base + lo, part.base + hi, 1 << 62)().rows
+    if not (entries["flags"] & idx.HAS_META).any():
+        return lambda: found
+    base, look = part.base, part.look(part.base + lo, part.base + hi, 1 << 62)
+
+    def read() -> Ints:
+        rows = look().rows
         if rows.meta is not None:
-            found[rows.seq - part.base - lo] += rows.meta.size
-    return found
+            found[rows.seq - base - lo] += rows.meta.size
+        return found
+
+    return read
 
 
 def weigh(part: Part, lo: int, hi: int) -> Weight:
@@ -106,13 +117,17 @@ def weigh(part: Part, lo: int, hi: int) -> Weight:
     return Weight(int(live.sum()), int(found[live].sum()))
 
 
-def bury(part: Part, mask: Mask, which: Ints) -> Weight:
+def bury(part: Part, mask: Mask, which: Ints, weights: Ints | None = None) -> Weight:
     """Delete these places of a part in its mask; what that takes away."""
-    fresh = which[~mask.view(part.stop - part.base)[which]]
+    new = ~mask.view(part.stop - part.base)[which]
+    fresh = which[new]
     if not len(fresh):
         return Weight(0, 0)
-    lo, hi = int(fresh.min()), int(fresh.max()) + 1
-    size = int(sizes(part, lo, hi)[fresh - lo].sum())
+    if weights is None:
+        lo, hi = int(fresh.min()), int(fresh.max()) + 1
+        size = int(sizes(part, lo, hi)[fresh - lo].sum())
+    else:
+        size = int(weights[new].sum())
     mask.set_all(fresh)
     return Weight(len(fresh), size)
 
@@ -168,6 +183,7 @@ class Segment:
         self._looked = False  # whether `.del` was read
         self._buried = stop - base - live  # how many it must name at least
         self._edges: Edges | None = None  # of a sealed one, where they are few
+        self.tagged: bool | None = None  # of a sealed one: whether it has tags at all, once a search has looked
         self._near: dict[int, int] = {}  # which of its bytes are taken to be in memory, and until when
         self._chunk_bytes = 1  # that a checksum of its footer is of, where the edges are known
         self.rebuilt: bytes | None = None  # an index that had to be made again; the file has another or none
@@ -181,6 +197,17 @@ class Segment:
         index = memoryview(index)[: (self.stop - self.base) * idx.ENTRY_BYTES]
         extra = self._extra if self.sealed else None
         return Shape(self.base, self.stop, Limited(data, self.size), index, [index], extra, self._verified)
+
+    def footer(self) -> bytes | None:
+        """The bytes of its footer, where it is sealed and has one that holds."""
+        content = self.shape().extra
+        if content is None:
+            return None
+        try:
+            footer.decode(content)
+        except (Corrupt, NewerFormat):
+            return None
+        return bytes(content)
 
     def trust(self) -> None:
         """Believe its sealed bytes without looking at their checksums: for a reader that asks for that."""
@@ -242,8 +269,8 @@ class Segment:
         assert self._dead is not None, "made above"
         return self._dead
 
-    def bury(self, which: Ints) -> Weight:
-        gone = bury(self, self._mask(), which)
+    def bury(self, which: Ints, weights: Ints | None = None) -> Weight:
+        gone = bury(self, self._mask(), which, weights)
         self._less(*gone)
         return gone
 

@@ -9,7 +9,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 from tidelog.wal import Replay, WalFile
 
 Kind: TypeAlias = (  # what an examination finds something about
-    Literal["snapshot", "wal", "data", "index", "footer", "deletions", "counts", "start", "leftover"]
+    Literal["snapshot", "wal", "data", "index", "footer", "tags", "deletions", "counts", "start", "leftover"]
     | Literal["channel", "messages", "cursor"]  # of channels, which `channels/check.py` looks at
 )
 Progress = Callable[[str, int, int], None]  # what, how much of it is done, of how much

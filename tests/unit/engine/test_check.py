@@ -161,6 +161,7 @@ KINDS = {
     f"{SEALED}.data": "data",
     f"{SEALED}.idx": "index",
     f"{SEALED}.foot": "footer",
+    f"{SEALED}.tag": "tags",
     f"{SEALED}.del": "deletions",
     f"{GROWING}.data": "data",
     f"{GROWING}.idx": "index",

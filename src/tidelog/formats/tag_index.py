@@ -1,0 +1,197 @@
+"""The tag index of a sealed segment, `seg-<first>.tag`. The only module that knows its bytes.
+
+    0       4         5      8      16     24        28     32       36     40
+    ┌───────┬─────────┬──────┬──────┬──────┬─────────┬──────┬────────┬──────┬──────┬───────────┬───────┬───────┬─
+    │ magic │ version │ zero │ base │ foot │ records │ tags │ blocks │ lead │ xxh3 │ directory │ block │ block │ …
+    │ TLTI  │   u8    │ 3 B  │ u64  │ u64  │   u32   │ u32  │  u32   │ u32  │ u64  │ lead B    │       │       │
+    └───────┴─────────┴──────┴──────┴──────┴─────────┴──────┴────────┴──────┴──────┴───────────┴───────┴───────┴─
+    └──────────────────────────────── covered ──────────────────────────────┘      └ covered ──┘
+
+    directory   size u32 × blocks │ xxh3 u64 × blocks │ len u16 × blocks │ the first tag of each block
+    block       n u32 │ len u16 × n │ count u32 × n │ the n tags │ rows u32, all of the first tag, of the second, …
+
+Tags are sorted as bytes, each once; the rows of a tag rise, and row i is the record with seq base + i. `foot` is the
+XXH3-64 of the bytes of the segment's `.foot`: an index beside another footer is not this segment's. A search reads the
+head, the directory and the blocks that it needs, each under a checksum of its own, so its cost does not grow
+with the number of tags in the file. The file is derived from `.data`: without it the segment is scanned.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from struct import Struct
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64, xxh3_64_intdigest
+
+from tidelog.errors import Corrupt, NewerFormat
+from tidelog.types import Buffer, Ints
+
+MAGIC: Final = b"TLTI"
+VERSION: Final = 1
+BLOCK_BYTES: Final = 4096  # a block is closed when it has this many
+_HEAD = Struct("<4sB3sQQIIII")
+_SUM = Struct("<Q")
+HEAD_BYTES: Final = 48
+_ENTRY_BYTES: Final = 4 + 8 + 2  # of the directory, without the tag itself
+_TAG_BYTES: Final = 2 + 4  # of a block, without the tag and its rows
+assert _HEAD.size + _SUM.size == HEAD_BYTES, "drawn above, frozen by tests/golden; changing it is a new format"
+
+
+class Directory(NamedTuple):
+    """The head of an index and where its blocks lie."""
+
+    base: int
+    foot: int
+    records: int
+    tags: int
+    at: Ints  # block i is bytes [at[i], at[i + 1]) of the file
+    sums: NDArray[np.uint64]
+    firsts: bytes
+    bounds: Ints  # the first tag of block i is firsts[bounds[i] : bounds[i + 1]]
+
+    @property
+    def blocks(self) -> int:
+        return len(self.sums)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it holds, about."""
+        return len(self.firsts) + self.at.nbytes + self.sums.nbytes + self.bounds.nbytes
+
+    def first(self, number: int) -> bytes:
+        """The first tag of a block."""
+        return self.firsts[self.bounds[number] : self.bounds[number + 1]]
+
+
+class Block(NamedTuple):
+    """Some tags, sorted, and their rows."""
+
+    blob: bytes
+    bounds: Ints  # tag i is blob[bounds[i] : bounds[i + 1]]
+    rows: NDArray[np.uint32]
+    starts: Ints  # its rows are rows[starts[i] : starts[i + 1]]
+
+    def tag(self, number: int) -> bytes:
+        return self.blob[self.bounds[number] : self.bounds[number + 1]]
+
+
+def encode(base: int, foot: int, records: int, index: Block) -> bytes:
+    """The file of an index that is given as one block of all tags."""
+    blob, bounds, rows, starts = index
+    count = len(bounds) - 1
+    weights = np.diff(bounds) + 4 * np.diff(starts) + _TAG_BYTES
+    ends = np.cumsum(weights)
+    cuts = [0]
+    while cuts[-1] < count:
+        spent = int(ends[cuts[-1] - 1]) if cuts[-1] else 0
+        cuts.append(min(int(np.searchsorted(ends, spent + BLOCK_BYTES)) + 1, count))
+    blocks = [_block(blob, bounds, rows, starts, lo, hi) for lo, hi in pairwise(cuts)]
+    firsts = [blob[bounds[lo] : bounds[lo + 1]] for lo in cuts[:-1]]
+    directory = b"".join(
+        (
+            np.array([len(block) for block in blocks], "<u4").tobytes(),
+            np.array([xxh3_64_intdigest(block) for block in blocks], "<u8").tobytes(),
+            np.array([len(first) for first in firsts], "<u2").tobytes(),
+            *firsts,
+        )
+    )
+    head = _HEAD.pack(MAGIC, VERSION, bytes(3), base, foot, records, count, len(blocks), len(directory))
+    return b"".join((head, _SUM.pack(_checksum(head, directory)), directory, *blocks))
+
+
+def _block(blob: bytes, bounds: Ints, rows: NDArray[np.uint32], starts: Ints, lo: int, hi: int) -> bytes:
+    return b"".join(
+        (
+            np.array([hi - lo], "<u4").tobytes(),
+            np.diff(bounds[lo : hi + 1]).astype("<u2").tobytes(),
+            np.diff(starts[lo : hi + 1]).astype("<u4").tobytes(),
+            blob[bounds[lo] : bounds[hi]],
+            rows[starts[lo] : starts[hi]].astype("<u4").tobytes(),
+        )
+    )
+
+
+def lead_bytes(buf: Buffer, what: str = "tag index") -> int:
+    """How many bytes head and directory have; `buf` is the beginning of the file. Its checksum is not looked at yet."""
+    if len(buf) < HEAD_BYTES:
+        raise Corrupt(what, pos=0, reason=f"{len(buf)} bytes are too few for its head")
+    magic, *_, lead = _HEAD.unpack_from(buf, 0)
+    if magic != MAGIC:
+        raise Corrupt(what, pos=0, reason=f"it starts with {magic!r} and not with {MAGIC!r}")
+    return HEAD_BYTES + int(lead)
+
+
+def directory(buf: Buffer, size: int, what: str = "tag index") -> Directory:
+    """Head and directory of a file of `size` bytes, of which `buf` is the beginning. NewerFormat for a later version
+    whose checksum holds, Corrupt for anything else."""
+    end = lead_bytes(buf, what)
+    if end > len(buf):
+        raise Corrupt(what, pos=36, reason=f"its directory ends at byte {end}, there are {len(buf)}")
+    _, version, pad, base, foot, records, tags, blocks, _ = _HEAD.unpack_from(buf, 0)
+    body = bytes(memoryview(buf)[HEAD_BYTES:end])
+    holds = _SUM.unpack_from(buf, _HEAD.size)[0] == _checksum(bytes(memoryview(buf)[: _HEAD.size]), body)
+    if version > VERSION and holds:
+        raise NewerFormat(what, found=version, known=VERSION)
+    if not holds:
+        raise Corrupt(what, pos=_HEAD.size, reason="checksum mismatch")
+    if version != VERSION or pad != bytes(3):
+        raise Corrupt(what, pos=4, reason=f"version {version} was never written so")
+    if len(body) < blocks * _ENTRY_BYTES:
+        raise Corrupt(what, pos=HEAD_BYTES, reason=f"a directory of {len(body)} bytes is too short for {blocks} blocks")
+    sizes = np.frombuffer(body, "<u4", blocks)
+    sums = np.frombuffer(body, "<u8", blocks, 4 * blocks).astype(np.uint64)
+    bounds = _edges(np.frombuffer(body, "<u2", blocks, 12 * blocks))
+    firsts = body[blocks * _ENTRY_BYTES :]
+    at = _edges(sizes) + end
+    if int(bounds[-1]) != len(firsts) or int(at[-1]) != size:
+        raise Corrupt(what, pos=HEAD_BYTES, reason=f"its blocks end at byte {int(at[-1])}, the file at {size}")
+    return Directory(base, foot, records, tags, at, sums, firsts, bounds)
+
+
+def block(found: Directory, number: int, buf: Buffer, what: str = "tag index") -> Block:
+    """The block with this number, of which `buf` are the bytes."""
+    at, size = int(found.at[number]), int(found.at[number + 1] - found.at[number])
+    if len(buf) != size or xxh3_64_intdigest(buf) != int(found.sums[number]):
+        raise Corrupt(what, pos=at, reason=f"block {number} does not match its checksum")
+    count = int(np.frombuffer(buf, "<u4", 1)[0]) if size >= 4 else 0
+    if 4 + _TAG_BYTES * count > size:
+        raise Corrupt(what, pos=at, reason=f"{count} tags do not fit block {number}")
+    bounds = _edges(np.frombuffer(buf, "<u2", count, 4))
+    starts = _edges(np.frombuffer(buf, "<u4", count, 4 + 2 * count))
+    tags_at = 4 + _TAG_BYTES * count
+    rows_at = tags_at + int(bounds[-1])
+    if rows_at + 4 * int(starts[-1]) != size:
+        raise Corrupt(what, pos=at, reason=f"the tags and rows of block {number} do not add up to its size")
+    rows = np.frombuffer(buf, "<u4", int(starts[-1]), rows_at).astype(np.uint32)
+    if len(rows) and int(rows.max()) >= found.records:
+        raise Corrupt(what, pos=at, reason=f"block {number} names a row that the segment does not have")
+    return Block(bytes(memoryview(buf)[tags_at:rows_at]), bounds, rows, starts)
+
+
+def decode(buf: Buffer, what: str = "tag index") -> dict[bytes, list[int]]:
+    """All of a file: the rows of each tag. For tests and examinations."""
+    found = directory(buf, len(buf), what)
+    tags: dict[bytes, list[int]] = {}
+    for number in range(found.blocks):
+        some = block(found, number, memoryview(buf)[found.at[number] : found.at[number + 1]], what)
+        for at in range(len(some.bounds) - 1):
+            tags[some.tag(at)] = some.rows[some.starts[at] : some.starts[at + 1]].tolist()
+    if len(tags) != found.tags or list(tags) != sorted(tags):
+        raise Corrupt(what, pos=HEAD_BYTES, reason=f"it says {found.tags} tags and has {len(tags)}, or not in order")
+    return tags
+
+
+def _edges(lengths: NDArray[np.uint16] | NDArray[np.uint32]) -> Ints:
+    """Where values of these lengths begin, and where the last one ends."""
+    made = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, dtype=np.int64, out=made[1:])
+    return made
+
+
+def _checksum(head: bytes, body: bytes) -> int:
+    digest = xxh3_64(head)
+    digest.update(body)
+    return digest.intdigest()
