@@ -44,7 +44,7 @@ def join(
     names.check_user(user)
     if manager.limits.domain not in (None, names.domain_of(channel)):
         raise Forbidden(f"{channel} belongs to another domain than {manager.limits.domain}; nothing was done")
-    with manager.metrics.counted("channel_joins"), manager.locked(channel) as shard:
+    with manager.metrics.counted("channel_joins"), manager.turn(channel) as shard:
         room = shard.rooms.get(channel)
         if room is None:
             if by is not None and not isinstance(by, Operator):
@@ -114,7 +114,7 @@ def leave(manager: ChannelManager, channel: str, user: str, *, by: User | None =
     owner, who sends somebody away."""
     names.check_channel(channel)
     names.check_user(user)
-    with manager.locked(channel):
+    with manager.turn(channel):
         room = manager.settled_room(channel)
         if by is not None:
             _owner(room.meta, by, "send somebody away")
@@ -153,7 +153,7 @@ def delete(manager: ChannelManager, channel: str, user: User, *, source: object 
     """End a channel with all its messages; only the owner may. An operator may also delete one that cannot be read;
     False where there was nothing."""
     names.check_channel(channel)
-    with manager.locked(channel) as shard:
+    with manager.turn(channel) as shard:
         if isinstance(user, Operator) and channel not in shard.rooms:
             name = names.directory_name(channel)
             there = name in manager.report.skipped
@@ -203,7 +203,7 @@ def set_acl(
 ) -> tuple[str, ...]:
     """Change one of the access lists; only the owner may. Return the list."""
     names.check_channel(channel)
-    with manager.locked(channel):
+    with manager.turn(channel):
         room = manager.room(channel)
         _owner(room.meta, user, "change its lists")
         meta = rules.relisted(room.meta, kind, add=add, remove=remove)
@@ -220,7 +220,7 @@ def configure(
 ) -> Meta:
     """Change settings; only the owner may. Those that are not named stay."""
     names.check_channel(channel)
-    with manager.locked(channel):
+    with manager.turn(channel):
         room = manager.settled_room(channel)
         _owner(room.meta, user, "configure it")
         meta = rules.configured(room.meta, changes, manager.limits)

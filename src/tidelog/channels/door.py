@@ -29,6 +29,7 @@ from tidelog.engine import Engine as Topics
 from tidelog.engine import EngineConfig
 from tidelog.engine.opening import Opened, opened
 from tidelog.engine.report import Progress
+from tidelog.engine.upkeep import Keeper
 from tidelog.errors import BadInput
 from tidelog.formats.channel import Config, Meta
 
@@ -131,7 +132,8 @@ class Channel:
         return pending.wait()
 
     def submit(self, payloads: Sequence[bytes], *, qos: int = 1) -> Pending:
-        """`publish_many` for an event loop: accepted on return; `Pending.wait` in another thread commits it."""
+        """`publish_many` for an event loop: accepted on return. `Pending.wait` or, for qos 0, `Pending.deliver`, in
+        another thread, commits it; what is left is delivered by the next tick."""
         return talk.submit(self._manager, self.name, self._me("publish"), payloads, qos=qos, source=self)
 
     def subscribe(self, *, wake: Callable[[], object] | None = None, queue_max: int | None = None) -> Subscription:
@@ -215,7 +217,22 @@ class Engine(Topics):
                     hook=self._hook,
                     read_only=not shared.shards,
                 )
+                if self._keepers and not shared.closing:
+                    self._keepers.append(self._ticking())
             return self._channels
+
+    def _ticking(self) -> Keeper:
+        """A thread of its own: neither the WAL's syncs nor a checkpoint wait for those of channels, nor the other way
+        round."""
+        pause_ms, hurry = self._shared.limits.sync_interval_ms, self._upkeep.hurry
+        return Keeper(
+            self._tick_channels, pause_ms, hurry, self.report.trouble, f"tidelog channels {self._shared.root}"
+        )
+
+    def _tick_channels(self) -> None:
+        channels = self._channels
+        if channels is not None and not channels.read_only:
+            channels.tick()
 
     def channel(self, name: str, *, user: str | Operator = OPERATOR, token: str | None = None) -> Channel:
         """The channel of this name as `user` has it. With a hook, that is who the hook says it is."""
@@ -232,9 +249,7 @@ class Engine(Topics):
         try:
             super().tick()
         finally:
-            channels = self._channels
-            if channels is not None:
-                channels.tick()
+            self._tick_channels()
 
     def refresh(self) -> None:
         """Look again at what a writer beside this reader has done since."""

@@ -17,7 +17,7 @@ from tidelog.channels.store import CURSOR
 from tidelog.disk.atomic import read_all, replace
 from tidelog.disk.latch import FULL
 from tidelog.disk.seam import Disk, join
-from tidelog.errors import CursorLost, Damaged, DiskFull, FifoEmpty, FifoFull, WriteFailed
+from tidelog.errors import CursorLost, Damaged, DiskFull, FifoEmpty, FifoFull, Latched, WriteFailed
 from tidelog.formats.channel import decode_cursor, encode_cursor
 
 
@@ -32,14 +32,22 @@ class Fifo:
         self._move(next_seq)
 
     def push(self, payload: bytes, sender: str, *, sync: bool) -> Message:
-        """Put one message at the end. When it raises, nothing was pushed."""
+        """Put one message at the end. When it raises, nothing was pushed (`written` of the error is False), except that
+        a sync may fail (Latched) when the message is written already: `written` is None, and whether it was pushed
+        shows after a restart."""
         room, log = self._room, self._room.messages()
         limit = room.meta.config.max_persist_messages
         if log.last_seq - self._next() + 1 >= limit:
             raise FifoFull(room.handler, limit=limit)
         seq, ts_ms = log.append([payload], sender.encode())
         if sync:
-            log.sync()
+            try:
+                log.sync()
+            except Latched as error:
+                raise Latched(
+                    f"{room.handler}: message {seq} was written and its sync failed ({error}); whether it was pushed "
+                    "shows when the directory is opened again, look for it before it is pushed again"
+                ) from error
         return Message(room.handler, seq, ts_ms, sender, payload)
 
     def pop(self) -> Message:

@@ -15,7 +15,7 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from threading import Condition
+from threading import Condition, Lock
 from typing import Final
 
 from tidelog.channels import names
@@ -63,7 +63,33 @@ class Shard:
         self.lock = Condition()
         self.rooms: dict[str, Room] = {}
         self.open: dict[str, Room] = {}  # rooms with an open log, the one used last at the end
+        self.stirred: dict[str, Room] = {}  # rooms with messages that were accepted and not committed
         self._open_max = logs_open_max
+        self._asking: dict[str, int] = {}  # changes of a channel that wait for their turn or have it
+        self._asking_lock = Lock()  # its own: a change is asked for before it has the shard's
+
+    def asked(self, channel: str) -> bool:
+        """Whether a change of this channel waits for its turn or has it."""
+        return channel in self._asking
+
+    @contextmanager
+    def turn(self, channel: str) -> Iterator[None]:
+        """Ask for the next turn of a channel: no commit and no read of it begins until the body is done. Called without
+        the shard's lock. What was queued meanwhile is committed afterwards."""
+        with self._asking_lock:
+            self._asking[channel] = self._asking.get(channel, 0) + 1
+        try:
+            yield
+        finally:
+            with self._asking_lock:
+                self._asking[channel] -= 1
+                if not self._asking[channel]:
+                    del self._asking[channel]
+            with self.lock:
+                room = self.rooms.get(channel)
+                self.lock.notify_all()
+            if room is not None:
+                room.commit()
 
     def opened(self, room: Room) -> None:
         """Remember an open log; close those that were used longest ago and are idle."""
@@ -161,6 +187,13 @@ class ChannelManager:
         raise ChannelNotFound(channel)
 
     @contextmanager
+    def turn(self, channel: str) -> Iterator[Shard]:
+        """The shard of a channel for a change, its lock held: publishers of the channel have one commit in between at
+        most, and go on afterwards."""
+        with self.shard(channel).turn(channel), self.locked(channel) as shard:
+            yield shard
+
+    @contextmanager
     def locked(self, channel: str, *, write: bool = True) -> Iterator[Shard]:
         """The shard of a channel, its lock held, while this manager is open."""
         shard = self.shard(channel)
@@ -198,13 +231,31 @@ class ChannelManager:
             if self.shard(channel).rooms.get(channel) is room:
                 return room
 
+    def readable_room(self, channel: str) -> Room:
+        """The channel of this name once no change of it waits: readers come without end too. The lock is let go while
+        it waits."""
+        shard = self.shard(channel)
+        while shard.asked(channel):
+            shard.lock.wait()
+            self._check(write=False)
+        return self.room(channel)
+
     def enter(self, shard: Shard, room: Room) -> None:
         shard.rooms[room.handler] = room
         self.metrics.add("channels_active")
 
     def made(self, meta: Meta) -> Room:
         """A channel in memory that nobody can find yet."""
-        return Room(meta, self.shard(meta.handler).lock, self.clock, self.metrics, self._open_log)
+        shard, handler = self.shard(meta.handler), meta.handler
+        return Room(
+            meta,
+            shard.lock,
+            self.clock,
+            self.metrics,
+            self._open_log,
+            asked=lambda: shard.asked(handler),
+            stirred=shard.stirred,
+        )
 
     def count(self) -> int:
         return sum(len(shard.rooms) for shard in self._shards)
@@ -217,14 +268,18 @@ class ChannelManager:
     # ── keeping ───────────────────────────────────────────────────────────────────────────────
 
     def tick(self) -> None:
-        """Sync what an interval has waiting, and put right what a failing disk left undecided. A background thread of
-        the engine does this; with an injected clock, the owner of the clock. The first error is raised, at the end."""
+        """Deliver what was accepted and that no thread commits, sync what an interval has waiting, and put right what a
+        failing disk left undecided. A background thread of the engine does this; with an injected clock, the owner of
+        the clock. The first error is raised, at the end."""
         now_ms, failed = self.clock.monotonic_ms(), None
         for shard in self._shards:
             with shard.lock:
                 if self._closed:
                     return
                 due = [room for room in shard.open.values() if self._is_due(room, now_ms)]
+                stirred = list(shard.stirred.values())
+            for room in stirred:
+                room.commit()  # of qos 0, from a program that did not call `deliver`
             for room in due:
                 with shard.lock:
                     log = room.log
@@ -239,8 +294,8 @@ class ChannelManager:
                     with shard.lock:
                         room.pins -= 1
                         shard.lock.notify_all()
-        for name in list(self.store.unsettled):
-            self._settle(name)
+        for name, handler in list(self.store.unsettled.items()):
+            self._settle(name, handler)
         if failed is not None:
             raise failed
 
@@ -249,14 +304,13 @@ class ChannelManager:
         since = room.dirty_ms
         return since is not None and now_ms - since >= room.meta.config.message_flush_interval
 
-    def _settle(self, name: str) -> None:
-        found = next((each for each in self.handlers() if names.directory_name(each) == name), None)
-        if found is None:
-            self.store.settle(name, None)
-            return
-        with self.shard(found).lock:
-            room = self.shard(found).rooms.get(found)
-            self.store.settle(name, room.meta if room is not None and room.meta.config.persist else None)
+    def _settle(self, name: str, handler: str) -> None:
+        """Bring a directory to what is true of its channel, under its lock: a join may make it at any moment."""
+        with self.shard(handler).lock:
+            if self._closed or name not in self.store.unsettled:
+                return
+            room = self.shard(handler).rooms.get(handler)
+            self.store.settle(name, handler, room.meta if room is not None and room.meta.config.persist else None)
 
     def close(self) -> None:
         """Deliver and sync all that was accepted, and let go. Closing twice is harmless."""
@@ -268,9 +322,13 @@ class ChannelManager:
                 self._closed = True
                 rooms = list(shard.rooms.values())
             for room in rooms:
-                room.commit()
+                while True:
+                    room.commit(last=True)
+                    with shard.lock:
+                        room.quiet()
+                        if not room.queued:  # else another thread passed it on
+                            break
                 with shard.lock:
-                    room.quiet()
                     room.end("closed")
                     try:
                         room.close_log()

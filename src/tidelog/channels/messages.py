@@ -104,8 +104,10 @@ class MessageLog:
         return seqs.start, self._log.state.active.last_ts_us // 1000
 
     def sync(self) -> None:
-        """Make everything appended survive a power cut, beside whoever appends."""
+        """Make everything appended survive a power cut, beside appends. Latched: what the caller appended is written,
+        and whether it is on disk is not known (`written` is None)."""
         with self._metrics.timed("message_log_flush_duration", "message_log_flushes"):
+            self._log.state.latch.check_sync()  # not the check of an append, which says that nothing was written
             self._log.sync_beside()
 
     def keep(self, messages: int) -> None:

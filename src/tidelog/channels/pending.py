@@ -7,7 +7,7 @@ from contextlib import suppress
 from threading import Event, Lock
 from typing import NamedTuple
 
-from tidelog.channels.messages import Message
+from tidelog.channels.messages import Message, MessageLog
 from tidelog.errors import Error, InDoubt
 
 
@@ -26,16 +26,37 @@ class Ack(NamedTuple):
 class Pending:
     """Messages that were accepted. `wait` where waiting is fine, `add_callback` on an event loop."""
 
-    __slots__ = ("_bell", "_callbacks", "_lock", "_outcome", "_pump", "messages", "qos", "sender_source", "sync")
+    __slots__ = (
+        "_bell",
+        "_callbacks",
+        "_lock",
+        "_outcome",
+        "_pump",
+        "_waiting",
+        "log",
+        "messages",
+        "qos",
+        "sender_source",
+        "sync",
+    )
 
     def __init__(
-        self, messages: list[Message], *, qos: int, sync: bool, source: object, pump: Callable[[], object]
+        self,
+        messages: list[Message],
+        *,
+        qos: int,
+        sync: bool,
+        source: object,
+        pump: Callable[[], object],
+        log: MessageLog | None = None,
     ) -> None:
         self.messages, self.qos, self.sync, self.sender_source = messages, qos, sync, source
+        self.log = log  # where they were appended; None: the channel keeps no messages
         self._pump = pump
         self._outcome: Ack | Error | None = None
         self._lock = Lock()
         self._bell: Event | None = None
+        self._waiting = 0  # threads in `wait`
         self._callbacks: list[Callable[[Pending], object]] = []
 
     @property
@@ -82,6 +103,14 @@ class Pending:
         """Commit by itself what nobody is committing yet."""
         self._pump()
 
+    def take_over(self) -> bool:
+        """Have a thread that waits for this commit what is queued; False where none waits."""
+        with self._lock:
+            if self._outcome is not None or not self._waiting or self._bell is None:
+                return False
+            self._bell.set()
+            return True
+
     def result(self) -> Ack:
         """The ack, or the error raised; only once it is `done`."""
         assert self._outcome is not None, "asked once it is done"
@@ -90,14 +119,33 @@ class Pending:
         return self._outcome
 
     def wait(self, timeout: float | None = None) -> Ack:
-        """The ack, or the error raised. Commits by itself what nobody is committing yet."""
-        self._pump()
-        with self._lock:
-            bell = None if self._outcome is not None else self._bell or Event()
-            self._bell = bell
-        if bell is not None and not bell.wait(timeout):
-            raise InDoubt(
-                f"{self.messages[0].channel}: no outcome within {timeout} s; the message may still be delivered, "
-                "look into the history before it is sent again"
-            )
+        """The ack, or the error raised. Commits by itself what nobody is committing yet, and when the thread that does
+        has done its one commit and passes that on."""
+        while not self.done:
+            self._pump()
+            with self._lock:
+                if self._outcome is not None:
+                    break
+                bell = self._bell = self._bell or Event()
+                self._waiting += 1
+            try:
+                bell.wait(timeout)
+            except BaseException:
+                if self._woken(bell):
+                    self._pump()  # it was passed on to this thread, which ends
+                raise
+            if not self._woken(bell) and not self.done:
+                raise InDoubt(
+                    f"{self.messages[0].channel}: no outcome within {timeout} s; the message may still be delivered, "
+                    "look into the history before it is sent again"
+                )
         return self.result()
+
+    def _woken(self, bell: Event) -> bool:
+        """This thread waits no more: whether it is to commit what is queued, or has its outcome."""
+        with self._lock:
+            self._waiting -= 1
+            woken = bell.is_set()
+            if self._outcome is None:
+                bell.clear()
+            return woken

@@ -3,12 +3,16 @@
 The life of a message:
 
     1  submit   under the shard's lock: may this user publish; seq, time, append; a place in the queue
-    2  commit   whoever comes first takes all that is queued; one sync for all of it, without the lock
+    2  commit   the first thread takes all that is queued; one sync for all of it, without the lock
     3           under the lock again: fan-out in seq order; acks
 
 So a message is never delivered, nor shown in the history, before it is as durable as its ack says, and
 publishers of one channel share syncs. A commit that fails delivers nothing of what it took; its seqs
 stay used. Every method wants the shard's lock held, but for `commit`.
+
+A thread commits once. What was queued meanwhile is committed by a thread that waits for it, or, where none waits, by
+the same thread. While a change of the channel is asked for (`asked`) no commit begins: it waits for one at most, and
+its thread goes on with what is queued.
 """
 
 from __future__ import annotations
@@ -31,10 +35,21 @@ _log = logging.getLogger("tidelog.channels")
 
 class Room:
     def __init__(
-        self, meta: Meta, lock: Condition, clock: Clock, metrics: Metrics, open_log: Callable[[Room], MessageLog]
+        self,
+        meta: Meta,
+        lock: Condition,
+        clock: Clock,
+        metrics: Metrics,
+        open_log: Callable[[Room], MessageLog],
+        *,
+        asked: Callable[[], bool] = lambda: False,
+        stirred: dict[str, Room] | None = None,
     ) -> None:
         self.meta, self.lock, self._clock, self._metrics = meta, lock, clock, metrics
         self._open_log = open_log
+        self.asked = asked  # whether a change of the channel waits for its turn
+        self._stirred = {} if stirred is None else stirred  # rooms with something queued, by name
+        self.commits = 0  # syncs for messages, and deliveries that needed none
         self.log: MessageLog | None = None  # open, or not yet, or not any more
         self.verified = False  # its log was read whole once: opened again it need not be
         self.next_seq = 1  # of a channel whose log is not open; a persistent one asks its log
@@ -78,8 +93,9 @@ class Room:
     def submit(self, payloads: list[bytes], sender: str, *, qos: int, source: object) -> Pending:
         """Take messages that were checked: they have their seqs and their place in the order."""
         persist = self.meta.config.persist
-        if persist:
-            first, ts_ms = self.messages().append(payloads, sender.encode())
+        log = self.messages() if persist else None
+        if log is not None:
+            first, ts_ms = log.append(payloads, sender.encode())
             if self.dirty_ms is None:
                 self.dirty_ms = self._clock.monotonic_ms()
         else:
@@ -89,57 +105,61 @@ class Room:
         handler = self.handler
         made = [Message(handler, seq, ts_ms, sender, payload) for seq, payload in enumerate(payloads, first)]
         sync = persist and qos == 1 and self.meta.config.message_flush_interval == 0
-        pending = Pending(made, qos=qos, sync=sync, source=source, pump=self.commit)
+        pending = Pending(made, qos=qos, sync=sync, source=source, pump=self.commit, log=log)
         self.queued.append(pending)
+        self._stirred[handler] = self
         if qos == 0:
             pending.set(pending.ack(durable=False, receivers=None))
         return pending
 
-    def commit(self) -> None:
-        """Sync and deliver all that is queued, unless somebody is at it: that one takes it along. Called without
-        the lock; outcomes are told by the acks."""
-        with self.lock:
-            if self.committing or not self.queued:
-                return
-            taken = self.queued[:]
-            self.committing = syncing = any(pending.sync for pending in taken)
-            counts = [] if syncing else self._delivered(taken)
-        if not syncing:
-            self._tell(taken, counts, durable=False)
-            return
-        try:
-            while self._commit_once():
-                pass
-        except BaseException:
+    def commit(self, *, last: bool = False) -> None:
+        """Sync and deliver all that is queued, unless another thread is at it, which passes on what it does not take,
+        or a change is asked for, whose thread calls this afterwards. Called without the lock; outcomes are told by the
+        acks. `last`: the channel is closed, and no change can come in between."""
+        while True:
             with self.lock:
-                self._done()
-            raise
-
-    def _commit_once(self) -> bool:
-        """One turn of the committer; False when nothing was left to do."""
-        with self.lock:
-            taken, log = self.queued[:], self.log
-            if not taken:
-                self._done()
-                return False
-        durable = any(pending.sync for pending in taken)
-        if durable:
-            assert log is not None, "only what is in a log is synced"
+                if self.committing or not self.queued or (not last and self.asked()):
+                    return
+                self.commits += 1
+                taken, log = self.queued[:], self.log
+                # A log that was removed since, with what was in it, has nothing to sync.
+                durable = log is not None and any(pending.sync and pending.log is log for pending in taken)
+                self.committing = durable
+                counts = [] if durable else self._delivered(taken)
             try:
-                log.sync()
-            except Error as error:
-                with self.lock:
-                    del self.queued[: len(taken)]
-                self._metrics.add("broadcasts", error.code, by=len(taken))
-                for pending in taken:
-                    pending.set(error)
-                return True
+                if durable and log is not None:
+                    self._commit_synced(taken, log)
+                else:
+                    self._tell(taken, counts, None)
+            except BaseException:
+                self._passed_on(durable=durable)
+                raise
+            if self._passed_on(durable=durable):
+                return
+
+    def _passed_on(self, *, durable: bool) -> bool:
+        """One commit is over; whether a thread that waits for what was queued meanwhile goes on with it."""
+        with self.lock:
+            if durable:
+                self._done()
+            left = list(self.queued)
+        return any(pending.take_over() for pending in left)
+
+    def _commit_synced(self, taken: list[Pending], log: MessageLog) -> None:
+        """One sync, then fan-out and acks."""
+        try:
+            log.sync()
+        except Error as error:
+            with self.lock:
+                self._taken(taken)
+            self._metrics.add("broadcasts", error.code, by=len(taken))
+            for pending in taken:
+                pending.set(error)
+            return
         with self.lock:
             counts = self._delivered(taken)
-            if durable and log is not None:
-                self._flushed(log)
-        self._tell(taken, counts, durable=durable)
-        return True
+            self._flushed(log)
+        self._tell(taken, counts, log)
 
     def _done(self) -> None:
         self.committing = False
@@ -150,7 +170,7 @@ class Room:
 
     def _delivered(self, taken: list[Pending]) -> list[int]:
         """Hand out what was taken from the head of the queue; how many receivers each had."""
-        del self.queued[: len(taken)]
+        self._taken(taken)
         counts = []
         for pending in taken:
             self.shown = pending.seq
@@ -158,7 +178,13 @@ class Room:
         self._keep_small()
         return counts
 
-    def _tell(self, taken: list[Pending], counts: list[int], *, durable: bool) -> None:
+    def _taken(self, taken: list[Pending]) -> None:
+        """Take the head of the queue out of it."""
+        del self.queued[: len(taken)]
+        if not self.queued:
+            self._stirred.pop(self.handler, None)
+
+    def _tell(self, taken: list[Pending], counts: list[int], synced: MessageLog | None) -> None:
         handed = sum(len(pending.messages) * count for pending, count in zip(taken, counts, strict=True))
         self._metrics.add_all(
             ("broadcasts", SUCCESS, len(taken)),
@@ -166,7 +192,7 @@ class Room:
             ("broadcast_payload_bytes", "", sum(pending.size for pending in taken)),
         )
         for pending, count in zip(taken, counts, strict=True):
-            pending.set(pending.ack(durable=durable, receivers=count))
+            pending.set(pending.ack(durable=synced is not None and pending.log is synced, receivers=count))
 
     def _spread(self, events: Sequence[Event], source: object, *, reading: bool) -> int:
         """Hand events to everybody but their source; with `reading` only to those who may read."""
@@ -242,6 +268,7 @@ class Room:
         for pending in self.queued:
             pending.set(ChannelNotFound(self.handler))
         self.queued.clear()
+        self._stirred.pop(self.handler, None)
         for subscription in list(self.subscriptions):
             self.forget(subscription, reason)
 

@@ -56,7 +56,7 @@ class Listed(NamedTuple):
 class ChannelStore:
     def __init__(self, disk: Disk, data: str, metrics: Metrics) -> None:
         self.disk, self.root, self._metrics = disk, join(data, DIRECTORY), metrics
-        self.unsettled: set[str] = set()
+        self.unsettled: dict[str, str] = {}  # directory → the channel whose change is undecided there
 
     def directory(self, name: str) -> str:
         return join(self.root, name)
@@ -74,13 +74,13 @@ class ChannelStore:
                     self._prepare(name)
                     prepared = True
                 if ready is not None:
-                    self._made_ready(name, before, ready)
+                    self._made_ready(name, meta.handler, before, ready)
                 replace(self.disk, join(self.directory(name), METADATA), content)
             except OSError as error:
                 if prepared:  # else it is not ours to clear away
-                    self.settle(name, before)
+                    self.settle(name, meta.handler, before)
                 raise self._refused(error, f"saving {meta.handler}") from error
-            self.unsettled.discard(name)
+            self.unsettled.pop(name, None)
         return name
 
     def _prepare(self, name: str) -> None:
@@ -94,16 +94,17 @@ class ChannelStore:
             self._erase(directory)
         self.disk.make_dir(directory)
 
-    def _made_ready(self, name: str, before: Meta | None, ready: Callable[[], None]) -> None:
+    def _made_ready(self, name: str, handler: str, before: Meta | None, ready: Callable[[], None]) -> None:
         try:
             ready()
         except Error:
             if before is None:
-                self.settle(name, None)
+                self.settle(name, handler, None)
             raise
 
-    def settle(self, name: str, meta: Meta | None) -> bool:
-        """After a failed change: bring the disk back to what is true, None for no channel; say whether it is."""
+    def settle(self, name: str, handler: str, meta: Meta | None) -> bool:
+        """After a failed change: bring the disk back to what is true, None for no channel; say whether it is. The
+        caller holds the lock of the channel's shard, and what it says is true while it does."""
         directory = self.directory(name)
         try:
             if meta is None:
@@ -118,9 +119,9 @@ class ChannelStore:
                 elif name in self.unsettled:
                     self.disk.sync_dir(directory)
         except OSError:
-            self.unsettled.add(name)
+            self.unsettled[name] = handler
             return False
-        self.unsettled.discard(name)
+        self.unsettled.pop(name, None)
         return True
 
     # ── load ──────────────────────────────────────────────────────────────────────────────────
@@ -198,12 +199,12 @@ class ChannelStore:
         except OSError as error:
             self._metrics.add("store_deletes", "os_error")
             if meta is not None:
-                self.settle(name, meta)
+                self.settle(name, meta.handler, meta)
             else:
                 with suppress(OSError):
                     remove_if_there(self.disk, join(directory, DELETED))
             raise self._refused(error, "deleting a channel") from error
-        self.unsettled.discard(name)
+        self.unsettled.pop(name, None)
         self._metrics.add("store_deletes", SUCCESS)
         self._swept(directory)  # what it leaves, the next start removes
 

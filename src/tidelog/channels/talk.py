@@ -22,7 +22,7 @@ from tidelog.channels.manager import ChannelManager, Operator
 from tidelog.channels.messages import Message, MessageLog
 from tidelog.channels.pending import Pending
 from tidelog.channels.room import Room
-from tidelog.errors import BadInput, NotFound, NotPersistent, WrongType
+from tidelog.errors import BadInput, NotFound, NotPersistent, OutOfRange, WrongType
 from tidelog.formats.channel import Meta
 
 BYTES_MAX = 4 << 20  # of payloads in one answer
@@ -124,7 +124,7 @@ class _Reading:
     def __init__(self, manager: ChannelManager, channel: str, check: Callable[[Meta], None]) -> None:
         self._room: Room
         with manager.locked(channel, write=False):
-            room = manager.room(channel)
+            room = manager.readable_room(channel)
             check(room.meta)
             if room.meta.config.type == "fifo":
                 raise WrongType(channel, type="fifo", wanted="pubsub")
@@ -184,21 +184,42 @@ def history(
         log, shown = reading.log, reading.shown
         if log is None:
             return History([], 1, 1, 0)
-        oldest = log.first_seq
-        begin = oldest
+        begin = log.first_seq
         if newest is not None:
             begin = shown - count + 1
         elif since_ms is not None:
-            begin = log.seek(since_ms)
+            begin = _sought(log, since_ms)
         elif first is not None:
             begin = first
-        begin = max(begin, oldest)
         stop = shown if last is None else min(last, shown)
-        if begin > stop:
-            return History([], max(begin, oldest), oldest, shown)
-        found = log.read(begin, limit=min(count, stop - begin + 1), bytes_max=BYTES_MAX, skip_damage=skip_damage)
+        found: list[Message] | None = None
+        while found is None:
+            oldest = log.first_seq
+            begin = max(begin, oldest)
+            if begin > stop:
+                return History([], begin, oldest, shown)
+            try:
+                some = min(count, stop - begin + 1)
+                found = log.read(begin, limit=some, bytes_max=BYTES_MAX, skip_damage=skip_damage)
+            except OutOfRange as gone:
+                # Retention dropped where it was to begin: a start before the oldest that is kept is moved there.
+                if gone.lowest <= begin:
+                    raise
+                begin = gone.lowest
+        oldest = log.first_seq
     kept = [message for message in found if message.seq <= stop and (until_ms is None or message.ts_ms <= until_ms)]
     return History(kept, (found[-1].seq if found else stop) + 1, oldest, shown)
+
+
+def _sought(log: MessageLog, since_ms: int) -> int:
+    """The first seq that is not older, of what is kept when it is found."""
+    while True:
+        lowest = log.first_seq
+        try:
+            return log.seek(since_ms)
+        except OutOfRange:
+            if log.first_seq == lowest:
+                raise
 
 
 def _check_range(

@@ -141,14 +141,18 @@ class Rooms:
             return False
         try:
             room = shard.rooms.get(channel)
-            if room is not None and (room.meta.config.persist or room.committing):
+            if room is not None and (room.meta.config.persist or room.committing or room.asked()):
                 return False
             pending = talk.submit(manager, channel, user, payloads, qos=qos, source=source)
             pending.deliver()
         finally:
             shard.lock.release()
         self._burst += len(payloads)
-        future.set_result(pending.result())
+        if pending.done:
+            future.set_result(pending.result())
+        else:  # a change of the channel has its turn first, and its thread delivers
+            ask = Ask(user, payloads, qos, source, future)
+            pending.add_callback(lambda known: self._loop.call_soon_threadsafe(_tell, [(ask, _outcome(known))]))
         return True
 
     def _next(self, channel: str) -> None:
@@ -262,6 +266,13 @@ def _tell(told: Iterable[tuple[Ask, Ack | Exception]]) -> None:
             ask.future.set_exception(outcome)
         else:
             ask.future.set_result(outcome)
+
+
+def _outcome(pending: Pending) -> Ack | Exception:
+    try:
+        return pending.result()
+    except Error as error:
+        return error
 
 
 def _quietly(call: Callable[[], object]) -> None:

@@ -179,9 +179,9 @@ def test_what_a_failing_disk_left_undecided_is_settled_later(store: ChannelStore
     sim(store).fail("sync_dir", path=NAME, times=None)
     with pytest.raises(WriteFailed):
         store.save(Meta(META.handler, "bob@host", META.config, Acl(), ("bob@host",)), META)
-    assert store.unsettled == {NAME}
+    assert list(store.unsettled) == [NAME]
     sim(store).heal()
-    assert store.settle(NAME, META)
+    assert store.settle(NAME, META.handler, META)
     assert not store.unsettled
     assert ChannelStore(sim(store).crash_image(), "data", Metrics(ManualClock())).load(NAME) == META
 
