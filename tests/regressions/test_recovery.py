@@ -88,3 +88,21 @@ def test_a_reader_beside_a_writer_that_drops_segments_is_never_told_of_damage(tm
                 with SegmentedLog.open(path, read_only=True) as reader:
                     assert not reader.report.damage
                     assert reader.highest == writer.highest
+
+
+def test_zeros_in_a_laminar_index_after_a_lost_content_are_no_records() -> None:
+    """A power cut under `interval` left an entry whose content did not arrive between two that read as holes."""
+    disk = SimDisk()
+    written("laminar", disk, 3)
+    entries = disk.read_file("log/0.index")[16:]
+    for name, content in (("0.store", b""), ("0.index", bytes(32) + entries[16:32] + bytes(16))):
+        disk.remove(f"log/{name}")
+        file = disk.open(f"log/{name}", "create")
+        file.write(0, content)
+        file.sync()
+        file.close()
+    disk.sync_dir("log")
+    with SegmentedLog.open("log", "laminar", disk=disk, clock=ManualClock()) as log:
+        assert list(log) == []
+        assert log.append(b"next") == 1, "the hole before it stays"
+        assert [record.data for record in log] == [b"next"]

@@ -206,7 +206,11 @@ class LaminarCodec(Codec):
         if bad:
             entries, bad = self._moved(data, entries, bad, base)
         keep, reason, cut_inside = len(entries), "", False
-        while bad and bad[-1][0] == keep - 1:  # at the very end they are a torn write; before good ones they are damage
+        wrong = {at for at, _ in bad}
+        held = [at for at in np.flatnonzero(entries["length"]).tolist() if at not in wrong]
+        # At the very end they are a torn write, before good records they are damage. A hole is no record: where a power
+        # cut took a sector of the index, its zeros read as holes.
+        while bad and bad[-1][0] > (held[-1] if held else -1):
             keep, reason = bad.pop()
             cut_inside |= int(entries["position"][keep]) + int(entries["length"][keep]) <= len(data)
         faults = [Fault(base + at, base + at + 1, int(entries["position"][at]), why) for at, why in bad]
@@ -281,7 +285,7 @@ class LaminarCodec(Codec):
         part = entries[lo : stop - shape.base]
         pos = part["position"].astype(np.int64)
         ends, held = pos + part["length"], part["length"] > 0
-        start = int(pos[held][0]) if held.any() else 0
+        start = min(int(pos[held][0]), shape.data.size) if held.any() else 0
         # As far as contents lie in order within the budget; what does not is looked at by itself.
         fits = ~held | ((pos >= start) & (ends <= start + bytes_max))
         fits[: int(held.argmax()) + 1] = True
