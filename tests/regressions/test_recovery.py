@@ -106,3 +106,15 @@ def test_zeros_in_a_laminar_index_after_a_lost_content_are_no_records() -> None:
         assert list(log) == []
         assert log.append(b"next") == 1, "the hole before it stays"
         assert [record.data for record in log] == [b"next"]
+
+
+def test_a_laminar_segment_of_ours_that_is_torn_all_over_is_no_unknown_layout() -> None:
+    disk = SimDisk()
+    with SegmentedLog.open("log", "laminar", disk=disk, clock=ManualClock()) as log:
+        log.append_many([b"x" * 40, b"y" * 40])
+    for pos in (20, 70):
+        disk.flip("log/0.store", pos, 1)
+    with SegmentedLog.open("log", "laminar", disk=disk, clock=ManualClock()) as log:
+        assert log.report.cut_suspect
+        assert len(log.report.quarantined) == 2
+        assert list(log) == []

@@ -71,10 +71,11 @@ class LaminarCodec(Codec):
             pos = entries["position"].astype(np.int64)
             inside = np.flatnonzero((entries["length"] > 0) & (pos + entries["length"] <= len(store)))
             if len(inside):
-                self._use(store, entries[inside], base + inside, self.data_name(base))
+                foreign = base in self._foreign
+                self._use(store, entries[inside], base + inside, self.data_name(base), foreign=foreign)
                 return
 
-    def _use(self, store: Buffer, entries: NDArray[np.void], seqs: Ints, name: str) -> None:
+    def _use(self, store: Buffer, entries: NDArray[np.void], seqs: Ints, name: str, *, foreign: bool) -> None:
         """Take over the hash function and the width of seqs that these entries and their contents show."""
         pos = entries["position"].astype(np.int64)
         ends, right = pos + entries["length"], np.zeros(0, np.int64)
@@ -85,8 +86,10 @@ class LaminarCodec(Codec):
                 pos, seqs = pos[right], seqs[right]
                 break
         narrow, wide = laminar.seq_support(store, pos, seqs)
+        # A segment of ours may be torn all over; one that another program closed is not.
         if (
-            not len(right)
+            foreign
+            and not len(right)
             and len(pos) > 1
             and (len(pos) in (narrow, wide) or (entries["checksum"] >> np.uint64(32)).all())
         ):
