@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from xxhash import xxh3_64_intdigest
 
-from tidelog.commitlog import PartitionedLog, SegmentedLog, offsets
+from tidelog.commitlog import PartitionedLog, SegmentedLog, offsets, partitions
 from tidelog.commitlog.codec import Batch, Codec
 from tidelog.commitlog.codecs import NAMES as CODECS
 from tidelog.commitlog.codecs import codec_named
@@ -343,6 +343,7 @@ def version_complaints(text: str) -> Iterator[str]:
         ".tag": (tag_index.MAGIC, tag_index.VERSION),
         ".del": (deletions.MAGIC, deletions.VERSION),
         ".consumer_offsets": (offsets._MAGIC, offsets._VERSION),
+        ".partitions": (partitions._MAGIC, partitions._VERSION),
         "metadata.bin": (channel.MAGIC, channel.VERSION),
         "snapshot": (snapshot.MAGIC, snapshot.VERSION),
     }
@@ -350,7 +351,7 @@ def version_complaints(text: str) -> Iterator[str]:
     said = {re.sub(r"\[`?([^`\]]+)`?\].*", r"\1", file): (m.strip("`").encode(), int(v)) for file, m, v, _ in rows}
     if said != right:
         yield f"magics and versions are {right}, not {said}"
-    for magic, version in list(right.values())[:4]:
+    for magic, version in list(right.values())[:5]:
         if f"`{magic.decode()}` {version}" not in text:
             yield f"no section says that it has an envelope `{magic.decode()}` {version}"
 

@@ -22,7 +22,7 @@ from tidelog.commitlog.codec import Batch
 from tidelog.commitlog.compaction import Compacted, Key
 from tidelog.commitlog.flusher import Flusher
 from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
-from tidelog.commitlog.offsets import ConsumerOffsets
+from tidelog.commitlog.offsets import ConsumerOffsets, OwnedOffsets, PartitionOffsets
 from tidelog.commitlog.opening import LOCK_FILE, opened
 from tidelog.commitlog.read import CHUNK_BYTES, Page
 from tidelog.commitlog.recovery import Report
@@ -41,8 +41,16 @@ from tidelog.types import Buffer, Record
 class SegmentedLog:
     """An append-only log of records on disk, or in memory with a `MemoryDisk`."""
 
-    def __init__(self, state: State, lock: Lock | None, offsets: ConsumerOffsets, flusher: Flusher | None) -> None:
+    def __init__(
+        self,
+        state: State,
+        lock: Lock | None,
+        offsets: ConsumerOffsets,
+        flusher: Flusher | None,
+        root: PartitionOffsets,
+    ) -> None:
         self._state, self._lock, self._offsets, self._flusher = state, lock, offsets, flusher
+        self._root = root
         self.forked = state.forked
         fork.guard(self)
 
@@ -217,8 +225,18 @@ class SegmentedLog:
             return True
 
     def truncate(self, mark: int) -> int:
-        """Forget every record from `mark` on; the next append gets `mark`. Return how many seqs that were."""
-        return truncating.truncate(self._state, mark)
+        """Forget every record from `mark` on; the next append gets `mark`. Return how many seqs that were.
+
+        Groups that had committed more are brought back to `mark` first, or they would pass over the records that
+        get these seqs next. A crash in between leaves them to process some records again.
+        """
+        state = self._state
+        with state.mutex:
+            state.check_writable()
+            if state.lowest <= mark < state.highest:
+                self._offsets.lower(mark)
+                self._root.lower(mark)
+            return truncating.truncate(state, mark)
 
     # ── read ──────────────────────────────────────────────────────────────────────────────────
 
@@ -268,13 +286,14 @@ class SegmentedLog:
         self, *, keep_ms: int | None = None, keep_bytes: int | None = None, high_watermark: int | None = None
     ) -> Retained:
         """Drop the oldest sealed segments past an age or a size. Never one that reaches past the high watermark or
-        past what a consumer has committed, never the active one. Doing it twice drops nothing more."""
+        past what a consumer has committed, in this log or in the root that it is a partition of; never the active one.
+        Doing it twice drops nothing more."""
         return clean.retain(
             self._state,
             keep_ms=keep_ms,
             keep_bytes=keep_bytes,
             high_watermark=high_watermark,
-            committed=self._offsets.committed().values(),
+            committed=[*self._offsets.committed().values(), *self._root.committed().values()],
         )
 
     def remove_expired(self, age_ms: int) -> int:
@@ -364,6 +383,10 @@ class SegmentedLog:
     def offsets(self) -> ConsumerOffsets:
         """What consumers of this log have committed."""
         return self._offsets
+
+    def belong_to(self, offsets: ConsumerOffsets, topic: str, partition: int) -> None:
+        """For `PartitionedLog`: what groups commit for this partition is kept there."""
+        self._root = OwnedOffsets(offsets, topic, partition)
 
     @property
     def damage_skipped(self) -> int:

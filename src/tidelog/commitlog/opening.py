@@ -7,6 +7,7 @@ writer is refused before it could change a byte.
 from __future__ import annotations
 
 from dataclasses import replace as replaced
+from functools import partial
 from typing import Any, NamedTuple
 
 from tidelog.clock import Clock, SystemClock
@@ -17,7 +18,7 @@ from tidelog.commitlog.codec import Codec
 from tidelog.commitlog.codecs import codec_named, guess, is_ours
 from tidelog.commitlog.flusher import Flusher
 from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
-from tidelog.commitlog.offsets import ConsumerOffsets
+from tidelog.commitlog.offsets import ConsumerOffsets, PartitionOffsets, RootOffsets
 from tidelog.commitlog.recovery import recover
 from tidelog.commitlog.segment import Files
 from tidelog.commitlog.state import State
@@ -35,6 +36,7 @@ class Opened(NamedTuple):
     lock: Lock | None
     offsets: ConsumerOffsets
     flusher: Flusher | None
+    root: PartitionOffsets  # what the root above has committed, where this log is a partition
 
 
 def opened(
@@ -67,7 +69,8 @@ def opened(
         raise
     # With an injected clock nobody can say when an interval is over but its owner, who calls `tick`.
     timed = not read_only and config.sync == "interval" and isinstance(clock, SystemClock)
-    return Opened(state, lock, offsets, Flusher(state) if timed else None)
+    root = RootOffsets(disk, path, lock=partial(take_lock, disk))
+    return Opened(state, lock, offsets, Flusher(state) if timed else None, root)
 
 
 def _state(path: str, codec: Codec, disk: Disk, clock: Clock, config: LogConfig, *, writable: bool) -> State:

@@ -146,6 +146,9 @@ class MemoryDisk:
         with self._lock:
             return sorted(self._directory(parts(directory), directory).entries)
 
+    def absolute(self, path: str, /) -> str:
+        return path  # there is no current directory and there are no links
+
     def make_dir(self, path: str, /) -> None:
         with self._lock:
             at = self._root

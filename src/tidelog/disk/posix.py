@@ -157,6 +157,9 @@ class PosixDisk:
     def names(self, directory: str, /) -> list[str]:
         return sorted(os.listdir(directory or "."))
 
+    def absolute(self, path: str, /) -> str:
+        return os.path.realpath(path)
+
     def make_dir(self, path: str, /) -> None:
         fork.check(path, self._pid)
         path = path.rstrip("/") or "/"

@@ -105,6 +105,10 @@ class Disk(Protocol):
         """Names in a directory, sorted; FileNotFoundError where there is none."""
         ...
 
+    def absolute(self, path: str, /) -> str:
+        """`path` from the root of the file system on, links followed: the names of the directories that hold it."""
+        ...
+
     def make_dir(self, path: str, /) -> None:
         """Make `path` and its missing parents. Every new name is durable on return. Existing is fine."""
         ...

@@ -95,6 +95,9 @@ class StoreDisk:
         found = self._store.get_file_info(FileSelector(directory))
         return sorted(info.base_name for info in found)
 
+    def absolute(self, path: str, /) -> str:
+        return path  # there is no current directory and there are no links
+
     def make_dir(self, path: str, /) -> None:
         _refuse(path)
 

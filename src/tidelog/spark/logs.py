@@ -65,6 +65,9 @@ class LogPlace:
         except NotFound:
             if "/" not in topic:
                 raise
+            name, _, number = topic.rpartition("/")
+            with PartitionedLog.open(self._path, self._codec, read_only=True, disk=self._disk) as root:
+                root.check(name, int(number))  # raises where it held a log that has vanished
             return Sight(topic, 0, 0, 0, 0, 0, (), 0)  # a partition that nobody has written to
         state = log.state
         sizes = [*(segment.size for segment in state.sealed), state.active.size]

@@ -72,6 +72,9 @@ class SimDisk(Machine):
             self._powered()
             return sorted(_directory(self._find(directory), directory).live)
 
+    def absolute(self, path: str, /) -> str:
+        return path  # there is no current directory and there are no links
+
     def make_dir(self, path: str, /) -> None:
         with self._lock:
             self._powered()

@@ -33,7 +33,8 @@ def guess(names: Sequence[str]) -> str | None:
     fits: dict[str, int] = {}
     for name, make in _CODECS.items():
         codec = make(LogConfig())
-        count = sum(1 for file in names if codec.base_of(file) is not None)
+        # Also what an interrupted swap left: in the middle of one the data file can be all that has its own name.
+        count = sum(1 for file in names if codec.base_of(file) is not None or codec.is_temporary(file))
         if count:
             fits[name] = count
     best = max(fits.values(), default=0)
