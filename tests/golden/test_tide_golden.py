@@ -223,6 +223,32 @@ VECTORS: dict[str, Vector] = {
     "forward": control(
         bodies.Forward(event=bodies.ForwardEvent.TRIMMED, source_id=9, first=3, last=5, dest_head=7), topic_id=10
     ),
+    "forward_copied": control(
+        bodies.Forward(
+            event=bodies.ForwardEvent.COPIED,
+            source_id=9,
+            first=3,
+            last=5,
+            dest_head=7,
+            counts=(3, 1),
+            hops=(3, 1, 1, 2),
+        ),
+        topic_id=10,
+        seq=6,
+    ),
+    "forward_lost": control(
+        bodies.Forward(
+            event=bodies.ForwardEvent.LOST,
+            source_id=9,
+            first=6,
+            last=6,
+            dest_head=8,
+            counts=(1, 0),
+            hops=(1, 1),
+        ),
+        topic_id=10,
+        seq=7,
+    ),
     "numbered_batch": control(
         bodies.NumberedBatch(writer="etl", number=7, first=43, last=142, sum=(1, (1 << 64) - 1)), topic_id=10
     ),

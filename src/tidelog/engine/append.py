@@ -12,17 +12,17 @@ from typing import TypeAlias
 
 from msgspec.structs import replace
 
-from tidelog.engine import encode
+from tidelog.engine import encode, reserve
 from tidelog.engine.block import LARGE_BYTES, Told
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import Core, Shared
 from tidelog.engine.encode import Batch, Columns, Parts
 from tidelog.engine.idempotency import Pending
-from tidelog.engine.reserve import Booked, ahead, redeem, wants_booking
+from tidelog.engine.reserve import Booked
 from tidelog.engine.results import Appended
 from tidelog.errors import BadInput, Error, TooLarge, TopicFull
 from tidelog.formats import batch as batches
-from tidelog.formats import bodies, frame, idx
+from tidelog.formats import frame, idx
 from tidelog.formats.laid import Laid
 from tidelog.types import Buffer
 from tidelog.wal import Commit, Stored, Token
@@ -73,25 +73,14 @@ class Append(Commit):
 
     @property
     def waits(self) -> bool:
-        return self.durable or (self.reserves and self.first + self.count - 1 > self.core.reserving)
+        return self.durable or (self.reserves and reserve.is_due(self.core, self.first + self.count - 1))
 
     def prepare(self) -> None:
         """Disk class: seqs that a crash could give out again are first put on record, for many writes ahead."""
         if not self.reserves:
             return
-        core, last = self.core, self.first + self.count - 1
-        redeem(core, self.shard)
-        if last > core.reserving:
-            self.ceiling = core.reserving = last + ahead(core, self.count)
-            self.lead(self._mark(self.ceiling))
-        elif wants_booking(core, last):
-            self.books = core.booked = Booked(last + ahead(core, self.count))
-            self.precede(self._mark(self.books.ceiling))
-            self.shard.on_want()
-
-    def _mark(self, ceiling: int) -> bytes:
-        body = bodies.encode(bodies.HeadWatermark(ceiling))
-        return frame.encode(frame.HEAD_WATERMARK, topic_id=self.core.id, ts_ms=self.ts_ms, data=body)
+        last = self.first + self.count - 1
+        self.ceiling, self.books = reserve.cover(self, self.core, self.shard, self.first, last, self.ts_ms)
 
     def done(self, error: Error | None) -> None:
         core = self.core
@@ -99,19 +88,14 @@ class Append(Commit):
         with core.lock:
             core.staged_records -= self.count
             core.staged_bytes -= self.weight
+            reserve.covered(self, core, self.ceiling, self.books, good=error is None)
             if error is None:
-                core.reserved = max(core.reserved, self.ceiling)
-                if self.books is not None:
-                    self.books.file, self.books.end = self.file, self.at + self.size
                 if core.dropped:
                     core.quota.give(self.weight)
                 else:
                     self._publish()
             else:
                 core.quota.give(self.weight)
-                core.reserving = core.reserved
-                if self.books is not None:
-                    core.booked = None
             appended = Appended(
                 self.first,
                 last,

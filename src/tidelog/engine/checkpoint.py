@@ -147,7 +147,7 @@ def _write(core: Core, rest: Callable[[], object]) -> None:
 def _chapters(core: Core) -> list[Chapter]:
     """What is to be written: frozen now, so that it does not change while it is."""
     index = core.index
-    obsolete = holding.obsolete(core)
+    obsolete = index.obsolete()
     found: dict[int, Chapter] = {}
     for part in index.parts:
         if isinstance(part, Block):
@@ -263,7 +263,7 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
     """The row of a topic, its deletion vectors written, and the files it no longer needs."""
     home, index = core.shared.home(core.id), core.index
     with core.lock:
-        obsolete = holding.obsolete(core)
+        obsolete = index.obsolete()
         gone = [
             part
             for part in index.parts
@@ -300,6 +300,8 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
             guarded=core.guarded,
             removals=core.removals,
             writers=numbers.rows(core.numbered, head),
+            wired=frozen.wired if frozen else core.wired,
+            trims=tuple((lo, min(hi, head + 1)) for lo, hi in index.trims if lo <= head),
         )
     try:
         if vectors:  # replay may find them without the deletes that made them

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tidelog.engine.reserve import Booked
     from tidelog.engine.routing.holding import Frozen
     from tidelog.engine.routing.lane import Lane
+    from tidelog.engine.routing.restore import Wires
     from tidelog.wal import Commit
 
 TOPICS = "topics"
@@ -133,8 +134,10 @@ class Core:
         self.projection: Projection | None = None  # what was found of a queue, until its first use
         self.queue: State | None = None  # from then on
         self.lane: Lane | None = None  # what routers bring to it
-        self.lanes: list[Lane] = []  # what routers take from it; ended ones while a manifest may need their records
-        self.ended: list[Lane] = []  # what they brought to it once, until a manifest has that
+        self.lanes: list[Lane] = []  # what routers take from it
+        self.wired = 0  # the number of the last router frame that was applied
+        self.wiring = 0  # and of the last one that was staged
+        self.wires: Wires | None = None  # what replay found of its routers, until they are linked
         self.hops = Hops()
         self.frozen: Frozen | None = None  # for the checkpoint that is being made
         self._waiters: set[Callable[[], None]] = set()
@@ -302,7 +305,7 @@ class Core:
         """Give up in a forked child: every lock of the topic raises Forked."""
         state = self.queue
         beside = () if state is None else (state, state.journal, state.gate)
-        fork.poison(self.shared.root, pid, self, *beside, *self.lanes, *self.ended, self.lane)
+        fork.poison(self.shared.root, pid, self, *beside, *self.lanes, self.lane)
 
     def wake(self) -> None:
         if self._waiters:
@@ -312,6 +315,4 @@ class Core:
                 waiter()
 
     def submit(self, commit: Commit) -> None:
-        if self.lane is not None:
-            commit.ahead = self.lane.mark
         self.shard.submit(commit)

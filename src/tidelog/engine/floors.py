@@ -11,7 +11,10 @@ Rules, in order of authority:
   2. A cursor that has not passed E - 1 gets one gap up to there, however much of it was lost in which
      way. The reason is what reached into it: `cap`, `ttl`, or `mixed` for both; `source_trim` where neither did
      and the records were lost at the topic that routers should have brought them from.
-  3. Whatever else is missing was deleted or never there: no gap.
+  3. Seqs that stand for records which a router's source lost before they came here ("trims") are a gap as well, of
+     reason `source_trim`. It is a range: what is live below it stays, and a reader meets the gap on its way. Where
+     nothing live is between a cursor and a trim it is one gap with what was lost before it.
+  4. Whatever else is missing was deleted or never there: no gap.
 
 E is one past the highest seq lost in any way. Deletes move `earliest` and never E, so they are never
 alarming; E <= earliest <= head + 1; and neither ever falls.
@@ -19,6 +22,8 @@ alarming; E <= earliest <= head + 1; and neither ever falls.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 Reason: TypeAlias = Literal["cap", "ttl", "mixed", "source_trim", "recreated"]
@@ -74,21 +79,41 @@ class Start(NamedTuple):
     gap: Gap | None
 
 
-def gap(from_seq: int, head: int, earliest: int, marks: Marks) -> Gap | None:
+Trims: TypeAlias = Sequence[tuple[int, int]]  # seqs [lo, hi), rising
+
+
+def gap(from_seq: int, head: int, earliest: int, marks: Marks, trims: Trims = ()) -> Gap | None:
     """What a reader has missed whose cursor is `from_seq`: the last seq it has passed, 0 before the first."""
     if from_seq > head:
         return Gap(1, head, "recreated", max(head, 1), earliest, head)
-    floor = marks.evict_floor
-    if from_seq + 1 >= floor:
+    stop = marks.evict_floor
+    live = max(from_seq + 1, earliest)
+    for lo, hi in trims[bisect_right(trims, from_seq + 1, key=_end) :] if trims else ():
+        if lo > live:
+            break
+        stop, live = max(stop, hi), max(live, hi)
+    if from_seq + 1 >= stop:
         return None
     capped, aged = marks.cap > from_seq, marks.ttl > from_seq
     reason: Reason = "mixed" if capped and aged else "cap" if capped else "ttl" if aged else "source_trim"
-    return Gap(from_seq + 1, floor - 1, reason, floor - 1 - from_seq, floor, head)
+    return Gap(from_seq + 1, stop - 1, reason, stop - 1 - from_seq, stop, head)
 
 
-def start(from_seq: int, head: int, earliest: int, marks: Marks) -> Start:
+def next_trim(from_seq: int, trims: Trims) -> tuple[int, int] | None:
+    """The first trim of which something is after `from_seq`."""
+    at = bisect_right(trims, from_seq + 1, key=_end) if trims else 0
+    return trims[at] if at < len(trims) else None
+
+
+def _end(trim: tuple[int, int]) -> int:
+    return trim[1]
+
+
+def start(from_seq: int, head: int, earliest: int, marks: Marks, trims: Trims = ()) -> Start:
     """Where a read from this cursor begins, and what it has missed. From the new cursor there is no gap."""
-    missed = gap(from_seq, head, earliest, marks)
+    missed = gap(from_seq, head, earliest, marks, trims)
     if missed is None:
         return Start(from_seq, None)
-    return Start(earliest - 1 if missed.reason == "recreated" else max(earliest - 1, from_seq), missed)
+    if missed.reason == "recreated":
+        return Start(earliest - 1, missed)
+    return Start(max(earliest - 1, from_seq, missed.gap_to), missed)

@@ -271,7 +271,7 @@ class Group:
             at, index = self.position, core.index
             self._check_head(seq, at)
             between = index.weigh(max(min(at, seq) + 1, index.earliest), max(at, seq) + 1)
-            found = Preview(at, seq, *between, floors.gap(seq, index.head, index.earliest, index.marks))
+            found = Preview(at, seq, *between, floors.gap(seq, index.head, index.earliest, index.marks, index.trims))
             floor = index.evict_floor
         retention.harden(core, floor)
         return found

@@ -52,6 +52,7 @@ class TopicIndex:
         self.bytes = 0
         self.last_ts = 0
         self.ghosts: list[tuple[int, int]] = []  # seqs [lo, hi) of records that no part has any more
+        self.trims: list[tuple[int, int]] = []  # seqs [lo, hi) that stand for records which a router's source lost
         self.removals = 0  # how often records have gone, in whatever way
         self.passed = SEQ_MAX  # routers have yet to pass on what lies behind it: what was there is remembered
 
@@ -137,6 +138,20 @@ class TopicIndex:
         if self.earliest == self.head + 1:
             self.earliest = max(self.earliest, head + 1)
         self.head = max(self.head, head)
+
+    def trim(self, lo: int, hi: int) -> None:
+        """Seqs [lo, hi), after the head, stand for records that were lost before they came here. Readers get a gap
+        there; what is below stays."""
+        assert lo > self.head, "a trim takes seqs as a record does"
+        if self.trims and self.trims[-1][1] == lo:
+            lo = self.trims.pop()[0]
+        self.trims.append((lo, hi))
+        self.pad(hi - 1)
+
+    def untrim(self, below: int) -> None:
+        """Let go of trims below a seq that the evict floor covers: a reader gets one gap up to the floor."""
+        below = min(below, self.evict_floor)
+        self.trims = [span for span in self.trims if span[1] > below]
 
     # ── looking ───────────────────────────────────────────────────────────────────────────────
 

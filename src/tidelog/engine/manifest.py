@@ -76,7 +76,7 @@ class FedRow(msgspec.Struct, array_like=True, frozen=True):
 
     source_id: int
     cursor: int
-    copying: bool = True  # no direct write came behind the last copies: reserved seqs may be theirs
+    copying: bool = True  # of manifests that were written while copies were in no WAL; always true now
 
 
 class RouterRow(msgspec.Struct, array_like=True, frozen=True):
@@ -113,6 +113,8 @@ class TopicRow(msgspec.Struct, array_like=True, frozen=True):
     guarded: bool = False  # a group of it has had a hold
     removals: int = 0  # deletes up to this number have rows in the ledger
     writers: tuple[WriterRow, ...] = ()
+    wired: int = 0  # router frames of the topic up to this number are part of the row
+    trims: tuple[tuple[int, int], ...] = ()  # seqs [lo, hi) that stand for records which a router's source lost
 
 
 class GroupRow(msgspec.Struct, array_like=True, frozen=True):

@@ -198,9 +198,7 @@ def _writer(shared: Shared, lock: Lock, *, accept_loss: bool, progress: Progress
     strangers = tuple(GroupRow(group.key, group.replay.next_first, 0) for group in strange)
     history = History(found.loaded.number, found.loaded.manifest.groups, [], strangers)
     # A loss that was accepted is behind the next manifest, or every start would find it again.
-    # And what routers made again is in files before anything new is written: no later start has to find it once more.
-    routed = any(core.lane or core.lanes for core in found.topics.values()) and (report.frames or report.padded)
-    history.moved = report.lost or bool(routed) or (bool(there) and there != set(keys))
+    history.moved = report.lost or found.shorter or (bool(there) and there != set(keys))
     return Opened(shared, lock, found.topics, found.next_topic_id, history, report, None)
 
 

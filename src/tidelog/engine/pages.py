@@ -154,7 +154,7 @@ class Pass:
 
     def __init__(self, core: Core, from_seq: int, to_seq: int | None, nodes: Nodes, limit: int) -> None:
         self._core, self._limit = core, limit
-        self._scan = Scan(core, from_seq, nodes, to_seq)
+        self._scan = Scan(core, from_seq, nodes, to_seq, through=True)
         retention.harden_gap(core, self._scan.gap, self._scan.marks.evict_floor)
 
     @property

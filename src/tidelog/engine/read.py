@@ -49,9 +49,13 @@ class Stretch(NamedTuple):
 
 
 class Scan:
-    """One pass over a topic from a cursor to the head as it was at the start."""
+    """One pass over a topic from a cursor to the head as it was at the start. It ends before seqs that stand for
+    records which a router's source lost: the next one begins with that gap. `through`: it goes on after them, and
+    `gap` is the first that was met."""
 
-    def __init__(self, core: Core, from_seq: int, nodes: Nodes, to_seq: int | None = None) -> None:
+    def __init__(
+        self, core: Core, from_seq: int, nodes: Nodes, to_seq: int | None = None, *, through: bool = False
+    ) -> None:
         check_number("from_seq", from_seq, 0, SEQ_MAX)
         if to_seq is not None:
             check_number("to_seq", to_seq, 0, SEQ_MAX)
@@ -62,11 +66,16 @@ class Scan:
             core.check()
             index = core.index
             self.head, self.earliest, self.marks = index.head, index.earliest, index.marks
-            begin = floors.start(from_seq, self.head, self.earliest, self.marks)
+            begin = floors.start(from_seq, self.head, self.earliest, self.marks, index.trims)
             self.gap = begin.gap
             self.cursor = max(begin.cursor, 0)
             self.counts = self._passed(0 if self.gap and self.gap.reason == "recreated" else from_seq, self.cursor)
+            ahead = floors.next_trim(self.cursor, index.trims)
         self.last = self.head if to_seq is None else min(to_seq, self.head)
+        if ahead is not None and through and self.gap is None and ahead[0] <= self.last:
+            self.gap = Gap(ahead[0], ahead[1] - 1, "source_trim", ahead[1] - ahead[0], ahead[1], self.head)
+        elif ahead is not None and not through:
+            self.last = max(min(self.last, ahead[0] - 1), self.cursor)
 
     def _passed(self, lo: int, hi: int) -> Counts:
         """Where seqs (lo, hi] went that lie below the first live one."""
@@ -76,6 +85,9 @@ class Scan:
         lo += evicted
         expired = max(min(hi, self.marks.ttl) - lo, 0)
         lo += expired
+        if self.gap is not None and self.gap.reason != "recreated":
+            more = max(min(hi, self.gap.gap_to) - lo, 0)
+            evicted, lo = evicted + more, lo + more
         return Counts(evicted=evicted, expired=expired) + self._gone(lo + 1, max(hi, lo) + 1)
 
     def _gone(self, first: int, stop: int) -> Counts:
@@ -83,7 +95,8 @@ class Scan:
         if first >= stop:
             return Counts()
         had = self._core.index.had(first, stop)
-        return Counts(deleted=had, holes=stop - first - had)
+        lost = sum(max(min(hi, stop) - max(lo, first), 0) for lo, hi in self._core.index.trims)
+        return Counts(deleted=had, evicted=lost, holes=stop - first - had - lost)
 
     def stretches(self, count_max: int = _NO_LIMIT, bytes_max: int = _NO_LIMIT) -> Iterator[Stretch]:
         """Stretch by stretch, until the end or until these many records or bytes were found."""
@@ -256,7 +269,7 @@ def _optional(rows: Rows, span: Span | None, decode: Callable[[bytes], Any]) -> 
 def table(core: Core, from_seq: int, to_seq: int | None, nodes: Nodes) -> pa.Table:
     """Everything behind `from_seq` up to `to_seq` as columns. What is missing is told in the schema's metadata: `gap`
     and `counts`, as JSON."""
-    scan = Scan(core, from_seq, nodes, to_seq)
+    scan = Scan(core, from_seq, nodes, to_seq, through=True)
     batches = []
     for stretch in scan.stretches():
         if len(stretch.rows):

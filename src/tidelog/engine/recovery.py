@@ -4,7 +4,7 @@
     2  its topics, with the segments it names: sizes are looked at, contents are not
     3  every WAL group that is on disk, whatever the number of shards is now
     4  its frames, topic by topic in their order: what the manifest holds already is passed over
-    5  copies that routers made are made again; heads are padded to what was reserved, caps applied
+    5  heads are padded to what was reserved, caps applied; routers are linked to their topics
     6  only then, and only for a writer: WAL tails are cut, segments cut to the length the manifest names, files that no
        manifest names removed
 
@@ -31,7 +31,7 @@ from tidelog.engine.parts import Segment
 from tidelog.engine.queues.projection import Projection
 from tidelog.engine.replay import Replayed
 from tidelog.engine.report import READING, Group, Progress, Report
-from tidelog.engine.routing.derive import Derive
+from tidelog.engine.routing import restore
 from tidelog.errors import Corrupt, Damaged
 from tidelog.formats import idx
 from tidelog.wal import Position, Verdict, names, read
@@ -42,6 +42,7 @@ class Recovered(NamedTuple):
     next_topic_id: int
     groups: list[Group]
     loaded: Loaded
+    shorter: bool  # a source of routers ends before their cursors
 
 
 def recover(shared: Shared, report: Report, progress: Progress, *, writable: bool) -> Recovered:
@@ -50,8 +51,8 @@ def recover(shared: Shared, report: Report, progress: Progress, *, writable: boo
     report.snapshot, report.snapshots_skipped = loaded.number, loaded.skipped
     cores = {row.id: _restored(shared, row) for row in loaded.manifest.topics}
     groups = _groups(shared, loaded, report, progress)
-    derive = Derive(cores, loaded.manifest, report, writable=writable)
-    replayed = Replayed(shared, cores, loaded.manifest, report, derive)
+    restore.begin(cores, loaded.manifest)
+    replayed = Replayed(shared, cores, loaded.manifest, report)
     shared.replaying = shared.notes.recovering = True
     replayed.run(groups, progress)
     shared.replaying = False
@@ -64,8 +65,9 @@ def recover(shared: Shared, report: Report, progress: Progress, *, writable: boo
         topics[core.name] = core
         report.damage += core.damage
         _finish(core, report, writable=writable)
+    shorter = restore.link(cores, report, writable=writable)
     report.topics = len(topics)
-    return Recovered(topics, replayed.next_id, groups, loaded)
+    return Recovered(topics, replayed.next_id, groups, loaded, shorter)
 
 
 # ── 2  topics and their segments ──────────────────────────────────────────────────────────────────
@@ -91,7 +93,7 @@ def _restored(shared: Shared, row: TopicRow) -> Core:
     index.head, index.earliest, index.last_ts = row.head, row.earliest, row.last_ts
     index.marks = Marks(row.cap_mark, row.ttl_mark, row.source_mark)
     core.hardened = index.evict_floor
-    index.ghosts = list(row.ghosts)
+    index.ghosts, index.trims = list(row.ghosts), list(row.trims)
     core.reserved, core.removals = row.reserved, row.removals
     core.groups = {each.group: Cursor(each.seq, each.ts_ms, each.hold_bytes) for each in row.consumers}
     core.guarded = core.guarding = row.guarded
@@ -125,8 +127,7 @@ def _look(disk: Disk, part: Segment) -> list[str]:
 def _finish(core: Core, report: Report, *, writable: bool) -> None:
     """5. What was reserved is taken, what was lost stays lost."""
     index = core.index
-    copying = core.lane is not None and not core.lane.direct  # seqs behind the head were of copies, if of anything
-    if writable and core.reserved > index.head and not copying:
+    if writable and core.reserved > index.head:
         report.padded[core.name] = core.reserved - index.head
         index.pad(core.reserved)
     told: tuple[tuple[Cause, int], ...] = (("ttl", core.floors.ttl), ("cap", core.floors.cap))

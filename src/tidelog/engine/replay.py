@@ -7,10 +7,10 @@ is passed over by its seq. A topic that was dropped in the end gets nothing repl
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,25 +22,19 @@ from tidelog.engine.manifest import Manifest
 from tidelog.engine.notes import Cause, Note
 from tidelog.engine.queues.projection import Projection
 from tidelog.engine.report import REPLAYING, Group, Progress, Report
-from tidelog.engine.routing.derive import Derive, Event
+from tidelog.engine.routing import restore
 from tidelog.errors import Corrupt
 from tidelog.formats import bodies, frame, scan
 from tidelog.formats.bodies import Body
 from tidelog.formats.frame import (
     APPEND,
     APPEND_BATCH,
-    FORWARD,
     MORE,
-    ROUTER_CREATE,
-    ROUTER_DELETE,
     TOPIC_CREATE,
     TOPIC_DELETE,
 )
 from tidelog.types import Ints
 from tidelog.wal import WalFile
-
-_ROUTED: Final = np.zeros(256, np.bool_)  # kinds of frames that only topics of routers have
-_ROUTED[[FORWARD, ROUTER_CREATE, ROUTER_DELETE]] = True
 
 
 class _Piece(NamedTuple):
@@ -51,10 +45,8 @@ class _Piece(NamedTuple):
 
 
 class Replayed:
-    def __init__(
-        self, shared: Shared, cores: dict[int, Core], loaded: Manifest, report: Report, derive: Derive
-    ) -> None:
-        self._shared, self._cores, self._report, self._derive = shared, cores, report, derive
+    def __init__(self, shared: Shared, cores: dict[int, Core], loaded: Manifest, report: Report) -> None:
+        self._shared, self._cores, self._report = shared, cores, report
         self.next_id = self._known = loaded.next_topic_id
 
     def run(self, groups: Sequence[Group], progress: Progress) -> None:
@@ -68,7 +60,6 @@ class Replayed:
             for topic_id, pieces in mine.items():
                 streams.setdefault(topic_id, []).append(pieces)
         streams.pop(0, None)  # marks, and what is not about a topic
-        fed: dict[int, Iterator[Event]] = {}
         for number, (topic_id, found) in enumerate(sorted(streams.items())):
             if any(TOPIC_DELETE in file.heads["kind"][which] for pieces in found for file, which in pieces):
                 self._drop(topic_id, found)
@@ -76,13 +67,9 @@ class Replayed:
             # A topic whose shard changed has frames in several groups: seqs tell which came first.
             ordered = sorted(found, key=_first_seq) if len(found) > 1 else found
             events = self._events(topic_id, [piece for pieces in ordered for piece in pieces])
-            if self._derive.is_fed(topic_id) or any(_is_routed(piece) for pieces in found for piece in pieces):
-                fed[topic_id] = events  # its copies come from topics that are not there yet
-            else:
-                for _, do in events:
-                    do()
+            for do in events:
+                do()
             progress(REPLAYING, number + 1, len(streams))
-        self._derive.run(fed)
         self.next_id = max([self.next_id, *(topic_id + 1 for topic_id in streams)])
 
     def _drop(self, topic_id: int, found: Sequence[Sequence[_Piece]]) -> None:
@@ -94,26 +81,27 @@ class Replayed:
         if core is not None or topic_id >= self._known:
             self._shared.notes.tell(_dropped(core, topic_id, [piece for pieces in found for piece in pieces]))
 
-    def _events(self, topic_id: int, pieces: Sequence[_Piece]) -> Iterator[Event]:
+    def _events(self, topic_id: int, pieces: Sequence[_Piece]) -> Iterator[Callable[[], None]]:
         """What the frames of a topic come to, in order; records between two control frames are one."""
         core = self._core(topic_id, self._body(pieces[0].file, int(pieces[0].which[0])))
         return iter(()) if core is None else self._played(core, pieces)
 
-    def _played(self, core: Core, pieces: Sequence[_Piece]) -> Iterator[Event]:
+    def _played(self, core: Core, pieces: Sequence[_Piece]) -> Iterator[Callable[[], None]]:
         for file, which in pieces:
             kinds = file.heads["kind"][which]
             records = (kinds == APPEND) | (kinds == APPEND_BATCH)
             edges = (np.flatnonzero(records[1:] != records[:-1]) + 1).tolist()
             for lo, hi in pairwise([0, *edges, len(kinds)]):
                 if records[lo]:
-                    yield None, partial(_append, core, file, which[lo:hi])
+                    yield partial(_append, core, file, which[lo:hi])
                     continue
                 for place, at in enumerate(which[lo:hi].tolist(), lo):
                     body = self._body(file, at)
-                    if isinstance(body, bodies.NumberedBatch) and not _follows(file, which[place + 1 :], body):
-                        continue  # the write broke off behind it
+                    announced = _announced(body)
+                    if announced and not _follows(file, which[place + 1 :], announced):
+                        continue  # the write broke off after it
                     head = file.heads[at]
-                    yield body, partial(_control, core, body, int(head["seq"]), int(head["ts_ms"]))
+                    yield partial(_control, core, body, int(head["seq"]), int(head["ts_ms"]))
 
     def _body(self, file: WalFile, number: int) -> Body | None:
         """What a control frame says; None for records."""
@@ -191,18 +179,27 @@ def _control(core: Core, body: Body | None, seq: int, ts_ms: int) -> None:
             groups.apply(core, body, ts_ms)
         case bodies.NumberedBatch():
             numbers.apply(core.numbered, body)
+        case bodies.RouterCreate() | bodies.RouterDelete() | bodies.Forward():
+            restore.replay(core, body, seq)
         case _:
             pass  # of parts of the engine that are not about records
 
 
-def _follows(file: WalFile, rest: Ints, body: bodies.NumberedBatch) -> bool:
-    """Whether the records of a numbered batch are there. They are one chain, whole or absent, in the same file."""
+def _announced(body: Body | None) -> int:
+    """The first seq of the records that have to follow a frame for it to count; 0 where none have to."""
+    match body:
+        case bodies.NumberedBatch():
+            return body.first
+        case bodies.Forward(event=bodies.ForwardEvent.COPIED):
+            return body.dest_head - body.total + 1
+        case _:
+            return 0
+
+
+def _follows(file: WalFile, rest: Ints, first: int) -> bool:
+    """Whether the records from `first` on are there. They are one chain, whole or absent, in the same file."""
     head = file.heads[rest[0]] if len(rest) else None
-    return head is not None and int(head["kind"]) in (APPEND, APPEND_BATCH) and int(head["seq"]) == body.first
-
-
-def _is_routed(piece: _Piece) -> bool:
-    return bool(_ROUTED[piece.file.heads["kind"][piece.which]].any())
+    return head is not None and int(head["kind"]) in (APPEND, APPEND_BATCH) and int(head["seq"]) == first
 
 
 def _by_topic(file: WalFile) -> Iterator[tuple[int, Ints]]:

@@ -14,10 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from tidelog.formats import bodies, frame
+
 if TYPE_CHECKING:
     from tidelog.disk.seam import File
     from tidelog.engine.core import Core
-    from tidelog.wal import Shard
+    from tidelog.wal import Commit, Shard
 
 _FEW: Final = 256
 _MOST: Final = 1 << 20
@@ -32,6 +34,44 @@ class Booked:
     ceiling: int
     file: File | None = None  # where it was written; None: it is about to be
     end: int = 0
+
+
+def is_due(core: Core, last: int) -> bool:
+    """Whether a write of class `disk` up to `last` has to bring a mark of its own, and to wait until it is synced."""
+    return last > core.reserving
+
+
+def cover(commit: Commit, core: Core, shard: Shard, first: int, last: int, ts_ms: int) -> tuple[int, Booked | None]:
+    """Put the marks in front of a write of seqs first to last that it needs. Returns the ceiling that its ack puts on
+    record, and what a later sync does. In the committer's turn, from `prepare`."""
+    redeem(core, shard)
+    if last > core.reserving:
+        core.reserving = last + ahead(core, last - first + 1)
+        commit.lead(_mark(core, core.reserving, ts_ms))
+        return core.reserving, None
+    if wants_booking(core, last):
+        core.booked = Booked(last + ahead(core, last - first + 1))
+        commit.precede(_mark(core, core.booked.ceiling, ts_ms))
+        shard.on_want()
+        return 0, core.booked
+    return 0, None
+
+
+def covered(commit: Commit, core: Core, ceiling: int, books: Booked | None, *, good: bool) -> None:
+    """The write that `cover` prepared is done. With the topic's lock held."""
+    if good:
+        core.reserved = max(core.reserved, ceiling)
+        if books is not None:
+            books.file, books.end = commit.file, commit.at + commit.size
+        return
+    core.reserving = core.reserved
+    if books is not None:
+        core.booked = None
+
+
+def _mark(core: Core, ceiling: int, ts_ms: int) -> bytes:
+    body = bodies.encode(bodies.HeadWatermark(ceiling))
+    return frame.encode(frame.HEAD_WATERMARK, topic_id=core.id, ts_ms=ts_ms, data=body)
 
 
 def redeem(core: Core, shard: Shard) -> None:

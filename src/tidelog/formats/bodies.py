@@ -14,7 +14,8 @@
     CheckpointMark              u32 version 1; u64 wal first; u64 wal pos; u32 n; 7 × u64 a topic, ids rising
     Lease                       event u8; u64 lease id; u64 deadline ms; u64 deliveries; text node
     HeadWatermark               u64 head
-    Forward                     event u8; u64 source id; u64 first, u64 last source seq; u64 dest head behind it
+    Forward                     event u8; u64 source id; u64 first, u64 last source seq; u64 target head after it;
+                                events 3 and 4 also: u64s copies by router; u64s pairs of count and hops
     GroupCursor                 text group; gone u8; u64 seq; u64 hold bytes
     NumberedBatch               text writer; u64 number; u64 first, u64 last seq; u64 × 2 sum
 
@@ -25,7 +26,7 @@ and only a writer that does not exist could have put them there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
 from struct import Struct, pack
@@ -56,9 +57,12 @@ class LeaseEvent(IntEnum):
 
 
 class ForwardEvent(IntEnum):
+    # Events 0 to 2 were written while copies were in no WAL. They are read and no longer written.
     REACHED = 0  # everything up to `last` was passed on as its routers say
     TRIMMED = 1  # first to last were lost at the source before they could be: one hole each
     SKIPPED = 2  # first to last were deleted at the source before they could be: nothing for them
+    COPIED = 3  # the records after it, up to `dest_head`, are copies of first to last
+    LOST = 4  # first to last were lost at the source before they could be copied: one seq for each copy, a gap
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +180,7 @@ class HeadWatermark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forward:
-    """About a topic that routers feed: what replay could not find out from the source alone."""
+    """Progress of the routers that lead to a topic. The frame's seq is its number among the topic's router frames."""
 
     KIND: ClassVar[int] = frame.FORWARD
     event: ForwardEvent
@@ -184,6 +188,13 @@ class Forward:
     first: int
     last: int
     dest_head: int
+    counts: tuple[int, ...] = ()  # copies, or lost ones, of each router in the order of the routers
+    hops: tuple[int, ...] = ()  # pairs: so many of them, in order, came over so many routers
+
+    @property
+    def total(self) -> int:
+        """How many seqs of the target it stands for."""
+        return sum(self.counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -262,7 +273,8 @@ def encode(body: Body) -> bytes:
             return _u64(head_seq)
         case Forward():
             seqs = _u64(body.first) + _u64(body.last) + _u64(body.dest_head)
-            return bytes((ForwardEvent(body.event),)) + _u64(body.source_id) + seqs
+            made = bytes((ForwardEvent(body.event),)) + _u64(body.source_id) + seqs
+            return made + (_u64s(body.counts) + _u64s(body.hops) if body.event >= ForwardEvent.COPIED else b"")
         case GroupCursor():
             return _text(body.group) + bytes((body.gone,)) + _u64(body.seq) + _u64(body.hold_bytes)
         case NumberedBatch():
@@ -332,13 +344,19 @@ def _decode(kind: int, take: _Take) -> Body:
             event = take.u8()
             if event > max(ForwardEvent):
                 raise take.corrupt(f"unknown forward event {event}")
-            return Forward(
+            plain = Forward(
                 event=ForwardEvent(event),
                 source_id=take.u64(),
                 first=take.u64(),
                 last=take.u64(),
                 dest_head=take.u64(),
             )
+            if event < ForwardEvent.COPIED:
+                return plain
+            body = replace(plain, counts=take.u64s(take.u32()), hops=take.u64s(take.u32()))
+            if len(body.hops) % 2 or sum(body.hops[::2]) != body.total or body.total > body.dest_head:
+                raise take.corrupt("hops and copies of a forward do not agree")
+            return body
         case frame.GROUP_CURSOR:
             group, gone = take.text(), take.flag()
             return GroupCursor(group=group, gone=gone, seq=take.u64(), hold_bytes=take.u64())

@@ -16,7 +16,7 @@ class Commit:
     lock held, and must neither raise nor wait for a commit.
     """
 
-    __slots__ = ("_done", "ahead", "at", "durable", "file", "frames", "held_us", "pieces", "since_us", "size")
+    __slots__ = ("_done", "at", "copied", "durable", "file", "frames", "held_us", "pieces", "since_us", "size")
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class Commit:
         self.at = 0  # and its first byte there
         self.since_us = 0  # when it was queued
         self.held_us = 0  # what gathering for its batch cost it
-        self.ahead: Callable[[Commit], None] | None = None  # whoever may have to say something before it
+        self.copied = 0  # how many of its frames are copies that routers made: they are counted apart
         self._done = done
 
     @property

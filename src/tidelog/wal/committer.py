@@ -83,14 +83,13 @@ class Committer:
     def _write(self, batch: list[Commit], gathered_us: int, put: Put) -> bool:
         """Hand a batch to the operating system; return whether it needs a sync."""
         pieces: list[Buffer] = []
-        reserves = frames = size = 0
+        reserves = copied = frames = size = 0
         durable = False
         for commit in batch:
             reserves -= commit.frames
             commit.prepare()
             reserves += commit.frames
-            if commit.ahead is not None:
-                commit.ahead(commit)
+            copied += commit.copied
             pieces += commit.pieces
             frames, size, durable = frames + commit.frames, size + commit.size, durable or commit.durable
         began_us = self._micros()
@@ -107,7 +106,8 @@ class Committer:
             at += commit.size
         stats = self._stats
         stats.batches += bool(frames)
-        stats.frames, stats.bytes = stats.frames + frames - reserves, stats.bytes + size
+        stats.frames, stats.copied = stats.frames + frames - reserves - copied, stats.copied + copied
+        stats.bytes += size
         return durable
 
     def _sync(self) -> int:

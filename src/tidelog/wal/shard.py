@@ -82,7 +82,7 @@ class Shard(Aside):
     def is_quick(self) -> bool:
         """Whether what is queued now is committed without a sync."""
         with self.lock:
-            return not any(commit.waits or commit.ahead is not None for commit in self._queue)
+            return not any(commit.waits for commit in self._queue)
 
     @property
     def is_full(self) -> bool:

@@ -14,7 +14,8 @@ SYNC_US: Final = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
 class Stats:
     """Counted since the shard was made; the shard hands out copies."""
 
-    frames: int = 0  # without those that put seqs on record: one write of one record is one frame
+    frames: int = 0  # without copies and those that put seqs on record: one write of one record is one frame
+    copied: int = 0  # of copies that routers made: the records, and the frame in front of them
     batches: int = 0  # commit batches that were written
     bytes: int = 0
     fsyncs: int = 0  # for commit batches, ticks and the close; a rotation's own sync is part of the rotation

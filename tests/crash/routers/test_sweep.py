@@ -1,19 +1,46 @@
-"""Power cuts at every operation of histories with routers (§3.6, G48, G54): what a reader of a dest saw stays.
+"""Power cuts at every operation of histories with routers (§3.6, G48, G54): what a reader of a target saw stays.
 
-`make test` judges every letter behind a few others with a sample of images; those marked `sweep` (`make crash`) draw
-long histories with kills and power cuts inside them.
+`make test` judges every letter after a few others with a sample of images, and every pair of classes; those marked
+`sweep` (`make crash`) draw long histories with kills and power cuts inside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 from random import Random
 
 import pytest
-from tests.crash.routers.bench import ALPHABET, RESTARTS, Bench, Letter, Wrong, batch, checkpoint, direct, kill, slow
+from tests.crash.routers.bench import (
+    ALPHABETS,
+    RESTARTS,
+    Bench,
+    Letter,
+    Wrong,
+    around,
+    batch,
+    checkpoint,
+    direct,
+    exchange,
+    expire,
+    feed,
+    flood,
+    group,
+    kill,
+    late,
+    new_source,
+    power,
+    slow,
+    trim_jobs,
+    trim_wired,
+    work,
+)
 
 Tell = Callable[[str, int], None]
 CLASSES = (("fsync", "fsync"), ("disk", "disk"), ("fsync", "disk"), ("disk", "fsync"))
+_NAMES = ("ephemeral", "memory", "disk", "fsync")
+PAIRS = tuple(product(_NAMES, _NAMES))
+CASES = [(layout, letter) for layout, letters in ALPHABETS.items() for letter in letters]
 
 
 def judged(
@@ -21,44 +48,85 @@ def judged(
     letters: Sequence[Letter],
     seed: object,
     *,
+    layout: str = "main",
     shards: int = 1,
     images: int = 3,
     every: int = 4,
 ) -> int:
     """Run a history and judge all its instants; how many states that were."""
-    bench = Bench(classes, shards, Random(f"{seed}"), images=images, every=every)
+    bench = Bench(classes, shards, Random(f"{seed}"), layout=layout, images=images, every=every)
     try:
         bench.spell(letters)
     except Wrong as wrong:
         words = " ".join(letter.__name__ for letter in letters)
-        raise AssertionError(f"seed {seed!r}, {classes}, {shards} shards, {words}: {wrong}") from wrong
+        raise AssertionError(f"seed {seed!r}, {layout}, {classes}, {shards} shards, {words}: {wrong}") from wrong
     return bench.states
 
 
+BEFORE: dict[str, tuple[tuple[Letter, ...], tuple[Letter, ...]]] = {
+    "main": ((batch, direct), (slow, checkpoint)),
+    "wires": ((feed, exchange), (late, checkpoint)),
+    "jobs": ((work, group), (group, checkpoint)),
+    "cycle": ((flood, around), (around, checkpoint)),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("letter", ALPHABET, ids=lambda letter: letter.__name__)
-def test_every_letter_survives_a_power_cut(letter: Letter, tell: Tell) -> None:
-    number = ALPHABET.index(letter)
-    before: tuple[Letter, ...] = (batch, direct) if number % 2 else (slow, checkpoint)
+@pytest.mark.parametrize(("layout", "letter"), CASES, ids=lambda each: getattr(each, "__name__", each))
+def test_every_letter_survives_a_power_cut(layout: str, letter: Letter, tell: Tell) -> None:
+    number = CASES.index((layout, letter))
     every = 4 if number % 2 else 12  # a checkpoint has many instants
-    history = [*before, letter, direct]
-    states = judged(CLASSES[number % 2], history, number, shards=1 + number % 3, images=2, every=every)
+    history = [*BEFORE[layout][not number % 2], letter, ALPHABETS[layout][number % 3]]
+    classes = CLASSES[number % 4]
+    states = judged(classes, history, number, layout=layout, shards=1 + number % 3, images=2, every=every)
     tell("crash states of routers", states)
-    assert states >= 30, f"only {states} states"
+    assert states >= 20, f"only {states} states"
+
+
+PAIRED: dict[str, tuple[Letter, ...]] = {
+    "main": (batch, direct, kill, slow, power, batch),
+    "wires": (feed, exchange, kill, trim_wired, new_source, power, feed),
+    "jobs": (trim_jobs, expire, group, kill, work, power, trim_jobs),
+    "cycle": (flood, kill, around, power, flood),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("classes", PAIRS, ids="-".join)
+def test_every_pair_of_classes(classes: tuple[str, str], tell: Tell) -> None:
+    number = PAIRS.index(classes)
+    layouts = list(PAIRED)
+    for turn in range(2):
+        layout = layouts[(number + number // 4 + 2 * turn) % 4]
+        states = judged(
+            classes, PAIRED[layout], number, layout=layout, shards=1 + (number + turn) % 3, images=1, every=9
+        )
+        tell("crash states of routers", states)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(8))
 def test_histories_with_kills_and_power_cuts_inside_them(seed: int, tell: Tell) -> None:
-    random = Random(seed)
-    letters = [random.choice((*ALPHABET, *RESTARTS)) for _ in range(6)]
-    states = judged(CLASSES[seed], [*letters, kill, batch], seed, shards=1 + seed % 3, images=2, every=10)
+    random, layout = Random(seed), list(ALPHABETS)[seed % 4]
+    letters = [random.choice((*ALPHABETS[layout], *RESTARTS)) for _ in range(6)]
+    history = [*letters, kill, ALPHABETS[layout][0]]
+    states = judged(CLASSES[seed // 2], history, seed, layout=layout, shards=1 + seed % 3, images=2, every=10)
     tell("crash states of routers", states)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(48))
 def test_long_histories(seed: int, tell: Tell) -> None:
-    random = Random(f"long {seed}")
-    letters = [random.choice((*ALPHABET, *ALPHABET, *RESTARTS)) for _ in range(14)]
-    tell("crash states of routers", judged(CLASSES[seed % 4], letters, seed, shards=1 + seed % 3, images=6))
+    random, layout = Random(f"long {seed}"), list(ALPHABETS)[seed % 4]
+    alphabet = ALPHABETS[layout]
+    letters = [random.choice((*alphabet, *alphabet, *RESTARTS)) for _ in range(14)]
+    classes = CLASSES[seed // 4 % 4] if seed % 3 else PAIRS[seed // 3 % len(PAIRS)]
+    tell("crash states of routers", judged(classes, letters, seed, layout=layout, shards=1 + seed % 3, images=6))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("classes", PAIRS, ids="-".join)
+@pytest.mark.parametrize("layout", list(PAIRED))
+def test_every_pair_of_classes_on_every_layout(layout: str, classes: tuple[str, str], tell: Tell) -> None:
+    for shards in (1, 2):
+        tell("crash states of routers", judged(classes, PAIRED[layout], shards, layout=layout, shards=shards))

@@ -87,39 +87,36 @@ def _matching(rows: Rows, match: Match) -> Bools:
 
 
 class Made(NamedTuple):
-    """Frames of copies with seqs one behind the other."""
+    """Frames of copies with consecutive seqs. All of them are in the WAL after a crash, or none."""
 
     frames: list[bytes]
     records: int
     weight: int
-    ts_ms: int
-    hops: Ints | None
+    counts: tuple[int, ...]  # copies of each router
+    hops: tuple[int, ...]  # pairs: so many of them, in order, came over so many routers
+    last: int  # the seq of the last record in the source
 
 
 def make(
-    dest_id: int,
-    first: int,
-    copies: Copies,
-    routers: Sequence[Router],
-    *,
-    ts_ms: int | None,
-    least_ms: int,
-    durable: bool,
+    dest_id: int, first: int, copies: Copies, routers: Sequence[Router], *, ts_ms: int, durable: bool
 ) -> Iterator[Made]:
-    """The frames of copies that get the seqs from `first` on, all of time `ts_ms`. Without one: of the times that
-    their records have, and none before `least_ms`."""
+    """The frames of copies that get the seqs from `first` on, all of time `ts_ms`."""
     rows = copies.rows
     json = (idx.flags(rows)[copies.which] & idx.JSON) != 0
-    times = np.maximum(rows.ts_us[copies.which] // 1000, least_ms)
-    fresh = json[1:] != json[:-1]
-    if ts_ms is None:
-        fresh |= times[1:] != times[:-1]
-    for lo, hi in pairwise([0, *(np.flatnonzero(fresh) + 1).tolist(), len(copies)]):
+    for lo, hi in pairwise([0, *(np.flatnonzero(json[1:] != json[:-1]) + 1).tolist(), len(copies)]):
         part = copies.part(lo, hi)
         batch = _batch(part, routers, bool(json[lo]))
-        at_ms = int(times[lo]) if ts_ms is None else ts_ms
-        frames = encode.frames(dest_id, first + lo, at_ms, batch, durable=durable)
-        yield Made(frames, hi - lo, batch.weight, at_ms, part.hops)
+        frames = encode.frames(dest_id, first + lo, ts_ms, batch, durable=durable)
+        counts = tuple(np.bincount(part.who, minlength=len(routers)).tolist())
+        yield Made(frames, hi - lo, batch.weight, counts, _runs(part), int(rows.seq[part.which[-1]]))
+
+
+def _runs(copies: Copies) -> tuple[int, ...]:
+    if copies.hops is None:
+        return (len(copies), 1)
+    hops = copies.hops
+    edges = [0, *(np.flatnonzero(hops[1:] != hops[:-1]) + 1).tolist(), len(hops)]
+    return tuple(value for lo, hi in pairwise(edges) for value in (hi - lo, int(hops[lo])))
 
 
 def _batch(copies: Copies, routers: Sequence[Router], json: bool) -> Batch | Columns:

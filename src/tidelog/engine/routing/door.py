@@ -11,7 +11,6 @@ from tidelog.engine.delete import parse
 from tidelog.engine.routing.router import GUARANTEES, Guarantee, Router, RouterState, check_router_name
 from tidelog.engine.routing.routing import Routing, found
 from tidelog.engine.topic import Topic
-from tidelog.engine.upkeep import Upkeep
 from tidelog.errors import BadInput, Error, NotEmpty, TopicNotFound
 
 
@@ -21,7 +20,6 @@ class _Home(Protocol):
     _routing: Routing
     _registry: Lock
     _topics: dict[str, Core]
-    _upkeep: Upkeep
 
     def _check(self) -> None: ...
 
@@ -112,26 +110,20 @@ class Routers:
         return len(self._routing)
 
     def drop_router(self: _Home, name: str) -> bool:
-        """Stop passing on; False where there is no such router. Copies stay."""
+        """Stop passing on; False where there is no such router. Copies stay. On return the drop survives a crash."""
         with self._registry:
             self._check_writable()
             return self._routing.drop(name)
 
     def remove(self: _Home, name: str, *, if_empty: bool = False, actor: str | None = None) -> list[str] | None:
         """Remove a topic with all its records; return the routers that went with it, None where there is no topic."""
-        routers: set[str] = set()
-        while True:
-            with self._registry:
-                core = self._topics.get(name)
-                if core is None or name.startswith(OWN):
-                    self._check_writable()
-                    return None
-                if if_empty and (count := Topic(core).count):
-                    raise NotEmpty(name, count=count)
-                routers |= self._routing.leave(core)
-                if not core.lanes:
-                    self._drop(core, actor)
-                    break
-            for _ in range(2):  # copies of its records are brought into files first, for both manifests that are kept
-                self._upkeep.checkpoint()
+        with self._registry:
+            core = self._topics.get(name)
+            if core is None or name.startswith(OWN):
+                self._check_writable()
+                return None
+            if if_empty and (count := Topic(core).count):
+                raise NotEmpty(name, count=count)
+            routers = self._routing.leave(core)
+            self._drop(core, actor)
         return sorted(routers, key=str.encode)

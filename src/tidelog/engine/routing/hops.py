@@ -6,7 +6,7 @@ still needs it is let go of.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -23,6 +23,12 @@ class Hops:
 
     def __bool__(self) -> bool:
         return bool(self._stretches)
+
+    def add_runs(self, lo: int, runs: Sequence[int]) -> None:
+        """Seqs from `lo` on, in pairs of how many and how far they came."""
+        for count, hops in zip(runs[::2], runs[1::2], strict=True):
+            self.add(lo, lo + count, hops)
+            lo += count
 
     def add(self, lo: int, hi: int, hops: int) -> None:
         """Seqs [lo, hi), behind all that were added before."""

@@ -1,24 +1,27 @@
 """[shell] A lane: everything routers pass on from one topic to one other, and how far that has come.
 
-    source  ──────●──────────────────▶ head        `place`: the source's seq up to which all routers have
-                  └ cursor                         passed on, and the dest's head when they had
-    dest    ─ D D C C C ─ D ─ C C ───▶ head        C copies, D records written to it directly
+    source  ──────●──────────────────▶ head        `cursor`: the source's seq up to which all routers have passed on
+                  └ cursor
+    target  ─ D D C C C ─ D ─ C C ───▶ head        C copies, D records written to it directly
 
-Copies are not logged: the source's WAL has their records. What recovery could not find out is, as frames
-of the dest: a trim or a skip before anybody sees it; before a direct write, where the lane had come to; and, where
-seqs of direct writes are reserved ahead, that copies begin again. One pass at a time; it reads the source without
-any lock but the source's own, then gets seqs under the dest's, and is published by the committer in its turn, as
-any write is. Never two topics' locks at once.
+A copy is a record of the target and is logged there as one. In front of its frames, in the same commit, a Forward
+frame says which seqs of the source they are copies of; so replay finds records and cursor together or finds neither
+(docs/decisions/0028). What the source lost before it could be passed on is a Forward frame alone.
+
+One pass at a time: it reads the source without any lock but the source's own, then gets seqs under the target's lock,
+and is published by the committer in its turn, as any write is. Never two topics' locks at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from tidelog.engine.append import Append
+from tidelog.engine import reserve
 from tidelog.engine.core import Core
+from tidelog.engine.parts import Weight
+from tidelog.engine.reserve import Booked
 from tidelog.engine.routing import copies as copying
 from tidelog.engine.routing import plan as planning
 from tidelog.engine.routing.copies import Made
@@ -28,284 +31,251 @@ from tidelog.engine.routing.stretch import look
 from tidelog.errors import Error, Throttled
 from tidelog.formats import bodies, frame
 from tidelog.formats.bodies import Forward, ForwardEvent
-from tidelog.formats.frame import SEQ_MAX
 from tidelog.wal import Commit, Token
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-_EVENTS = {"trim": ForwardEvent.TRIMMED, "skip": ForwardEvent.SKIPPED}
-
-
-class Place(NamedTuple):
-    cursor: int
-    head: int
 
 
 class Step(NamedTuple):
-    """A draft with its seqs in the dest."""
+    """One Forward frame of a pass and the copies that follow it."""
 
-    draft: Draft
-    first: int
-    made: list[Made]
+    body: Forward
+    made: Made | None  # None: records that were lost at the source
 
     @property
-    def last(self) -> int:
-        return self.first + self.draft.total - 1
+    def first(self) -> int:
+        return self.body.dest_head - self.body.total + 1
 
 
 class Lane:
-    """`turn` is held over a pass and over every change of the routers. Marks are the committer's business."""
+    """`turn` is held over a pass and over every change of the routers."""
 
     def __init__(self, source: Core, dest: Core, cursor: int) -> None:
         self.source, self.dest = source, dest
         self.routers: tuple[Router, ...] = ()
         self.forwarded: dict[str, int] = {}
-        self.place = Place(cursor, dest.index.head)
-        self.saved = cursor  # as the newest manifest has it: recovery may need the source's records behind it
+        self.cursor = cursor
+        self.saved = cursor  # as the newest manifest has it: replay may begin there
         self.turn = Lock()
-        self.blocked = False  # the dest has no room for the next record
+        self.blocked = False  # the target has no room for the next record
         self.ended = False
-        self.direct = True  # direct writes may have come behind the last copies, with seqs reserved ahead
-        self.loose = True  # seqs of a source that is fed itself were passed since their place was last put on record
-        self.prepared: Place | None = None  # as `place`, with the pass that is being written
-        failed = dest.shard.failed if dest.shared.shards else 0
-        self.marked = (cursor, failed)  # the cursor that the WAL was last told of
-        self.traces = False  # whether hops are noted though nobody is known to ask: recovery does not know yet
-
-    # ── passing on ────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> bool:
         """Pass on all that the source has now; whether anything was done."""
         target, moved = self.source.index.head, False
-        while self.place.cursor < target and self.step():
+        while self.cursor < target and self.step():
             moved = True
         return moved
 
     def step(self) -> bool:
         """One pass over at most some records; False where there is nothing to pass on, or no room for it."""
         with self.turn:
-            return self._step()
+            return self.begin()()
 
-    def _step(self) -> bool:
+    def begin(self) -> Callable[[], bool]:
+        """Stage a pass; what it returns waits until the pass is committed. The caller holds `turn` over both calls."""
         source, dest, routers = self.source, self.dest, self.routers
-        if self.ended or not routers or dest.shared.closing or source.dropped:
-            return False
-        found = look(source, self.place.cursor, SEQ_MAX)
+        shared = dest.shared
+        if self.ended or not routers or shared.closing or not shared.shards or source.dropped:
+            return _nothing
+        found = look(source, self.cursor)
         if found is None:
-            return False
-        drafts, loose = planning.plan(routers, source.id, found), False
-        if source.lane is not None or source.hops:
-            drafts, loose = planning.pinned(routers, drafts, found, self.loose)
+            return _nothing
+        drafts = planning.plan(routers, source.id, found)
         with dest.lock:
-            if dest.dropped or dest.shared.closing:
-                return False
+            if dest.dropped or shared.closing:
+                return _nothing
             taken, self.blocked = planning.fitting(routers, drafts, planning.room_of(dest))
             if not taken:
-                return False
-            if not any(draft.total or draft.act == "skip" for draft in taken):
-                self.place = self.place._replace(cursor=taken[-1].last)
-                self.loose |= loose
-                return True
-            commit = self._staged(taken)
-            self.loose = True  # until it is known better
-            if commit is None:
-                return False
-        if isinstance(commit, Passed):
-            done = commit.token.wait()
-            self.loose = loose or self.blocked or self.place != commit.place
-            return done
-        dest.wake()
-        return True
+                return _nothing
+            if not any(draft.total for draft in taken):
+                # Not logged: after a crash the same seqs are looked at again.
+                self.cursor = taken[-1].last
+                return _done
+            try:
+                commit = self._staged(taken)
+            except Throttled:
+                self.blocked = True
+                return _nothing
+        if commit is None:
+            dest.wake()
+            return _done
+        return commit.token.wait
 
-    def _staged(self, taken: Sequence[Draft]) -> Passed | bool | None:
-        """Give seqs to what is taken and put it in the queue; True where it is done already, None where it must wait
-        after all. With the dest's lock held."""
+    def _staged(self, taken: Sequence[Draft]) -> Passed | None:
+        """Give seqs to what is taken and put it in the queue; None where it is done already. With the target's lock
+        held."""
         dest = self.dest
         weight = sum(int(draft.copies.size.sum()) for draft in taken if draft.copies is not None)
-        try:
-            dest.quota.take(weight)
-        except Throttled:
-            self.blocked = True
-            return None
+        dest.quota.take(weight)
         try:
             ts_ms = dest.stamp()
-            steps = stepped(self, taken, dest.tail + 1, ts_ms)
-            if dest.ephemeral or not dest.shared.shards:
-                apply(self, steps)
-                return True
-            commit = Passed(self, steps, weight, ts_ms)
+            steps = list(_steps(self, taken, dest.tail + 1, ts_ms))
+            if dest.ephemeral:
+                apply(self, steps, ts_ms)
+                self.cursor = taken[-1].last
+                return None
+            commit = Passed(self, steps, taken[-1].last, weight, ts_ms)
             dest.shard.submit(commit)
         except BaseException:
             dest.quota.give(weight)
             raise
-        dest.tail = commit.place.head
+        dest.tail = commit.last
+        dest.wiring += len(steps)
         dest.index.last_ts = ts_ms
         dest.staged_records += commit.count
         dest.staged_bytes += weight
         return commit
 
-    # ── what recovery must be told ────────────────────────────────────────────────────────────
-
-    def mark(self, commit: Commit) -> None:
-        """Put in front of a frame of the dest how far the lane had come before it, where that is news. Asked by the
-        committer, so that a pass that failed is not told of."""
-        if self.ended:
-            return
-        place = self.prepared or self.place
-        news = (place.cursor, self.dest.shard.failed)
-        direct = isinstance(commit, Append)
-        if news != self.marked or (direct and not self.direct):
-            made = self.reached(place)
-            if self.dest.config.durability == "disk":
-                # A write that is lost with its mark would leave its seqs to the next copies.
-                commit.lead(made)
-            else:
-                commit.precede(made)
-            self.marked = news
-        self.direct |= direct
-
-    def reached(self, place: Place, *, again: bool = False) -> bytes:
-        """The frame that says so; `again`: what follows are copies."""
-        event = Forward(
-            event=ForwardEvent.REACHED,
-            source_id=self.source.id,
-            first=place.cursor + again,
-            last=place.cursor,
-            dest_head=place.head,
-        )
-        return self.framed(event)
-
-    def framed(self, body: bodies.Body) -> bytes:
+    def framed(self, body: bodies.Body, number: int) -> bytes:
+        """A frame about the routers of the target; its seq is the number."""
         dest = self.dest
-        return frame.encode(body.KIND, topic_id=dest.id, ts_ms=dest.shared.now_ms(), data=bodies.encode(body))
+        data = bodies.encode(body)
+        return frame.encode(body.KIND, topic_id=dest.id, seq=number, ts_ms=dest.shared.now_ms(), data=data)
+
+
+def _nothing() -> bool:
+    return False
+
+
+def _done() -> bool:
+    return True
 
 
 class Passed(Commit):
-    """A pass on its way through the dest's shard: often without a byte, only for its place among the writes."""
+    """A pass on its way through the target's shard."""
 
-    __slots__ = ("before", "count", "jumps", "lane", "place", "steps", "token", "ts_ms", "weight")
+    __slots__ = (
+        "books",
+        "ceiling",
+        "count",
+        "lane",
+        "last",
+        "reach",
+        "reserves",
+        "shard",
+        "steps",
+        "token",
+        "ts_ms",
+        "weight",
+    )
 
-    def __init__(self, lane: Lane, steps: list[Step], weight: int, ts_ms: int) -> None:
+    def __init__(self, lane: Lane, steps: list[Step], reach: int, weight: int, ts_ms: int) -> None:
         dest = lane.dest
         pieces: list[bytes] = []
-        for draft, first, _ in steps:
-            if draft.pin:
-                pieces.append(lane.reached(Place(draft.first - 1, first - 1)))
-            if draft.act in _EVENTS:
-                event = Forward(
-                    event=_EVENTS[draft.act],
-                    source_id=lane.source.id,
-                    first=draft.first,
-                    last=draft.last,
-                    dest_head=first + draft.total - 1,
-                )
-                pieces.append(lane.framed(event))
-        super().__init__(
-            pieces, frames=len(pieces), durable=bool(pieces) and dest.config.durability in ("disk", "fsync")
-        )
+        for number, (body, made) in enumerate(steps, dest.wiring + 1):
+            pieces.append(lane.framed(body, number))
+            pieces += () if made is None else made.frames
+        trims = any(made is None for _, made in steps)
+        # A gap that a reader was shown is shown again after a power cut.
+        durable = dest.durable or (trims and dest.config.durability == "disk")
+        super().__init__(pieces, frames=len(pieces), durable=durable)
+        self.copied = len(pieces)
         self.lane, self.steps, self.weight, self.ts_ms = lane, steps, weight, ts_ms
-        self.before = Place(lane.place.cursor, steps[0].first - 1)
-        self.place = Place(steps[-1].draft.last, steps[-1].last)
-        self.count = sum(made.records for step in steps for made in step.made)
-        # Seqs in front of it were taken by writes that failed: recovery has to be told.
-        self.jumps = not dest.staged_records and dest.tail > dest.index.head
-        self.token: Token[bool] = Token(dest.shard)
+        self.reach = reach  # the cursor when it is done
+        self.count = sum(made.records for _, made in steps if made is not None)
+        self.last = steps[-1].body.dest_head
+        self.reserves = dest.config.durability == "disk"
+        self.ceiling = 0
+        self.books: Booked | None = None
+        self.shard = dest.shard
+        self.token: Token[bool] = Token(self.shard)
+
+    @property
+    def waits(self) -> bool:
+        return self.durable or (self.reserves and reserve.is_due(self.lane.dest, self.last))
 
     def prepare(self) -> None:
-        lane = self.lane
-        if self.jumps or (lane.direct and lane.dest.ceiling > self.before.head):
-            self.lead(lane.reached(self.before, again=True))
-            lane.marked = (self.before.cursor, lane.dest.shard.failed)
-        lane.direct = False
-        lane.prepared = self.place
+        """Class `disk`: the seqs of copies are reserved ahead, as those of all writes are."""
+        if not self.reserves:
+            return
+        first = self.steps[0].first
+        self.ceiling, self.books = reserve.cover(self, self.lane.dest, self.shard, first, self.last, self.ts_ms)
 
     def done(self, error: Error | None) -> None:
         lane, dest = self.lane, self.lane.dest
         with dest.lock:
             dest.staged_records -= self.count
             dest.staged_bytes -= self.weight
-            lane.prepared = None
-            # A write before it that failed leaves holes which this pass did not tell of: it is tried again behind them.
-            good = error is None and not dest.dropped and (self.jumps or dest.index.head == self.before.head)
-            if good:
-                apply(lane, self.steps)
+            reserve.covered(self, dest, self.ceiling, self.books, good=error is None)
+            if error is None and not dest.dropped:
+                apply(lane, self.steps, self.ts_ms)
+                lane.cursor = self.reach
             else:
-                lane.direct |= error is not None  # nothing tells that copies begin again
                 dest.quota.give(self.weight)
         if error is not None:
             self.token.fail(error)
             return
         self.token.set(True)
-        if good:
-            dest.wake()
+        dest.wake()
 
 
-def stepped(lane: Lane, drafts: Sequence[Draft], first: int, ts_ms: int | None) -> list[Step]:
-    """Drafts with the seqs from `first` on. With the dest's lock held, or by recovery, which has it for itself."""
-    dest, steps = lane.dest, []
-    for draft in drafts:
-        made: list[Made] = []
-        if draft.copies is not None and len(draft.copies):
-            made = list(
-                copying.make(
-                    dest.id,
-                    first,
-                    draft.copies,
-                    lane.routers,
-                    ts_ms=ts_ms,
-                    least_ms=dest.index.last_ts,
-                    durable=dest.durable,
-                )
-            )
-        steps.append(Step(draft, first, made))
-        first += draft.total
-    return steps
-
-
-def apply(lane: Lane, steps: Sequence[Step]) -> None:
-    """Make steps visible. With the dest's lock held."""
+def _steps(lane: Lane, drafts: Sequence[Draft], first: int, ts_ms: int) -> Iterator[Step]:
+    """The frames of drafts, with the seqs from `first` on. With the target's lock held."""
     dest = lane.dest
-    index = dest.index
-    for draft, first, made in steps:
-        last = first + draft.total - 1
-        for part in made:
-            dest.publish(first, part.frames, part.records, part.weight, part.ts_ms, kept=not dest.ephemeral)
-            if dest.lanes or lane.traces:
-                _note_hops(dest, first, part)
-            first += part.records
-        if draft.act in ("holes", "trim"):
-            index.pad(last)
+    for draft in drafts:
+        at = draft.first
         if draft.act == "trim" and draft.total:
-            before = index.evict_floor
-            gone = index.evict(last + 1, "source")
-            dest.quota.give(gone.size)
-            dest.shared.notes.add(dest, "source_trim", before, last, gone, actor="retention")
-        if draft.act in ("copies", "trim"):
-            for router, count in zip(lane.routers, draft.counts, strict=True):
-                lane.forwarded[router.name] += count
-        lane.place = Place(draft.last, max(index.head, last))
-    dest.tail = max(dest.tail, index.head)
-    dest.shared.rolled = True  # what no WAL has is worth a checkpoint
+            hops = (draft.total, draft.hops)
+            yield Step(_forward(lane, ForwardEvent.LOST, at, draft.last, first, draft.counts, hops), None)
+            first += draft.total
+        if draft.copies is None or not len(draft.copies):
+            continue
+        for made in copying.make(dest.id, first, draft.copies, lane.routers, ts_ms=ts_ms, durable=dest.durable):
+            yield Step(_forward(lane, ForwardEvent.COPIED, at, made.last, first, made.counts, made.hops), made)
+            first, at = first + made.records, made.last + 1
 
 
-def _note_hops(dest: Core, first: int, part: Made) -> None:
-    if part.hops is None:
-        dest.hops.add(first, first + part.records, 1)
-        return
-    hops = part.hops.tolist()
-    lo = 0
-    for hi in range(1, part.records + 1):
-        if hi == part.records or hops[hi] != hops[lo]:
-            dest.hops.add(first + lo, first + hi, hops[lo])
-            lo = hi
+def _forward(
+    lane: Lane,
+    event: ForwardEvent,
+    first: int,
+    last: int,
+    dest_first: int,
+    counts: tuple[int, ...],
+    hops: tuple[int, ...],
+) -> Forward:
+    return Forward(
+        event=event,
+        source_id=lane.source.id,
+        first=first,
+        last=last,
+        dest_head=dest_first + sum(counts) - 1,
+        counts=counts,
+        hops=hops,
+    )
+
+
+def apply(lane: Lane, steps: Sequence[Step], ts_ms: int) -> None:
+    """Make steps visible. With the target's lock held."""
+    dest = lane.dest
+    for step in steps:
+        body, made = step
+        if made is not None:
+            dest.publish(step.first, made.frames, made.records, made.weight, ts_ms, kept=not dest.ephemeral)
+        else:
+            trim(dest, step.first, body.dest_head)
+        if dest.lanes:
+            dest.hops.add_runs(step.first, body.hops)
+        for router, count in zip(lane.routers, body.counts, strict=True):
+            lane.forwarded[router.name] += count
+        dest.wired += 1
+        lane.cursor = body.last
+    dest.wiring = max(dest.wiring, dest.wired)
+    dest.tail = max(dest.tail, dest.index.head)
+    dest.shared.rolled = True
+
+
+def trim(dest: Core, first: int, last: int) -> None:
+    """Seqs first to last stand for records that the source lost. Nothing that is there goes. With the lock held, or
+    by replay."""
+    dest.index.trim(first, last + 1)
+    dest.shared.notes.add(dest, "source_trim", first, last, Weight(0, 0), actor="retention")
 
 
 # ── all lanes that lead to a topic ────────────────────────────────────────────────────────────────
 
 
 def upstream(core: Core) -> tuple[list[Lane], bool]:
-    """The lanes that lead to a topic, farthest first, and whether they form a circle."""
+    """The lanes that lead to a topic, farthest first, and whether they form a cycle."""
     order: list[Lane] = []
     seen: set[int] = set()
     circular = False
@@ -330,14 +300,10 @@ def catch_up(core: Core) -> None:
 
 def pass_on(core: Core) -> None:
     """Have what a topic holds passed on, before some of it is deleted."""
-    for lane in _outgoing(core):
+    for lane in list(core.lanes):
         lane.run()
-
-
-def _outgoing(core: Core) -> Iterator[Lane]:
-    return (lane for lane in list(core.lanes) if not lane.ended)
 
 
 def is_behind(core: Core) -> bool:
     """Whether `catch_up` has something to do."""
-    return any(lane.place.cursor < lane.source.index.head for lane in upstream(core)[0])
+    return bool(core.shared.shards) and any(lane.cursor < lane.source.index.head for lane in upstream(core)[0])

@@ -1,17 +1,11 @@
-"""[policy] What a pass does with a stretch of the source, step by step, and how much of it the dest takes.
+"""[policy] What a pass does with a stretch of the source, step by step, and how much of it the target takes.
 
-    copies   records that a router passes on: they get seqs, one behind the other
-    holes    seqs of the source that no record ever had: as many seqs of the dest, in silence
-    trim     records that were lost before they could be passed on: as many seqs of the dest, and a gap there
-    skip     records that were deleted before they could be passed on: nothing for them
+    copies   records that a router passes on: they get seqs, one after the other
+    trim     records that were lost before they could be passed on: as many seqs of the target, and a gap there
+    skip     records that were deleted before they could be passed on, and seqs that never had one: nothing for them
 
-Recovery finds copies and holes again by itself. A trim or a skip it would take for records, so these are put
-on record in the dest's WAL before anybody sees what follows from them. Where a dest has no room the pass ends
-before that record and is taken up there: order is kept at the price of waiting.
-
-A source that is fed itself may hold copies of records that a power cut can take, and behind them records of its own
-that it cannot. How many copies the lost ones were is not found out again; so where a record of its own follows, its
-place is pinned: put on record as well.
+A record, and the loss of one, is passed on HOPS_MAX times at most: what came over so many routers is skipped. Where
+a target has no room the pass ends before that record and continues there later: order is kept at the price of waiting.
 """
 
 from __future__ import annotations
@@ -24,11 +18,10 @@ import numpy as np
 
 from tidelog.engine.core import Core
 from tidelog.engine.routing.copies import Copies, choose
-from tidelog.engine.routing.router import Router
+from tidelog.engine.routing.router import HOPS_MAX, Router
 from tidelog.engine.routing.stretch import Stretch
-from tidelog.types import Ints
 
-Act: TypeAlias = Literal["copies", "holes", "trim", "skip"]
+Act: TypeAlias = Literal["copies", "trim", "skip"]
 _PLENTY = 1 << 62
 
 
@@ -38,9 +31,9 @@ class Draft(NamedTuple):
     act: Act
     first: int
     last: int
-    counts: tuple[int, ...]  # of copies or holes, a router each
+    counts: tuple[int, ...]  # of copies or of lost ones, a router each
     copies: Copies | None = None
-    pin: bool = False  # where it begins in the dest is put on record
+    hops: int = 1  # trim: over how many routers the lost records came, with this one
 
     @property
     def total(self) -> int:
@@ -50,27 +43,19 @@ class Draft(NamedTuple):
 def plan(routers: Sequence[Router], source_id: int, found: Stretch) -> list[Draft]:
     """The steps over a stretch, in order, up to its end."""
     last = found.stop - 1
+    if found.kind == "lost":
+        return _lost(routers, found, found.stop - found.first)
     if found.kind != "records":
-        act: Act = "holes" if found.kind == "hole" else "trim" if found.kind == "lost" else "skip"
-        return [Draft(act, found.first, last, _every(routers, found.first, last) if act != "skip" else ())]
-    steps: list[Draft] = []
+        return [Draft("skip", found.first, last, ())]
+    steps = _lost(routers, found, found.lost) if found.lost else []
     copies = choose(routers, source_id, found)
-    if found.lost:
-        end = found.first + found.lost - 1
-        steps.append(Draft("trim", found.first, end, _every(routers, found.first, end)))
-        copies = copies.pick(copies.which >= found.lost)
-    at = found.first + found.lost
+    keep = copies.which >= found.lost
     if found.gone is not None:
-        gone = found.gone[copies.which]
-        for lo, hi in _runs(np.unique(copies.which[gone])):  # rows that would be copies and are deleted
-            before = copies.pick((copies.which >= at - found.first) & (copies.which < lo) & ~gone)
-            steps.append(_copied(routers, before, at, found.first + lo - 1))
-            steps.append(Draft("skip", found.first + lo, found.first + hi - 1, ()))
-            at = found.first + hi
-        copies = copies.pick((copies.which >= at - found.first) & ~gone)
-    if at <= last:
-        steps.append(_copied(routers, copies, at, last))
-    return [step for step in steps if step.last >= step.first]
+        keep &= ~found.gone[copies.which]
+    first = found.first + found.lost
+    if first <= last:
+        steps.append(_copied(routers, copies if keep.all() else copies.pick(keep), first, last))
+    return steps
 
 
 def _copied(routers: Sequence[Router], copies: Copies, first: int, last: int) -> Draft:
@@ -78,63 +63,32 @@ def _copied(routers: Sequence[Router], copies: Copies, first: int, last: int) ->
     return Draft("copies", first, last, tuple(counts), copies)
 
 
-def _every(routers: Sequence[Router], first: int, last: int) -> tuple[int, ...]:
-    """How many seqs of first to last each router was there for."""
-    return tuple(max(last - max(first - 1, router.start), 0) for router in routers)
+def _lost(routers: Sequence[Router], found: Stretch, count: int) -> list[Draft]:
+    """Steps over the first `count` seqs of a stretch, which were lost: one for each run of equal hops."""
+    if found.hops is None:
+        return [_trim(routers, found.first, found.first + count - 1, 0)]
+    hops = found.hops[:count]
+    edges = (np.flatnonzero(hops[1:] != hops[:-1]) + 1).tolist()
+    runs = pairwise([0, *edges, count])
+    return [_trim(routers, found.first + lo, found.first + hi - 1, int(hops[lo])) for lo, hi in runs]
 
 
-def _runs(rows: Ints) -> list[tuple[int, int]]:
-    """Rising numbers as stretches [lo, hi)."""
-    if not len(rows):
-        return []
-    edges = np.flatnonzero(np.diff(rows) != 1)
-    starts, ends = rows[np.append(0, edges + 1)], rows[np.append(edges, len(rows) - 1)] + 1
-    return list(zip(starts.tolist(), ends.tolist(), strict=True))
-
-
-def pinned(routers: Sequence[Router], steps: Sequence[Draft], found: Stretch, loose: bool) -> tuple[list[Draft], bool]:
-    """The steps over a source that is fed itself, cut before each record of its own that becomes a copy and lies
-    behind seqs that may be lost. `loose`: such seqs were passed since the last pin; returned for the next pass."""
-    made: list[Draft] = []
-    for step in steps:
-        if step.copies is None:
-            loose = step.act == "holes"  # a trim and a skip are pins themselves
-            made.append(step)
-            continue
-        hops = np.zeros(found.stop - found.first, np.int64) if found.hops is None else found.hops
-        lo, hi = step.first - found.first, step.last - found.first + 1
-        lossy = np.cumsum(hops[lo:hi] > 0) + loose  # how many seqs that may be lost lie at or before each
-        which = np.unique(step.copies.which)
-        own = which[hops[which] == 0]
-        behind = lossy[own - lo]
-        edges = own[np.flatnonzero(np.diff(behind, prepend=0))].tolist()
-        made += _cut(routers, step, [found.first + row for row in edges])
-        loose = bool(lossy[-1] > (behind[-1] if len(behind) else 0))
-    return made, loose
-
-
-def _cut(routers: Sequence[Router], step: Draft, edges: Sequence[int]) -> list[Draft]:
-    """A step of copies in parts, of which all that begin at an edge are pinned."""
-    if not edges:
-        return [step]
-    copies = step.copies
-    assert copies is not None, "asked of copies"
-    seqs, parts = copies.rows.seq[copies.which], []
-    for first, stop in pairwise([step.first, *(edge for edge in edges if edge > step.first), step.last + 1]):
-        part = copies.pick((seqs >= first) & (seqs < stop))
-        parts.append(_copied(routers, part, first, stop - 1)._replace(pin=first in edges))
-    return parts
+def _trim(routers: Sequence[Router], first: int, last: int, hops: int) -> Draft:
+    if hops >= HOPS_MAX:
+        return Draft("skip", first, last, ())
+    counts = tuple(max(last - max(first - 1, router.start), 0) for router in routers)
+    return Draft("trim", first, last, counts, hops=hops + 1)
 
 
 class Room(NamedTuple):
-    """What a dest takes now."""
+    """What a target takes now."""
 
     records: int
     size: int
 
 
-def room_of(dest: Core, *, quota: bool = True) -> Room:
-    """How much the dest would take. With its lock held."""
+def room_of(dest: Core) -> Room:
+    """How much the target would take. With its lock held."""
     config, index = dest.config, dest.index
     records = size = _PLENTY
     if config.discard == "reject":
@@ -142,7 +96,7 @@ def room_of(dest: Core, *, quota: bool = True) -> Room:
             records = max(config.cap_records - index.count - dest.staged_records, 0)
         if config.cap_bytes:
             size = max(config.cap_bytes - index.bytes - dest.staged_bytes, 0)
-    left = dest.quota.room if quota else None
+    left = dest.quota.room
     return Room(records, size if left is None else min(size, left))
 
 
@@ -162,7 +116,7 @@ def fitting(routers: Sequence[Router], steps: Sequence[Draft], room: Room) -> tu
             fits = int(np.searchsorted(copies.which, row))
             first_left = int(copies.rows.seq[row])
             if first_left > step.first:
-                taken.append(_copied(routers, copies.part(0, fits), step.first, first_left - 1)._replace(pin=step.pin))
+                taken.append(_copied(routers, copies.part(0, fits), step.first, first_left - 1))
             return taken, True
         records, size = records - len(copies), size - int(copies.size.sum())
         taken.append(step)

@@ -18,7 +18,6 @@ from functools import partial
 from threading import Event, Thread
 
 from tidelog.engine.core import Core
-from tidelog.engine.routing import holding
 from tidelog.engine.routing import lane as lanes
 from tidelog.engine.routing.lane import Lane
 from tidelog.engine.routing.router import Router, RouterState, check_circle, check_fits, shown
@@ -27,6 +26,7 @@ from tidelog.formats import bodies
 from tidelog.wal import Commit, Token
 
 _AGAIN_S = 0.05  # how soon a lane without room is tried again
+_TOGETHER = 64  # passes that are under way at a time
 Troubles = Callable[[Error], None]
 
 
@@ -90,10 +90,7 @@ class Routing:
         lane = dest.lane
         if lane is None:
             lane = Lane(source, dest, source.index.head)
-            with dest.lock:
-                # Before anything is logged: what is written to the dest from here on tells of the lane.
-                dest.lane = lane
-            with source.lock:
+            with source.lock:  # from here on the source remembers what the lane may ask for
                 source.lanes.append(lane)
         with suppress(Error):  # what cannot be passed on now will be, as the router is then
             lane.run()
@@ -102,11 +99,11 @@ class Routing:
             at = next((at for at, router in enumerate(routers) if router.name == wanted.name), None)
             if at is not None and routers[at].wish == wanted.wish:
                 return
-            start = source.index.head if at is None else lane.place.cursor
+            start = source.index.head if at is None else lane.cursor
             made = replace(wanted, start=start, base=dest.index.head)
             after = (*routers, made) if at is None else (*routers[:at], made, *routers[at + 1 :])
             try:
-                self._log(lane, [], made.as_body(), partial(self._set, lane, after))
+                self._log(lane, made.as_body(), partial(self._set, lane, after))
             except BaseException:
                 if not routers:
                     self._end(lane)
@@ -123,38 +120,46 @@ class Routing:
             lanes.catch_up(lane.dest)
         with lane.turn:
             after = tuple(router for router in lane.routers if router.name != name)
-            self._log(lane, [lane.reached(lane.place)], bodies.RouterDelete(name), partial(self._set, lane, after))
+            self._log(lane, bodies.RouterDelete(name), partial(self._set, lane, after))
         del self._lanes[name]
         if not after:
             self._end(lane)
         return True
 
-    def _set(self, lane: Lane, routers: tuple[Router, ...]) -> None:
-        with lane.dest.lock:
+    def _set(self, lane: Lane, routers: tuple[Router, ...], number: int) -> None:
+        """The WAL has a change of routers. A checkpoint sees all of it or nothing."""
+        dest = lane.dest
+        with dest.lock:
             lane.routers = routers
             lane.forwarded = {router.name: lane.forwarded.get(router.name, 0) for router in routers}
+            dest.lane = lane if routers else None
+            dest.wired = number
 
-    def _log(self, lane: Lane, before: list[bytes], body: bodies.Body, apply: Callable[[], None]) -> None:
-        token: Token[None] = Token(lane.dest.shard)
+    def _log(self, lane: Lane, body: bodies.Body, apply: Callable[[int], None]) -> None:
+        """Write a router frame of the target, durably, and apply it under its number."""
+        dest = lane.dest
+        token: Token[None] = Token(dest.shard)
 
         def done(error: Error | None) -> None:
             if error is None:
-                apply()
+                apply(number)
                 token.set(None)
             else:
                 token.fail(error)
 
-        pieces = [*before, lane.framed(body)]
-        lane.dest.submit(Commit(pieces, frames=len(pieces), durable=True, done=done))
+        with dest.lock:  # numbers are in the order of the WAL
+            number = dest.wiring + 1
+            dest.submit(Commit([lane.framed(body, number)], frames=1, durable=True, done=done))
+            dest.wiring = number
         token.wait()
 
     def _end(self, lane: Lane) -> None:
         lane.ended = True
-        if all(out.ended for out in lane.source.lanes) and (bell := self._bells.pop(lane.source.id, None)):
-            lane.source.unlisten(bell)
-        with lane.dest.lock:
-            lane.dest.lane = None
-            lane.dest.ended.append(lane)
+        source = lane.source
+        with source.lock:
+            source.lanes = [out for out in source.lanes if out is not lane]
+        if not source.lanes and (bell := self._bells.pop(source.id, None)):
+            source.unlisten(bell)
 
     def leave(self, core: Core) -> set[str]:
         """Drop the routers that lead from a topic that is about to go; return them, and those that lead to it."""
@@ -170,14 +175,14 @@ class Routing:
             for router in lane.routers:
                 del self._lanes[router.name]
             self._end(lane)
-        for ended in list(core.ended):
-            holding.release(ended)
+            with core.lock:
+                core.lane = None
 
     # ── driving ───────────────────────────────────────────────────────────────────────────────
 
     def run(self) -> bool:
-        """Bring on whatever there is; whether there was something."""
-        return sum([self._moved(lane.run) for lane in dict.fromkeys(self._lanes.copy().values())]) > 0
+        """One pass over every lane; whether there was something to pass on."""
+        return bool(self._stepped(list(dict.fromkeys(self._lanes.copy().values()))))
 
     def settle(self) -> None:
         """Bring on all that can be: through chains, and around circles until their records have gone far enough."""
@@ -212,11 +217,34 @@ class Routing:
 
     def _pass_on(self, source: Core) -> bool:
         """Bring on what a source has, some at a time; whether a dest has no room for it."""
-        out = [lane for lane in list(source.lanes) if not lane.ended]
-        moving = out
+        moving = out = list(source.lanes)
         while moving and not self._ending.is_set():
-            moving = [lane for lane in moving if self._moved(lane.step)]
+            moving = self._stepped(moving)
         return any(lane.blocked for lane in out)
+
+    def _stepped(self, lanes: list[Lane]) -> list[Lane]:
+        """One pass over each of these lanes; those that moved. Passes are staged first and waited for together, so
+        that targets of one shard share a write and a sync."""
+        moved = list[Lane]()
+        while lanes:
+            some, lanes = lanes[:_TOGETHER], lanes[_TOGETHER:]
+            held = [lane for lane in some if lane.turn.acquire(blocking=False)]
+            try:
+                begun = [(lane, self._begun(lane)) for lane in held]
+                moved += [lane for lane, wait in begun if self._moved(wait)]
+            finally:
+                for lane in held:
+                    lane.turn.release()
+            # Another thread is at these: they are waited for one by one, with no other turn held.
+            moved += [lane for lane in some if lane not in held and self._moved(lane.step)]
+        return moved
+
+    def _begun(self, lane: Lane) -> Callable[[], bool]:
+        try:
+            return lane.begin()
+        except Error as error:
+            self._troubles(error)
+            return lambda: False
 
     def _moved(self, go: Callable[[], bool]) -> bool:
         try:

@@ -12,7 +12,6 @@ from tests.unit.engine.world import TINY, World
 
 from tidelog.engine import checkpoint
 from tidelog.engine.core import Core
-from tidelog.engine.manifest import FedRow
 from tidelog.engine.routing import holding
 
 Patch = pytest.MonkeyPatch
@@ -83,23 +82,29 @@ def test_the_manifest_before_is_as_good(first: str, monkeypatch: Patch) -> None:
     assert rows(log, "b") == before
 
 
-def a_source_keeps_nothing(patch: Patch) -> None:
-    patch.setattr(holding, "obsolete", lambda core: core.index.obsolete())
-
-
-def a_row_tells_of_now(patch: Patch) -> None:
+def a_row_has_numbers_of_later_frames(patch: Patch) -> None:
     real = checkpoint._stock
 
     def stock(core: Core, *, final: bool) -> Any:
-        if core.frozen is not None and core.frozen.fed is not None and core.lane is not None:
-            fed = FedRow(core.frozen.fed.source_id, core.lane.place.cursor)
-            core.frozen = replace(core.frozen, fed=fed)
+        if core.frozen is not None:
+            core.frozen = replace(core.frozen, wired=core.wired)
         return real(core, final=final)
 
     patch.setattr(checkpoint, "_stock", stock)
 
 
-@pytest.mark.parametrize("bug", [a_source_keeps_nothing, a_row_tells_of_now])
+def a_row_has_numbers_of_earlier_frames(patch: Patch) -> None:
+    real = holding.freeze
+
+    def freeze(core: Core) -> None:
+        real(core)
+        if core.frozen is not None:
+            core.frozen = replace(core.frozen, wired=max(core.frozen.wired - 1, 0))
+
+    patch.setattr(holding, "freeze", freeze)
+
+
+@pytest.mark.parametrize("bug", [a_row_has_numbers_of_later_frames, a_row_has_numbers_of_earlier_frames])
 def test_these_tests_can_fail(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
     bug(monkeypatch)
     with pytest.raises(AssertionError):
