@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from random import Random
+from threading import Event, Thread
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import World
+from tests.unit.engine.world import LIMIT_S, TINY, World, running
 
 from tidelog.engine import Queue, Topic
 from tidelog.errors import BadInput, Error
@@ -100,3 +102,112 @@ def test_a_job_whose_delete_fails_is_copied_once() -> None:
     assert where(world.log) == ["dead"]
     assert world.log.topic("dead").count == 1, "the copy that was durable is used"
     assert jobs.counts() == (0, 0, 1)
+
+
+# History --------------------------------------------------------------------------------------------------------
+
+
+def events(jobs: Queue) -> list[str]:
+    return [step["event"] for step in jobs.history().read(0, 1_000)]
+
+
+def test_a_history_shows_every_step_of_a_call_that_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: another thread, as a tick does, has taken the notes and not appended them when the history is read."""
+    world = World()
+    jobs = world.log.queue("jobs")
+    jobs.put("x")
+    jobs.ack("w", jobs.claim("w"))
+    taken, go, stage = Event(), Event(), Topic.stage
+
+    def late(self: Topic, *args: Any, **more: Any) -> Any:
+        if self.name.startswith("_tidelog.history") and not taken.is_set():
+            taken.set()
+            assert go.wait(LIMIT_S)
+        return stage(self, *args, **more)
+
+    monkeypatch.setattr(Topic, "stage", late)
+    found: list[list[str]] = []
+
+    def read() -> None:
+        assert taken.wait(LIMIT_S)
+        reader = Thread(target=lambda: found.append(events(jobs)))
+        reader.start()
+        reader.join(0.05)  # it is back by now, with nothing, or waits for the other thread
+        go.set()
+        reader.join(LIMIT_S)
+
+    with running(world.log.tick, read):
+        pass
+    assert found == [["enqueued", "claimed", "acked"]]
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
+def test_a_clean_close_keeps_every_step(durability: str, shards: int) -> None:
+    world = World(wal_shards=shards)
+    jobs = world.log.queue("jobs", durability=durability)
+    jobs.put(["a", "b"])
+    world.log.topic("also", type="queue", durability=durability).append("put as into any topic")
+    world.restart("reopen")
+    jobs = world.log.queue("jobs")
+    assert jobs.history().read() == [
+        {"at": 1, "ts_ms": jobs.topic.read().records[0].ts_ms, "event": "enqueued", "seq": 1, "last_seq": 2}
+    ]
+    assert events(world.log.queue("also")) == ["enqueued"]
+    jobs.put("c")
+    world.restart("reopen")
+    assert events(world.log.queue("jobs")) == ["enqueued", "restarted", "enqueued"]
+
+
+def test_steps_of_what_is_committed_by_the_close_are_kept() -> None:
+    world = World()
+    jobs = world.log.queue("jobs", durability="fsync")
+    jobs.put("x")
+    job = jobs.claim("w")[0]
+    jobs.stage_ack("w", [job.seq])
+    world.restart("reopen")
+    assert events(world.log.queue("jobs")) == ["enqueued", "claimed", "acked"]
+
+
+def test_a_put_is_in_the_history_after_a_tick_and_a_kill() -> None:
+    world = World()
+    world.log.queue("jobs").put("x")
+    world.log.tick()
+    world.restart("kill")
+    assert events(world.log.queue("jobs")) == ["enqueued"]
+
+
+def test_steps_that_cannot_be_written_are_kept_for_the_next_tick() -> None:
+    world = World(wal_shards=2)
+    jobs = world.log.queue("jobs")
+    jobs.put("x")
+    world.log.tick()
+    jobs.claim("w")
+    world.disk.fail("write", error=28)
+    world.log.tick()
+    assert events(jobs) == ["enqueued", "claimed"]
+
+
+def test_an_image_of_a_crash_has_a_prefix_of_the_history() -> None:
+    """Method: before every disk operation, what a power cut could leave: rows are a prefix, none is invented."""
+    world = World(wal_shards=2, **TINY)
+    jobs = world.log.queue("jobs", durability="fsync")
+    told = ["enqueued", "claimed", "acked"] * 3
+    wrong: list[str] = []
+
+    def look(op: int) -> None:
+        for image in world.disk.images(random=Random(op), limit=4):
+            log = world.open(image.disk)
+            if (topic := log.find("_tidelog.history.jobs")) is not None:
+                found = [record.data["event"] for record in topic.read(0, 100).records]
+                wrong.extend([] if found == told[: len(found)] else [f"before op {op}, {image.label}: {found}"])
+
+    world.disk.on_op = look
+    for number in range(3):
+        jobs.put("x")
+        jobs.ack("w", jobs.claim("w"))
+        world.log.tick()
+        if number == 1:
+            world.log.checkpoint()
+    assert not wrong, wrong[0]
+    assert events(jobs) == told

@@ -68,6 +68,7 @@ class Shared:
     rolled: bool = False  # a segment was completed, or copies were made, that no checkpoint has seen
     doors: Doors | None = None  # the engine, for those of its parts that need other topics
     journals: set[Journal] = field(default_factory=set)  # those with something to write down
+    queues: set[Core] = field(default_factory=set)  # topics of type queue
     scratch: Scratch = field(default_factory=Scratch)
     moved_floors: set[Core] = field(default_factory=set)  # topics whose floor the next interval sync makes durable
     replaying: bool = False  # frames are being applied: what they say is not yet all
@@ -133,6 +134,7 @@ class Core:
         self.found: int | None = None  # its head when it was opened; None: it was made since
         self.projection: Projection | None = None  # what was found of a queue, until its first use
         self.queue: State | None = None  # from then on
+        self.told = 0  # jobs up to here are in the history of their queue, or were another process's to tell
         self.lane: Lane | None = None  # what routers bring to it
         self.lanes: list[Lane] = []  # what routers take from it
         self.wired = 0  # the number of the last router frame that was applied
@@ -218,7 +220,7 @@ class Core:
 
     def check_writable(self) -> None:
         self.check()
-        if self.shared.closing:
+        if self.shared.closing and not self.name.startswith(OWN):  # its own it keeps to the last moment
             raise Closed(f"{self.shared.root} is being closed; nothing was written, open it again")
 
     def stamp(self) -> int:

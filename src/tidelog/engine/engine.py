@@ -24,6 +24,7 @@ from tidelog.engine.ledger import LIMIT, Gaps, Ledger
 from tidelog.engine.parts import Weight
 from tidelog.engine.queues.door import Queue
 from tidelog.engine.queues.doors import HISTORY
+from tidelog.engine.queues.state import state_of
 from tidelog.engine.report import Report
 from tidelog.engine.results import TopicState
 from tidelog.engine.routing.door import Routers
@@ -48,6 +49,7 @@ class Engine(Routers):
         self.report: Report = opened.report
         self._unsure: dict[str, Core] = {}  # whose making was written and not synced
         self._registry = Lock()  # held over the whole of create, configure and drop
+        self._shared.queues |= {core for core in self._topics.values() if core.config.type == "queue"}
         self._routing = self._routed(threaded=False)
         self._ledger = Ledger(self._shared, self)
         self._upkeep = Upkeep(self._shared, opened.history, self._listed, self.report)
@@ -185,6 +187,7 @@ class Engine(Routers):
 
         self._control(core, bodies.TopicDelete(core.name), gone)
         del self._topics[core.name]
+        self._shared.queues.discard(core)
         self._routing.forget(core)
         self._erase(core)
 
@@ -212,6 +215,8 @@ class Engine(Routers):
             self._unsure[name] = core
             raise
         self._topics[name] = core
+        if config.type == "queue":
+            self._shared.queues.add(core)
         return core
 
     def _configure(self, core: Core, config: TopicConfig) -> None:
@@ -297,9 +302,13 @@ class Engine(Routers):
     def _note(self) -> None:
         """Write down what happened to jobs."""
         journals = self._shared.journals
-        with suppress(KeyError):  # empty: another thread may be at it too
-            while journals:
-                journals.pop().flush()
+        if self._shared.limits.queue_history_records:
+            for core in self._shared.queues.copy():
+                if core.index.head > core.told:  # jobs were put that no claim has come upon yet
+                    state_of(core).journal.look()
+        for journal in journals.copy():
+            journals.discard(journal)
+            journal.flush()
 
     def _tell(self) -> None:
         try:
@@ -356,6 +365,7 @@ class Engine(Routers):
                     pass
             while any(shard.pump() for shard in self._shared.shards):
                 pass
+            self._note()  # steps of what was pumped, and jobs that were put meanwhile
             if self._upkeep.has_last_words():
                 self._upkeep.checkpoint(final=True)
         finally:

@@ -137,7 +137,7 @@ def _finish(core: Core, report: Report, *, writable: bool) -> None:
     # by the cursors of a group or by deletion vectors that are newer than what it begins with.
     core.hardened = max(core.hardened, min(core.floors.evict_floor, index.head + 1))
     core.keep_caps()
-    core.tail = core.found = index.head
+    core.tail = core.found = core.told = index.head
     core.last_write_ms = index.last_ts or None
     core.reserving = core.reserved
     cursors.clamp(core)

@@ -3,16 +3,18 @@
     enqueued 1 to 500 ── claimed ── extended ── nacked ── claimed ── expired ── claimed ── acked
                                                                               └──────── dead_lettered ── redriven
 
-Steps are noted in memory, one note for a whole call, and brought into a topic of the engine's own
-(`_tidelog.history.<queue>`, class `disk`, capped) when the engine ticks, when somebody reads, and at the end. What was
-not brought there before a crash is lost; the jobs are not. The first row after a restart says so.
+Steps are noted in memory, one note for a whole call, and appended to a topic of the engine's own
+(`_tidelog.history.<queue>`, class `disk`, capped) by every tick, before a read, and by `close`. So a read shows every
+step of a call that has returned, and a clean close loses none. A crash loses the steps since the last tick, a power cut
+those of one more sync interval; the jobs are not lost. The first row after a restart says that there was one. Where an
+append fails the steps are kept, up to 65,536, and the next tick tries again.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from tidelog.engine.topic import Topic
 
 _NOTES_MAX: Final = 65_536
+_log = logging.getLogger("tidelog.queues")
 
 
 class Row(msgspec.Struct):
@@ -68,7 +71,8 @@ class Journal:
         limits = core.shared.limits
         self._on = bool(limits.queue_history_records and core.shared.shards)
         self._notes: deque[Note] = deque(maxlen=_NOTES_MAX)
-        self._enqueued = core.found or 0  # jobs up to here were another process's to note
+        self._rows: list[bytes] = []  # steps whose append failed, oldest first
+        self.lost = 0  # steps that were dropped because too many waited for a disk that fails
         self._restarted = core.found is not None
         self._flushing = Lock()
 
@@ -92,10 +96,16 @@ class Journal:
         self._core.shared.journals.add(self)
 
     def enqueued(self, first: int, last: int) -> None:
-        first = max(first, self._enqueued + 1)
+        """Note jobs that were put, each once. With the topic's lock held."""
+        first = max(first, self._core.told + 1)
         if first <= last:
-            self._enqueued = last
+            self._core.told = last
             self.note(self._core.index.last_ts, "enqueued", (first, last))
+
+    def look(self) -> None:
+        """Note the jobs that were put since, also where no claim has come upon them yet."""
+        with self._core.lock:
+            self.enqueued(self._core.told + 1, self._core.index.head)
 
     def claimed(self, now_ms: int, node: str, leased: Leased) -> None:
         if self._on and leased.count:
@@ -117,21 +127,39 @@ class Journal:
             self.note(now_ms, event, seqs, node, ids, None, None, deadlines)
 
     def flush(self) -> None:
-        """Bring what was noted into the topic. Called without any lock; where that fails it is lost, and the queue goes
-        on."""
+        """Append what was noted to the topic; on return every step that was noted before is there. Called without any
+        lock. Where it fails the steps are kept for the next flush, and the queue goes on."""
         shared, core = self._core.shared, self._core
-        if not self._notes or shared.doors is None:
+        if not self._on or shared.doors is None:
             return
-        with self._flushing, suppress(Error):
-            rows = [row for note in self._drained() for row in steps.texts(note)]
-            topic = shared.doors.own(
-                HISTORY + core.name, durability="disk", cap_records=shared.limits.queue_history_records
-            )
-            step = shared.limits.batch_records_max
-            for at in range(0, len(rows), step):
-                topic.stage(Batch(rows[at : at + step], True)).wait()
-            if core.dropped:  # while it was made: what a queue leaves behind is nothing
-                shared.doors.disown(topic.name)
+        with self._flushing:  # first: another thread may have taken notes and not appended them yet
+            self.look()
+            rows = self._rows + [row for note in self._drained() for row in steps.texts(note)]
+            self._rows = []
+            if not rows:
+                return
+            done = 0
+            try:
+                topic = shared.doors.own(
+                    HISTORY + core.name, durability="disk", cap_records=shared.limits.queue_history_records
+                )
+                step = shared.limits.batch_records_max
+                for at in range(0, len(rows), step):
+                    topic.stage(Batch(rows[at : at + step], True)).wait()
+                    done = at + step
+                if core.dropped:  # while it was made: a queue leaves no history behind
+                    shared.doors.disown(topic.name)
+            except Error as error:
+                self._keep(rows[done:], error)
+
+    def _keep(self, rows: list[bytes], error: Error) -> None:
+        """Keep steps that could not be appended, the newest ones."""
+        if not self._rows:
+            _log.warning("%s: %s steps of its history wait for their topic: %s", self._core.name, len(rows), error)
+        self.lost += max(len(rows) - _NOTES_MAX, 0)
+        self._rows = rows[-_NOTES_MAX:]
+        if not self._core.shared.closing:
+            self._core.shared.journals.add(self)
 
     def _drained(self) -> Iterator[Note]:
         while True:
