@@ -135,4 +135,4 @@ def judge(codec: str, disk: SimDisk, oracle: Oracle, sync: str) -> str | None:
 
 def _grows_elsewhere(name: str) -> bool:
     """Files that the append after the reopening replaces rather than extends."""
-    return name.endswith((".lock", ".foot", ".idx"))
+    return name.endswith((".lock", ".foot", ".idx", ".manifest"))

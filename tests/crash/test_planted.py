@@ -15,7 +15,7 @@ from tests.crash.oracle import Oracle
 from tests.crash.sweep import judge, sweep
 from tests.crash.workloads import WORKLOADS, Bench
 
-from tidelog.commitlog import recovery, swap, truncate
+from tidelog.commitlog import manifest, recovery, swap, truncate
 from tidelog.commitlog.codecs.rustlog import RustlogCodec
 from tidelog.commitlog.segment import Active, Files
 from tidelog.commitlog.storage import Storage
@@ -56,8 +56,9 @@ def rename_before_the_bytes_are_synced(patch: Patch) -> None:
     patch.setattr(atomic, "write_temporary", write_temporary)
 
 
-def old_index_beside_new_data(patch: Patch) -> None:
-    patch.setattr(swap, "remove_if_there", nothing)
+def a_committed_swap_is_not_finished(patch: Patch) -> None:
+    patch.setattr(recovery, "settle", lambda *_: [])
+    patch.setattr(swap, "settle", lambda *_: [])
 
 
 def index_swapped_in_before_its_store(patch: Patch) -> None:
@@ -72,9 +73,8 @@ def index_swapped_in_before_its_store(patch: Patch) -> None:
     patch.setattr("tidelog.commitlog.compaction.commit", wrong)
 
 
-def a_half_removed_segment_still_counts(patch: Patch) -> None:
-    real = Files.all_of
-    patch.setattr(Files, "all_of", lambda self, base: list(reversed(real(self, base))))
+def a_removal_is_not_announced(patch: Patch) -> None:
+    patch.setattr("tidelog.commitlog.clean.manifest.save", nothing)
 
 
 def torn_tail_left_in_place(patch: Patch) -> None:
@@ -112,8 +112,18 @@ def half_a_batch_counts(patch: Patch) -> None:
     patch.setattr(scan, "MORE", 0)
 
 
-def side_car_dropped_before_the_data_is_synced(patch: Patch) -> None:
-    patch.setattr(truncate, "sync", nothing)
+def a_manifest_that_is_not_synced(patch: Patch) -> None:
+    def write_temporary(disk: Disk, temporary: str, data: Buffer) -> None:
+        atomic.remove_if_there(disk, temporary)
+        file = disk.open(temporary, "create")
+        file.write(0, data)
+        file.close()
+
+    patch.setattr(manifest, "write_temporary", write_temporary)
+
+
+def a_truncation_is_not_announced(patch: Patch) -> None:
+    patch.setattr(truncate, "_announce", nothing)
 
 
 def numbering_starts_again_after_expiry(patch: Patch) -> None:
@@ -137,14 +147,16 @@ PLANTED: list[tuple[Callable[[Patch], None], str, str, str]] = [
     (seal_without_a_sync, "sync_by_interval", "narwhal", "interval"),
     (no_directory_sync, "append_one_by_one", "tide", "batch"),
     (rename_before_the_bytes_are_synced, "compact_by_key", "rustlog", "batch"),
-    (old_index_beside_new_data, "compact_by_key", "rustlog", "batch"),
-    (index_swapped_in_before_its_store, "compact_by_key", "laminar", "batch"),
-    (a_half_removed_segment_still_counts, "retain_by_size", "laminar", "batch"),
+    (a_committed_swap_is_not_finished, "compact_by_key", "rustlog", "batch"),
+    (index_swapped_in_before_its_store, "compact_between_kept_records", "laminar", "batch"),
+    (a_removal_is_not_announced, "retain_by_size", "laminar", "batch"),
+    (a_removal_is_not_announced, "retain_by_size", "tide", "batch"),
     (torn_tail_left_in_place, "append_one_by_one", "narwhal", "batch"),
     (broken_stream_not_rolled_back, "stream_records", "tide", "batch"),
     (checksums_not_synced, "append_one_by_one", "rustlog", "batch"),
     (half_a_batch_counts, "append_batches", "tide", "batch"),
-    (side_car_dropped_before_the_data_is_synced, "truncate_inside_and_across", "rustlog", "interval"),
+    (a_manifest_that_is_not_synced, "seal_and_go_on", "narwhal", "batch"),
+    (a_truncation_is_not_announced, "truncate_inside_and_across", "rustlog", "batch"),
     (numbering_starts_again_after_expiry, "expire_everything", "narwhal", "batch"),
 ]
 

@@ -177,6 +177,18 @@ def compact_by_key(bench: Bench) -> None:
     log.close()
 
 
+def compact_between_kept_records(bench: Bench) -> None:
+    """What goes lies before, between and after what stays, so that nothing but the index tells where that is."""
+    log = bench.open()
+    for _ in range(2):
+        for key in (9, 0, 9, 0):
+            bench.append(log, 200, key=key)
+        log.seal()
+    compact(bench, log)
+    bench.append(log)
+    log.close()
+
+
 def compact(bench: Bench, log: SegmentedLog) -> None:
     newest: dict[bytes, int] = {}
     sealed = [record for record in log.records() if record.seq < log.segments[-1].start]
@@ -325,6 +337,7 @@ WORKLOADS: dict[str, Workload] = {
         retain_by_size,
         expire_everything,
         compact_by_key,
+        compact_between_kept_records,
         truncate_onto_holes,
         commit_offsets,
         sync_by_interval,

@@ -46,6 +46,7 @@ def test_a_rustlog_segment_without_its_side_car_gets_one_before_it_grows() -> No
     written("rustlog", disk)
     side_car = "log/00000000000000000000.crc"
     before = disk.read_file(side_car)
+    disk.remove("log/.tidelog.manifest")  # as another program leaves it
     disk.remove(side_car)
     disk.sync_dir("log")
     with SegmentedLog.open("log", "rustlog", disk=disk, clock=ManualClock()) as log:

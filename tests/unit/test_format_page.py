@@ -42,6 +42,7 @@ from tidelog.formats import (
     frame,
     idx,
     laminar,
+    log_manifest,
     narwhal,
     rustlog,
     snapshot,
@@ -345,13 +346,14 @@ def version_complaints(text: str) -> Iterator[str]:
         ".consumer_offsets": (offsets._MAGIC, offsets._VERSION),
         ".partitions": (partitions._MAGIC, partitions._VERSION),
         "metadata.bin": (channel.MAGIC, channel.VERSION),
+        ".tidelog.manifest": (log_manifest.MAGIC, log_manifest.VERSION),
         "snapshot": (snapshot.MAGIC, snapshot.VERSION),
     }
     rows = table(text, "file", "magic", "version").rows
     said = {re.sub(r"\[`?([^`\]]+)`?\].*", r"\1", file): (m.strip("`").encode(), int(v)) for file, m, v, _ in rows}
     if said != right:
         yield f"magics and versions are {right}, not {said}"
-    for magic, version in list(right.values())[:5]:
+    for magic, version in list(right.values())[:7]:
         if f"`{magic.decode()}` {version}" not in text:
             yield f"no section says that it has an envelope `{magic.decode()}` {version}"
 
@@ -574,8 +576,8 @@ def test_what_recovery_cuts_is_kept_under_the_name_that_the_page_gives(tmp_path:
     bad = frame.encode(frame.APPEND, seq=2, ts_ms=0, data=b"b")
     data.write_bytes(good + bad)  # its time falls
     with SegmentedLog.open(str(tmp_path), "tide") as log:
-        assert log.highest == 2
-    said = table(PAGE, "name", "what it is").rows[3][0].strip("`")
+        assert log.highest == 3, "the seq of what was cut is not given again"
+    said = table(PAGE, "name", "what it is").rows[4][0].strip("`")
     name = said.replace("<data file>", data.name).replace("<pos>", str(len(good)))
     assert (tmp_path / name).read_bytes() == bad
 

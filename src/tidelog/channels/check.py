@@ -22,6 +22,7 @@ from tidelog.disk.posix import PosixDisk
 from tidelog.disk.seam import Disk, join
 from tidelog.engine.check import Finding
 from tidelog.errors import Corrupt, Error
+from tidelog.formats import log_manifest
 from tidelog.formats.channel import Meta, decode_cursor
 
 _LOOKS: Final = 3
@@ -92,7 +93,7 @@ class ChannelCheck:
             return
         bounds = (1, 1)
         directory = self._store.directory(name)
-        if any(file.endswith(".log") for file in self._disk.names(directory)):
+        if any(file.endswith((".log", log_manifest.NAME)) for file in self._disk.names(directory)):
             try:
                 verdict = verify(directory, "narwhal", disk=self._disk)
             except Error as error:

@@ -39,7 +39,7 @@ CURSOR: Final = "cursor.bin"
 DELETED: Final = "deleted"
 _CHANNEL: Final = re.compile(r"[0-9a-f]{64}")
 _MESSAGES: Final = re.compile(
-    r"\d{20}(\.log|\.idx|\.tmp|\.idx\.rebuilding|\.log\.compacted)|\.(cleaner_checkpoint|consumer_offsets|next_seq)(\.tmp)?"
+    r"\d{20}(\.log|\.idx|\.tmp|\.idx\.rebuilding|\.log\.compacted)|\.(cleaner_checkpoint|consumer_offsets|next_seq|tidelog\.manifest)(\.tmp)?"
 )
 _REST: Final = frozenset((METADATA, f"{METADATA}.tmp", CURSOR, f"{CURSOR}.tmp", f"{DELETED}.tmp", ".tidelog.lock"))
 _log = logging.getLogger("tidelog.channels")

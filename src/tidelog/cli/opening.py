@@ -7,7 +7,8 @@ of another layout beside it.
 
 from __future__ import annotations
 
-from tidelog.commitlog.codecs import NAMES, codec_named, guess
+from tidelog.commitlog.codecs import NAMES, codec_named
+from tidelog.commitlog.recovery import codec_of
 from tidelog.config import LogConfig
 from tidelog.disk.seam import Disk
 from tidelog.errors import BadInput, NotFound
@@ -18,7 +19,7 @@ def codec_there(disk: Disk, path: str, asked: str | None) -> str:
     names = _names(disk, path)
     if names is None:
         raise NotFound(f"there is no log at {path}; nothing was changed, check the path")
-    found = _among(path, names, asked)
+    found = _among(disk, path, names, asked)
     if found is None:
         raise NotFound(f"{path} holds no log; nothing was changed, check the path")
     return found
@@ -26,7 +27,7 @@ def codec_there(disk: Disk, path: str, asked: str | None) -> str:
 
 def codec_to_write(disk: Disk, path: str, asked: str | None) -> str:
     """The codec to append with: that of the log in `path`; where there is none yet, the one asked for, or tide."""
-    found = _among(path, _names(disk, path) or [], asked)
+    found = _among(disk, path, _names(disk, path) or [], asked)
     return found or asked or "tide"
 
 
@@ -39,8 +40,8 @@ def _names(disk: Disk, path: str) -> list[str] | None:
         raise BadInput(f"{path} is a file, a log is a directory; nothing was changed, check the path") from None
 
 
-def _among(path: str, names: list[str], asked: str | None) -> str | None:
-    likely = guess(names)
+def _among(disk: Disk, path: str, names: list[str], asked: str | None) -> str | None:
+    likely = codec_of(disk, path, names)
     if likely is not None:
         if asked not in (None, likely):
             raise BadInput(f"{path} holds a {likely} log, not a {asked} one; nothing was changed, leave --codec out")

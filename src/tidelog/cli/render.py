@@ -182,7 +182,8 @@ def between(first_us: int | None, last_us: int | None) -> str:
 
 def damage_line(damage: Damage) -> str:
     file, fault = damage
-    return f"{file} at byte {fault.pos}, {span(fault.seq, fault.resume)}: {fault.reason}"
+    seqs = f", {span(fault.seq, fault.resume)}" if fault.resume > fault.seq else ""
+    return f"{file} at byte {fault.pos}{seqs}: {fault.reason}"
 
 
 def damage_fields(damage: Damage) -> dict[str, Any]:

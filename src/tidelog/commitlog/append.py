@@ -12,9 +12,11 @@ from itertools import accumulate
 
 import numpy as np
 
-from tidelog.commitlog import roll
+from tidelog.commitlog import manifest, roll
 from tidelog.commitlog.codec import Batch, rewrite
+from tidelog.commitlog.segment import Active, Sealed
 from tidelog.commitlog.state import State
+from tidelog.disk.atomic import SyncFailed
 from tidelog.errors import BadInput, Error, TooLarge, UnexpectedSeq
 from tidelog.formats.rows import Rows
 
@@ -76,7 +78,7 @@ def roll_over(state: State, *, next_base: int | None = None, lenient: bool = Fal
     base = old.next_seq if next_base is None else next_base
     done = roll.seal(state.files, state.latch, old, synced=state.durable == old.next_seq)
     state.durable = old.next_seq
-    state.active = roll.birth(
+    fresh = roll.birth(
         state.files,
         state.latch,
         base,
@@ -84,7 +86,25 @@ def roll_over(state: State, *, next_base: int | None = None, lenient: bool = Fal
         last_ts_us=old.last_ts_us,
         lenient=lenient,
     )
-    done.stop = state.durable = base
+    done.stop = base
+    try:
+        manifest.save(state, sealed=[*state.sealed, done], active=fresh)
+    except OSError as error:
+        if isinstance(error, manifest.Replaced):
+            # The manifest may name the new segment already, so it is the active one. Nothing is acked in it before
+            # another save of the manifest went well.
+            _go_on(state, done, fresh)
+            state.reserved = 0
+        else:
+            fresh.close()  # its files are empty and not in the manifest: the next open sweeps them
+        fatal = not lenient and (state.codec.latch_on_write_error or isinstance(error, SyncFailed))
+        step = state.latch.failed if fatal else state.latch.refused
+        raise step(error, f"naming segment {base} in the manifest") from error
+    _go_on(state, done, fresh)
+
+
+def _go_on(state: State, done: Sealed, fresh: Active) -> None:
+    old, state.active, state.durable = state.active, fresh, fresh.base
     state.sealed.append(done)
     old.close()
 
@@ -127,6 +147,7 @@ def _write_parts(state: State, batch: Batch) -> None:
             roll_over(state)
             continue
         part = rest if take == len(rest.datas) else rest.part(0, max(take, 1))
+        manifest.reserve(state, state.active.next_seq + len(part.datas))
         state.active.append(stamp(state), part, durable=durable)
         after_write(state, durable=durable)
         done += len(part.datas)
@@ -187,6 +208,7 @@ def append_rows(state: State, rows: Rows) -> None:
                 roll_over(state)
                 continue
             part = rewrite(state.codec, rows.part(done, done + max(take, 1)))
+            manifest.reserve(state, int(part.seq[-1]) + 1)
             state.active.append_rows(part, durable=durable)
             after_write(state, durable=durable)
             done += max(take, 1)

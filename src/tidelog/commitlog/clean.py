@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from tidelog.commitlog import manifest
 from tidelog.commitlog.append import roll_over
 from tidelog.commitlog.retention import Candidate, decide
 from tidelog.commitlog.segment import birth_us
@@ -69,6 +70,9 @@ def candidates(state: State) -> list[Candidate]:
             newest = times[1]
         elif state.codec.birth_suffix is not None:
             newest = birth_us(state.files, behind) or 0
+        elif segment.lost:
+            # Its records do not tell: as young as the next segment that has any, so that the loss stays visible.
+            newest = state.clock.now_us()
         elif segment.size == 0:
             newest = 0  # compaction left no record in it
         else:
@@ -151,6 +155,12 @@ def drop_oldest(state: State, count: int, because: str) -> Retained:
         except OSError as error:
             raise state.latch.refused(error, "syncing an earlier removal") from error
         state.names_unsynced = False
+    if count:
+        going = [segment.base for segment in state.sealed[:count]]
+        try:
+            manifest.save(state, sealed=state.sealed[count:], removing=going)
+        except OSError as error:
+            raise state.latch.refused(error, f"dropping segment {going[0]}") from error
     for _ in range(count):
         segment = state.sealed[0]
         try:

@@ -82,6 +82,11 @@ class Fault(NamedTuple):
     pos: int  # byte in the data file
     reason: str
 
+    @property
+    def seqs(self) -> str:
+        """The seqs in words, for a message; nothing where no record is affected."""
+        return f", seqs {self.seq} to {self.resume - 1}" if self.resume > self.seq else ""
+
 
 class Chunk(NamedTuple):
     """One read: rows in order, the seq to go on from, and what stopped it early."""
@@ -120,6 +125,13 @@ class Recovered(NamedTuple):
     faults: list[Fault]  # damage that stays in place because good records follow it
     unexplained: bool = False  # what follows `end` may be records of another program: cut only on request
     notes: tuple[str, ...] = ()  # what is unusual and harmless
+
+
+class Salvage(NamedTuple):
+    """What can be read of a damaged segment, found by its records alone, and exactly what cannot."""
+
+    rows: Rows
+    faults: list[Fault]  # in order; one whose range is empty names bytes that no record needs
 
 
 class Source(Protocol):
@@ -243,6 +255,15 @@ class Codec(Protocol):
 
     def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> Recovered: ...
 
+    def salvage(self, data: Buffer, sides: Sequence[Buffer | None], base: int, stop: int, /) -> Salvage:
+        """Every record of [base, stop) whose bytes hold, read without the help of a derivable index. A damaged record
+        is stepped over by its length, or, where that is damaged too, by looking for the next good one."""
+        ...
+
+    def reach(self, shape: Shape, /) -> int:
+        """One past the last seq that the files of a sealed segment know of."""
+        ...
+
     def sealed_fault(self, shape: Shape, /) -> tuple[str | None, Fault | None]:
         """A cheap look at a sealed segment: what is wrong with its index, what is wrong with its tail."""
         ...
@@ -277,6 +298,49 @@ def recovered(walk: Walk, base: int, sides: tuple[bytes, ...], mark: int) -> Rec
     times = (int(rows.ts_us[0]), int(rows.ts_us.max())) if len(rows) else (0, 0)
     next_seq = int(rows.seq[-1]) + 1 if len(rows) else base
     return Recovered(walk.end, sides, next_seq, *times, len(rows), mark, walk.stop, walk.reason, [])
+
+
+def salvaged(
+    buf: Buffer,
+    base: int,
+    stop: int,
+    walk: Callable[[int, int], Walk],
+    resync: Callable[[int, int], int],
+    *,
+    sure: bool = True,
+) -> Salvage:
+    """`Codec.salvage` for layouts whose records say what they are. `walk(pos, above)` gives the good records from a
+    byte on; `resync(pos, above)` the byte where reading may go on after a bad one, or the end. Not `sure`: a record
+    has no checksum, so where two of them contradict each other in order the first one is as doubtful as the second."""
+    size, pos, last = len(buf), 0, base - 1
+    parts: list[Rows] = []
+    faults: list[Fault] = []
+    bad: tuple[int, str] | None = None  # where the damage began that no good record follows yet
+    while pos < size:
+        found = walk(pos, last)
+        rows = found.rows.between(base, stop)
+        if len(rows) < len(found.rows):
+            outside = int(found.rows.at[len(rows)])
+            found = Walk(rows, outside, Stop.BAD, "its number lies outside its segment")
+        if len(rows):
+            if bad is not None:
+                faults.append(_between(last, int(rows.seq[0]), bad, base=base, sure=sure))
+                bad = None
+            parts.append(rows)
+            last = int(rows.seq[-1])
+        if found.end >= size and found.stop is Stop.END:
+            break
+        bad = bad or (found.end, found.reason or "bytes that are no record")
+        pos = resync(found.end, last)
+        assert pos > found.end, "a search moves on"
+    if bad is not None:
+        faults.append(_between(last, max(stop, last + 1), bad, base=base, sure=sure))
+    return Salvage(together(buf, parts), faults)
+
+
+def _between(last: int, resume: int, bad: tuple[int, str], *, base: int, sure: bool) -> Fault:
+    seq = last + 1
+    return Fault(seq if sure or seq < resume else max(last, base), resume, *bad)
 
 
 def runs(rows: Rows) -> list[tuple[int, int]]:

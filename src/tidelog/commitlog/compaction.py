@@ -16,13 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tidelog.commitlog import manifest
 from tidelog.commitlog.clean import Running, candidates, drop_oldest, load_checkpoint, save_checkpoint
 from tidelog.commitlog.codec import Shape, glue, rewrite
 from tidelog.commitlog.read import corrupt
 from tidelog.commitlog.recovery import reload
-from tidelog.commitlog.segment import Mapped, Sealed
+from tidelog.commitlog.segment import SWAPPED, Mapped, Sealed
 from tidelog.commitlog.state import State
-from tidelog.commitlog.swap import SUFFIX, abandon, commit, prepare
+from tidelog.commitlog.swap import abandon, commit, prepare
 from tidelog.formats import rows as columns
 from tidelog.formats.rows import Rows
 from tidelog.types import Ints, Record
@@ -77,7 +78,7 @@ def _chunks(state: State, segment: Sealed) -> list[Rows]:
     found, seq = [], segment.base
     shape = segment.shape()
     while seq < segment.stop:
-        chunk = state.codec.read(shape, seq, segment.stop, _CHUNK_BYTES)
+        chunk = segment.read(shape, seq, segment.stop, _CHUNK_BYTES)
         if chunk.fault is not None:
             raise corrupt(state, segment, chunk.fault)
         found.append(chunk.rows)
@@ -139,24 +140,31 @@ def _compact_one(
     except OSError as error:
         raise state.latch.refused(error, f"copying what stays of segment {base}") from error
     _checkpoint(state, running=(base, "swap"))
+    segment.sealed_bytes = min(segment.sealed_bytes, len(fresh.buf))
+    try:
+        manifest.save(state)
+    except OSError as error:
+        abandon(state.files, base)
+        raise state.latch.refused(error, f"swapping in the compacted segment {base}") from error
     try:
         commit(state.files, base)
     except OSError as error:
         what = f"swapping in the compacted segment {base}"
+        if codec.truths and state.disk.stat(state.files.data(base) + SWAPPED) is None:
+            # The new data is in place and a side that cannot be derived may not be: the next open finishes it, and
+            # until then the sides that belong to the data are the ones in memory.
+            segment.forget()
+            segment.override, segment.size = sides, len(fresh.buf)
+            step = state.latch.trip if 0 in codec.truths else state.latch.refused
+            raise step(error, what) from error
         if 0 in codec.truths:
-            # The new store may be in place and the new index not: the next open finishes it, and until then the index
-            # that belongs to the store is the one in memory.
-            if state.disk.stat(state.files.data(base) + SUFFIX) is None:
-                segment.override, segment.size = sides, len(fresh.buf)
-                segment.verified = set()
             raise state.latch.trip(error, what) from error
         reload(segment)
         abandon(state.files, base)
         raise state.latch.refused(error, what) from error
     segment.size, segment.side_bytes, segment.extra = len(fresh.buf), sum(map(len, sides)), extra
     segment.override = None
-    segment.verified = set()  # a new one: a reader that still holds the old bytes must not vouch for these
-    segment.forget_times()
+    segment.forget()  # a reader that still holds the old bytes must not say that these were checked
     done.segments += 1
     done.dropped += total - kept
     done.bytes_after += segment.size
@@ -166,7 +174,7 @@ def _drop_empty_front(state: State) -> None:
     """Segments at the front that hold nothing any more go whole; the ones behind keep their names and holes."""
     count = 0
     for segment in state.sealed:
-        if segment.size:
+        if segment.size or segment.lost:
             break
         count += 1
     drop_oldest(state, count, "compaction left nothing in them")

@@ -15,7 +15,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from tidelog.clock import Clock
-from tidelog.commitlog import append, clean, compaction, numbering, read, stream
+from tidelog.commitlog import append, clean, compaction, manifest, numbering, read, stream
 from tidelog.commitlog import truncate as truncating
 from tidelog.commitlog.clean import Retained
 from tidelog.commitlog.codec import Batch
@@ -33,6 +33,7 @@ from tidelog.disk.atomic import remove_if_there
 from tidelog.disk.seam import Disk, Lock, join
 from tidelog.errors import BadInput
 from tidelog.formats import rows as columns
+from tidelog.formats.log_manifest import NAME as MANIFEST_FILE
 from tidelog.formats.rows import Rows
 from tidelog.formats.values import are_bytes
 from tidelog.types import Buffer, Record
@@ -92,6 +93,8 @@ class SegmentedLog:
                     with suppress(OSError):  # the next one to open it makes what is missing
                         state.active.spill()
                     append.sync(state)
+                    with suppress(OSError):  # nothing is lost: the next open finds the end by reading
+                        manifest.save_closed(state)
             finally:
                 state.closed = True
                 state.active.close()
@@ -109,12 +112,17 @@ class SegmentedLog:
         with state.mutex:
             state.check_writable()
             bases = [*(segment.base for segment in state.sealed), state.active.base]
+            try:
+                manifest.announce_erasure(state, bases)
+            except OSError as error:
+                step = state.latch.trip if isinstance(error, manifest.Replaced) else state.latch.refused
+                raise step(error, "erasing the log") from error
             state.active.close()
             state.closed = True
             try:
                 for base in reversed(bases):
                     state.files.remove(base)
-                for name in (clean.CHECKPOINT, OFFSETS_FILE, numbering.FILE):
+                for name in (clean.CHECKPOINT, OFFSETS_FILE, numbering.FILE, MANIFEST_FILE):
                     remove_if_there(state.disk, join(state.path, name))
             except OSError as error:
                 raise state.latch.refused(error, "erasing the log") from error

@@ -30,9 +30,17 @@ Place = tuple[str, str, int]  # group, topic, partition
 class ConsumerOffsets:
     """Committed seqs by (group, topic, partition)."""
 
-    def __init__(self, disk: Disk, path: str, *, may_write: Callable[[], None] = lambda: None) -> None:
-        """`may_write` raises where a commit is not allowed: the log is closed, or open for reading only."""
-        self._disk, self._path, self._may_write = disk, path, may_write
+    def __init__(
+        self,
+        disk: Disk,
+        path: str,
+        *,
+        may_write: Callable[[], None] = lambda: None,
+        on_written: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`may_write` raises where a commit is not allowed: the log is closed, or open for reading only. `on_written`
+        is called whenever the file was written."""
+        self._disk, self._path, self._may_write, self._on_written = disk, path, may_write, on_written
         self._mutex = RLock()
         self._loaded: dict[Place, int] | None = None
         fork.guard(self)
@@ -82,6 +90,7 @@ class ConsumerOffsets:
         rows = sorted((*place, seq) for place, seq in after.items())
         try:
             replace(self._disk, self._path, envelope.wrap(_MAGIC, _VERSION, msgspec.msgpack.encode(rows)))
+            self._on_written()
         except OSError as error:
             self._loaded = None  # where only the last directory sync failed, the new one may be there: look again
             said = f"{self._path}: {what} failed ({error}); whether it stands is read anew, "

@@ -11,15 +11,15 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.commitlog import numbering, roll
+from tidelog.commitlog import manifest, numbering, roll
 from tidelog.commitlog.append import roll_over
 from tidelog.commitlog.cache import Lru
 from tidelog.commitlog.codec import Codec
-from tidelog.commitlog.codecs import codec_named, guess, is_ours
+from tidelog.commitlog.codecs import codec_named, is_ours
 from tidelog.commitlog.flusher import Flusher
 from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
 from tidelog.commitlog.offsets import ConsumerOffsets, PartitionOffsets, RootOffsets
-from tidelog.commitlog.recovery import recover
+from tidelog.commitlog.recovery import Found, Seen, codec_of, recover, recover_beside
 from tidelog.commitlog.segment import Files
 from tidelog.commitlog.state import State
 from tidelog.config import LogConfig
@@ -54,11 +54,13 @@ def opened(
     disk, clock = disk or PosixDisk(), clock or SystemClock()
     path = str(path).rstrip("/") or "/"
     names = _names(disk, path, read_only=read_only)
-    the_codec = codec_named(_which(path, names, codec), config)
+    the_codec = codec_named(_which(disk, path, names, codec), config)
     lock = None if read_only else take_lock(disk, path)
     try:
         state = _state(path, the_codec, disk, clock, config, writable=not read_only)
-        offsets = ConsumerOffsets(disk, join(path, OFFSETS_FILE), may_write=state.check_owned)
+        offsets = ConsumerOffsets(
+            disk, join(path, OFFSETS_FILE), may_write=state.check_owned, on_written=lambda: note_offsets(state)
+        )
     except BaseException as error:
         if lock is not None:
             lock.release()
@@ -77,13 +79,24 @@ def _state(path: str, codec: Codec, disk: Disk, clock: Clock, config: LogConfig,
     latch = Latch(path)
     files = Files(disk, path, codec, Lru(config.maps_max), Lru(config.index_cache))
     verify = codec.full_check_on_open if config.verify_on_open is None else config.verify_on_open
-    found = recover(files, latch, writable=writable, verify=verify, repair=config.repair)
+    seen: Seen | None = None
+    if writable:
+        found = recover(files, latch, writable=True, verify=verify, repair=config.repair)
+    else:
+        found, seen = recover_beside(files, latch, verify=verify)
     active = found.active
+    fresh = active is None and found.next_base is None
     if active is None:
-        if not writable:
-            raise NotFound(f"{path} holds no {codec.name} log; nothing was changed, check the path and the codec")
         first = codec.first_seq if config.first_seq is None else config.first_seq
-        active = roll.birth(files, latch, first, now_us=clock.now_us(), last_ts_us=0)
+        if found.next_base is not None:
+            first = found.next_base
+        elif not writable:
+            raise NotFound(f"{path} holds no {codec.name} log; nothing was changed, check the path and the codec")
+        active = (
+            roll.birth(files, latch, first, now_us=clock.now_us(), last_ts_us=0)
+            if writable
+            else roll.absent(files, latch, first)
+        )
     if found.sealed and not active.last_ts_us:
         times = found.sealed[-1].times()
         active.last_ts_us = times[1] if times else 0
@@ -99,17 +112,44 @@ def _state(path: str, codec: Codec, disk: Disk, clock: Clock, config: LogConfig,
         writable,
         durable=active.next_seq,
         synced_ms=clock.monotonic_ms(),
+        manifest=found.manifest,
+        has_offsets=disk.stat(join(path, OFFSETS_FILE)) is not None,
+        seen=seen,
     )
-    if writable and (floor := numbering.held(disk, path)):
-        if active.next_seq < floor:
-            roll_over(state, next_base=floor)
-        numbering.let_go(disk, path)
+    if found.manifest is not None:
+        state.reserved = active.next_seq if found.manifest.clean else found.manifest.reserved
+        state.has_offsets |= found.manifest.offsets
+    if writable:
+        _number_on(state, found)
+        manifest.save_if_new(state, fresh=fresh)
     return state
 
 
-def _which(path: str, names: list[str], asked: str | None) -> str:
+def _number_on(state: State, found: Found) -> None:
+    """Start another segment where seqs were given that the last one does not know of."""
+    held = numbering.held(state.disk, state.path)
+    promised = found.manifest.next_seq if found.manifest is not None else 0
+    floor = max(held, promised, found.next_base or 0)
+    if state.active.next_seq < floor:
+        roll_over(state, next_base=floor)
+    if held:
+        numbering.let_go(state.disk, state.path)
+
+
+def note_offsets(state: State) -> None:
+    """Let the manifest know that consumers have committed offsets: a lost file is then seen."""
+    with state.mutex:
+        state.has_offsets = True
+        if state.manifest is None or not state.manifest.offsets:
+            manifest.save(state)
+
+
+def _which(disk: Disk, path: str, names: list[str], asked: str | None) -> str:
     """The codec to open with. Another one than wrote the directory would take its files for torn ones of its own."""
-    there = guess(names)
+    try:
+        there = codec_of(disk, path, names)
+    except OSError as error:
+        raise Damaged(f"{path} cannot be opened: {error}; nothing was changed, repair the disk and retry") from error
     if there is not None and asked is not None and asked != there:
         raise BadInput(f"{path} holds a {there} log, not a {asked} one; nothing was changed, leave the codec out")
     if asked is None and there is None and is_ours(names):

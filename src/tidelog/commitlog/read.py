@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tidelog.commitlog.codec import Chunk, Fault
-from tidelog.commitlog.recovery import refresh
+from tidelog.commitlog.recovery import Found, look, recover_beside
+from tidelog.commitlog.roll import absent
 from tidelog.commitlog.segment import Active, Sealed
 from tidelog.commitlog.state import State
 from tidelog.errors import BadInput, Corrupt, OutOfRange, SeqMissing
@@ -96,20 +97,43 @@ def _refuse_end(state: State, *, skip_damage: bool) -> None:
 
 def _read_chunk(state: State, seq: int, end: int, bytes_max: int) -> tuple[Sealed | Active, Chunk]:
     """One read of the segment that holds `seq`. A sealed one cannot change, so it is read without the lock."""
+    segment: Sealed | Active
     with state.mutex:
         state.check_open()
         segment = state.segment_at(seq)
         shape = segment.shape()
+        chunk: Chunk | None = None
         if isinstance(segment, Active):
-            return segment, state.codec.read(shape, seq, min(end, segment.next_seq), bytes_max)
-    chunk = state.codec.read(shape, seq, min(end, segment.stop), bytes_max)
-    if chunk.fault is not None and not state.writable:
-        # The writer may have swapped or dropped the segment since we opened it: look again before calling it damage.
-        with state.mutex:
-            if not refresh(segment):
-                raise OutOfRange(state.path, asked=seq, lowest=segment.stop, highest=state.highest)
-            chunk = state.codec.read(segment.shape(), seq, min(end, segment.stop), bytes_max)
+            chunk = state.codec.read(shape, seq, min(end, segment.next_seq), bytes_max)
+    if chunk is None:
+        assert isinstance(segment, Sealed), "the active one was read under the lock"
+        chunk = segment.read(shape, seq, min(end, segment.stop), bytes_max)
+    if (chunk.fault is not None or not len(chunk.rows)) and not state.writable and _look_again(state):
+        # The writer swapped, dropped or truncated the segment since it was opened: what was read is neither damage nor
+        # a hole.
+        return _read_chunk(state, seq, end, bytes_max)
     return segment, chunk
+
+
+def _look_again(state: State) -> bool:
+    """Take a directory that a writer has changed as it is now; False where it is as it was when it was looked at."""
+    with state.mutex:
+        state.check_open()
+        if state.seen is None or look(state.files) == state.seen:
+            return False
+        for segment in state.sealed:
+            segment.forget()
+        found, state.seen = recover_beside(state.files, state.latch, verify=False)
+        take(state, found)
+        return True
+
+
+def take(state: State, found: Found) -> None:
+    """Serve what a second look at the directory found."""
+    state.active.close()
+    state.sealed, state.report = found.sealed, found.report
+    state.active = found.active or absent(state.files, state.latch, found.next_base or 0)
+    state.durable = state.active.next_seq
 
 
 def _bounds(state: State, first: int | None, stop: int | None) -> tuple[int, int]:

@@ -1,8 +1,8 @@
 """[shell] Point in time: a copy of a log as it was at a seq or at a time, in a new directory.
 
 Whole segments are copied byte for byte; the one that holds the end is written up to it. The
-source is only read. The copy is built under its final name but gets its last segment last, so an
-interrupted restore is a shorter log and never a wrong one; the destination must be new or empty.
+source is only read. The copy is built under its final name, and its manifest is written last, so an
+interrupted restore is an empty log and never a wrong one; the destination must be new or empty.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tidelog.commitlog.codec import glue, rewrite
+from tidelog.commitlog.codec import Fault, glue, rewrite
 from tidelog.commitlog.log import SegmentedLog
+from tidelog.commitlog.read import corrupt
 from tidelog.commitlog.segment import Files, Sealed
-from tidelog.disk.atomic import write_temporary
+from tidelog.disk.atomic import replace, write_temporary
 from tidelog.disk.seam import Disk, join
 from tidelog.errors import AlreadyExists, BadInput
+from tidelog.formats import log_manifest
+from tidelog.formats.log_manifest import Entry, LogManifest
 from tidelog.formats.rows import Rows
 
 _COPY_BYTES = 8 << 20
@@ -48,16 +51,23 @@ def restore(
             f"{log.path} starts at seq {log.lowest}; there is nothing before it to restore, nothing was written"
         )
     stop = min(stop, log.highest)
+    for segment in state.sealed:
+        if segment.lost and segment.base < stop:
+            raise corrupt(state, segment, Fault(segment.base, segment.stop, 0, segment.lost))
     _fresh(disk, destination)
     with state.mutex:
         whole = [segment for segment in state.sealed if segment.stop <= stop]
         total = len(whole) + 1
+        base = whole[-1].stop if whole else log.lowest
+        # Until all of it is there the manifest says that none of it is to stay.
+        going = [*(segment.base for segment in whole), base]
+        _note(log, destination, [], None, going)
         for number, segment in enumerate(whole):
             if progress is not None:
                 progress(number, total)
             _copy(state.files, segment, destination)
-        base = whole[-1].stop if whole else log.lowest
         _write_last(log, destination, base, stop)
+        _note(log, destination, [segment.entry() for segment in whole], base, [])
     with SegmentedLog.open(
         destination, log.codec, disk=disk, clock=state.clock, config=state.config, first_seq=base
     ) as copy:
@@ -71,6 +81,22 @@ def _fresh(disk: Disk, path: str) -> None:
     if found is not None and (not found.is_dir or disk.names(path)):
         raise AlreadyExists(f"{path} is there already and not empty; nothing was written, name a new directory")
     disk.make_dir(path)
+
+
+def _note(log: SegmentedLog, destination: str, entries: list[Entry], active: int | None, going: list[int]) -> None:
+    """Write the manifest of the copy. Nothing is known yet of the size of its last segment."""
+    content = LogManifest(
+        codec=log.codec,
+        generation=1,
+        segments=entries,
+        active=None if active is None else Entry(active, 0, 0),
+        next_seq=active or 0,
+        reserved=log.highest,
+        clean=False,
+        removing=going,
+        offsets=False,
+    )
+    replace(log.state.disk, join(destination, log_manifest.NAME), log_manifest.encode(content))
 
 
 def _copy(files: Files, segment: Sealed, destination: str) -> None:

@@ -10,7 +10,7 @@ So a later segment exists on disk only after the one before it is whole.
 from __future__ import annotations
 
 from tidelog.commitlog.codec import Recovered
-from tidelog.commitlog.segment import Active, Files, Mapped, Sealed, map_file
+from tidelog.commitlog.segment import Absent, Active, Files, Mapped, Sealed, map_file
 from tidelog.disk.atomic import SyncFailed, remove_if_there, replace, sync_file, sync_names
 from tidelog.disk.latch import Latch
 from tidelog.disk.seam import Disk, File
@@ -47,6 +47,14 @@ def birth(files: Files, latch: Latch, base: int, *, now_us: int, last_ts_us: int
     found = empty(base, len(codec.side_suffixes))._replace(last_ts_us=last_ts_us, mark=codec.first_mark(base))
     data, *sides = opened
     return Active(files, latch, base, found, data=data, sides=list(sides), born_us=now_us, last_write_us=now_us)
+
+
+def absent(files: Files, latch: Latch, base: int) -> Active:
+    """The active segment of a log that has none and may not make one: an empty one that has no files."""
+    count = len(files.codec.side_suffixes)
+    found = empty(base, count)._replace(mark=files.codec.first_mark(base))
+    data = Absent(files.data(base))
+    return Active(files, latch, base, found, data=data, sides=[None] * count, born_us=0, last_write_us=0)
 
 
 def _fresh(disk: Disk, path: str) -> File:

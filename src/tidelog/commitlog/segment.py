@@ -9,21 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from errno import ENOENT
 from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.commitlog.cache import Lru
-from tidelog.commitlog.codec import Batch, Codec, Piece, Placed, Recovered, Shape, placed
+from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Piece, Placed, Recovered, Salvage, Shape, placed
 from tidelog.commitlog.storage import Storage
 from tidelog.disk.atomic import read_all, remove_if_there
 from tidelog.disk.latch import FULL, Latch
 from tidelog.disk.seam import Disk, File, join
 from tidelog.errors import DiskFull, Error, WriteFailed
 from tidelog.formats import idx
-from tidelog.formats.rows import Rows
+from tidelog.formats.log_manifest import UNKNOWN, Entry
+from tidelog.formats.rows import Rows, none
 from tidelog.types import Buffer, Ints
+
+SWAPPED = ".compacted"  # behind the name of what is about to take the place of a file
 
 
 class Mapped:
@@ -75,6 +79,16 @@ class Files:
     def side(self, base: int, suffix: str) -> str:
         return join(self.directory, self.codec.side_name(base, suffix))
 
+    def side_source(self, base: int, suffix: str) -> str:
+        """Where to read a side file. An interrupted swap has the new data in place and a new side that cannot be
+        derived still beside the old one: the new one belongs to the data."""
+        path = self.side(base, suffix)
+        if suffix in self.codec.side_suffixes and self.codec.side_suffixes.index(suffix) in self.codec.truths:
+            fresh = path + SWAPPED
+            if self.disk.stat(fresh) is not None and self.disk.stat(self.data(base) + SWAPPED) is None:
+                return fresh
+        return path
+
     def all_of(self, base: int) -> list[str]:
         """Every file a segment may have, in the order in which they may be removed: what makes the segment
         count as one goes first, so that a half-removed segment is swept and never served."""
@@ -111,6 +125,10 @@ class Sealed:
     extra: bytes | None = None
     override: tuple[bytes, ...] | None = None  # sides rebuilt in memory, when the log may not write
     verified: set[int] = field(default_factory=set)
+    sealed_bytes: int = UNKNOWN  # how long the data was when it was last known to be whole
+    truth_sides: int = 0  # a bit for each side file that it had and that its data does not give
+    lost: str = ""  # why none of it can be read, where that is so
+    salvage: Salvage | None = None  # what can be read, once damage was met
     _times: tuple[int, int] | None = None
 
     def shape(self) -> Shape:
@@ -120,13 +138,57 @@ class Sealed:
         sides: Sequence[Buffer | None] = self.override or files.indexes.get(self.base, self._load_sides)
         return Shape(self.base, self.stop, data, sides[0] or b"", sides, self.extra, self.verified)
 
+    def entry(self) -> Entry:
+        """What the manifest says of it."""
+        return Entry(self.base, self.sealed_bytes, self.truth_sides)
+
+    def read(self, shape: Shape, first: int, stop: int, bytes_max: int) -> Chunk:
+        """Records of [first, stop), as the codec reads them. Where it meets damage the segment is read once without its
+        index, so that exactly what is damaged is reported and everything else is served."""
+        if self.salvage is None and not self.lost:
+            chunk = self.files.codec.read(shape, first, stop, bytes_max)
+            if chunk.fault is None:
+                return chunk
+        found = self.salvage
+        if found is None:
+            found = self.salvage = self.examine(shape)
+        end = stop
+        for fault in found.faults:
+            if fault.seq <= first < fault.resume:
+                return Chunk(none(), first, fault._replace(seq=first))
+            if fault.resume > fault.seq > first:
+                end = min(end, fault.seq)
+        rows = found.rows.between(first, end)
+        count = max(int(np.searchsorted(np.cumsum(rows.data.size), bytes_max, "right")), 1)
+        if count < len(rows):
+            return Chunk(rows.part(0, count), int(rows.seq[count]))
+        return Chunk(rows, end)
+
+    def examine(self, shape: Shape) -> Salvage:
+        """Everything that can be read of the segment by its records alone, and what cannot."""
+        if self.lost:
+            return Salvage(none(), [Fault(self.base, self.stop, 0, self.lost)])
+        size = shape.data.size
+        found = self.files.codec.salvage(shape.data.fetch(0, size), shape.sides, self.base, self.stop)
+        last = found.faults[-1] if found.faults else None
+        if size < self.sealed_bytes and (last is None or last.resume < self.stop):
+            after = int(found.rows.seq[-1]) + 1 if len(found.rows) else self.base
+            reason = f"the data has {size} bytes, {self.sealed_bytes} were written"
+            return Salvage(found.rows, [*found.faults, Fault(after, max(self.stop, after), size, reason)])
+        return found
+
+    def forget(self) -> None:
+        """Look at the files anew when it is read next."""
+        self.files.forget(self.base)
+        self.salvage, self.verified, self._times = None, set(), None
+
     def _map(self) -> Mapped:
         # A missing file reads as an empty one: the codec then reports each record that should be there.
         return Mapped(map_file(self.files.disk, self.files.data(self.base)) or memoryview(b""))
 
     def _load_sides(self) -> list[Buffer | None]:
         files = self.files
-        return [map_file(files.disk, files.side(self.base, suffix)) for suffix in files.codec.side_suffixes]
+        return [map_file(files.disk, files.side_source(self.base, suffix)) for suffix in files.codec.side_suffixes]
 
     def forget_times(self) -> None:
         self._times = None
@@ -355,8 +417,65 @@ class Active:
                 if file is not None:
                     file.close()
 
+    @property
+    def truth_sides(self) -> int:
+        """A bit for each side file that it has and that its data does not give."""
+        return sum(
+            1 << number
+            for number, file in enumerate(self._sides)
+            if number in self._files.codec.truths and file is not None
+        )
+
     def sealed(self, extra: bytes | None) -> Sealed:
-        return Sealed(self._files, self.base, self.next_seq, self.size, self.side_bytes, extra)
+        return Sealed(
+            self._files,
+            self.base,
+            self.next_seq,
+            self.size,
+            self.side_bytes,
+            extra,
+            sealed_bytes=self.size,
+            truth_sides=self.truth_sides,
+        )
+
+
+class Absent:
+    """The data file of an active segment that is not there, for a log that may not make one."""
+
+    descriptor = None
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def size(self) -> int:
+        return 0
+
+    def read(self, _pos: int, _size: int, /) -> bytes:
+        return b""
+
+    def write(self, _pos: int, _data: Buffer, /) -> None:
+        self._refuse()
+
+    def write_pieces(self, _pos: int, _pieces: Sequence[Buffer], /) -> None:
+        self._refuse()
+
+    def cut(self, _size: int, /) -> None:
+        self._refuse()
+
+    def reserve(self, _size: int, /) -> None:
+        self._refuse()
+
+    def sync(self) -> None:
+        self._refuse()
+
+    def _refuse(self) -> None:
+        raise FileNotFoundError(ENOENT, "the file is missing", self.path)
+
+    def map(self) -> memoryview:
+        return memoryview(b"")
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def birth_us(files: Files, base: int) -> int | None:

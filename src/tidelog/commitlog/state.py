@@ -8,13 +8,14 @@ from threading import RLock
 
 from tidelog.clock import Clock
 from tidelog.commitlog.codec import Codec
-from tidelog.commitlog.recovery import Report
+from tidelog.commitlog.recovery import Report, Seen
 from tidelog.commitlog.segment import Active, Files, Sealed
 from tidelog.config import LogConfig
 from tidelog.disk import fork
 from tidelog.disk.latch import Latch
 from tidelog.disk.seam import Disk
 from tidelog.errors import Busy, Closed, Forked, OutOfRange, ReadOnly
+from tidelog.formats.log_manifest import LogManifest
 
 
 @dataclass(slots=True)
@@ -36,6 +37,10 @@ class State:
     opener: int | None = None  # in a forked child: the process that opened it
     background: bool = False  # a thread keeps the sync interval
     names_unsynced: bool = False  # a removal whose directory sync failed: done again before the next one
+    manifest: LogManifest | None = None  # as it is on disk
+    reserved: int = 0  # seqs below this one may be handed out without a word to the manifest
+    has_offsets: bool = False  # consumers have committed offsets
+    seen: Seen | None = None  # of a reader: the directory as it was when it was looked at last
     damage_skipped: int = 0  # damaged places that readers asked to pass over
 
     @property

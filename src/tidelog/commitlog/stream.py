@@ -12,6 +12,7 @@ from itertools import chain
 
 import numpy as np
 
+from tidelog.commitlog import manifest
 from tidelog.commitlog.append import after_write, ceiling, check_expected, roll_if_due, roll_over, stamp
 from tidelog.commitlog.codec import Batch
 from tidelog.commitlog.state import State
@@ -40,6 +41,7 @@ class Stream:
             self._head_bytes = len(head)
             around = len(head) + len(state.codec.stream_tail(head, []))
             self._limit = min(max(ceiling(state) - around, 0), state.codec.record_bytes_max)
+            manifest.reserve(state, self._seq + 1)
             state.active.settle()
             state.stream = self
             self._stage(head, None)

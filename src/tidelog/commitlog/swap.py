@@ -3,31 +3,33 @@
 `prepare` writes every new file beside the old one and changes nothing; a full disk or a failed
 write is noticed there, and `abandon` takes the new files away again. `commit` only renames:
 
-    sides derivable      remove the old sides → rename the data (commit) → rename the sides
-    index is the truth   rename the store (commit) → rename the index
+    remove the sides that can be derived → rename the data (commit) → rename the new sides
 
 An old index beside new data would point at the wrong bytes, so where a side can be derived it
-goes first, and a crash leaves it missing: it is rebuilt. Where the index is the truth, its new
-form is written after the new store, so an index.compacted without a store.compacted says
-"committed, finish it"; with it, "not committed, forget both". `settle` does the one or the other.
+goes first, and a crash leaves it missing: it is rebuilt. A side that cannot be derived (the index of
+laminar, the checksums of rustlog) stays until its new form takes its place. That is written after the new
+data, so a side.compacted without a data.compacted says "committed, finish it"; with it, "not committed,
+forget both". `settle` does the one or the other, and readers look at it the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import product
 
+from tidelog.commitlog.segment import SWAPPED as SUFFIX
 from tidelog.commitlog.segment import Files
 from tidelog.disk.atomic import remove_if_there, sync_names, write_temporary
 from tidelog.types import Buffer
 
-SUFFIX = ".compacted"
 _SIDE_SUFFIX = ".rebuilding"
 
 
 def prepare(files: Files, base: int, data: Buffer, sides: Sequence[bytes], extra: bytes | None) -> None:
     """Write the new files of a segment, durably, under names that the sweep knows. On an error none of them stays."""
     codec, disk = files.codec, files.disk
+    settle(files, [base])  # one that failed half-way must not be taken for this one
     try:
         write_temporary(disk, files.data(base) + SUFFIX, data)
         sync_names(disk, files.directory)
@@ -57,12 +59,10 @@ def commit(files: Files, base: int) -> None:
     codec, disk, directory = files.codec, files.disk, files.directory
     files.forget(base)
     target = files.data(base)
-    if 0 not in codec.truths:
-        for suffix in (
-            *codec.side_suffixes,
-            *codec.stale_suffixes,
-            *([codec.extra_suffix] if codec.extra_suffix else []),
-        ):
+    derived = [suffix for number, suffix in enumerate(codec.side_suffixes) if number not in codec.truths]
+    gone = [*derived, *codec.stale_suffixes, *([codec.extra_suffix] if codec.extra_suffix else [])]
+    if gone:
+        for suffix in gone:
             remove_if_there(disk, files.side(base, suffix))
         disk.sync_dir(directory)
     disk.rename(target + SUFFIX, target)
@@ -75,17 +75,16 @@ def commit(files: Files, base: int) -> None:
 
 
 def settle(files: Files, bases: Sequence[int]) -> list[str]:
-    """Finish or forget interrupted swaps of layouts whose index is the truth; the names that were dealt with."""
+    """Finish or forget interrupted swaps of sides that cannot be derived; the names that were dealt with."""
     codec, disk = files.codec, files.disk
     done: list[str] = []
-    if 0 not in codec.truths:
-        return done
-    for base in bases:
-        suffix = codec.side_suffixes[0]
+    truths = [codec.side_suffixes[number] for number in sorted(codec.truths)]
+    for base, suffix in product(bases, truths):
         fresh = _new_side(files, base, suffix)
         if disk.stat(fresh) is None:
             continue
         if disk.stat(files.data(base) + SUFFIX) is None:
+            disk.sync_dir(files.directory)  # the new data must not vanish again when its side is there
             disk.rename(fresh, files.side(base, suffix))
         else:
             disk.remove(fresh)
@@ -95,7 +94,7 @@ def settle(files: Files, bases: Sequence[int]) -> list[str]:
 
 
 def _new_side(files: Files, base: int, suffix: str) -> str:
-    truth = 0 in files.codec.truths and suffix == files.codec.side_suffixes[0]
+    truth = files.codec.side_suffixes.index(suffix) in files.codec.truths
     return files.side(base, suffix) + (SUFFIX if truth else _SIDE_SUFFIX)
 
 

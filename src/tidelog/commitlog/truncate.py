@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from tidelog.commitlog import numbering
+from tidelog.commitlog import manifest, numbering
 from tidelog.commitlog.append import roll_over, sync
 from tidelog.commitlog.codec import Fault, rewrite
-from tidelog.commitlog.read import corrupt
+from tidelog.commitlog.read import corrupt, take
 from tidelog.commitlog.recovery import Report, open_active, recover
+from tidelog.commitlog.segment import Sealed
 from tidelog.commitlog.state import State
-from tidelog.commitlog.swap import commit, prepare
+from tidelog.commitlog.swap import abandon, commit, prepare
 from tidelog.disk.atomic import SyncFailed
-from tidelog.errors import Corrupt, OutOfRange
+from tidelog.disk.latch import FULL
+from tidelog.errors import Corrupt, DiskFull, Error, OutOfRange, WriteFailed
+from tidelog.formats.log_manifest import Entry, LogManifest
 
 
 def truncate(state: State, mark: int) -> int:
@@ -39,6 +42,12 @@ def truncate(state: State, mark: int) -> int:
         except OSError as error:
             raise state.latch.refused(error, f"truncating to {mark}") from error
         try:
+            _announce(state, base, mark)
+        except OSError as error:
+            abandon(state.files, base)
+            step = state.latch.trip if isinstance(error, SyncFailed) else state.latch.refused
+            raise step(error, f"truncating to {mark}") from error
+        try:
             _forget_later(state, base)
             if prepared:
                 state.active.close()  # closing twice is harmless
@@ -55,24 +64,56 @@ def truncate(state: State, mark: int) -> int:
                 numbering.let_go(state.disk, state.path)
             except OSError as error:
                 raise state.latch.trip(error, f"truncating to {mark}") from error
+        try:
+            manifest.save(state)
+        except SyncFailed as error:
+            raise state.latch.trip(error, f"truncating to {mark}") from error
+        except OSError as error:
+            what = f"{state.path} was truncated to {mark}, and writing its manifest failed ({error}); "
+            kind = DiskFull if error.errno in FULL else WriteFailed
+            raise kind(f"{what}what it says is still true, the next segment or the close writes it again") from error
         return highest - mark
+
+
+def _announce(state: State, base: int, mark: int) -> None:
+    """Say in the manifest which segments are about to go: a crash in between loses nothing else."""
+    before = state.manifest
+    sealed = [segment for segment in state.sealed if segment.base < base]
+    later = [segment.base for segment in state.sealed if segment.base > base]
+    if base != state.active.base:
+        later.append(state.active.base)
+    manifest.put(
+        state,
+        LogManifest(
+            codec=state.codec.name,
+            generation=before.generation + 1 if before is not None else 1,
+            segments=[segment.entry() for segment in sealed],
+            active=Entry(base, 0, 0),
+            next_seq=mark,
+            reserved=state.highest,
+            clean=False,
+            removing=later,
+            offsets=state.has_offsets,
+        ),
+    )
 
 
 def _look_again(state: State) -> None:
     """After a failure in the middle: serve what is there now. Nothing is written any more, the latch sees to it."""
-    with suppress(OSError):
-        found = recover(state.files, state.latch, writable=False, verify=False)
-        if found.active is not None:
-            state.active.close()
-            state.sealed, state.active = found.sealed, found.active
+    with suppress(OSError, Error):
+        take(state, recover(state.files, state.latch, writable=False, verify=False))
 
 
 def _prepare_prefix(state: State, base: int, mark: int) -> bool:
     """Write what stays of the segment at `base` beside it; False where all of it stays."""
-    codec = state.codec
-    shape = state.segment_at(mark).shape()
+    codec, segment = state.codec, state.segment_at(mark)
+    if isinstance(segment, Sealed) and (segment.lost or segment.salvage is not None) and mark > base:
+        for fault in segment.examine(segment.shape()).faults:
+            if fault.seq < mark:
+                raise corrupt(state, segment, fault)
+    shape = segment.shape()
     try:
-        pos, split = codec.position(shape, mark)
+        pos, split = codec.position(shape, mark) if mark > base else (0, None)
     except Corrupt as error:
         raise corrupt(state, state.segment_at(mark), Fault(base, mark, error.pos, error.reason)) from error
     have = codec.trim([None if side is None else bytes(side) for side in shape.sides], base, mark)

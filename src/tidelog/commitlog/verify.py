@@ -10,12 +10,14 @@ import numpy as np
 from tidelog.commitlog.codec import Fault
 from tidelog.commitlog.log import SegmentedLog
 from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
-from tidelog.commitlog.recovery import Damage, expected_sides, faults_of
+from tidelog.commitlog.recovery import Damage, expected_sides, faults_of, look
 from tidelog.commitlog.segment import Sealed
 from tidelog.commitlog.state import State
 from tidelog.disk.seam import Disk
-from tidelog.errors import Corrupt
+from tidelog.errors import Corrupt, Unavailable
 from tidelog.formats.rows import Rows
+
+_TRIES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +94,20 @@ def verify(
     disk: Disk | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Verdict:
-    """Read every byte of a log and hold it against every checksum and rule. Changes nothing."""
-    log = SegmentedLog.open(path, codec, read_only=True, disk=disk, verify_on_open=False)
+    """Read every byte of a log and compare it with every checksum and rule. Changes nothing.
+
+    What looks wrong beside a writer that changed the directory meanwhile is looked at again.
+    """
+    for _ in range(_TRIES):
+        log = SegmentedLog.open(path, codec, read_only=True, disk=disk, verify_on_open=False)
+        verdict = _verify(log, progress)
+        if verdict is not None:
+            return verdict
+    raise Unavailable(f"{path} changes faster than it can be verified; nothing was changed, try again")
+
+
+def _verify(log: SegmentedLog, progress: Callable[[int, int], None] | None) -> Verdict | None:
+    """Verify an open log and close it; None where something looks wrong and the directory has changed since."""
     try:
         state = log.state
         verdict = Verdict(log.codec, len(state.sealed) + 1, log.lowest, log.highest, bytes=log.size)
@@ -116,6 +130,8 @@ def verify(
         verdict.notes += times.notes()
         if progress is not None:
             progress(verdict.segments, verdict.segments)
+        if not verdict.ok and look(state.files) != state.seen:
+            return None
         return verdict
     finally:
         log.close()
@@ -157,10 +173,15 @@ def _look_at_the_tail(state: State, verdict: Verdict) -> None:
 
 def _verify_sealed(state: State, segment: Sealed, verdict: Verdict, times: _Times) -> None:
     codec, name = state.codec, state.codec.data_name(segment.base)
-    known = {(damage.file, damage.fault.pos) for damage in verdict.damage}
+    known = {(damage.file, damage.fault.seq) for damage in verdict.damage}
     faults, records = faults_of(segment, times.look)
     verdict.records += records
-    verdict.damage += [Damage(name, fault) for fault in faults if (name, fault.pos) not in known]
+    reported = {codec.side_name(segment.base, suffix) for suffix in codec.side_suffixes} | {name}
+    verdict.damage += [
+        Damage(name, fault) for fault in faults if not any((file, fault.seq) in known for file in reported)
+    ]
+    if faults or segment.lost:
+        return
     if dead := codec.dead_bytes(segment.shape()):
         verdict.notes.append(f"{name}: {dead} bytes belong to no record; they are skipped and stay")
     if codec.index_serves(segment.shape()):

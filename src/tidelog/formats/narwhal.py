@@ -46,6 +46,7 @@ DATA_BYTES_MAX = (1 << 32) - 1
 RELATIVE_MAX = (1 << 32) - 1  # seqs a segment may span and still index
 INDEX_BYTES = 4096  # of log between two index entries, at least
 SEGMENT_BYTES_MAX = 128 << 20
+_SEARCH_BYTES = 1 << 16  # of one look for a header
 assert HEADER_BYTES == _HEADS.itemsize == 22, "drawn above, frozen by tests/golden; changing it is a new format"
 assert INDEX_ENTRY_BYTES == 12, "drawn above, frozen by tests/golden; changing it is a new format"
 
@@ -228,6 +229,26 @@ def _settle(found: Walk, at: Ints, above: int, peeked: bool) -> Walk:
     node = Span(node_pos[:keep], node_size[:keep]) if node_size[:keep].any() else None
     data = Span(pos[:keep], size[:keep])
     return found._replace(rows=Rows(buf, seq[:keep], ts[:keep] * 1000, at[:keep], data, node))
+
+
+def resync(buf: Buffer, pos: int, above: int, stop: int) -> int:
+    """Where reading may go on after the bad record at `pos`: behind the length it claims if a good record is there,
+    else at the next place that holds one with a seq between `above` and `stop`; the end of `buf` where none does."""
+    size = size_at(buf, pos)
+    if size and pos + size <= len(buf):
+        after = walk(buf, pos + size, above=above, count_max=1)
+        if pos + size == len(buf) or (len(after.rows) and int(after.rows.seq[0]) < stop):
+            return pos + size
+    every = lanes.at_every_byte(buf, _HEADS)
+    for low in range(pos + 1, len(every), _SEARCH_BYTES):
+        heads = every[low : low + _SEARCH_BYTES].copy().view(_HEADS)
+        seq, node = heads["seq"].astype(np.int64), heads["node"].astype(np.int64)
+        ends = np.arange(low, low + len(heads)) + OVERHEAD_BYTES + node + heads["data"]
+        likely = (node <= FROM_BYTES_MAX) & (ends <= len(buf)) & (seq > above) & (seq < stop)
+        for at in (low + np.flatnonzero(likely)).tolist():
+            if len(walk(buf, at, above=above, count_max=1).rows):
+                return at
+    return len(buf)
 
 
 def index_bytes(seqs: Ints, ats: Ints, ends: Ints, base: int, since: int = -1) -> tuple[bytes, int]:

@@ -50,6 +50,7 @@ INDEX_ENTRY_BYTES = INDEX.itemsize
 RECORD_BYTES_MAX = 10 << 20
 INDEX_EVERY = 100
 STREAMING = (1 << 32) - 1  # the length in the head of a record that is still being streamed
+_SEARCH_BYTES = 1 << 16  # of one look for a header
 assert HEADER_BYTES == _HEADS[20].itemsize == 20, "drawn above, frozen by tests/golden; changing it is a new format"
 assert INDEX_ENTRY_BYTES == 16, "drawn above, frozen by tests/golden; changing it is a new format"
 
@@ -286,6 +287,43 @@ def _settle(
         keep, found = good, Walk(found.rows, int(at[good]), Stop.BAD, reason)
     at, size = at[:keep], size[:keep]
     return found._replace(rows=Rows(buf, seq[:keep], ts[:keep], at, Span(at + header, size)))
+
+
+def resync(
+    buf: Buffer, pos: int, above: int, stop: int, crcs: NDArray[np.uint32] | None, header: int = HEADER_BYTES
+) -> tuple[int, int]:
+    """Where reading may go on after the bad record at `pos`, whose checksum is the first of `crcs`, and how many
+    records are left out; the end of `buf` where no good record follows.
+
+    First by the length that the bad record claims. Where nothing good is there, the length is damaged too: the next
+    header with a seq between `above` and `stop` is looked for, and believed if its checksum is one that is expected,
+    or, without checksums, if more good records follow it.
+    """
+    size = size_at(buf, pos, header)
+    if size and pos + size <= len(buf):
+        if pos + size == len(buf):
+            return len(buf), 1
+        rest = None if crcs is None else crcs[1:]
+        after = walk(buf, pos + size, above=above, count_max=1, crcs=rest, header=header)
+        if len(after.rows) and int(after.rows.seq[0]) < stop:
+            return pos + size, 1
+    every = lanes.at_every_byte(buf, _HEADS[header])
+    for low in range(pos + 1, len(every), _SEARCH_BYTES):
+        heads = every[low : low + _SEARCH_BYTES].copy().view(_HEADS[header])
+        length, seq = heads["length"].astype(np.int64), heads["offset"].astype(np.int64)
+        ends = np.arange(low, low + len(heads)) + header + length
+        likely = (length <= RECORD_BYTES_MAX) & (ends <= len(buf)) & (seq > above) & (seq < stop)
+        for at in (low + np.flatnonzero(likely)).tolist():
+            if crcs is None:
+                after = walk(buf, at, above=above, count_max=3, header=header)
+                if len(after.rows) == 3 or (len(after.rows) and after.stop is Stop.END):
+                    return at, 1
+                continue
+            end = int(ends[at - low])
+            named = np.flatnonzero(crcs[1:] == lanes.checksums(buf, np.array([at]), np.array([end]))[0])
+            if len(named):
+                return at, int(named[0]) + 1
+    return len(buf), 1
 
 
 def index_bytes(seqs: Ints, ats: Ints, ordinal: int, every: int = INDEX_EVERY) -> bytes:

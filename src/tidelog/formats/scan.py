@@ -55,6 +55,7 @@ _SEAM = Struct("<QIH")  # a frame's checksum and the lead of the one behind it
 _PLAIN: Final = frozenset(APPEND | flags << 8 for flags in range(KNOWN_FLAGS + 1) if not flags & MORE)
 _SUM: Final = np.dtype("<u8")
 _NO_LIMIT: Final = 1 << 62
+_SEARCH_BYTES: Final = 1 << 16  # of one look for a frame
 
 
 class Scanner:
@@ -191,6 +192,49 @@ def walk_indexed(
         pos = int(at[np.argmin(same)])
         raise Corrupt("segment", pos=pos, reason="the frame and its index entry tell of different records")
     return found
+
+
+def alone(buf: Buffer, pos: int) -> Walk:
+    """The records of the one frame at `pos`, whatever batch it belongs to; none where it is not a good one."""
+    view = memoryview(buf)
+    found = get(view, pos, len(view))
+    if isinstance(found, Fault):
+        return Walk(none(view), pos, *found)
+    if found.kind in (APPEND, APPEND_BATCH):
+        at = np.array([pos], np.int64)
+        try:
+            return Walk(decode(view, at, headers(view, at)), found.end, Stop.END)
+        except Corrupt as fault:
+            return Walk(none(view), pos, Stop.BAD, fault.reason)
+    return Walk(none(view), found.end, Stop.END)
+
+
+def resync(buf: Buffer, pos: int, above: int, stop: int) -> int:
+    """Where reading may go on after the bad frame at `pos`: behind the length it claims if a good frame is there, else
+    at the next place that holds one with records between seqs `above` and `stop`; the end where none does."""
+    view = memoryview(buf)
+    size = len(view)
+
+    def good(at: int) -> bool:
+        rows = alone(view, at).rows
+        return len(rows) > 0 and int(rows.seq[0]) > above and int(rows.seq[-1]) < stop
+
+    if pos + 4 <= size:
+        after = pos + 4 + int.from_bytes(view[pos : pos + 4], "little")
+        if after == size or (pos < after < size and good(after)):
+            return after
+    last = size - OVERHEAD_BYTES
+    for low in range(pos + 1, last + 1, _SEARCH_BYTES):
+        at: Ints = np.arange(low, min(low + _SEARCH_BYTES, last + 1), dtype=np.int64)
+        heads = headers(view, at)
+        kinds = (heads["kind"] == APPEND) | (heads["kind"] == APPEND_BATCH)
+        ends = at + 4 + heads["frame_len"]
+        seq = heads["seq"].astype(np.int64)
+        likely = kinds & (heads["frame_len"] >= LEN_MIN) & (ends <= size) & (seq > above) & (seq < stop)
+        for place in at[likely].tolist():
+            if good(place):
+                return int(place)
+    return size
 
 
 def decode(buf: Buffer, at: Ints, heads: NDArray[np.void]) -> Rows:

@@ -100,7 +100,7 @@ def test_damage_is_named(data: Path, spoil: Callable[[Path], None], kind: str, f
 def test_a_cursor_that_contradicts_the_log_is_damage(data: Path) -> None:
     for path in at(data, JOBS).glob("*.log"):
         path.write_bytes(b"")
-    for path in at(data, JOBS).glob("*.idx"):
+    for path in (*at(data, JOBS).glob("*.idx"), at(data, JOBS, ".tidelog.manifest")):
         path.unlink()
     assert ["it says 2" in finding.reason for finding in found(data) if finding.kind == "cursor"] == [True]
 

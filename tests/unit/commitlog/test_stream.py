@@ -71,8 +71,10 @@ def pieces(total: int, size: int = 100) -> Iterator[bytes]:
 
 
 def tree(disk: SimDisk) -> dict[str, bytes]:
-    """Every file; without the zeros that narwhal reserves behind its index, which may be given back at any time."""
-    return {path: data.rstrip(b"\0") if path.endswith(".idx") else data for path, data in disk.tree().items()}
+    """Every file but the manifest; without the zeros that narwhal reserves behind its index, which may be given back
+    at any time."""
+    found = {path: data for path, data in disk.tree().items() if not path.endswith(".manifest")}
+    return {path: data.rstrip(b"\0") if path.endswith(".idx") else data for path, data in found.items()}
 
 
 def is_as_before(log: SegmentedLog, disk: SimDisk, before: dict[str, bytes], open_log: Opener) -> bool:

@@ -18,12 +18,12 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Shape, refuse
+from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Salvage, Shape, refuse
 from tidelog.config import LogConfig
 from tidelog.errors import BadInput, UnknownLayout
 from tidelog.formats import laminar
 from tidelog.formats.lanes import first_false, siphash
-from tidelog.formats.rows import Rows, Span, Stop, none
+from tidelog.formats.rows import Rows, Span, Stop, none, together
 from tidelog.types import Buffer, Ints
 
 _UNIT_BYTES = (5, 9)  # how long the metadata is that holds nothing but the record's own index
@@ -257,6 +257,30 @@ class LaminarCodec(Codec):
             bad = self._faults(data, entries, base)
         return entries, bad
 
+    def salvage(self, data: Buffer, sides: Sequence[Buffer | None], base: int, stop: int, /) -> Salvage:
+        index = sides[0] or b""
+        entries = self._entries(index, memoryview(data).__getitem__, base)[: max(stop - base, 0)]
+        bad = self._faults(data, entries, base)
+        if bad:
+            entries, bad = self._moved(data, entries, bad, base)
+        good = np.ones(len(entries), np.bool_)
+        good[[at for at, _ in bad]] = False
+        parts = [
+            laminar.walk(
+                data, entries, base, first=base + lo, stop=base + hi, width=self._width, hasher=self._hasher
+            ).rows
+            for lo, hi in _runs(good)
+        ]
+        why = dict(bad)
+        faults = [Fault(base + lo, base + hi, int(entries["position"][lo]), why[lo]) for lo, hi in _runs(~good)]
+        if base + len(entries) < stop:
+            reason = "the index ends before the segment does" if len(index) else "the index is missing"
+            faults.append(Fault(base + len(entries), stop, len(data), reason))
+        return Salvage(together(data, parts), faults)
+
+    def reach(self, shape: Shape, /) -> int:
+        return shape.base + len(self._of(shape))
+
     def sealed_fault(self, shape: Shape, /) -> tuple[str | None, Fault | None]:
         if shape.sides[0] is None:
             return "the index is missing", None
@@ -312,6 +336,12 @@ class LaminarCodec(Codec):
 
     def times(self, shape: Shape, /) -> tuple[int, int] | None:
         return None
+
+
+def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """Where flags are set, as ranges."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
+    return [(int(lo), int(hi)) for lo, hi in edges.reshape(-1, 2)]
 
 
 def _each(column: bytes | Sequence[bytes], count: int) -> Sequence[bytes]:

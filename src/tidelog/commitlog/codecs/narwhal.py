@@ -8,7 +8,7 @@ from zlib import crc32
 
 import numpy as np
 
-from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Shape, recovered, refuse
+from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Salvage, Shape, recovered, refuse, salvaged
 from tidelog.commitlog.codecs import sparse
 from tidelog.config import LogConfig
 from tidelog.errors import UnknownLayout
@@ -110,6 +110,19 @@ class NarwhalCodec(Codec):
         walk = narwhal.walk(data, above=base - 1)
         pieces, mark = self.sides(walk.rows, 0, base, -1)
         return recovered(walk, base, pieces, mark)
+
+    def salvage(self, data: Buffer, sides: Sequence[Buffer | None], base: int, stop: int, /) -> Salvage:
+        def walk(pos: int, above: int) -> Walk:
+            return narwhal.walk(data, pos, above=above)
+
+        def resync(pos: int, above: int) -> int:
+            return narwhal.resync(data, pos, above, stop)
+
+        return salvaged(data, base, stop, walk, resync)
+
+    def reach(self, shape: Shape, /) -> int:
+        seqs = self._index(shape).seqs
+        return sparse.reach(self.read, shape, int(seqs[-1]) if len(seqs) and shape.data.size else None)
 
     def sealed_fault(self, shape: Shape, /) -> tuple[str | None, Fault | None]:
         if shape.sides[0] is None:

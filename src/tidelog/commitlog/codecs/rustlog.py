@@ -20,7 +20,7 @@ from re import Match
 import numpy as np
 from numpy.typing import NDArray
 
-from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Shape, recovered, refuse
+from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Salvage, Shape, recovered, refuse, salvaged
 from tidelog.commitlog.codecs import sparse
 from tidelog.config import LogConfig
 from tidelog.errors import BadInput, UnknownLayout
@@ -29,7 +29,7 @@ from tidelog.formats.rows import Rows, Span, Stop, Walk
 from tidelog.types import Buffer, Ints
 
 _NAME = re.compile(r"(\d{20}|\d{12})(\.log|\.index|\.crc|\.created)")
-_TEMPORARY = re.compile(r"(?:\d{20}|\d{12})(\.index\.rebuilding|\.crc\.rebuilding|\.log\.compacted)")
+_TEMPORARY = re.compile(r"(?:\d{20}|\d{12})(\.index\.rebuilding|\.crc\.rebuilding|\.log\.compacted|\.crc\.compacted)")
 _TIMES_BYTES = 8 << 20
 
 
@@ -158,6 +158,31 @@ class RustlogCodec(Codec):
         if rustlog.is_unfinished(data, walk.end, found.next_seq, self._header):
             return found
         return found._replace(stop=Stop.BAD, unexplained=True)
+
+    def salvage(self, data: Buffer, sides: Sequence[Buffer | None], base: int, stop: int, /) -> Salvage:
+        side = sides[1] if len(sides) > 1 else None
+        crcs = None if side is None else rustlog.read_crcs(side)
+        ordinal = 0  # of the record at the byte that is read next
+
+        def walk(pos: int, above: int) -> Walk:
+            nonlocal ordinal
+            rest = None if crcs is None else crcs[ordinal:]
+            found = rustlog.walk(data, pos, above=above, crcs=rest, header=self._header)
+            ordinal += len(found.rows)
+            return found
+
+        def resync(pos: int, above: int) -> int:
+            nonlocal ordinal
+            rest = None if crcs is None else crcs[ordinal:]
+            after, skipped = rustlog.resync(data, pos, above, stop, rest, self._header)
+            ordinal += skipped
+            return after
+
+        return salvaged(data, base, stop, walk, resync, sure=crcs is not None)
+
+    def reach(self, shape: Shape, /) -> int:
+        seqs = self._index(shape).seqs
+        return sparse.reach(self.read, shape, int(seqs[-1]) if len(seqs) else None)
 
     def sealed_fault(self, shape: Shape, /) -> tuple[str | None, Fault | None]:
         if shape.sides[0] is None:

@@ -135,6 +135,14 @@ def times(
     return int(head.ts_us[0]), int(tail.ts_us[-1])
 
 
+def reach(read_chunk: Callable[[Shape, int, int, int], Chunk], shape: Shape, last_indexed: int | None) -> int:
+    """One past the last record that is there, from the last indexed one on."""
+    if last_indexed is None:
+        return shape.base
+    rows = read_chunk(shape, last_indexed, shape.stop, 1 << 62).rows
+    return int(rows.seq[-1]) + 1 if len(rows) else shape.stop
+
+
 def position(shape: Shape, index: Index, walk: Walker, seq: int) -> int:
     """The byte where records at or behind `seq` begin."""
     seqs, positions, every = index

@@ -17,13 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64
 
-from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Placed, Recovered, Shape, recovered
+from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Placed, Recovered, Salvage, Shape, recovered, salvaged
 from tidelog.config import LogConfig
 from tidelog.errors import Corrupt, NewerFormat
 from tidelog.formats import batch as batches
 from tidelog.formats import footer, frame, idx, laid, scan
 from tidelog.formats.footer import Footer
-from tidelog.formats.rows import Rows, Span, none
+from tidelog.formats.rows import Rows, Span, Walk, none, together
 from tidelog.types import Buffer, Ints
 
 _NAME = re.compile(r"seg-(\d{16,20})(\.data|\.idx|\.foot)")
@@ -173,6 +173,27 @@ class TideCodec(Codec):
         walk = scan.walk(data, above=base - 1)
         pieces, mark = self.sides(walk.rows, 0, base, self.first_mark(base))
         return recovered(walk, base, pieces, mark)
+
+    def salvage(self, data: Buffer, sides: Sequence[Buffer | None], base: int, stop: int, /) -> Salvage:
+        view = memoryview(data)
+
+        def walk(pos: int, above: int) -> Walk:
+            parts: list[Rows] = []
+            while True:
+                found = scan.walk(view, pos, above=above)
+                parts.append(found.rows)
+                above = int(found.rows.seq[-1]) if len(found.rows) else above
+                # A frame of a batch that another frame of it broke: its records were acked and are good by themselves.
+                one = scan.alone(view, found.end) if found.end < len(view) else found._replace(rows=none(view))
+                if not len(one.rows) or int(one.rows.seq[0]) <= above:
+                    return found._replace(rows=together(view, parts))
+                parts.append(one.rows)
+                pos, above = one.end, int(one.rows.seq[-1])
+
+        return salvaged(view, base, stop, walk, lambda pos, above: scan.resync(view, pos, above, stop))
+
+    def reach(self, shape: Shape, /) -> int:
+        return shape.base + len(shape.index) // idx.ENTRY_BYTES
 
     def sealed_fault(self, shape: Shape, /) -> tuple[str | None, Fault | None]:
         # Sizes only: hashing every index here would read all of it at each start. The first read of a
