@@ -24,6 +24,7 @@ from tidelog.channels.messages import Message
 from tidelog.channels.pending import Ack, Pending
 from tidelog.channels.talk import History
 from tidelog.clock import Clock
+from tidelog.disk.interrupts import deferring
 from tidelog.disk.seam import Disk
 from tidelog.engine import Engine as Topics
 from tidelog.engine import EngineConfig
@@ -43,6 +44,10 @@ class ChannelState(NamedTuple):
     members: tuple[str, ...]
 
 
+@deferring(
+    *("join", "leave", "invite", "kick", "members", "state", "configure", "acl", "allow", "disallow", "delete"),
+    *("publish_many", "submit", "subscribe", "history", "bounds", "push", "pop", "clear", "__len__"),
+)
 class Channel:
     """One channel, as one user has it."""
 
@@ -192,6 +197,7 @@ class Channel:
         return True
 
 
+@deferring("channel", "tick", "refresh", "close")
 class Engine(Topics):
     """Topics and channels of one directory."""
 

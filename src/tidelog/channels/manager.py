@@ -29,6 +29,7 @@ from tidelog.channels.room import Room
 from tidelog.channels.store import ChannelStore
 from tidelog.clock import Clock
 from tidelog.disk import fork
+from tidelog.disk.interrupts import deferring
 from tidelog.disk.seam import Disk
 from tidelog.errors import ChannelNotFound, ChannelOffline, Closed, Damaged, Error, Forked, ReadOnly
 from tidelog.formats.channel import Meta
@@ -103,6 +104,7 @@ class Shard:
                 other.close_log()
 
 
+@deferring("handlers", "meta", "tick", "close")
 class ChannelManager:
     def __init__(
         self,

@@ -27,6 +27,7 @@ from tidelog.channels.messages import Message, MessageLog
 from tidelog.channels.metrics import SUCCESS, Metrics
 from tidelog.channels.pending import Pending
 from tidelog.clock import Clock
+from tidelog.disk.interrupts import deferred
 from tidelog.errors import ChannelNotFound, Error
 from tidelog.formats.channel import Meta
 
@@ -112,6 +113,7 @@ class Room:
             pending.set(pending.ack(durable=False, receivers=None))
         return pending
 
+    @deferred
     def commit(self, *, last: bool = False) -> None:
         """Sync and deliver all that is queued, unless another thread is at it, which passes on what it does not take,
         or a change is asked for, whose thread calls this afterwards. Called without the lock; outcomes are told by the

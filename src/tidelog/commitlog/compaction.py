@@ -24,6 +24,7 @@ from tidelog.commitlog.recovery import reload
 from tidelog.commitlog.segment import SWAPPED, Mapped, Sealed
 from tidelog.commitlog.state import State
 from tidelog.commitlog.swap import abandon, commit, prepare
+from tidelog.disk.interrupts import deferred
 from tidelog.formats import rows as columns
 from tidelog.formats.rows import Rows
 from tidelog.types import Ints, Record
@@ -108,6 +109,7 @@ def _survey(
     return newest, set(tombstones.values())
 
 
+@deferred
 def _compact_one(
     state: State, segment: Sealed, key: Key, newest: dict[bytes, int], dead: set[int], done: Compacted
 ) -> None:

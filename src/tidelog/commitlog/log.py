@@ -30,6 +30,7 @@ from tidelog.commitlog.state import State
 from tidelog.config import LogConfig
 from tidelog.disk import fork
 from tidelog.disk.atomic import remove_if_there
+from tidelog.disk.interrupts import deferring
 from tidelog.disk.seam import Disk, Lock, join
 from tidelog.errors import BadInput
 from tidelog.formats import rows as columns
@@ -39,6 +40,10 @@ from tidelog.formats.values import are_bytes
 from tidelog.types import Buffer, Record
 
 
+@deferring(
+    *("append", "append_many", "append_rows", "sync", "sync_beside", "tick", "seal", "truncate"),
+    *("retain", "remove_expired", "drop_below", "close", "remove"),
+)
 class SegmentedLog:
     """An append-only log of records on disk, or in memory with a `MemoryDisk`."""
 

@@ -16,6 +16,7 @@ import msgspec
 
 from tidelog.disk import fork
 from tidelog.disk.atomic import read_all, replace
+from tidelog.disk.interrupts import deferred
 from tidelog.disk.latch import FULL
 from tidelog.disk.seam import Disk, Lock, join
 from tidelog.errors import BadInput, Corrupt, DiskFull, WriteFailed
@@ -72,6 +73,7 @@ class ConsumerOffsets:
         """Say that `group` is done with everything below `seq`; it survives a power cut on return."""
         self.commit_many(group, {(topic, partition): seq})
 
+    @deferred
     def commit_many(self, group: str, seqs: Mapping[tuple[str, int], int]) -> None:
         """Commit several partitions in one step: after a crash all of them or none."""
         self._may_write()

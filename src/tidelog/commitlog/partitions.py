@@ -33,6 +33,7 @@ from tidelog.commitlog.opening import configured, take_lock
 from tidelog.disk import fork
 from tidelog.disk.atomic import read_all, replace
 from tidelog.disk.latch import FULL
+from tidelog.disk.interrupts import deferring
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.seam import Disk, Lock, join
 from tidelog.errors import (
@@ -71,6 +72,7 @@ class PartitionInfo(NamedTuple):
     size: int
 
 
+@deferring("create_topic", "partition", "retain", "close")
 class PartitionedLog:
     """Many logs under one directory, with one set of consumer offsets."""
 

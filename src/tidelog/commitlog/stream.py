@@ -17,6 +17,7 @@ from tidelog.commitlog.append import after_write, ceiling, check_expected, roll_
 from tidelog.commitlog.codec import Batch
 from tidelog.commitlog.state import State
 from tidelog.commitlog.storage import told, told_async
+from tidelog.disk.interrupts import deferring
 from tidelog.errors import Closed, Error
 from tidelog.formats.rows import Rows, Span
 from tidelog.types import Buffer
@@ -25,6 +26,7 @@ _READ_BACK_BYTES = 1 << 20
 _AROUND_BYTES = 1024  # more than any layout puts before and behind a record's data
 
 
+@deferring("__init__", "write", "commit", "roll_back")
 class Stream:
     """One record in the making. `write` chunks, then `commit`; anything else ends in `roll_back`."""
 

@@ -67,6 +67,7 @@ class Latch:
         try:
             file.sync()
         except OSError as error:
+            self._because = self._because or error  # before any call: an interrupt in between must not lose it
             raise self.trip(error, f"syncing {file.path}") from error
 
     def refused(self, error: OSError, what: str) -> Error:

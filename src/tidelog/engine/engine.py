@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Self
 
 from tidelog.disk import fork
+from tidelog.disk.interrupts import deferring
 from tidelog.disk.seam import Lock as DirectoryLock
 from tidelog.engine import append, groups, opening, retention
 from tidelog.engine.append import Records
@@ -38,6 +39,7 @@ from tidelog.formats.bodies import Body
 from tidelog.wal import Shard
 
 
+@deferring("topic", "configure", "ensure", "own", "disown", "gaps", "tick", "checkpoint", "refresh", "close")
 class Engine(Routers):
     def __init__(self, opened: opening.Opened, *, threads: bool) -> None:
         self._shared: Shared = opened.shared

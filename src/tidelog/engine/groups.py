@@ -17,6 +17,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from tidelog.disk.interrupts import deferring
 from tidelog.engine import floors, read, retention, segments
 from tidelog.engine.config import check_topic_name
 from tidelog.engine.core import Core
@@ -165,6 +166,7 @@ def _check_room(core: Core, body: GroupCursor) -> None:
         raise Throttled("groups", max=most, used=used, asked=1)
 
 
+@deferring("commit", "reset", "hold", "begin", "delete")
 class Group:
     """A group of consumers of one topic. `Topic.group` makes one; it is on disk from its first move on."""
 

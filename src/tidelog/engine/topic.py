@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tidelog.disk.interrupts import DEFERRED, deferring
 from tidelog.engine import append, delete, encode, numbered, pages, read, retention, segments
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import Core
@@ -28,6 +29,7 @@ from tidelog.formats.json_rows import Show
 from tidelog.wal import Shard, Token
 
 
+@deferring("append_nowait", "append_arrow", "append_numbered", "stage", "delete", "seal")
 class Topic:
     """A durable, numbered sequence of records. `Engine.topic` makes one."""
 
@@ -127,7 +129,10 @@ class Topic:
         and returns the first one's seqs.
         """
         batch = encode.prepare(self._core.shared.limits, records, tag, node, meta)
-        return self._append(batch, key).wait()
+        with DEFERRED:
+            token = self._append(batch, key)
+            token.push()
+        return token.wait()  # where another thread commits, this one may be interrupted: its record is on its way
 
     def append_nowait(
         self,

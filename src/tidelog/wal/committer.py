@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock
-from typing import Protocol
+from typing import Final, Protocol, TypeVar
 
 from tidelog.clock import Clock
 from tidelog.errors import Error, Latched
@@ -21,9 +21,46 @@ from tidelog.wal.commit import Commit
 from tidelog.wal.file import Writer
 from tidelog.wal.stats import Stats
 
+T = TypeVar("T")
+_TRIES: Final = 3
+
 
 class Put(Protocol):
     def __call__(self, pieces: Sequence[Buffer], *, size: int, frames: int) -> None: ...
+
+
+class Patience:
+    """Completes a step that something other than the disk broke off: an interrupt is raised once the commit is done.
+
+    Writes are positional and syncs may be repeated, so a step that is run again comes to the same end. What breaks it
+    off again and again is no interrupt, and is raised.
+    """
+
+    def __init__(self) -> None:
+        self._interrupt: BaseException | None = None
+
+    def run(self, step: Callable[[], T]) -> T:
+        for _ in range(_TRIES):
+            try:
+                return step()
+            except (Error, OSError):
+                raise
+            except BaseException as error:
+                self._interrupt = error
+        return step()
+
+    def put(self, put: Put) -> Put:
+        """`put`, run as a step."""
+
+        def patient(pieces: Sequence[Buffer], *, size: int, frames: int) -> None:
+            self.run(lambda: put(pieces, size=size, frames=frames))
+
+        return patient
+
+    def tell(self) -> None:
+        """Raise the interrupt, if there was one."""
+        if self._interrupt is not None:
+            raise self._interrupt
 
 
 class Committer:
@@ -46,12 +83,14 @@ class Committer:
         if not batch:
             return False
         fate: BaseException | None = None
+        patience = Patience()
         try:
-            if self._write(batch, gathered_us, self._writer.write):
-                self.sync_us = self._sync()
+            if self._write(batch, gathered_us, patience.put(self._writer.write)):
+                self.sync_us = patience.run(self._sync)
         except BaseException as error:
             fate = error
         self._settle(batch, fate)
+        patience.tell()
         return True
 
     def _settle(self, batch: list[Commit], fate: BaseException | None) -> None:

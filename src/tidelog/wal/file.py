@@ -30,7 +30,7 @@ from contextlib import suppress
 from threading import Lock
 from typing import Final
 
-from tidelog.disk.atomic import replace
+from tidelog.disk.atomic import remove_if_there, replace
 from tidelog.disk.latch import FULL, Latch
 from tidelog.disk.seam import Disk, File, join
 from tidelog.errors import Damaged, Error
@@ -253,6 +253,10 @@ class Writer:
             replace(self._disk, join(self.directory, CURRENT), f"{file_name(first)}\n".encode())
         except OSError:
             file.close()
+            raise
+        except BaseException:  # an interrupt: the next attempt makes it anew
+            file.close()
+            remove_if_there(self._disk, path)
             raise
         self._room = room
         return file

@@ -20,6 +20,7 @@ from threading import Lock, Thread
 
 from tidelog.clock import Clock
 from tidelog.disk import fork
+from tidelog.disk.interrupts import DEFERRED, deferring
 from tidelog.disk.seam import File
 from tidelog.errors import Busy, Closed
 from tidelog.wal.aside import HEAR_S, LEAD_BYTES, TURN_S, Aside
@@ -30,6 +31,7 @@ from tidelog.wal.stats import Stats
 from tidelog.wal.window import gather
 
 
+@deferring("submit", "position", "synced", "start", "close")
 class Shard(Aside):
     """One ordered stream of commits into the files of one group. Safe to use from any thread."""
 
@@ -126,13 +128,14 @@ class Shard(Aside):
         """Commit what is queued, up to the bounds of one batch. False where nothing was queued, and where another
         thread commits and this one is not to wait for its turn, or not longer. `gathered_us`: for how long the caller
         has let the batch grow."""
-        self._yield()
-        if not self._turn.acquire(blocking, timeout):
-            return False
-        try:
-            return self._commit(gathered_us)
-        finally:
-            self._leave()
+        with DEFERRED:  # before the turn is taken: an interrupt after that would keep it for ever
+            self._yield()
+            if not self._turn.acquire(blocking, timeout):
+                return False
+            try:
+                return self._commit(gathered_us)
+            finally:
+                self._leave()
 
     def tick(self) -> None:
         """Sync what was written and not synced, and first commit what nobody came back for. Raises Latched when it

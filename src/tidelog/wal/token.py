@@ -64,16 +64,21 @@ class Token(Generic[T]):
     def wait(self, timeout: float | None = None) -> T:
         """The result, or the commit's error raised. InDoubt when `timeout` seconds were not enough; a caller that
         commits by itself is back when the disk is, however long that takes."""
-        shard = self._shard
-        patience = -1 if timeout is None else timeout
-        # With a writer thread nobody queues up for the turn: whoever has it sends the thread for what it leaves.
-        while not self._set and (shard.pump(blocking=False) if shard.threaded else shard.pump(timeout=patience)):
-            pass
+        if not self._set:
+            self.push(timeout)
         if not self._set:
             self._park(timeout)
         if self._error is not None:
             raise self._error.with_traceback(None)
         return self._value  # type: ignore[return-value]  # None only where T allows it
+
+    def push(self, timeout: float | None = None) -> None:
+        """Commit by itself, where no other thread is at it."""
+        shard = self._shard
+        patience = -1 if timeout is None else timeout
+        # With a writer thread nobody queues up for the turn: whoever has it sends the thread for what it leaves.
+        while not self._set and (shard.pump(blocking=False) if shard.threaded else shard.pump(timeout=patience)):
+            pass
 
     def add_callback(self, callback: Callable[[Token[T]], object], *, want: bool = True) -> None:
         """Have `callback(token)` called once the outcome is known: now if it is, else by the committer. It must be

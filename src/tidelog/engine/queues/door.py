@@ -16,6 +16,7 @@ from contextlib import suppress
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
+from tidelog.disk.interrupts import deferring
 from tidelog.engine import delete, retention
 from tidelog.engine.encode import check_number, is_text
 from tidelog.engine.queues import claims, settle
@@ -40,6 +41,19 @@ Given = Job | int | Sequence[Job] | Sequence[int]
 Ids = Sequence[int | None] | None
 
 
+@deferring(
+    "take_in",
+    "claim_now",
+    "stage_ack",
+    "stage_nack",
+    "stage_extend",
+    "ack",
+    "nack",
+    "extend",
+    "release",
+    "held",
+    "counts",
+)
 class Queue:
     """Jobs of a topic, handed out under leases. `Engine.queue` makes one."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import Protocol
 
+from tidelog.disk.interrupts import deferring
 from tidelog.engine.config import OWN, TopicConfig, check_topic_name
 from tidelog.engine.core import Core
 from tidelog.engine.delete import parse
@@ -32,6 +33,7 @@ class _Home(Protocol):
     def _drop(self, core: Core, actor: str | None = None) -> None: ...
 
 
+@deferring("router", "find_router", "drop_router", "remove")
 class Routers:
     """Mixed into the engine."""
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from threading import Lock
 from typing import NamedTuple
 
+from tidelog.disk.interrupts import DEFERRED
 from tidelog.engine import reserve
 from tidelog.engine.core import Core
 from tidelog.engine.parts import Weight
@@ -67,7 +68,7 @@ class Lane:
 
     def step(self) -> bool:
         """One pass over at most some records; False where there is nothing to pass on, or no room for it."""
-        with self.turn:
+        with DEFERRED, self.turn:
             return self.begin()()
 
     def begin(self) -> Callable[[], bool]:
