@@ -7,7 +7,8 @@ commit while holding the lock: the committer needs it to publish.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from tidelog.engine.routing.restore import Wires
     from tidelog.wal import Commit
 
+_log = logging.getLogger("tidelog.engine")
 TOPICS = "topics"
 WAL = "wal"
 
@@ -64,6 +66,7 @@ class Shared:
     shards: list[Shard]  # none: opened for reading
     closing: bool = False  # no new writes
     closed: bool = False
+    listener_failures: int = 0  # how often a listener raised
     opener: int | None = None  # in a forked child: the process that opened it
     rolled: bool = False  # a segment was completed, or copies were made, that no checkpoint has seen
     doors: Doors | None = None  # the engine, for those of its parts that need other topics
@@ -83,6 +86,16 @@ class Shared:
         if self.opener is not None:
             return Forked(self.root, pid=self.opener)
         return Closed(f"{self.root} was closed; {undone}, open it again")
+
+    def notify(self, topic: str, listeners: Iterable[Callable[[], None]]) -> None:
+        """Call the listeners of a topic. What one raises is logged and counted, and is no concern of the write that it
+        is told of, nor of the other listeners."""
+        for listener in listeners:
+            try:
+                listener()
+            except BaseException:
+                self.listener_failures += 1
+                _log.exception("a listener of topic %r raised; the write it was told of is done", topic)
 
     def now_ms(self) -> int:
         return self.clock.now_us() // 1000
@@ -313,8 +326,7 @@ class Core:
         if self._waiters:
             with self.lock:
                 waiters = list(self._waiters)
-            for waiter in waiters:
-                waiter()
+            self.shared.notify(self.name, waiters)
 
     def submit(self, commit: Commit) -> None:
         self.shard.submit(commit)

@@ -169,6 +169,11 @@ class Engine(Routers):
         """How many holds of groups were broken since the directory was opened."""
         return self._shared.notes.broken
 
+    @property
+    def listener_failures(self) -> int:
+        """How often a callback of `Topic.listen` or `Queue.listen` raised since the directory was opened."""
+        return self._shared.listener_failures
+
     def drop(self, name: str, *, if_empty: bool = False, actor: str | None = None) -> bool:
         """Remove a topic with all its records; False where there is none. A topic made again under its name starts
         anew."""

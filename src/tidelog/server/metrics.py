@@ -287,6 +287,8 @@ class Metrics(Collector):
             yield gauge
         broken = service.engine.holds_broken if service.is_ready else 0
         yield CounterMetricFamily("tidelog_group_hold_broken", "Holds of groups that were broken.", broken)
+        raised = service.engine.listener_failures if service.is_ready else 0
+        yield CounterMetricFamily("tidelog_listener_failures", "Listeners of topics and queues that raised.", raised)
 
     def _forget(self, topics: Sequence[TopicState]) -> None:
         """Drop the traffic of topics that are gone. One made again starts from nothing, as its seqs do."""

@@ -37,7 +37,7 @@ COUNTERS = words(
     wal_submit_full_total topic_appended_total topic_read_total topic_evicted_total topic_gaps_total requests_total
     topic_queue_claimed_total topic_queue_acked_total topic_queue_nacked_total topic_queue_extended_total
     topic_queue_expired_total topic_queue_dead_lettered_total throttled_total
-    group_hold_broken_total
+    group_hold_broken_total listener_failures_total
     channel_joins_total channel_leaves_total channels_deleted_total store_saves_total store_deletes_total
     store_loads_total store_sweeps_total message_log_flushes_total message_log_reads_total message_log_deletes_total
     message_log_upkeep_total message_log_entries_returned_total message_log_segments_rolled_total

@@ -232,8 +232,7 @@ class State:
         if self._waiters:
             with self._bell:
                 waiters = list(self._waiters)
-            for wake in waiters:
-                wake()
+            self.core.shared.notify(self.core.name, waiters)
 
 
 def state_of(core: Core) -> State:
