@@ -32,8 +32,8 @@ from tidelog.commitlog.offsets import ConsumerOffsets
 from tidelog.commitlog.opening import configured, take_lock
 from tidelog.disk import fork
 from tidelog.disk.atomic import read_all, replace
-from tidelog.disk.latch import FULL
 from tidelog.disk.interrupts import deferring
+from tidelog.disk.latch import FULL
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.seam import Disk, Lock, join
 from tidelog.errors import (
