@@ -102,7 +102,7 @@ def test_a_session_of_nothing_ends_at_once(api: Api, server: Server, topic: str)
 
 
 def test_consistency_is_one_of_two(api: Api, topic: str) -> None:
-    """§2.9: parsed; otherwise it changes nothing."""
+    """§2.9: parsed; `strong` waits for the sync of what it tells (docs/guarantees.md)."""
     api.make(topic)
     for value in ("eventual", "strong"):
         assert api.watch({topic: {}}, consistency=value)["wid"]

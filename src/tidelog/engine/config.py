@@ -1,7 +1,7 @@
 """[policy] Settings of a topic and of an engine. Nothing here reads the environment.
 
-A topic's config is the object of the wire contract: 17 keys in one order, always all of them. It is
-given in part and kept whole. Rules, in order of authority:
+A topic's config is the object of the wire contract: 17 keys in one order, always all of them, and behind them
+`consistency` where it is strong. It is given in part and kept whole. Rules, in order of authority:
 
   1. A key that is not known is refused, with the nearest that is: a misspelt cap would keep everything.
   2. A value has exactly the type of its field: true is not 1, and 1.0 is not 1 either.
@@ -28,17 +28,25 @@ from tidelog.errors import BadInput
 TopicType: TypeAlias = Literal["log", "queue"]
 Discard: TypeAlias = Literal["old", "reject"]
 Durability: TypeAlias = Literal["ephemeral", "memory", "disk", "fsync"]
+Consistency: TypeAlias = Literal["eventual", "strong"]
 
 KEYS: Final = (  # the order of the contract
     *("type", "ttl_ms", "cap_records", "cap_bytes", "discard", "durable", "durability", "priority", "auto_priority"),
     *("auto_create", "idempotency_window_ms", "dedupe_node", "lease_ms", "claim_jitter_ms", "max_deliveries"),
     *("dead_letter", "leases_durable"),
 )
+ADDED: Final = ("consistency",)  # keys beside the contract's: only told where they are not the default
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 86_400_000
 CLAIM_JITTER_MS_MAX: Final = 5_000
 
-_CHOICES: Final = {"type": get_args(TopicType), "discard": get_args(Discard), "durability": get_args(Durability)}
+_CHOICES: Final = {
+    "type": get_args(TopicType),
+    "discard": get_args(Discard),
+    "durability": get_args(Durability),
+    "consistency": get_args(Consistency),
+}
+_KNOWN: Final = (*KEYS, *ADDED)
 _BOOLS: Final = ("auto_priority", "auto_create", "dedupe_node", "leases_durable")
 _COUNTS: Final = (
     *("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms"),
@@ -113,6 +121,10 @@ class TopicConfig:
     leases_durable: bool = False
     """Whether leases and counts of deliveries outlive a restart."""
 
+    consistency: Consistency = "eventual"
+    """What readers are shown. `eventual`: what is acked. `strong`: what a power cut cannot take back; needs the class
+    `disk` or `fsync`."""
+
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             _check_choice(name, getattr(self, name), choices)
@@ -122,6 +134,11 @@ class TopicConfig:
             _check_bool(name, getattr(self, name))
         if self.priority is not None:
             _check_int("priority", self.priority, -_I32_MAX - 1, _I32_MAX)
+        if self.consistency == "strong" and self.durability in ("memory", "ephemeral"):
+            raise BadInput(
+                f"consistency is strong and durability {self.durability}, which promises nothing after a power cut: "
+                "readers would be shown nothing; give durability disk or fsync, or consistency eventual"
+            )
         if self.dead_letter is not None and not _is_name(self.dead_letter):
             raise BadInput(
                 f"dead_letter is {_shown(self.dead_letter)}, which cannot name a topic; give null or a topic's name: "
@@ -139,13 +156,17 @@ class TopicConfig:
     def make(cls, fields: Mapping[str, object], *, base: TopicConfig | None = None) -> TopicConfig:
         """These fields over `base`, or over the defaults. Nulls are for `durability`, `priority` and `dead_letter`."""
         for name in fields:
-            if name not in KEYS:
-                raise BadInput(f"a topic has no field {_shown(name)}; the nearest is {_nearest(name, KEYS)}")
+            if name not in _KNOWN:
+                raise BadInput(f"a topic has no field {_shown(name)}; the nearest is {_nearest(name, _KNOWN)}")
         return _over(base or cls(), fields)
 
     def to_json(self) -> bytes:
-        """All 17 keys in the contract's order, without a space: the same config gives the same bytes."""
-        return msgspec.json.encode({name: getattr(self, name) for name in KEYS})
+        """All 17 keys in the contract's order, and those of ours that are not the default, without a space: the same
+        config gives the same bytes."""
+        fields = {name: getattr(self, name) for name in KEYS}
+        if self.consistency != "eventual":
+            fields["consistency"] = self.consistency
+        return msgspec.json.encode(fields)
 
     @classmethod
     def from_json(cls, text: bytes) -> TopicConfig:
@@ -167,7 +188,7 @@ def _read(text: bytes) -> TopicConfig:
         raise BadInput(f"a topic's config is not JSON ({error}); give an object with the fields to set") from None
     if not isinstance(fields, dict):
         raise BadInput(f"a topic's config is {_shown(fields)}; give an object with the fields to set")
-    return _over(TopicConfig(), {name: value for name, value in fields.items() if name in KEYS})
+    return _over(TopicConfig(), {name: value for name, value in fields.items() if name in _KNOWN})
 
 
 # A start reads the same few configs for all its topics: a twentieth of the time of reading each.

@@ -73,6 +73,8 @@ class Shared:
     journals: set[Journal] = field(default_factory=set)  # those with something to write down
     queues: set[Core] = field(default_factory=set)  # topics of type queue
     scratch: Scratch = field(default_factory=Scratch)
+    strong: set[Core] = field(default_factory=set)  # topics with strong readers
+    files_synced: bool = False  # a reader beside the writer has synced the WAL for its strong readers
     moved_floors: set[Core] = field(default_factory=set)  # topics whose floor the next interval sync makes durable
     replaying: bool = False  # frames are being applied: what they say is not yet all
     notes: Notes = field(init=False)
@@ -136,6 +138,8 @@ class Core:
         self.booked: Booked | None = None  # those behind them, once the disk has the mark
         self.hardened = 1  # the evict floor that a power cut cannot take back
         self.flooring: Token[int] | None = None
+        self.synced = 0  # records up to here survive a power cut, as far as a strong reader asked
+        self.settling = Lock()  # one strong reader syncs for all
         self.window: Window[Token[Appended], Appended] = Window()
         self.dropped = False
         self._shard: Shard | None = None

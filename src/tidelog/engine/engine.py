@@ -15,7 +15,7 @@ from typing import Self
 from tidelog.disk import fork
 from tidelog.disk.interrupts import deferring
 from tidelog.disk.seam import Lock as DirectoryLock
-from tidelog.engine import append, groups, opening, retention
+from tidelog.engine import append, groups, opening, retention, strong
 from tidelog.engine.append import Records
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig, check_topic_name
 from tidelog.engine.control import Control
@@ -296,8 +296,10 @@ class Engine(Routers):
 
     def _sync(self) -> None:
         retention.write_floors(self._shared)
+        heads = strong.before_interval(self._shared)
         for shard in self._shared.shards:
             shard.tick()
+        strong.after_interval(heads)
 
     def _keep(self) -> None:
         self._tell()

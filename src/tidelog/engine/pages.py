@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 import pyarrow as pa
 
 from tidelog.engine import retention
+from tidelog.engine import strong as consistency
 from tidelog.engine.block import Block
 from tidelog.engine.core import Core
 from tidelog.engine.edges import PAGE_FRAMES_MAX
@@ -39,14 +40,14 @@ class TextPage(NamedTuple):
         return self.next_from_seq == self.head_seq
 
 
-def is_quick(core: Core, from_seq: int, limit: int, bytes_max: int) -> bool:
+def is_quick(core: Core, from_seq: int, limit: int, bytes_max: int, *, strong: bool = False) -> bool:
     """Whether a page from here is at hand: in memory, or so lately written that the page cache has it, or of segments
     that were read before and are in memory all the same; and no floor has to be synced first.
 
     A page of segments must be known from `limit` and `bytes_max` alone. Of a reader who leaves records out it is not:
     it may reach far; such a one says 0 and means blocks only.
     """
-    if not retention.is_settled(core, from_seq):
+    if not retention.is_settled(core, from_seq) or not consistency.is_settled(core, strong):
         return False
     with core.lock:
         index = core.index
@@ -63,12 +64,14 @@ def is_quick(core: Core, from_seq: int, limit: int, bytes_max: int) -> bool:
     return True
 
 
-def text_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: int, show: Show) -> TextPage:
+def text_page(
+    core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: int, show: Show, *, strong: bool = False
+) -> TextPage:
     """The next records behind `from_seq` as text: at most `limit` and about `bytes_max` bytes."""
-    short = _short(core, from_seq, limit, bytes_max) if show.data else None
+    short = _short(core, from_seq, limit, bytes_max, strong=strong) if show.data else None
     if short is not None:
         return short
-    scan = Scan(core, from_seq, nodes)
+    scan = Scan(core, from_seq, nodes, strong=strong)
     texts = [
         json_rows.joined(stretch.rows, stretch.json, show, compiled=core.shared.limits.kernel)
         for stretch in scan.stretches(limit, bytes_max)
@@ -78,13 +81,15 @@ def text_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: in
     return TextPage(b",".join(texts), scan.gap, scan.cursor, scan.head, scan.earliest, scan.counts)
 
 
-def at_hand(core: Core, from_seq: int, limit: int, bytes_max: int) -> TextPage | None:
+def at_hand(core: Core, from_seq: int, limit: int, bytes_max: int, *, strong: bool = False) -> TextPage | None:
     """`text_page` with data, where it can be had by the short way and nobody has to wait for it: `is_quick` and the
     page in one look. None says nothing: ask `is_quick`."""
-    return _short(core, from_seq, limit, bytes_max, near=True)
+    return _short(core, from_seq, limit, bytes_max, near=True, strong=strong)
 
 
-def _short(core: Core, from_seq: int, limit: int, bytes_max: int, *, near: bool = False) -> TextPage | None:
+def _short(
+    core: Core, from_seq: int, limit: int, bytes_max: int, *, near: bool = False, strong: bool = False
+) -> TextPage | None:
     """The same as by a scan, for two kinds of pages that most are of: what a watcher lacks, which is the newest write
     and nothing else, and records of a few batches that have JSON data and nothing else. A scan prepares for everything
     else there is, for 60 µs, and reads records into columns first. None where it is not that simple."""
@@ -95,6 +100,8 @@ def _short(core: Core, from_seq: int, limit: int, bytes_max: int, *, near: bool 
     with core.lock:
         core.check()
         index = core.index
+        if not consistency.is_settled(core, strong):
+            return None
         head, earliest = index.head, index.earliest
         count = min(head - from_seq, limit)
         first = at = from_seq + 1

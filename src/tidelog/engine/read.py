@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from tidelog.commitlog.codec import Chunk
 from tidelog.engine import floors, retention
+from tidelog.engine import strong as consistency
 from tidelog.engine.core import Core
 from tidelog.engine.encode import check_number, is_text
 from tidelog.engine.floors import Gap
@@ -54,21 +55,34 @@ class Scan:
     `gap` is the first that was met."""
 
     def __init__(
-        self, core: Core, from_seq: int, nodes: Nodes, to_seq: int | None = None, *, through: bool = False
+        self,
+        core: Core,
+        from_seq: int,
+        nodes: Nodes,
+        to_seq: int | None = None,
+        *,
+        through: bool = False,
+        strong: bool = False,
     ) -> None:
         check_number("from_seq", from_seq, 0, SEQ_MAX)
         if to_seq is not None:
             check_number("to_seq", to_seq, 0, SEQ_MAX)
         retention.observe(core)
+        durable = consistency.settle(core) if consistency.is_wanted(core, strong) else SEQ_MAX
+        if to_seq is not None and durable < min(to_seq, core.index.head):
+            raise consistency.refused(core)  # a range is read whole or not at all
         self._core = core
         self._nodes = nodes if core.config.dedupe_node else frozenset()
         with core.lock:
             core.check()
             index = core.index
-            self.head, self.earliest, self.marks = index.head, index.earliest, index.marks
+            self.earliest, self.marks = index.earliest, index.marks
+            # A strong reader's head is the last durable record. A cursor beyond it is not one of another topic.
+            self.head = min(index.head, max(durable, from_seq, index.earliest - 1))
             begin = floors.start(from_seq, self.head, self.earliest, self.marks, index.trims)
             self.gap = begin.gap
             self.cursor = max(begin.cursor, 0)
+            self.head = max(self.head, self.cursor)  # also where a gap goes beyond what could be made durable
             self.counts = self._passed(0 if self.gap and self.gap.reason == "recreated" else from_seq, self.cursor)
             ahead = floors.next_trim(self.cursor, index.trims)
         self.last = self.head if to_seq is None else min(to_seq, self.head)

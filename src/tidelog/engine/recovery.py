@@ -93,6 +93,7 @@ def _restored(shared: Shared, row: TopicRow) -> Core:
     index.head, index.earliest, index.last_ts = row.head, row.earliest, row.last_ts
     index.marks = Marks(row.cap_mark, row.ttl_mark, row.source_mark)
     core.hardened = index.evict_floor
+    core.synced = row.head
     index.ghosts, index.trims = list(row.ghosts), list(row.trims)
     core.reserved, core.removals = row.reserved, row.removals
     core.groups = {each.group: Cursor(each.seq, each.ts_ms, each.hold_bytes) for each in row.consumers}

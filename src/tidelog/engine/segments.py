@@ -18,14 +18,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from tidelog.engine import retention
+from tidelog.engine import retention, strong
 from tidelog.engine.core import Core
 from tidelog.engine.index import TopicIndex
 from tidelog.engine.parts import Bools, Segment
 from tidelog.errors import Corrupt, NotFound
 from tidelog.formats import deletions, idx
 from tidelog.formats.deletions import DeletionVector
-from tidelog.formats.frame import TS_MS_MAX
+from tidelog.formats.frame import SEQ_MAX, TS_MS_MAX
 from tidelog.types import Buffer
 
 FileKind: TypeAlias = Literal["data", "idx", "foot", "del"]
@@ -154,12 +154,15 @@ class Listing(NamedTuple):
 def listing(core: Core) -> Listing:
     """All segments of which something is left to read."""
     retention.observe(core)
+    durable = strong.settle(core) if strong.is_wanted(core) else SEQ_MAX
     with core.lock:
         core.check()
         index = core.index
-        held = [_held(core, segment) for segment in _filed(index)]
+        # A checkpoint adopts files before its manifest is saved: until then what they have hangs on the WAL alone.
+        held = [_held(core, segment) for segment in _filed(index) if segment.stop - 1 <= durable]
         behind = held[-1].stop - 1 if held else index.earliest - 1
-        found = Listing(index.head, index.earliest, index.evict_floor, held, behind)
+        head = min(index.head, max(durable, index.earliest - 1))
+        found = Listing(head, index.earliest, index.evict_floor, held, behind)
     retention.harden(core, found.evict_floor)
     return found
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from tidelog.disk.interrupts import DEFERRED, deferring
 from tidelog.engine import append, delete, encode, numbered, pages, read, retention, segments
+from tidelog.engine import strong as consistency
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import Core
 from tidelog.engine.encode import Batch, Columns, Parts
@@ -299,20 +300,36 @@ class Topic:
         return self.follow(timeout=0.0, on_gap="skip")
 
     def read_json(
-        self, from_seq: int, limit: int, bytes_max: int, *, nodes: Nodes = frozenset(), show: Show
+        self,
+        from_seq: int,
+        limit: int,
+        bytes_max: int,
+        *,
+        nodes: Nodes = frozenset(),
+        show: Show,
+        strong: bool = False,
     ) -> TextPage:
-        """`read`, with records as JSON text that is ready to be sent."""
-        return pages.text_page(self._core, from_seq, limit, nodes, bytes_max, show)
+        """`read`, with records as JSON text that is ready to be sent. `strong`: only what survives a power cut,
+        whatever the topic's consistency is."""
+        return pages.text_page(self._core, from_seq, limit, nodes, bytes_max, show, strong=strong)
 
-    def is_quick(self, from_seq: int, limit: int = 0, bytes_max: int = 0) -> bool:
+    def is_quick(self, from_seq: int, limit: int = 0, bytes_max: int = 0, *, strong: bool = False) -> bool:
         """Whether `read_json` from here needs memory alone, and may be called where nobody may wait. Without a limit,
         or for a reader that leaves out a node's records: whether they are in no file."""
-        return pages.is_quick(self._core, from_seq, limit, bytes_max)
+        return pages.is_quick(self._core, from_seq, limit, bytes_max, strong=strong)
 
-    def at_hand(self, from_seq: int, limit: int, bytes_max: int) -> TextPage | None:
+    def at_hand(self, from_seq: int, limit: int, bytes_max: int, *, strong: bool = False) -> TextPage | None:
         """What `read_json` gives where everything is shown, if it is records that are JSON data and nothing else, in
         memory at this moment. None says nothing: ask `is_quick`, or wait for it."""
-        return pages.at_hand(self._core, from_seq, limit, bytes_max)
+        return pages.at_hand(self._core, from_seq, limit, bytes_max, strong=strong)
+
+    def is_synced_for(self, strong: bool) -> bool:
+        """Whether a read does not have to sync what it is to show first."""
+        return consistency.is_settled(self._core, strong)
+
+    def check_strong(self) -> None:
+        """Raise BadInput where a strong reader could never be shown anything: the class promises nothing."""
+        consistency.check_class(self.name, self.config.durability)
 
     def scan(
         self,

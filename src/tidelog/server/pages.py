@@ -37,6 +37,7 @@ class View(NamedTuple):
     bytes_max: int
     nodes: Nodes
     show: Show
+    strong: bool = False  # only what survives a power cut
 
 
 class Page:
@@ -66,7 +67,9 @@ class Page:
 
 def render(topic: Topic, from_seq: int, view: View) -> Page:
     """Read a page and make it text."""
-    found = topic.read_json(min(from_seq, SEQ_MAX), view.limit, view.bytes_max, nodes=view.nodes, show=view.show)
+    found = topic.read_json(
+        min(from_seq, SEQ_MAX), view.limit, view.bytes_max, nodes=view.nodes, show=view.show, strong=view.strong
+    )
     return page_of(topic.name, from_seq, found)
 
 
@@ -99,20 +102,20 @@ class Pages:
 
     def at_hand(self, topic: Topic, from_seq: int, view: View) -> Page | None:
         """The page behind `from_seq`, where it is kept or can be made from memory."""
-        if not topic.is_settled_for(from_seq):
+        if not topic.is_settled_for(from_seq) or not topic.is_synced_for(view.strong):
             return None
         key = _key(topic, from_seq, view)
         page = self._kept.get(key)
         # Who leaves records out, or their data, may need more of a segment than what is known to be at hand.
         limit = view.limit if view.show.data and not view.nodes else 0
-        if page is None and topic.is_quick(from_seq, limit, view.bytes_max):
+        if page is None and topic.is_quick(from_seq, limit, view.bytes_max, strong=view.strong):
             page = self._keep(key, render(topic, from_seq, view))
         return page
 
     def newest(self, topic: Topic, from_seq: int, view: View) -> Page | None:
         """`at_hand` for those who are told of a write as it is done: what they lack is mostly that write and nothing
         else, which costs less to make than to look for."""
-        found = topic.at_hand(from_seq, view.limit, view.bytes_max) if view.show.data else None
+        found = topic.at_hand(from_seq, view.limit, view.bytes_max, strong=view.strong) if view.show.data else None
         return self.at_hand(topic, from_seq, view) if found is None else page_of(topic.name, from_seq, found)
 
     async def get(self, topic: Topic, from_seq: int, view: View, work: Work) -> Page:

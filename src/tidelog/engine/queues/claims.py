@@ -16,7 +16,7 @@ from functools import partial
 from operator import lt
 from typing import Final, NamedTuple
 
-from tidelog.engine import retention
+from tidelog.engine import retention, strong
 from tidelog.engine.config import LEASE_MS_MAX, LEASE_MS_MIN
 from tidelog.engine.index import TopicIndex
 from tidelog.engine.queues import burial, reading
@@ -60,7 +60,7 @@ def is_quick(state: State, most: int) -> bool:
     """Whether a pass for so many needs memory alone."""
     core = state.core
     config = core.config
-    if state.durable or retention.is_due(core) or retention.is_behind(core):
+    if state.durable or retention.is_due(core) or retention.is_behind(core) or not strong.is_settled(core):
         return False
     with core.lock:
         leases = state.leases
@@ -76,12 +76,16 @@ def claim_now(state: State, wants: Sequence[Want]) -> list[Leased]:
     retention.bring(core)
     retention.expire(core)
     state.catch_up()
+    if strong.is_wanted(core):
+        strong.settle(core)  # before the pass, so that what it takes needs no other sync
     found = _pass(state, wants)
     if found.swept:
         state.ring()
     try:
         if found.token is not None:
             found.token.wait()
+        if strong.is_wanted(core):
+            strong.require(core, _together(found.grants, found.dead))
         pieces, lost = reading.fetch(found.plan)
     except BaseException:
         with core.lock:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 from msgspec import Raw, Struct
@@ -24,6 +24,7 @@ class Subscribe(Struct, tag_field="op", tag="subscribe"):
     include_tags: bool = False
     include_meta: bool = True
     lenient: bool = False
+    consistency: Literal["eventual", "strong"] = "eventual"
     request_id: Raw = NULL
 
     def __post_init__(self) -> None:

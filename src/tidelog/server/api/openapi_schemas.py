@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from tidelog.engine import EngineConfig, TopicConfig
-from tidelog.engine.config import CLAIM_JITTER_MS_MAX, KEYS, LEASE_MS_MAX, LEASE_MS_MIN
+from tidelog.engine.config import ADDED, CLAIM_JITTER_MS_MAX, KEYS, LEASE_MS_MAX, LEASE_MS_MIN
 from tidelog.engine.floors import Gap
 from tidelog.engine.queues.schedule import PRIORITY_MAX
 from tidelog.engine.results import Counts
@@ -138,8 +138,9 @@ def _config(fields: dict[str, Schema]) -> Schema:
     fields["durability"] = {**nullable({"enum": ["ephemeral", "memory", "disk", "fsync"]}), "default": "disk"}
     fields["dead_letter"] = {**nullable(TOPIC), "default": None}
     fields["durable"] = {"type": "boolean", "default": False, "description": "Without durability: true is fsync."}
+    fields["consistency"] |= {"description": "strong: readers are shown what survives a power cut. Told where it is."}
     text = "A PUT replaces all of it: what is not given takes its default. Answers have every field."
-    return {"type": "object", "description": text, "properties": {name: fields[name] for name in KEYS}}
+    return {"type": "object", "description": text, "properties": {name: fields[name] for name in (*KEYS, *ADDED)}}
 
 
 _MARKS: Final[dict[str, Schema]] = {"from_seq": COUNT, "head_seq": COUNT, "earliest_seq": COUNT}

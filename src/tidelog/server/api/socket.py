@@ -172,11 +172,13 @@ class Conversation:
         service, engine = self._service, self._service.engine
         limit, bytes_max = budget(command.limit, command.max_batch_bytes)
         show = Show(data=command.include_data, tags=command.include_tags, meta=command.include_meta)
-        view = View(limit, bytes_max, nodes_of(command.node), show)
+        view = View(limit, bytes_max, nodes_of(command.node), show, command.consistency == "strong")
         if command.lenient:
             topics = {name: topic for name in wanted if (topic := engine.find(name)) is not None}
         else:
             topics = {name: found(engine, name) for name in wanted}
+        for topic in topics.values() if view.strong else ():
+            topic.check_strong()
         marks = {name: await state_of(service, topic) for name, topic in topics.items()}
         cursors = {name: start_of(wanted[name], now) for name, now in marks.items()}
         self._say(Subscribed(command.request_id, {name: watermarks(cursors[name], now) for name, now in marks.items()}))

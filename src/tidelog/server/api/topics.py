@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tidelog.engine import Engine, Topic, TopicConfig, TopicState
-from tidelog.engine.config import KEYS, check_topic_name
+from tidelog.engine.config import ADDED, KEYS, check_topic_name
 from tidelog.engine.queues import QueueCounts
 from tidelog.errors import BadInput, TopicNotFound
 from tidelog.server.api.call import Call, ok
@@ -54,7 +54,7 @@ async def configure(call: Call) -> Response:
     service, name = call.service, call.topic
     check_topic_name(name)
     config = config_of(name, call.request.body or b"{}")
-    given = {key: getattr(config, key) for key in KEYS if key != "durable"}
+    given = {key: getattr(config, key) for key in (*KEYS, *ADDED) if key != "durable"}
     engine = service.engine
     topic, created = await service.work(lambda: engine.configure(name, given))
     return ok(

@@ -40,11 +40,13 @@ async def create(call: Call) -> Response:
     sessions.collect()
     limit, bytes_max = budget(body.limit, body.max_batch_bytes)
     show = Show(data=body.include_data, tags=body.include_tags, meta=body.include_meta)
-    view = View(limit, bytes_max, nodes_of(body.node), show)
+    view = View(limit, bytes_max, nodes_of(body.node), show, body.consistency == "strong")
     if call.query.flag("lenient", False):
         topics = {name: topic for name in body.topics if (topic := engine.find(name)) is not None}
     else:
         topics = {name: found(engine, name) for name in body.topics}
+    for topic in topics.values() if view.strong else ():
+        topic.check_strong()
     marks = {name: await state_of(service, topic) for name, topic in topics.items()}
     cursors = {name: start_of(body.topics[name], now) for name, now in marks.items()}
     heartbeat_ms = min(max(body.heartbeat_ms, service.config.heartbeat_ms_min), HEARTBEAT_MS_MAX)

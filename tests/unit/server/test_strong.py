@@ -1,0 +1,152 @@
+"""Strong consistency over HTTP: a peer is sent no record that a power cut could take back, whatever carries it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from tests.unit.server import fakes
+from tests.unit.server.fakes import Line, Tap, World, play
+
+import tidelog
+from tidelog.testing import ManualClock, SimDisk
+
+Scenario = Callable[[World], Awaitable[None]]
+
+
+class Lost:
+    """A server on a disk that loses power, and what is left of its topic then."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.clock = ManualClock()
+        self.disk = SimDisk(clock=self.clock)
+        patch.setattr(fakes, "MemoryDisk", lambda _: self.disk)
+
+    def left(self, name: str = "a") -> set[int]:
+        image = self.disk.crash_image("none")
+        log = tidelog.engine.open("data", disk=image, clock=self.clock, threads=False, wal_file_bytes=1 << 16)
+        return {record.seq for record in log.topic(name, create=False).read(0, 1000).records}
+
+
+@pytest.fixture
+def lost(monkeypatch: pytest.MonkeyPatch) -> Lost:
+    return Lost(monkeypatch)
+
+
+def sent(tap: Tap) -> set[int]:
+    return {record["$seq"] for event in tap.events if event.event == "record" for record in event.data["records"]}
+
+
+@pytest.mark.parametrize("by", ["session", "topic"])
+def test_events_tell_of_durable_records_alone(by: str, lost: Lost) -> None:
+    async def scenario(world: World) -> None:
+        topic = world.topic("a", durability="disk", **({"consistency": "strong"} if by == "topic" else {}))
+        topic.append("reserves")
+        options = {"consistency": "strong"} if by == "session" else {}
+        tap, plain = Tap(), Tap()
+        async with (
+            await world.stream(await world.watch({"a": {}}, **options), tap),
+            await world.stream(await world.watch({"a": {}}), plain),
+        ):
+            for number in range(2, 8):
+                topic.append(number)
+                for each in (tap, plain):
+                    while max(sent(each), default=0) < number:
+                        await each.until(len(each.events) + 1)
+                assert sent(tap) <= lost.left()
+
+    play(scenario, clock=lost.clock)
+
+
+def test_eventual_events_are_sent_before_the_sync(lost: Lost) -> None:
+    async def scenario(world: World) -> None:
+        topic = world.topic("a", durability="disk")
+        topic.append("reserves")
+        tap = Tap()
+        async with await world.stream(await world.watch({"a": {}}, consistency="eventual"), tap):
+            topic.append("x")
+            while max(sent(tap), default=0) < 2:
+                await tap.until(len(tap.events) + 1)
+            assert lost.left() == {1}
+
+    play(scenario, clock=lost.clock)
+
+
+@pytest.mark.parametrize("by", ["command", "topic"])
+def test_messages_of_a_socket_tell_of_durable_records_alone(by: str, lost: Lost) -> None:
+    async def scenario(world: World) -> None:
+        topic = world.topic("a", durability="disk", **({"consistency": "strong"} if by == "topic" else {}))
+        topic.append("reserves")
+        line = Line()
+        async with await world.connect(line):
+            option = {"consistency": "strong"} if by == "command" else {}
+            line.tell({"op": "subscribe", "topic": "a", **option})
+            for number in range(2, 6):
+                topic.append(number)
+                while not (seen := _records(line)) or max(seen) < number:
+                    await line.until(len(line.sent) + 1)
+                assert seen <= lost.left()
+
+    play(scenario, clock=lost.clock)
+
+
+def _records(line: Line) -> set[int]:
+    return {record["$seq"] for said in line.said for record in said.get("records", ())}
+
+
+def test_reads_and_claims_of_a_strong_topic_are_of_durable_records_alone(lost: Lost) -> None:
+    async def scenario(world: World) -> None:
+        status, body = await world.ask(
+            "PUT", "/v0/topics/a", {"type": "queue", "durability": "disk", "consistency": "strong"}
+        )
+        assert (status, body["config"]["consistency"]) == (201, "strong")
+        topic = world.engine.topic("a")
+        topic.append("reserves")
+        status, body = await world.ask("GET", "/v0/topics/a")
+        assert body["config"]["consistency"] == "strong"
+        for number in range(2, 6):
+            topic.append(number)
+            status, body = await world.ask("POST", "/v0/topics/a/diff", {"from_seq": 0})
+            assert status == 200
+            assert [record["$seq"] for record in body["records"]] == list(range(1, number + 1))
+            assert set(range(1, number + 1)) <= lost.left()
+        topic.append("job")
+        status, body = await world.ask("POST", "/v0/topics/a/claim", {"node": "w", "max": 10})
+        assert status == 200, body
+        claimed = {job["$seq"] for job in body["claimed"]}
+        assert len(claimed) == 6
+        assert claimed <= lost.left()
+
+    play(scenario, clock=lost.clock)
+
+
+def test_long_poll_of_a_strong_topic_is_answered_with_durable_records(lost: Lost) -> None:
+    async def scenario(world: World) -> None:
+        topic = world.topic("a", durability="disk", consistency="strong")
+        topic.append("reserves")
+        asked = world.begin("POST", "/v0/topics/a/diff", {"from_seq": 1, "wait_ms": 20_000})
+        topic.append("x")
+        answer: Any = await asked.answer()
+        assert b'"$seq":2' in answer.body
+        assert lost.left() == {1, 2}
+
+    play(scenario, clock=lost.clock)
+
+
+@pytest.mark.parametrize("durability", ["memory", "ephemeral"])
+def test_strong_readers_of_a_class_without_promises_are_refused(durability: str) -> None:
+    async def scenario(world: World) -> None:
+        world.topic("a", durability=durability)
+        status, body = await world.ask("POST", "/v0/watch", {"topics": {"a": {}}, "consistency": "strong"})
+        assert (status, body["error"]["code"]) == (400, "invalid_request")
+        assert len(world.service.sessions) == 0
+        line = Line()
+        async with await world.connect(line):
+            line.tell({"op": "subscribe", "topic": "a", "consistency": "strong"})
+            (said,) = await line.until(1)
+            assert said["code"] == "invalid_request"
+        status, body = await world.ask("PUT", "/v0/topics/b", {"durability": durability, "consistency": "strong"})
+        assert (status, body["error"]["code"]) == (400, "invalid_request")
+
+    play(scenario)
