@@ -27,7 +27,7 @@ _OVERHEAD_BYTES = 64
 def append(state: State, batch: Batch, expected: int | None) -> range:
     """Write a batch; return its seqs. On an error nothing of the part that failed is visible, and the error's
     `acked` names the records of this call that were written before it."""
-    with state.mutex:
+    with state.turn, state.mutex:
         state.check_writable()
         first = state.highest
         check_expected(state, expected)
@@ -181,7 +181,7 @@ def append_rows(state: State, rows: Rows) -> None:
     """Write rows seqs and times as they are, in parts that fit their segments."""
     if not len(rows):
         return
-    with state.mutex:
+    with state.turn, state.mutex:
         state.check_writable()
         first, oldest = int(rows.seq[0]), int(rows.ts_us[0])
         if first < state.highest:
@@ -215,20 +215,23 @@ def append_rows(state: State, rows: Rows) -> None:
 
 
 def tick(state: State) -> None:
-    """Sync when the interval is over and seal when the segment is old. Appends go on while the disk syncs."""
+    """Sync when the interval is over and seal when the segment is old. Appends go on while the disk syncs, and a stream
+    that takes long does not keep the records before it from the disk."""
     with state.mutex:
-        if not state.idle():
+        if not state.may_sync():
             return
         # The thread that keeps the interval begins at half of it, so that the sync is over before all of it is.
         interval_ms = state.config.sync_interval_ms // (2 if state.background else 1)
-        due = state.clock.monotonic_ms() - state.synced_ms >= interval_ms
-        if not due or state.durable >= state.highest:
-            roll_if_due(state)
-            return
-    sync_beside(state)
-    with state.mutex:
-        if state.idle():
-            roll_if_due(state)
+        due = state.clock.monotonic_ms() - state.synced_ms >= interval_ms and state.durable < state.highest
+    if due:
+        sync_beside(state)
+    if state.turn.acquire(blocking=False):  # a writer at work seals by itself, or the next tick does
+        try:
+            with state.mutex:
+                if state.idle():
+                    roll_if_due(state)
+        finally:
+            state.turn.release()
 
 
 def sync_beside(state: State) -> None:

@@ -95,7 +95,7 @@ def retain(
     for name, value in (("keep_ms", keep_ms), ("keep_bytes", keep_bytes)):
         if value is not None and value < 0:
             raise BadInput(f"{name} is {value}, it must not be negative; nothing was dropped")
-    with state.mutex:
+    with state.turn, state.mutex:
         state.check_writable()
         now_us = state.clock.now_us()
         mark = state.durable if high_watermark is None else min(high_watermark, state.durable)
@@ -120,7 +120,7 @@ def remove_expired(state: State, age_ms: int) -> Retained:
     alone, as the laminar design has it: what consumers have committed does not hold it back, `retain` does that."""
     if age_ms < 0:
         raise BadInput(f"the age is {age_ms} ms, it must not be negative; nothing was dropped")
-    with state.mutex:
+    with state.turn, state.mutex:
         state.check_writable()
         horizon_us = state.clock.now_us() - age_ms * 1000
         expired = 0
@@ -140,7 +140,7 @@ def remove_expired(state: State, age_ms: int) -> Retained:
 
 def drop_below(state: State, seq: int) -> Retained:
     """Drop every leading sealed segment that ends at or before `seq`."""
-    with state.mutex:
+    with state.turn, state.mutex:
         state.check_writable()
         mark = min(seq, state.durable)
         over = next((number for number, segment in enumerate(state.sealed) if segment.stop > mark), len(state.sealed))

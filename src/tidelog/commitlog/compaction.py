@@ -54,8 +54,9 @@ def compact(
     progress: Callable[[int, int], None] | None,
 ) -> Compacted:
     """Drop superseded records of the sealed segments. A damaged segment stops it: nothing is dropped on a guess."""
-    with state.mutex:
-        state.check_writable()
+    with state.turn:
+        with state.mutex:
+            state.check_writable()
         done = Compacted()
         before = load_checkpoint(state)
         if before is not None and before.running is not None:
@@ -67,7 +68,8 @@ def compact(
             if progress is not None:
                 progress(number, len(segments))
             _compact_one(state, segment, key, newest, dead, done)
-        _drop_empty_front(state)
+        with state.mutex:
+            _drop_empty_front(state)
         if segments:
             _checkpoint(state, cleaned=segments[-1].stop, running=None)
         if progress is not None:
@@ -77,7 +79,8 @@ def compact(
 
 def _chunks(state: State, segment: Sealed) -> list[Rows]:
     found, seq = [], segment.base
-    shape = segment.shape()
+    with state.mutex:
+        shape = segment.shape()
     while seq < segment.stop:
         chunk = segment.read(shape, seq, segment.stop, _CHUNK_BYTES)
         if chunk.fault is not None:
@@ -92,7 +95,8 @@ def _survey(
 ) -> tuple[dict[bytes, int], set[int]]:
     newest: dict[bytes, int] = {}
     tombstones: dict[bytes, int] = {}
-    youngest = {candidate.base: candidate.newest_us for candidate in candidates(state)}
+    with state.mutex:
+        youngest = {candidate.base: candidate.newest_us for candidate in candidates(state)}
     for segment in state.sealed:
         for rows in _chunks(state, segment):
             for record in columns.records(rows):
@@ -142,31 +146,32 @@ def _compact_one(
     except OSError as error:
         raise state.latch.refused(error, f"copying what stays of segment {base}") from error
     _checkpoint(state, running=(base, "swap"))
-    segment.sealed_bytes = min(segment.sealed_bytes, len(fresh.buf))
-    try:
-        manifest.save(state)
-    except OSError as error:
-        abandon(state.files, base)
-        raise state.latch.refused(error, f"swapping in the compacted segment {base}") from error
-    try:
-        commit(state.files, base)
-    except OSError as error:
-        what = f"swapping in the compacted segment {base}"
-        if codec.truths and state.disk.stat(state.files.data(base) + SWAPPED) is None:
-            # The new data is in place and a side that cannot be derived may not be: the next open finishes it, and
-            # until then the sides that belong to the data are the ones in memory.
-            segment.forget()
-            segment.override, segment.size = sides, len(fresh.buf)
-            step = state.latch.trip if 0 in codec.truths else state.latch.refused
-            raise step(error, what) from error
-        if 0 in codec.truths:
-            raise state.latch.trip(error, what) from error
-        reload(segment)
-        abandon(state.files, base)
-        raise state.latch.refused(error, what) from error
-    segment.size, segment.side_bytes, segment.extra = len(fresh.buf), sum(map(len, sides)), extra
-    segment.override = None
-    segment.forget()  # a reader that still holds the old bytes must not say that these were checked
+    with state.mutex:  # a reader sees the old files or the new ones
+        segment.sealed_bytes = min(segment.sealed_bytes, len(fresh.buf))
+        try:
+            manifest.save(state)
+        except OSError as error:
+            abandon(state.files, base)
+            raise state.latch.refused(error, f"swapping in the compacted segment {base}") from error
+        try:
+            commit(state.files, base)
+        except OSError as error:
+            what = f"swapping in the compacted segment {base}"
+            if codec.truths and state.disk.stat(state.files.data(base) + SWAPPED) is None:
+                # The new data is in place and a side that cannot be derived may not be: the next open finishes it, and
+                # until then the sides that belong to the data are the ones in memory.
+                segment.forget()
+                segment.override, segment.size = sides, len(fresh.buf)
+                step = state.latch.trip if 0 in codec.truths else state.latch.refused
+                raise step(error, what) from error
+            if 0 in codec.truths:
+                raise state.latch.trip(error, what) from error
+            reload(segment)
+            abandon(state.files, base)
+            raise state.latch.refused(error, what) from error
+        segment.size, segment.side_bytes, segment.extra = len(fresh.buf), sum(map(len, sides)), extra
+        segment.override = None
+        segment.forget()  # a reader that still holds the old bytes must not say that these were checked
     done.segments += 1
     done.dropped += total - kept
     done.bytes_after += segment.size

@@ -2,7 +2,7 @@
 
 This class is the door; what happens behind it is one verb a module (append, stream, read,
 truncate, clean, compaction, restore). Every method may be called from any thread: writes take
-turns, reads do not wait for each other's disk.
+turns, reads do not wait for each other's disk, nor for a stream, a compaction or a restore at work.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class SegmentedLog:
             return  # a forked child: the log is its parent's
         if self._flusher is not None:
             self._flusher.stop()
-        with state.mutex:
+        with state.turn, state.mutex:
             if state.closed:
                 return
             try:
@@ -114,7 +114,7 @@ class SegmentedLog:
         state.check_writable()
         if self._flusher is not None:
             self._flusher.stop()  # before the lock is taken: it may be waiting for it
-        with state.mutex:
+        with state.turn, state.mutex:
             state.check_writable()
             bases = [*(segment.base for segment in state.sealed), state.active.base]
             try:
@@ -214,7 +214,7 @@ class SegmentedLog:
 
     def sync(self) -> None:
         """Make everything acked so far survive a power cut."""
-        with self._state.mutex:
+        with self._state.turn, self._state.mutex:
             self._state.check_writable()
             append.sync(self._state)
 
@@ -230,7 +230,7 @@ class SegmentedLog:
 
     def seal(self) -> bool:
         """Seal the active segment and start another; say whether there was anything to seal."""
-        with self._state.mutex:
+        with self._state.turn, self._state.mutex:
             self._state.check_writable()
             if self._state.active.size == 0:
                 return False
@@ -244,9 +244,11 @@ class SegmentedLog:
         get these seqs next. A crash in between leaves them to process some records again.
         """
         state = self._state
-        with state.mutex:
-            state.check_writable()
-            if state.lowest <= mark < state.highest:
+        with state.turn:
+            with state.mutex:
+                state.check_writable()
+                inside = state.lowest <= mark < state.highest
+            if inside:  # not under the mutex: a commit takes it after the lock of the offsets
                 self._offsets.lower(mark)
                 self._root.lower(mark)
             return truncating.truncate(state, mark)

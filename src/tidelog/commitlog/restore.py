@@ -55,8 +55,9 @@ def restore(
         if segment.lost and segment.base < stop:
             raise corrupt(state, segment, Fault(segment.base, segment.stop, 0, segment.lost))
     _fresh(disk, destination)
-    with state.mutex:
-        whole = [segment for segment in state.sealed if segment.stop <= stop]
+    with state.turn:  # no segment goes or changes while it is copied; readers go on
+        with state.mutex:
+            whole = [segment for segment in state.sealed if segment.stop <= stop]
         total = len(whole) + 1
         base = whole[-1].stop if whole else log.lowest
         # Until all of it is there the manifest says that none of it is to stay.

@@ -30,7 +30,12 @@ class State:
     report: Report
     writable: bool
     durable: int  # every seq below this one survives a power cut; never above `highest`
+    turn: RLock = field(default_factory=RLock)
+    """Held by a writer for all of its operation, however long a stream, a callback or a copy takes; taken before
+    `mutex`. Readers never wait for it."""
     mutex: RLock = field(default_factory=RLock)
+    """Held for the moment in which segments, their files or what this class holds change, and while readers take a
+    look at them. Nothing that a caller can make slow runs under it."""
     synced_ms: int = 0  # when the active segment was last synced, on the monotonic clock
     stream: object | None = None  # who is writing a record piece by piece, if anybody is
     closed: bool = False
@@ -59,9 +64,13 @@ class State:
     def highest(self) -> int:
         return self.active.next_seq
 
+    def may_sync(self) -> bool:
+        """Whether the background thread may sync what was written."""
+        return self.writable and not (self.closed or self.latch.closed)
+
     def idle(self) -> bool:
-        """Whether something may be done that nobody asked for."""
-        return self.writable and not (self.closed or self.stream is not None or self.latch.closed)
+        """Whether the background thread may change segments as well."""
+        return self.may_sync() and self.stream is None
 
     def check_open(self) -> None:
         if self.opener is not None:

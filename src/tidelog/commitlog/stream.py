@@ -32,7 +32,7 @@ class Stream:
 
     def __init__(self, state: State, batch: Batch, expected: int | None) -> None:
         self._state, self._batch = state, batch
-        with state.mutex:
+        with state.turn, state.mutex:
             state.check_writable()
             check_expected(state, expected)
             roll_if_due(state)
@@ -60,7 +60,7 @@ class Stream:
 
     def write(self, chunk: Buffer) -> None:
         """Add bytes to the record. On an error the record is rolled back and gone."""
-        with self._state.mutex:
+        with self._state.turn, self._state.mutex:
             self._check_alive()
             self._stage(chunk, self._limit + self._head_bytes)
 
@@ -79,7 +79,7 @@ class Stream:
         """Make the record one; return its seq. What that promises is the sync policy's word."""
         state, active = self._state, self._state.active
         codec, durable = state.codec, state.config.sync != "interval"
-        with state.mutex:
+        with state.turn, state.mutex:
             self._check_alive()
             size = self.size
             try:
@@ -119,7 +119,7 @@ class Stream:
     def roll_back(self) -> None:
         """Forget the record to the last byte. Harmless when it is finished already."""
         state = self._state
-        with state.mutex:
+        with state.turn, state.mutex:
             if state.stream is self:
                 state.stream = None
                 if not state.closed:
@@ -128,7 +128,7 @@ class Stream:
 
 def append_stream(state: State, chunks: Iterable[Buffer], batch: Batch, expected: int | None) -> int:
     """Write one record from an iterable of chunks; all of it or nothing."""
-    with state.mutex:  # other writers wait, as they would for any append
+    with state.turn:  # other writers wait, as they would for any append; readers do not
         stream = Stream(state, batch, expected)
         try:
             for chunk in told(state.path, chunks):

@@ -27,7 +27,7 @@ from tidelog.formats.log_manifest import Entry, LogManifest
 
 def truncate(state: State, mark: int) -> int:
     """Keep records below `mark`; return how many seqs were forgotten. The next append gets `mark`."""
-    with state.mutex:
+    with state.turn, state.mutex:
         state.check_writable()
         highest = state.highest
         if not state.lowest <= mark < highest:
