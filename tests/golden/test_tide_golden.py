@@ -170,6 +170,7 @@ SEGMENT = [
     record(8, b"eight", ms=2),
 ]
 
+SYNC_MARK = bodies.CheckpointMark(wal_first=7, wal_pos=9900)
 VECTORS: dict[str, Vector] = {
     "append": Vector(
         (7, 10, 1, TS, b"n1", b"t", b'{"d":1}'),
@@ -213,6 +214,11 @@ VECTORS: dict[str, Vector] = {
             wal_pos=4096,
             topics=(TopicMark(1, 100, 3, 6, 5, 1, 9000), TopicMark(10, 257, 0, 1, 0, 200, 46)),
         )
+    ),
+    "sync_mark": Vector(
+        (frame.CHECKPOINT_MARK, 0, 0, 10_000, 0, SYNC_MARK),
+        lambda: frame.encode(frame.CHECKPOINT_MARK, seq=10_000, ts_ms=0, data=bodies.encode(SYNC_MARK)),
+        read_control,
     ),
     "lease": control(
         bodies.Lease(event=bodies.LeaseEvent.CLAIMED, lease_id=7, deadline_ms=TS + 30_000, deliveries=1, node="w1"),

@@ -22,8 +22,7 @@ from tidelog.commitlog.segment import Growing
 from tidelog.engine.masks import Bools, Mask
 from tidelog.engine.parts import Places, Weight, bury, bury_one
 from tidelog.errors import Corrupt
-from tidelog.formats import frame, idx, lone, scan
-from tidelog.formats.frame import Frame
+from tidelog.formats import idx, lone, scan
 from tidelog.formats.idx import Run
 from tidelog.types import Buffer, Ints
 from tidelog.wal import Stored
@@ -106,6 +105,15 @@ class Block:
         """Append frames that stay in the WAL."""
         self._walk()  # the index grows in the order of the records
         self.add(pieces, len(told.lengths), weight, ts_ms, ts_ms, told)
+
+    def add_indexed(
+        self, pieces: list[Stored], entries: bytes, count: int, weight: int, first_ts: int, last_ts: int
+    ) -> None:
+        """Append frames that stay in the WAL, several a piece, with their index."""
+        self._walk()
+        self.add(pieces, count, weight, first_ts, last_ts)
+        self._index.add(entries)
+        self._indexed, self._listed = self.size, self.stop
 
     def _list(self, pieces: Sequence[Piece], told: Told, start: int, ts_ms: int) -> None:
         """Put what the writer told into the index, which has everything before it."""
@@ -268,10 +276,10 @@ def _adjoined(pieces: list[Piece]) -> list[Piece]:
 
 
 def _loaded(piece: Stored) -> bytes:
-    """A frame as it was written, or Corrupt: what a checkpoint copies must be what was acknowledged."""
+    """Frames as they were written, or Corrupt: what a checkpoint copies must be what was acknowledged."""
     content = piece.read(0, len(piece))
-    found = frame.get(content, 0, len(content))
-    if not isinstance(found, Frame) or found.end != len(content):
-        reason = "it ends early" if isinstance(found, Frame) else found.reason
+    found = scan.survey(content)
+    if found.end != len(content):
+        reason = found.reason or "it ends early"
         raise Corrupt(piece.file.path, pos=piece.pos, reason=f"a frame is not what was written there: {reason}")
     return content

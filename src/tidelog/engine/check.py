@@ -43,7 +43,7 @@ from tidelog.formats import deletions, footer, frame, idx, scan, snapshot, tag_i
 from tidelog.formats.footer import Footer
 from tidelog.formats.rows import Rows, Walk
 from tidelog.types import Buffer
-from tidelog.wal import Position, Replay, Verdict, names, read
+from tidelog.wal import Position, Replay, names, read
 
 _SUFFIXES: Final = {
     "data": ".data",
@@ -154,8 +154,6 @@ class Check:
             oldest = Position(numbers[0], 0)
             replay = self._walked(read(self._disk, place, oldest, durable=max(oldest, start)))
             yield from self._ended(replay, place, start)
-            if replay.cut is not None and Position(replay.cut.first, replay.cut.pos) < start:
-                yield from self._ended(self._walked(read(self._disk, place, start)), place, start)
         except Damaged as error:
             yield Finding("wal", self._inside(place), None, str(error))
             return
@@ -164,26 +162,28 @@ class Check:
             yield Finding("wal", current, 0, f"{said}; nothing hangs on it, the next start writes it anew", False)
 
     def _walked(self, replay: Replay) -> Replay:
-        for file in replay:
-            self._seen = self._seen[0] + len(file.at), self._seen[1] + file.hi - file.lo
-            self._dropped |= set(file.heads["topic_id"][file.heads["kind"] == frame.TOPIC_DELETE].tolist())
+        for window in replay:
+            self._seen = self._seen[0] + len(window.at), self._seen[1]
+            self._dropped |= set(window.heads["topic_id"][window.heads["kind"] == frame.TOPIC_DELETE].tolist())
+        self._seen = self._seen[0], self._seen[1] + sum(extent.hi - extent.lo for extent in replay.extents)
         return replay
 
     def _ended(self, replay: Replay, place: str, start: Position) -> Iterator[Finding]:
         for gap in (gap for gap in replay.missing if gap.stop > start.first):
             said = f"frames {gap.start} to {gap.stop - 1}, which come before it, are in no file"
             yield Finding("wal", self._inside(names.path_of(place, gap.stop)), 0, said)
-        if (cut := replay.cut) is None:
-            return
-        said = cut.reason
-        if torn := cut.verdict is Verdict.TORN:
-            said = f"an unfinished write of {cut.size} bytes ({said}); the next start cuts it"
-        elif Position(cut.first, cut.pos) < start:
-            said += "; no record is lost: a snapshot covers it"
-        else:
-            behind = f" and {len(replay.later)} later files" if replay.later else ""
-            said += f"; acknowledged records may be lost: nothing behind it{behind} is replayed"
-        yield Finding("wal", self._inside(names.path_of(place, cut.first)), cut.pos, said, not torn)
+        for lost in (lost for lost in replay.losses if lost.file):
+            said = f"{lost.end - lost.pos} bytes that were synced do not read ({lost.reason})"
+            if Position(lost.first, lost.end) <= start:
+                said += "; no record is lost: a snapshot covers it"
+            else:
+                said += "; acknowledged records may be lost with them, what follows them is replayed"
+            yield Finding("wal", self._inside(names.path_of(place, lost.first)), lost.pos, said)
+        if (cut := replay.cut) is not None:
+            said = f"an unfinished write of {cut.size} bytes ({cut.reason}); the next start cuts it"
+            if cut.frames:
+                said += f" and keeps it: {cut.frames} frames that read follow, of which no sync is known"
+            yield Finding("wal", self._inside(names.path_of(place, cut.first)), cut.pos, said, False)
 
     # ── segments ──────────────────────────────────────────────────────────────────────────────
 

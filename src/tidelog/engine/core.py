@@ -147,6 +147,8 @@ class Core:
         self.last_read_ms: int | None = None  # wall time, for people
         self.consumed_ms: int | None = None  # monotonic, for priorities
         self.damage: list[str] = []  # what replay found about it
+        self.lost: list[tuple[int, int]] = []  # seqs, both ends, of records that were lost with damaged frames
+        self.unsure = False  # a change of its settings may be lost: replay evicts nothing on account of its caps
         self.floors = Marks()  # the highest that replay was told of
         self.found: int | None = None  # its head when it was opened; None: it was made since
         self.projection: Projection | None = None  # what was found of a queue, until its first use
@@ -277,8 +279,8 @@ class Core:
     def keep_caps(self) -> None:
         """Evict what is over the caps. A topic that rejects is only over them when its caps were lowered."""
         try:
-            if self.guarded and self.shared.replaying:
-                return  # frames say how far that went
+            if self.shared.replaying and (self.guarded or self.unsure):
+                return  # frames say how far that went, or nothing does
             floor = self.index.over(self.config.cap_records, self.config.cap_bytes)
             if floor:
                 self.evict(self.held(floor), "cap")

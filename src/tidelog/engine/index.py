@@ -87,6 +87,15 @@ class TopicIndex:
         self._grown(first, len(told.lengths), weight, ts_ms)
         return block
 
+    def publish_indexed(
+        self, first: int, pieces: list[Stored], entries: bytes, count: int, weight: int, first_ts: int, last_ts: int
+    ) -> Block:
+        """`publish` of replayed records that stay where the WAL has them, with their index."""
+        block = self.growing(first, kept=True)
+        block.add_indexed(pieces, entries, count, weight, first_ts, last_ts)
+        self._grown(first, count, weight, last_ts)
+        return block
+
     def _grown(self, first: int, count: int, weight: int, ts_ms: int) -> None:
         assert first > self.head, "publish order is seq order"
         if self.earliest == self.head + 1:

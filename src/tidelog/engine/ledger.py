@@ -344,18 +344,13 @@ def _untold(note: Note, told: _Told) -> Note | None:
 
 
 def lost(shared: Shared, report: Report, cores: Mapping[str, Core]) -> None:
-    """Somebody went on without what damage took: nobody knows how much that was, beyond the seqs that were reserved."""
+    """Note what damage of the WAL took, for a writer that went on without it: seqs that are known to be lost, and those
+    that were reserved or may have been given out."""
     now_ms, about = shared.now_ms(), "; ".join(report.damage)
     shared.notes.tell(Note(None, "", 0, "lost", 0, 0, 0, 0, now_ms, "recovery", 0, about))
+    found = [(cores[name], *each) for name, ranges in report.lost_seqs.items() for each in ranges]
     for name, count in report.padded.items():
         core = cores[name]
-        shared.notes.add(
-            core,
-            "lost",
-            core.index.head - count + 1,
-            core.index.head,
-            Weight(0, 0),
-            actor="recovery",
-            ts_ms=now_ms,
-            about=about,
-        )
+        found.append((core, core.index.head - count + 1, core.index.head))
+    for core, first, last in found:
+        shared.notes.add(core, "lost", first, last, Weight(0, 0), actor="recovery", ts_ms=now_ms, about=about)

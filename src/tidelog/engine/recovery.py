@@ -8,9 +8,9 @@
     6  only then, and only for a writer: WAL tails are cut, segments cut to the length the manifest names, files that no
        manifest names removed
 
-Passes 1 to 5 change nothing on disk, so a reader beside a live writer takes them too. A frame that
-cannot be trusted ends its group; where that lost something acknowledged, the writer does not open
-without being told to (`accept_loss`), and what was cut is kept in quarantine.
+Passes 1 to 5 change nothing on disk, so a reader beside a live writer takes them too. A bad frame below the position
+that was synced is damage: what follows it is replayed, the writer does not open unless it may (`accept_loss`), and the
+bytes are kept in quarantine. A bad frame above it is an unfinished write, and its group ends there.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tidelog.engine.manifest import Loaded, TopicRow
 from tidelog.engine.notes import Cause
 from tidelog.engine.parts import Segment
 from tidelog.engine.queues.projection import Projection
-from tidelog.engine.replay import Replayed
-from tidelog.engine.report import READING, Group, Progress, Report
+from tidelog.engine.replay import Contents, Group, Replayed
+from tidelog.engine.report import READING, Progress, Report
 from tidelog.engine.routing import restore
 from tidelog.errors import Corrupt, Damaged
 from tidelog.formats import idx
-from tidelog.wal import Position, Verdict, names, read
+from tidelog.wal import Position, Replay, names, read
 
 
 class Recovered(NamedTuple):
@@ -64,6 +64,8 @@ def recover(shared: Shared, report: Report, progress: Progress, *, writable: boo
             report.damage.append(f"two topics are called {core.name!r}: the older one is not served")
         topics[core.name] = core
         report.damage += core.damage
+        if core.lost:
+            report.lost_seqs[core.name] = core.lost
         _finish(core, report, writable=writable)
     shorter = restore.link(cores, report, writable=writable)
     report.topics = len(topics)
@@ -137,7 +139,8 @@ def _finish(core: Core, report: Report, *, writable: bool) -> None:
     # What the manifest and frames say, and not what was worked out from records: the next replay may find another one,
     # by the cursors of a group or by deletion vectors that are newer than what it begins with.
     core.hardened = max(core.hardened, min(core.floors.evict_floor, index.head + 1))
-    core.keep_caps()
+    if not core.unsure:
+        core.keep_caps()
     core.tail = core.found = core.told = index.head
     core.last_write_ms = index.last_ts or None
     core.reserving = core.reserved
@@ -201,22 +204,29 @@ def _groups(shared: Shared, loaded: Loaded, report: Report, progress: Progress) 
         directory = names.directory(wal, key)
         unknown = Position(2 if begun.get(key) == 2 else 1, 0)  # none of its files can have been let go of
         start = start_of(loaded, key) or unknown
-        replay = read(shared.disk, directory, start, compiled=shared.limits.kernel)
-        files = list(replay)
+        replay, contents = read(shared.disk, directory, start, compiled=shared.limits.kernel), Contents()
+        for window in replay:
+            contents.add(window)
         progress(READING, number + 1, len(keys))
-        cut = replay.cut
-        if cut is not None and cut.size:
-            said = f"{key or WAL}/{cut.file} at byte {cut.pos}, {cut.size} bytes: {cut.reason}"
-            (report.damage if cut.verdict is Verdict.CORRUPT else report.cut).append(said)
-        elif cut is not None and cut.verdict is Verdict.CORRUPT:
-            report.damage.append(f"{key or WAL}/{cut.file} ends at byte {cut.pos}: {cut.reason}")
-        report.damage += [
-            f"{key or WAL}: frames {gap.start} to {gap.stop - 1} are in no file" for gap in replay.missing
-        ]
-        report.lost |= bool(replay.missing) or (cut is not None and cut.verdict is Verdict.CORRUPT)
-        groups.append(Group(key, replay, files))
+        _tell(report, key or WAL, replay)
+        groups.append(Group(key, replay, contents))
     for row in loaded.manifest.groups:
         if row.pos and row.first not in names.files(shared.disk, names.directory(wal, row.key)):
             report.damage.append(f"{row.key or WAL}/{names.file_name(row.first)} is missing, replay begins in it")
             report.lost = True
     return groups
+
+
+def _tell(report: Report, key: str, replay: Replay) -> None:
+    """What of a group was not replayed, byte for byte."""
+    cut = replay.cut
+    if cut is not None:
+        said = f"{key}/{cut.file} at byte {cut.pos}, {cut.size} bytes: {cut.reason}"
+        follow = f"; {cut.frames} frames that read follow it, of which no sync is known: kept in quarantine"
+        report.cut.append(said + follow * bool(cut.frames))
+    for lost in replay.losses:
+        if lost.file:
+            said = f"{key}/{lost.file} at byte {lost.pos}, {lost.end - lost.pos} bytes that were synced: {lost.reason}"
+            report.damage.append(said)
+    report.damage += [f"{key}: frames {gap.start} to {gap.stop - 1} are in no file" for gap in replay.missing]
+    report.lost |= bool(replay.losses)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tidelog.wal import Commit, Shard
 
 _FEW: Final = 256
-_MOST: Final = 1 << 20
+RESERVE_MAX: Final = 1 << 20  # at a time, but for a larger batch
 _WITHIN_MS: Final = 1000
 _GROWTH: Final = 8
 
@@ -95,7 +95,7 @@ def wants_booking(core: Core, last: int) -> bool:
 def ahead(core: Core, count: int) -> int:
     """How many seqs to reserve: more where the last reservation did not last, since each costs a sync."""
     least, quick = max(core.shared.limits.head_reserve, 4 * count), core.ahead and _is_quick(core, _WITHIN_MS)
-    core.ahead = min(max(least, _GROWTH * core.ahead if quick else 0), max(_MOST, least))
+    core.ahead = min(max(least, _GROWTH * core.ahead if quick else 0), max(RESERVE_MAX, least))
     core.reserved_ms = core.shared.clock.monotonic_ms()
     return core.ahead
 

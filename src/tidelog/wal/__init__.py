@@ -7,10 +7,10 @@ files. `Shard` commits, `Writer` writes its files, `read` brings them back after
 from tidelog.wal.commit import Commit
 from tidelog.wal.file import Writer
 from tidelog.wal.names import FLAT, Position, directory, file_name, files, groups, keys, path_of, shard_of
-from tidelog.wal.replay import Cut, Replay, Verdict, WalFile, cut, read
+from tidelog.wal.replay import Cut, Lost, Replay, Window, cut, read
 from tidelog.wal.shard import Shard
 from tidelog.wal.stats import SYNC_US, Stats
-from tidelog.wal.stored import Stored
+from tidelog.wal.stored import Gathered, Stored
 from tidelog.wal.token import Token
 
 __all__ = [
@@ -18,14 +18,15 @@ __all__ = [
     "SYNC_US",
     "Commit",
     "Cut",
+    "Gathered",
+    "Lost",
     "Position",
     "Replay",
     "Shard",
     "Stats",
     "Stored",
     "Token",
-    "Verdict",
-    "WalFile",
+    "Window",
     "Writer",
     "cut",
     "directory",

@@ -21,6 +21,11 @@ pays for little, and whoever writes much and syncs often soon writes into files 
 Whoever has 256 KiB or more to sync at a time gains nothing from zeros, and the next file is of full size at once.
 Whoever writes faster than the disk takes it would wait, at a rotation, for all that the disk has not yet: where that
 is much the file is made longer instead, up to eight times `file_bytes`, and left once the disk has caught up.
+
+Marks of the synced position. The first batch after a sync begins with a CheckpointMark that names how far the file
+was synced, and its own byte in the frame's `seq`; the first batch of a file names the end of the file before. Where no
+batch comes, `mark_idle` writes the mark alone. So recovery can tell a bad frame that was synced from one that was
+being written (docs/decisions/0018-marks-of-the-synced-position.md). A mark costs 70 bytes and no sync.
 """
 
 from __future__ import annotations
@@ -33,7 +38,8 @@ from typing import Final
 from tidelog.disk.atomic import remove_if_there, replace
 from tidelog.disk.latch import FULL, Latch
 from tidelog.disk.seam import Disk, File, join
-from tidelog.errors import Damaged, Error
+from tidelog.errors import Damaged, DiskFull, Error
+from tidelog.formats import bodies, frame
 from tidelog.types import Buffer
 from tidelog.wal.names import CURRENT, Position, file_name, path_of
 from tidelog.wal.spare import STEP_BYTES, Spare
@@ -42,6 +48,7 @@ FIRST_BYTES: Final = 1 << 20
 COARSE_BYTES: Final = 1 << 18
 WAITING_BYTES: Final = 8 << 20
 LAGGING_BYTES: Final = 4 << 20
+MARK_BYTES: Final = 70  # of a mark of the synced position
 _GROWTH: Final = 4  # of each file over the one before it
 _STRETCH: Final = 8  # of one file, over what it is meant to be
 
@@ -50,14 +57,19 @@ class Writer:
     """Not thread-safe but for `sync`: the shard that owns it takes turns. One sync runs at a time, because the kernel
     tells only one of two of a failed write-back; writes go on meanwhile."""
 
-    def __init__(self, disk: Disk, directory: str, *, first: int, file_bytes: int, latch: Latch) -> None:
-        """A new file, whose first frame is number `first` of its group. Raises Damaged where it cannot be made."""
+    def __init__(
+        self, disk: Disk, directory: str, *, first: int, file_bytes: int, latch: Latch, marks: bool = True
+    ) -> None:
+        """A new file, whose first frame is number `first` of its group. Raises Damaged where it cannot be made.
+        Without `marks` the files hold nothing but what callers write."""
         self._disk, self.directory, self._file_bytes = disk, directory, file_bytes
         self.latch = latch
         self.rotations = 0
         self._syncing = Lock()
         self._spare = Spare(disk, directory)
         self._room = 0  # bytes that the file was made for
+        self._marks = marks
+        self._before = self._marked = Position(0, 0)  # the end of the file before; what the last mark says
         try:
             disk.make_dir(directory)
             self._spare.drop()  # an earlier process's, of whatever size
@@ -75,6 +87,7 @@ class Writer:
         self._first, self._frames = first, 0
         self._pos = self._synced = 0
         self._under_way = 0  # up to where a sync goes that was begun
+        self._idle = 0  # up to here everything is synced but the mark that ends there
         self._prepared = False
         self._syncs = 0
         self._open = True
@@ -108,19 +121,49 @@ class Writer:
             return
         if self.is_full(size) and not self._stretch(size):
             self._rotate()
-        self._file.write_pieces(self._pos, pieces)
-        self._pos += size
-        self._frames += frames
+        said, mark = self._mark()
+        self._file.write_pieces(self._pos, [mark, *pieces] if mark else pieces)
+        self._pos += len(mark) + size
+        self._frames += bool(mark) + frames
+        self._marked = said
+
+    def _mark(self) -> tuple[Position, bytes]:
+        """What is known to be synced, and the frame that says so; no frame where the last one did."""
+        synced = self._synced
+        said = Position(self._first, synced) if synced else self._before
+        if said <= self._marked or not self._marks:
+            return self._marked, b""
+        body = bodies.encode(bodies.CheckpointMark(wal_first=said.first, wal_pos=said.pos))
+        return said, frame.encode(frame.CHECKPOINT_MARK, seq=self._pos, ts_ms=0, data=body)
+
+    def mark_idle(self) -> None:
+        """Write the mark that no batch came to carry, where everything is synced. Nothing waits for its own sync."""
+        if self.latch.closed or not self._open or self._synced != self._pos or self.is_full(0):
+            return
+        said, mark = self._mark()
+        if not mark:
+            return
+        try:
+            self._file.write(self._pos, mark)
+        except OSError as error:
+            refused = self.undo(error)
+            if not isinstance(refused, DiskFull):
+                raise refused from error
+            return
+        self._pos += len(mark)
+        self._frames += 1
+        self._marked, self._idle = said, self._pos
 
     def sync(self) -> bool:
         """Make all that was written survive a power cut; False where there was nothing to do. From any thread."""
         with self._syncing:
             return self._sync()
 
-    def _sync(self) -> bool:
+    def _sync(self, *, whole: bool = False) -> bool:
+        """`whole`: also where only a mark would be synced."""
         self.latch.check_sync()
         pos = self._pos  # what is written from here on is the next sync's
-        if self._synced == pos or not self._open:
+        if self._synced == pos or not self._open or (pos == self._idle and not whole):
             return False
         self.latch.sync(self._file)
         self._synced = pos
@@ -133,7 +176,7 @@ class Writer:
         descriptor = self._file.descriptor
         if descriptor is None or not self._syncing.acquire(blocking=False):
             return None
-        if self.latch.closed or not self._open or self._synced == self._pos:
+        if self.latch.closed or not self._open or self._pos in (self._synced, self._idle):
             self._syncing.release()
             return None
         self._under_way = self._pos
@@ -151,7 +194,7 @@ class Writer:
 
     def is_full(self, size: int) -> bool:
         """Whether so many bytes more need a new file, or a longer one."""
-        return self._pos > 0 and self._pos + size > self._room
+        return self._pos > 0 and self._pos + size + MARK_BYTES * self._marks > self._room
 
     @property
     def wants_next(self) -> bool:
@@ -204,7 +247,7 @@ class Writer:
                 if not self.latch.closed:
                     with suppress(OSError):  # room that was reserved and not used: nothing hangs on giving it back
                         self._file.cut(self._pos)
-                    self._sync()
+                    self._sync(whole=True)
             finally:
                 self._open = False
                 self._file.close()
@@ -227,7 +270,7 @@ class Writer:
     def _rotate(self) -> None:
         with self._syncing:
             # The old file first: from now on a frame that is missing in it is damage and no longer a torn tail.
-            self._sync()
+            self._sync(whole=True)
             first = self.next_frame
             try:
                 file = self._create(first)
@@ -235,7 +278,7 @@ class Writer:
             except OSError as error:
                 raise self.latch.trip(error, f"creating {path_of(self.directory, first)}") from error
             self._file.close()
-            self._file = file
+            self._file, self._before = file, self.position
             self._begin(first)
             self.rotations += 1
 

@@ -152,6 +152,11 @@ class Shard(Aside):
         if self._latch.closed or self._closing:
             return False
         self._sync()  # without the turn: writes that do not wait for the disk need not wait for this
+        if self._turn.acquire(blocking=False):  # who has it writes the mark along with a batch
+            try:
+                self._writer.mark_idle()
+            finally:
+                self._leave()
         return True
 
     def position(self) -> Position:

@@ -36,8 +36,7 @@ from tidelog.formats import bodies, survey
 from tidelog.formats.bodies import Body, Delete, HeadWatermark, TopicDelete
 from tidelog.testing import SimDisk
 from tidelog.testing.simfile import SimFile
-from tidelog.types import Ints
-from tidelog.wal import WalFile, file
+from tidelog.wal import file
 from tidelog.wal.trim import trim
 
 Patch = pytest.MonkeyPatch
@@ -280,13 +279,13 @@ def half_a_batch_counts(patch: Patch) -> None:
 
 
 def a_jump_in_seqs_ends_the_replay_of_a_topic(patch: Patch) -> None:
-    real = replay._append
+    real = replay.Replayed._append
 
-    def dense(core: Core, file: WalFile, which: Ints) -> None:
-        if int(file.heads["seq"][which][0]) <= core.index.head + 1:
-            real(core, file, which)
+    def dense(self: replay.Replayed, core: Core, run: replay._Run) -> None:
+        if int(run.window.heads["seq"][run.which][0]) <= core.index.head + 1:
+            real(self, core, run)
 
-    patch.setattr(replay, "_append", dense)
+    patch.setattr(replay.Replayed, "_append", dense)
 
 
 def ids_start_again_after_a_restart(patch: Patch) -> None:

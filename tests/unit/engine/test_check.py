@@ -20,7 +20,7 @@ import tidelog
 from tidelog.engine import Engine, EngineConfig, manifest
 from tidelog.engine.check import Check, Finding, check
 from tidelog.errors import NotFound, Unavailable
-from tidelog.formats import deletions, envelope, scan, snapshot
+from tidelog.formats import bodies, deletions, envelope, frame, scan, snapshot
 from tidelog.formats.deletions import DeletionVector
 from tidelog.testing import ManualClock, SimDisk
 
@@ -196,6 +196,18 @@ def test_a_flipped_bit_of_any_byte_is_found_in_its_file(name: str, bench: Bench)
     assert bench.look() == []
 
 
+def last_mark(content: bytes) -> int:
+    """How much of a WAL file its last mark says was synced."""
+    pos = said = 0
+    while isinstance(found := frame.get(content, pos, len(content)), frame.Frame):
+        if found.kind == frame.CHECKPOINT_MARK:
+            body = bodies.decode(found.kind, content[found.data_at : found.data_end])
+            assert isinstance(body, bodies.CheckpointMark)
+            said = body.wal_pos
+        pos = found.end
+    return said
+
+
 @pytest.mark.parametrize("shard", [0, 1])
 def test_a_flipped_bit_of_the_wal_is_found_at_its_frame(shard: int, bench: Bench) -> None:
     """G56: damage below what was synced, an unfinished write above it; what a snapshot covers is said to be."""
@@ -203,15 +215,17 @@ def test_a_flipped_bit_of_the_wal_is_found_at_its_frame(shard: int, bench: Bench
     made = snapshot.decode(manifest.Manifest, bench.read(NEWEST))
     (position,) = (row.pos for row in made.groups if row.key == f"shard-{shard:02d}")
     used = len(bench.read(name).rstrip(b"\0"))
-    assert 0 < position < used
+    synced = last_mark(bench.read(name))
+    assert 0 < position < synced < used
     for pos in range(0, len(bench.read(name)), 37):
         bench.disk.flip(bench.path(name), pos, pos % 8)
         finding = bench.only()
-        assert (finding.kind, finding.file, finding.damage) == ("wal", name, pos < position), pos
+        assert (finding.kind, finding.file, finding.damage) == ("wal", name, pos < synced), pos
         assert finding.pos is not None
         assert finding.pos <= pos
         assert ("a snapshot covers it" in finding.reason) == (pos < position)
-        assert ("an unfinished write" in finding.reason) == (pos >= position)
+        assert ("records may be lost with them" in finding.reason) == (position <= pos < synced)
+        assert ("an unfinished write" in finding.reason) == (pos >= synced)
         bench.disk.flip(bench.path(name), pos, pos % 8)
 
 

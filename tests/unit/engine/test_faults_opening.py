@@ -273,7 +273,7 @@ SITES = [
     "tidelog.engine.opening.Writer",
     "tidelog.engine.opening.replace",
     "tidelog.engine.home.map_file",
-    "tidelog.wal.replay._bytes_of",
+    "tidelog.wal.replay._Bytes.read",
 ]
 
 

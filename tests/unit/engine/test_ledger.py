@@ -249,7 +249,7 @@ def test_a_disk_that_is_full_keeps_the_rows_for_later() -> None:
     world = World()
     topic = world.log.topic("t", durability="fsync", cap_records=2)
     topic.append([b"1"] * 5)
-    world.disk.fail("write", at=1, error=28)
+    world.disk.fail("write", at=2, error=28)  # the first one is a mark, which can wait
     world.log.tick()
     assert "no room" in world.log.report.troubles[-1]
     assert told(world.log.gaps()) == [("cap", 1, 3, 3, 3)]
@@ -283,11 +283,12 @@ def test_a_loss_that_is_accepted_has_a_row() -> None:
     with pytest.raises(Damaged):
         opened(disk, clock)
     log = opened(disk, clock, accept_loss=True)
-    (row,) = log.gaps()
+    row, lost = log.gaps()
     assert (row.topic, row.cause, row.actor) == ("", "lost", "recovery")
     assert "byte" in row.about
+    assert (lost.topic, lost.cause, lost.first, lost.last) == ("t", "lost", 4, 6)
     log.close()
-    assert opened(disk, clock).gaps() == [row._replace(seq=1)], "once"
+    assert opened(disk, clock).gaps() == [row._replace(seq=1), lost._replace(seq=2)], "once"
 
 
 # Notes ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tidelog.disk.seam import Disk
 from tidelog.errors import Error
 from tidelog.formats import bodies, frame
 from tidelog.testing import ManualClock, SimDisk
-from tidelog.wal import Commit, Cut, Position, Shard, Token, Verdict, Writer, cut, read
+from tidelog.wal import Commit, Cut, Lost, Position, Shard, Token, Writer, cut, read
 
 WAL = "data/wal"
 QUARANTINE = "data/quarantine"
@@ -41,10 +41,10 @@ def chain(datas: Sequence[bytes]) -> list[bytes]:
     return [append(data, more=number < len(datas)) for number, data in enumerate(datas, 1)]
 
 
-def mark(first: int, pos: int) -> bytes:
-    """A CheckpointMark which says that so much of a file was synced before it."""
+def mark(first: int, pos: int, *, at: int = 0) -> bytes:
+    """A CheckpointMark which says that so much of a file was synced before it, and where it is itself."""
     body = bodies.encode(bodies.CheckpointMark(wal_first=first, wal_pos=pos))
-    return frame.encode(frame.CHECKPOINT_MARK, ts_ms=1_700_000_000_000, data=body)
+    return frame.encode(frame.CHECKPOINT_MARK, seq=at, ts_ms=0, data=body)
 
 
 @dataclass
@@ -74,11 +74,12 @@ class Bench:
         queue_max: int = 4096,
         batch_frames: int = 4096,
         batch_bytes: int = 8 << 20,
+        marks: bool = True,
     ) -> None:
         self.disk, self.latch = disk, Latch(WAL)
         self.history = [] if history is None else history
         self._told = told
-        self.writer = Writer(disk, WAL, first=first, file_bytes=file_bytes, latch=self.latch)
+        self.writer = Writer(disk, WAL, first=first, file_bytes=file_bytes, latch=self.latch, marks=marks)
         self.shard = Shard(
             self.writer,
             clock=ManualClock(),
@@ -111,14 +112,16 @@ class Bench:
 class Found(NamedTuple):
     datas: list[bytes]
     cut: Cut | None
-    later: list[int]
+    losses: list[Lost]
     missing: list[range]
     next_first: int
     quarantined: list[str]
+    frames: int = 0  # with marks
 
     @property
-    def verdict(self) -> Verdict | None:
-        return self.cut.verdict if self.cut else None
+    def verdict(self) -> str | None:
+        """What is wrong with it, the worst first."""
+        return "damaged" if any(lost.file for lost in self.losses) else "torn" if self.cut else None
 
 
 def look(disk: Disk, start: Position | None = None, *, durable: Position | None = None) -> Found:
@@ -134,16 +137,20 @@ def recover(disk: Disk, start: Position | None = None, *, durable: Position | No
 def _recover(disk: Disk, start: Position | None, durable: Position | None, *, write: bool) -> Found:
     replay = read(disk, WAL, start, durable=durable)
     datas: list[bytes] = []
-    for file in replay:
-        assert file.lo <= file.hi
-        assert len(file.at) == len(file.heads)
-        for at, head in zip(file.at.tolist(), file.heads, strict=True):
+    seen: list[tuple[int, int, list[int], int, int]] = []
+    for window in replay:
+        seen.append((window.first, window.base, window.at.tolist(), window.losses, window.doubtful))
+        assert len(window.at) == len(window.heads)
+        for at, head in zip(window.at.tolist(), window.heads, strict=True):
             end = at + 38 + int(head["data_len"])
-            assert file.lo <= at < end < file.hi
+            assert 0 <= at < end < len(window.buf)
             if head["kind"] == frame.APPEND:
-                datas.append(file.buf[at + 38 : end])
+                datas.append(window.buf[at + 38 : end])
+    again = [(each.first, each.base, each.at.tolist(), each.losses, each.doubtful) for each in replay.windows()]
+    assert again == seen, "a second look gives the same"
     kept = cut(disk, WAL, replay, quarantine=QUARANTINE) if write else []
-    return Found(datas, replay.cut, replay.later, replay.missing, replay.next_first, kept)
+    frames = sum(len(at) for _, _, at, _, _ in seen)
+    return Found(datas, replay.cut, replay.losses, replay.missing, replay.next_first, kept, frames)
 
 
 def reopened(disk: SimDisk) -> tuple[Bench, Found]:

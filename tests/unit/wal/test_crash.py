@@ -14,22 +14,21 @@ Then it is recovered again, which must change nothing, and written to, and cut o
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.unit.wal.bench import FILE_BYTES, Bench, Found, Write, append, look, recover
 
 from tidelog.disk.latch import Latch
 from tidelog.disk.seam import File
 from tidelog.errors import DiskFull, Error, Latched
-from tidelog.formats import frame, scan
+from tidelog.formats import survey
 from tidelog.testing import SimDisk, SyncMode
-from tidelog.wal import Shard, Verdict, Writer, file, replay
+from tidelog.wal import Position, Shard, Writer, file, replay
 from tidelog.wal.spare import Spare
 
 Patch = pytest.MonkeyPatch
@@ -72,8 +71,8 @@ class History:
 
     def judge(self, found: Found) -> str | None:
         """What is wrong with this recovery, or None."""
-        if found.verdict is Verdict.CORRUPT or found.missing:
-            return f"a crash is taken for damage: {found.cut}, missing {found.missing}"
+        if found.losses or found.missing:
+            return f"a crash is taken for damage: {found.losses}, missing {found.missing}"
         there = present(self.writes, found.datas)
         if [data for write in there for data in write.datas] != found.datas:
             return f"{found.datas} is not made of whole writes in their order"
@@ -87,8 +86,8 @@ class History:
         for write in self.writes[: last + 1]:
             if write not in there and write not in self.gone:
                 return f"{write} is lost and something behind it is not"
-        if found.next_first != len(found.datas) + 1:
-            return f"the next file is {found.next_first}, there are {len(found.datas)} frames"
+        if found.next_first != found.frames + 1:
+            return f"the next file is {found.next_first}, there are {found.frames} frames"
         return None
 
 
@@ -144,7 +143,7 @@ def _judge(disk: SimDisk, history: History) -> str | None:
         return wrong
     before = disk.digest()
     again = recover(disk)
-    if again != found._replace(cut=None):
+    if again != found._replace(cut=None, quarantined=[]):
         return f"a second recovery finds {again}, the first found {found}"
     if disk.digest() != before:
         return "a second recovery changed something"
@@ -245,6 +244,8 @@ def begun_and_ended(history: History) -> None:
             shard.pump()  # a new file, which is the writer thread's
         bench.submit([b"meanwhile %d" % number], durable=number % 2 == 0)
         end()
+    if bench.writer.is_full(600):
+        bench.write(b"in a new file" * 40)
     history.disk.fail("write", error=errno.ENOSPC, partial=100)
     bench.submit([b"no", b"room" * 30])
     assert shard.begin()
@@ -415,7 +416,7 @@ def rotate_without_a_sync(patch: Patch) -> None:
     real = Writer._rotate
 
     def rotate(self: Writer) -> None:
-        self._sync = lambda: False  # type: ignore[method-assign]
+        self._sync = lambda **_: False  # type: ignore[method-assign]
         real(self)
         del self._sync
 
@@ -446,16 +447,7 @@ def write_on_after_a_failed_sync(patch: Patch) -> None:
 
 
 def half_a_batch_counts(patch: Patch) -> None:
-    real = replay._found
-
-    def found(first: int, buf: bytes, lo: int, *, compiled: bool) -> tuple[replay.WalFile, int | None]:
-        file, frames = real(first, buf, lo, compiled=compiled)
-        scanner = scan.frames(buf, lo)
-        at = np.array([found.pos for found in scanner], np.int64)
-        heads = frame.headers(buf, at)
-        return file._replace(at=at, heads=heads, hi=scanner.end), len(at) if frames is not None else None
-
-    patch.setattr(replay, "_found", found)
+    patch.setattr(survey, "MORE", 0)
 
 
 def a_torn_tail_stays(patch: Patch) -> None:
@@ -478,9 +470,28 @@ def recovery_syncs_nothing(patch: Patch) -> None:
     patch.setattr(replay, "_settle", settle)
 
 
-def the_number_of_a_lost_file_is_used_again(patch: Patch) -> None:
-    real = replay._found
-    patch.setattr(replay, "_found", lambda first, buf, lo, compiled: (real(first, buf, lo, compiled=compiled)[0], 0))
+def the_number_of_the_newest_file_is_used_again(patch: Patch) -> None:
+    real = replay.Replay.__iter__
+
+    def found(self: replay.Replay) -> Iterator[replay.Window]:
+        yield from real(self)
+        self.next_first = max(self.numbers, default=1)
+
+    patch.setattr(replay.Replay, "__iter__", found)
+
+
+def marks_are_written_before_the_sync(patch: Patch) -> None:
+    """A mark names what was written, and not what was synced."""
+    real = Writer._mark
+
+    def mark(self: Writer) -> tuple[Position, bytes]:
+        synced, self._synced = self._synced, self._pos
+        try:
+            return real(self)
+        finally:
+            self._synced = synced
+
+    patch.setattr(Writer, "_mark", mark)
 
 
 def a_spare_is_named_before_it_is_whole(patch: Patch) -> None:
@@ -515,7 +526,8 @@ PLANTED: list[tuple[Callable[[Patch], None], Workload]] = [
     (a_torn_tail_stays, one_by_one),
     (recovered_bytes_are_synced_but_not_written_again, failed_sync("dropped")),
     (recovery_syncs_nothing, killed_and_started_again),
-    (the_number_of_a_lost_file_is_used_again, killed_and_started_again),
+    (the_number_of_the_newest_file_is_used_again, killed_and_started_again),
+    (marks_are_written_before_the_sync, with_and_without_promise),
 ]
 
 

@@ -29,7 +29,7 @@ from tests.unit.wal.bench import FILE_BYTES, QUARANTINE, WAL, Bench, append, loo
 
 from tidelog.errors import Damaged, DiskFull, Error, Latched
 from tidelog.testing import Call, ManualClock, SimDisk, SyncMode
-from tidelog.wal import Position, Verdict
+from tidelog.wal import Position
 
 COLUMNS = ("TW", "SW", "NS", "EW", "EF", "C±", "BF", "LU", "RR", "CJ")
 MATRIX = {
@@ -63,7 +63,7 @@ class Operation:
         self.after = [*self.before, self.data]
 
     def bench(self, disk: SimDisk) -> Bench:
-        bench = Bench(disk)
+        bench = Bench(disk, marks=False)
         for data in self.before:
             bench.write(data, durable=data in self.must)
         if self.row == "T2":
@@ -179,7 +179,7 @@ def expect_latch(operation: Operation, arm: Callable[[SimDisk], object], what: s
     for image in (disk.reboot(), disk.crash_image("none"), disk.crash_image("all")):
         again, found = reopened(image)
         assert found.datas in (operation.must, operation.before, operation.after), what
-        assert found.verdict is not Verdict.CORRUPT, what
+        assert found.verdict != "damaged", what
         assert found.missing == [], what
         again.write(b"goes on")
         after = look(image.crash_image("none"))
@@ -298,9 +298,8 @@ def test_a_flipped_bit_is_told_and_never_served(row: str) -> None:
         disk.flip(path(1), pos, pos % 8)
         found = look(disk)
         disk.flip(path(1), pos, pos % 8)
-        assert found.cut is not None, pos
-        assert found.cut.verdict is (Verdict.CORRUPT if row == "T16" else Verdict.TORN)
-        assert found.datas == truth[: len(found.datas)], pos
+        assert found.verdict == ("damaged" if row == "T16" else "torn"), pos
+        assert found.datas == [data for data in truth if data in found.datas], pos
         assert len(found.datas) < len(truth), pos
 
 
@@ -326,7 +325,7 @@ def test_a_flipped_bit_of_current_harms_nobody(row: str) -> None:
 def spoilt(what: str) -> tuple[SimDisk, Position | None, list[bytes]]:
     """A WAL that wants work before it is written again, what is known of it, and what it still holds."""
     disk = SimDisk(trace=True)
-    bench = Bench(disk)
+    bench = Bench(disk, marks=False)
     datas = [b"%d" % number * 900 for number in range(5)]
     for data in datas:
         bench.write(data)
@@ -342,7 +341,7 @@ def spoilt(what: str) -> tuple[SimDisk, Position | None, list[bytes]]:
         disk.flip(path(5), 100, 0)
         return disk, Position(5, 946), datas[:4]
     disk.flip(path(1), 1000, 0)
-    return disk, None, datas[:1]
+    return disk, None, datas[:1] + datas[2:]
 
 
 SPOILT = ("torn", "empty", "clean", "damaged at the end", "damaged")
@@ -422,7 +421,7 @@ def test_a_directory_that_cannot_be_made_is_no_wal() -> None:
 
 
 def test_a_lying_disk_makes_nothing_up() -> None:
-    """G52, G58: when syncs lie, records are lost; but what is replayed was written, in order."""
+    """G52, G58: when syncs lie, records are lost; but what is replayed was written, in order, and a hole is told."""
     for seed in range(50):
         disk = SimDisk()
         bench = Bench(disk)
@@ -432,7 +431,8 @@ def test_a_lying_disk_makes_nothing_up() -> None:
             for data in datas:
                 bench.write(data)
         found = look(disk.crash_image(Random(seed)))
-        assert found.datas == datas[: len(found.datas)]
+        assert found.datas == [data for data in datas if data in found.datas]
+        assert found.verdict == "damaged" or found.datas == datas[: len(found.datas)]
 
 
 def test_the_append_helper_is_a_frame_of_the_layout() -> None:

@@ -17,7 +17,7 @@ from tidelog.wal import Position, Writer
 
 
 def make(disk: SimDisk, *, first: int = 1, file_bytes: int = FILE_BYTES) -> Writer:
-    return Writer(disk, WAL, first=first, file_bytes=file_bytes, latch=Latch(WAL))
+    return Writer(disk, WAL, first=first, file_bytes=file_bytes, latch=Latch(WAL), marks=False)
 
 
 def put(writer: Writer, *datas: bytes) -> None:

@@ -31,7 +31,7 @@ def fine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_is_made_when_the_file_is_half_full_and_becomes_the_next(disk: SimDisk) -> None:
-    bench = Bench(disk)
+    bench = Bench(disk, marks=False)
     place = bench.writer.directory
     bench.write(b"x" * (FILE_BYTES // 2 - 100))
     bench.shard.tick()
@@ -52,7 +52,7 @@ def test_it_is_made_when_the_file_is_half_full_and_becomes_the_next(disk: SimDis
 def test_files_grow_from_a_small_one_to_the_full_size(disk: SimDisk) -> None:
     """Whoever writes little does not pay for much; and somebody is told when the next one is wanted, once a file."""
     full = 20 * FIRST_BYTES
-    writer = Writer(disk, DIRECTORY, first=1, file_bytes=full, latch=Latch(DIRECTORY))
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=full, latch=Latch(DIRECTORY), marks=False)
     sizes, asked = [FIRST_BYTES], 0
     while len(sizes) < 4:
         writer.write([bytes(sizes[-1] // 50)], size=sizes[-1] // 50, frames=1)
@@ -73,7 +73,7 @@ def test_it_is_filled_step_by_step_as_fast_as_the_file_before(disk: SimDisk) -> 
     """Nobody's sync waits behind a file full of zeros: at most one step is under way, and each is on the disk before
     the next one begins."""
     full = 4 * STEP_BYTES
-    writer = Writer(disk, DIRECTORY, first=1, file_bytes=full, latch=Latch(DIRECTORY))
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=full, latch=Latch(DIRECTORY), marks=False)
     grown = 0
     while disk.stat(path_of(DIRECTORY, files(disk, DIRECTORY)[-1])).size < full:  # type: ignore[union-attr]
         writer.write([bytes(STEP_BYTES // 8)], size=STEP_BYTES // 8, frames=1)
@@ -102,7 +102,7 @@ def test_it_is_filled_step_by_step_as_fast_as_the_file_before(disk: SimDisk) -> 
 def test_a_file_that_is_nearly_full_is_followed_by_as_many_zeros_as_there_are(disk: SimDisk) -> None:
     """A writer that is quicker than its zeros would otherwise never write into any."""
     full = 4 * STEP_BYTES
-    writer = Writer(disk, DIRECTORY, first=1, file_bytes=full, latch=Latch(DIRECTORY))
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=full, latch=Latch(DIRECTORY), marks=False)
     writer.write([bytes(FIRST_BYTES)], size=FIRST_BYTES, frames=1)
     writer.write([b"x"], size=1, frames=1)  # a file of 4 MiB, with nothing ahead of it
     writer.write([bytes(3 * FIRST_BYTES)], size=3 * FIRST_BYTES, frames=1)
@@ -120,7 +120,7 @@ def test_a_file_that_is_nearly_full_is_followed_by_as_many_zeros_as_there_are(di
 def test_large_syncs_have_no_zeros_ahead_and_soon_a_large_file(disk: SimDisk) -> None:
     """Decision 0010: from 256 KiB a sync on, zeros cost as much as they spare. Room that is only reserved costs
     nothing, so there is no need to begin small."""
-    writer = Writer(disk, DIRECTORY, first=1, file_bytes=20 * FIRST_BYTES, latch=Latch(DIRECTORY))
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=20 * FIRST_BYTES, latch=Latch(DIRECTORY), marks=False)
     for _ in range(6):
         writer.write([bytes(COARSE_BYTES)], size=COARSE_BYTES, frames=1)
         assert not writer.wants_next
@@ -133,7 +133,7 @@ def test_large_syncs_have_no_zeros_ahead_and_soon_a_large_file(disk: SimDisk) ->
 
 
 def test_small_syncs_have_zeros_ahead(disk: SimDisk) -> None:
-    writer = Writer(disk, DIRECTORY, first=1, file_bytes=20 * FIRST_BYTES, latch=Latch(DIRECTORY))
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=20 * FIRST_BYTES, latch=Latch(DIRECTORY), marks=False)
     wanted = []
     for _ in range(6):
         writer.write([bytes(COARSE_BYTES // 2)], size=COARSE_BYTES // 2, frames=1)
@@ -146,7 +146,7 @@ def test_small_syncs_have_zeros_ahead(disk: SimDisk) -> None:
 def test_somebody_is_sent_to_sync_what_piles_up(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rotation syncs the file it leaves, and whoever wrote waits for that. Where one is near less is a pile."""
     monkeypatch.setattr(file, "WAITING_BYTES", FILE_BYTES // 4)
-    writer = Writer(disk, DIRECTORY, first=1, file_bytes=FILE_BYTES, latch=Latch(DIRECTORY))
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=FILE_BYTES, latch=Latch(DIRECTORY), marks=False)
     step, wanted = FILE_BYTES // 32, []
     for _ in range(32):
         writer.write([bytes(step)], size=step, frames=1)
@@ -186,7 +186,7 @@ def test_one_that_is_half_done_is_gone_on_with_for_the_next_file(disk: SimDisk) 
 
 
 def test_a_spare_that_cannot_be_made_is_tried_once_a_file(disk: SimDisk) -> None:
-    writer = Writer(disk, DIRECTORY, first=1, file_bytes=1000, latch=Latch(DIRECTORY))
+    writer = Writer(disk, DIRECTORY, first=1, file_bytes=1000, latch=Latch(DIRECTORY), marks=False)
     writer.write([bytes(600)], size=600, frames=1)
     disk.fail("write", error=errno.ENOSPC)
     halves = [writer.wants_next]

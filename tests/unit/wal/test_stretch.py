@@ -23,7 +23,7 @@ def lagging(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def make(disk: SimDisk) -> Writer:
-    return Writer(disk, WAL, first=1, file_bytes=FILE_BYTES, latch=Latch(WAL))
+    return Writer(disk, WAL, first=1, file_bytes=FILE_BYTES, latch=Latch(WAL), marks=False)
 
 
 def fill(writer: Writer, count: int) -> None:
