@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from tidelog.engine import retention, strong
+from tidelog.engine import floors, retention, strong
 from tidelog.engine.core import Core
 from tidelog.engine.index import TopicIndex
 from tidelog.engine.parts import Bools, Segment
@@ -146,7 +146,7 @@ class Listing(NamedTuple):
 
     head_seq: int
     earliest_seq: int
-    evict_floor: int
+    evict_floor: int  # the first seq that was not lost, of this topic or at the source of its routers
     segments: list[Held]
     tail_from_seq: int  # what lies behind it is read as records
 
@@ -162,8 +162,11 @@ def listing(core: Core) -> Listing:
         held = [_held(core, segment) for segment in _filed(index) if segment.stop - 1 <= durable]
         behind = held[-1].stop - 1 if held else index.earliest - 1
         head = min(index.head, max(durable, index.earliest - 1))
-        found = Listing(head, index.earliest, index.evict_floor, held, behind)
-    retention.harden(core, found.evict_floor)
+        floor = index.evict_floor
+        lost = floors.gap(0, index.head, index.earliest, index.marks, index.trims)
+        begin = floor if lost is None else min(lost.gap_to, head) + 1
+        found = Listing(head, index.earliest, max(floor, begin), held, behind)
+    retention.harden(core, floor)
     return found
 
 

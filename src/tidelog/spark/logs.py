@@ -84,9 +84,9 @@ class LogPlace:
             return None
         return Lost(topic, first, log.lowest - 1, "retention", log.lowest, log.highest - 1)
 
-    def settle(self, topic: str, first: int, stop: int) -> Counts:
+    def settle(self, topic: str, first: int, stop: int) -> tuple[Counts, Lost | None]:
         evicted = max(min(stop, self._log(topic).lowest) - first, 0)
-        return Counts(evicted=evicted, holes=stop - first - evicted)
+        return Counts(evicted=evicted, holes=stop - first - evicted), self.lost(topic, first)
 
     def inline(self, topic: str, first: int, stop: int) -> Inlined | None:  # noqa: ARG002
         return None

@@ -98,11 +98,12 @@ class PathPlace:
     def lost(self, topic: str, first: int) -> Lost | None:
         return _lost(topic, self._topic(topic).scan(first - 1, first - 1).gap)
 
-    def settle(self, topic: str, first: int, stop: int) -> Counts:
+    def settle(self, topic: str, first: int, stop: int) -> tuple[Counts, Lost | None]:
         scan = self._topic(topic).scan(first - 1, stop - 1)
         for batch in scan.batches():
             raise Corrupt(self._path, pos=0, reason=f"{topic}: {batch.num_rows} records where none should be")
-        return share(scan.counts, _lost(topic, scan.gap), first, stop)
+        lost = _lost(topic, scan.gap)
+        return share(scan.counts, lost, first, stop), lost
 
     def inline(self, topic: str, first: int, stop: int) -> Inlined | None:
         scan = self._topic(topic).scan(first - 1, stop - 1)

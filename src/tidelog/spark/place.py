@@ -100,8 +100,8 @@ class Place(Protocol):
         """What a reader has missed that wants to read on at `first`."""
         ...
 
-    def settle(self, topic: str, first: int, stop: int) -> Counts:
-        """Where seqs went of which none can be read."""
+    def settle(self, topic: str, first: int, stop: int) -> tuple[Counts, Lost | None]:
+        """Where seqs went of which none can be read, and what of them was lost."""
         ...
 
     def inline(self, topic: str, first: int, stop: int) -> Inlined | None:

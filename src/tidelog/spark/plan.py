@@ -222,14 +222,14 @@ def _draw(place: Place, options: Options, where: Where, each: Range, draft: _Dra
             missed(options, lost)
             draft.lost.append(lost)
         until = min(sight.floor, end)
-        draft.counts += place.settle(sight.topic, begin, until)
+        draft.counts += place.settle(sight.topic, begin, until)[0]
         begin = until
     times = where.bounds("ts")
     if place.timed and begin < end and times != Bounds():
         low, high = _by_time(place, sight, times, begin, end)
         draft.counts += Counts(filtered=(end - begin) - (high - low))
         begin, end = low, high
-    _lay(place, sight, begin, end, draft)
+    _lay(place, options, sight, begin, end, draft)
 
 
 def _between(bounds: Bounds, first: int, stop: int) -> tuple[int, int]:
@@ -245,14 +245,21 @@ def _by_time(place: Place, sight: Sight, times: Bounds, first: int, stop: int) -
     return begin, max(end, begin)
 
 
-def _lay(place: Place, sight: Sight, begin: int, end: int, draft: _Draft) -> None:
-    """Lay what can be read into lanes, and settle what lies between."""
+def _lay(place: Place, options: Options, sight: Sight, begin: int, end: int, draft: _Draft) -> None:
+    """Lay what can be read into lanes, and settle what is between: deleted, never there, or lost at the source of a
+    router."""
     at = begin
 
     def pass_to(seq: int) -> None:
         nonlocal at
-        if at < min(seq, end):
-            draft.counts += place.settle(sight.topic, at, min(seq, end))
+        stop = min(seq, end)
+        if at < stop:
+            counts, lost = place.settle(sight.topic, at, stop)
+            draft.counts += counts
+            if lost is not None and lost.first < stop and lost.last >= at:
+                lost = replace(lost, first=max(lost.first, at), last=min(lost.last, stop - 1))
+                missed(options, lost)
+                draft.lost.append(lost)
         at = max(at, min(seq, end))
 
     pass_to(sight.earliest)

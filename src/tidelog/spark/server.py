@@ -112,13 +112,14 @@ class ServerPlace:
         said = self._wire.post(f"/v0/topics/{name(topic)}/diff", {"from_seq": first - 1, "limit": 1})
         return _lost(topic, said["tombstone"])
 
-    def settle(self, topic: str, first: int, stop: int) -> Counts:
+    def settle(self, topic: str, first: int, stop: int) -> tuple[Counts, Lost | None]:
         for found, about in self._records(topic, first, stop, frozenset(("seq",))):
             if found is not None:
                 reason = f"{topic}: {found.num_rows} records where none should be"
                 raise Corrupt(self._server, pos=0, reason=reason)
             if "counts" in about:
-                return share(Counts(**about["counts"]), _lost(topic, about["gap"]), first, stop)
+                lost = _lost(topic, about["gap"])
+                return share(Counts(**about["counts"]), lost, first, stop), lost
         raise AssertionError("a stream ends with its counts or raises")
 
     def inline(self, topic: str, first: int, stop: int) -> Inlined | None:  # noqa: ARG002

@@ -37,8 +37,7 @@ from tests.crash.routers.bench import (
 )
 from tests.crash.routers.test_sweep import judged
 
-from tidelog.engine import checkpoint as checkpoints
-from tidelog.engine import floors, replay
+from tidelog.engine import floors
 from tidelog.engine.index import TopicIndex
 from tidelog.engine.manifest import FedRow
 from tidelog.engine.routing import holding, lane, plan, restore, routing, stretch
@@ -133,28 +132,6 @@ def a_dropped_router_leaves_its_cursor(patch: Patch) -> None:
     patch.setattr(restore.Wires, "end", lambda self: (self.routers.clear(), self.forwarded.clear()))
 
 
-def every_router_frame_is_applied_again(patch: Patch) -> None:
-    real = holding.freeze
-
-    def freeze(core: Any) -> None:
-        real(core)
-        core.frozen = replace(core.frozen, wired=max(core.frozen.wired - 2, 0))
-
-    patch.setattr(holding, "freeze", freeze)
-
-
-def a_row_has_numbers_of_later_frames(patch: Patch) -> None:
-    real = checkpoints._write
-
-    def write(core: Any, *args: Any) -> None:
-        real(core, *args)
-        if core.lane is not None:
-            core.lane.run()
-            core.frozen = replace(core.frozen, wired=core.wired)
-
-    patch.setattr(checkpoints, "_write", write)
-
-
 def a_manifest_tells_of_fewer_copies_than_it_has(patch: Patch) -> None:
     real = holding.freeze
 
@@ -170,10 +147,6 @@ def a_manifest_tells_of_fewer_copies_than_it_has(patch: Patch) -> None:
 def totals_begin_again(patch: Patch) -> None:
     real = holding._row
     patch.setattr(holding, "_row", lambda *args: structs.replace(real(*args), forwarded=0))
-
-
-def a_cursor_counts_without_its_copies(patch: Patch) -> None:
-    patch.setattr(replay, "_announced", lambda _: 0)
 
 
 def holes_of_the_source_become_gaps(patch: Patch) -> None:
@@ -256,11 +229,8 @@ PLANTS = [
     Plant(readers_are_not_told_of_trims, "main", FSYNC, (batch, burst, burst)),
     Plant(a_dropped_router_is_not_logged, "wires", FSYNC, (feed, exchange, feed)),
     Plant(a_dropped_router_leaves_its_cursor, "wires", FSYNC, (feed, exchange, feed, exchange, kill, feed)),
-    Plant(every_router_frame_is_applied_again, "wires", FSYNC, (feed, late, checkpoint, late, checkpoint)),
-    Plant(a_row_has_numbers_of_later_frames, "main", FSYNC, (batch, checkpoint, direct, checkpoint)),
     Plant(a_manifest_tells_of_fewer_copies_than_it_has, "main", FSYNC, (batch, checkpoint, batch)),
     Plant(totals_begin_again, "main", FSYNC, (batch, checkpoint, batch)),
-    Plant(a_cursor_counts_without_its_copies, "main", DISK, (batch, direct, slow, batch)),
     Plant(holes_of_the_source_become_gaps, "main", ("disk", "fsync"), (batch, kill, batch, slow)),
     Plant(losses_have_no_hops, "cycle", FSYNC, (flood, around, flood)),
     Plant(hops_are_forgotten_in_recovery, "cycle", FSYNC, (flood, kill, around, kill, flood)),

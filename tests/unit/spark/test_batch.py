@@ -264,6 +264,26 @@ def rows_of(reader: object, splits: list[Split]) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("filed", [False, True])
+def test_what_a_router_lost_at_its_source_is_a_gap_between_records(here: House, filed: bool) -> None:
+    engine = here.engine
+    engine.topic("events", cap_records=2)
+    engine.topic("orders").append([b"one", b"two"])
+    engine.router("r", "events", "orders")
+    engine.topic("events").append([b"%d" % number for number in range(5)])
+    assert engine.topic("orders").state().head_seq == 7
+    if filed:
+        engine.checkpoint()
+    with pytest.raises(GapFound, match=r"orders: seqs 3 to 5 are lost \(source_trim\)"):
+        read(here.options())
+    skipped = read(here.options(onGap="skip"))
+    assert skipped.table.column("seq").to_pylist() == [1, 2, 6, 7]
+    told = read(here.options(onGap="emit", includeGaps="true"))
+    assert [row["gap"] for row in told.table.to_pylist() if row["gap"]] == [
+        {"first": 3, "last": 5, "cause": "source_trim"}
+    ]
+
+
 def test_records_evicted_after_the_plan_are_a_gap_and_not_silence(here: House) -> None:
     topic = here.engine.topic("orders")
     for _ in range(30):

@@ -13,6 +13,8 @@ import tidelog
 from tidelog.cli.main import main
 from tidelog.engine import Engine
 from tidelog.errors import BadInput, DiskFull, ReadOnly, RouterCycle, Throttled, TopicExists, TopicNotFound
+from tidelog.formats import scan
+from tidelog.formats.frame import FORWARD
 
 restarts = pytest.mark.parametrize("how", RESTARTS)
 
@@ -176,6 +178,28 @@ def test_what_was_deleted_while_the_dest_was_full_is_left_out() -> None:
     world.log.topic("a").append(5)
     log = world.restart("crash")
     assert rows(log, "b") == [(1, 1), (2, 3), (3, 5)]
+
+
+def test_cursor_without_its_copies_does_not_count() -> None:
+    """The end of a pass was torn off: its Forward frame is in the WAL and its records are not."""
+    world = World()
+    world.log.topic("a", durability="fsync")
+    world.log.topic("b")
+    world.log.router("r", "a", "b")
+    world.log.topic("a").append(["one", "two"])
+    assert datas(world.log, "b") == ["one", "two"]
+    disk = world.disk.reboot()
+    (path,) = (path for path in disk.tree() if path.startswith("data/wal/wal-"))
+    file = disk.open(path, "write")
+    content = bytes(file.read(0, file.size()))
+    ends = [found.end for found in scan.frames(content) if found.kind == FORWARD]
+    file.write(ends[-1], bytes(len(content) - ends[-1]))
+    file.sync()
+    file.close()
+    log = world.open(disk)
+    assert log.report.damage == []
+    assert datas(log, "b") == ["one", "two"]
+    assert total(log, "r") == 2
 
 
 def test_a_quota_holds_up_and_lets_go() -> None:
