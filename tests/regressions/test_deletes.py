@@ -260,6 +260,25 @@ def test_cost_of_a_one_record_delete_does_not_grow_with_the_number_of_tags(monke
     assert cost[10_000] < 2 * cost[1_000], f"bytes that were read of the index, by tags: {cost}"
 
 
+def test_first_search_after_a_start_does_not_read_the_indexes_of_sealed_segments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(**SMALL)
+    spread(world)
+    topic = world.restart("reopen").topic("t")
+    sealed = [part for part in topic.core.index.parts if isinstance(part, Segment) and part.sealed]
+    assert len(sealed) > 4
+    entries, read = Segment.entries, list[int]()
+
+    def probed(segment: Segment) -> Any:
+        read.append(segment.base)
+        return entries(segment)
+
+    monkeypatch.setattr(Segment, "entries", probed)
+    assert topic.delete(match="nothing").deleted == 0
+    assert not {part.base for part in sealed} & set(read)
+
+
 def tag_files(world: World) -> list[str]:
     return world.files(".tag")
 

@@ -273,7 +273,9 @@ class _Grown:
 
 def _search_sealed(core: Core, segment: Segment, match: Match, *, locked: bool = False) -> Ints:
     if segment.tagged is None:
-        segment.tagged = _has_tags(segment, segment.base, segment.stop)
+        # A stat, where the index would be read whole: a first search after a start looks at every segment.
+        there = segment.home.disk.stat(segment.home.path(segment.base, SUFFIX)) is not None
+        segment.tagged = there or _has_tags(segment, segment.base, segment.stop)
     if not segment.tagged:
         return _NO_ROWS
     key = (core.id, segment.base, segment.stop - segment.base)
