@@ -33,6 +33,7 @@ FIGURES: Final = {
     "uptime_ms",
     "wal",
 }
+HEALTH: Final = {"ok", "checkpoint_age_ms", "wal_uncovered_bytes", "lagging_topics", "corruptions", "tasks"}  # ours
 PACE: Final = {"pressure", "ready_topics", "deferred_topics", "sched_latency_ms", "throttled_total"}  # ours
 WAL: Final = {
     "fsyncs",
@@ -80,6 +81,14 @@ TYPES: Final = {
     "tidelog_deferred_topics": "gauge",
     "tidelog_sched_latency_ms": "gauge",
     "tidelog_throttled_total": "counter",
+    "tidelog_healthy": "gauge",
+    "tidelog_checkpoint_age_seconds": "gauge",
+    "tidelog_checkpoint_lagging_topics": "gauge",
+    "tidelog_wal_uncovered_bytes": "gauge",
+    "tidelog_corruptions_total": "counter",
+    "tidelog_background_runs_total": "counter",
+    "tidelog_background_failures_total": "counter",
+    "tidelog_background_failing": "gauge",
 }
 
 
@@ -129,7 +138,12 @@ def test_health(api: Api, target: str) -> None:
 def test_readiness(api: Api, topic: str, target: str) -> None:
     """§2.12: the number of topics is that of now."""
     before = api.get(target).json()
+    health = before.pop("health")  # ours
     assert before == {"status": "ready", "wal_replay_complete": True, "topics": before["topics"]}
+    assert health.keys() == {"ok", "checkpoint_age_ms", "lagging_topics", "corruptions", "failing"}
+    assert health["ok"] is True
+    assert health["checkpoint_age_ms"] >= 0
+    assert (health["lagging_topics"], health["corruptions"], health["failing"]) == (0, 0, {})
     api.make(topic)
     assert api.get(target).json()["topics"] == before["topics"] + 1
     api.drop(topic)
@@ -144,6 +158,8 @@ def test_metrics_are_json_for_who_accepts_that(api: Api) -> None:
         found = reply.json()
         assert found.keys() >= FIGURES | PACE
         assert found["wal"].keys() >= WAL
+        assert found["health"].keys() == HEALTH
+        assert {"sync", "ledger", "expiry"} <= found["health"]["tasks"].keys()
     for accept in ("text/plain", "*/*", "application/openmetrics-text"):
         reply = api.get("/v0/metrics", [("Accept", accept)])
         assert reply.status == 200

@@ -231,8 +231,9 @@ class Engine(Topics):
         """A thread of its own: neither the WAL's syncs nor a checkpoint wait for those of channels, nor the other way
         round."""
         pause_ms, hurry = self._shared.limits.sync_interval_ms, self._upkeep.hurry
+        name = f"tidelog channels {self._shared.root}"
         return Keeper(
-            self._tick_channels, pause_ms, hurry, self.report.trouble, f"tidelog channels {self._shared.root}"
+            lambda: self._attempt("channels", self._tick_channels), pause_ms, hurry, self.report.trouble, name
         )
 
     def _tick_channels(self) -> None:

@@ -5,6 +5,7 @@
     for Spark    pyspark 4.2 or newer, Java 17 or newer
     for tables   deltalake
     the disk     how long it takes for a sync: nothing durable with one writer is faster
+    the data     where DIR is a data directory: how old its last checkpoint is, and what it could not write or verify
 
 Something that an extra brings and that is not installed is not an error: the exit code is 2 only where something that
 is there cannot work.
@@ -22,6 +23,8 @@ from tidelog.cli.command import command
 from tidelog.cli.render import Screen
 from tidelog.clock import SystemClock
 from tidelog.disk.machine import sync_us
+from tidelog.engine.check import standing
+from tidelog.errors import Error
 from tidelog.spark.java import LEAST, Java, find_java
 from tidelog.version import __version__
 
@@ -49,7 +52,8 @@ def add(commands: Commands) -> None:
         doctor,
         short="what this machine has: Python, Java, Spark, server parts, the disk",
         about="Look at what is installed and say what is missing for a server, for Spark and for tables, and how to\n"
-        "get it. Measures how long the disk of DIR takes for a sync, with a temporary file there.\n"
+        "get it. Measures how long the disk of DIR takes for a sync, with a temporary file there. Where DIR is a data\n"
+        "directory, says how old its last checkpoint is and which topics it could not write or verify.\n"
         "Exit code 2 where something that is there cannot work.",
         examples="tidelog doctor .\ntidelog doctor /tmp --json",
     )
@@ -93,6 +97,7 @@ def examined(
         _java(java()),
         _package("deltalake", installed("deltalake"), "lake"),
         _disk(directory),
+        *_data(directory),
     ]
 
 
@@ -143,3 +148,26 @@ def _disk(directory: str) -> Finding:
     except OSError as error:
         return Finding("disk", f"{directory}: {error}", False, broken=True, step="name a directory that can be written")
     return Finding("disk", f"{taken / 1000:.2f} ms for a sync of 4 KiB in {directory}", True)
+
+
+def _data(directory: str) -> list[Finding]:
+    """The checkpoints of a data directory; nothing where it is none."""
+    try:
+        found = standing(directory.rstrip("/") or "/")
+    except (Error, OSError) as error:
+        step = f"`tidelog check {directory}` shows all of it"
+        return [Finding("checkpoints", f"{directory}: {error}", False, broken=True, step=step)]
+    if found is None:
+        return []
+    now_ms = SystemClock().now_us() // 1000
+    age = "none yet" if found.saved_ms is None else f"the last one {max(now_ms - found.saved_ms, 0) / 1000:.0f} s ago"
+    said = f"{age}, {found.wal_bytes / (1 << 20):.1f} MiB of WAL"
+    if not found.lagging and not found.unproven and not found.skipped:
+        return [Finding("checkpoints", said, True)]
+    if found.lagging:
+        said += f"; not written: {', '.join(found.lagging[:10])}"
+    if found.unproven:
+        said += f"; sealed with damage: {', '.join(found.unproven[:10])}"
+    if found.skipped:
+        said += f"; {len(found.skipped)} snapshots do not read"
+    return [Finding("checkpoints", said, False, broken=True, step=f"`tidelog check {directory}` shows all of it")]

@@ -75,6 +75,7 @@ def seal(files: Files, latch: Latch, active: Active, *, synced: bool) -> Sealed:
     # Mapped, not read: the bytes are synced and will not change, and a whole segment need not be copied to be hashed.
     shape = active.shape()
     shape.data = Mapped(map_file(files.disk, files.data(active.base)) or memoryview(b""))
+    # The codec verifies what it seals: bytes that rotted since they were written must not become good ones.
     extra = files.codec.seal(shape)
     if extra is not None and files.codec.extra_suffix:
         try:

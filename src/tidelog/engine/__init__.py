@@ -11,6 +11,7 @@ from tidelog.engine.encode import Batch
 from tidelog.engine.engine import Engine
 from tidelog.engine.floors import Gap
 from tidelog.engine.groups import Group, GroupState, Lag, Preview, timestamp_ms
+from tidelog.engine.health import Corruption, HealthState, TaskState
 from tidelog.engine.ledger import Gaps, LedgerRow
 from tidelog.engine.opening import opened
 from tidelog.engine.pages import Pass, TextPage
@@ -41,6 +42,7 @@ __all__ = [
     "Appended",
     "Batch",
     "Cohort",
+    "Corruption",
     "Counts",
     "Deleted",
     "Engine",
@@ -50,6 +52,7 @@ __all__ = [
     "Gaps",
     "Group",
     "GroupState",
+    "HealthState",
     "Job",
     "Lag",
     "Leased",
@@ -65,6 +68,7 @@ __all__ = [
     "Settled",
     "Shard",
     "Show",
+    "TaskState",
     "TextPage",
     "Token",
     "Topic",

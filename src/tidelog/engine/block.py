@@ -30,6 +30,13 @@ from tidelog.wal import Stored
 Piece = bytes | Stored
 
 
+class Problem(NamedTuple):
+    """Stored bytes that do not verify."""
+
+    where: str
+    reason: str
+
+
 class Told(NamedTuple):
     """What a writer knows of its records, so that nobody has to read them for the index: they came at one time."""
 
@@ -127,10 +134,20 @@ class Block:
             self._index.add(Run(starts, counts, np.asarray(lengths, np.uint32), ts_ms, flags))
         self._indexed, self._listed = self.size, self.stop
 
-    def pieces(self) -> Iterator[Buffer]:
-        """All of its bytes, frame by frame where they come from the WAL. Without the lock: for a frozen block."""
+    def pieces(self) -> Iterator[tuple[Buffer, Problem | None]]:
+        """All of its bytes, frame by frame where they come from the WAL, and what does not verify there. Without the
+        lock: for a frozen block."""
         for piece in self._pieces:
-            yield _loaded(piece) if isinstance(piece, Stored) else piece
+            yield _loaded(piece) if isinstance(piece, Stored) else (piece, None)
+
+    def move(self, segment: int, origin: int) -> None:
+        """Make it part of another segment, at this place. What was handed out before stays as it was."""
+        entries = idx.read(bytes(self.index())).copy()
+        shift = origin - self.origin
+        entries["frame_offset"] = entries["frame_offset"].astype(np.int64) + shift
+        self._index = Growing(idx.to_bytes(entries))
+        self._starts = [start + shift for start in self._starts]
+        self.segment, self.origin = segment, origin
 
     def _between(self, lo: int, hi: int) -> tuple[list[Piece], int]:
         """The pieces that hold bytes [lo, hi) of the segment's data, and where the first of them starts."""
@@ -275,11 +292,14 @@ def _adjoined(pieces: list[Piece]) -> list[Piece]:
     return found
 
 
-def _loaded(piece: Stored) -> bytes:
-    """Frames as they were written, or Corrupt: what a checkpoint copies must be what was acknowledged."""
+def _loaded(piece: Stored) -> tuple[bytes, Problem | None]:
+    """Frames as the WAL has them, and what is wrong with the first that does not verify."""
     content = piece.read(0, len(piece))
+    if len(content) != len(piece):
+        reason = f"{len(piece)} bytes were written, {len(content)} are there"
+        raise Corrupt(piece.file.path, pos=piece.pos, reason=reason)
     found = scan.survey(content)
-    if found.end != len(content):
-        reason = found.reason or "it ends early"
-        raise Corrupt(piece.file.path, pos=piece.pos, reason=f"a frame is not what was written there: {reason}")
-    return content
+    if found.end == len(content):
+        return content, None
+    where, reason = f"{piece.file.path}, byte {piece.pos + found.end}", found.reason or "it ends early"
+    return content, Problem(where, f"a frame is not what was written there: {reason}")

@@ -274,6 +274,41 @@ def _contradictions(made: Manifest) -> Iterator[str]:
             stop = segment.stop
 
 
+class Standing(NamedTuple):
+    """How far checkpoints of a directory are, by its newest snapshot alone."""
+
+    snapshot: int  # its number; 0: there is none
+    saved_ms: int | None  # when it was written
+    wal_bytes: int
+    lagging: tuple[str, ...]  # topics that it could not write
+    unproven: tuple[str, ...]  # segments that were sealed without a footer, as topic and first seq
+    skipped: tuple[str, ...]  # snapshots that do not read, and why
+
+
+def standing(path: str, disk: Disk | None = None) -> Standing | None:
+    """A glance at a data directory, beside a writer or without one; None where it is none. Reads no record."""
+    disk = disk or PosixDisk()
+    wal = join(path, WAL)
+    if disk.stat(wal) is None:
+        return None
+    loaded = manifest.load(disk, path)
+    found = disk.stat(manifest.path_of(path, loaded.number)) if loaded.number else None
+    size = 0
+    for key in names.groups(disk, wal):
+        place = names.directory(wal, key)
+        stats = (disk.stat(names.path_of(place, number)) for number in names.files(disk, place))
+        size += sum(each.size for each in stats if each is not None)
+    rows = loaded.manifest.topics
+    return Standing(
+        loaded.number,
+        found.modified_ms if found else None,
+        size,
+        tuple(row.name for row in rows if row.id in loaded.manifest.lagging),
+        tuple(f"{row.name} {segment.base}" for row in rows for segment in row.segments if segment.unproven),
+        tuple(loaded.skipped),
+    )
+
+
 class SegmentCheck:
     """One segment's files against each other and against its row of the snapshot."""
 
@@ -324,6 +359,8 @@ class SegmentCheck:
                 return footer.decode(content)
         except (Corrupt, NewerFormat) as error:
             self._say("footer", *_told(error))
+            return None
+        if self._row.unproven:
             return None
         if self._row.sealed:
             self._say("footer", None, "the file is missing; no record is lost: frames vouch for themselves")

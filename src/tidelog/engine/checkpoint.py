@@ -2,7 +2,8 @@
 
     1  where the WAL stands, group by group: everything before has been published
        and every floor is made durable: deletion vectors may be found by a replay that begins before the deletes
-    2  frames → segment files, byte for byte: data, sync, index, sync; footers for what is complete
+    2  frames → segment files, byte for byte: data, sync, index, sync; then, for what is complete, every frame is read
+       back and verified, and a footer is written
     3  deletion vectors, each replaced as a whole
        the ledger has rows for every removal that 3 and 5 reflect: replay may not find it again
     4  a CheckpointMark into every shard, synced
@@ -11,26 +12,36 @@
 
 Any error before 5 leaves the manifest before in force, and it is complete: nothing it names was
 changed, only added to. Writers go on throughout; each topic is locked to take stock, never for I/O.
+
+One topic that cannot be written does not stop the others. The new manifest repeats its row of the one before
+(`Manifest.lagging`), and replay of its shard still begins where that row needs it; replay of all other topics begins
+here (`Manifest.fresh`). A segment whose frames do not all verify is sealed without a footer: every read then checks
+frame by frame, and what is intact is served.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
+import msgspec
+import numpy as np
+
+from tidelog.commitlog.codec import Shape
+from tidelog.commitlog.segment import Mapped
 from tidelog.disk.atomic import remove_if_there, replace
 from tidelog.disk.seam import Disk, File, join
 from tidelog.engine import groups, manifest, numbers, retention
 from tidelog.engine.block import Block
 from tidelog.engine.core import WAL, Core, Shared
-from tidelog.engine.home import Home
+from tidelog.engine.home import CODEC, Home
 from tidelog.engine.manifest import GroupRow, Manifest, QueueRow, RouterRow, SegmentRow, TopicRow
 from tidelog.engine.parts import Segment
 from tidelog.engine.routing import holding
 from tidelog.engine.tags import write_sealed
-from tidelog.errors import Error
-from tidelog.formats import bodies, footer, frame, idx, scan
+from tidelog.errors import Corrupt, Error, NewerFormat
+from tidelog.formats import bodies, deletions, footer, frame, idx, scan
 from tidelog.formats.bodies import CheckpointMark, TopicMark
 from tidelog.types import Buffer
 from tidelog.wal import Commit, Position, Shard, Token, names
@@ -71,8 +82,13 @@ class History:
     number: int = 0  # of the newest manifest
     groups: tuple[GroupRow, ...] = ()  # its positions: replay from the manifest before it may need less, never more
     doomed: list[str] = field(default_factory=list)  # files that only the newest manifest's predecessor names
+    stale: list[str] = field(default_factory=list)  # files that neither names: to be removed
     strangers: tuple[GroupRow, ...] = ()  # groups of an earlier shard count, replayed and not written any more
     moved: bool = False  # a checkpoint is needed before anything is written: replay must not begin where it did
+
+
+Failed: TypeAlias = dict[Core, Exception]
+"""The topics that a checkpoint could not write, and why."""
 
 
 def checkpoint(
@@ -82,66 +98,182 @@ def checkpoint(
     *,
     final: bool,
     rest: Callable[[], object] = lambda: None,
-) -> None:
-    """Make a checkpoint. `final`: nobody writes any more, so no seq needs to stay reserved. `rest` is called after each
-    step of the copying, with no lock held."""
+) -> Failed:
+    """Make a checkpoint; return the topics that it had to leave out. `final`: nothing is written any more, so no seq
+    needs to stay reserved. `rest` is called after each step of the copying, with no lock held."""
     positions = [shard.position() for shard in shared.shards]
-    # Asked behind the positions: a topic that is dropped from here on has its frame where replay begins.
+    # Asked after the positions: a topic that is dropped from here on has its frame where replay begins.
     cores, next_topic_id = registry()
-    retention.harden_all(cores)
+    failed = _harden(cores)
     rows: list[TopicRow] = []
     routers: list[RouterRow] = []
     doomed: list[str] = []
+    written: list[Core] = []
     for core in cores:
+        if core in failed:
+            continue
         try:
             _write(core, rest)
-            row, gone = _stock(core, final=final)
-        except OSError:
+            row = _stock(core, final=final)
+        except Exception as error:
             if not core.dropped:
-                raise
-            continue  # its files went while they were written: its last frame is where replay begins
+                failed[core] = error
+            continue  # a dropped one's files went while they were written: its last frame is where replay begins
         rows.append(row)
         routers += core.frozen.routers if core.frozen else ()
-        doomed += gone
+        home = shared.home(core.id)
+        doomed += [home.path(base, suffix) for base in core.discarded for suffix in SUFFIXES]
+        written.append(core)
+    if failed and not written:
+        return failed
+    shared.ledger.settle({core.id for core in failed})
+    if failed:
+        old, led = _left_out(shared, history, failed)
+        rows += old
+        routers += led
     rows.sort(key=lambda row: row.id)
-    shared.ledger.settle()
     _mark(shared, rows)
     keys = names.keys(len(shared.shards))
     begin = tuple(GroupRow(key, at.first, at.pos) for key, at in zip(keys, positions, strict=True))
-    made = Manifest(tuple(rows), (*begin, *history.strangers), next_topic_id, tuple(routers))
+    made = Manifest((*rows,), (*begin, *history.strangers), next_topic_id, (*routers,))
+    if failed:
+        made = _held_back(shared, history, made, failed)
     manifest.save(shared.disk, shared.root, history.number + 1, made)
-    for core in cores:
+    for core in written:
         holding.saved(core)
+        core.discarded = []
     before, history.groups = history.groups, made.groups
     history.number += 1
-    _forget(shared, history, before)
-    history.doomed = doomed
+    history.stale, history.doomed = [*history.stale, *history.doomed], doomed
+    _forget(shared, history, before, complete=not failed)
+    return failed
+
+
+def _harden(cores: Sequence[Core]) -> Failed:
+    """Make all floors durable; topics whose floors cannot be are left out."""
+    try:
+        retention.harden_all(cores)
+    except Exception:  # whose it was is found out one by one
+        failed: Failed = {}
+        for core in cores:
+            try:
+                retention.harden_all([core])
+            except Exception as error:
+                failed[core] = error
+        return failed
+    return {}
+
+
+def _left_out(shared: Shared, history: History, failed: Failed) -> tuple[list[TopicRow], list[RouterRow]]:
+    """The rows that topics had in the manifest before, and those of the routers that lead to them. A topic that it
+    does not know has a row without records: the WAL still has all of them."""
+    before = manifest.load_one(shared.disk, shared.root, history.number) if history.number else Manifest()
+    known = {row.id: row for row in before.topics}
+    ids = {core.id for core in failed if not core.dropped}
+    rows = [
+        known.get(core.id) or TopicRow(core.id, core.name, core.config.to_json(), 0, 0, 1, 0, 0, 0, ())
+        for core in failed
+        if not core.dropped
+    ]
+    return rows, [router for router in before.routers if router.dest_id in ids]
+
+
+def _held_back(shared: Shared, history: History, made: Manifest, failed: Failed) -> Manifest:
+    """The manifest with replay of the failed topics' shards beginning where it did. Groups of an earlier shard count
+    may hold frames of any of them."""
+    wal, strange = join(shared.root, WAL), {row.key for row in history.strangers}
+    shards = {
+        key
+        for key, shard in zip(names.keys(len(shared.shards)), shared.shards, strict=True)
+        if any(core.shard is shard for core in failed)
+    }
+    before = {row.key: row for row in history.groups}
+
+    def start(row: GroupRow) -> GroupRow:
+        if row.key not in shards and row.key not in strange:
+            return row
+        if (known := before.get(row.key)) is not None:
+            return known
+        files = names.files(shared.disk, names.directory(wal, row.key))  # nothing was let go of without a manifest
+        return GroupRow(row.key, files[0], 0) if files else row
+
+    groups = tuple(start(row) for row in made.groups)
+    lagging = tuple(sorted(core.id for core in failed if not core.dropped))
+    return msgspec.structs.replace(made, groups=groups, fresh=made.groups, lagging=lagging)
 
 
 # ── one topic: frames into files ──────────────────────────────────────────────────────────────────
 
 
 def _write(core: Core, rest: Callable[[], object]) -> None:
+    broken = _broken_off(core)
     with core.lock:
         core.frozen = None
         if core.dropped:
             return
         holding.freeze(core)
+        if broken is not None:
+            _detach(core, *broken)
         chapters = _chapters(core)
     home = core.shared.home(core.id)
     if chapters:
         core.shared.disk.make_dir(home.directory)
     for chapter in chapters:
-        _write_chapter(home, chapter, rest)
+        _write_chapter(core, home, chapter, rest)
     if any(chapter.segment is None for chapter in chapters):  # its names may be an earlier attempt's, never synced
         core.shared.disk.sync_dir(home.directory)
-    for chapter in chapters:
-        if chapter.complete:
-            _seal(home, chapter)
-            rest()
+    unproven = {chapter.base for chapter in chapters if chapter.complete and not _seal(core, home, chapter, rest)}
     with core.lock:
         for chapter in chapters:
-            _adopt(core, home, chapter)
+            _adopt(core, home, chapter, unproven=chapter.base in unproven)
+
+
+def _broken_off(core: Core) -> tuple[Segment, str] | None:
+    """The unsealed segment of a topic, where its files cannot be continued, and why: they are shorter than what was
+    written, or its deletions do not read."""
+    with core.lock:
+        segment = next((part for part in core.index.parts if isinstance(part, Segment) and not part.sealed), None)
+        if segment is None:
+            return None
+        try:
+            deleted = segment.dead() is not None
+        except Corrupt as error:
+            return segment, error.reason
+        sizes = {".data": segment.size, ".idx": (segment.stop - segment.base) * idx.ENTRY_BYTES}
+    for suffix, size in sizes.items():
+        found = core.shared.disk.stat(segment.home.path(segment.base, suffix))
+        if (found.size if found else 0) < size:
+            have = f"it has {found.size} bytes" if found else "the file is missing"
+            if suffix == ".idx" and segment.rebuild():  # from verified frames
+                replace(segment.home.disk, segment.home.path(segment.base, ".idx"), segment.rebuilt or b"")
+                segment.home.forget(segment.base)
+                continue
+            return segment, f"{suffix}: {have}, {size} were written"
+    if deleted and not segment.unsaved and not _names_deletions(segment):
+        segment.unsaved = True  # what memory knows is written again
+    return None
+
+
+def _names_deletions(segment: Segment) -> bool:
+    """Whether the file of deletions reads. What it names was compared when it was loaded."""
+    try:
+        content = segment.home.side(segment.base, ".del")
+        return content is not None and deletions.decode(content).base == segment.base
+    except (Corrupt, NewerFormat):
+        return False
+
+
+def _detach(core: Core, segment: Segment, reason: str) -> None:
+    """Let what comes after a damaged segment start another one: nothing is added to its files, which are the only
+    evidence, and the topic goes on. With the lock held."""
+    segment.sealed = segment.unproven = True
+    core.spoiled(segment.home.path(segment.base, ".data"), f"{reason}; it was sealed without a footer")
+    origin, base = 0, 0
+    for part in core.index.parts:
+        if isinstance(part, Block) and part.segment == segment.base:
+            base = base or part.base
+            part.move(base, origin)
+            origin += part.size
 
 
 def _chapters(core: Core) -> list[Chapter]:
@@ -163,14 +295,14 @@ def _chapters(core: Core) -> list[Chapter]:
     return [chapter for chapter in chapters if chapter.blocks or chapter.complete]
 
 
-def _write_chapter(home: Home, chapter: Chapter, rest: Callable[[], object]) -> None:
+def _write_chapter(core: Core, home: Home, chapter: Chapter, rest: Callable[[], object]) -> None:
     """Write blocks where they belong. At fixed places: doing it twice changes nothing."""
     if not chapter.blocks:
         return
     data = _open(home.disk, home.path(chapter.base, ".data"))
     try:
         for block, _ in chapter.blocks:
-            _copy(block, data, rest)
+            _copy(core, block, data, rest)
         data.sync()
     finally:
         data.close()
@@ -183,10 +315,13 @@ def _write_chapter(home: Home, chapter: Chapter, rest: Callable[[], object]) -> 
         index.close()
 
 
-def _copy(block: Block, data: File, rest: Callable[[], object]) -> None:
-    """Byte for byte, some at a time: what lies in the WAL is not brought into memory as a whole."""
+def _copy(core: Core, block: Block, data: File, rest: Callable[[], object]) -> None:
+    """Byte for byte, some at a time: what lies in the WAL is not brought into memory as a whole. A frame that does not
+    verify there is copied as it is: reads of it raise Corrupt, and the frames around it are saved."""
     at, size, held = block.origin, 0, list[Buffer]()
-    for piece in block.pieces():
+    for piece, problem in block.pieces():
+        if problem is not None:
+            core.spoiled(*problem)
         held.append(piece)
         size += len(piece)
         if size >= _COPY_BYTES:
@@ -201,14 +336,17 @@ def _open(disk: Disk, path: str) -> File:
     return disk.open(path, "create" if disk.stat(path) is None else "write")
 
 
-def _seal(home: Home, chapter: Chapter) -> None:
-    """Cut what an interrupted attempt left behind the end, and vouch for the whole."""
+def _seal(core: Core, home: Home, chapter: Chapter, rest: Callable[[], object]) -> bool:
+    """Cut what an interrupted attempt left after the end, verify every frame, and write the footer. False: a frame does
+    not verify, and there is no footer."""
     size, stop = _extent(chapter)
+    path = home.path(chapter.base, ".data")
+    if chapter.segment is not None and chapter.segment.unproven:
+        return False
     for suffix, length in ((".data", size), (".idx", (stop - chapter.base) * idx.ENTRY_BYTES)):
-        path = home.path(chapter.base, suffix)
-        file = home.disk.open(path, "write")
+        file = home.disk.open(home.path(chapter.base, suffix), "write")
         try:
-            if file.size() != length:
+            if file.size() > length:
                 file.cut(length)
                 file.sync()
         finally:
@@ -216,9 +354,64 @@ def _seal(home: Home, chapter: Chapter) -> None:
     home.forget(chapter.base)
     data, entries = home.open(chapter.base)
     content = data.fetch(0, size)
+    fault = "it is shorter than what was written" if len(content) < size else None
+    fault = fault or _unverified(core.id, chapter.base, stop, content, entries, rest)
+    if fault is not None:
+        made = _index(core.id, chapter.base, stop, content)
+        if made is None:
+            if remove_if_there(home.disk, home.path(chapter.base, ".foot")):
+                home.disk.sync_dir(home.directory)
+            core.spoiled(path, f"{fault}; the segment was sealed without a footer")
+            return False
+        replace(home.disk, home.path(chapter.base, ".idx"), made)  # the data is whole: only its index was not
+        home.forget(chapter.base)
+        entries = made
     foot = footer.encode(footer.make(content, entries, first_seq=chapter.base))
     _index_tags(home, chapter.base, stop, content, entries, foot)
     replace(home.disk, home.path(chapter.base, ".foot"), foot)
+    rest()
+    return True
+
+
+def _unverified(
+    topic_id: int, base: int, stop: int, content: Buffer, entries: Buffer, rest: Callable[[], object]
+) -> str | None:
+    """What is wrong with the first frame that does not verify, is another topic's, or does not follow the one before;
+    None: every byte of the data belongs to a frame that does, and the index names exactly these."""
+    if len(entries) != (stop - base) * idx.ENTRY_BYTES:
+        return f"its index has {len(entries)} bytes"
+    if (said := idx.fault(idx.read(entries), len(content))) is not None:
+        return f"its index: {said}"
+    shape, seq = Shape(base, stop, Mapped(memoryview(content)), entries, [entries]), base
+    last, end = -1, 0  # of the frame before
+    while seq < stop:
+        chunk = CODEC.read(shape, seq, stop, _COPY_BYTES)
+        if chunk.fault is not None:
+            return f"byte {chunk.fault.pos}: {chunk.fault.reason}"
+        starts = chunk.rows.at[np.append(0, np.flatnonzero(np.diff(chunk.rows.at)) + 1)]
+        heads = frame.headers(chunk.rows.buf, starts)
+        if (heads["topic_id"] != topic_id).any():
+            return "its frames are another topic's"
+        low = int(idx.read(entries)["frame_offset"][seq - base]) - int(starts[0])
+        begins, ends = starts + low, starts + low + heads["frame_len"].astype(np.int64) + 4
+        # A batch may be read in two chunks: then its frame is met again.
+        if begins[0] not in (end, last) or (begins[1:] != ends[:-1]).any():
+            return f"byte {end}: bytes that are in no frame"
+        seq, last, end = chunk.next_seq, int(begins[-1]), int(ends[-1])
+        rest()
+    return None if end == len(content) else f"byte {end}: bytes that are in no frame"
+
+
+def _index(topic_id: int, base: int, stop: int, content: Buffer) -> bytes | None:
+    """The index of a segment by its data alone; None where the data is not whole."""
+    walk = scan.walk(content, above=base - 1)
+    rows = walk.rows
+    if walk.end != len(content) or len(rows) != stop - base or int(rows.seq[-1]) != stop - 1:
+        return None
+    starts = rows.at[np.append(0, np.flatnonzero(np.diff(rows.at)) + 1)]
+    if (frame.headers(rows.buf, starts)["topic_id"] != topic_id).any():
+        return None
+    return idx.to_bytes(idx.entries(rows, base, stop, len(content)))
 
 
 def _index_tags(home: Home, base: int, stop: int, data: Buffer, entries: Buffer, foot: bytes) -> None:
@@ -240,7 +433,7 @@ def _extent(chapter: Chapter) -> tuple[int, int]:
     return chapter.segment.size, chapter.segment.stop
 
 
-def _adopt(core: Core, home: Home, chapter: Chapter) -> None:
+def _adopt(core: Core, home: Home, chapter: Chapter, *, unproven: bool) -> None:
     """The files have it: what was a block is a segment."""
     index, segment = core.index, chapter.segment
     written = [block for block, _ in chapter.blocks]
@@ -256,11 +449,13 @@ def _adopt(core: Core, home: Home, chapter: Chapter) -> None:
         if block in index.parts:
             index.parts.remove(block)
     segment.sealed = segment.sealed or chapter.complete
+    segment.unproven = segment.unproven or unproven
     home.forget(chapter.base)
 
 
-def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
-    """The row of a topic, its deletion vectors written, and the files it no longer needs."""
+def _stock(core: Core, *, final: bool) -> TopicRow:
+    """The row of a topic, its deletion vectors written. Segments that it no longer needs are in `core.discarded` until
+    a manifest without them is saved."""
     home, index = core.shared.home(core.id), core.index
     with core.lock:
         obsolete = index.obsolete()
@@ -271,6 +466,7 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
             and (isinstance(part, Block) or part.sealed)
         ]
         index.forget(gone)
+        core.discarded += [part.base for part in gone if isinstance(part, Segment)]
         segments = [part for part in index.parts if isinstance(part, Segment)]
         vectors = [(segment, segment.vector()) for segment in segments if segment.unsaved]
         for segment, _ in vectors:
@@ -316,11 +512,10 @@ def _stock(core: Core, *, final: bool) -> tuple[TopicRow, list[str]]:
             for segment, _ in vectors:
                 segment.unsaved = True
         raise
-    dropped = [part for part in gone if isinstance(part, Segment)]
-    for segment in dropped:
+    for segment in (part for part in gone if isinstance(part, Segment)):
         home.forget(segment.base)
         core.shared.tags.drop(core.id, segment.base)
-    return row, [home.path(segment.base, suffix) for segment in dropped for suffix in SUFFIXES]
+    return row
 
 
 def _queue(core: Core, *, final: bool) -> QueueRow | None:
@@ -339,6 +534,7 @@ def _row(segment: Segment) -> SegmentRow:
         segment.first_ts,
         segment.last_ts,
         segment.sealed,
+        segment.unproven,
     )
 
 
@@ -369,14 +565,24 @@ def _mark(shared: Shared, rows: Iterable[TopicRow]) -> None:
         token.wait()
 
 
-def _forget(shared: Shared, history: History, before: Sequence[GroupRow]) -> None:
+def _forget(shared: Shared, history: History, before: Sequence[GroupRow], *, complete: bool) -> None:
     """Remove what the manifest before the newest did not need either. Failing here loses nothing: it is tried again,
     by the next checkpoint or by the next start."""
     manifest.prune(shared.disk, shared.root)
-    touched = {path.rpartition("/")[0] for path in history.doomed if remove_if_there(shared.disk, path)}
+    removed: set[str] = set()
+    touched: set[str] = set()
+    try:
+        for path in history.stale:
+            if remove_if_there(shared.disk, path):
+                touched.add(path.rpartition("/")[0])
+            removed.add(path)
+    finally:
+        history.stale = [path for path in history.stale if path not in removed]
     for directory in sorted(touched):
-        shared.disk.sync_dir(directory)
+        if shared.disk.stat(directory) is not None:  # else its topic was dropped
+            shared.disk.sync_dir(directory)
     for row in before:
         trim(shared.disk, join(shared.root, WAL), row.key, row.first)
-    history.strangers = tuple(row for row in history.strangers if row not in before)
-    history.moved = bool(history.strangers)
+    if complete:
+        history.strangers = tuple(row for row in history.strangers if row not in before)
+        history.moved = bool(history.strangers)

@@ -12,12 +12,17 @@ from tidelog.wal import Commit, Token
 
 
 class Control(Commit):
-    """A frame about a topic: on disk before the caller hears of it, in force from then on."""
+    """A frame about a topic: on disk before the caller hears of it, in force from then on.
+
+    Made and submitted under the topic's lock. The seq of a ConfigUpdate is the last one assigned before it: replay
+    applies the caps to records up to there, because the snapshot may already hold later ones.
+    """
 
     __slots__ = ("_apply", "token")
 
     def __init__(self, core: Core, body: Body, apply: Callable[[], None]) -> None:
-        made = frame.encode(body.KIND, topic_id=core.id, ts_ms=core.shared.now_ms(), data=bodies.encode(body))
+        seq, ts_ms = core.tail if isinstance(body, bodies.ConfigUpdate) else 0, core.shared.now_ms()
+        made = frame.encode(body.KIND, topic_id=core.id, seq=seq, ts_ms=ts_ms, data=bodies.encode(body))
         super().__init__([made], frames=1, durable=True)
         self._apply = apply
         self.token: Token[None] = Token(core.shard)

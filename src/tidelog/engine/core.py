@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING
 from tidelog.clock import Clock
 from tidelog.disk import fork
 from tidelog.disk.seam import Disk, join
+from tidelog.engine.agenda import Agenda
 from tidelog.engine.block import Block, Told
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig
 from tidelog.engine.floors import Marks
+from tidelog.engine.health import TASKS, Health
 from tidelog.engine.holds import Cursor, broken_by, limit
 from tidelog.engine.home import Home, Maps
 from tidelog.engine.idempotency import Window
@@ -77,11 +79,14 @@ class Shared:
     files_synced: bool = False  # a reader beside the writer has synced the WAL for its strong readers
     moved_floors: set[Core] = field(default_factory=set)  # topics whose floor the next interval sync makes durable
     replaying: bool = False  # frames are being applied: what they say is not yet all
+    agenda: Agenda = field(default_factory=Agenda)
     notes: Notes = field(init=False)
+    health: Health = field(init=False)
     ledger: Ledger = field(init=False)  # once it is an engine
 
     def __post_init__(self) -> None:
         self.notes = Notes(wanted=self.limits.ledger_records > 0)
+        self.health = Health(self.root, self.now_ms, TASKS)
 
     def gone(self, undone: str) -> Closed | Forked:
         """The error for a use after `closed` was set: by a close, or in a forked child."""
@@ -142,6 +147,7 @@ class Core:
         self.settling = Lock()  # one strong reader syncs for all
         self.window: Window[Token[Appended], Appended] = Window()
         self.dropped = False
+        self.due_ms: int | None = None  # when the agenda has it looked at
         self._shard: Shard | None = None
         self.last_write_ms: int | None = None
         self.last_read_ms: int | None = None  # wall time, for people
@@ -161,6 +167,7 @@ class Core:
         self.wires: Wires | None = None  # what replay found of its routers, until they are linked
         self.hops = Hops()
         self.frozen: Frozen | None = None  # for the checkpoint that is being made
+        self.discarded: list[int] = []  # segments that the index has forgotten and a manifest may still name
         self._waiters: set[Callable[[], None]] = set()
 
     @property
@@ -275,18 +282,22 @@ class Core:
                 self.index.shed()
         self.last_write_ms = self.shared.now_ms()
         self.keep_caps()
+        if self.due_ms is None:
+            self.plan()
 
-    def keep_caps(self) -> None:
-        """Evict what is over the caps. A topic that rejects is only over them when its caps were lowered."""
+    def keep_caps(self, head: int | None = None) -> None:
+        """Evict what is over the caps. A topic that rejects is only over them when its caps were lowered. `head`: as if
+        this were the last record, for a replay that has later ones already."""
         try:
             if self.shared.replaying and (self.guarded or self.unsure):
                 return  # frames say how far that went, or nothing does
-            floor = self.index.over(self.config.cap_records, self.config.cap_bytes)
+            floor = self.index.over(self.config.cap_records, self.config.cap_bytes, head)
             if floor:
                 self.evict(self.held(floor), "cap")
         except (Corrupt, Damaged, Unavailable) as error:
             # Records that cannot be counted cannot be evicted either; the write itself is good.
             self.damage[:] = [*self.damage, f"{self.name}: its caps are not kept: {error}"][-10:]
+            self.spoiled("caps", f"they are not kept: {error}")
 
     def held(self, floor: int) -> int:
         """How far of what caps or age ask for eviction may go, for the groups that hold it up."""
@@ -303,13 +314,29 @@ class Core:
             if self.hardens:
                 self.shared.moved_floors.add(self)
 
+    def spoiled(self, where: str, reason: str) -> None:
+        """Stored bytes of it do not verify."""
+        self.shared.health.corrupt(self.name, self.id, where, reason)
+
     def age(self) -> None:
-        """Seal what has been open for long."""
+        """Seal what has been open for long. With the lock held."""
         limit = self.shared.limits.segment_age_ms_max
         born_ms = self.index.born_ms()
         if limit and born_ms is not None and self.shared.now_ms() - born_ms >= limit:
             self.index.roll()
             self.shared.rolled = True
+
+    def plan(self, least_ms: int = 0) -> None:
+        """Put down when records expire or its segment is to be sealed, not before `least_ms`. With the lock held."""
+        if self.dropped or not self.shared.shards:
+            return
+        limit, ttl_ms, due = self.shared.limits.segment_age_ms_max, self.config.ttl_ms, list[int]()
+        if limit and (born_ms := self.index.born_ms()) is not None:
+            due.append(born_ms + limit)
+        if ttl_ms and (oldest_ms := self.index.oldest_ms()) is not None:
+            due.append(oldest_ms + ttl_ms + 1)
+        if due:
+            self.shared.agenda.plan(self, max(min(due), least_ms))
 
     # ── waiting ───────────────────────────────────────────────────────────────────────────────
 

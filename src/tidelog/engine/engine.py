@@ -19,8 +19,9 @@ from tidelog.engine import append, groups, opening, retention, strong
 from tidelog.engine.append import Records
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig, check_topic_name
 from tidelog.engine.control import Control
-from tidelog.engine.core import Core, Shared, directory
+from tidelog.engine.core import Core, Shared
 from tidelog.engine.groups import GroupState
+from tidelog.engine.health import Corruption, HealthState
 from tidelog.engine.ledger import LIMIT, Gaps, Ledger
 from tidelog.engine.parts import Weight
 from tidelog.engine.queues.door import Queue
@@ -50,11 +51,15 @@ class Engine(Routers):
         self._next_id = opened.next_topic_id
         self.report: Report = opened.report
         self._unsure: dict[str, Core] = {}  # whose making was written and not synced
+        self._dropped: list[Core] = []  # topics whose files are still to be removed
         self._registry = Lock()  # held over the whole of create, configure and drop
         self._shared.queues |= {core for core in self._topics.values() if core.config.type == "queue"}
         self._routing = self._routed(threaded=False)
         self._ledger = Ledger(self._shared, self)
         self._upkeep = Upkeep(self._shared, opened.history, self._listed, self.report)
+        for core in self._topics.values() if self._shared.shards else ():
+            with core.lock:
+                core.plan()
         self._keepers: list[Keeper] = []
         fork.guard(self)
         if threads and self._shared.shards:
@@ -196,7 +201,9 @@ class Engine(Routers):
         del self._topics[core.name]
         self._shared.queues.discard(core)
         self._routing.forget(core)
-        self._erase(core)
+        self._shared.tags.drop(core.id)
+        self._shared.health.forget(core.id)
+        self._dropped.append(core)  # its files go in the background: unlinking many would hold up every other topic
 
     def _find(self, name: object) -> Core | None:
         return self._topics.get(name) if isinstance(name, str) else None
@@ -237,30 +244,32 @@ class Engine(Routers):
         if config == core.config:
             return
 
+        floor = 0
+
         def apply() -> None:
+            nonlocal floor
             with core.lock:
                 if (config.durability == "ephemeral") != core.ephemeral:
                     core.index.roll()  # what lies in files and what never does are segments of their own
                 core.config = config
+                before = core.index.evict_floor
                 core.keep_caps()
+                core.plan()
+                floor = core.index.evict_floor if core.index.evict_floor > before else 0
 
         self._control(core, bodies.ConfigUpdate(core.name, config.to_json()), apply)
-        if core.guarding:
-            retention.harden(core, core.index.evict_floor)
+        # On record before the next config can be: what this one took does not follow from the records alone once
+        # later deletes or another config are replayed over them.
+        retention.harden(core, max(floor, core.index.evict_floor if core.guarding else 0), always=True)
 
     def _control(self, core: Core, body: Body, apply: Callable[[], None]) -> None:
         self._check_writable()
         if not core.name.startswith(OWN):  # its own it makes and keeps to the last moment
             core.check_writable()
-        commit = Control(core, body, apply)
-        core.submit(commit)
+        with core.lock:
+            commit = Control(core, body, apply)
+            core.submit(commit)
         commit.token.wait()
-
-    def _erase(self, core: Core) -> None:
-        """Remove the files of a dropped topic. What cannot be removed now is swept at the next start."""
-        self._shared.tags.drop(core.id)
-        with suppress(OSError):
-            opening.erase(self._shared.disk, directory(self._shared.root, core.id))
 
     @property
     def limits(self) -> EngineConfig:
@@ -282,6 +291,15 @@ class Engine(Routers):
         self._check()
         return Staging(self._shared.disk, self._shared.root)
 
+    def health(self) -> HealthState:
+        """How background work goes, the age of the last checkpoint, and which stored bytes do not verify."""
+        self._check()
+        return self._upkeep.health()
+
+    def corruption(self) -> tuple[Corruption, ...]:
+        """Stored bytes that did not verify since the directory was opened, each place once."""
+        return self._shared.health.places()
+
     # ── keeping ───────────────────────────────────────────────────────────────────────────────
 
     def tick(self) -> None:
@@ -292,7 +310,8 @@ class Engine(Routers):
         self._sync()
         for shard in sound:  # the ledger syncs too, and its failure is nobody's but ours
             shard.check()
-        self._keep()
+        if (error := self._keep()) is not None:
+            raise error
 
     def _sync(self) -> None:
         retention.write_floors(self._shared)
@@ -301,29 +320,64 @@ class Engine(Routers):
             shard.tick()
         strong.after_interval(heads)
 
-    def _keep(self) -> None:
+    def _keep(self) -> Exception | None:
+        """Every task that is due. One that fails keeps none of the others; returns the first error, where it is not the
+        ledger's: what waits there is told later, and records need no ledger."""
         self._tell()
-        self._note()
+        failed = self._attempt("history", self._note)
         if not self._routing.threaded:
-            self._routing.settle()
-        self._upkeep.keep(self._routing.settle)
+            failed = self._attempt("routers", self._routing.settle) or failed
+        failed = self._attempt("expiry", self._expire) or failed
+        if self._dropped:
+            failed = self._attempt("erase", lambda: self._upkeep.erase(self._dropped)) or failed
+        if self._upkeep.is_due:
+            failed = self._attempt("routers", self._routing.settle) or failed
+            try:
+                self._upkeep.checkpoint(gently=True)
+            except Exception as error:  # counted and logged there
+                self.report.trouble(error)
+                failed = failed or error
+        return failed
+
+    def _expire(self) -> None:
+        """Expire records and seal segments where that is due. One topic that fails keeps none of the others."""
+        for error in retention.keep(self._shared).values():
+            raise error
+
+    def _attempt(self, task: str, step: Callable[[], object]) -> Exception | None:
+        """Do a step of background work. An error is logged, counted and returned."""
+        try:
+            step()
+        except Exception as error:
+            self.report.trouble(error)
+            self._shared.health.failed(task, error)
+            return error
+        self._shared.health.succeeded(task)
+        return None
 
     def _note(self) -> None:
-        """Write down what happened to jobs."""
+        """Write down what happened to jobs. A journal that cannot be written waits, and keeps none of the others."""
         journals = self._shared.journals
+        failed: Exception | None = None
         if self._shared.limits.queue_history_records:
             for core in self._shared.queues.copy():
-                if core.index.head > core.told:  # jobs were put that no claim has come upon yet
-                    state_of(core).journal.look()
+                try:
+                    if core.index.head > core.told:  # jobs were put that no claim has come upon yet
+                        state_of(core).journal.look()
+                except Exception as error:
+                    failed = failed or error
         for journal in journals.copy():
             journals.discard(journal)
-            journal.flush()
+            try:
+                journal.flush()
+            except Exception as error:
+                failed = failed or error
+                journals.add(journal)
+        if failed is not None:
+            raise failed
 
     def _tell(self) -> None:
-        try:
-            self._ledger.flush()
-        except Error as error:  # what waits is told later; records need no ledger
-            self.report.trouble(error)
+        self._attempt("ledger", self._ledger.flush)
 
     def checkpoint(self) -> None:
         """Copy what only the WAL has into segments, and let the WAL forget it. On an error everything is as before."""
@@ -333,7 +387,13 @@ class Engine(Routers):
 
     def _routed(self, *, threaded: bool) -> Routing:
         limit = self._shared.limits.routers_max
-        return Routing(self._topics.values(), limit=limit, threaded=threaded, troubles=self.report.trouble)
+        health = self._shared.health
+
+        def failed(error: Exception) -> None:
+            self.report.trouble(error)
+            health.failed("routers", error)
+
+        return Routing(self._topics.values(), limit=limit, threaded=threaded, troubles=failed)
 
     def _listed(self) -> tuple[list[Core], int]:
         with self._registry:
@@ -377,6 +437,7 @@ class Engine(Routers):
             self._note()  # steps of what was pumped, and jobs that were put meanwhile
             if self._upkeep.has_last_words():
                 self._upkeep.checkpoint(final=True)
+            self._attempt("erase", lambda: self._upkeep.erase(self._dropped))
         finally:
             self._shared.closed = True
             self._shut()

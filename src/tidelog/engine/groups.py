@@ -103,6 +103,7 @@ class Move(Commit):
                     core.hardened = max(core.hardened, self.floor)
                 apply(core, self.body, self.ts_ms)
                 core.keep_caps()  # what nobody holds any more may go
+                core.plan()
         if error is None:
             self.token.set(None)
         else:

@@ -21,6 +21,7 @@ import numpy as np
 from tidelog.engine.block import Block, Told
 from tidelog.engine.floors import Marks
 from tidelog.engine.parts import Part, Segment, Weight, sizes, weigh
+from tidelog.errors import Corrupt, Damaged
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.types import Ints
 from tidelog.wal import Stored
@@ -40,6 +41,23 @@ class Slice(NamedTuple):
     @property
     def hi(self) -> int:
         return self.stop - self.part.base
+
+
+def _older(part: Part, first: int, stop: int, before_ms: int) -> int:
+    """How many of the records [first, stop) are older than `before_ms`."""
+    ts = part.entries()["ts"][first - part.base : stop - part.base]
+    found = int(np.searchsorted(ts, before_ms))
+    if not found or not isinstance(part, Segment) or part.is_index_verified:
+        return found
+    # One frame decides: it is verified, and its time compared with that of the index.
+    rebuilt = part.rebuilt
+    fault = part.look(first + found - 1, first + found, 1)().fault
+    if fault is not None:
+        raise Corrupt(part.home.path(part.base, ".idx"), pos=fault.pos, reason=fault.reason)
+    if part.rebuilt is rebuilt:
+        return found
+    ts = part.entries()["ts"][first - part.base : stop - part.base]  # the index was wrong, and is made again
+    return int(np.searchsorted(ts, before_ms))
 
 
 class TopicIndex:
@@ -188,12 +206,14 @@ class TopicIndex:
 
     # ── floors ────────────────────────────────────────────────────────────────────────────────
 
-    def _pass(self, seq: int) -> Weight:
-        """Everything below `seq` is gone: earliest moves there, and over what is dead behind it."""
+    def _pass(self, seq: int, marks: Marks | None = None) -> Weight:
+        """Everything below `seq` is gone: earliest moves there, and over what is dead after it; and so do the marks of
+        what was lost. Where it cannot be counted nothing moves."""
         seq = min(seq, self.head + 1)
+        gone = self.weigh(self.earliest, seq) if seq > self.earliest else Weight(0, 0)
+        self.marks = marks or self.marks
         if seq <= self.earliest:
-            return Weight(0, 0)
-        gone = self.weigh(self.earliest, seq)
+            return gone
         self.count -= gone.records
         self.bytes -= gone.size
         self.removals += gone.records > 0
@@ -222,8 +242,7 @@ class TopicIndex:
         if seq <= self.evict_floor:
             return Weight(0, 0)
         assert seq <= self.head + 1, "what was never written is not lost"
-        self.marks = self.marks.raised(cause, seq - 1)
-        return self._pass(seq)
+        return self._pass(seq, self.marks.raised(cause, seq - 1))
 
     def delete_before(self, seq: int) -> Weight:
         return self._pass(seq)
@@ -278,13 +297,18 @@ class TopicIndex:
             found.append(mine if dead is None else mine[~dead[mine - part.base]])
         return np.concatenate(found)
 
-    def over(self, cap_records: int, cap_bytes: int) -> int:
-        """The floor that brings the topic back under its caps; evict_floor or less where it is under them."""
-        excess = max(self.count - cap_records, 0) if cap_records else 0
-        heavy = max(self.bytes - cap_bytes, 0) if cap_bytes else 0
+    def over(self, cap_records: int, cap_bytes: int, head: int | None = None) -> int:
+        """The floor that brings the topic back under its caps; evict_floor or less where it is under them. `head`:
+        only records up to there count."""
+        if head is None or head >= self.head:
+            head, held = self.head, Weight(self.count, self.bytes)
+        else:
+            held = self.weigh(self.earliest, head + 1) if cap_records or cap_bytes else Weight(0, 0)
+        excess = max(held.records - cap_records, 0) if cap_records else 0
+        heavy = max(held.size - cap_bytes, 0) if cap_bytes else 0
         if not excess and not heavy:
             return 0
-        for part, first, stop in self.slices(self.earliest, self.head + 1):
+        for part, first, stop in self.slices(self.earliest, head + 1):
             lo, hi = first - part.base, stop - part.base
             if hi - lo == part.stop - part.base and (part.live < excess or part.live_bytes < heavy):
                 excess, heavy = max(excess - part.live, 0), max(heavy - part.live_bytes, 0)
@@ -301,18 +325,30 @@ class TopicIndex:
                     return part.base + lo + int(enough[0]) + 1
                 excess, heavy = max(excess - int(counts[-1]), 0), max(heavy - int(weights[-1]), 0)
                 lo, step = end, step * 4
-        return self.head + 1
+        return head + 1
+
+    def oldest_ms(self) -> int | None:
+        """A time that no live record is older than; None where there is none."""
+        if not self.count:
+            return None
+        found = next(self.slices(self.earliest, self.head + 1), None)
+        if found is None:
+            return None
+        try:
+            return int(found.part.entries()["ts"][found.lo]) if found.lo else found.part.first_ts
+        except Damaged:
+            return found.part.first_ts  # too early is good too
 
     def expired(self, before_ms: int) -> int:
-        """One past the last record older than `before_ms`; times do not fall, so all before it are older too."""
+        """One past the last record older than `before_ms`; times do not fall, so all before it are older too. Raises
+        Corrupt where that hangs on an index that its frame contradicts."""
         floor = 0
         for part, first, stop in self.slices(self.earliest, self.head + 1):
             if part.last_ts < before_ms:
                 floor = stop
                 continue
             if part.first_ts < before_ms:
-                ts = part.entries()["ts"][first - part.base : stop - part.base]
-                found = int(np.searchsorted(ts, before_ms))
+                found = _older(part, first, stop, before_ms)
                 floor = first + found if found else floor
             break
         return floor

@@ -15,7 +15,7 @@ Acks of queues are consumption and no rows. The engine's own topics have none.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -139,8 +139,8 @@ class Ledger:
             with self._flushing:
                 self._flush()
 
-    def _flush(self) -> bool:
-        """Says whether all is told."""
+    def _flush(self) -> list[Note]:
+        """Returns what cannot be told yet."""
         taken = self._notes.take()
         told = 0
         late: list[Note] = []
@@ -153,12 +153,13 @@ class Ledger:
                 told += _BATCH
         finally:
             self._notes.put_back([*late, *taken[told:]])
-        return not late
+        return late
 
-    def settle(self) -> None:
-        """Every removal so far has its row, and the rows survive a power cut."""
+    def settle(self, excused: Collection[int] = ()) -> None:
+        """Every removal so far has its row, and the rows survive a power cut; but for topics that are excused, whose
+        removals no manifest reflects yet."""
         with self._flushing:
-            if not self._flush():
+            if any(note.topic_id not in excused for note in self._flush()):
                 raise Unavailable(f"{self._shared.root}: removals cannot be made durable; nothing was lost, retry")
         core = self._find()
         if core is not None:

@@ -36,6 +36,7 @@ class SegmentRow(msgspec.Struct, array_like=True, frozen=True):
     first_ts: int
     last_ts: int
     sealed: bool
+    unproven: bool = False  # sealed without a footer, because not all of its frames verified
 
 
 class LeaseRow(msgspec.Struct, array_like=True, frozen=True):
@@ -130,6 +131,8 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True):
     groups: tuple[GroupRow, ...] = ()
     next_topic_id: int = 1
     routers: tuple[RouterRow, ...] = ()  # of one dest in the order in which they were made
+    lagging: tuple[int, ...] = ()  # topics that could not be written: their rows are those of the manifest before
+    fresh: tuple[GroupRow, ...] = ()  # where replay of all other topics begins, where that is not `groups`
 
 
 class Loaded(NamedTuple):
@@ -173,6 +176,15 @@ def load(disk: Disk, root: str) -> Loaded:
     if not good:
         return Loaded(0, Manifest(), None, skipped)
     return Loaded(*good[0], good[1][1] if len(good) > 1 else None, skipped)
+
+
+def load_one(disk: Disk, root: str, number: int) -> Manifest:
+    """The snapshot of this number. Raises where it does not read."""
+    name = f"{DIRECTORY}/snapshot.{number:04d}.bin"
+    content = read_all(disk, path_of(root, number))
+    if content is None:
+        raise Corrupt(name, pos=0, reason="the file is missing")
+    return snapshot.decode(Manifest, content, name)
 
 
 def save(disk: Disk, root: str, number: int, manifest: Manifest) -> None:

@@ -196,7 +196,7 @@ def _writer(shared: Shared, lock: Lock, *, accept_loss: bool, progress: Progress
     there = {group.key for group in found.groups}
     strange = [group for group in found.groups if group.key not in keys]
     strangers = tuple(GroupRow(group.key, group.replay.next_first, 0) for group in strange)
-    history = History(found.loaded.number, found.loaded.manifest.groups, [], strangers)
+    history = History(found.loaded.number, found.loaded.manifest.groups, strangers=strangers)
     # A loss that was accepted is behind the next manifest, or every start would find it again.
     history.moved = report.lost or found.shorter or (bool(there) and there != set(keys))
     return Opened(shared, lock, found.topics, found.next_topic_id, history, report, None)

@@ -172,10 +172,12 @@ class Segment:
         first_ts: int,
         last_ts: int,
         sealed: bool,
+        unproven: bool = False,
     ) -> None:
         self.home, self.base, self.stop, self.size = home, base, stop, size
         self.live, self.live_bytes = live, live_bytes
         self.first_ts, self.last_ts, self.sealed = first_ts, last_ts, sealed
+        self.unproven = unproven  # sealed without a footer: not all of its frames verified
         self.unsaved = False  # deletions that no `.del` file has yet
         self._extra: bytes | None = None
         self._verified: set[int] = set()
@@ -192,7 +194,7 @@ class Segment:
         data, index = self.home.open(self.base)
         if self.rebuilt is not None:
             index = self.rebuilt
-        if self.sealed and self._extra is None:
+        if self.sealed and self._extra is None and not self.unproven:
             self._extra = self.home.side(self.base, ".foot")
         index = memoryview(index)[: (self.stop - self.base) * idx.ENTRY_BYTES]
         extra = self._extra if self.sealed else None
@@ -208,6 +210,11 @@ class Segment:
         except (Corrupt, NewerFormat):
             return None
         return bytes(content)
+
+    @property
+    def is_index_verified(self) -> bool:
+        """Whether its index is known to be the one that was sealed."""
+        return self.sealed and CODEC.INDEX in self._verified
 
     def trust(self) -> None:
         """Believe its sealed bytes without looking at their checksums: for a reader that asks for that."""

@@ -148,9 +148,14 @@ class Scan:
             counts = self._gone(first, start)
         if look is None:
             return Stretch(none(), np.zeros(0, bool), counts, self.last, full=False)
-        chunk = look()
+        try:
+            chunk = look()
+        except Corrupt as bad:
+            core.spoiled(f"{bad.where}, byte {bad.pos}", bad.reason)
+            raise
         if chunk.fault is not None and not len(chunk.rows):
             fault = chunk.fault
+            core.spoiled(f"segment {base}, byte {fault.pos}", fault.reason)
             error = Corrupt(f"{core.name}: segment {base}", pos=fault.pos, reason=fault.reason)
             error.seq, error.resume = fault.seq, fault.resume
             raise error

@@ -89,9 +89,15 @@ def _restored(shared: Shared, row: TopicRow) -> Core:
             first_ts=segment.first_ts,
             last_ts=segment.last_ts,
             sealed=segment.sealed,
+            unproven=segment.unproven,
         )
         index.parts.append(part)
-        core.damage += _look(shared.disk, part)
+        found = _look(shared.disk, part)
+        if segment.unproven and not found:
+            found = [f"{home.path(part.base, '.data')} was sealed without a footer: not all of its frames verify"]
+        for said in found:
+            core.spoiled(home.path(part.base, ".data"), said)
+        core.damage += found
     index.head, index.earliest, index.last_ts = row.head, row.earliest, row.last_ts
     index.marks = Marks(row.cap_mark, row.ttl_mark, row.source_mark)
     core.hardened = index.evict_floor

@@ -62,7 +62,7 @@ from tidelog.formats.frame import (
 )
 from tidelog.formats.rows import Rows
 from tidelog.types import Ints
-from tidelog.wal import Gathered, Lost, Replay, Stored, Window, path_of
+from tidelog.wal import Gathered, Lost, Position, Replay, Stored, Window, path_of
 
 MEMORY_BYTES: Final = 32 << 20
 _PIECE_BYTES: Final = 1 << 20  # of one piece of a block that stays in the WAL
@@ -175,6 +175,9 @@ class Replayed:
     def __init__(self, shared: Shared, cores: dict[int, Core], loaded: Manifest, report: Report) -> None:
         self._shared, self._cores, self._report = shared, cores, report
         self.next_id = self._known = loaded.next_topic_id
+        # Topics that a checkpoint left out need more of the WAL than all others.
+        self._lagging = set(loaded.lagging)
+        self._fresh = {row.key: Position(row.first, row.pos) for row in loaded.fresh}
         self._left = MEMORY_BYTES  # for records
         self._file: File | None = None  # the one that records were last left in
         self._recorded: dict[int, int] = {}  # topic → losses before its last record
@@ -217,6 +220,13 @@ class Replayed:
         made = sum(lost.frames for group in groups for lost in group.replay.losses if lost.may_hold(TOPIC_CREATE))
         self.next_id = max([self.next_id, *(topic_id + 1 for topic_id in places)]) + made
 
+    def _needed(self, key: str, window: Window, topic_id: int, which: Ints) -> Ints:
+        """Those of a topic's frames that the manifest does not reflect already."""
+        fresh = self._fresh.get(key)
+        if fresh is None or window.first > fresh.first or topic_id in self._lagging:
+            return which
+        return which[window.at[which] + window.base >= fresh.pos] if window.first == fresh.first else which[:0]
+
     def _drop(self, gone: dict[int, _Gone]) -> None:
         """Nothing else is replayed for a topic that was dropped in the end: its files may be gone already."""
         for topic_id in gone:
@@ -231,6 +241,9 @@ class Replayed:
             path = path_of(group.replay.directory, window.first)
             for topic_id, which in _by_topic(window):
                 if topic_id not in mine:
+                    continue
+                which = self._needed(group.key, window, topic_id, which)
+                if not len(which):
                     continue
                 if topic_id in gone:
                     gone[topic_id].add(window, which)
@@ -292,7 +305,10 @@ class Replayed:
                 if isinstance(body, bodies.TopicCreate | bodies.ConfigUpdate):
                     self._configured[core.id], core.unsure = window.losses, False
                 head = window.heads[at]
-                yield partial(_control, core, body, int(head["seq"]), int(head["ts_ms"]))
+                seq = int(head["seq"])
+                if isinstance(body, bodies.ConfigUpdate) and not seq:  # as earlier builds wrote them
+                    seq = _before(window, which[place + 1 :])
+                yield partial(_control, core, body, seq, int(head["ts_ms"]))
 
     def _core(self, topic_id: int, body: bodies.Body | None) -> Core | None:
         """The topic a frame is about; None where it was dropped before the manifest was made."""
@@ -437,7 +453,7 @@ def _control(core: Core, body: Body | None, seq: int, ts_ms: int) -> None:
             if (config.durability == "ephemeral") != core.ephemeral:
                 core.index.roll()
             core.config = config
-            core.keep_caps()
+            core.keep_caps(seq)  # of the records that were there then: the snapshot may hold later ones
         case bodies.Delete():
             try:
                 delete.replay(core, body, seq, ts_ms)
@@ -475,6 +491,13 @@ def _follows(window: Window, rest: Ints, first: int) -> bool:
     """Whether the records from `first` on are there. They are one chain, whole or absent, in the same window."""
     head = window.heads[rest[0]] if len(rest) else None
     return head is not None and int(head["kind"]) in (APPEND, APPEND_BATCH) and int(head["seq"]) == first
+
+
+def _before(window: Window, rest: Ints) -> int:
+    """The seq before the next record of a topic; 0 where the window has none: then nothing is known."""
+    kinds = window.heads["kind"][rest]
+    found = rest[(kinds == APPEND) | (kinds == APPEND_BATCH)][:1]
+    return int(window.heads["seq"][found[0]]) - 1 if len(found) else 0
 
 
 def _by_topic(window: Window) -> Iterator[tuple[int, Ints]]:

@@ -15,10 +15,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
+from tidelog.engine.agenda import HELD_MS, STEP_MS
 from tidelog.engine.core import Core, Shared
 from tidelog.engine.floors import Gap
 from tidelog.engine.routing import lane as lanes
-from tidelog.errors import Damaged, Error, Refused, Unavailable
+from tidelog.errors import Corrupt, Damaged, Error, Refused, Unavailable
 from tidelog.formats import bodies, frame
 from tidelog.wal import Commit, Token
 
@@ -61,16 +62,78 @@ def expire(core: Core) -> None:
     the error is the writer's to hear, a reader goes on with what is there (`observe`)."""
     if not core.config.ttl_ms:
         return
-    with core.lock:
-        index = core.index
-        expiry = _expiry(core)
-        if core.dropped or expiry <= index.evict_floor:
+    expiry = 0
+    while True:
+        with core.lock:
+            expiry = expiry or _expiry(core)  # as of the first look: what expires while this waits is for the next one
+            token = _expiring(core, expiry)
+        if token is None:
             return
-        if core.ephemeral or not core.shared.shards:  # a reader's own view is nobody else's
-            core.evict(expiry, "ttl")
-            return
-        token = _begin(core, expiry)
-    token.wait()
+        token.wait()  # it may have been on its way before, and lower: then there is another one
+
+
+def _expiring(core: Core, expiry: int) -> Token[int] | None:
+    """Begin to bring the floor there; None where it is. With the lock held."""
+    if core.dropped or expiry <= core.index.evict_floor:
+        return None
+    if core.ephemeral or not core.shared.shards:  # a reader's own view is nobody else's
+        core.evict(expiry, "ttl")
+        return None
+    return _begin(core, expiry)
+
+
+def keep(shared: Shared, most: int = 1_000) -> dict[Core, Exception]:
+    """Expire records and seal segments of all topics that are due; return those where that failed. One sync a shard
+    makes their floors durable."""
+    now_ms, failed = shared.now_ms(), dict[Core, Exception]()
+    due = shared.agenda.take(now_ms, most)
+    left: dict[Core, int | None] = dict.fromkeys((core for core in due if core.config.ttl_ms), None)
+    while left:
+        waiting: dict[Core, tuple[int, Token[int]]] = {}
+        for core, floor in left.items():
+            try:
+                with core.lock:
+                    expiry = _expiry(core) if floor is None else floor
+                    token = _expiring(core, expiry)
+                if token is not None:
+                    waiting[core] = expiry, token
+            except Exception as error:
+                failed[core] = error
+        left = {}
+        for core, (expiry, token) in waiting.items():
+            try:
+                token.wait()
+                left[core] = expiry  # it may have been another one's, and lower
+            except Exception as error:
+                failed[core] = error
+    for core in due:
+        with core.lock:
+            core.age()
+            _release(core)
+            behind = core in failed or (core.config.ttl_ms and _age_floor(core) > core.index.evict_floor)
+            core.plan(now_ms + (HELD_MS if behind else STEP_MS))
+    return failed
+
+
+def _age_floor(core: Core) -> int:
+    """How far age would go if no group held it up; 0 where it cannot be found out."""
+    try:
+        return core.index.expired(core.shared.now_ms() - core.config.ttl_ms)
+    except Corrupt:
+        return 0
+
+
+def _release(core: Core) -> None:
+    """Let a segment of which everything has expired be removed: the next record starts another one. With the lock
+    held."""
+    index = core.index
+    if index.count or core.dropped or index.segment() is None or not core.config.ttl_ms:
+        return
+    index.roll()
+    if core.ephemeral:
+        index.shed()
+    else:
+        core.shared.rolled = True
 
 
 def is_due(core: Core) -> bool:
@@ -82,8 +145,12 @@ def is_due(core: Core) -> bool:
 
 
 def _expiry(core: Core) -> int:
-    """How far age may go now."""
-    expiry = core.index.expired(core.shared.now_ms() - core.config.ttl_ms)
+    """How far age may go now. Records whose age does not read do not expire, and stop no write."""
+    try:
+        expiry = core.index.expired(core.shared.now_ms() - core.config.ttl_ms)
+    except Corrupt as error:
+        core.spoiled(f"{error.where}, byte {error.pos}", error.reason)
+        return 0
     return core.held(expiry) if expiry > core.index.evict_floor else expiry
 
 
@@ -115,9 +182,11 @@ def observe(core: Core) -> None:
         expire(core)
 
 
-def harden(core: Core, floor: int) -> None:
-    """Make a floor that a reader is about to be told of survive a power cut, where the records above it might not."""
-    if not core.hardens or core.hardened >= floor or not core.shared.shards:
+def harden(core: Core, floor: int, *, always: bool = False) -> None:
+    """Make a floor that a reader is about to be told of survive a power cut, where the records above it might not;
+    `always`: also where replay would find it by the records."""
+    needed = core.hardens or (always and not core.ephemeral)
+    if not needed or core.hardened >= floor or not core.shared.shards:
         return
     with suppress(Damaged, Unavailable, Refused):  # a failing disk keeps nobody from reading
         while core.hardened < floor:

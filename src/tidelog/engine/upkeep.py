@@ -1,13 +1,16 @@
-"""[shell] What is done without being asked: syncs, ageing, and checkpoints when they are due.
+"""[shell] Background maintenance: fsync, expiry, segment ageing, checkpoints.
 
     syncing thread ──every sync_interval_ms, or stirred──► Shard.tick
     keeping thread ──every sync_interval_ms──► the rest of Engine.tick ──when one is due──► Upkeep.checkpoint
 
-Two, because a checkpoint takes as long as what it copies: meanwhile nobody's bytes wait longer for their sync.
+Two threads, because a checkpoint takes as long as what it copies: meanwhile no write waits longer for its sync.
 
 A checkpoint is due when the WAL holds something that no checkpoint covers and enough of it was written, or enough time
 went by. The thread's own goes gently (`pace`) until somebody asks for one, or for the end. Who owns the engine may call
 `tick` instead of the threads: nothing else differs.
+
+Neither thread ends before `Keeper.end`: every exception of a task is logged, counted and shown by `Engine.health`, and
+the task is tried again when it is next due.
 """
 
 from __future__ import annotations
@@ -16,16 +19,32 @@ import atexit
 from collections.abc import Callable
 from contextlib import nullcontext
 from threading import Event, Lock, Thread
+from typing import Final
 from weakref import WeakMethod
 
+from tidelog.disk.latch import FULL
 from tidelog.engine import opening, pace
-from tidelog.engine.checkpoint import History, checkpoint
-from tidelog.engine.core import Core, Shared
+from tidelog.engine.checkpoint import Failed, History, checkpoint
+from tidelog.engine.core import Core, Shared, directory
+from tidelog.engine.health import HealthState, described
 from tidelog.engine.report import Report
-from tidelog.errors import Error
+from tidelog.errors import WriteFailed
 
-_AGE_MS = 1000  # how often segments are asked for their age
+CHECKPOINT: Final = "checkpoint"
 Listed = Callable[[], tuple[list[Core], int]]  # every topic, and the id that the next one gets
+
+
+class Incomplete(WriteFailed):
+    """A checkpoint that could not write all topics. Those that it could are safe in segments, the others in the WAL."""
+
+    def __init__(self, root: str, failed: Failed) -> None:
+        first, error = next(iter(failed.items()))
+        others = f" and {len(failed) - 1} other topics" if len(failed) > 1 else ""
+        super().__init__(
+            f"{root}: the checkpoint left out {first.name}{others} ({described(error)}); every record is safe in the "
+            "WAL, which is kept, and all other topics were written. Repair the disk or the topic and retry"
+        )
+        self.topics = sorted(core.name for core in failed)
 
 
 class Upkeep:
@@ -34,10 +53,12 @@ class Upkeep:
         self._shared, self._listed = shared, listed
         self._turn = Lock()  # one checkpoint at a time
         self.hurry = Hurry()
-        self._checked_ms = self._aged_ms = shared.clock.monotonic_ms()
+        self._checked_ms = shared.clock.monotonic_ms()
         self._checked_bytes = self._covered_bytes = 0
         # How many frames had been written when a checkpoint last covered them all. What was replayed is not covered.
         self._covered = 0 if history.number and not (report.frames or report.padded) else -1
+        self.lagging: tuple[str, ...] = ()  # topics that the last checkpoint could not write
+        self.complete_ms = self._checked_ms  # when the last one covered all topics
         while history.moved:
             # Frames of an earlier number of shards: covered before a topic could get frames in two places, and by a
             # second checkpoint let go of.
@@ -48,12 +69,40 @@ class Upkeep:
         with nullcontext() if gently else self.hurry, self._turn:
             self._checked_ms = self._shared.clock.monotonic_ms()
             self._checked_bytes = self._bytes()
+            self._shared.rolled = False
             try:
-                self._shared.rolled = False
-                checkpoint(self._shared, self._listed, self.history, final=final, rest=self._resting())
-                self._covered, self._covered_bytes = self._written(), self._checked_bytes
-            except OSError as error:
-                raise opening.refused(self._shared.root, error) from error
+                failed = checkpoint(self._shared, self._listed, self.history, final=final, rest=self._resting())
+                self.lagging = tuple(sorted(core.name for core in failed))
+                full = next(
+                    (error for error in failed.values() if isinstance(error, OSError) and error.errno in FULL), None
+                )
+                if failed:
+                    raise full or Incomplete(self._shared.root, failed)
+            except Exception as error:
+                self._shared.rolled = True  # there is still something to do
+                self._shared.health.failed(CHECKPOINT, error)
+                if isinstance(error, OSError):
+                    raise opening.refused(self._shared.root, error) from error
+                raise
+            self._covered, self._covered_bytes = self._written(), self._checked_bytes
+            self.complete_ms = self._shared.clock.monotonic_ms()
+            self._shared.health.succeeded(CHECKPOINT)
+
+    def erase(self, cores: list[Core]) -> None:
+        """Remove the files of dropped topics, beside no checkpoint. Those of one that cannot be removed stay in the
+        list; the next start sweeps them too."""
+        with self._turn:
+            while cores:
+                place = directory(self._shared.root, cores[0].id)
+                try:
+                    for each in (place, f"{place}.deleted"):  # the second is what an attempt that failed left
+                        opening.erase(self._shared.disk, each)
+                except OSError as error:
+                    raise WriteFailed(
+                        f"{place}: files of the dropped topic {cores[0].name} cannot be removed: {error}; the topic is "
+                        "gone, its files are tried again later and at the next start"
+                    ) from error
+                cores.pop(0)
 
     def _resting(self) -> Callable[[], None]:
         """What a checkpoint calls after each step: back at once, or when others had the disk for a while."""
@@ -68,29 +117,16 @@ class Upkeep:
 
         return rest
 
-    def keep(self, settle: Callable[[], object]) -> None:
-        """What is due: ageing, and a checkpoint when `settle` is back."""
-        self._age()
-        if self.is_due:
-            settle()
-            self.checkpoint(gently=True)
-
-    def _age(self) -> None:
-        """Ask segments for their age, where they were not asked lately."""
-        now_ms = self._shared.clock.monotonic_ms()
-        if now_ms - self._aged_ms >= _AGE_MS:
-            self._aged_ms = now_ms
-            for core in self._listed()[0]:
-                with core.lock:
-                    core.age()
-
     @property
     def is_due(self) -> bool:
         """Whether it is time for a checkpoint."""
         limits = self._shared.limits
         waited_ms = self._shared.clock.monotonic_ms() - self._checked_ms
         fresh = self._bytes() - self._checked_bytes
-        return self._is_uncovered() and (fresh >= limits.checkpoint_bytes or waited_ms >= limits.checkpoint_ms)
+        pending = bool(self.history.doomed or self.history.stale)  # files to be removed by another checkpoint
+        return (self._is_uncovered() or pending) and (
+            fresh >= limits.checkpoint_bytes or waited_ms >= limits.checkpoint_ms
+        )
 
     def has_last_words(self) -> bool:
         """Whether a last checkpoint would say something that the manifest does not."""
@@ -103,6 +139,15 @@ class Upkeep:
 
     def _is_uncovered(self) -> bool:
         return self._shared.rolled or self._covered != self._written()
+
+    def health(self) -> HealthState:
+        """How background work goes, and what is corrupt."""
+        shared = self._shared
+        tasks, health = shared.health.tasks(), shared.health
+        ok = not self.lagging and not health.corruptions and not any(task.failing for task in tasks)
+        age_ms = shared.clock.monotonic_ms() - self.complete_ms if shared.shards else 0
+        uncovered = self._bytes() - self._covered_bytes if shared.shards else 0
+        return HealthState(ok, tasks, age_ms, uncovered, self.lagging, health.corruptions, health.places())
 
     def _bytes(self) -> int:
         return sum(shard.stats.bytes for shard in self._shared.shards)
@@ -135,23 +180,37 @@ class Hurry:
 
 
 def keepers(
-    shared: Shared, sync: Callable[[], None], keep: Callable[[], None], hurry: Hurry, report: Report
+    shared: Shared, sync: Callable[[], None], keep: Callable[[], object], hurry: Hurry, report: Report
 ) -> list[Keeper]:
     """The two threads of an engine, at work."""
-    pause_ms, troubles = shared.limits.sync_interval_ms, report.trouble
-    syncing = Keeper(sync, pause_ms, hurry, troubles, f"tidelog syncs {shared.root}")
+    pause_ms, health = shared.limits.sync_interval_ms, shared.health
+
+    def synced() -> None:
+        try:
+            sync()
+        except Exception as error:
+            report.trouble(error)
+            health.failed("sync", error)  # a latched shard also tells its writers
+        else:
+            health.succeeded("sync")
+
+    def failed(error: Exception) -> None:
+        report.trouble(error)
+        health.failed("upkeep", error)
+
+    syncing = Keeper(synced, pause_ms, hurry, failed, f"tidelog syncs {shared.root}")
     for shard in shared.shards:
         shard.on_want = syncing.stir
-    return [syncing, Keeper(keep, pause_ms, hurry, troubles, f"tidelog {shared.root}")]
+    return [syncing, Keeper(keep, pause_ms, hurry, failed, f"tidelog {shared.root}")]
 
 
 class Keeper:
     """The thread that calls `tick` every so often, and at once when it is stirred."""
 
     def __init__(
-        self, tick: Callable[[], None], pause_ms: int, hurry: Hurry, troubles: Callable[[Error], None], name: str
+        self, tick: Callable[[], object], pause_ms: int, hurry: Hurry, failed: Callable[[Exception], None], name: str
     ) -> None:
-        self._tick, self._pause_s, self._hurry, self._troubles = tick, pause_ms / 1000, hurry, troubles
+        self._tick, self._pause_s, self._hurry, self._failed = tick, pause_ms / 1000, hurry, failed
         self._ending = False
         self._stirred = Event()
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -176,9 +235,8 @@ class Keeper:
                 return
             try:
                 self._tick()
-            except Error as error:
-                # A latched shard tells its writers; a checkpoint that failed is tried again when it is next due.
-                self._troubles(error)
+            except Exception as error:
+                self._failed(error)
 
 
 def close_at_exit(close: Callable[[], None]) -> None:

@@ -8,14 +8,16 @@
     └────────────────────────────────────────────────────────────────────────────────────────┘
     nine u64, then chunk and n as u32; data and idx are sizes in bytes; times in milliseconds
 
-It is written last, when a segment will never change again, and it vouches for `.data` and `.idx`
+It is written last, when a segment will never change again, and it covers `.data` and `.idx`
 both. A whole scan verifies at memory speed and a partial read verifies the chunks it touches, where
-the frames' own checksums would cost a call per record.
+the frames' own checksums would cost a call per record. A chunk with a frame that did not verify when the
+segment was sealed has its checksum turned over, bit by bit: it never matches, and readers check frame by frame.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from struct import Struct
 from typing import Final
 
@@ -69,6 +71,16 @@ def make(data: Buffer, index: Buffer, *, first_seq: int, chunk_bytes: int = CHUN
         chunk_bytes=chunk_bytes,
         chunks=tuple(xxh3_64_intdigest(view[pos : pos + chunk_bytes]) for pos in range(0, len(view), chunk_bytes)),
     )
+
+
+def excluding(footer: Footer, spans: Iterable[range]) -> Footer:
+    """The footer without a word for the chunks that hold these bytes: their checksums are turned over, so that no
+    reader takes them for verified."""
+    step, out = footer.chunk_bytes, set[int]()
+    for span in spans:
+        out.update(range(span.start // step, -(-span.stop // step)))
+    chunks = tuple(found ^ _NONE if number in out else found for number, found in enumerate(footer.chunks))
+    return replace(footer, chunks=chunks)
 
 
 def encode(footer: Footer) -> bytes:

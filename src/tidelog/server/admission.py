@@ -18,6 +18,7 @@ from typing import Final
 
 from tidelog.engine import Appended, Batch, Shard, Token, Topic
 from tidelog.engine.encode import Columns
+from tidelog.engine.health import Health
 from tidelog.errors import Busy, Error
 from tidelog.sched.governor import Governor
 from tidelog.server.commits import Commits
@@ -46,8 +47,10 @@ class Admission:
         commits: Commits,
         governor: Governor,
         stir: Callable[[], None],
+        health: Health,
     ) -> None:
-        """`stir` is called where somebody has to wait, or not to."""
+        """`stir` is called where a write has to wait, or not to; `health` is told of what broke while a line moved."""
+        self._health = health
         self._loop, self._micros, self._commits, self._governor = loop, micros, commits, governor
         self._stir = stir
         self._lines: dict[Shard, deque[_Waiting]] = {}
@@ -138,8 +141,11 @@ class Admission:
 
     def _again(self) -> None:
         self._looking = None
-        self._commits.hurry()
-        self._look()
+        try:
+            self._commits.hurry()
+            self._look()
+        except Exception as error:
+            self._health.failed("admission", error)
         self._watch()
 
     def _look(self) -> None:
@@ -150,7 +156,11 @@ class Admission:
         for shard, line in list(self._lines.items()):
             while line and shard.waiting < shard.queue_max:
                 waiting = line.popleft()
-                waiting.go(now_us - waiting.since_us)
+                try:
+                    waiting.go(now_us - waiting.since_us)
+                    self._health.recovered("admission")
+                except Exception as error:  # of one write: those after it go on
+                    self._health.failed("admission", error)
             if not line and self._lines.get(shard) is line:
                 del self._lines[shard]
 

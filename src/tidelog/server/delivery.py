@@ -272,8 +272,13 @@ class Pulse:
         loop, events = self._service.loop, self._events
         due_s = events.sent_s + self._every_s
         if loop.time() >= due_s:
-            if not events.waiting:  # a peer that has not taken the last word needs no other
-                events.heartbeat(self._service.clock.now_us() // 1000)
+            try:
+                if not events.waiting:  # a peer that has not taken the last word needs no other
+                    events.heartbeat(self._service.clock.now_us() // 1000)
+            except Exception as error:
+                self._service.health.failed("heartbeats", error)
+            else:
+                self._service.health.recovered("heartbeats")
             due_s = loop.time() + self._every_s
         self._timer = loop.call_at(due_s, self._beat)
 

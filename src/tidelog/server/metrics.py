@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tidelog.engine import Engine, TopicState
+from tidelog.engine import Engine, HealthState, TopicState
 from tidelog.server import channel_figures
 from tidelog.server.queue_figures import Held, QueueFigures
 
@@ -98,6 +98,7 @@ class Totals(NamedTuple):
     uptime_ms: int
     pace: Pace
     wal: Wal | None
+    health: HealthState | None
 
 
 class Metrics(Collector):
@@ -188,6 +189,7 @@ class Metrics(Collector):
                 "fsync_micros_total": wal.fsync_micros_total,
             },
             **now.pace._asdict(),
+            "health": None if now.health is None else health_detail(now.health),
         }
 
     def _totals(self) -> Totals:
@@ -211,6 +213,7 @@ class Metrics(Collector):
             service.clock.monotonic_ms() - service.started_ms,
             _pace(service),
             _wal(service.engine) if service.is_ready else None,
+            health_of(service) if service.is_ready else None,
         )
 
     def collect(self) -> Iterator[Metric]:
@@ -241,6 +244,8 @@ class Metrics(Collector):
         yield from channel_figures.collect(self._service.rooms.found, len(self._service.rooms.receivers))
         if now.wal is not None:
             yield from _of_wal(now.wal)
+        if now.health is not None:
+            yield from _of_health(now.health)
 
     def _of_topics(self, topics: Sequence[TopicState]) -> Iterator[Metric]:
         """Series by topic, of the first so many by name."""
@@ -373,6 +378,51 @@ def _of_wal(wal: Wal) -> Iterator[Metric]:
     times = HistogramMetricFamily("tidelog_wal_fsync_latency_us", "Microseconds of a sync.")
     times.add_metric([], _buckets(SYNC_US, wal.fsync_counts), wal.fsync_micros_total)
     yield times
+
+
+def health_of(service: Service) -> HealthState:
+    """The engine's health, with the tasks of the server's loop."""
+    found, mine = service.engine.health(), service.health.tasks()
+    return found._replace(ok=found.ok and not any(task.failing for task in mine), tasks=(*found.tasks, *mine))
+
+
+def health_detail(health: HealthState) -> dict[str, Any]:
+    """Background work and stored bytes as JSON. The corrupt places are in the log, and `tidelog check` finds them."""
+    return {
+        "ok": health.ok,
+        "checkpoint_age_ms": health.checkpoint_age_ms,
+        "wal_uncovered_bytes": health.uncovered_bytes,
+        "lagging_topics": list(health.lagging[:TOPICS_MAX]),
+        "corruptions": health.corruptions,
+        "tasks": {
+            task.name: {
+                "runs": task.runs,
+                "failures": task.failures,
+                "failing": task.failing,
+                "last_ok_ms": task.last_ok_ms,
+                "last_error": task.last_error,
+                "last_error_ms": task.last_error_ms,
+            }
+            for task in health.tasks
+        },
+    }
+
+
+def _of_health(health: HealthState) -> Iterator[Metric]:
+    yield _gauge("healthy", "1 where no background task fails and no stored byte is known to be corrupt.", health.ok)
+    age_s = health.checkpoint_age_ms / 1000
+    yield _gauge("checkpoint_age_seconds", "Since the last checkpoint of all topics, or the start.", age_s)
+    yield _gauge("checkpoint_lagging_topics", "Topics that the last checkpoint could not write.", len(health.lagging))
+    yield _gauge("wal_uncovered_bytes", "Bytes of the WAL that no checkpoint covers.", health.uncovered_bytes)
+    yield CounterMetricFamily("tidelog_corruptions", "Places whose bytes did not verify.", health.corruptions)
+    runs = CounterMetricFamily("tidelog_background_runs", "Runs of background tasks.", labels=["task"])
+    failures = CounterMetricFamily("tidelog_background_failures", "Runs that failed.", labels=["task"])
+    failing = GaugeMetricFamily("tidelog_background_failing", "Failures since the last success.", labels=["task"])
+    for task in health.tasks:
+        runs.add_metric([task.name], task.runs)
+        failures.add_metric([task.name], task.failures)
+        failing.add_metric([task.name], task.failing)
+    yield from (runs, failures, failing)
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Hashable
 from heapq import heappop, heappush
 from typing import Final, Protocol
 
+from tidelog.engine.health import Health
 from tidelog.sched.governor import SAMPLE_US, Governor
 from tidelog.sched.ready import ReadySet
 
@@ -57,7 +58,9 @@ class Pump:
         micros: Callable[[], int],
         governor: Governor,
         load: Callable[[], tuple[int, float]],
+        health: Health,
     ) -> None:
+        self._health = health  # is told of what breaks; the pump goes on
         """`load`: calls in the pool, and how full the fullest WAL queue is."""
         self._loop, self._micros, self.governor, self._load = loop, micros, governor, load
         self.ready: ReadySet[Unit] = ReadySet()
@@ -164,16 +167,22 @@ class Pump:
         self._line_up()
         ready, governor, micros = self.ready, self.governor, self._micros
         now_us = micros()
-        until_us, woken = now_us + TURN_US_MAX, 0
+        until_us, woken, broke = now_us + TURN_US_MAX, 0, False
         while (turn := ready.pop(now_us)) is not None:
             unit = turn.key
             governor.served(turn.delay_us)
             unit.rung_us = now_us
-            woken += unit.ring()
+            try:
+                woken += unit.ring()
+            except Exception as error:  # of one topic's readers: all others are told
+                self._health.failed("turns", error)
+                broke = True
             ready.done(unit)
             now_us = micros()
             if woken >= WAKES_MAX or now_us >= until_us:
                 break
+        if not broke:
+            self._health.recovered("turns")
         self._want_turn()
 
     # ── the beat ──────────────────────────────────────────────────────────────────────────────
@@ -184,6 +193,16 @@ class Pump:
             self._beating = self._loop.call_later(SAMPLE_US / 1e6, self._beat)
 
     def _beat(self) -> None:
+        self._beating = None  # first: a beat that breaks must not be the last one
+        try:
+            self._sample()
+        except Exception as error:
+            self._health.failed("pressure", error)
+            self.stir()
+        else:
+            self._health.recovered("pressure")
+
+    def _sample(self) -> None:
         governor, ready = self.governor, self.ready
         busy, ingest = self._load()
         was = governor.is_deferring
@@ -193,7 +212,6 @@ class Pump:
         elif was and not governor.is_deferring:
             ready.release(self._micros())
             self._want_turn()
-        self._beating = None
         if not (governor.is_calm and not self.waiting and not self._holds and not busy and not ingest):
             self.stir()
 

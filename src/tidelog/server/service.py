@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from tidelog.clock import Clock
 from tidelog.engine import Engine
+from tidelog.engine.health import Health
 from tidelog.sched.governor import Governor
 from tidelog.server.admission import Admission
 from tidelog.server.api.auth import Keyring
@@ -43,7 +44,8 @@ class Service:
         self.streams = Cap("streams and sockets", config.max_sse_connections, config.max_sse_connections_per_key)
         self.sessions = Sessions(config.max_watch_sessions, clock)
         self.governor = Governor(workers=_LOOPS, threads=_THREADS)
-        self.pump = Pump(loop, clock.monotonic_us, self.governor, self._load)
+        self.health = Health("server", self.now_ms)  # of what runs on the loop; the engine has its own
+        self.pump = Pump(loop, clock.monotonic_us, self.governor, self._load, self.health)
         self.bells = Bells(loop, self.pump)
         self.desks = Desks(self)
         self.rooms = Rooms(loop, config, keys=not self.keys.open, hook=load(config.hook))
@@ -66,7 +68,8 @@ class Service:
         window_ms, kernel = (lambda: governor.commit_window_ms), self.config.kernel
         self._commits = Commits(self.loop, engine.shards, self.config.commit, window_ms, compiled=kernel)
         self._commits.first = self.pump.first
-        self._admission = Admission(self.loop, self.clock.monotonic_us, self._commits, governor, self.pump.stir)
+        micros, stir = self.clock.monotonic_us, self.pump.stir
+        self._admission = Admission(self.loop, micros, self._commits, governor, stir, self.health)
         self._gather = Gather(self._commits, self._admission)
         for shard in engine.shards:
             shard.window_ms = window_ms
@@ -128,8 +131,15 @@ class Service:
     def spawn(self, running: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(running)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and isinstance(error := task.exception(), Exception):
+            self.health.failed("tasks", error)
+        else:
+            self.health.recovered("tasks")
 
     def stop(self) -> None:
         """Tell everybody who waits that there will be no more."""

@@ -70,8 +70,8 @@ def a_checkpoint_forgets_numbers(patch: Patch) -> None:
     real = checkpoint._stock
 
     def stock(core: Core, *, final: bool) -> Any:
-        row, gone = real(core, final=final)
-        return msgspec.structs.replace(row, writers=()), gone
+        row = real(core, final=final)
+        return msgspec.structs.replace(row, writers=())
 
     patch.setattr(checkpoint, "_stock", stock)
 

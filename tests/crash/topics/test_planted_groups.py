@@ -31,8 +31,8 @@ def row_with(**fields: Any) -> Callable[[Patch], None]:
         real = checkpoint._stock
 
         def stock(core: Core, *, final: bool) -> Any:
-            row, gone = real(core, final=final)
-            return msgspec.structs.replace(row, **fields), gone
+            row = real(core, final=final)
+            return msgspec.structs.replace(row, **fields)
 
         patch.setattr(checkpoint, "_stock", stock)
 

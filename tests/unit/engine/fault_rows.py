@@ -298,6 +298,8 @@ def delete_below(log: Engine, clock: ManualClock) -> None:
 def drop(log: Engine, clock: ManualClock) -> None:
     del clock
     log.drop("f")
+    with suppress(WriteFailed):  # its files are removed in the background
+        log._upkeep.erase(log._dropped)
 
 
 # ── T5, T16, T17: what an opening finds ───────────────────────────────────────────────────────────

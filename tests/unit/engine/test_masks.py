@@ -192,7 +192,7 @@ def test_the_index_is_what_a_walk_finds(seed: int, looked: bool) -> None:
             topic.read()
     for part in topic._core.index.parts:
         assert isinstance(part, Block)
-        whole = b"".join(bytes(piece) for piece in part.pieces())
+        whole = b"".join(bytes(piece) for piece, _ in part.pieces())
         walk = scan.walk(whole, above=part.base - 1)
         assert bytes(part.index()) == idx.to_bytes(idx.entries(walk.rows, part.base, part.stop, part.size))
         with_meta = np.flatnonzero(part.entries()["flags"] & idx.HAS_META)

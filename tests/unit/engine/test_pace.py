@@ -61,7 +61,8 @@ def test_it_is_told_how_long_a_step_took_and_what_was_written_in_it(monkeypatch:
     topic.append([b"y", b"z"])
     second = written()
     world.log.tick()
-    assert [step[2] for step in asked[1:]] == [second - first] * 2, "what the first one covers counts no more"
+    assert len(asked) > 2
+    assert {step[2] for step in asked[1:]} == {second - first}, "what the first one covers counts no more"
 
 
 def test_who_is_in_a_hurry_ends_every_rest_and_there_may_be_two() -> None:

@@ -28,7 +28,8 @@ GAUGES = words(
     """topics topics_by_class routers records_live bytes_live topic_head_seq topic_earliest_seq topic_records_live
     topic_bytes_live topic_queue_ready topic_queue_in_flight topic_metrics_truncated queue_topics
     queue_leases_in_flight sse_connections watch_sessions ready recovery_progress wal_queue_depth wal_queue_depth_peak
-    wal_read_only pressure ready_topics deferred_topics sched_latency_ms
+    wal_read_only healthy checkpoint_age_seconds checkpoint_lagging_topics wal_uncovered_bytes background_failing
+    pressure ready_topics deferred_topics sched_latency_ms
     group_lag_records group_lag_bytes group_lag_seconds
     channels_active channels_skipped channel_receivers"""
 )
@@ -37,7 +38,7 @@ COUNTERS = words(
     wal_submit_full_total topic_appended_total topic_read_total topic_evicted_total topic_gaps_total requests_total
     topic_queue_claimed_total topic_queue_acked_total topic_queue_nacked_total topic_queue_extended_total
     topic_queue_expired_total topic_queue_dead_lettered_total throttled_total
-    group_hold_broken_total listener_failures_total
+    group_hold_broken_total listener_failures_total corruptions_total background_runs_total background_failures_total
     channel_joins_total channel_leaves_total channels_deleted_total store_saves_total store_deletes_total
     store_loads_total store_sweeps_total message_log_flushes_total message_log_reads_total message_log_deletes_total
     message_log_upkeep_total message_log_entries_returned_total message_log_segments_rolled_total
@@ -55,7 +56,7 @@ JSON_KEYS = words(
     """topics topics_ephemeral topics_memory topics_disk topics_fsync routers records_live bytes_live queue_topics
     queue_leases_in_flight sse_connections watch_sessions channels channel_receivers ready replay_progress
     uptime_ms wal
-    pressure ready_topics deferred_topics sched_latency_ms throttled_total"""
+    pressure ready_topics deferred_topics sched_latency_ms throttled_total health"""
 )
 WAL_KEYS = words(
     """fsyncs frames batches bytes_written rotations queue_depth queue_depth_peak submit_full_total read_only

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.server.fakes import JumpingLoop, Tap, World, play, quiet
 
+from tidelog.engine.health import Health
 from tidelog.sched.governor import Governor
 from tidelog.server.http.seam import Response
 from tidelog.server.pump import FEW, WAKES_MAX, Pump
@@ -39,8 +40,9 @@ class Stage:
         self.clock.tick(1_000)
         self.busy, self.ingest = 0, 0.0
         self.governor = Governor(workers=1, threads=2)
+        self.health = Health("server", lambda: 0)
         loop = asyncio.get_running_loop()
-        self.pump = Pump(loop, self.clock.monotonic_us, self.governor, lambda: (self.busy, self.ingest))
+        self.pump = Pump(loop, self.clock.monotonic_us, self.governor, lambda: (self.busy, self.ingest), self.health)
 
     def gong(self, name: str, **more: Any) -> Gong:
         return Gong(name, self.log, **more)
@@ -342,3 +344,41 @@ def test_bells_that_other_threads_strike_are_heard_once_each() -> None:
             world.service.bells.remove(topic, wake)
 
     play(scenario)
+
+
+def test_a_topic_whose_readers_break_keeps_no_other_from_its_turn() -> None:
+    async def scenario(stage: Stage) -> None:
+        class Broken(Gong):
+            def ring(self) -> int:
+                raise ZeroDivisionError("a bug")
+
+        stage.pump.mark(Broken("x", stage.log))
+        stage.pump.mark(stage.gong("a"))
+        stage.pump.mark(stage.gong("b"))
+        await stage.turns(3)
+        assert stage.log == ["a", "b"]
+        task = stage.health.tasks()[0]
+        assert (task.name, task.failures, task.last_error) == ("turns", 1, "ZeroDivisionError: a bug")
+        stage.pump.mark(stage.gong("c"))
+        await stage.turns(3)
+        assert stage.health.tasks()[0].failing == 0
+
+    act(scenario)
+
+
+def test_a_beat_that_breaks_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(stage: Stage) -> None:
+        beats = list[int]()
+
+        def sample(*_: object, **__: object) -> None:
+            beats.append(1)
+            if len(beats) < 3:
+                raise ZeroDivisionError("a bug")
+
+        monkeypatch.setattr(stage.governor, "sample", sample)
+        stage.busy = 1
+        await stage.beats(5)
+        assert len(beats) >= 4
+        assert [(task.name, task.failures, task.failing) for task in stage.health.tasks()] == [("pressure", 2, 0)]
+
+    act(scenario)

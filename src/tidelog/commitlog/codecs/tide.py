@@ -8,6 +8,7 @@ that only what is damaged is lost.
 
 from __future__ import annotations
 
+import logging
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
@@ -26,10 +27,12 @@ from tidelog.formats.footer import Footer
 from tidelog.formats.rows import Rows, Span, Walk, none, together
 from tidelog.types import Buffer, Ints
 
+_log = logging.getLogger("tidelog.commitlog")
 _NAME = re.compile(r"seg-(\d{16,20})(\.data|\.idx|\.foot)")
 _TEMPORARY = re.compile(r"seg-\d{16,20}(\.idx\.rebuilding|\.foot\.tmp|\.data\.compacted)")
 _SEQ_BITS = 64
 _MEMORY_BYTES_MAX = 1 << 20
+_VERIFY_BYTES = 4 << 20
 
 
 _decoded = lru_cache(maxsize=256)(footer.decode)  # every read asks for it; the bytes of a footer never change
@@ -164,8 +167,27 @@ class TideCodec(Codec):
         return (sides[0] + idx.to_bytes(holes),)
 
     def seal(self, shape: Shape, /) -> bytes | None:
-        data = shape.data.fetch(0, shape.data.size)
-        return footer.encode(footer.make(data, shape.index, first_seq=shape.base))
+        """The footer. Every frame is verified first: a chunk with one that does not hold gets a checksum that no bytes
+        of it have, so that reads go on to check it frame by frame."""
+        made = footer.make(shape.data.fetch(0, shape.data.size), shape.index, first_seq=shape.base)
+        faults = self.faults(shape)
+        for span, reason in faults:
+            where = f"bytes {span.start} to {span.stop - 1} of {self.data_name(shape.base)}"
+            _log.error("%s do not verify and are sealed as damaged: %s", where, reason)
+        return footer.encode(footer.excluding(made, (span for span, _ in faults)))
+
+    def faults(self, shape: Shape, /) -> list[tuple[range, str]]:
+        """The bytes of every frame that does not verify, or is missing, and why. The index is believed; footer and
+        earlier checks are not."""
+        at, found = idx.read(shape.index)["frame_offset"], list[tuple[range, str]]()
+        bare, seq = Shape(shape.base, shape.stop, shape.data, shape.index, shape.sides), shape.base
+        while seq < shape.stop:
+            _, seq, fault = self.read(bare, seq, shape.stop, _VERIFY_BYTES)
+            if fault is not None:
+                first, seq = fault.seq - shape.base, max(fault.resume, seq + 1)
+                end = int(at[seq - shape.base]) if seq < shape.stop else int(shape.data.size)
+                found.append((range(int(at[first]), max(end, int(at[first]) + 1)), fault.reason))
+        return found
 
     # ── recovering ────────────────────────────────────────────────────────────────────────────
 

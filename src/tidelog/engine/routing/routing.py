@@ -27,7 +27,7 @@ from tidelog.wal import Commit, Token
 
 _AGAIN_S = 0.05  # how soon a lane without room is tried again
 _TOGETHER = 64  # passes that are under way at a time
-Troubles = Callable[[Error], None]
+Troubles = Callable[[Exception], None]
 
 
 class Routing:
@@ -242,14 +242,14 @@ class Routing:
     def _begun(self, lane: Lane) -> Callable[[], bool]:
         try:
             return lane.begin()
-        except Error as error:
+        except Exception as error:  # of one lane: the others go on, and so does the thread
             self._troubles(error)
             return lambda: False
 
     def _moved(self, go: Callable[[], bool]) -> bool:
         try:
             return go()
-        except Error as error:
+        except Exception as error:  # of one lane: the others go on, and so does the thread
             self._troubles(error)
             return False
 

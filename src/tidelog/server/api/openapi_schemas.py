@@ -167,6 +167,32 @@ _WRITTEN: Final[dict[str, Schema]] = {
     "created": FLAG,
 }
 
+_TASK: Final = obj(
+    {
+        **dict.fromkeys(("runs", "failures", "failing"), COUNT),
+        **dict.fromkeys(("last_ok_ms", "last_error_ms"), nullable(TS)),
+        "last_error": nullable(TEXT),
+    },
+    "One kind of background work; `failing` counts failures since its last success.",
+)
+_HEALTH: Final = obj(
+    {
+        "ok": FLAG,
+        **dict.fromkeys(("checkpoint_age_ms", "wal_uncovered_bytes", "corruptions"), COUNT),
+        "lagging_topics": each(TEXT),
+        "tasks": {"type": "object", "additionalProperties": _TASK},
+    },
+    "Background work and stored bytes. Topics in `lagging_topics` could not be written by the last checkpoint; the WAL "
+    "has their records.",
+)
+_PROBED: Final = obj(
+    {
+        "ok": FLAG,
+        **dict.fromkeys(("checkpoint_age_ms", "lagging_topics", "corruptions"), COUNT),
+        "failing": {"type": "object", "additionalProperties": COUNT},
+    },
+    "The same in short: how many topics lag, and failures in a row by task. Errors are in the metrics.",
+)
 _ANSWERED: Final[dict[str, Schema]] = {
     "Error": obj(
         {"error": obj({"code": {"enum": sorted(_STATUS)}, "message": TEXT, "detail?": {"type": "object"}})},
@@ -359,7 +385,7 @@ _ANSWERED: Final[dict[str, Schema]] = {
         }
     ),
     "Health": obj({"status": {"const": "ok"}, "version": TEXT, "uptime_ms": COUNT}),
-    "Ready": obj({"status": {"const": "ready"}, "wal_replay_complete": FLAG, "topics": COUNT}),
+    "Ready": obj({"status": {"const": "ready"}, "wal_replay_complete": FLAG, "topics": COUNT, "health": _PROBED}),
     "Metrics": obj(
         {
             **dict.fromkeys(
@@ -376,6 +402,7 @@ _ANSWERED: Final[dict[str, Schema]] = {
             "pressure": {"type": "number", "minimum": 0, "maximum": 1},
             "sched_latency_ms": {"type": "number", "minimum": 0},
             **dict.fromkeys(("ready_topics", "deferred_topics", "throttled_total"), COUNT),
+            "health": nullable(_HEALTH),
             "wal": obj(
                 {
                     **dict.fromkeys(

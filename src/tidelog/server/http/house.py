@@ -8,7 +8,9 @@ after by one timer for all connections: a timer of its own would cost each reque
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Final, Protocol
 
 from tidelog.server.http.compress import Coded
@@ -17,6 +19,7 @@ from tidelog.server.http.limits import Limits
 from tidelog.server.http.reply import Dates
 from tidelog.server.http.seam import Application
 
+_log = logging.getLogger("tidelog.server")
 RECEIVE_BYTES: Final = 256 << 10
 
 
@@ -76,7 +79,12 @@ class House:
     def _tick(self) -> None:
         self.now = self.loop.time()
         for guest in tuple(self.guests):
-            guest.tick(self.now)
+            try:
+                guest.tick(self.now)
+            except Exception as error:  # of one connection: the time-outs of all others are still looked after
+                _log.error("a connection broke at its time-out and is dropped", exc_info=error)
+                with suppress(Exception):
+                    guest.abort()
         again = self.guests or self._tasks
         self._timer = self.loop.call_later(self.limits.tick_s, self._tick) if again else None
 
