@@ -29,9 +29,10 @@ from tests.crash.topics.oracle import Row, row
 from tests.crash.topics.workloads import PATH, Bench, batch, one, open_engine
 from xxhash import xxh3_64_intdigest
 
-from tidelog.engine import Engine
+from tidelog.engine import Engine, opening, replay
 from tidelog.errors import Damaged
 from tidelog.testing import ManualClock, SimDisk
+from tidelog.wal import replay as wal_replay
 
 Tell = Callable[[str, int], None]
 Rows = dict[str, dict[int, Row]]
@@ -247,6 +248,8 @@ def judge(base: Image, hurt: Hurt) -> str:
     assert log.report.lost
     assert log.report.quarantined or all(not any(_bytes(disk, each)) for each in hurt.touched)
     hold_rows(base, hurt, log)
+    killed = open_engine(disk.reboot(), now, base.shards)
+    assert not killed.report.damage, "a loss that was accepted is found again"
     go_on(base, log, disk, now)
     return "told"
 
@@ -307,6 +310,11 @@ def hold_rows(base: Image, hurt: Hurt, log: Engine) -> None:
             continue
         lost = set(base.truth[mine]) - set(rows) - missing.get(mine, set())
         assert not lost, f"{name}: seqs {sorted(lost)} are lost, and their frames are whole: {log.report.lines()}"
+        for each in hurt.touched if mine not in base.capped else ():
+            if base.names.get(each.topic_id) == mine and each.kind in RECORDS:
+                whole = {seq for some in chain_of(base, each) for seq in range(some.seq, some.seq + some.records)}
+                have, want = whole & set(rows), whole & set(base.truth[mine])
+                assert not have or have >= want, f"{name}: seqs {sorted(have)} are a part of a batch"
         back = set(rows) - set(base.truth[mine])
         whose = {each.topic_id for each in hurt.touched if each.kind in BRINGS_BACK}
         allowed = mine in base.capped or mine in {base.names.get(topic_id) for topic_id in whose}
@@ -388,3 +396,52 @@ def test_the_histories_have_every_kind_of_frame_and_several_files() -> None:
         assert len(set(paths)) > shards
         assert len({path.rpartition("/")[0] for path in paths}) == shards
         assert all(path.startswith(PATH) for path in paths)
+
+
+# Bugs planted on purpose: each breaks one rule, and the sweep must find it.
+
+
+def replay_ends_at_a_bad_frame(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(wal_replay._Resync, "after", lambda _self, _pos: (None, None))
+
+
+def marks_prove_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(wal_replay, "_marks", lambda *_: iter(()))
+
+
+def the_rest_of_a_batch_counts(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(wal_replay._Resync, "past_batch", lambda _self, pos: pos)
+    patch.setattr(wal_replay._Resync, "batch_frames", lambda _self, _pos: 0)
+
+
+def seqs_of_lost_records_are_given_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(replay.Replayed, "_reserve", lambda *_: None)
+
+
+def a_loss_is_found_again_by_every_start(patch: pytest.MonkeyPatch) -> None:
+    real = opening._writer
+
+    def writer(*args: Any, **more: Any) -> opening.Opened:
+        found = real(*args, **more)
+        found.history.moved = False
+        return found
+
+    patch.setattr(opening, "_writer", writer)
+
+
+PLANTED = (
+    replay_ends_at_a_bad_frame,
+    marks_prove_nothing,
+    the_rest_of_a_batch_counts,
+    seqs_of_lost_records_are_given_again,
+    a_loss_is_found_again_by_every_start,
+)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("bug", PLANTED, ids=[bug.__name__ for bug in PLANTED])
+def test_the_sweep_catches(bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    image(1, 1, True)  # the history is written by what is right
+    bug(monkeypatch)
+    with pytest.raises(AssertionError):
+        run(1, 1, True, 0.4, lambda *_: None)
