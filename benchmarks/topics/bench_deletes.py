@@ -6,7 +6,8 @@ another topic of the same shard beside it should take what it takes alone, and w
 at most a few times as long in the middle. A push to a live reader of a capped topic should cost what the eviction of a
 record costs, and no sync.
 
-All tags differ. One WAL shard, so that every write meets the deletes. Figures are medians of single calls.
+All tags differ, and the cache holds indexes of 1 MiB, so that the tags do not fit. One WAL shard: every write meets the
+deletes. Figures are medians of single calls; of appends also the slowest in a hundred, which met a delete.
 """
 
 from __future__ import annotations
@@ -42,18 +43,25 @@ def run(quick: bool) -> list[Result]:
                 "delete": partial(_deletes, topic, size, calls),
                 "append": partial(_appends, other, calls * 20, None),
                 "beside": partial(_appends, other, calls * 20, partial(_deletes, topic, size, 1)),
+                "append p99": partial(_appends, other, calls * 20, None, 0.99),
+                "beside p99": partial(_appends, other, calls * 20, partial(_deletes, topic, size, 1), 0.99),
                 "capped": partial(_pushes, log.topic("capped", cap_records=64), calls * 20),
                 "free": partial(_pushes, log.topic("free"), calls * 20),
             }
             found = alternate(f"{size} tags", rounds, work)
             told = f"of {size:,} different tags"
             rows.append(result(f"delete one record {told}", found["delete"], "ms"))
-            beside = found["beside"], found["append"]
-            rows.append(
-                result(
-                    f"append beside deletes {told}", beside[0], "µs", limit=beside[1], limit_name="alone", most_ratio=5
+            for which, most in (("", 5), (" p99", None)):
+                rows.append(
+                    result(
+                        f"append{which} beside deletes {told}",
+                        found[f"beside{which}"],
+                        "µs",
+                        limit=found[f"append{which}"],
+                        limit_name="alone",
+                        most_ratio=most,
+                    )
                 )
-            )
             rows.append(
                 result(
                     "push to a live reader, capped",
@@ -70,7 +78,7 @@ def run(quick: bool) -> list[Result]:
 
 
 def _made(path: Path, size: int) -> tidelog.Engine:
-    log = tidelog.open(str(path), wal_shards=1)
+    log = tidelog.open(str(path), wal_shards=1, tags_cache_bytes=1 << 20)
     topic = log.topic("many", durability="disk")
     for first in range(0, size, _STEP):
         topic.append(
@@ -95,8 +103,8 @@ def _deletes(topic: Topic, size: int, calls: int) -> float:
     return median(took)
 
 
-def _appends(topic: Topic, calls: int, beside: Callable[[], object] | None) -> float:
-    """The median time of an append, in µs, with something else going on."""
+def _appends(topic: Topic, calls: int, beside: Callable[[], object] | None, share: float = 0.5) -> float:
+    """The time in µs that this share of appends stays below, with something else going on."""
     ended = Event()
 
     def busy() -> None:
@@ -113,7 +121,7 @@ def _appends(topic: Topic, calls: int, beside: Callable[[], object] | None) -> f
         time.sleep(0.0005)
     ended.set()
     thread.join()
-    return median(took)
+    return sorted(took)[int(share * (len(took) - 1))]
 
 
 def _pushes(topic: Topic, calls: int) -> float:
