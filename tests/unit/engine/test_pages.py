@@ -68,14 +68,14 @@ class Short:
         self._topic, self._patch, self._real = topic, monkeypatch, pages._short
         self._page: Any = None
 
-    def _looked(self, *given: Any) -> Any:
-        self._page = self._real(*given)
+    def _looked(self, *given: Any, **more: Any) -> Any:
+        self._page = self._real(*given, **more)
         return self._page
 
     def __call__(self, at: int, limit: int = 100, bytes_max: int = 1 << 20, **show: bool) -> int:
         self._page = None
         said = []
-        for way in (self._looked, lambda *_: None):
+        for way in (self._looked, lambda *_, **__: None):
             self._patch.setattr(pages, "_short", way)
             said.append(self._topic.read_json(at, limit, bytes_max, nodes=frozenset((b"x",)), show=Show(**show)))
         self._patch.setattr(pages, "_short", self._real)
