@@ -180,6 +180,20 @@ def test_what_was_deleted_while_the_dest_was_full_is_left_out() -> None:
     assert rows(log, "b") == [(1, 1), (2, 3), (3, 5)]
 
 
+def test_seqs_of_the_source_without_a_record_are_nothing_to_the_target() -> None:
+    """A kill leaves reserved seqs unused: no gap, no hole and no count for them."""
+    world = World(head_reserve=50)
+    world.log.topic("b", durability="fsync")
+    world.log.router("r", "a", "b")
+    world.log.topic("a").append(1)
+    assert rows(world.log, "b") == [(1, 1)]
+    log = world.restart("kill")
+    assert log.topic("a").append(2).first_seq > 50
+    page = log.topic("b").read()
+    assert ([(record.seq, record.data) for record in page.records], page.gap) == ([(1, 1), (2, 2)], None)
+    assert total(log, "r") == 2
+
+
 def test_cursor_without_its_copies_does_not_count() -> None:
     """The end of a pass was torn off: its Forward frame is in the WAL and its records are not."""
     world = World()
