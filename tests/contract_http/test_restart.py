@@ -44,7 +44,7 @@ def seqs_of(api: Api, topic: str, from_seq: int = 0) -> list[int]:
 
 
 def test_what_a_clean_restart_keeps(server: Server) -> None:
-    """§4: records by class, configs, floors with their reasons, deletes; not keys, sessions and recency."""
+    """§4: records by class, configs, floors with their reasons, deletes, keys; not sessions and recency."""
     with server.client() as api:
         for durability in ("ephemeral", "memory", "disk", "fsync"):
             api.make(f"class-{durability}", durability=durability)
@@ -106,8 +106,10 @@ def test_what_a_clean_restart_keeps(server: Server) -> None:
         assert api.state("again")["head_seq"] == 1
         assert api.diff("whole", include_tags=True)["records"] == before, "every field, and its time"
         assert {name: api.state(name)["bytes"] for name in bytes_before} == bytes_before
-        wrote = api.write("class-disk", "keyed", idempotency_key="k")
-        assert (wrote["deduped"], wrote["first_seq"]) == (False, 7), "keys are not kept: a retry is a new record"
+        for durability in ("memory", "disk", "fsync"):
+            wrote = api.write(f"class-{durability}", "keyed", idempotency_key="k")
+            assert (wrote["deduped"], wrote["first_seq"]) == (True, 6), "a key is kept with its record"
+        assert not api.write("class-ephemeral", "keyed", idempotency_key="k")["deduped"], "and is gone with it"
         refused(api.get(wid), 404, "not_found")
         assert api.state("others")["last_read_ts"] is None
         assert api.state("others")["effective_priority"] == -7

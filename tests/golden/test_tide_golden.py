@@ -258,6 +258,7 @@ VECTORS: dict[str, Vector] = {
     "numbered_batch": control(
         bodies.NumberedBatch(writer="etl", number=7, first=43, last=142, sum=(1, (1 << 64) - 1)), topic_id=10
     ),
+    "write_key": control(bodies.WriteKey(key="order-7", first=43, last=44), topic_id=10),
     "group_cursor": control(bodies.GroupCursor(group="spark", seq=42, hold_bytes=1 << 20), topic_id=10),
     "batch_plain": Vector(
         (0, 10, [record(1, b'{"d":1}'), record(2, b""), record(3, b"xyz")], [0, 0, 0]),

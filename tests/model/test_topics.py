@@ -214,6 +214,8 @@ def meant(seq: int, kept: Row, said: Mapping[str, Any]) -> bool:
 
 
 class TopicsMachine(RuleBasedStateMachine):
+    starts = 0
+
     @initialize(count=shards)
     def begin(self, count: int) -> None:
         self.disk, self.clock = SimDisk(), ManualClock()
@@ -226,6 +228,7 @@ class TopicsMachine(RuleBasedStateMachine):
         self.open(count)
 
     def open(self, count: int) -> None:
+        self.starts += 1
         self.log: Engine = tidelog.open(PATH, disk=self.disk, clock=self.clock, threads=False, wal_shards=count, **TINY)
         self.faulty = False
 
@@ -270,6 +273,8 @@ class TopicsMachine(RuleBasedStateMachine):
         life = self.life(name)
         if life is None:
             return
+        # Keys outlive restarts (tests/crash/topics/keys.py); here each start has its own.
+        key = key and f"{key} of start {self.starts}"
         state, stamp = life.now, max(self.now_ms, life.now.stamp, life.tried)
         data, tag, node, meta = (list(column) for column in zip(*batch, strict=True))
         rows = [row(stamp, *values) for values in batch]

@@ -22,7 +22,7 @@ from tidelog.engine.reserve import Booked
 from tidelog.engine.results import Appended
 from tidelog.errors import BadInput, Error, TooLarge, TopicFull
 from tidelog.formats import batch as batches
-from tidelog.formats import frame, idx
+from tidelog.formats import bodies, frame, idx
 from tidelog.formats.laid import Laid
 from tidelog.types import Buffer
 from tidelog.wal import Commit, Stored, Token
@@ -63,6 +63,9 @@ class Append(Commit):
             self.kept = frames = encode.frames(core.id, first, ts_ms, batch, durable=core.durable)
             self.told = told_of(batch, frames)
         super().__init__(frames, frames=len(frames), durable=core.durable)
+        if key is not None:  # in front: a write that breaks off may leave it alone there, and it then does not count
+            body = bodies.WriteKey(key=key, first=first, last=first + len(batch) - 1)
+            self.precede(frame.encode(body.KIND, topic_id=core.id, ts_ms=ts_ms, data=bodies.encode(body)))
         self.core, self.first, self.count, self.ts_ms = core, first, len(batch), ts_ms
         self.weight, self.key = batch.weight, key
         self.reserves = core.config.durability == "disk"
@@ -277,5 +280,5 @@ def _resident(core: Core, first: int, ts_ms: int, batch: Records, key: str | Non
     if key is not None:
         token: Token[Appended] = Token.ready(core.shard, appended)
         core.window.hold(key, token)
-        core.window.remember(key, appended, core.shared.clock.monotonic_ms())
+        core.window.remember(key, appended, core.shared.clock.monotonic_ms(), kept=False)
     return Token.ready(core.shard, appended)

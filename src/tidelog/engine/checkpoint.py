@@ -32,7 +32,7 @@ from tidelog.commitlog.codec import Shape
 from tidelog.commitlog.segment import Mapped
 from tidelog.disk.atomic import remove_if_there, replace
 from tidelog.disk.seam import Disk, File, join
-from tidelog.engine import groups, manifest, numbers, retention
+from tidelog.engine import groups, idempotency, manifest, numbers, retention
 from tidelog.engine.block import Block
 from tidelog.engine.core import WAL, Core, Shared
 from tidelog.engine.home import CODEC, Home
@@ -499,6 +499,10 @@ def _stock(core: Core, *, final: bool) -> TopicRow:
             wired=frozen.wired if frozen else core.wired,
             trims=tuple((lo, min(hi, head + 1)) for lo, hi in index.trims if lo <= head),
         )
+        kept = core.window.kept()
+    if kept:
+        window_ms = core.config.idempotency_window_ms
+        row = msgspec.structs.replace(row, keys=idempotency.rows(kept, head, core.shared.clock, window_ms))
     try:
         if vectors:  # replay may find them without the deletes that made them
             retention.harden_all([core])  # also what caps took while files were written

@@ -8,7 +8,13 @@
 
 While the first write is under way, a second one with its key is given its token to wait on; it
 shares its fate. A write that failed is forgotten, so that sending it again may succeed. What was
-written is not compared: the key alone decides. Nothing here outlives the process.
+written is not compared: the key alone decides.
+
+A key lies in the WAL in front of the records that were written under it (`WriteKey`), in the same
+commit, and from the next checkpoint on in the manifest's row of the topic. So after a restart it is
+known if and only if its records survived, for the rest of its window by the wall clock. Records of
+an ephemeral topic do not, and neither do their keys. At most `KEYS_MAX` keys of a topic are known,
+those of the newest writes.
 
 The owner's lock guards all of it. Time comes in and should be of a clock that does not go back:
 whether a key is found is decided by its own time alone, but keys are forgotten oldest write first.
@@ -17,11 +23,16 @@ whether a key is found is decided by its own time alone, but keys are forgotten 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from typing import Final, Generic, NamedTuple, TypeVar
+
+from tidelog.clock import Clock
+from tidelog.engine.results import Appended
 
 P = TypeVar("P")  # what a second caller waits on
 T = TypeVar("T")  # what it is answered
 
+KEYS_MAX: Final = 1 << 18  # of one topic: two minutes of 2,000 keyed writes a second, about 80 MB
 FORGET_MAX: Final = 64  # keys a call forgets at most: no write pays for a burst two minutes ago
 
 
@@ -36,6 +47,7 @@ class Done(NamedTuple, Generic[T]):
 
     outcome: T
     at_ms: int
+    kept: bool = True  # its records outlive the process
 
 
 class Window(Generic[P, T]):
@@ -62,11 +74,17 @@ class Window(Generic[P, T]):
         self._done.pop(key, None)  # outlived its window
         self._pending[key] = token
 
-    def remember(self, key: str, outcome: T, now_ms: int) -> None:
+    def remember(self, key: str, outcome: T, now_ms: int, *, kept: bool = True) -> None:
         """The write was acked now; its window begins."""
         self._pending.pop(key, None)
-        self._done[key] = Done(outcome, now_ms)
+        self._done[key] = Done(outcome, now_ms, kept)
         self._done.move_to_end(key)
+        if len(self._done) > KEYS_MAX:
+            self._done.popitem(last=False)
+
+    def kept(self) -> list[tuple[str, Done[T]]]:
+        """Every acked key whose records outlive the process, oldest first: a copy, for a reader without the lock."""
+        return [each for each in self._done.items() if each[1].kept]
 
     def forget(self, key: str) -> None:
         """The held write failed: the next one of this key is the first."""
@@ -85,3 +103,26 @@ class Window(Generic[P, T]):
             del self._done[key]
             count += 1
         return count
+
+
+# ── over a restart ────────────────────────────────────────────────────────────────────────────────
+
+
+def rows(
+    kept: Iterable[tuple[str, Done[Appended]]], head: int, clock: Clock, window_ms: int
+) -> tuple[tuple[str, int, int, int], ...]:
+    """Keys for the manifest, which holds records up to `head`: key, first seq, last seq, and when it was acked, by the
+    wall clock. A key of later records is the WAL's to tell of."""
+    now_ms, ago_ms = clock.monotonic_ms(), clock.now_us() // 1000 - clock.monotonic_ms()
+    return tuple(
+        (key, done.outcome.first_seq, done.outcome.last_seq, max(done.at_ms + ago_ms, 0))
+        for key, done in kept
+        if done.outcome.last_seq <= head and now_ms - done.at_ms <= window_ms
+    )
+
+
+def restore(window: Window[P, Appended], found: Iterable[tuple[str, int, int, int]], clock: Clock) -> None:
+    """Remember keys that a restart found, with the age that they have by the wall clock: 0 where that went back."""
+    now_ms, wall_ms = clock.monotonic_ms(), clock.now_us() // 1000
+    for key, first, last, acked_ms in found:
+        window.remember(key, Appended(first, last, last), now_ms - max(wall_ms - acked_ms, 0))

@@ -116,6 +116,7 @@ class TopicRow(msgspec.Struct, array_like=True, frozen=True):
     writers: tuple[WriterRow, ...] = ()
     wired: int = 0  # router frames of the topic up to this number are part of the row
     trims: tuple[tuple[int, int], ...] = ()  # seqs [lo, hi) that stand for records which a router's source lost
+    keys: tuple[tuple[str, int, int, int], ...] = ()  # idempotency key, first seq, last seq, when it was acked in ms
 
 
 class GroupRow(msgspec.Struct, array_like=True, frozen=True):

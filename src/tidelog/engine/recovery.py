@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from tidelog.disk.seam import Disk, join
 from tidelog.engine import groups as cursors
-from tidelog.engine import manifest, numbers
+from tidelog.engine import idempotency, manifest, numbers
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import TOPICS, WAL, Core, Shared
 from tidelog.engine.floors import Marks
@@ -107,6 +107,7 @@ def _restored(shared: Shared, row: TopicRow) -> Core:
     core.groups = {each.group: Cursor(each.seq, each.ts_ms, each.hold_bytes) for each in row.consumers}
     core.guarded = core.guarding = row.guarded
     core.numbered = numbers.of_rows(row.writers)
+    idempotency.restore(core.window, row.keys, shared.clock)
     core.projection = None if row.queue is None else Projection(row.queue)
     try:
         for each in index.parts:

@@ -34,9 +34,10 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tidelog.disk.seam import File
-from tidelog.engine import delete, groups, numbers
+from tidelog.engine import delete, groups, idempotency, numbers
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.core import Core, Shared
 from tidelog.engine.floors import Marks
@@ -59,6 +60,7 @@ from tidelog.formats.frame import (
     MORE,
     TOPIC_CREATE,
     TOPIC_DELETE,
+    WRITE_KEY,
 )
 from tidelog.formats.rows import Rows
 from tidelog.types import Ints
@@ -291,11 +293,15 @@ class Replayed:
         if window.losses:
             self._doubt(core, run.losses, window.losses)
         kinds = window.heads["kind"][which]
-        records = (kinds == APPEND) | (kinds == APPEND_BATCH)
+        keys = kinds == WRITE_KEY
+        records = (kinds == APPEND) | (kinds == APPEND_BATCH) | keys  # keyed writes are one run too
         edges = (np.flatnonzero(records[1:] != records[:-1]) + 1).tolist()
         for lo, hi in pairwise([0, *edges, len(kinds)]):
             if records[lo]:
-                yield partial(self._append, core, run._replace(which=which[lo:hi]))
+                if keys[lo:hi].any():
+                    yield partial(self._remember, core, window, which[lo:hi], keys[lo:hi])
+                if not keys[lo:hi].all():
+                    yield partial(self._append, core, run._replace(which=which[lo:hi][~keys[lo:hi]]))
                 continue
             for place, at in enumerate(which[lo:hi].tolist(), lo):
                 body = _body(window, at)
@@ -324,6 +330,20 @@ class Replayed:
                 )
             self._cores[topic_id] = core
         return core
+
+    def _remember(self, core: Core, window: Window, which: Ints, keys: NDArray[np.bool_]) -> None:
+        """Idempotency keys of a run of records: each counts if its records follow it, which are one chain, whole or
+        absent, in the same window."""
+        places = np.flatnonzero(keys)
+        places = places[places + 1 < len(which)]
+        seqs, times = window.heads["seq"][which], window.heads["ts_ms"][which]
+        found = []
+        for place in places[~keys[places + 1]].tolist():
+            body = _body(window, int(which[place]))
+            assert isinstance(body, bodies.WriteKey), "that is its kind"
+            if int(seqs[place + 1]) == body.first:
+                found.append((body.key, body.first, body.last, int(times[place])))
+        idempotency.restore(core.window, found, self._shared.clock)
 
     def _append(self, core: Core, run: _Run) -> None:
         """Records of one topic, frame after frame, that the manifest does not hold yet."""

@@ -1,4 +1,4 @@
-"""The bodies of control frames, types 2 to 11 and 13 to 15. Only this module knows what lies in their data.
+"""The bodies of control frames, types 2 to 11 and 13 to 16. Only this module knows what lies in their data.
 
     text        u32 length, then UTF-8
     option      0, or 1 and the value
@@ -18,6 +18,7 @@
                                 events 3 and 4 also: u64s copies by router; u64s pairs of count and hops
     GroupCursor                 text group; gone u8; u64 seq; u64 hold bytes
     NumberedBatch               text writer; u64 number; u64 first, u64 last seq; u64 × 2 sum
+    WriteKey                    text key; u64 first, u64 last seq
 
 Little-endian. A body is read to its last byte or not at all: bytes left over, an option that is
 neither 0 nor 1 and an unknown operation are damage, because a checksum has already vouched for them
@@ -220,6 +221,16 @@ class NumberedBatch:
     sum: tuple[int, int]  # of what is in it, as the writer has worked it out
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteKey:
+    """The records that follow it, `first` to `last` of the same topic, were written under this idempotency key."""
+
+    KIND: ClassVar[int] = frame.WRITE_KEY
+    key: str
+    first: int
+    last: int
+
+
 Body: TypeAlias = (
     TopicCreate
     | TopicDelete
@@ -235,6 +246,7 @@ Body: TypeAlias = (
     | Forward
     | GroupCursor
     | NumberedBatch
+    | WriteKey
 )
 
 _ROUTER_BOOLS: Final = ("preserve_node", "preserve_tag", "create_dest", "allow_cycle", "exactly_once")
@@ -280,6 +292,8 @@ def encode(body: Body) -> bytes:
         case NumberedBatch():
             seqs = _u64(body.number) + _u64(body.first) + _u64(body.last)
             return _text(body.writer) + seqs + _u64(body.sum[0]) + _u64(body.sum[1])
+        case WriteKey():
+            return _text(body.key) + _u64(body.first) + _u64(body.last)
 
 
 def decode(kind: int, data: Buffer) -> Body:
@@ -363,6 +377,8 @@ def _decode(kind: int, take: _Take) -> Body:
         case frame.NUMBERED_BATCH:
             writer, number, first, last = take.text(), take.u64(), take.u64(), take.u64()
             return NumberedBatch(writer=writer, number=number, first=first, last=last, sum=(take.u64(), take.u64()))
+        case frame.WRITE_KEY:
+            return WriteKey(key=take.text(), first=take.u64(), last=take.u64())
         case _:
             raise take.corrupt("not the body of a control frame")
 

@@ -48,6 +48,7 @@ APPEND_BATCH: Final = 12
 FORWARD: Final = 13
 GROUP_CURSOR: Final = 14
 NUMBERED_BATCH: Final = 15
+WRITE_KEY: Final = 16
 
 NAMES: Final = {
     APPEND: "Append",
@@ -65,6 +66,7 @@ NAMES: Final = {
     FORWARD: "Forward",
     GROUP_CURSOR: "GroupCursor",
     NUMBERED_BATCH: "NumberedBatch",
+    WRITE_KEY: "WriteKey",
 }
 
 HAS_TAG: Final = 1

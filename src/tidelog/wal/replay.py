@@ -51,6 +51,7 @@ from tidelog.formats.frame import (
     NAMES,
     NUMBERED_BATCH,
     OVERHEAD_BYTES,
+    WRITE_KEY,
     Frame,
 )
 from tidelog.formats.rows import Stop
@@ -67,7 +68,7 @@ _ALL: Final = 1 << 62
 _RECORD_BYTES: Final = 4  # the least that a record takes in a batch
 _BATCH_RECORDS_MAX: Final = 1 << 16  # in one frame, generously
 _RECORDS: Final = (APPEND, APPEND_BATCH)
-_ANNOUNCING: Final = (FORWARD, NUMBERED_BATCH)  # records of theirs may follow
+_ANNOUNCING: Final = (FORWARD, NUMBERED_BATCH, WRITE_KEY)  # records of theirs may follow
 
 
 class Cut(NamedTuple):

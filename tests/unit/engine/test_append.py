@@ -339,16 +339,6 @@ def test_a_key_is_looked_at_before_caps_and_quota() -> None:
     assert topic.append(b"y" * 20, key="k").deduped
 
 
-@pytest.mark.parametrize("restart", RESTARTS)
-def test_keys_are_forgotten_at_a_restart(restart: Restart) -> None:
-    """Contract 1.11: not persisted; a retry then appends at head + 1."""
-    world = World()
-    world.log.topic("a", durability="fsync").append(1, key="k")
-    topic = world.restart(restart).topic("a")
-    again = topic.append(1, key="k")
-    assert (again.deduped, again.first_seq) == (False, 2)
-
-
 def test_a_second_write_of_a_key_under_way_waits_for_the_first() -> None:
     """Contract 1.11: same-key concurrent writes serialise; the loser gets the winner's seqs."""
     topic = World().log.topic("a", durability="fsync")

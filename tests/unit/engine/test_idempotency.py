@@ -8,8 +8,11 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.unit.engine.world import RESTARTS, Restart, World
 
+from tidelog.engine import idempotency
 from tidelog.engine.idempotency import FORGET_MAX, Done, Pending, Window
+from tidelog.testing import ManualClock
 
 Seqs: TypeAlias = tuple[int, int]
 
@@ -188,3 +191,91 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, database=None)
+
+
+# Over a restart ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", RESTARTS)
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_key_outlives_a_restart_for_the_rest_of_its_window(how: Restart, shards: int) -> None:
+    world = World(wal_shards=shards)
+    topic = world.log.topic("t", durability="fsync", idempotency_window_ms=1_000)
+    first = topic.append(["a", "b"], key="k")
+    world.clock.tick(600)
+    world.restart(how)
+    topic = world.log.topic("t")
+    world.clock.tick(400)
+    again = topic.append("other", key="k")
+    assert (again.deduped, again.first_seq, again.last_seq, again.head_seq) == (True, 1, 2, first.head_seq)
+    world.clock.tick(1)
+    assert not topic.append("c", key="k").deduped
+    world.restart(how)
+    assert world.log.topic("t").append("d", key="k").first_seq == 3, "the last write of a key counts"
+
+
+def test_a_key_is_kept_by_checkpoints_without_its_frames() -> None:
+    world = World()
+    topic = world.log.topic("t")
+    topic.append("a", key="k")
+    for _ in range(3):
+        topic.append("x")
+        world.log.checkpoint()
+    world.restart("kill")
+    assert world.log.topic("t").append("b", key="k").first_seq == 1
+
+
+def test_a_large_batch_keeps_its_key() -> None:
+    """Method: a batch of which the records are read where the WAL has them."""
+    world = World(wal_file_bytes=1 << 22)
+    topic = world.log.topic("t")
+    topic.append([b"x" * 1_000] * 1_000, key="k")
+    assert topic.read(999, 1).records[0].data == b"x" * 1_000
+    world.restart("kill")
+    topic = world.log.topic("t")
+    assert topic.append("again", key="k").last_seq == 1_000
+    assert topic.count == 1_000
+
+
+def test_a_key_of_an_ephemeral_record_goes_with_it() -> None:
+    world = World()
+    topic = world.log.topic("t", durability="ephemeral")
+    topic.append("a", key="k")
+    world.log.topic("t", durability="disk")
+    assert topic.append("b", key="k").deduped
+    world.restart("reopen")
+    assert not world.log.topic("t").append("c", key="k").deduped
+
+
+def test_a_clock_that_went_back_does_not_end_a_window() -> None:
+    world = World()
+    world.log.topic("t", idempotency_window_ms=1_000).append("a", key="k")
+    world.log.close()
+    clock = ManualClock(world.clock.now_us() - 3_600_000_000)
+    world.clock = clock
+    world.log = world.open(world.disk)
+    topic = world.log.topic("t")
+    assert topic.append("b", key="k").deduped
+    clock.tick(1_001)
+    assert not topic.append("c", key="k").deduped
+
+
+def test_a_topic_that_was_dropped_takes_its_keys_along() -> None:
+    world = World()
+    world.log.topic("t").append("a", key="k")
+    world.log.drop("t")
+    world.restart("kill")
+    assert not world.log.topic("t").append("b", key="k").deduped
+
+
+def test_the_newest_keys_are_known_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(idempotency, "KEYS_MAX", 3)
+    world = World()
+    topic = world.log.topic("t")
+    for number in range(5):
+        topic.append(number, key=f"k{number}")
+    for how in ("kill", "reopen"):
+        assert len(world.log.topic("t")._core.window) == 3
+        world.restart(how)
+    assert world.log.topic("t").append("again", key="k2").first_seq == 3
+    assert not world.log.topic("t").append("again", key="k1").deduped

@@ -73,6 +73,7 @@ BODIES = st.one_of(
         dest_head=u64,
     ),
     st.builds(bodies.NumberedBatch, writer=text, number=u64, first=u64, last=u64, sum=st.tuples(u64, u64)),
+    st.builds(bodies.WriteKey, key=text, first=u64, last=u64),
     st.builds(bodies.GroupCursor, group=text, seq=u64, hold_bytes=u64, gone=st.booleans()),
 )
 

@@ -72,7 +72,7 @@ def slow_frame(buf: bytes, pos: int) -> Seen | Stop:
         return Stop.BAD
     node, tag, data = covered[34 : 34 + n], covered[34 + n : 34 + n + m], covered[34 + n + m :]
     good = (
-        1 <= kind <= 12
+        1 <= kind <= 16
         and flags < 32
         and not (flags & (8 | 16) and kind not in (1, 12))
         and seq <= 2**63 - 2
@@ -248,7 +248,7 @@ def damage(random: Random, buf: bytes, starts: list[int]) -> bytes:
             covered = bytearray(buf[at + 4 : end - 8])
             for _ in range(random.randrange(1, 3)):
                 where = random.choice((0, 1, 2, 10, 17, 18, 25, 26, 28, 30, random.randrange(len(covered))))
-                covered[where] = random.choice((0, 1, 2, 3, 8, 9, 12, 16, 128, 255, random.randrange(256)))
+                covered[where] = random.choice((0, 1, 2, 3, 8, 9, 12, 16, 17, 128, 255, random.randrange(256)))
             return buf[:at] + sealed(bytes(covered)) + buf[end:]
     return bytes(out)
 

@@ -220,7 +220,7 @@ def test_random_bytes_never_raise(seed: int) -> None:
 ONE = lying(seq=1)
 LIES = [
     {"kind": 0},
-    {"kind": 16},
+    {"kind": 17},
     {"flags": 32 | 3},
     {"flags": 255},
     {"kind": frame.LEASE, "flags": MORE | 3},
