@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from tidelog.commitlog.codec import Fault, Recovered, Salvage
+from tidelog.commitlog.codec import Codec, Fault, Recovered, Salvage
 from tidelog.commitlog.codecs import guess
 from tidelog.commitlog.segment import Active, Files, Sealed, birth_us, map_file
 from tidelog.commitlog.swap import settle
@@ -586,10 +586,8 @@ def open_active(files: Files, latch: Latch, base: int, report: Report, *, writab
             report.cut_suspect = found.stop is Stop.BAD and any(content[found.end :])
             report.unexplained = found.unexplained
         report.notes += [f"{codec.data_name(base)}: {note}" for note in found.notes]
-        if report.cut_suspect:
-            # Good records behind the bad one may have been acked: their seqs are not given again.
-            rows = codec.salvage(content, have, base, found.next_seq + len(content)).rows
-            report.next_floor = int(rows.seq[-1]) + 1 if len(rows) and int(rows.seq[-1]) >= found.next_seq else 0
+        if len(content) > found.end:
+            _look_past_the_end(codec, content, have, base, found, report)
         if writable:
             _mend(files, base, data, content, have, found, report)
         sides: list[File | None] = []
@@ -613,6 +611,19 @@ def open_active(files: Files, latch: Latch, base: int, report: Report, *, writab
         born_us=born,
         last_write_us=touched,
     )
+
+
+def _look_past_the_end(
+    codec: Codec, content: bytes, have: Sequence[bytes | None], base: int, found: Recovered, report: Report
+) -> None:
+    """Look for good records in what is about to be cut. After a bad one they may have been acked: then it is no
+    unfinished write, and their seqs are not given again."""
+    rows, faults = codec.salvage(content, have, base, found.next_seq + len(content))
+    bad = min((fault.pos for fault in faults if fault.pos >= found.end), default=len(content))
+    if len(rows) and int(rows.at[-1]) > bad:
+        report.cut_suspect = True
+    if report.cut_suspect and len(rows) and int(rows.seq[-1]) >= found.next_seq:
+        report.next_floor = int(rows.seq[-1]) + 1
 
 
 def _mend(

@@ -78,6 +78,7 @@ class Shared:
     strong: set[Core] = field(default_factory=set)  # topics with strong readers
     files_synced: bool = False  # a reader beside the writer has synced the WAL for its strong readers
     moved_floors: set[Core] = field(default_factory=set)  # topics whose floor the next interval sync makes durable
+    look_again: Callable[[], dict[str, Core]] | None = None  # of a reader: the topics as they are on disk now
     replaying: bool = False  # frames are being applied: what they say is not yet all
     agenda: Agenda = field(default_factory=Agenda)
     notes: Notes = field(init=False)

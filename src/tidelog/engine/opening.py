@@ -162,6 +162,7 @@ def _reader(shared: Callable[[], Shared], progress: Progress) -> Opened:
             continue
         if manifest.numbers(mine.disk, mine.root)[:1] == before:
             ledger.rebuild(mine, found.topics, found.loaded.manifest)
+            mine.look_again = lambda: _reader(shared, progress).topics
             return Opened(
                 mine, None, found.topics, found.next_topic_id, History(), report, lambda: _reader(shared, progress)
             )

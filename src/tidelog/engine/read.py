@@ -21,7 +21,7 @@ from tidelog.engine import strong as consistency
 from tidelog.engine.core import Core
 from tidelog.engine.encode import check_number, is_text
 from tidelog.engine.floors import Gap
-from tidelog.engine.parts import Bools
+from tidelog.engine.parts import Bools, Part, Segment
 from tidelog.engine.results import Counts, Page, Record
 from tidelog.engine.texts import from_json
 from tidelog.errors import BadInput, Corrupt, GapFound
@@ -36,6 +36,7 @@ OnGap: TypeAlias = Literal["fail", "emit", "skip"]
 Nodes: TypeAlias = frozenset[bytes]  # whose records a reader does not want
 _CHUNK_BYTES = 8 << 20
 _NO_LIMIT = 1 << 62
+_LOOKS = 8  # at a directory that a writer changes
 SCHEMA = columns_of.SCHEMA.append(pa.field("json", pa.bool_()))
 
 
@@ -126,7 +127,7 @@ class Scan:
             self.counts = self.counts + found.counts
             yield found
 
-    def _stretch(self, count_max: int, bytes_max: int, least: int) -> Stretch | None:
+    def _stretch(self, count_max: int, bytes_max: int, least: int, *, again: int = _LOOKS) -> Stretch | None:
         first = self.cursor + 1
         core = self._core
         with core.lock:
@@ -151,8 +152,12 @@ class Scan:
         try:
             chunk = look()
         except Corrupt as bad:
+            if again and found is not None and _looked_again(core, found[0]):
+                return self._stretch(count_max, bytes_max, least, again=again - 1)
             core.spoiled(f"{bad.where}, byte {bad.pos}", bad.reason)
             raise
+        if chunk.fault is not None and again and found is not None and _looked_again(core, found[0]):
+            return self._stretch(count_max, bytes_max, least, again=again - 1)
         if chunk.fault is not None and not len(chunk.rows):
             fault = chunk.fault
             core.spoiled(f"segment {base}, byte {fault.pos}", fault.reason)
@@ -213,6 +218,24 @@ class Scan:
             stop - 1,
             full,
         )
+
+
+def _looked_again(core: Core, part: Part) -> bool:
+    """For a reader beside a writer: take the topic as it is on disk now, if files of this part of it are gone. They
+    were removed on purpose, or a second look finds them missing as well."""
+    look, disk = core.shared.look_again, core.shared.disk
+    if look is None or not isinstance(part, Segment):
+        return False
+    if all(disk.stat(part.home.path(part.base, suffix)) is not None for suffix in (".data", ".idx")):
+        return False
+    fresh = next((topic for topic in look().values() if topic.id == core.id), None)
+    with core.lock:
+        if fresh is None:
+            core.dropped = True
+        else:
+            core.index = fresh.index
+    core.check()
+    return True
 
 
 def _fits(rows: Rows, start: int, stop: int, count_max: int, bytes_max: int) -> bool:

@@ -1,0 +1,115 @@
+"""Lost files of a data directory: told, refused or harmless, never silent, and no seq is given twice (D13).
+
+Method: every file of a small directory is removed in turn, and every set of files of one segment. Then the history goes
+on: append, checkpoint, restart, and all reads are compared with what was written.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import chain, combinations
+
+import pytest
+from tests.crash.topics.test_flips import Rows, clock, read_all, small_directory
+from tests.crash.topics.workloads import PATH, open_engine
+
+from tidelog.engine.check import check
+from tidelog.errors import Error
+from tidelog.testing import SimDisk
+
+Tell = Callable[[str, int], None]
+_SEGMENT = re.compile(r"(.*/topics/.*/seg-\d+)\.\w+")
+
+
+def losses(base: SimDisk) -> Iterator[tuple[str, ...]]:
+    """Every file by itself, every set of files of one segment, and every directory's files."""
+    segments: dict[str, list[str]] = {}
+    directories: dict[str, list[str]] = {}
+    for path in base.tree():
+        directories.setdefault(path.rpartition("/")[0], []).append(path)
+        if (found := _SEGMENT.fullmatch(path)) is not None:
+            segments.setdefault(found[1], []).append(path)
+        else:
+            yield (path,)
+    for paths in segments.values():
+        yield from chain.from_iterable(combinations(paths, size) for size in range(1, len(paths) + 1))
+    yield from (tuple(paths) for paths in directories.values())
+
+
+def judge(base: SimDisk, paths: tuple[str, ...]) -> str:
+    _, truth, ever = small_directory()
+    disk = base.reboot()
+    for path in paths:
+        disk.remove(path)
+        disk.sync_dir(path.rpartition("/")[0])
+    reader = "refused"
+    with suppress(Error):
+        reader = shown(disk.reboot(), read_only=True)[1]
+    hurt = any(finding.damage for finding in check(PATH, disk=disk.reboot()))
+    assert hurt or reader == "harmless", f"a reader is {reader}, and `check` finds no damage"
+    try:
+        found, outcome = shown(disk, read_only=False)
+    except Error:
+        assert reader in ("refused", "told"), f"a writer is refused, a reader is not told: {reader}"
+        return "refused"
+    heads = {name: max(rows) for name, rows in ever.items()}
+    log = open_engine(disk.reboot(), clock(), 1)
+    disk = log._shared.disk  # type: ignore[assignment]
+    for number in range(6):
+        for name in truth:
+            try:
+                seq = log.topic(name).append(b"after %d" % number).first_seq
+            except Error:
+                assert outcome == "told", f"{name} cannot be written and nothing was said"
+                continue
+            assert seq > heads[name] or name not in found, (
+                f"{name}: seq {seq} is given again, {heads[name]} was the last"
+            )
+            heads[name] = max(heads[name], seq)
+        try:
+            log.checkpoint()
+        except Error:
+            assert outcome == "told", "a checkpoint fails and nothing was said"
+    again, failed = read_all(open_engine(disk.reboot(), clock(), 1))
+    for name, rows in again.items():
+        wrong = [seq for seq, kept in rows.items() if seq in ever[name] and ever[name][seq] != kept]
+        assert not wrong, f"{name}: after a restart seqs {wrong} read otherwise"
+        gone = set(found.get(name, {})) - set(rows)
+        assert not gone or failed, f"{name}: after a restart seqs {sorted(gone)} are gone"
+    return outcome
+
+
+def shown(disk: SimDisk, *, read_only: bool) -> tuple[Rows, str]:
+    """What an open shows, and whether a loss is told."""
+    _, truth, ever = small_directory()
+    log = open_engine(disk, clock(), 1, read_only=read_only)
+    told = bool(log.report.damage or log.report.cut or log.report.quarantined)
+    found, failed = read_all(log)
+    for name, rows in found.items():
+        wrong = [seq for seq, kept in rows.items() if ever.get(name, {}).get(seq) != kept]
+        assert not wrong, f"{name}: seqs {wrong} read otherwise"
+    missing = {name: sorted(set(rows) - set(found.get(name, {}))) for name, rows in truth.items()}
+    lost = {name: seqs for name, seqs in missing.items() if seqs}
+    back = {name: sorted(set(rows) - set(truth[name])) for name, rows in found.items() if set(rows) - set(truth[name])}
+    assert told or failed or not (lost or back), f"lost {lost}, back {back}, and nothing says so: {log.report.lines()}"
+    return found, "told" if told or failed else "harmless"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("state", ["killed", "closed", "closed twice"])
+def test_a_lost_file_is_told_refused_or_harmless(state: str, tell: Tell) -> None:
+    base = small_directory()[0].reboot()
+    for _ in range(("killed", "closed", "closed twice").index(state)):
+        open_engine(base, clock(), 1).close()
+    outcomes: Counter[str] = Counter()
+    for paths in losses(base):
+        try:
+            outcomes[judge(base, paths)] += 1
+        except Exception as wrong:
+            raise AssertionError(f"without {', '.join(paths)}: {wrong}") from wrong
+    for outcome, count in outcomes.items():
+        tell(f"lost files {outcome}", count)
+    assert outcomes["told"]
