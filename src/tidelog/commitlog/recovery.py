@@ -3,10 +3,13 @@
 Rules, in order of authority:
   1. Bytes that may hold an acked record are never dropped: what is cut and is not plainly a torn
      last record goes to `quarantine/` first, and the report says so.
-  2. The last segment is the active one: it is scanned whole and cut at the first bad record.
+  2. The last segment is the active one: it is scanned whole and cut at the first bad record, unless that was durable
+     (the manifest knows how far): then it is left as it is, becomes a sealed one, and the log goes on in a new one.
   3. A sealed segment is never changed. Damage in it is reported, and everything else is served.
   4. Files that can be derived are rebuilt beside the old ones and renamed into place.
-  5. Temporaries and half-removed segments are swept; names we do not know are left alone.
+  5. Temporaries and segments whose removal was announced in the manifest are swept; unknown names are left alone.
+     A segment that the manifest names, or that a side file proves, and whose files are gone is damage: it stays in the
+     list, its seqs raise Corrupt, and they are never given again.
   6. Files whose layout is not understood are an error (UnknownLayout) before anything is changed. The end of an
      active segment that another program wrote is cut only where it is plainly an unfinished write, or on request.
 
