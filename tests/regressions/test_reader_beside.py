@@ -88,7 +88,7 @@ def test_a_reader_whose_segments_are_removed_looks_again(step: Callable[[Engine]
             raise AssertionError(f"operation {operation}: {error}") from error
         removed |= left <= 0 and not before <= set(disk.tree())
         if left > 0:
-            assert removed
+            assert removed or step is drop, "the files of a dropped topic go later"
             assert operation > 1
             return
     pytest.fail("the reader never came to its end")

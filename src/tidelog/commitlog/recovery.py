@@ -531,13 +531,15 @@ def _open_last(
             lost.truth_sides = known.sides if known is not None else 0
             report.damage.append(Damage(what, Fault(base, stop, 0, reason)))
             return None, lost, stop
+    scan: Scan | None = None
     if known is not None and manifest is not None and (data is not None or known.data_bytes):
-        retired = _retire(files, known, manifest, report)
+        scan = _scan(files, base)
+        retired = _retire(files, known, manifest, scan, report)
         if retired is not None:
             return None, retired, retired.stop
     if data is None and not writable:
         return None, None, base
-    active = open_active(files, latch, base, report, writable=writable)
+    active = open_active(files, latch, base, report, writable=writable, scan=scan)
     return active, None, report.next_floor or None
 
 
@@ -551,12 +553,23 @@ def _above(files: Files, base: int, manifest: LogManifest | None) -> int:
     return base + _MARGIN_SEQS + sum(side.size * each for side in sides if side) + (data.size if data else 0)
 
 
-def _retire(files: Files, known: Entry, manifest: LogManifest, report: Report) -> Sealed | None:
+class Scan(NamedTuple):
+    """The last segment, read once: its bytes, its sides, and what they were found to be."""
+
+    content: bytes
+    sides: list[bytes | None]
+    found: Recovered
+
+
+def _scan(files: Files, base: int) -> Scan:
+    content, sides = read_all(files.disk, files.data(base)) or b"", _read_sides(files, base)
+    return Scan(content, sides, files.codec.recover(content, sides, base))
+
+
+def _retire(files: Files, known: Entry, manifest: LogManifest, scan: Scan, report: Report) -> Sealed | None:
     """The active segment as a sealed one, if records of it that were durable are damaged or gone."""
     codec, base = files.codec, known.base
-    content = read_all(files.disk, files.data(base)) or b""
-    have = _read_sides(files, base)
-    found = codec.recover(content, have, base)
+    content, have, found = scan
     lacks = any(known.sides >> n & 1 and side is None for n, side in enumerate(have) if n in codec.truths)
     short = found.end < known.data_bytes or (manifest.clean and found.next_seq < manifest.next_seq)
     if not (lacks or short):
@@ -569,7 +582,9 @@ def _retire(files: Files, known: Entry, manifest: LogManifest, report: Report) -
     return segment
 
 
-def open_active(files: Files, latch: Latch, base: int, report: Report, *, writable: bool) -> Active:
+def open_active(
+    files: Files, latch: Latch, base: int, report: Report, *, writable: bool, scan: Scan | None = None
+) -> Active:
     codec, disk = files.codec, files.disk
     mode: Mode = "write" if writable else "read"
     if disk.stat(files.data(base)) is None:
@@ -580,9 +595,7 @@ def open_active(files: Files, latch: Latch, base: int, report: Report, *, writab
         report.rebuilt.append(codec.data_name(base))
     data = disk.open(files.data(base), mode)
     try:
-        content = data.read(0, data.size())
-        have = _read_sides(files, base)
-        found = codec.recover(content, have, base)
+        content, have, found = scan or _scan(files, base)
         if len(content) > found.end:
             report.cut_bytes += len(content) - found.end
             report.cut_reason = found.reason or "bytes behind the last record"
