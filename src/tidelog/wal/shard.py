@@ -140,7 +140,15 @@ class Shard(Aside):
     def tick(self) -> None:
         """Sync what was written and not synced, and first commit what nobody came back for. Raises Latched when it
         is this sync that fails; once latched or closed there is nothing to do."""
-        if self.sync() and self._preparing.acquire(blocking=False):
+        if not self.sync():
+            return
+        with DEFERRED:  # as in `pump`
+            if self._turn.acquire(blocking=False):  # who has it writes the mark along with a batch
+                try:
+                    self._writer.mark_idle()
+                finally:
+                    self._leave()
+        if self._preparing.acquire(blocking=False):
             try:
                 self._writer.prepare()
             finally:
@@ -152,11 +160,6 @@ class Shard(Aside):
         if self._latch.closed or self._closing:
             return False
         self._sync()  # without the turn: writes that do not wait for the disk need not wait for this
-        if self._turn.acquire(blocking=False):  # who has it writes the mark along with a batch
-            try:
-                self._writer.mark_idle()
-            finally:
-                self._leave()
         return True
 
     def position(self) -> Position:
