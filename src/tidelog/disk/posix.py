@@ -154,6 +154,14 @@ class PosixDisk:
             return None
         return Stat(found.st_size, found.st_mtime_ns // 1_000_000, statmod.S_ISDIR(found.st_mode))
 
+    def free(self, path: str, /) -> int | None:
+        """Bytes that this process may still allocate on the device of `path`."""
+        try:
+            found = os.statvfs(path)
+        except OSError:
+            return None
+        return found.f_bavail * found.f_frsize
+
     def names(self, directory: str, /) -> list[str]:
         return sorted(os.listdir(directory or "."))
 

@@ -135,6 +135,12 @@ class Disk(Protocol):
         ...
 
 
+def free_bytes(disk: Disk, path: str) -> int | None:
+    """Bytes that may still be allocated on the device of `path`; None where the disk has no limit, or does not say."""
+    ask: Callable[[str], int | None] | None = getattr(disk, "free", None)
+    return None if ask is None else ask(path)
+
+
 def write_all(pwrite: Callable[[memoryview, int], int], pos: int, data: Buffer) -> None:
     """Call `pwrite(piece, pos)` until all of `data` is written. A short write is not an error, a stuck one is."""
     view = memoryview(data).cast("B") if not isinstance(data, bytes) else memoryview(data)

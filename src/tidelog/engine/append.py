@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from tidelog.engine import encode, reserve
 from tidelog.engine.block import LARGE_BYTES, Told
-from tidelog.engine.config import TopicConfig
+from tidelog.engine.config import OWN, TopicConfig
 from tidelog.engine.core import Core, Shared
 from tidelog.engine.encode import Batch, Columns, Parts
 from tidelog.engine.idempotency import Pending
@@ -66,6 +66,7 @@ class Append(Commit):
         if key is not None:  # in front: a write that breaks off may leave it alone there, and it then does not count
             body = bodies.WriteKey(key=key, first=first, last=first + len(batch) - 1)
             self.precede(frame.encode(body.KIND, topic_id=core.id, ts_ms=ts_ms, data=bodies.encode(body)))
+        self.vital = core.name.startswith(OWN)
         self.core, self.first, self.count, self.ts_ms = core, first, len(batch), ts_ms
         self.weight, self.key = batch.weight, key
         self.reserves = core.config.durability == "disk"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tidelog.engine.config import OWN
 from tidelog.engine.core import Core
 from tidelog.errors import Error
 from tidelog.formats import bodies, frame
@@ -24,6 +25,8 @@ class Control(Commit):
         seq, ts_ms = core.tail if isinstance(body, bodies.ConfigUpdate) else 0, core.shared.now_ms()
         made = frame.encode(body.KIND, topic_id=core.id, seq=seq, ts_ms=ts_ms, data=bodies.encode(body))
         super().__init__([made], frames=1, durable=True)
+        # The ledger of gaps is made where the first removal is told of, which a checkpoint waits for.
+        self.vital = core.name.startswith(OWN) or not isinstance(body, bodies.TopicCreate)
         self._apply = apply
         self.token: Token[None] = Token(core.shard)
 

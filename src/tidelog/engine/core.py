@@ -36,6 +36,7 @@ from tidelog.engine.scratch import Scratch
 from tidelog.engine.tags import TagCache
 from tidelog.errors import Closed, Corrupt, Damaged, Forked, ReadOnly, TopicNotFound, Unavailable
 from tidelog.wal import Shard, Stored, Token, shard_of
+from tidelog.wal.spare import Reserve
 
 if TYPE_CHECKING:
     from tidelog.engine.ledger import Ledger
@@ -81,6 +82,7 @@ class Shared:
     look_again: Callable[[], dict[str, Core]] | None = None  # of a reader: the topics as they are on disk now
     replaying: bool = False  # frames are being applied: what they say is not yet all
     agenda: Agenda = field(default_factory=Agenda)
+    reserve: Reserve = field(init=False)
     notes: Notes = field(init=False)
     health: Health = field(init=False)
     ledger: Ledger = field(init=False)  # once it is an engine
@@ -88,6 +90,7 @@ class Shared:
     def __post_init__(self) -> None:
         self.notes = Notes(wanted=self.limits.ledger_records > 0)
         self.health = Health(self.root, self.now_ms, TASKS)
+        self.reserve = Reserve(self.disk, join(self.root, WAL))
 
     def gone(self, undone: str) -> Closed | Forked:
         """The error for a use after `closed` was set: by a close, or in a forked child."""

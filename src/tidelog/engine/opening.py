@@ -92,9 +92,14 @@ def opened(
         return _reader(shared, progress or _quiet)
     lock = take_lock(disk, path)
     try:
-        return _writer(shared(), lock, accept_loss=accept_loss, progress=progress or _quiet)
+        return _written(shared, lock, accept_loss=accept_loss, progress=progress or _quiet)
     except BaseException as error:
         lock.release()
+        if isinstance(error, OSError) and error.errno in FULL:
+            raise DiskFull(
+                f"{path} cannot be opened for writing, the device has no room ({error}); nothing acked was dropped, "
+                "free space and open again"
+            ) from error
         if isinstance(error, OSError):
             raise Damaged(
                 f"{path} cannot be opened: {error}; nothing acked was dropped, mend the disk and retry"
@@ -172,6 +177,22 @@ def _reader(shared: Callable[[], Shared], progress: Progress) -> Opened:
 # ── writing ───────────────────────────────────────────────────────────────────────────────────────
 
 
+def _written(shared: Callable[[], Shared], lock: Lock, *, accept_loss: bool, progress: Progress) -> Opened:
+    """`_writer`, which on a full disk gives up the reserve of the process before it."""
+    mine = shared()
+    try:
+        return _writer(mine, lock, accept_loss=accept_loss, progress=progress)
+    except (OSError, DiskFull) as error:
+        if isinstance(error, OSError) and error.errno not in FULL:
+            raise
+        for shard in mine.shards:
+            with suppress(Error, OSError):
+                shard.close()
+        if not remove_if_there(mine.disk, join(join(mine.root, WAL), names.RESERVE)):
+            raise
+    return _writer(shared(), lock, accept_loss=accept_loss, progress=progress)
+
+
 def _writer(shared: Shared, lock: Lock, *, accept_loss: bool, progress: Progress) -> Opened:
     report = Report()
     found = recover(shared, report, progress, writable=True)
@@ -191,9 +212,15 @@ def _writer(shared: Shared, lock: Lock, *, accept_loss: bool, progress: Progress
         number = first.get(key) or first_number(found.loaded, found.groups, key)
         latch = Latch(join(wal, key) if key else wal)
         writer = Writer(
-            shared.disk, names.directory(wal, key), first=number, file_bytes=shared.limits.wal_file_bytes, latch=latch
+            shared.disk,
+            names.directory(wal, key),
+            first=number,
+            file_bytes=shared.limits.wal_file_bytes,
+            latch=latch,
+            reserve=shared.reserve,
         )
         shared.shards.append(Shard(writer, clock=shared.clock, queue_max=shared.limits.queue_max))
+    shared.reserve.restore()
     there = {group.key for group in found.groups}
     strange = [group for group in found.groups if group.key not in keys]
     strangers = tuple(GroupRow(group.key, group.replay.next_first, 0) for group in strange)

@@ -23,14 +23,16 @@ from typing import Final
 from weakref import WeakMethod
 
 from tidelog.disk.latch import FULL
+from tidelog.disk.seam import free_bytes
 from tidelog.engine import opening, pace
 from tidelog.engine.checkpoint import Failed, History, checkpoint
 from tidelog.engine.core import Core, Shared, directory
 from tidelog.engine.health import HealthState, described
 from tidelog.engine.report import Report
-from tidelog.errors import WriteFailed
+from tidelog.errors import DiskFull, WriteFailed
 
 CHECKPOINT: Final = "checkpoint"
+_FULL_MS: Final = 1000  # between two checkpoints while the disk is full
 Listed = Callable[[], tuple[list[Core], int]]  # every topic, and the id that the next one gets
 
 
@@ -59,6 +61,9 @@ class Upkeep:
         self._covered = 0 if history.number and not (report.frames or report.padded) else -1
         self.lagging: tuple[str, ...] = ()  # topics that the last checkpoint could not write
         self.complete_ms = self._checked_ms  # when the last one covered all topics
+        self._refusals = 0  # of the shards, when there was room last
+        for shard in shared.shards:
+            shard.allow(self.allowance)
         while history.moved:
             # Frames of an earlier number of shards: covered before a topic could get frames in two places, and by a
             # second checkpoint let go of.
@@ -71,22 +76,39 @@ class Upkeep:
             self._checked_bytes = self._bytes()
             self._shared.rolled = False
             try:
-                failed = checkpoint(self._shared, self._listed, self.history, final=final, rest=self._resting())
-                self.lagging = tuple(sorted(core.name for core in failed))
-                full = next(
-                    (error for error in failed.values() if isinstance(error, OSError) and error.errno in FULL), None
-                )
-                if failed:
-                    raise full or Incomplete(self._shared.root, failed)
-            except Exception as error:
-                self._shared.rolled = True  # there is still something to do
-                self._shared.health.failed(CHECKPOINT, error)
-                if isinstance(error, OSError):
-                    raise opening.refused(self._shared.root, error) from error
-                raise
-            self._covered, self._covered_bytes = self._written(), self._checked_bytes
-            self.complete_ms = self._shared.clock.monotonic_ms()
-            self._shared.health.succeeded(CHECKPOINT)
+                self._checkpoint(final=final)
+            except DiskFull:
+                if not self._shared.reserve.release():
+                    raise
+                self._shared.rolled = False
+                self._checkpoint(final=final)
+            if not final:
+                self._shared.reserve.restore()
+
+    def _checkpoint(self, *, final: bool) -> None:
+        try:
+            failed = checkpoint(self._shared, self._listed, self.history, final=final, rest=self._resting())
+            self.lagging = tuple(sorted(core.name for core in failed))
+            full = next((error for error in failed.values() if _is_full(error)), None)
+            if failed:
+                raise full or Incomplete(self._shared.root, failed)
+        except Exception as error:
+            self._shared.rolled = True  # there is still something to do
+            self._shared.health.failed(CHECKPOINT, error)
+            if isinstance(error, OSError):
+                raise opening.refused(self._shared.root, error) from error
+            raise
+        self._covered, self._covered_bytes = self._written(), self._checked_bytes
+        self.complete_ms = self._shared.clock.monotonic_ms()
+        self._shared.health.succeeded(CHECKPOINT)
+
+    def allowance(self) -> int | None:
+        """How many bytes a new WAL file may take: half of what is free beside what a checkpoint has to copy."""
+        free = free_bytes(self._shared.disk, self._shared.root)
+        if free is None:
+            return None
+        behind = self._bytes() - self._covered_bytes
+        return max(free - behind - behind // 8, 0) // 2  # an index entry of 20 bytes for each record comes with it
 
     def erase(self, cores: list[Core]) -> None:
         """Remove the files of dropped topics, beside no checkpoint. Those of one that cannot be removed stay in the
@@ -124,9 +146,22 @@ class Upkeep:
         waited_ms = self._shared.clock.monotonic_ms() - self._checked_ms
         fresh = self._bytes() - self._checked_bytes
         pending = bool(self.history.doomed or self.history.stale)  # files to be removed by another checkpoint
+        if self._is_full and waited_ms >= _FULL_MS:
+            return self._is_uncovered() or pending
         return (self._is_uncovered() or pending) and (
             fresh >= limits.checkpoint_bytes or waited_ms >= limits.checkpoint_ms
         )
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether the disk was full and room was not found again: what was deleted is let go of without delay."""
+        refusals = sum(shard.refusals for shard in self._shared.shards)
+        if not self._shared.reserve.is_wanted and refusals == self._refusals:
+            return False
+        if self._shared.reserve.restore() and not self.history.doomed:
+            self._refusals = refusals
+            return False
+        return True
 
     def has_last_words(self) -> bool:
         """Whether a last checkpoint would say something that the manifest does not."""
@@ -154,6 +189,10 @@ class Upkeep:
 
     def _written(self) -> int:
         return sum(shard.stats.frames for shard in self._shared.shards)
+
+
+def _is_full(error: BaseException) -> bool:
+    return isinstance(error, DiskFull) or (isinstance(error, OSError) and error.errno in FULL)
 
 
 class Hurry:

@@ -130,10 +130,14 @@ class Machine:
 
     def _room(self, node: FileNode, pos: int) -> int:
         """How many bytes may be written to a file from `pos` on before the disk is full."""
+        left = self._free()
+        return 1 << 62 if left is None else node.size + left - pos
+
+    def _free(self) -> int | None:
         if self.capacity_bytes is None:
-            return 1 << 62
+            return None
         used = sum(other.size for _, other in walk(self._root) if isinstance(other, FileNode))
-        return node.size + max(0, self.capacity_bytes - used) - pos
+        return max(0, self.capacity_bytes - used)
 
     def _full(self, path: str) -> OSError:
         return OSError(errno.ENOSPC, f"the disk has room for {self.capacity_bytes} bytes", path)

@@ -67,6 +67,12 @@ class SimDisk(Machine):
                 return Stat(0, found.modified_ms, True)
             return Stat(found.size, found.modified_ms, False)
 
+    def free(self, path: str, /) -> int | None:  # noqa: ARG002
+        """Bytes that may still be written; None without a capacity."""
+        with self._lock:
+            self._powered()
+            return self._free()
+
     def names(self, directory: str, /) -> list[str]:
         with self._lock:
             self._powered()

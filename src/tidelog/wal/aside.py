@@ -84,7 +84,7 @@ class Aside(Committer):
             if not batch:
                 return False
             size = sum(commit.size + LEAD_BYTES for commit in batch)
-            if size > _MUCH_BYTES or self._writer.is_full(size):
+            if size > _MUCH_BYTES or self._writer.is_full(size) or self._writer.is_lean:
                 with self.lock:
                     self._queue.extendleft(reversed(batch))
                 return False

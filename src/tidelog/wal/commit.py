@@ -16,7 +16,7 @@ class Commit:
     lock held, and must neither raise nor wait for a commit.
     """
 
-    __slots__ = ("_done", "at", "copied", "durable", "file", "frames", "held_us", "pieces", "since_us", "size")
+    __slots__ = ("_done", "at", "copied", "durable", "file", "frames", "held_us", "pieces", "since_us", "size", "vital")
 
     def __init__(
         self,
@@ -33,6 +33,8 @@ class Commit:
         self.since_us = 0  # when it was queued
         self.held_us = 0  # what gathering for its batch cost it
         self.copied = 0  # how many of its frames are copies that routers made: they are counted apart
+        # Whether it may use the reserve of a full disk: what makes room, or says what happened. Not new records.
+        self.vital = True
         self._done = done
 
     @property

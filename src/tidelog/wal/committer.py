@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from threading import Lock
 from typing import Final, Protocol, TypeVar
 
 from tidelog.clock import Clock
-from tidelog.errors import Error, Latched
+from tidelog.errors import DiskFull, Error, Latched
 from tidelog.types import Buffer
 from tidelog.wal.commit import Commit
 from tidelog.wal.file import Writer
@@ -82,16 +83,30 @@ class Committer:
         batch = self._take()
         if not batch:
             return False
-        fate: BaseException | None = None
         patience = Patience()
-        try:
-            if self._write(batch, gathered_us, patience.put(self._writer.write)):
-                self.sync_us = patience.run(self._sync)
-        except BaseException as error:
-            fate = error
-        self._settle(batch, fate)
+        vital = all(commit.vital for commit in batch)
+        fate = self._written(batch, gathered_us, patience, vital=vital)
+        if isinstance(fate, DiskFull) and not vital:
+            # New records wait for room. What makes some does not share their fate.
+            rest = [commit for commit in batch if commit.vital]
+            self._settle([commit for commit in batch if not commit.vital], fate)
+            if rest:
+                self._settle(rest, self._written(rest, gathered_us, patience, vital=True))
+        else:
+            self._settle(batch, fate)
         patience.tell()
         return True
+
+    def _written(
+        self, batch: list[Commit], gathered_us: int, patience: Patience, *, vital: bool
+    ) -> BaseException | None:
+        """Write a batch, and sync it where that was asked for; what kept it from that."""
+        try:
+            if self._write(batch, gathered_us, patience.put(partial(self._writer.write, vital=vital))):
+                self.sync_us = patience.run(self._sync)
+        except BaseException as error:
+            return error
+        return None
 
     def _settle(self, batch: list[Commit], fate: BaseException | None) -> None:
         """Tell a batch what came of it. What is no error of ours is raised behind that."""

@@ -10,6 +10,10 @@ What is true when a call returns: after `write` the operating system has the who
 after `sync` the disk has it. When `write` raises DiskFull, not a byte of the batch is on disk, and
 the next one starts where it did. Any other failure closes the latch: nothing is written any more.
 
+Where there is no room for the next file, new records are refused (DiskFull) and the file before stays the active one.
+What makes room (`Commit.vital`) goes on in a small file that is made of the `Reserve`. New records are taken again once
+the reserve could be made again. A new file leaves half of what is free to the checkpoint that copies what it holds.
+
 A rotation keeps one order: sync the old file, make the new one and reserve its room, sync it (a spare
 has all that behind it and only gets its name), sync the directory, point CURRENT at it, and only then
 write. A power cut leaves no new file, an empty one, or a stale CURRENT, and each of them is a clean
@@ -30,7 +34,8 @@ being written (docs/decisions/0018-marks-of-the-synced-position.md). A mark cost
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import errno
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Lock
 from typing import Final
@@ -42,13 +47,16 @@ from tidelog.errors import Damaged, DiskFull, Error
 from tidelog.formats import bodies, frame
 from tidelog.types import Buffer
 from tidelog.wal.names import CURRENT, Position, file_name, path_of
-from tidelog.wal.spare import STEP_BYTES, Spare
+from tidelog.wal.spare import STEP_BYTES, Reserve, Spare
 
 FIRST_BYTES: Final = 1 << 20
 COARSE_BYTES: Final = 1 << 18
 WAITING_BYTES: Final = 8 << 20
 LAGGING_BYTES: Final = 4 << 20
 MARK_BYTES: Final = 70  # of a mark of the synced position
+LEAST_BYTES: Final = 1 << 16  # of a file on a disk that is nearly full
+LEAN_BYTES: Final = 1 << 18  # of a file that is made of the reserve
+_PAGE_BYTES: Final = 1 << 12
 _GROWTH: Final = 4  # of each file over the one before it
 _STRETCH: Final = 8  # of one file, over what it is meant to be
 
@@ -58,10 +66,18 @@ class Writer:
     tells only one of two of a failed write-back; writes go on meanwhile."""
 
     def __init__(
-        self, disk: Disk, directory: str, *, first: int, file_bytes: int, latch: Latch, marks: bool = True
+        self,
+        disk: Disk,
+        directory: str,
+        *,
+        first: int,
+        file_bytes: int,
+        latch: Latch,
+        marks: bool = True,
+        reserve: Reserve | None = None,
     ) -> None:
-        """A new file, whose first frame is number `first` of its group. Raises Damaged where it cannot be made.
-        Without `marks` the files hold nothing but what callers write."""
+        """A new file, whose first frame is number `first` of its group. Raises Damaged where it cannot be made, and
+        DiskFull where there is no room for it. Without `marks` the files hold nothing but what callers write."""
         self._disk, self.directory, self._file_bytes = disk, directory, file_bytes
         self.latch = latch
         self.rotations = 0
@@ -70,18 +86,43 @@ class Writer:
         self._room = 0  # bytes that the file was made for
         self._marks = marks
         self._before = self._marked = Position(0, 0)  # the end of the file before; what the last mark says
+        self._reserve = reserve or Reserve(disk, directory)
+        self.allowance: Callable[[], int | None] = lambda: None  # bytes that a new file may take; None: any
+        self.is_lean = False  # the file was made of the reserve: no new records go there
+        self._lean_bytes = LEAN_BYTES
+        self.full = 0  # how often there was no room
         try:
             disk.make_dir(directory)
             self._spare.drop()  # an earlier process's, of whatever size
-            self._file = self._create(first)
+            self._file = self._first_file(first)
             self.reader = disk.open(path_of(directory, first))
         except OSError as error:
             latch.trip(error, f"creating {path_of(directory, first)}")
+            if error.errno in FULL:
+                with suppress(OSError):
+                    remove_if_there(disk, path_of(directory, first))
+                raise DiskFull(
+                    f"{path_of(directory, first)} cannot be created, the device has no room; nothing was written and "
+                    "what was acked is safe, free space and open again"
+                ) from error
             raise Damaged(
                 f"{path_of(directory, first)} cannot be created: {error}; nothing was written and what was acked is "
                 "safe, mend the disk or free space and open again"
             ) from error
         self._begin(first)
+
+    def _first_file(self, first: int) -> File:
+        """The first file, small where there is no room for more."""
+        while True:
+            try:
+                return self._create(first)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+                remove_if_there(self._disk, path_of(self.directory, first))
+                if self.is_lean and not self._shrink():
+                    raise
+                self.is_lean = True
 
     def _begin(self, first: int) -> None:
         self._first, self._frames = first, 0
@@ -107,20 +148,23 @@ class Writer:
         """The number that the next frame has in its group."""
         return self._first + self._frames
 
-    def write(self, pieces: Sequence[Buffer], *, size: int, frames: int) -> None:
-        """Write one commit batch, `size` bytes in `frames` frames: all of it into one file, a new one if need be."""
+    def write(self, pieces: Sequence[Buffer], *, size: int, frames: int, vital: bool = False) -> None:
+        """Write one commit batch, `size` bytes in `frames` frames: all of it into one file, a new one if need be.
+        `vital`: on a full disk the reserve is there for it."""
         try:
-            self.lay(pieces, size=size, frames=frames)
+            self.lay(pieces, size=size, frames=frames, vital=vital)
         except OSError as error:
             raise self.undo(error) from error
 
-    def lay(self, pieces: Sequence[Buffer], *, size: int, frames: int) -> None:
+    def lay(self, pieces: Sequence[Buffer], *, size: int, frames: int, vital: bool = False) -> None:
         """`write`, but whoever gets OSError calls `undo` with it before anything else."""
         self.latch.check()
         if not size:
             return
+        if self.is_lean and not vital:
+            self._leave_lean()
         if self.is_full(size) and not self._stretch(size):
-            self._rotate()
+            self._rotate(vital=vital)
         said, mark = self._mark()
         self._file.write_pieces(self._pos, [mark, *pieces] if mark else pieces)
         self._pos += len(mark) + size
@@ -224,6 +268,9 @@ class Writer:
         if not self._open or not self.wants_next or self.latch.closed:
             return
         first, size = self._first, self._next_room()
+        allowed = self.allowance()
+        if self.is_lean or (allowed is not None and allowed < size):
+            return  # what is left is kept for a checkpoint, or too little: the next file is made when it is needed
         if 6 * self._pos >= 5 * self._room:
             size = min(
                 size, self._spare.filled + STEP_BYTES
@@ -260,6 +307,9 @@ class Writer:
         lagging = self._is_coarse and self._pos - self._synced >= LAGGING_BYTES
         if not lagging or self._pos + size > room:
             return False
+        allowed = self.allowance()
+        if allowed is not None and allowed < room - self._room:
+            return False
         try:
             self._file.reserve(room)
         except OSError:
@@ -267,33 +317,96 @@ class Writer:
         self._room = room
         return True
 
-    def _rotate(self) -> None:
+    def _leave_lean(self) -> None:
+        """Take new records again, where there is room for the reserve; DiskFull otherwise."""
+        allowed = self.allowance()
+        if not self._reserve.restore() or (allowed is not None and allowed < min(LEAST_BYTES, self._file_bytes)):
+            self.full += 1
+            raise self.latch.refused(OSError(errno.ENOSPC, "no room for the reserve"), "making room for new records")
+        self.is_lean = False
+
+    def _rotate(self, *, vital: bool) -> None:
         with self._syncing:
             # The old file first: from now on a frame that is missing in it is damage and no longer a torn tail.
             self._sync(whole=True)
             first = self.next_frame
             try:
-                file = self._create(first)
-                self.reader = self._disk.open(path_of(self.directory, first))
+                file, self.reader = self._next(first)
             except OSError as error:
-                raise self.latch.trip(error, f"creating {path_of(self.directory, first)}") from error
+                self._take_away(first, error)
+                self.full += 1
+                if not vital:
+                    raise self.latch.refused(error, f"creating {path_of(self.directory, first)}") from error
+                file, self.reader = self._lean(first)
             self._file.close()
             self._file, self._before = file, self.position
             self._begin(first)
             self.rotations += 1
 
+    def _lean(self, first: int) -> tuple[File, File]:
+        """A small file for what makes room: of what is free, or of the reserve."""
+        self.is_lean, self._lean_bytes = True, min(LEAN_BYTES, self._reserve.size // 8 or LEAN_BYTES)
+        while True:
+            try:
+                return self._next(first)
+            except OSError as error:
+                self._take_away(first, error)
+                if not self._shrink() and not self._reserve.release():
+                    raise self.latch.refused(error, f"creating {path_of(self.directory, first)}") from error
+
+    def _shrink(self) -> bool:
+        """Let the next lean file be smaller; False where it is as small as can be."""
+        self._lean_bytes //= 4
+        return self._lean_bytes >= _PAGE_BYTES
+
+    def _next(self, first: int) -> tuple[File, File]:
+        """The next file, for writing and for reading."""
+        if not self.is_lean and not self._reserve.restore():
+            raise OSError(errno.ENOSPC, "no room for the reserve", self.directory)
+        file = self._create(first)
+        try:
+            return file, self._disk.open(path_of(self.directory, first))
+        except BaseException:
+            file.close()
+            raise
+
+    def _take_away(self, first: int, error: OSError) -> None:
+        """Remove the file that a rotation has left which found no room: the next one makes it anew, under the same
+        number or another. Durably, or a power cut could bring back a file that begins inside the one before. Any other
+        failure latches."""
+        path = path_of(self.directory, first)
+        if error.errno not in FULL:
+            raise self.latch.trip(error, f"creating {path}") from error
+        try:
+            if remove_if_there(self._disk, path):
+                self._disk.sync_dir(self.directory)
+        except OSError as second:
+            raise self.latch.trip(second, f"removing {path}, for which there was no room,") from second
+
+    def _fitting(self, room: int) -> int:
+        """How large the next file is: as large as it should be, or as there is room for. Half of what is free is left
+        for the checkpoint that copies what the file will hold."""
+        if self.is_lean:
+            return min(room, max(self._lean_bytes, _PAGE_BYTES))
+        allowed = self.allowance()
+        if allowed is None or allowed >= room:
+            return room
+        if allowed < min(room, LEAST_BYTES):
+            raise OSError(errno.ENOSPC, "what is free is kept for a checkpoint", self.directory)
+        return allowed
+
     def _create(self, first: int) -> File:
         path = path_of(self.directory, first)
         spare = self._spare.take(path)
+        room = spare or self._fitting(self._next_room())
         # "create" refuses a name that is there: a number is used once, whatever went wrong before.
         file = self._disk.open(path, "write" if spare else "create")
-        room = spare or self._next_room()
         try:
             if not spare:
                 file.reserve(room)
                 file.sync()
             self._disk.sync_dir(self.directory)
-            replace(self._disk, join(self.directory, CURRENT), f"{file_name(first)}\n".encode())
+            self._point_at(first)
         except OSError:
             file.close()
             raise
@@ -304,6 +417,14 @@ class Writer:
         self._room = room
         return file
 
+    def _point_at(self, first: int) -> None:
+        try:
+            replace(self._disk, join(self.directory, CURRENT), f"{file_name(first)}\n".encode())
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            # A hint that is old: the listing decides.
+
     def undo(self, error: OSError) -> Error:
         """Take back what a failed write may have left; return the error to raise.
 
@@ -313,6 +434,7 @@ class Writer:
         """
         if error.errno not in FULL:
             return self.latch.trip(error, f"writing {self._file.path}")
+        self.full += 1
         with self._syncing:
             try:
                 self._file.cut(self._pos)

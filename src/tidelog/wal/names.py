@@ -3,6 +3,7 @@
     wal/                              one shard: files directly here, group key ""
       CURRENT
       SPARE                           zeros, made ahead of time, of which the next file is made
+      RESERVE                         room that is given up where the disk is full, for deletes and checkpoints
       wal-0000000000000001.log
       wal-0000000000000412.log
     wal/shard-00/, wal/shard-01/ …    several shards: one directory each, group key "shard-00" …
@@ -25,7 +26,8 @@ from tidelog.errors import BadInput
 FLAT: Final = ""
 CURRENT: Final = "CURRENT"
 SPARE: Final = "SPARE"
-HINTS: Final = (CURRENT, f"{CURRENT}.tmp", SPARE, f"{SPARE}.tmp")  # nothing hangs on these
+RESERVE: Final = "RESERVE"
+HINTS: Final = (CURRENT, f"{CURRENT}.tmp", SPARE, f"{SPARE}.tmp", RESERVE)  # nothing hangs on these
 _FILE = re.compile(r"wal-(\d{16,20})\.log")
 _SHARD = re.compile(r"shard-(\d{2,})")
 _NUMBER_MAX: Final = (1 << 64) - 1

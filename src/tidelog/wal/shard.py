@@ -53,6 +53,15 @@ class Shard(Aside):
         self._thread: Thread | None = None
 
     @property
+    def refusals(self) -> int:
+        """How often the device had no room for a write."""
+        return self._writer.full
+
+    def allow(self, allowance: Callable[[], int | None]) -> None:
+        """Have `allowance` asked how many bytes a new file may take; None: any number."""
+        self._writer.allowance = allowance
+
+    @property
     def directory(self) -> str:
         return self._writer.directory
 

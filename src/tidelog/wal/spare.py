@@ -6,16 +6,19 @@ A sync of bytes that were written before only has to write them; in room that wa
 to tell the file system that they are there now, each time (docs/decisions/0010-zeros-ahead.md). Filling the
 file costs its size in writes, in the background. It is done in steps while the file before is filled, because whoever
 waits for a sync meanwhile waits behind the zeros of one step.
+
+`Reserve` is room of another kind: a file that holds nothing, and is given up where the disk is full.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
+from threading import Lock
 from typing import Final
 
 from tidelog.disk.atomic import remove_if_there
-from tidelog.disk.seam import Disk, File, join
-from tidelog.wal.names import SPARE
+from tidelog.disk.seam import Disk, File, free_bytes, join
+from tidelog.wal.names import RESERVE, SPARE
 
 _ZEROS: Final = bytes(1 << 20)
 STEP_BYTES: Final = 4 << 20
@@ -77,3 +80,63 @@ class Spare:
         with suppress(OSError):
             for path in (self._path, f"{self._path}.tmp"):
                 remove_if_there(self._disk, path)
+
+
+RESERVE_BYTES: Final = 4 << 20
+_SHARE: Final = 16  # the reserve takes at most this part of what is free
+
+
+class Reserve:
+    """Room on the device that is kept for what makes room: deletes, drops, floors and checkpoints.
+
+    A file of allocated, unused blocks, shared by all shards. Where the disk is full it is removed, and a vital commit
+    or a checkpoint that was refused is tried again. Until it can be made again no record is written that needs new
+    room. Safe to use from any thread. On a disk that does not say how much is free there is none.
+    """
+
+    def __init__(self, disk: Disk, wal: str) -> None:
+        self._disk, self._wal, self._path = disk, wal, join(wal, RESERVE)
+        self._lock = Lock()
+        self.size = 0
+        self.is_held = False
+        self.is_wanted = False  # it was given up, or could not be made
+
+    def restore(self) -> bool:
+        """Make the file where it is missing; False where there is no room for it."""
+        with self._lock:
+            if self.is_held:
+                return True
+            free = free_bytes(self._disk, self._wal)
+            if free is None:
+                return True
+            found = self._disk.stat(self._path)
+            if found is not None and found.size:  # an earlier process's
+                self.size, self.is_held, self.is_wanted = found.size, True, False
+                return True
+            self.size = self.size or min(RESERVE_BYTES, free // _SHARE)
+            self.is_wanted = self.size > 0
+            if not self.size:
+                return False
+            try:
+                remove_if_there(self._disk, self._path)
+                file = self._disk.open(self._path, "create")
+                try:
+                    file.reserve(self.size)
+                finally:
+                    file.close()
+            except OSError:
+                with suppress(OSError):
+                    remove_if_there(self._disk, self._path)
+                return False
+            self.is_held, self.is_wanted = True, False
+            return True
+
+    def release(self) -> bool:
+        """Give the room up; False where there was none."""
+        with self._lock:
+            if not self.is_held:
+                return False
+            self.is_held, self.is_wanted = False, True
+            with suppress(OSError):
+                return remove_if_there(self._disk, self._path)
+            return False

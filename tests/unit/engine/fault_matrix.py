@@ -25,7 +25,7 @@ COLUMNS: Final = ("TW", "SW", "NS", "EW", "EF", "C±", "BF", "LU", "RR", "CJ")
 TABLE: Final = """
 | T1 | topics WAL batch write | CUT | OK | ERR | RO | – | PFX | DET | PFX | – | OK |
 | T2 | topics group fdatasync | – | – | RO | – | RO | PFX | – | PFX | – | OK |
-| T3 | topics rotation + CURRENT | CUT | OK | RO | RO | RO | O/N | OK | O/N | O/N | OK |
+| T3 | topics rotation + CURRENT | CUT | OK | ERR | RO | RO | O/N | OK | O/N | O/N | OK |
 | T4 | checkpoint: append `.data` | RB | OK | ERR | ERR | ERR | RB | DET | RB | RB | OK |
 | T5 | `.idx` append / rebuild | RB | OK | ERR | ERR | ERR | RB | RB | RB | RB | – |
 | T6 | CheckpointMark barrier | CUT | OK | ERR | RO | RO | PFX | DET | PFX | – | OK |

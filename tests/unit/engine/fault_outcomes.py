@@ -11,7 +11,7 @@ from tests.unit.engine.fault_bench import Bench, Run, Seen, Strike, View, expect
 from tests.unit.engine.fault_rows import PATH
 
 from tidelog.engine import Engine, Report
-from tidelog.errors import Damaged, Error, Latched, Unavailable
+from tidelog.errors import Damaged, DiskFull, Error, Latched, Unavailable
 from tidelog.testing import ManualClock, SimDisk
 from tidelog.testing.clock import START_US
 from tidelog.wal import shard_of
@@ -109,7 +109,7 @@ def expect_refusal(bench: Bench, strike: Strike) -> None:
     run = bench.run(strike.arm)
     assert isinstance(run.error, Error), f"{what}: {run.error!r}"
     if run.log is None:
-        assert isinstance(run.error, Damaged), f"{what}: {run.error!r}"
+        assert isinstance(run.error, Damaged | DiskFull), f"{what}: {run.error!r}"
         survives(bench, run.disk, [bench.after], what, least=bench.base, use=True)
         goes_on(bench, run, what)
         return

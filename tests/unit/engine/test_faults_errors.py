@@ -26,7 +26,7 @@ from tests.unit.engine.fault_rows import (
     on_names_after,
 )
 
-from tidelog.errors import DiskFull, Latched
+from tidelog.errors import DiskFull
 from tidelog.testing import SimDisk
 
 NEEDS_ROOM = "write create reserve mkdir rename"
@@ -58,7 +58,14 @@ def test_no_space(row: str, outcome: str, times: str) -> None:
         strikes = list(bench.strikes("sync" if row == "T2" else NEEDS_ROOM, times, errno.ENOSPC))
         assert strikes, "no call of this row needs room"
         for strike in thinned(row, strikes, times):
-            EXPECT[outcome](bench, strike)
+            # CURRENT is a hint, and a start that finds no room for its first file once makes a smaller one.
+            hint = "/CURRENT" in strike.step.path or (
+                row == "T17" and "/wal-" in strike.step.path and strike.step.call in ("create", "reserve")
+            )
+            if not hint:
+                EXPECT[outcome](bench, strike)
+            elif times == "once":
+                EXPECT["OK"](bench, strike)
 
 
 @pytest.mark.parametrize(("row", "outcome", "times"), cells("EW", without="T18"))
@@ -174,21 +181,23 @@ def test_a_device_that_fills_up_refuses_until_there_is_room() -> None:
 
 
 def test_a_wal_without_room_refuses_until_there_is_some() -> None:
-    """G25, G27: the file is full and no other can be made: that is a rotation that failed, and latches."""
+    """G25, G27: the file is full and no other can be made: the write is refused, and goes on when there is room."""
     (bench,) = serving("T3", "NS")
     disk, clock, log, _ = bench.ready()
     assert log is not None
     disk.capacity_bytes = sum(map(len, disk.tree().values()))
-    with pytest.raises(Latched):
+    with pytest.raises(DiskFull):
         bench.scenario.act(log, clock)
     expect(view(log, clock), [bench.before], "no room for another file")
     log.topic("other").append(b"goes on")
     disk.capacity_bytes = None
+    bench.scenario.act(log, clock)
+    after = view(log, clock)
     log.close()
     again = bench.open(disk.crash_image("none"), clock)
     assert again.report.damage == []
     assert again.topic("other").read().records[-1].data == b"goes on"
-    expect({"f": view(again, clock)["f"]}, [{"f": bench.before["f"]}], "restarted")
+    expect({"f": view(again, clock)["f"]}, [{"f": after["f"]}], "restarted")
 
 
 def test_pruning_writes_nothing_and_looking_changes_nothing() -> None:

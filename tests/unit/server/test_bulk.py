@@ -868,7 +868,7 @@ def test_what_failed_and_what_was_written_behind_it_is_told_exactly() -> None:
                 status, said = await post(world, "/v0/topics/a", [lines(*({"data": n} for n in range(24)))])
         error = said["error"]
         assert [(line["topic"], "no room" in line["message"]) for line in parsed_log(text)] == [("a", True)]
-        assert (status, error["code"], error["detail"]["line"]) == (500, "internal", 5)
+        assert (status, error["code"], error["detail"]["line"]) == (507, "disk_full", 5)
         assert error["detail"]["reason"] == "disk_full"
         assert error["detail"]["written"]["ranges"] == [[1, 4], [9, 16]]
         assert error["detail"]["written"]["count"] == 12

@@ -249,9 +249,9 @@ def test_a_new_file_is_not_made_on_the_loop(mode: CommitMode, durable: bool, mon
     rotated_by: list[int] = []
     rotate = Writer._rotate
 
-    def spied(self: Writer) -> None:
+    def spied(self: Writer, *, vital: bool) -> None:
         rotated_by.append(get_ident())
-        rotate(self)
+        rotate(self, vital=vital)
 
     monkeypatch.setattr(Writer, "_rotate", spied)
 

@@ -242,7 +242,7 @@ def test_a_batch_that_fails_is_logged_once_with_the_first_id_of_those_in_it(monk
         with logged() as text:
             while not slips[-1].said:
                 await asyncio.sleep(0)
-        assert [status for slip in slips for status, _ in slip.said] == [500] * 5
+        assert [status for slip in slips for status, _ in slip.said] == [507] * 5
         assert len({slip.id for slip in slips}) == 5
         (line,) = parsed_log(text)
         assert line == {

@@ -470,11 +470,11 @@ def test_a_pass_that_fails_tells_everybody(monkeypatch: pytest.MonkeyPatch) -> N
         for quick in (True, False):
             monkeypatch.setattr(Queue, "is_quick", lambda queue, most, quick=quick: quick)  # noqa: ARG005
             status, said = await world.ask("POST", "/v0/topics/q/claim", {"node": "n"})
-            assert (status, said["error"]["detail"]["reason"]) == (500, "disk_full")
+            assert (status, said["error"]["detail"]["reason"]) == (507, "disk_full")
             tap = Tap()
             async with working(world, tap) as running:
                 await running.ended()
-            assert b'"code":"internal"' in tap.frames[-1]
+            assert b'"code":"disk_full"' in tap.frames[-1]
         monkeypatch.undo()
         assert Queue.claim_now is plain
         assert queue.counts()[:2] == (3, 0)

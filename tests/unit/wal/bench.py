@@ -78,6 +78,7 @@ class Bench:
     ) -> None:
         self.disk, self.latch = disk, Latch(WAL)
         self.history = [] if history is None else history
+        self.vital = False  # as records are: the reserve of a full disk is not for them
         self._told = told
         self.writer = Writer(disk, WAL, first=first, file_bytes=file_bytes, latch=self.latch, marks=marks)
         self.shard = Shard(
@@ -99,7 +100,9 @@ class Bench:
 
         self.history.append(write)
         try:
-            self.shard.submit(Commit(chain(datas), frames=len(datas), durable=durable, done=done), nowait=nowait)
+            commit = Commit(chain(datas), frames=len(datas), durable=durable, done=done)
+            commit.vital = self.vital
+            self.shard.submit(commit, nowait=nowait)
         except BaseException:
             self.history.remove(write)
             raise

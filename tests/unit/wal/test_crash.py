@@ -415,9 +415,9 @@ def no_directory_sync(patch: Patch) -> None:
 def rotate_without_a_sync(patch: Patch) -> None:
     real = Writer._rotate
 
-    def rotate(self: Writer) -> None:
+    def rotate(self: Writer, *, vital: bool) -> None:
         self._sync = lambda **_: False  # type: ignore[method-assign]
-        real(self)
+        real(self, vital=vital)
         del self._sync
 
     patch.setattr(Writer, "_rotate", rotate)

@@ -263,22 +263,25 @@ def test_a_device_that_is_full_refuses_until_there_is_room() -> None:
     assert frames_of(disk) == [b"x" * 1500, b"y" * 3000]
 
 
-def test_a_rotation_without_room_ends_writing_until_a_restart() -> None:
-    """G27. Method: real capacity; after a restart with room everything that was written is there and it goes on."""
+def test_a_rotation_without_room_refuses_the_write_and_goes_on_when_there_is_some() -> None:
+    """G27. Method: real capacity; what fits the file still goes there; a power cut brings back no file."""
     disk = SimDisk()
     writer = make(disk)
     put(writer, b"x" * 1500)
     disk.capacity_bytes = sum(map(len, disk.tree().values())) + 700
     for _ in range(3):
-        with pytest.raises(Latched):
+        with pytest.raises(DiskFull, match="nothing was written"):
             put(writer, b"y" * 1500)
+        assert not writer.latch.closed
+    put(writer, b"small")
+    for image in (disk.reboot(), disk.crash_image("none"), disk.crash_image("all")):
+        found = recover(image)
+        assert (found.datas[:1], found.cut) == ([b"x" * 1500], None)
+        assert found.missing == []
     disk.capacity_bytes = None
-    with pytest.raises(Latched):
-        put(writer, b"y" * 1500)
-    found = recover(disk)
-    assert (found.datas, found.cut, found.next_first) == ([b"x" * 1500], None, 2)
-    put(make(disk, first=2), b"z")
-    assert frames_of(disk) == [b"x" * 1500, b"z"]
+    put(writer, b"y" * 1500)
+    assert frames_of(disk) == [b"x" * 1500, b"small", b"y" * 1500]
+    assert recover(disk).next_first == 4
 
 
 def test_room_that_cannot_be_reserved_again_is_no_reason_to_stop() -> None:

@@ -170,6 +170,7 @@ class Passed(Commit):
         durable = dest.durable or (trims and dest.config.durability == "disk")
         super().__init__(pieces, frames=len(pieces), durable=durable)
         self.copied = len(pieces)
+        self.vital = False  # new records, though of the target
         self.lane, self.steps, self.weight, self.ts_ms = lane, steps, weight, ts_ms
         self.reach = reach  # the cursor when it is done
         self.count = sum(made.records for _, made in steps if made is not None)

@@ -59,6 +59,7 @@ _STATUS: Final = {
     "not_ready": 503,
     "shutting_down": 503,
     "hook_failed": 503,
+    "disk_full": 507,
 }
 _CODES: Final = {status: code for code, status in reversed(_STATUS.items())}
 
@@ -97,6 +98,7 @@ _TABLE: Final[tuple[tuple[type[Error], str], ...]] = (
     (errors.Refused, "invalid_request"),
     (errors.Throttled, "throttled"),
     (errors.Busy, "throttled"),
+    (errors.DiskFull, "disk_full"),
 )
 
 
@@ -120,7 +122,7 @@ class Problem(Exception):
         body: dict[str, Any] = {"code": self.code, "message": self.message}
         if self.detail is not None:
             body["detail"] = self.detail
-        headers = RETRY_AFTER if self.status in (429, 503) else self.headers
+        headers = RETRY_AFTER if self.status in (429, 503, 507) else self.headers
         return Response(self.status, _encode({"error": body}), headers=headers)
 
 
