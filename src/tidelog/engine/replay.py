@@ -207,11 +207,13 @@ class Replayed:
         turns = [
             (turn, number) for turn in range(max(map(len, places.values()), default=0)) for number in range(len(groups))
         ]
-        for done, (turn, number) in enumerate(turns, 1):
+        done, total = 0, sum(group.contents.frames for group in groups)
+        for turn, number in turns:
             mine = {topic_id for topic_id, found in places.items() if found[turn : turn + 1] == [number]}
             if mine:
-                self._replay(groups[number], mine, gone)
-            progress(REPLAYING, done, len(turns))
+                for frames in self._replay(groups[number], mine, gone):
+                    done += frames
+                    progress(REPLAYING, done, total)
         self._file = None
         for group in groups:
             group.replay.forget()
@@ -237,22 +239,21 @@ class Replayed:
                 core.dropped = True
                 core.quota.give(core.index.bytes)
 
-    def _replay(self, group: Group, mine: set[int], gone: dict[int, _Gone]) -> None:
-        """Apply the frames that a group has of these topics."""
+    def _replay(self, group: Group, mine: set[int], gone: dict[int, _Gone]) -> Iterator[int]:
+        """Apply the frames that a group has of these topics; yields their number for each topic of each window."""
         for window in group.replay.windows():
             path = path_of(group.replay.directory, window.first)
             for topic_id, which in _by_topic(window):
                 if topic_id not in mine:
                     continue
-                which = self._needed(group.key, window, topic_id, which)
-                if not len(which):
-                    continue
-                if topic_id in gone:
-                    gone[topic_id].add(window, which)
-                    continue
-                run = _Run(window, which, path, group.replay.losses)
-                for do in self._events(topic_id, run):
-                    do()
+                needed = self._needed(group.key, window, topic_id, which)
+                if len(needed) and topic_id in gone:
+                    gone[topic_id].add(window, needed)
+                elif len(needed):
+                    run = _Run(window, needed, path, group.replay.losses)
+                    for do in self._events(topic_id, run):
+                        do()
+                yield len(which)
 
     def _reserve(self, groups: Sequence[Group], places: dict[int, list[int]]) -> None:
         """Seqs and ids that lost frames may have given out are not given again."""

@@ -406,6 +406,7 @@ def test_progress_is_told() -> None:
     world.open(world.disk.reboot(), progress=lambda *said: told.append(said))
     assert told
     assert all(0 < done <= total for _, done, total in told)
+    assert told[-1][1] == told[-1][2], "every frame was counted once"
 
 
 def test_ten_thousand_records_come_back_in_order() -> None:
