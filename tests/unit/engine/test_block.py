@@ -13,6 +13,7 @@ from tidelog.engine import Record, Topic, append
 from tidelog.engine.block import LARGE_BYTES, Block
 from tidelog.errors import Corrupt, Damaged
 from tidelog.wal import Stored
+from tidelog.wal.file import MARK_BYTES
 
 
 def stored(topic: Topic) -> list[Stored]:
@@ -113,7 +114,8 @@ def test_bytes_that_changed_in_the_wal_are_reported_and_stay_unreadable() -> Non
 
 @pytest.mark.usefixtures("large")
 def test_writes_that_lie_one_behind_the_other_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Method: count the reads of a table. A write of another topic between two, and a new file, begin another one."""
+    """Method: count the reads of a table. A write of another topic between two, a mark of the synced position and a new
+    file begin another one. The first write is synced, because it reserves seqs, so the second begins with a mark."""
     world = World(wal_shards=1)
     topic, other = world.log.topic("t"), world.log.topic("u")
     wanted = [[b"%d" % number * 20, b"y"] for number in range(9)]
@@ -130,7 +132,9 @@ def test_writes_that_lie_one_behind_the_other_are_read_at_once(monkeypatch: pyte
 
     monkeypatch.setattr(Stored, "read", counted)
     assert topic.to_arrow()["data"].to_pylist() == [data for many in wanted for data in many]
-    assert sizes == [sum(len(piece) for piece in some) for some in (stored(topic)[:6], stored(topic)[6:])]
+    pieces = stored(topic)
+    assert pieces[1].pos - pieces[0].pos - pieces[0].size == MARK_BYTES
+    assert sizes == [sum(len(piece) for piece in some) for some in (pieces[:1], pieces[1:6], pieces[6:])]
 
 
 @pytest.mark.usefixtures("large")

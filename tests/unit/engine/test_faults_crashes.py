@@ -21,7 +21,9 @@ from tests.unit.engine.fault_rows import PATH, Step, used
 
 from tidelog.engine import Engine, Report
 from tidelog.errors import Damaged
+from tidelog.formats.frame import CHECKPOINT_MARK, KIND_AT
 from tidelog.testing import ManualClock, Policy, SimDisk
+from tidelog.wal.file import MARK_BYTES
 
 POLICIES: dict[str, tuple[Policy, ...]] = {
     "TW": ("torn_last",),
@@ -93,17 +95,21 @@ def crash(bench: Bench, column: str) -> Iterator[Report]:
 SECTOR_BYTES = 512
 
 
-def to_the_edge(log: Engine) -> None:
-    """Let the next frame of each shard begin just before the end of a sector, so that power can fail in its middle."""
+def to_the_edge(log: Engine, skipped: int) -> None:
+    """Let what comes `skipped` bytes after the begin of the next write of each shard begin just before the end of a
+    sector, so that power can fail in its middle. The next write begins with a mark: this one was synced."""
     for name, shard in (("f", log._shared.shards[0]), ("other", log._shared.shards[1])):
-        log.topic(name).append(bytes(-(shard.position().pos + FRAME_BYTES + 20) % SECTOR_BYTES))
-        assert shard.position().pos % SECTOR_BYTES == SECTOR_BYTES - 20
+        mark = len(shard._writer._mark()[1])
+        size = mark + FRAME_BYTES + skipped + 20
+        log.topic(name).append(bytes(-(shard.position().pos + size) % SECTOR_BYTES))
+        assert (shard.position().pos + skipped) % SECTOR_BYTES == SECTOR_BYTES - 20
+        assert len(shard._writer._mark()[1]) == MARK_BYTES
 
 
-def edged(bench: Bench) -> Bench:
+def edged(bench: Bench, skipped: int) -> Bench:
     def lead(log: Engine, clock: ManualClock) -> None:
         bench.scenario.lead(log, clock)
-        to_the_edge(log)
+        to_the_edge(log, skipped)
 
     return Bench(replace(bench.scenario, lead=lead))
 
@@ -113,19 +119,21 @@ def test_a_torn_write(row: str, outcome: str) -> None:
     """G4, G52, G62, G63, G81: what is torn is cut, made again or passed over, and nothing acked goes with it."""
     frames = row in ("T1", "T6", "T10", "T11", "T15")
     assert frames or outcome in ("RB", "OLD") or row == "T3"  # it is CURRENT that may be torn there
-    cut = 0
-    for bench in serving(row, "TW"):
-        before = bench.open(*bench.machine()).report.snapshot
-        for report in crash(edged(bench) if frames else bench, "TW"):
-            cut += len(report.cut)
-            if outcome == "OLD":
-                assert report.snapshot == before, "a torn snapshot was taken for one"
-    assert bool(cut) == frames, f"{cut} frames were torn"
+    for skipped in (0, MARK_BYTES) if frames else (0,):  # the mark is torn, then the frame after it
+        cut = 0
+        for bench in serving(row, "TW"):
+            before = bench.open(*bench.machine()).report.snapshot
+            for report in crash(edged(bench, skipped) if frames else bench, "TW"):
+                cut += len(report.cut)
+                if outcome == "OLD":
+                    assert report.snapshot == before, "a torn snapshot was taken for one"
+        assert bool(cut) == frames, f"{cut} frames were torn, {skipped} bytes after the begin of a write"
 
 
 @pytest.mark.parametrize(("row", "outcome"), cells("TW", only="T16"))
 def test_a_frame_that_ends_anywhere_is_cut(row: str, outcome: str) -> None:
-    """G52, G53: of the last frame any number of bytes is there, and behind them zeros, the file's end or garbage."""
+    """G52, G53: of the last write any number of bytes is there, and after them zeros, the file's end or garbage. The
+    mark with which it begins is a frame of its own: where all of it is there, it stays."""
     assert (row, outcome) == ("T16", "CUT")
     bench = serving("T1", "TW")[0]
     disk, clock, log, _ = bench.ready()
@@ -136,7 +144,8 @@ def test_a_frame_that_ends_anywhere_is_cut(row: str, outcome: str) -> None:
     bench.scenario.act(log, clock)
     whole = disk.read_file(path)
     stop = used(whole)
-    assert stop - start > 50
+    assert whole[start + KIND_AT] == CHECKPOINT_MARK
+    assert stop - start - MARK_BYTES > 50
     for at in range(start, stop):
         for number, behind in enumerate((bytes(len(whole) - at), b"", b"\xa5" * (at % 7 + 1))):
             if number and at % 4:
@@ -145,8 +154,9 @@ def test_a_frame_that_ends_anywhere_is_cut(row: str, outcome: str) -> None:
             image.write_file(path, whole[:at] + behind)
             what = f"{at - start} of {stop - start} bytes and {('zeros', 'nothing', 'garbage')[number]}"
             report = judge(bench, image, [bench.before], what)
-            assert bool(report.cut) == bool((whole[start:at] + behind).strip(b"\0")), f"{what}: {report.cut}"
-            assert used(image.read_file(path)) == start, f"{what}: what was cut is still there (G53)"
+            kept = start if at < start + MARK_BYTES else start + MARK_BYTES
+            assert bool(report.cut) == bool((whole[kept:at] + behind).strip(b"\0")), f"{what}: {report.cut}"
+            assert image.read_file(path).rstrip(b"\0") == whole[:kept], f"{what}: what was cut is still there (G53)"
             if at % 16 == 0:
                 judge_use(bench, image, what)
 
