@@ -40,7 +40,7 @@ from tidelog.engine.manifest import GroupRow, Manifest, QueueRow, RouterRow, Seg
 from tidelog.engine.parts import Segment
 from tidelog.engine.routing import holding
 from tidelog.engine.tags import write_sealed
-from tidelog.errors import Corrupt, Error, NewerFormat
+from tidelog.errors import Corrupt, Error, Forked, NewerFormat
 from tidelog.formats import bodies, deletions, footer, frame, idx, scan
 from tidelog.formats.bodies import CheckpointMark, TopicMark
 from tidelog.types import Buffer
@@ -115,6 +115,8 @@ def checkpoint(
         try:
             _write(core, rest)
             row = _stock(core, final=final)
+        except Forked:  # of the process, not of this topic
+            raise
         except Exception as error:
             if not core.dropped:
                 failed[core] = error
@@ -153,11 +155,15 @@ def _harden(cores: Sequence[Core]) -> Failed:
     """Make all floors durable; topics whose floors cannot be are left out."""
     try:
         retention.harden_all(cores)
+    except Forked:
+        raise
     except Exception:  # whose it was is found out one by one
         failed: Failed = {}
         for core in cores:
             try:
                 retention.harden_all([core])
+            except Forked:
+                raise
             except Exception as error:
                 failed[core] = error
         return failed

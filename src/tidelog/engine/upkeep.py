@@ -29,7 +29,7 @@ from tidelog.engine.checkpoint import Failed, History, checkpoint
 from tidelog.engine.core import Core, Shared, directory
 from tidelog.engine.health import HealthState, described
 from tidelog.engine.report import Report
-from tidelog.errors import DiskFull, WriteFailed
+from tidelog.errors import DiskFull, Forked, WriteFailed
 
 CHECKPOINT: Final = "checkpoint"
 _FULL_MS: Final = 1000  # between two checkpoints while the disk is full
@@ -92,6 +92,8 @@ class Upkeep:
             full = next((error for error in failed.values() if _is_full(error)), None)
             if failed:
                 raise full or Incomplete(self._shared.root, failed)
+        except Forked:  # a child does no background work: nothing failed that could be tried again here
+            raise
         except Exception as error:
             self._shared.rolled = True  # there is still something to do
             self._shared.health.failed(CHECKPOINT, error)

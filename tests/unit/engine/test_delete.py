@@ -12,6 +12,7 @@ from tests.unit.engine.world import CLASSES, LOGGED, RESTARTS, TINY, Restart, Wo
 
 from tidelog.engine import Deleted, Topic
 from tidelog.errors import BadInput, DiskFull, TopicNotFound
+from tidelog.testing import SimDisk
 
 TAGS = ["chat-42:a", "chat-42:b", "chat-420:c", "chat-42", "chat-42:", None, "CHAT-42:a", "x", "é:1", "é:2"]
 
@@ -282,11 +283,40 @@ def test_a_delete_that_failed_removed_nothing(durability: str, restart: Restart 
     topic = tagged(world, durability, spread=True)
     world.log.tick()
     before = whole(topic)
-    world.disk.fail("write", error=errno.ENOSPC)
+    world.disk.fail("write", error=errno.ENOSPC, times=None, path="/wal-")  # CURRENT is a hint and may fail
     with pytest.raises(DiskFull) as failed:
         topic.delete(match="*")
+    world.disk.heal()
     assert failed.value.written is False
     assert whole(topic) == before
+    if restart is not None:
+        topic = world.restart(restart).topic("a")
+    found = whole(topic)
+    assert (found.records, found.gap) == (before.records, None)
+    assert topic.delete(match="*").deleted == 9, "and it works once there is room"
+
+
+@pytest.mark.parametrize("restart", [None, *RESTARTS])
+def test_a_delete_for_which_the_reserve_was_too_small_removed_nothing(restart: Restart | None) -> None:
+    """G79, decision 0021. Method: real capacity; another program takes more than the reserve gives back, while the
+    delete needs a new WAL file."""
+    disk = SimDisk()
+    disk.capacity_bytes = 1 << 20
+    world = World(disk, **TINY)
+    topic = tagged(world, spread=True)
+    world.log.tick()
+    reserve = world.log._shared.reserve
+    disk.capacity_bytes = sum(map(len, disk.tree().values())) - reserve.size
+    with pytest.raises(DiskFull):
+        list(map(topic.append, [b""] * 1000))  # without a tag, until the WAL file has no room for a frame
+    before = whole(topic)
+    assert world.files("/RESERVE"), "records do not use it"
+    with pytest.raises(DiskFull) as failed:
+        topic.delete(match="*")
+    assert not world.files("/RESERVE"), "it was used, and too small"
+    assert failed.value.written is False
+    assert whole(topic) == before
+    disk.capacity_bytes = 1 << 20
     if restart is not None:
         topic = world.restart(restart).topic("a")
     found = whole(topic)
