@@ -17,7 +17,7 @@ from tidelog.channels.manager import ChannelManager
 from tidelog.channels.names import directory_name
 from tidelog.channels.room import Room
 from tidelog.channels.store import ChannelStore
-from tidelog.errors import Error, Latched, Refused, WriteFailed
+from tidelog.errors import Corrupt, Error, FifoEmpty, FifoFull, Latched, Refused, WriteFailed
 from tidelog.formats.channel import Meta
 from tidelog.testing import ManualClock, SimDisk
 
@@ -346,3 +346,69 @@ def test_a_publish_that_was_appended_before_the_log_latched_is_in_doubt(place: P
         with pytest.raises(Latched) as raised:
             pending.wait()
         assert raised.value.written is None, "it is in the file"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "pubsub"])
+@pytest.mark.parametrize("broken", [0, 1])
+def test_seqs_that_a_power_cut_took_before_their_sync_do_not_block_a_channel(
+    place: Place, kind: str, broken: int
+) -> None:
+    """The power cut takes one message that was not synced and leaves the one after it: the log serves neither and does
+    not give their seqs again, so there is a hole that a pop, a length and a history must not count."""
+    ann = place.channel(ANN)
+    ann.join(persist=True, type=kind, message_flush_interval=500, max_persist_messages=3)
+    said, last = [b"a" * 20, b"b" * 20, b"c" * 20], 2 + broken
+    for payload in said[:last]:
+        if kind == "fifo":
+            ann.push(payload)
+        else:
+            ann.publish(payload)
+    place.disk = place.disk.crash_image("all")
+    place._manager = None
+    file = place.disk.open(f"data/channels/{directory_name(ROOM)}/{1:020}.log", "write")
+    at = bytes(file.read(0, file.size())).index(said[broken])
+    file.write(at, b"\0" * 20)
+    file.close()
+    ann = place.channel(ANN)
+    for _ in range(2):  # also when the log is opened once more, with the hole in its middle
+        if kind == "fifo":
+            assert len(ann) == broken
+        else:
+            assert [each.payload for each in ann.history(newest=1).messages] == said[:broken]
+        place.restart()
+        ann = place.channel(ANN)
+    if kind == "fifo":
+        assert [ann.push(payload).seq for payload in said[broken:]] == list(range(last + 1, last + 4 - broken))
+        with pytest.raises(FifoFull):
+            ann.push(b"one more than three")
+        place.restart()
+        ann = place.channel(ANN)
+        assert [ann.pop().payload for _ in said] == said
+        with pytest.raises(FifoEmpty):
+            ann.pop()
+    else:
+        assert ann.publish(b"d").seq == last + 1
+        assert [each.payload for each in ann.history(newest=2).messages] == [*said[:broken], b"d"]
+
+
+def test_a_damaged_message_of_a_sealed_segment_is_no_hole_that_a_pop_passes_over(
+    place: Place, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(messages, "_SEAL_AT_LEAST", 2)
+    ann = place.channel(ANN)
+    ann.join(persist=True, type="fifo", max_persist_messages=5)
+    said = [b"a" * 20, b"b" * 20, b"c" * 20, b"d" * 20]
+    for payload in said:
+        ann.push(payload)
+    assert ann.pop().payload == said[0]  # and seals what was pushed
+    place.manager.close()
+    file = place.disk.open(f"data/channels/{directory_name(ROOM)}/{1:020}.log", "write")
+    file.write(bytes(file.read(0, file.size())).index(said[3]), b"x")
+    file.close()
+    place._manager = None
+    ann = place.channel(ANN)
+    assert len(ann) == 3
+    assert [ann.pop().payload for _ in range(2)] == said[1:3]
+    with pytest.raises(Corrupt):
+        ann.pop()
+    assert len(ann) == 1

@@ -1,11 +1,12 @@
 """[shell] Fifo channels: the owner pushes, readers pop, a durable cursor says what is next.
 
-    first ≤ cursor ≤ last + 1         cursor = last + 1: empty         last - cursor + 1 messages wait
+    first ≤ cursor ≤ last + 1         what the log has from the cursor on waits
 
 A pop is at most once: the message is on disk before the cursor passes it, the cursor is on disk before
 the message is handed out. A crash in between loses that message and never gives it twice. A cursor
 that cannot be read, or that contradicts the log, is not guessed: the channel says CursorLost until its
-owner clears it. Every function wants the shard's lock held, and waits for the disk.
+owner clears it. Seqs that a power cut took before their sync are not given again and never wait: a pop passes over
+them. Every function wants the shard's lock held, and waits for the disk.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Fifo:
         shows after a restart."""
         room, log = self._room, self._room.messages()
         limit = room.meta.config.max_persist_messages
-        if log.last_seq - self._next() + 1 >= limit:
+        if log.count_from(self._next()) >= limit:
             raise FifoFull(room.handler, limit=limit)
         seq, ts_ms = log.append([payload], sender.encode())
         if sync:
@@ -52,7 +53,8 @@ class Fifo:
 
     def pop(self) -> Message:
         """Take the oldest message. It is gone for everybody, also after a crash."""
-        room, log, seq = self._room, self._room.messages(), self._next()
+        room, log = self._room, self._room.messages()
+        seq = log.after_hole(self._next())
         if seq > log.last_seq:
             raise FifoEmpty(room.handler)
         if not log.synced:
@@ -82,7 +84,7 @@ class Fifo:
         return waiting
 
     def length(self) -> int:
-        return self._room.messages().last_seq - self._next() + 1
+        return self._room.messages().count_from(self._next())
 
     def _next(self) -> int:
         """The next seq to pop, held against the log."""

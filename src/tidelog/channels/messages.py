@@ -16,6 +16,7 @@ from tidelog.channels.limits import ChannelLimits
 from tidelog.channels.metrics import Metrics
 from tidelog.clock import Clock
 from tidelog.commitlog import LogConfig, SegmentedLog
+from tidelog.commitlog.segment import Sealed
 from tidelog.disk.seam import Disk
 from tidelog.errors import Corrupt
 
@@ -69,6 +70,8 @@ class MessageLog:
             self._log = SegmentedLog.open(
                 directory, "narwhal", read_only=read_only, disk=disk, clock=Driven(clock), config=config
             )
+        # They appear only while a log is opened.
+        self._holes = [hole for segment in self._log.state.sealed if (hole := _hole(segment)) is not None]
         for damage in self._log.report.damage:
             metrics.add("message_log_sealed_segment_truncations")
             metrics.add("message_log_crc_failures", by=damage.fault.resume > damage.fault.seq)
@@ -82,6 +85,25 @@ class MessageLog:
     def last_seq(self) -> int:
         """The newest; one less than `first_seq` where there is none."""
         return self._log.highest - 1
+
+    def after_hole(self, seq: int) -> int:
+        """This seq, or the first after it that is in no hole."""
+        for start, stop in self._holes:
+            if start <= seq < stop:
+                seq = stop
+        return seq
+
+    def count_from(self, seq: int) -> int:
+        """How many messages the log has from `seq` on; holes do not count."""
+        return self.last_seq + 1 - seq - sum(max(stop - max(start, seq), 0) for start, stop in self._holes)
+
+    def before(self, stop: int, messages: int) -> int:
+        """Where the newest `messages` below `stop` begin; holes do not count."""
+        seq = stop - messages
+        for start, end in reversed(self._holes):
+            if seq < end <= stop:
+                seq -= end - start
+        return seq
 
     @property
     def synced(self) -> bool:
@@ -114,7 +136,7 @@ class MessageLog:
         """Drop what lies before the newest `messages`, in whole segments. Counted from what is durable: what a power
         cut may take must not have pushed out what it leaves."""
         self._seal_at(messages)
-        self.drop_below(self._log.durable - messages)
+        self.drop_below(self.before(self._log.durable, messages))
 
     def keep_from(self, seq: int, messages: int) -> None:
         """Drop what lies before `seq`, in whole segments, each of which holds half of `messages` at most."""
@@ -155,3 +177,15 @@ class MessageLog:
 
     def close(self) -> None:
         self._log.close()
+
+
+def _hole(segment: Sealed) -> tuple[int, int] | None:
+    """Seqs at the end of a segment that a power cut took before their sync and that are not given again (decision
+    0030). Records that are lost or damaged are no hole: a read of them raises Corrupt."""
+    if segment.lost or segment.salvage is not None:
+        return None
+    shape, stop = segment.shape(), segment.stop
+    reach = segment.files.codec.reach(shape)
+    if reach >= stop or segment.read(shape, reach, stop, 1).fault is not None:
+        return None
+    return reach, stop

@@ -186,7 +186,7 @@ def history(
             return History([], 1, 1, 0)
         begin = log.first_seq
         if newest is not None:
-            begin = shown - count + 1
+            begin = log.before(shown + 1, count)
         elif since_ms is not None:
             begin = _sought(log, since_ms)
         elif first is not None:

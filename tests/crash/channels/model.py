@@ -34,6 +34,16 @@ class Chan:
     durable: int = 0  # every seq up to it must survive
     next_seq: int = 1
     cursor: int = 1
+    holes: set[int] = field(default_factory=set)  # seqs that a crash took and that are not given again
+
+    @property
+    def waiting(self) -> list[int]:
+        return sorted(seq for seq in self.may if seq >= self.cursor)
+
+    def fresh_hole(self, found: Seen) -> set[int]:
+        """The seqs at the end of what a restart found that it has no message of."""
+        newest = max((found.first - 1, *found.messages, *(seq for seq in self.holes if seq <= found.last)))
+        return set(range(newest + 1, found.last + 1))
 
     def allowed(self, kind: str, user: str) -> bool:
         listed, domain = self.acl[kind], user.split("@")[1]
@@ -187,7 +197,7 @@ class World:
             return "forbidden", None
         if len(payload) > chan.config["max_payload_size"]:
             return "too_large", None
-        if chan.next_seq - chan.cursor >= chan.config["max_persist_messages"]:
+        if len(chan.waiting) >= chan.config["max_persist_messages"]:
             return "queue_full", None
         return None, self._take(chan, user, payload, sync=True)
 
@@ -201,9 +211,9 @@ class World:
             return "not_a_member", None
         if not chan.allowed("read", user):
             return "forbidden", None
-        if chan.cursor == chan.next_seq:
+        if not chan.waiting:
             return "queue_empty", None
-        seq = chan.cursor
+        seq = chan.waiting[0]
         chan.cursor, chan.durable = seq + 1, chan.next_seq - 1
         return None, (seq, *chan.may[seq])
 
@@ -215,7 +225,7 @@ class World:
             return "wrong_type", None
         if user != chan.owner:
             return "forbidden", None
-        waited, chan.cursor, chan.durable = chan.next_seq - chan.cursor, chan.next_seq, chan.next_seq - 1
+        waited, chan.cursor, chan.durable = len(chan.waiting), chan.next_seq, chan.next_seq - 1
         return None, waited
 
     def _tick(self, ms: int) -> tuple[str | None, Any]:
@@ -243,22 +253,26 @@ class World:
 
     @staticmethod
     def _messages(chan: Chan, found: Seen) -> str | None:
-        if found.last < chan.durable:
-            return f"it ends at {found.last}, and {chan.durable} was durable"
+        # What a power cut left after a record that it took is not served, and its seqs are not given again: a hole
+        # from there to the end, of nothing that was durable.
+        fresh = chan.fresh_hole(found)
+        end = min(fresh, default=found.last + 1) - 1
+        if end < chan.durable:
+            return f"it ends at {end}, and {chan.durable} was durable"
         if found.last >= chan.next_seq:
             return f"it ends at {found.last}, and only {chan.next_seq - 1} were given out"
-        if set(found.messages) != set(range(found.first, found.last + 1)):
-            return f"it holds {sorted(found.messages)} of {found.first} to {found.last}"
+        if set(found.messages) != set(range(found.first, end + 1)) - chan.holes:
+            return f"it holds {sorted(found.messages)} of {found.first} to {end}, without {sorted(chan.holes)}"
         for seq, said in found.messages.items():
             if seq in chan.may and chan.may[seq] != said:
                 return f"seq {seq} reads {said}"
             if seq not in chan.may and chan.config["type"] == "pubsub":
                 return f"seq {seq} reads {said}, which nobody said since it persists"
-        floor = found.last - chan.config["max_persist_messages"] + 1 if chan.config["type"] == "pubsub" else chan.cursor
-        lost = [seq for seq in chan.may if floor <= seq <= found.last and seq not in found.messages]
+        floor = end - chan.config["max_persist_messages"] + 1 if chan.config["type"] == "pubsub" else chan.cursor
+        lost = [seq for seq in chan.may if floor <= seq <= end and seq not in found.messages]
         if lost:
             return f"seqs {lost} were dropped, and it keeps what lies behind {floor}"
-        if found.waiting is not None and found.waiting != found.last - chan.cursor + 1:
+        if found.waiting is not None and found.waiting != sum(seq >= chan.cursor for seq in found.messages):
             return f"{found.waiting} wait in it, and its cursor was {chan.cursor} of {found.last}"
         return None
 
@@ -268,6 +282,7 @@ class World:
         for name, found in seen.items():
             chan = deepcopy(self.channels[name])
             chan.may = {seq: said for seq, said in chan.may.items() if seq in found.messages}
+            chan.holes |= chan.fresh_hole(found)
             chan.durable, chan.next_seq = found.last, found.last + 1
             world.channels[name] = chan
         return world

@@ -152,6 +152,10 @@ def retention_counted_from_what_a_crash_may_take(patch: Patch) -> None:
     patch.setattr(MessageLog, "keep", keep)
 
 
+def holes_that_are_counted(patch: Patch) -> None:
+    patch.setattr(MessageLog, "count_from", lambda self, seq: self.last_seq + 1 - seq)
+
+
 def restored_members_held_to_the_limit(patch: Patch) -> None:
     def strict(self: Memberships, users: Iterable[str], channel: str) -> None:
         for user in users:
@@ -193,6 +197,7 @@ BUGS: list[Callable[[Patch], None]] = [
     a_cursor_past_what_is_durable,
     retention_that_drops_too_much,
     retention_counted_from_what_a_crash_may_take,
+    holes_that_are_counted,
     restored_members_held_to_the_limit,
     domains_that_win_over_users,
     members_that_are_not_sorted,
