@@ -8,16 +8,16 @@ from typing import Final
 import pytest
 from tests.model.test_queues import LEASE_MS, QueueMachine
 
-from tidelog.errors import Latched
+from tidelog.errors import DiskFull
 
 RESTARTS: Final = ("reopen", "kill", "crash")
-FULL: Final = 28
+CAPACITY: Final = 300_000
 restarts = pytest.mark.parametrize("how", RESTARTS)
 
 
-def begun() -> QueueMachine:
+def begun(capacity: int | None = None) -> QueueMachine:
     machine = QueueMachine()
-    machine.begin(1)
+    machine.begin(1, capacity)
     return machine
 
 
@@ -29,40 +29,62 @@ def checked(machine: QueueMachine) -> None:
 
 
 @restarts
-def test_without_room_for_the_next_file_of_the_wal_nothing_is_written_until_a_restart(how: str) -> None:
-    """Storage behaviour, section 4: such a rotation latches, and a checkpoint is refused as any write is."""
-    machine = begun()
-    machine.disk.fail("write", path="wal/CURRENT", error=FULL)
-    queue, told = machine.queue("durable"), list[int]()
-    with pytest.raises(Latched):
-        told.extend(queue.put("x").first_seq for _ in range(1_000))
-    machine.disk.heal()
-    for refused in (machine.log.checkpoint, lambda: queue.put("x"), lambda: queue.claim("a")):
-        with pytest.raises(Latched):
-            refused()
+def test_without_room_for_the_next_file_of_the_wal_puts_are_refused_until_there_is_some(how: str) -> None:
+    """Decision 0021: nothing latches; claims, acks and a checkpoint go on in the reserve, puts resume by themselves."""
+    machine = begun(CAPACITY)
+    queue, acked = machine.queue("durable"), list[int]()
+    with pytest.raises(DiskFull) as failed:
+        acked.extend(queue.put("x" * 500).first_seq for _ in range(1_000))
+    machine.is_refused(failed.value)
+    assert machine.found_full() > 0, "no room for the next file"
+    claimed = [job.seq for job in queue.claim("a", 1_000)]
+    assert claimed == acked, "every job that was acknowledged, and no other"
+    done, left = claimed[:-10], claimed[-10:]
+    for seq in done:
+        assert queue.ack("a", [seq]).count == 1
+        with pytest.raises(DiskFull) as failed:
+            queue.put("x" * 5_000)
+        machine.is_refused(failed.value)
+    machine.log.checkpoint()
+    machine.log.checkpoint()
+    left.append(queue.put("x").first_seq)
+    assert left[-1] > claimed[-1], "what was acked came free: puts go on, on the same disk and without a restart"
     if how == "reopen":
         machine.log.close()
     else:
         machine.disk = machine.disk.reboot() if how == "kill" else machine.disk.crash_image("none")
     machine.open()
     queue = machine.queue("durable")
-    assert [job.seq for job in queue.claim("a", 1_000)] == told, "every job that was told of, and no other"
+    assert [record.seq for record in queue.topic.read(0, 1_000).records] == left, "no acked job, no refused one"
+    assert queue.counts() == (1, len(left) - 1, 0), "leases are durable"
+    assert [job.seq for job in queue.claim("b", 1_000)] == left[-1:]
     machine.log.checkpoint()
 
 
-@restarts
+@pytest.mark.parametrize("how", ["go on", *RESTARTS])
 @pytest.mark.parametrize("verb", ["put", "claim", "ack", "nack", "extend"])
-def test_the_dicts_go_on_behind_such_a_failure(how: str, verb: str) -> None:
+def test_the_dicts_go_on_after_such_a_failure(how: str, verb: str) -> None:
     machine = begun()
-    latched = 0
-    for _ in range(80):
-        machine.put("durable", 1, None, 0)
-        log = machine.log
-        machine.fail("durable", "a", verb, [1, 2, 3, 4], 1, 0, how)
-        latched += machine.log is not log
+    found = 0
+    for number in range(160):
+        if found == 3:
+            break
+        machine.put("durable", 1 + number * number % 5 % 3, None, 0)  # so that any verb comes to need the next file
+        before = machine.found_full()
+        machine.fail("durable", "a", verb, [1, 2, 3, 4], 0, 0, "go on")
         checked(machine)
+        if machine.found_full() > before:
+            found += 1
+            if how != "go on":
+                machine.restart(how, 0, 1)
+            machine.put("durable", 1, None, 0)
+        checked(machine)
+        if number % 3 == 0:
+            machine.fail("durable", "a", verb, [1, 2, 3, 4], 1 + number % 2, 0, "go on")
+            checked(machine)
     machine.checkpoint()
-    assert latched, "a file of the WAL was full when the disk was"
+    checked(machine)
+    assert found == 3, "a file of the WAL was full when the disk was"
 
 
 # What time has ended, and a clock that goes back ------------------------------------------------------------

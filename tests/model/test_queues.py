@@ -26,10 +26,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 import tidelog
 from tidelog.engine import Engine, Queue, Want
 from tidelog.engine.queues.leases import Leases
-from tidelog.errors import Error, Latched
+from tidelog.errors import DiskFull, Error
 from tidelog.testing import ManualClock, SimDisk
 
 PATH: Final = "data"
+WAL_FILE: Final = "/wal-"  # in the path of every file of the WAL, and of no hint beside them
 TINY: Final[dict[str, Any]] = {
     "wal_file_bytes": 4096,
     "segment_events_max": 5,
@@ -136,10 +137,11 @@ stales = st.sampled_from([False, False, False, True])
 class QueueMachine(RuleBasedStateMachine):
     log: Engine
 
-    @initialize(shards=st.sampled_from([1, 2]))
-    def begin(self, shards: int) -> None:
+    @initialize(shards=st.sampled_from([1, 2]), capacity=st.none())
+    def begin(self, shards: int, capacity: int | None = None) -> None:
         self.clock, self.shards = ManualClock(), shards
         self.disk = SimDisk(clock=self.clock)
+        self.disk.capacity_bytes = capacity
         self.models = {
             name: Model(bool(config.get("leases_durable")), int(config.get("cap_records", 0)))
             for name, config in QUEUES.items()
@@ -295,13 +297,14 @@ class QueueMachine(RuleBasedStateMachine):
         node=nodes,
         verb=st.sampled_from(["ack", "nack", "extend", "claim", "claim", "put"]),
         asked=seqs,
-        after=st.integers(1, 2),
+        after=st.integers(0, 2),
         seed=st.integers(0, 1 << 32),
-        how=hows,
+        how=st.sampled_from(["go on", "go on", "reopen", "kill", "crash"]),
     )
     def fail(self, name: str, node: str, verb: str, asked: list[int], after: int, seed: int, how: str) -> None:
-        """There is no room on the disk: nothing happened, or nothing had to be written. Where the room was for the next
-        file of the WAL nothing is written any more until a restart."""
+        """There is no room on the disk, and nothing latches (decision 0021). `after` 0: for the next file of the WAL;
+        a put that needs it is refused, any other verb gets a small file. Else: for a write to a file, after none or
+        20 of its bytes; every verb is refused, and nothing happened."""
         model, queue = self.models[name], self.queue(name)
         if verb == "claim":
             self.put(name, 2, None, 0)
@@ -320,7 +323,12 @@ class QueueMachine(RuleBasedStateMachine):
             return
         if verb == "claim" and not any(job.is_ready() for job in model.jobs.values()):
             return
-        self.disk.fail("write", at=1, error=28, partial=20 * (after - 1))
+        if after == 0:
+            self.fail_next_file(name, node, verb, asked)
+            if how != "go on":
+                self.restart(how, seed, self.shards)
+            return
+        self.disk.fail("write", at=1, error=28, path=WAL_FILE, partial=20 * (after - 1))
         call: Callable[[], object] = {
             "ack": lambda: queue.ack(node, asked),
             "nack": lambda: queue.nack(node, asked, delay_ms=50),
@@ -328,16 +336,50 @@ class QueueMachine(RuleBasedStateMachine):
             "claim": lambda: queue.claim(node, 3),
             "put": lambda: queue.put("never"),
         }[verb]
-        with pytest.raises(Error) as failed:
+        with pytest.raises(DiskFull) as failed:
             call()
         self.disk.heal()
+        self.is_refused(failed.value)
         if verb == "put":
             model.head = queue.topic._core.tail  # its seq stays a hole
         if verb == "claim":
             for job in model.jobs.values():  # what was handed out for a moment is not fresh any more
                 job.back |= job.is_ready() and job.seq in queue._state.leases._waiting and not self.is_fresh(queue, job)
-        if isinstance(failed.value, Latched):
+        if how != "go on":
             self.restart(how, seed, self.shards)
+
+    def fail_next_file(self, name: str, node: str, verb: str, asked: list[int]) -> None:
+        """The verb as ever, while the next file of the WAL cannot be made in its full size."""
+        before = self.found_full()
+        self.disk.fail("reserve", at=1, error=28, path=WAL_FILE)
+        refused: DiskFull | None = None
+        try:
+            match verb:
+                case "ack":
+                    self.ack(name, node, asked, False)
+                case "nack":
+                    self.nack(name, node, asked, 50, False)
+                case "extend":
+                    self.extend(name, node, asked, 900, False)
+                case "claim":
+                    self.claim(name, [(node, 3, False)])
+                case _:
+                    self.put(name, 1, None, 0)
+        except DiskFull as error:
+            refused = error
+        self.disk.heal()
+        assert (refused is not None) == (verb == "put" and self.found_full() > before)
+        if refused is not None:
+            self.is_refused(refused)
+            self.models[name].head = self.queue(name).topic._core.tail  # its seq stays a hole
+
+    def is_refused(self, error: DiskFull) -> None:
+        assert error.written is False
+        assert not any(shard.latched for shard in self.log.shards)
+
+    def found_full(self) -> int:
+        """How often a write found no room since the engine was opened."""
+        return sum(shard.refusals for shard in self.log.shards)
 
     @staticmethod
     def is_fresh(queue: Queue, job: Job) -> bool:

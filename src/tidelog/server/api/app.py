@@ -248,7 +248,7 @@ def _failed(method: str, path: str, error: Exception, fields: Mapping[str, str])
     """What is answered where a handler raised."""
     extra = {"fields": fields}
     if isinstance(error, Problem):
-        if error.code == "internal":  # an error of the engine's with what the handler knows of it
+        if error.code in ("internal", "disk_full"):  # an error of the engine's with what the handler knows of it
             _log.error("%s %s: %s", method, path, error, extra=extra)
         return error.response()
     if isinstance(error, Error):
