@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from tidelog.commitlog import SegmentedLog, restore, verify
 from tidelog.commitlog.codec import Batch
 from tidelog.commitlog.stream import Stream
-from tidelog.errors import BadInput, Closed, Corrupt, Latched, OutOfRange, ReadOnly, WriteFailed
+from tidelog.errors import BadInput, Closed, Corrupt, Latched, OutOfRange, ReadOnly, Refused, WriteFailed
 from tidelog.formats import frame
 from tidelog.formats.rows import Rows, Span
 from tidelog.testing import ManualClock, SimDisk
@@ -174,3 +175,40 @@ def test_sealing_never_makes_a_rotten_record_a_good_one(size: int, reopened: boo
             assert [damage.fault.seq for damage in found_wrong] == [3]
             log.close()
             log = opened(disk := disk.reboot(), "tide")
+
+
+@pytest.mark.parametrize(
+    ("codec", "columns"),
+    [
+        ("rustlog", {"tag": [b"", b"t"]}),
+        ("narwhal", {"meta": [b"", b"m"]}),
+        ("laminar", {"node": b"n"}),
+        ("laminar", {"meta": b"\x01" + (3).to_bytes(4, "little")}),
+        ("narwhal", {"node": b"n" * 600}),
+    ],
+)
+def test_a_refused_append_leaves_every_file_as_it_was(tmp_path: Path, codec: str, columns: dict[str, Any]) -> None:
+    """Before, seqs were reserved in the manifest first, a full segment was rolled, and under `each` the records before
+    the refused one were written, although the error said that nothing was."""
+    path = tmp_path / "log"
+
+    def files() -> dict[str, bytes]:
+        return {file.name: file.read_bytes() for file in path.iterdir() if file.name != ".tidelog.lock"}
+
+    with SegmentedLog.open(str(path), codec, sync="each") as log:
+        log.append_many([b"a", b"b", b"c"])
+    SegmentedLog.open(str(path), codec, sync="each").close()  # cuts what the index has preallocated
+    before = files()
+    with SegmentedLog.open(str(path), codec, sync="each") as log, pytest.raises(Refused):
+        log.append_many([b"d", b"e"], **columns)
+    assert files() == before
+
+
+def test_a_refused_stream_leaves_every_file_as_it_was() -> None:
+    disk = SimDisk()
+    with opened(disk, "rustlog", segment_bytes_max=64) as log:
+        log.append(b"a" * 64)  # the next append rolls
+    before = disk.tree()
+    with opened(disk, "rustlog", segment_bytes_max=64) as log, pytest.raises(BadInput, match="tag"):
+        log.append_stream([b"b"], tag=b"t")
+    assert disk.tree() == before

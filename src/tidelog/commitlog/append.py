@@ -13,7 +13,7 @@ from itertools import accumulate
 import numpy as np
 
 from tidelog.commitlog import manifest, roll
-from tidelog.commitlog.codec import Batch, rewrite
+from tidelog.commitlog.codec import COLUMNS, Batch, refuse, rewrite
 from tidelog.commitlog.segment import Active, Sealed
 from tidelog.commitlog.state import State
 from tidelog.disk.atomic import SyncFailed
@@ -33,6 +33,7 @@ def append(state: State, batch: Batch, expected: int | None) -> range:
         check_expected(state, expected)
         if not batch.datas:
             return range(first, first)
+        check_columns(state, batch)
         largest = int(batch.lengths.max())
         limit = min(state.codec.record_bytes_max, ceiling(state, fresh=True))
         if largest > limit:
@@ -48,6 +49,11 @@ def append(state: State, batch: Batch, expected: int | None) -> range:
 def check_expected(state: State, expected: int | None) -> None:
     if expected is not None and expected != state.highest:
         raise UnexpectedSeq(state.path, expected=expected, actual=state.highest)
+
+
+def check_columns(state: State, batch: Batch) -> None:
+    """Refuse a batch that the layout has no room for before a segment is rolled, a seq reserved or a part written."""
+    refuse(batch, state.codec.name, *(name for name in COLUMNS if name not in state.codec.room))
 
 
 def ceiling(state: State, *, fresh: bool = False) -> int:
@@ -147,8 +153,9 @@ def _write_parts(state: State, batch: Batch) -> None:
             roll_over(state)
             continue
         part = rest if take == len(rest.datas) else rest.part(0, max(take, 1))
+        made = state.active.place(stamp(state), part)  # first: what the layout refuses must not reach the manifest
         manifest.reserve(state, state.active.next_seq + len(part.datas))
-        state.active.append(stamp(state), part, durable=durable)
+        state.active.write(made, durable=durable)
         after_write(state, durable=durable)
         done += len(part.datas)
 

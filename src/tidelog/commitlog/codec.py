@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 from re import Pattern
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, TypeAlias
 from zlib import crc32
 
 import numpy as np
@@ -64,6 +64,9 @@ class Batch:
     def part(self, lo: int, hi: int) -> Batch:
         columns = (c if isinstance(c, bytes) else c[lo:hi] for c in (self.node, self.tag, self.meta))
         return Batch(self.datas[lo:hi], *columns)
+
+
+COLUMNS: Final = ("node", "tag", "meta")
 
 
 def refuse(batch: Batch, codec: str, *names: str) -> None:

@@ -280,16 +280,16 @@ class Active:
         sizes = self._side_sizes[1:]
         return [None if file is None else file.read(0, size) for file, size in zip(self._sides[1:], sizes, strict=True)]
 
-    def append(self, ts_us: int, batch: Batch, *, durable: bool) -> None:
-        """Write a batch behind the last record."""
-        made = self._files.codec.place(self.next_seq, ts_us, batch, self.size, self.base, self._mark)
-        self._write(made, durable=durable)
+    def place(self, ts_us: int, batch: Batch) -> Placed:
+        """A batch as it will be after the last record. Nothing is written; raises where the layout refuses it."""
+        return self._files.codec.place(self.next_seq, ts_us, batch, self.size, self.base, self._mark)
 
     def append_rows(self, rows: Rows, *, durable: bool) -> None:
         """Write rows that are encoded for this codec, seqs and times as they are."""
-        self._write(placed(self._files.codec, rows, self.size, self.base, self._mark), durable=durable)
+        self.write(placed(self._files.codec, rows, self.size, self.base, self._mark), durable=durable)
 
-    def _write(self, made: Placed, *, durable: bool) -> None:
+    def write(self, made: Placed, *, durable: bool) -> None:
+        """Write what was placed after the last record."""
         self.settle()
         try:
             for make in made.frames:

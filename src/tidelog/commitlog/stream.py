@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 
 from tidelog.commitlog import manifest
-from tidelog.commitlog.append import after_write, ceiling, check_expected, roll_if_due, roll_over, stamp
+from tidelog.commitlog.append import after_write, ceiling, check_columns, check_expected, roll_if_due, roll_over, stamp
 from tidelog.commitlog.codec import Batch
 from tidelog.commitlog.state import State
 from tidelog.commitlog.storage import told, told_async
@@ -35,6 +35,7 @@ class Stream:
         with state.turn, state.mutex:
             state.check_writable()
             check_expected(state, expected)
+            check_columns(state, batch)
             roll_if_due(state)
             if ceiling(state) <= _AROUND_BYTES and state.active.size:
                 roll_over(state)  # the overflow is used up: nothing would fit
