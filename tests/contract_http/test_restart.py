@@ -403,7 +403,11 @@ def test_readiness_tells_how_far_the_replay_is(tmp_path: Path) -> None:
                     refused(early, 503, "not_ready", early.json()["error"]["detail"])
                 figures = api.get("/v0/metrics", [("Accept", "application/json")])
                 assert figures.status == 200, "metrics are 200 always"
-            assert reply.json() == {"status": "ready", "wal_replay_complete": True, "topics": 20}
+            ready = reply.json()
+            health = ready.pop("health")
+            assert ready == {"status": "ready", "wal_replay_complete": True, "topics": 20}
+            assert health.keys() == {"ok", "checkpoint_age_ms", "lagging_topics", "corruptions", "failing"}
+            assert (health["ok"], health["corruptions"], health["failing"]) == (True, 0, {})
             assert progress, "200,000 records are not read in no time"
             assert all(0 <= at <= 1 for at in progress)
             assert progress == sorted(progress), "what was reached is not taken back"

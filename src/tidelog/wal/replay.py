@@ -315,6 +315,10 @@ class _Reading:
         if pos is not None and more is None:
             doubtful = resync.batch_frames(pos)
         stop = min(used, end or used) if pos is None else pos
+        proven = durable if self._is_newest else end or 0
+        if pos is None and resync.end < proven:  # zeros where frames were: nothing says which
+            resync.kinds, stop = None, proven
+            resync.records += (proven - resync.end) // _RECORD_BYTES
         begun = {APPEND_BATCH} if whole < walk.end else set()  # the frames of its batch that do read
         kinds = None if resync.kinds is None else frozenset(resync.kinds | begun)
         records = resync.records + (walk.end - whole) // _RECORD_BYTES
@@ -442,6 +446,7 @@ class _Resync:
         self._durable: dict[int, int] = {}
         self.kinds: set[int] | None = set()  # of the frames that were passed over; None: they cannot be told
         self.records = 0  # at most so many were in them
+        self.end = 0  # one past the bytes that `after` passed over
 
     def said(self, first: int) -> int:
         """How much of a file CheckpointMarks among the frames that `follows` saw say was synced: marks of versions
@@ -483,13 +488,14 @@ class _Resync:
                 stop = self._used if found is None else found
                 self.kinds, more = None, None
                 self.records += (stop - pos) // _RECORD_BYTES
+                self.end = stop
                 return found, more
             end, kind, more = hop
             if self.kinds is not None:
                 self.kinds.add(kind)
             size = end - pos - OVERHEAD_BYTES
             self.records += {APPEND: 1, APPEND_BATCH: size // _RECORD_BYTES}.get(kind, 0)
-            pos = end
+            pos = self.end = end
             if self._is_frame(pos):
                 return pos, more
         return None, more

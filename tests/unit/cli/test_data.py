@@ -159,7 +159,8 @@ def test_damage_of_the_wal_is_told_to_readers_and_stops_writers_until_the_loss_i
             if path.is_file() and path.name[0] != ".":
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(path.read_bytes())
-    flip(sorted(Path("killed/wal").glob("*.log"))[0], 3000)
+    wal = sorted(Path("killed/wal").glob("*.log"))[0]
+    flip(wal, wal.read_bytes().index(b"x" * 100, 2000))  # in a record that was synced
     assert main(["topic", "ls", "killed"]) == 0
     out, err = capsys.readouterr()
     assert "1 topic" in out
@@ -168,8 +169,15 @@ def test_damage_of_the_wal_is_told_to_readers_and_stops_writers_until_the_loss_i
     assert main(["topic", "checkpoint", "killed"]) == 1
     assert "acknowledged records may be lost" in capsys.readouterr().err
     assert main(["topic", "checkpoint", "killed", "--accept-loss"]) == 0
-    assert "recovery: kept the cut bytes in " in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "recovery: damage: wal/wal-0000000000000001.log at byte " in err
+    assert "recovery: kept the bytes in " in err
+    (kept,) = Path("killed/quarantine").glob("wal.*")
+    assert b"y" + b"x" * 99 in kept.read_bytes()
     assert main(["topic", "checkpoint", "killed"]) == 0
+    assert "recovery: " not in capsys.readouterr().err
+    with tidelog.open("killed") as log:
+        assert len(log.topic("t", create=False).read(limit=100).records) == 59, "only the damaged record is lost"
 
 
 def test_a_watch_is_stirred_by_whatever_a_writer_does_and_once_more_after_it() -> None:

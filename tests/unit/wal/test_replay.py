@@ -574,6 +574,25 @@ def test_zeros_where_frames_were_synced_are_damage(disk: SimDisk) -> None:
     assert look(disk, durable=Position(5, 1892)).verdict == "damaged"
 
 
+@pytest.mark.parametrize("newest", [True, False])
+def test_zeros_from_within_a_frame_up_to_the_synced_end_are_lost_with_all_that_they_held(
+    newest: bool, disk: SimDisk
+) -> None:
+    """The header of the bad frame is whole: its lengths say where it ends, and only zeros follow there."""
+    frames = [append(b"%d" % number * 100) for number in range(5)]
+    content, start = b"".join(frames), len(frames[0])
+    hole = start + 60
+    disk.make_dir(WAL)
+    disk.write_file(path(1), content[:hole] + bytes(len(content) - hole))
+    if not newest:
+        disk.write_file(path(6), mark(1, len(content)) + append(b"later"))
+    found = look(disk, durable=Position(1, len(content)) if newest else None)
+    assert found.datas[0] == b"0" * 100
+    (lost,) = found.losses
+    assert (lost.pos, lost.end, lost.kinds) == (start, len(content), None)
+    assert lost.records >= 4
+
+
 def test_rubbish_in_the_reserved_end_of_an_older_file_has_cost_no_frame(disk: SimDisk) -> None:
     """G34. Method: the number of the next file proves that every frame is there."""
     datas = three_files(disk)
