@@ -185,7 +185,7 @@ def within(name: str, entries: Iterable[str]) -> bool:
 
 # 1. Layers ------------------------------------------------------------------------------------------
 
-_LEAVES = {"errors", "types", "config", "clock", "version"}
+_LEAVES = {"errors", "types", "config", "clock", "version", "addresses"}
 _STORAGE = {"formats", "disk", *_LEAVES}
 
 # What each layer may import besides itself. `tidelog` is the package's own door, `__init__.py`.
@@ -196,6 +196,7 @@ LAYERS: dict[str, set[str]] = {
     "kernel": set(),  # compiled: it knows buffers and descriptors, and nothing of ours
     "clock": {"errors", "types"},
     "config": {"errors", "types"},
+    "addresses": {"errors"},
     "disk": {"kernel", *_LEAVES},
     "formats": {"errors", "types", "kernel"},  # pure bytes: no disk, no clock, no settings
     "commitlog": {*_STORAGE},

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import tidelog
+from tidelog.addresses import check_path
 from tidelog.cli.render import Screen
 from tidelog.commitlog.codecs import guess
 from tidelog.commitlog.opening import LOCK_FILE
@@ -29,6 +30,7 @@ _WAL_FILE_BYTES = 4 << 20  # a command writes little and goes: no reason to rese
 
 def check_there(path: str) -> None:
     """Raise where there are no topics in `path`."""
+    check_path(path)
     disk = PosixDisk()
     stat = disk.stat(path)
     if stat is None:

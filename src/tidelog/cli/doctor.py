@@ -19,6 +19,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from tidelog.addresses import check_path
 from tidelog.cli.command import command
 from tidelog.cli.render import Screen
 from tidelog.clock import SystemClock
@@ -61,6 +62,7 @@ def add(commands: Commands) -> None:
 
 
 def doctor(args: Namespace, screen: Screen) -> int:
+    check_path(args.dir)
     found = examined(args.dir)
     fields = {
         "ok": not any(finding.broken for finding in found),

@@ -7,6 +7,7 @@ of another layout beside it.
 
 from __future__ import annotations
 
+from tidelog.addresses import check_path
 from tidelog.commitlog.codecs import NAMES, codec_named
 from tidelog.commitlog.recovery import codec_of
 from tidelog.config import LogConfig
@@ -32,6 +33,7 @@ def codec_to_write(disk: Disk, path: str, asked: str | None) -> str:
 
 
 def _names(disk: Disk, path: str) -> list[str] | None:
+    check_path(path)
     try:
         return disk.names(path)
     except FileNotFoundError:

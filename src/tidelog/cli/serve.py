@@ -9,6 +9,7 @@ from argparse import Namespace
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tidelog.addresses import check_path
 from tidelog.cli.command import command
 from tidelog.cli.render import Screen
 from tidelog.clock import SystemClock
@@ -70,6 +71,7 @@ def serve(args: Namespace, screen: Screen) -> int:
         "hook": args.hook,
     }
     config = replace(config, **{name: value for name, value in given.items() if value is not None})
+    check_path(config.data_dir)
     if config.hook:
         sys.path.insert(0, "")  # a hook may lie where the server is started, whichever way that was
     logger = logs.configure(config.log_format, sys.stderr)

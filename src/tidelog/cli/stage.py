@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
+from tidelog.addresses import check_path
 from tidelog.cli.render import console, table
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.seam import join
@@ -50,6 +51,7 @@ def there(value: T | None, what: str) -> T:
 
 def fresh(path: str) -> None:
     """An empty directory; what an earlier tour left there is removed, anything else is refused."""
+    check_path(path)
     disk = PosixDisk()
     stat = disk.stat(path)
     if stat is not None:

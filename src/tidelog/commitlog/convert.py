@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tidelog.addresses import check_path
 from tidelog.commitlog.codecs import codec_named
 from tidelog.commitlog.log import SegmentedLog
 from tidelog.config import LogConfig
@@ -35,6 +36,7 @@ def convert(
     is refused unless `renumber` shifts all of them to its own start. Times that step back, as another program's
     clock can leave them, are refused unless `clamp_times` raises each to the latest time before it.
     """
+    check_path(destination)
     disk = disk or log.state.disk
     found = disk.stat(destination)
     if found is not None and (not found.is_dir or disk.names(destination)):

@@ -10,6 +10,7 @@ from dataclasses import replace as replaced
 from functools import partial
 from typing import Any, NamedTuple
 
+from tidelog.addresses import check_path
 from tidelog.clock import Clock, SystemClock
 from tidelog.commitlog import manifest, numbering, roll
 from tidelog.commitlog.append import roll_over
@@ -52,6 +53,7 @@ def opened(
     """Everything a log needs to be used; on an error the directory is unlocked and nothing acked was dropped."""
     config = configured(config, settings)
     disk, clock = disk or PosixDisk(), clock or SystemClock()
+    check_path(path)
     path = str(path).rstrip("/") or "/"
     names = _names(disk, path, read_only=read_only)
     the_codec = codec_named(_which(disk, path, names, codec), config)

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
+from tidelog.addresses import check_path
 from tidelog.clock import Clock
 from tidelog.commitlog.clean import Retained
 from tidelog.commitlog.codecs import codec_named, is_ours
@@ -112,6 +113,7 @@ class PartitionedLog:
         **settings: Any,
     ) -> Self:
         """Open the directory, making it where there is none. One writer; any number of readers."""
+        check_path(root)
         disk, root = disk or PosixDisk(), str(root)
         codec_named(codec, configured(None, settings))  # a wrong word is refused here, not at the first partition
         lock = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tidelog.addresses import check_path
 from tidelog.commitlog.codec import Fault, glue, rewrite
 from tidelog.commitlog.log import SegmentedLog
 from tidelog.commitlog.read import corrupt
@@ -43,6 +44,7 @@ def restore(
     """Copy every record up to and including `to_seq`, or not younger than `to_time_us`, into a new directory."""
     if (to_seq is None) == (to_time_us is None):
         raise BadInput("say either to_seq or to_time_us; nothing was written")
+    check_path(destination)
     state = log.state
     disk = state.disk
     stop = to_seq + 1 if to_seq is not None else log.seek_time((to_time_us or 0) + 1)

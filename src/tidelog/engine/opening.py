@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace as replaced
 from typing import Any, NamedTuple
 
+from tidelog.addresses import check_path
 from tidelog.clock import Clock, SystemClock
 from tidelog.commitlog.opening import LOCK_FILE, take_lock
 from tidelog.disk.atomic import remove_if_there, replace
@@ -120,6 +121,7 @@ def _configured(config: EngineConfig | None, settings: dict[str, Any]) -> Engine
 
 def check_directory(disk: Disk, path: str, *, read_only: bool) -> None:
     """Refuse what is no place for topics; for writing, make it where there is none."""
+    check_path(path)
     found = disk.stat(path)
     if found is not None and not found.is_dir:
         raise BadInput(f"{path} is a file; an engine's data is a directory, nothing was changed")
