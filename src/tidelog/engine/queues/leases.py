@@ -163,8 +163,6 @@ class Leases:
             else:
                 taken += found
             self.cursor = cursor
-            if not found:
-                break
         return taken + self._take_waiting(most - len(taken), behind=True)
 
     def _take_waiting(self, most: int, *, behind: bool) -> list[int]:
@@ -182,14 +180,12 @@ class Leases:
         """Lease what was taken; the ids, and how often each was handed out with this time."""
         ids = range(self.lease_id + 1, self.lease_id + len(seqs) + 1)
         self.lease_id += len(seqs)
-        deliveries, cursor = self.deliveries, self.cursor
+        deliveries = self.deliveries
         self.held.update(zip(seqs, map(Lease, repeat(node), ids, repeat(deadline_ms), repeat(conn)), strict=False))
         fresh = deliveries.keys().isdisjoint(seqs)  # as nearly always
         counts = [1] * len(seqs) if fresh else [deliveries.get(seq, 0) + 1 for seq in seqs]
         deliveries.update(zip(seqs, counts, strict=True))
         if seqs:
-            if max(seqs) >= cursor:
-                self._beyond.update(seq for seq in seqs if seq >= cursor)
             self._ends.set(deadline_ms, seqs)
             if conn is not None:
                 self._conns.setdefault(conn, set()).update(seqs)
@@ -215,8 +211,6 @@ class Leases:
         """What was taken goes elsewhere: nobody gets it until `settled` or `unsettled`."""
         for seq in seqs:
             self.settling[seq] = None
-            if seq >= self.cursor:
-                self._beyond.add(seq)
 
     # ── settling ──────────────────────────────────────────────────────────────────────────────
 

@@ -9,7 +9,7 @@ import pytest
 from tests.unit.engine.world import CLASSES, World
 
 from tidelog.engine import Job, Queue, Want, lease_token, parse_lease_token
-from tidelog.errors import BadInput, Closed, NotAQueue, ReadOnly, TopicExists, TopicNotFound
+from tidelog.errors import BadInput, Closed, Corrupt, NotAQueue, ReadOnly, TopicExists, TopicNotFound
 
 
 @pytest.fixture
@@ -310,6 +310,33 @@ def test_listeners_hear_of_everything_that_may_bring_a_job(world: World) -> None
     assert rings(jobs.counts)
     jobs.unlisten(wake)
     assert not rings(lambda: jobs.put("y"))
+
+
+def test_a_claim_that_ends_leases_of_others_wakes_listeners(world: World) -> None:
+    jobs = queue(world, 3)
+    jobs.claim("a", 2)
+    rung: list[int] = []
+    jobs.listen(lambda: rung.append(1))
+    world.clock.tick(1_001)
+    assert seqs(jobs.claim("b", 1)) == [1]
+    assert rung, "job 2 became claimable, and a waiting worker has to hear of it"
+
+
+def test_a_claim_leaves_out_jobs_that_do_not_read_and_fails_where_none_does() -> None:
+    world = World(segment_events_max=2)
+    jobs = queue(world, 2)
+    world.log.checkpoint()
+    jobs.put([{"n": 3}, {"n": 4}])
+    world.log.checkpoint()
+    damaged = min(world.files(".data"))
+    for pos in range(len(world.disk.tree()[damaged])):
+        world.disk.flip(damaged, pos, 0)
+    jobs = world.restart("kill").queue("jobs")
+    assert seqs(jobs.claim("a", 4)) == [3, 4]
+    world.clock.tick(1_001)
+    with pytest.raises(Corrupt, match=r"jobs \[1, 2\] do not read"):
+        jobs.claim("b", 2)
+    assert seqs(jobs.claim("c", 2)) == [3, 4]
 
 
 def test_a_pass_is_quick_while_it_needs_memory_alone(world: World) -> None:

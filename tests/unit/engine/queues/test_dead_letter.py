@@ -58,6 +58,16 @@ def test_the_pass_goes_on_with_the_next_job() -> None:
     assert len(dead(world)) == 1
 
 
+def test_a_claim_gets_no_more_than_it_asked_for_after_jobs_that_went_to_the_dead() -> None:
+    world = World()
+    jobs = queue(world)
+    jobs.put(["bad", "bad"])
+    fail(jobs, 2)
+    jobs.put(["good"] * 6)
+    assert [job.seq for job in jobs.claim("w", 3)] == [3, 4, 5]
+    assert [job.seq for job in jobs.claim("w", 9)] == [6, 7, 8]
+
+
 @pytest.mark.parametrize("config", [{"dead_letter": None}, {"max_deliveries": 0}])
 def test_without_another_topic_or_a_limit_a_job_comes_back_for_ever(config: dict[str, Any]) -> None:
     world = World()

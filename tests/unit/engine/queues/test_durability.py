@@ -12,7 +12,7 @@ from tidelog.engine import Queue, Want
 from tidelog.engine.manifest import QueueRow
 from tidelog.engine.queues.leases import Lease
 from tidelog.engine.queues.projection import Projection
-from tidelog.errors import Error
+from tidelog.errors import Busy, Error
 from tidelog.formats import bodies
 from tidelog.formats.bodies import LeaseEvent
 
@@ -143,6 +143,26 @@ def test_a_step_that_fails_leaves_every_lease_as_it_was(verb: str, leases_durabl
         calls[verb]()
     assert (jobs.counts(), jobs.next_due_ms()) == before
     assert [(job.seq, job.deliveries) for job in jobs.claim("b", 10)] == [(3, 1)]
+    assert jobs.ack("a", held).count == 2
+
+
+@pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
+def test_a_step_that_the_wal_refuses_leaves_every_lease_as_it_was(verb: str) -> None:
+    world = World(queue_max=1)
+    jobs = queue(world, leases_durable=True)
+    jobs.put([1, 2, 3])
+    held = jobs.claim("a", 2)
+    before = jobs.counts(), jobs.next_due_ms()
+    under_way = world.log.topic("other").append_nowait("x")
+    calls: dict[str, Callable[[], object]] = {
+        "ack": lambda: jobs.ack("a", held),
+        "nack": lambda: jobs.nack("a", held, delay_ms=5),
+        "extend": lambda: jobs.extend("a", held, lease_ms=77_000),
+    }
+    with pytest.raises(Busy):
+        calls[verb]()
+    assert (jobs.counts(), jobs.next_due_ms()) == before
+    under_way.wait()
     assert jobs.ack("a", held).count == 2
 
 
