@@ -39,6 +39,7 @@ class Copy:
         self, spark: SparkSession, directory: Path, sink: dict[str, str], *, tasks: int = 0, **source: Any
     ) -> None:
         self.spark, self.directory, self.sink, self.tasks = spark, directory, sink, tasks
+        self.name = "copy"
         self.checkpoint, self.doom = directory / "checkpoint", directory / "doom"
         self.source = {
             "path": str(directory / "source"),
@@ -56,7 +57,7 @@ class Copy:
         writing = (
             (rows.repartition(self.tasks) if self.tasks else rows)
             .writeStream.format("mortal")
-            .options(**self.sink, topic="copy", query="copy", doom=str(self.doom))
+            .options(**self.sink, topic="copy", query=self.name, doom=str(self.doom))
             .option("checkpointLocation", str(self.checkpoint))
             .trigger(availableNow=True)
         )

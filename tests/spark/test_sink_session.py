@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -156,31 +157,108 @@ def test_two_hundred_kills(mortals: SparkSession, tmp_path: Path, mode: Mode, se
             check(log)
 
 
-def test_a_deleted_checkpoint_repeats_what_is_the_same_and_is_loud_otherwise(
-    mortals: SparkSession, tmp_path: Path
+@pytest.mark.parametrize("mode", MODES)
+def test_replay_of_a_batch_whose_source_changed_keeps_what_is_there(
+    mortals: SparkSession, tmp_path: Path, mode: Mode
+) -> None:
+    """A record of the newest batch is deleted at the source before Spark repeats it."""
+    fill(tmp_path / "source")
+    with place(mode, tmp_path) as here:
+        copy = Copy(mortals, tmp_path, here.options)
+        mortal.doom(copy.doom, "published", BATCHES - 1)
+        assert copy.run() is not None
+        assert not copy.doom.exists()
+        with tidelog.open(str(tmp_path / "source"), threads=False) as log:
+            assert log.topic("source").delete(seqs=[ROWS]).deleted == 1
+        assert copy.run() is None, "the batch that was written is kept, and the query goes on"
+        with here.log() as log:
+            check(log)
+        copy.forget_commit()
+        with tidelog.open(str(tmp_path / "source"), threads=False) as log:
+            log.topic("source").delete(before_seq=ROWS)
+        fill(tmp_path / "source", 50, first=ROWS)
+        assert copy.run() is None, "all records of it are gone, and there are new ones"
+        with here.log() as log:
+            assert log.topic("copy").head_seq >= ROWS + 50
+            assert log.topic("copy").count == ROWS + 50
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_deleted_checkpoint_is_loud_and_every_way_out_helps(
+    mortals: SparkSession, tmp_path: Path, mode: Mode
 ) -> None:
     fill(tmp_path / "source")
+    kept = tmp_path / "kept"
+    with place(mode, tmp_path) as here:
+        copy = Copy(mortals, tmp_path, here.options)
+        assert copy.run() is None
+        copy.checkpoint.rename(kept)
+        for _ in range(2):
+            said = copy.run()
+            assert said is not None
+            for words in ("BatchConflict", "bring back the checkpoint", "another name", "drop the topic"):
+                assert words in said, said
+            with here.log() as log:
+                check(log)
+
+        shutil.rmtree(copy.checkpoint)  # 1. the checkpoint is brought back
+        shutil.copytree(kept, copy.checkpoint)
+        fill(tmp_path / "source", 100, first=ROWS)
+        assert copy.run() is None
+        with here.log() as log:
+            check(log, ROWS + 100)
+
+        shutil.rmtree(copy.checkpoint)  # 2. another name: what it reads is added
+        copy.name = "other"
+        assert copy.run() is None
+        with here.log() as log:
+            assert log.topic("copy").count == 2 * (ROWS + 100)
+
+        shutil.rmtree(copy.checkpoint)  # 3. the topic is dropped and written anew
+        copy.name = "copy"
+        assert copy.run() is not None
+        with here.log() as log:
+            log.drop("copy")
+        assert copy.run() is None
+        with here.log() as log:
+            check(log, ROWS + 100)
+
+
+def test_an_older_checkpoint_that_was_put_back_is_loud_where_it_brings_other_batches(
+    mortals: SparkSession, tmp_path: Path
+) -> None:
+    """The id is the same, but the batches were planned anew: to keep what is there would lose records."""
+    fill(tmp_path / "source", 100)
     with place("path", tmp_path) as here:
         copy = Copy(mortals, tmp_path, here.options)
         assert copy.run() is None
+        shutil.copytree(copy.checkpoint, tmp_path / "kept")
+        fill(tmp_path / "source", 200, first=100)
+        assert copy.run() is None
         shutil.rmtree(copy.checkpoint)
-        assert copy.run() is None, "the same batches, which are there"
-        with here.log() as log:
-            check(log)
-        shutil.rmtree(copy.checkpoint)
-        copy.source["maxOffsetsPerTrigger"] = "75"
+        shutil.copytree(tmp_path / "kept", copy.checkpoint)
+        copy.source["maxOffsetsPerTrigger"] = "150"
         said = copy.run()
         assert said is not None
-        for way in ("BatchConflict", "bring back the checkpoint", "another name", "drop the topic"):
-            assert way in said, said
+        assert "was written before, at seqs 101 to 200, with other records" in said
         with here.log() as log:
             check(log)
-            log.drop("copy")
-        shutil.rmtree(copy.checkpoint)
-        copy.source["maxOffsetsPerTrigger"] = str(ROWS // BATCHES)
-        assert copy.run() is None, "dropped, it is written anew"
-        with here.log() as log:
-            check(log)
+
+
+def test_a_query_without_a_name_goes_by_its_query_id(spark: SparkSession, tmp_path: Path) -> None:
+    """Two jobs with the same relative checkpointLocation, from two directories, were one writer."""
+    fill(tmp_path / "source", 100)
+    source = {"path": str(tmp_path / "source"), "subscribe": "source", "startingOffsets": "earliest"}
+    rows = spark.readStream.format("tidelog").options(**source, columns="data").load()
+    base = Path(spark.sparkContext._jvm.java.lang.System.getProperty("user.dir"))  # type: ignore[union-attr]
+    jobs = [os.path.relpath(tmp_path / name, base) for name in ("one", "two")]
+    for job in (*jobs, jobs[0]):
+        query = rows.writeStream.format("tidelog").options(path=str(tmp_path / "sink"), topic="copy")
+        query = query.option("checkpointLocation", job).trigger(availableNow=True)
+        assert query.start().awaitTermination(120)
+        shutil.rmtree(tmp_path / Path(job).name / "commits")  # the next start repeats its batch
+    with tidelog.open(str(tmp_path / "sink")) as log:
+        assert log.topic("copy").count == 200, "each job once, however often it is repeated"
 
 
 def test_a_full_topic_stops_the_query_and_it_goes_on_when_there_is_room(mortals: SparkSession, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ class WriterRow(msgspec.Struct, array_like=True, frozen=True):
 
     writer: str
     batches: tuple[tuple[int, int, int, int, int], ...]
+    query_id: str = ""  # of the query that wrote the newest of them
 
 
 class FedRow(msgspec.Struct, array_like=True, frozen=True):

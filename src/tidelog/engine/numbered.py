@@ -49,9 +49,11 @@ class Numbered(Append):
         writer: str,
         number: int,
         total: tuple[int, int],
+        query_id: str,
     ) -> None:
         super().__init__(core, first, ts_ms, batch, key)
-        self.body = NumberedBatch(writer=writer, number=number, first=first, last=first + len(batch) - 1, sum=total)
+        last = first + len(batch) - 1
+        self.body = NumberedBatch(writer=writer, number=number, first=first, last=last, sum=total, query_id=query_id)
         self.lead(frame.encode(self.body.KIND, topic_id=core.id, ts_ms=ts_ms, data=bodies.encode(self.body)))
 
     def _publish(self) -> None:
@@ -83,24 +85,31 @@ def prepared(limits: EngineConfig, tables: Iterable[pa.Table | pa.RecordBatch]) 
     return Parts(parts)
 
 
-def append_numbered(core: Core, batch: Parts, writer: str, number: int, total: tuple[int, int]) -> Appended:
+def append_numbered(
+    core: Core, batch: Parts, writer: str, number: int, total: tuple[int, int], query_id: str = ""
+) -> Appended:
     """Write a batch, or say where it was written before (`deduped`). Durable on return."""
     retention.expire(core)
-    make = partial(Numbered, writer=writer, number=number, total=total)
+    make = partial(Numbered, writer=writer, number=number, total=total, query_id=query_id)
     while True:
         with core.lock:
             core.check_writable()
-            numbers.check(core.numbered, writer, number, total)
+            numbers.check(core.numbered, writer, number, total, query_id)
             token, mine = core.numbering.get(writer), False
             if token is None:
-                before = numbers.known(core.numbered, core.name, writer, number, total)
+                before = numbers.known(core.numbered, core.name, writer, number, total, query_id)
                 if before is not None:
                     return Appended(before.first, before.last, core.index.head, True)
                 token, mine = append.staged(core, batch, None, make), True
                 if core.ephemeral:
                     done = token.wait()
                     body = NumberedBatch(
-                        writer=writer, number=number, first=done.first_seq, last=done.last_seq, sum=total
+                        writer=writer,
+                        number=number,
+                        first=done.first_seq,
+                        last=done.last_seq,
+                        sum=total,
+                        query_id=query_id,
                     )
                     numbers.apply(core.numbered, body)
                 else:

@@ -1,14 +1,20 @@
 """[policy] Batches that their writer numbers, each written once whatever is repeated.
 
-    number       sum         verdict
-    known        the same    a replay: the range it was given then
-    known        another     refused: the batch was written with other records
-    below a known one        refused: it was never written, and later ones were; a checkpoint was set back
-    above all                new
+    query id     number            sum         verdict
+    another      any               any         refused: the checkpoint was deleted or replaced
+    the same     the newest        any         a replay: the range it was given then
+    any          known             the same    a replay
+    any          known             another     refused: the batch was written with other records
+    any          below a known one             refused: not written, later ones were; a checkpoint was set back
+    any          above all                     new
 
-A writer is whoever goes on under one name: a streaming query, across its restarts. Its last `KEPT` batches are known;
-one that is older counts as below. What a writer of one batch (`ONCE`) has written is forgotten after the next
-`KEPT_ONCE`: its repetitions come within moments.
+A writer is a name that goes on across restarts, such as that of a streaming query. The query id tells two queries of
+one name apart: Spark keeps it in the checkpoint. A query that is restarted repeats at most its newest batch, whose
+records may have changed at the source since; the first write counts. Without a query id, on either side, only the sum
+decides.
+
+The last `KEPT` batches of a writer are known; one that is older counts as below. What a writer of one batch (`ONCE`)
+has written is forgotten after the next `KEPT_ONCE`: its repetitions come within moments.
 """
 
 from __future__ import annotations
@@ -25,6 +31,7 @@ KEPT_ONCE: Final = 16
 WRITERS_MAX: Final = 1024
 ONCE: Final = "once:"  # what the name of a writer of one batch begins with
 _NAME_BYTES_MAX: Final = 1024
+_QUERY_ID_BYTES_MAX: Final = 128
 _NUMBER_MAX: Final = (1 << 63) - 1
 _WORD: Final = 1 << 64
 
@@ -35,20 +42,30 @@ class Written(NamedTuple):
     first: int
     last: int
     sum: tuple[int, int]
+    query_id: str = ""  # "": not known
 
 
 Numbers: TypeAlias = dict[str, dict[int, Written]]  # by writer, then by number, rising
 
 
-def known(numbers: Numbers, topic: str, writer: str, number: int, total: tuple[int, int]) -> Written | None:
+def known(
+    numbers: Numbers, topic: str, writer: str, number: int, total: tuple[int, int], query_id: str = ""
+) -> Written | None:
     """The batch, if it was written before; None: it is new. BatchConflict where it can be neither."""
     batches = numbers.get(writer)
     if not batches:
         return None
     found, newest = batches.get(number), next(reversed(batches))
+    before = batches[newest].query_id
+    if before and query_id and before != query_id:
+        reason = (
+            f"comes from the query {query_id}, and the batches up to {newest} were written by the query {before}: its "
+            "checkpoint was deleted or replaced, or two queries have this name"
+        )
+        raise BatchConflict(topic, writer, number=number, newest=newest, reason=reason)
     if found is None and number > newest:
         return None
-    if found is not None and found.sum == total:
+    if found is not None and (found.sum == total or (number == newest and before and before == query_id)):
         return found
     reason = (
         f"was not written before, and batch {newest} was"
@@ -58,8 +75,12 @@ def known(numbers: Numbers, topic: str, writer: str, number: int, total: tuple[i
     raise BatchConflict(topic, writer, number=number, newest=newest, reason=reason)
 
 
-def check(numbers: Numbers, writer: object, number: object, total: object) -> None:
+def check(numbers: Numbers, writer: object, number: object, total: object, query_id: object = "") -> None:
     """Refuse what names no batch, and one more writer than are kept."""
+    if not isinstance(query_id, str) or len(query_id.encode("utf-8", "surrogatepass")) > _QUERY_ID_BYTES_MAX:
+        raise BadInput(
+            f"a query id is text of at most {_QUERY_ID_BYTES_MAX} bytes, not {query_id!r:.200}; nothing was written"
+        )
     if not isinstance(writer, str) or not 0 < len(writer.encode("utf-8", "surrogatepass")) <= _NAME_BYTES_MAX:
         raise BadInput(
             f"a writer is named by text of 1 to {_NAME_BYTES_MAX} bytes, not {writer!r:.80}; nothing was done"
@@ -79,7 +100,8 @@ def check(numbers: Numbers, writer: object, number: object, total: object) -> No
 def apply(numbers: Numbers, body: NumberedBatch) -> None:
     """Remember a batch that is written. Used by the committer and by replay, which may say it again."""
     batches = numbers.pop(body.writer, {})
-    batches[body.number] = Written(body.first, body.last, body.sum)
+    before = batches[next(reversed(batches))].query_id if batches else ""
+    batches[body.number] = Written(body.first, body.last, body.sum, body.query_id or before)
     kept = sorted(batches)[-KEPT:]
     numbers[body.writer] = {number: batches[number] for number in kept}
     once = [name for name in numbers if name.startswith(ONCE)]
@@ -95,12 +117,14 @@ def rows(numbers: Numbers, head: int) -> tuple[WriterRow, ...]:
             (number, each.first, each.last, *each.sum) for number, each in batches.items() if each.last <= head
         )
         if told:
-            found.append(WriterRow(writer, told))
+            found.append(WriterRow(writer, told, batches[told[-1][0]].query_id))
     return tuple(found)
 
 
 def of_rows(given: Iterable[WriterRow]) -> Numbers:
     return {
-        row.writer: {number: Written(first, last, (high, low)) for number, first, last, high, low in row.batches}
+        row.writer: {
+            number: Written(first, last, (high, low), row.query_id) for number, first, last, high, low in row.batches
+        }
         for row in given
     }

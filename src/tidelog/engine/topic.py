@@ -155,7 +155,13 @@ class Topic:
         return self._append(encode.from_table(self._core.shared.limits, table), key).wait()
 
     def append_numbered(
-        self, tables: Iterable[pa.Table | pa.RecordBatch] | Parts, *, writer: str, number: int, sum: tuple[int, int]
+        self,
+        tables: Iterable[pa.Table | pa.RecordBatch] | Parts,
+        *,
+        writer: str,
+        number: int,
+        sum: tuple[int, int],
+        query_id: str = "",
     ) -> Appended:
         """Write the rows of all these tables, as `append_arrow` takes them, as one batch of a writer that numbers its
         batches: one range of seqs, all of it or nothing, synced whatever the topic's class is.
@@ -163,9 +169,13 @@ class Topic:
         A batch that was written before, also before a restart, is not written again: its seqs are returned
         (`deduped`). `sum` says what is in it. The same number with another sum, and a number below one that was
         written, are a BatchConflict.
+
+        `query_id` tells two queries that write under one name apart. Under the id that wrote the newest batch, that
+        batch is a repetition whatever its sum: its source may have changed since. Under another id every batch is a
+        BatchConflict, because the writer lost its checkpoint. "": not known, only the sum decides.
         """
         parts = tables if isinstance(tables, Parts) else numbered.prepared(self._core.shared.limits, tables)
-        return numbered.append_numbered(self._core, parts, writer, number, sum)
+        return numbered.append_numbered(self._core, parts, writer, number, sum, query_id)
 
     def numbered(self, writer: str) -> dict[int, Written]:
         """The last batches that this writer has written, by number."""

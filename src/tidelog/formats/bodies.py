@@ -17,7 +17,8 @@
     Forward                     event u8; u64 source id; u64 first, u64 last source seq; u64 target head after it;
                                 events 3 and 4 also: u64s copies by router; u64s pairs of count and hops
     GroupCursor                 text group; gone u8; u64 seq; u64 hold bytes
-    NumberedBatch               text writer; u64 number; u64 first, u64 last seq; u64 × 2 sum
+    NumberedBatch               text writer; u64 number; u64 first, u64 last seq; u64 × 2 sum; the highest
+                                bit of number is set where a text follows: the query id
     WriteKey                    text key; u64 first, u64 last seq
 
 Little-endian. A body is read to its last byte or not at all: bytes left over, an option that is
@@ -219,6 +220,7 @@ class NumberedBatch:
     first: int
     last: int
     sum: tuple[int, int]  # of what is in it, as the writer has worked it out
+    query_id: str = ""  # which query of that name; "": not known, and no text is written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,6 +252,7 @@ Body: TypeAlias = (
 )
 
 _ROUTER_BOOLS: Final = ("preserve_node", "preserve_tag", "create_dest", "allow_cycle", "exactly_once")
+_HAS_QUERY_ID: Final = 1 << 63  # in the number of a numbered batch
 _TOPIC_MARK = Struct("<7Q")
 
 
@@ -290,8 +293,12 @@ def encode(body: Body) -> bytes:
         case GroupCursor():
             return _text(body.group) + bytes((body.gone,)) + _u64(body.seq) + _u64(body.hold_bytes)
         case NumberedBatch():
-            seqs = _u64(body.number) + _u64(body.first) + _u64(body.last)
-            return _text(body.writer) + seqs + _u64(body.sum[0]) + _u64(body.sum[1])
+            if body.number >= _HAS_QUERY_ID:
+                raise BadInput(f"the number of a batch is below 2^63, {body.number} is not")
+            marked = body.number | _HAS_QUERY_ID if body.query_id else body.number
+            seqs = _u64(marked) + _u64(body.first) + _u64(body.last)
+            query_id = _text(body.query_id) if body.query_id else b""
+            return _text(body.writer) + seqs + _u64(body.sum[0]) + _u64(body.sum[1]) + query_id
         case WriteKey():
             return _text(body.key) + _u64(body.first) + _u64(body.last)
 
@@ -376,7 +383,12 @@ def _decode(kind: int, take: _Take) -> Body:
             return GroupCursor(group=group, gone=gone, seq=take.u64(), hold_bytes=take.u64())
         case frame.NUMBERED_BATCH:
             writer, number, first, last = take.text(), take.u64(), take.u64(), take.u64()
-            return NumberedBatch(writer=writer, number=number, first=first, last=last, sum=(take.u64(), take.u64()))
+            total, query_id = (take.u64(), take.u64()), ""
+            if number >= _HAS_QUERY_ID:
+                number, query_id = number - _HAS_QUERY_ID, take.text()
+                if not query_id:
+                    raise take.corrupt("a query id that is there is not empty")
+            return NumberedBatch(writer=writer, number=number, first=first, last=last, sum=total, query_id=query_id)
         case frame.WRITE_KEY:
             return WriteKey(key=take.text(), first=take.u64(), last=take.u64())
         case _:

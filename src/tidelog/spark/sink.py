@@ -2,11 +2,14 @@
 
     Spark says                    we say
     write(rows), on an executor   stage: chunks, whose names only the message tells
-    commit(messages, batch id)    publish: numbered by (query, batch id), so that a repetition is told where it is
+    commit(messages, batch id)    publish: numbered by (writer, batch id), so that a repetition is told where it is
     abort(messages)               clear: what was staged goes
 
 Only the attempt of a task whose message Spark hands over counts; what others staged is waste and is swept. A batch
 without rows publishes nothing. What is in a batch is told by a sum of its rows, whatever tasks they came in.
+
+Tasks know the id of their query (`sql.streaming.queryId`), the driver's Python worker does not: messages carry it. It
+tells a replay from a checkpoint that was deleted (`engine.numbers`), and is the writer's name where there is no other.
 """
 
 from __future__ import annotations
@@ -15,22 +18,24 @@ import logging
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import pyarrow as pa
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 from xxhash import xxh3_128_hexdigest
 
 from tidelog.clock import Clock, SystemClock
+from tidelog.engine import Appended
 from tidelog.engine.numbered import BYTES_MAX
 from tidelog.engine.numbers import ONCE
 from tidelog.engine.staging import Chunk, name_of
-from tidelog.errors import Error
+from tidelog.errors import BadInput, Error
 from tidelog.spark import rows as making
 from tidelog.spark.fingerprint import NOTHING, Sum, added
-from tidelog.spark.sink_options import WriteOptions, check_schema
+from tidelog.spark.sink_options import OF_QUERY, WriteOptions, check_schema
 from tidelog.spark.target import Batch, PathTarget, ServerTarget, Target
 
 STAGED_BYTES = 32 << 20  # a chunk is closed at about this
@@ -45,6 +50,13 @@ class Staged(WriterCommitMessage):
     rows: int = 0
     size: int = 0
     sum: Sum = NOTHING
+    query_id: str = ""
+
+
+def query_id_here() -> str:
+    """Return the id of the streaming query that runs this task, "" outside of one."""
+    context = TaskContext.get()
+    return (context.getLocalProperty("sql.streaming.queryId") if context is not None else None) or ""
 
 
 def target_of(options: WriteOptions) -> Target:
@@ -57,10 +69,10 @@ def target_of(options: WriteOptions) -> Target:
 class Sink:
     """What a batch and a stream have in common."""
 
-    def __init__(self, options: WriteOptions, schema: StructType, writer: str) -> None:
+    def __init__(self, options: WriteOptions, schema: StructType, writer: str | None) -> None:
+        """`writer`: the name under which batches are numbered; None: the id of the query, which its tasks know."""
         check_schema(schema, options)
         self._options, self._writer = options, writer
-        self._owner = xxh3_128_hexdigest(writer.encode())
         with closing(self.target()) as target:
             target.prepare()
 
@@ -68,8 +80,18 @@ class Sink:
         return target_of(self._options)
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> Staged:
+        query_id = query_id_here()
+        owner = _owner(self._named(query_id))
         with closing(self.target()) as target:
-            return Staging(target, self._owner, self._options).run(batches)
+            return replace(Staging(target, owner, self._options).run(batches), query_id=query_id)
+
+    def _named(self, query_id: str) -> str:
+        if self._writer is None and not query_id:
+            raise BadInput(
+                "option query: Spark names no query id here, so a batch that is repeated could not be told from a new "
+                "one; nothing was written, name the query (option query, or queryName)"
+            )
+        return self._writer or f"{OF_QUERY}{query_id}"
 
     def publish(self, messages: Sequence[WriterCommitMessage | None], number: int) -> None:
         staged = [each for each in messages if isinstance(each, Staged)]
@@ -79,28 +101,57 @@ class Sink:
             total = added(total, each.sum)
             for topic, chunk in each.chunks:
                 chunks.setdefault(topic, []).append(chunk)
+        query_id = next((each.query_id for each in staged if each.query_id), "")
+        if not chunks and self._writer is None and not query_id:
+            return  # no task ran: there is nothing to publish, and nothing staged
+        writer = self._named(query_id)
         making.check_size(sum(each.rows for each in staged), sum(each.size for each in staged), BYTES_MAX)
         with closing(self.target()) as target:
             if chunks:
-                batch = Batch(self._writer, number, total)
+                batch = Batch(writer, number, total, "" if writer.startswith(ONCE) else query_id)
                 done = target.publish(batch, {topic: chunks[topic] for topic in sorted(chunks)})
                 ranges = {topic: [made.first_seq, made.last_seq] for topic, made in done.items()}
-                _log.info(
-                    "%s", msgspec.json.encode({"writer": self._writer, "batch": number, "ranges": ranges}).decode()
-                )
-            target.clear(self._owner, self._topics(chunks))
+                _log.info("%s", msgspec.json.encode({"writer": writer, "batch": number, "ranges": ranges}).decode())
+                for topic, made in done.items():
+                    _warn_of_change(writer, number, topic, made, sum(each.rows for each in chunks[topic]))
+            target.clear(_owner(writer), self._topics(chunks))
 
     def forget(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """The batch is given up. What cannot be cleared now is swept later: the reason for the abort counts."""
-        named = [topic for each in messages if isinstance(each, Staged) for topic, _ in each.chunks]
+        staged = [each for each in messages if isinstance(each, Staged)]
+        named = [topic for each in staged for topic, _ in each.chunks]
+        query_id = next((each.query_id for each in staged if each.query_id), "")
+        if self._writer is None and not query_id:
+            return  # no task has told of anything; the next batch of the query sweeps what they left
+        writer = self._named(query_id)
         try:
             with closing(self.target()) as target:
-                target.clear(self._owner, self._topics(named))
+                target.clear(_owner(writer), self._topics(named))
         except (Error, OSError) as error:
-            _log.warning("what was staged by %s stays until it is swept: %s", self._writer, error)
+            _log.warning("what was staged by %s stays until it is swept: %s", writer, error)
 
     def _topics(self, named: Sequence[str] | dict[str, list[Chunk]]) -> list[str]:
         return sorted({*named, *([self._options.topic] if self._options.topic else [])})
+
+
+def _owner(writer: str) -> str:
+    return xxh3_128_hexdigest(writer.encode())
+
+
+def _warn_of_change(writer: str, number: int, topic: str, done: Appended, rows: int) -> None:
+    """Log a replay that brought another number of records than were written the first time."""
+    if done.deduped and done.count != rows:
+        _log.warning(
+            "%s: batch %d of %s was written before with %d records, seqs %d to %d, and is repeated with %d: its source "
+            "has changed since; what was written stays",
+            topic,
+            number,
+            writer,
+            done.count,
+            done.first_seq,
+            done.last_seq,
+            rows,
+        )
 
 
 class Staging:
@@ -176,7 +227,6 @@ class TopicWriter(DataSourceArrowWriter):
 
 class TopicStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
-        assert options.writer is not None, "a stream has a name"
         self._sink = Sink(options, schema, options.writer)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:

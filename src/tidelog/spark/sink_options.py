@@ -1,8 +1,10 @@
 """[policy] What a writer may ask for, and which columns it may bring. Refused before a row is written.
 
-who writes     query, else queryName, else checkpointLocation: the name under which batches are numbered, the
-               same at every start. A batch (`save`) has none, and is written once because it is run once;
-               with `query` and `batch` (in foreachBatch) it has the one they name.
+who writes     query, else queryName, else checkpointLocation where that is absolute, else the query id that Spark
+               keeps in the checkpoint: the name under which batches are numbered, the same at every start. A relative
+               checkpointLocation names nothing: two jobs in two directories could have the same one.
+               A batch (`save`) has none, and is written once because it is run once; with `query` and `batch` (in
+               foreachBatch) it has the one they name.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from tidelog.addresses import scheme_of
 from tidelog.engine.config import check_topic_name
 from tidelog.engine.numbers import ONCE
 from tidelog.errors import BadInput
@@ -31,6 +34,8 @@ from tidelog.spark import options as reading
 from tidelog.spark.options import IS_JSON
 
 _SHOWN_MAX: Final = 80
+OF_PLACE: Final = "checkpoint:"  # what the name of a stream begins with that goes by the place of its checkpoint
+OF_QUERY: Final = "query:"  # and of one that goes by its query id
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,7 @@ class WriteOptions:
     server: str | None
     key: str | None = field(repr=False)
     topic: str | None
-    writer: str | None  # None: whoever has no name
+    writer: str | None  # None: a batch without a name, or a stream that goes by its query id
     batch: int | None
     json: bool
 
@@ -58,11 +63,6 @@ class WriteOptions:
     def for_stream(self) -> WriteOptions:
         if self.batch is not None:
             raise BadInput("option batch: Spark numbers the batches of a stream; nothing was written, leave it out")
-        if self.writer is None:
-            raise BadInput(
-                "option query: nobody could tell a batch that is repeated from a new one; nothing was written, name "
-                "the query (option query, or queryName) or give checkpointLocation as an option"
-            )
         return self
 
 
@@ -90,8 +90,8 @@ def _topic(_: str, value: str) -> str:
 
 def _query(name: str, value: str) -> str:
     value = _text(name, value)
-    if value.startswith((ONCE, "checkpoint:")):
-        raise _wrong(name, value, f"a name that does not begin with {ONCE} or checkpoint:")
+    if value.startswith((ONCE, OF_PLACE, OF_QUERY)):
+        raise _wrong(name, value, f"a name that does not begin with {ONCE}, {OF_PLACE} or {OF_QUERY}")
     return value
 
 
@@ -138,13 +138,14 @@ def read(given: Mapping[str, str]) -> WriteOptions:
         raise BadInput(f"options path and server: {given_both}; nothing was written, name a directory or a server")
     if "key" in found and "path" in found:
         raise BadInput("option key: it is for a server, and path is given; nothing was written, leave it out")
-    place = found.get("checkpointLocation")
+    place = found.get("checkpointLocation", "")
+    by_place = f"{OF_PLACE}{place.rstrip('/')}" if place.startswith("/") or scheme_of(place) else None
     return WriteOptions(
         path=found.get("path"),
         server=found.get("server"),
         key=found.get("key"),
         topic=found.get("topic"),
-        writer=found.get("query") or found.get("queryName") or (place and f"checkpoint:{place.rstrip('/')}"),
+        writer=found.get("query") or found.get("queryName") or by_place,
         batch=found.get("batch"),
         json=found.get("payload", False),
     )

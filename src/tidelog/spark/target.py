@@ -44,6 +44,7 @@ class Batch(NamedTuple):
     writer: str
     number: int
     sum: Sum
+    query_id: str = ""  # Spark's, which it keeps in the checkpoint; "": not known
 
 
 class Target(Protocol):
@@ -99,7 +100,9 @@ class PathTarget:
             for topic, mine in chunks.items():
                 parts = prepared(log.limits, chain.from_iterable(map(self._staging.read, mine)))
                 held, _ = log.ensure(topic, TopicConfig(), parts)
-                done[topic] = held.append_numbered(parts, writer=batch.writer, number=batch.number, sum=batch.sum)
+                done[topic] = held.append_numbered(
+                    parts, writer=batch.writer, number=batch.number, sum=batch.sum, query_id=batch.query_id
+                )
         return done
 
     def clear(self, owner: str, topics: Sequence[str]) -> None:  # noqa: ARG002
@@ -132,7 +135,8 @@ def waiting(opened: Callable[[], Engine], path: str, clock: Clock, patience_ms: 
 
 def known(topic: str, written: Mapping[int, Written], batch: Batch) -> Written | None:
     """Where this batch is in a topic, if it was written before; BatchConflict where it cannot be."""
-    return numbers.known({batch.writer: dict(written)}, topic, batch.writer, batch.number, batch.sum)
+    held = {batch.writer: dict(written)}
+    return numbers.known(held, topic, batch.writer, batch.number, batch.sum, batch.query_id)
 
 
 class ServerTarget:
@@ -157,14 +161,23 @@ class ServerTarget:
             rows = self._wire.get(f"/v0/topics/{name(topic)}/batches", writer=writer)["batches"]
         except TopicNotFound:
             return {}
-        return {row["number"]: Written(row["first_seq"], row["last_seq"], _words(row["sum"])) for row in rows}
+        return {
+            row["number"]: Written(row["first_seq"], row["last_seq"], _words(row["sum"]), row["query_id"])
+            for row in rows
+        }
 
     def _put(self, topic: str, batch: Batch, chunks: Sequence[Chunk]) -> Appended:
         told = [
             {"chunk": each.name, "rows": each.rows, "bytes": each.size, "sum": f"{each.sum:016x}"} for each in chunks
         ]
         high, low = batch.sum
-        body = {"writer": batch.writer, "number": batch.number, "sum": f"{high:016x}{low:016x}", "chunks": told}
+        body = {
+            "writer": batch.writer,
+            "number": batch.number,
+            "sum": f"{high:016x}{low:016x}",
+            "query_id": batch.query_id,
+            "chunks": told,
+        }
         try:
             said = self._wire.post(f"/v0/topics/{name(topic)}/batches", body)
         except Unavailable as error:

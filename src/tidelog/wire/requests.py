@@ -174,6 +174,7 @@ class PutBatch(Struct):
     number: U64
     sum: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
     chunks: list[Staged]
+    query_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
 
     def __post_init__(self) -> None:
         within(self.number)

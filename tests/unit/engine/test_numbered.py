@@ -20,8 +20,8 @@ def table(*datas: bytes) -> pa.Table:
     return pa.table({"data": list(datas)})
 
 
-def put(topic: Topic, number: int, *datas: bytes, total: int = 1, writer: str = "etl") -> Appended:
-    return topic.append_numbered([table(*datas)], writer=writer, number=number, sum=(total, 0))
+def put(topic: Topic, number: int, *datas: bytes, total: int = 1, writer: str = "etl", query_id: str = "") -> Appended:
+    return topic.append_numbered([table(*datas)], writer=writer, number=number, sum=(total, 0), query_id=query_id)
 
 
 def all_of(topic: Topic) -> list[bytes]:
@@ -83,6 +83,55 @@ def test_other_content_and_a_number_that_fell_are_refused_with_three_ways_out(tm
         assert put(log.topic("orders"), 0, b"anew").first_seq == 1
 
 
+@pytest.mark.parametrize(
+    ("durability", "restart"),
+    [("ephemeral", "none"), ("disk", "none"), ("disk", "replayed"), ("disk", "checkpointed")],
+)
+def test_query_id_tells_a_replay_from_a_reset(tmp_path: Path, restart: str, durability: str) -> None:
+    """P8: the newest batch of the same query is a replay whatever is in it, and another query is refused."""
+    with tidelog.open(str(tmp_path / "data"), threads=False) as log:
+        topic = log.topic("orders", durability=durability)
+        put(topic, 0, b"a", total=1, query_id="one")
+        put(topic, 1, b"b", b"c", total=2, query_id="one")
+        if restart == "checkpointed":
+            log.checkpoint()
+        if restart == "none":
+            _replays_and_resets(topic)
+    if restart != "none":
+        with tidelog.open(str(tmp_path / "data"), threads=False) as log:
+            _replays_and_resets(log.topic("orders"))
+
+
+def _replays_and_resets(topic: Topic) -> None:
+    again = put(topic, 1, b"b", total=3, query_id="one")
+    assert (again.seqs, again.deduped) == (range(2, 4), True), "the source lost a record since: the first write stays"
+    assert put(topic, 0, b"a", total=1, query_id="one").deduped
+    with pytest.raises(BatchConflict, match=r"batch 0 .* was written before"):
+        put(topic, 0, b"x", total=9, query_id="one")  # a checkpoint that was put back, and planned anew
+    for number, total in ((0, 1), (1, 2), (1, 9), (2, 1)):
+        with pytest.raises(BatchConflict, match=r"comes from the query two, .* written by the query one"):
+            put(topic, number, b"a", total=total, query_id="two")
+    assert put(topic, 1, b"b", b"c", total=2).deduped, "without an id the sum decides"
+    with pytest.raises(BatchConflict, match="with other records"):
+        put(topic, 1, b"b", total=3)
+    assert put(topic, 2, b"d", total=4).first_seq == 4
+    with pytest.raises(BatchConflict, match="written by the query one"):  # one without an id does not hide it
+        put(topic, 3, b"e", query_id="two")
+    assert put(topic, 3, b"e", query_id="one").first_seq == 5
+    assert all_of(topic) == [b"a", b"b", b"c", b"d", b"e"]
+
+
+def test_a_writer_from_before_query_ids_goes_on_with_one(tmp_path: Path) -> None:
+    with tidelog.open(str(tmp_path / "data"), threads=False) as log:
+        topic = log.topic("orders")
+        put(topic, 0, b"a", total=1)
+        assert put(topic, 0, b"a", total=1, query_id="one").deduped
+        with pytest.raises(BatchConflict, match="with other records"):
+            put(topic, 0, b"b", total=2, query_id="one")
+        put(topic, 1, b"b", total=2, query_id="one")
+        assert put(topic, 1, b"c", total=3, query_id="one").deduped
+
+
 def test_a_full_topic_takes_nothing_and_the_number_is_free(tmp_path: Path) -> None:
     with tidelog.open(str(tmp_path / "data")) as log:
         topic = log.topic("orders", cap_records=3, discard="reject")
@@ -113,6 +162,8 @@ def test_a_write_that_found_no_room_leaves_no_number() -> None:
         ({"number": True}, "a whole number from 0"),
         ({"sum": (1, 1 << 64)}, "two words of 64 bits"),
         ({"sum": (1,)}, "two words of 64 bits"),
+        ({"query_id": "x" * 129}, "a query id is text"),
+        ({"query_id": None}, "a query id is text"),
     ],
 )
 def test_bad_input(tmp_path: Path, given: dict[str, object], words: str) -> None:

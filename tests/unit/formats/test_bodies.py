@@ -72,7 +72,15 @@ BODIES = st.one_of(
         last=u64,
         dest_head=u64,
     ),
-    st.builds(bodies.NumberedBatch, writer=text, number=u64, first=u64, last=u64, sum=st.tuples(u64, u64)),
+    st.builds(
+        bodies.NumberedBatch,
+        writer=text,
+        number=st.integers(0, (1 << 63) - 1),
+        first=u64,
+        last=u64,
+        sum=st.tuples(u64, u64),
+        query_id=text,
+    ),
     st.builds(bodies.WriteKey, key=text, first=u64, last=u64),
     st.builds(bodies.GroupCursor, group=text, seq=u64, hold_bytes=u64, gone=st.booleans()),
 )

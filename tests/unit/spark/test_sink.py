@@ -122,6 +122,93 @@ def test_other_content_and_a_batch_id_that_fell_are_loud(desk: Desk, number: int
     assert desk.datas() == [b"a", b"b", *rows]
 
 
+@pytest.fixture
+def query(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Set the query id that tasks find."""
+
+    def set_to(query_id: str) -> None:
+        monkeypatch.setattr(sink, "query_id_here", lambda: query_id)
+
+    return set_to
+
+
+def test_replay_keeps_what_is_there_where_the_source_has_changed(
+    desk: Desk, query: Callable[[str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The newest batch is repeated without a record that was deleted meanwhile. It was a conflict for good."""
+    query("one")
+    micro(desk.stream(), 0, [data(b"a")])
+    micro(desk.stream(), 1, [data(b"b", b"c")])
+    for again in ([data(b"b")], [data(b"b", b"x")], [data()]):
+        micro(desk.stream(), 1, again)
+    assert desk.datas() == [b"a", b"b", b"c"]
+    assert "was written before with 2 records, seqs 2 to 3, and is repeated with 1" in caplog.text
+    micro(desk.stream(), 2, [data(b"d")])
+    assert desk.datas() == [b"a", b"b", b"c", b"d"]
+    assert desk.staged() == []
+
+
+def test_another_query_id_is_a_reset_and_every_way_out_helps(desk: Desk, query: Callable[[str], None]) -> None:
+    query("one")
+    micro(desk.stream(), 0, [data(b"a")])
+    query("two")
+    for number, given in ((0, data(b"a")), (0, data(b"x")), (1, data(b"b"))):
+        with pytest.raises(BatchConflict, match="checkpoint was deleted or replaced"):
+            micro(desk.stream(), number, [given])
+    assert desk.datas() == [b"a"]
+    query("one")  # the checkpoint is back
+    micro(desk.stream(), 1, [data(b"b")])
+    query("two")
+    micro(desk.options(query="other"), 0, [data(b"c")])
+    assert desk.datas() == [b"a", b"b", b"c"]
+    with desk.log() as log:
+        log.drop("copy")
+    micro(desk.stream(), 0, [data(b"d")])
+    assert desk.datas() == [b"d"]
+
+
+def test_a_reset_is_refused_for_all_topics_before_one_is_written(desk: Desk, query: Callable[[str], None]) -> None:
+    def both(number: int, *topics: str) -> None:
+        rows = data(*(name.encode() for name in topics), topic=pa.array(topics))
+        micro(_without_topic(desk), number, [rows])
+
+    query("one")
+    both(0, "one", "two")
+    query("two")
+    with pytest.raises(BatchConflict):
+        both(1, "new", "two")
+    with desk.log() as log:
+        assert log.find("new") is None
+    assert (desk.datas("one"), desk.datas("two")) == ([b"one"], [b"two"])
+
+
+def _without_topic(desk: Desk) -> dict[str, str]:
+    return {name: value for name, value in desk.stream().items() if name != "topic"}
+
+
+@pytest.mark.parametrize("place", [{}, {"checkpointLocation": "check/point"}, {"checkpointLocation": "./c"}])
+def test_two_jobs_with_the_same_relative_checkpoint_are_two_writers(
+    desk: Desk, query: Callable[[str], None], place: dict[str, str]
+) -> None:
+    """They were one: the second job's first batch counted as a repetition of the first one's."""
+    for query_id in ("one", "two"):
+        query(query_id)
+        for _ in range(2):
+            micro(desk.options(**place), 0, [data(b"same")])
+    assert desk.datas() == [b"same", b"same"]
+    query("one")
+    micro(desk.options(**place), 1, [data(b"more")])
+    assert desk.datas() == [b"same", b"same", b"more"]
+    assert desk.staged() == []
+    made = stream_writer(desk.options(**place), data().schema)
+    left = tasks(made, [[data(b"a")]])
+    made.abort([None], 2)
+    assert len(desk.staged()) == 1, "no task told whose it is: the next batch sweeps it"
+    made.abort(left, 2)
+    assert desk.staged() == []
+    made.commit([None], 2)
+
+
 def test_only_the_attempt_that_is_committed_counts(desk: Desk) -> None:
     made = stream_writer(desk.stream(), data().schema)
     tasks(made, [[data(b"lost")], [data(b"ran twice")]])
@@ -262,8 +349,9 @@ def test_options_of_a_batch(tmp_path: Path, options: dict[str, str], words: str)
 
 def test_options_of_a_stream(tmp_path: Path) -> None:
     options = {"path": str(tmp_path / "data"), "topic": "copy"}
-    with pytest.raises(BadInput, match="name the query"):
-        stream_writer(options, data().schema)
+    for unnamed in ({}, {"checkpointLocation": "check/point"}):
+        with pytest.raises(BadInput, match="Spark names no query id here"):
+            micro({**options, **unnamed}, 0, [data(b"a")])
     with pytest.raises(BadInput, match="Spark numbers the batches of a stream"):
         stream_writer({**options, "query": "x", "batch": "1"}, data().schema)
     micro({**options, "checkpointLocation": "/check/point/"}, 0, [data(b"a")])

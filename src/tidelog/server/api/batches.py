@@ -2,7 +2,7 @@
 
     PUT    …/staging/{chunk}      an Arrow stream, kept beside the data until it is published or swept
     DELETE …/staging/{owner}      everything that an owner has staged
-    POST   …/batches              {"writer","number","sum","chunks"} → one range of seqs, the same one however often
+    POST   …/batches              {"writer","number","sum","query_id","chunks"} → one range of seqs, once
     GET    …/batches?writer=      what a writer has written last
 
 The chunks of a topic are told from those of another by its name in front of theirs, as a hash.
@@ -99,7 +99,10 @@ async def publish(call: Call) -> Response:
         tables = chain.from_iterable(staging.read(chunk) for chunk in chunks)
         parts = prepared(engine.limits, tables)
         topic, created = engine.ensure(call.topic, TopicConfig(), parts)
-        return topic.append_numbered(parts, writer=body.writer, number=body.number, sum=body.words), created
+        done = topic.append_numbered(
+            parts, writer=body.writer, number=body.number, sum=body.words, query_id=body.query_id
+        )
+        return done, created
 
     done, created = await service.work(work)
     service.metrics.wrote(call.topic, 0 if done.deduped else done.count)
@@ -123,7 +126,13 @@ async def known(call: Call) -> Response:
         raise Problem("invalid_request", "writer is missing: whose batches? Nothing was read")
     topic = found(call.service.engine, call.topic)
     rows = [
-        {"number": number, "first_seq": each.first, "last_seq": each.last, "sum": requests.PutBatch.hex(each.sum)}
+        {
+            "number": number,
+            "first_seq": each.first,
+            "last_seq": each.last,
+            "sum": requests.PutBatch.hex(each.sum),
+            "query_id": each.query_id,
+        }
         for number, each in topic.numbered(writer).items()
     ]
     return ok({"topic": call.topic, "writer": writer, "batches": rows, "performance": call.performance()})

@@ -58,8 +58,9 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             "unsupported_media_type",
         ),
         text="All chunks become one range of seqs, or nothing does. Repeated, also after a restart, it answers with "
-        "the range of the first time. The same number with another sum, and a number below one that is known, are a "
-        "batch_conflict.",
+        "the range of the first time. query_id tells two queries of one writer apart: the newest number under the same "
+        "query_id is a repetition whatever its sum, another query_id is a batch_conflict. So are a known number with "
+        "another sum, and a number below one that is known.",
     ),
     Operation(
         "GET",
@@ -101,7 +102,9 @@ SCHEMAS: Final[dict[str, Schema]] = {
         {
             "topic": TEXT,
             "writer": TEXT,
-            "batches": each(obj({"number": COUNT, "first_seq": COUNT, "last_seq": COUNT, "sum": _SUM})),
+            "batches": each(
+                obj({"number": COUNT, "first_seq": COUNT, "last_seq": COUNT, "sum": _SUM, "query_id": TEXT})
+            ),
             **_PERFORMANCE,
         }
     ),
