@@ -7,6 +7,7 @@ and is answered all the same is a bug too.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -133,6 +134,20 @@ class Server:
         assert self._process is not None
         lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmRSS:"))
+
+    def limit_growth(self, size: int) -> None:
+        """Let it take so many bytes of address space more than it has now, and no more: beyond, allocations fail."""
+        assert self._process is not None
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        has = next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmSize:"))
+        resource.prlimit(self._process.pid, resource.RLIMIT_AS, (has + size, has + size))
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was resident at any time."""
+        assert self._process is not None
+        lines = Path(f"/proc/{self._process.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
     @property
     def open_files(self) -> int:

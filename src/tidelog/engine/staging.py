@@ -23,10 +23,15 @@ from tidelog.disk.atomic import remove_if_there
 from tidelog.disk.latch import FULL
 from tidelog.disk.seam import Disk, File, join
 from tidelog.errors import BadInput, DiskFull, NotFound, TooLarge, WriteFailed
+from tidelog.formats import ipc
+from tidelog.formats.expansion import ALLOWANCE, Oversized
 from tidelog.types import Buffer
 
 DIRECTORY: Final = "staging"
 CHUNK_BYTES_MAX: Final = 1 << 30
+BATCH_BYTES_MAX: Final = (
+    128 << 20
+)  # of one Arrow batch in a chunk once it is decoded: what can be appended, and offsets
 KEPT_MS: Final = 7 * 86_400_000
 _NAME: Final = re.compile(r"([0-9a-f]{16,48})-([0-9a-f]{12})-[0-9a-f]{16}")
 _OWNER: Final = re.compile(r"[0-9a-f]{16,48}")
@@ -144,24 +149,29 @@ class Staging:
 
 
 def _batches(path: str, content: memoryview, rows: int) -> Iterator[pa.RecordBatch]:
-    """The batches of an Arrow stream. The bytes come from outside, so they are looked at in full."""
+    """The batches of an Arrow stream, each bounded before it is decoded: a chunk comes from outside."""
     found = 0
     try:
-        with pa.ipc.open_stream(pa.py_buffer(content)) as stream:
-            for column in stream.schema:
-                if column.type not in _KINDS.get(column.name, ()):
-                    raise BadInput(
-                        f"a chunk has {column.name!r} as {column.type}, which no record has; nothing was written"
-                    )
-            for batch in stream:
-                batch.validate(full=True)
-                found += batch.num_rows
-                yield batch
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _other(path, f"it is no Arrow stream ({error})") from None
+        for batch in ipc.batches(content, _KINDS, BATCH_BYTES_MAX, ALLOWANCE.start()):
+            found += batch.num_rows
+            yield batch
+    except Oversized as error:
+        raise TooLarge(
+            f"the chunk {_name_in(path)}: {error.what}", size=error.size, limit=error.limit, unit=error.unit
+        ) from None
+    except BadInput as error:
+        raise _other(path, f"it cannot be appended ({_reason(error)})") from None
     if found != rows:
         raise _other(path, f"it has {found} rows and was to have {rows}")
 
 
+def _reason(error: BadInput) -> str:
+    return str(error).partition("; nothing was written")[0]
+
+
+def _name_in(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
 def _other(path: str, reason: str) -> BadInput:
-    return BadInput(f"the chunk {path.rpartition('/')[2]}: {reason}; nothing was published, stage it again")
+    return BadInput(f"the chunk {_name_in(path)}: {reason}; nothing was published, stage it again")

@@ -12,6 +12,7 @@ from ipaddress import ip_address
 from typing import Any, Literal
 
 from tidelog.errors import BadInput
+from tidelog.formats.expansion import FREE_BYTES, RATIO, Allowance
 
 LogFormat = Literal["text", "json"]
 CommitMode = Literal["beside", "loop"]
@@ -41,10 +42,15 @@ class ServerConfig:
     """Ask for a key on health and readiness too."""
 
     max_body_bytes: int = 64 << 20
-    """A larger request body is answered with 413."""
+    """A larger request body is answered with 413; so is a compressed one that decodes to more, and a batch of an Arrow
+    stream."""
+
+    max_expansion: int = RATIO
+    """A compressed body that comes in pieces may decode to `max_body_bytes` and to so many times what came; 0: no
+    limit, as with every cap below."""
 
     max_topics: int = 100_000
-    """Topics at once; 0: no limit, as with every cap below."""
+    """Topics at once."""
 
     max_routers: int = 10_000
     """Routers at once."""
@@ -122,6 +128,11 @@ class ServerConfig:
     """For tests: a lower floor for heartbeats of streams, 1 to 1000."""
 
     @property
+    def allowance(self) -> Allowance:
+        """What a compressed body may become."""
+        return Allowance(self.max_body_bytes or FREE_BYTES, self.max_expansion)
+
+    @property
     def heartbeat_ms_min(self) -> int:
         wanted = self.test_min_heartbeat_ms
         return 1_000 if wanted is None else min(max(wanted, 1), 1_000)
@@ -130,6 +141,7 @@ class ServerConfig:
 _CAPS = frozenset(
     [
         "max_body_bytes",
+        "max_expansion",
         "max_topics",
         "max_routers",
         "max_watch_sessions",

@@ -1012,6 +1012,8 @@ def bomb() -> bytes:
         (arrow(table()) + arrow(table()), "invalid_request", "behind the end"),
         (arrow(pa.table({"value": [b"x"]})), "invalid_request", "one column `data`"),
         (arrow(pa.table({"data": [1]})), "invalid_request", "the column 'data' is int64"),
+        (arrow(pa.table({"data": pa.nulls(5)})), "invalid_request", "the column 'data' is null"),
+        (arrow(pa.table({"data": ["x"], "seq": [[1]]})), "invalid_request", "the column 'seq' is list"),
         (arrow(pa.table({"data": [b"x"], "json": ["yes"]})), "invalid_request", "the column 'json' is string"),
         (arrow(pa.table({"data": [b"x"], "extra": [1]})), "invalid_request", "no column 'extra'"),
         (arrow(pa.table({"data": [b"x", None]})), "invalid_request", "nulls"),

@@ -48,7 +48,7 @@ class App:
         self.service = service
         limit = service.config.max_body_bytes or _NO_LIMIT
         self._body = Body(limit)
-        self._streamed = Body(_NO_LIMIT, streamed=True)
+        self._streamed = Body(_NO_LIMIT, streamed=True, allowance=service.config.allowance)
         self._find = lru_cache(4096)(routes.find)
         self._ids, self._prefix = 0, b"%x-" % service.started_ms
         writes, jobs = ExpressWrites(service, self._next_ids), ExpressJobs(service, self.next_id, _failed)

@@ -90,6 +90,8 @@ async def publish(call: Call) -> Response:
     body = call.body(_put)
     if not body.chunks:
         raise BadInput("a numbered batch has at least one chunk; nothing was written")
+    if len({one.chunk for one in body.chunks}) < len(body.chunks):
+        raise BadInput("a chunk is named twice; nothing was written, name each chunk of the batch once")
     service, staging = call.service, _staging(call)
     chunks = [Chunk(_mine(call, check_name(one.chunk)), one.rows, one.bytes, int(one.sum, 16)) for one in body.chunks]
 

@@ -29,6 +29,7 @@ from tidelog.server.http.seam import Broken, Gone, Response
 T = TypeVar("T")
 _UNDER_WAY: Final = 3  # batches between staged and acknowledged: one at the disk, one waiting, one being made
 _INLINE_BYTES: Final = 64 << 10  # less than this is decoded where it is: a change of threads costs more
+_INLINE_BYTES_MIN: Final = 1 << 10  # what a call costs at least, however small the message is
 _KEY_BYTES_MAX: Final = 240  # room for the batch's number behind it
 
 
@@ -63,7 +64,7 @@ async def write(call: Call, *, arrow: bool) -> Response:
     limits = call.service.engine.limits
     message_bytes_max = call.service.config.max_body_bytes or (1 << 31) - 1
     feed: Feed = (
-        Messages(limits, message_bytes_max)
+        Messages(limits, message_bytes_max, call.service.config.allowance.start())
         if arrow
         else line_feed.Lines(limits, call.service.now_ms, raw=call.query.flag("raw", False))
     )
@@ -82,6 +83,7 @@ class Intake:
         self._key = _key_of(call)
         self._staged = 0
         self._held_us = 0  # waiting to be let in
+        self._inline = 0  # bytes that were decoded on the loop since others had their turn
         self._under_way: deque[tuple[asyncio.Task[Appended], dict[str, int]]] = deque()
         self._done: list[Appended] = []
 
@@ -140,6 +142,12 @@ class Intake:
             await self._outcome()
 
     async def _work(self, size: int, call: Callable[[], T]) -> T:
+        """Run a call on the loop where it is small, and give way to others after every `_INLINE_BYTES` of such work:
+        what holds no records is never staged, so that nothing else would wait."""
+        self._inline += max(size, _INLINE_BYTES_MIN)
+        if self._inline > _INLINE_BYTES:
+            self._inline = 0
+            await asyncio.sleep(0)
         return call() if size <= _INLINE_BYTES else await self._service.work(call)
 
     async def _committed(self, token: Token[Appended]) -> Appended:

@@ -11,7 +11,8 @@ whatever pieces they came in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import msgspec
@@ -22,10 +23,12 @@ from tidelog.errors import BadInput, Error, TooLarge
 from tidelog.server.api import write as writing
 from tidelog.server.api.records import BYTES_MAX, Cut
 from tidelog.server.api.schedule import schedule
+from tidelog.types import Ints
 from tidelog.wire import requests
 from tidelog.wire.requests import BadBody, Record
 
 _END: Final = b'{"$end":'
+_BLANK: Final = re.compile(rb"\n[ \t\r\v\f]+(?=\n)")
 _raw = requests.decoder(msgspec.Raw)
 _object = requests.decoder(dict[str, msgspec.Raw])
 
@@ -44,7 +47,9 @@ class Lines:
     def __init__(self, limits: EngineConfig, now_ms: Callable[[], int], *, raw: bool) -> None:
         self._limits, self._now_ms, self._is_raw = limits, now_ms, raw
         self._bytes_max = max(BYTES_MAX, 2 * limits.record_bytes_max)
-        self._held: list[bytes] = []
+        self._whole, self._start = b"", 0  # lines that wait to be cut begin there
+        self._held: list[bytes] = []  # pieces that came after them
+        self._ends: Ints | None = None  # where lines of `_whole` end, while there are more than fit a batch
         self.size = 0
         self._breaks = 0
         self._ended = False
@@ -66,18 +71,18 @@ class Lines:
         self._breaks += piece.count(b"\n")
 
     def end(self) -> None:
-        if self.size and not self._held[-1].endswith(b"\n"):
+        last = self._held[-1] if self._held else self._whole
+        if self.size and not last.endswith(b"\n"):
             self.add(b"\n")
         self._ended = True
 
     def take(self) -> Cut | None:
         chunk = self._chunk()
         first = self._passed + 1
-        lines = chunk.split(b"\n")
-        lines.pop()  # what is behind the last line end: nothing
-        self._passed += len(lines)
         self._at = first
-        numbers, records = self._records(lines, first, ascii=chunk.isascii())
+        count, lines = _lines(chunk, first)
+        self._passed += count
+        numbers, records = self._records(lines, ascii=chunk.isascii())
         if not records:
             return None
         if b'"$' in chunk:
@@ -97,26 +102,33 @@ class Lines:
 
     def _chunk(self) -> bytes:
         """The lines of the next batch."""
-        whole = self._held[0] if len(self._held) == 1 else b"".join(self._held)
-        end = whole.rfind(b"\n", 0, self._bytes_max) + 1
-        if not end:
+        if self._held:
+            self._whole = b"".join((self._whole[self._start :], *self._held))
+            self._held, self._start, self._ends = [], 0, None
+        whole, start, most = self._whole, self._start, self._limits.batch_records_max
+        if self._ends is None and self._breaks > most:
+            self._ends = np.flatnonzero(np.frombuffer(whole, np.uint8) == ord("\n"))
+        if self._ends is None:
+            end = whole.rfind(b"\n", start, start + self._bytes_max) + 1
+            count = whole.count(b"\n", start, end)
+        else:
+            first = len(self._ends) - self._breaks
+            fits = int(np.searchsorted(self._ends, start + self._bytes_max)) - first
+            count = min(fits, most)
+            end = int(self._ends[first + count - 1]) + 1 if count else 0
+        if end <= start:
             self._at = self._passed + 1
-            raise TooLarge("a line", size=len(whole), limit=self._bytes_max)
-        most = self._limits.batch_records_max
-        count = whole.count(b"\n", 0, end)
-        if count > most:
-            breaks = np.flatnonzero(np.frombuffer(whole, np.uint8, end) == ord("\n"))
-            count, end = most, int(breaks[most - 1]) + 1
-        rest = whole[end:]
-        self._held = [rest] if rest else []
-        self.size, self._breaks = len(rest), self._breaks - count
-        return whole[:end]
+            raise TooLarge("a line", size=len(whole) - start, limit=self._bytes_max)
+        self._start, self.size, self._breaks = end, len(whole) - end, self._breaks - count
+        if not self.size:
+            self._whole, self._start, self._ends = b"", 0, None
+        return whole[start:end]
 
-    def _records(self, lines: list[bytes], first: int, *, ascii: bool) -> tuple[list[int], list[Record]]:
+    def _records(self, lines: Iterable[tuple[int, bytes]], *, ascii: bool) -> tuple[list[int], list[Record]]:
         """The records of these lines, and the number of each one's line."""
         numbers: list[int] = []
         records: list[Record] = []
-        for number, line in enumerate(lines, first):
+        for number, line in lines:
             if not line or line.isspace() or (line.startswith(_END) and not self._is_raw and _is_end(line)):
                 continue
             try:
@@ -147,6 +159,25 @@ class Lines:
             self._at = number
             schedule([record], self._now_ms())
             writing.batch_of(self._limits, [record], None, body)
+
+
+def _lines(chunk: bytes, first: int) -> tuple[int, Iterable[tuple[int, bytes]]]:
+    """How many lines there are, and those of them that may be records, each with its number.
+
+    Blank ones are left out without looking at each of them: they compress to nothing, so that a peer can send millions.
+    """
+    if b"\n\n" not in chunk and not _BLANK.search(chunk):
+        lines = chunk.split(b"\n")
+        lines.pop()  # what is behind the last line end: nothing
+        return len(lines), enumerate(lines, first)
+    if chunk.isspace():
+        return chunk.count(b"\n"), ()
+    packed = _BLANK.sub(b"\n", chunk)
+    ends = np.flatnonzero(np.frombuffer(packed, np.uint8) == ord("\n"))
+    starts = np.concatenate(([0], ends[:-1] + 1))
+    filled = np.flatnonzero(ends > starts)
+    spans = zip(filled.tolist(), starts[filled].tolist(), ends[filled].tolist(), strict=True)
+    return len(ends), ((first + number, packed[lo:hi]) for number, lo, hi in spans)
 
 
 def _is_end(line: bytes) -> bool:

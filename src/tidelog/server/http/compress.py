@@ -13,6 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Final, NamedTuple
 
+from tidelog.formats.expansion import Oversized
 from tidelog.server.http import codings
 from tidelog.server.http.seam import (
     Answer,
@@ -78,8 +79,8 @@ class Coded:
         if request.pieces is not None:
             request.pieces, request.length = _decoded(request.pieces, coming.body), None
             self._app.handle(request, outer)
-        elif len(request.body) <= INLINE_BYTES_MAX // 8:  # what comes out may be many times as large
-            self._decode(request, coming, outer, lambda work: _Done(work))
+        elif (whole := _small(request.body, coming)) is not None:
+            self._decode(request, coming, outer, lambda _: _Done(lambda: whole))
         else:
             self._decode(request, coming, outer, lambda work: self._loop.run_in_executor(None, work))
 
@@ -143,13 +144,35 @@ def _too_much(body: Body) -> str:
     return f"the body is over {body.limit} bytes"
 
 
+def _small(data: bytes, coming: _Coming) -> bytes | None:
+    """A body that is small before and after it is decoded; None for the others, and for what is wrong with it. A few
+    bytes can stand for megabytes: so no more than a small body's worth is tried here."""
+    if len(data) > INLINE_BYTES_MAX // 8:
+        return None
+    try:
+        return codings.decode(coming.coding, data, min(INLINE_BYTES_MAX, coming.body.limit))
+    except (codings.TooMuch, codings.NotCoded):
+        return None
+
+
 async def _decoded(pieces: AsyncIterator[bytes], body: Body) -> AsyncIterator[bytes]:
-    unpacker = codings.Ungzip(body.limit)
+    """The pieces of a gzip body, inflated a step at a time. Others have their turn between two steps, and a request
+    whose peer has left is cancelled there."""
+    unpacker, expansion, left = codings.Ungzip(), body.allowance.start(), body.limit
     try:
         async for piece in pieces:
-            if data := unpacker.feed(piece):
+            packed = len(piece)
+            for data in unpacker.feed(piece):
+                expansion.add(packed, len(data))
+                packed, left = 0, left - len(data)
+                if left < 0:
+                    raise codings.TooMuch
                 yield data
+                await asyncio.sleep(0)
+            expansion.add(packed, 0)
         unpacker.end()
+    except Oversized as error:
+        raise Broken(413, str(error)) from None
     except codings.TooMuch:
         raise Broken(413, _too_much(body)) from None
     except codings.NotCoded as error:

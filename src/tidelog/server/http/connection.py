@@ -12,7 +12,11 @@ all that can be seen of a client that was killed in the middle of a long poll.
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import select
 import socket
+import sys
+import termios
 from collections.abc import Generator
 from typing import cast
 
@@ -114,6 +118,19 @@ class Connection(asyncio.BufferedProtocol):
                 self.transport.resume_reading()
             else:
                 self.transport.pause_reading()
+
+    def breaks_off(self, missing: int) -> bool:
+        """Whether the peer has left without having sent so many bytes more. Asked while nothing is read: the transport
+        would notice when it reads the end."""
+        sock = self.transport.get_extra_info("socket")
+        if self.gone or sock is None or sock.fileno() < 0:
+            return False
+        poll = select.poll()
+        poll.register(sock.fileno(), select.POLLRDHUP)
+        if not poll.poll(0):
+            return False
+        unread = fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4))
+        return int.from_bytes(unread, sys.byteorder) < missing
 
     # Writing.
 

@@ -380,6 +380,12 @@ class H1(Connection):
                 self.finish()
         elif not turn.complete and self._reading and now - self._heard > limits.body_timeout_s:
             self._break(408, f"no more of the body came within {limits.body_timeout_s:g} s")
+        elif turn is self._arriving and not self._reading and self._breaks_off(turn):
+            self.abort()
+
+    def _breaks_off(self, turn: Turn) -> bool:
+        """Whether the peer left in the middle of a body of known length, of which nothing is read at the moment."""
+        return self._length is not None and self.breaks_off(self._length - turn.received)
 
     def _begin_to_end(self) -> None:
         super()._begin_to_end()

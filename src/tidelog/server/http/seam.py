@@ -16,6 +16,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
+from tidelog.formats.expansion import ALLOWANCE, Allowance
+
 EXPRESS_BYTES_MAX: Final = 64 << 10  # of a request whose head is known; larger ones are worth the parser
 _LISTS: Final = frozenset((b"accept", b"accept-encoding", b"content-encoding"))  # of the headers that are asked for
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # names in lower case, in the order they came
@@ -139,6 +141,7 @@ class Body:
 
     limit: int  # bytes; one more and the answer is 413, with the rest read and thrown away
     streamed: bool = False  # hand it over in pieces as it comes, with back-pressure
+    allowance: Allowance = ALLOWANCE  # what it may decode to, where it is streamed and compressed
 
 
 class Exchange(Protocol):

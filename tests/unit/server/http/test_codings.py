@@ -9,6 +9,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 
+from tidelog.formats.expansion import STEP_BYTES
 from tidelog.server.http import codings
 from tidelog.server.http.codings import GZIP, ZSTD, Choice, NotCoded, TooMuch, Ungzip
 
@@ -112,10 +113,29 @@ def test_pieces_of_any_size_give_the_same() -> None:
     data = bytes(range(256)) * 100
     whole = packed(GZIP, data[:9000]) + packed(GZIP, data[9000:])
     for size in (1, 7, 1000):
-        unpacker = Ungzip(len(data))
-        parts = [unpacker.feed(whole[at : at + size]) for at in range(0, len(whole), size)]
+        unpacker = Ungzip()
+        parts = [part for at in range(0, len(whole), size) for part in unpacker.feed(whole[at : at + size])]
         unpacker.end()
         assert b"".join(parts) == data
+
+
+def test_a_bomb_is_inflated_in_bounded_steps() -> None:
+    """256 MiB of newlines in 261 KB came out of one call at once."""
+    unpacker = Ungzip()
+    steps = unpacker.feed(packed(GZIP, b"\n" * (64 << 20)))
+    sizes = [len(step) for step in steps]
+    assert (sum(sizes), max(sizes)) == (64 << 20, STEP_BYTES)
+    unpacker.end()
+
+
+def test_members_without_end_are_refused() -> None:
+    """Each costs a decompressor, and the rest of the body was copied for each of them."""
+    member = packed(GZIP, b"")
+    with pytest.raises(NotCoded, match="1024 gzip members"):
+        codings.decode(GZIP, member * 200_000, 1 << 20)
+    assert codings.decode(GZIP, member * 1_000 + packed(GZIP, b"x"), 1 << 20) == b"x"
+    many = packed(GZIP, bytes(range(256))) * 3_000
+    assert codings.decode(GZIP, many, 1 << 20) == bytes(range(256)) * 3_000
 
 
 @pytest.mark.parametrize("coding", codings.CODINGS)

@@ -1,0 +1,120 @@
+"""A body is worked on in bounded slices: others have their turn between two, and it ends when its peer leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.unit.server.bulk_world import ARROW, NDJSON, Client, act, listening
+from tests.unit.server.fakes import World
+
+from tidelog.formats.expansion import STEP_BYTES
+from tidelog.server.api.arrow_feed import Messages
+from tidelog.server.api.line_feed import Lines
+
+PIECE_BYTES = 256 << 10  # of a body that is not compressed: what the transport reads ahead
+
+
+def newlines(size: int) -> bytes:
+    return gzip.compress(b"\n" * size, 4)
+
+
+def empty_batches(count: int) -> bytes:
+    """Batches without rows: nothing of them is ever staged."""
+    batch = pa.record_batch({"data": pa.array([], pa.binary())})
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        for _ in range(count):
+            writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def post(client: Client, kind: str, body: bytes, *headers: str, length: int | None = None) -> None:
+    lines = (f"Content-Type: {kind}", f"Content-Length: {length or len(body)}", *headers)
+    client.send("\r\n".join(["POST /v0/topics/a HTTP/1.1", "Host: localhost", *lines, "", ""]).encode() + body)
+
+
+class Counted:
+    """Bytes of a feed's work between two turns of the event loop."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, feed: Any) -> None:
+        self.turns = self.calls = self.pieces = self.most = 0
+        self._since, self._turn = 0, -1
+        self._wrap(monkeypatch, feed, "add", lambda _, piece: len(piece))
+        self._wrap(monkeypatch, feed, "take", lambda made: min(made.size, 64 << 10))
+
+    def _wrap(self, monkeypatch: pytest.MonkeyPatch, feed: Any, name: str, size: Callable[..., int]) -> None:
+        plain = getattr(feed, name)
+
+        def call(*args: Any) -> Any:
+            if self._turn != self.turns:
+                self._since, self._turn = 0, self.turns
+            self._since += size(*args)
+            self.most = max(self.most, self._since)
+            self.calls += 1
+            self.pieces += name == "add"
+            return plain(*args)
+
+        monkeypatch.setattr(feed, name, call)
+
+    async def tick(self) -> None:
+        while True:
+            self.turns += 1
+            await asyncio.sleep(0)
+
+
+def test_a_bomb_gives_way_after_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waited while a body of blank lines was inflated: no record was ever staged."""
+
+    async def scenario(world: World) -> None:
+        counted = Counted(monkeypatch, Lines)
+        async with listening(world) as client:
+            ticking = asyncio.ensure_future(counted.tick())
+            post(client, NDJSON, newlines(32 << 20), "Content-Encoding: gzip")
+            reply = await client.reply()
+            ticking.cancel()
+        assert (reply.status, reply.json["error"]["code"]) == (400, "invalid_request")
+        assert counted.calls > (32 << 20) // STEP_BYTES
+        assert counted.most <= 2 * STEP_BYTES
+
+    act(scenario, tmp_path)
+
+
+def test_messages_without_rows_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: World) -> None:
+        counted = Counted(monkeypatch, Messages)
+        async with listening(world) as client:
+            ticking = asyncio.ensure_future(counted.tick())
+            post(client, ARROW, empty_batches(20_000))
+            reply = await client.reply()
+            ticking.cancel()
+        assert reply.status == 400, reply
+        assert counted.calls > 20_000
+        assert counted.most <= 4 * PIECE_BYTES
+
+    act(scenario, tmp_path)
+
+
+def test_a_bomb_ends_when_its_peer_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core was busy with it after every client had gone."""
+    size = 256 << 20
+
+    async def scenario(world: World) -> None:
+        counted = Counted(monkeypatch, Lines)
+        async with listening(world) as client:
+            body = newlines(size)
+            post(client, NDJSON, body, "Content-Encoding: gzip", length=2 * len(body))
+            while not counted.calls:
+                await asyncio.sleep(0)
+            client.writer.transport.abort()
+            while world.service._tasks and counted.pieces < size // STEP_BYTES:
+                await asyncio.sleep(0)
+        assert counted.pieces < size // STEP_BYTES // 2
+
+    act(scenario, tmp_path, server={"max_expansion": 0})
