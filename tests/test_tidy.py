@@ -400,6 +400,12 @@ EXCUSES = (
     Excuse("wal/", "a wait", "a caller waits for its commit, and the writer thread for one"),
     Excuse("cli/demo_shop.py", "a wait", "the tour waits for its server, its producers and its workers"),
     Excuse("server/", "a wait", "a server waits for its peers, and for none of them longer than a limit"),
+    Excuse(
+        "server/http/connection.py",
+        "the file system",
+        "it asks a socket how many bytes wait in it, which is no file",
+        ("fcntl.ioctl",),
+    ),
     Excuse("server/sessions.py", "chance", "whoever has a session's id may read it: it must not be guessed"),
     Excuse("spark/target.py", "a wait", "queries that write into one directory take turns"),
     Excuse("spark/sink.py", "chance", "what tasks stage must not have the names of what others stage"),

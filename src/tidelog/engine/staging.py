@@ -22,9 +22,9 @@ from xxhash import xxh3_64, xxh3_64_intdigest
 from tidelog.disk.atomic import remove_if_there
 from tidelog.disk.latch import FULL
 from tidelog.disk.seam import Disk, File, join
+from tidelog.engine import ipc
+from tidelog.engine.expansion import ALLOWANCE, Oversized
 from tidelog.errors import BadInput, DiskFull, NotFound, TooLarge, WriteFailed
-from tidelog.formats import ipc
-from tidelog.formats.expansion import ALLOWANCE, Oversized
 from tidelog.types import Buffer
 
 DIRECTORY: Final = "staging"

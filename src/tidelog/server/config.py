@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, fields, replace
 from ipaddress import ip_address
 from typing import Any, Literal
 
+from tidelog.engine.expansion import FREE_BYTES, RATIO, Allowance
 from tidelog.errors import BadInput
-from tidelog.formats.expansion import FREE_BYTES, RATIO, Allowance
 
 LogFormat = Literal["text", "json"]
 CommitMode = Literal["beside", "loop"]

@@ -14,7 +14,7 @@ import pytest
 from tests.unit.server.bulk_world import ARROW, NDJSON, Client, act, listening
 from tests.unit.server.fakes import World
 
-from tidelog.formats.expansion import STEP_BYTES
+from tidelog.engine.expansion import STEP_BYTES
 from tidelog.server.api.arrow_feed import Messages
 from tidelog.server.api.line_feed import Lines
 

@@ -1,7 +1,7 @@
 """[hot] An Arrow IPC stream, as it comes → batches.
 
 pyarrow reads from files and has no way to be fed, so messages are told apart here and handed to it whole. The bytes
-come from outside: `formats/ipc.py` checks what a message claims to be before anything of it is decoded.
+come from outside: `engine/ipc.py` checks what a message claims to be before anything of it is decoded.
 
 Columns are text or bytes, not dictionaries, runs or views: those can stand for far more than they weigh.
 """
@@ -15,10 +15,9 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from tidelog.engine import EngineConfig, encode
+from tidelog.engine import EngineConfig, encode, ipc
+from tidelog.engine.expansion import Expansion, Oversized
 from tidelog.errors import BadInput
-from tidelog.formats import ipc
-from tidelog.formats.expansion import Expansion, Oversized
 from tidelog.server.api.problem import Problem
 from tidelog.server.api.records import BYTES_MAX, Cut
 from tidelog.types import Ints

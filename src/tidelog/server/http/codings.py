@@ -15,7 +15,7 @@ from typing import Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from tidelog.formats.expansion import STEP_BYTES
+from tidelog.engine.expansion import STEP_BYTES
 
 GZIP: Final = b"gzip"
 ZSTD: Final = b"zstd"

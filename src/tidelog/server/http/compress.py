@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from typing import Final, NamedTuple
 
-from tidelog.formats.expansion import Oversized
+from tidelog.engine.expansion import Oversized
 from tidelog.server.http import codings
 from tidelog.server.http.seam import (
     Answer,

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequ
 from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol, TypeAlias
 
-from tidelog.formats.expansion import ALLOWANCE, Allowance
+from tidelog.engine.expansion import ALLOWANCE, Allowance
 
 EXPRESS_BYTES_MAX: Final = 64 << 10  # of a request whose head is known; larger ones are worth the parser
 _LISTS: Final = frozenset((b"accept", b"accept-encoding", b"content-encoding"))  # of the headers that are asked for

@@ -9,7 +9,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from tidelog.formats.expansion import STEP_BYTES
+from tidelog.engine.expansion import STEP_BYTES
 from tidelog.server.http import codings
 from tidelog.server.http.codings import GZIP, ZSTD, Choice, NotCoded, TooMuch, Ungzip
 

@@ -24,8 +24,8 @@ from typing import Final, NamedTuple
 
 import pyarrow as pa
 
+from tidelog.engine.expansion import Expansion, Oversized
 from tidelog.errors import BadInput
-from tidelog.formats.expansion import Expansion, Oversized
 
 HEAD: Final = Struct("<Ii")
 SCHEMA, BATCH = 1, 3
