@@ -286,3 +286,29 @@ def test_shown_gap_of_a_capped_topic_never_falls_back(durability: str, shards: i
             log.checkpoint()
     assert shown > 40
     assert states > 200
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["dropped", "made again"])
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("durability", DURABLE)
+def test_files_that_a_drop_removed_are_no_damage_after_a_kill(durability: str, shards: int, again: bool) -> None:
+    """Until the next checkpoint the manifest still names the files of a dropped topic."""
+    disk = SimDisk()
+    log = opened(disk, shards)
+    for name in ("a", "kept"):
+        log.topic(name, durability=durability).append([b"x"] * 3)
+    log.checkpoint()
+    log.drop("a")
+    if again:
+        log.topic("a", durability=durability).append(b"y")
+    log.tick()
+    assert not any("/00000001/" in path for path in disk.tree()), "the files are still there"
+    for image in (disk.reboot(), disk.crash_image("all")):
+        for read_only in (True, False):
+            found = opened(image, shards, read_only=read_only)
+            assert found.report.damage == []
+            health = found.health()
+            assert health.ok
+            assert health.corruptions == 0
+            assert sorted(state.topic for state in found.topics()) == (["a", "kept"] if again else ["kept"])
+            found.close()

@@ -170,6 +170,8 @@ def _error(status: int, answer: bytes) -> Error:
             return BadInput(message)
         case "throttled" | "not_ready" | "shutting_down":
             return Unavailable(message)
+        case "disk_full":
+            return errors.DiskFull(message)
         case "internal" if detail.get("written") is False:  # its disk failed before, and it knows that
             damaged = errors.Damaged(message)
             damaged.written = False

@@ -37,6 +37,14 @@ from tidelog.formats import idx
 from tidelog.wal import Position, Replay, names, read
 
 
+class Missing(NamedTuple):
+    """Bytes of a segment that the manifest names and the disk does not have."""
+
+    core: Core
+    where: str
+    reason: str
+
+
 class Recovered(NamedTuple):
     topics: dict[str, Core]
     next_topic_id: int
@@ -49,7 +57,8 @@ def recover(shared: Shared, report: Report, progress: Progress, *, writable: boo
     """Passes 1 to 5."""
     loaded = manifest.load(shared.disk, shared.root)
     report.snapshot, report.snapshots_skipped = loaded.number, loaded.skipped
-    cores = {row.id: _restored(shared, row) for row in loaded.manifest.topics}
+    missing: list[Missing] = []
+    cores = {row.id: _restored(shared, row, missing) for row in loaded.manifest.topics}
     groups = _groups(shared, loaded, report, progress)
     restore.begin(cores, loaded.manifest)
     replayed = Replayed(shared, cores, loaded.manifest, report)
@@ -59,6 +68,7 @@ def recover(shared: Shared, report: Report, progress: Progress, *, writable: boo
     topics: dict[str, Core] = {}
     for core in sorted(cores.values(), key=lambda core: core.id):
         if core.dropped:
+            shared.health.forget(core.id)
             continue
         if core.name in topics:
             report.damage.append(f"two topics are called {core.name!r}: the older one is not served")
@@ -67,6 +77,9 @@ def recover(shared: Shared, report: Report, progress: Progress, *, writable: boo
         if core.lost:
             report.lost_seqs[core.name] = core.lost
         _finish(core, report, writable=writable)
+    for each in missing:
+        if not each.core.dropped:  # a drop removes files that the manifest still names
+            each.core.spoiled(each.where, each.reason)
     shorter = restore.link(cores, report, writable=writable)
     report.topics = len(topics)
     return Recovered(topics, replayed.next_id, groups, loaded, shorter)
@@ -75,7 +88,7 @@ def recover(shared: Shared, report: Report, progress: Progress, *, writable: boo
 # ── 2  topics and their segments ──────────────────────────────────────────────────────────────────
 
 
-def _restored(shared: Shared, row: TopicRow) -> Core:
+def _restored(shared: Shared, row: TopicRow, missing: list[Missing]) -> Core:
     core = Core(shared, row.id, row.name, TopicConfig.from_json(row.config))
     index, home = core.index, shared.home(row.id)
     for segment in row.segments:
@@ -95,8 +108,7 @@ def _restored(shared: Shared, row: TopicRow) -> Core:
         found = _look(shared.disk, part)
         if segment.unproven and not found:
             found = [f"{home.path(part.base, '.data')} was sealed without a footer: not all of its frames verify"]
-        for said in found:
-            core.spoiled(home.path(part.base, ".data"), said)
+        missing += [Missing(core, home.path(part.base, ".data"), said) for said in found]
         core.damage += found
     index.head, index.earliest, index.last_ts = row.head, row.earliest, row.last_ts
     index.marks = Marks(row.cap_mark, row.ttl_mark, row.source_mark)

@@ -163,6 +163,7 @@ def judge(
         log = open_engine(disk, ManualClock(now_ms * 1_000), shards)
         hold(not log.report.damage, f"a crash is reported as damage: {log.report.damage}")
         hold(not log.report.snapshots_skipped, f"a snapshot does not read: {log.report.snapshots_skipped}")
+        hold(log.health().ok, f"a crash is shown as ill health: {log.health()}")
         if again is None and known is not None:
             key = (disk.digest(), tuple(log.topics()), oracle.version, now_ms, cut)
             if key in known:

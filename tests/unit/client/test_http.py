@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from tidelog.client.http import Client
-from tidelog.errors import Damaged, Error, InDoubt, Unavailable
+from tidelog.errors import Damaged, DiskFull, Error, InDoubt, Unavailable
 
 
 @contextmanager
@@ -47,6 +47,7 @@ def answering(status: int, content: object) -> Iterator[Client]:
         (500, "internal", {"reason": "latched", "written": None}, InDoubt, None),
         (500, "internal", None, InDoubt, None),
         (503, "not_ready", {"replay_progress": 0.5}, Unavailable, False),
+        (507, "disk_full", None, DiskFull, False),
     ],
 )
 def test_whether_it_was_written_is_what_the_server_says(
