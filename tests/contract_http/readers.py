@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -40,11 +41,15 @@ BROKEN: Final = (OSError, Ended, ConnectionClosed, InvalidHandshake)  # the serv
 class Interrupted(Exception):
     """The server did not take the request; the client tries again."""
 
+    def __init__(self, status: int = 0) -> None:
+        super().__init__(status)
+        self.status = status
+
 
 def answered(reply: Any, *statuses: int) -> dict[str, Any]:
     """Return the body of an answer with one of these statuses; a server that stops, starts or is full is no answer."""
     if reply.status in (429, 503, 507):
-        raise Interrupted
+        raise Interrupted(reply.status)
     assert reply.status in statuses, (reply.status, reply.body[:300])
     body: dict[str, Any] = reply.json()
     return body
@@ -102,6 +107,7 @@ class World:
         self.errors: list[BaseException] = []
         self.lives: dict[str, list[Life]] = {name: [] for name in configs}
         self.readers: list[Reader] = []
+        self.refused: Counter[int] = Counter()  # writes, by the status that refused them
 
     @property
     def stopped(self) -> bool:
@@ -223,7 +229,9 @@ class Writer:
                 with self._world.server.client() as api:
                     act(api)
                 return
-            except (*BROKEN, Interrupted):
+            except (*BROKEN, Interrupted) as error:
+                if isinstance(error, Interrupted):
+                    self._world.refused[error.status] += 1
                 self._world.failed.wait(0.02)
 
     def _write(self, api: Api) -> None:

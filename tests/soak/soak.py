@@ -1,10 +1,13 @@
-"""A server under mixed load that is killed, runs out of disk space and has its clock moved, for as long as one likes.
+"""A server under mixed load that is killed, runs out of disk space and has its clock moved.
 
-    writers of every class · queue workers · a channel · SSE, WebSocket and long-poll readers · a Spark export
-    every few seconds: kill -9, a restart, a full disk, a jump of the clock
+    writers of every class · a topic with a TTL · queue workers · a channel · SSE, WebSocket and long-poll readers ·
+    a Spark export
+    every few seconds: kill -9, a restart, a full disk, kill -9 on a full disk, a jump of the clock
 
-Every client knows what was acked to it. At the end each of them checks all of it, and the run prints a report. The
-report says what this machine cannot do: full disks without root, clock jumps without libfaketime.
+Every client records what was acked to it. At the end each of them checks all of it, and the run prints a report with
+every kind of disturbance and what it caused. Where a check failed, the exit code is 1 and the data directory and the
+server's log are copied to a directory that the report names. The report also says what this machine cannot do: full
+disks without root, clock jumps without libfaketime.
 
     python -m tests.soak.soak --minutes 30 --report soak.md
 """
@@ -14,14 +17,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -31,16 +36,23 @@ from tests.contract_http.readers import BROKEN, CONFIGS, Interrupted, World, ans
 from tests.contract_http.server import Server
 
 from tidelog.client import Client, RemoteChannel, RemoteQueue
-from tidelog.errors import Error
+from tidelog.errors import DiskFull, InDoubt, Unavailable
 
 DISK_MIB: Final = 1_536
 EVERY_S: Final = 6.0  # between two disturbances
-FULL_S: Final = 3.0
+FULL_S: Final = 3.0  # a disk stays full at least so long
+REFUSED_S: Final = 30.0  # and at most so long, until a write is refused
 RESUME_S: Final = 60.0
 FAKETIME: Final = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 JUMPS: Final = ("+3600", "-3600", "+86400", "-60", "+0")
+JUMP_SEEN_S: Final = 30.0  # the library reads its file once a second
+JUMP_ERROR_MS: Final = 20_000  # smaller than the smallest jump
 KEPT: Final = {name: config for name, config in CONFIGS.items() if config["durability"] != "memory"}  # over a kill
 EXPORTED, QUEUE, CHANNEL, USER = "exported", "jobs", "!soak@example.org", "ann@example.org"
+AGING, AGING_TTL_MS, CLOCK = "aging", 7_200_000, "clock"
+CHANNEL_KEEPS: Final = 1_000  # messages: the default of a channel
+RETRIED: Final = (*BROKEN, Interrupted, Unavailable, InDoubt)  # any other error of the server is a failure
+FULL: Final = "requests refused because the disk was full"
 
 
 class Soak:
@@ -49,16 +61,31 @@ class Soak:
     def __init__(self, folder: Path, minutes: float, seed: int, *, spark: bool) -> None:
         self.folder, self.seconds, self.seed, self.spark = folder, minutes * 60, seed, spark
         self.random = Random(seed)
-        self.counts: Counter[str] = Counter()
         self.notes: list[str] = []  # what this machine cannot do
+        self.events: list[str] = []  # every disturbance with its second
         self.over = threading.Event()
         self.disk = folder / "disk"
         self.clock = folder / "clock.txt"
         self.has_disk = self.has_clock = False
+        self.jumps = 0  # of the clock, seen by the server
+        self.stops = 0  # of the server, by whatever means
+        self.clients: list[SoakClient] = []
+        self._counts: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._began = time.monotonic()
+
+    def count(self, what: str, number: int = 1) -> None:
+        with self._lock:
+            self._counts[what] += number
+
+    def highest(self, what: str, number: int) -> None:
+        with self._lock:
+            self._counts[what] = max(self._counts[what], number)
 
     def run(self) -> dict[str, Any]:
-        """Run, check everything, and return the report. Raises where something was lost or did not resume."""
-        began = time.monotonic()
+        """Run, check everything, and return the report. A check that failed is in it under `failure`."""
+        failure: str | None = None
+        evidence: Path | None = None
         with self._small_disk():
             port_file = str(self.folder / "port.txt")
             server = Server(
@@ -75,29 +102,39 @@ class Soak:
             (self.folder / "soak_hook.py").write_text("def accept(asked):\n    return True\n")
             server.environment["PYTHONPATH"] += f":{self.folder}"
             self._fake_clock(server)
-            with server.start():
-                self._loaded(server)
-                server.stop()
-            self._check_directory()
+            try:
+                with server.start():
+                    self._load(server)
+                    server.stop()
+                self._check_directory()
+            except Exception as error:
+                failure = "".join(traceback.format_exception(error))
+                evidence = self._keep_evidence()
+        if not failure and self._counts["full disks"] and not self._counts[FULL]:
+            failure = "no write was refused although the disk was full"
         return {
             "seed": self.seed,
-            "minutes": round((time.monotonic() - began) / 60, 1),
-            "counts": dict(sorted(self.counts.items())),
+            "minutes": round((time.monotonic() - self._began) / 60, 1),
+            "counts": dict(sorted(self._counts.items())),
             "left out": self.notes,
+            "disturbances": self.events,
+            "failure": failure,
+            "evidence": str(evidence) if evidence else None,
         }
 
-    def _loaded(self, server: Server) -> None:
+    def _load(self, server: Server) -> None:
         world = World(server, self.seed, KEPT)
-        clients: list[SoakClient] = [
+        self.clients = [
             QueueClient(self, world),
             ChannelClient(self, world),
             VolatileClient(self, world, "memory"),
             VolatileClient(self, world, "ephemeral"),
+            AgingClient(self, world),
             ExportClient(self, world),
         ]
-        for client in clients:
+        for client in self.clients:
             client.set_up()
-        threads = [threading.Thread(target=world._guarded, args=(client.run,)) for client in clients]
+        threads = [threading.Thread(target=world._guarded, args=(client.run,)) for client in self.clients]
         for thread in threads:
             thread.start()
         try:
@@ -106,34 +143,46 @@ class Soak:
             self.over.set()
             for thread in threads:
                 thread.join(300)
+            for what, count in world.counts.items():
+                self.count(what, count)
+            self.count(FULL, world.refused[507])
+            acked = sum(len(life.written) for lives in world.lives.values() for life in lives)
+            self.count("records acked to writers of the classes disk and fsync", acked)
+        assert not any(thread.is_alive() for thread in threads), "a client hangs"
         if world.errors:
             raise AssertionError(f"seed {self.seed}: {world.errors[0]!r}") from world.errors[0]
-        for client in clients:
+        for client in self.clients:
             client.check()
-        self.counts.update(world.counts)
-        self.counts["records acked"] = sum(len(life.written) for lives in world.lives.values() for life in lives)
+
+    def _keep_evidence(self) -> Path:
+        """A copy of what failed, beside the reach of the clean-up."""
+        kept = Path(tempfile.mkdtemp(prefix="tidelog-soak-failed-"))
+        with suppress(OSError, shutil.Error):
+            shutil.copytree(self.disk / "data", kept / "data")
+        with suppress(OSError):
+            shutil.copy(self.folder / "log.txt", kept / "log.txt")
+        return kept
 
     # ── disturbances ──────────────────────────────────────────────────────────────────────────
 
     def _disturbances(self, server: Server, world: World) -> list[Callable[[], object]]:
-        def kill() -> None:
-            server.kill()
-            server.start()
-
         kinds: list[tuple[str, Callable[[], object]]] = [
-            ("kills", kill),
-            ("kills", kill),
-            ("restarts", server.restart),
+            ("kills", lambda: self._kill(server)),
+            ("kills", lambda: self._kill(server)),
+            ("restarts", lambda: self._restart(server)),
         ]
         if self.has_disk:
             kinds.append(("full disks", lambda: self._fill(world)))
+            kinds.append(("kills on a full disk", lambda: self._kill_on_a_full_disk(server, world)))
         if self.has_clock:
-            kinds.append(("clock jumps", lambda: self.clock.write_text(self.random.choice(JUMPS))))
+            kinds.append(("clock jumps", lambda: self._jump(server)))
 
         def counted(kind: str, act: Callable[[], object]) -> Callable[[], object]:
             def run() -> None:
+                self.events.append(f"{time.monotonic() - self._began:.1f} s: {kind}")
                 act()
-                self.counts[kind] += 1
+                self.count(kind)
+                self.highest("most memory of the server, MiB", server.resident_bytes >> 20)
 
             return run
 
@@ -141,6 +190,19 @@ class Soak:
         drawn = [*kinds, *(self.random.choice(kinds) for _ in range(many - len(kinds)))]
         self.random.shuffle(drawn)
         return [counted(*kind) for kind in drawn]
+
+    def _restart(self, server: Server) -> None:
+        self.stops += 1
+        server.restart()
+        self.stops += 1
+
+    def _kill(self, server: Server) -> None:
+        self.stops += 1
+        server.kill()
+        began = time.monotonic()
+        server.start()
+        self.stops += 1
+        self.highest("longest start after a kill, ms", int((time.monotonic() - began) * 1_000))
 
     @contextmanager
     def _small_disk(self) -> Iterator[None]:
@@ -156,31 +218,55 @@ class Soak:
             if self.has_disk:
                 subprocess.run(["umount", "--lazy", str(self.disk)], check=False)
 
-    def _fill(self, world: World) -> None:
-        """Take all the space for a while. Afterwards every writer is served again without a restart."""
+    @contextmanager
+    def _full(self, world: World) -> Iterator[None]:
+        """All the space of the disk is taken, until a write is refused."""
+        refused = self._refusals(world)
         ballast = self.disk / "ballast"
-        with ballast.open("wb") as file:
-            piece = bytes(1 << 20)
-            try:
-                while True:
-                    file.write(piece)
-                    file.flush()
-            except OSError:
-                self.over.wait(FULL_S)
-        ballast.unlink()
-        self._await_writes(world)
+        try:
+            with ballast.open("wb", buffering=0) as file:
+                piece = bytes(1 << 20)
+                while len(piece):  # to the last byte
+                    try:
+                        piece = piece[: file.write(piece)]
+                    except OSError:
+                        piece = piece[: len(piece) // 2]
+            deadline = time.monotonic() + REFUSED_S
+            while self._refusals(world) == refused and time.monotonic() < deadline and not world.failed.wait(0.05):
+                pass
+            world.failed.wait(FULL_S)
+            yield
+        finally:
+            ballast.unlink()
 
-    def _await_writes(self, world: World) -> None:
-        """Every topic takes a write again."""
+    def _refusals(self, world: World) -> int:
+        return self._counts[FULL] + world.refused[507]
+
+    def _fill(self, world: World) -> None:
+        """Fill the disk for a while. Afterwards every client is served again without a restart."""
+        with self._full(world):
+            pass
+        self._await_progress(world)
+
+    def _kill_on_a_full_disk(self, server: Server, world: World) -> None:
+        with self._full(world):
+            self.stops += 1
+            server.kill()
+        server.start()
+        self.stops += 1
+        self._await_progress(world)
+
+    def _await_progress(self, world: World) -> None:
+        """Every topic takes a write again, and every other client does what it does."""
         deadline = time.monotonic() + RESUME_S
-        before = {name: lives[-1].head for name, lives in world.lives.items()}
-        waiting = set(before)
-        while waiting and not world.failed.is_set():
-            for name in list(waiting):
-                lives = world.lives[name]
-                if lives[-1].head > before[name] or (lives[-1].head and lives[-1].head < before[name]):
-                    waiting.discard(name)
-            assert time.monotonic() < deadline, f"no writes to {sorted(waiting)} since there is room on the disk again"
+        heads = {name: lives[-1].head for name, lives in world.lives.items()}
+        done = {client: client.done for client in self.clients}
+        while not world.failed.is_set():
+            waiting = [name for name, head in heads.items() if world.lives[name][-1].head in (0, head)]
+            waiting += [client.name for client, steps in done.items() if client.done == steps]
+            if not waiting:
+                return
+            assert time.monotonic() < deadline, f"{waiting} are not served although the disk has space again"
             self.over.wait(0.05)
 
     def _fake_clock(self, server: Server) -> None:
@@ -196,6 +282,26 @@ class Soak:
             "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         }
 
+    def _jump(self, server: Server) -> None:
+        """Move the server's clock, and wait until its records show it."""
+        jump = self.random.choice([jump for jump in JUMPS if jump != self.clock.read_text()])
+        self.clock.write_text(jump)
+        self.events[-1] += f" {jump} s"
+        deadline = time.monotonic() + JUMP_SEEN_S
+        while abs(self._server_ms(server) - time.time_ns() // 1_000_000 - int(jump) * 1_000) > JUMP_ERROR_MS:
+            assert time.monotonic() < deadline, "the server does not see that its clock was moved"
+            self.over.wait(0.1)
+        self.jumps += 1
+
+    def _server_ms(self, server: Server) -> int:
+        """The time of the server. Stamps of a topic never go back, so each look needs a new one."""
+        with server.client() as api:
+            answered(api.delete(path(CLOCK)), 200, 404)
+            answered(api.put(path(CLOCK), {"durability": "memory"}), 201)
+            answered(api.try_write(CLOCK, {"data": 0}), 200)
+            stamp: int = answered(api.post(path(CLOCK, "/diff"), {}), 200)["records"][0]["$ts"]
+            return stamp
+
     def _check_directory(self) -> None:
         command = [sys.executable, "-m", "tidelog.cli.main", "check", str(self.disk / "data"), "--json"]
         done = subprocess.run(command, check=False, capture_output=True, text=True)
@@ -207,7 +313,9 @@ class SoakClient:
 
     def __init__(self, soak: Soak, world: World) -> None:
         self.soak, self.world = soak, world
-        self.random = Random(f"{soak.seed}/{type(self).__name__}")
+        self.name = type(self).__name__
+        self.random = Random(f"{soak.seed}/{self.name}")
+        self.done = 0  # requests that succeeded
 
     @property
     def url(self) -> str:
@@ -221,8 +329,9 @@ class SoakClient:
         while not self.soak.over.is_set() and not self.world.failed.is_set():
             try:
                 self.step()
-            except (*BROKEN, Interrupted, Error):
-                self.soak.counts["requests that were cut off or refused"] += 1
+            except RETRIED as error:
+                is_full = isinstance(error, DiskFull) or (isinstance(error, Interrupted) and error.status == 507)
+                self.soak.count(FULL if is_full else "requests that were cut off or refused")
                 self.soak.over.wait(0.05)
 
     def step(self) -> None:
@@ -233,7 +342,7 @@ class SoakClient:
 
 
 class QueueClient(SoakClient):
-    """Puts jobs, claims and acks them. Every job is done at least once and is gone for good when its ack returned."""
+    """Puts jobs, claims, nacks and acks them. Every job is done at least once and does not return after its ack."""
 
     def set_up(self) -> None:
         self.number = 0
@@ -251,6 +360,7 @@ class QueueClient(SoakClient):
                 queue.put([{"data": self.number}])
                 self.put.add(self.number)
                 self._work(queue)
+                self.done += 1
                 if self.soak.over.wait(0.01):
                     return
 
@@ -258,13 +368,18 @@ class QueueClient(SoakClient):
         jobs = queue.claim("soak", 4)
         back = [job.data for job in jobs if job.data in self.acked]
         assert not back, f"jobs {back} were acked and came back"
-        numbers = {job.data for job in jobs}
-        if jobs:
+        unknown = [job.data for job in jobs if job.data > self.number]
+        assert not unknown, f"jobs {unknown} were never put"
+        if jobs and self.random.random() < 0.1:
+            queue.nack("soak", jobs)
+            self.soak.count("jobs nacked", len(jobs))
+        elif jobs:
+            numbers = {job.data for job in jobs}
             self.acking |= numbers
             done = queue.ack("soak", jobs)
             if done["acked"] == len(jobs):  # fewer: a lease ran out, or the request was repeated
                 self.acked |= numbers
-            self.soak.counts["jobs acked"] += done["acked"]
+            self.soak.count("jobs acked", done["acked"])
 
     def check(self) -> None:
         with Client(self.url) as client:
@@ -289,9 +404,11 @@ class ChannelClient(SoakClient):
             channel = RemoteChannel(client, CHANNEL, USER)
             for _ in range(20):
                 self.number += 1
-                done = channel.publish([b"%d" % self.number])
-                self.sent[done["first_seq"]] = self.number
-                self.soak.counts["messages published"] += 1
+                seq = channel.publish([b"%d" % self.number])["first_seq"]
+                assert seq not in self.sent, f"message {self.number} got seq {seq}, which {self.sent[seq]} has"
+                self.sent[seq] = self.number
+                self.soak.count("messages published")
+                self.done += 1
                 if self.soak.over.wait(0.02):
                     return
 
@@ -304,7 +421,9 @@ class ChannelClient(SoakClient):
                 found.update((message.seq, int(message.payload)) for message in messages)
                 if not messages or at > last:
                     break
-        kept = {seq: number for seq, number in self.sent.items() if seq >= min(found, default=0)}
+        oldest = min(found, default=last + 1)
+        assert oldest <= max(1, last - CHANNEL_KEEPS + 1), f"messages before {oldest} of {last} are lost"
+        kept = {seq: number for seq, number in self.sent.items() if seq >= oldest}
         assert kept.items() <= found.items(), "messages are lost or changed"
         assert list(found.values()) == sorted(set(found.values())), "messages out of order, or twice"
 
@@ -314,21 +433,59 @@ class VolatileClient(SoakClient):
 
     def __init__(self, soak: Soak, world: World, durability: str) -> None:
         super().__init__(soak, world)
-        self._topic = durability
+        self.name = durability
 
     def set_up(self) -> None:
         with self.world.server.client() as api:
-            api.make(self._topic, durability=self._topic, cap_records=1_000)
+            api.make(self.name, durability=self.name, cap_records=1_000)
 
     def step(self) -> None:
         with self.world.server.client() as api:
             number = self.random.randrange(1 << 30)
-            done = answered(api.try_write(self._topic, {"data": number}), 200)
-            found = answered(api.post(path(self._topic, "/diff"), {"from_seq": done["first_seq"] - 1}), 200)
-            assert found["records"], f"{self._topic}: a record that was just written is not there"
+            done = answered(api.try_write(self.name, {"data": number}), 200)
+            found = answered(api.post(path(self.name, "/diff"), {"from_seq": done["first_seq"] - 1}), 200)
+            assert found["records"], f"{self.name}: a record that was just written is not there"
             assert found["records"][0]["data"] == number
-            self.soak.counts[f"records of class {self._topic} read back"] += 1
+            self.soak.count(f"records of class {self.name} read back")
+            self.done += 1
         self.soak.over.wait(0.02)
+
+
+class AgingClient(SoakClient):
+    """Writes to a topic with a TTL. A jump of the clock may expire records; without one, all of them stay."""
+
+    def set_up(self) -> None:
+        self.number = 0
+        self.acked: dict[int, tuple[int, int]] = {}  # seq → number, and how many jumps there were before
+        with self.world.server.client() as api:
+            api.make(AGING, durability="fsync", ttl_ms=AGING_TTL_MS)
+
+    def step(self) -> None:
+        with self.world.server.client() as api:
+            self.number += 1
+            jumps = self.soak.jumps
+            seq = answered(api.try_write(AGING, {"data": self.number}), 200)["first_seq"]
+            assert seq > max(self.acked, default=0), f"seq {seq} was given before"
+            self.acked[seq] = (self.number, jumps)
+            self.soak.count("records with a TTL acked")
+            self.done += 1
+        self.soak.over.wait(0.05)
+
+    def check(self) -> None:
+        found: dict[int, int] = {}
+        at = 0
+        with self.world.server.client() as api:
+            head = api.state(AGING)["head_seq"]
+            while at < head:
+                page = api.diff(AGING, from_seq=at, limit=1_000)
+                found.update((record["$seq"], record["data"]) for record in page["records"])
+                at = page["next_from_seq"]
+        assert list(found.values()) == sorted(set(found.values())), "records out of order, or twice"
+        acked = {seq: number for seq, (number, _) in self.acked.items()}
+        changed = {seq for seq in found.keys() & acked.keys() if found[seq] != acked[seq]}
+        assert not changed, f"records {sorted(changed)[:10]} are changed"
+        young = {seq for seq, (_, jumps) in self.acked.items() if jumps == self.soak.jumps}
+        assert young <= found.keys(), f"records {sorted(young - found.keys())[:10]} are lost before their time"
 
 
 class ExportClient(SoakClient):
@@ -337,7 +494,7 @@ class ExportClient(SoakClient):
     def set_up(self) -> None:
         self.number = 0
         self.table = self.soak.folder / "table"
-        self.written = 0
+        self.acked: dict[int, int] = {}  # seq → number
         with self.world.server.client() as api:
             api.make(EXPORTED, durability="fsync")
         if not self.soak.spark:
@@ -349,9 +506,12 @@ class ExportClient(SoakClient):
     def step(self) -> None:
         with self.world.server.client() as api:
             for _ in range(20):
-                self.number += 1
-                answered(api.try_write(EXPORTED, *({"data": {"n": self.number, "at": at}} for at in range(10))), 200)
-                self.written += 10
+                first = self.number + 1
+                self.number += 10
+                records = [{"data": number} for number in range(first, first + 10)]
+                seq = answered(api.try_write(EXPORTED, *records), 200)["first_seq"]
+                self.acked.update((seq + at, first + at) for at in range(10))
+                self.done += 1
                 if self.soak.over.wait(0.05):
                     return
 
@@ -361,9 +521,14 @@ class ExportClient(SoakClient):
 
     def _export_loop(self) -> None:
         while not self.soak.over.is_set() and not self.world.failed.is_set():
+            stops = self.soak.stops
             done = self._tidelog("export", self.url, EXPORTED, str(self.table), "--once", "--format", "delta")
-            self.soak.counts["exports that were cut off" if done.returncode else "exports"] += 1
-            self.soak.over.wait(5)
+            if done.returncode == 0:
+                self.soak.count("exports")
+            else:
+                assert self.soak.stops > stops, f"an export failed on a running server: {done.stdout}{done.stderr}"
+                self.soak.count("exports that a stop of the server cut off")
+            self.soak.over.wait(1)
 
     def check(self) -> None:
         if not self.soak.spark:
@@ -375,22 +540,32 @@ class ExportClient(SoakClient):
         assert done.returncode == 0, f"reconcile: {done.stdout}{done.stderr}"
         from deltalake import DeltaTable
 
-        rows = DeltaTable(str(self.table)).to_pyarrow_table(columns=["seq"]).num_rows
-        assert rows >= self.written, f"{self.written} records were acked, the table has {rows} rows"
-        self.soak.counts["rows exported"] = rows
+        rows = DeltaTable(str(self.table)).to_pyarrow_table(columns=["seq", "data"]).to_pydict()
+        found = {seq: int(data) for seq, data in zip(rows["seq"], rows["data"], strict=True)}
+        assert len(found) == len(rows["seq"]), "the table has rows twice"
+        assert len(set(found.values())) == len(found), "the table has records twice"
+        missing = self.acked.items() - found.items()
+        assert not missing, f"records {sorted(missing)[:10]} were acked and are not in the table"
+        self.soak.count("rows exported", len(found))
 
 
 def shown(report: dict[str, Any]) -> str:
     """The report as a page."""
+    result = "Nothing acked was lost, changed or doubled."
+    if report["failure"]:
+        last = "\n".join(report["disturbances"][-10:])
+        result = f"FAILED\n\n```\n{report['failure']}\n```\n\nThe last disturbances:\n\n```\n{last}\n```"
+    if report["evidence"]:
+        result += f"\n\nThe data directory and the server's log: {report['evidence']}"
     rows = "\n".join(f"| {what} | {count:,} |" for what, count in report["counts"].items())
     left = "".join(f"\n- {note}" for note in report["left out"])
     return (
-        f"# Soak: {report['minutes']} minutes, seed {report['seed']}\n\nNothing acked was lost, changed or doubled.\n\n"
+        f"# Soak: {report['minutes']} minutes, seed {report['seed']}\n\n{result}\n\n"
         f"| what | count |\n|---|---:|\n{rows}\n" + (f"\nLeft out:\n{left}\n" if left else "")
     )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=time.time_ns() % (1 << 32))
@@ -405,7 +580,8 @@ def main() -> None:
     print(page)
     if args.report:
         args.report.write_text(page)
+    return 1 if report["failure"] else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
