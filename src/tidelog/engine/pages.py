@@ -184,6 +184,10 @@ class Pass:
     def earliest_seq(self) -> int:
         return self._scan.earliest
 
+    def limit_chunk(self, size: int) -> None:
+        """Read no more bytes of frames than this for the next stretch; one record in any case."""
+        self._scan.chunk_bytes = size
+
     def _stretches(self) -> Iterator[Stretch]:
         return (stretch for stretch in self._scan.stretches(self._limit) if len(stretch.rows))
 

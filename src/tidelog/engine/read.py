@@ -55,6 +55,8 @@ class Scan:
     records which a router's source lost: the next one begins with that gap. `through`: it goes on after them, and
     `gap` is the first that was met."""
 
+    chunk_bytes = _CHUNK_BYTES  # of frames that are read at once
+
     def __init__(
         self,
         core: Core,
@@ -145,7 +147,7 @@ class Scan:
                 stop = min(stop, start + max(count_max, 64))
                 dead = part.dead()
                 gone = None if dead is None else dead[start - part.base : stop - part.base].copy()
-                look = part.look(start, stop, min(bytes_max, _CHUNK_BYTES), compiled=core.shared.limits.kernel)
+                look = part.look(start, stop, min(bytes_max, self.chunk_bytes), compiled=core.shared.limits.kernel)
             counts = self._gone(first, start)
         if look is None:
             return Stretch(none(), np.zeros(0, bool), counts, self.last, full=False)

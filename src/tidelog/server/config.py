@@ -67,6 +67,30 @@ class ServerConfig:
     max_inflight_per_key: int = 1_000
     """Requests of one key that wait for their answer."""
 
+    max_connections: int = 20_000
+    """Connections at once; past it a connection is answered with 503 and closed."""
+
+    max_connection_streams: int = 256
+    """Streamed answers (events and bulk reads) at once on one HTTP/2 connection."""
+
+    max_connection_header_bytes: int = 1 << 20
+    """Heads of the requests that one HTTP/2 connection has open."""
+
+    max_control_frames: int = 4_096
+    """Frames without a request or a payload that a connection may send in a burst; a sixteenth is forgiven a second."""
+
+    max_resets: int = 1_024
+    """Streams that an HTTP/2 connection may reset in a burst; a sixteenth is forgiven a second."""
+
+    max_unsent_bytes: int = 512 << 20
+    """Bytes of answers that peers have not read, of all connections together."""
+
+    write_timeout_ms: int = 30_000
+    """Without a byte of its answer read by a peer, before its stream is reset or its connection is closed."""
+
+    turn_units: int = 256
+    """Input of one connection that is handled before others get their turn: a frame is 1, a request 4."""
+
     max_total_bytes: int = 0
     """Live bytes of all topics."""
 
@@ -148,6 +172,12 @@ _CAPS = frozenset(
         "max_sse_connections",
         "max_sse_connections_per_key",
         "max_inflight_per_key",
+        "max_connections",
+        "max_connection_streams",
+        "max_connection_header_bytes",
+        "max_control_frames",
+        "max_resets",
+        "max_unsent_bytes",
         "max_total_bytes",
         "max_channels",
         "max_channel_members",
@@ -157,6 +187,7 @@ _CAPS = frozenset(
 )
 _KINDS: dict[str, str] = {known.name: str(known.type) for known in fields(ServerConfig)}
 _PREFIX = "TIDELOG_"
+_TURN_UNITS_MIN = 4  # one request
 
 
 def from_env(base: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
@@ -220,6 +251,11 @@ def check(config: ServerConfig) -> None:
     """Refuse what would be unsafe to start."""
     if not 0 <= config.port <= 65_535:
         raise BadInput(f"port is {config.port}, it must be from 0 to 65535; the server was not started")
+    if config.turn_units < _TURN_UNITS_MIN or config.write_timeout_ms < 1:
+        raise BadInput(
+            f"turn_units is {config.turn_units} and must be at least {_TURN_UNITS_MIN}; write_timeout_ms is "
+            f"{config.write_timeout_ms} and must be at least 1; the server was not started"
+        )
     if config.api_keys.strip() or config.allow_insecure_no_auth or _is_loopback(config.host):
         return
     raise BadInput(

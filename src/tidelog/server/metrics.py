@@ -230,12 +230,13 @@ class Metrics(Collector):
         yield _gauge("queue_topics", "Topics that are queues.", len(now.queues))
         leases = sum(held.in_flight for held in now.queues.values())
         yield _gauge("queue_leases_in_flight", "Leases that were neither acknowledged nor ran out.", leases)
-        yield _gauge("sse_connections", "Open streams: watch, work and WebSocket.", now.sse_connections)
+        yield _gauge("sse_connections", "Open streams: watch, work, WebSocket and bulk reads.", now.sse_connections)
         yield _gauge("watch_sessions", "Watch sessions.", now.watch_sessions)
         yield _gauge("ready", "1 once the log is recovered.", now.ready)
         yield _gauge("recovery_progress", "How far recovery is, 0 to 1.", now.progress)
         yield CounterMetricFamily("tidelog_uptime_ms", "Milliseconds since the server started.", now.uptime_ms)
         yield from _of_pace(now.pace)
+        yield self._of_refusals()
         yield from self._of_topics(now.topics)
         shown = [state.topic for state in now.topics[:TOPICS_MAX] if state.topic in now.queues]
         yield from self.queues.collect([(name, now.queues[name]) for name in shown])
@@ -302,6 +303,13 @@ class Metrics(Collector):
             if name not in known and self._service.is_ready and self._service.engine.find(name) is None:
                 self._traffic.pop(name, None)
         self.queues.forget(known)
+
+    def _of_refusals(self) -> Metric:
+        what = "Connections, streams and requests that were ended or refused because a limit was met."
+        counter = CounterMetricFamily("tidelog_limits_met", what, labels=["limit"])
+        for name, count in sorted(self._service.refusals.counts.items()):
+            counter.add_metric([name], count)
+        return counter
 
     def _of_requests(self) -> Iterator[Metric]:
         labels = ["route", "method", "status"]

@@ -32,6 +32,7 @@ from tidelog.version import __version__
 
 _log = logging.getLogger("tidelog.server")
 _OVER_BYTES = 64 << 20  # a body that is too large by no more costs its peer the answer 413, and not the connection
+_NO_LIMIT = 1 << 62
 _SWITCH_S = 0.0005  # threads that sync must not wait for a busy loop to give way by itself
 
 
@@ -85,8 +86,15 @@ async def start(config: ServerConfig, *, clock: Clock, disk: Disk, say: Callable
     """Listen, and recover in the background."""
     loop = asyncio.get_running_loop()
     service = Service(config, clock, loop)
-    limits = Limits(discard_bytes_max=config.max_body_bytes + _OVER_BYTES)
-    listener = await listen(App(service), config.host, config.port, limits, now_us=clock.now_us, kernel=config.kernel)
+    listener = await listen(
+        App(service),
+        config.host,
+        config.port,
+        limits_of(config),
+        now_us=clock.now_us,
+        kernel=config.kernel,
+        refusals=service.refusals,
+    )
     host, port = listener.address
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
@@ -100,6 +108,21 @@ async def start(config: ServerConfig, *, clock: Clock, disk: Disk, say: Callable
     who = "keys are required" if not service.keys.open else "NO AUTHENTICATION: anybody who reaches it may do anything"
     say(f"tidelog {__version__} listens on http://{shown}, data in {config.data_dir}; {who}")
     return Started(service, listener, loop.create_task(life.recover(service, disk, say)))
+
+
+def limits_of(config: ServerConfig) -> Limits:
+    """What a peer may cost, by the settings. Settings say 0 for no limit."""
+    return Limits(
+        discard_bytes_max=config.max_body_bytes + _OVER_BYTES,
+        connections_max=config.max_connections or _NO_LIMIT,
+        connection_streams_max=config.max_connection_streams,
+        connection_header_bytes_max=config.max_connection_header_bytes or _NO_LIMIT,
+        control_frames_max=config.max_control_frames,
+        resets_max=config.max_resets,
+        unsent_bytes_max=config.max_unsent_bytes,
+        write_timeout_s=config.write_timeout_ms / 1000,
+        turn_units=config.turn_units,
+    )
 
 
 async def shut(started: Started) -> None:

@@ -23,6 +23,7 @@ from tidelog.server.config import ServerConfig
 from tidelog.server.desks import Desks
 from tidelog.server.gather import Gather
 from tidelog.server.hooks import load
+from tidelog.server.http.refusals import Refusals
 from tidelog.server.metrics import Metrics
 from tidelog.server.pump import Pump
 from tidelog.server.rooms import Rooms
@@ -49,6 +50,7 @@ class Service:
         self.bells = Bells(loop, self.pump)
         self.desks = Desks(self)
         self.rooms = Rooms(loop, config, keys=not self.keys.open, hook=load(config.hook))
+        self.refusals = Refusals(loop.time)  # limits of the transport that peers met
         self.metrics = Metrics(self)
         self.stopping = asyncio.Event()
         self.progress = 0.0  # of recovery

@@ -82,6 +82,7 @@ class _Taker:
         self.stuck = self.gone = False
         self.waiting = 0
         self.most = 0  # the most that ever waited
+        self.held_most = 0  # by whoever writes
         self._changed = asyncio.Event()
 
     def take(self, size: int | None = None) -> None:
@@ -98,6 +99,12 @@ class _Taker:
             self.waiting += size
             self.most = max(self.most, self.waiting)
         self._changed.set()
+
+    def hold(self, size: int) -> None:
+        self.held_most = max(self.held_most, size)
+
+    async def ready(self) -> None:
+        await self.drained()
 
     async def drained(self) -> None:
         await self._until(lambda: self.gone or not self.waiting)

@@ -8,7 +8,6 @@ import gzip
 import io
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing
 from pathlib import Path
 from random import Random
 from threading import Thread
@@ -271,7 +270,7 @@ def test_a_slow_peer_holds_up_its_own_stream_and_gets_one_piece_at_a_time() -> N
                 if not tap.waiting:
                     continue
                 await asyncio.sleep(0.01)
-                assert tap.most <= 1 << 20, "one piece at a time"
+                assert tap.most <= 256 << 10, "one piece at a time"
                 tap.take()
             tap.stuck = False
             tap.take()
@@ -298,40 +297,69 @@ class Making:
         raise StopIteration if self.error is None else self.error
 
 
-def test_one_stretch_is_made_while_the_one_before_is_on_its_way_and_no_more() -> None:
+class Chunks:
+    """In the place of a pass: the sizes that were asked for."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def limit_chunk(self, size: int) -> None:
+        self.sizes.append(size)
+
+
+def test_one_chunk_is_made_while_the_one_before_is_on_its_way_and_none_for_a_peer_that_reads_nothing() -> None:
     async def scenario(world: World) -> None:
-        making, found = Making(5), []
-        async with aclosing(bulk._ahead(world.service, making)) as pieces:
-            async for piece in pieces:
-                found.append(piece)
-                taken = int(found[(len(found) - 1) // 2 * 2])
-                while making.made <= taken:
-                    await asyncio.sleep(0)
+        making, chunks, tap = Making(5), Chunks(), Tap()
+        tap.stuck, tap.waiting = True, 1
+
+        async def settled() -> None:
+            for _ in range(5):
                 await asyncio.sleep(0.002)
-                assert making.made == taken + 1
-        assert b"".join(found) == b"1-2-3-4-5-"
+
+        async with Running(bulk._send(world.service, tap, chunks, making)) as running:
+            await settled()
+            assert making.made == 0, "the peer takes nothing yet"
+            tap.take()
+            while not tap.writes:
+                await asyncio.sleep(0)
+            await settled()
+            assert (making.made, tap.writes) == (1, [b"1"]), "and nothing ahead before it takes something"
+            for taken in range(1, 6):
+                tap.take()
+                await settled()
+                assert making.made == taken + 1, "one ahead"
+                assert tap.writes[-2:] == [b"%d" % taken, b"-"]
+                tap.take()
+                await settled()
+            await running.ended()
+        assert b"".join(tap.writes) == b"1-2-3-4-5-"
+        assert chunks.sizes == [size << 10 for size in (256, 512, 1024, 2048, 2048, 2048)]
 
     play(scenario)
 
 
-def test_an_error_comes_behind_all_that_was_made_before_it_and_none_is_left_unheard() -> None:
-    """Method: an error that nobody looks at is told to the loop when it is collected."""
+def test_an_error_comes_after_all_that_was_made_before_it_and_none_is_left_unretrieved() -> None:
+    """Method: an error that nothing retrieves is reported to the loop when it is collected."""
 
     async def scenario(world: World) -> None:
         unheard: list[Any] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, about: unheard.append(about))
-        pieces = bulk._ahead(world.service, Making(2, ZeroDivisionError()))
-        assert [await anext(pieces) for _ in range(4)] == [b"1", b"-", b"2", b"-"]
+        tap = Tap()
         with pytest.raises(ZeroDivisionError):
-            await anext(pieces)
-        making = Making(1, ZeroDivisionError())
-        pieces = bulk._ahead(world.service, making)
-        assert await anext(pieces) == b"1"
+            await bulk._send(world.service, tap, Chunks(), Making(2, ZeroDivisionError()))
+        assert tap.writes == [b"1", b"-", b"2", b"-"]
+        making, tap = Making(1, ZeroDivisionError()), Tap()
+        task = asyncio.ensure_future(bulk._send(world.service, tap, Chunks(), making))
+        while not tap.writes:
+            await asyncio.sleep(0)
+        tap.stuck, tap.waiting = True, 1
         while making.made < 2:
             await asyncio.sleep(0)
         await asyncio.sleep(0.01)
-        await pieces.aclose()
-        del pieces
+        task.cancel()
+        with pytest.raises((asyncio.CancelledError, ZeroDivisionError)):
+            await task
+        del task
         gc.collect()
         await asyncio.sleep(0)
         assert unheard == []

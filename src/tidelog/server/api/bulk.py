@@ -9,17 +9,17 @@
     POST …              the same two, cut into atomic batches: see `intake`
 
 A stream that ends without its last line, or without its last batch, was cut off: what came is good, and the seq of
-the last record is where to go on. Memory holds two stretches of records a reader, however long the stream is: one is
-made while the other is on its way.
+the last record is where to go on. Memory holds two chunks of records a reader, however long the stream is: one is
+made while the other is on its way. Chunks start small and grow while the reader takes them, and nothing is made for one
+that reads nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable, Iterator
-from contextlib import aclosing
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import unquote_plus
 
 import msgspec
@@ -32,6 +32,7 @@ from tidelog.server.api.call import Call
 from tidelog.server.api.diff import seq
 from tidelog.server.api.problem import Problem
 from tidelog.server.api.topics import found
+from tidelog.server.delivery import Slot
 from tidelog.server.http.seam import Response, Sink, Stream
 from tidelog.server.service import Service
 
@@ -39,7 +40,9 @@ ARROW: Final = b"application/vnd.apache.arrow.stream"
 NDJSON: Final = b"application/x-ndjson"
 CONTENT_TYPES: Final = frozenset({ARROW, NDJSON})
 _NAMED: Final = {"arrow": ARROW, "ndjson": NDJSON}
-_PIECE_BYTES: Final = 1 << 20  # handed to the peer at once; others get their turn between two of them
+_PIECE_BYTES: Final = 256 << 10  # handed to the peer at once; others get their turn between two of them
+_CHUNK_BYTES_FIRST: Final = 256 << 10  # of frames, read at once: doubled whenever the peer takes them
+_CHUNK_BYTES_MAX: Final = 2 << 20
 _encode = msgspec.json.Encoder().encode
 
 
@@ -64,29 +67,52 @@ async def read(call: Call) -> Stream:
     else:
         made = _lines(scan, show)
 
+    slot = Slot(service, call.principal)
+
     async def run(sink: Sink) -> None:
         try:
-            async with aclosing(_ahead(service, made)) as pieces:
-                async for piece in pieces:
-                    sink.write(piece)
-                    await sink.drained()
+            await _send(service, sink, scan, made)
         finally:
+            slot.give()
             service.metrics.read(topic.name, scan.counts.rows, gap=scan.gap is not None)
 
     return Stream(200, run, kind, ((b"cache-control", b"no-store"),))
 
 
-async def _ahead(service: Service, made: Iterator[list[bytes]]) -> AsyncGenerator[bytes, None]:
-    """The pieces of stretches that are made in a thread, the next one while the last one is on its way."""
-    making = asyncio.ensure_future(service.work(lambda: next(made, None)))
+class Chunked(Protocol):
+    """A pass that is told how much to read at once."""
+
+    def limit_chunk(self, size: int) -> None: ...
+
+
+async def _send(service: Service, sink: Sink, scan: Chunked, made: Iterator[list[bytes]]) -> None:
+    """Write chunks that are made in a thread, the next one while the last one is on its way. What is ready and not
+    written counts as held for the peer."""
+
+    def make(size: int) -> asyncio.Future[list[bytes] | None]:
+        scan.limit_chunk(size)
+        return asyncio.ensure_future(service.work(lambda: next(made, None)))
+
+    size = _CHUNK_BYTES_FIRST
+    await sink.ready()
+    making = make(size)
     try:
         while (pieces := await making) is not None:
-            making = asyncio.ensure_future(service.work(lambda: next(made, None)))
+            held, is_ahead = sum(map(len, pieces)), False
             for piece in pieces:
-                yield piece
+                held -= len(piece)
+                sink.write(piece)
+                sink.hold(held + size if is_ahead else held)
+                await sink.drained()
+                if not is_ahead:  # the peer reads
+                    is_ahead, size = True, min(2 * size, _CHUNK_BYTES_MAX)
+                    making = make(size)
+            if not is_ahead:
+                making = make(size)
     finally:
+        sink.hold(0)
         if not making.cancel() and not making.cancelled():
-            making.exception()  # looked at: whoever it was for has left
+            making.exception()  # retrieved: its reader has left
 
 
 def _kind(call: Call) -> bytes:

@@ -20,6 +20,7 @@ from tidelog.errors import NotFound
 from tidelog.server.api.call import Call, ok
 from tidelog.server.api.problem import Problem
 from tidelog.server.api.topics import found
+from tidelog.server.delivery import Slot
 from tidelog.server.http.seam import Response, Sink, Stream
 from tidelog.types import Buffer
 
@@ -178,9 +179,15 @@ async def _sent(call: Call, status: int, view: memoryview, headers: list[tuple[b
     if len(view) <= _PIECE_BYTES:
         return Response(status, await work(partial(bytes, view)), OCTETS, headers)
 
+    slot = Slot(call.service, call.principal)
+
     async def run(sink: Sink) -> None:
-        for at in range(0, len(view), _PIECE_BYTES):
-            sink.write(await work(partial(bytes, view[at : at + _PIECE_BYTES])))
-            await sink.drained()
+        try:
+            for at in range(0, len(view), _PIECE_BYTES):
+                await sink.ready()
+                sink.write(await work(partial(bytes, view[at : at + _PIECE_BYTES])))
+                await sink.drained()
+        finally:
+            slot.give()
 
     return Stream(status, run, OCTETS, headers)

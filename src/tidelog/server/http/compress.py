@@ -287,5 +287,11 @@ class _CodedSink:
         if ready := self._packer.end():
             self._sink.write(ready)
 
+    def hold(self, size: int) -> None:
+        self._sink.hold(size)
+
+    async def ready(self) -> None:
+        await self._sink.ready()
+
     async def drained(self) -> None:
         await self._sink.drained()

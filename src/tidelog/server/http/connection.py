@@ -22,8 +22,11 @@ from typing import cast
 
 from tidelog.server.http.house import House
 from tidelog.server.http.seam import Gone
+from tidelog.server.http.unsent import Account
 
 _UNYIELDED_BYTES_MAX = 64 << 10
+FLOOD_BYTES_MAX = 1 << 20
+"""Bytes that are still read of a peer that was told to stop: it may have sent them before it could know."""
 
 
 class _Yield:
@@ -51,6 +54,12 @@ class Connection(asyncio.BufferedProtocol):
         self._ended = 0.0  # when it began to end, and when the peer was last heard since
         self._opened = self._heard = house.now
         self._leftover = 0  # bytes that came since
+        self._rest: bytes = b""  # input that waits for a later turn
+        self._deferred = False  # it waits in the ring, or is parked
+        self._parked = False  # it waits until `unpark`
+        self._spent = 0  # units of the budget, since it last waited
+        self._held_bytes = 0  # by whoever writes to it
+        self._account = Account(self._evict)
 
     # From accept to close.
 
@@ -71,12 +80,14 @@ class Connection(asyncio.BufferedProtocol):
         other.transport, other.peer, other.blocked = self.transport, self.peer, self.blocked
         self.house.enter(other)
         self.house.leave(self)
+        self.house.unsent.end(self._account)
         self.transport.set_protocol(other)
         other._reading = self._reading
         other.read_on()
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - gone is gone, whatever the reason
         self._leave()
+        self.house.unsent.end(self._account)
         self.house.leave(self)
 
     def eof_received(self) -> None:
@@ -110,8 +121,43 @@ class Connection(asyncio.BufferedProtocol):
     def received(self, data: memoryview) -> None:
         """Take bytes; they are there until this returns."""
 
+    def defer(self, rest: bytes) -> None:
+        """This turn's budget is spent: handle `rest` in a later turn, and read nothing meanwhile."""
+        self._rest, self._spent = rest, 0
+        if not self._deferred:
+            self._deferred = True
+            self.read_on(False)
+            self.house.ring.enter(self)
+
+    def park(self, rest: bytes) -> None:
+        """Handle `rest` after `unpark`, and read nothing meanwhile: the peer has to read first, or a handler."""
+        self._rest, self._spent = rest, 0
+        self._deferred = self._parked = True
+        self.read_on(False)
+        self._measure()
+
+    def unpark(self) -> None:
+        if self._parked:
+            self._parked = False
+            self.house.ring.enter(self)
+
+    def go_on(self) -> int:
+        """Handle the next slice of what waits. Returns the units it cost."""
+        self._deferred = False
+        if self.ending or self.gone:
+            self._rest = b""
+            return 0
+        rest, self._rest = self._rest, b""
+        self._measure()
+        return self.resume(rest)
+
+    def resume(self, rest: bytes) -> int:  # noqa: ARG002 - of those that defer
+        """Handle input that was deferred, and read on if nothing is left of it. Returns the units it cost."""
+        return 0
+
     def read_on(self, on: bool = True) -> None:
-        """Read, or read no more until told to."""
+        """Read, or read no more until told to. Nothing is read while input waits for its turn."""
+        on = on and not self._deferred
         if on != self._reading and not self.gone:
             self._reading = on
             if on:
@@ -147,11 +193,33 @@ class Connection(asyncio.BufferedProtocol):
         """Bytes that the peer's kernel has not taken yet."""
         return 0 if self.gone else self.transport.get_write_buffer_size()
 
+    def _measure(self) -> None:
+        """Count what the kernel has not taken against the bound of the process."""
+        waiting = self.transport.get_write_buffer_size() + self._held_bytes
+        self.house.unsent.set(self._account, waiting + len(self._rest) if self._parked else waiting)
+
+    def hold(self, size: int) -> None:
+        """Whoever writes to it has so many bytes ready that it did not write yet."""
+        self._held_bytes = size
+        self._measure()
+
+    def _evict(self) -> None:
+        limit = self.house.limits.unsent_bytes_max
+        self.house.refusals.count(
+            "unsent_bytes",
+            self.peer,
+            f"answers of {limit} bytes wait for peers that do not read them; the connection of {self.peer}, which took "
+            "nothing for the longest time, was closed",
+        )
+        self.abort()
+
     def pause_writing(self) -> None:
         self.blocked = True
+        self._measure()
 
     def resume_writing(self) -> None:
         self.blocked = False
+        self._measure()
         if self._eof_due:
             self._say_eof()
         for waiter in self._drained:
@@ -161,6 +229,8 @@ class Connection(asyncio.BufferedProtocol):
     async def drained(self, wrote: int = 0) -> None:
         """Return when the peer keeps up. A writer whose peer always does lets others run now and then all the same."""
         self._unyielded += wrote
+        if self.blocked and not self.gone:
+            self._measure()
         while self.blocked and not self.gone:
             waiter: asyncio.Future[None] = self.house.loop.create_future()
             self._drained.append(waiter)
@@ -182,9 +252,12 @@ class Connection(asyncio.BufferedProtocol):
             self._begin_to_end()
             self.transport.close()
 
-    def linger(self) -> None:
+    def linger(self, bytes_max: int | None = None) -> None:
+        """Finish, and read what still comes, up to so many bytes; a peer that floods gets few."""
         if not self.ending:
             self._begin_to_end()
+            if bytes_max is not None:
+                self._leftover = max(self.house.limits.discard_bytes_max - bytes_max, 0)
             self.read_on()
             if self.transport.get_write_buffer_size():
                 self._eof_due = True
@@ -202,10 +275,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def _begin_to_end(self) -> None:
         self.ending = True
+        self._rest, self._deferred, self._parked = b"", False, False
         self._ended = self._heard = self.house.now
 
     def abort(self) -> None:
         self.ending = True
+        self.house.unsent.end(self._account)
         self.transport.abort()
 
     def wind_down(self) -> None:
@@ -214,16 +289,21 @@ class Connection(asyncio.BufferedProtocol):
     def tick(self, now: float) -> None:
         limits = self.house.limits
         unsent = self.transport.get_write_buffer_size()
+        self._measure()
         if unsent != self._unsent:
             self._unsent, self._moved = unsent, now
             self._ended = self._heard = now  # whoever still takes what we sent need not have said anything
         elif unsent and now - self._moved > limits.write_timeout_s:
+            self.stalled(f"{self.peer} took nothing for {limits.write_timeout_s:g} s; its connection was closed")
             self.abort()
         elif self.ending and not unsent:
             if now - self._heard > limits.linger_s or now - self._ended > limits.header_timeout_s:
                 self.abort()
         elif not self.ending:
             self.watch(now)
+
+    def stalled(self, what: str) -> None:
+        self.house.refusals.count("stalled", self.peer, what)
 
     def watch(self, now: float) -> None:
         """Look after time-outs of one's own."""

@@ -16,11 +16,12 @@ A connection adds how bytes get out: it overrides what stands under "What carrie
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
 from tidelog.server.http.house import House
-from tidelog.server.http.pieces import Pieces
+from tidelog.server.http.pieces import Pieces, append
 from tidelog.server.http.seam import (
     Answer,
     Application,
@@ -56,7 +57,7 @@ class Talk:
     away = False  # its peer has left
     received = 0  # bytes of the body so far
     _body: Body | None = None
-    _chunks: list[bytes] | None = None
+    _chunks: deque[bytes | bytearray] | None = None
     _pieces: Pieces | None = None
     _handled = False
     _overruled = False
@@ -109,9 +110,9 @@ class Talk:
             self._pieces.feed(data)
         else:
             if self._chunks is None:
-                self._chunks = [data]
+                self._chunks = deque((data,))
             else:
-                self._chunks.append(data)
+                append(self._chunks, data)
             if self.started:
                 self.consumed(len(data))
 
@@ -193,7 +194,7 @@ class Talk:
         self._pieces = pieces = Pieces(self.house.loop, self.consumed)
         self.request.pieces = pieces
         for data in self._chunks or ():
-            pieces.feed(data)
+            pieces.feed(bytes(data))
         self._chunks = None
         if self.complete:
             pieces.end()
@@ -204,7 +205,7 @@ class Talk:
     def _handle(self) -> None:
         chunks = self._chunks
         if chunks is not None:
-            self.request.body = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            self.request.body = bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
             self._chunks = None
         self._handled = True
         try:

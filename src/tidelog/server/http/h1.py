@@ -35,7 +35,12 @@ from tidelog.server.http.known import Memo
 from tidelog.server.http.passing import Pass, PlainPass, Ticketed
 from tidelog.server.http.seam import EXPRESS_BYTES_MAX, UNREAD, Request, Upgrade
 from tidelog.server.http.turn import Turn
+from tidelog.server.http.turns import REQUEST_UNITS
 
+_SLICE_BYTES: Final = 2 << 10
+_CHUNKS_BYTES: Final = 16 << 10  # of a chunked body: 2,700 chunks of one byte
+CALLS_PER_UNIT: Final = 16
+"""Callbacks for one header, or one chunk of a body, that cost about as much as one frame."""
 _METHODS: Final = {name.encode(): name for name in ("GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH")}
 
 
@@ -76,6 +81,8 @@ class H1(Connection):
         self._upgraded: Turn | None = None  # bytes behind it are not HTTP, if its answer says so
         self._held = b""  # those bytes
         self._answer: Upgrade | None = None
+        self._socket: ws.WebSocket | None = None  # what it became
+        self._calls = 0  # of the parser's callbacks in this turn, each worth as much as it costs
 
     # Bytes.
 
@@ -85,11 +92,48 @@ class H1(Connection):
         if self._upgraded is None:
             if len(data) <= EXPRESS_BYTES_MAX and self._pass_by(data):
                 return  # nothing waits
+            if len(data) > _SLICE_BYTES:
+                self._take_slices(data)
+                return
             self._take(data)
         else:
             self._held += data
         if self.turn is not None or self._waiting:
             self.govern()
+
+    def resume(self, rest: bytes) -> int:
+        if self._is_full:
+            self.park(rest)
+            return 0
+        return self._take_slices(memoryview(rest))
+
+    def _take_slices(self, data: memoryview) -> int:
+        """Handle as much as the budget of this turn allows, and as requests may wait. Returns the units that it cost.
+
+        llhttp cannot be stopped in the middle of a piece, so it gets small ones: a slice of heads holds 80 requests at
+        most. The body of a request whose length is known is one slice."""
+        at, size, most = 0, len(data), self.house.ring.units_max
+        self._calls = 0
+        while at < size and not self._deaf:
+            if self._upgraded is not None:
+                self._held += data[at:]
+                break
+            if self._calls // CALLS_PER_UNIT >= most or (at and self._is_full):
+                self.defer(bytes(data[at:]))
+                return self._calls // CALLS_PER_UNIT
+            turn = self._arriving
+            step = _SLICE_BYTES
+            if turn is not None:
+                rest = _CHUNKS_BYTES if turn.chunked else (turn.request.length or 0) - turn.received
+                step = max(rest, step)
+            self._take(data[at : at + step])
+            at += step
+            if self._socket is not None:
+                self._socket.received(data[at:])
+                break
+        if self._socket is None:
+            self.govern()
+        return self._calls // CALLS_PER_UNIT
 
     def _pass_by(self, data: memoryview) -> bool:
         """Whether this was a request whose head is known, and is on its way."""
@@ -183,6 +227,7 @@ class H1(Connection):
         self._url = self._url + url if self._url else url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self._calls += 1
         if not self._in_head:
             return  # a trailer: nobody asked for it, and it must not pass for a header
         name = name.lower()
@@ -198,6 +243,7 @@ class H1(Connection):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._calls += REQUEST_UNITS * CALLS_PER_UNIT
         if self._deaf:
             return
         marks, parser = self._marks, self._parser
@@ -233,6 +279,7 @@ class H1(Connection):
 
     def on_body(self, data: bytes) -> None:
         self._bodyless_bytes = 0
+        self._calls += 1
         turn = self._arriving
         if turn is not None:
             if not turn.started:
@@ -297,7 +344,7 @@ class H1(Connection):
         if turn is self._upgraded:  # and was answered otherwise: what came behind it is HTTP
             held, self._held, self._upgraded = self._held, b"", None
             if held:
-                self._take(held)
+                self._take_slices(memoryview(held))
         if self._waiting:
             self._advance()
         if not self._reading:
@@ -327,15 +374,20 @@ class H1(Connection):
 
     def govern(self) -> None:
         """Read on, or not: what waits must stay within bounds."""
+        if self.ending or not self._is_full:
+            self.unpark()
+            self.read_on()
+        else:
+            self.read_on(False)
+
+    @property
+    def _is_full(self) -> bool:
         limits, turn = self.house.limits, self.turn
-        self.read_on(
-            self.ending
-            or not (
-                len(self._waiting) >= limits.pipelined_max
-                or self._ahead + len(self._held) > limits.ahead_bytes_max
-                or (turn is not None and turn.held_bytes > limits.ahead_bytes_max)
-                or (self.blocked and bool(self._waiting))
-            )
+        return (
+            len(self._waiting) >= limits.pipelined_max
+            or self._ahead + len(self._held) > limits.ahead_bytes_max
+            or (turn is not None and turn.held_bytes > limits.ahead_bytes_max)
+            or (self.blocked and bool(self._waiting))
         )
 
     def pause_writing(self) -> None:
@@ -358,7 +410,7 @@ class H1(Connection):
         turn = self._upgraded
         assert turn is not None
         self.turn = self._upgraded = None
-        socket = ws.WebSocket(self.house, answer)
+        self._socket = socket = ws.WebSocket(self.house, answer)
         self.become(socket)
         socket.open(turn.request, self._held)
 

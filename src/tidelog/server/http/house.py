@@ -16,8 +16,11 @@ from typing import Any, Final, Protocol
 from tidelog.server.http.compress import Coded
 from tidelog.server.http.known import Known
 from tidelog.server.http.limits import Limits
+from tidelog.server.http.refusals import Refusals
 from tidelog.server.http.reply import Dates
 from tidelog.server.http.seam import Application
+from tidelog.server.http.turns import Ring
+from tidelog.server.http.unsent import Unsent
 
 _log = logging.getLogger("tidelog.server")
 RECEIVE_BYTES: Final = 256 << 10
@@ -50,8 +53,12 @@ class House:
         loop: asyncio.AbstractEventLoop,
         *,
         kernel: bool = True,
+        refusals: Refusals | None = None,
     ) -> None:
         self.app, self.limits, self.loop, self.kernel = app, limits, loop, kernel
+        self.refusals = refusals or Refusals(loop.time)
+        self.ring = Ring(loop, limits.turn_units)
+        self.unsent = Unsent(limits.unsent_bytes_max, loop.call_soon)
         self.coded = Coded(app, loop)
         self.dates = Dates(now_us)
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))

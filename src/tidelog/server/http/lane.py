@@ -18,6 +18,7 @@ from h2.errors import ErrorCodes
 from tidelog.server.http import reply
 from tidelog.server.http.exchange import Talk
 from tidelog.server.http.seam import Gone, Headers, Request, Response, Stream
+from tidelog.server.http.unsent import Account
 
 if TYPE_CHECKING:
     from tidelog.server.http.h2 import H2
@@ -29,6 +30,9 @@ _HOPWISE = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"upgr
 class Lane(Talk):
     queued = False  # it waits for its turn to send
     open_ended = False  # its body was given up: the peer may still think that it goes on
+    head_bytes = 0  # of its request
+    stalled_since: float | None = None  # since when it waits for its window, without a byte taken
+    _streaming = False  # it counts among the streams of its connection
     _last = False  # its answer is to be the connection's last
     _thrown_bytes = 0
 
@@ -41,6 +45,8 @@ class Lane(Talk):
         self.heard = connection.house.now
         self._wrote = 0
         self._drained: list[asyncio.Future[None]] = []
+        self._held_bytes = 0  # by whoever writes to it
+        self._account = Account(self._evict)
 
     # Its body.
 
@@ -80,9 +86,35 @@ class Lane(Talk):
             self.connection.push(self)
 
     def stream(self, stream: Stream) -> None:
+        limit = self.house.limits.connection_streams_max
+        if limit and self.connection.streams >= limit:
+            said = f"{limit} streams are open on this connection; another was refused"
+            self.house.refusals.count("streams", self.connection.peer, said)
+            self.send(self.app.malformed(self.request, 429, said))
+            return
         self._head(stream.status, stream.content_type, stream.headers, None)
         if not self.finished and not self.away:
+            self._streaming = True
+            self.connection.streams += 1
             self.spawn(stream, self)
+
+    def closed(self) -> None:
+        """It is over: it counts no more."""
+        self.house.unsent.end(self._account)
+        self.stalled_since = None
+        if self._streaming:
+            self._streaming = False
+            self.connection.streams -= 1
+
+    def _evict(self) -> None:
+        limit, peer = self.house.limits.unsent_bytes_max, self.connection.peer
+        self.house.refusals.count(
+            "unsent_bytes",
+            peer,
+            f"answers of {limit} bytes wait for peers that do not read them; a stream of {peer}, which took nothing "
+            "for the longest time, was reset",
+        )
+        self.connection.evict(self)
 
     def streamed(self, whole: bool) -> None:
         if whole:
@@ -125,11 +157,38 @@ class Lane(Talk):
     def add(self, data: bytes) -> None:
         self.out.append(memoryview(data))
         self.out_bytes += len(data)
+        self._measure()
+
+    def hold(self, size: int) -> None:
+        self._held_bytes = size
+        self._measure()
+
+    def _measure(self) -> None:
+        self.house.unsent.set(self._account, self.out_bytes + self._held_bytes)
 
     def took(self) -> None:
-        """Some of `out` was framed."""
+        """Some of `out` was framed, or nothing of it."""
+        if self.out_bytes + self._held_bytes < self._account.bytes:
+            self.stalled_since = None
+            self._measure()
         if self._drained and self.out_bytes <= self.house.limits.write_low_bytes:
             self._wake()
+
+    def stall(self) -> None:
+        """It waits for its window, and may have done so before."""
+        if self.stalled_since is None:
+            self.stalled_since = self.house.now
+
+    def opened(self) -> None:
+        """The peer takes bytes of it again."""
+        self.stalled_since = None
+        self._wake()
+
+    async def ready(self) -> None:
+        while not self.away and not self.out and self.connection.window(self) <= 0:
+            self.connection.want_window(self)
+            await self._woken()
+        await self.drained()
 
     def _wake(self) -> None:
         for waiter in self._drained:
@@ -137,20 +196,26 @@ class Lane(Talk):
                 waiter.set_result(None)
 
     async def drained(self) -> None:
-        if not self.away and self.out_bytes > self.house.limits.write_high_bytes:
+        limits = self.house.limits
+        if self.out_bytes > (limits.write_low_bytes if self.house.unsent.is_tight else limits.write_high_bytes):
+            await self._woken()
+        if self.away:
+            raise Gone
+        wrote, self._wrote = self._wrote, 0
+        await self.connection.drained(wrote)
+
+    async def _woken(self) -> None:
+        if not self.away:
             waiter: asyncio.Future[None] = self.house.loop.create_future()
             self._drained.append(waiter)
             try:
                 await waiter
             finally:
                 self._drained.remove(waiter)
-        if self.away:
-            raise Gone
-        wrote, self._wrote = self._wrote, 0
-        await self.connection.drained(wrote)
 
     def leave(self) -> None:
         self.out.clear()
         self.out_bytes = 0
         super().leave()
+        self.house.unsent.end(self._account)
         self._wake()

@@ -26,8 +26,9 @@ class Limits:
     """Without a request, before a kept connection is closed. Longer than most clients keep theirs, so that it is
     they who close and no request crosses our farewell."""
 
-    write_timeout_s: float = 60.0
-    """Without the peer taking a byte of what waits for it, before it is cut off."""
+    write_timeout_s: float = 30.0
+    """Without the peer taking a byte of what waits for it, before its HTTP/2 stream is reset or its connection is
+    closed. A peer that takes anything at all starts it again."""
 
     linger_s: float = 2.0
     """How long a connection that we end is still read: closing it on unread bytes would make the kernel reset it,
@@ -56,9 +57,29 @@ class Limits:
     connection_window_bytes: int = 4 << 20
     """HTTP/2: what a peer may send of one body, and of all, before some of it was consumed."""
 
+    connection_streams_max: int = 256
+    """HTTP/2: streamed answers at the same time on one connection. 429 past it."""
+
+    connection_header_bytes_max: int = 1 << 20
+    """HTTP/2: heads of all requests that one connection has open. Past it a request is refused with REFUSED_STREAM,
+    which a client may send again."""
+
     resets_max: int = 1024
-    """HTTP/2: requests a peer may take back in a burst; a sixteenth of it is forgiven each second. Past it the
-    connection ends: starting and resetting streams is cheap for a peer and dear for us."""
+    """HTTP/2: requests a peer may reset in a burst, answered or not; a sixteenth of it is forgiven each second. Past it
+    the connection ends: starting and resetting streams is cheap for a peer and dear for us. 0: no limit."""
+
+    control_frames_max: int = 4096
+    """HTTP/2 and WebSocket: frames in a burst that carry neither a request nor a payload worth a frame; a sixteenth of
+    it is forgiven each second. Past it the connection ends. Updates of windows are paid for by the bytes that were
+    sent, so that a peer that reads fast has as many as it needs. 0: no limit."""
+
+    turn_units: int = 256
+    """Work of one turn of the loop for input that came in one piece: a frame is 1, a request 4. What is left waits for
+    the next turn, and its connection is not read meanwhile."""
+
+    unsent_bytes_max: int = 512 << 20
+    """Bytes of answers, of all connections, that peers have not taken. Past it the streams and connections that have
+    gone longest without taking a byte are closed. 0: no limit."""
 
     ping_every_s: float = 20.0
     ping_timeout_s: float = 20.0
@@ -73,6 +94,8 @@ class Limits:
                 f"write_low_bytes ({self.write_low_bytes}) must not exceed write_high_bytes ({self.write_high_bytes}): "
                 "a writer that was stopped would never be started again"
             )
+        if self.turn_units < 4:
+            raise ValueError(f"turn_units ({self.turn_units}) must be at least 4, which is one request")
         if self.connection_window_bytes < 65_535 or self.stream_window_bytes < 1:
             raise ValueError(
                 f"connection_window_bytes ({self.connection_window_bytes}) must be at least 65535, as HTTP/2 starts; "

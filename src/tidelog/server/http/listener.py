@@ -12,6 +12,7 @@ from typing import Final
 
 from tidelog.server.http.house import House
 from tidelog.server.http.limits import Limits
+from tidelog.server.http.refusals import Refusals
 from tidelog.server.http.seam import Application
 from tidelog.server.http.sniff import Sniff
 
@@ -29,11 +30,12 @@ async def listen(
     now_us: Callable[[], int],
     reuse_port: bool = False,
     kernel: bool = True,
+    refusals: Refusals | None = None,
 ) -> Listener:
     """Accept connections for `app` from now on. Port 0 is any that is free. `now_us` is the time of day. `kernel`: use
-    compiled code where it was built."""
+    compiled code where it was built. `refusals` counts the limits that peers meet."""
     loop = asyncio.get_running_loop()
-    house = House(app, limits or Limits(), now_us, loop, kernel=kernel)
+    house = House(app, limits or Limits(), now_us, loop, kernel=kernel, refusals=refusals)
     server = await loop.create_server(
         lambda: _Accepted(house), host, port, backlog=_BACKLOG, reuse_port=reuse_port or None
     )
@@ -43,11 +45,16 @@ async def listen(
 class _Accepted(Sniff):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        over = len(self.house.guests) - self.house.limits.connections_max
-        if self.house.draining or over > _REFUSED_MAX:
+        limit = self.house.limits.connections_max
+        over = len(self.house.guests) - limit
+        if self.house.draining:
             self.abort()
         elif over > 0:
-            self.refuse(503, f"{self.house.limits.connections_max} connections are open already; try again later")
+            self.house.refusals.count("connections", self.peer, f"{limit} connections are open; one more was refused")
+            if over > _REFUSED_MAX:
+                self.abort()
+            else:
+                self.refuse(503, f"{limit} connections are open already; try again later")
 
 
 class Listener:

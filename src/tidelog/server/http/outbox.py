@@ -31,6 +31,12 @@ class Outbox:
             self.waiting += len(data)
             self._changed.set()
 
+    def hold(self, size: int) -> None:
+        """Nothing: the server that sends has bounds of its own."""
+
+    async def ready(self) -> None:
+        await self.drained()
+
     async def drained(self) -> None:
         mark = self._limits.write_high_bytes
         while self.waiting > mark and not self._gone:

@@ -11,12 +11,26 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from typing import Final
+
+_SMALL_BYTES: Final = 4 << 10
+_JOINED_BYTES: Final = 64 << 10
+
+
+def append(held: deque[bytes | bytearray], data: bytes) -> None:
+    """Add a piece. Small ones are joined: a body in chunks of one byte would cost 40 times its size."""
+    if len(data) >= _SMALL_BYTES:
+        held.append(data)
+    elif held and type(held[-1]) is bytearray and len(held[-1]) < _JOINED_BYTES:
+        held[-1] += data
+    else:
+        held.append(bytearray(data) if held else data)
 
 
 class Pieces:
     def __init__(self, loop: asyncio.AbstractEventLoop, consumed: Callable[[int], None]) -> None:
         self._loop, self._consumed = loop, consumed
-        self._held: deque[bytes] = deque()
+        self._held: deque[bytes | bytearray] = deque()
         self._over: Exception | type[Exception] | None = None  # what the reader gets once nothing is held
         self._reader: asyncio.Future[None] | None = None
         self.held_bytes = 0
@@ -25,7 +39,7 @@ class Pieces:
 
     def feed(self, data: bytes) -> None:
         if self._over is None:
-            self._held.append(data)
+            append(self._held, data)
             self.held_bytes += len(data)
             self._wake()
 
@@ -65,4 +79,4 @@ class Pieces:
         data = self._held.popleft()
         self.held_bytes -= len(data)
         self._consumed(len(data))
-        return data
+        return bytes(data)

@@ -87,6 +87,15 @@ class Sink(Protocol):
         """Never waits; after the peer is gone it does nothing."""
         ...
 
+    def hold(self, size: int) -> None:
+        """Count bytes that were made for this sink and not written yet: they are part of what a peer that does not
+        read may cost. 0: none any more."""
+        ...
+
+    async def ready(self) -> None:
+        """Return when the peer takes bytes: nothing has to be made for it before. Raises Gone when it never will."""
+        ...
+
     async def drained(self) -> None:
         """Return when the peer has taken most of what was written. Raises Gone when it never will."""
         ...

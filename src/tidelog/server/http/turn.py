@@ -136,6 +136,13 @@ class ChunkSink:
             self._wrote += len(data)
             self._connection.write(*(reply.chunk(data) if self._modern else (data,)))
 
+    def hold(self, size: int) -> None:
+        if self._connection is not None:
+            self._connection.hold(size)
+
+    async def ready(self) -> None:
+        await self.drained()
+
     async def drained(self) -> None:
         if self._connection is None:
             raise Gone
@@ -144,4 +151,5 @@ class ChunkSink:
 
     def shut(self) -> None:
         """The stream is over: what it writes from now on goes nowhere."""
+        self.hold(0)
         self._connection = None

@@ -23,14 +23,16 @@ from websockets.protocol import Protocol, Side, State
 from websockets.utils import accept_key
 
 from tidelog.server.http import reply
-from tidelog.server.http.connection import Connection
+from tidelog.server.http.connection import FLOOD_BYTES_MAX, Connection
 from tidelog.server.http.exchange import Fault
 from tidelog.server.http.house import House
 from tidelog.server.http.seam import Application, Exchange, Gone, Request, Response, Upgrade
+from tidelog.server.http.turns import REQUEST_UNITS, Allowance
 
 _VERSION: Final = b"13"
 _KEY_BYTES: Final = 16
 _JOINED_BYTES_MAX: Final = 16 << 10  # below this a copy costs less than a second piece
+_FRAGMENT_BYTES_MIN: Final = 1 << 10  # of a piece of a message: a smaller one counts as a control frame
 
 
 def _head(size: int) -> bytes:
@@ -97,6 +99,10 @@ class WebSocket(Connection):
         self._reader: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._wrote = 0
+        self._partial = b""  # the head of a frame, where only some of it has come
+        self._payload_left = 0  # of the frame whose head was passed on last
+        self._controls = Allowance(house.limits.control_frames_max)
+        self._ticked = house.now
 
     def open(self, request: Request, held: bytes) -> None:
         """Shake hands, and have the handler run. `held` came behind the request."""
@@ -122,9 +128,80 @@ class WebSocket(Connection):
     # What comes in.
 
     def received(self, data: memoryview) -> None:
-        self._take(bytes(data))
+        self._take(self._partial + data if self._partial else bytes(data))
 
-    def _take(self, data: bytes) -> None:
+    def resume(self, rest: bytes) -> int:
+        if self._is_full:
+            self.park(rest)
+            return 0
+        return self._take(rest)
+
+    def _take(self, data: bytes) -> int:
+        """Handle as many frames as the budget of this turn allows, and as messages may wait. Returns what they cost."""
+        began = self._spent
+        end, whole = self._cut(data)
+        if end < 0:
+            return self._spent - began
+        self._feed(data[:end] if end < len(data) else data)
+        spent = self._spent - began
+        self._partial = b""
+        if self._shut or self.ending:
+            self._govern()
+        elif whole:
+            self._partial = data[end:]
+            self._govern()
+        else:
+            self.defer(data[end:])
+        return spent
+
+    def _cut(self, data: bytes) -> tuple[int, bool]:
+        """Where this turn's frames end, and whether all that came was looked at. -1: the connection is over."""
+        most, limits = self.house.ring.units_max, self.house.limits
+        messages = max(limits.messages_max - len(self._inbox), 1)
+        size = len(data)
+        at = min(self._payload_left, size)
+        self._payload_left -= at
+        while size - at >= 2:
+            if self._spent >= most or not messages:
+                return at, False
+            first, second = data[at], data[at + 1]
+            length, head = second & 0x7F, 2
+            if length > 125:
+                head += 2 if length == 126 else 8
+                if size - at < head:
+                    break
+                length = int.from_bytes(data[at + 2 : at + head])
+            if second & 0x80:
+                head += 4
+            if size - at < head:
+                break
+            self._spent += 1
+            is_control, is_last = bool(first & 0x08), bool(first & 0x80)
+            if not is_control and is_last:  # a whole message
+                messages -= 1
+                self._spent += REQUEST_UNITS - 1
+                self._controls.give(1)
+            elif (is_control or length < _FRAGMENT_BYTES_MIN) and not self._controls.take():
+                self._flooded()
+                return -1, False
+            at += head
+            taken = min(length, size - at)
+            at += taken
+            self._payload_left = length - taken
+        return at, True
+
+    def _flooded(self) -> None:
+        limit = self.house.limits.control_frames_max
+        said = f"more than {limit} pings, pongs and small fragments"
+        self.house.refusals.count("control_frames", self.peer, f"{self.peer} sent {said}; its WebSocket was closed")
+        self._no_more()
+        if self._frames.state is State.OPEN:
+            self._frames.fail(1008, said)
+        for data in filter(None, self._frames.data_to_send()):
+            self.write(data)
+        self.linger(FLOOD_BYTES_MAX)
+
+    def _feed(self, data: bytes) -> None:
         self._frames.receive_data(data)
         for event in self._frames.events_received():
             if isinstance(event, Frame):
@@ -132,7 +209,6 @@ class WebSocket(Connection):
         self._flush()
         if self._frames.parser_exc is not None:
             self._no_more()
-        self._govern()
 
     def _on_frame(self, frame: Frame) -> None:
         if self._shut:
@@ -172,13 +248,18 @@ class WebSocket(Connection):
 
     def _govern(self) -> None:
         """Read on, or not. A peer that takes no pongs sends no pings either."""
+        if self._shut or not self._is_full:
+            self.unpark()
+            self.read_on()
+        else:
+            self.read_on(False)
+
+    @property
+    def _is_full(self) -> bool:
         limits = self.house.limits
-        self.read_on(
-            self._shut
-            or not (
-                self.blocked or len(self._inbox) >= limits.messages_max or self._inbox_bytes > limits.ahead_bytes_max
-            )
-        )
+        return (
+            self.blocked or len(self._inbox) >= limits.messages_max or self._inbox_bytes > limits.ahead_bytes_max
+        ) and not self._shut
 
     async def receive(self) -> str | bytes | None:
         while not self._inbox:
@@ -234,6 +315,8 @@ class WebSocket(Connection):
     # Time, and the end.
 
     def watch(self, now: float) -> None:
+        self._controls.passed(now - self._ticked)
+        self._ticked = now
         if self._closed_since is not None and now - self._closed_since > self.house.limits.linger_s:
             self.linger()
 

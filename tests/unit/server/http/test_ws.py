@@ -284,7 +284,8 @@ def test_a_slow_handler_is_not_read_for(limited: Callable[..., Stage]) -> None:
 
 
 def test_a_peer_that_pings_and_never_reads_is_not_read(limited: Callable[..., Stage]) -> None:
-    with limited(write_high_bytes=10_000, write_low_bytes=1000) as stage, stage.connect(1 << 14) as wire:
+    limits = {"write_high_bytes": 10_000, "write_low_bytes": 1000, "control_frames_max": 0}
+    with limited(**limits) as stage, stage.connect(1 << 14) as wire:
         shake(wire)
         wire.sock.settimeout(0.3)
         data = frame(9, b"x" * 125) * 400_000

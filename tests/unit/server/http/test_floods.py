@@ -1,0 +1,310 @@
+"""Floods of small frames and requests: a turn of the loop handles a bounded number of them, and floods of frames that
+carry nothing end the connection.
+
+Method: turns of the loop are counted by a callback that schedules itself again, and every frame or request is noted
+with the turn in which it was handled. Nothing here depends on time.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from h2.connection import H2Connection
+from h2.errors import ErrorCodes
+from tests.unit.server.http.h2_wire import Got, H2Wire
+from tests.unit.server.http.stage import Stage
+from tests.unit.server.http.test_ws import frame, shake, unframe
+from websockets.protocol import Protocol
+
+from tidelog.server.http.exchange import Talk
+from tidelog.server.http.seam import Body, Request, Response
+from tidelog.server.http.turns import REQUEST_UNITS
+
+UNITS = 64
+PING = b"\0\0\x08\6\0\0\0\0\0abcdefgh"
+
+
+class Turns:
+    """What was handled in which turn of the loop."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.counts: Counter[int] = Counter()
+
+    def note(self, count: int = 1) -> None:
+        self.counts[self.number] += count
+
+    @property
+    def most(self) -> int:
+        return max(self.counts.values())
+
+
+@contextmanager
+def counted(stage: Stage) -> Iterator[Turns]:
+    turns, on = Turns(), [True]
+
+    def turn() -> None:
+        turns.number += 1
+        if on:
+            stage.loop.call_soon(turn)
+
+    stage.call(turn)
+    try:
+        yield turns
+    finally:
+        on.clear()
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, turns: Turns) -> None:
+    """Have every call of a library's method noted with the number of what it returned."""
+    plain = getattr(owner, name)
+
+    def call(self: Any, *args: Any) -> Any:
+        found = plain(self, *args)
+        turns.note(len(found))
+        return found
+
+    monkeypatch.setattr(owner, name, call)
+
+
+def take_all(sock: socket.socket, wanted: int) -> bytes:
+    held = bytearray()
+    while len(held) < wanted and (data := sock.recv(1 << 16)):
+        held += data
+    return bytes(held)
+
+
+def test_http2_pings_take_turns(limited: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 30_000
+    with limited(control_frames_max=0, turn_units=UNITS) as stage, H2Wire(stage) as wire:
+        assert wire.get("/hello").status == 200
+        with counted(stage) as turns:
+            # The client's own library is the same: only calls on the loop's thread are the server's.
+            noted(monkeypatch, H2Connection, "receive_data", turns)
+            wire.sock.sendall(PING * count)
+            take_all(wire.sock, count * len(PING))
+            monkeypatch.undo()
+        assert sum(turns.counts.values()) == count, "every one was answered"
+        assert turns.most <= UNITS
+
+
+def test_websocket_pings_take_turns(limited: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 30_000
+    with limited(control_frames_max=0, turn_units=UNITS) as stage, stage.connect() as wire:
+        shake(wire)
+        with counted(stage) as turns:
+            noted(monkeypatch, Protocol, "events_received", turns)
+            wire.send(frame(9, b"") * count)
+            take_all(wire.sock, count * 2)
+        assert sum(turns.counts.values()) == count
+        assert turns.most <= UNITS
+
+
+def test_websocket_fragments_take_turns(limited: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 30_000
+    with limited(control_frames_max=0, turn_units=UNITS) as stage, stage.connect() as wire:
+        shake(wire)
+        with counted(stage) as turns:
+            noted(monkeypatch, Protocol, "events_received", turns)
+            wire.send(frame(1, b"ab", fin=False) + frame(0, b"ab", fin=False) * count + frame(0, b"ab"))
+            assert unframe(wire)[1] == b"ab" * (count + 2)
+        assert sum(turns.counts.values()) == count + 2
+        assert turns.most <= UNITS
+
+
+def test_websocket_messages_in_one_piece_wait_as_bytes(limited: Callable[..., Stage]) -> None:
+    """A handler that does not listen: no more messages are decoded than may wait, and all arrive in the end."""
+    with limited(messages_max=8, turn_units=UNITS) as stage, stage.connect() as wire:
+        shake(wire, "/ws-deaf")
+        assert stage.app.seen.wait() == "ws open"
+        wire.send(frame(1, b"m") * 5_000 + frame(8, b"\x03\xe8"))
+        inboxes = stage.call(lambda: [len(guest._inbox) for guest in stage.listener._house.guests])  # type: ignore[attr-defined]
+        assert max(inboxes) <= 8
+        stage.call(stage.app.gate.set)
+        assert stage.app.seen.wait() == "ws got 5000"
+
+
+def test_pipelined_requests_take_turns(limited: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 5_000
+    with limited(turn_units=UNITS) as stage, stage.connect() as wire, counted(stage) as turns:
+        begin = stage.app.begin
+
+        def noting(request: Request) -> Response | Body:
+            turns.note()
+            return begin(request)
+
+        monkeypatch.setattr(stage.app, "begin", noting)
+        wire.send(b"GET /empty HTTP/1.1\r\nhost: t\r\n\r\n" * count)
+        answers = b""
+        while answers.count(b"HTTP/1.1 204") < count:
+            answers += wire.sock.recv(1 << 20)
+        assert sum(turns.counts.values()) == count
+        slice_of_heads = (2 << 10) // 32 + 1
+        assert turns.most <= 2 * (UNITS // REQUEST_UNITS + slice_of_heads), "what waited, and what came after it"
+
+
+def test_chunks_of_one_byte_take_turns_and_cost_no_more_than_their_bytes(
+    limited: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, most_pieces = 60_000, [0]
+    with limited(turn_units=UNITS) as stage, stage.connect() as wire, counted(stage) as turns:
+        stage.app.limit = count
+        feed = Talk.feed
+
+        def noting(self: Talk, data: bytes) -> None:
+            turns.note()
+            feed(self, data)
+            most_pieces[0] = max(most_pieces[0], len(self._chunks or ()))
+
+        monkeypatch.setattr(Talk, "feed", noting)
+        wire.send(b"POST /echo HTTP/1.1\r\nhost: t\r\ntransfer-encoding: chunked\r\n\r\n")
+        wire.send(b"1\r\nx\r\n" * count + b"0\r\n\r\n")
+        answer = take_all(wire.sock, count)
+        assert b"200 OK" in answer
+        assert sum(turns.counts.values()) == count
+        assert turns.most <= 2 * (UNITS * 16 + (16 << 10) // 6 + 1)
+        assert most_pieces[0] <= count // (64 << 10) + 3
+
+
+def flooded(stage: Stage, wire: H2Wire, data: bytes) -> None:
+    """Have a connection end with ENHANCE_YOUR_CALM for what it sends."""
+    with suppress(ConnectionError):
+        wire.sock.sendall(data)
+    wire.until_closed()
+    assert wire.goaway in (ErrorCodes.ENHANCE_YOUR_CALM, None), wire.goaway
+    stage.connections(0)
+
+
+def refusals(stage: Stage) -> dict[str, int]:
+    house = stage.listener._house
+    return {name: count for name, count in house.refusals.counts.items() if count}
+
+
+def h2_frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return len(payload).to_bytes(3) + bytes((kind, flags)) + stream.to_bytes(4) + payload
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(PING, id="pings"),
+        pytest.param(h2_frame(4, 0, 0), id="settings"),
+        pytest.param(h2_frame(4, 0, 0, b"\0\4\0\0\0\1") + h2_frame(4, 0, 0, b"\0\4\0\0\0\2"), id="windows by settings"),
+        pytest.param(h2_frame(2, 0, 1, b"\0\0\0\0\x10"), id="priorities"),
+        pytest.param(h2_frame(8, 0, 0, b"\0\0\0\1"), id="window updates"),
+        pytest.param(h2_frame(8, 0, 1, b"\0\0\0\1"), id="window updates of a stream"),
+        pytest.param(h2_frame(0, 0, 1), id="empty data"),
+        pytest.param(h2_frame(0, 8, 1, b"\3\0\0\0"), id="padding"),
+        pytest.param(h2_frame(200, 0, 0), id="frames of no known type"),
+    ],
+)
+def test_a_flood_of_frames_that_carry_nothing_ends_the_connection(limited: Callable[..., Stage], data: bytes) -> None:
+    with limited(control_frames_max=500, linger_s=0.1) as stage, H2Wire(stage) as wire:
+        wire.ask("/later", method="POST", ends=False)
+        flooded(stage, wire, data * 1_000)
+        assert refusals(stage) == {"control_frames": 1}
+
+
+def test_a_flood_before_any_request_ends_the_connection(limited: Callable[..., Stage]) -> None:
+    with limited(control_frames_max=500, linger_s=0.1) as stage, H2Wire(stage) as wire:
+        flooded(stage, wire, PING * 1_000)
+        assert refusals(stage) == {"control_frames": 1}
+
+
+def test_a_header_block_without_an_end_ends_the_connection(limited: Callable[..., Stage]) -> None:
+    with limited(header_bytes_max=10_000, target_bytes_max=1_000, linger_s=0.1) as stage, H2Wire(stage) as wire:
+        flooded(stage, wire, h2_frame(1, 0, 1, b"\x82" * 5_000) + h2_frame(9, 0, 1, b"\x82" * 5_000) * 10)
+        assert refusals(stage) == {"header_bytes": 1}
+
+
+def test_empty_continuations_end_the_connection(limited: Callable[..., Stage]) -> None:
+    with limited(control_frames_max=40, linger_s=0.1) as stage, H2Wire(stage) as wire:
+        flooded(stage, wire, h2_frame(1, 0, 1) + h2_frame(9, 0, 1) * 60)
+        assert refusals(stage) == {"control_frames": 1}
+
+
+@pytest.mark.parametrize("target", ["/empty", "/refuse", "/later", "/stream?n=1"])
+def test_every_reset_is_counted_whether_the_request_was_answered_or_not(
+    limited: Callable[..., Stage], target: str
+) -> None:
+    """Rapid reset: requests that are answered at once were not counted."""
+    with limited(resets_max=100, linger_s=0.1) as stage, H2Wire(stage) as wire:
+        reset = (8).to_bytes(4)
+        wire.flush()
+        data = b""
+        for _ in range(200):
+            number = wire.h2.get_next_available_stream_id()
+            pseudo = [(":method", "GET"), (":path", target), (":scheme", "http"), (":authority", "t")]
+            wire.got[number] = Got()
+            wire.h2.send_headers(number, pseudo, end_stream=True)
+            data += wire.h2.data_to_send() + h2_frame(3, 0, number, reset)
+        flooded(stage, wire, data)
+        assert refusals(stage) == {"resets": 1}
+
+
+def test_resets_that_a_peer_provokes_are_counted(limited: Callable[..., Stage]) -> None:
+    """A window update that overflows makes the server reset the stream: as cheap for a peer as a reset of its own."""
+    with limited(resets_max=20, linger_s=0.1) as stage, H2Wire(stage) as wire:
+        data = b""
+        for _ in range(60):
+            number = wire.h2.get_next_available_stream_id()
+            pseudo = [(":method", "GET"), (":path", "/later"), (":scheme", "http"), (":authority", "t")]
+            wire.got[number] = Got()
+            wire.h2.send_headers(number, pseudo, end_stream=True)
+            data += wire.h2.data_to_send() + h2_frame(8, 0, number, b"\x7f\xff\xff\xff")
+        flooded(stage, wire, data)
+        assert refusals(stage) == {"resets": 1}
+
+
+def test_a_peer_that_reads_fast_may_update_its_windows_for_every_frame(limited: Callable[..., Stage]) -> None:
+    """The client acknowledges each frame of an answer at once, with two updates."""
+    with limited(control_frames_max=100) as stage, H2Wire(stage, window=16_384) as wire:
+        number = wire.ask("/big?n=2000000")
+        got = wire.got[number]
+        seen = 0
+        while not got.ended:
+            wire.step()
+            if len(got.body) > seen and not got.ended:
+                wire.h2.increment_flow_control_window(1)
+                wire.h2.increment_flow_control_window(1, number)
+                wire.flush()
+                seen = len(got.body)
+        assert len(got.body) == 2_000_000
+        assert refusals(stage) == {}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(frame(9, b""), id="pings"),
+        pytest.param(frame(10, b""), id="pongs"),
+        pytest.param(frame(0, b"ab", fin=False), id="fragments"),
+        pytest.param(frame(0, b"", fin=False), id="empty fragments"),
+    ],
+)
+def test_a_flood_of_websocket_frames_ends_it_with_1008(limited: Callable[..., Stage], data: bytes) -> None:
+    with limited(control_frames_max=500, linger_s=0.1) as stage, stage.connect() as wire:
+        shake(wire)
+        wire.send(frame(1, b"ab", fin=False))
+        wire.send(data * 1_000)
+        held = b""
+        while more := wire.sock.recv(1 << 16):
+            held += more
+        assert b"\x88" in held
+        assert held[held.index(b"\x88") :][2:4] == (1008).to_bytes(2)
+        stage.connections(0)
+        assert refusals(stage) == {"control_frames": 1}
+
+
+def test_messages_in_two_fragments_are_no_flood(limited: Callable[..., Stage]) -> None:
+    with limited(control_frames_max=10) as stage, stage.connect() as wire:
+        shake(wire)
+        for _ in range(100):
+            wire.send(frame(1, b"ab", fin=False) + frame(0, b"cd"))
+            assert unframe(wire)[1] == b"abcd"
+        assert refusals(stage) == {}
