@@ -35,10 +35,17 @@ class Chan:
     next_seq: int = 1
     cursor: int = 1
     holes: set[int] = field(default_factory=set)  # seqs that a crash took and that are not given again
+    limits: list[tuple[int, int]] = field(default_factory=list)  # earlier `max_persist_messages`, each with the last seq
 
     @property
     def waiting(self) -> list[int]:
         return sorted(seq for seq in self.may if seq >= self.cursor)
+
+    def floor(self, end: int) -> int:
+        """The lowest seq that a pubsub channel must still have when its log ends at `end`. A limit that was raised since
+        does not bring back what the lower one dropped."""
+        limits = [*self.limits, (end, self.config["max_persist_messages"])]
+        return max(min(last, end) - messages + 1 for last, messages in limits)
 
     def fresh_hole(self, found: Seen) -> set[int]:
         """The seqs at the end of what a restart found that it has no message of."""
@@ -78,6 +85,15 @@ class World:
         after = deepcopy(self)
         code, answer = getattr(after, f"_{op[0]}")(*op[1:])
         return (code, self, None) if code else (None, after, answer)
+
+    def unsynced(self, before: World) -> World:
+        """This world, an operation after `before`, when the power fails before the operation's sync: its message has a
+        seq, and nothing more is durable than before."""
+        world = deepcopy(self)
+        for name, chan in world.channels.items():
+            if name in before.channels:
+                chan.durable = before.channels[name].durable
+        return world
 
     def _count(self, user: str) -> int:
         return sum(user in chan.members for chan in self.channels.values())
@@ -159,6 +175,8 @@ class World:
             chan.may, chan.durable = {}, chan.next_seq - 1  # a log begins, or is gone; numbering goes on
         if config["type"] == "fifo" and chan.config["type"] != "fifo":
             chan.cursor, chan.durable = chan.next_seq, chan.next_seq - 1
+        if chan.config["max_persist_messages"] != config["max_persist_messages"]:
+            chan.limits.append((chan.next_seq - 1, chan.config["max_persist_messages"]))
         chan.config = config
         return None, None
 
@@ -268,7 +286,7 @@ class World:
                 return f"seq {seq} reads {said}"
             if seq not in chan.may and chan.config["type"] == "pubsub":
                 return f"seq {seq} reads {said}, which nobody said since it persists"
-        floor = end - chan.config["max_persist_messages"] + 1 if chan.config["type"] == "pubsub" else chan.cursor
+        floor = chan.floor(end) if chan.config["type"] == "pubsub" else chan.cursor
         lost = [seq for seq in chan.may if floor <= seq <= end and seq not in found.messages]
         if lost:
             return f"seqs {lost} were dropped, and it keeps what lies behind {floor}"

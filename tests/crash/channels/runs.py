@@ -146,6 +146,8 @@ def run(seed: int, *, lives: int = 3, ops: int = 14) -> tuple[int, str | None]:
                     disk.cut_power_at(disk.ops + random.randint(1, 12))
                 code, after, answer = world.apply(op)
                 maybe, count = [world, after], count + 1
+                if op[0] in ("publish", "push"):
+                    maybe.append(after.unsynced(world))
                 try:
                     told = done(manager, clock, op)
                 except Error as error:
