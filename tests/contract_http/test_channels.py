@@ -418,6 +418,7 @@ def test_a_fifo_channel_is_pushed_to_popped_from_and_cleared(ann: Member, bob: M
         assert ann.verb(room, "push", payload=f"job {number}")["seq"] == number
     refused(ann.post(at(room, "/push"), {"payload": "x"}), 422, "queue_full", {"channel": room, "limit": 3})
     assert (ann.look(room)["waiting"], "waiting" in bob.look(room)) == (3, False)
+    assert ann.look(room)["holes"] == bob.look(room)["holes"] == []
     job = good(bob.post(at(room, "/pop")))
     assert job.keys() == {"channel", "seq", "ts", "sender", "payload", "performance"}
     assert (job["seq"], job["payload"], job["sender"]) == (1, "job 1", ANN)

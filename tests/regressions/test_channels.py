@@ -12,7 +12,7 @@ from tests.unit.channels.conftest import ANN, BOB, CID, ROOM, Place
 from tests.unit.engine.world import LIMIT_S, running
 
 import tidelog
-from tidelog.channels import Channel, ChannelLimits, Message, messages
+from tidelog.channels import OPERATOR, Channel, ChannelLimits, Message, messages
 from tidelog.channels.manager import ChannelManager
 from tidelog.channels.names import directory_name
 from tidelog.channels.room import Room
@@ -389,6 +389,47 @@ def test_seqs_that_a_power_cut_took_before_their_sync_do_not_block_a_channel(
     else:
         assert ann.publish(b"d").seq == last + 1
         assert [each.payload for each in ann.history(newest=2).messages] == [*said[:broken], b"d"]
+
+
+@pytest.mark.parametrize("clears", [False, True], ids=["pop", "clear"])
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_hole_that_a_power_cut_left_is_counted_logged_and_shown(
+    place: Place, caplog: pytest.LogCaptureFixture, broken: int, clears: bool
+) -> None:
+    ann = place.channel(ANN)
+    ann.join(persist=True, type="fifo", message_flush_interval=500)
+    said = [b"a" * 20, b"b" * 20, b"c" * 20]
+    for payload in said:
+        ann.push(payload)
+    place.disk = place.disk.crash_image("all")
+    place._manager = None
+    file = place.disk.open(f"data/channels/{directory_name(ROOM)}/{1:020}.log", "write")
+    file.write(bytes(file.read(0, file.size())).index(said[broken]), b"\0" * 20)
+    file.close()
+    lost = 3 - broken
+    for _ in range(2):  # each start reports it again, until retention takes the segment
+        ann, metrics = place.channel(ANN), place.manager.metrics
+        caplog.clear()
+        assert ann.holes() == Channel(place.manager, ROOM, OPERATOR).holes() == [(broken + 1, 3)]
+        assert metrics.get("message_log_hole_seqs") == lost
+        assert f"{ROOM}: a power cut took {lost} messages before their sync (seqs {broken + 1} to 3)" in caplog.text
+        place.restart()
+    ann, metrics = place.channel(ANN), place.manager.metrics
+    ann.push(b"d")
+    caplog.clear()
+    if clears:
+        ann.clear()
+    else:
+        assert [ann.pop().payload for _ in range(broken + 1)] == [*said[:broken], b"d"]
+    assert metrics.get("fifo_seqs_passed_over") == lost
+    passed = [line for line in caplog.messages if "passed over" in line]
+    assert len(passed) == 1
+    assert f"passed over {lost} of the seqs" in passed[0]
+    place.crash()
+    ann = place.channel(ANN)
+    with pytest.raises(FifoEmpty):
+        ann.pop()
+    assert place.manager.metrics.get("fifo_seqs_passed_over") == 0, "it was passed over once"
 
 
 def test_a_damaged_message_of_a_sealed_segment_is_no_hole_that_a_pop_passes_over(

@@ -46,7 +46,7 @@ class ChannelState(NamedTuple):
 
 @deferring(
     *("join", "leave", "invite", "kick", "members", "state", "configure", "acl", "allow", "disallow", "delete"),
-    *("publish_many", "submit", "subscribe", "history", "bounds", "push", "pop", "clear", "__len__"),
+    *("publish_many", "submit", "subscribe", "history", "bounds", "holes", "push", "pop", "clear", "__len__"),
 )
 class Channel:
     """One channel, as one user has it."""
@@ -174,6 +174,10 @@ class Channel:
     def bounds(self) -> tuple[int, int]:
         """The first and the last seq of the history."""
         return talk.bounds(self._manager, self.name, self.user)
+
+    def holes(self) -> list[tuple[int, int]]:
+        """The seqs that power cuts took before their sync, first and last of each range. For members who may read."""
+        return talk.holes(self._manager, self.name, self.user)
 
     # ── fifo ──────────────────────────────────────────────────────────────────────────────────
 

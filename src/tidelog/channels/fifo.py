@@ -6,10 +6,12 @@ A pop is at most once: the message is on disk before the cursor passes it, the c
 the message is handed out. A crash in between loses that message and never gives it twice. A cursor
 that cannot be read, or that contradicts the log, is not guessed: the channel says CursorLost until its
 owner clears it. Seqs that a power cut took before their sync are not given again and never wait: a pop passes over
-them. Every function wants the shard's lock held, and waits for the disk.
+them, logs their range and counts them (`fifo_seqs_passed_over`). Every function wants the shard's lock held, and waits for the disk.
 """
 
 from __future__ import annotations
+
+import logging
 
 from tidelog.channels.messages import Message
 from tidelog.channels.metrics import Metrics
@@ -20,6 +22,8 @@ from tidelog.disk.latch import FULL
 from tidelog.disk.seam import Disk, join
 from tidelog.errors import CursorLost, Damaged, DiskFull, FifoEmpty, FifoFull, Latched, WriteFailed
 from tidelog.formats.channel import decode_cursor, encode_cursor
+
+_log = logging.getLogger("tidelog.channels")
 
 
 class Fifo:
@@ -54,7 +58,8 @@ class Fifo:
     def pop(self) -> Message:
         """Take the oldest message. It is gone for everybody, also after a crash."""
         room, log = self._room, self._room.messages()
-        seq = log.after_hole(self._next())
+        cursor = self._next()
+        seq = log.after_hole(cursor)
         if seq > log.last_seq:
             raise FifoEmpty(room.handler)
         if not log.synced:
@@ -63,7 +68,19 @@ class Fifo:
         if not found or found[0].seq != seq:
             raise Damaged(f"{room.handler}: message {seq} is not there; nothing was popped, its owner can clear it")
         self._move(seq + 1)
+        self._passed_over(cursor, seq)
         return found[0]
+
+    def _passed_over(self, first: int, stop: int) -> None:
+        """Count and log the seqs of [first, stop) that the cursor went past without a message."""
+        missing = self._room.messages().hole_seqs(first, stop)
+        if missing:
+            self._metrics.add("fifo_seqs_passed_over", by=missing)
+            _log.warning(
+                "%s: the cursor passed over %d of the seqs %d to %d, which a power cut took before their sync; push these "
+                "messages again where they are still wanted",
+                *(self._room.handler, missing, first, stop - 1),
+            )
 
     def trim(self) -> None:
         """Drop sealed segments that were popped whole, and start another where one has grown."""
@@ -76,11 +93,13 @@ class Fifo:
         log = self._room.messages()
         if not log.synced:
             log.sync()
+        first, stop = log.last_seq + 1, log.last_seq + 1
         try:
-            waiting = self.length()
+            first, waiting = self._next(), self.length()
         except CursorLost:
             waiting = 0
-        self._move(log.last_seq + 1)
+        self._move(stop)
+        self._passed_over(first, stop)
         return waiting
 
     def length(self) -> int:

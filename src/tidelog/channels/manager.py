@@ -35,6 +35,7 @@ from tidelog.errors import ChannelNotFound, ChannelOffline, Closed, Damaged, Err
 from tidelog.formats.channel import Meta
 
 _log = logging.getLogger("tidelog.channels")
+_HOLES_LOGGED: Final = 10  # ranges in one line
 
 
 class Operator:
@@ -172,7 +173,18 @@ class ChannelManager:
             verify=not room.verified,
         )
         self.shard(room.handler).opened(room)
+        if not room.verified:
+            self._tell_holes(room.handler, log)
         return log
+
+    def _tell_holes(self, channel: str, log: MessageLog) -> None:
+        """Count and log what power cuts took from a log, once for each start."""
+        holes = log.holes
+        if holes:
+            seqs = sum(last - first + 1 for first, last in holes)
+            self.metrics.add("message_log_hole_seqs", by=seqs)
+            told = ", ".join(f"{first} to {last}" for first, last in holes[:_HOLES_LOGGED])
+            _log.warning("%s: a power cut took %d messages before their sync (seqs %s)", channel, seqs, told)
 
     # ── finding ───────────────────────────────────────────────────────────────────────────────
 

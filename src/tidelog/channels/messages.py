@@ -93,9 +93,19 @@ class MessageLog:
                 seq = stop
         return seq
 
+    @property
+    def holes(self) -> list[tuple[int, int]]:
+        """Seqs that a power cut took before their sync and that are not given again: first and last of each range."""
+        return [(start, stop - 1) for start, stop in self._holes if stop > self.first_seq]
+
+    def hole_seqs(self, first: int, stop: int) -> int:
+        """How many seqs of [first, stop) are in holes."""
+        return sum(max(min(end, stop) - max(start, first), 0) for start, end in self._holes)
+
     def count_from(self, seq: int) -> int:
         """How many messages the log has from `seq` on; holes do not count."""
-        return self.last_seq + 1 - seq - sum(max(stop - max(start, seq), 0) for start, stop in self._holes)
+        stop = self.last_seq + 1
+        return stop - seq - self.hole_seqs(seq, stop)
 
     def before(self, stop: int, messages: int) -> int:
         """Where the newest `messages` below `stop` begin; holes do not count."""

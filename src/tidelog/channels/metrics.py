@@ -5,9 +5,10 @@
     store_saves{result}, store_deletes{result}, store_loads{result}, store_sweeps{result}
     message_log_flushes{result}, message_log_reads{result}, message_log_deletes{result}
     message_log_entries_returned, message_log_segments_rolled, message_log_segments_evicted,
-    message_log_evicted_bytes, message_log_crc_failures, message_log_sealed_segment_truncations
+    message_log_evicted_bytes, message_log_crc_failures, message_log_sealed_segment_truncations,
+    message_log_hole_seqs                      lost to power cuts before their sync, in the logs opened since the start
     broadcasts{result}, broadcast_payload_bytes, deliveries, outbound_queue_full
-    fifo_pushes{result}, fifo_pops{result}, fifo_clears{result}
+    fifo_pushes{result}, fifo_pops{result}, fifo_clears{result}, fifo_seqs_passed_over
     hook_payloads{valid, valid_altered, invalid, error}, auth_attempts{result}
     store_save_duration, store_load_duration, message_log_append_duration, message_log_flush_duration,
     message_log_read_duration, message_log_recovery_duration, fifo_cursor_duration      histograms, in seconds

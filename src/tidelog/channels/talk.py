@@ -130,18 +130,9 @@ class _Reading:
                 raise WrongType(channel, type="fifo", wanted="pubsub")
             if not room.meta.config.persist:
                 raise NotPersistent(channel)
-            self.log: MessageLog | None = self._opened(manager, room)
+            self.log: MessageLog | None = _opened(manager, room)
             self.shown, self._room = room.shown, room
             room.pins += 1
-
-    @staticmethod
-    def _opened(manager: ChannelManager, room: Room) -> MessageLog | None:
-        try:
-            return room.messages()
-        except NotFound:
-            if manager.read_only:
-                return None  # nothing was ever published, and a reader makes no log
-            raise
 
     def __enter__(self) -> _Reading:
         return self
@@ -152,6 +143,15 @@ class _Reading:
             self._room.lock.notify_all()
 
 
+def _opened(manager: ChannelManager, room: Room) -> MessageLog | None:
+    try:
+        return room.messages()
+    except NotFound:
+        if manager.read_only:
+            return None  # nothing was ever published, and a reader makes no log
+        raise
+
+
 def _reader(user: str | Operator) -> Callable[[Meta], None]:
     return (lambda _: None) if isinstance(user, Operator) else (lambda meta: rules.may_read(meta, user))
 
@@ -160,6 +160,18 @@ def bounds(manager: ChannelManager, channel: str, user: str | Operator) -> tuple
     """The first and the last seq that the history holds; the last is one less than the first where it holds none."""
     with _Reading(manager, names.check_channel(channel), _reader(user)) as reading:
         return (1, 0) if reading.log is None else (reading.log.first_seq, reading.shown)
+
+
+def holes(manager: ChannelManager, channel: str, user: str | Operator) -> list[tuple[int, int]]:
+    """The seqs that power cuts took from a channel before their sync, first and last of each range. Publish or push
+    these messages again where they are still wanted."""
+    with manager.locked(names.check_channel(channel), write=False):
+        room = manager.readable_room(channel)
+        _reader(user)(room.meta)
+        if not room.meta.config.persist:
+            return []
+        log = _opened(manager, room)
+        return [] if log is None else log.holes
 
 
 def history(

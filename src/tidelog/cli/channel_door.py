@@ -101,7 +101,8 @@ class Local:
         meta = manager.meta(name)
         bounds = self._bounds(manager, name) or (None, None)
         acl = {kind: list(getattr(meta.acl, kind)) for kind in KINDS}
-        return _fields(meta) | {"acl": acl, "first_seq": bounds[0], "last_seq": bounds[1]}
+        holes = self._room(name).holes()
+        return _fields(meta) | {"acl": acl, "first_seq": bounds[0], "last_seq": bounds[1], "holes": holes}
 
     def bounds(self, name: str) -> tuple[int, int]:
         return self._room(name).bounds()
@@ -185,7 +186,8 @@ class Remote:
                 acl: dict[str, list[str]] | None = room.acl()
             except Forbidden:
                 acl = None  # it is the owner's to know
-            return fields | {"acl": acl, "first_seq": state["first_seq"], "last_seq": state["last_seq"]}
+            told = {name: state[name] for name in ("first_seq", "last_seq")}
+            return fields | {"acl": acl, **told, "holes": state.get("holes", [])}
 
         return self._looked(name, look)
 

@@ -46,10 +46,11 @@ def show(args: Namespace, screen: Screen) -> int:
     name = channel_named(args)
     with opened(args, screen, write=False) as door:
         fields = door.show(name)
-    kept = {name: value for name, value in fields.items() if name not in ("members", "acl")}
+    kept = {name: value for name, value in fields.items() if name not in ("members", "acl", "holes")}
     acl = fields["acl"] or {}
     listed = [f"may {kind}: {', '.join(acl[kind]) or 'everybody'}" for kind in KINDS if kind in acl]
     told = [f"{name}: {'–' if value is None else value}" for name, value in kept.items()]
+    told += [f"lost to a power cut before their sync: seqs {first} to {last}" for first, last in fields["holes"]]
     screen.answer(fields, *told, *listed, f"members: {', '.join(fields['members'])}")
     return 0
 

@@ -20,6 +20,8 @@ _PLAIN: Final = {
     "message_log_evicted_bytes": "Bytes of them.",
     "message_log_crc_failures": "Messages whose checksum did not hold.",
     "message_log_sealed_segment_truncations": "Damaged places in sealed segments.",
+    "message_log_hole_seqs": "Messages that power cuts took before their sync, in the logs opened since the start.",
+    "fifo_seqs_passed_over": "Seqs without a message that pops and clears passed over.",
     "broadcast_payload_bytes": "Bytes that were published.",
     "deliveries": "Messages handed to receivers.",
 }

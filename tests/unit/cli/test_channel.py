@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
@@ -122,3 +123,19 @@ def test_a_queue_is_listed_without_a_history(run: Run, tmp_path: Path) -> None:
     assert json.loads(run("show", "data", "!jobs@host", "--json")[1])["type"] == "fifo"
     code, _, err = run("history", "data", "!jobs@host", "--json")
     assert (code, json.loads(err)["error"]) == (2, "wrong_type")
+
+
+def test_show_names_what_a_power_cut_took(run: Run, tmp_path: Path) -> None:
+    said = [b"a" * 20, b"b" * 20, b"c" * 20]
+    with tidelog.open(str(tmp_path / "live"), threads=False) as log:
+        jobs = log.channel(ROOM, user=ANN)
+        jobs.join(persist=True, type="fifo", message_flush_interval=60_000)
+        for payload in said:
+            jobs.push(payload)
+        copytree(tmp_path / "live", tmp_path / "data")  # as a kill leaves it; the disk then loses one sector
+    path = tmp_path / "data" / "channels" / directory_name(ROOM) / f"{1:020}.log"
+    path.write_bytes(path.read_bytes().replace(said[1], b"\0" * 20))
+    with tidelog.open(str(tmp_path / "data")) as log:
+        assert log.channel(ROOM, user=ANN).pop().payload == said[0]
+    assert json.loads(run("show", "data", ROOM, "--json")[1])["holes"] == [[2, 3]]
+    assert "lost to a power cut before their sync: seqs 2 to 3" in run("show", "data", ROOM)[1]

@@ -44,8 +44,8 @@ COUNTERS = words(
     message_log_upkeep_total message_log_entries_returned_total message_log_segments_rolled_total
     message_log_segments_evicted_total message_log_evicted_bytes_total message_log_crc_failures_total
     message_log_sealed_segment_truncations_total broadcasts_total broadcast_payload_bytes_total deliveries_total
-    outbound_queue_full_total fifo_pushes_total fifo_pops_total fifo_clears_total hook_payloads_total
-    auth_attempts_total limits_met_total"""
+    outbound_queue_full_total fifo_pushes_total fifo_pops_total fifo_clears_total fifo_seqs_passed_over_total
+    message_log_hole_seqs_total hook_payloads_total auth_attempts_total limits_met_total"""
 )
 HISTOGRAMS = words(
     """wal_fsync_latency_us request_seconds store_save_duration_seconds store_load_duration_seconds

@@ -124,6 +124,8 @@ async def state(call: Call) -> Response:
         elif meta.config.persist:
             with suppress(Forbidden):  # what it holds is for those who may read
                 found["first_seq"], found["last_seq"] = talk.bounds(manager, channel, user)
+        with suppress(Forbidden):
+            found["holes"] = talk.holes(manager, channel, user)
         return found
 
     return ok({**await call.service.rooms.work(look), "performance": call.performance()})

@@ -269,6 +269,10 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "first_seq": nullable(COUNT),
             "last_seq": nullable(COUNT),
             "waiting?": {**COUNT, "description": "Of a fifo channel, for its owner."},
+            "holes?": {
+                **each(each(COUNT)),
+                "description": "Seqs that power cuts took before their sync: first and last of each range.",
+            },
             **_PERFORMANCE,
         }
     ),
