@@ -6,7 +6,8 @@ A pop is at most once: the message is on disk before the cursor passes it, the c
 the message is handed out. A crash in between loses that message and never gives it twice. A cursor
 that cannot be read, or that contradicts the log, is not guessed: the channel says CursorLost until its
 owner clears it. Seqs that a power cut took before their sync are not given again and never wait: a pop passes over
-them, logs their range and counts them (`fifo_seqs_passed_over`). Every function wants the shard's lock held, and waits for the disk.
+them, logs their range and counts them (`fifo_seqs_passed_over`). Every function wants the shard's lock held, and waits
+for the disk.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ class Fifo:
         if missing:
             self._metrics.add("fifo_seqs_passed_over", by=missing)
             _log.warning(
-                "%s: the cursor passed over %d of the seqs %d to %d, which a power cut took before their sync; push these "
-                "messages again where they are still wanted",
+                "%s: the cursor passed over %d of the seqs %d to %d, which a power cut took before their sync; push "
+                "these messages again where they are still wanted",
                 *(self._room.handler, missing, first, stop - 1),
             )
 

@@ -35,16 +35,16 @@ class Chan:
     next_seq: int = 1
     cursor: int = 1
     holes: set[int] = field(default_factory=set)  # seqs that a crash took and that are not given again
-    limits: list[tuple[int, int]] = field(default_factory=list)  # earlier `max_persist_messages`, each with the last seq
+    limits: list[tuple[int, int]] = field(default_factory=list)  # earlier limits, each with the last seq
 
     @property
     def waiting(self) -> list[int]:
         return sorted(seq for seq in self.may if seq >= self.cursor)
 
     def floor(self, end: int) -> int:
-        """The lowest seq that a pubsub channel must still have when its log ends at `end`. A limit that was raised since
-        does not bring back what the lower one dropped."""
-        limits = [*self.limits, (end, self.config["max_persist_messages"])]
+        """The lowest seq that a pubsub channel must still have when its log ends at `end`. A limit that was raised
+        since does not bring back what the lower one dropped."""
+        limits: list[tuple[int, int]] = [*self.limits, (end, self.config["max_persist_messages"])]
         return max(min(last, end) - messages + 1 for last, messages in limits)
 
     def fresh_hole(self, found: Seen) -> set[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -130,13 +131,13 @@ def looked(manager: ChannelManager) -> dict[str, Seen]:
     return found
 
 
-def run(seed: int, *, lives: int = 3, ops: int = 14) -> tuple[int, str | None]:
+def run(seed: int, *, lives: int = 3, ops: int = 14, shards: int = 2) -> tuple[int, str | None]:
     """How many operations were carried out, and what went wrong first, if anything did."""
     random, clock, world, count = Random(seed), ManualClock(), World(), 0
-    disk = SimDisk(clock=clock)
+    disk, limits = SimDisk(clock=clock), replace(LIMITS, shards=shards)
     disk.make_dir("data")
     for life in range(lives):
-        manager = ChannelManager(disk, "data", clock, limits=LIMITS)
+        manager = ChannelManager(disk, "data", clock, limits=limits)
         fatal, op = random.randrange(ops), tuple[Any, ...]()
         maybe = [world]  # worlds that a restart may find
         try:
@@ -164,7 +165,7 @@ def run(seed: int, *, lives: int = 3, ops: int = 14) -> tuple[int, str | None]:
         clock.tick(random.randint(0, 1_000))
         disk = disk.crash_image(random.choice(("none", "all", random, random, random)))
         try:
-            again = ChannelManager(disk, "data", clock, limits=LIMITS)
+            again = ChannelManager(disk, "data", clock, limits=limits)
             seen = looked(again)
             again.close()
         except Error as error:

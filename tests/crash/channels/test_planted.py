@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.crash.channels.arrangements import judged, sampled
 from tests.crash.channels.runs import run
 
 from tidelog.channels import acl, rules, store
@@ -209,3 +210,29 @@ BUGS: list[Callable[[Patch], None]] = [
 def test_a_planted_bug_is_found(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
     bug(monkeypatch)
     assert any(run(seed)[1] is not None for seed in range(SEEDS)), f"{SEEDS} runs did not find it"
+
+
+ARRANGED: list[Callable[[Patch], None]] = [
+    rename_without_a_directory_sync,
+    joins_that_are_not_saved,
+    lists_that_are_not_saved,
+    acks_before_the_sync,
+    a_delete_without_its_marker,
+    the_marker_removed_first,
+    numbering_that_begins_again_with_a_log,
+    a_cursor_that_is_not_durable,
+    a_cursor_past_what_is_durable,
+]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("bug", ARRANGED, ids=lambda bug: bug.__name__)
+def test_the_arrangements_find(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    bug(monkeypatch)
+    for seed in range(4):
+        for case in sampled(seed):
+            try:
+                judged(case, seed)
+            except AssertionError:
+                return
+    pytest.fail(f"{bug.__name__} was not found")
