@@ -3,15 +3,54 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
 
 import tidelog
+from tidelog.client import Client
 from tidelog.commitlog import verify
+
+
+@contextmanager
+def echoing(ports: set[int], asked: Event | None = None, go: Event | None = None) -> Iterator[str]:
+    """A server that answers with the path that it was asked for; the ports of its clients."""
+
+    class Echo(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            ports.add(self.client_address[1])
+            if asked is not None and go is not None:
+                asked.set()
+                go.wait(60)
+            body = json.dumps({"path": self.path}).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Nobody asked."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Echo) as server:
+        server.daemon_threads = True
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
 
 PARENT = Path(__file__).with_name("forking.py")
 CODECS = ["tide", "rustlog", "laminar", "narwhal"]
@@ -122,3 +161,55 @@ def test_forks_beside_busy_threads_hang_nobody_and_lose_nothing(tmp_path: Path) 
     assert found["heard"] == [[{"Forked": 40}]]
     assert all(good and count for _, count, good in found["rows"]), found["rows"]
     assert found["damage"] == [[[], []]]
+
+
+@pytest.mark.parametrize("hooks", [True, False], ids=["fork", "fork of C code"])
+def test_a_child_uses_a_connection_of_its_own(hooks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: parent and child ask at the same time over one client; each answer must be to its own question."""
+    ports: set[int] = set()
+    with echoing(ports) as url, Client(url) as client:
+        assert client.get("/first/0")["path"] == "/first/0"  # a connection is kept from now on
+        if not hooks:
+            monkeypatch.setattr(Client, "forked", lambda *_: None)
+        before = client._idle[0].sock.getsockname()[1]
+        reader, writer = os.pipe()
+        child = os.fork()
+        if not child:
+            monkeypatch.undo()
+            code = 1
+            try:
+                good = all(client.get(f"/child/{number}")["path"] == f"/child/{number}" for number in range(200))
+                os.write(writer, json.dumps([good, client._idle[0].sock.getsockname()[1]]).encode())
+                client.close()
+                code = 0
+            finally:
+                os._exit(code)
+        good = all(client.get(f"/parent/{number}")["path"] == f"/parent/{number}" for number in range(200))
+        _, status = os.waitpid(child, 0)
+        os.close(writer)
+        told = os.read(reader, 1000)
+        os.close(reader)
+        assert (good, status) == (True, 0)
+        found, port = json.loads(told)
+        assert found, "the child read an answer of its parent"
+        assert port != before
+        assert client.get("/parent/last")["path"] == "/parent/last"
+        assert client._idle[0].sock.getsockname()[1] == before, "the parent's connection was not closed by its child"
+        assert ports == {before, port}
+
+
+def test_a_child_lets_go_of_connections_that_threads_of_its_parent_use() -> None:
+    ports: set[int] = set()
+    asked, go = Event(), Event()
+    with echoing(ports, asked, go) as url, Client(url) as client:
+        thread = Thread(target=client.get, args=("/slow",))
+        thread.start()
+        assert asked.wait(60)
+        child = os.fork()
+        if not child:
+            os._exit(bool(client._busy or client._idle or client._lock.locked()))
+        assert os.waitpid(child, 0)[1] == 0
+        assert len(client._busy) == 1, "the parent's are as before"
+        go.set()
+        thread.join()
+        assert not client._busy

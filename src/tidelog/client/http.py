@@ -3,6 +3,9 @@
     request ──► an idle connection, or a new one ──► answer ──► idle again
                 └ broken where nothing was answered: once more on a new one, if asking twice does no harm
 
+A forked child closes its copies of the connections and opens its own: two processes that shared one would read each
+other's answers. The parent's connections are unaffected.
+
 An error of the server is raised as the engine in this process would raise it: the same class, the same words.
 """
 
@@ -19,6 +22,7 @@ import msgspec
 
 from tidelog import errors
 from tidelog.client.refusals import refusal
+from tidelog.disk import fork
 from tidelog.errors import BadInput, Error, InDoubt, Refused, Unavailable
 
 _TIMEOUT_S: Final = 60.0
@@ -50,6 +54,9 @@ class Client:
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self._lock = Lock()
         self._idle: list[HTTPConnection] = []
+        self._busy: set[HTTPConnection] = set()
+        self._pid = fork.process_id()
+        fork.guard(self)
 
     def __enter__(self) -> Self:
         return self
@@ -60,10 +67,23 @@ class Client:
         self.close()
 
     def close(self) -> None:
+        self._check_process()
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+
+    def forked(self, pid: int) -> None:  # noqa: ARG002
+        """Close this child's copies of its parent's connections. Nothing is sent on them."""
+        inherited = [*self._idle, *self._busy]
+        self._lock, self._idle, self._busy = Lock(), [], set()
+        self._pid = fork.process_id()
+        for connection in inherited:
+            connection.close()
+
+    def _check_process(self) -> None:
+        if self._pid != fork.process_id():  # a fork by C code runs no hooks
+            self.forked(self._pid)
 
     def get(self, path: str) -> dict[str, Any]:
         return self._object(self.request("GET", path, again=True))
@@ -116,6 +136,15 @@ class Client:
     ) -> tuple[int, bytes]:
         connection = self._taken(fresh)
         try:
+            return self._asked_over(connection, method, path, body, headers)
+        finally:
+            with self._lock:
+                self._busy.discard(connection)
+
+    def _asked_over(
+        self, connection: HTTPConnection, method: str, path: str, body: bytes | None, headers: dict[str, str]
+    ) -> tuple[int, bytes]:
+        try:
             if connection.sock is None:
                 connection.connect()
         except OSError as error:
@@ -135,10 +164,12 @@ class Client:
         return response.status, answer
 
     def _taken(self, fresh: bool) -> HTTPConnection:
+        self._check_process()
         with self._lock:
-            if self._idle and not fresh:
-                return self._idle.pop()
-        return self._make(self._host, self._port, timeout=self._timeout_s)
+            idle = bool(self._idle) and not fresh
+            connection = self._idle.pop() if idle else self._make(self._host, self._port, timeout=self._timeout_s)
+            self._busy.add(connection)
+        return connection
 
     def _object(self, answer: bytes) -> dict[str, Any]:
         try:

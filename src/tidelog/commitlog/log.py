@@ -20,7 +20,7 @@ from tidelog.commitlog import truncate as truncating
 from tidelog.commitlog.clean import Retained
 from tidelog.commitlog.codec import Batch
 from tidelog.commitlog.compaction import Compacted, Key
-from tidelog.commitlog.flusher import Flusher
+from tidelog.commitlog.flusher import BackgroundState, Flusher
 from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
 from tidelog.commitlog.offsets import ConsumerOffsets, OwnedOffsets, PartitionOffsets
 from tidelog.commitlog.opening import LOCK_FILE, opened
@@ -83,7 +83,8 @@ class SegmentedLog:
         return cls(*opened(path, codec, read_only=read_only, disk=disk, clock=clock, config=config, settings=settings))
 
     def close(self) -> None:
-        """Make everything acked durable and let go of the directory. Closing twice is harmless."""
+        """Make everything acked durable and let go of the directory. Closing twice is harmless. Raises Latched where a
+        sync of the background thread failed and records that were acked before it still wait for one."""
         state = self._state
         if state.opener is not None:
             return  # a forked child: the log is its parent's
@@ -100,6 +101,8 @@ class SegmentedLog:
                     append.sync(state)
                     with suppress(OSError):  # nothing is lost: the next open finds the end by reading
                         manifest.save_closed(state)
+                elif self.background.failing and state.durable < state.highest:
+                    raise state.latch.owing()
             finally:
                 state.closed = True
                 state.active.close()
@@ -402,6 +405,11 @@ class SegmentedLog:
     def belong_to(self, offsets: ConsumerOffsets, topic: str, partition: int) -> None:
         """For `PartitionedLog`: what groups commit for this partition is kept there."""
         self._root = OwnedOffsets(offsets, topic, partition)
+
+    @property
+    def background(self) -> BackgroundState:
+        """The background syncs of the `interval` policy: how many ran and failed, and why the last one did."""
+        return BackgroundState() if self._flusher is None else self._flusher.state
 
     @property
     def damage_skipped(self) -> int:

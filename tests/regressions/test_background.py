@@ -1,0 +1,94 @@
+"""The thread of the `interval` policy outlives its errors and shows them (docs/bugs.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Event
+
+import pytest
+from tests.unit.engine.world import LIMIT_S
+
+from tidelog.commitlog import SegmentedLog, append, flusher
+from tidelog.commitlog.state import State
+from tidelog.errors import DiskFull, Latched
+from tidelog.testing import SimDisk
+
+Patch = pytest.MonkeyPatch
+
+
+class Ticks:
+    """Runs of the background thread: each raises the next of `errors`; `over` is set when one came after the last."""
+
+    def __init__(self, patch: Patch, errors: list[Exception]) -> None:
+        self.over, self._left, self._tick = Event(), list(errors), append.tick
+        patch.setattr(flusher, "tick", self._run)
+
+    def _run(self, state: State) -> None:
+        if self._left:
+            raise self._left.pop(0)
+        self._tick(state)
+        if state.durable == state.highest and state.highest > state.lowest:
+            self.over.set()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        lambda: DiskFull("log: no room"),
+        lambda: ValueError("a bug"),
+        lambda: OSError(5, "Input/output error"),
+        lambda: MemoryError(),
+    ],
+    ids=["disk full", "bug", "os error", "memory"],
+)
+def test_a_background_sync_goes_on_after_an_error_and_shows_it(
+    error: Callable[[], Exception], monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticks = Ticks(monkeypatch, [error(), error(), error()])
+    disk = SimDisk()
+    with SegmentedLog.open("log", disk=disk, sync="interval", sync_interval_ms=4) as log:
+        seq = log.append(b"acked, and not synced")
+        assert ticks.over.wait(LIMIT_S), "the thread ended"
+        assert log.durable == seq + 1
+        found = log.background
+    assert (found.failures, found.failing, found.latched) == (3, 0, False)
+    assert found.runs >= 4
+    assert found.last_error is not None
+    logged = [line for line in caplog.messages if "a background sync failed" in line]
+    assert len(logged) == 1, "the same error is not logged by each run"
+    assert found.last_error in logged[0]
+    assert [record.data for record in SegmentedLog.open("log", disk=disk.crash_image("none"))] == [
+        b"acked, and not synced"
+    ]
+
+
+def test_a_failed_sync_in_the_background_is_logged_counted_and_shown(
+    monkeypatch: Patch, caplog: pytest.LogCaptureFixture
+) -> None:
+    failed = Event()
+    real = flusher.Flusher._failed
+
+    def noted(self: flusher.Flusher, error: Exception) -> None:
+        real(self, error)
+        failed.set()
+
+    monkeypatch.setattr(flusher.Flusher, "_failed", noted)
+    disk = SimDisk()
+    log = SegmentedLog.open("log", disk=disk, sync="interval", sync_interval_ms=4)
+    disk.fail_sync("dropped", path="log/")
+    log.append(b"a")
+    assert failed.wait(LIMIT_S)
+    found = log.background
+    assert (found.failures, found.failing, found.latched) == (1, 1, True)
+    assert "sync" in (found.last_error or "")
+    assert any("a background sync failed" in line for line in caplog.messages)
+    with pytest.raises(Latched):
+        log.append(b"b")
+    with pytest.raises(Latched):
+        log.close()
+    assert log.background.failing == 1, "it still says why"
+
+
+def test_a_log_without_the_thread_has_no_background_work() -> None:
+    with SegmentedLog.open("log", disk=SimDisk()) as log:
+        assert log.background == flusher.BackgroundState()
