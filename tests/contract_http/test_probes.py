@@ -38,6 +38,7 @@ PACE: Final = {"pressure", "ready_topics", "deferred_topics", "sched_latency_ms"
 WAL: Final = {
     "fsyncs",
     "frames",
+    "copied_frames",  # ours
     "batches",
     "bytes_written",
     "rotations",
@@ -67,6 +68,7 @@ TYPES: Final = {
     "tidelog_recovery_progress": "gauge",
     "tidelog_uptime_ms": "counter",
     "tidelog_wal_frames_total": "counter",
+    "tidelog_wal_copied_frames_total": "counter",
     "tidelog_wal_batches_total": "counter",
     "tidelog_wal_fsyncs_total": "counter",
     "tidelog_wal_bytes_written_total": "counter",

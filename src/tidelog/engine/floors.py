@@ -105,6 +105,11 @@ def next_trim(from_seq: int, trims: Trims) -> tuple[int, int] | None:
     return trims[at] if at < len(trims) else None
 
 
+def trims_after(from_seq: int, trims: Trims) -> list[tuple[int, int]]:
+    """Every trim of which something is after `from_seq`."""
+    return list(trims[bisect_right(trims, from_seq + 1, key=_end) :]) if trims else []
+
+
 def _end(trim: tuple[int, int]) -> int:
     return trim[1]
 

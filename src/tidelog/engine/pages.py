@@ -169,6 +169,11 @@ class Pass:
         return self._scan.gap
 
     @property
+    def gaps(self) -> list[Gap]:
+        """Every gap among the seqs that were passed so far; `gap` is the first."""
+        return self._scan.gaps
+
+    @property
     def counts(self) -> Counts:
         return self._scan.counts
 

@@ -52,8 +52,8 @@ class Stretch(NamedTuple):
 
 class Scan:
     """One pass over a topic from a cursor to the head as it was at the start. It ends before seqs that stand for
-    records which a router's source lost: the next one begins with that gap. `through`: it goes on after them, and
-    `gap` is the first that was met."""
+    records which a router's source lost: the next one begins with that gap. `through`: it goes on after them; `gap`
+    is the first of them and `gaps` are all."""
 
     chunk_bytes = _CHUNK_BYTES  # of frames that are read at once
 
@@ -83,16 +83,27 @@ class Scan:
             # A strong reader's head is the last durable record. A cursor beyond it is not one of another topic.
             self.head = min(index.head, max(durable, from_seq, index.earliest - 1))
             begin = floors.start(from_seq, self.head, self.earliest, self.marks, index.trims)
-            self.gap = begin.gap
+            self.gap = self._start_gap = begin.gap
             self.cursor = max(begin.cursor, 0)
             self.head = max(self.head, self.cursor)  # also where a gap goes beyond what could be made durable
             self.counts = self._passed(0 if self.gap and self.gap.reason == "recreated" else from_seq, self.cursor)
             ahead = floors.next_trim(self.cursor, index.trims)
+            trims = floors.trims_after(self.cursor, index.trims) if through else []
         self.last = self.head if to_seq is None else min(to_seq, self.head)
-        if ahead is not None and through and self.gap is None and ahead[0] <= self.last:
-            self.gap = Gap(ahead[0], ahead[1] - 1, "source_trim", ahead[1] - ahead[0], ahead[1], self.head)
-        elif ahead is not None and not through:
+        self._trims = [span for span in trims if span[0] <= self.last]
+        if self._trims and self.gap is None:
+            self.gap = self._trim_gap(*self._trims[0])
+        if ahead is not None and not through:
             self.last = max(min(self.last, ahead[0] - 1), self.cursor)
+
+    @property
+    def gaps(self) -> list[Gap]:
+        """What was lost of the seqs that were passed so far, in order."""
+        found = [] if self._start_gap is None else [self._start_gap]
+        return found + [self._trim_gap(*span) for span in self._trims if span[0] <= self.cursor]
+
+    def _trim_gap(self, lo: int, hi: int) -> Gap:
+        return Gap(lo, hi - 1, "source_trim", hi - lo, hi, self.head)
 
     def _passed(self, lo: int, hi: int) -> Counts:
         """Where seqs (lo, hi] went that lie below the first live one."""
@@ -311,8 +322,8 @@ def _optional(rows: Rows, span: Span | None, decode: Callable[[bytes], Any]) -> 
 
 
 def table(core: Core, from_seq: int, to_seq: int | None, nodes: Nodes) -> pa.Table:
-    """Everything behind `from_seq` up to `to_seq` as columns. What is missing is told in the schema's metadata: `gap`
-    and `counts`, as JSON."""
+    """Everything behind `from_seq` up to `to_seq` as columns. What is missing is in the schema's metadata: `gap`, the
+    first, `gaps`, all of them, and `counts`, as JSON."""
     scan = Scan(core, from_seq, nodes, to_seq, through=True)
     batches = []
     for stretch in scan.stretches():
@@ -322,6 +333,7 @@ def table(core: Core, from_seq: int, to_seq: int | None, nodes: Nodes) -> pa.Tab
     retention.harden_gap(core, scan.gap, scan.marks.evict_floor)
     told = {
         b"gap": msgspec.json.encode(None if scan.gap is None else scan.gap._asdict()),
+        b"gaps": msgspec.json.encode([gap._asdict() for gap in scan.gaps]),
         b"counts": msgspec.json.encode(scan.counts._asdict()),
     }
     return pa.Table.from_batches(batches, schema=SCHEMA).replace_schema_metadata(told)

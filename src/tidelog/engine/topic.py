@@ -397,6 +397,7 @@ class Topic:
     def to_arrow(
         self, from_seq: int = 0, to_seq: int | None = None, *, node: str | Sequence[str] | None = None
     ) -> pa.Table:
-        """The records behind `from_seq`, up to and with `to_seq`, as a table. Its schema's metadata tells under `gap`
-        and `counts`, as JSON, which seqs of the range are not in it and why."""
+        """The records behind `from_seq`, up to and with `to_seq`, as a table. Its schema's metadata has, as JSON,
+        which seqs of the range are not in it and why: `gap`, the first that were lost, `gaps`, all of them, and
+        `counts`."""
         return read.table(self._core, from_seq, to_seq, read.nodes_of(node))

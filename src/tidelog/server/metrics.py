@@ -60,6 +60,7 @@ class Wal(NamedTuple):
 
     fsyncs: int
     frames: int
+    copied_frames: int  # of routers' copies, which `frames` leaves out
     batches: int
     bytes_written: int
     rotations: int
@@ -159,7 +160,7 @@ class Metrics(Collector):
     def summary(self) -> dict[str, Any]:
         """The figures of the whole server, for whoever reads JSON."""
         now = self._totals()
-        wal = now.wal or Wal(0, 0, 0, 0, 0, 0, 0, 0, False, 0, [])
+        wal = now.wal or Wal(0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0, [])
         return {
             "topics": len(now.topics),
             **{f"topics_{name}": count for name, count in now.by_class.items()},
@@ -178,6 +179,7 @@ class Metrics(Collector):
             "wal": {
                 "fsyncs": wal.fsyncs,
                 "frames": wal.frames,
+                "copied_frames": wal.copied_frames,
                 "batches": wal.batches,
                 "bytes_written": wal.bytes_written,
                 "rotations": wal.rotations,
@@ -358,6 +360,7 @@ def _wal(engine: Engine) -> Wal | None:
     return Wal(
         sum(stats.fsyncs for stats in every),
         sum(stats.frames for stats in every),
+        sum(stats.copied for stats in every),
         sum(stats.batches for stats in every),
         sum(stats.bytes for stats in every),
         sum(stats.rotations for stats in every),
@@ -372,7 +375,12 @@ def _wal(engine: Engine) -> Wal | None:
 
 def _of_wal(wal: Wal) -> Iterator[Metric]:
     for name, what, value in (
-        ("frames", "Frames written.", wal.frames),
+        ("frames", "Frames written, without those of routers' copies.", wal.frames),
+        (
+            "copied_frames",
+            "Frames of copies that routers made, one for each pass included.",
+            wal.copied_frames,
+        ),
         ("batches", "Commit batches written.", wal.batches),
         ("fsyncs", "Syncs of commits.", wal.fsyncs),
         ("bytes_written", "Bytes written.", wal.bytes_written),

@@ -84,9 +84,10 @@ class LogPlace:
             return None
         return Lost(topic, first, log.lowest - 1, "retention", log.lowest, log.highest - 1)
 
-    def settle(self, topic: str, first: int, stop: int) -> tuple[Counts, Lost | None]:
+    def settle(self, topic: str, first: int, stop: int) -> tuple[Counts, tuple[Lost, ...]]:
         evicted = max(min(stop, self._log(topic).lowest) - first, 0)
-        return Counts(evicted=evicted, holes=stop - first - evicted), self.lost(topic, first)
+        lost = self.lost(topic, first)
+        return Counts(evicted=evicted, holes=stop - first - evicted), () if lost is None else (lost,)
 
     def inline(self, topic: str, first: int, stop: int) -> Inlined | None:  # noqa: ARG002
         return None
@@ -111,7 +112,7 @@ class LogPlace:
         if at > stretch.first:
             at = min(at, stretch.stop)
             lost = Lost(stretch.topic, stretch.first, at - 1, "retention", log.lowest, log.highest - 1)
-            yield Found(None, Counts(evicted=at - stretch.first), lost)
+            yield Found(None, Counts(evicted=at - stretch.first), (lost,))
         if at == stretch.stop:
             return
         try:

@@ -98,11 +98,11 @@ class PathPlace:
     def lost(self, topic: str, first: int) -> Lost | None:
         return _lost(topic, self._topic(topic).scan(first - 1, first - 1).gap)
 
-    def settle(self, topic: str, first: int, stop: int) -> tuple[Counts, Lost | None]:
+    def settle(self, topic: str, first: int, stop: int) -> tuple[Counts, tuple[Lost, ...]]:
         scan = self._topic(topic).scan(first - 1, stop - 1)
         for batch in scan.batches():
             raise Corrupt(self._path, pos=0, reason=f"{topic}: {batch.num_rows} records where none should be")
-        lost = _lost(topic, scan.gap)
+        lost = _losses(topic, scan)
         return share(scan.counts, lost, first, stop), lost
 
     def inline(self, topic: str, first: int, stop: int) -> Inlined | None:
@@ -111,7 +111,7 @@ class PathPlace:
         with pa.ipc.new_stream(sink, SCHEMA) as writer:
             for batch in scan.batches():
                 writer.write_batch(batch)
-        lost = _lost(topic, scan.gap)
+        lost = _losses(topic, scan)
         counts = scan.counts._replace(rows=0) if scan.counts.rows else share(scan.counts, lost, first, stop)
         return Inlined(sink.getvalue().to_pybytes(), counts, lost)
 
@@ -146,7 +146,7 @@ class PathPlace:
             if topic is None or topic.epoch != stretch.epoch:
                 last = stretch.stop - 1
                 lost = Lost(stretch.topic, at, last, "recreated" if topic else "dropped", 1, 0)
-                yield Found(None, Counts(evicted=stretch.stop - at), lost)
+                yield Found(None, Counts(evicted=stretch.stop - at), (lost,))
                 return
             yield from _as_records(topic, stretch, at)
 
@@ -187,6 +187,10 @@ def _lost(topic: str, gap: topics.Gap | None) -> Lost | None:
     if gap is None:
         return None
     return Lost(topic, gap.gap_from, gap.gap_to, gap.reason, gap.earliest_seq, gap.head_seq)
+
+
+def _losses(topic: str, scan: topics.Pass) -> tuple[Lost, ...]:
+    return tuple(lost for gap in scan.gaps if (lost := _lost(topic, gap)) is not None)
 
 
 def _of_file(home: Home, stretch: Stretch, *, verify: bool) -> Iterator[Found]:
@@ -237,11 +241,12 @@ def _as_records(topic: Topic, stretch: Stretch, at: int) -> Iterator[Found]:
                 f"{topic.name} ends at seq {scan.head_seq} here and at {stretch.stop - 1} where the query was planned; "
                 "nothing was written, run it again when this executor sees the same directory"
             )
-        lost = _lost(topic.name, scan.gap)
         batches = scan.batches()
         first = next(batches, None)
         if first is None and scan.next_from_seq >= stretch.stop - 1:
-            yield Found(None, share(scan.counts, lost, at, stretch.stop), lost and _clipped(lost, stretch.stop))
+            lost = _losses(topic.name, scan)
+            clipped = tuple(_clipped(each, stretch.stop) for each in lost)
+            yield Found(None, share(scan.counts, lost, at, stretch.stop), clipped)
             return
         hidden = 0
         for batch in chain([first] if first is not None else [], batches):
@@ -251,7 +256,7 @@ def _as_records(topic: Topic, stretch: Stretch, at: int) -> Iterator[Found]:
                 hidden += batch.num_rows - kept.num_rows
             yield Found(kept if kept.num_rows else None, Counts())
         counts = scan.counts._replace(rows=0)
-        yield Found(None, counts + Counts(deleted=hidden), lost)
+        yield Found(None, counts + Counts(deleted=hidden), _losses(topic.name, scan))
         at = scan.next_from_seq + 1
 
 

@@ -66,7 +66,7 @@ class Found(NamedTuple):
 
     rows: Rows | pa.RecordBatch | None
     counts: Counts
-    lost: Lost | None = None
+    lost: tuple[Lost, ...] = ()
 
 
 class Inlined(NamedTuple):
@@ -74,7 +74,7 @@ class Inlined(NamedTuple):
 
     stream: bytes
     counts: Counts
-    lost: Lost | None
+    lost: tuple[Lost, ...]
 
 
 Wanted: TypeAlias = frozenset[str]  # columns that are looked at
@@ -100,7 +100,7 @@ class Place(Protocol):
         """What a reader has missed that wants to read on at `first`."""
         ...
 
-    def settle(self, topic: str, first: int, stop: int) -> tuple[Counts, Lost | None]:
+    def settle(self, topic: str, first: int, stop: int) -> tuple[Counts, tuple[Lost, ...]]:
         """Where seqs went of which none can be read, and what of them was lost."""
         ...
 
@@ -122,12 +122,12 @@ def weight(seqs: int, count: int, size: int) -> int:
     return max(seqs, 0) * (OVERHEAD_BYTES + (size // count if count else 0))
 
 
-def share(counts: Counts, lost: Lost | None, first: int, stop: int) -> Counts:
+def share(counts: Counts, losses: Sequence[Lost], first: int, stop: int) -> Counts:
     """What counts that reach behind `stop` say of [first, stop) alone, where no record of it can be read."""
     seqs = stop - first
     if sum(counts) == seqs:
         return counts
-    gone = 0 if lost is None else max(min(lost.last + 1, stop) - first, 0)
+    gone = max(min(losses[0].last + 1, stop) - first, 0) if losses else 0
     evicted = min(counts.evicted, gone)
     expired = gone - evicted
     rest = seqs - gone

@@ -254,12 +254,13 @@ def _lay(place: Place, options: Options, sight: Sight, begin: int, end: int, dra
         nonlocal at
         stop = min(seq, end)
         if at < stop:
-            counts, lost = place.settle(sight.topic, at, stop)
+            counts, losses = place.settle(sight.topic, at, stop)
             draft.counts += counts
-            if lost is not None and lost.first < stop and lost.last >= at:
-                lost = replace(lost, first=max(lost.first, at), last=min(lost.last, stop - 1))
-                missed(options, lost)
-                draft.lost.append(lost)
+            for lost in losses:
+                if lost.first < stop and lost.last >= at:
+                    clipped = replace(lost, first=max(lost.first, at), last=min(lost.last, stop - 1))
+                    missed(options, clipped)
+                    draft.lost.append(clipped)
         at = max(at, min(seq, end))
 
     pass_to(sight.earliest)
@@ -289,8 +290,9 @@ def _stretches(place: Place, options: Options, draft: _Draft, part: Sequence[Pie
         elif inline:
             records = place.inline(sight.topic, piece.first, piece.stop)
             if records is not None:
-                missed(options, records.lost)
-                draft.lost += [records.lost] if records.lost is not None else []
+                for lost in records.lost:
+                    missed(options, lost)
+                draft.lost += records.lost
                 made = replace(made, inline=records.stream, counts=records.counts)
         found.append(made)
     return found

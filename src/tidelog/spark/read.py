@@ -48,7 +48,8 @@ class Reading:
             yield from self._told(lost)
         for stretch in self._split.stretches:
             for found in self._found(stretch):
-                yield from self._told(found.lost)
+                for lost in found.lost:
+                    yield from self._told(lost)
                 self.counts += found.counts
                 if found.rows is not None:
                     yield from self._batch(found, stretch.topic)

@@ -112,13 +112,13 @@ class ServerPlace:
         said = self._wire.post(f"/v0/topics/{name(topic)}/diff", {"from_seq": first - 1, "limit": 1})
         return _lost(topic, said["tombstone"])
 
-    def settle(self, topic: str, first: int, stop: int) -> tuple[Counts, Lost | None]:
+    def settle(self, topic: str, first: int, stop: int) -> tuple[Counts, tuple[Lost, ...]]:
         for found, about in self._records(topic, first, stop, frozenset(("seq",))):
             if found is not None:
                 reason = f"{topic}: {found.num_rows} records where none should be"
                 raise Corrupt(self._server, pos=0, reason=reason)
             if "counts" in about:
-                lost = _lost(topic, about["gap"])
+                lost = _losses(topic, about)
                 return share(Counts(**about["counts"]), lost, first, stop), lost
         raise AssertionError("a stream ends with its counts or raises")
 
@@ -147,7 +147,7 @@ class ServerPlace:
         """Seqs from `first` to the end of the stretch as records, with what was lost or deleted since."""
         dead, at = stretch.dead(), first
         while at < stretch.stop:
-            hidden, lost, start = 0, None, at
+            hidden, start = 0, at
             try:
                 for batch, about in self._records(stretch.topic, at, stretch.stop, wanted):
                     if about.get("epoch", stretch.epoch) != stretch.epoch:
@@ -161,7 +161,7 @@ class ServerPlace:
                         yield Found(kept if kept.num_rows else None, Counts())
                     if "counts" not in about:
                         continue
-                    lost, counts = _lost(stretch.topic, about["gap"]), Counts(**about["counts"])
+                    lost, counts = _losses(stretch.topic, about), Counts(**about["counts"])
                     at = int(about["next_from_seq"]) + 1
                     if about["head_seq"] < stretch.stop - 1:
                         raise Unavailable(
@@ -169,8 +169,7 @@ class ServerPlace:
                             f"up to {stretch.stop - 1}; nothing was written, run it again"
                         )
                     if not counts.rows and at >= stretch.stop:
-                        last = None if lost is None else min(lost.last, stretch.stop - 1)
-                        clipped = None if lost is None or last is None else _until(lost, last)
+                        clipped = tuple(_until(each, min(each.last, stretch.stop - 1)) for each in lost)
                         yield Found(None, share(counts, lost, start, stretch.stop), clipped)
                     else:
                         yield Found(None, counts._replace(rows=0) + Counts(deleted=hidden), lost)
@@ -213,10 +212,16 @@ def _lost(topic: str, gap: dict[str, Any] | None) -> Lost | None:
     return Lost(topic, gap["gap_from"], gap["gap_to"], gap["reason"], gap["earliest_seq"], gap["head_seq"])
 
 
+def _losses(topic: str, about: dict[str, Any]) -> tuple[Lost, ...]:
+    """All that the end of a stream says was lost."""
+    gaps = about["gaps"] if "gaps" in about else [about["gap"]]  # a server of an earlier version says the first alone
+    return tuple(lost for gap in gaps if (lost := _lost(topic, gap)) is not None)
+
+
 def _until(lost: Lost, last: int) -> Lost:
     return Lost(lost.topic, lost.first, last, lost.cause, lost.earliest, lost.head)
 
 
 def _none_left(stretch: Stretch, first: int, cause: str) -> Found:
     lost = Lost(stretch.topic, first, stretch.stop - 1, cause, 1, 0)
-    return Found(None, Counts(evicted=stretch.stop - first), lost)
+    return Found(None, Counts(evicted=stretch.stop - first), (lost,))

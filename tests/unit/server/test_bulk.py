@@ -93,6 +93,7 @@ def test_lines_are_the_records_of_a_diff_and_the_last_one_says_that_they_are_all
                 "head_seq": 10,
                 "earliest_seq": 1,
                 "gap": None,
+                "gaps": [],
                 "counts": {"rows": 10, "deleted": 0, "expired": 0, "evicted": 0, "filtered": 0, "holes": 0},
             }
         }
@@ -128,8 +129,28 @@ def test_arrow_is_the_table_of_the_engine_with_what_is_missing_told_at_both_ends
         assert rows == topic.to_arrow().to_pylist()
         assert [row["seq"] for row in rows] == [5, 6, 8, 9, 10]
         assert end["counts"] == {"rows": 5, "deleted": 1, "expired": 0, "evicted": 4, "filtered": 0, "holes": 0}
-        assert (end["next_from_seq"], end["gap"]) == (10, gap)
+        assert (end["next_from_seq"], end["gap"], end["gaps"]) == (10, gap, [gap])
         assert pa.ipc.open_stream(got.body).read_all().num_rows == 5, "whoever does not ask for it does not see it"
+
+    play(scenario)
+
+
+def test_every_gap_that_a_router_left_is_named_at_the_end() -> None:
+    async def scenario(world: World) -> None:
+        source, target = world.topic("s", cap_records=2), world.topic("a")
+        world.engine.router("r", "s", "a")
+        for turn in range(3):
+            source.append([b"x"] * 5)
+            assert target.state().head_seq == 6 * turn + 5
+            target.append(b"direct")
+        *_, last = (await get(world, "/v0/topics/a/records")).lines
+        gaps = [(gap["gap_from"], gap["gap_to"], gap["reason"]) for gap in last["$end"]["gaps"]]
+        assert gaps == [(1, 3, "source_trim"), (7, 9, "source_trim"), (13, 15, "source_trim")]
+        assert last["$end"]["gap"] == last["$end"]["gaps"][0]
+        _, _, end = unpacked((await get(world, "/v0/topics/a/records", accept=ARROW)).body)
+        assert end["gaps"] == last["$end"]["gaps"]
+        *_, last = (await get(world, "/v0/topics/a/records?limit=4")).lines
+        assert (last["$end"]["next_from_seq"], len(last["$end"]["gaps"])) == (10, 2), "those that were passed"
 
     play(scenario)
 

@@ -34,7 +34,8 @@ GAUGES = words(
     channels_active channels_skipped channel_receivers"""
 )
 COUNTERS = words(
-    """uptime_ms wal_frames_total wal_batches_total wal_fsyncs_total wal_bytes_written_total wal_rotations_total
+    """uptime_ms wal_frames_total wal_copied_frames_total wal_batches_total wal_fsyncs_total wal_bytes_written_total
+    wal_rotations_total
     wal_submit_full_total topic_appended_total topic_read_total topic_evicted_total topic_gaps_total requests_total
     topic_queue_claimed_total topic_queue_acked_total topic_queue_nacked_total topic_queue_extended_total
     topic_queue_expired_total topic_queue_dead_lettered_total throttled_total
@@ -59,8 +60,8 @@ JSON_KEYS = words(
     pressure ready_topics deferred_topics sched_latency_ms throttled_total health"""
 )
 WAL_KEYS = words(
-    """fsyncs frames batches bytes_written rotations queue_depth queue_depth_peak submit_full_total read_only
-    fsync_count fsync_micros_total"""
+    """fsyncs frames copied_frames batches bytes_written rotations queue_depth queue_depth_peak submit_full_total
+    read_only fsync_count fsync_micros_total"""
 )
 
 
@@ -166,6 +167,23 @@ def test_the_histogram_of_syncs_is_cumulative_and_counts_every_sync(tmp_path: Pa
 
     assert SYNC_US == stats.SYNC_US == tuple(int(bound) for bound in BUCKETS[:-1])
     act(scenario, tmp_path)
+
+
+def test_copies_of_routers_are_counted_apart() -> None:
+    async def scenario(world: World) -> None:
+        source = world.topic("a", durability="fsync")
+        world.topic("b", durability="fsync")
+        world.engine.router("r", "a", "b")
+        before = await scraped(world)
+        source.append([b"x", b"y", b"z"])
+        assert world.engine.topic("b").state().head_seq == 3
+        found = await scraped(world)
+        copied = found("wal_copied_frames_total") - before("wal_copied_frames_total")
+        assert copied == sum(shard.stats.copied for shard in world.engine.shards) >= 2, "records and the pass"
+        assert found("wal_frames_total") - before("wal_frames_total") < copied + 3
+        assert (await get(world, "/v0/metrics", accept="application/json")).json["wal"]["copied_frames"] == copied
+
+    play(scenario)
 
 
 def test_syncs_fall_into_the_buckets_of_their_durations() -> None:

@@ -284,6 +284,36 @@ def test_what_a_router_lost_at_its_source_is_a_gap_between_records(here: House, 
     ]
 
 
+@pytest.mark.parametrize("filed", [(), (1,), (0, 1, 2, 3)], ids=["none", "one", "all"])
+def test_every_gap_that_a_router_left_is_emitted(here: House, filed: tuple[int, ...]) -> None:
+    engine = here.engine
+    engine.topic("events", cap_records=2)
+    engine.topic("orders").append(b"first")
+    engine.router("r", "events", "orders")
+    for turn in range(3):
+        engine.topic("events").append([b"%d" % number for number in range(5)])
+        assert engine.topic("orders").state().head_seq == 6 * turn + 6
+        engine.topic("orders").append(b"direct")
+        if turn in filed:
+            engine.checkpoint()
+    engine.topic("orders").delete(seqs=[11, 12, 13])  # what is between two gaps
+    if 3 in filed:
+        engine.checkpoint()
+    gaps = [(2, 4), (8, 10), (14, 16)]
+    found = engine.topic("orders").to_arrow()
+    assert found.column("seq").to_pylist() == [1, 5, 6, 7, 17, 18, 19]
+    told = json.loads(found.schema.metadata[b"gaps"])
+    assert [(gap["gap_from"], gap["gap_to"]) for gap in told] == gaps
+    assert json.loads(found.schema.metadata[b"gap"]) == told[0]
+    part = engine.topic("orders").to_arrow(8, 17)  # begins inside one and ends behind the next
+    assert [gap["gap_from"] for gap in json.loads(part.schema.metadata[b"gaps"])] == [9, 14]
+    assert json.loads(engine.topic("orders").to_arrow(4, 7).schema.metadata[b"gaps"]) == []
+    read_ = read(here.options(onGap="emit", includeGaps="true"))
+    rows = [row["gap"] for row in read_.table.to_pylist() if row["gap"]]
+    assert sorted((gap["first"], gap["last"]) for gap in rows) == gaps
+    assert [row["seq"] for row in read_.table.to_pylist() if not row["gap"]] == [1, 5, 6, 7, 17, 18, 19]
+
+
 def test_records_evicted_after_the_plan_are_a_gap_and_not_silence(here: House) -> None:
     topic = here.engine.topic("orders")
     for _ in range(30):

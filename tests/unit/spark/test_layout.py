@@ -116,11 +116,11 @@ def test_a_batch_is_never_larger_than_its_limits_and_never_empty(
     ],
 )
 def test_counts_that_reach_further_are_cut_to_the_range(counts: Counts, cause: str, wanted: Counts) -> None:
-    assert share(counts, Lost("a", 1, 10, cause, 16, 20), 1, 11) == wanted
+    assert share(counts, [Lost("a", 1, 10, cause, 16, 20)], 1, 11) == wanted
 
 
 def test_what_lies_behind_a_loss_was_deleted_or_never_there() -> None:
-    found = share(Counts(evicted=10, deleted=2, holes=9), Lost("a", 1, 10, "cap", 30, 40), 1, 16)
+    found = share(Counts(evicted=10, deleted=2, holes=9), [Lost("a", 1, 10, "cap", 30, 40)], 1, 16)
     assert found == Counts(evicted=10, deleted=2, holes=3)
 
 

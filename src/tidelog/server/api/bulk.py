@@ -2,7 +2,7 @@
 
     GET  …/records      application/x-ndjson                   one record a line, and a last line:
                                                                {"$end":{"next_from_seq","head_seq","earliest_seq",
-                                                               "gap","counts"}}
+                                                               "gap","gaps","counts"}}
                         application/vnd.apache.arrow.stream    what is known at the start in the schema's metadata,
                                                                the rest in the custom metadata of a last batch
                                                                without rows
@@ -173,6 +173,7 @@ def _end(scan: Pass) -> dict[str, Any]:
         "head_seq": scan.head_seq,
         "earliest_seq": scan.earliest_seq,
         "gap": _gap(scan),
+        "gaps": [gap._asdict() for gap in scan.gaps],
         "counts": scan.counts._asdict(),
     }
 
