@@ -4,12 +4,13 @@ The parent has imported pytest and the libraries that the project needs, and not
 without the second or two that these imports take, and imports the tree as it is at that moment. Requests and answers
 are lines of JSON on standard input and output; what tests print goes to a file.
 
-A request either judges (`tests`, in order, until the first fails) or maps (`files`, all of their tests, with the lines
-of `modules` that each test runs).
+A request either judges (`tests` with a limit in seconds each, in order, until the first fails) or maps (`files`, all of
+their tests, with the lines of `modules` that each test runs).
 """
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import json
 import os
@@ -32,14 +33,17 @@ PRELOADED: Final = ("numpy", "pyarrow", "pyarrow.ipc", "pyarrow.compute", "msgsp
 MEMORY_BYTES_MAX: Final = 12 << 30  # of addresses: a mutant that allocates without end must not take the machine
 FILE_BYTES_MAX: Final = 4 << 30
 TRACED_CALLS: Final = 64  # of one function in one test; later calls add hardly any line
+TRACED_S: Final = 4.0  # of one test; what a sweep runs after that it ran before
 LEFT_OUT: Final = "not sweep and not cluster and not faultfs"  # they run for minutes, or in processes of their own
 
 
 class Judge:
-    """Runs the chosen tests in the order given and notes the first that fails."""
+    """Runs the chosen tests in the order given and notes the first that fails. One that does not end in its time ends
+    the process, and `current` says which."""
 
-    def __init__(self, tests: list[str]) -> None:
-        self._order = {test: number for number, test in enumerate(tests)}
+    def __init__(self, limits: dict[str, float], current: Path) -> None:
+        self._limits, self._current = limits, current
+        self._order = {test: number for number, test in enumerate(limits)}
         self.failed: str | None = None
         self.ran = 0
 
@@ -49,6 +53,15 @@ class Judge:
 
     def _place(self, item: pytest.Item) -> int:
         return self._order[item.nodeid]
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        self._current.write_text(item.nodeid)
+        faulthandler.dump_traceback_later(self._limits[item.nodeid], exit=True)
+        try:
+            return (yield)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.ran += report.when == "call"
@@ -65,11 +78,13 @@ class Tracer:
         self._calls: Counter[CodeType] = Counter()
         self.rows: dict[str, dict[str, Any]] = {}
         self._outcome = "passed"
+        self._until = 0.0
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         self._lines, self._calls, self._outcome = {}, Counter(), "passed"
         began = time.monotonic()
+        self._until = began + TRACED_S
         threading.settrace(self._on_call)
         sys.settrace(self._on_call)
         try:
@@ -97,6 +112,8 @@ class Tracer:
         lines.add(code.co_firstlineno)
         self._calls[code] += 1
         if self._calls[code] > TRACED_CALLS:
+            if self._calls[code] % 256 == 0 and time.monotonic() > self._until:
+                sys.settrace(None)
             return None
         add = lines.add
 
@@ -125,18 +142,20 @@ def _answer(folder: Path, request: dict[str, Any]) -> dict[str, Any]:
     for old in (scratch, folder / ".hypothesis"):  # a failing example of one mutant must not help to find the next
         shutil.rmtree(old, ignore_errors=True)
     scratch.mkdir()
-    result, began = scratch / "result.json", time.monotonic()
+    result, current, began = scratch / "result.json", scratch / "current", time.monotonic()
     child = os.fork()
     if child == 0:
         code = 70
         try:
-            code = _run(scratch, request, result)
+            code = _run(scratch, request, result, current)
         finally:
             os._exit(code)
     status = _wait(child, request["timeout_s"])
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)  # servers and workers that tests left running
     answer = json.loads(result.read_text()) if status is not None and result.exists() else {}
+    if not answer and current.exists():
+        answer = {"ended_in": current.read_text()}
     return {"status": status, "seconds": round(time.monotonic() - began, 3), **answer}
 
 
@@ -157,7 +176,7 @@ def _wait(child: int, timeout_s: float) -> int | None:
     return None
 
 
-def _run(scratch: Path, request: dict[str, Any], result: Path) -> int:
+def _run(scratch: Path, request: dict[str, Any], result: Path, current: Path) -> int:
     """The child: run pytest and write what came of it."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
@@ -172,9 +191,9 @@ def _run(scratch: Path, request: dict[str, Any], result: Path) -> int:
         status = int(pytest.main([*options, "-m", LEFT_OUT, *request["files"]], plugins=[tracer]))
         result.write_text(json.dumps({"rows": tracer.rows}))
         return status
-    judge = Judge(request["tests"])
+    judge = Judge(request["tests"], current)
     files = list(dict.fromkeys(test.partition("::")[0] for test in request["tests"]))
-    status = int(pytest.main([*options, "-x", "-m", LEFT_OUT, *files], plugins=[judge]))
+    status = int(pytest.main([*options, "-x", "-o", "faulthandler_timeout=0", "-m", LEFT_OUT, *files], plugins=[judge]))
     result.write_text(json.dumps({"failed": judge.failed, "ran": judge.ran}))
     return status
 

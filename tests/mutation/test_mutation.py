@@ -138,7 +138,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (root / "src/tidelog").mkdir(parents=True)
     (root / "tests/mutation").mkdir(parents=True)
     shutil.copy(Path(__file__).with_name("runner.py"), root / "tests/mutation")
-    (root / "pyproject.toml").write_text('[tool.pytest.ini_options]\nmarkers = ["sweep", "cluster", "faultfs"]\n')
+    settings = 'addopts = ["--strict-config"]\nfaulthandler_timeout = 300\nmarkers = ["sweep", "cluster", "faultfs"]\n'
+    (root / "pyproject.toml").write_text(f"[tool.pytest.ini_options]\n{settings}")
     (root / "src/tidelog/__init__.py").touch()
     (root / "src/tidelog/m.py").write_text(
         "def larger(a, b):\n    while a < b:\n        a += 1\n    return a > b\n\n\ndef unused():\n    return 1\n"
