@@ -7,11 +7,11 @@ from threading import Barrier, Thread
 
 import pyarrow as pa
 import pytest
-from tests.unit.engine.world import World
+from tests.unit.engine.world import CLASSES, World
 
 import tidelog
 from tidelog.engine import Appended, Topic, numbers
-from tidelog.engine.numbers import KEPT, KEPT_ONCE, ONCE, Written
+from tidelog.engine.numbers import KEPT, KEPT_ONCE, ONCE, WRITERS_MAX, Written
 from tidelog.errors import BadInput, BatchConflict, DiskFull, TooLarge, TopicFull
 from tidelog.formats.bodies import NumberedBatch
 
@@ -66,6 +66,20 @@ def test_an_ephemeral_topic_knows_numbers_as_well(tmp_path: Path) -> None:
         assert put(topic, 7, b"a").deduped is False
         assert put(topic, 7, b"a").deduped is True
         assert all_of(topic) == [b"a"]
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+def test_readers_that_wait_hear_of_a_numbered_batch(durability: str) -> None:
+    topic = World().log.topic("orders", durability=durability)
+    heard: list[int] = []
+    topic.listen(lambda: heard.append(topic.head_seq))
+    put(topic, 0, b"a", b"b")
+    assert heard == [2]
+
+
+def test_how_much_is_remembered() -> None:
+    """guarantees.md names the first; the others bound what a topic and its manifest keep."""
+    assert (KEPT, KEPT_ONCE, WRITERS_MAX) == (256, 16, 1024)
 
 
 def test_other_content_and_a_number_that_fell_are_refused_with_three_ways_out(tmp_path: Path) -> None:

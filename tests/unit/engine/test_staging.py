@@ -11,6 +11,7 @@ from tidelog.engine import staging
 from tidelog.engine.staging import Chunk, Staging, name_of
 from tidelog.errors import BadInput, DiskFull, NotFound, TooLarge, WriteFailed
 from tidelog.testing import SimDisk
+from tidelog.testing.simfile import SimFile
 
 NAME = name_of("ab" * 8, 1000, b"\1" * 8)
 
@@ -66,6 +67,22 @@ def test_a_disk_that_refuses(staged: Staging, disk: SimDisk, number: int, kind: 
         upload.write([b"x"])
     upload.abandon()
     assert disk.names(staged.directory) == []
+
+
+def test_every_way_out_closes_the_file(staged: Staging, disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A removed file that is still open keeps its bytes on the disk until the process ends."""
+    opened: list[SimFile] = []
+    inner = disk.open
+    monkeypatch.setattr(disk, "open", lambda *args: opened.append(inner(*args)) or opened[-1])
+    staged.begin(NAME).abandon()
+    chunk = put(staged, stream(data=pa.array([b"a"])), 1)
+    list(staged.read(chunk))
+    with pytest.raises(BadInput):
+        list(staged.read(chunk._replace(sum=0)))
+    assert len(opened) == 4
+    for file in opened:
+        with pytest.raises(OSError, match="closed"):
+            file.size()
 
 
 FINE = stream(data=pa.array([b"a"]))

@@ -24,6 +24,7 @@ from tidelog.engine.staging import KEPT_MS, Staging, name_of
 from tidelog.errors import BadInput, BatchConflict, Error, InDoubt, Locked, TooLarge, TopicFull, Unavailable
 from tidelog.spark import fingerprint, rows, sink, target
 from tidelog.spark.sink import Sink, Staged
+from tidelog.spark.sink_options import WriteOptions
 
 
 class Desk:
@@ -86,6 +87,20 @@ def test_a_batch_without_rows_writes_nothing(desk: Desk) -> None:
     micro(desk.stream(), 1, [data(b"a")])
     micro(desk.stream(), 2, [data()])
     assert desk.datas() == [b"a"]
+
+
+def test_a_task_tells_what_it_staged(tmp_path: Path) -> None:
+    place = target.PathTarget(str(tmp_path / "data"))
+    place.prepare()
+    options = WriteOptions(str(tmp_path / "data"), None, None, "copy", None, None, False)
+    parts = [data(b"a", b"bb"), data(b"ccc")]
+    told = sink.Staging(place, "ab" * 8, options).run(iter(parts))
+    made = [records for part in parts for _, records, _ in rows.made(part, "copy", json=False)]
+    assert (told.rows, told.size) == (3, sum(records.nbytes for records in made))
+    ((topic, chunk),) = told.chunks
+    content = (tmp_path / "data" / "staging" / chunk.name).read_bytes()
+    assert (topic, chunk.rows, chunk.size) == ("copy", 3, len(content))
+    assert content.endswith(b"\xff\xff\xff\xff\0\0\0\0"), "a whole Arrow stream says where it ends"
 
 
 def test_a_repeated_batch_is_where_it_was_whatever_tasks_its_rows_come_in(desk: Desk) -> None:
