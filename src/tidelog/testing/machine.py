@@ -36,6 +36,7 @@ class Machine:
         self._ops = 0
         self._cut_at: int | None = None
         self._off = False
+        self._opened: dict[int, str] = {}  # files that are not closed, by the identity of the handle
         self.trace: list[str] = []
         """The operations so far in words, one each; stays empty unless asked for."""
         self.on_op: Callable[[int], None] | None = None
@@ -49,6 +50,11 @@ class Machine:
     def ops(self) -> int:
         """How many operations were carried out or refused so far."""
         return self._ops
+
+    def open_files(self) -> list[str]:
+        """The paths under which files were opened that are not closed yet, sorted."""
+        with self._lock:
+            return sorted(self._opened.values())
 
     def cut_power_at(self, number: int) -> None:
         """Let the power fail just before operation `number` takes effect."""

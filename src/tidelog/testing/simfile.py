@@ -17,6 +17,11 @@ class SimFile:
     def __init__(self, machine: Machine, path: str, node: FileNode, *, writable: bool) -> None:
         self._machine, self._path, self._node, self._writable = machine, path, node, writable
         self._open = True
+        machine._opened[id(self)] = path
+
+    def __del__(self) -> None:
+        # Like the system, which closes what the process drops; tests ask before that.
+        self._machine._opened.pop(id(self), None)
 
     @property
     def path(self) -> str:
@@ -107,6 +112,7 @@ class SimFile:
         with self._machine._lock:
             self._machine._powered()
             self._open = False
+            self._machine._opened.pop(id(self), None)
 
     def _check(self, *, writing: bool = False) -> None:
         self._machine._powered()

@@ -157,6 +157,15 @@ def test_a_full_topic_takes_nothing_and_the_number_is_free(tmp_path: Path) -> No
         assert put(topic, 1, b"c", b"d").seqs == range(3, 5)
 
 
+def test_records_that_are_too_old_make_room_for_a_batch() -> None:
+    world = World()
+    topic = world.log.topic("orders", cap_records=2, discard="reject", ttl_ms=1_000)
+    put(topic, 0, b"a", b"b")
+    world.clock.tick(1_001)
+    assert put(topic, 1, b"c", b"d").seqs == range(3, 5)
+    assert all_of(topic) == [b"c", b"d"]
+
+
 def test_a_write_that_found_no_room_leaves_no_number() -> None:
     world = World()
     topic = world.log.topic("orders", durability="fsync")

@@ -11,7 +11,6 @@ from tidelog.engine import staging
 from tidelog.engine.staging import Chunk, Staging, name_of
 from tidelog.errors import BadInput, DiskFull, NotFound, TooLarge, WriteFailed
 from tidelog.testing import SimDisk
-from tidelog.testing.simfile import SimFile
 
 NAME = name_of("ab" * 8, 1000, b"\1" * 8)
 
@@ -69,20 +68,27 @@ def test_a_disk_that_refuses(staged: Staging, disk: SimDisk, number: int, kind: 
     assert disk.names(staged.directory) == []
 
 
-def test_every_way_out_closes_the_file(staged: Staging, disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A removed file that is still open keeps its bytes on the disk until the process ends."""
-    opened: list[SimFile] = []
-    inner = disk.open
-    monkeypatch.setattr(disk, "open", lambda *args: opened.append(inner(*args)) or opened[-1])
-    staged.begin(NAME).abandon()
+def test_every_way_out_closes_the_file(staged: Staging, disk: SimDisk) -> None:
+    """A removed file that is still open keeps its bytes on the disk."""
+    upload = staged.begin(NAME)
+    upload.abandon()
+    assert disk.open_files() == []
     chunk = put(staged, stream(data=pa.array([b"a"])), 1)
-    list(staged.read(chunk))
+    assert disk.open_files() == []
+    whole, damaged = staged.read(chunk), staged.read(chunk._replace(sum=0))
+    list(whole)
     with pytest.raises(BadInput):
-        list(staged.read(chunk._replace(sum=0)))
-    assert len(opened) == 4
-    for file in opened:
-        with pytest.raises(OSError, match="closed"):
-            file.size()
+        list(damaged)
+    assert disk.open_files() == []
+
+
+def test_a_chunk_that_nobody_publishes_is_swept_after_a_week(staged: Staging, disk: SimDisk) -> None:
+    """As docs/http.md says."""
+    put(staged, stream(data=pa.array([b"a"])), 1)
+    week_ms = 7 * 24 * 3600 * 1000
+    assert staged.sweep(1000 + week_ms) == 0
+    assert staged.sweep(1000 + week_ms + 1) == 1
+    assert disk.names(staged.directory) == []
 
 
 FINE = stream(data=pa.array([b"a"]))

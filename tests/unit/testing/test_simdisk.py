@@ -642,3 +642,15 @@ def test_all_kept_is_what_was_seen_and_after_syncing_everything_so_is_none_kept(
     for name in "xy":
         disk.sync_dir(name)
     assert [image.disk.tree() for image in disk.images(random=random)] == [disk.tree()]
+
+
+def test_open_files_are_those_that_are_not_closed() -> None:
+    disk = SimDisk()
+    first, second = disk.open("a", "create"), disk.open("a")
+    disk.remove("a")
+    assert disk.open_files() == ["a", "a"]
+    first.close()
+    first.close()
+    assert disk.open_files() == ["a"]
+    del second
+    assert disk.open_files() == []

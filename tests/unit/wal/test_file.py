@@ -187,6 +187,23 @@ def test_closing_makes_it_durable() -> None:
     assert look(disk.crash_image("none")).datas == [b"a"]
 
 
+def test_closing_leaves_only_the_handle_open_that_readers_share() -> None:
+    disk = SimDisk()
+    writer = filled(disk)
+    put(writer, b"d" * 1000)
+    assert writer.position.first == 4
+    writer.close()
+    assert disk.open_files() == [path(4)], "records that are still in the WAL are read through it"
+
+
+def test_a_latch_whose_first_file_could_not_be_created_is_closed() -> None:
+    disk, latch = SimDisk(), Latch(WAL)
+    disk.fail("create", path="wal-")
+    with pytest.raises(Damaged, match="cannot be created"):
+        Writer(disk, WAL, first=1, file_bytes=FILE_BYTES, latch=latch, marks=False)
+    assert latch.closed
+
+
 def test_a_last_sync_that_fails_is_told_and_a_latched_file_is_only_closed() -> None:
     """G22."""
     disk = SimDisk()
