@@ -274,7 +274,8 @@ class Results:
     def __init__(self, path: Path | None) -> None:
         self._path, self._lock = path, Lock()
         known: Row = json.loads(path.read_text()) if path and path.exists() else {}
-        self._known: dict[str, Row] = {row["id"]: row for row in known.get("results", [])}
+        rows = (*known.get("not in this run", []), *known.get("results", []))
+        self._known: dict[str, Row] = {row["id"]: row for row in rows}
         self.rows: dict[str, Row] = {}
         self.about: Row = {"groups": {}}
 
