@@ -28,6 +28,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -351,6 +352,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="results as JSON; an earlier file is gone on with")
     parser.add_argument("--list", action="store_true", help="show the mutants and run nothing")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the copies are removed
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     began, results, reviewed = time.monotonic(), Results(args.out), reviews()
     results.about |= {"seed": args.seed, "sample": args.sample, "budget_s": args.budget, "rules": RULES}
