@@ -169,6 +169,28 @@ def test_what_is_queued_behind_it_needs_nobody_else_either(tmp_path: Path) -> No
         assert first.done
 
 
+def test_the_writer_thread_is_sent_for_what_is_queued_by_who_ends_what_another_began(tmp_path: Path) -> None:
+    """Method: there is no writer thread, so that what it is sent for stays to be seen."""
+    disk = PosixDisk()
+    disk.make_dir(str(tmp_path / "data"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        bench = Bench(disk, file_bytes=1 << 16)
+        shard = bench.shard
+        heard = shard.beside(lambda: None)
+        for queued in (True, False):
+            first = begun(bench, b"begun")
+            behind = [bench.submit([b"behind"])] if queued else []
+            select([heard], [], [], LIMIT_S)
+            assert shard._finish_for()
+            assert first.done
+            assert shard._wanted is queued
+            shard.pump()
+            assert all(token.done for token in behind)
+            shard._wanted = False
+        shard.close()
+
+
 def test_nobody_has_to_come_for_what_is_queued_once_a_loop_heard_the_last(tmp_path: Path) -> None:
     """Method: the loop ends what it began, unless the writer thread was before it, and does not come again."""
     with real(tmp_path) as (bench, _):

@@ -104,6 +104,21 @@ def test_a_commit_may_put_a_durable_frame_in_front_at_the_last_moment(disk: SimD
 # The queue.
 
 
+def test_a_queue_is_quick_while_nothing_in_it_waits_for_a_sync(disk: SimDisk) -> None:
+    bench = Bench(disk)
+    assert bench.shard.is_quick
+    bench.submit([b"a"], durable=False)
+    assert bench.shard.is_quick
+    bench.submit([b"b"], durable=True)
+    assert not bench.shard.is_quick
+    bench.shard.pump()
+    assert bench.shard.is_quick
+
+
+def test_nothing_is_gathered_unless_a_window_is_given(disk: SimDisk) -> None:
+    assert Bench(disk).shard.window_ms() == 0
+
+
 def test_a_full_queue_refuses_and_writes_nothing(disk: SimDisk) -> None:
     """G13."""
     bench = Bench(disk, queue_max=3)
