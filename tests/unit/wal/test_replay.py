@@ -24,6 +24,7 @@ from tests.unit.wal.bench import (
 )
 
 from tidelog.errors import Damaged, Unavailable
+from tidelog.formats import frame
 from tidelog.testing import SimDisk
 from tidelog.wal import Position, cut, read, replay
 
@@ -535,6 +536,31 @@ def test_what_is_read_in_windows_is_what_is_read_at_once(disk: SimDisk, monkeypa
                 patch.setattr(replay, "KEPT_BYTES", random.choice([0, 1 << 20]))
                 patch.setattr(replay, "_CHUNK_BYTES", random.choice([100, 512, 1 << 20]))
                 assert without_reasons(look(disk)) == without_reasons(whole), size
+
+
+@pytest.mark.parametrize("kind", [frame.FORWARD, frame.NUMBERED_BATCH, frame.WRITE_KEY])
+def test_a_frame_that_announces_records_is_in_one_window_with_them(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch, kind: int
+) -> None:
+    """Method: every size of a window, so that it ends after every frame and inside of each."""
+    announcing = frame.encode(kind, topic_id=1, ts_ms=1_700_000_000_000, data=b"of the next")
+    frames = [piece for number in range(8) for piece in (append(b"%d" % number), announcing, append(b"announced"))]
+    disk.make_dir(WAL)
+    disk.write_file(path(1), b"".join(frames))
+    datas = [data for number in range(8) for data in (b"%d" % number, b"announced")]
+    for size in range(1, sum(map(len, frames)) + 1):
+        monkeypatch.setattr(replay, "WINDOW_BYTES", size)
+        found = look(disk)
+        assert (found.datas, found.frames, found.verdict) == (datas, len(frames), None), size
+        assert all(window.heads["kind"][-1] != kind for window in read(disk, WAL)), size
+
+
+def test_a_file_that_is_missing_is_told_by_its_numbers_and_has_no_bytes(disk: SimDisk) -> None:
+    three_files(disk)
+    disk.remove(path(3))
+    (lost,) = look(disk, Position(3, 0)).losses
+    assert (lost.first, lost.file, lost.pos, lost.end, lost.frames, lost.kinds) == (3, "", 0, 0, 2, None)
+    assert lost.records >= 2
 
 
 def test_a_writer_at_work_is_not_damage(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
