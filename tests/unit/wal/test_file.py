@@ -14,6 +14,7 @@ from tidelog.disk.posix import PosixDisk
 from tidelog.errors import Damaged, DiskFull, Latched
 from tidelog.testing import SimDisk
 from tidelog.wal import Position, Writer
+from tidelog.wal.file import COARSE_BYTES
 
 
 def make(disk: SimDisk, *, first: int = 1, file_bytes: int = FILE_BYTES) -> Writer:
@@ -174,6 +175,29 @@ def test_nothing_to_write_is_no_write() -> None:
     began = disk.ops
     writer.write([], size=0, frames=0)
     assert disk.ops == began
+
+
+@pytest.mark.parametrize("aside", [True, False])
+def test_writes_are_coarse_where_there_is_much_of_them_for_each_sync(tmp_path: Path, aside: bool) -> None:
+    disk = PosixDisk()
+    writer = Writer(disk, str(tmp_path), first=1, file_bytes=8 << 20, latch=Latch(WAL), marks=False)
+
+    def sync() -> None:
+        if aside:
+            assert writer.begin_sync() is not None
+            writer.end_sync(None)
+        else:
+            assert writer.sync()
+
+    for _ in range(3):
+        put(writer, b"x" * (COARSE_BYTES - 1_000))
+        sync()
+        assert not writer._is_coarse
+    put(writer, b"x" * COARSE_BYTES)
+    assert writer._is_coarse
+    sync()
+    assert not writer._is_coarse
+    writer.close()
 
 
 def test_closing_makes_it_durable() -> None:
