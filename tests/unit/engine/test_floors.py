@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidelog.engine.floors import Gap, Marks, Start, clamp, gap, start
+from tidelog.engine.floors import Gap, Marks, Start, clamp, gap, next_trim, start
 
 quick = settings(max_examples=300, deadline=None, database=None)
 
@@ -171,3 +171,32 @@ def test_floors_from_another_time_are_brought_into_order(earliest: int, head: in
 def test_a_cause_that_nobody_knows_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(AssertionError, match="deleted"):
         Marks().raised("deleted", 3)
+
+
+@pytest.mark.parametrize(
+    ("cursor", "earliest", "found"),
+    [
+        (0, 1, None),
+        (1, 1, None),
+        (2, 1, Gap(3, 4, "source_trim", 2, 5, 10)),
+        (3, 1, Gap(4, 4, "source_trim", 1, 5, 10)),
+        (4, 1, None),
+        (6, 1, Gap(7, 8, "source_trim", 2, 9, 10)),
+        (8, 1, None),
+        (0, 3, Gap(1, 4, "source_trim", 4, 5, 10)),  # what comes before was deleted
+        (5, 7, Gap(6, 8, "source_trim", 3, 9, 10)),
+    ],
+)
+def test_what_a_routers_source_lost_is_a_gap_for_a_reader_that_comes_to_it(
+    cursor: int, earliest: int, found: Gap | None
+) -> None:
+    trims = [(3, 5), (7, 9)]
+    assert gap(cursor, 10, earliest, Marks(), trims) == found
+    begin = start(cursor, 10, earliest, Marks(), trims)
+    assert begin == (cursor if found is None else max(found.gap_to, earliest - 1), found)
+
+
+def test_the_next_trim_is_the_first_of_which_something_is_ahead() -> None:
+    trims = [(3, 5), (7, 9)]
+    assert [next_trim(cursor, trims) for cursor in (0, 3, 4, 7, 8)] == [(3, 5), (3, 5), (7, 9), (7, 9), None]
+    assert next_trim(0, []) is None

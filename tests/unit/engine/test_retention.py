@@ -458,6 +458,56 @@ def test_a_floor_of_age_that_cannot_be_made_durable_takes_nothing(durability: st
     assert datas(world.restart("crash").topic("a")) == [4]
 
 
+def wal_end(world: World) -> object:
+    return world.log._shared.shards[0].position()
+
+
+def test_a_reader_waits_for_a_floor_only_where_it_is_shown_a_gap_that_could_be_taken_back() -> None:
+    world = World(ledger_records=0)
+    for durability, hardens in (("disk", True), ("fsync", False), ("memory", False), ("ephemeral", False)):
+        topic = world.log.topic(durability, durability=durability, cap_records=3)
+        assert topic.is_settled
+        topic.append([1, 2, 3, 4, 5, 6])
+        assert topic._core.index.evict_floor == 4
+        assert topic.is_settled is not hardens
+        assert [topic.is_settled_for(cursor) for cursor in (2, 3, 6)] == [not hardens, True, True]
+    world.log.tick()
+    assert all(world.log.topic(name).is_settled for name in CLASSES), "the interval sync made the floors durable"
+
+
+def test_the_interval_sync_writes_a_floor_once() -> None:
+    world = World(ledger_records=0)
+    topic = world.log.topic("a", durability="disk", cap_records=3)
+    topic.append([1, 2, 3, 4, 5, 6])
+    assert topic.read(0).gap is not None  # which makes the floor durable
+    world.log.tick()
+    before = wal_end(world)
+    topic._core.shared.moved_floors.add(topic._core)
+    world.log.tick()
+    assert wal_end(world) == before
+
+
+def test_a_topic_that_expires_is_not_settled_until_that_is_durable() -> None:
+    world = World()
+    topic = world.log.topic("a", ttl_ms=1_000)
+    topic.append([1, 2])
+    settled = [topic.is_settled]
+    world.clock.tick(1_001)
+    settled.append(topic.is_settled)
+    assert topic.state().count == 0
+    assert [*settled, topic.is_settled] == [True, False, True]
+
+
+def test_a_routed_topic_is_settled_when_everything_was_brought() -> None:
+    world = World()
+    source, dest = world.log.topic("source"), world.log.topic("dest")
+    world.log.router("r", "source", "dest")
+    source.append([1, 2])
+    settled = [dest.is_settled]
+    assert seqs(dest) == [1, 2]
+    assert [*settled, dest.is_settled] == [False, True]
+
+
 def test_a_gap_is_told_to_every_cursor_below_the_floor_and_to_none_twice() -> None:
     """G70."""
     topic = World(**TINY).log.topic("a", cap_records=4)

@@ -189,14 +189,15 @@ def test_writes_are_coarse_where_there_is_much_of_them_for_each_sync(tmp_path: P
         else:
             assert writer.sync()
 
+    coarse = []
     for _ in range(3):
         put(writer, b"x" * (COARSE_BYTES - 1_000))
         sync()
-        assert not writer._is_coarse
+        coarse.append(writer._is_coarse)
     put(writer, b"x" * COARSE_BYTES)
-    assert writer._is_coarse
+    coarse.append(writer._is_coarse)
     sync()
-    assert not writer._is_coarse
+    assert [*coarse, writer._is_coarse] == [False, False, False, True, False]
     writer.close()
 
 
