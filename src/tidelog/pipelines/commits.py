@@ -5,20 +5,25 @@
     file                      [first, stop)                  rows, hash: their sums are those of the commit
 
 A commit says all that the next one needs, so nothing else has to be kept: whoever has the table knows how far it is.
-A repair is a commit as well. It replaces files by others of the same range and leaves the end where it was.
+A repair is a commit as well. It removes files and adds others in one step, and leaves the end where it was. Rows that
+the log cannot produce again are copied: those of a file of ours into a file of the same range (the two then overlap),
+those of files that others wrote into `kept` files, which belong to no range.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from tidelog.errors import BadInput, Damaged, GapFound, Locked, NewerFormat
 from tidelog.pipelines.digest import MASK
 
-FORMAT: Final = 1
+FORMAT: Final = 2  # 2: a repair that copies rows
+_PLAIN: Final = 1
+_LATER: Final = ("kept", "retired")
+_LATER_OF_FILES: Final = ("bad_bytes", "held")
 
 
 class DataFile(msgspec.Struct, frozen=True):
@@ -32,10 +37,20 @@ class DataFile(msgspec.Struct, frozen=True):
     hash: int
     bad: int = 0  # rows of its range that lie in quarantine
     bad_name: str | None = None
+    bad_bytes: int | None = None
+    held: int | None = None  # rows it has, where a repair copied rows that are not those that were committed
 
     @property
     def span(self) -> range:
         return range(self.first, self.stop)
+
+
+class KeptFile(msgspec.Struct, frozen=True):
+    """Rows of files that others wrote, copied by a repair."""
+
+    name: str
+    rows: int
+    bytes: int
 
 
 class Commit(msgspec.Struct, frozen=True):
@@ -51,7 +66,9 @@ class Commit(msgspec.Struct, frozen=True):
     repair: bool = False  # of a range that the table stands for already
     transform: str | None = None  # the function that rows went through
     ts_ms: int = 0
-    format: int = FORMAT
+    kept: tuple[KeptFile, ...] = ()
+    retired: tuple[str, ...] = ()  # files of others that these replace
+    format: int = _PLAIN
 
     @property
     def rows(self) -> int:
@@ -81,9 +98,17 @@ _version = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def encode(commit: Commit) -> bytes:
-    fields = {name: getattr(commit, name) for name in commit.__struct_fields__}
-    totals: dict[str, int | str] = {"rows": commit.rows, "quarantined": commit.bad, "hash": f"{commit.hash:016x}"}
-    return msgspec.json.encode(_Told(**fields, totals=totals))
+    made: dict[str, Any] = msgspec.to_builtins(commit)
+    made["format"] = FORMAT if commit.kept or commit.retired else commit.format
+    made["totals"] = {"rows": commit.rows, "quarantined": commit.bad, "hash": f"{commit.hash:016x}"}
+    for name in _LATER:  # a commit that does not need them is what it always was, byte by byte
+        if not made[name]:
+            del made[name]
+    for file in made["files"]:
+        for name in _LATER_OF_FILES:
+            if file[name] is None:
+                del file[name]
+    return msgspec.json.encode(made)
 
 
 def decode(content: bytes | str, where: str) -> Commit:
@@ -134,7 +159,7 @@ def active(commits: Sequence[Commit]) -> list[DataFile]:
     """The files of a table after all of its commits, by range."""
     found: dict[str, DataFile] = {}
     for commit in commits:
-        for name in commit.removed:
+        for name in (*commit.removed, *commit.retired):
             found.pop(name, None)
         found |= {file.name: file for file in commit.files}
     return sorted(found.values(), key=lambda file: (file.first, file.stop, file.name))

@@ -6,12 +6,18 @@
 The second is kept by the table's checkpoints and outlives the first, which goes with old log files; and a transaction
 of the same name that came in between makes ours fail, so two exporters on two machines cannot double anything. Files
 lie in the table's directory before they are committed: only the log makes them part of the table.
+
+Others may commit at any time (append, OPTIMIZE, DELETE, VACUUM). A commit of ours is written for exactly one version of
+the table; where that version is taken, the table is looked at again and the commit is tried for the next one, after a
+pause that grows, `TRIES` times. It is given up at once where it would no longer be right: another exporter went on, or
+a file that a repair replaces is no longer there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from threading import Event
 from typing import Any, Final
 
 import msgspec
@@ -20,16 +26,21 @@ from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
 
+from tidelog.disk.atomic import remove_if_there
 from tidelog.disk.seam import Disk, join
-from tidelog.errors import BadInput, Damaged, Locked
-from tidelog.pipelines import commits, footers, tables
+from tidelog.errors import BadInput, Damaged
+from tidelog.pipelines import commits, delta_read, footers, tables
 from tidelog.pipelines.columns import Shape
-from tidelog.pipelines.commits import Commit, DataFile
-from tidelog.pipelines.tables import QUARANTINE, Foreign, Steps
+from tidelog.pipelines.commits import Commit, DataFile, KeptFile
+from tidelog.pipelines.tables import QUARANTINE, Overtaken, Steps
 
 LOG: Final = "_delta_log"
 _KEY: Final = "tidelog"
 _FEW: Final = 20  # versions that are looked at before all of them are
+TRIES: Final = 20
+_PAUSE_S: Final = 0.02  # before the second try; it doubles up to _PAUSE_MAX_S
+_PAUSE_MAX_S: Final = 2.0
+_VECTORS: Final = "deletionVectors"
 
 
 def app_id(topic: str, epoch: int) -> str:
@@ -42,6 +53,7 @@ class DeltaLake:
     def __init__(self, disk: Disk, path: str, *, write: bool, step: Steps = tables.nothing) -> None:
         self._disk, self.path, self._step = disk, path, step
         self._table: DeltaTable | None = None
+        self._pause: Callable[[float], object] = Event().wait
         tables.check_directory(disk, path, there=not write)
         self._release = tables.lock(disk, path) if write else None
         try:
@@ -85,6 +97,8 @@ class DeltaLake:
         """The newest commit of ours. A repair that came later leaves the end where it was, so it is as good."""
         if self._table is not None:
             self._table.update_incremental()  # its history is always of now, and what it says of itself is not
+        elif self._release is not None:
+            self._load()  # another process may have made it
         made = next(self._told(_FEW), None) or next(self._told(), None)
         if made is None or self._table is None:
             return None
@@ -101,16 +115,39 @@ class DeltaLake:
         return None if self._table is None else self._table.transaction_version(app_id(topic, epoch))
 
     def names(self) -> list[str]:
-        return [] if self._table is None else pa.table(self._table.get_add_actions())["path"].to_pylist()
+        found = [] if self._table is None else pa.table(self._table.get_add_actions())["path"].to_pylist()
+        for name in found:
+            if name.startswith("/") or "://" in name:
+                raise BadInput(
+                    f"{self.path} has a file outside of its directory ({name:.200}), as a shallow clone has; nothing "
+                    "was changed, make a deep copy of the table"
+                )
+        return found
+
+    def scanned(self) -> int | None:
+        if self._table is None:
+            return None
+        mapped = delta_read.is_mapped(self._table)
+        special = bool(self._table.metadata().partition_columns) or mapped or self._has_vectors()
+        return self._table.version() if special else None
+
+    def _has_vectors(self) -> bool:
+        assert self._table is not None, "asked of a table that is there"
+        if _VECTORS not in (self._table.protocol().reader_features or ()):
+            return False
+        return any(pa.record_batch(batch).num_rows for batch in self._table.deletion_vectors())
 
     def files(self) -> list[DataFile]:
         told = {file.name: file for file in commits.active(self.commits())}
         found = [told[name] if name in told else footers.held(self._disk, self.path, name) for name in self.names()]
         return sorted((file for file in found if file is not None), key=lambda file: (file.first, file.name))
 
-    def foreign(self) -> list[Foreign]:
+    def foreign(self) -> list[str]:
         ours = {file.name for file in self.files()}
-        return [Foreign(name) for name in self.names() if name not in ours]
+        return [name for name in self.names() if name not in ours]
+
+    def drop_leftovers(self, floor: int) -> None:
+        """Only the log makes a file part of the table: what it does not name is no row of it."""
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 
@@ -118,25 +155,54 @@ class DeltaLake:
         return join(self.path, name)
 
     def commit(self, commit: Commit) -> None:
-        commits.check_next(self.last(), commit, self.path)
-        self._step("sync the names of staged files")
-        for place in {self.path, *(join(self.path, QUARANTINE) for file in commit.files if file.bad_name)}:
-            self._disk.sync_dir(place)
-        self._check_there(commit)
         actions: list[AddAction | RemoveAction] = [_added(file, commit) for file in commit.files]
-        actions += [RemoveAction(name, True, commit.ts_ms) for name in commit.removed]
-        self._write(commit, actions)
+        actions += [_copied(file, commit) for file in commit.kept]
+        actions += [RemoveAction(name, True, commit.ts_ms) for name in (*commit.removed, *commit.retired)]
+        pause_s = _PAUSE_S
+        for left in range(TRIES - 1, -1, -1):
+            self._check_current(commit)
+            self._step("sync the names of staged files")
+            # Also where only a foreign commit came in between: VACUUM removes files that no version names.
+            tables.check_staged(self._disk, commit, self.staged)
+            for place in {self.path, *(join(self.path, QUARANTINE) for file in commit.files if file.bad_name)}:
+                self._disk.sync_dir(place)
+            try:
+                self._write(commit, actions)
+                break
+            except Overtaken:
+                if not left:
+                    raise
+            self._pause(pause_s)
+            pause_s = min(2 * pause_s, _PAUSE_MAX_S)
         self._step("sync the commit")
         self._sync()
+        for name in commit.removed:
+            remove_if_there(self._disk, join(self.path, f"{QUARANTINE}/{name}"))
         self._step("done")
 
-    def _check_there(self, commit: Commit) -> None:
-        """An exporter on another machine, which does not see our lock, takes our files for leftovers."""
-        for file in commit.files:
-            if self._disk.stat(join(self.path, file.name)) is None:
-                raise Locked(
-                    f"{join(self.path, file.name)} was removed meanwhile, by another process or by hand; nothing was "
-                    "committed, run it again"
+    def _check_current(self, commit: Commit) -> None:
+        """Refuse a commit that the table, as it is now, must not get."""
+        last = self.last()
+        commits.check_next(last, commit, self.path)
+        if self._table is None:
+            return
+        gone = {*commit.removed, *commit.retired}.difference(self.names())
+        if gone or (commit.repair and last is not None and last.stop != commit.stop):
+            raise Overtaken(
+                f"{self.path} was changed by another process while a part of it was repaired; nothing was committed, "
+                "run it again"
+            )
+        if self._table.metadata().partition_columns or delta_read.is_mapped(self._table):
+            raise BadInput(
+                f"{self.path} has partition columns or mapped column names, which an export does not write; nothing "
+                "was committed, export into another table"
+            )
+        there = pa.schema(self._table.schema().to_arrow())
+        for field in Shape(commit.schema).arrow:
+            if field.name not in there.names:
+                raise BadInput(
+                    f"{self.path} has no column {field.name!r} any more, another process dropped or renamed it; "
+                    "nothing was committed, export into another table"
                 )
 
     def _write(self, commit: Commit, actions: Sequence[AddAction | RemoveAction]) -> None:
@@ -152,12 +218,18 @@ class DeltaLake:
                 added = [action for action in actions if isinstance(action, AddAction)]
                 create_table_with_add_actions(self.path, schema, added, commit_properties=properties)
             else:
+                schema = self._table.schema()
                 self._table.create_write_transaction(list(actions), "append", schema, commit_properties=properties)
         except CommitFailedError as error:
-            raise Locked(
-                f"{self.path} was written by another process meanwhile ({error}); nothing was committed, run it again"
+            raise Overtaken(
+                f"{self.path} was written by other processes meanwhile ({error}), {TRIES} times in a row; nothing was "
+                "committed, run it again when they write less often"
             ) from None
         except DeltaError as error:
+            if self._table is None and DeltaTable.is_deltatable(self.path):
+                raise Overtaken(
+                    f"{self.path} was made by another process meanwhile; nothing was committed, run it again"
+                ) from None
             raise BadInput(f"{self.path} does not take these rows ({error}); nothing was committed") from None
         self._table = DeltaTable(self.path)
 
@@ -173,14 +245,6 @@ class DeltaLake:
         self._disk.sync_dir(log)
         self._disk.sync_dir(self.path)
 
-    def disown(self, files: Sequence[Foreign]) -> None:
-        """Out of the table, not off the disk: older versions of the table still have them."""
-        last = self.last()
-        if not files or last is None:
-            return
-        removed = tuple(file.name for file in files)
-        self.commit(msgspec.structs.replace(last, files=(), removed=removed, repair=True))
-
     def _sweep(self) -> None:
         """Remove what was written behind the newest commit and is part of no version."""
         last, there = self.last(), set(self.names())
@@ -194,7 +258,12 @@ class DeltaLake:
 
 
 def _added(file: DataFile, commit: Commit) -> AddAction:
-    stats: dict[str, Any] = {"numRecords": file.rows}
-    if file.rows and commit.transform is None:
+    stats: dict[str, Any] = {"numRecords": file.rows if file.held is None else file.held}
+    if stats["numRecords"] and commit.transform is None:
         stats |= {"minValues": {"seq": file.first}, "maxValues": {"seq": file.stop - 1}, "nullCount": {"seq": 0}}
     return AddAction(file.name, file.bytes, {}, commit.ts_ms, True, msgspec.json.encode(stats).decode())
+
+
+def _copied(file: KeptFile, commit: Commit) -> AddAction:
+    stats = msgspec.json.encode({"numRecords": file.rows}).decode()
+    return AddAction(file.name, file.bytes, {}, commit.ts_ms, True, stats)

@@ -11,7 +11,7 @@ A process that dies anywhere leaves the table as it was before step 5, or as it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
@@ -21,11 +21,11 @@ from tidelog.disk.seam import Disk, join
 from tidelog.errors import BadInput, TopicNotFound
 from tidelog.pipelines import columns, commits, sizing, tables, writing
 from tidelog.pipelines.columns import Shape
-from tidelog.pipelines.commits import Commit
+from tidelog.pipelines.commits import Commit, DataFile
 from tidelog.pipelines.footers import Footer
 from tidelog.pipelines.runner import Runner
 from tidelog.pipelines.sizing import Reason, Sizes
-from tidelog.pipelines.tables import Steps, Table
+from tidelog.pipelines.tables import NotStaged, Steps, Table
 from tidelog.spark import places, plan
 from tidelog.spark.options import Options
 from tidelog.spark.place import Place, Sight
@@ -90,6 +90,15 @@ class Export:
 
     def turn(self, *, once: bool, until: int = _SEQ_MAX) -> Turn:
         """At most one commit. `until`: nothing from this seq on."""
+        try:
+            return self._turn(once=once, until=until)
+        except NotStaged:
+            # VACUUM by another process may remove files between their writing and their commit. Once, that is.
+            if self._table.format != "delta":
+                raise
+            return self._turn(once=once, until=until)
+
+    def _turn(self, *, once: bool, until: int) -> Turn:
         self._place.refresh()
         plan.topics(self._place, self._options)
         sight = self._place.look(self._topic)
@@ -110,13 +119,14 @@ class Export:
         if reason in ("nothing", "wait"):
             return Turn(reason, None, head)
         stop = sizing.until(self._sizes, first, head, sight.bytes_at)
-        made = self.rewrite(sight, shape, first, stop)
+        made = self._commit(sight, shape, first, stop)
         self._made.append(made)
         return Turn(reason, made, head)
 
     def _start(self, sight: Sight, last: Commit | None) -> tuple[int, Shape]:
         if last is not None:
             commits.check_same(last, self._topic, sight.epoch, self._table.path)
+            self._table.drop_leftovers(sight.floor)
             return last.stop, columns.shape_from(last.schema, last.shape)
         stands = self._table.stands(self._topic, sight.epoch)
         if stands is None:
@@ -130,42 +140,34 @@ class Export:
         before_ms = self._work.clock.now_us() // 1000 - self._sizes.age_ms
         return self._sizes.age_ms if self._place.seek(self._topic, max(before_ms + 1, 0)) > first else 0
 
-    def rewrite(
-        self, sight: Sight, shape: Shape, first: int, stop: int, removed: tuple[str, ...] = (), *, again: bool = False
-    ) -> Commit:
-        """Steps 3 to 5, for a range that is new to the table, or (`again`) one that it has or should have."""
+    def target(self, sight: Sight, shape: Shape) -> writing.Target:
+        """Where the files of one commit are staged."""
         work = self._work
-        ts_ms = work.clock.now_us() // 1000
-        work.step("plan")
-        splits = plan.splits(self._place, self._options, [Range(sight, first, stop)], Where())
-        footer = Footer(self._topic, sight.epoch, first, stop, f"{work.clock.now_us():016x}", shape.schema, shape.told)
-        target = writing.Target(self._table.path, self._table.format, shape, footer, work.disk)
+        footer = Footer(self._topic, sight.epoch, 0, 0, f"{work.clock.now_us():016x}", shape.schema, shape.told)
         if shape.bad == "quarantine":
             work.disk.make_dir(join(self._table.path, tables.QUARANTINE))
-        tasks, at = [], first
-        for split in splits:
-            end = stop if split is splits[-1] else split.stretches[-1].stop
-            tasks.append(writing.Task(target, self._options, split, at, end))
-            at = end
+        return writing.Target(self._table.path, self._table.format, shape, footer, work.disk)
+
+    def write(self, sight: Sight, target: writing.Target, ranges: Sequence[tuple[int, int]]) -> list[DataFile]:
+        """Steps 3 and 4 for some ranges of the topic."""
+        work = self._work
+        work.step("plan")
+        tasks = []
+        for first, stop in ranges:
+            splits, at = plan.splits(self._place, self._options, [Range(sight, first, stop)], Where()), first
+            for split in splits:
+                end = stop if split is splits[-1] else split.stretches[-1].stop
+                tasks.append(writing.Task(target, self._options, split, at, end))
+                at = end
         work.step("write files")
-        files = work.runner.run(writing.written, tasks)
-        end = stop
-        if again:
-            last = self._table.last()
-            assert last is not None, "a table that something is repaired in has commits"
-            end = last.stop
-        made = Commit(
-            self._topic,
-            sight.epoch,
-            first,
-            end,
-            tuple(files),
-            shape.schema,
-            shape.told,
-            removed=removed,
-            repair=again,
-            ts_ms=ts_ms,
-        )
+        return work.runner.run(writing.written, tasks)
+
+    def _commit(self, sight: Sight, shape: Shape, first: int, stop: int) -> Commit:
+        """Steps 3 to 5."""
+        work = self._work
+        ts_ms = work.clock.now_us() // 1000
+        files = tuple(self.write(sight, self.target(sight, shape), [(first, stop)]))
+        made = Commit(self._topic, sight.epoch, first, stop, files, shape.schema, shape.told, ts_ms=ts_ms)
         work.step("commit")
         self._table.commit(made)
         work.step("committed")

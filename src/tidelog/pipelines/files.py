@@ -18,10 +18,12 @@ import pyarrow.parquet as pq
 from tidelog.disk.seam import Disk, File, join
 from tidelog.errors import Damaged, DiskFull
 from tidelog.pipelines import digest
-from tidelog.types import Buffer
+from tidelog.types import Buffer, Ints
 
 KEY: Final = b"tidelog"  # of the footer's metadata
 GROUP_BYTES: Final = 16 << 20
+NO_SEQ: Final = -1  # of a row whose seq is null
+_SEQ_MAX: Final = (1 << 63) - 1
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -64,8 +66,8 @@ class _Out:
 class FileWriter:
     """A Parquet file in the making. The first batch makes it, `close` makes it whole, and durable but for its name."""
 
-    def __init__(self, disk: Disk, path: str, schema: pa.Schema) -> None:
-        self._disk, self._path, self._schema = disk, path, schema
+    def __init__(self, disk: Disk, path: str, schema: pa.Schema, *, hashed: bool = True) -> None:
+        self._disk, self._path, self._schema, self._hashed = disk, path, schema, hashed
         self._file: File | None = None
         self._out: _Out | None = None
         self._writer: pq.ParquetWriter | None = None
@@ -76,7 +78,8 @@ class FileWriter:
         if not batch.num_rows:
             return
         self.rows += batch.num_rows
-        self.hash = (self.hash + digest.total(digest.rows(batch))) & digest.MASK
+        if self._hashed:
+            self.hash = (self.hash + digest.total(digest.rows(batch))) & digest.MASK
         self._waiting.append(batch)
         self._size += batch.nbytes
         if self._size >= GROUP_BYTES:
@@ -104,14 +107,15 @@ class FileWriter:
                 )
             self._writer.write_table(table)
 
-    def close(self, told: bytes) -> int:
+    def close(self, told: bytes | None) -> int:
         """End the file with these words about it; return its size. One without rows is a file as well."""
         if self._waiting or self._writer is None:
             self._group()
         assert self._writer is not None, "a group makes it"
         assert self._file is not None, "a group makes it"
         with _room(self._path):
-            self._writer.add_key_value_metadata({KEY: told})
+            if told is not None:
+                self._writer.add_key_value_metadata({KEY: told})
             self._writer.close()
             self._file.sync()
             size = self._file.size()
@@ -163,6 +167,51 @@ def _opened(disk: Disk, path: str) -> Any:
         file.close()
 
 
+def bounds(disk: Disk, path: str) -> tuple[int, int, int] | None:
+    """How many rows a file has and between which seqs they are, both included; None where there is no such file. A
+    file whose row groups do not say it may hold every seq."""
+    try:
+        file = _opened(disk, path)
+    except FileNotFoundError:
+        return None
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from None
+    with file:
+        low, high = _SEQ_MAX, -1
+        for number in range(file.num_row_groups):
+            found = _seq_bounds(file, number)
+            if found is None:
+                return file.metadata.num_rows, -_SEQ_MAX, _SEQ_MAX
+            low, high = min(low, found[0]), max(high, found[1])
+        return file.metadata.num_rows, low, high
+
+
+def seqs_of(batch: pa.RecordBatch) -> Ints:
+    """The seqs of rows, NO_SEQ where a row has none."""
+    if "seq" not in batch.schema.names:
+        raise Damaged("a file of the table has no column seq; nothing was changed, it is none of this topic's")
+    column = batch.column("seq").cast(pa.int64())
+    found: Ints = (column.fill_null(NO_SEQ) if column.null_count else column).to_numpy()
+    return found
+
+
+def conformed(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """The columns of a schema, by name. One that a file does not have is null, as for every reader of the table."""
+    if batch.schema.equals(schema):
+        return batch
+    there = set(batch.schema.names)
+    try:
+        columns = [
+            batch.column(field.name).cast(field.type) if field.name in there else pa.nulls(len(batch), field.type)
+            for field in schema
+        ]
+    except (pa.ArrowException, KeyError) as error:
+        raise Damaged(
+            f"a file of the table has columns of other types ({error}); nothing was changed, remove what wrote it"
+        ) from None
+    return pa.RecordBatch.from_arrays(columns, names=schema.names)
+
+
 def batches(
     disk: Disk, directory: str, names: Sequence[str], first: int | None, stop: int | None
 ) -> Iterator[pa.RecordBatch]:
@@ -174,18 +223,46 @@ def batches(
         except FileNotFoundError:
             continue  # told by whoever compares: its rows are missing
         except (pa.ArrowException, OSError) as error:
-            raise Damaged(f"{path} cannot be read ({error}); nothing was changed, remove it and repair") from None
+            raise _unreadable(path, error) from None
         with file:
             for number in range(file.num_row_groups):
                 if first is None or stop is None:
-                    yield from file.read_row_group(number).to_batches()
+                    yield from plain(file.read_row_group(number)).to_batches()
                 elif not _outside(file, number, first, stop):
-                    yield from _inside(file.read_row_group(number), first, stop)
+                    yield from _inside(plain(file.read_row_group(number)), first, stop)
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """The same rows without views, which other programs write and which rows cannot be chosen from."""
+    schema = plain_schema(table.schema)
+    return table if schema.equals(table.schema) else table.cast(schema)
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field.with_type(_plain(field.type)) for field in schema], schema.metadata)
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_map(kind):
+        return pa.map_(_plain(kind.key_type), kind.item_field.with_type(_plain(kind.item_type)))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([kind.field(at).with_type(_plain(kind.field(at).type)) for at in range(kind.num_fields)])
+    return kind
+
+
+def _unreadable(path: str, error: Exception) -> Damaged:
+    return Damaged(f"{path} cannot be read ({error}); nothing was changed, remove it and repair")
 
 
 def _inside(table: pa.Table, first: int, stop: int) -> Iterator[pa.RecordBatch]:
     for batch in table.to_batches():
-        seqs = batch.column("seq").to_numpy()
+        seqs = seqs_of(batch)
         inside = (seqs >= first) & (seqs < stop)
         if inside.all():
             yield batch
@@ -194,12 +271,19 @@ def _inside(table: pa.Table, first: int, stop: int) -> Iterator[pa.RecordBatch]:
 
 
 def _outside(file: Any, number: int, first: int, stop: int) -> bool:
+    found = _seq_bounds(file, number)
+    return found is not None and (found[1] < first or found[0] >= stop)
+
+
+def _seq_bounds(file: Any, number: int) -> tuple[int, int] | None:
+    """The least and the greatest seq of a row group; None where it does not say, or where rows have none."""
     group = file.metadata.row_group(number)
     for at in range(group.num_columns):
         column = group.column(at)
         if column.path_in_schema == "seq":
             stats = column.statistics
-            return bool(stats is not None and stats.has_min_max and (stats.max < first or stats.min >= stop))
+            told = stats is not None and stats.has_min_max and stats.has_null_count and not stats.null_count
+            return (int(stats.min), int(stats.max)) if told else None
     raise Damaged("a file of the table has no column seq; nothing was changed, it is none of this topic's")
 
 

@@ -9,22 +9,22 @@
 
 A commit, in this order and no other:
 
-    1  names of staged files      synced
+    1  staged files               each is there with its length; names synced
     2  log/<n>.json               the commit: replaced into place, synced. Before it nothing happened, after it all did
     3  _part-… → part-…           synced
-    4  files that it replaces     removed
+    4  files that it replaces     removed; those of others are renamed to _foreign-…
 
-Whoever opens the table for writing does 3 and 4 of the newest commit again, and removes what was staged for none. A
-reader of the bare directory may see a part of the newest commit between 2 and 3, never a row twice.
+Opening the table for writing does 3 and 4 of the newest commit again, and removes what was staged for none. A reader
+of the bare directory may see a part of the newest commit between 2 and 3, and rows twice while a repair is at 3 or 4.
 
 Where the log, or the end of it, is gone, the files say in their footers which range of which topic they are. Those that
-follow each other without a gap are written down as one commit; what is left over is removed, and the next export makes
-it again.
+follow each other without a gap are written down as one commit. What is left over follows a hole: it is removed once it
+is known that the log still has its records (`drop_leftovers`), and the next export makes it again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final
 
@@ -36,10 +36,11 @@ from tidelog.errors import Damaged
 from tidelog.pipelines import commits, files, footers, tables
 from tidelog.pipelines.commits import Commit, DataFile
 from tidelog.pipelines.footers import Footer
-from tidelog.pipelines.tables import OWN, QUARANTINE, Foreign, Steps
+from tidelog.pipelines.tables import OWN, QUARANTINE, Steps
 
 LOG: Final = "log"
 _LENGTH: Final = 20
+_STAGED: Final = ("_part-", "_kept-")
 
 
 class ParquetTable:
@@ -48,6 +49,7 @@ class ParquetTable:
     def __init__(self, disk: Disk, path: str, *, write: bool, step: Steps = tables.nothing) -> None:
         self._disk, self.path, self._step = disk, path, step
         self._log = join(join(path, OWN), LOG)
+        self._leftovers: dict[str, Footer] = {}
         tables.check_directory(disk, path, there=not write)
         self._release = tables.lock(disk, path) if write else None
         if write:
@@ -95,9 +97,12 @@ class ParquetTable:
         """Nothing outlives the commits and the files here, and files become commits again."""
         return None
 
-    def foreign(self) -> list[Foreign]:
+    def foreign(self) -> list[str]:
         ours = {file.name for file in self.files()}
-        return [Foreign(name) for name in self.names() if name not in ours]
+        return [name for name in self.names() if name not in ours]
+
+    def scanned(self) -> int | None:
+        return None
 
     def names(self) -> list[str]:
         return [name for name in self._disk.names(self.path) if name.endswith(".parquet") and name[0] not in "_."]
@@ -114,6 +119,7 @@ class ParquetTable:
         commits.check_next(last, commit, self.path)
         made = msgspec.structs.replace(commit, number=numbers[-1] + 1 if numbers else 0)
         self._step("sync the names of staged files")
+        tables.check_staged(self._disk, made, self.staged)
         for place in {self.path, *(join(self.path, QUARANTINE) for file in made.files if file.bad_name)}:
             self._disk.sync_dir(place)
         self._step("write the commit")
@@ -127,7 +133,7 @@ class ParquetTable:
     def _finish(self, commit: Commit) -> None:
         """Steps 3 and 4, from wherever they were left."""
         moved = set()
-        for name in _names(commit.files):
+        for name in _names(commit):
             staged, path = self.staged(name), join(self.path, name)
             if self._disk.stat(staged) is not None:
                 self._step("rename a file")
@@ -141,16 +147,15 @@ class ParquetTable:
             self._step("remove a replaced file")
             gone |= remove_if_there(self._disk, join(self.path, name))
             remove_if_there(self._disk, join(self.path, f"{QUARANTINE}/{name}"))
+        for name in commit.retired:
+            if self._disk.stat(join(self.path, name)) is not None:
+                self._step("rename a replaced file")
+                # Readers pass over this name. Bytes that others wrote are not destroyed.
+                self._disk.rename(join(self.path, name), join(self.path, f"_foreign-{commit.number}-{name}"))
+                gone = True
         if gone:
             self._disk.sync_dir(self.path)
         self._step("done")
-
-    def disown(self, files: Sequence[Foreign]) -> None:
-        for file in files:
-            # A name that readers pass over, in the same directory: nothing is copied and nothing is lost.
-            self._disk.rename(join(self.path, file.name), join(self.path, f"_foreign-{file.name}"))
-        if files:
-            self._disk.sync_dir(self.path)
 
     # ── after a crash, or after somebody removed what we knew ─────────────────────────────────
 
@@ -160,16 +165,33 @@ class ParquetTable:
             self._finish(last)
         self._sweep()
         loose = self._loose(last.stop if last is not None else 0)
-        made = self._adopted(last, loose)
+        chosen, replaced = _chosen(loose)
+        made = self._adopted(last, chosen)
         if made is not None:
             replace(self._disk, self._path_of(made.number), commits.encode(made))
+        self._remove(replaced)  # a repair replaced them, and was not finished when the log went away
         kept = set() if made is None else {file.name for file in made.files}
-        for name in loose:
-            if name not in kept:
-                self._step("remove a file of no commit")
-                self._disk.remove(join(self.path, name))
-                remove_if_there(self._disk, join(self.path, f"{QUARANTINE}/{name}"))
-        if loose:
+        self._leftovers = {name: footer for name, footer in chosen.items() if name not in kept}
+
+    def drop_leftovers(self, floor: int) -> None:
+        for name, footer in self._leftovers.items():
+            if footer.first < floor:
+                raise Damaged(
+                    f"{self.path}: the commits of {name} (seqs {footer.first} to {footer.stop - 1}) are gone, a file "
+                    f"before it is missing, and the topic has nothing below seq {floor} any more, so its rows cannot "
+                    f"be exported again; nothing was changed. Put {self._log} or the missing file back, or move this "
+                    "table away and export into another one"
+                )
+        self._remove(self._leftovers)
+        self._leftovers = {}
+
+    def _remove(self, names: Iterable[str]) -> None:
+        gone = False
+        for name in names:
+            self._step("remove a file of no commit")
+            gone |= remove_if_there(self._disk, join(self.path, name))
+            remove_if_there(self._disk, join(self.path, f"{QUARANTINE}/{name}"))
+        if gone:
             self._disk.sync_dir(self.path)
 
     def _sweep(self) -> None:
@@ -177,7 +199,7 @@ class ParquetTable:
         for place in (self.path, join(self.path, QUARANTINE)):
             with suppress(FileNotFoundError):
                 for name in self._disk.names(place):
-                    if name.startswith("_part-"):
+                    if name.startswith(_STAGED):
                         self._disk.remove(join(place, name))
 
     def _loose(self, stop: int) -> dict[str, Footer]:
@@ -192,11 +214,10 @@ class ParquetTable:
         return found
 
     def _adopted(self, last: Commit | None, loose: dict[str, Footer]) -> Commit | None:
-        """One commit for the files that follow the last one, each where the one before it ends."""
+        """One commit for the files that follow the last one, each where the ones before it end."""
         made: list[DataFile] = []
         at = last.stop if last is not None else min((footer.first for footer in loose.values()), default=0)
-        # Of two files of one range the later one is a repair of the other.
-        for name, footer in sorted(loose.items(), key=lambda item: (item[1].first, item[1].run, item[0])):
+        for name, footer in sorted(loose.items(), key=lambda item: (item[1].first, -item[1].stop, item[0])):
             if footer.transform is not None:
                 raise Damaged(
                     f"{self.path}: the commit of {name} is gone, and its rows went through {footer.transform}, so they "
@@ -205,13 +226,10 @@ class ParquetTable:
             held = footers.held(self._disk, self.path, name)
             if held is None or (last is not None and footer.epoch != last.epoch):
                 break
-            if made and (held.first, held.stop) == (made[-1].first, made[-1].stop):
-                made[-1] = held
-            elif held.first == at:
-                made.append(held)
-                at = held.stop
-            else:
+            if held.first > at:
                 break
+            made.append(held)
+            at = max(at, held.stop)
         if not made:
             return None
         said = loose[made[0].name]
@@ -219,5 +237,51 @@ class ParquetTable:
         return Commit(said.topic, said.epoch, made[0].first, at, tuple(made), said.schema, said.shape, number=number)
 
 
-def _names(found: Iterable[DataFile]) -> list[str]:
-    return [name for file in found for name in (file.bad_name, file.name) if name is not None]
+def _names(commit: Commit) -> list[str]:
+    """Files in the order in which they are put in place. The rows that a repair copied come last, so that where they
+    are seen everything else of the repair is there."""
+    own = [name for file in commit.files for name in (file.bad_name, file.name) if name is not None]
+    return [*own, *(file.name for file in commit.kept)]
+
+
+def _chosen(loose: dict[str, Footer]) -> tuple[dict[str, Footer], list[str]]:
+    """Of files whose ranges overlap those of the newest run, if they cover all of them, else those of the oldest one;
+    and the names of the others, whose ranges are covered."""
+    chosen: dict[str, Footer] = {}
+    others: list[str] = []
+    group: dict[str, Footer] = {}
+    stop = 0
+
+    def close() -> None:
+        runs = sorted({footer.run for footer in group.values()})
+        for run in (*runs[:0:-1], *runs[:1]):
+            mine = {name: footer for name, footer in group.items() if footer.run == run}
+            covered = _covered(mine.values())
+            if run == runs[0] or covered == _covered(group.values()):
+                for name, footer in group.items():
+                    inside = any(low <= footer.first and footer.stop <= high for low, high in covered)
+                    if name in mine or not inside:
+                        chosen[name] = footer
+                    else:
+                        others.append(name)
+                break
+        group.clear()
+
+    for name, footer in sorted(loose.items(), key=lambda item: (item[1].first, item[1].stop, item[0])):
+        if group and footer.first >= stop:
+            close()
+        group[name], stop = footer, max(stop if group else 0, footer.stop)
+    if group:
+        close()
+    return chosen, others
+
+
+def _covered(footers: Iterable[Footer]) -> list[tuple[int, int]]:
+    """The ranges of some files, those that touch or overlap as one."""
+    found: list[tuple[int, int]] = []
+    for first, stop in sorted((footer.first, footer.stop) for footer in footers):
+        if found and first <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
+        else:
+            found.append((first, stop))
+    return found

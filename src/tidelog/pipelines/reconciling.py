@@ -1,30 +1,37 @@
-"""[shell] Table = log, proven range by range; the first difference shown row by row; one range made again.
+"""[shell] Table = log, proven range by range; the first difference shown row by row; ranges that differ made again.
 
-    1  pieces     every file of the table is one, with the seqs that it stands for; what lies between is one as well
+    1  pieces     files of ours whose ranges overlap are one; so is what lies between
     2  compare    on executors, by block (`compare`)
     3  look       at the first block that differs, on the driver: which seq, what the log has, what the table has
-    4  repair     where that is asked for: the files of every piece that differs are replaced by new ones, in one commit
-                  each; files that nobody committed are taken out of sight
+    4  repair     where that is asked for: one commit that adds the log's rows of the ranges that differ and replaces
+                  the files which hold rows of them; every other row of those files is copied (`repairing`)
+    5  again      1 to 3 once more after a repair: what is left is reported
 
 A record that was deleted from the log since it was exported is a difference too, and repair takes it out of the table.
-What the log lost to a cap or to age is not: there the table is held against its own commits.
+What the log lost is not, and stays in the table: rows below its floor (a cap, age), which are compared with the commits
+of the table, and rows of seqs above it whose records a power cut or damage took. Nor does a repair remove rows that
+others wrote with seqs that the log never had.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
 
-from tidelog.errors import TopicNotFound
-from tidelog.pipelines import columns, commits, compare, digest, files
+from tidelog.disk.seam import join
+from tidelog.errors import BadInput, TopicNotFound
+from tidelog.pipelines import columns, commits, compare, delta_read, digest, files, repairing
 from tidelog.pipelines.commits import Commit, DataFile
 from tidelog.pipelines.compare import Compared, Piece
 from tidelog.pipelines.exporting import Export, Work
-from tidelog.pipelines.tables import Foreign, Table
+from tidelog.pipelines.repairing import Copied, Cut
+from tidelog.pipelines.tables import NotStaged, Overtaken, Table
+from tidelog.pipelines.writing import Target
 from tidelog.spark import places, plan
 from tidelog.spark.options import Options
 from tidelog.spark.place import Sight
@@ -35,6 +42,7 @@ from tidelog.spark.where import Where
 _SHOWN: Final = 200
 _SPLIT_BYTES: Final = 1 << 62
 _STEP: Final = 1 << 22  # seqs of a piece that has no file
+_TRIES: Final = 5  # repairs that other writers of the table made void
 Progress = Callable[[int, int], None]
 
 
@@ -53,18 +61,35 @@ class Reconciled(NamedTuple):
     log_rows: int
     table_rows: int
     quarantined: int
-    alone: int  # rows that only the table still has, see `compare`
+    alone: int  # rows that only the table still has, because the log lost their records; see `compare`
     hash: int  # of the table's rows
     pieces: int
     differing: tuple[tuple[int, int], ...]  # ranges of pieces that differ
     foreign: tuple[str, ...]  # files of the table that no export wrote; their rows are compared like all others
     beyond: int  # rows of theirs with seqs that the table does not stand for
     difference: Difference | None
-    repaired: int  # pieces
+    repaired: int = 0  # ranges that were made again
+    left: tuple[tuple[int, int], ...] = ()  # after a repair: ranges that differ and that the log cannot make again
+    left_beyond: int = 0  # after a repair: rows with seqs that the log never had
 
     @property
     def equal(self) -> bool:
         return not self.differing and not self.beyond
+
+    @property
+    def whole(self) -> bool:
+        """Whether table and log are the same now."""
+        return self.equal or bool(self.repaired and not self.left and not self.left_beyond)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """One comparison of everything."""
+
+    found: Reconciled
+    hurt: tuple[tuple[Piece, Compared], ...]
+    lost: tuple[tuple[int, int], ...]
+    foreign: dict[str, tuple[int, int]]  # name → lowest and highest seq
 
 
 class Reconcile:
@@ -84,26 +109,72 @@ class Reconcile:
             raise TopicNotFound(self._topic)
         last = self._table.last()
         if last is None:
-            return Reconciled(self._topic, 0, 0, 0, 0, 0, 0, 0, 0, (), (), 0, None, 0)
+            return Reconciled(self._topic, 0, 0, 0, 0, 0, 0, 0, 0, (), (), 0, None)
         commits.check_same(last, self._topic, sight.epoch, self._table.path)
-        found = self._look(sight, last, progress)
-        if not repair or found.equal:
-            return found
-        # Files that nobody committed go first: what they held of the log is then missing, and made again.
-        self._table.disown([Foreign(name) for name in found.foreign])
-        again = self._look(sight, last, None) if found.foreign else found
-        return found._replace(repaired=self._repair(sight, last, again.differing))
+        if repair:
+            self._table.drop_leftovers(sight.floor)
+        seen = self._look(sight, last, progress)
+        if not repair or seen.found.equal:
+            return seen.found
+        for left in range(_TRIES - 1, -1, -1):
+            try:
+                return self._repaired(sight, last, seen)
+            except (Overtaken, NotStaged):
+                if not left:
+                    raise
+            # Another process changed the table while files were written: what was seen of it is no longer true.
+            last = self._table.last()
+            assert last is not None, "commits do not go away"
+            seen = self._look(sight, last, progress)
+            if seen.found.equal:
+                return seen.found
+        raise AssertionError("the last try returns or raises")
 
-    def _look(self, sight: Sight, last: Commit, progress: Progress | None) -> Reconciled:
-        foreign = tuple(file.name for file in self._table.foreign())
-        pieces = self._pieces(sight, last, foreign)
-        found = self._compared(pieces, progress)
-        hurt = [
+    def _repaired(self, sight: Sight, last: Commit, seen: _Seen) -> Reconciled:
+        repaired = self._repair(sight, last, seen)
+        now = self._look(sight, last, None).found
+        return seen.found._replace(repaired=repaired, left=now.differing, left_beyond=now.beyond)
+
+    def _look(self, sight: Sight, last: Commit, progress: Progress | None) -> _Seen:
+        """Compare everything. Files of ours that also hold rows of other ranges are then taken as files of others."""
+        strays: set[str] = set()
+        while True:
+            foreign = self._foreign(strays, last)
+            pieces = self._pieces(sight, last, foreign, strays)
+            compared = self._compared(pieces, progress)
+            found = {name for each in compared for name in each.strays}
+            if found <= strays:
+                return self._seen(sight, last, foreign, pieces, compared)
+            strays |= found
+
+    def _foreign(self, strays: set[str], last: Commit) -> dict[str, tuple[int, int]]:
+        """Files of others by their seqs; nothing where rows are read through the library, or are not the log's."""
+        made: dict[str, tuple[int, int]] = {}
+        if self._table.scanned() is not None:
+            return made
+        for name in (*self._table.foreign(), *sorted(strays)):
+            if last.transform is not None:
+                made[name] = (0, -1)
+                continue
+            bounds = files.bounds(self._work.disk, join(self._table.path, name))
+            if bounds is not None:
+                made[name] = bounds[1:]
+        return made
+
+    def _seen(
+        self,
+        sight: Sight,
+        last: Commit,
+        foreign: dict[str, tuple[int, int]],
+        pieces: Sequence[Piece],
+        found: Sequence[Compared],
+    ) -> _Seen:
+        hurt = tuple(
             (piece, seen) for piece, seen in zip(pieces, found, strict=True) if seen.blocks or _doubted(piece, seen)
-        ]
+        )
         first = min((piece.first for piece in pieces), default=last.stop)
-        beyond = self._beyond(foreign, first, last.stop)
-        return Reconciled(
+        beyond = 0 if last.transform is not None else self._beyond(foreign, first, last.stop)
+        made = Reconciled(
             self._topic,
             first,
             last.stop,
@@ -114,16 +185,20 @@ class Reconcile:
             sum(each.table_hash for each in found) & digest.MASK,
             len(pieces),
             tuple((piece.first, piece.stop) for piece, _ in hurt),
-            foreign,
+            tuple(foreign),
             beyond,
-            self._first(sight, hurt) or _beyond(foreign, beyond),
-            0,
+            self._first(sight, hurt) or _beyond(tuple(foreign), beyond),
         )
+        return _Seen(made, hurt, tuple(each for seen in found for each in seen.lost), foreign)
 
-    def _beyond(self, foreign: Sequence[str], first: int, stop: int) -> int:
+    def _beyond(self, foreign: dict[str, tuple[int, int]], first: int, stop: int) -> int:
+        version = self._table.scanned()
+        if version is not None:
+            return delta_read.rows_outside(self._table.path, version, first, stop)
+        names = [name for name, (low, high) in foreign.items() if low < first or high >= stop]
         found = 0
-        for batch in files.batches(self._work.disk, self._table.path, foreign, None, None):
-            seqs = batch.column("seq").to_numpy()
+        for batch in files.batches(self._work.disk, self._table.path, names, None, None):
+            seqs = files.seqs_of(batch)
             found += int(((seqs < first) | (seqs >= stop)).sum())
         return found
 
@@ -139,33 +214,72 @@ class Reconcile:
 
     # ── pieces ────────────────────────────────────────────────────────────────────────────────
 
-    def _pieces(self, sight: Sight, last: Commit, foreign: tuple[str, ...]) -> list[Piece]:
-        held = self._table.commits()
-        transforms = {file.name for commit in held if commit.transform for file in commit.files}
+    def _pieces(self, sight: Sight, last: Commit, foreign: dict[str, tuple[int, int]], strays: set[str]) -> list[Piece]:
+        made = self._table.commits()
         self._shape = columns.shape_from(last.schema, last.shape)
-        at = min((commit.first for commit in held), default=last.stop)
-        made = []
-        for file in self._table.files():
-            made += self._between(sight, at, file.first, foreign)
-            made.append(self._piece(sight, file.first, file.stop, (file,), foreign, file.name in transforms))
-            at = max(at, file.stop)
-        return [*made, *self._between(sight, at, last.stop, foreign)]
+        first = min((commit.first for commit in made), default=last.stop)
+        committed = commits.active(made)
+        if last.transform is not None:
+            return self._transformed(sight, first, last, committed, foreign)
+        held = [] if self._table.scanned() is not None else [x for x in self._table.files() if x.name not in strays]
+        there = {file.name for file in held}
+        # Quarantine outlives a file of ours that another program replaced.
+        bad = [file for file in committed if file.name not in there and file.bad_name is not None]
+        found, at = [], first
+        for group in _overlapping(held):
+            found += self._between(sight, at, group[0].first, foreign, bad)
+            stop = max(file.stop for file in group)
+            found.append(self._piece(sight, group[0].first, stop, group, foreign, bad))
+            at = max(at, stop)
+        return [*found, *self._between(sight, at, last.stop, foreign, bad)]
 
-    def _between(self, sight: Sight, first: int, stop: int, foreign: tuple[str, ...]) -> list[Piece]:
+    def _transformed(
+        self,
+        sight: Sight,
+        first: int,
+        last: Commit,
+        committed: Sequence[DataFile],
+        foreign: dict[str, tuple[int, int]],
+    ) -> list[Piece]:
+        """Rows that went through a function: only their sums are known, by commit, or of the whole table where another
+        program has written files of it."""
+        version, there = self._table.scanned(), set(self._table.names())
+        if version is not None or foreign or any(file.name not in there for file in committed):
+            whole = self._piece(sight, first, last.stop, committed, {}, (), transformed=True)
+            return [replace(whole, names=tuple(self._table.names()))] if committed else []
+        return [
+            replace(
+                self._piece(sight, group[0].first, max(file.stop for file in group), group, {}, (), transformed=True),
+                names=tuple(file.name for file in group),
+            )
+            for group in _overlapping(committed)
+        ]
+
+    def _between(
+        self,
+        sight: Sight,
+        first: int,
+        stop: int,
+        foreign: dict[str, tuple[int, int]],
+        bad: Sequence[DataFile],
+    ) -> list[Piece]:
         """Seqs that no file of ours stands for."""
         bounds = [(at, min(at + _STEP, stop)) for at in range(first, stop, _STEP)]
-        return [self._piece(sight, low, high, (), foreign) for low, high in bounds]
+        return [self._piece(sight, low, high, (), foreign, bad) for low, high in bounds]
 
     def _piece(
         self,
         sight: Sight,
         first: int,
         stop: int,
-        held: tuple[DataFile, ...],
-        foreign: tuple[str, ...],
+        held: Sequence[DataFile],
+        foreign: dict[str, tuple[int, int]],
+        bad: Sequence[DataFile],
+        *,
         transformed: bool = False,
     ) -> Piece:
         low = min(max(first, sight.floor), stop)
+        near = [file for file in bad if file.first < stop and first < file.stop]
         return Piece(
             self._topic,
             self._table.path,
@@ -175,11 +289,13 @@ class Reconcile:
             first,
             stop,
             sight.floor,
-            () if transformed else self._splits(sight, low, stop),
-            (*(file.name for file in held), *(() if transformed else foreign)),
-            tuple(file.bad_name for file in held if file.bad_name is not None),
-            held,
+            sight.next,
+            () if transformed else self._splits(sight, low, min(stop, sight.next)),
+            tuple(name for name, (least, most) in foreign.items() if least < stop and first <= most),
+            tuple(file.bad_name for file in (*held, *near) if file.bad_name is not None),
+            tuple(held),
             transformed,
+            self._table.scanned(),
         )
 
     def _splits(self, sight: Sight, first: int, stop: int) -> tuple[Split, ...]:
@@ -203,8 +319,10 @@ class Reconcile:
         return None
 
     def _row(self, sight: Sight, piece: Piece, first: int, stop: int) -> Difference:
-        near = replace(piece, first=first, stop=stop, told=(), splits=self._splits(sight, first, stop))
-        ours = _by_seq([rows.table for rows in compare.log_rows(near)])
+        names = (*(file.name for file in piece.told), *piece.names)
+        splits = self._splits(sight, first, min(stop, sight.next))
+        near = replace(piece, first=first, stop=stop, told=(), names=names, splits=splits)
+        ours = _by_seq([rows.table for rows, _ in compare.log_rows(near)])
         theirs = _by_seq(list(compare.table_rows_of(near)))
         for seq in sorted({*ours, *theirs}):
             here, there = ours.get(seq, []), theirs.get(seq, [])
@@ -214,16 +332,94 @@ class Reconcile:
 
     # ── repair ────────────────────────────────────────────────────────────────────────────────
 
-    def _repair(self, sight: Sight, last: Commit, hurt: Sequence[tuple[int, int]]) -> int:
-        """Make ranges again that the log still has. The others stay as they are: nobody knows what should be there."""
+    def _repair(self, sight: Sight, last: Commit, seen: _Seen) -> int:
+        """Make ranges again that the log still has, in one commit. Everything else stays as it is: the log does not
+        say what should be there."""
+        if self._table.scanned() is not None:
+            raise BadInput(
+                f"{self._table.path} has deletion vectors, mapped column names or partition columns: it can be "
+                "compared and not repaired; nothing was changed. Have its own engine rewrite it without them (REORG "
+                "TABLE … APPLY (PURGE), OPTIMIZE), or export into another table"
+            )
+        again = [(piece, found) for piece, found in seen.hurt if found.blocks and not piece.transformed]
+        ranges = repairing.merged([each for piece, found in again for each in _cuts(sight, piece, found)])
+        after = ((max(last.stop, sight.floor), sight.next),) if seen.found.beyond else ()
+        cut = Cut(repairing.merged([*ranges, *after]), repairing.merged(seen.lost))
+        if not cut.ranges:
+            return 0
         shape = columns.shape_from(last.schema, last.shape)
-        held = self._table.files()
-        ranges = [(first, stop) for first, stop in hurt if first >= sight.floor]
-        with closing(Export(self._asked, self._table, lambda _: shape, self._work)) as export:
-            for first, stop in ranges:
-                names = tuple(file.name for file in held if (file.first, file.stop) == (first, stop))
-                export.rewrite(sight, shape, first, stop, names, again=True)
-        return len(ranges)
+        options = replace(self._asked, on_gap="fail")  # what is lost from here on is not in the plan of the repair
+        with closing(Export(options, self._table, lambda _: shape, self._work)) as export:
+            target = export.target(sight, shape)
+            made = tuple(export.write(sight, target, ranges))
+            own = [(piece, found) for piece, found in again if piece.told]
+            stay = self._work.runner.run(repairing.kept, [_own(target, piece, found, cut) for piece, found in own])
+            near = [name for name, (low, high) in seen.foreign.items() if cut.touches(low, high)]
+            tasks = [repairing.Foreign(target, name, number, cut) for number, name in enumerate(near)]
+            copied: list[Copied] = [each for each in self._work.runner.run(repairing.copied, tasks) if each.dropped]
+            if not made and not own and not copied:
+                return 0
+            commit = Commit(
+                self._topic,
+                sight.epoch,
+                ranges[0][0] if ranges else last.stop,
+                last.stop,
+                (*made, *(_said(*each) for each in zip(own, stay, strict=True) if each[1] is not None)),
+                shape.schema,
+                shape.told,
+                removed=tuple(file.name for piece, _ in own for file in piece.told),
+                repair=True,
+                ts_ms=self._work.clock.now_us() // 1000,
+                kept=tuple(each.kept for each in copied if each.kept is not None),
+                retired=tuple(each.name for each in copied),
+            )
+            self._work.step("commit")
+            self._table.commit(commit)
+            self._work.step("committed")
+        return len(again) or len(copied)
+
+
+def _overlapping(held: Sequence[DataFile]) -> list[list[DataFile]]:
+    """Files by range, those whose ranges overlap together."""
+    found: list[list[DataFile]] = []
+    stop = 0
+    for file in sorted(held, key=lambda file: (file.first, file.stop, file.name)):
+        if found and file.first < stop:
+            found[-1].append(file)
+        else:
+            found.append([file])
+        stop = max(stop, file.stop)
+    return found
+
+
+def _cuts(sight: Sight, piece: Piece, seen: Compared) -> list[tuple[int, int]]:
+    """What the log makes again of a piece: all of it where files of ours stand for it, else the blocks that differ."""
+    ranges = [(piece.first, piece.stop)] if piece.told else list(seen.blocks)
+    return [(max(first, sight.floor), min(stop, sight.next)) for first, stop in ranges]
+
+
+def _own(target: Target, piece: Piece, seen: Compared, cut: Cut) -> repairing.Own:
+    rows = _expected(piece, seen)[0]
+    needed = piece.first < piece.floor and bool(rows)
+    names = tuple(file.name for file in piece.told)
+    return repairing.Own(target, piece.first, piece.stop, names, piece.bad_names, cut, needed)
+
+
+def _expected(piece: Piece, seen: Compared) -> tuple[int, int]:
+    """Rows and hash that a piece should have beside those that the log makes again, by its commits."""
+    rows = sum(file.rows for file in piece.told) - seen.log_rows
+    return max(rows, 0), (sum(file.hash for file in piece.told) - seen.log_hash) & digest.MASK
+
+
+def _said(own: tuple[Piece, Compared], file: DataFile | None) -> DataFile:
+    """A copied file as the commit names it. Where the piece was not what its commits said, they are still believed:
+    the rows below the floor may be what is wrong, and the next comparison has to report it."""
+    assert file is not None, "only files that were written"
+    piece, seen = own
+    if not seen.changed or piece.first >= piece.floor:
+        return file
+    rows, hashed = _expected(piece, seen)
+    return msgspec.structs.replace(file, rows=rows, hash=hashed, held=file.rows)
 
 
 def _doubted(piece: Piece, seen: Compared) -> bool:

@@ -9,11 +9,11 @@ table, all at once, together with what it says of the topic. One process writes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Final, Literal, Protocol, TypeAlias
 
 from tidelog.disk.seam import Disk, join
-from tidelog.errors import BadInput, Locked, NotFound
+from tidelog.errors import BadInput, Locked, NotFound, Unavailable
 from tidelog.pipelines.commits import Commit, DataFile
 
 Format: TypeAlias = Literal["parquet", "delta"]
@@ -25,10 +25,12 @@ OWN: Final = "_tidelog"
 LOCK: Final = "lock"
 
 
-class Foreign(NamedTuple):
-    """A file that readers of the table see and that no commit of ours names."""
+class Overtaken(Locked):
+    """Another process committed to the table meanwhile. Nothing of ours was committed; planning anew may succeed."""
 
-    name: str
+
+class NotStaged(Unavailable):
+    """A file that a task wrote is not where the driver looks for it, or has another length."""
 
 
 class Table(Protocol):
@@ -55,8 +57,18 @@ class Table(Protocol):
         """Every file that readers of the table see."""
         ...
 
-    def foreign(self) -> list[Foreign]:
+    def foreign(self) -> list[str]:
         """Files that readers of the table see beside those."""
+        ...
+
+    def scanned(self) -> int | None:
+        """The version to read through the table's library, where its files alone do not say what a reader sees
+        (deletion vectors, mapped columns, partition columns). None: rows are what the files hold."""
+        ...
+
+    def drop_leftovers(self, floor: int) -> None:
+        """Remove files of ours that follow a hole in the table, whose commits are gone. They are exported again, so
+        this raises Damaged where the log has nothing below `floor` and a file begins there."""
         ...
 
     def staged(self, name: str) -> str:
@@ -64,12 +76,9 @@ class Table(Protocol):
         ...
 
     def commit(self, commit: Commit) -> None:
-        """Make files part of the table. When it returns they are, whatever happens to the machine; when it raises, or
-        the process dies in it, all of them are or none is; opening the table for writing finishes what was begun."""
-        ...
-
-    def disown(self, files: Sequence[Foreign]) -> None:
-        """Take files out of the readers' sight that are none of ours. Nothing is destroyed."""
+        """Make files part of the table, and take those out that they replace. When it returns they are, whatever
+        happens to the machine; when it raises, or the process dies in it, all of them are or none is; opening the
+        table for writing finishes what was begun. Every staged file is verified first (`check_staged`)."""
         ...
 
     def close(self) -> None: ...
@@ -97,6 +106,27 @@ def check_directory(disk: Disk, path: str, *, there: bool) -> None:
         raise NotFound(f"there is no table at {path}; nothing was done, check the path")
     if found is not None and not found.is_dir:
         raise BadInput(f"{path} is a file, a table is a directory; nothing was changed, check the path")
+
+
+def check_staged(disk: Disk, commit: Commit, staged: Callable[[str], str]) -> None:
+    """Verify that the driver sees every file of a commit with the length that its task reported."""
+    wanted: list[tuple[str, int | None]] = []
+    for file in commit.files:
+        wanted.append((file.name, file.bytes))
+        if file.bad_name is not None:
+            wanted.append((file.bad_name, file.bad_bytes))
+    wanted += [(file.name, file.bytes) for file in commit.kept]
+    for name, size in wanted:
+        path = staged(name)
+        found = disk.stat(path)
+        if found is not None and (size is None or found.size == size):
+            continue
+        what = "is not there" if found is None else f"has {found.size} bytes, not {size}"
+        raise NotStaged(
+            f"{path}, which a task has written, {what}: it was removed meanwhile, or executors write to disks that "
+            "the driver does not see; nothing was committed. The driver and all executors need the same directory "
+            "under this path; mount it everywhere and run it again"
+        )
 
 
 def check_new(table: Table) -> None:

@@ -78,14 +78,14 @@ def staged(target: Target, rows: Iterable[Rows], first: int, stop: int) -> DataF
             target.footer, first=first, stop=stop, rows=good.rows, hash=good.hash, bad=bad.rows
         )
         told = msgspec.json.encode(said)
-        if bad.rows:
-            bad.close(told)
+        bad_size = bad.close(told) if bad.rows else None
         size = good.close(told)
     except BaseException:
         good.abandon()
         bad.abandon()
         raise
-    return DataFile(name, first, stop, good.rows, size, good.hash, bad.rows, bad_name if bad.rows else None)
+    named = bad_name if bad.rows else None
+    return DataFile(name, first, stop, good.rows, size, good.hash, bad.rows, named, bad_size)
 
 
 def of_frame(

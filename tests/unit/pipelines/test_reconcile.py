@@ -122,7 +122,15 @@ def test_rows_beyond_the_last_commit(bench: Bench) -> None:
     _append(bench, extra.set_column(0, extra.schema.field("seq"), later))
     found = bench.reconcile()
     assert (found.equal, found.beyond, found.differing) == (False, 2, ())
-    bench.reconcile(repair=True)
+    kept = bench.reconcile(repair=True)
+    assert (kept.repaired, kept.left_beyond, kept.whole) == (0, 2, False)
+    assert [row[0] for row in bench.table_rows()][-2:] == [1000, 1001], (
+        "the log never had them: it cannot give them back"
+    )
+    bench.fill(800, start=300)
+    assert bench.reconcile(repair=True).whole, "now it can"
+    assert len(bench.table_rows()) == 300
+    bench.once()
     bench.check()
 
 
