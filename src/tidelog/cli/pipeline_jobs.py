@@ -14,6 +14,7 @@ from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput
 
 _WIDE: Final = 24
+_SHOWN: Final = 5  # ranges that a repair had to leave
 
 
 def reconcile(args: Namespace, screen: Screen) -> int:
@@ -24,7 +25,8 @@ def reconcile(args: Namespace, screen: Screen) -> int:
         found = pipelines.reconcile(
             args.where, args.topic, args.table, key=args.key, repair=args.repair, master=args.master, progress=bar
         )
-    fields = {**found._asdict(), "hash": f"{found.hash:016x}", "equal": found.equal, "table": args.table}
+    fields = {**found._asdict(), "hash": f"{found.hash:016x}", "equal": found.equal, "whole": found.whole}
+    fields["table"] = args.table
     fields["difference"] = found.difference._asdict() if found.difference is not None else None
     rows = f"{several(found.table_rows, 'row')} in {several(found.pieces, 'range')}, hash {found.hash:016x}"
     if found.equal:
@@ -41,11 +43,13 @@ def reconcile(args: Namespace, screen: Screen) -> int:
         ]
     if args.repair:
         lines.append(f"{several(found.repaired, 'range')} made again from the log")
+        lines += [f"  {span(low, high)} differs still: the log lost records of it" for low, high in found.left[:_SHOWN]]
+        if found.left_beyond:
+            lines.append(f"  {several(found.left_beyond, 'row')} with seqs that the log never had were not touched")
     screen.answer(fields, *lines)
-    whole = args.repair and found.repaired >= len(found.differing)
     if not args.repair:
         screen.say("run it again with --repair to make these ranges again from the log")
-    return 0 if whole else 1
+    return 0 if found.whole else 1
 
 
 def scrub(args: Namespace, screen: Screen) -> int:
@@ -109,18 +113,20 @@ def backfill(args: Namespace, screen: Screen) -> int:
             progress=bar,
         )
     live = "" if done.join_seq is None else f"; the live stream goes on at seq {done.join_seq + 1}"
-    screen.answer(
-        done._asdict(),
-        f"{several(done.rows, 'row')} in {done.target}, {span(done.first, done.last + 1)}{live}",
-    )
+    where = f"{several(done.rows, 'row')} in {done.target}, {span(done.first, done.last + 1)}{live}"
+    before = f"nothing was written: job {args.job} had written everything before; " if not done.written else ""
+    screen.answer(done._asdict(), f"{before}{where}")
     return 0
 
 
 def stats(args: Namespace, screen: Screen) -> int:
     from tidelog import pipelines
+    from tidelog.pipelines import addresses
     from tidelog.pipelines.measuring import save
     from tidelog.pipelines.plot import bar
 
+    if args.plot:
+        args.plot = addresses.directory(args.plot, "--plot")
     if args.plot and not args.plot.endswith(".svg"):
         raise BadInput(f"{args.plot}: a plot is an SVG; nothing was done, give a name that ends in .svg")
     with screen.bar(f"reading {args.topic}"):

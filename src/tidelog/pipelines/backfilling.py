@@ -21,14 +21,14 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from tidelog.disk.seam import Disk, join
-from tidelog.errors import BadInput, NotEmpty
+from tidelog.errors import BadInput, NotEmpty, NotFound
 from tidelog.pipelines import commits, frames, publish, tables, transforms, writing
 from tidelog.pipelines.columns import Shape
 from tidelog.pipelines.commits import Commit, DataFile
 from tidelog.pipelines.exporting import Work
 from tidelog.pipelines.files import FileWriter
 from tidelog.pipelines.footers import Footer
-from tidelog.pipelines.publish import Door, Publisher, Stage, Staged
+from tidelog.pipelines.publish import Door, Input, Publisher, Stage, Staged
 from tidelog.pipelines.tables import Table
 from tidelog.spark.place import Sight
 
@@ -56,6 +56,7 @@ class Backfilled(NamedTuple):
     first: int  # of the target: seqs of a topic; of a table, those of the source that it stands for
     last: int
     join_seq: int | None
+    written: int = 0  # rows that this run wrote; 0: the job had written them all before
 
 
 # ── into a topic ──────────────────────────────────────────────────────────────────────────────────
@@ -102,11 +103,11 @@ def stage_batches(
                 writer.add(piece)
                 writer.end_group()
                 chunks += 1
-        writer.close(b"{}")
+        size = writer.close(b"{}")
     except BaseException:
         writer.abandon()
         raise
-    return Staged(name, writer.rows, chunks, writer.hash)
+    return Staged(name, writer.rows, chunks, writer.hash, size)
 
 
 def _stage(disk: Disk, work: str, told: bool, batches: Iterable[pa.RecordBatch], partition: int, attempt: int) -> bytes:
@@ -116,14 +117,15 @@ def _stage(disk: Disk, work: str, told: bool, batches: Iterable[pa.RecordBatch],
 class Source(NamedTuple):
     """Where rows come from. `frame` is made when they are needed."""
 
-    told: str
     frame: Callable[[], DataFrame]
     join_seq: int | None = None
+    content: str | None = None  # what it holds now, in a few words: other words, other rows
 
 
 def into_topic(
     job: str,
     topic: str,
+    given: Input,
     source: Callable[[], Source],
     function: Function | None,
     door: Door,
@@ -131,25 +133,57 @@ def into_topic(
     work: Work,
     progress: Callable[[int, int], None] | None = None,
 ) -> Backfilled:
-    """Stage once, publish what is not published yet."""
+    """Stage once, publish what is not published yet. The same job again writes nothing; other input under its name is
+    refused."""
     if not job or "/" in job:
         raise BadInput(f"the job is called {job!r}, its name must be a text without a /; nothing was written")
     publisher = Publisher(work.disk, work_dir, door, work.step)
     stage = publisher.stage()
     if stage is None:
         publisher.begin()
-        stage = _staged(job, topic, source(), function, door, work_dir, work)
+        stage = _staged(job, topic, given, source(), function, door, work_dir, work)
         publisher.keep(stage)
     if (stage.job, stage.topic) != (job, topic):
         raise BadInput(
             f"{work_dir} belongs to job {stage.job!r} into {stage.topic!r}; nothing was written, name another directory"
         )
+    _check_same(stage, given, source, work_dir, finished=publisher.is_finished(stage))
     done = publisher.publish(stage, progress)
-    return Backfilled(job, topic, stage.rows, done.chunks, stage.head + 1, done.last_seq, stage.join_seq)
+    rows, last = stage.rows, done.last_seq
+    return Backfilled(job, topic, rows, done.chunks, stage.head + 1, last, stage.join_seq, publisher.wrote)
+
+
+def _check_same(stage: Stage, given: Input, source: Callable[[], Source], work_dir: str, *, finished: bool) -> None:
+    """Refuse input that is not the one which was staged under this name. A job that broke off goes on with what it
+    staged, also where its source has changed or is gone since."""
+    ways = (
+        "nothing was written. Give the new input a name of its own (--job, with a --work-dir of its own if one is "
+        f"named), or remove {work_dir} and delete what the job wrote to begin it anew"
+    )
+    other = stage.input.other(given) if stage.input is not None else None
+    if other is not None:
+        raise BadInput(f"job {stage.job!r} is known with other input ({other}); {ways}")
+    if not finished or stage.content is None:
+        return
+    try:
+        content = source().content
+    except NotFound:
+        return
+    if content != stage.content:
+        raise BadInput(
+            f"job {stage.job!r} wrote all that {given.source} held when it ran, and that has changed since; {ways}"
+        )
 
 
 def _staged(
-    job: str, topic: str, source: Source, function: Function | None, door: Door, work_dir: str, work: Work
+    job: str,
+    topic: str,
+    given: Input,
+    source: Source,
+    function: Function | None,
+    door: Door,
+    work_dir: str,
+    work: Work,
 ) -> Stage:
     epoch, head = door.look(topic)
     before = publish.written(door, topic, job, 0)
@@ -166,7 +200,7 @@ def _staged(
     answers = frames.answers(transforms.records(frame), stage, join(work_dir, "answers"))
     found = [msgspec.json.decode(said, type=Staged) for said in answers]
     files = tuple(sorted((file for file in found if file.chunks), key=lambda file: file.name))
-    return Stage(job, topic, epoch, head, files, source.join_seq, source.told)
+    return Stage(job, topic, epoch, head, files, source.join_seq, given, source.content)
 
 
 # ── into a table ──────────────────────────────────────────────────────────────────────────────────
@@ -221,7 +255,7 @@ def into_table(
     )
     work.step("commit")
     table.commit(made)
-    return Backfilled(job, table.path, made.rows, 1, first, stop - 1, stop - 1)
+    return Backfilled(job, table.path, made.rows, 1, first, stop - 1, stop - 1, made.rows)
 
 
 def _answers(path: str, disk: Disk) -> str:

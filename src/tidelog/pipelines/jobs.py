@@ -13,17 +13,19 @@ from typing import Any, Final, Literal, TypeAlias
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
+from xxhash import xxh3_128
 
 import tidelog.spark
 from tidelog.clock import SystemClock
 from tidelog.disk.posix import PosixDisk
+from tidelog.disk.seam import Disk, join
 from tidelog.errors import BadInput, NotFound, TopicNotFound
-from tidelog.pipelines import backfilling, columns, opening, tables
+from tidelog.pipelines import addresses, backfilling, columns, delta_read, opening, tables
 from tidelog.pipelines.backfilling import Backfilled, Function, Source
 from tidelog.pipelines.columns import Bad, Shape
 from tidelog.pipelines.exporting import Export, Exported, Pause, Work
 from tidelog.pipelines.measuring import Stats, gathered
-from tidelog.pipelines.publish import Door, PathDoor, ServerDoor
+from tidelog.pipelines.publish import Door, Input, PathDoor, ServerDoor
 from tidelog.pipelines.reconciling import Reconcile, Reconciled
 from tidelog.pipelines.runner import SparkRunner
 from tidelog.pipelines.scrubbing import Scrubbed, scrubbed
@@ -41,12 +43,12 @@ WITH_KIND: Final = (*COLUMNS, IS_JSON)  # of a topic that goes into a topic: wha
 
 
 def place_of(where: str, key: str | None = None) -> dict[str, str]:
-    """A directory or a server, as options of the source."""
-    if where.startswith(("http://", "https://")):
+    """Where topics are read, as options of the source."""
+    if addresses.is_server(where):
         return {"server": where, **({"key": key} if key is not None else {})}
     if key is not None:
         raise BadInput("a key is for a server; nothing was done, leave it out or name a server")
-    return {"path": where}
+    return {"path": addresses.topics(where, "the place of the topics")}
 
 
 def _options(where: str, topic: str, key: str | None, on_gap: str = "fail") -> Options:
@@ -104,6 +106,7 @@ def export(
 ) -> Exported:
     """Bring a topic into a table, from where the table ends to the topic's end; with `pause`, which is asked after
     every turn whether it is enough, and waits where nothing was done, on and on."""
+    table = addresses.absolute(table, "the table")
     options = _options(where, topic, key, on_gap)
     if infer and schema is not None:
         raise BadInput("a schema is given and one is to be inferred; nothing was written, choose one of the two")
@@ -158,6 +161,7 @@ def reconcile(
     step: Steps = tables.nothing,
 ) -> Reconciled:
     """Prove that a table is the log, and show where not; with `repair`, make ranges again that differ."""
+    table = addresses.absolute(table, "the table")
     options = _options(where, topic, key)
     with (
         closing(_table(table, None, step, write=repair)) as into,
@@ -171,6 +175,7 @@ def scrub(
     path: str, *, spark: SparkSession | None = None, master: str = "local[*]", progress: Progress | None = None
 ) -> Scrubbed:
     """Verify every checksum of a directory of topics."""
+    path = addresses.absolute(path, "the directory")
     if PosixDisk().stat(path) is None:
         raise NotFound(f"there is nothing at {path}; nothing was done, check the path")
     with session(spark, master) as live:
@@ -223,16 +228,26 @@ def backfill(
 
     From a topic into a topic the function gets one more column, `is_json`: with it in the rows it gives, JSON stays
     JSON; where it drops the column, `data` is written as bytes.
+
+    A job into a topic is known by its name: run again with the same input it writes nothing (`written` is 0), with
+    other input it is refused.
     """
+    source = (
+        addresses.absolute(source, "the source") if from_topic is None else place_of(source, key).get("path", source)
+    )
+    target = target if topic is not None and addresses.is_server(target) else addresses.absolute(target, "the target")
+    work_dir = addresses.absolute(work_dir or f".tidelog-backfill/{job}", "the working directory")
+    name = function_name or (f"{function.__module__}:{function.__qualname__}" if function is not None else None)
     with session(spark, master) as live:
         work = _work(live, step)
         if topic is None:
-            return _into_table(live, work, source, target, from_topic, function, function_name, job, key, first,
+            return _into_table(live, work, source, target, from_topic, function, name, job, key, first,
                                table_format, until)  # fmt: skip
+        given = Input(source, target, from_topic, format, first, until, name)
 
         def rows() -> Source:
             if from_topic is None:
-                return Source(source, lambda: _files(live, source, format))
+                return _files(live, source, format)
             place = place_of(source, key)
             with closing(places.of(_options(source, from_topic, key))) as looked:
                 _there(looked, from_topic, source)
@@ -240,12 +255,12 @@ def backfill(
             assert sight is not None, "it was there a moment ago"
             low = max(first if first is not None else sight.floor, sight.first)
             high = min(sight.next if until is None else until + 1, sight.next)
-            return Source(source, lambda: _range(live, place, from_topic, low, high, WITH_KIND), high - 1)
+            return Source(
+                lambda: _range(live, place, from_topic, low, high, WITH_KIND), high - 1, f"epoch {sight.epoch}"
+            )
 
         with closing(_door(target, target_key)) as door:
-            return backfilling.into_topic(
-                job, topic, rows, function, door, work_dir or f".tidelog-backfill/{job}", work, progress
-            )
+            return backfilling.into_topic(job, topic, given, rows, function, door, work_dir, work, progress)
 
 
 def _door(target: str, key: str | None) -> Door:
@@ -269,19 +284,37 @@ def _range(
     )
 
 
-def _files(spark: SparkSession, path: str, format: FileFormat | None) -> DataFrame:
+def _files(spark: SparkSession, path: str, format: FileFormat | None) -> Source:
     kind = format or next((kind for kind in ("parquet", "json", "csv") if path.rstrip("/").endswith(kind)), None)
     if PosixDisk().stat(path) is None:
         raise NotFound(f"there is nothing at {path}; nothing was written, check the path")
-    if kind is None or kind == "delta" or opening.found(PosixDisk(), path) == "delta":
-        table = opening.opened(PosixDisk(), path, "delta", write=False)
-        names = [f"{path.rstrip('/')}/{name}" for name in table.names()]
-        return spark.read.parquet(*names)
+    if kind == "delta" or opening.found(PosixDisk(), path) == "delta":
+        table = delta_read.looked(path)
+        return Source(lambda: delta_read.frame(spark, path, table.version), content=table.content)
+    if kind is None:
+        raise BadInput(
+            f"{path}: its name does not say what it is; nothing was written, give the format (parquet, json, csv)"
+        )
     reader: Any = spark.read
     if kind == "csv":
         reader = reader.option("header", "true").option("inferSchema", "true")
-    made: DataFrame = getattr(reader, kind)(path)
-    return made
+    return Source(lambda: getattr(reader, kind)(path), content=_content(PosixDisk(), path))
+
+
+def _content(disk: Disk, path: str) -> str:
+    """What files hold, by their names, sizes and times."""
+    found = xxh3_128()
+    waiting = [path]
+    while waiting:
+        place = waiting.pop()
+        stat = disk.stat(place)
+        if stat is None:
+            continue
+        if stat.is_dir:
+            waiting += [join(place, name) for name in sorted(disk.names(place)) if name[0] not in "_."]
+        else:
+            found.update(f"{place.removeprefix(path)}\0{stat.size}\0{stat.modified_ms}\n".encode())
+    return found.hexdigest()
 
 
 def _into_table(
@@ -298,7 +331,7 @@ def _into_table(
     format: Format | None,
     until: int | None,
 ) -> Backfilled:
-    if from_topic is None or function is None:
+    if from_topic is None or function is None or name is None:
         raise BadInput(
             "a backfill into a table is a range of a topic through a function; nothing was written, name both, or use "
             "export for rows as they are"
@@ -314,7 +347,7 @@ def _into_table(
                 sight,
                 lambda low, high: _range(spark, place, from_topic, low, high),
                 function,
-                name or f"{function.__module__}:{function.__qualname__}",
+                name,
                 table,
                 work,
                 first,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tidelog.disk.seam import Disk, join
 from tidelog.errors import BadInput, NotFound
-from tidelog.pipelines import delta_table, tables
+from tidelog.pipelines import addresses, delta_table, tables
 from tidelog.pipelines.parquet_table import ParquetTable
 from tidelog.pipelines.tables import Format, Steps, Table
 
 
 def opened(disk: Disk, path: str, format: Format | None = None, *, write: bool, step: Steps = tables.nothing) -> Table:
     """The table at `path`. A format that is not named is the one that is there, or parquet where nothing is."""
-    path = path.removeprefix("file://").rstrip("/") or "/"
+    path = addresses.directory(path, "the table")
     there = found(disk, path)
     if there is not None and format is not None and there != format:
         raise BadInput(f"{path} is a {there} table, not a {format} one; nothing was changed, leave the format out")

@@ -48,6 +48,27 @@ class Staged(msgspec.Struct, frozen=True):
     rows: int
     chunks: int
     hash: int
+    bytes: int | None = None
+
+
+class Input(msgspec.Struct, frozen=True):
+    """What a job was given. A job is known by its name, and is the same job only with the same input and target."""
+
+    source: str
+    target: str
+    from_topic: str | None = None
+    format: str | None = None
+    first: int | None = None
+    until: int | None = None
+    function: str | None = None
+
+    def other(self, given: Input) -> str | None:
+        """What is not the same in another one, in words."""
+        for name in self.__struct_fields__:
+            here, there = getattr(self, name), getattr(given, name)
+            if here != there:
+                return f"{name} {there!r:.200}, and before {here!r:.200}"
+        return None
 
 
 class Stage(msgspec.Struct, frozen=True):
@@ -57,7 +78,8 @@ class Stage(msgspec.Struct, frozen=True):
     head: int  # of the topic, before anything was written
     files: tuple[Staged, ...]
     join_seq: int | None = None  # of the source: what was read ends here, what is live begins behind it
-    source: str = ""
+    input: Input | None = None
+    content: str | None = None  # what the source held when it was read; None: not known
 
     @property
     def chunks(self) -> int:
@@ -135,6 +157,7 @@ class ServerDoor:
 class Publisher:
     def __init__(self, disk: Disk, work: str, door: Door, step: Steps = tables.nothing) -> None:
         self._disk, self._work, self._door, self._step = disk, work, door, step
+        self.wrote = 0  # rows, by this object
 
     def stage(self) -> Stage | None:
         """What was staged before; None: nothing yet."""
@@ -150,6 +173,14 @@ class Publisher:
 
     def keep(self, stage: Stage) -> None:
         """From here on the staged files are what will be written, whatever happens."""
+        for file in stage.files:
+            path = join(self._work, file.name)
+            found = self._disk.stat(path)
+            if found is None or file.bytes not in (None, found.size):
+                raise tables.NotStaged(
+                    f"{path}, which a task has written, is not there or has another length: executors write to disks "
+                    "that the driver does not see; nothing was written, name a --work-dir that all of them see"
+                )
         self._disk.sync_dir(self._work)
         self._step("write the stage")
         replace(self._disk, join(self._work, STAGE), msgspec.json.encode(stage))
@@ -165,6 +196,7 @@ class Publisher:
             key = f"{stage.job}/{number}"
             self._step("write a chunk")
             _, last = self._door.put(stage.topic, marked(batch, key), f"backfill:{key}")
+            self.wrote += batch.num_rows
             self._step("write down the chunk")
             done = Published(number + 1, last)
             replace(self._disk, join(self._work, PUBLISHED), msgspec.json.encode(done))
@@ -181,6 +213,13 @@ class Publisher:
                 f"{self._work} to begin anew",
             )
             raise error
+
+    def is_finished(self, stage: Stage) -> bool:
+        """Whether everything that was staged is on record as written."""
+        content = read_all(self._disk, join(self._work, PUBLISHED))
+        return not stage.chunks or (
+            content is not None and msgspec.json.decode(content, type=Published).chunks >= stage.chunks
+        )
 
     def _done(self, stage: Stage) -> Published:
         content = read_all(self._disk, join(self._work, PUBLISHED))

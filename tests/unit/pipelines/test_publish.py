@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
+import msgspec
 import pyarrow as pa
 import pytest
 from tests.unit.pipelines.test_export import Killed, Killer
@@ -15,12 +16,13 @@ from tests.unit.spark.world import serving
 
 import tidelog
 from tidelog.disk.posix import PosixDisk
-from tidelog.errors import BadInput, Damaged, GapFound, NotEmpty
+from tidelog.errors import BadInput, Damaged, GapFound, NotEmpty, NotFound, Unavailable
 from tidelog.pipelines import backfilling, publish, tables
-from tidelog.pipelines.publish import Door, PathDoor, Publisher, ServerDoor, Stage
+from tidelog.pipelines.publish import Door, Input, PathDoor, Publisher, ServerDoor, Stage
 from tidelog.pipelines.tables import Steps
 
 ROWS = 23
+GIVEN = Input("x", "y")
 
 
 def rows(count: int = ROWS) -> pa.RecordBatch:
@@ -135,14 +137,21 @@ def test_what_is_refused(tmp_path: Path) -> None:
     with world.door() as door:
         world.run(door)
         with pytest.raises(BadInput, match="without a /"):
-            into_topic("a/b", "orders", never, None, door, world.work, work)
+            into_topic("a/b", "orders", GIVEN, never, None, door, world.work, work)
         with pytest.raises(BadInput, match="belongs to job 'old' into 'orders'"):
-            into_topic("new", "orders", never, None, door, world.work, work)
+            into_topic("new", "orders", GIVEN, never, None, door, world.work, work)
         with pytest.raises(NotEmpty, match=r"job 'old' has written \d chunks into orders and nothing is left"):
             into_topic(
-                "old", "orders", lambda: Source("x", lambda: pytest.fail("read")), None, door, str(tmp_path / "w"), work
+                "old",
+                "orders",
+                GIVEN,
+                lambda: Source(lambda: pytest.fail("read")),
+                None,
+                door,
+                str(tmp_path / "w"),
+                work,
             )
-        assert into_topic("old", "orders", never, None, door, world.work, work).rows == ROWS
+        assert into_topic("old", "orders", GIVEN, never, None, door, world.work, work).rows == ROWS
         (Path(world.work) / publish.PUBLISHED).unlink()
         staged = sorted(Path(world.work).glob("stage-*.parquet"))[1]
         staged.write_bytes(b"")
@@ -194,3 +203,59 @@ def test_chunks_are_cut_by_rows_and_by_bytes(monkeypatch: pytest.MonkeyPatch) ->
     assert [each.num_rows for each in backfilling.chunked(batch)] == [3, 1, 1, 2]
     assert [each.num_rows for each in backfilling.chunked(batch.slice(2, 3))] == [2, 1]
     assert list(backfilling.chunked(batch.slice(0, 0))) == []
+
+
+def test_other_input_under_a_known_name_is_refused(tmp_path: Path) -> None:
+    """The same input again is a job that has nothing left to do; any other is not what the name stands for."""
+    from tests.unit.pipelines.world import Inline
+
+    from tidelog.clock import SystemClock
+    from tidelog.pipelines.backfilling import Source, into_topic
+    from tidelog.pipelines.exporting import Work
+
+    world, work = World(tmp_path, "path"), Work(Inline(), PosixDisk(), SystemClock())
+    given = Input("/in", "/out", first=3, function="shop:by_day")
+    disk = PosixDisk()
+    with world.door() as door:
+        epoch, head = door.look("orders")
+        publisher = Publisher(disk, world.work, door)
+        publisher.begin()
+        staged = backfilling.stage_batches(disk, world.work, 0, 0, [rows()])
+        publisher.keep(Stage("old", "orders", epoch, head, (staged,), input=given, content="a"))
+
+        def run(given: Input, content: str | None = "a") -> backfilling.Backfilled:
+            def source() -> Source:
+                if content is None:
+                    raise NotFound("it is gone")
+                return Source(lambda: pytest.fail("read"), content=content)
+
+            return into_topic("old", "orders", given, source, None, door, world.work, work)
+
+        with pytest.raises(
+            BadInput, match=r"source '/other', and before '/in'\); nothing was written. Give the new input"
+        ):
+            run(msgspec.structs.replace(given, source="/other"))
+        assert run(given, "b").written == ROWS, "it goes on with what it staged"
+        assert (run(given).rows, run(given).written) == (ROWS, 0)
+        assert run(given, None).written == 0, "the source may be gone by then"
+        for changed in ({"target": "/o"}, {"first": None}, {"function": None}, {"from_topic": "a"}, {"format": "csv"}):
+            with pytest.raises(BadInput, match="is known with other input"):
+                run(msgspec.structs.replace(given, **changed))
+        with pytest.raises(BadInput, match=r"wrote all that /in held when it ran, and that has changed since"):
+            run(given, "b")
+    assert world.found() == EXPECTED
+
+
+def test_staged_files_that_the_driver_does_not_see(tmp_path: Path) -> None:
+    world, disk = World(tmp_path, "path"), PosixDisk()
+    with world.door() as door:
+        publisher = Publisher(disk, world.work, door)
+        publisher.begin()
+        staged = backfilling.stage_batches(disk, world.work, 0, 0, [rows()])
+        path = Path(world.work) / staged.name
+        content = path.read_bytes()
+        for harm in (path.unlink, lambda: path.write_bytes(content[:-1])):
+            harm()
+            with pytest.raises(Unavailable, match="disks that the driver does not see; nothing was written"):
+                publisher.keep(Stage("old", "orders", 1, 0, (staged,)))
+            assert publisher.stage() is None
