@@ -31,7 +31,7 @@ from tidelog.formats.bodies import NumberedBatch
 from tidelog.wal import Token
 
 BYTES_MAX: Final = 1 << 30  # a segment's positions have 32 bits, and the whole of it is in memory once
-_RECORD_BYTES: Final = 8  # that a record takes beside its data: else empty ones would be free
+RECORD_BYTES: Final = 8  # that a record takes beside its data: else empty ones would be free
 
 
 class Numbered(Append):
@@ -77,7 +77,7 @@ def prepared(limits: EngineConfig, tables: Iterable[pa.Table | pa.RecordBatch]) 
         if not table.num_rows:
             continue
         part = encode.from_table(limits, table)
-        weight += part.weight + _RECORD_BYTES * len(part)
+        weight += part.weight + RECORD_BYTES * len(part)
         if weight > BYTES_MAX:
             raise TooLarge("a numbered batch", size=weight, limit=BYTES_MAX)
         parts.append(part)

@@ -2,6 +2,7 @@
 
     <root>/staging/<owner>-<ms>-<chance>          an Arrow stream: data, and where there are such tag, node, meta, json
     <root>/staging/<owner>-<ms>-<chance>.part     one that is being written, or that somebody left behind
+    <root>/staging/<owner>-<key>.plan             chunks of a batch that is published in parts (`publication`)
 
 A chunk is named by nobody until its writer has told of it, so the files of tasks that failed, ran twice or were
 forgotten are waste, and nothing more. The owner sweeps all it has when its batch is published or given up; what no
@@ -16,15 +17,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
+import msgspec
 import pyarrow as pa
-from xxhash import xxh3_64, xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest, xxh3_128_hexdigest
 
-from tidelog.disk.atomic import remove_if_there
+from tidelog.disk.atomic import read_all, remove_if_there, replace
 from tidelog.disk.latch import FULL
 from tidelog.disk.seam import Disk, File, join
 from tidelog.engine import ipc
 from tidelog.engine.expansion import ALLOWANCE, Oversized
-from tidelog.errors import BadInput, DiskFull, NotFound, TooLarge, WriteFailed
+from tidelog.engine.numbers import ONCE
+from tidelog.errors import BadInput, Damaged, DiskFull, NotFound, TooLarge, WriteFailed
 from tidelog.types import Buffer
 
 DIRECTORY: Final = "staging"
@@ -38,6 +41,7 @@ _OWNER: Final = re.compile(r"[0-9a-f]{16,48}")
 _TEXTS: Final = (pa.binary(), pa.large_binary(), pa.string(), pa.large_string())
 _KINDS: Final = {"data": _TEXTS, "tag": _TEXTS, "node": _TEXTS, "meta": _TEXTS, "json": (pa.bool_(),)}
 _PART: Final = ".part"
+_PLAN: Final = ".plan"
 
 
 class Chunk(NamedTuple):
@@ -57,6 +61,17 @@ def check_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise BadInput(f"{name!r:.80} cannot name a chunk; nothing was written")
     return name
+
+
+class Plan(NamedTuple):
+    """A batch that is published in parts: its chunks in their order, kept until the last part is published."""
+
+    topic: str
+    writer: str
+    number: int
+    sum: tuple[int, int]
+    query_id: str
+    chunks: tuple[Chunk, ...]
 
 
 class Upload:
@@ -127,15 +142,78 @@ class Staging:
             file.close()
 
     def remove(self, owner: str) -> int:
-        """Forget the chunks of an owner; how many there were."""
+        """Forget the chunks of an owner, but for those of a plan; how many there were."""
         if not _OWNER.fullmatch(owner):
             raise BadInput(f"{owner!r:.80} owns no chunks; nothing was removed")
-        return sum(remove_if_there(self._disk, path) for path, whose, _ in self._listed() if whose == owner)
+        planned = self._planned(owner)
+        mine = [path for path, whose, _ in self._listed() if whose == owner and path not in planned]
+        return sum(remove_if_there(self._disk, path) for path in mine)
 
     def sweep(self, now_ms: int) -> int:
-        """Forget what nobody came back for."""
+        """Forget what nobody came back for. A plan of a writer that has a name is kept until it is finished; one that
+        nobody can repeat goes with its chunks."""
         old = [path for path, _, made_ms in self._listed() if now_ms - made_ms > KEPT_MS]
-        return sum(remove_if_there(self._disk, path) for path in old)
+        if not old:
+            return 0
+        plans = [(path, plan) for path in self._plans() if (plan := self._read_plan(path)) is not None]
+        kept = {self._at(chunk.name) for _, plan in plans if not plan.writer.startswith(ONCE) for chunk in plan.chunks}
+        swept = sum(remove_if_there(self._disk, path) for path in old if path not in kept)
+        for path, plan in plans:
+            if plan.writer.startswith(ONCE) and not any(self._is_there(chunk.name) for chunk in plan.chunks):
+                remove_if_there(self._disk, path)
+        return swept
+
+    # ── plans ─────────────────────────────────────────────────────────────────────────────────
+
+    def plan(self, owner: str, key: str) -> Plan | None:
+        """The plan that was kept under a key; None where there is none."""
+        return self._read_plan(self._plan_path(owner, key))
+
+    def keep_plan(self, owner: str, key: str, plan: Plan) -> None:
+        """Make a plan and its chunks durable: from here on they outlive a power cut."""
+        for chunk in plan.chunks:
+            file = self._disk.open(self._at(check_name(chunk.name)))
+            try:
+                file.sync()
+            finally:
+                file.close()
+        self._disk.sync_dir(self.directory)
+        path = self._plan_path(owner, key)
+        try:
+            replace(self._disk, path, msgspec.json.encode(plan))
+        except OSError as error:
+            kind = DiskFull if error.errno in FULL else WriteFailed
+            raise kind(f"{path} cannot be written: {error}; nothing was published, free space and retry") from error
+
+    def drop_plan(self, owner: str, key: str) -> None:
+        remove_if_there(self._disk, self._plan_path(owner, key))
+
+    def _plan_path(self, owner: str, key: str) -> str:
+        return join(self.directory, f"{owner}-{xxh3_128_hexdigest(key.encode())}{_PLAN}")
+
+    def _read_plan(self, path: str) -> Plan | None:
+        content = read_all(self._disk, path)
+        try:
+            return None if content is None else msgspec.json.decode(content, type=Plan)
+        except msgspec.DecodeError as error:
+            raise Damaged(f"{path} cannot be read ({error}); nothing was published, put it back from a copy") from None
+
+    def _plans(self) -> list[str]:
+        with suppress(FileNotFoundError):
+            return [join(self.directory, name) for name in self._disk.names(self.directory) if name.endswith(_PLAN)]
+        return []
+
+    def _planned(self, owner: str) -> set[str]:
+        """Paths of chunks that a plan of an owner needs."""
+        mine = (path for path in self._plans() if _name_in(path).startswith(f"{owner}-"))
+        found = (self._read_plan(path) for path in mine)
+        return {self._at(chunk.name) for plan in found if plan is not None for chunk in plan.chunks}
+
+    def _at(self, name: str) -> str:
+        return join(self.directory, name)
+
+    def _is_there(self, name: str) -> bool:
+        return self._disk.stat(self._at(name)) is not None
 
     def _listed(self) -> Iterator[tuple[str, str, int]]:
         try:

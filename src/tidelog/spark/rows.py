@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from tidelog.engine.config import check_topic_name
 from tidelog.engine.texts import to_json
-from tidelog.errors import BadInput, TooLarge
+from tidelog.errors import BadInput
 from tidelog.spark import fingerprint
 from tidelog.spark.fingerprint import Sum
 from tidelog.spark.options import IS_JSON
@@ -164,14 +164,3 @@ def _with_time(inner: pa.Array | None, column: pa.MapArray | None, ts: pa.Array)
 def _ts_of(column: pa.MapArray) -> pa.Array:
     found: pa.Array = pc.map_lookup(column, query_key=pa.scalar("ts"), occurrence="first")
     return found
-
-
-def check_size(rows: int, size: int, most: int) -> None:
-    """Refuse a batch that one commit could not take, before it is tried."""
-    if size > most:
-        error = TooLarge("a batch", size=size, limit=most)
-        error.args = (
-            f"a batch of {rows} rows has {size} bytes, and at most {most} are published at once; nothing was written, "
-            "read less at a time (maxBytesPerTrigger, maxOffsetsPerTrigger) or write the DataFrame in parts",
-        )
-        raise error

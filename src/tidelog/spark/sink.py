@@ -29,7 +29,6 @@ from xxhash import xxh3_128_hexdigest
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.engine import Appended
-from tidelog.engine.numbered import BYTES_MAX
 from tidelog.engine.numbers import ONCE
 from tidelog.engine.staging import Chunk, name_of
 from tidelog.errors import BadInput, Error
@@ -105,7 +104,6 @@ class Sink:
         if not chunks and self._writer is None and not query_id:
             return  # no task ran: there is nothing to publish, and nothing staged
         writer = self._named(query_id)
-        making.check_size(sum(each.rows for each in staged), sum(each.size for each in staged), BYTES_MAX)
         with closing(self.target()) as target:
             if chunks:
                 batch = Batch(writer, number, total, "" if writer.startswith(ONCE) else query_id)

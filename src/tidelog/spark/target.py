@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from threading import Event
 from typing import Final, NamedTuple, Protocol
 
@@ -22,8 +21,7 @@ from tidelog import engine as topics
 from tidelog.clock import Clock, SystemClock
 from tidelog.disk.posix import PosixDisk
 from tidelog.disk.seam import Disk
-from tidelog.engine import Appended, Engine, TopicConfig, numbers
-from tidelog.engine.numbered import prepared
+from tidelog.engine import Appended, Engine, numbers, publication
 from tidelog.engine.numbers import Written
 from tidelog.engine.opening import check_directory
 from tidelog.engine.staging import Chunk, Staging
@@ -98,11 +96,8 @@ class PathTarget:
                 if found is not None:
                     known(topic, found.numbered(batch.writer), batch)
             for topic, mine in chunks.items():
-                parts = prepared(log.limits, chain.from_iterable(map(self._staging.read, mine)))
-                held, _ = log.ensure(topic, TopicConfig(), parts)
-                done[topic] = held.append_numbered(
-                    parts, writer=batch.writer, number=batch.number, sum=batch.sum, query_id=batch.query_id
-                )
+                made = publication.Batch(batch.writer, batch.number, batch.sum, batch.query_id)
+                done[topic] = publication.publish(log, self._staging, topic, made, mine).appended
         return done
 
     def clear(self, owner: str, topics: Sequence[str]) -> None:  # noqa: ARG002

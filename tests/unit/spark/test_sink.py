@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from threading import Event, Thread
@@ -19,9 +21,9 @@ from tests.unit.spark.world import MODES, Mode, serving, source
 import tidelog
 from tidelog import engine
 from tidelog.disk.posix import PosixDisk
-from tidelog.engine import Topic
+from tidelog.engine import Topic, publication
 from tidelog.engine.staging import KEPT_MS, Staging, name_of
-from tidelog.errors import BadInput, BatchConflict, Error, InDoubt, Locked, TooLarge, TopicFull, Unavailable
+from tidelog.errors import BadInput, BatchConflict, Error, InDoubt, Locked, TopicFull, Unavailable, WriteFailed
 from tidelog.spark import fingerprint, rows, sink, target
 from tidelog.spark.sink import Sink, Staged
 from tidelog.spark.sink_options import WriteOptions
@@ -433,10 +435,161 @@ def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
-def test_a_batch_that_is_too_large_says_how_to_make_it_smaller(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink, "BYTES_MAX", 1000)
-    with pytest.raises(TooLarge, match="maxBytesPerTrigger"):
-        micro(desk.stream(), 0, [data(bytes(2000))])
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit takes 1,000 bytes, a part 600; tasks stage chunks of about 200."""
+    monkeypatch.setattr(publication, "ONE_MAX_BYTES", 1_000)
+    monkeypatch.setattr(publication, "PART_MAX_BYTES", 600)
+    monkeypatch.setattr(sink, "STAGED_BYTES", 200)
+
+
+def parts_of(desk: Desk, writer: str = "etl") -> list[int]:
+    """How many chunks each part ended with."""
+    found = desk.look(lambda topic: topic.numbered(publication.parts_writer(writer)))
+    return [number & 0xFFFFF for number in found]
+
+
+def rows_from(first: int, count: int) -> list[bytes]:
+    return [b"%06d" % number + bytes(90) for number in range(first, first + count)]
+
+
+def in_tasks(rows: list[bytes], *cuts: int) -> list[list[pa.RecordBatch]]:
+    """Rows as tasks have them, a row a record batch."""
+    bounds = [0, *cuts, len(rows)]
+    return [[data(row) for row in rows[low:high]] for low, high in pairwise(bounds)]
+
+
+@pytest.mark.usefixtures("small")
+def test_a_batch_of_more_than_a_commit_takes_is_published_in_parts(desk: Desk) -> None:
+    one, two = rows_from(0, 9), rows_from(100, 40)
+    micro(desk.stream(), 0, *in_tasks(one))
+    assert parts_of(desk) == [], "it fits"
+    micro(desk.stream(), 1, *in_tasks(two, 13, 30))
+    assert desk.datas() == one + two, "in the order of the tasks"
+    assert len(parts_of(desk)) >= 4
+    assert desk.staged() == []
+    micro(desk.stream(), 1, *in_tasks(two[::-1], 7))
+    micro(desk.stream(), 2, *in_tasks(one))
+    assert desk.datas() == one + two + one, "a repetition is known"
+    save(desk.options(), *in_tasks(two, 20))
+    assert desk.datas() == one + two + one + two
+    assert desk.staged() == []
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("again", ["same", "other order", "other tasks"])
+def test_a_batch_that_broke_off_between_two_parts_is_finished(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, again: str
+) -> None:
+    """Ended before or after each of its commits, with the records of others between, and repeated: once, all of it."""
+    rows = rows_from(0, 30)
+    expected, at, append = Counter[bytes](), 0, Topic.append_numbered
+    for after in (False, True):
+        for last in range(1, 7):
+            at += 1
+            calls = 0
+
+            def dying(self: Topic, *args: Any, last: int = last, after: bool = after, **more: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                if calls == last and not after:
+                    raise WriteFailed("the process ends here")
+                done = append(self, *args, **more)
+                if calls == last:
+                    raise WriteFailed("the process ends here")
+                return done
+
+            mine = [b"%d " % at + row for row in rows]
+            with monkeypatch.context() as patch:
+                patch.setattr(Topic, "append_numbered", dying)
+                with pytest.raises(Error):
+                    micro(desk.stream(), at, *in_tasks(mine, 11))
+            desk.look(lambda topic: topic.append([b"other"]))
+            tasks = {
+                "same": in_tasks(mine, 11),
+                "other order": in_tasks(mine[::-1], 11),
+                "other tasks": in_tasks(mine, 3, 4, 25),
+            }
+            micro(desk.stream(), at, *tasks[again])
+            expected.update([*mine, b"other"])
+            assert Counter(desk.datas()) == expected, (after, last)
+            assert desk.staged() == [], (after, last)
+
+
+@pytest.mark.usefixtures("small")
+def test_what_is_half_published_is_finished_before_anything_else(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, later = rows_from(0, 30), rows_from(100, 30)
+    append, calls = Topic.append_numbered, 0
+
+    def dying(self: Topic, *args: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise WriteFailed("the process ends here")
+        return append(self, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Topic, "append_numbered", dying)
+        with pytest.raises(Error, match=r"of \d+ chunks of batch 4 were published in copy; repeat the batch"):
+            micro(desk.stream(), 4, *in_tasks(rows))
+    before = desk.datas()
+    assert 0 < len(before) < len(rows)
+    stream_writer(desk.stream(), data().schema).abort([], 4)  # as Spark does then
+    Staging(PosixDisk(), str(desk.path)).sweep(1 << 47)
+    assert len(desk.staged()) > 1, "what is needed to finish it is kept, however long that takes"
+    with pytest.raises(BatchConflict, match=r"of batch 4 a part is, in seqs 1 to .*repeat that batch first"):
+        micro(desk.stream(), 5, *in_tasks(later))
+    with pytest.raises(BatchConflict, match="with other records"):
+        micro(desk.stream(), 4, *in_tasks(later))
+    assert desk.datas() == before
+    micro(desk.stream(), 4, *in_tasks(rows))
+    micro(desk.stream(), 5, *in_tasks(later))
+    assert desk.datas() == rows + later
+    assert desk.staged() == []
+
+
+@pytest.mark.usefixtures("small")
+def test_half_a_save_that_nobody_can_repeat_is_swept(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    append, calls = Topic.append_numbered, 0
+
+    def dying(self: Topic, *args: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise WriteFailed("the process ends here")
+        return append(self, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Topic, "append_numbered", dying)
+        with pytest.raises(Error, match=r"of \d+ chunks of batch 0 were published in copy"):
+            save(desk.options(), *in_tasks(rows_from(0, 30)))
+    assert 0 < len(desk.datas()) < 30, "readers see the parts as they come"
+    Staging(PosixDisk(), str(desk.path)).sweep(1 << 47)
+    assert desk.staged() == []
+
+
+@pytest.mark.usefixtures("small")
+def test_a_half_published_batch_whose_chunks_are_gone_is_loud(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = rows_from(0, 30)
+    append, calls = Topic.append_numbered, 0
+
+    def dying(self: Topic, *args: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise WriteFailed("the process ends here")
+        return append(self, *args, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Topic, "append_numbered", dying)
+        with pytest.raises(Error):
+            micro(desk.stream(), 4, *in_tasks(rows))
+    for path in (desk.path / "staging").iterdir():
+        path.unlink()
+    before = desk.datas()
+    with pytest.raises(BatchConflict, match="is no longer in the staging area"):
+        micro(desk.stream(), 4, *in_tasks(rows))
+    assert desk.datas() == before
 
 
 def test_a_full_topic_refuses_the_batch_and_takes_it_when_there_is_room(desk: Desk) -> None:

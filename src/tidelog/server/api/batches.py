@@ -2,7 +2,8 @@
 
     PUT    …/staging/{chunk}      an Arrow stream, kept beside the data until it is published or swept
     DELETE …/staging/{owner}      everything that an owner has staged
-    POST   …/batches              {"writer","number","sum","query_id","chunks"} → one range of seqs, once
+    POST   …/batches              {"writer","number","sum","query_id","chunks"} → one range of seqs, once; in parts
+                                  where it is more than one commit takes
     GET    …/batches?writer=      what a writer has written last
 
 The chunks of a topic are told from those of another by its name in front of theirs, as a hash.
@@ -12,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from functools import partial
-from itertools import chain
 from typing import Final
 
 from xxhash import xxh3_64_hexdigest
 
-from tidelog.engine import Appended, TopicConfig
-from tidelog.engine.numbered import prepared
+from tidelog.engine import publication
+from tidelog.engine.publication import Batch, Published
 from tidelog.engine.staging import Chunk, Staging, Upload, check_name
 from tidelog.errors import BadInput
 from tidelog.server.api.bulk import ARROW
@@ -95,25 +95,20 @@ async def publish(call: Call) -> Response:
     service, staging = call.service, _staging(call)
     chunks = [Chunk(_mine(call, check_name(one.chunk)), one.rows, one.bytes, int(one.sum, 16)) for one in body.chunks]
 
-    def work() -> tuple[Appended, bool]:
+    def work() -> Published:
         staging.sweep(service.now_ms())
-        engine = service.engine
-        tables = chain.from_iterable(staging.read(chunk) for chunk in chunks)
-        parts = prepared(engine.limits, tables)
-        topic, created = engine.ensure(call.topic, TopicConfig(), parts)
-        done = topic.append_numbered(
-            parts, writer=body.writer, number=body.number, sum=body.words, query_id=body.query_id
-        )
-        return done, created
+        batch = Batch(body.writer, body.number, body.words, body.query_id)
+        return publication.publish(service.engine, staging, call.topic, batch, chunks)
 
-    done, created = await service.work(work)
-    service.metrics.wrote(call.topic, 0 if done.deduped else done.count)
+    published = await service.work(work)
+    done, created = published.appended, published.created
+    service.metrics.wrote(call.topic, published.written)
     said = {
         "topic": call.topic,
         "first_seq": done.first_seq,
         "last_seq": done.last_seq,
         "head_seq": done.head_seq,
-        "count": done.count,
+        "count": published.rows,
         "deduped": done.deduped,
         "created": created,
         "performance": call.performance(),
