@@ -58,6 +58,7 @@ _MODULES = {
     "queues-jobs": "queues.bench_jobs",
     "routers-fanout": "queues.bench_fanout",
     "server-sched": "server.bench_sched",
+    "server-attacks": "server.bench_attacks",
     "spark": "spark.bench_source",
     "spark-stream": "spark.bench_stream",
     "spark-export": "spark.bench_export",

@@ -194,15 +194,23 @@ class Pass:
         self._scan.chunk_bytes = size
 
     def _stretches(self) -> Iterator[Stretch]:
-        return (stretch for stretch in self._scan.stretches(self._limit) if len(stretch.rows))
+        return filter(lambda stretch: len(stretch.rows), self._scan.stretches(self._limit))
+
+    # Maps, and no loops: between two steps a loop would hold the records of the last one.
 
     def lines(self, show: Show) -> Iterator[bytes]:
         """Stretches of newline-terminated JSON objects."""
         compiled = self._core.shared.limits.kernel
-        for stretch in self._stretches():
-            yield json_rows.joined(stretch.rows, stretch.json, show, b"\n", b"\n", compiled=compiled)
+
+        def text(stretch: Stretch) -> bytes:
+            return json_rows.joined(stretch.rows, stretch.json, show, b"\n", b"\n", compiled=compiled)
+
+        return map(text, self._stretches())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         compiled = self._core.shared.limits.kernel
-        for stretch in self._stretches():
-            yield to_arrow(stretch.rows, compiled=compiled).append_column("json", pa.array(stretch.json))
+
+        def batch(stretch: Stretch) -> pa.RecordBatch:
+            return to_arrow(stretch.rows, compiled=compiled).append_column("json", pa.array(stretch.json))
+
+        return map(batch, self._stretches())

@@ -138,7 +138,9 @@ class Scan:
             least = 0 if len(found.rows) else least
             self.cursor = found.next_from_seq
             self.counts = self.counts + found.counts
-            yield found
+            last = [found]
+            del found  # it is the reader's alone: one that is slow may hold this pass for long
+            yield last.pop()
 
     def _stretch(self, count_max: int, bytes_max: int, least: int, *, again: int = _LOOKS) -> Stretch | None:
         first = self.cursor + 1

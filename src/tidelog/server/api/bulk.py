@@ -43,6 +43,7 @@ _NAMED: Final = {"arrow": ARROW, "ndjson": NDJSON}
 _PIECE_BYTES: Final = 256 << 10  # handed to the peer at once; others get their turn between two of them
 _CHUNK_BYTES_FIRST: Final = 256 << 10  # of frames, read at once: doubled whenever the peer takes them
 _CHUNK_BYTES_MAX: Final = 2 << 20
+_TAKEN_BYTES: Final = 64 << 10  # that wait, at most, where the peer takes what it is sent and the next chunk is made
 _encode = msgspec.json.Encoder().encode
 
 
@@ -99,12 +100,13 @@ async def _send(service: Service, sink: Sink, scan: Chunked, made: Iterator[list
     try:
         while (pieces := await making) is not None:
             held, is_ahead = sum(map(len, pieces)), False
-            for piece in pieces:
-                held -= len(piece)
-                sink.write(piece)
+            pieces.reverse()
+            while pieces:
+                held -= len(pieces[-1])
+                sink.write(pieces.pop())
                 sink.hold(held + size if is_ahead else held)
                 await sink.drained()
-                if not is_ahead:  # the peer reads
+                if not is_ahead and sink.waiting <= _TAKEN_BYTES:
                     is_ahead, size = True, min(2 * size, _CHUNK_BYTES_MAX)
                     making = make(size)
             if not is_ahead:
@@ -179,9 +181,12 @@ def _end(scan: Pass) -> dict[str, Any]:
 
 
 def _lines(scan: Pass, show: Show) -> Iterator[list[bytes]]:
-    for stretch in scan.lines(show):
-        yield [stretch] if len(stretch) <= _PIECE_BYTES else _cut([stretch])
+    yield from map(_cut_text, scan.lines(show))  # a loop would hold each of them until the next
     yield [_encode({"$end": _end(scan)}) + b"\n"]
+
+
+def _cut_text(text: bytes) -> list[bytes]:
+    return [text] if len(text) <= _PIECE_BYTES else _cut([text])
 
 
 def _arrow(scan: Pass, show: Show, about: dict[str, Any]) -> Iterator[list[bytes]]:
@@ -191,9 +196,12 @@ def _arrow(scan: Pass, show: Show, about: dict[str, Any]) -> Iterator[list[bytes
     schema = pa.schema([SCHEMA.field(name) for name in columns], metadata=_metadata(start))
     spout = _Spout()
     with pa.ipc.new_stream(spout, schema) as writer:
-        for batch in scan.batches():
+
+        def written(batch: pa.RecordBatch) -> list[bytes]:
             writer.write_batch(batch.select(columns).replace_schema_metadata(schema.metadata))
-            yield spout.taken()
+            return spout.taken()
+
+        yield from map(written, scan.batches())
         nothing = pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)
         writer.write_batch(nothing, custom_metadata=_metadata(_end(scan)))
     yield spout.taken()

@@ -57,7 +57,6 @@ class Connection(asyncio.BufferedProtocol):
         self._rest: bytes = b""  # input that waits for a later turn
         self._deferred = False  # it waits in the ring, or is parked
         self._parked = False  # it waits until `unpark`
-        self._spent = 0  # units of the budget, since it last waited
         self._held_bytes = 0  # by whoever writes to it
         self._account = Account(self._evict)
 
@@ -123,7 +122,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def defer(self, rest: bytes) -> None:
         """This turn's budget is spent: handle `rest` in a later turn, and read nothing meanwhile."""
-        self._rest, self._spent = rest, 0
+        self._rest = rest
         if not self._deferred:
             self._deferred = True
             self.read_on(False)
@@ -131,7 +130,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def park(self, rest: bytes) -> None:
         """Handle `rest` after `unpark`, and read nothing meanwhile: the peer has to read first, or a handler."""
-        self._rest, self._spent = rest, 0
+        self._rest = rest
         self._deferred = self._parked = True
         self.read_on(False)
         self._measure()
@@ -141,19 +140,16 @@ class Connection(asyncio.BufferedProtocol):
             self._parked = False
             self.house.ring.enter(self)
 
-    def go_on(self) -> int:
-        """Handle the next slice of what waits. Returns the units it cost."""
+    def go_on(self) -> None:
+        """Handle the next slice of what waits."""
         self._deferred = False
-        if self.ending or self.gone:
-            self._rest = b""
-            return 0
         rest, self._rest = self._rest, b""
-        self._measure()
-        return self.resume(rest)
+        if not self.ending and not self.gone:
+            self._measure()
+            self.resume(rest)
 
-    def resume(self, rest: bytes) -> int:  # noqa: ARG002 - of those that defer
-        """Handle input that was deferred, and read on if nothing is left of it. Returns the units it cost."""
-        return 0
+    def resume(self, rest: bytes) -> None:
+        """Handle input that was deferred, and read on if nothing is left of it."""
 
     def read_on(self, on: bool = True) -> None:
         """Read, or read no more until told to. Nothing is read while input waits for its turn."""

@@ -35,7 +35,7 @@ from tidelog.server.http.known import Memo
 from tidelog.server.http.passing import Pass, PlainPass, Ticketed
 from tidelog.server.http.seam import EXPRESS_BYTES_MAX, UNREAD, Request, Upgrade
 from tidelog.server.http.turn import Turn
-from tidelog.server.http.turns import REQUEST_UNITS
+from tidelog.server.http.turns import FREE_UNITS, REQUEST_UNITS
 
 _SLICE_BYTES: Final = 2 << 10
 _CHUNKS_BYTES: Final = 16 << 10  # of a chunked body: 2,700 chunks of one byte
@@ -101,39 +101,38 @@ class H1(Connection):
         if self.turn is not None or self._waiting:
             self.govern()
 
-    def resume(self, rest: bytes) -> int:
+    def resume(self, rest: bytes) -> None:
         if self._is_full:
             self.park(rest)
-            return 0
-        return self._take_slices(memoryview(rest))
+        else:
+            self._take_slices(memoryview(rest))
 
-    def _take_slices(self, data: memoryview) -> int:
-        """Handle as much as the budget of this turn allows, and as requests may wait. Returns the units that it cost.
+    def _take_slices(self, data: memoryview) -> None:
+        """Handle as much as the budget of this turn allows, and as requests may wait.
 
         llhttp cannot be stopped in the middle of a piece, so it gets small ones: a slice of heads holds 80 requests at
-        most. The body of a request whose length is known is one slice."""
-        at, size, most = 0, len(data), self.house.ring.units_max
-        self._calls = 0
+        most. The body of a request whose length is known is one slice, which costs little more than its bytes."""
+        ring = self.house.ring
+        at, size, left = 0, len(data), ring.left
         while at < size and not self._deaf:
             if self._upgraded is not None:
                 self._held += data[at:]
                 break
-            if self._calls // CALLS_PER_UNIT >= most or (at and self._is_full):
-                self.defer(bytes(data[at:]))
-                return self._calls // CALLS_PER_UNIT
-            turn = self._arriving
-            step = _SLICE_BYTES
+            turn, step = self._arriving, _SLICE_BYTES
             if turn is not None:
-                rest = _CHUNKS_BYTES if turn.chunked else (turn.request.length or 0) - turn.received
-                step = max(rest, step)
+                step = max(_CHUNKS_BYTES if turn.chunked else (turn.request.length or 0) - turn.received, step)
+            if (left <= FREE_UNITS and (turn is None or turn.chunked)) or (at and self._is_full):
+                self.defer(bytes(data[at:]))
+                return
+            self._calls = 0
             self._take(data[at : at + step])
             at += step
+            left -= self._calls // CALLS_PER_UNIT
+            ring.spend(self._calls // CALLS_PER_UNIT)
             if self._socket is not None:
                 self._socket.received(data[at:])
-                break
-        if self._socket is None:
-            self.govern()
-        return self._calls // CALLS_PER_UNIT
+                return
+        self.govern()
 
     def _pass_by(self, data: memoryview) -> bool:
         """Whether this was a request whose head is known, and is on its way."""

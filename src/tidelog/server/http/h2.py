@@ -38,6 +38,7 @@ _PREFACE_BYTES: Final = 24
 _HEAD_BYTES: Final = 9  # of a frame
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _CONTINUATION = 0, 1, 3, 4, 9  # types of frames (RFC 9113, 6)
 _END_STREAM, _END_HEADERS = 0x1, 0x4
+_DATA_BYTES_LARGE: Final = 4 << 10  # of a frame that costs little more than its bytes
 _DATA_BYTES_MIN: Final = 64  # of a frame of a body that goes on: a smaller one counts as one that carries nothing
 _GOAWAY: Final = Struct(">HBBBIII")  # length (in two), type, flags, stream, last stream, code
 _CONNECTION_WINDOW_START: Final = 65_535
@@ -68,6 +69,7 @@ class H2(Connection):
         self._head_bytes = 0  # of the requests of all lanes
         self._block_bytes = 0  # of a header block whose end has not come
         self._partial = b""  # of a frame whose end has not come
+        self._spent = self._most = 0  # units of the piece that is handled, and how many it may spend
         self._busy = False  # frames are gathered and written at the end
         self._last_lane: int | None = None  # no lanes after this one: we said farewell
         self._controls = Allowance(limits.control_frames_max)
@@ -99,34 +101,33 @@ class H2(Connection):
     def received(self, data: memoryview) -> None:
         self._take(self._partial + data if self._partial else bytes(data))
 
-    def resume(self, rest: bytes) -> int:
+    def resume(self, rest: bytes) -> None:
         if self.blocked:
             self.park(rest)
-            return 0
-        return self._take(rest)
+        else:
+            self._take(rest)
 
-    def _take(self, data: bytes) -> int:
-        """Handle as many frames as the budget of this turn allows. Returns the units they cost."""
-        began, end = self._spent, self._cut(data)
+    def _take(self, data: bytes) -> None:
+        """Handle as many frames as the budget of this turn allows."""
+        end, self._partial = self._cut(data), b""
         if end < 0:
-            return self._spent - began
+            return
         self._feed(memoryview(data)[:end])
-        spent = self._spent - began
+        self.house.ring.spend(self._spent)
         if self.ending:
-            return spent
-        if self._spent < self.house.ring.units_max:
+            return
+        if self._spent < self._most:
             self._partial = data[end:]
             self._govern()
         else:
-            self._partial = b""
             self.defer(data[end:])
-        return spent
 
     def _cut(self, data: bytes) -> int:
         """Where the last frame of this turn ends. Counts frames; -1: one too many, and the connection is over."""
-        at, size, most = 0, len(data), self.house.ring.units_max
+        at, size = 0, len(data)
+        self._spent, self._most = 0, self.house.ring.left
         length_max, controls = self._h2.max_inbound_frame_size, self._controls
-        while size - at >= _HEAD_BYTES and self._spent < most:
+        while size - at >= _HEAD_BYTES and self._spent < self._most:
             length, kind = int.from_bytes(data[at : at + 3]), data[at + 3]
             if length > length_max:  # the library would wait for all of it first
                 return self._refuse(ErrorCodes.FRAME_SIZE_ERROR, "frame_size", f"a frame of {length} bytes")
@@ -134,6 +135,8 @@ class H2(Connection):
                 break
             flags = data[at + 4]
             at += _HEAD_BYTES + length
+            if kind == _DATA and length >= _DATA_BYTES_LARGE:
+                continue  # windows bound them
             self._spent += 1
             if kind == _DATA:
                 if (length < _DATA_BYTES_MIN and not flags & _END_STREAM) and not controls.take():

@@ -16,12 +16,15 @@ from typing import Final, Protocol
 REQUEST_UNITS: Final = 4
 """Of the budget, for a request: about what four control frames cost."""
 
+FREE_UNITS: Final = 8
+"""That a connection may always spend on what it just sent: a request with a body, and some."""
+
 
 class Sliced(Protocol):
     """A connection with input that waits."""
 
-    def go_on(self) -> int:
-        """Handle the next slice of what waits. Returns the units it cost; enters the ring again if there is more."""
+    def go_on(self) -> None:
+        """Handle the next slice of what waits, and enter the ring again if there is more."""
         ...
 
 
@@ -32,6 +35,18 @@ class Ring:
         self._loop, self.units_max = loop, units_max
         self._waiting: deque[Sliced] = deque()
         self._due = False
+        self._spent = 0  # units of this turn, of all connections
+
+    @property
+    def left(self) -> int:
+        """Units that a connection may spend now. A few are always left: a peer that sends one request at a time is
+        served at once, however many others flood the server."""
+        return max(self.units_max - self._spent, FREE_UNITS)
+
+    def spend(self, units: int) -> None:
+        self._spent += units
+        if self._spent >= FREE_UNITS:
+            self._want()  # the next turn begins with nothing spent
 
     def enter(self, connection: Sliced) -> None:
         self._waiting.append(connection)
@@ -44,11 +59,11 @@ class Ring:
 
     def _turn(self) -> None:
         self._due = False
-        spent = 0
+        self._spent = 0
         try:
             for _ in range(len(self._waiting)):
-                spent += self._waiting.popleft().go_on()
-                if spent >= self.units_max:
+                self._waiting.popleft().go_on()
+                if self._spent >= self.units_max:
                     break
         finally:
             if self._waiting:

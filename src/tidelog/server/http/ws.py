@@ -130,21 +130,19 @@ class WebSocket(Connection):
     def received(self, data: memoryview) -> None:
         self._take(self._partial + data if self._partial else bytes(data))
 
-    def resume(self, rest: bytes) -> int:
+    def resume(self, rest: bytes) -> None:
         if self._is_full:
             self.park(rest)
-            return 0
-        return self._take(rest)
+        else:
+            self._take(rest)
 
-    def _take(self, data: bytes) -> int:
-        """Handle as many frames as the budget of this turn allows, and as messages may wait. Returns what they cost."""
-        began = self._spent
+    def _take(self, data: bytes) -> None:
+        """Handle as many frames as the budget of this turn allows, and as messages may wait."""
         end, whole = self._cut(data)
-        if end < 0:
-            return self._spent - began
-        self._feed(data[:end] if end < len(data) else data)
-        spent = self._spent - began
         self._partial = b""
+        if end < 0:
+            return
+        self._feed(data[:end] if end < len(data) else data)
         if self._shut or self.ending:
             self._govern()
         elif whole:
@@ -152,17 +150,18 @@ class WebSocket(Connection):
             self._govern()
         else:
             self.defer(data[end:])
-        return spent
 
     def _cut(self, data: bytes) -> tuple[int, bool]:
         """Where this turn's frames end, and whether all that came was looked at. -1: the connection is over."""
-        most, limits = self.house.ring.units_max, self.house.limits
+        ring, limits = self.house.ring, self.house.limits
+        left = most = ring.left
         messages = max(limits.messages_max - len(self._inbox), 1)
         size = len(data)
         at = min(self._payload_left, size)
         self._payload_left -= at
         while size - at >= 2:
-            if self._spent >= most or not messages:
+            if left <= 0 or not messages:
+                ring.spend(most - left)
                 return at, False
             first, second = data[at], data[at + 1]
             length, head = second & 0x7F, 2
@@ -175,11 +174,11 @@ class WebSocket(Connection):
                 head += 4
             if size - at < head:
                 break
-            self._spent += 1
+            left -= 1
             is_control, is_last = bool(first & 0x08), bool(first & 0x80)
             if not is_control and is_last:  # a whole message
                 messages -= 1
-                self._spent += REQUEST_UNITS - 1
+                left -= REQUEST_UNITS - 1
                 self._controls.give(1)
             elif (is_control or length < _FRAGMENT_BYTES_MIN) and not self._controls.take():
                 self._flooded()
@@ -188,6 +187,7 @@ class WebSocket(Connection):
             taken = min(length, size - at)
             at += taken
             self._payload_left = length - taken
+        ring.spend(most - left)
         return at, True
 
     def _flooded(self) -> None:

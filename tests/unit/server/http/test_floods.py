@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ from websockets.protocol import Protocol
 
 from tidelog.server.http.exchange import Talk
 from tidelog.server.http.seam import Body, Request, Response
-from tidelog.server.http.turns import REQUEST_UNITS
+from tidelog.server.http.turns import FREE_UNITS, REQUEST_UNITS
 
 UNITS = 64
 PING = b"\0\0\x08\6\0\0\0\0\0abcdefgh"
@@ -90,7 +90,26 @@ def test_http2_pings_take_turns(limited: Callable[..., Stage], monkeypatch: pyte
             take_all(wire.sock, count * len(PING))
             monkeypatch.undo()
         assert sum(turns.counts.values()) == count, "every one was answered"
-        assert turns.most <= UNITS
+        assert turns.most <= UNITS + FREE_UNITS
+
+
+def test_many_connections_that_flood_share_one_budget(
+    limited: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, connections = 2_000, 20
+    with limited(control_frames_max=0, turn_units=UNITS) as stage, ExitStack() as stack:
+        wires = [stack.enter_context(H2Wire(stage)) for _ in range(connections)]
+        for wire in wires:
+            assert wire.get("/hello").status == 200
+        with counted(stage) as turns:
+            noted(monkeypatch, H2Connection, "receive_data", turns)
+            for wire in wires:
+                wire.sock.sendall(PING * count)
+            for wire in wires:
+                take_all(wire.sock, count * len(PING))
+            monkeypatch.undo()
+        assert sum(turns.counts.values()) == count * connections
+        assert turns.most <= 2 * UNITS + connections * FREE_UNITS
 
 
 def test_websocket_pings_take_turns(limited: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +121,7 @@ def test_websocket_pings_take_turns(limited: Callable[..., Stage], monkeypatch: 
             wire.send(frame(9, b"") * count)
             take_all(wire.sock, count * 2)
         assert sum(turns.counts.values()) == count
-        assert turns.most <= UNITS
+        assert turns.most <= UNITS + FREE_UNITS
 
 
 def test_websocket_fragments_take_turns(limited: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +133,7 @@ def test_websocket_fragments_take_turns(limited: Callable[..., Stage], monkeypat
             wire.send(frame(1, b"ab", fin=False) + frame(0, b"ab", fin=False) * count + frame(0, b"ab"))
             assert unframe(wire)[1] == b"ab" * (count + 2)
         assert sum(turns.counts.values()) == count + 2
-        assert turns.most <= UNITS
+        assert turns.most <= UNITS + FREE_UNITS
 
 
 def test_websocket_messages_in_one_piece_wait_as_bytes(limited: Callable[..., Stage]) -> None:
