@@ -75,6 +75,7 @@ class Compared(NamedTuple):
     changed: tuple[str, ...]  # files that are not what their commit says
     lost: tuple[tuple[int, int], ...] = ()  # seqs above the floor that the table has rows of and the log lost
     strays: tuple[str, ...] = ()  # files of ours that also hold rows outside of their range
+    alone_hash: int = 0
 
 
 @dataclass
@@ -110,7 +111,7 @@ def compared(piece: Piece) -> Compared:
     """Runs on an executor."""
     low = piece.low
     ours, theirs, bad_ours, bad_theirs = (Sums(low, piece.stop) for _ in range(4))
-    alone, table_rows, table_hash = 0, 0, 0
+    alone, alone_hash, table_rows, table_hash = 0, 0, 0, 0
     counts = Counts()
     if not piece.transformed:
         for rows, found in log_rows(piece):
@@ -125,7 +126,7 @@ def compared(piece: Piece) -> Compared:
             continue
         seqs = files.seqs_of(batch)
         seen = seqs >= low
-        alone += int((~seen).sum())
+        alone, alone_hash = alone + int((~seen).sum()), alone_hash + digest.total(hashes[~seen])
         theirs.add(seqs[seen], hashes[seen])
     for batch in files.batches(piece.disk, piece.path, piece.bad_names, low, piece.stop):
         _sum(bad_theirs, batch.cast(columns.QUARANTINED))
@@ -136,8 +137,9 @@ def compared(piece: Piece) -> Compared:
         for batch in table_rows_of(piece):
             seqs = files.seqs_of(batch)
             mine = inside(seqs, lost)
-            alone += int(mine.sum())
-            theirs.remove(seqs[mine], digest.rows(batch)[mine])
+            hashes = digest.rows(batch)[mine]
+            alone, alone_hash = alone + len(hashes), alone_hash + digest.total(hashes)
+            theirs.remove(seqs[mine], hashes)
         for batch in files.batches(piece.disk, piece.path, piece.bad_names, low, piece.stop):
             seqs = files.seqs_of(batch)
             mine = inside(seqs, lost)
@@ -157,6 +159,7 @@ def compared(piece: Piece) -> Compared:
         changed,
         tuple(lost),
         () if piece.transformed else tuple(_strays(piece)),
+        alone_hash & digest.MASK,
     )
 
 

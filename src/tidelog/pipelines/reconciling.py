@@ -20,7 +20,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import pyarrow as pa
 
 from tidelog.disk.seam import join
@@ -364,7 +363,7 @@ class Reconcile:
                 sight.epoch,
                 ranges[0][0] if ranges else last.stop,
                 last.stop,
-                (*made, *(_said(*each) for each in zip(own, stay, strict=True) if each[1] is not None)),
+                (*made, *(file for file in stay if file is not None)),
                 shape.schema,
                 shape.told,
                 removed=tuple(file.name for piece, _ in own for file in piece.told),
@@ -399,27 +398,18 @@ def _cuts(sight: Sight, piece: Piece, seen: Compared) -> list[tuple[int, int]]:
 
 
 def _own(target: Target, piece: Piece, seen: Compared, cut: Cut) -> repairing.Own:
-    rows = _expected(piece, seen)[0]
-    needed = piece.first < piece.floor and bool(rows)
     names = tuple(file.name for file in piece.told)
-    return repairing.Own(target, piece.first, piece.stop, names, piece.bad_names, cut, needed)
+    return repairing.Own(target, piece.first, piece.stop, names, piece.bad_names, cut, *_expected(piece, seen))
 
 
 def _expected(piece: Piece, seen: Compared) -> tuple[int, int]:
-    """Rows and hash that a piece should have beside those that the log makes again, by its commits."""
+    """Rows and hash that a piece has to have beside those that the log makes again: what the table has, if it was what
+    its commits say. Else the commits are believed: the rows below the floor may be what is wrong, and the next
+    comparison has to report it."""
+    if not seen.changed or piece.first >= piece.floor:
+        return seen.alone, seen.alone_hash
     rows = sum(file.rows for file in piece.told) - seen.log_rows
     return max(rows, 0), (sum(file.hash for file in piece.told) - seen.log_hash) & digest.MASK
-
-
-def _said(own: tuple[Piece, Compared], file: DataFile | None) -> DataFile:
-    """A copied file as the commit names it. Where the piece was not what its commits said, they are still believed:
-    the rows below the floor may be what is wrong, and the next comparison has to report it."""
-    assert file is not None, "only files that were written"
-    piece, seen = own
-    if not seen.changed or piece.first >= piece.floor:
-        return file
-    rows, hashed = _expected(piece, seen)
-    return msgspec.structs.replace(file, rows=rows, hash=hashed, held=file.rows)
 
 
 def _doubted(piece: Piece, seen: Compared) -> bool:

@@ -107,11 +107,13 @@ class Own:
     names: tuple[str, ...]
     bad_names: tuple[str, ...]
     cut: Cut
-    needed: bool  # a file is written even where no row stays: its commit says that there were some
+    rows: int  # that the range has to have beside those of the log, in this file or in files of others
+    hash: int
 
 
 def kept(task: Own) -> DataFile | None:
-    """Copy the rows that stay into one file of the same range; None where there are none."""
+    """Copy the rows that stay into one file of the same range; None where there are none. A file without rows carries
+    what the commit says of the range."""
     target = task.target
     name = f"part-{task.first:020d}-{task.stop:020d}-{target.footer.run}-{_attempt():05d}-kept.parquet"
     bad_name = f"{tables.QUARANTINE}/{name}"
@@ -122,10 +124,10 @@ def kept(task: Own) -> DataFile | None:
             good.add(files.conformed(batch, target.shape.arrow))
         for batch in _staying(task, task.bad_names):
             bad.add(batch.cast(columns.QUARANTINED))
-        if not good.rows and not bad.rows and not task.needed:
+        if not good.rows and not bad.rows and not task.rows:
             return None
         said = msgspec.structs.replace(
-            target.footer, first=task.first, stop=task.stop, rows=good.rows, hash=good.hash, bad=bad.rows
+            target.footer, first=task.first, stop=task.stop, rows=task.rows, hash=task.hash, bad=bad.rows
         )
         told = msgspec.json.encode(said)
         bad_size = bad.close(told) if bad.rows else None
@@ -135,7 +137,8 @@ def kept(task: Own) -> DataFile | None:
         bad.abandon()
         raise
     named = bad_name if bad.rows else None
-    return DataFile(name, task.first, task.stop, good.rows, size, good.hash, bad.rows, named, bad_size)
+    held = good.rows if (good.rows, good.hash) != (task.rows, task.hash) else None
+    return DataFile(name, task.first, task.stop, task.rows, size, task.hash, bad.rows, named, bad_size, held)
 
 
 def _staying(task: Own, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
