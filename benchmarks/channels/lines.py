@@ -92,7 +92,7 @@ def _upgraded(port: int, user: str) -> socket.socket:
     sock = connect(port)
     head = (
         "GET /v0/ws HTTP/1.1",
-        "Host: bench",
+        "Host: localhost",
         "Upgrade: websocket",
         "Connection: Upgrade",
         "Sec-WebSocket-Version: 13",

@@ -120,7 +120,7 @@ def _ours(server: Server, durable: bool, size: int, number: int) -> Iterator[Tur
 
 def _post(queue: str, path: str, body: object) -> bytes:
     text = json.dumps(body, separators=(",", ":")).encode()
-    head = f"POST /v0/topics/{queue}{path} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
+    head = f"POST /v0/topics/{queue}{path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     return f"{head}Content-Length: {len(text)}\r\n\r\n".encode() + text
 
 

@@ -150,7 +150,7 @@ def watch(server: Server, name: str) -> socket.socket:
 
 def _stream(server: Server, path: str) -> socket.socket:
     sock = connect(server.port)
-    sock.sendall(f"GET {path} HTTP/1.1\r\nHost: bench\r\nAccept: text/event-stream\r\n\r\n".encode())
+    sock.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\n\r\n".encode())
     came = b""
     while b"event: caught-up" not in came:
         came += sock.recv(4096)

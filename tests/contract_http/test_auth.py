@@ -430,23 +430,24 @@ def test_a_token_is_decoded_as_a_form_is(locked: Server, there: str) -> None:
         refused(stream.refusal, 401, "unauthorized")
 
 
-def test_an_unknown_session_is_404_with_a_key_and_without(locked: Server) -> None:
-    """§1.5, B26."""
+def test_an_unknown_session_is_404_with_a_key_and_401_without(locked: Server) -> None:
+    """§1.5; without a valid key nothing is told of sessions (docs/decisions/0041)."""
     for key in (None, "wrong", FULL):
         for wid in ("wid_AAAAAAAAAAAAAAAAAAAAAA", "nope"):
             with locked.events(f"/v0/watch/{wid}", key=key) as stream:
                 assert stream.refusal is not None
-                refused(stream.refusal, 404, "not_found")
+                refused(stream.refusal, *((404, "not_found") if key == FULL else (401, "unauthorized")))
 
 
 def test_the_checks_of_a_stream_come_in_their_order(locked: Server, there: str) -> None:
-    """§2.9: 406, 404, 401."""
+    """§2.9: 406, 404, 401; and 401 before them for a request without a valid key."""
     with locked.client(READER) as client:
         url = client.watch({there: {}})["stream_url"]
     for target in (url, "/v0/watch/wid_nope"):
-        with locked.events(target, headers={"Accept": "application/json"}) as stream:
-            assert stream.refusal is not None
-            refused(stream.refusal, 406, "not_acceptable")
+        for key, status, code in ((FULL, 406, "not_acceptable"), (None, 401, "unauthorized")):
+            with locked.events(target, key=key, headers={"Accept": "application/json"}) as stream:
+                assert stream.refusal is not None
+                refused(stream.refusal, status, code)
 
 
 # ── WebSockets ────────────────────────────────────────────────────────────────────────────────

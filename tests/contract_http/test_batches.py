@@ -152,7 +152,9 @@ def test_an_owner_clears_what_is_its_own(api: Api, topic: str) -> None:
 def test_a_body_that_breaks_off_leaves_nothing(api: Api, topic: str, server: Server) -> None:
     content = stream(b"a" * 1000)
     with Wire(server.address) as broken:
-        head = f"PUT {path(topic, f'/staging/{chunk_name(1)}')} HTTP/1.1\r\nHost: x\r\n{ARROW[0]}: {ARROW[1]}\r\n"
+        head = (
+            f"PUT {path(topic, f'/staging/{chunk_name(1)}')} HTTP/1.1\r\nHost: localhost\r\n{ARROW[0]}: {ARROW[1]}\r\n"
+        )
         broken.send(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content[:100])
         broken.abort()
     good(stage(api, topic, 2, content))  # behind it, on the same loop

@@ -237,7 +237,9 @@ def test_streams_are_counted_and_given_back(tmp_path: Path, room: str) -> None:
         assert (ann.figure("sse_connections"), ann.figure("channel_receivers")) == (0, 0)
         wires = [Wire(server.address) for _ in range(2)]
         for wire in wires:  # they leave while their answer is on its way
-            wire.send(f"GET {at(room, '/events')} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ann\r\n\r\n".encode())
+            wire.send(
+                f"GET {at(room, '/events')} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ann\r\n\r\n".encode()
+            )
             wire.abort()
         eventually(lambda: ann.figure("sse_connections") == 0 and ann.figure("channel_receivers") == 0)
 

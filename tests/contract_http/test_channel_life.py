@@ -38,7 +38,7 @@ async def listen_events(address: Address, who: str, after: int | None, heard: Ca
     reader, writer = await asyncio.open_connection(*address)
     try:
         resume = "" if after is None else f"Last-Event-ID: {after}\r\n"
-        ask = f"GET {at(ROOM, '/events')} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer root\r\n"
+        ask = f"GET {at(ROOM, '/events')} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer root\r\n"
         writer.write(f"{ask}X-Tidelog-User: {who}\r\n{resume}\r\n".encode())
         head = await reader.readuntil(b"\r\n\r\n")
         if b" 200 " not in head.split(b"\r\n", 1)[0]:

@@ -25,7 +25,7 @@ from tests.contract_http.waits import eventually
 
 PATIENCE_S: Final = 10.0
 UPGRADE: Final = (
-    b"GET /v0/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"GET /v0/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
     b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
 )
 BODY: Final = (
@@ -121,16 +121,16 @@ def spoil(random: Random, data: bytes) -> bytes:
 
 
 REQUESTS: Final = [
-    b"GET /v0/health HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"GET /v0/topics?page_size=5&prefix=a&cursor= HTTP/1.1\r\nHost: x\r\nAccept: */*\r\n\r\n",
-    b"POST /v0/topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+    b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"GET /v0/topics?page_size=5&prefix=a&cursor= HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n",
+    b"POST /v0/topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
     % (len(BODY), BODY),
-    b"POST /v0/topics/t HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"POST /v0/topics/t HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
     b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY),
-    b"PUT /v0/topics/t HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}",
-    b"POST /v0/topics/t/diff HTTP/1.1\r\nHost: x\r\n\r\nGET /readyz HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"DELETE /v0/topics/gone?if_empty=true HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
-    b"POST /v0/watch HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
+    b"PUT /v0/topics/t HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}",
+    b"POST /v0/topics/t/diff HTTP/1.1\r\nHost: localhost\r\n\r\nGET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"DELETE /v0/topics/gone?if_empty=true HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    b"POST /v0/watch HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n{}",
     UPGRADE,
 ]
 
@@ -373,9 +373,9 @@ def test_clients_that_leave_at_any_moment(target: Server, tell: Callable[[str, i
     """§1.12: cut off in the head, in the body, in a stream, in a socket; with a reset and without."""
     random = Random(7)
     with target.client() as api:
-        stream = f"GET {api.watch({'t': {}})['stream_url']} HTTP/1.1\r\nHost: x\r\n\r\n".encode()
-    poll = b"POST /v0/topics/t/diff HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 34\r\n\r\n"
-    poll += b'{"from_seq":999999,"wait_ms":9000}'
+        stream = f"GET {api.watch({'t': {}})['stream_url']} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    poll = b"POST /v0/topics/t/diff HTTP/1.1\r\nHost: [::1]\r\nContent-Type: application/json\r\n"
+    poll += b'Content-Length: 34\r\n\r\n{"from_seq":999999,"wait_ms":9000}'
     for _ in range(300):
         data = random.choice([*REQUESTS, stream, stream, poll, UPGRADE])
         with Wire(target.address, PATIENCE_S) as wire:

@@ -38,7 +38,7 @@ async def watcher(address: Address, target: str, level: asyncio.Event, ready: Ca
     """The seqs that one stream was sent, up to the last write."""
     reader, writer = await asyncio.open_connection(*address)
     try:
-        writer.write(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        writer.write(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
         seqs: list[int] = []
         held = b""
@@ -65,7 +65,7 @@ async def socket(address: Address, topic: str, level: asyncio.Event, ready: Call
     reader, writer = await asyncio.open_connection(*address)
     try:
         writer.write(
-            b"GET /v0/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"GET /v0/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
         )
         assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 101 ")

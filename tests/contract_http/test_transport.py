@@ -60,7 +60,7 @@ def test_a_request_may_come_byte_by_byte(api: Api, topic: str) -> None:
 
 def test_a_client_that_says_close_is_closed_behind_its_answer(api: Api) -> None:
     with Wire(api.address) as wire:
-        wire.send(b"GET /v0/health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        wire.send(b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         reply = wire.reply()
         assert reply.status == 200
         assert reply.header("connection") == "close"
@@ -99,11 +99,11 @@ def test_a_client_that_asks_first_is_told_to_go_on(api: Api, topic: str) -> None
     "head",
     [
         b"nonsense\r\n\r\n",
-        b"G\x00T /v0/health HTTP/1.1\r\nHost: x\r\n\r\n",
-        b"GET /v0/health HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-        b"POST /v0/watch HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
-        b"POST /v0/watch HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-        b"POST /v0/watch HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"G\x00T /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST /v0/watch HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"POST /v0/watch HTTP/1.1\r\nHost: [::1]\r\nContent-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        b"POST /v0/watch HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"GET /v0/health HTTP/1.1\r\nHost : x\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
         b"PRI * HTTP/2.0\r\n\r\nXX\r\n\r\n",
@@ -482,7 +482,7 @@ def counted(client: Api, status: int, route: str = ".*", method: str = ".*") -> 
     return sum(map(int, re.findall(row, text, re.MULTILINE)))
 
 
-MINE = b"Host: x\r\nX-Request-Id: mine\r\n"
+MINE = b"Host: localhost\r\nX-Request-Id: mine\r\n"
 
 
 @pytest.mark.parametrize(

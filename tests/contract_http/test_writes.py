@@ -16,7 +16,10 @@ from tests.contract_http.waits import eventually, together
 
 MIB = 1 << 20
 Name = Callable[[str], str]
-WROTE = {"topic", "first_seq", "last_seq", "seqs", "head_seq", "count", "created", "deduped", "performance"}
+WROTE = {
+    *("topic", "first_seq", "last_seq", "seqs", "head_seq", "count", "created", "deduped", "performance"),
+    "durability",
+}
 
 
 def sized(total: int, meta: Any = None) -> dict[str, Any]:
@@ -49,6 +52,7 @@ def test_the_answer_to_a_write(api: Api, topic: str) -> None:
         "count": 2,
         "created": True,
         "deduped": False,
+        "durability": "disk",
     }
     second = good(api.try_write(topic, {"data": "c"}, {"data": "d"}, {"data": "e"}), 200)
     assert (second["seqs"], second["head_seq"], second["count"]) == ([3, 4, 5], 5, 3), "count is of this write"

@@ -17,6 +17,7 @@ from tests.contract_http.waits import eventually
 Name = Callable[[str], str]
 ACK = {
     "op",
+    "durability",
     "request_id",
     "topic",
     "first_seq",
@@ -50,7 +51,7 @@ def test_the_handshake(server: Server) -> None:
     """§3.9: the accept key of RFC 6455's own example."""
     with Wire(server.address) as wire:
         wire.send(
-            b"GET /v0/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n"
+            b"GET /v0/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: keep-alive, Upgrade\r\n"
             b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
         )
         head = wire.head()
@@ -75,7 +76,7 @@ def test_frames_may_come_with_the_handshake_in_one_piece(server: Server) -> None
     frame = bytes([0x81, 0x80 | len(command), 0, 0, 0, 0]) + command
     with Wire(server.address) as wire:
         wire.send(
-            b"GET /v0/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"GET /v0/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n" + frame
         )
         assert wire.head().status == 101
@@ -210,7 +211,7 @@ def test_unknown_fields_of_a_command_are_ignored(ws: Socket, topic: str) -> None
 
 
 def test_the_answer_to_a_publish(ws: Socket, api: Api, topic: str) -> None:
-    """§3.9: eleven keys; `seqs` is null where they are not wanted."""
+    """§3.9: eleven keys, and the class of the ack; `seqs` is null where they are not wanted."""
     said = ws.publish(topic, "a", "b", request_id="r")
     assert said.keys() == ACK
     assert isinstance(said.pop("performance")["server_total_ms"], float | int)
@@ -499,7 +500,7 @@ def test_a_socket_that_leaves_without_a_word_gives_its_slot_back(api: Api, serve
     before = api.figures()["sse_connections"]
     with Wire(server.address) as wire:
         wire.send(
-            b"GET /v0/ws HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"GET /v0/ws HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
             b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
         )
         assert wire.head().status == 101

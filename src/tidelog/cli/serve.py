@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tomllib
 from argparse import Namespace
@@ -32,7 +33,8 @@ def add(commands: Commands) -> None:
         "come from the environment (TIDELOG_HOST, TIDELOG_API_KEYS and so on), then from --config, a TOML file\n"
         "with the same names in lower case and without the prefix, then from the command line. It listens on\n"
         "loopback unless told otherwise, and refuses any other address without keys. GET /v0/openapi.json\n"
-        "describes what it answers.",
+        "describes what it answers. SIGHUP reads --config again and takes over keys, allowed hosts and origins\n"
+        "and the log level; it never ends the server.",
         examples="tidelog serve --data data\ntidelog serve --data data --port 0 --port-file port.txt\n"
         "TIDELOG_API_KEYS=s3cret:rw:orders tidelog serve --host 0.0.0.0",
     )
@@ -48,6 +50,7 @@ def add(commands: Commands) -> None:
 
 def serve(args: Namespace, screen: Screen) -> int:
     """Serve until told to stop."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server has its own handler: a lost terminal ends nothing
     try:
         from tidelog.server import logs
         from tidelog.server.config import ServerConfig, from_env, from_file, unknown
@@ -57,10 +60,7 @@ def serve(args: Namespace, screen: Screen) -> int:
             f"the server's packages are not installed ({error.name} is missing); nothing was started, run: "
             "pip install 'tidelog[server]'"
         ) from None
-    config = from_env(ServerConfig(), os.environ)
     disk = PosixDisk()
-    if args.config is not None:
-        config = from_file(config, _settings(disk, args.config), args.config)
     given: dict[str, Any] = {
         "data_dir": args.data,
         "host": args.host,
@@ -70,15 +70,26 @@ def serve(args: Namespace, screen: Screen) -> int:
         "accept_loss": args.accept_loss or None,
         "hook": args.hook,
     }
-    config = replace(config, **{name: value for name, value in given.items() if value is not None})
+
+    def settings() -> ServerConfig:
+        """The environment, the file and the command line, each over the one before."""
+        found = from_env(ServerConfig(), os.environ)
+        if args.config is not None:
+            found = from_file(found, _settings(disk, args.config), args.config)
+        return replace(found, **{name: value for name, value in given.items() if value is not None})
+
+    config = settings()
     check_path(config.data_dir)
     if config.hook:
-        sys.path.insert(0, "")  # a hook may lie where the server is started, whichever way that was
-    logger = logs.configure(config.log_format, sys.stderr)
+        # A hook may lie where the server is started, whichever way that was; last, so that no file there takes the
+        # place of a module that the server itself imports.
+        sys.path.append("")
+    logger = logs.configure(config.log_format, sys.stderr, config.log_level)
     screen.flush()
     for name in unknown(os.environ):
         logger.warning("%s is no setting of this server and changes nothing; look at the name again", name)
-    run(config, clock=SystemClock(), disk=disk, say=logger.info)
+    again = None if args.config is None else settings
+    run(config, clock=SystemClock(), disk=disk, say=logger.info, again=again)
     return 0
 
 

@@ -14,13 +14,16 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import stat as statmod
 from collections.abc import Sequence
 from contextlib import suppress
 from os import getpid
+from typing import Final
 
 from tidelog.disk import fork
 from tidelog.disk.seam import Mode, Stat, parent, same_directory, write_all, write_all_pieces
+from tidelog.errors import BadInput
 from tidelog.types import Buffer
 
 _FLAGS = {
@@ -28,6 +31,28 @@ _FLAGS = {
     "write": os.O_RDWR,
     "create": os.O_RDWR | os.O_CREAT | os.O_EXCL,
 }
+
+
+FILE_MODE: Final = 0o600
+FILE_MODE_SETTING: Final = "TIDELOG_FILE_MODE"
+
+
+def _mode_setting() -> int:
+    text = os.environ.get(FILE_MODE_SETTING, "").strip()
+    if not text:
+        return FILE_MODE
+    if not re.fullmatch("0?[0-7]{3}", text):
+        raise BadInput(f"{FILE_MODE_SETTING} is {text!r}, it must be three octal digits, as 640; nothing was opened")
+    return _checked_mode(int(text, 8))
+
+
+def _checked_mode(mode: int) -> int:
+    if mode & ~0o666 or mode & 0o600 != 0o600:
+        raise BadInput(
+            f"files cannot have the mode {mode:o}: the owner reads and writes them, and nobody executes them; nothing "
+            "was opened"
+        )
+    return mode
 
 
 class PosixFile:
@@ -134,18 +159,25 @@ class PosixLock:
 
 class PosixDisk:
     """A disk of the operating system; paths are as the process sees them. Only the process that made it changes files
-    with it."""
+    with it.
 
-    def __init__(self) -> None:
+    `file_mode` is the mode of the files it makes, less the umask; directories can be searched by everybody who may
+    read files. None: as TIDELOG_FILE_MODE says (octal, such as 640), else 600, for this user alone. What is there
+    already keeps its mode.
+    """
+
+    def __init__(self, file_mode: int | None = None) -> None:
         self._pid = fork.process_id()
+        self._file_mode = _mode_setting() if file_mode is None else _checked_mode(file_mode)
+        self._directory_mode = self._file_mode | 0o700 | (self._file_mode & 0o444) >> 2
 
-    def __reduce__(self) -> tuple[type[PosixDisk], tuple[()]]:
-        return PosixDisk, ()  # the process that unpickles it owns the copy
+    def __reduce__(self) -> tuple[type[PosixDisk], tuple[int]]:
+        return PosixDisk, (self._file_mode,)  # the process that unpickles it owns the copy
 
     def open(self, path: str, mode: Mode = "read", /) -> PosixFile:
         if mode != "read":
             fork.check(path, self._pid)
-        return PosixFile(path, os.open(path, _FLAGS[mode] | os.O_CLOEXEC, 0o644))
+        return PosixFile(path, os.open(path, _FLAGS[mode] | os.O_CLOEXEC, self._file_mode))
 
     def stat(self, path: str, /) -> Stat | None:
         try:
@@ -182,7 +214,7 @@ class PosixDisk:
         above = parent(path)
         self._make_missing(above)
         with suppress(FileExistsError):
-            os.mkdir(path, 0o755)
+            os.mkdir(path, self._directory_mode)
         if not os.path.isdir(path):
             raise FileExistsError(errno.EEXIST, "there is a file of that name", path)
         # Without this a power cut can lose the directory and, with it, every file synced inside.
@@ -212,7 +244,7 @@ class PosixDisk:
 
     def lock(self, path: str, /) -> PosixLock:
         fork.check(path, self._pid)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._file_mode)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, 0)

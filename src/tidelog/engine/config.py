@@ -46,7 +46,7 @@ _CHOICES: Final = {
     "durability": get_args(Durability),
     "consistency": get_args(Consistency),
 }
-_KNOWN: Final = (*KEYS, *ADDED)
+KNOWN: Final = (*KEYS, *ADDED)
 _BOOLS: Final = ("auto_priority", "auto_create", "dedupe_node", "leases_durable")
 _COUNTS: Final = (
     *("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms"),
@@ -156,8 +156,8 @@ class TopicConfig:
     def make(cls, fields: Mapping[str, object], *, base: TopicConfig | None = None) -> TopicConfig:
         """These fields over `base`, or over the defaults. Nulls are for `durability`, `priority` and `dead_letter`."""
         for name in fields:
-            if name not in _KNOWN:
-                raise BadInput(f"a topic has no field {_shown(name)}; the nearest is {_nearest(name, _KNOWN)}")
+            if name not in KNOWN:
+                raise BadInput(f"a topic has no field {_shown(name)}; the nearest is {_nearest(name, KNOWN)}")
         return _over(base or cls(), fields)
 
     def to_json(self) -> bytes:
@@ -188,7 +188,7 @@ def _read(text: bytes) -> TopicConfig:
         raise BadInput(f"a topic's config is not JSON ({error}); give an object with the fields to set") from None
     if not isinstance(fields, dict):
         raise BadInput(f"a topic's config is {_shown(fields)}; give an object with the fields to set")
-    return _over(TopicConfig(), {name: value for name, value in fields.items() if name in _KNOWN})
+    return _over(TopicConfig(), {name: value for name, value in fields.items() if name in KNOWN})
 
 
 # A start reads the same few configs for all its topics: a twentieth of the time of reading each.

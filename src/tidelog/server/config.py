@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from ipaddress import ip_address
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
+from tidelog.disk.posix import FILE_MODE_SETTING
 from tidelog.engine.expansion import FREE_BYTES, RATIO, Allowance
 from tidelog.errors import BadInput
 
 LogFormat = Literal["text", "json"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 CommitMode = Literal["beside", "loop"]
 
 
@@ -38,6 +40,13 @@ class ServerConfig:
     allow_insecure_no_auth: bool = False
     """Listen on a public address without keys all the same."""
 
+    allowed_hosts: str = ""
+    """Names that the server answers for, comma-separated, each with a port or without; `*`: all. Empty: any where there
+    are keys; without, loopback names and the address it listens on."""
+
+    allowed_origins: str = ""
+    """Origins (`https://host[:port]`) whose pages may use the server beside its own, comma-separated; `*`: all."""
+
     probe_auth: bool = False
     """Ask for a key on health and readiness too."""
 
@@ -57,6 +66,9 @@ class ServerConfig:
 
     max_watch_sessions: int = 10_000
     """Watch sessions at once."""
+
+    max_watch_sessions_per_key: int = 1_000
+    """Watch sessions of one key at once."""
 
     max_sse_connections: int = 10_000
     """Streams and sockets at once."""
@@ -145,6 +157,9 @@ class ServerConfig:
     log_format: LogFormat = "text"
     """Lines for people or for machines."""
 
+    log_level: LogLevel = "info"
+    """The least that is logged."""
+
     accept_loss: bool = False
     """Start although acknowledged records were lost to damage."""
 
@@ -169,6 +184,7 @@ _CAPS = frozenset(
         "max_topics",
         "max_routers",
         "max_watch_sessions",
+        "max_watch_sessions_per_key",
         "max_sse_connections",
         "max_sse_connections_per_key",
         "max_inflight_per_key",
@@ -186,8 +202,15 @@ _CAPS = frozenset(
     ]
 )
 _KINDS: dict[str, str] = {known.name: str(known.type) for known in fields(ServerConfig)}
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "LogFormat": get_args(LogFormat),
+    "LogLevel": get_args(LogLevel),
+    "CommitMode": get_args(CommitMode),
+}
 _PREFIX = "TIDELOG_"
 _TURN_UNITS_MIN = 4  # one request
+RELOADED = ("api_keys", "allowed_hosts", "allowed_origins", "log_level")
+"""Settings that take effect on SIGHUP; the others need a restart."""
 
 
 def from_env(base: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
@@ -202,7 +225,7 @@ def from_env(base: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
 
 def unknown(environ: Mapping[str, str]) -> list[str]:
     """Names in the environment that look like settings and are none."""
-    known = {_PREFIX + name.upper() for name in _KINDS}
+    known = {FILE_MODE_SETTING, *(_PREFIX + name.upper() for name in _KINDS)}
     return sorted(name for name in environ if name.startswith(_PREFIX) and name not in known)
 
 
@@ -231,7 +254,7 @@ def _read(name: str, text: str, *, lenient: bool) -> dict[str, Any]:
         if lenient or (not text and "None" in kind):
             return {}
         raise BadInput(f"{name} is {text!r}, it must be a whole number; the server was not started")
-    choices = {"LogFormat": ("text", "json"), "CommitMode": ("beside", "loop")}.get(kind)
+    choices = _CHOICES.get(kind)
     if choices and text not in choices:
         raise BadInput(f"{name} is {text!r}, it must be one of {', '.join(choices)}; the server was not started")
     return {name: text}

@@ -8,7 +8,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from tidelog.server.config import LogFormat
+from tidelog.server.config import LogFormat, LogLevel
 
 _encode = msgspec.json.Encoder(enc_hook=str).encode
 _TEXT = "%(asctime)s %(levelname)s %(message)s"
@@ -44,12 +44,12 @@ class Lines(logging.Formatter):
         return _encode(said).decode()
 
 
-def configure(how: LogFormat, to: TextIO) -> logging.Logger:
+def configure(how: LogFormat, to: TextIO, level: LogLevel = "info") -> logging.Logger:
     """Send what the server logs to this stream; returns its logger."""
     logger = logging.getLogger("tidelog")
     handler = logging.StreamHandler(to)
     handler.setFormatter(Lines() if how == "json" else Text(_TEXT))
     logger.handlers[:] = [handler]
-    logger.setLevel(logging.INFO)
+    logger.setLevel(level.upper())
     logger.propagate = False
     return logger

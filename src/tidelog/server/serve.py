@@ -24,7 +24,7 @@ from tidelog.engine.opening import check_free
 from tidelog.errors import Error
 from tidelog.server import life
 from tidelog.server.api.app import App
-from tidelog.server.config import ServerConfig, check
+from tidelog.server.config import RELOADED, ServerConfig, check
 from tidelog.server.http.limits import Limits
 from tidelog.server.http.listener import Listener, listen
 from tidelog.server.service import Service
@@ -45,12 +45,20 @@ class Started:
     ready: asyncio.Task[None]
 
 
-def run(config: ServerConfig, *, clock: Clock, disk: Disk, say: Callable[[str], None]) -> None:
-    """Serve until a signal says to stop. Raises what keeps it from starting."""
+def run(
+    config: ServerConfig,
+    *,
+    clock: Clock,
+    disk: Disk,
+    say: Callable[[str], None],
+    again: Callable[[], ServerConfig] | None = None,
+) -> None:
+    """Serve until a signal says to stop. Raises what keeps it from starting. `again` reads the settings once more, on
+    SIGHUP; None: SIGHUP changes nothing. It never ends the process."""
     check(config)
     sys.setswitchinterval(_SWITCH_S)
     with asyncio.Runner(loop_factory=_loop()) as runner:
-        runner.run(_run(config, clock, disk, say))
+        runner.run(_run(config, clock, disk, say, again))
 
 
 def _loop() -> Callable[[], asyncio.AbstractEventLoop]:
@@ -61,12 +69,19 @@ def _loop() -> Callable[[], asyncio.AbstractEventLoop]:
     return new_event_loop
 
 
-async def _run(config: ServerConfig, clock: Clock, disk: Disk, say: Callable[[str], None]) -> None:
+async def _run(
+    config: ServerConfig,
+    clock: Clock,
+    disk: Disk,
+    say: Callable[[str], None],
+    again: Callable[[], ServerConfig] | None,
+) -> None:
     asked = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, asked.set)
     started = await start(config, clock=clock, disk=disk, say=say)
+    loop.add_signal_handler(signal.SIGHUP, _reload, started.service, again)
     stop = asyncio.ensure_future(asked.wait())
     try:
         await asyncio.wait((started.ready, stop), return_when=asyncio.FIRST_COMPLETED)
@@ -80,6 +95,20 @@ async def _run(config: ServerConfig, clock: Clock, disk: Disk, say: Callable[[st
         stop.cancel()
         await shut(started)
     say("stopped; everything acknowledged is on disk")
+
+
+def _reload(service: Service, again: Callable[[], ServerConfig] | None) -> None:
+    """Take over what may change while the server runs. Settings that do not read leave everything as it is."""
+    if again is None:
+        _log.warning("SIGHUP: there is no file of settings to read again, nothing has changed")
+        return
+    try:
+        service.reload(again())
+    except (OSError, Error) as error:
+        _log.error("SIGHUP: the settings were not reloaded, the old ones stay: %s", error)
+        return
+    logging.getLogger("tidelog").setLevel(service.config.log_level.upper())
+    _log.warning("SIGHUP: reloaded %s", ", ".join(RELOADED))
 
 
 async def start(config: ServerConfig, *, clock: Clock, disk: Disk, say: Callable[[str], None]) -> Started:

@@ -12,14 +12,16 @@ from typing import Any, TypeVar
 from tidelog.clock import Clock
 from tidelog.engine import Engine
 from tidelog.engine.health import Health
+from tidelog.errors import BadInput
 from tidelog.sched.governor import Governor
 from tidelog.server.admission import Admission
 from tidelog.server.api.auth import Keyring
 from tidelog.server.api.caps import Cap
+from tidelog.server.api.origins import Origins
 from tidelog.server.api.problem import Problem
 from tidelog.server.bells import Bells
 from tidelog.server.commits import Commits
-from tidelog.server.config import ServerConfig
+from tidelog.server.config import RELOADED, ServerConfig, check
 from tidelog.server.desks import Desks
 from tidelog.server.gather import Gather
 from tidelog.server.hooks import load
@@ -34,16 +36,22 @@ _THREADS = 2  # more would fight over the interpreter: what they do is mostly Py
 _LOOPS = 1  # that tell topics' readers
 
 
+def _origins(config: ServerConfig, keys: Keyring) -> Origins:
+    return Origins(config.host, config.allowed_hosts, config.allowed_origins, keys=not keys.open)
+
+
 class Service:
     """Made on the loop's thread. It serves probes from the start, and everything else once it has an engine."""
 
     def __init__(self, config: ServerConfig, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self.keys = Keyring(config.api_keys)
+        self.origins = _origins(config, self.keys)
+        self.generation = 0  # of keys, hosts and origins; a head that an older one admitted is looked at again
         config = replace(config, api_keys="")  # the keyring has their digests, and nobody needs more
         self.config, self.clock, self.loop = config, clock, loop
         self.inflight = Cap("requests in flight", 0, config.max_inflight_per_key)
         self.streams = Cap("streams and sockets", config.max_sse_connections, config.max_sse_connections_per_key)
-        self.sessions = Sessions(config.max_watch_sessions, clock)
+        self.sessions = Sessions(config.max_watch_sessions, clock, config.max_watch_sessions_per_key)
         self.governor = Governor(workers=_LOOPS, threads=_THREADS)
         self.health = Health("server", self.now_ms)  # of what runs on the loop; the engine has its own
         self.pump = Pump(loop, clock.monotonic_us, self.governor, self._load, self.health)
@@ -63,6 +71,20 @@ class Service:
         self._working = 0  # calls in the pool
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tidelog work")
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def reload(self, config: ServerConfig) -> None:
+        """Take over the settings of `RELOADED`. Raises where they cannot be, and has taken none then."""
+        check(config)
+        keys = Keyring(config.api_keys)
+        if keys.open != self.keys.open:
+            raise BadInput(
+                "keys cannot be added to a server without any, nor all be removed, while it runs; restart it"
+            )
+        origins = _origins(config, keys)
+        self.keys, self.origins = keys, origins
+        self.generation += 1
+        taken = {name: getattr(config, name) for name in RELOADED if name != "api_keys"}
+        self.config = replace(self.config, **taken)
 
     def ready(self, engine: Engine) -> None:
         """Recovery is done."""

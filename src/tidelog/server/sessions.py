@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import secrets
 from base64 import urlsafe_b64encode
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -82,8 +83,11 @@ class Session:
 class Sessions:
     """The sessions of a server, and the pages that watchers share. All of it on the event loop's thread."""
 
-    def __init__(self, limit: int, clock: Clock, chance: Callable[[int], bytes] = secrets.token_bytes) -> None:
-        self._limit, self._clock, self._chance = limit, clock, chance
+    def __init__(
+        self, limit: int, clock: Clock, limit_each: int = 0, chance: Callable[[int], bytes] = secrets.token_bytes
+    ) -> None:
+        self._limit, self._limit_each, self._clock, self._chance = limit, limit_each, clock, chance
+        self._by_key: Counter[bytes] = Counter()
         self._known: dict[str, Session] = {}
         self._idle: dict[str, Session] = {}  # without a stream; who was used longest ago comes first
         self.pages = Pages()
@@ -101,6 +105,15 @@ class Sessions:
                 f"{self._limit} watch sessions at once are the limit; nothing was done, retry",
                 {"limit": "watch_sessions", "max": self._limit},
             )
+        key = principal.identity
+        if key and self._limit_each and self._by_key[key] >= self._limit_each:
+            raise Problem(
+                "throttled",
+                f"{self._limit_each} watch sessions of one key at once are the limit; nothing was done, retry",
+                {"limit": "watch_sessions_per_key", "max": self._limit_each},
+            )
+        if key:
+            self._by_key[key] += 1
         wid = "wid_" + urlsafe_b64encode(self._chance(_WID_BYTES)).rstrip(b"=").decode()
         session = self._known[wid] = Session(wid, principal, view, heartbeat_ms, cursors, epochs)
         self._rest(session)
@@ -129,6 +142,11 @@ class Sessions:
             if session.used_ms >= oldest_ms:
                 return
             del self._idle[wid], self._known[wid]
+            key = session.principal.identity
+            if key:
+                self._by_key[key] -= 1
+                if not self._by_key[key]:
+                    del self._by_key[key]
 
     def _rest(self, session: Session) -> None:
         session.used_ms = self._clock.monotonic_ms()

@@ -49,7 +49,7 @@ def test_a_client_that_leaves_gives_back_what_it_held(turns: int) -> None:
     [
         (b"GET /v0/health HT", None, ("", "other", 408)),
         (
-            b"POST /v0/topics/t/diff HTTP/1.1\r\nHost: t\r\nX-Request-Id: mine\r\nContent-Length: 9\r\n\r\n{",
+            b"POST /v0/topics/t/diff HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: mine\r\nContent-Length: 9\r\n\r\n{",
             "mine",
             ("/v0/topics/{topic}/diff", "POST", 408),
         ),

@@ -778,7 +778,7 @@ def test_a_body_that_breaks_on_the_wire_says_what_was_written(
     async def scenario(world: World) -> None:
         topic = world.topic("a")
         async with listening(world, **({} if rest else {"body_timeout_s": 0.1})) as client:
-            client.send(b"POST /v0/topics/a HTTP/1.1\r\nHost: t\r\nX-Request-Id: mine\r\n")
+            client.send(b"POST /v0/topics/a HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: mine\r\n")
             client.send(b"Content-Type: application/x-ndjson\r\n" + first)
             while topic.head_seq < 20:
                 await asyncio.sleep(0.001)

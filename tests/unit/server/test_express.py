@@ -292,7 +292,7 @@ def test_what_many_are_told_at_once_is_what_each_would_be_told(
 ) -> None:
     counts, took_us = [count for count, _ in writes], [us for _, us in writes]
     done = Appended(first, first + offset + sum(counts) + 3, first + 100, False, *cost)
-    said = told_all('a"topic', done, offset, counts, took_us, kernel=kernel)
+    said = told_all('a"topic', "disk", done, offset, counts, took_us, kernel=kernel)
     for text, (count, us) in zip(said, writes, strict=True):
-        assert text == told('a"topic', done.part(offset, count), us / 1000)
+        assert text == told('a"topic', "disk", done.part(offset, count), us / 1000)
         offset += count

@@ -29,7 +29,7 @@ def test_an_id_is_26_characters_of_16_bytes_from_the_source_of_chance() -> None:
         asked.append(size)
         return b"\xfb\xef\xff" * 5 + b"\x00"
 
-    session = add(Sessions(0, ManualClock(), chance))
+    session = add(Sessions(0, ManualClock(), chance=chance))
     assert asked == [16]
     assert session.wid == "wid_" + "--__" * 5 + "AA"
     assert len(session.wid) == 26

@@ -595,13 +595,13 @@ def test_an_ack_byte_for_byte() -> None:
         took = b'"performance":{"server_total_ms":0.0,"wal_append_ms":0.0,"fsync_ms":0.0}}'
         assert line.sent == [
             b'{"op":"ack","request_id":1,"topic":"a","first_seq":1,"last_seq":2,"seqs":[1,2],"head_seq":2,"count":2,'
-            b'"created":false,"deduped":false,' + took,
+            b'"created":false,"deduped":false,"durability":"disk",' + took,
             b'{"op":"ack","request_id":2,"topic":"a","first_seq":3,"last_seq":3,"seqs":null,"head_seq":3,"count":1,'
-            b'"created":false,"deduped":false,' + took,
+            b'"created":false,"deduped":false,"durability":"disk",' + took,
             b'{"op":"ack","request_id":null,"topic":"new","first_seq":1,"last_seq":1,"seqs":[1],"head_seq":1,"count":1,'
-            b'"created":true,"deduped":false,' + took,
+            b'"created":true,"deduped":false,"durability":"disk",' + took,
             b'{"op":"ack","request_id":null,"topic":"new","first_seq":1,"last_seq":1,"seqs":[1],"head_seq":1,"count":1,'
-            b'"created":false,"deduped":true,"performance":{"server_total_ms":0.0}}',
+            b'"created":false,"deduped":true,"durability":"disk","performance":{"server_total_ms":0.0}}',
         ]
 
     play(scenario)

@@ -194,6 +194,7 @@ class App:
         except Problem:  # no text: that is told to whoever has a key, as with a path that is not there
             if not service.keys.open:
                 self._authorize(call, None, None)
+            service.origins.check(request, changes=True, is_public=False)
             raise
         method = "GET" if request.method == "HEAD" else request.method
         endpoint = None if found is None else found.route.methods.get(method)
@@ -207,6 +208,9 @@ class App:
             pass
         else:
             self._authorize(call, endpoint, found)
+        is_public = found is not None and found.route.is_probe
+        changes = request.upgrade or (endpoint is not None and bool(endpoint.scopes - {auth.READ}))
+        service.origins.check(request, changes=changes, is_public=is_public)
         if found is None:
             raise Problem("not_found", f"there is nothing at {request.path[:200]}; nothing was done")
         if endpoint is None:

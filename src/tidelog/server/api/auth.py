@@ -4,7 +4,7 @@
     secret:scopes             only these scopes, any name
     secret:scopes:prefixes    both; prefixes may contain ':'
     secret::prefixes          every scope, only names that begin so
-    user@domain=secret…       any of these, and who it is in channels
+    user@domain=secret…       any of these, and who it is in channels. A secret has '=' at its end alone
 
 Keys are kept as SHA-256 and compared in constant time against all of them. Whatever does not parse is
 refused at the start: a misspelt scope must never mean full access.
@@ -75,6 +75,10 @@ class Keyring:
         """No keys: everybody may do everything."""
         return not self._held
 
+    def knows(self, principal: Principal) -> bool:
+        """Whether the key of a principal is one of these, and still for the same."""
+        return self.open or principal in self._held
+
     def find(self, secret: str) -> Principal | None:
         digest = sha256(secret.encode("utf-8", "surrogateescape")).digest()
         found = None
@@ -107,9 +111,17 @@ def _parse(entry: str) -> Principal | None:
 
 
 def _named(entry: str) -> tuple[str | None, str]:
-    """The user before `=`, where there is one, and the rest. A secret may have `=` in it, but no `@` before that."""
+    """The user before `=`, where there is one, and the rest. A secret may end with `=`, as base64 does, and have none
+    elsewhere: `name=key` was meant to name a user, and all of it would be the secret."""
     user, separator, rest = entry.partition("=")
-    if not separator or "@" not in user or ":" in user.partition("@")[0]:
+    if not separator or ":" in user.partition("@")[0]:
+        return None, entry
+    if "@" not in user:
+        if rest.partition(":")[0].strip("="):
+            raise BadInput(
+                "a key in TIDELOG_API_KEYS has a '=' in the middle of its secret: write user@domain=secret for the key "
+                "of a user, or choose a secret without it; the server was not started"
+            )
         return None, entry
     if not is_user(user):
         raise BadInput(

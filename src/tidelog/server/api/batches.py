@@ -13,9 +13,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from functools import partial
+from hashlib import sha256
 from typing import Final
-
-from xxhash import xxh3_64_hexdigest
 
 from tidelog.engine import publication
 from tidelog.engine.publication import Batch, Published
@@ -38,7 +37,7 @@ def _staging(call: Call) -> Staging:
 
 
 def _mine(call: Call, name: str) -> str:
-    return f"{xxh3_64_hexdigest(call.topic.encode())}{name}"
+    return f"{sha256(call.topic.encode()).hexdigest()[:16]}{name}"
 
 
 async def stage(call: Call) -> Response:
@@ -103,6 +102,8 @@ async def publish(call: Call) -> Response:
     published = await service.work(work)
     done, created = published.appended, published.created
     service.metrics.wrote(call.topic, published.written)
+    topic = service.engine.find(call.topic)
+    is_kept = topic is None or topic.config.durability != "ephemeral"  # then it is synced, whatever the class is
     said = {
         "topic": call.topic,
         "first_seq": done.first_seq,
@@ -110,6 +111,7 @@ async def publish(call: Call) -> Response:
         "head_seq": done.head_seq,
         "count": published.rows,
         "deduped": done.deduped,
+        "durability": "fsync" if is_kept else "ephemeral",
         "created": created,
         "performance": call.performance(),
     }

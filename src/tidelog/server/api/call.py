@@ -61,6 +61,7 @@ class Call:
         "_app",
         "_id",
         "began_us",
+        "durability",
         "endpoint",
         "exchange",
         "holds",
@@ -81,6 +82,7 @@ class Call:
         self.path = ""  # as the route names it, for figures
         self.endpoint: Endpoint | None = None
         self.exchange: Exchange | None = None
+        self.durability = ""  # of the topic that is written to, when the write was staged
         self.holds = False  # counts among the key's requests in flight
         self._id: bytes | None = None
 

@@ -73,6 +73,7 @@ class Ack(Struct, tag_field="op", tag="ack"):
     count: int
     created: bool
     deduped: bool
+    durability: str
     performance: dict[str, float]
 
 

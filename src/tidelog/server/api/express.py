@@ -25,7 +25,7 @@ from tidelog.server.http.seam import Crowd, Ids, Response, Together
 from tidelog.server.service import Service
 
 _PATH: Final = "/v0/topics/{topic}"
-_ANSWER_BYTES: Final = 400  # of an answer without its topic's name and its seqs, at most
+_ANSWER_BYTES: Final = 430  # of an answer without its topic's name and its seqs, at most
 _SEQ_BYTES: Final = 20
 _WAYS_MAX: Final = 4096
 _log = logging.getLogger("tidelog.server")
@@ -38,6 +38,7 @@ class _Writes(NamedTuple):
     principal: Principal
     crowd: Crowd
     counts: list[int]  # of the records of each
+    durability: str  # of the topic when they were taken
 
 
 class ExpressWrites:
@@ -47,19 +48,21 @@ class ExpressWrites:
         self._service, self._next_ids = service, next_ids
         self._now_us = service.clock.monotonic_us
         self._tell: Tell[_Writes] = self._answered  # one for all: a batch is told of once
-        self._ways: dict[tuple[str, bytes, int], Together] = {}  # by topic, key and records of a write at most
+        # By topic, key, records of a write at most and the settings under which they were admitted.
+        self._ways: dict[tuple[str, bytes, int, int], Together] = {}
 
     def to(self, name: str, principal: Principal, answer_bytes_max: int) -> Together | None:
         """Who takes writes of this principal to this topic: the same for every head that says so."""
         most = (answer_bytes_max - _ANSWER_BYTES - len(name)) // _SEQ_BYTES
         if most <= 0:
             return None
-        key = (name, principal.identity, most)
+        admitted = self._service.generation
+        key = (name, principal.identity, most, admitted)
         way = self._ways.get(key)
         if way is None:
             if len(self._ways) >= _WAYS_MAX:
                 self._ways.clear()  # whoever has one keeps it; others are made again
-            take = partial(self._take, name, principal, most)
+            take = partial(self._take, name, principal, most, admitted)
             way = self._ways[key] = Together(take, self._soon, self._now_us)
         return way
 
@@ -69,12 +72,12 @@ class ExpressWrites:
         else:
             self._service.loop.call_soon(call)
 
-    def _take(self, name: str, principal: Principal, most: int, crowd: Crowd) -> None:
+    def _take(self, name: str, principal: Principal, most: int, admitted: int, crowd: Crowd) -> None:
         service = self._service
         try:
             engine = service.engine
             topic = engine.find(name)
-            if topic is None or topic.is_due or not topic.is_open:
+            if admitted != service.generation or topic is None or topic.is_due or not topic.is_open:
                 crowd.without(range(len(crowd)))
                 return
             datas, counts = plain_all(crowd.bodies, engine.limits, most)
@@ -89,7 +92,8 @@ class ExpressWrites:
             return
         try:
             size = sum(map(len, crowd.bodies))
-            service.gather.add(topic, datas, size, self._tell, _Writes(name, principal, crowd, counts))
+            writes = _Writes(name, principal, crowd, counts, topic.config.durability)
+            service.gather.add(topic, datas, size, self._tell, writes)
         except Error:
             service.inflight.give(principal, len(crowd))
             crowd.without(range(len(crowd)))
@@ -109,20 +113,21 @@ class ExpressWrites:
         if problem.status >= 500:
             fields = {"request_id": f"{prefix.decode()}{at:x}", "requests": count, "topic": all_writes[0].name}
             _log.error("POST %s, %d written together: %s", _PATH, count, error, extra={"fields": fields})
-        for _, principal, crowd, _ in all_writes:
+        for _, principal, crowd, *_ in all_writes:
             service.inflight.give(principal, len(crowd))
             service.metrics.answered_all(_PATH, "POST", problem.status, [now_us - since for since in crowd.since_us])
             crowd.respond([_named(problem.response(), Ids(prefix, at), each) for each in range(len(crowd))])
             at += len(crowd)
 
     def _answer(self, done: Appended, offset: int, writes: _Writes) -> None:
-        service, (name, principal, crowd, counts) = self._service, writes
+        service, (name, principal, crowd, counts, durability) = self._service, writes
         now_us, ids = self._now_us(), self._next_ids(len(crowd))
         service.inflight.give(principal, len(crowd))
         took_us = [now_us - since_us for since_us in crowd.since_us]
         service.metrics.wrote(name, sum(counts))
         service.metrics.answered_all(_PATH, "POST", 200, took_us)
-        crowd.answer(told_all(name, done, offset, counts, took_us, kernel=service.config.kernel), ids)
+        told = told_all(name, durability, done, offset, counts, took_us, kernel=service.config.kernel)
+        crowd.answer(told, ids)
 
 
 def _named(response: Response, ids: Ids, at: int) -> Response:

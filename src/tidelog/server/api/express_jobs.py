@@ -41,21 +41,25 @@ class ExpressJobs:
 
     def claims(self, name: str, principal: Principal, answer_bytes_max: int) -> Alone | None:
         """Who takes claims of this principal from this queue."""
-        return partial(self._claim, name, principal) if answer_bytes_max >= _ANY_BYTES else None
+        return (
+            partial(self._claim, name, principal, self._service.generation) if answer_bytes_max >= _ANY_BYTES else None
+        )
 
     def acks(self, name: str, principal: Principal, answer_bytes_max: int) -> Alone | None:
         """Who takes its acks."""
         most = (answer_bytes_max - _ANSWER_BYTES - len(name)) // _SEQ_BYTES
-        return partial(self._ack, name, principal, most) if most > 0 else None
+        return partial(self._ack, name, principal, most, self._service.generation) if most > 0 else None
 
-    def _queue(self, name: str) -> Queue | None:
-        topic = self._service.engine.find(name) if self._service.is_ready else None
+    def _queue(self, name: str, admitted: int) -> Queue | None:
+        """None also where keys or hosts were reloaded since the head was admitted."""
+        service = self._service
+        topic = service.engine.find(name) if service.is_ready and admitted == service.generation else None
         return None if topic is None else topic.queue()
 
-    def _claim(self, name: str, principal: Principal, body: bytes, ticket: Ticket) -> bool:
+    def _claim(self, name: str, principal: Principal, admitted: int, body: bytes, ticket: Ticket) -> bool:
         began_us, service = self._now_us(), self._service
         try:
-            queue = self._queue(name)
+            queue = self._queue(name, admitted)
             want = queues.want_of(body)
             if queue is None or not service.desks.is_quick(queue, want):
                 return False
@@ -81,10 +85,10 @@ class ExpressJobs:
         else:
             ticket.respond(Response(200, answer, headers=((b"x-request-id", self._next_id()),)))
 
-    def _ack(self, name: str, principal: Principal, most: int, body: bytes, ticket: Ticket) -> bool:
+    def _ack(self, name: str, principal: Principal, most: int, admitted: int, body: bytes, ticket: Ticket) -> bool:
         began_us, service = self._now_us(), self._service
         try:
-            queue = self._queue(name)
+            queue = self._queue(name, admitted)
             if queue is None or queue.is_routed:
                 return False
             asked, lease_ids = queues.ack_of(body)

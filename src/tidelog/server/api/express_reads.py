@@ -32,11 +32,13 @@ class ExpressReads:
 
     def diffs(self, name: str, principal: Principal, answer_bytes_max: int) -> Alone | None:
         """Who takes reads of this principal from this topic."""
-        return partial(self._diff, name, principal) if answer_bytes_max >= _ANY_BYTES else None
+        return (
+            partial(self._diff, name, principal, self._service.generation) if answer_bytes_max >= _ANY_BYTES else None
+        )
 
-    def _diff(self, name: str, principal: Principal, body: bytes, ticket: Ticket) -> bool:
+    def _diff(self, name: str, principal: Principal, admitted: int, body: bytes, ticket: Ticket) -> bool:
         service = self._service
-        if not service.is_ready:
+        if not service.is_ready or admitted != service.generation:
             return False
         began_us = self._now_us()
         try:

@@ -127,9 +127,10 @@ class Intake:
             check_queue(self._call.topic, "log" if self._topic is None else self._topic.config.type)
         if self._topic is None:
             self._topic, self._created = await writing.ensure(
-                self._service, self._call.topic, self._create, None, cut.batch
+                self._service, self._call.topic, self._create, None, cut.batch, self._call.principal
             )
         self._staged += 1
+        self._call.durability = self._topic.config.durability
         topic, key = self._topic, None if self._key is None else f"{self._key}:{self._staged}"
         far = topic.is_due or cut.batch.weight > _INLINE_BYTES
         # A stream waits rather than break off: it takes in no more meanwhile, which its sender feels.
@@ -189,6 +190,7 @@ class Intake:
             "batches": len(done),
             "created": self._created,
             "deduped": sum(each.deduped for each in done),
+            "durability": self._call.durability,
             "performance": took,
         }
         return ok(said, status=201 if self._created else 200)

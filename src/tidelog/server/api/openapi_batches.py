@@ -9,7 +9,7 @@ import msgspec
 from tidelog.server.api.auth import READ, WRITE
 from tidelog.server.api.bulk import ARROW
 from tidelog.server.api.openapi_parts import JSON, Operation, Param
-from tidelog.server.api.openapi_schemas import COUNT, FLAG, TEXT, Schema, each, obj, ref
+from tidelog.server.api.openapi_schemas import ACKED, COUNT, FLAG, TEXT, Schema, each, obj, ref
 from tidelog.wire import requests
 
 _TOPIC: Final = "/v0/topics/{topic}"
@@ -94,6 +94,7 @@ SCHEMAS: Final[dict[str, Schema]] = {
             "head_seq": COUNT,
             "count": COUNT,
             "deduped": {**FLAG, "description": "It was written before."},
+            **ACKED,
             "created": FLAG,
             **_PERFORMANCE,
         }

@@ -7,12 +7,12 @@ down here. `"name?"` is a field that may be absent.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 
 import msgspec
 
 from tidelog.engine import EngineConfig, TopicConfig
-from tidelog.engine.config import ADDED, CLAIM_JITTER_MS_MAX, KEYS, LEASE_MS_MAX, LEASE_MS_MIN
+from tidelog.engine.config import ADDED, CLAIM_JITTER_MS_MAX, KEYS, LEASE_MS_MAX, LEASE_MS_MIN, Durability
 from tidelog.engine.floors import Gap
 from tidelog.engine.queues.schedule import PRIORITY_MAX
 from tidelog.engine.results import Counts
@@ -158,6 +158,13 @@ _ROUTER: Final[dict[str, Schema]] = {
     "allow_cycle": FLAG,
     "guarantee": TEXT,
 }
+ACKED: Final[dict[str, Schema]] = {
+    "durability": {
+        "enum": list(get_args(Durability)),
+        "description": "What this ack means: the class of the topic, whatever a config in the write asked for.",
+    },
+}
+
 _WRITTEN: Final[dict[str, Schema]] = {
     "topic": TEXT,
     "first_seq": COUNT,
@@ -290,12 +297,13 @@ _ANSWERED: Final[dict[str, Schema]] = {
             **_PERFORMANCE,
         }
     ),
-    "Written": obj({**_WRITTEN, "deduped": FLAG, "seqs?": each(COUNT), **_PERFORMANCE}),
+    "Written": obj({**_WRITTEN, "deduped": FLAG, **ACKED, "seqs?": each(COUNT), **_PERFORMANCE}),
     "BulkWritten": obj(
         {
             **_WRITTEN,
             "batches": {**COUNT, "description": "Each was written whole or not at all."},
             "deduped": {**COUNT, "description": "How many of them had been written before, with the same key."},
+            **ACKED,
             **_PERFORMANCE,
         }
     ),

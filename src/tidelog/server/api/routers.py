@@ -33,6 +33,7 @@ async def put(call: Call) -> Response:
     call.own(body.source)
     call.own(body.dest)
     engine = call.service.engine
+    _own(call, engine.find_router(name, fresh=False))
     state = await call.service.work(
         lambda: engine.router(
             name,

@@ -143,6 +143,8 @@ class Conversation:
             self.fail(command, error)
 
     async def _do(self, command: Command, text: bytes) -> None:
+        if not self._service.keys.knows(self._principal):
+            raise Problem("unauthorized", "this key was removed from the settings; nothing was done, use another one")
         match command:
             case Publish():
                 await self._publish(command, text)
@@ -214,7 +216,8 @@ class Conversation:
         batch = write.batch_of(engine.limits, command.records, command.node, text)
         topic, created = engine.find(name), False
         if topic is None:
-            topic, created = await write.ensure(service, name, command.create, config, batch)
+            topic, created = await write.ensure(service, name, command.create, config, batch, self._principal)
+        durability = topic.config.durability
         # The next command waits for this, so that what a client writes to a topic stays in its order.
         token, held_us = await service.admission.staged(
             topic,
@@ -224,10 +227,19 @@ class Conversation:
             work=service.work if topic.is_due else None,
         )
         self._pending += len(text)
-        service.commits.when_done(token, partial(self._told, command, len(text), began_us, held_us, created))
+        service.commits.when_done(
+            token, partial(self._told, command, len(text), began_us, held_us, created, durability)
+        )
 
     def _told(
-        self, command: Publish, size: int, began_us: int, held_us: int, created: bool, token: Token[Appended]
+        self,
+        command: Publish,
+        size: int,
+        began_us: int,
+        held_us: int,
+        created: bool,
+        durability: str,
+        token: Token[Appended],
     ) -> None:
         self._pending -= size
         self._eased.set()
@@ -250,6 +262,7 @@ class Conversation:
                 done.count,
                 created and not done.deduped,
                 done.deduped,
+                durability,
                 took,
             )
         )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any
 
 import msgspec
 
 from tidelog.engine import Engine, Topic, TopicConfig, TopicState
-from tidelog.engine.config import ADDED, KEYS, check_topic_name
+from tidelog.engine.config import ADDED, KEYS, KNOWN, check_topic_name
 from tidelog.engine.queues import QueueCounts
 from tidelog.errors import BadInput, TopicNotFound
+from tidelog.server.api.auth import Principal
 from tidelog.server.api.call import Call, ok
 from tidelog.server.api.problem import Problem
 from tidelog.server.api.query import Query
@@ -34,14 +36,34 @@ def config_of(topic: str, text: bytes) -> TopicConfig:
     try:
         config = TopicConfig.from_json(text)
         config.check_for(topic)
+        _check_spelling(text)
         return config
     except BadInput as error:
-        detail = _dead_letter(text) if "dead_letter" in str(error) else None
+        detail = _dead_letter(text) if "dead_letter is" in str(error) else None
         raise Problem("invalid_request", str(error), detail) from None
 
 
 def _dead_letter(text: bytes) -> dict[str, Any]:
     return {"dead_letter": msgspec.json.decode(text).get("dead_letter")}
+
+
+def own_targets(principal: Principal, config: TopicConfig, before: TopicConfig | None) -> None:
+    """Refuse a config that names a topic which the key is not for. What another key has set may stay."""
+    target = config.dead_letter
+    kept = before is not None and before.dead_letter == target
+    if target is not None and not kept and not principal.owns(target):
+        raise Problem(
+            "forbidden",
+            f"this key is not for the topic {target!r} that dead_letter names; nothing was done",
+            {"dead_letter": target},
+        )
+
+
+def _check_spelling(text: bytes) -> None:
+    """Refuse a field that is almost one of a config. Others that are not known are passed over, as everywhere."""
+    for name in _object.decode(text):
+        if name not in KNOWN and (near := get_close_matches(name[:80].lower(), KNOWN, n=1, cutoff=0.8)):
+            raise BadInput(f"a config has no field {name[:80]!r}; the nearest is {near[0]}; nothing was done")
 
 
 def shown(config: TopicConfig) -> msgspec.Raw:
@@ -56,6 +78,8 @@ async def configure(call: Call) -> Response:
     config = config_of(name, call.request.body or b"{}")
     given = {key: getattr(config, key) for key in (*KEYS, *ADDED) if key != "durable"}
     engine = service.engine
+    known = engine.find(name)
+    own_targets(call.principal, config, None if known is None else known.config)
     topic, created = await service.work(lambda: engine.configure(name, given))
     return ok(
         {"topic": name, "created": created, "config": shown(topic.config), "performance": call.performance()},
@@ -150,6 +174,18 @@ def _rows(
 async def drop(call: Call) -> Response:
     engine, name, if_empty = call.service.engine, call.topic, call.query.flag("if_empty", False)
     actor = call.principal.name
-    routers = await call.service.work(lambda: engine.remove(name, if_empty=if_empty, actor=actor))
+    owns = call.principal.owns
+
+    def work() -> list[str] | None:
+        for state in (*engine.routers(source=name), *engine.routers(dest=name)) if call.principal.prefixes else ():
+            if not (owns(state.router) and owns(state.source) and owns(state.dest)):
+                raise Problem(
+                    "forbidden",
+                    "a router that this key is not for has this topic at one of its ends; nothing was dropped, have "
+                    "the router removed first",
+                )
+        return engine.remove(name, if_empty=if_empty, actor=actor)
+
+    routers = await call.service.work(work)
     said = {"topic": name, "deleted": routers is not None, "routers_removed": routers or []}
     return ok({**said, "performance": call.performance()})

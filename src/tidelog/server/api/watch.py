@@ -8,7 +8,7 @@ from typing import Final
 
 from tidelog.engine import Show, Topic, TopicState
 from tidelog.engine.read import nodes_of
-from tidelog.server.api.auth import bearer
+from tidelog.server.api.auth import Principal, bearer
 from tidelog.server.api.call import Call, ok
 from tidelog.server.api.diff import budget
 from tidelog.server.api.problem import Problem
@@ -78,12 +78,13 @@ def watermarks(from_seq: int, now: TopicState) -> dict[str, int]:
 
 def stream(call: Call) -> Answer:
     request, service = call.request, call.service
+    principal = None if service.keys.open else _authenticated(call)
     accepts(request.header(b"accept"))
     session = service.sessions.find(call.names[0])
     if session is None:
         raise Problem("not_found", "there is no such watch session, or it was idle for too long; watch again")
-    if not service.keys.open:
-        _bound(call, session)
+    if principal is not None and not compare_digest(principal.identity, session.principal.identity):
+        raise Problem("unauthorized", "the key that made this session is needed; nothing was done")
     if request.method == "HEAD":
         return Response(200, content_type=EVENT_STREAM, headers=HEADERS)
     topics = {name: service.engine.find(name) for name in session.epochs}
@@ -100,12 +101,13 @@ def accepts(header: bytes | None) -> None:
         raise Problem("not_acceptable", "this is text/event-stream and nothing else; nothing was done, accept that")
 
 
-def _bound(call: Call, session: Session) -> None:
-    """Only the key that made a session opens it."""
+def _authenticated(call: Call) -> Principal:
+    """Who asks. A request without a valid key learns nothing, not even which sessions there are."""
     secret = bearer(call.request.header(b"authorization")) or call.query.text("token")
     principal = None if secret is None else call.service.keys.find(secret)
-    if principal is None or not compare_digest(principal.identity, session.principal.identity):
+    if principal is None:
         raise Problem("unauthorized", "the key that made this session is needed; nothing was done")
+    return principal
 
 
 def _last_event_id(header: bytes | None) -> dict[str, int]:

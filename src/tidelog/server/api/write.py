@@ -15,12 +15,12 @@ from tidelog.engine.config import TopicType, check_topic_name
 from tidelog.engine.encode import Columns
 from tidelog.errors import BadInput, Error, TopicNotFound
 from tidelog.server.api import bulk
-from tidelog.server.api.auth import ADMIN
+from tidelog.server.api.auth import ADMIN, Principal
 from tidelog.server.api.call import Call
 from tidelog.server.api.plain import check_depths, plain
 from tidelog.server.api.problem import Problem
 from tidelog.server.api.schedule import check_queue, schedule
-from tidelog.server.api.topics import config_of
+from tidelog.server.api.topics import config_of, own_targets
 from tidelog.server.gather import Part
 from tidelog.server.http.seam import Answer, Response
 from tidelog.server.service import Service
@@ -43,6 +43,7 @@ class Done(msgspec.Struct, omit_defaults=True):
     count: int
     created: bool
     deduped: bool
+    durability: str  # what this ack means: the class of the topic, whatever a config in the write asked for
     performance: dict[str, float]
     seqs: list[int] | None = None
 
@@ -80,6 +81,7 @@ def _went(call: Call, topic: Topic) -> bool:
     datas = plain(request.body, limits)
     if datas is None:
         return False
+    call.durability = topic.config.durability
     if len(datas) <= _FEW and topic.is_open and len(request.body) <= _SMALL_BYTES:
         call.service.gather.add(topic, datas, len(request.body), _answered, call)
     else:
@@ -122,6 +124,7 @@ def key_of(call: Call, given: str | None) -> str | None:
 
 
 def _staged(call: Call, topic: Topic, batch: Batch, key: str | None, *, insists: bool = False) -> None:
+    call.durability = topic.config.durability
     call.service.admission.stage(topic, batch, key, partial(_under_way, call), insists=insists)
 
 
@@ -144,12 +147,19 @@ def _told(call: Call, held_us: int, token: Token[Appended]) -> None:
 
 def answer_of(call: Call, done: Appended, held_us: int = 0, *, created: bool) -> Response:
     seqs = call.query.flag("return_seqs", True)
-    body = told(call.topic, done, call.elapsed_ms(), held_us, created=created, seqs=seqs)
+    body = told(call.topic, call.durability, done, call.elapsed_ms(), held_us, created=created, seqs=seqs)
     return Response(201 if created else 200, body)
 
 
 def told(
-    topic: str, done: Appended, elapsed_ms: float, held_us: int = 0, *, created: bool = False, seqs: bool = True
+    topic: str,
+    durability: str,
+    done: Appended,
+    elapsed_ms: float,
+    held_us: int = 0,
+    *,
+    created: bool = False,
+    seqs: bool = True,
 ) -> bytes:
     """The body of the answer to a write."""
     said = Done(
@@ -160,6 +170,7 @@ def told(
         done.count,
         created,
         done.deduped,
+        durability,
         performance_of(elapsed_ms, done, held_us),
         list(done.seqs) if seqs else None,
     )
@@ -167,13 +178,21 @@ def told(
 
 
 def told_all(
-    topic: str, done: Appended, offset: int, counts: Sequence[int], took_us: Sequence[int], *, kernel: bool
+    topic: str,
+    durability: str,
+    done: Appended,
+    offset: int,
+    counts: Sequence[int],
+    took_us: Sequence[int],
+    *,
+    kernel: bool,
 ) -> list[bytes]:
     """`told` for many who have a part in one write, one behind the other from `offset` on: how many records are each
     one's, and how long it took."""
     start = b'{"topic":%b,"first_seq":' % _encode(topic)
     took = _encode(performance_of(0.0, done)).removeprefix(b'{"server_total_ms":0.0')
-    middle = b',"created":false,"deduped":%b,"performance":{"server_total_ms":' % _encode(done.deduped)
+    said = b',"created":false,"deduped":%b,"durability":%b' % (_encode(done.deduped), _encode(durability))
+    middle = said + b',"performance":{"server_total_ms":'
     head = b',"head_seq":%d,"count":' % done.head_seq
     written = _compiled if kernel else _written
     return written(done.first_seq + offset, counts, took_us, start, head, middle, took)
@@ -216,7 +235,8 @@ async def _slowly(
 ) -> Response:
     """A write that first has to make its topic, or has to wait until old records are gone for good."""
     service = call.service
-    topic, created = await ensure(service, call.topic, body.create, config, batch)
+    topic, created = await ensure(service, call.topic, body.create, config, batch, call.principal)
+    call.durability = topic.config.durability
     token, held_us = await service.admission.staged(
         topic, batch, key, insists=created or body.disable_backpressure, work=service.work
     )
@@ -227,7 +247,12 @@ async def _slowly(
 
 
 async def ensure(
-    service: Service, name: str, create: bool | None, config: TopicConfig | Problem | None, first: Batch | Columns
+    service: Service,
+    name: str,
+    create: bool | None,
+    config: TopicConfig | Problem | None,
+    first: Batch | Columns,
+    principal: Principal,
 ) -> tuple[Topic, bool]:
     """The topic to write to, made where that is asked for. A write that would be refused makes none."""
     engine = service.engine
@@ -240,6 +265,7 @@ async def ensure(
     check_topic_name(name)
     if isinstance(config, Problem):
         raise config
+    own_targets(principal, wanted, None)
     return await service.work(lambda: engine.ensure(name, wanted, first))
 
 

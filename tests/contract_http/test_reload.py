@@ -1,0 +1,113 @@
+"""SIGHUP reads the settings again and never ends the server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract_http.api import good, path, refused
+from tests.contract_http.client import Wire, dumps
+from tests.contract_http.server import Server
+from tests.contract_http.test_attack_web import ask
+
+
+class Reloading:
+    """A server with a file of settings that can be changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / "settings.toml"
+        self.write(api_keys="old,stays")
+        data, port = str(folder / "server" / "data"), str(folder / "server" / "port.txt")
+        args = ("--data", data, "--port", "0", "--port-file", port, "--config", str(self._file))
+        self.server = Server(folder / "server", *args)
+
+    def write(self, **settings: str) -> None:
+        self._file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
+
+    def reload(self, word: str = "SIGHUP: reloaded") -> None:
+        """Send the signal and wait until the server says what came of it."""
+        before = self.server.log.count("SIGHUP")
+        self.server.signal(signal.SIGHUP)
+        deadline = time.monotonic() + 30
+        while self.server.log.count("SIGHUP") == before:
+            assert self.server.is_running
+            assert time.monotonic() < deadline, self.server.log
+            time.sleep(0.01)
+        assert word in self.server.log.splitlines()[-1]
+
+
+@pytest.fixture
+def reloading(tmp_path: Path) -> Iterator[Reloading]:
+    made = Reloading(tmp_path)
+    with made.server.start():
+        yield made
+
+
+def test_keys_are_reloaded_for_known_heads_and_sockets_too(reloading: Reloading) -> None:
+    server = reloading.server
+    body = dumps({"records": [{"data": 1}]})
+    lines = ("Host: localhost", "Content-Type: application/json", "Authorization: Bearer old")
+    head = "\r\n".join(["POST /v0/topics/t HTTP/1.1", *lines, f"Content-Length: {len(body)}", "", ""])
+    request = head.encode() + body
+    with Wire(server.address) as wire:
+        for _ in range(5):
+            wire.send(request)
+            assert wire.reply().status in (200, 201)
+        reloading.write(api_keys="new,stays")
+        reloading.reload()
+        for _ in range(3):
+            wire.send(request)
+            refused(wire.reply(), 401, "unauthorized")
+    with server.client("new") as api:
+        assert api.state("t")["head_seq"] == 5
+        good(api.post(path("t"), {"records": [{"data": 2}]}))
+
+
+def test_hosts_origins_and_the_log_level_are_reloaded(reloading: Reloading) -> None:
+    server, key = reloading.server, "Authorization: Bearer stays"
+    good(ask(server, "GET", "/v0/topics", None, "a.test", key))
+    reloading.write(api_keys="stays", allowed_hosts="b.test", allowed_origins="https://ui.test", log_level="warning")
+    reloading.reload()
+    refused(ask(server, "GET", "/v0/topics", None, "a.test", key), 403, "forbidden")
+    good(ask(server, "GET", "/v0/topics", None, "b.test", key, "Origin: https://ui.test"))
+
+
+@pytest.mark.parametrize("bad", [{"api_keys": "k:reed"}, {"api_keys": ""}, {"log_level": "loud"}, {"no_such": "1"}])
+def test_settings_that_do_not_read_change_nothing(reloading: Reloading, bad: dict[str, str]) -> None:
+    reloading.write(**{"api_keys": "other", **bad})
+    reloading.reload("the old ones stay")
+    with reloading.server.client("old") as api:
+        good(api.get("/v0/topics"))
+
+
+def test_without_a_file_the_server_goes_on(tmp_path: Path) -> None:
+    with Server(tmp_path, log_level="warning").start() as server:
+        for _ in range(5):
+            server.signal(signal.SIGHUP)
+            with server.client() as api:
+                api.write("t", 1)
+        assert server.is_running
+
+
+def test_files_are_for_their_owner(tmp_path: Path) -> None:
+    with Server(tmp_path / "own").start() as server, server.client() as api:
+        api.write("t", 1)
+    _modes(tmp_path / "own" / "data", 0o600, 0o700)
+    with Server(tmp_path / "group", file_mode="640").start() as server, server.client() as api:
+        api.write("t", 1)
+    assert "no setting" not in server.log
+    _modes(tmp_path / "group" / "data", 0o640, 0o750)
+
+
+def _modes(root: Path, file_mode: int, directory_mode: int) -> None:
+    found = [root, *root.rglob("*")]
+    assert len(found) > 5
+    for each in found:
+        wanted = directory_mode if each.is_dir() else file_mode
+        assert stat.S_IMODE(each.stat().st_mode) == wanted, each
