@@ -71,7 +71,7 @@ def test_chunks_become_one_range_and_it_stays_the_same(api: Api, topic: str) -> 
     ]
     assert api.seqs(topic) == [1, 2, 3, 4]
     found = good(api.get(path(topic, "/batches?writer=etl")))
-    assert found["batches"] == [{"number": 0, "first_seq": 1, "last_seq": 3, "sum": SUM}]
+    assert found["batches"] == [{"number": 0, "first_seq": 1, "last_seq": 3, "sum": SUM, "query_id": ""}]
     assert good(api.get(path(topic, "/batches?writer=nobody")))["batches"] == []
 
 

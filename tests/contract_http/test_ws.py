@@ -226,6 +226,7 @@ def test_the_answer_to_a_publish(ws: Socket, api: Api, topic: str) -> None:
         "count": 2,
         "created": True,
         "deduped": False,
+        "durability": "disk",
     }
     said = ws.publish(topic, "c", return_seqs=False)
     assert (said["seqs"], said["first_seq"], said["created"]) == (None, 3, False)
