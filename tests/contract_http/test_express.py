@@ -43,6 +43,7 @@ def test_the_second_answer_is_like_the_first(api: Api, topic: str, durability: s
             "count": 2,
             "created": False,
             "deduped": False,
+            "durability": durability,
             "seqs": [first, first + 1],
         }
     assert len({reply.header("x-request-id") for reply in replies}) == 4
