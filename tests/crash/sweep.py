@@ -7,6 +7,7 @@ opened again, and must not have changed a byte. Images that are alike are judged
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -41,6 +42,15 @@ def sweep(
     version = 0
     told: tuple[dict[int, bytes], dict[int, set[bytes]], int] | None = None
 
+    def is_new(image: SimDisk) -> bool:
+        """Count a state, unless the same one was judged before and by the same rules."""
+        key = (image.digest(), version)
+        if key in seen:
+            return False
+        seen.add(key)
+        tally.states += 1
+        return True
+
     def examine(op: int) -> None:
         nonlocal version, told
         now = (dict(oracle.must), {seq: set(values) for seq, values in oracle.may.items()}, oracle.next_min)
@@ -49,15 +59,12 @@ def sweep(
         tally.instants += 1
         nested = again
         for image in disk.images(random=Random(f"{seed}/{op}"), limit=limit):
-            key = (image.disk.digest(), version)
-            if key in seen:
+            if not is_new(image.disk):
                 continue
-            seen.add(key)
-            tally.states += 1
             wrong = None
             if nested:
                 nested -= 1
-                wrong = _crash_in_recovery(codec, image.disk.reboot(), oracle, sync, Random(f"{seed}/{op}"), tally)
+                wrong = _crash_in_recovery(codec, image.disk.reboot(), oracle, sync, Random(f"{seed}/{op}"), is_new)
             if (wrong := wrong or judge(codec, image.disk, oracle, sync)) is not None:
                 where = disk.trace[-1] if disk.trace else "the start"
                 tally.failures.append(
@@ -79,14 +86,13 @@ class Found(BaseException):
 
 
 def _crash_in_recovery(
-    codec: str, disk: SimDisk, oracle: Oracle, sync: str, random: Random, tally: Tally
+    codec: str, disk: SimDisk, oracle: Oracle, sync: str, random: Random, is_new: Callable[[SimDisk], bool]
 ) -> str | None:
     wrongs: list[str] = []
 
     def examine(op: int) -> None:
         for image in disk.images(random=random, limit=3):
-            tally.states += 1
-            if (wrong := judge(codec, image.disk, oracle, sync)) is not None:
+            if is_new(image.disk) and (wrong := judge(codec, image.disk, oracle, sync)) is not None:
                 wrongs.append(f"and again in recovery before op {op}, {image.label}: {wrong}")
                 raise Found
 

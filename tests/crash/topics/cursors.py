@@ -99,6 +99,7 @@ class History:
         for where, disk in aside:
             self.tally.states += 1
             self.judge(where, disk, before, after, shown)
+        self.tally.seen.clear()  # the same state may be wrong after the next call
         self.earlier.append(after.groups)
         if syncs:
             self.log.tick()

@@ -32,6 +32,7 @@ class History:
         self.counts: dict[str, int] = {}  # records of each key, also of the write that is under way
         self.ranges: dict[str, tuple[int, int]] = {}  # of those that were acknowledged
         self.states = self.known = self.lost = 0
+        self._judged: set[object] = set()  # states with what was promised by then
         self.log = self.open(self.disk)
         self.topic = self.log.topic(TOPIC, durability=durability)
         self.other = self.log.topic(OTHER, durability="disk")
@@ -86,7 +87,11 @@ class History:
             assert (done.deduped, done.first_seq, done.last_seq) == (True, *span), key
 
     def _look(self, op: int) -> None:
+        promises = (*self.counts.items(), *self.ranges)
         for image in self.disk.images(random=self.random, limit=self.images):
+            if (key := (image.disk.digest(), promises, self.clock.now_us())) in self._judged:
+                continue
+            self._judged.add(key)
             self.states += 1
             self.judge(f"op {op}, {image.label}", image.disk)
 

@@ -74,6 +74,7 @@ class History:
         for where, disk in aside:
             self.tally.states += 1
             self.judge(where, disk, {**self.batches, number: sizes})
+        self.tally.seen.clear()  # the same state is wrong once the batch was acknowledged
         self.batches[number], self.ranges[number] = sizes, (done.first_seq, done.last_seq)
         self.disk.on_op = self._look
 

@@ -58,7 +58,7 @@ class QueueBench:
         self.log = self.open(self.disk)
         self.log.topic("dead", durability="fsync")
         self.log.queue("jobs", **self.config)
-        self._seen: set[bytes] = set()
+        self._judged: set[object] = set()  # states with what was told by then
 
     @property
     def config(self) -> dict[str, Any]:
@@ -166,17 +166,16 @@ class QueueBench:
     # What a restart would find.
 
     def examine(self, op: int) -> None:
+        told = repr((self.told, self.clock.now_us()))
         for image in self.disk.images(random=self.random, limit=self.limit):
-            digest = image.disk.digest()
-            if digest in self._seen:
+            if (key := (image.disk.digest(), told)) in self._judged:
                 continue
-            self._seen.add(digest)
+            self._judged.add(key)
             self.states += 1
             try:
                 self.judge(image.disk)
             except Wrong as wrong:
                 self._fail(f"before op {op}, {image.label}: {wrong}")
-        self._seen.clear()  # what is right depends on what was told by then
 
     def _check(self, condition: bool, words: str) -> None:
         if not condition:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from tidelog.engine.queues.door import Queue
 from tidelog.engine.topic import Topic
 
 Patch = pytest.MonkeyPatch
+Tell = Callable[[str, int], None]
 PLACES = ((1, False), (2, False), (2, True))  # how many shards, and whether the two topics are in different ones
 
 
@@ -40,20 +41,22 @@ def spread(shards: int, apart: bool) -> list[Arrangement]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("shards", "apart"), PLACES)
-def test_no_power_cut_loses_a_job_between_two_topics(shards: int, apart: bool) -> None:
+def test_no_power_cut_loses_a_job_between_two_topics(shards: int, apart: bool, tell: Tell) -> None:
     states, wrong = sweep(spread(shards, apart), limit=2)
+    tell("crash states of dead letters", states)
     assert not wrong, wrong[0]
-    assert states > 400, "there was something to judge"
+    assert states > 100, "there was something to judge"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strikes", ["target", "source"])
-def test_no_failed_sync_loses_a_job_between_two_topics(strikes: str) -> None:
+def test_no_failed_sync_loses_a_job_between_two_topics(strikes: str, tell: Tell) -> None:
     hows = [
         Arrangement(queue, dead, *PLACES[number % 3], "log", "nothing", strikes)
         for number, (queue, dead) in enumerate((queue, dead) for queue in CLASSES for dead in CLASSES)
     ]
     states, wrong = sweep(hows, limit=8)
+    tell("crash states of dead letters", states)
     assert not wrong, wrong[0]
     assert states > 50
 
@@ -61,8 +64,9 @@ def test_no_failed_sync_loses_a_job_between_two_topics(strikes: str) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("between", BETWEEN)
 @pytest.mark.parametrize("target", TARGETS)
-def test_no_power_cut_loses_a_job_between_two_topics_in_any_arrangement(target: str, between: str) -> None:
+def test_no_power_cut_loses_a_job_between_two_topics_in_any_arrangement(target: str, between: str, tell: Tell) -> None:
     states, wrong = sweep(arrangements((target,), (between,)), limit=8)
+    tell("crash states of dead letters", states)
     assert not wrong, wrong[0]
     assert states > 300
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,21 +19,24 @@ from tidelog.engine.queues.state import State, Step
 from tidelog.formats.bodies import Lease, LeaseEvent
 
 Patch = pytest.MonkeyPatch
+Tell = Callable[[str, int], None]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("durable", [False, True])
-def test_no_power_cut_breaks_a_queue(durable: bool) -> None:
+def test_no_power_cut_breaks_a_queue(durable: bool, tell: Tell) -> None:
     states, wrong = sweep(3, 30, limit=6, durable=lambda _: durable)
+    tell("crash states of queues", states)
     assert not wrong, wrong[0]
     assert states > 300, "there was something to judge"
 
 
 @pytest.mark.sweep
-def test_no_power_cut_breaks_a_queue_for_long() -> None:
+def test_no_power_cut_breaks_a_queue_for_long(tell: Tell) -> None:
     states, wrong = sweep(120, 60, limit=24, durable=lambda seed: bool(seed % 2))
+    tell("crash states of queues", states)
     assert not wrong, wrong[0]
-    assert states > 50_000
+    assert states > 10_000
 
 
 # Bugs planted on purpose ------------------------------------------------------------------------------------
