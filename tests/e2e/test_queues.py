@@ -306,6 +306,36 @@ def test_a_connection_that_was_closed_meanwhile_is_made_again(server: Server) ->
         assert [job.data for job in queue.claim("n", 9)][:1] == [1]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_worker_of_a_remote_queue_counts_what_it_did(server: Server, is_async: bool) -> None:
+    """Every job was counted as neither done nor failed, and `wait` waited for ever."""
+    seen: list[int] = []
+
+    def handle(job: Any) -> None:
+        seen.append(job.data)
+        if job.data == 3 and job.deliveries == 1:
+            raise ValueError("try again")
+
+    async def handle_later(job: Any) -> None:
+        handle(job)
+
+    with Client(url(server), key=KEY) as client:
+        queue = RemoteQueue(client, "worked")
+        client.put("/v0/topics/worked", {"type": "queue"})
+        queue.put([{"data": number} for number in (1, 2, 3)])
+        function = handle_later if is_async else handle
+        with tidelog.Worker(queue, function, node="w", concurrency=2, lease_ms=300, backoff_ms=0, poll_ms=1) as worker:
+            assert worker.wait(4, 60)
+        assert worker.tally == (3, 1, 0)
+        assert sorted(seen) == [1, 2, 3, 3]
+        assert queue.state()["count"] == 0
+        queue.put([{"data": 4}])
+        (job,) = queue.claim("n")
+        assert queue.extend("n", [job], lease_ms=5_000).deadlines.keys() == {job.seq}
+        assert queue.nack("n", [job]) == (1, [], 1, 0)
+        assert queue.ack("n", [job]).skipped == [job.seq]
+
+
 def _break(client: Client) -> None:
     """As if the server had closed what is idle."""
     for connection in client._idle:

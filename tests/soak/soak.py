@@ -377,9 +377,9 @@ class QueueClient(SoakClient):
             numbers = {job.data for job in jobs}
             self.acking |= numbers
             done = queue.ack("soak", jobs)
-            if done["acked"] == len(jobs):  # fewer: a lease ran out, or the request was repeated
+            if done.count == len(jobs):  # fewer: a lease ran out, or the request was repeated
                 self.acked |= numbers
-            self.soak.count("jobs acked", done["acked"])
+            self.soak.count("jobs acked", done.count)
 
     def check(self) -> None:
         with Client(self.url) as client:

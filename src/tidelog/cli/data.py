@@ -19,11 +19,11 @@ from tidelog.commitlog.codecs import guess
 from tidelog.commitlog.opening import LOCK_FILE
 from tidelog.disk.atomic import read_all
 from tidelog.disk.posix import PosixDisk
-from tidelog.disk.seam import Stat, join
+from tidelog.disk.seam import join
 from tidelog.engine import manifest
 from tidelog.engine.core import TOPICS, WAL
+from tidelog.engine.watch import wal_files
 from tidelog.errors import BadInput, Corrupt, Locked, NotFound
-from tidelog.wal import names
 
 _WAL_FILE_BYTES = 4 << 20  # a command writes little and goes: no reason to reserve what a server would
 
@@ -98,32 +98,4 @@ def _pointed(path: str) -> Iterator[None]:
 
 def wal_bytes(path: str) -> int:
     """Bytes of all WAL files that are there."""
-    return sum(stat.size for _, stat in _wal_files(PosixDisk(), path) if stat is not None)
-
-
-def _wal_files(disk: PosixDisk, path: str) -> Iterator[tuple[str, Stat | None]]:
-    wal = join(path, WAL)
-    for place in (names.directory(wal, key) for key in names.groups(disk, wal)):
-        for file in (names.path_of(place, first) for first in names.files(disk, place)):
-            yield file, disk.stat(file)
-
-
-class Watch:
-    """Whether a writer has done something since the last look. Whatever it does leaves a mark in the WAL, so names,
-    sizes and times of its files are enough."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._seen = self._look()
-        self._settled = False
-
-    def stirred(self) -> bool:
-        """Also once more after the last change: times of files are coarser than writes."""
-        now = self._look()
-        moved = now != self._seen
-        stirred = moved or not self._settled
-        self._seen, self._settled = now, not moved
-        return stirred
-
-    def _look(self) -> list[tuple[str, Stat | None]]:
-        return list(_wal_files(PosixDisk(), self._path))
+    return sum(stat.size for _, stat in wal_files(PosixDisk(), path) if stat is not None)

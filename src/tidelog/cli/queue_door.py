@@ -158,17 +158,17 @@ class Remote:
 
     def ack(self, name: str, node: str, seqs: Sequence[Any], ids: Sequence[int | None] | None) -> Settled:
         done = self._queue(name).ack(node, seqs, ids)
-        return Settled(done["acked"], done["skipped"], done["ready"], done["in_flight"])
+        return Settled(*done)
 
     def nack(
         self, name: str, node: str, seqs: Sequence[Any], ids: Sequence[int | None] | None, delay_ms: int
     ) -> Settled:
         done = self._queue(name).nack(node, seqs, ids, delay_ms)
-        return Settled(done["nacked"], done["skipped"], done["ready"], done["in_flight"])
+        return Settled(*done)
 
     def extend(self, name: str, node: str, seqs: Sequence[Any], lease_ms: int) -> Extended:
         done = self._queue(name).extend(node, seqs, lease_ms=lease_ms)
-        return Extended(done["extended"], done["skipped"], {int(seq): at for seq, at in done["deadlines"].items()})
+        return Extended(*done)
 
     def history(self, name: str, from_seq: int, limit: int) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self._queue(name).history(from_seq, limit)["events"]

@@ -10,13 +10,13 @@ from typing import Any
 
 import msgspec
 
-from tidelog.cli.data import Watch, check_there, reading
+from tidelog.cli.data import check_there, reading
 from tidelog.cli.render import Screen, between, bytes_, moment, several, span
 from tidelog.clock import SystemClock
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import Counts, Engine, Gap, Page, Record, Topic, TopicState, manifest
 from tidelog.engine.manifest import SegmentRow
-from tidelog.errors import GapFound, Unavailable
+from tidelog.errors import GapFound, TopicNotFound, Unavailable
 
 _PAGE_RECORDS, _PAGE_BYTES = 10_000, 4 << 20
 _POLL_S = 0.2
@@ -232,19 +232,18 @@ def record_fields(record: Record) -> dict[str, Any]:
 def follow(args: Namespace, screen: Screen) -> int:
     """Print records as another process writes them, until the keyboard or --timeout ends it."""
     check_there(args.dir)
-    watch = Watch(args.dir)  # before the first look, so that nothing falls between
     with reading(args.dir, screen) as log:
         topic = log.topic(args.topic, create=False)
         if topic.config.durability == "ephemeral":
             screen.say(f"{args.topic} is ephemeral: its records never leave the process that writes them")
         try:
-            _follow(log, topic, watch, args, screen)
+            _follow(log, topic, args, screen)
         except KeyboardInterrupt:
             screen.flush()
     return 0
 
 
-def _follow(log: Engine, topic: Topic, watch: Watch, args: Namespace, screen: Screen) -> None:
+def _follow(log: Engine, topic: Topic, args: Namespace, screen: Screen) -> None:
     clock, cursor, wanted = SystemClock(), args.first, _wanted(args)
     since_ms = clock.monotonic_ms()
     while True:
@@ -259,12 +258,14 @@ def _follow(log: Engine, topic: Topic, watch: Watch, args: Namespace, screen: Sc
         left_s = _POLL_S if args.timeout is None else args.timeout - (clock.monotonic_ms() - since_ms) / 1000
         if left_s <= 0:
             return
-        topic.read(cursor, 1, timeout=min(_POLL_S, left_s))  # nobody writes in this process: a pause
-        again = _refreshed(log, args.topic) if watch.stirred() else topic
-        if again.epoch != topic.epoch:
-            since_ms = clock.monotonic_ms()
-            cursor = _begun_again(again, args, screen)
-        topic = again
+        try:
+            topic.read(cursor, 1, timeout=min(_POLL_S, left_s))
+        except TopicNotFound:
+            again = _refreshed(log, args.topic)  # raises where none was made in its place
+            if again.epoch != topic.epoch:
+                since_ms = clock.monotonic_ms()
+                cursor = _begun_again(again, args, screen)
+            topic = again
 
 
 def _refreshed(log: Engine, name: str) -> Topic:

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from tidelog.client.channel import RemoteChannel, RemoteMessage
 from tidelog.client.http import Client
-from tidelog.client.queue import RemoteJob, RemoteQueue
+from tidelog.client.queue import RemoteExtended, RemoteJob, RemoteQueue, RemoteSettled
 
-__all__ = ["Client", "RemoteChannel", "RemoteJob", "RemoteMessage", "RemoteQueue"]
+__all__ = ["Client", "RemoteChannel", "RemoteExtended", "RemoteJob", "RemoteMessage", "RemoteQueue", "RemoteSettled"]

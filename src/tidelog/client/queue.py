@@ -28,8 +28,26 @@ class RemoteJob(NamedTuple):
         return f"{_PREFIX}{self.lease_id:x}"
 
 
+class RemoteSettled(NamedTuple):
+    """What an ack or a nack came to, with the counts of the queue after it."""
+
+    count: int  # type: ignore[assignment]  # hides a method of tuples
+    skipped: list[int]  # not held by that node, or not under that lease
+    ready: int
+    in_flight: int
+
+
+class RemoteExtended(NamedTuple):
+    count: int  # type: ignore[assignment]  # hides a method of tuples
+    skipped: list[int]
+    deadlines: dict[int, int]
+
+
 class RemoteQueue:
-    """A queue at the other end of a client. Every method may be called from any thread."""
+    """A queue at the other end of a client. Every method may be called from any thread.
+
+    `claim`, `ack`, `nack` and `extend` answer as a queue of this process does, so a `tidelog.Worker` takes either.
+    """
 
     def __init__(self, client: Client, name: str) -> None:
         self._client, self.name = client, name
@@ -40,21 +58,23 @@ class RemoteQueue:
         found = self._post("/claim", body)["claimed"]
         return [_job(job) for job in found]
 
-    def ack(self, node: str, jobs: Sequence[Any], lease_ids: Sequence[int | None] | None = None) -> dict[str, Any]:
+    def ack(self, node: str, jobs: Sequence[Any], lease_ids: Sequence[int | None] | None = None) -> RemoteSettled:
         """They are done. Jobs or seqs; of jobs the lease is named too."""
-        return self._post("/ack", {"node": node, **_named(jobs, lease_ids)})
+        return _settled("acked", self._post("/ack", {"node": node, **_named(jobs, lease_ids)}))
 
     def nack(
         self, node: str, jobs: Sequence[Any], lease_ids: Sequence[int | None] | None = None, delay_ms: int = 0
-    ) -> dict[str, Any]:
+    ) -> RemoteSettled:
         """Others may have them, at once or after a while."""
-        return self._post("/nack", {"node": node, **_named(jobs, lease_ids), "delay_ms": delay_ms})
+        return _settled("nacked", self._post("/nack", {"node": node, **_named(jobs, lease_ids), "delay_ms": delay_ms}))
 
     def extend(
         self, node: str, jobs: Sequence[Any], lease_ids: Sequence[int | None] | None = None, *, lease_ms: int
-    ) -> dict[str, Any]:
+    ) -> RemoteExtended:
         """Hold them longer, from now on."""
-        return self._post("/extend", {"node": node, **_named(jobs, lease_ids), "lease_ms": lease_ms})
+        done = self._post("/extend", {"node": node, **_named(jobs, lease_ids), "lease_ms": lease_ms})
+        deadlines = {int(seq): deadline_ms for seq, deadline_ms in done["deadlines"].items()}
+        return RemoteExtended(done["extended"], done["skipped"], deadlines)
 
     def put(self, records: Iterable[dict[str, Any]], *, key: str | None = None) -> dict[str, Any]:
         """Append jobs: each a record of the wire, `{"data": …}`, perhaps with run_at_ms, delay_ms or priority."""
@@ -75,6 +95,10 @@ class RemoteQueue:
 
     def _post(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
         return self._client.post(topic_path(self.name, verb), body, again=True)
+
+
+def _settled(verb: str, done: dict[str, Any]) -> RemoteSettled:
+    return RemoteSettled(done[verb], done["skipped"], done["ready"], done["in_flight"])
 
 
 def _job(told: dict[str, Any]) -> RemoteJob:

@@ -99,9 +99,10 @@ def open(
     """Open the topics in `path`, making the directory where there is none, and recover what a crash left behind.
 
     One process writes: a second one is refused (Locked) and changes nothing. Any number may open it with `read_only`
-    beside the writer; they see what was there when they opened it, and `refresh` looks again. Settings are those of
-    `EngineConfig`. `accept_loss` goes on where acknowledged records were lost to damage, which is refused otherwise.
-    Without `threads` nothing happens by itself: call `tick`. `progress(what, done, total)` is told of long work.
+    beside the writer; they see what was there when they opened it, `refresh` looks again, and reads that wait
+    (`follow`, `read` with a timeout) do so by themselves. Settings are those of `EngineConfig`. `accept_loss` goes on
+    where acknowledged records were lost to damage, which is refused otherwise. Without `threads` nothing happens by
+    itself: call `tick`. `progress(what, done, total)` is told of long work.
     """
     found = opened(
         path,

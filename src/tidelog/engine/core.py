@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tidelog.engine.routing.holding import Frozen
     from tidelog.engine.routing.lane import Lane
     from tidelog.engine.routing.restore import Wires
+    from tidelog.engine.watch import WalWatch
     from tidelog.wal import Commit
 
 _log = logging.getLogger("tidelog.engine")
@@ -172,6 +173,7 @@ class Core:
         self.hops = Hops()
         self.frozen: Frozen | None = None  # for the checkpoint that is being made
         self.discarded: list[int] = []  # segments that the index has forgotten and a manifest may still name
+        self.watch: WalWatch | None = None  # of a reader beside a writer, once it waits
         self._waiters: set[Callable[[], None]] = set()
 
     @property

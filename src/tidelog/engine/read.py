@@ -7,7 +7,7 @@ for: delivered, deleted, expired, evicted, filtered, or a hole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Event
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -24,7 +24,8 @@ from tidelog.engine.floors import Gap
 from tidelog.engine.parts import Bools, Part, Segment
 from tidelog.engine.results import Counts, Page, Record
 from tidelog.engine.texts import from_json
-from tidelog.errors import BadInput, Corrupt, GapFound
+from tidelog.engine.watch import WalWatch
+from tidelog.errors import BadInput, Corrupt, GapFound, Unavailable
 from tidelog.formats import compute as pc
 from tidelog.formats import idx
 from tidelog.formats import rows as columns_of
@@ -36,6 +37,7 @@ OnGap: TypeAlias = Literal["fail", "emit", "skip"]
 Nodes: TypeAlias = frozenset[bytes]  # whose records a reader does not want
 _CHUNK_BYTES = 8 << 20
 _NO_LIMIT = 1 << 62
+BESIDE_POLL_S = 0.2
 _LOOKS = 8  # at a directory that a writer changes
 SCHEMA = columns_of.SCHEMA.append(pa.field("json", pa.bool_()))
 
@@ -243,14 +245,20 @@ def _looked_again(core: Core, part: Part) -> bool:
         return False
     if all(disk.stat(part.home.path(part.base, suffix)) is not None for suffix in (".data", ".idx")):
         return False
-    fresh = next((topic for topic in look().values() if topic.id == core.id), None)
+    _take_over(core, look())
+    return True
+
+
+def _take_over(core: Core, topics: Mapping[str, Core]) -> None:
+    """Make a reader's topic what a second look at the directory has found of it."""
+    fresh = next((topic for topic in topics.values() if topic.id == core.id), None)
     with core.lock:
+        core.shared.files_synced = False
         if fresh is None:
             core.dropped = True
         else:
-            core.index = fresh.index
+            core.index, core.config = fresh.index, fresh.config
     core.check()
-    return True
 
 
 def _fits(rows: Rows, start: int, stop: int, count_max: int, bytes_max: int) -> bool:
@@ -342,10 +350,13 @@ def table(core: Core, from_seq: int, to_seq: int | None, nodes: Nodes) -> pa.Tab
 
 
 def wait_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: int, timeout: float | None) -> Page:
-    """`page`, and where there is nothing yet, wait for it this many seconds; None: as long as it takes."""
+    """`page`, and where there is nothing yet, wait for it this many seconds; None: as long as it takes.
+
+    A writer in this process wakes the reader. A reader beside another process's writer looks at the WAL's files every
+    `BESIDE_POLL_S`, and at the directory where they have changed."""
     if timeout == 0:
         return page(core, from_seq, limit, nodes, bytes_max)
-    woken = Event()
+    woken, left = Event(), timeout
     core.listen(woken.set)  # before the first look: a record between look and wait must not be missed
     try:
         while True:
@@ -353,10 +364,34 @@ def wait_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: in
             found = page(core, from_seq, limit, nodes, bytes_max)
             if found.records or found.gap or not found.caught_up or found.next_from_seq > from_seq:
                 return found
-            if not woken.wait(timeout):
+            if core.shared.look_again is None:
+                if not woken.wait(timeout):
+                    return found
+                continue
+            if left is not None and left <= 0:
                 return found
+            pause = BESIDE_POLL_S if left is None else min(left, BESIDE_POLL_S)
+            woken.wait(pause)
+            left = None if left is None else left - pause
+            _look_beside(core)
     finally:
         core.unlisten(woken.set)
+
+
+def _look_beside(core: Core) -> None:
+    """Take over what a writer of another process has done to a reader's topic since the last look."""
+    shared = core.shared
+    assert shared.look_again is not None, "asked of a reader"
+    core.check()
+    if core.watch is None:
+        core.watch = WalWatch(shared.disk, shared.root)
+    if core.watch.changed():
+        try:
+            topics = shared.look_again()
+        except Unavailable:  # the writer was faster than the look
+            core.watch.look_once_more()
+            return
+        _take_over(core, topics)
 
 
 def follow(core: Core, from_seq: int, nodes: Nodes, timeout: float | None, on_gap: OnGap) -> Iterator[Record | Gap]:

@@ -300,6 +300,8 @@ class Topic:
     ) -> Iterator[Record | Gap]:
         """Records as they are written, until none came for `timeout` seconds; None: for ever.
 
+        Of a topic that was opened for reading, records of the process that writes are seen within about 0.2 s.
+
         Where records were lost to a cap or to age before they were read: `fail` raises GapFound, `emit` yields the
         Gap in their place, `skip` goes on.
         """

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 import tidelog
-from tidelog.cli.data import Watch, check_there
+from tidelog.cli.data import check_there
 from tidelog.cli.main import main
 from tidelog.commitlog import SegmentedLog
+from tidelog.disk.posix import PosixDisk
+from tidelog.engine.watch import WalWatch
 from tidelog.errors import BadInput, NotFound
 
 LOOKS = (["ls", "d"], ["show", "d", "t"], ["read", "d", "t"], ["follow", "d", "t", "--timeout", "0"])
@@ -192,10 +194,10 @@ def test_a_watch_is_stirred_by_whatever_a_writer_does_and_once_more_after_it() -
     with opened() as log:
         topic = log.topic("t")
         age_wal()
-        watch = Watch("d")
-        assert [watch.stirred() for _ in range(3)] == [True, False, False], "once after the start, whatever happened"
+        watch = WalWatch(PosixDisk(), "d")
+        assert [watch.changed() for _ in range(3)] == [True, False, False], "once after the start, whatever happened"
         topic.append(b"x")
-        assert [watch.stirred() for _ in range(3)] == [True, True, False]
+        assert [watch.changed() for _ in range(3)] == [True, True, False]
         log.checkpoint()
-        assert [watch.stirred() for _ in range(3)] == [True, True, False]
-    assert watch.stirred()
+        assert [watch.changed() for _ in range(3)] == [True, True, False]
+    assert watch.changed()

@@ -15,11 +15,12 @@ import pytest
 
 import tidelog
 from tidelog.cli import topic_look
-from tidelog.cli.data import Watch
 from tidelog.cli.main import main
 from tidelog.cli.topic_look import accounted, gap_line
 from tidelog.cli.topic_write import MEANT, parsed, together, would_delete
 from tidelog.engine import Counts, Gap
+from tidelog.engine import read as engine_read
+from tidelog.engine.watch import WalWatch
 from tidelog.errors import BadInput, BatchTooLarge
 from tidelog.testing import ManualClock
 
@@ -351,7 +352,7 @@ def test_every_way_to_lose_records_has_its_words() -> None:
 # ── follow ────────────────────────────────────────────────────────────────────────────────────────
 
 
-_STIRRED = Watch.stirred
+_CHANGED = WalWatch.changed
 
 
 class Keyboard:
@@ -360,13 +361,13 @@ class Keyboard:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: Callable[[], object]) -> None:
         self._steps = list(steps)
 
-        def stirred(watch: Watch) -> bool:
+        def changed(watch: WalWatch) -> bool:
             if not self._steps:
                 raise KeyboardInterrupt
             self._steps.pop(0)()
-            return _STIRRED(watch)
+            return _CHANGED(watch)
 
-        monkeypatch.setattr(Watch, "stirred", stirred)
+        monkeypatch.setattr(WalWatch, "changed", changed)
         monkeypatch.setattr(topic_look, "_POLL_S", 0.001)
 
 
@@ -390,17 +391,17 @@ def test_follow_prints_what_another_process_writes_until_the_keyboard_ends_it_qu
 
 def test_follow_looks_again_only_when_something_stirs_and_once_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = 0
-    with tidelog.open("d", wal_file_bytes=1 << 16) as log:
+    with tidelog.open("d", wal_file_bytes=1 << 16, threads=False) as log:
         topic = log.topic("t")
         topic.append(b"1")
-        really = tidelog.Engine.refresh
+        really = engine_read._take_over
 
-        def refresh(engine: tidelog.Engine) -> None:
+        def take_over(*args: Any) -> None:
             nonlocal looks
             looks += 1
-            really(engine)
+            really(*args)
 
-        monkeypatch.setattr(tidelog.Engine, "refresh", refresh)
+        monkeypatch.setattr(engine_read, "_take_over", take_over)
         log.checkpoint()
         Keyboard(monkeypatch, *[lambda: None] * 5, log.checkpoint, *[lambda: None] * 5)
         assert run("follow", "d", "t")[1] == "1\n"

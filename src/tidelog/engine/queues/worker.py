@@ -5,33 +5,45 @@
                                                   └ every third of the lease: extend all that are running
 
 `stop` lets running jobs finish and goes on extending their leases; what was claimed and not begun goes back at once.
-The worker needs four calls of a queue, so a client that speaks to a server can stand in for one.
+The worker needs four calls of a queue, so a `RemoteQueue` of `tidelog.client` can stand in for one.
+
+A coroutine function is run to its end by an event loop of its own, in the thread of the job. A function that returns
+another awaitable, or a generator, has not done its job when it returns: it is refused, or fails the job.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from inspect import isasyncgenfunction, isgeneratorfunction
 from threading import Condition, Event, Lock, Thread
 from types import TracebackType
 from typing import Any, Final, NamedTuple, Protocol, Self, runtime_checkable
 
 from tidelog.clock import Clock, SystemClock
 from tidelog.disk import fork
-from tidelog.engine.queues.jobs import Extended, Job, Settled
-from tidelog.errors import BadInput, Error
+from tidelog.engine.queues.jobs import Job
+from tidelog.errors import BadInput, Error, Refused
 
 _POLL_MS: Final = 250
 _DOUBLINGS_MAX: Final = 32
+_log = logging.getLogger("tidelog.worker")
+
+
+class Counted(Protocol):
+    @property
+    def count(self) -> int: ...
 
 
 class Source(Protocol):
-    """Where jobs come from: a `Queue`, or a client of a server that has one."""
+    """Where jobs come from: a `Queue`, or a `RemoteQueue`, whose jobs have the same fields."""
 
-    def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> Sequence[Job]: ...
-    def ack(self, node: str, seqs: Sequence[Job], /) -> Settled: ...
-    def nack(self, node: str, seqs: Sequence[Job], /, *, delay_ms: int = 0) -> Settled: ...
-    def extend(self, node: str, seqs: Sequence[Job], /, *, lease_ms: int) -> Extended: ...
+    def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> Sequence[Any]: ...
+    def ack(self, node: str, seqs: Sequence[Any], /) -> Counted: ...
+    def nack(self, node: str, seqs: Sequence[Any], /, *, delay_ms: int = 0) -> Counted: ...
+    def extend(self, node: str, seqs: Sequence[Any], /, *, lease_ms: int) -> Counted: ...
 
 
 @runtime_checkable
@@ -66,12 +78,18 @@ class Worker:
         clock: Clock | None = None,
     ) -> None:
         """After the n-th failed delivery a job rests for `backoff_ms` times two to the n - 1, at most `backoff_ms_max`.
-        `on_error` is told of what a function raised, in the thread that ran it."""
+        `on_error` is told of what a function raised, in the thread that ran it. A coroutine function is run by
+        `asyncio.run`, a loop for each job; what it shares with other jobs must not belong to a loop."""
         for what, value in (("concurrency", concurrency), ("lease_ms", lease_ms), ("poll_ms", poll_ms)):
             if value < 1:
                 raise BadInput(f"{what} is {value}, it must be 1 or more; nothing was started")
         if not 0 <= backoff_ms <= backoff_ms_max:
             raise BadInput(f"backoff_ms is {backoff_ms}, it must be from 0 to backoff_ms_max ({backoff_ms_max})")
+        if isgeneratorfunction(function) or isasyncgenfunction(function):
+            raise BadInput(
+                f"{function!r:.200} is a generator function: calling it runs nothing of it; nothing was started, give "
+                "a function or a coroutine function"
+            )
         self._source, self._function, self._node = source, function, node
         self._concurrency, self._lease_ms, self._poll_ms = concurrency, lease_ms, poll_ms
         self._backoff_ms, self._backoff_ms_max = backoff_ms, backoff_ms_max
@@ -178,13 +196,13 @@ class Worker:
                 self._try(lambda: self._source.nack(self._node, [job]))
                 return
             try:
-                self._function(job)
-            except Exception as error:  # whatever a job raises is the job's failure, not the worker's
+                _completed(self._function(job))
+            except BaseException as error:  # also a cancelled coroutine: the job's failure, not the worker's
                 self._fail(job, error)
             else:
-                settled = self._try(lambda: self._source.ack(self._node, [job]))
+                acked = self._try(lambda: self._source.ack(self._node, [job]).count)
                 with self._lock:
-                    if settled is not None and settled.count:
+                    if acked:
                         self._done += 1
                     else:
                         self._lost += 1
@@ -194,13 +212,16 @@ class Worker:
                 self._settled.notify_all()
             self._woken.set()
 
-    def _fail(self, job: Job, error: Exception) -> None:
+    def _fail(self, job: Job, error: BaseException) -> None:
         with self._lock:
             self._failed += 1
         rest_ms = min(self._backoff_ms << min(max(job.deliveries - 1, 0), _DOUBLINGS_MAX), self._backoff_ms_max)
         self._try(lambda: self._source.nack(self._node, [job], delay_ms=rest_ms))
         if self._on_error is not None:
-            self._on_error(job, error)
+            try:
+                self._on_error(job, error)
+            except Exception:
+                _log.exception("on_error of the worker %s raised; the job %d was given back", self._node, job.seq)
 
     def _try(self, call: Callable[[], Any]) -> Any:
         """What a call of the source came to; None where it failed: leases end by themselves, and jobs come back."""
@@ -208,4 +229,22 @@ class Worker:
             return call()
         except Error as error:
             self.trouble = error
-            return None
+        except Exception as error:
+            _log.exception("the worker %s cannot claim or settle jobs", self._node)
+            self.trouble = Refused(
+                f"the source of jobs failed with {error!r:.200}; jobs that were not settled come back when their "
+                "leases end"
+            )
+        return None
+
+
+def _completed(result: object) -> None:
+    """Run a coroutine to its end. Raises BadInput for what has not run and cannot be run here."""
+    if isinstance(result, Coroutine):
+        asyncio.run(result)
+        return
+    if isinstance(result, Generator | AsyncGenerator | Awaitable):
+        raise BadInput(
+            f"the function returned {result!r:.200}, which has not run; the job was given back, give a function or a "
+            "coroutine function"
+        )

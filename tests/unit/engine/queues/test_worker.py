@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from threading import Event
 from typing import Any
@@ -204,3 +206,96 @@ def test_a_source_that_fails_for_a_while_is_asked_again() -> None:
 def test_a_worker_that_could_not_work_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(BadInput):
         Worker(Fake(), lambda _: None, node="w", **wrong)  # type: ignore[arg-type]
+
+
+# What a function may be ---------------------------------------------------------------------------------------
+
+
+class AsyncCallable:
+    def __init__(self, seen: list[Any]) -> None:
+        self._seen = seen
+
+    async def __call__(self, job: Job) -> None:
+        await asyncio.sleep(0)
+        self._seen.append(job.data)
+
+
+def test_a_coroutine_function_is_run_before_its_job_is_acked(jobs: Queue) -> None:
+    """Its jobs were acked without a line of it having run."""
+    seen: list[Any] = []
+
+    async def handle(job: Job) -> None:
+        await asyncio.sleep(0)
+        assert jobs.counts().in_flight
+        seen.append(job.data)
+
+    functions: list[Callable[[Job], Any]] = [handle, partial(handle), lambda job: handle(job), AsyncCallable(seen)]
+    for function in functions:
+        with Worker(jobs, function, node="w", concurrency=2) as worker:
+            jobs.put([1, 2, 3])
+            assert worker.wait(3, LIMIT_S)
+        assert worker.tally == (3, 0, 0)
+        assert sorted(seen) == [1, 2, 3]
+        seen.clear()
+    assert jobs.topic.count == 0
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), asyncio.CancelledError(), SystemExit(3)])
+@pytest.mark.parametrize("is_async", [True, False])
+def test_a_job_that_is_cancelled_or_exits_is_given_back(jobs: Queue, error: BaseException, is_async: bool) -> None:
+    raised: list[BaseException] = []
+
+    async def later(_: Job) -> None:
+        await asyncio.sleep(0)
+        raise error
+
+    def now(_: Job) -> None:
+        raise error
+
+    worker = Worker(
+        jobs, later if is_async else now, node="w", backoff_ms=60_000, on_error=lambda _, e: raised.append(e)
+    )
+    with worker:
+        jobs.put(1)
+        assert worker.wait(1, LIMIT_S)
+    assert worker.tally == (0, 1, 0)
+    assert [type(each) for each in raised] == [type(error)]
+    assert jobs.topic.count == 1
+
+
+def test_what_has_not_run_when_it_returns_is_refused(jobs: Queue) -> None:
+    def generator(job: Job) -> Iterator[Job]:
+        yield job
+
+    async def generator_later(job: Job) -> AsyncIterator[Job]:
+        yield job
+
+    for function in (generator, generator_later):
+        with pytest.raises(BadInput, match="generator function"):
+            Worker(jobs, function, node="w")
+    raised: list[BaseException] = []
+
+    class Later:
+        def __await__(self) -> Any:
+            raise AssertionError("nobody awaits it")
+
+    for returned in (lambda job: generator(job), lambda job: generator_later(job), lambda _: Later()):
+        worker = Worker(jobs, returned, node="w", backoff_ms=60_000, on_error=lambda _, error: raised.append(error))
+        with worker:
+            jobs.put(1)
+            assert worker.wait(1, LIMIT_S)
+        assert worker.tally == (0, 1, 0)
+    assert jobs.topic.count == 3
+    assert all("which has not run" in str(error) for error in raised)
+    assert len(raised) == 3
+
+
+def test_a_source_that_breaks_its_contract_does_not_stop_the_worker(jobs: Queue) -> None:
+    """An answer without `count` ended the thread of the job: it was in no count, and `wait` waited for ever."""
+    real = jobs.ack
+    jobs.ack = lambda *args: real(*args)._asdict()  # type: ignore[method-assign, assignment, return-value]
+    with Worker(jobs, lambda _: None, node="w") as worker:
+        jobs.put([1, 2])
+        assert worker.wait(2, LIMIT_S)
+    assert worker.tally.lost == 2
+    assert "has no attribute 'count'" in str(worker.trouble)
