@@ -408,6 +408,8 @@ EXCUSES = (
     ),
     Excuse("server/sessions.py", "chance", "whoever has a session's id may read it: it must not be guessed"),
     Excuse("spark/target.py", "a wait", "queries that write into one directory take turns"),
+    Excuse("spark/wire.py", "a wait", "a server that is away is asked again after a pause"),
+    Excuse("spark/wire.py", "chance", "tasks that lost the server together do not come back together"),
     Excuse("pipelines/delta_table.py", "a wait", "a commit that met a foreign one is tried again after a pause"),
     Excuse("spark/sink.py", "chance", "what tasks stage must not have the names of what others stage"),
     Excuse("cli/worker.py", "a wait", "a worker runs until it is told to stop"),

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import tidelog
-from tidelog.engine import Engine, read
+from tidelog.engine import Engine, read, strong
 from tidelog.engine.watch import WalWatch
 from tidelog.errors import TopicNotFound, Unavailable
 
@@ -131,7 +131,12 @@ def test_an_idle_writer_costs_no_look_at_the_directory(reader: Engine, monkeypat
     topic, looks = reader.topic("t", create=False), list[int]()
     real = topic.core.shared.look_again
     assert real is not None
-    topic.core.shared.look_again = lambda: looks.append(1) or real()  # type: ignore[func-returns-value]
+
+    def look() -> Any:
+        looks.append(1)
+        return real()
+
+    topic.core.shared.look_again = look
     asked = between(monkeypatch)
     assert topic.read(1, timeout=10.0).records == []
     assert (len(asked) >= 50, len(looks)) == (True, 1)
@@ -145,10 +150,13 @@ def test_a_strong_reader_is_shown_only_what_was_synced(
     topic = reader.topic("t", create=False)
     assert topic.read(0).records
     synced = list[bool]()
-    real = read.consistency._sync_files
-    monkeypatch.setattr(
-        read.consistency, "_sync_files", lambda shared: synced.append(shared.files_synced) or real(shared)
-    )
+    real = strong._sync_files
+
+    def sync_files(shared: Any) -> bool:
+        synced.append(shared.files_synced)
+        return real(shared)
+
+    monkeypatch.setattr(strong, "_sync_files", sync_files)
     between(monkeypatch, lambda: writer.topic("t").append(b"2"))
     assert [record.data for record in topic.read(1, timeout=5.0).records] == [b"2"]
     assert False in synced, "what was found since is synced before it is shown"

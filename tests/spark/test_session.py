@@ -16,8 +16,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from tests.unit.spark.world import house, serving
 
 import tidelog
+import tidelog.spark
 from tidelog.commitlog import SegmentedLog
 from tidelog.engine import Engine
+from tidelog.spark.start import PUSHDOWN
 
 pytestmark = pytest.mark.slow
 EVENTS = 20_000
@@ -255,3 +257,24 @@ def test_queries_beside_a_writer_that_deletes_evicts_and_checkpoints(
     found = pipe.seqs()
     assert len(found) == len(set(found)), "nothing twice"
     assert found[-1] == engine.topic("orders").head_seq
+
+
+def test_a_session_whose_settings_are_fixed_filters_by_itself(
+    spark: SparkSession, tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the definitions of Declarative Pipelines, where `spark.conf.set` raises."""
+    fill(engine, 100)
+    spark.conf.unset(PUSHDOWN)
+
+    def refuse(*_: object) -> None:
+        raise PySparkException("SESSION_MUTATION_IN_DECLARATIVE_PIPELINE.SET_RUNTIME_CONF")
+
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(type(spark.conf), "set", refuse)
+            tidelog.spark.register(spark)
+            df = load(spark, path=str(tmp_path / "data"), subscribe="orders")
+            assert df.where("seq > 90 and tag = 'part-9'").count() == 10
+    finally:
+        tidelog.spark.register(spark)
+    assert load(spark, path=str(tmp_path / "data"), subscribe="orders").where("seq > 90").count() == 10

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from collections.abc import Iterator
+import socket
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from tests.contract_http.server import Server
 from tests.spark import copying, mortal
 from tests.spark.copying import BATCHES, ROWS, Copy, check, fill, rounds
 from tests.unit.spark.world import MODES, Mode, serving
 
 import tidelog
+from tidelog.client import Client
 from tidelog.engine import Engine
+from tidelog.errors import Error
 
 pytestmark = pytest.mark.slow
 
@@ -108,9 +115,11 @@ def test_in_foreach_batch_the_number_is_named(spark: SparkSession, tmp_path: Pat
     options = {"path": str(tmp_path / "source"), "subscribe": "source", "startingOffsets": "earliest"}
     reading = spark.readStream.format("tidelog").options(**options, maxOffsetsPerTrigger="150").load()
     writing = reading.writeStream.foreachBatch(each).option("checkpointLocation", str(tmp_path / "checkpoint"))
-    assert writing.trigger(availableNow=True).start().awaitTermination(120)
+    query = writing.trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
     with tidelog.open(str(tmp_path / "sink")) as log:
         assert log.topic("copy").head_seq == ROWS
+        assert {each.query_id for each in log.topic("copy").numbered("each").values()} == {query.id}
 
 
 def test_what_is_refused_fails_before_a_row_is_written(spark: SparkSession, tmp_path: Path) -> None:
@@ -279,19 +288,93 @@ def test_a_full_topic_stops_the_query_and_it_goes_on_when_there_is_room(mortals:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_query_moves_its_group_and_another_starts_there(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
+def test_a_query_moves_its_group_to_its_end_and_another_starts_there(
+    spark: SparkSession, tmp_path: Path, mode: Mode
+) -> None:
+    """Two queries of one session under AvailableNow, each with a group: neither has any lag when it has ended."""
     with place(mode, tmp_path) as here:
         with here.log() as log:
-            log.topic("orders").append([b"x"] * 40)
-        reading = spark.readStream.format("tidelog").options(**here.options, subscribe="orders", group="etl")
-        rows = reading.option("startingOffsets", "group:etl").option("maxOffsetsPerTrigger", "15").load()
-        query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "checkpoint"))
-        assert query.trigger(availableNow=True).start().awaitTermination(120)
+            for topic in ("orders", "visits"):
+                log.topic(topic).append([b"x"] * 40)
+        queries = []
+        for topic in ("orders", "visits"):
+            reading = spark.readStream.format("tidelog").options(**here.options, subscribe=topic, group="etl")
+            rows = reading.option("startingOffsets", "group:etl").option("maxOffsetsPerTrigger", "15").load()
+            query = rows.writeStream.format("noop").option("checkpointLocation", str(tmp_path / f"checkpoint-{topic}"))
+            queries.append(query.trigger(availableNow=True).start())
+            wait_for(lambda: bool(queries[-1].recentProgress) or not queries[-1].isActive)
+        assert all(query.awaitTermination(120) for query in queries)
         with here.log() as log:
-            group = log.topic("orders").group("etl")
-            assert group.position >= 30, "every batch before the last is told at the least"
-            assert group.lag().records == 40 - group.position
+            for topic in ("orders", "visits"):
+                assert log.topic(topic).group("etl").lag().records == 0, topic
             log.topic("orders").append([b"y"] * 5)
-            behind = 45 - group.position
         batch = spark.read.format("tidelog").options(**here.options, subscribe="orders", startingOffsets="group:etl")
-        assert batch.load().count() == behind
+        assert batch.load().count() == 5
+
+
+def test_a_group_is_never_ahead_of_the_sink(mortals: SparkSession, tmp_path: Path) -> None:
+    """The driver's worker dies before the third batch is published: the group has passed two of them and no more."""
+    fill(tmp_path / "source")
+    with place("path", tmp_path) as here:
+        copy = Copy(mortals, tmp_path, here.options, group="etl")
+        mortal.doom(copy.doom, "publish", 2)
+        assert copy.run() is not None
+        with here.log() as log:
+            assert log.topic("copy").count == 200
+        with tidelog.open(str(tmp_path / "source"), threads=False) as log:
+            assert log.topic("source").group("etl").position <= 200
+        assert copy.run() is None
+        with tidelog.open(str(tmp_path / "source"), threads=False) as log:
+            assert log.topic("source").group("etl").position == ROWS
+        with here.log() as log:
+            check(log)
+
+
+def test_a_query_outlives_restarts_of_its_server(spark: SparkSession, tmp_path: Path) -> None:
+    """From a server into the same server, which is killed and started again three times while the query runs."""
+    rows, size = 1200, 60
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    folder = tmp_path / "server"
+    args = ("--data", str(folder / "data"), "--port", str(port), "--port-file", str(folder / "port.txt"))
+    with Server(folder, *args) as server:
+        server.start()
+        address = f"http://127.0.0.1:{port}"
+        with Client(address) as client:
+            for first in range(0, rows, 100):
+                records = [{"data": f"row {number}"} for number in range(first, first + 100)]
+                client.post("/v0/topics/source", {"records": records})
+        source = {"server": address, "subscribe": "source", "startingOffsets": "earliest", "group": "etl"}
+        reading = spark.readStream.format("tidelog").options(**source, maxOffsetsPerTrigger=str(size), columns="data")
+        writing = reading.load().writeStream.format("tidelog").options(server=address, topic="copy", query="copy")
+        query = writing.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+        try:
+            for reached in (120, 480, 840):
+                wait_for(lambda: not query.isActive or head(address, "copy") >= reached)  # noqa: B023
+                server.kill()
+                server.start()
+            assert query.awaitTermination(300), "the query hangs"
+        finally:
+            query.stop()
+        server.stop()
+    with tidelog.open(str(folder / "data"), threads=False) as log:
+        found = [json.loads(data) for data in log.topic("copy").to_arrow().column("data").to_pylist()]
+        assert sorted(found) == sorted(f"row {number}" for number in range(rows)), "each once"
+        assert len(log.topic("copy").numbered("copy")) == rows // size
+        assert log.topic("source").group("etl").lag().records == 0
+
+
+def head(address: str, topic: str) -> int:
+    try:
+        with Client(address) as client:
+            return int(client.get(f"/v0/topics/{topic}?touch=false")["head_seq"])
+    except Error:
+        return 0
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    until, pause = time.monotonic() + 300, Event()
+    while not condition():
+        assert time.monotonic() < until, "it never came true"
+        pause.wait(0.05)

@@ -21,18 +21,27 @@ __all__ = ["Java", "find_java", "register", "session"]
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format "tidelog" known to a session, and let it push filters down to it."""
-    from tidelog.spark.source import TidelogSource
+    """Make the format "tidelog" known to a session, and let Spark push filters down to it.
 
-    spark.dataSource.register(TidelogSource)
-    # Without it Spark refuses a source that could take filters, even where there are none.
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    Where settings of the session cannot be changed, as in the definitions of Declarative Pipelines, and
+    `spark.sql.python.filterPushdown.enabled` is not set, Spark filters the rows itself.
+
+    Raises:
+        NotFound: the interpreter that the session starts its Python workers with cannot import tidelog.
+    """
+    from tidelog.spark.start import check_workers, pushes_filters
+
+    check_workers(spark)
+    from tidelog.spark.source import TidelogSource, UnfilteredSource
+
+    spark.dataSource.register(TidelogSource if pushes_filters(spark) else UnfilteredSource)
 
 
 def session(master: str = "local[*]", app: str = "tidelog", **conf: str) -> SparkSession:
     """A session with the source registered, on the machine's Java or on the one that came as a package.
 
-    Settings are Spark's, with `_` for the dots of their names: `spark_sql_shuffle_partitions="2"`.
+    Settings are Spark's, with `_` for the dots of their names: `spark_sql_shuffle_partitions="2"`. On a local master
+    the workers run in the interpreter that calls this. On any other, set PYSPARK_PYTHON to one that every machine has.
     """
     from tidelog.spark.start import started
 

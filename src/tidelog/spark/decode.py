@@ -121,7 +121,7 @@ def text(data: pa.Array, seqs: pa.Array, topic: str) -> pa.Array:
         raise
 
 
-def gap_row(first: int, last: int, cause: str, topic: str, schema: pa.Schema) -> pa.RecordBatch:
+def gap_row(first: int, last: int | None, cause: str, topic: str, schema: pa.Schema) -> pa.RecordBatch:
     """A row that stands for records that were lost."""
     told: Mapping[str, object] = {
         "topic": topic,

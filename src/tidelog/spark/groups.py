@@ -16,12 +16,15 @@ from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
 from tidelog import engine as topics
+from tidelog.clock import SystemClock
 from tidelog.disk.seam import Disk
 from tidelog.engine import Engine
-from tidelog.errors import BadInput, CursorConflict, GroupNotFound, Locked, TopicNotFound
+from tidelog.errors import BadInput, CursorConflict, GroupNotFound, Locked, TopicNotFound, Unavailable
 from tidelog.spark.offsets import Spot
+from tidelog.spark.target import waiting
 from tidelog.spark.wire import Wire, name
 
+LOCK_WAIT_MS = 2_000  # a sink of the same directory holds it while it publishes
 _log = logging.getLogger("tidelog.spark")
 
 
@@ -34,8 +37,8 @@ class Groups(Protocol):
         """The seq the group reads next; None: it has not read this topic."""
         ...
 
-    def commit(self, group: str, spots: Mapping[str, Spot]) -> None:
-        """The group has passed everything before these."""
+    def commit(self, group: str, spots: Mapping[str, Spot]) -> bool:
+        """The group has passed everything before these. False: it could not be told now, the log says why."""
         ...
 
 
@@ -75,9 +78,9 @@ class PathGroups:
         mine = None if found is None else found.group(group)
         return mine.position + 1 if mine is not None and mine.exists else None
 
-    def commit(self, group: str, spots: Mapping[str, Spot]) -> None:
+    def commit(self, group: str, spots: Mapping[str, Spot]) -> bool:
         try:
-            with topics.open(self._path, disk=self._disk, threads=False) as log:
+            with waiting(self._writer, self._path, SystemClock(), LOCK_WAIT_MS) as log:
                 for topic, spot in spots.items():
                     found = log.find(topic)
                     if found is not None and found.epoch == spot.epoch:
@@ -85,6 +88,11 @@ class PathGroups:
                             found.group(group).commit(spot.seq - 1)
         except Locked as error:
             _log.warning("the group %s stays where it is until the next batch: %s", group, error)
+            return False
+        return True
+
+    def _writer(self) -> Engine:
+        return topics.open(self._path, disk=self._disk, threads=False)
 
 
 class ServerGroups:
@@ -100,11 +108,16 @@ class ServerGroups:
         except (GroupNotFound, TopicNotFound):
             return None
 
-    def commit(self, group: str, spots: Mapping[str, Spot]) -> None:
-        for topic, spot in spots.items():
-            with suppress(TopicNotFound, CursorConflict):
-                if self._wire.get(f"/v0/topics/{name(topic)}/segments", sums="false")["epoch"] == spot.epoch:
-                    self._wire.post(f"{_path(topic, group)}/commit", {"seq": spot.seq - 1})
+    def commit(self, group: str, spots: Mapping[str, Spot]) -> bool:
+        try:
+            for topic, spot in spots.items():
+                with suppress(TopicNotFound, CursorConflict):
+                    if self._wire.get(f"/v0/topics/{name(topic)}/segments", sums="false")["epoch"] == spot.epoch:
+                        self._wire.post(f"{_path(topic, group)}/commit", {"seq": spot.seq - 1})
+        except Unavailable as error:
+            _log.warning("the group %s stays where it is until the next batch: %s", group, error)
+            return False
+        return True
 
 
 def _path(topic: str, group: str) -> str:

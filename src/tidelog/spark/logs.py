@@ -89,6 +89,9 @@ class LogPlace:
         lost = self.lost(topic, first)
         return Counts(evicted=evicted, holes=stop - first - evicted), () if lost is None else (lost,)
 
+    def dropped_at(self, topic: str, epoch: int) -> int | None:  # noqa: ARG002
+        return None  # a log has no epochs
+
     def inline(self, topic: str, first: int, stop: int) -> Inlined | None:  # noqa: ARG002
         return None
 

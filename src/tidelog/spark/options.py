@@ -24,6 +24,7 @@ import msgspec
 
 from tidelog.errors import BadInput
 from tidelog.spark.where import Where, parse
+from tidelog.spark.wire import RETRY_MS
 
 OnGap: TypeAlias = Literal["fail", "emit", "skip"]
 OnMiss: TypeAlias = Literal["error", "latest"]
@@ -80,6 +81,7 @@ class Options:
     where: Where
     verify: bool
     payload: Payload
+    retry_ms: int
 
     @property
     def place(self) -> str:
@@ -156,7 +158,7 @@ def _bytes(name: str, value: str) -> int:
     return int(found[1]) * _UNITS[found[2]]
 
 
-def _span(name: str, value: str) -> int:
+def span_ms(name: str, value: str) -> int:
     found = re.fullmatch(r"([0-9]{1,12})\s*(ms|s|m|h)", value.lower())
     if not found:
         raise _wrong(name, value, "a time such as 500ms, 30s, 15m or 1h")
@@ -253,7 +255,7 @@ _READERS: Final[dict[str, Callable[[str, str], Any]]] = {
     "maxOffsetsPerTrigger": _count,
     "maxBytesPerTrigger": _bytes,
     "minOffsetsPerTrigger": _count,
-    "maxTriggerDelay": _span,
+    "maxTriggerDelay": span_ms,
     "minPartitions": _count,
     "splitBytes": _bytes,
     "failOnDataLoss": _flag,
@@ -263,6 +265,7 @@ _READERS: Final[dict[str, Callable[[str, str], Any]]] = {
     "where": parse,
     "verify": _flag,
     "payload": _choice(*get_args(Payload)),
+    "retryTimeout": span_ms,
 }
 NAMES: Final = tuple(_READERS)
 _DELAY_MS: Final = 15 * 60_000
@@ -310,6 +313,7 @@ def read(given: Mapping[str, str]) -> Options:
         where=found.get("where", Where()),
         verify=found.get("verify", True),
         payload=payload,
+        retry_ms=found.get("retryTimeout", RETRY_MS),
     )
 
 
@@ -319,6 +323,8 @@ def _check_place(found: Mapping[str, Any]) -> None:
         raise BadInput(f"options path and server: {given}; nothing was read, name a directory or a server")
     if "key" in found and "path" in found:
         raise BadInput("option key: it is for a server, and path is given; nothing was read, leave it out")
+    if "retryTimeout" in found and "path" in found:
+        raise BadInput("option retryTimeout: it is for a server, and path is given; nothing was read, leave it out")
     if "server" in found and found.get("codec", "tide") != "tide":
         raise BadInput(f"option codec is {found['codec']!r}: a server has topics; nothing was read, read by path")
     if "subscribe" in found and "subscribePattern" in found:

@@ -105,6 +105,17 @@ class PathPlace:
         lost = _losses(topic, scan)
         return share(scan.counts, lost, first, stop), lost
 
+    def dropped_at(self, topic: str, epoch: int) -> int | None:
+        after = 0
+        while rows := self._engine.gaps(topic, behind=after):
+            for row in rows:
+                if row.cause == "drop" and row.topic_id == epoch:
+                    return row.last
+            if rows[-1].seq <= after:  # the rest is not written yet, and has no seqs
+                break
+            after = rows[-1].seq
+        return None
+
     def inline(self, topic: str, first: int, stop: int) -> Inlined | None:
         scan = self._topic(topic).scan(first - 1, stop - 1)
         sink = pa.BufferOutputStream()

@@ -104,6 +104,10 @@ class Place(Protocol):
         """Where seqs went of which none can be read, and what of them was lost."""
         ...
 
+    def dropped_at(self, topic: str, epoch: int) -> int | None:
+        """The last seq of a topic of this name and epoch when it was dropped; None: the ledger does not know it."""
+        ...
+
     def inline(self, topic: str, first: int, stop: int) -> Inlined | None:
         """The records of the tail as an Arrow stream, for a plan that carries them itself; None: it need not."""
         ...

@@ -11,9 +11,10 @@ from tidelog.spark.server import ServerPlace
 from tidelog.spark.store import StorePlace
 
 
-def of(options: Options) -> Place:
+def of(options: Options, *, retry: bool = True) -> Place:
+    """`retry`: a server that is away is asked again for a while. Without, a wrong address is an error at once."""
     if options.server is not None:
-        return ServerPlace(options.server, options.key)
+        return ServerPlace(options.server, options.key, retry_ms=options.retry_ms if retry else 0)
     assert options.path is not None, "options name a path or a server"
     if options.is_store:
         if options.codec == "tide":

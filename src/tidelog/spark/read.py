@@ -75,7 +75,8 @@ class Reading:
             return
         missed(self._options, lost)
         if self._options.gaps:
-            yield decode.gap_row(lost.first, lost.last, lost.cause, lost.topic, self._schema)
+            last = None if lost.is_open else lost.last
+            yield decode.gap_row(lost.first, last, lost.cause, lost.topic, self._schema)
 
     def _batch(self, found: Found, topic: str) -> Iterator[pa.RecordBatch]:
         assert found.rows is not None, "asked of records"

@@ -26,7 +26,7 @@ from tidelog.spark.options import IS_JSON
 from tidelog.spark.place import Found, Inlined, Segment, Sight, Wanted, share, weight
 from tidelog.spark.ranges import BLOCK
 from tidelog.spark.stretches import Bools, Lost, Stretch
-from tidelog.spark.wire import Wire, broken, name
+from tidelog.spark.wire import Away, Wire, broken, name
 
 _PAGE: Final = 1000
 _decode = msgspec.json.decode
@@ -35,8 +35,8 @@ _decode = msgspec.json.decode
 class ServerPlace:
     timed = kinded = True
 
-    def __init__(self, server: str, key: str | None, *, wire: Wire | None = None) -> None:
-        self._server, self._wire = server, wire or Wire(server, key)
+    def __init__(self, server: str, key: str | None, *, retry_ms: int = 0, wire: Wire | None = None) -> None:
+        self._server, self._wire = server, wire or Wire(server, key, retry_ms=retry_ms)
 
     def refresh(self) -> None:
         """Every look asks the server."""
@@ -96,8 +96,7 @@ class ServerPlace:
         def dead() -> Bools | None:
             if "del" not in row["files"]:
                 return None
-            with self._wire.stream(f"{where}/del") as answer:
-                vector = deletions.decode(answer.read())
+            vector = deletions.decode(self._wire.content(f"{where}/del"))
             found = np.zeros(stop - base, bool)
             which = vector.seqs() - base
             found[which[which < len(found)]] = True
@@ -113,6 +112,14 @@ class ServerPlace:
         return _lost(topic, said["tombstone"])
 
     def settle(self, topic: str, first: int, stop: int) -> tuple[Counts, tuple[Lost, ...]]:
+        retry = self._wire.retry()
+        while True:
+            try:
+                return self._settled(topic, first, stop)
+            except Away as error:
+                retry.again(error)
+
+    def _settled(self, topic: str, first: int, stop: int) -> tuple[Counts, tuple[Lost, ...]]:
         for found, about in self._records(topic, first, stop, frozenset(("seq",))):
             if found is not None:
                 reason = f"{topic}: {found.num_rows} records where none should be"
@@ -121,6 +128,20 @@ class ServerPlace:
                 lost = _losses(topic, about)
                 return share(Counts(**about["counts"]), lost, first, stop), lost
         raise AssertionError("a stream ends with its counts or raises")
+
+    def dropped_at(self, topic: str, epoch: int) -> int | None:
+        query: dict[str, object] = {"limit": _PAGE}
+        while True:
+            try:
+                page = self._wire.get(f"/v0/topics/{name(topic)}/gaps", **query)
+            except TopicNotFound:
+                return None
+            for row in page["gaps"]:
+                if row["cause"] == "drop" and row["topic_id"] == epoch:
+                    return int(row["last"])
+            if not page.get("next_cursor"):
+                return None
+            query["cursor"] = page["next_cursor"]
 
     def inline(self, topic: str, first: int, stop: int) -> Inlined | None:  # noqa: ARG002
         return None  # executors ask the server as well as a driver can
@@ -145,37 +166,62 @@ class ServerPlace:
 
     def _again(self, stretch: Stretch, first: int, wanted: Wanted) -> Iterator[Found]:
         """Seqs from `first` to the end of the stretch as records, with what was lost or deleted since."""
-        dead, at = stretch.dead(), first
+        at = first
         while at < stretch.stop:
-            hidden, start = 0, at
-            try:
-                for batch, about in self._records(stretch.topic, at, stretch.stop, wanted):
-                    if about.get("epoch", stretch.epoch) != stretch.epoch:
-                        yield _none_left(stretch, at, "recreated")
-                        return
-                    if batch is not None:
-                        kept = batch
-                        if dead is not None:
-                            kept = batch.filter(pa.array(~dead[batch.column("seq").to_numpy() - stretch.first]))
-                            hidden += batch.num_rows - kept.num_rows
-                        yield Found(kept if kept.num_rows else None, Counts())
-                    if "counts" not in about:
-                        continue
-                    lost, counts = _losses(stretch.topic, about), Counts(**about["counts"])
-                    at = int(about["next_from_seq"]) + 1
-                    if about["head_seq"] < stretch.stop - 1:
-                        raise Unavailable(
-                            f"{stretch.topic} ends at seq {about['head_seq']} on {self._server}, the query was planned "
-                            f"up to {stretch.stop - 1}; nothing was written, run it again"
-                        )
-                    if not counts.rows and at >= stretch.stop:
-                        clipped = tuple(_until(each, min(each.last, stretch.stop - 1)) for each in lost)
-                        yield Found(None, share(counts, lost, start, stretch.stop), clipped)
-                    else:
-                        yield Found(None, counts._replace(rows=0) + Counts(deleted=hidden), lost)
-            except TopicNotFound:
-                yield _none_left(stretch, at, "dropped")
-                return
+            asked = _Asked(stretch, at)
+            retry = self._wire.retry()
+            while asked.next_seq is None:
+                try:
+                    before = asked.passed
+                    for found in self._asked(asked, wanted):
+                        if asked.passed > before:
+                            retry.progress()
+                        yield found
+                except Away as error:
+                    retry.again(error)
+            at = asked.next_seq
+
+    def _asked(self, asked: _Asked, wanted: Wanted) -> Iterator[Found]:
+        """One request for the rest of a stretch. Rows that an earlier request has handed over before it broke off are
+        passed over."""
+        stretch, start = asked.stretch, asked.start
+        hidden = 0
+        try:
+            for batch, about in self._records(stretch.topic, start, stretch.stop, wanted):
+                if about.get("epoch", stretch.epoch) != stretch.epoch:
+                    yield asked.none_left("recreated")
+                    return
+                if batch is not None:
+                    seqs = batch.column("seq").to_numpy()
+                    known = int(np.searchsorted(seqs, asked.passed, "right"))
+                    kept, dead = batch.slice(known), asked.dead
+                    if dead is not None:
+                        alive = ~dead[seqs - stretch.first]
+                        kept = kept.filter(pa.array(alive[known:]))
+                        hidden += int((~alive).sum())
+                    asked.passed = max(asked.passed, int(seqs[-1])) if len(seqs) else asked.passed
+                    asked.rows += kept.num_rows
+                    yield Found(kept if kept.num_rows else None, Counts())
+                if "counts" not in about:
+                    continue
+                lost, counts = _losses(stretch.topic, about), Counts(**about["counts"])
+                if about["head_seq"] < stretch.stop - 1:
+                    raise Unavailable(
+                        f"{stretch.topic} ends at seq {about['head_seq']} on {self._server}, the query was planned "
+                        f"up to {stretch.stop - 1}; nothing was written, run it again"
+                    )
+                next_seq = int(about["next_from_seq"]) + 1
+                # Rows of a request that broke off which this one does not have: they were removed in between, and
+                # are among its counts, but they were handed over.
+                twice = asked.rows - (counts.rows - hidden)
+                if not counts.rows and not asked.rows and next_seq >= stretch.stop:
+                    clipped = tuple(_until(each, min(each.last, stretch.stop - 1)) for each in lost)
+                    yield Found(None, share(counts, lost, start, stretch.stop), clipped)
+                else:
+                    yield Found(None, _without(counts._replace(rows=0), twice) + Counts(deleted=hidden), lost)
+                asked.next_seq = next_seq
+        except TopicNotFound:
+            yield asked.none_left("dropped")
 
     def _records(
         self, topic: str, first: int, stop: int, wanted: Wanted
@@ -222,6 +268,27 @@ def _until(lost: Lost, last: int) -> Lost:
     return Lost(lost.topic, lost.first, last, lost.cause, lost.earliest, lost.head)
 
 
-def _none_left(stretch: Stretch, first: int, cause: str) -> Found:
-    lost = Lost(stretch.topic, first, stretch.stop - 1, cause, 1, 0)
-    return Found(None, Counts(evicted=stretch.stop - first), (lost,))
+class _Asked:
+    """Seqs of a stretch that are being asked for, across requests that break off."""
+
+    def __init__(self, stretch: Stretch, start: int) -> None:
+        self.stretch, self.start, self.dead = stretch, start, stretch.dead()
+        self.passed = start - 1  # the last seq that was looked at
+        self.rows = 0  # that were handed over
+        self.next_seq: int | None = None  # where the next one begins, once this is answered in full
+
+    def none_left(self, cause: str) -> Found:
+        """The rest is gone with its topic."""
+        self.next_seq = self.stretch.stop
+        lost = Lost(self.stretch.topic, self.passed + 1, self.stretch.stop - 1, cause, 1, 0)
+        gone = self.stretch.stop - self.start - self.rows
+        return Found(None, Counts(evicted=gone), (lost,) if self.passed + 1 < self.stretch.stop else ())
+
+
+def _without(counts: Counts, rows: int) -> Counts:
+    """Counts less so many seqs that were handed over as rows before they were removed."""
+    found = counts._asdict()
+    for cause in ("deleted", "evicted", "expired", "holes"):
+        taken = min(found[cause], rows)
+        found[cause], rows = found[cause] - taken, rows - taken
+    return Counts(**found)

@@ -35,7 +35,7 @@ from tidelog.errors import BadInput, Error
 from tidelog.spark import rows as making
 from tidelog.spark.fingerprint import NOTHING, Sum, added
 from tidelog.spark.sink_options import OF_QUERY, WriteOptions, check_schema
-from tidelog.spark.target import Batch, PathTarget, ServerTarget, Target
+from tidelog.spark.target import Batch, PathTarget, ServerTarget, Target, check_reachable
 
 STAGED_BYTES = 32 << 20  # a chunk is closed at about this
 _log = logging.getLogger("tidelog.spark")
@@ -60,7 +60,7 @@ def query_id_here() -> str:
 
 def target_of(options: WriteOptions) -> Target:
     if options.server is not None:
-        return ServerTarget(options.server, options.key)
+        return ServerTarget(options.server, options.key, retry_ms=options.retry_ms)
     assert options.path is not None, "options name a path or a server"
     return PathTarget(options.path)
 
@@ -210,6 +210,8 @@ class TopicWriter(DataSourceArrowWriter):
     """A batch. Without a name it is its own and only one: a name by chance lets a lost answer be asked for again."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
+        if options.server is not None and options.batch is None:  # one in foreachBatch waits, as a stream does
+            check_reachable(options.server, options.key)
         self._number = options.batch or 0
         self._sink = Sink(options, schema, options.writer or f"{ONCE}{secrets.token_hex(16)}")
 

@@ -32,6 +32,7 @@ from tidelog.engine.numbers import ONCE
 from tidelog.errors import BadInput
 from tidelog.spark import options as reading
 from tidelog.spark.options import IS_JSON
+from tidelog.spark.wire import RETRY_MS
 
 _SHOWN_MAX: Final = 80
 OF_PLACE: Final = "checkpoint:"  # what the name of a stream begins with that goes by the place of its checkpoint
@@ -47,6 +48,7 @@ class WriteOptions:
     writer: str | None  # None: a batch without a name, or a stream that goes by its query id
     batch: int | None
     json: bool
+    retry_ms: int = RETRY_MS
 
     @property
     def place(self) -> str:
@@ -101,6 +103,13 @@ def _number(name: str, value: str) -> int:
     return int(value)
 
 
+def _retry(name: str, value: str) -> int:
+    try:
+        return reading.span_ms(name, value)
+    except BadInput as error:
+        raise BadInput(str(error).replace("nothing was read", "nothing was written")) from None
+
+
 def _payload(name: str, value: str) -> bool:
     if value.lower() not in ("bytes", "json"):
         raise _wrong(name, value, "bytes or json")
@@ -117,6 +126,7 @@ _READERS: Final[dict[str, Callable[[str, str], Any]]] = {
     "payload": _payload,
     "queryName": _query,
     "checkpointLocation": _text,
+    "retryTimeout": _retry,
 }
 NAMES: Final = tuple(_READERS)
 
@@ -138,6 +148,8 @@ def read(given: Mapping[str, str]) -> WriteOptions:
         raise BadInput(f"options path and server: {given_both}; nothing was written, name a directory or a server")
     if "key" in found and "path" in found:
         raise BadInput("option key: it is for a server, and path is given; nothing was written, leave it out")
+    if "retryTimeout" in found and "path" in found:
+        raise BadInput("option retryTimeout: it is for a server, and path is given; nothing was written, leave it out")
     place = found.get("checkpointLocation", "")
     by_place = f"{OF_PLACE}{place.rstrip('/')}" if place.startswith("/") or scheme_of(place) else None
     return WriteOptions(
@@ -148,6 +160,7 @@ def read(given: Mapping[str, str]) -> WriteOptions:
         writer=found.get("query") or found.get("queryName") or by_place,
         batch=found.get("batch"),
         json=found.get("payload", False),
+        retry_ms=found.get("retryTimeout", RETRY_MS),
     )
 
 

@@ -33,6 +33,10 @@ _SAMPLES = 1000  # records at each end of a topic that are looked at for their f
 
 
 class TidelogSource(DataSource):
+    @property
+    def _reader(self) -> type[TopicReader]:
+        return FilteringReader
+
     @classmethod
     def name(cls) -> str:
         return "tidelog"
@@ -41,12 +45,12 @@ class TidelogSource(DataSource):
         options = reading.read(self.options)
         if options.payload != "infer":
             return schema.default(options)
-        with closing(places.of(options)) as place:
+        with closing(places.of(options, retry=False)) as place:
             return schema.default(options, payload.inferred(samples(place, options)))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = reading.read(self.options).for_batch()
-        return TopicReader(options, _given(schema, options))
+        return self._reader(options, _given(schema, options))
 
     def writer(self, schema: StructType, overwrite: bool) -> TopicWriter:
         options = writing.read(self.options).for_batch()
@@ -85,6 +89,14 @@ def samples(place: Place, options: Options) -> Iterator[bytes]:
                 yield from (value.as_py() for batch in batches for value in batch.column(0))
 
 
+class UnfilteredSource(TidelogSource):
+    """For a session that does not push filters down: Spark refuses readers that could take them."""
+
+    @property
+    def _reader(self) -> type[TopicReader]:
+        return TopicReader
+
+
 class TopicReader(DataSourceReader):
     """A batch: a range of seqs that is fixed when it is planned."""
 
@@ -92,20 +104,12 @@ class TopicReader(DataSourceReader):
         self._options, self._schema = options, schema
         self._pushed: tuple[Term, ...] = ()
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        for each in filters:
-            term = of_spark(each, self._schema.names)
-            if term is None or self._options.gaps:  # a row that stands for a gap is Spark's to filter
-                yield each
-            else:
-                self._pushed = (*self._pushed, term)
-
     @property
     def where(self) -> Where:
         return self._options.where + Where(self._pushed)
 
     def partitions(self) -> Sequence[Split]:
-        with closing(places.of(self._options)) as place:
+        with closing(places.of(self._options, retry=False)) as place:
             return plan.splits(place, self._options, plan.batch_ranges(place, self._options), self.where)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -113,3 +117,13 @@ class TopicReader(DataSourceReader):
         assert isinstance(partition, Split), "planned by this reader"
         with closing(places.of(self._options)) as place:
             yield from Reading(place, self._options, self._schema, self.where, partition).batches()
+
+
+class FilteringReader(TopicReader):
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        for each in filters:
+            term = of_spark(each, self._schema.names)
+            if term is None or self._options.gaps:  # a row that stands for a gap is Spark's to filter
+                yield each
+            else:
+                self._pushed = (*self._pushed, term)

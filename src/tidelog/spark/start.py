@@ -1,15 +1,21 @@
-"""[shell] Starting Spark: a Java, the interpreter that runs this for its workers too, and nothing else that is ours."""
+"""[shell] Starting Spark, and what a session needs for this source: a Java, an interpreter that can import it, and a
+setting. Nothing else of a session is changed."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Final
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tidelog.disk.machine import environment, set_environment
+from tidelog.disk.machine import environment, program, said, set_environment
 from tidelog.errors import NotFound
 from tidelog.spark.java import LEAST, find_java
+
+PUSHDOWN: Final = "spark.sql.python.filterPushdown.enabled"
+_IMPORTED: Final = "tidelog is there"
 
 
 def started(master: str, app: str, conf: Mapping[str, str]) -> SparkSession:
@@ -25,10 +31,56 @@ def started(master: str, app: str, conf: Mapping[str, str]) -> SparkSession:
         )
     if java.home is not None:
         set_environment("JAVA_HOME", java.home)
-    if environment("PYSPARK_PYTHON") is None:
-        # Spark would take the `python3` of the path, which need not have this package.
+    if environment("PYSPARK_PYTHON") is None and master.startswith("local"):
+        # Spark would take the `python3` of the path, which need not have this package. Executors on other machines
+        # would be sent this path as well, and need not have it.
         set_environment("PYSPARK_PYTHON", sys.executable)
+    check_interpreter(environment("PYSPARK_PYTHON") or "python3")
     builder = SparkSession.builder.master(master).appName(app)
     for name, value in conf.items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
+
+
+def check_workers(spark: SparkSession) -> None:
+    """Raise NotFound where the Python workers of a session could not import tidelog."""
+    try:
+        interpreter = spark.sparkContext.pythonExec
+    except (PySparkException, AttributeError):
+        return  # Spark Connect: the workers are the server's
+    check_interpreter(interpreter)
+
+
+def check_interpreter(
+    interpreter: str,
+    *,
+    program: Callable[[str], str | None] = program,
+    said: Callable[[list[str]], str] = said,
+) -> None:
+    """Raise NotFound where an interpreter cannot import tidelog. Spark would fail with "Failed to create Python data
+    source instance" and a traceback of its own."""
+    found = program(interpreter)
+    if found == sys.executable:
+        return
+    command = [interpreter, "-c", f"import pyspark, tidelog.spark; print('{_IMPORTED}')"]
+    if found is not None and _IMPORTED in said(command):
+        return
+    what = "is not there" if found is None else f"({found}) cannot import tidelog and pyspark"
+    raise NotFound(
+        f"Spark runs its Python workers with {interpreter}, which {what}; nothing was registered. Set the environment "
+        f"variable PYSPARK_PYTHON before the session is started: to {sys.executable} on this machine, on a cluster to "
+        "an interpreter that every machine has, with tidelog[spark] installed; tidelog.spark.session() does it for "
+        "local masters"
+    )
+
+
+def pushes_filters(spark: SparkSession) -> bool:
+    """Whether Spark pushes filters down to Python sources, after asking it to. Without the setting it refuses a source
+    that could take filters, even where there are none."""
+    if spark.conf.get(PUSHDOWN, "false") == "true":
+        return True
+    try:
+        spark.conf.set(PUSHDOWN, "true")
+    except PySparkException:
+        return False  # the definitions of Declarative Pipelines change no settings
+    return True

@@ -30,8 +30,9 @@ class StoreGroups(PathGroups):
             "or read the directory or the server that it is a copy of"
         )
 
-    def commit(self, group: str, spots: Mapping[str, Spot]) -> None:  # noqa: ARG002
+    def commit(self, group: str, spots: Mapping[str, Spot]) -> bool:  # noqa: ARG002
         self.check()
+        return False
 
 
 class StorePlace(PathPlace):

@@ -3,11 +3,15 @@
     Spark says                        we say
     offset                            {"orders": {"epoch": 7, "seq": 42}}, the seq to be read next
     latestOffset(start, limit)        asked of the topics every time, never counted from what was answered before
-    commit(end)                       the named group has passed it, where one is named
+    commit(end), latestOffset(start)  the named group has passed it, where one is named
     prepareForTriggerAvailableNow     the ends of now are the ends of the query
 
 A topic that was dropped and made again has another epoch: its seqs are other records, so what an offset of the old one
 asks for is lost, and `onGap` says what happens then. One that came since by `subscribePattern` is read from its start.
+
+Spark calls `commit(end)` of a batch when it has planned the next one, so never for the last one of a run. It plans from
+an offset only when the batch before it is in its commit log: `latestOffset(start)` says that everything before `start`
+is written, also at the end of AvailableNow, where it is asked once more and finds nothing.
 """
 
 from __future__ import annotations
@@ -42,6 +46,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options, self._schema, self._clock = options, schema, clock or SystemClock()
         self._target: Spots | None = None  # where AvailableNow ends
         self._open: Place | None = None
+        self._initial: Spots | None = None  # where the query began: nothing of it was processed
+        self._told: Spots | None = None  # what the group was told last
+        self._asked: Spots | None = None  # and what it was to be told
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_open": None}  # what is open stays here; an executor opens its own
@@ -75,6 +82,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if sight is not None:
                 seq = plan.start_of(place, self._options, sight, default=LATEST)
                 found[name] = Spot(sight.epoch, seq)
+        self._initial = dict(found)
         return offsets.to_spark(found)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
@@ -115,6 +123,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
         """Where the next batch ends: what is there, or as much of it as the limits allow."""
         place, begun = self._place, offsets.of_spark(start)
+        self._tell(place, begun)
         seen = self._seen(place)
         ends = self._until(self._heads(seen, begun), begun)
         pending, spots = [], dict(ends)
@@ -122,7 +131,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             spot, end, sight = begun.get(name), ends[name], seen.get(name)
             if sight is None or sight.epoch != end.epoch:
                 continue
-            first = self._first(sight, spot)
+            first = self._first(place, sight, spot)
             pending.append(Pending(name, min(first, end.seq), end.seq, sight.bytes_at))
         rows_max, bytes_max = self._limits(limit)
         if self._waits(place, pending):
@@ -144,12 +153,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found[name] = spot
         return found
 
-    def _first(self, sight: Sight, spot: Spot | None) -> int:
+    def _first(self, place: Place, sight: Sight, spot: Spot | None) -> int:
         """The first seq of a topic that a batch from here could have: what is lost takes up no room in it."""
         if spot is None:
             return max(sight.first, sight.floor)
         if spot.epoch != sight.epoch:
-            plan.missed(self._options, _recreated(sight))
+            plan.missed(self._options, _recreated(place, sight, spot))
             return max(sight.first, sight.floor)
         return max(spot.seq, sight.floor)
 
@@ -194,7 +203,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if start is None:
             return Range(sight, max(sight.first, min(sight.floor, end.seq)), end.seq)
         if start.epoch != end.epoch:
-            return Range(sight, max(sight.first, min(sight.floor, end.seq)), end.seq, _recreated(sight))
+            begin = max(sight.first, min(sight.floor, end.seq))
+            return Range(sight, begin, end.seq, _recreated(place, sight, start))
         return Range(sight, start.seq, end.seq)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -204,14 +214,30 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from Reading(place, self._options, self._schema, self._options.where, partition).batches()
 
     def commit(self, end: Any) -> None:
+        if self._options.group is not None:
+            self._asked = None
+            self._tell(self._place, offsets.of_spark(end))
+
+    def _tell(self, place: Place, passed: Spots) -> None:
+        """Move the group to what Spark has processed. Where that fails, the next batch tries again: Spark asks for
+        offsets many times a second."""
         group = self._options.group
-        if group is not None:
-            groups.of(self._place, "group", group).commit(group, offsets.of_spark(end))
+        if group is None or not passed or passed in (self._initial, self._told, self._asked):
+            return
+        self._asked = passed
+        if groups.of(place, "group", group).commit(group, passed):
+            self._told = passed
 
 
 def _ends(seen: Mapping[str, Sight]) -> Spots:
     return {name: Spot(sight.epoch, sight.next) for name, sight in seen.items()}
 
 
-def _recreated(sight: Sight) -> Lost:
-    return Lost(sight.topic, sight.first, sight.next - 1, "recreated", sight.earliest, sight.next - 1)
+def _recreated(place: Place, sight: Sight, start: Spot) -> Lost | None:
+    """What a reader lost that stood at `start` of a topic that was dropped and made again: the seqs from there to the
+    last one that the old topic had, which the ledger knows. None: it had read all of them."""
+    last = place.dropped_at(sight.topic, start.epoch)
+    if last is not None and last < start.seq:
+        return None
+    end = start.seq if last is None else last
+    return Lost(sight.topic, start.seq, end, "recreated", sight.earliest, sight.next - 1, is_open=last is None)

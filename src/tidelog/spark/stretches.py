@@ -32,6 +32,7 @@ class Lost:
     cause: str  # cap, ttl, mixed, recreated, dropped or retention
     earliest: int
     head: int
+    is_open: bool = False  # how far it went is not known: `last` is `first`, and a row says null
 
     def error(self) -> GapFound:
         missed = self.last - self.first + 1

@@ -11,7 +11,7 @@ who finds it held waits for `PATIENCE_MS`. A server holds it for good: then name
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from threading import Event
 from typing import Final, NamedTuple, Protocol
 
@@ -135,8 +135,9 @@ def known(topic: str, written: Mapping[int, Written], batch: Batch) -> Written |
 
 
 class ServerTarget:
-    def __init__(self, server: str, key: str | None, *, wire: Wire | None = None) -> None:
-        self._server, self._wire = server, wire or Wire(server, key, timeout_s=TIMEOUT_S, writes=True)
+    def __init__(self, server: str, key: str | None, *, retry_ms: int = 0, wire: Wire | None = None) -> None:
+        self._server = server
+        self._wire = wire or Wire(server, key, timeout_s=TIMEOUT_S, writes=True, retry_ms=retry_ms)
 
     def prepare(self) -> None:
         """Whoever cannot be reached is found out by the first task."""
@@ -188,6 +189,12 @@ class ServerTarget:
 
     def close(self) -> None:
         self._wire.close()
+
+
+def check_reachable(server: str, key: str | None) -> None:
+    """Raise Unavailable at once where no server answers: a wrong address is told before tasks wait for it."""
+    with closing(Wire(server, key, writes=True)) as wire:
+        wire.content("/healthz")
 
 
 def _words(text: str) -> Sum:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from tests.unit.spark.world import MODES, Mode, read, serving, stream
 
 import tidelog
 from tidelog.commitlog import SegmentedLog
 from tidelog.engine import Engine
 from tidelog.errors import BadInput, Locked
+from tidelog.spark.groups import PathGroups, ServerGroups
 
 
 class Shop:
@@ -149,3 +151,53 @@ def test_a_key_that_may_only_read_cannot_move_a_group(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match=r"option key: .* 403"):
             reader.commit({"orders": {"epoch": engine.topic("orders").epoch, "seq": 2}})
         reader.stop()
+
+
+def test_planning_from_an_offset_says_that_everything_before_it_is_done(shop: Shop) -> None:
+    """Spark never commits the last batch of a run: the group stayed one batch behind for good."""
+    reader = stream(shop.options(group="etl", startingOffsets="earliest"))
+    start = reader.initialOffset()
+    reader.prepareForTriggerAvailableNow()
+    end = reader.latestOffset(start, ReadMaxRows(6))
+    assert shop.position() is None, "nothing was processed yet"
+    last = reader.latestOffset(end, ReadMaxRows(6))
+    assert (shop.position(), last) == (6, shop.at(11))
+    reader.commit(end)
+    assert reader.latestOffset(last, ReadMaxRows(6)) == last
+    assert shop.position() == 10
+    reader.stop()
+
+
+def test_a_start_at_the_latest_moves_no_group(shop: Shop) -> None:
+    reader = stream(shop.options(group="etl", startingOffsets="latest"))
+    start = reader.initialOffset()
+    assert reader.latestOffset(start, ReadAllAvailable()) == start
+    assert shop.position() is None
+    reader.stop()
+
+
+def test_a_group_is_told_once_for_each_offset(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Any] = []
+
+    def commit(_: object, group: str, spots: Any) -> bool:
+        told.append((group, spots["orders"].seq))
+        return True
+
+    for kind in (PathGroups, ServerGroups):
+        monkeypatch.setattr(kind, "commit", commit)
+    reader = stream(shop.options(group="etl"))
+    for seq in (5, 5, 5, 8, 8):
+        reader.latestOffset(shop.at(seq), ReadAllAvailable())
+    reader.commit(shop.at(8))
+    assert told == [("etl", 5), ("etl", 8)]
+    reader.stop()
+
+
+def test_a_server_that_is_away_when_the_group_is_told_does_not_stop_the_query(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(str(tmp_path / "data")) as (engine, address):
+        engine.topic("orders").append([b"x"] * 10)
+        reader = stream({"server": address, "subscribe": "orders", "group": "etl", "retryTimeout": "0s"})
+    reader.commit({"orders": {"epoch": 1, "seq": 5}})
+    assert "the group etl stays where it is" in caplog.text

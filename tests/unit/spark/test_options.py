@@ -9,6 +9,7 @@ import pytest
 
 from tidelog.errors import BadInput
 from tidelog.spark import options as reading
+from tidelog.spark import sink_options as writing
 from tidelog.spark.options import EARLIEST, LATEST, NAMES, Bound, Options
 from tidelog.spark.where import Where, parse
 
@@ -183,9 +184,24 @@ def test_every_option_does_something() -> None:
     }
     for name, value in other.items():
         assert reading.read({**BASE, name: value}) != made(), name
-    rest = {"server", "key", "subscribePattern", "maxTriggerDelay", "includeGaps"}
+    rest = {"server", "key", "subscribePattern", "maxTriggerDelay", "includeGaps", "retryTimeout"}
     assert {*other, *rest} == set(NAMES)
     assert made(minOffsetsPerTrigger="1", maxTriggerDelay="1s") != made(minOffsetsPerTrigger="1")
+
+
+def test_how_long_a_server_is_waited_for() -> None:
+    server = {"server": "http://h:1", "subscribe": "a"}
+    for given, retry_ms in (({}, 120_000), ({"retryTimeout": "0s"}, 0), ({"retryTimeout": "5m"}, 300_000)):
+        assert reading.read({**server, **given}).retry_ms == retry_ms
+        assert writing.read({"server": "http://h:1", "topic": "a", **given}).retry_ms == retry_ms
+    with pytest.raises(BadInput, match=r"retryTimeout is 'soon', .* nothing was read"):
+        reading.read({**server, "retryTimeout": "soon"})
+    with pytest.raises(BadInput, match=r"retryTimeout is 'soon', .* nothing was written"):
+        writing.read({"server": "http://h:1", "topic": "a", "retryTimeout": "soon"})
+    with pytest.raises(BadInput, match="it is for a server, and path is given; nothing was read"):
+        made(retryTimeout="5s")
+    with pytest.raises(BadInput, match="it is for a server, and path is given; nothing was written"):
+        writing.read({"path": "d", "topic": "a", "retryTimeout": "5s"})
 
 
 # ── conditions ────────────────────────────────────────────────────────────────────────────────────

@@ -651,7 +651,7 @@ def test_another_writer_has_the_directory(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_server_that_goes_away(tmp_path: Path) -> None:
     with serving(str(tmp_path / "data")) as (_, address):
-        options = {"server": address, "topic": "copy", "query": "etl"}
+        options = {"server": address, "topic": "copy", "query": "etl", "retryTimeout": "0s"}
         made = stream_writer(options, data().schema)
         messages = tasks(made, [[data(b"a")]])
     with pytest.raises(InDoubt, match="what is there is not written twice"):
@@ -662,6 +662,15 @@ def test_a_server_that_goes_away(tmp_path: Path) -> None:
     with serving(str(tmp_path / "data")) as (engine, address):
         micro({**options, "server": address}, 0, [data(b"a")])
         assert [record.data for record in engine.topic("copy").read(0).records] == [b"a"]
+
+
+def test_a_save_to_a_wrong_address_fails_before_a_task_waits_for_it() -> None:
+    options = {"server": "http://127.0.0.1:9", "topic": "copy"}
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        writer(options, data().schema)
+    made = writer({**options, "query": "etl", "batch": "1", "retryTimeout": "0s"}, data().schema)
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        tasks(made, [[data(b"a")]])
 
 
 def test_a_key_that_may_not_write(tmp_path: Path) -> None:

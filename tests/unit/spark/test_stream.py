@@ -12,7 +12,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from tests.unit.spark.world import MODES, House, house, sent, stream, taken
 
 from tidelog.errors import BadInput, GapFound, NotFound
-from tidelog.spark import places
+from tidelog.spark import places, server
 from tidelog.spark.stream import TopicStreamReader
 from tidelog.testing import ManualClock
 
@@ -188,7 +188,7 @@ def test_a_topic_made_again_is_another_topic(here: House) -> None:
     with pytest.raises(GapFound, match="made again"):
         strict.latestOffset(at(5), ReadAllAvailable())
     end = skipping.latestOffset(at(5), ReadAllAvailable())
-    assert end == at(21, epoch=2)
+    assert end == at(21, epoch=here.engine.topic("orders").epoch)  # the ledger may have been made in between
     assert seqs(skipping, at(5), end) == list(range(1, 21)), "from its first record on"
     with pytest.raises(GapFound, match="made again"):
         strict.partitions(at(1), at(11))
@@ -196,6 +196,44 @@ def test_a_topic_made_again_is_another_topic(here: House) -> None:
     emitting = stream(here.options(onGap="emit"))
     told = taken(emitting, at(1), at(11)).to_pylist()
     assert [row["gap"] for row in told] == [{"first": 1, "last": 10, "cause": "recreated"}]
+
+
+def test_the_gap_of_a_topic_made_again_is_what_was_lost_of_the_old_one(here: House) -> None:
+    """It named the seqs of the new topic, which were delivered."""
+    here.engine.topic("orders").append([b"old"] * 10)
+    here.engine.drop("orders")
+    here.engine.checkpoint()
+    here.engine.topic("orders").append([b"new"] * 20)
+    here.engine.checkpoint()
+    emitting = stream(here.options(onGap="emit"))
+    end = emitting.latestOffset(at(5), ReadAllAvailable())
+    told = taken(emitting, at(5), end).to_pylist()
+    assert [row["gap"] for row in told if row["gap"]] == [{"first": 5, "last": 10, "cause": "recreated"}]
+    assert [row["seq"] for row in told if not row["gap"]] == list(range(1, 21))
+    # A query that had read all of the old topic has lost nothing: it goes on, also where a loss fails it.
+    assert stream(here.options()).latestOffset(at(11), ReadAllAvailable()) == end
+    assert not any(taken(emitting, at(11), end).column("gap").to_pylist())
+    # An epoch that the ledger does not know: how far its records went is not known either.
+    unknown = taken(emitting, at(5, epoch=99), end).to_pylist()
+    assert [row["gap"] for row in unknown if row["gap"]] == [{"first": 5, "last": None, "cause": "recreated"}]
+    with pytest.raises(GapFound, match="made again"):
+        stream(here.options()).latestOffset(at(5, epoch=99), ReadAllAvailable())
+
+
+def test_a_drop_is_found_behind_many_other_rows_of_the_ledger(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = here.engine.topic("orders")
+    for number in range(1, 8):
+        topic.append([b"old"] * 2)
+        topic.delete(seqs=[2 * number])
+        here.engine.checkpoint()
+    here.engine.drop("orders")
+    here.engine.topic("orders").append([b"new"])
+    here.engine.checkpoint()
+    monkeypatch.setattr(server, "_PAGE", 2)
+    reader = stream(here.options(onGap="emit"))
+    end = at(2, epoch=here.engine.topic("orders").epoch)
+    told = taken(reader, at(3), end).to_pylist()
+    assert [row["gap"] for row in told if row["gap"]] == [{"first": 3, "last": 14, "cause": "recreated"}]
 
 
 def test_a_stream_goes_on_after_its_server_restarted(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -14,7 +15,8 @@ from tidelog.engine.read import SCHEMA
 from tidelog.errors import BadInput, Error, NotFound, TopicNotFound, Unavailable
 from tidelog.spark.server import ServerPlace
 from tidelog.spark.stretches import Stretch
-from tidelog.spark.wire import Wire
+from tidelog.spark.wire import Away, Wire
+from tidelog.testing import ManualClock
 
 LIMIT_S = 30.0
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -74,7 +76,7 @@ def test_what_a_server_says_is_one_of_our_errors(answer: Answer, error: type[Err
         wire = Wire(address, None, timeout_s=LIMIT_S)
         with pytest.raises(error, match=why) as caught:
             wire.get("/v0/topics")
-        assert type(caught.value) is error
+        assert isinstance(caught.value, Away) == (error is Unavailable and why != "says 500, oops")
         wire.close()
 
 
@@ -120,8 +122,8 @@ def stream_of(*, end: bool, rows: int = 10) -> bytes:
     return content
 
 
-def read(address: str) -> int:
-    place = ServerPlace(address, None)
+def read(address: str, wire: Wire | None = None) -> int:
+    place = ServerPlace(address, None, wire=wire)
     try:
         found = place.read(Stretch("t", 1, 1, 11, 100), frozenset(("seq", "data")), verify=True)
         return sum(each.rows.num_rows for each in found if isinstance(each.rows, pa.RecordBatch))
@@ -141,3 +143,147 @@ def test_a_stream_that_breaks_off_is_an_error_wherever_it_does() -> None:
 def test_a_stream_that_ends_without_its_counts_is_cut_off() -> None:
     with answering(said(200, stream_of(end=False))) as address, pytest.raises(Unavailable, match="went away"):
         read(address)
+
+
+# A server that is away -------------------------------------------------------------------------------------
+
+
+class Pauses:
+    """A clock that only the pauses between two attempts move."""
+
+    def __init__(self) -> None:
+        self.clock, self.taken = ManualClock(), list[float]()
+
+    def __call__(self, seconds: float) -> None:
+        self.taken.append(seconds)
+        self.clock.tick(max(int(seconds * 1000), 1))
+
+
+def patient(address: str, pauses: Pauses, retry_ms: int = 60_000) -> Wire:
+    return Wire(address, None, timeout_s=LIMIT_S, retry_ms=retry_ms, clock=pauses.clock, pause=pauses)
+
+
+def in_turn(*answers: Answer) -> Answer:
+    """Each request gets the next answer; the last one stays."""
+    left = list(answers)
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        (left.pop(0) if len(left) > 1 else left[0])(handler)
+
+    return answer
+
+
+AWAY = said(503, b'{"error":{"code":"not_ready","message":"recovering"}}')
+
+
+@pytest.mark.parametrize("away", [AWAY, said(502, b""), said(504, b""), said(429, b"slow"), said(200, b"{", length=9)])
+def test_a_server_that_is_away_is_asked_again(away: Answer) -> None:
+    pauses = Pauses()
+    with answering(in_turn(away, away, away, said(200, b"{}"))) as address:
+        wire = patient(address, pauses)
+        assert wire.get("/x") == {}
+        wire.close()
+    assert len(pauses.taken) == 3
+    assert all(0.05 * 2**n <= each <= 0.1 * 2**n for n, each in enumerate(pauses.taken))
+
+
+def test_there_is_a_limit_and_the_pauses_stop_growing() -> None:
+    pauses = Pauses()
+    wire = patient("http://127.0.0.1:9", pauses)
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        wire.get("/x")
+    assert 59 <= sum(pauses.taken) <= 61
+    assert max(pauses.taken) <= 5
+    for retry_ms, attempts in ((0, 0), (10, 1)):
+        pauses.taken.clear()
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            patient("http://127.0.0.1:9", pauses, retry_ms).get("/x")
+        assert len(pauses.taken) == attempts
+
+
+@pytest.mark.parametrize("refused", [said(500, b"oops"), said(400, b"no"), said(404, b"none"), said(401, b"who")])
+def test_a_refusal_is_not_asked_again(refused: Answer) -> None:
+    pauses = Pauses()
+    with answering(refused) as address, closing(patient(address, pauses)) as wire, pytest.raises(Error):
+        wire.get("/x")
+    assert pauses.taken == []
+
+
+def test_a_stream_that_breaks_off_goes_on_where_it_was() -> None:
+    """Each row once, wherever it breaks; and a server that always breaks at the same place is given up."""
+    whole = stream_of(end=True)
+    for size in range(0, len(whole) - 8, 301):
+        pauses = Pauses()
+        with answering(in_turn(said(200, whole[:size], length=len(whole)), AWAY, said(200, whole))) as address:
+            assert read(address, patient(address, pauses)) == 10
+        assert len(pauses.taken) == 2
+    pauses = Pauses()
+    with (
+        answering(said(200, whole[: len(whole) - 40], length=len(whole))) as address,
+        pytest.raises(Unavailable, match="went away"),
+    ):
+        read(address, patient(address, pauses))
+    assert sum(pauses.taken) >= 59
+
+
+def records(seqs: list[int], *, counts: dict[str, int] | None, epoch: int = 1, batch: int = 2) -> bytes:
+    """An answer with these records of seqs 1 to 10, cut off where there are no counts."""
+    sink = pa.BufferOutputStream()
+    schema = SCHEMA.with_metadata({"topic": "t", "epoch": str(epoch), "head_seq": "10"})
+    with pa.ipc.new_stream(sink, schema) as writer:
+        for first in range(0, len(seqs), batch):
+            mine = seqs[first : first + batch]
+            columns = [mine, *([0] * len(mine) for _ in range(1)), *([None] * len(mine) for _ in range(3))]
+            columns += [[b"x"] * len(mine), [False] * len(mine)]
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+        if counts is not None:
+            zero = {"rows": len(seqs), "deleted": 0, "expired": 0, "evicted": 0, "filtered": 0, "holes": 0}
+            nothing = pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)
+            told = msgspec.json.encode({**zero, **counts}).decode()
+            about = {"next_from_seq": "10", "head_seq": "10", "gap": "null", "counts": told}
+            writer.write_batch(nothing, custom_metadata=about)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "counts"),
+    [
+        (list(range(1, 7)), list(range(1, 11)), {}),
+        ([1, 2, 5, 6], [1, 2, 5, 6, 7, 8, 9, 10], {"deleted": 2}),
+        ([1, 2, 3, 4], [1, 2, 5, 6, 7, 8, 9, 10], {"deleted": 2}),  # two were deleted that had been handed over
+        ([1, 2, 3, 4], [5, 6, 7, 8, 9, 10], {"evicted": 4}),
+        ([1, 2, 3, 4], [], {"deleted": 10}),
+    ],
+)
+def test_every_seq_is_accounted_for_where_records_go_between_two_attempts(
+    before: list[int], after: list[int], counts: dict[str, int]
+) -> None:
+    pauses = Pauses()
+    broken = records(before, counts=None)
+    answers = in_turn(said(200, broken[:-8], length=len(broken) + 99), said(200, records(after, counts=counts)))
+    with answering(answers) as address:
+        place = ServerPlace(address, None, wire=patient(address, pauses))
+        found = list(place.read(Stretch("t", 1, 1, 11, 100), frozenset(("seq", "data")), verify=True))
+        place.close()
+    rows = [seq for each in found if isinstance(each.rows, pa.RecordBatch) for seq in each.rows["seq"].to_pylist()]
+    assert rows == sorted({*before, *after}), "each once, in order"
+    assert len(rows) + sum(sum(each.counts) for each in found) == 10
+
+
+@pytest.mark.parametrize("gone", ["dropped", "recreated"])
+def test_a_topic_that_is_gone_after_a_restart_is_a_loss_of_the_rest(gone: str) -> None:
+    pauses, broken = Pauses(), records([1, 2, 3, 4], counts=None)
+    other = records([1], counts={}, epoch=2)
+    missing = said(404, b'{"error":{"code":"topic_not_found","message":"x","detail":{"topic":"t"}}}')
+    answers = in_turn(
+        said(200, broken[:-8], length=len(broken) + 99), missing if gone == "dropped" else said(200, other)
+    )
+    with answering(answers) as address:
+        place = ServerPlace(address, None, wire=patient(address, pauses))
+        found = list(place.read(Stretch("t", 1, 1, 11, 100), frozenset(("seq", "data")), verify=True))
+        place.close()
+    (lost,) = [lost for each in found for lost in each.lost]
+    assert (lost.first, lost.last, lost.cause) == (5, 10, gone)
+    assert found[-1].counts.evicted == 6

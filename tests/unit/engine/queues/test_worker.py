@@ -293,7 +293,7 @@ def test_what_has_not_run_when_it_returns_is_refused(jobs: Queue) -> None:
 def test_a_source_that_breaks_its_contract_does_not_stop_the_worker(jobs: Queue) -> None:
     """An answer without `count` ended the thread of the job: it was in no count, and `wait` waited for ever."""
     real = jobs.ack
-    jobs.ack = lambda *args: real(*args)._asdict()  # type: ignore[method-assign, assignment, return-value]
+    jobs.ack = lambda *args: real(*args)._asdict()  # type: ignore[method-assign, assignment]
     with Worker(jobs, lambda _: None, node="w") as worker:
         jobs.put([1, 2])
         assert worker.wait(2, LIMIT_S)
