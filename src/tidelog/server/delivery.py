@@ -93,7 +93,7 @@ class Delivery:
         self._waits = False  # the loop: everybody was told everything
         self._broke: Exception | None = None  # the server's own mistake, for the loop to raise
         self._over = False
-        self._patience = Patience(service.loop, peer, self._is_ending)
+        self._patience = Patience(service.loop, peer, self._is_ending, service.refusals)
 
     # ── what to follow ────────────────────────────────────────────────────────────────────────
 

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from tidelog.server.http.refusals import Refusals
 from tidelog.server.http.seam import Gone
 
 HIGH_BYTES: Final = 256 << 10  # not taken yet: past it nothing more is read for a peer
@@ -36,8 +37,10 @@ class Taker(Protocol):
 class Patience:
     """With one peer. `is_ending`: nobody is waited for any more."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, peer: Taker, is_ending: Callable[[], bool]) -> None:
-        self._loop, self._peer, self._is_ending = loop, peer, is_ending
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, peer: Taker, is_ending: Callable[[], bool], refusals: Refusals
+    ) -> None:
+        self._loop, self._peer, self._is_ending, self._refusals = loop, peer, is_ending, refusals
         self._waiting = asyncio.Lock()  # one at a time waits for the peer
         self._timeout: asyncio.Timeout | None = None
 
@@ -63,6 +66,8 @@ class Patience:
                     return
                 stalled_s = 0.0 if self._peer.waiting < left else stalled_s + GRACE_S
                 if stalled_s >= CLOSE_S:
+                    said = f"a consumer took nothing for {CLOSE_S:g} s; its stream was closed"
+                    self._refusals.count("slow_consumer", "", said)
                     raise TooSlow
                 if stalled_s == GRACE_S:
                     self._peer.slow()

@@ -776,6 +776,7 @@ def test_a_peer_that_takes_nothing_is_told_after_the_grace_and_let_go_later() ->
                 await stream.ended()
             assert CLOSE_S - 0.01 <= loop.time() - began < CLOSE_S + 1
             assert issubclass(TooSlow, Gone), "the front end knows what to make of it"
+            assert world.service.refusals.counts["slow_consumer"] == 1
         assert len(tap.events) == 3, "told once"
         assert len(world.service.sessions) == 1
 

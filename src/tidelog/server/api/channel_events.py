@@ -79,7 +79,7 @@ class Listener:
     async def run(self, slot: Slot, sink: Sink) -> None:
         service, receiver = self._service, self._receiver
         frames = ChannelEvents(sink, service.loop.time)
-        patience = self._patience = Patience(service.loop, frames, self._is_ending)
+        patience = self._patience = Patience(service.loop, frames, self._is_ending, service.refusals)
         pulse = Pulse(service, frames, HEARTBEAT_MS)
         try:
             frames.hello(channel=self._channel, user=self._user, stream=self._name)

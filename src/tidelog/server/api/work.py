@@ -106,7 +106,7 @@ class Worker:
     async def run(self, slot: Slot, sink: Sink) -> None:
         service = self._service
         frames = Frames(sink, self._queue.topic.name, service.loop.time)
-        patience = Patience(service.loop, frames, service.stopping.is_set)
+        patience = Patience(service.loop, frames, service.stopping.is_set, service.refusals)
         pulse = Pulse(service, frames, HEARTBEAT_MS)
         desk = service.desks.of(self._queue)
         desk.enter(patience.look)

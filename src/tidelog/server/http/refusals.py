@@ -17,6 +17,7 @@ LIMITS: Final = (
     "frame_size",
     "header_bytes",
     "resets",
+    "slow_consumer",
     "stalled",
     "streams",
     "unsent_bytes",
