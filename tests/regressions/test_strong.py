@@ -74,6 +74,43 @@ def test_what_a_strong_reader_has_seen_survives_a_power_cut(read: str, durabilit
         assert set(found) <= seen_after_power_cut(world)
 
 
+ASKING: dict[str, Read] = {
+    "read": lambda topic: [record.seq for record in topic.read(0, strong=True).records],
+    "wait": lambda topic: [record.seq for record in topic.read(0, timeout=LIMIT_S, strong=True).records],
+    "follow": lambda topic: [item.seq for item in topic.follow(timeout=0.0, strong=True) if isinstance(item, Record)],
+    "arrow": lambda topic: topic.to_arrow(strong=True).column("seq").to_pylist(),
+    "batches": lambda topic: [
+        seq for batch in topic.scan(strong=True).batches() for seq in batch.column("seq").to_pylist()
+    ],
+    "listing": lambda topic: list(range(1, topic.segments(strong=True).head_seq + 1)),
+}
+
+
+@pytest.mark.parametrize("beside", [False, True], ids=["writer", "reader beside it"])
+@pytest.mark.parametrize("read", ASKING)
+def test_a_reader_of_an_eventual_topic_can_ask_for_strong(read: str, beside: bool) -> None:
+    world = World(wal_shards=2, **SMALL)
+    topic = world.log.topic("t", durability="disk")
+    for number in range(1, 8):
+        topic.append([number])
+        if number == 5:
+            world.log.checkpoint()
+        log = world.open(world.disk, read_only=True) if beside else world.log
+        found = ASKING[read](log.topic("t", create=False))
+        assert found == list(range(1, number + 1))
+        assert set(found) <= seen_after_power_cut(world)
+
+
+def test_strong_is_refused_for_classes_that_promise_nothing() -> None:
+    world = World()
+    for durability in ("memory", "ephemeral"):
+        topic = world.log.topic(durability, durability=durability)
+        topic.append(b"x")
+        for read in ASKING.values():
+            with pytest.raises(BadInput, match="strong readers cannot be served"):
+                read(topic)
+
+
 def test_eventual_reader_of_class_disk_sees_records_that_a_power_cut_takes() -> None:
     """The difference that the setting makes."""
     world = World()

@@ -46,6 +46,21 @@ def load(spark: SparkSession, **options: Any) -> DataFrame:
     return spark.read.format("tidelog").options(**options).load()
 
 
+def test_a_strong_query_is_planned_up_to_what_was_synced(spark: SparkSession, tmp_path: Path, engine: Engine) -> None:
+    """A reader of its own process syncs the files of the writer before it plans; a class that promises nothing is
+    refused."""
+    topic = engine.topic("orders", durability="disk")
+    topic.append([{"n": number} for number in range(10)])
+    df = load(spark, path=str(tmp_path / "data"), subscribe="orders", consistency="strong")
+    assert sorted(row.seq for row in df.collect()) == list(range(1, 11))
+    topic.append({"n": 10})
+    assert load(spark, path=str(tmp_path / "data"), subscribe="orders", consistency="strong").count() == 11
+    engine.topic("plain", durability="memory").append({"n": 1})
+    engine.checkpoint()
+    with pytest.raises(PySparkException, match="strong readers cannot be served"):
+        load(spark, path=str(tmp_path / "data"), subscribe="plain", consistency="strong").count()
+
+
 def test_a_directory_without_a_server(spark: SparkSession, tmp_path: Path, engine: Engine) -> None:
     fill(engine)
     engine.topic("orders").delete(seqs=[1, 5, EVENTS])

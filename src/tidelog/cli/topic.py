@@ -150,6 +150,13 @@ def _add_reads(verbs: Commands) -> None:
 
 def _add_cursor(made: ArgumentParser) -> None:
     made.add_argument(
+        "--consistency",
+        choices=("eventual", "strong"),
+        default="eventual",
+        help="eventual: what is acknowledged, or as the topic says (the default). strong: only what survives a power "
+        "cut; waits for a sync. Topics of class disk or fsync",
+    )
+    made.add_argument(
         "--from",
         type=count,
         dest="first",

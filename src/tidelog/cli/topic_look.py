@@ -6,7 +6,7 @@ from argparse import Namespace
 from base64 import b64encode
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -172,7 +172,7 @@ def read(args: Namespace, screen: Screen) -> int:
 
 
 def _wanted(args: Namespace) -> dict[str, Any]:
-    return {"node": args.node, "bytes_max": _PAGE_BYTES}
+    return {"node": args.node, "bytes_max": _PAGE_BYTES, "strong": args.consistency == "strong"}
 
 
 def accounted(counts: Counts) -> str:
@@ -199,11 +199,20 @@ def put_gap(gap: Gap, topic: str, screen: Screen) -> None:
     screen.say(gap_line(gap, topic))
 
 
+_LOST_TO: Final = {
+    "cap": "the topic's cap",
+    "ttl": "their age",
+    "mixed": "the topic's cap and their age",
+    "source_trim": "the cap or age limit of the source of its router",
+}
+
+
 def gap_line(gap: Gap, topic: str) -> str:
     if gap.reason == "recreated":
         return f"gap: {topic} was dropped and made again; its seqs are other records now, reading from the first"
-    lost = {"cap": "the topic's cap", "ttl": "their age", "mixed": "the topic's cap and their age"}[gap.reason]
-    return f"gap: {span(gap.gap_from, gap.gap_to + 1)} were lost to {lost} before they were read"
+    lost = _LOST_TO[gap.reason]
+    was, they = ("was", "it was") if gap.gap_from == gap.gap_to else ("were", "they were")
+    return f"gap: {span(gap.gap_from, gap.gap_to + 1)} {was} lost to {lost} before {they} read"
 
 
 def plain(record: Record) -> bytes:

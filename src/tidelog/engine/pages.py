@@ -159,9 +159,11 @@ def _joined(core: Core, bare: list[_Bare], bytes_max: int) -> bytes | None:
 class Pass:
     """One pass over a topic, batch by batch: what a bulk reader is sent. Gap and counts are whole when it ends."""
 
-    def __init__(self, core: Core, from_seq: int, to_seq: int | None, nodes: Nodes, limit: int) -> None:
+    def __init__(
+        self, core: Core, from_seq: int, to_seq: int | None, nodes: Nodes, limit: int, *, strong: bool = False
+    ) -> None:
         self._core, self._limit = core, limit
-        self._scan = Scan(core, from_seq, nodes, to_seq, through=True)
+        self._scan = Scan(core, from_seq, nodes, to_seq, through=True, strong=strong)
         retention.harden_gap(core, self._scan.gap, self._scan.marks.evict_floor)
 
     @property

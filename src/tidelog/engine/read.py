@@ -291,11 +291,11 @@ def nodes_of(node: str | Sequence[str] | None) -> frozenset[bytes]:
     return frozenset(name.encode() for name in names if name)
 
 
-def page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: int) -> Page:
+def page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: int, *, strong: bool = False) -> Page:
     """The next records behind `from_seq`, at most `limit` and about `bytes_max`, at least one where there is one."""
     check_number("limit", limit, 1, SEQ_MAX)
     check_number("bytes_max", bytes_max, 1, SEQ_MAX)
-    scan = Scan(core, from_seq, nodes)
+    scan = Scan(core, from_seq, nodes, strong=strong)
     records = [record for stretch in scan.stretches(limit, bytes_max) for record in records_of(stretch)]
     retention.harden_gap(core, scan.gap, scan.marks.evict_floor)
     return Page(records, scan.gap, scan.cursor, scan.head, scan.earliest, scan.counts)
@@ -331,10 +331,10 @@ def _optional(rows: Rows, span: Span | None, decode: Callable[[bytes], Any]) -> 
     return [None] * len(rows) if span is None else [decode(v) if v else None for v in values(rows.buf, span)]
 
 
-def table(core: Core, from_seq: int, to_seq: int | None, nodes: Nodes) -> pa.Table:
+def table(core: Core, from_seq: int, to_seq: int | None, nodes: Nodes, *, strong: bool = False) -> pa.Table:
     """Everything behind `from_seq` up to `to_seq` as columns. What is missing is in the schema's metadata: `gap`, the
     first, `gaps`, all of them, and `counts`, as JSON."""
-    scan = Scan(core, from_seq, nodes, to_seq, through=True)
+    scan = Scan(core, from_seq, nodes, to_seq, through=True, strong=strong)
     batches = []
     for stretch in scan.stretches():
         if len(stretch.rows):
@@ -349,19 +349,28 @@ def table(core: Core, from_seq: int, to_seq: int | None, nodes: Nodes) -> pa.Tab
     return pa.Table.from_batches(batches, schema=SCHEMA).replace_schema_metadata(told)
 
 
-def wait_page(core: Core, from_seq: int, limit: int, nodes: Nodes, bytes_max: int, timeout: float | None) -> Page:
+def wait_page(
+    core: Core,
+    from_seq: int,
+    limit: int,
+    nodes: Nodes,
+    bytes_max: int,
+    timeout: float | None,
+    *,
+    strong: bool = False,
+) -> Page:
     """`page`, and where there is nothing yet, wait for it this many seconds; None: as long as it takes.
 
     A writer in this process wakes the reader. A reader beside another process's writer looks at the WAL's files every
     `BESIDE_POLL_S`, and at the directory where they have changed."""
     if timeout == 0:
-        return page(core, from_seq, limit, nodes, bytes_max)
+        return page(core, from_seq, limit, nodes, bytes_max, strong=strong)
     woken, left = Event(), timeout
     core.listen(woken.set)  # before the first look: a record between look and wait must not be missed
     try:
         while True:
             woken.clear()
-            found = page(core, from_seq, limit, nodes, bytes_max)
+            found = page(core, from_seq, limit, nodes, bytes_max, strong=strong)
             if found.records or found.gap or not found.caught_up or found.next_from_seq > from_seq:
                 return found
             if core.shared.look_again is None:
@@ -394,12 +403,14 @@ def _look_beside(core: Core) -> None:
         _take_over(core, topics)
 
 
-def follow(core: Core, from_seq: int, nodes: Nodes, timeout: float | None, on_gap: OnGap) -> Iterator[Record | Gap]:
+def follow(
+    core: Core, from_seq: int, nodes: Nodes, timeout: float | None, on_gap: OnGap, *, strong: bool = False
+) -> Iterator[Record | Gap]:
     """Records as they come, for ever or until none came for `timeout` seconds."""
     if on_gap not in ("fail", "emit", "skip"):
         raise BadInput(f"on_gap is fail, emit or skip, not {on_gap!r}")
     while True:
-        found = wait_page(core, from_seq, 1000, nodes, 1 << 20, timeout)
+        found = wait_page(core, from_seq, 1000, nodes, 1 << 20, timeout, strong=strong)
         if found.gap is not None and on_gap == "fail":
             raise GapFound(core.name, found.gap)
         if found.gap is not None and on_gap == "emit":

@@ -18,7 +18,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from xxhash import xxh3_64_intdigest
 
-from tidelog.engine import floors, retention, strong
+from tidelog.engine import floors, retention
+from tidelog.engine import strong as consistency
 from tidelog.engine.core import Core
 from tidelog.engine.index import TopicIndex
 from tidelog.engine.parts import Bools, Segment
@@ -151,10 +152,10 @@ class Listing(NamedTuple):
     tail_from_seq: int  # what lies behind it is read as records
 
 
-def listing(core: Core) -> Listing:
+def listing(core: Core, *, strong: bool = False) -> Listing:
     """All segments of which something is left to read."""
     retention.observe(core)
-    durable = strong.settle(core) if strong.is_wanted(core) else SEQ_MAX
+    durable = consistency.settle(core) if consistency.is_wanted(core, strong) else SEQ_MAX
     with core.lock:
         core.check()
         index = core.index

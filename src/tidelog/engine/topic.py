@@ -281,14 +281,16 @@ class Topic:
         node: str | Sequence[str] | None = None,
         bytes_max: int = 1 << 20,
         timeout: float | None = 0.0,
+        strong: bool = False,
     ) -> Page:
         """The records behind `from_seq`: it is the last seq the reader has, 0 before the first.
 
         At most `limit` of them and about `bytes_max` bytes; none of `node`, which is usually the reader's own. Where
         there is nothing yet, wait up to `timeout` seconds for it. `page.next_from_seq` is where to go on, and
-        `page.gap` tells of records that were lost before they could be read.
+        `page.gap` tells of records that were lost before they could be read. `strong`: only records that survive a
+        power cut, whatever the topic's consistency is; the read syncs what is published first.
         """
-        return read.wait_page(self._core, from_seq, limit, read.nodes_of(node), bytes_max, timeout)
+        return read.wait_page(self._core, from_seq, limit, read.nodes_of(node), bytes_max, timeout, strong=strong)
 
     def follow(
         self,
@@ -297,15 +299,16 @@ class Topic:
         timeout: float | None = None,
         node: str | Sequence[str] | None = None,
         on_gap: OnGap = "fail",
+        strong: bool = False,
     ) -> Iterator[Record | Gap]:
         """Records as they are written, until none came for `timeout` seconds; None: for ever.
 
         Of a topic that was opened for reading, records of the process that writes are seen within about 0.2 s.
 
         Where records were lost to a cap or to age before they were read: `fail` raises GapFound, `emit` yields the
-        Gap in their place, `skip` goes on.
+        Gap in their place, `skip` goes on. `strong`: as for `read`.
         """
-        return read.follow(self._core, from_seq, read.nodes_of(node), timeout, on_gap)
+        return read.follow(self._core, from_seq, read.nodes_of(node), timeout, on_gap, strong=strong)
 
     def __iter__(self) -> Iterator[Record | Gap]:
         """All records that are there now."""
@@ -350,9 +353,10 @@ class Topic:
         *,
         nodes: Nodes = frozenset(),
         limit: int = SEQ_MAX,
+        strong: bool = False,
     ) -> Pass:
-        """A pass over many records in bounded memory, as lines or as Arrow batches."""
-        return Pass(self._core, from_seq, to_seq, nodes, limit)
+        """A pass over many records in bounded memory, as lines or as Arrow batches. `strong`: as for `read`."""
+        return Pass(self._core, from_seq, to_seq, nodes, limit, strong=strong)
 
     def seek(self, ts_ms: int) -> int:
         """The first record of this time (milliseconds since the epoch) or later; one past the head where there is
@@ -372,9 +376,9 @@ class Topic:
         """What was removed of it and why, oldest first, since a moment."""
         return self._core.shared.ledger.rows(self.name, from_ms, limit, topic_id=self.id)
 
-    def segments(self) -> Listing:
-        """What of it lies in files, at this moment; what is newer is the tail."""
-        return segments.listing(self._core)
+    def segments(self, *, strong: bool = False) -> Listing:
+        """What of it lies in files, at this moment; what is newer is the tail. `strong`: as for `read`."""
+        return segments.listing(self._core, strong=strong)
 
     def segment(self, base: int) -> Held | None:
         """The segment whose first seq is `base`, if it lies in files."""
@@ -397,9 +401,14 @@ class Topic:
         return self._core.dropped
 
     def to_arrow(
-        self, from_seq: int = 0, to_seq: int | None = None, *, node: str | Sequence[str] | None = None
+        self,
+        from_seq: int = 0,
+        to_seq: int | None = None,
+        *,
+        node: str | Sequence[str] | None = None,
+        strong: bool = False,
     ) -> pa.Table:
         """The records behind `from_seq`, up to and with `to_seq`, as a table. Its schema's metadata has, as JSON,
         which seqs of the range are not in it and why: `gap`, the first that were lost, `gaps`, all of them, and
-        `counts`."""
-        return read.table(self._core, from_seq, to_seq, read.nodes_of(node))
+        `counts`. `strong`: as for `read`."""
+        return read.table(self._core, from_seq, to_seq, read.nodes_of(node), strong=strong)

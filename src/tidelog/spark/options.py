@@ -82,6 +82,7 @@ class Options:
     verify: bool
     payload: Payload
     retry_ms: int
+    strong: bool
 
     @property
     def place(self) -> str:
@@ -266,6 +267,7 @@ _READERS: Final[dict[str, Callable[[str, str], Any]]] = {
     "verify": _flag,
     "payload": _choice(*get_args(Payload)),
     "retryTimeout": span_ms,
+    "consistency": _choice("eventual", "strong"),
 }
 NAMES: Final = tuple(_READERS)
 _DELAY_MS: Final = 15 * 60_000
@@ -314,6 +316,7 @@ def read(given: Mapping[str, str]) -> Options:
         verify=found.get("verify", True),
         payload=payload,
         retry_ms=found.get("retryTimeout", RETRY_MS),
+        strong=found.get("consistency") == "strong",
     )
 
 
@@ -321,6 +324,11 @@ def _check_place(found: Mapping[str, Any]) -> None:
     if ("path" in found) == ("server" in found):
         given = "both are given" if "path" in found else "neither is given"
         raise BadInput(f"options path and server: {given}; nothing was read, name a directory or a server")
+    if found.get("consistency") == "strong" and found.get("codec", "tide") != "tide":
+        raise BadInput(
+            f"option consistency is 'strong': it is for topics, and codec is {found['codec']!r}; nothing was read, "
+            "leave it out"
+        )
     if "key" in found and "path" in found:
         raise BadInput("option key: it is for a server, and path is given; nothing was read, leave it out")
     if "retryTimeout" in found and "path" in found:

@@ -42,7 +42,9 @@ T = TypeVar("T")
 class PathPlace:
     timed = kinded = True
 
-    def __init__(self, path: str, *, disk: Disk | None = None) -> None:
+    def __init__(self, path: str, *, disk: Disk | None = None, strong: bool = False) -> None:
+        """`strong`: plans end with the last record that survives a power cut."""
+        self._strong = strong
         self._path = path.removeprefix("file://").rstrip("/") or "/"
         self._disk = disk or PosixDisk()
 
@@ -75,7 +77,7 @@ class PathPlace:
         found = self._engine.find(topic)
         if found is None:
             return None
-        listing = found.segments()
+        listing = found.segments(strong=self._strong)
         segments = [_segment(held) for held in listing.segments]
         state = found.state()
         return Sight(

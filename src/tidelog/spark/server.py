@@ -35,7 +35,11 @@ _decode = msgspec.json.decode
 class ServerPlace:
     timed = kinded = True
 
-    def __init__(self, server: str, key: str | None, *, retry_ms: int = 0, wire: Wire | None = None) -> None:
+    def __init__(
+        self, server: str, key: str | None, *, retry_ms: int = 0, wire: Wire | None = None, strong: bool = False
+    ) -> None:
+        """`strong`: plans end with the last record that survives a power cut."""
+        self._consistency = {"consistency": "strong"} if strong else {}
         self._server, self._wire = server, wire or Wire(server, key, retry_ms=retry_ms)
 
     def refresh(self) -> None:
@@ -63,7 +67,7 @@ class ServerPlace:
     def look(self, topic: str) -> Sight | None:
         path = f"/v0/topics/{name(topic)}"
         try:
-            listing = self._wire.get(f"{path}/segments", sums="false")
+            listing = self._wire.get(f"{path}/segments", sums="false", **self._consistency)
             state = self._wire.get(path, touch="false")
         except TopicNotFound:
             return None

@@ -73,7 +73,7 @@ def test_a_reset_and_what_it_would_do(run: Run) -> None:
     assert (code, err, position()) == (0, "", 5)
     assert out.splitlines() == [
         "g of t would go from 5 to 0: 4 records (8 B) read again",
-        "gap: seq 1 were lost to the topic's cap before they were read",
+        "gap: seq 1 was lost to the topic's cap before it was read",
     ]
     assert run("group", "reset", "d", "t", "g", "earliest")[1] == (
         "g of t goes from 5 to 1: 4 records (8 B) read again\n"

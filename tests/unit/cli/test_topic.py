@@ -18,6 +18,7 @@ from tidelog.cli import topic_look
 from tidelog.cli.main import main
 from tidelog.cli.topic_look import accounted, gap_line
 from tidelog.cli.topic_write import MEANT, parsed, together, would_delete
+from tidelog.disk.posix import PosixFile
 from tidelog.engine import Counts, Gap
 from tidelog.engine import read as engine_read
 from tidelog.engine.watch import WalWatch
@@ -623,3 +624,49 @@ def test_checkpoint_recovers_and_says_what_there_is(run: Run) -> None:
     code, out, err = run("checkpoint", "d")
     assert (code, err) == (0, "")
     assert out.startswith(f"snapshot {fields['snapshot'] + 1} names 2 topics in 3 segments; 0 frames came from the WAL")
+
+
+# ── consistency ───────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("command", [("read",), ("follow", "--timeout", "0")], ids=["read", "follow"])
+def test_strong_readers_sync_what_they_print(
+    run: Run, command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    synced: list[str] = []
+    real = PosixFile.sync
+
+    def noted(file: PosixFile) -> None:
+        synced.append(file.path)
+        real(file)
+
+    with tidelog.open(str(tmp_path / "d"), threads=False) as log:
+        topic = log.topic("t", durability="disk")
+        topic.append(b"1")
+        topic.append(b"2")
+        monkeypatch.setattr(PosixFile, "sync", noted)
+        verb, *more = command
+        assert run(verb, "d", "t", *more, "--consistency", "eventual")[:2] == (0, "1\n2\n")
+        assert synced == [], "an eventual reader syncs nothing"
+        assert run(verb, "d", "t", *more, "--consistency", "strong")[:2] == (0, "1\n2\n")
+        assert any("wal" in path for path in synced), "what is printed survives a power cut"
+        log.topic("m", durability="memory").append(b"1")
+        log.checkpoint()
+        assert "strong readers cannot be served" in run(verb, "d", "m", *more, "--consistency", "strong")[2]
+
+
+def test_a_gap_that_a_router_left_is_printed(run: Run, tmp_path: Path) -> None:
+    with tidelog.open(str(tmp_path / "d"), threads=False) as log:
+        log.topic("s", cap_records=2)
+        log.router("r", "s", "t")
+        for turn in range(2):
+            log.topic("s").append([b"a", b"b", b"c"])
+            assert log.topic("t").state().head_seq == 3 * turn + 3
+    code, out, err = run("read", "d", "t")
+    assert (code, out) == (0, "b\nc\nb\nc\n")
+    lost = "lost to the cap or age limit of the source of its router"
+    assert [line.split(f" {lost}")[0] for line in err.splitlines() if lost in line] == [
+        "gap: seq 1 was",
+        "gap: seq 4 was",
+    ]
+    assert run("follow", "d", "t", "--on-gap", "emit", "--timeout", "0")[:2] == (0, out)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.unit.server import fakes
+from tests.unit.server.bulk_world import get
 from tests.unit.server.fakes import Line, Tap, World, play
 
 import tidelog
@@ -150,3 +151,25 @@ def test_strong_readers_of_a_class_without_promises_are_refused(durability: str)
         assert (status, body["error"]["code"]) == (400, "invalid_request")
 
     play(scenario)
+
+
+@pytest.mark.parametrize("path", ["records", "records?format=arrow", "segments"])
+def test_a_bulk_reader_can_ask_for_strong(path: str, lost: Lost) -> None:
+    async def scenario(world: World) -> None:
+        topic = world.topic("a", durability="disk")
+        topic.append("reserves")
+        topic.append("x")
+        assert lost.left() == {1}
+        mark = "&" if "?" in path else "?"
+        got = await get(world, f"/v0/topics/a/{path}{mark}consistency=eventual")
+        assert (got.status, lost.left()) == (200, {1})
+        got = await get(world, f"/v0/topics/a/{path}{mark}consistency=strong")
+        assert (got.status, lost.left()) == (200, {1, 2})
+        got = await get(world, f"/v0/topics/a/{path}{mark}consistency=sometimes")
+        assert got.status == 400
+        assert "consistency is eventual or strong" in got.body.decode()
+        world.topic("m", durability="memory").append("x")
+        got = await get(world, f"/v0/topics/m/{path}{mark}consistency=strong")
+        assert got.status == 400
+
+    play(scenario, clock=lost.clock)

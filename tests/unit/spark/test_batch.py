@@ -15,6 +15,8 @@ from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, LessThan
 from tests.unit.spark.world import MODES, House, Mode, house, read, source
 
 from tidelog import engine as topics
+from tidelog.disk.posix import PosixFile
+from tidelog.engine import strong as consistency
 from tidelog.errors import BadInput, Corrupt, Error, GapFound, NotFound, TopicNotFound, Unavailable
 from tidelog.spark import path as by_path
 from tidelog.spark import ranges
@@ -499,3 +501,36 @@ def test_a_million_records_are_read_without_an_object_for_each(tmp_path: Path) -
         here.engine.checkpoint()
         found = read(here.options())
         assert np.array_equal(found.table.column("seq").to_numpy(), np.arange(1, 200_001))
+
+
+def test_a_strong_query_reads_what_survives_a_power_cut(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    real = PosixFile.sync
+
+    def noted(file: PosixFile) -> None:
+        synced.append(file.path)
+        real(file)
+
+    topic = here.engine.topic("orders", durability="disk")
+    topic.append([b"1", b"2"])
+    topic.append(b"3")
+    monkeypatch.setattr(PosixFile, "sync", noted)
+    topic.append(b"4")
+    found = read(here.options(consistency="strong"))
+    assert found.table.column("seq").to_pylist() == [1, 2, 3, 4]
+    assert any("wal" in path for path in synced), "what the plan names was synced first"
+    here.engine.topic("orders", durability="memory")
+    with pytest.raises(BadInput, match="strong readers cannot be served"):
+        read(here.options(consistency="strong"))
+    assert read(here.options(consistency="eventual")).table.num_rows == 4
+
+
+def test_a_strong_query_ends_where_the_disk_refuses_to_sync(here: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = here.engine.topic("orders", durability="disk")
+    topic.append([b"1", b"2"])
+    assert topic.read(0, strong=True).next_from_seq == 2
+    topic.append(b"3")
+    monkeypatch.setattr(consistency, "_sync", lambda _: False)
+    monkeypatch.setattr(consistency, "_sync_files", lambda _: False)
+    assert set(read(here.options(consistency="strong")).table.column("seq").to_pylist()) <= {1, 2}
+    assert read(here.options()).table.column("seq").to_pylist() == [1, 2, 3]

@@ -111,6 +111,8 @@ def test_a_value_that_cannot_be_meant_is_named(name: str, value: str) -> None:
         ({"server": "http://x", "subscribe": "t", "codec": "rustlog"}, "a server has topics"),
         ({**BASE, "startingOffsets": "earliest", "startingTimestamp": "1"}, "both are given"),
         ({**BASE, "endingOffsets": "earliest"}, "nothing lies before it"),
+        ({**BASE, "consistency": "sometimes"}, "option consistency"),
+        ({"path": "/x", "codec": "rustlog", "consistency": "strong"}, "it is for topics"),
         ({**BASE, "failOnDataLoss": "true", "onGap": "skip"}, "contradict each other"),
         ({**BASE, "failOnDataLoss": "false", "onGap": "fail"}, "contradict each other"),
         ({**BASE, "includeGaps": "true"}, "with onGap=emit and only then"),

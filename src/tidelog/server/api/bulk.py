@@ -29,7 +29,7 @@ from tidelog.engine import SEQ_MAX, Pass, Show
 from tidelog.engine.read import SCHEMA, Nodes
 from tidelog.server.api import intake
 from tidelog.server.api.call import Call
-from tidelog.server.api.diff import seq
+from tidelog.server.api.diff import is_strong, seq
 from tidelog.server.api.problem import Problem
 from tidelog.server.api.topics import found
 from tidelog.server.delivery import Slot
@@ -60,7 +60,7 @@ async def read(call: Call) -> Stream:
     to_seq = None if query.text("to_seq") is None else seq(query.number("to_seq", SEQ_MAX))
     limit = query.number("limit", 0) or SEQ_MAX
     nodes, show = _nodes(call.request.query), _show(call)
-    look = partial(topic.scan, from_seq, to_seq, nodes=nodes, limit=limit)
+    look = partial(topic.scan, from_seq, to_seq, nodes=nodes, limit=limit, strong=is_strong(call))
     scan = await service.work(look)
     if kind == ARROW:
         about = {"topic": topic.name, "epoch": topic.epoch, "from_seq": from_seq, "gap": _gap(scan)}

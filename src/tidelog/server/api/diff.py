@@ -11,6 +11,7 @@ import msgspec
 from tidelog.engine import SEQ_MAX, Show, TextPage, Topic
 from tidelog.engine.read import Nodes, nodes_of
 from tidelog.server.api.call import Call
+from tidelog.server.api.problem import Problem
 from tidelog.server.api.topics import found
 from tidelog.server.http.seam import Answer, Response
 from tidelog.wire import requests
@@ -32,6 +33,14 @@ def budget(limit: int, bytes_max: int) -> tuple[int, int]:
 def seq(given: int) -> int:
     """A cursor within what the engine can count: further ahead is ahead as well."""
     return min(given, SEQ_MAX)
+
+
+def is_strong(call: Call) -> bool:
+    """Whether the query asks for records that survive a power cut, and no others."""
+    named = call.query.text("consistency") or "eventual"
+    if named not in ("eventual", "strong"):
+        raise Problem("invalid_request", f"consistency is eventual or strong, not {named[:80]!r}; nothing was read")
+    return named == "strong"
 
 
 def diff(call: Call) -> Answer | Coroutine[Any, Any, Answer]:

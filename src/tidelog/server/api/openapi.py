@@ -29,6 +29,9 @@ from tidelog.version import __version__
 
 _FROM = Param("from_seq", number("The last seq that the reader has; 0 before the first.", 0))
 _KEY = Param("Idempotency-Key", KEY, "A second write with it writes nothing.", "header")
+_CONSISTENCY = Param(
+    "consistency", {"enum": ["eventual", "strong"]}, "strong: only records that survive a power cut. Waits for a sync."
+)
 _CREATE = flag("create", True, "Bulk writes: false refuses to make the topic.")
 _RAW: Final[Schema] = {"type": "string", "contentEncoding": "binary"}
 _LINES: Final[Schema] = {"type": "string", "description": "One RecordToWrite a line; with raw=1 its data alone."}
@@ -150,6 +153,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
             flag("include_meta", True, ""),
             flag("include_data", True, ""),
             Param("format", {"enum": ["ndjson", "arrow"]}, "Instead of an Accept header."),
+            _CONSISTENCY,
         ),
         gives={200: {NDJSON: _READ_LINES, ARROW: _READ_COLUMNS}},
         refuses=("invalid_request", "topic_not_found", "not_acceptable"),
@@ -170,9 +174,12 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "listSegments",
         "What of a topic lies in files",
         (READ,),
-        (flag("sums", True, "false: leave out sums that would have to be worked out, which reads the files."),),
+        (
+            flag("sums", True, "false: leave out sums that would have to be worked out, which reads the files."),
+            _CONSISTENCY,
+        ),
         gives={200: {JSON: ref("Segments")}},
-        refuses=("topic_not_found", "not_found"),
+        refuses=("invalid_request", "topic_not_found", "not_found"),
     ),
     Operation(
         "GET",

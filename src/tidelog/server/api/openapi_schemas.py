@@ -328,6 +328,7 @@ _ANSWERED: Final[dict[str, Schema]] = {
                     "head_seq": COUNT,
                     "earliest_seq": COUNT,
                     "gap": nullable(ref("Tombstone")),
+                    "gaps": each(ref("Tombstone")),
                     "counts": ref("Counts"),
                 }
             )

@@ -18,6 +18,7 @@ from tidelog.engine import Topic
 from tidelog.engine.segments import FILES, FileKind, Held, Listing
 from tidelog.errors import NotFound
 from tidelog.server.api.call import Call, ok
+from tidelog.server.api.diff import is_strong
 from tidelog.server.api.problem import Problem
 from tidelog.server.api.topics import found
 from tidelog.server.delivery import Slot
@@ -38,7 +39,7 @@ async def manifest(call: Call) -> Response:
     engine = service.engine
     topic = found(engine, call.topic)
     generation = engine.generation
-    listing, rows = await _listed(call, topic, sums=sums)
+    listing, rows = await _listed(call, topic, sums=sums, strong=is_strong(call))
     return ok(
         {
             "topic": topic.name,
@@ -54,11 +55,11 @@ async def manifest(call: Call) -> Response:
     )
 
 
-async def _listed(call: Call, topic: Topic, *, sums: bool) -> tuple[Listing, list[dict[str, Any]]]:
+async def _listed(call: Call, topic: Topic, *, sums: bool, strong: bool) -> tuple[Listing, list[dict[str, Any]]]:
     """A listing and its rows. Where a segment went away before its sum was known, everything is listed again."""
     step = 1 if sums else _AT_ONCE
     for again in range(_TRIES, 0, -1):
-        listing = await call.service.work(topic.segments)
+        listing = await call.service.work(partial(topic.segments, strong=strong))
         rows: list[dict[str, Any]] = []
         try:
             for at in range(0, len(listing.segments), step):
