@@ -75,6 +75,13 @@ def test_a_power_cut_anywhere_in_a_checkpoint_changes_nothing() -> None:
     assert looks > 30
 
 
+def test_a_checkpoint_leaves_no_file_of_a_segment_open() -> None:
+    world = World(**TINY)
+    filled(world)
+    world.log.checkpoint()
+    assert {path.split("/")[1] for path in world.disk.open_files()} == {"wal"}
+
+
 def test_what_a_checkpoint_covers_leaves_the_wal() -> None:
     """G35: with the checkpoint after it, because the snapshot before must stay usable."""
     world = World(**TINY)
