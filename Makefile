@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test check lint crash soak mutate bench format clean
+.PHONY: help setup demo test check lint crash asan soak mutate bench format clean
 
 help: ## print this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +49,9 @@ lint: $(READY) ## ruff and mypy --strict
 
 crash: $(READY) ## every crash state of the sweeps, and Spark with two workers; takes long
 	@$(RUN) -m pytest -n 2 --dist worksteal -m "sweep or cluster"
+
+asan: $(READY) ## the compiled kernel under AddressSanitizer, with its tests and its fuzzer; needs gcc and libasan
+	@$(RUN) -m tests.asan
 
 soak: $(READY) ## a server under mixed load with kills, full disks and clock jumps: make soak MINUTES=30
 	@$(RUN) -m tests.soak.soak --minutes $(MINUTES)

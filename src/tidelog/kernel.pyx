@@ -639,6 +639,8 @@ cdef enum:
     LENT_STEP = 1 << 12
     KEPT_MOST = 64 << 20  # a table of 500 000 records of 100 bytes
 
+cdef Py_ssize_t LENT_MOST = <Py_ssize_t>1 << 46  # so that rounding up stays within a number
+
 cdef list _kept = []  # what came back, in the order in which it did
 cdef Py_ssize_t _kept_bytes = 0
 
@@ -668,8 +670,8 @@ def lent(Py_ssize_t size):
     global _kept_bytes
     cdef Py_ssize_t i, found
     cdef Lent made = Lent()  # first: whatever is collected on the way may come back as well
-    if size < 0:
-        raise ValueError("no memory is that small")
+    if size < 0 or size > LENT_MOST:
+        raise ValueError("no memory is that small, or that large")
     for i in range(len(_kept) - 1, -1, -1):
         found = PyByteArray_GET_SIZE(<bytearray>_kept[i])
         if size <= found <= size + (size >> 2) + LENT_STEP:
@@ -937,6 +939,7 @@ def lengths(datas):
 def cuts(lengths, uint64_t size_max, Py_ssize_t count_max):
     """Values [lo, hi) that go together and their size: as many as make `size_max` bytes, at most `count_max`, and one in
     any case."""
+    count_max = max(count_max, 1)
     if not len(lengths):
         return []  # of nothing there is no view
     cdef const uint8_t[::1] octets = memoryview(lengths).cast("B")
@@ -962,7 +965,7 @@ def gather(bytearray into not None, Py_ssize_t pos, datas, Py_ssize_t lo, Py_ssi
     cdef PyObject** items = fast_items(values)
     cdef Py_ssize_t i, size, limit = PyByteArray_GET_SIZE(into)
     cdef char* out = PyByteArray_AS_STRING(into)
-    if pos < 0 or not 0 <= lo <= hi <= fast_size(values):
+    if not 0 <= pos <= limit or not 0 <= lo <= hi <= fast_size(values):
         raise ValueError("no such values, or no such place")
     for i in range(lo, hi):
         if not is_bytes(items[i]):
@@ -982,7 +985,11 @@ cdef enum:
     LOOK_EVERY = 256  # requests
     DIGITS_MAX = 5  # of the length of a body that is taken here
     SEQ = 21  # digits of a seq and its comma
+    COUNT_MAX = 1 << 30  # records of one write: no more than a batch can have
     FIXED_ANSWER = 160  # numbers of an answer, and what is around them
+
+
+cdef int64_t SEQ_END = (<uint64_t>1 << 63) - 1
 
 
 cdef class Gate:
@@ -1066,7 +1073,7 @@ def written(
     cdef bytearray room = bytearray(size + FIXED_ANSWER + SEQ)
     cdef char* out
     for count, us in zip(counts, took_us, strict=True):
-        if count < 1 or us < 0:
+        if not 1 <= count <= COUNT_MAX or us < 0 or first < 0 or first > SEQ_END - count:
             raise ValueError("a write has records and took some time")
         if PyByteArray_GET_SIZE(room) < size + FIXED_ANSWER + SEQ * count:
             room = bytearray(size + FIXED_ANSWER + SEQ * count)

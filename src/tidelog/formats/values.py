@@ -64,7 +64,7 @@ def cuts(
 
 def plain_cuts(lengths: array[int] | NDArray[np.uint32], size_max: int, count_max: int) -> list[tuple[int, int, int]]:
     ends = np.asarray(lengths, np.uint32).cumsum(dtype=np.int64)
-    count, lo, before, found = len(ends), 0, 0, []
+    count, lo, before, found, count_max = len(ends), 0, 0, [], max(count_max, 1)
     while lo < count:
         # Bisection by hand: an array is searched in C at ten times the price of these few looks.
         hi = max(lo + 1, bisect_right(ends, before + size_max, lo, min(count, lo + count_max)))

@@ -258,7 +258,8 @@ _PATH: Final[dict[str, Schema]] = {
     "chunk": {**TEXT, "description": "Its owner, the time and chance: three hexadecimal numbers with - between them."},
 }
 _SCHEMAS: Final = {**SCHEMAS, **openapi_groups.SCHEMAS, **openapi_batches.SCHEMAS}
-_ALWAYS: Final = ("unauthorized", "method_not_allowed")  # probes too: a server may ask for a key on them
+# Probes too: a server may ask for a key on them, and a page of another site gets none of it.
+_ALWAYS: Final = ("unauthorized", "forbidden", "method_not_allowed")
 _EVERY: Final = ("throttled", "internal", "not_ready", "shutting_down")
 _SECURITY: Final[Schema] = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "A key; its scopes are named beside it."},
@@ -323,6 +324,8 @@ def _shown(operation: Operation) -> dict[str, Any]:
 
 def _parameter(param: Param) -> dict[str, Any]:
     made: dict[str, Any] = {"name": param.name, "in": param.where, "schema": param.schema}
+    if param.required:
+        made["required"] = True
     return {**made, "description": param.text} if param.text else made
 
 
@@ -332,7 +335,6 @@ def _answers(operation: Operation) -> dict[str, Any]:
         shown = {kind: {"schema": schema} for kind, schema in content.items()}
         answers[str(int(status))] = {"description": HTTPStatus(status).phrase, **({"content": shown} if shown else {})}
     codes = {*_ALWAYS, *operation.refuses, *(_EVERY if operation.security else ())}
-    codes |= {"forbidden"} if operation.scopes else set()
     codes |= {"invalid_request"} if "{" in operation.path else set()  # a name that is no text, or nobody's to change
     for status in sorted({_STATUS[code] for code in codes}):
         answers[str(status)] = {"$ref": f"#/components/responses/{status}"}

@@ -68,7 +68,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "listBatches",
         "The last batches of a writer",
         (READ,),
-        (Param("writer", TEXT, "Whose."),),
+        (Param("writer", {**TEXT, "minLength": 1}, "Whose.", required=True),),
         gives={200: {JSON: ref("BatchList")}},
         refuses=("invalid_request", "topic_not_found"),
     ),

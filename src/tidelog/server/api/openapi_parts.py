@@ -24,6 +24,7 @@ class Param(NamedTuple):
     schema: Schema
     text: str = ""
     where: str = "query"
+    required: bool = False
 
 
 class Operation(NamedTuple):

@@ -61,7 +61,7 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
         "Jobs as they come, leased to this connection",
         (READ, WRITE),
         (
-            Param("node", _NODE, "Who holds the leases; needed."),
+            Param("node", _NODE, "Who holds the leases.", required=True),
             Param("max", number("Jobs held at once and not settled.", 1, least=1, most=jobs.CLAIM_MAX)),
             Param("lease_ms", _LEASE, "The queue's own where it is absent."),
         ),

@@ -416,7 +416,15 @@ _ANSWERED: Final[dict[str, Schema]] = {
                 {
                     **dict.fromkeys(
                         (
-                            *("fsyncs", "frames", "batches", "bytes_written", "rotations", "queue_depth"),
+                            *(
+                                "fsyncs",
+                                "frames",
+                                "copied_frames",
+                                "batches",
+                                "bytes_written",
+                                "rotations",
+                                "queue_depth",
+                            ),
                             *("queue_depth_peak", "submit_full_total", "fsync_count", "fsync_micros_total"),
                         ),
                         COUNT,
