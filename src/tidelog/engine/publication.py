@@ -123,6 +123,8 @@ class _Publication:
                     done = self._append(found, plan.writer, plan.number, plan.sum, plan.query_id)
                 else:
                     self._append(found, self._parts_writer, plan.number << _CHUNK_BITS | stop, told, "")
+                    # Records stay in memory until they are in segments (measured: 3.4 GB for a batch of 3 GB).
+                    self._engine.checkpoint()
             except Error as error:
                 if at:
                     error.args = (
