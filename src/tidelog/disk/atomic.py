@@ -57,6 +57,18 @@ def replace(disk: Disk, path: str, data: Buffer, *, temporary: str | None = None
     sync_names(disk, parent(path))
 
 
+def overwrite(disk: Disk, path: str, data: Buffer) -> None:
+    """Make `data` the content of a file where it is: no new blocks, so it may work on a full disk. A power cut can
+    leave any mix of the old and the new content, so `data` needs a checksum of its own."""
+    file = disk.open(path, "write")
+    try:
+        file.write(0, data)
+        file.cut(len(memoryview(data)))
+        sync_file(file)
+    finally:
+        file.close()
+
+
 def read_all(disk: Disk, path: str) -> bytes | None:
     """A whole small file, or None where there is none."""
     try:

@@ -144,14 +144,12 @@ class Check:
         place = names.directory(self._wal, key)
         numbers, self._seen = names.files(self._disk, place), (0, 0)
         start = start_of(loaded, key) or Position(2 if numbers[:1] == [2] else 1, 0)  # as recovery begins
-        if start.first not in numbers and (start.pos or (numbers and numbers[-1] > start.first)):
+        if start.first not in numbers and numbers and numbers[-1] > start.first:
             missing = self._inside(names.path_of(place, start.first))
             yield Finding("wal", missing, None, "it is missing: what was written there after the snapshot is lost")
-        if not numbers:
-            return
         try:
             # From the oldest byte that is there: what a snapshot covers is needed again should that one not read.
-            oldest = Position(numbers[0], 0)
+            oldest = Position(numbers[0], 0) if numbers else start
             replay = self._walked(read(self._disk, place, oldest, durable=max(oldest, start)))
             yield from self._ended(replay, place, start)
         except Damaged as error:
@@ -179,6 +177,9 @@ class Check:
             else:
                 said += "; acknowledged records may be lost with them, what follows them is replayed"
             yield Finding("wal", self._inside(names.path_of(place, lost.first)), lost.pos, said)
+        if (absent := replay.absent) is not None:
+            said = f"it is missing ({absent.reason}): what was written there after the last snapshot is lost"
+            yield Finding("wal", self._inside(names.path_of(place, absent.first)), None, said)
         if (cut := replay.cut) is not None:
             said = f"an unfinished write of {cut.size} bytes ({cut.reason}); the next start cuts it"
             if cut.frames:

@@ -209,7 +209,9 @@ def _writer(shared: Shared, lock: Lock, *, accept_loss: bool, progress: Progress
     _settle(shared, found, report)
     keys = names.keys(shared.limits.shards(processors()))
     wal = join(shared.root, WAL)
-    first = {group.key: group.replay.next_first for group in found.groups if group.replay.numbers}
+    first = {
+        group.key: group.replay.next_first for group in found.groups if group.replay.numbers or group.replay.absent
+    }
     for key in keys:
         number = first.get(key) or first_number(found.loaded, found.groups, key)
         latch = Latch(join(wal, key) if key else wal)

@@ -210,7 +210,8 @@ def _is_whole(keys: Sequence[str], begun: dict[str, int]) -> bool:
 def _groups(shared: Shared, loaded: Loaded, report: Report, progress: Progress) -> list[Group]:
     wal = join(shared.root, WAL)
     keys = names.groups(shared.disk, wal)
-    begun = {key: found[0] for key in keys if (found := names.files(shared.disk, names.directory(wal, key)))}
+    begun = {key: number for key in keys if (number := _oldest(shared.disk, names.directory(wal, key)))}
+    keys += [row.key for row in loaded.manifest.groups if row.pos and row.key not in keys]  # all of it is gone
     topics = join(shared.root, TOPICS)
     used = begun or loaded.skipped or (shared.disk.stat(topics) is not None and shared.disk.names(topics))
     if not loaded.number and used and not _is_whole(keys, begun):
@@ -229,11 +230,26 @@ def _groups(shared: Shared, loaded: Loaded, report: Report, progress: Progress) 
         progress(READING, number + 1, len(keys))
         _tell(report, key or WAL, replay)
         groups.append(Group(key, replay, contents))
-    for row in loaded.manifest.groups:
-        if row.pos and row.first not in names.files(shared.disk, names.directory(wal, row.key)):
-            report.damage.append(f"{row.key or WAL}/{names.file_name(row.first)} is missing, replay begins in it")
-            report.lost = True
+    for group in groups:
+        start = start_of(loaded, group.key)
+        absent = group.replay.absent
+        if (
+            start is None
+            or not start.pos
+            or start.first in group.replay.numbers
+            or (absent and absent.first == start.first)
+        ):
+            continue
+        report.damage.append(f"{group.key or WAL}/{names.file_name(start.first)} is missing, replay begins in it")
+        report.lost = True
     return groups
+
+
+def _oldest(disk: Disk, directory: str) -> int | None:
+    """The number of the oldest file of a group, there or lost."""
+    found = names.files(disk, directory)
+    said = names.proven(disk, directory)
+    return found[0] if found else said and said.first
 
 
 def _tell(report: Report, key: str, replay: Replay) -> None:
@@ -247,5 +263,8 @@ def _tell(report: Report, key: str, replay: Replay) -> None:
         if lost.file:
             said = f"{key}/{lost.file} at byte {lost.pos}, {lost.end - lost.pos} bytes that were synced: {lost.reason}"
             report.damage.append(said)
+    if (absent := replay.absent) is not None:
+        said = f"{key}/{names.file_name(absent.first)} is missing: {absent.reason}; all that was in it is lost"
+        report.damage.append(said)
     report.damage += [f"{key}: frames {gap.start} to {gap.stop - 1} are in no file" for gap in replay.missing]
     report.lost |= bool(replay.losses)

@@ -17,8 +17,9 @@ the reserve could be made again. A new file leaves half of what is free to the c
 A rotation keeps one order: sync the old file, make the new one and reserve its room, sync it (a spare
 has all that behind it and only gets its name), sync the directory, point CURRENT at it, and only then
 write. A power cut leaves no new file, an empty one, or a stale CURRENT, and each of them is a clean
-start. One descriptor serves a file from its first write to its last sync, because the kernel tells of a
-failed write-back once per open file.
+start. A CURRENT that names a file which is not there is no crash: the file was lost. So CURRENT goes before a file that
+is taken back. It also says how many bytes the file may hold, which bounds what was lost with it. One descriptor serves
+a file from its first write to its last sync, because the kernel tells of a failed write-back once per open file.
 
 The first file is small and each next one four times as large, up to `file_bytes`: whoever writes little
 pays for little, and whoever writes much and syncs often soon writes into files that were filled with zeros ahead.
@@ -40,13 +41,13 @@ from contextlib import suppress
 from threading import Lock
 from typing import Final
 
-from tidelog.disk.atomic import remove_if_there, replace
+from tidelog.disk.atomic import overwrite, remove_if_there, replace
 from tidelog.disk.latch import FULL, Latch
 from tidelog.disk.seam import Disk, File, join
 from tidelog.errors import Damaged, DiskFull, Error
 from tidelog.formats import bodies, frame
 from tidelog.types import Buffer
-from tidelog.wal.names import CURRENT, Position, file_name, path_of
+from tidelog.wal.names import CURRENT, Position, current, current_content, path_of
 from tidelog.wal.spare import STEP_BYTES, Reserve, Spare
 
 FIRST_BYTES: Final = 1 << 20
@@ -85,6 +86,8 @@ class Writer:
         self._spare = Spare(disk, directory)
         self._room = 0  # bytes that the file was made for
         self._marks = marks
+        self._announced, self._named = 0, False  # bytes of the file by CURRENT; whether CURRENT names it
+        self._coming = 0  # bytes of the batch that is being written
         self._before = self._marked = Position(0, 0)  # the end of the file before; what the last mark says
         self._reserve = reserve or Reserve(disk, directory)
         self.allowance: Callable[[], int | None] = lambda: None  # bytes that a new file may take; None: any
@@ -163,8 +166,11 @@ class Writer:
             return
         if self.is_lean and not vital:
             self._leave_lean()
+        self._coming = size + MARK_BYTES * self._marks
         if self.is_full(size) and not self._stretch(size):
             self._rotate(vital=vital)
+        elif not self._pos and self._coming > self._announced:
+            self._point_at(self._first, self._coming)
         said, mark = self._mark()
         self._file.write_pieces(self._pos, [mark, *pieces] if mark else pieces)
         self._pos += len(mark) + size
@@ -181,8 +187,13 @@ class Writer:
         return said, frame.encode(frame.CHECKPOINT_MARK, seq=self._pos, ts_ms=0, data=body)
 
     def mark_idle(self) -> None:
-        """Write the mark that no batch came to carry, where everything is synced. Nothing waits for its own sync."""
-        if self.latch.closed or not self._open or self._synced != self._pos or self.is_full(0):
+        """Write the mark that no batch came to carry, where everything is synced. Nothing waits for its own sync. And
+        CURRENT, where there was no room for it."""
+        if self.latch.closed or not self._open:
+            return
+        if not self._named:
+            self._point_again()
+        if self._synced != self._pos or self.is_full(0):
             return
         said, mark = self._mark()
         if not mark:
@@ -378,7 +389,9 @@ class Writer:
         if error.errno not in FULL:
             raise self.latch.trip(error, f"creating {path}") from error
         try:
-            if remove_if_there(self._disk, path):
+            if current(self._disk, self.directory) == first:
+                take_back(self._disk, self.directory, first)
+            elif remove_if_there(self._disk, path):
                 self._disk.sync_dir(self.directory)
         except OSError as second:
             raise self.latch.trip(second, f"removing {path}, for which there was no room,") from second
@@ -406,24 +419,41 @@ class Writer:
                 file.reserve(room)
                 file.sync()
             self._disk.sync_dir(self.directory)
-            self._point_at(first)
+            # A file with which the disk can fall far behind may be made longer later.
+            most = room if room < LAGGING_BYTES else max(room, _STRETCH * self._file_bytes)
+            self._point_at(first, max(most, self._coming))
         except OSError:
             file.close()
             raise
         except BaseException:  # an interrupt: the next attempt makes it anew
             file.close()
-            remove_if_there(self._disk, path)
+            take_back(self._disk, self.directory, first)
             raise
         self._room = room
         return file
 
-    def _point_at(self, first: int) -> None:
+    def _point_at(self, first: int, size: int) -> None:
+        """Have CURRENT say that a file was made that may hold so many bytes. On a full disk in its old place; where
+        there is no room for that either, once there is (`mark_idle`)."""
+        path, content = join(self.directory, CURRENT), current_content(first, size)
+        self._announced, self._named = size, True
         try:
-            replace(self._disk, join(self.directory, CURRENT), f"{file_name(first)}\n".encode())
+            replace(self._disk, path, content)
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            # A hint that is old: the listing decides.
+            try:
+                overwrite(self._disk, path, content)
+            except OSError as second:
+                if second.errno not in FULL and not isinstance(second, FileNotFoundError):
+                    raise
+                self._named = False  # it is old or does not read: then it proves nothing, and the listing decides
+
+    def _point_again(self) -> None:
+        try:
+            self._point_at(self._first, self._announced)
+        except OSError as error:
+            raise self.latch.trip(error, f"naming {self._file.path}") from error
 
     def undo(self, error: OSError) -> Error:
         """Take back what a failed write may have left; return the error to raise.
@@ -452,3 +482,11 @@ class Writer:
             if error.errno not in FULL:
                 raise
             # The file goes on without reserved room: the next write finds its own or is refused.
+
+
+def take_back(disk: Disk, directory: str, first: int) -> None:
+    """Remove a file to which nothing was written, and before it CURRENT, which may name it."""
+    if remove_if_there(disk, join(directory, CURRENT)):
+        disk.sync_dir(directory)
+    if remove_if_there(disk, path_of(directory, first)):
+        disk.sync_dir(directory)

@@ -1,7 +1,7 @@
 """Where the files of the WAL lie. The only module that knows their names.
 
     wal/                              one shard: files directly here, group key ""
-      CURRENT
+      CURRENT                         names the newest file: where that one is gone, it was lost
       SPARE                           zeros, made ahead of time, of which the next file is made
       RESERVE                         room that is given up where the disk is full, for deletes and checkpoints
       wal-0000000000000001.log
@@ -27,11 +27,12 @@ FLAT: Final = ""
 CURRENT: Final = "CURRENT"
 SPARE: Final = "SPARE"
 RESERVE: Final = "RESERVE"
-HINTS: Final = (CURRENT, f"{CURRENT}.tmp", SPARE, f"{SPARE}.tmp", RESERVE)  # nothing hangs on these
+HINTS: Final = (f"{CURRENT}.tmp", SPARE, f"{SPARE}.tmp")  # nothing hangs on these
 _FILE = re.compile(r"wal-(\d{16,20})\.log")
 _SHARD = re.compile(r"shard-(\d{2,})")
 _NUMBER_MAX: Final = (1 << 64) - 1
-_CURRENT_BYTES_MAX: Final = 64
+_CURRENT_BYTES_MAX: Final = 128
+_CURRENT = re.compile(rb"(wal-\d{16,20}\.log)\nbytes=(\d{20})\nxxh3=([0-9a-f]{16})\n")
 
 
 class Position(NamedTuple):
@@ -39,6 +40,13 @@ class Position(NamedTuple):
 
     first: int  # the number of the file
     pos: int
+
+
+class Named(NamedTuple):
+    """What CURRENT says: the file was made, and is the newest unless a later one is there."""
+
+    first: int
+    size: int | None  # bytes that it may hold at most; None: as earlier versions wrote it, which proves nothing
 
 
 def keys(shards: int) -> list[str]:
@@ -67,7 +75,7 @@ def groups(disk: Disk, wal: str) -> list[str]:
         known = _SHARD.fullmatch(name)
         if known and name == f"shard-{int(known[1]):02d}" and _is_dir(disk, join(wal, name)):
             found.append((int(known[1]), name))
-    return [FLAT] * bool(files(disk, wal)) + [name for _, name in sorted(found)]
+    return [FLAT] * bool(files(disk, wal) or proven(disk, wal)) + [name for _, name in sorted(found)]
 
 
 def _is_dir(disk: Disk, path: str) -> bool:
@@ -97,8 +105,14 @@ def files(disk: Disk, directory: str) -> list[int]:
     return sorted(first for name in disk.names(directory) if (first := first_of(name)) is not None)
 
 
-def current(disk: Disk, directory: str) -> int | None:
-    """The file that CURRENT names; None where it is missing, garbage or unreadable. A hint: the listing decides."""
+def current_content(first: int, size: int) -> bytes:
+    """What CURRENT holds: always as long for a name of sixteen digits, so that it can be overwritten in its place."""
+    said = f"{file_name(first)}\nbytes={size:020d}\n".encode()
+    return said + b"xxh3=%016x\n" % xxh3_64_intdigest(said)
+
+
+def named(disk: Disk, directory: str) -> Named | None:
+    """What CURRENT says; None where it is missing, garbage or unreadable."""
     try:
         file = disk.open(join(directory, CURRENT))
         try:
@@ -107,4 +121,23 @@ def current(disk: Disk, directory: str) -> int | None:
             file.close()
     except OSError:
         return None
-    return first_of(said.decode("ascii", "replace").removesuffix("\n"))
+    known = _CURRENT.fullmatch(said)
+    if known is None:
+        first = first_of(said.decode("ascii", "replace").removesuffix("\n"))
+        return None if first is None else Named(first, None)
+    first = first_of(known[1].decode())
+    if first is None or current_content(first, int(known[2])) != said:
+        return None
+    return Named(first, int(known[2]))
+
+
+def current(disk: Disk, directory: str) -> int | None:
+    """The file that CURRENT names; None where it names none. Which file is the newest the listing decides."""
+    said = named(disk, directory)
+    return None if said is None else said.first
+
+
+def proven(disk: Disk, directory: str) -> Named | None:
+    """The file that CURRENT proves to have been made; None where it proves nothing."""
+    said = named(disk, directory)
+    return None if said is None or said.size is None else said

@@ -16,6 +16,8 @@ What is known to be durable, in order of authority:
   2. Everything in a file that is not the newest: it was synced before the next one was made.
   3. In the newest file, what the caller says (a snapshot's position) and what a mark of the synced position says. A
      mark names its own byte as well, so that a copy of a WAL inside a record is no mark.
+A file that CURRENT names, or the caller's position is in, was made. Where neither it nor a later one is there, it was
+lost with all that it can have held (`absent`), and the file before it is not the newest.
 
 A bad frame below that position is damage: `losses` tells how many bytes, what they can have held, and why. Replay goes
 on at the next frame whose place is proven (`_Resync`): nothing inside a record is ever taken for a frame, and what
@@ -57,8 +59,8 @@ from tidelog.formats.frame import (
 from tidelog.formats.rows import Stop
 from tidelog.types import Buffer, Ints
 from tidelog.wal import names
-from tidelog.wal.file import MARK_BYTES
-from tidelog.wal.names import Position
+from tidelog.wal.file import MARK_BYTES, take_back
+from tidelog.wal.names import Named, Position
 
 WINDOW_BYTES: Final = 4 << 20
 KEPT_BYTES: Final = 16 << 20  # of windows that are not read a second time
@@ -67,6 +69,7 @@ _NOWHERE: Final = Position(0, 0)
 _ALL: Final = 1 << 62
 _RECORD_BYTES: Final = 4  # the least that a record takes in a batch
 _BATCH_RECORDS_MAX: Final = 1 << 16  # in one frame, generously
+_FILE_BYTES: Final = 1 << 30  # in one file, generously, where nothing says how large it was
 _RECORDS: Final = (APPEND, APPEND_BATCH)
 _ANNOUNCING: Final = (FORWARD, NUMBERED_BATCH, WRITE_KEY)  # records of theirs may follow
 
@@ -121,6 +124,14 @@ class Extent(NamedTuple):
     doubtful: int
 
 
+class Absent(NamedTuple):
+    """A file that was made and is gone."""
+
+    first: int
+    size: int  # it held at most so many bytes
+    reason: str
+
+
 class Replay:
     """The files of one group, oldest first, read window by window. The rest is known after the loop."""
 
@@ -130,7 +141,9 @@ class Replay:
         self._disk, self.directory, self._compiled = disk, directory, compiled
         self._start = start or Position(1, 0)
         self._durable = max(self._start, durable or _NOWHERE)
-        self.numbers = _listed(disk, directory)  # of all files that are there
+        said, self.numbers = _listed(disk, directory)  # the numbers of all files that are there
+        self.absent = _absent(said, self.numbers, self._durable)
+        """The newest file, where it is proven to have been made and is gone."""
         self.extents: list[Extent] = []  # what was replayed
         self.finished = False
         self.cut: Cut | None = None
@@ -145,19 +158,24 @@ class Replay:
     def current_fault(self) -> str | None:
         """What is wrong with CURRENT, in words. Nothing hangs on it."""
         said, newest = names.current(self._disk, self.directory), self.numbers[-1] if self.numbers else None
-        if said == newest:
+        if said == newest or self.absent is not None:
             return None
         return f"CURRENT names {said or 'no file'}, the newest is {newest or 'none'}"
 
     def __iter__(self) -> Iterator[Window]:
         numbers = [first for first in self.numbers if first >= self._start.first]
         expected: int | None = self._start.first
+        if self.absent is not None:
+            numbers.append(self.absent.first)
         for first, following in zip_longest(numbers, numbers[1:]):
             if expected is not None and first > expected:
                 gap = range(expected, first)
                 self.missing.append(gap)
                 most = len(gap) * _BATCH_RECORDS_MAX
                 self.losses.append(Lost(expected, "", 0, 0, "it is in no file", None, most, len(gap)))
+            if self.absent is not None and first == self.absent.first:
+                self._lose(self.absent)
+                break
             file = _Bytes(self._disk, names.path_of(self.directory, first))
             try:
                 reading = _Reading(self, file, first, following, self._durable, compiled=self._compiled)
@@ -178,6 +196,14 @@ class Replay:
             expected = None if frames is None else first + frames
             self.next_first = max(self._least(), least, first + reading.seen, expected or 0)
         self.finished = True
+
+    def _lose(self, absent: Absent) -> None:
+        """Count what the file that is gone can have held. The next file has a number that leaves room for as many
+        frames: should a crash come before a snapshot, the numbers tell of the loss."""
+        frames = absent.size // OVERHEAD_BYTES + 1
+        lost = Lost(absent.first, "", 0, absent.size, absent.reason, None, absent.size // _RECORD_BYTES, frames)
+        self.losses.append(lost)
+        self.next_first = max(self._least(), absent.first + frames)
 
     def windows(self) -> Iterator[Window]:
         """What the loop gave, once more. Raises Unavailable where the files are not what they were."""
@@ -659,7 +685,7 @@ def _mark_at(buf: bytes, at: int) -> Position | None:
 
 def _said_end(replay: Replay, first: int, following: int | None) -> int | None:
     """How long a file was by the mark with which the next one begins; None where there is none."""
-    if following is None:
+    if following is None or following not in replay.numbers:
         return None
     file = _Bytes(replay._disk, names.path_of(replay.directory, following))
     try:
@@ -713,8 +739,7 @@ def _cut(disk: Disk, directory: str, replay: Replay, quarantine: str) -> list[st
         # What is lost at the end of a file stays there: cut, it would no longer be told.
         _settle(disk, names.path_of(directory, newest.first), newest.lo, None if hurt else newest.hi)
     if empty:
-        disk.remove(names.path_of(directory, empty))
-        disk.sync_dir(directory)
+        take_back(disk, directory, empty)
     # What an earlier recovery cut may wait for the disk as well, if it was killed.
     for older in files:
         if older is not newest and older.first != empty:
@@ -822,11 +847,29 @@ class _Bytes:
         return _unreadable(self._path, error)
 
 
-def _listed(disk: Disk, directory: str) -> list[int]:
+def _listed(disk: Disk, directory: str) -> tuple[Named | None, list[int]]:
+    """What CURRENT says and the numbers of the files. In this order: a writer makes a file before CURRENT names it.
+    Where they disagree a writer that starts may be at work, and they are read until nothing changes."""
+    before: tuple[Named | None, list[int]] | None = None
     try:
-        return names.files(disk, directory)
+        while True:
+            found = names.named(disk, directory), names.files(disk, directory)
+            if found == before or found[0] is None or found[0].first in found[1]:
+                return found
+            before = found
     except OSError as error:
         raise _unreadable(directory, error) from error
+
+
+def _absent(said: Named | None, numbers: list[int], durable: Position) -> Absent | None:
+    """The newest file, where CURRENT or a position that somebody recorded proves that it was made, and no file of its
+    number or a later one is there."""
+    newest, there = max(numbers, default=0), f"the newest that is there is {max(numbers, default='none')}"
+    if said is not None and said.size is not None and said.first > max(newest, durable.first - 1):
+        return Absent(said.first, max(said.size, durable.pos), f"CURRENT names it, {there}")
+    if durable.pos and durable.first > newest:
+        return Absent(durable.first, max(durable.pos, _FILE_BYTES), f"a snapshot was made when it was in use, {there}")
+    return None
 
 
 def _unreadable(path: str, error: OSError) -> Damaged:

@@ -246,8 +246,10 @@ def begun_and_ended(history: History) -> None:
         end()
     if bench.writer.is_full(600):
         bench.write(b"in a new file" * 40)
-    history.disk.fail("write", error=errno.ENOSPC, partial=100)
-    bench.submit([b"no", b"room" * 30])
+    # A mark and two whole frames: the next write is as long as the mark and the first of them.
+    history.disk.fail("write", error=errno.ENOSPC, partial=70 + 55 + 166 + 10)
+    for data in (b"no frame.", b"room" * 30, b"more" * 30):
+        bench.submit([data])
     assert shard.begin()
     bench.submit([b"behind it"])
     end()

@@ -13,7 +13,7 @@ from tidelog.disk.latch import Latch
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import Damaged, DiskFull, Latched
 from tidelog.testing import SimDisk
-from tidelog.wal import Position, Writer
+from tidelog.wal import Position, Writer, names
 from tidelog.wal.file import COARSE_BYTES
 
 
@@ -49,13 +49,13 @@ def test_a_file_is_there_for_good_before_anything_is_written_to_it() -> None:
         f"sync {name}",
         "sync_dir data/wal",
         "create data/wal/CURRENT.tmp",
-        "write data/wal/CURRENT.tmp@0+25",
+        "write data/wal/CURRENT.tmp@0+74",
         "sync data/wal/CURRENT.tmp",
         "rename data/wal/CURRENT.tmp -> data/wal/CURRENT",
         "sync_dir data/wal",
         f"write {name}@0+47",
     ]
-    assert disk.read_file(f"{WAL}/CURRENT") == b"wal-0000000000000007.log\n"
+    assert disk.read_file(f"{WAL}/CURRENT") == names.current_content(7, 2048)
     assert disk.read_file(name) == append(b"x") + bytes(2048 - 47)
 
 
@@ -72,14 +72,14 @@ def test_a_rotation_keeps_its_order() -> None:
         f"sync {path(4)}",
         "sync_dir data/wal",
         "create data/wal/CURRENT.tmp",
-        "write data/wal/CURRENT.tmp@0+25",
+        "write data/wal/CURRENT.tmp@0+74",
         "sync data/wal/CURRENT.tmp",
         "rename data/wal/CURRENT.tmp -> data/wal/CURRENT",
         "sync_dir data/wal",
         f"write {path(4)}@0+1046",
     ]
     assert (writer.rotations, writer.position, writer.synced) == (1, Position(4, 1046), Position(4, 0))
-    assert disk.read_file(f"{WAL}/CURRENT") == b"wal-0000000000000004.log\n"
+    assert disk.read_file(f"{WAL}/CURRENT") == names.current_content(4, 2048)
 
 
 def test_a_files_number_counts_the_frames_before_it() -> None:

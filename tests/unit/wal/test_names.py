@@ -110,6 +110,10 @@ def test_positions_of_a_group_compare_as_bytes_follow_each_other() -> None:
         (b"wal-412.log\n", None),
         (b"\xff\xfe", None),
         (b"wal-0000000000000412.log\n" * 100, None),
+        (names.current_content(412, 1 << 20), 412),
+        (names.current_content(412, 1 << 20)[:-1], None),
+        (names.current_content(412, 1 << 20).replace(b"412", b"413"), None),
+        (names.current_content(412, 1 << 20).replace(b"=0", b"=1"), None),
     ],
 )
 def test_current_is_a_hint_that_may_be_garbage(content: bytes, said: int | None) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from tidelog.disk.seam import join
 from tidelog.testing import PowerOff, SimDisk
-from tidelog.wal import files, path_of
-from tidelog.wal.names import CURRENT, FLAT, directory
+from tidelog.wal import files, path_of, read
+from tidelog.wal.names import CURRENT, FLAT, RESERVE, current_content, directory
 from tidelog.wal.trim import trim
 
 WAL = "wal"
@@ -78,4 +78,27 @@ def test_a_power_cut_takes_nothing_that_replay_begins_with() -> None:
         for image in cut.images():
             found += 1
             assert files(image.disk, directory(WAL, KEY))[-2:] == [9, 12], image.label
+    assert found >= 10
+
+
+def test_the_reserve_is_not_the_groups_and_stays() -> None:
+    disk = group(FLAT, 1, 5)
+    disk.write_file(join(WAL, RESERVE), bytes(4096))
+    assert trim(disk, WAL, FLAT, 6) == 2
+    assert disk.names(WAL) == [RESERVE]
+
+
+def test_a_group_that_ends_never_claims_files_that_are_gone() -> None:
+    """Method: the power is cut at every operation; where CURRENT is left, so is the file that it names."""
+    disk = group(KEY, 1, 5)
+    disk.write_file(join(directory(WAL, KEY), CURRENT), current_content(5, 6))
+    found = 0
+    for number in range(1, 12):
+        cut = disk.reboot()
+        cut.cut_power_at(number)
+        with suppress(PowerOff):
+            trim(cut, WAL, KEY, 6)
+        for image in cut.images():
+            found += 1
+            assert read(image.disk, directory(WAL, KEY)).absent is None, image.label
     assert found >= 10

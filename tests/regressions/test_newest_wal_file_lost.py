@@ -1,0 +1,212 @@
+"""The newest WAL file is lost alone: told by open and `check`, and no acked seq is given again (docs/bugs.md)."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+
+import pytest
+
+import tidelog
+from tidelog.disk.latch import Latch
+from tidelog.engine.check import check
+from tidelog.errors import Damaged, DiskFull
+from tidelog.testing import ManualClock, PowerOff, SimDisk
+from tidelog.wal import Writer, names
+from tidelog.wal.replay import read
+
+PATH = "data"
+TINY: dict[str, Any] = {"wal_file_bytes": 2048, "segment_events_max": 4, "segment_bytes_max": 1024, "head_reserve": 4}
+
+
+def opened(disk: SimDisk, shards: int = 1, **more: Any) -> tidelog.Engine:
+    return tidelog.open(PATH, disk=disk, clock=ManualClock(), threads=False, wal_shards=shards, **TINY, **more)
+
+
+def newest(disk: SimDisk, topic: tidelog.Topic) -> str:
+    """The newest file of the topic's shard."""
+    place = topic._core.shard.directory
+    return names.path_of(place, names.files(disk, place)[-1])
+
+
+def lose(disk: SimDisk, path: str) -> None:
+    disk.remove(path)
+    disk.sync_dir(path.rpartition("/")[0])
+
+
+@pytest.mark.parametrize("checkpoint", ["none", "before", "inside"])
+@pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_lost_newest_file_is_damage_and_its_seqs_stay_used(shards: int, durability: str, checkpoint: str) -> None:
+    """Method: records in several files, with no checkpoint, one before the newest file, or one inside it; a kill; the
+    newest file of the topic's shard is removed."""
+    disk = SimDisk()
+    log = opened(disk, shards)
+    topic = log.topic("t", durability=durability)
+    topic.append([b"first"] * 3)
+    if checkpoint == "before":
+        log.checkpoint()
+    rotations = log.shards[0].stats.rotations
+    while names.files(disk, topic._core.shard.directory)[-1:] == [1] or log.shards[0].stats.rotations == rotations:
+        topic.append(bytes(300))
+    if checkpoint == "inside":
+        log.checkpoint()
+    head = topic.append([b"in the newest file"] * 2).last_seq
+    gone = newest(disk, topic)
+    killed = disk.reboot()
+    lose(killed, gone)
+
+    assert any(found.damage and found.file in gone for found in check(PATH, disk=killed.reboot()))
+    with pytest.raises(Damaged, match=gone.rpartition("/")[2]):
+        opened(killed.reboot(), shards)
+    reader = opened(killed.reboot(), shards, read_only=True)
+    assert reader.report.lost
+    assert reader.topic("t", create=False).read(0, 100).records
+
+    went_on = opened(accepted := killed.reboot(), shards, accept_loss=True)
+    seqs = [went_on.topic("t", create=False).append(b"after").first_seq for _ in range(5)]
+    assert seqs[0] > head
+    again = opened(accepted.reboot(), shards)
+    assert not again.report.damage
+    assert [record.seq for record in again.topic("t").read(0, 100).records][-5:] == seqs
+    assert not any(found.damage for found in check(PATH, disk=accepted.reboot()))
+
+
+@pytest.mark.parametrize("durability", ["fsync", "disk"])
+def test_a_crash_while_the_loss_is_accepted_gives_no_seq_again(durability: str) -> None:
+    """Method: the power is cut at every operation of the start with `accept_loss`; the next start with it goes on above
+    every seq that was acked, and one without it is refused or finds nothing any more."""
+    disk = SimDisk()
+    log = opened(disk)
+    topic = log.topic("t", durability=durability)
+    log.checkpoint()
+    while names.files(disk, "data/wal")[-1] < 8:
+        head = topic.append(bytes(300)).last_seq
+    head = topic.append(b"last").last_seq
+    killed = disk.reboot()
+    lose(killed, newest(killed, topic))
+    states = 0
+    for number in range(1, 200):
+        cut = killed.reboot()
+        cut.cut_power_at(number)
+        try:
+            opened(cut, accept_loss=True)
+        except PowerOff:
+            pass
+        else:
+            break
+        for image in cut.images():
+            states += 1
+            after = opened(image.disk.reboot(), accept_loss=True)
+            assert after.topic("t", create=False).append(b"after").first_seq > head, image.label
+    assert states > 50
+
+
+def test_the_file_of_a_group_that_has_lost_everything_is_told_too() -> None:
+    disk = SimDisk()
+    log = opened(disk, 2)
+    for number in range(4):
+        log.topic(f"t{number}", durability="fsync").append(b"one")
+    killed = disk.reboot()
+    lose(killed, "data/wal/shard-00/wal-0000000000000001.log")
+    with pytest.raises(Damaged, match="shard-00/wal-0000000000000001"):
+        opened(killed.reboot(), 2)
+    assert any(found.damage for found in check(PATH, disk=killed))
+
+
+def test_current_follows_on_a_full_disk_in_its_place_and_later() -> None:
+    """Method: there is no room to replace CURRENT, then none to overwrite it either; a tick makes up for it."""
+    disk = SimDisk()
+    writer = Writer(disk, "wal", first=1, file_bytes=2048, latch=Latch("wal"))
+
+    def put() -> None:
+        writer.write([bytes(900)], size=900, frames=1)
+
+    put()
+    put()
+    disk.fail("create", 2, errno.ENOSPC, None)
+    put()
+    said = names.proven(disk, "wal")
+    assert said is not None
+    assert said.first == writer.position.first > 1, "it was overwritten where it is"
+    disk.heal()
+    put()
+    disk.remove("wal/CURRENT")
+    disk.fail("create", 2, errno.ENOSPC, None)
+    put()
+    assert names.proven(disk, "wal") is None
+    writer.mark_idle()
+    assert names.proven(disk, "wal") is None
+    disk.heal()
+    writer.mark_idle()
+    assert names.current(disk, "wal") == writer.position.first
+
+
+def test_a_batch_larger_than_a_file_is_announced() -> None:
+    disk = SimDisk()
+    writer = Writer(disk, "wal", first=1, file_bytes=2048, latch=Latch("wal"))
+    for size in (5000, 100, 9000):
+        writer.write([bytes(size)], size=size, frames=1)
+        said = names.proven(disk, "wal")
+        assert said is not None
+        assert said.first == writer.position.first
+        assert said.size is not None
+        assert said.size >= writer.position.pos
+    writer.sync()
+    lose(disk, names.path_of("wal", writer.position.first))
+    replay = read(disk, "wal")
+    list(replay)
+    assert replay.absent is not None
+    assert replay.losses[-1].records >= 9000 // 4
+
+
+def test_an_interrupt_inside_a_rotation_leaves_no_claim() -> None:
+    """Method: the rename of CURRENT, and the sync after it, are interrupted; what is left claims no file that is not
+    there, and the next write makes it anew."""
+    for call, nth in (("rename", 1), ("sync_dir", 2)):
+        disk = SimDisk()
+        writer = Writer(disk, "wal", first=1, file_bytes=2048, latch=Latch("wal"))
+        for _ in range(2):
+            writer.write([bytes(900)], size=900, frames=1)
+        real, seen = getattr(disk, call), list[str]()
+
+        def interrupted(*paths: str, real: Any = real, seen: list[str] = seen, nth: int = nth) -> None:
+            real(*paths)
+            seen.append(paths[0])
+            if len(seen) == nth:
+                raise KeyboardInterrupt
+
+        setattr(disk, call, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            writer.write([bytes(900)], size=900, frames=1)
+        setattr(disk, call, real)
+        for image in disk.images():
+            replay = read(image.disk, "wal")
+            list(replay)
+            assert replay.absent is None, image.label
+        writer.write([bytes(900)], size=900, frames=1)
+        assert names.current(disk, "wal") == writer.position.first
+
+
+def test_a_current_of_an_earlier_version_proves_nothing() -> None:
+    """Earlier versions removed an empty file before they made it anew, so a crash could leave this."""
+    disk = SimDisk()
+    log = opened(disk)
+    log.topic("t").append(b"one")
+    killed = disk.reboot()
+    killed.write_file("data/wal/CURRENT", b"wal-0000000000000099.log\n")
+    assert not opened(killed).report.damage
+
+
+def test_no_room_for_a_new_file_leaves_no_claim() -> None:
+    disk = SimDisk()
+    writer = Writer(disk, "wal", first=1, file_bytes=2048, latch=Latch("wal"))
+    for _ in range(2):
+        writer.write([bytes(900)], size=900, frames=1)
+    disk.fail("reserve", 1, errno.ENOSPC, None)
+    with pytest.raises(DiskFull):
+        writer.write([bytes(900)], size=900, frames=1)
+    for image in disk.images():
+        replay = read(image.disk, "wal")
+        list(replay)
+        assert replay.absent is None, image.label
