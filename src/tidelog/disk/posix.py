@@ -247,8 +247,9 @@ class PosixDisk:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._file_mode)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, f"pid={os.getpid()}\n".encode(), 0)
+            with suppress(OSError):  # for whoever looks; on a full disk there may be no room for it
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, f"pid={os.getpid()}\n".encode(), 0)
         except BaseException:
             os.close(fd)
             raise

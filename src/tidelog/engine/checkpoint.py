@@ -17,11 +17,16 @@ One topic that cannot be written does not stop the others. The new manifest repe
 (`Manifest.lagging`), and replay of its shard still begins where that row needs it; replay of all other topics begins
 here (`Manifest.fresh`). A segment whose frames do not all verify is sealed without a footer: every read then checks
 frame by frame, and what is intact is served.
+
+Where there is no room for copies, a checkpoint without them (`copy=False`) lets go of the segments of which nothing is
+left: rows then say what the files hold, and replay begins where it did.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -31,6 +36,7 @@ import numpy as np
 from tidelog.commitlog.codec import Shape
 from tidelog.commitlog.segment import Mapped
 from tidelog.disk.atomic import remove_if_there, replace
+from tidelog.disk.latch import FULL
 from tidelog.disk.seam import Disk, File, join
 from tidelog.engine import groups, idempotency, manifest, numbers, retention
 from tidelog.engine.block import Block
@@ -98,9 +104,11 @@ def checkpoint(
     *,
     final: bool,
     rest: Callable[[], object] = lambda: None,
+    copy: bool = True,
 ) -> Failed:
     """Make a checkpoint; return the topics that it had to leave out. `final`: nothing is written any more, so no seq
-    needs to stay reserved. `rest` is called after each step of the copying, with no lock held."""
+    needs to stay reserved. `rest` is called after each step of the copying, with no lock held. Without `copy` no record
+    is copied: topics that have some to copy are left out, but segments that they do not need any more go."""
     positions = [shard.position() for shard in shared.shards]
     # Asked after the positions: a topic that is dropped from here on has its frame where replay begins.
     cores, next_topic_id = registry()
@@ -109,15 +117,24 @@ def checkpoint(
     routers: list[RouterRow] = []
     doomed: list[str] = []
     written: list[Core] = []
+    freed: set[Core] = set()  # left out, but for the segments that they do not need any more
     for core in cores:
         if core in failed:
             continue
         try:
-            _write(core, rest)
-            row = _stock(core, final=final)
+            whole = _write(core, rest, copy=copy)
+            if not whole:
+                failed[core] = OSError(errno.ENOSPC, "there is no room to copy its records")
+                if not _is_plain(core):
+                    continue
+                freed.add(core)
+            row = _stock(core, final=final and whole)
+            if not whole:
+                row = _as_configured(shared, history, row)
         except Forked:  # of the process, not of this topic
             raise
         except Exception as error:
+            freed.discard(core)
             if not core.dropped:
                 failed[core] = error
             continue  # a dropped one's files went while they were written: its last frame is where replay begins
@@ -128,9 +145,10 @@ def checkpoint(
         written.append(core)
     if failed and not written:
         return failed
-    shared.ledger.settle({core.id for core in failed})
-    if failed:
-        old, led = _left_out(shared, history, failed)
+    left = {core: error for core, error in failed.items() if core not in freed}
+    shared.ledger.settle({core.id for core in left})
+    if left:
+        old, led = _left_out(shared, history, left)
         rows += old
         routers += led
     rows.sort(key=lambda row: row.id)
@@ -211,27 +229,74 @@ def _held_back(shared: Shared, history: History, made: Manifest, failed: Failed)
 # ── one topic: frames into files ──────────────────────────────────────────────────────────────────
 
 
-def _write(core: Core, rest: Callable[[], object]) -> None:
+def _is_plain(core: Core) -> bool:
+    """Whether the row of a topic may be newer than the place where its replay begins by any amount: what its frames
+    say is absolute. Jobs and routers count; groups that hold records back decide what a cap takes."""
+    counts = core.queue is not None or core.projection is not None or core.lane is not None or bool(core.lanes)
+    return not (counts or core.guarded or core.guarding)
+
+
+def _as_configured(shared: Shared, history: History, row: TopicRow) -> TopicRow:
+    """A row with the settings that held where replay begins: later ones would take records, by a cap, which were there
+    together only until deletes that replay finds after them."""
+    before = manifest.load_one(shared.disk, shared.root, history.number) if history.number else Manifest()
+    known = next((old for old in before.topics if old.id == row.id), None)
+    return row if known is None else msgspec.structs.replace(row, config=known.config)
+
+
+def _write(core: Core, rest: Callable[[], object], *, copy: bool) -> bool:
+    """Copy what is in no file into files. False, and nothing was done: there is something and it is not to be copied.
+    Where there is no room for it, what was begun is taken back."""
     broken = _broken_off(core)
     with core.lock:
         core.frozen = None
         if core.dropped:
-            return
+            return True
         holding.freeze(core)
         if broken is not None:
             _detach(core, *broken)
         chapters = _chapters(core)
+    if chapters and not copy:
+        return False
     home = core.shared.home(core.id)
-    if chapters:
-        core.shared.disk.make_dir(home.directory)
-    for chapter in chapters:
-        _write_chapter(core, home, chapter, rest)
-    if any(chapter.segment is None for chapter in chapters):  # its names may be an earlier attempt's, never synced
-        core.shared.disk.sync_dir(home.directory)
-    unproven = {chapter.base for chapter in chapters if chapter.complete and not _seal(core, home, chapter, rest)}
+    try:
+        if chapters:
+            core.shared.disk.make_dir(home.directory)
+        for chapter in chapters:
+            _write_chapter(core, home, chapter, rest)
+        if any(chapter.segment is None for chapter in chapters):  # its names may be an earlier attempt's, never synced
+            core.shared.disk.sync_dir(home.directory)
+        unproven = {chapter.base for chapter in chapters if chapter.complete and not _seal(core, home, chapter, rest)}
+    except OSError as error:
+        if error.errno in FULL:
+            _take_back(home, chapters)
+        raise
     with core.lock:
         for chapter in chapters:
             _adopt(core, home, chapter, unproven=chapter.base in unproven)
+    return True
+
+
+def _take_back(home: Home, chapters: Sequence[Chapter]) -> None:
+    """Give back the room of copies that did not all find some: no manifest names them, and what makes room needs it."""
+    for chapter in chapters:
+        home.forget(chapter.base)
+        segment = chapter.segment
+        with suppress(OSError):
+            for suffix in (".foot", ".tag"):
+                remove_if_there(home.disk, home.path(chapter.base, suffix))
+            if segment is None:
+                for suffix in (".idx", ".data"):
+                    remove_if_there(home.disk, home.path(chapter.base, suffix))
+                continue
+            sizes = {".data": segment.size, ".idx": (segment.stop - segment.base) * idx.ENTRY_BYTES}
+            for suffix, size in sizes.items():
+                file = home.disk.open(home.path(chapter.base, suffix), "write")
+                try:
+                    if file.size() > size:
+                        file.cut(size)
+                finally:
+                    file.close()
 
 
 def _broken_off(core: Core) -> tuple[Segment, str] | None:
@@ -493,7 +558,7 @@ def _stock(core: Core, *, final: bool) -> TopicRow:
             marks.ttl,
             index.last_ts,
             tuple(_row(segment) for segment in segments),
-            tuple(index.ghosts),
+            tuple((lo, min(hi, head + 1)) for lo, hi in index.ghosts if lo <= head),
             marks.source,
             fed=frozen.fed if frozen else None,
             hops=frozen.hops if frozen else (),

@@ -212,6 +212,7 @@ def _writer(shared: Shared, lock: Lock, *, accept_loss: bool, progress: Progress
     first = {
         group.key: group.replay.next_first for group in found.groups if group.replay.numbers or group.replay.absent
     }
+    shared.reserve.adopt()
     for key in keys:
         number = first.get(key) or first_number(found.loaded, found.groups, key)
         latch = Latch(join(wal, key) if key else wal)

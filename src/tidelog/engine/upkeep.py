@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import atexit
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from threading import Event, Lock, Thread
 from typing import Final
 from weakref import WeakMethod
@@ -28,6 +28,7 @@ from tidelog.engine import opening, pace
 from tidelog.engine.checkpoint import Failed, History, checkpoint
 from tidelog.engine.core import Core, Shared, directory
 from tidelog.engine.health import HealthState, described
+from tidelog.engine.parts import Segment
 from tidelog.engine.report import Report
 from tidelog.errors import DiskFull, Forked, WriteFailed
 
@@ -78,16 +79,49 @@ class Upkeep:
             try:
                 self._checkpoint(final=final)
             except DiskFull:
-                if not self._shared.reserve.release():
-                    raise
-                self._shared.rolled = False
-                self._checkpoint(final=final)
+                self._make_room(final=final)
             if not final:
                 self._shared.reserve.restore()
 
+    def _make_room(self, *, final: bool) -> None:
+        """A checkpoint that found no room: first let go of what was deleted, which takes no copies, then try again with
+        as much of the reserve as it takes. Raises DiskFull where that is not enough."""
+        for core in self._listed()[0]:
+            with core.lock:
+                if core.index.count == 0:
+                    core.index.roll()  # the segment that grows is copied, also where nothing in it is left
+        while True:
+            released = self._shared.reserve.release()
+            for _ in range(2):  # the files go with the second manifest that does not name them
+                if self._has_waste():
+                    with suppress(OSError, DiskFull):
+                        self._save(final=False, copy=False)
+            self._shared.rolled = False
+            try:
+                return self._checkpoint(final=final)
+            except DiskFull:
+                if not released:
+                    raise
+
+    def _has_waste(self) -> bool:
+        """Whether there are segments of which nothing is left."""
+        history = self.history
+        if history.doomed or history.stale:
+            return True
+        for core in self._listed()[0]:
+            with core.lock:
+                if core.discarded or any(
+                    isinstance(part, Segment) and part.base in core.index.obsolete() for part in core.index.parts
+                ):
+                    return True
+        return False
+
+    def _save(self, *, final: bool, copy: bool = True) -> Failed:
+        return checkpoint(self._shared, self._listed, self.history, final=final, rest=self._resting(), copy=copy)
+
     def _checkpoint(self, *, final: bool) -> None:
         try:
-            failed = checkpoint(self._shared, self._listed, self.history, final=final, rest=self._resting())
+            failed = self._save(final=final)
             self.lagging = tuple(sorted(core.name for core in failed))
             full = next((error for error in failed.values() if _is_full(error)), None)
             if failed:

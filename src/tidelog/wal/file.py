@@ -115,16 +115,17 @@ class Writer:
         self._begin(first)
 
     def _first_file(self, first: int) -> File:
-        """The first file, small where there is no room for more."""
+        """The first file, small where there is no room for more, and empty where there is none at all: then it takes
+        what makes room as soon as there is a little."""
         while True:
             try:
                 return self._create(first)
             except OSError as error:
-                if error.errno not in FULL:
+                if error.errno not in FULL or (self.is_lean and not self._lean_bytes):
                     raise
                 remove_if_there(self._disk, path_of(self.directory, first))
                 if self.is_lean and not self._shrink():
-                    raise
+                    self._lean_bytes = self._least_lean() if self._reserve.release() else 0
                 self.is_lean = True
 
     def _begin(self, first: int) -> None:
@@ -154,10 +155,13 @@ class Writer:
     def write(self, pieces: Sequence[Buffer], *, size: int, frames: int, vital: bool = False) -> None:
         """Write one commit batch, `size` bytes in `frames` frames: all of it into one file, a new one if need be.
         `vital`: on a full disk the reserve is there for it."""
-        try:
-            self.lay(pieces, size=size, frames=frames, vital=vital)
-        except OSError as error:
-            raise self.undo(error) from error
+        while True:
+            try:
+                return self.lay(pieces, size=size, frames=frames, vital=vital)
+            except OSError as error:
+                refused = self.undo(error)
+                if not (vital and isinstance(refused, DiskFull) and self._reserve.release()):
+                    raise refused from error
 
     def lay(self, pieces: Sequence[Buffer], *, size: int, frames: int, vital: bool = False) -> None:
         """`write`, but whoever gets OSError calls `undo` with it before anything else."""
@@ -356,7 +360,7 @@ class Writer:
 
     def _lean(self, first: int) -> tuple[File, File]:
         """A small file for what makes room: of what is free, or of the reserve."""
-        self.is_lean, self._lean_bytes = True, min(LEAN_BYTES, self._reserve.size // 8 or LEAN_BYTES)
+        self.is_lean, self._lean_bytes = True, self._least_lean()
         while True:
             try:
                 return self._next(first)
@@ -365,10 +369,15 @@ class Writer:
                 if not self._shrink() and not self._reserve.release():
                     raise self.latch.refused(error, f"creating {path_of(self.directory, first)}") from error
 
+    def _least_lean(self) -> int:
+        return max(min(LEAN_BYTES, self._reserve.size // 8 or LEAN_BYTES), _PAGE_BYTES)
+
     def _shrink(self) -> bool:
         """Let the next lean file be smaller; False where it is as small as can be."""
+        if self._lean_bytes // 4 < _PAGE_BYTES:
+            return False
         self._lean_bytes //= 4
-        return self._lean_bytes >= _PAGE_BYTES
+        return True
 
     def _next(self, first: int) -> tuple[File, File]:
         """The next file, for writing and for reading."""
@@ -400,7 +409,7 @@ class Writer:
         """How large the next file is: as large as it should be, or as there is room for. Half of what is free is left
         for the checkpoint that copies what the file will hold."""
         if self.is_lean:
-            return min(room, max(self._lean_bytes, _PAGE_BYTES))
+            return min(room, self._lean_bytes)
         allowed = self.allowance()
         if allowed is None or allowed >= room:
             return room
@@ -416,7 +425,8 @@ class Writer:
         file = self._disk.open(path, "write" if spare else "create")
         try:
             if not spare:
-                file.reserve(room)
+                if room:
+                    file.reserve(room)
                 file.sync()
             self._disk.sync_dir(self.directory)
             # A file with which the disk can fall far behind may be made longer later.

@@ -84,59 +84,97 @@ class Spare:
 
 RESERVE_BYTES: Final = 4 << 20
 _SHARE: Final = 16  # the reserve takes at most this part of what is free
+_STEPS: Final = 4  # in which it is given up
+_PAGE_BYTES: Final = 1 << 12
 
 
 class Reserve:
     """Room on the device that is kept for what makes room: deletes, drops, floors and checkpoints.
 
-    A file of allocated, unused blocks, shared by all shards. Where the disk is full it is removed, and a vital commit
-    or a checkpoint that was refused is tried again. Until it can be made again no record is written that needs new
-    room. Safe to use from any thread. On a disk that does not say how much is free there is none.
+    A file of allocated, unused blocks, shared by all shards. Where the disk is full it is made shorter, a quarter at a
+    time, and a vital commit or a checkpoint that was refused is tried again: what it does not need, no other program
+    can take. Until it is whole again no record is written that needs new room. Safe to use from any thread. On a disk
+    that does not say how much is free there is none.
     """
 
     def __init__(self, disk: Disk, wal: str) -> None:
         self._disk, self._wal, self._path = disk, wal, join(wal, RESERVE)
         self._lock = Lock()
         self.size = 0
-        self.is_held = False
-        self.is_wanted = False  # it was given up, or could not be made
+        self._held = 0  # bytes that the file has
+        self.is_wanted = False  # some of it was given up, or it could not be made
+
+    @property
+    def is_held(self) -> bool:
+        """Whether all of it is there."""
+        return 0 < self.size <= self._held
+
+    def adopt(self) -> None:
+        """Take over what an earlier process has left."""
+        with self._lock:
+            self._adopt()
+
+    def _adopt(self) -> None:
+        found = None if self._held else self._disk.stat(self._path)
+        if found is not None:
+            self._held, self.size = found.size, max(self.size, found.size)
 
     def restore(self) -> bool:
         """Make the file where it is missing; False where there is no room for it."""
         with self._lock:
-            if self.is_held:
+            if self.is_held and self.size >= RESERVE_BYTES:
                 return True
             free = free_bytes(self._disk, self._wal)
             if free is None:
                 return True
-            found = self._disk.stat(self._path)
-            if found is not None and found.size:  # an earlier process's
-                self.size, self.is_held, self.is_wanted = found.size, True, False
+            self._adopt()
+            whole = self.is_held
+            self.size = max(self.size, min(RESERVE_BYTES, (free + self._held) // _SHARE))
+            if self.is_held:
+                self.is_wanted = False
                 return True
-            self.size = self.size or min(RESERVE_BYTES, free // _SHARE)
-            self.is_wanted = self.size > 0
-            if not self.size:
-                return False
+            self.is_wanted = not whole
+            if not self.size or free < self.size - self._held:
+                return self._as_before(whole=whole)
             try:
-                remove_if_there(self._disk, self._path)
-                file = self._disk.open(self._path, "create")
+                there = self._disk.stat(self._path) is not None
+                file = self._disk.open(self._path, "write" if there else "create")
                 try:
                     file.reserve(self.size)
                 finally:
                     file.close()
             except OSError:
-                with suppress(OSError):
-                    remove_if_there(self._disk, self._path)
-                return False
-            self.is_held, self.is_wanted = True, False
+                self._cut(self._held)
+                return self._as_before(whole=whole)
+            self._held, self.is_wanted = self.size, False
             return True
 
+    def _as_before(self, *, whole: bool) -> bool:
+        """It could not be made larger: as large as it was it will do, where all of that was there."""
+        if whole:
+            self.size = self._held
+        return whole
+
     def release(self) -> bool:
-        """Give the room up; False where there was none."""
+        """Give up a part of it; False where nothing is left."""
         with self._lock:
-            if not self.is_held:
+            if not self._held:
                 return False
-            self.is_held, self.is_wanted = False, True
-            with suppress(OSError):
-                return remove_if_there(self._disk, self._path)
+            before, self.is_wanted = self._held, True
+            self._held = max(self._held - max(self.size // _STEPS, _PAGE_BYTES), 0) // _PAGE_BYTES * _PAGE_BYTES
+            return self._cut(self._held) and self._held < before
+
+    def _cut(self, size: int) -> bool:
+        """Make the file so short; False where the disk refuses."""
+        try:
+            if not size:
+                remove_if_there(self._disk, self._path)
+                return True
+            file = self._disk.open(self._path, "write")
+            try:
+                file.cut(size)
+            finally:
+                file.close()
+        except OSError:
             return False
+        return True
