@@ -178,7 +178,7 @@ class Check:
                 said += "; acknowledged records may be lost with them, what follows them is replayed"
             yield Finding("wal", self._inside(names.path_of(place, lost.first)), lost.pos, said)
         if (absent := replay.absent) is not None:
-            said = f"it is missing ({absent.reason}): what was written there after the last snapshot is lost"
+            said = f"it is missing: what was written there after the snapshot is lost ({absent.reason})"
             yield Finding("wal", self._inside(names.path_of(place, absent.first)), None, said)
         if (cut := replay.cut) is not None:
             said = f"an unfinished write of {cut.size} bytes ({cut.reason}); the next start cuts it"

@@ -79,29 +79,35 @@ class Upkeep:
             try:
                 self._checkpoint(final=final)
             except DiskFull:
-                self._make_room(final=final)
+                if not self._make_room(final=final):
+                    raise
             if not final:
                 self._shared.reserve.restore()
 
-    def _make_room(self, *, final: bool) -> None:
+    def _make_room(self, *, final: bool) -> bool:
         """A checkpoint that found no room: first let go of what was deleted, which takes no copies, then try again with
-        as much of the reserve as it takes. Raises DiskFull where that is not enough."""
+        as much of the reserve as it takes. Raises DiskFull where that is not enough. False: there is nothing to try."""
+        released = self._shared.reserve.release()
+        if not released and free_bytes(self._shared.disk, self._shared.root) is None:
+            return False  # a disk that does not say what is free has no reserve, and is tried again when it is due
         for core in self._listed()[0]:
             with core.lock:
                 if core.index.count == 0:
                     core.index.roll()  # the segment that grows is copied, also where nothing in it is left
         while True:
-            released = self._shared.reserve.release()
             for _ in range(2):  # the files go with the second manifest that does not name them
                 if self._has_waste():
                     with suppress(OSError, DiskFull):
                         self._save(final=False, copy=False)
             self._shared.rolled = False
             try:
-                return self._checkpoint(final=final)
+                self._checkpoint(final=final)
             except DiskFull:
                 if not released:
                     raise
+                released = self._shared.reserve.release()
+            else:
+                return True
 
     def _has_waste(self) -> bool:
         """Whether there are segments of which nothing is left."""
