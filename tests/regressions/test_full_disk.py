@@ -507,13 +507,13 @@ def test_segments_of_which_nothing_is_left_go_where_there_is_no_room_for_copies(
     shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SimDisk()
-    real, copied = upkeep.checkpoint, list[bool]()
+    real, copied = upkeep.Upkeep._save, list[bool]()
 
-    def noting(*args: Any, copy: bool, **more: Any) -> Any:
+    def noting(self: upkeep.Upkeep, *, final: bool, copy: bool = True) -> Any:
         copied.append(copy)
-        return real(*args, copy=copy, **more)
+        return real(self, final=final, copy=copy)
 
-    monkeypatch.setattr(upkeep, "checkpoint", noting)
+    monkeypatch.setattr(upkeep.Upkeep, "_save", noting)
     log, oracles = crowded(disk, shards)
     before = used(disk)
     first = [path for path in disk.tree() if path.endswith("seg-0000000000000001.data") and "/0000000" in path]

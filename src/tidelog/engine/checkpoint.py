@@ -122,8 +122,10 @@ def checkpoint(
         if core in failed:
             continue
         try:
-            whole = _write(core, rest, copy=copy)
-            if not whole:
+            whole = copy or not _is_behind(core)
+            if whole:
+                _write(core, rest)
+            else:
                 failed[core] = OSError(errno.ENOSPC, "there is no room to copy its records")
                 if not _is_plain(core):
                     continue
@@ -244,20 +246,27 @@ def _as_configured(shared: Shared, history: History, row: TopicRow) -> TopicRow:
     return row if known is None else msgspec.structs.replace(row, config=known.config)
 
 
-def _write(core: Core, rest: Callable[[], object], *, copy: bool) -> bool:
-    """Copy what is in no file into files. False, and nothing was done: there is something and it is not to be copied.
-    Where there is no room for it, what was begun is taken back."""
+def _is_behind(core: Core) -> bool:
+    """Whether a topic has records to copy; it is frozen as it is."""
+    with core.lock:
+        core.frozen = None
+        if core.dropped:
+            return False
+        holding.freeze(core)
+        return bool(_chapters(core))
+
+
+def _write(core: Core, rest: Callable[[], object]) -> None:
+    """Copy what is in no file into files. Where there is no room for it, what was begun is taken back."""
     broken = _broken_off(core)
     with core.lock:
         core.frozen = None
         if core.dropped:
-            return True
+            return
         holding.freeze(core)
         if broken is not None:
             _detach(core, *broken)
         chapters = _chapters(core)
-    if chapters and not copy:
-        return False
     home = core.shared.home(core.id)
     try:
         if chapters:
@@ -274,7 +283,6 @@ def _write(core: Core, rest: Callable[[], object], *, copy: bool) -> bool:
     with core.lock:
         for chapter in chapters:
             _adopt(core, home, chapter, unproven=chapter.base in unproven)
-    return True
 
 
 def _take_back(home: Home, chapters: Sequence[Chapter]) -> None:

@@ -231,16 +231,11 @@ def _groups(shared: Shared, loaded: Loaded, report: Report, progress: Progress) 
         _tell(report, key or WAL, replay)
         groups.append(Group(key, replay, contents))
     for group in groups:
-        start = start_of(loaded, group.key)
-        absent = group.replay.absent
-        if (
-            start is None
-            or not start.pos
-            or start.first in group.replay.numbers
-            or (absent and absent.first == start.first)
-        ):
+        at, absent = start_of(loaded, group.key), group.replay.absent
+        told = absent is not None and at is not None and absent.first == at.first
+        if at is None or not at.pos or at.first in group.replay.numbers or told:
             continue
-        report.damage.append(f"{group.key or WAL}/{names.file_name(start.first)} is missing, replay begins in it")
+        report.damage.append(f"{group.key or WAL}/{names.file_name(at.first)} is missing, replay begins in it")
         report.lost = True
     return groups
 
