@@ -152,6 +152,8 @@ def image(shards: int, seed: int, is_idle: bool) -> Image:
     disk = bench.disk.reboot()
     truth = {name: dict(life.now.rows) for name, life in bench.oracle.lives.items()}
     tops = {name: life.now.head for name, life in bench.oracle.lives.items()}
+    for name in truth:
+        ever.setdefault(name, {})  # a topic to which nothing was written
     files = sorted(path for path in disk.tree() if path.endswith(".log"))
     frames = [each for path in files for each in frames_of(disk.read_file(path), path)]
     newest = set({path.rpartition("/")[0]: path for path in files}.values())
