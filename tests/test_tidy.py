@@ -671,7 +671,11 @@ _LEFTOVERS = {
     "a printed line": words("builtins.print"),
 }
 _MAY_PRINT = ("src/tidelog/cli/", "benchmarks/", "tests/soak/", "tests/mutation/")  # commands
-_MAY_SKIP = ("tests/crash/faultfs/", "tests/regressions/test_full_disk.py")  # a machine without FUSE or root
+_MAY_SKIP = (
+    "tests/crash/faultfs/",
+    "tests/regressions/test_full_disk.py",
+    "tests/e2e/test_full_disk.py",
+)  # a machine without FUSE or root
 _TREES = ("src/", "tests/", "benchmarks/", "docs/")
 
 

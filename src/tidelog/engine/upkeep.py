@@ -31,6 +31,7 @@ from tidelog.engine.health import HealthState, described
 from tidelog.engine.parts import Segment
 from tidelog.engine.report import Report
 from tidelog.errors import DiskFull, Forked, WriteFailed
+from tidelog.wal.file import LEAST_BYTES
 
 CHECKPOINT: Final = "checkpoint"
 _FULL_MS: Final = 1000  # between two checkpoints while the disk is full
@@ -200,10 +201,15 @@ class Upkeep:
         refusals = sum(shard.refusals for shard in self._shared.shards)
         if not self._shared.reserve.is_wanted and refusals == self._refusals:
             return False
-        if self._shared.reserve.restore() and not self.history.doomed:
+        if self._shared.reserve.restore() and not self.history.doomed and self._has_allowance():
             self._refusals = refusals
             return False
         return True
+
+    def _has_allowance(self) -> bool:
+        """Whether a new WAL file may be made. Where it may not because of what is to be copied, a checkpoint helps."""
+        allowed = self.allowance()
+        return allowed is None or allowed >= min(LEAST_BYTES, self._shared.limits.wal_file_bytes)
 
     def has_last_words(self) -> bool:
         """Whether a last checkpoint would say something that the manifest does not."""
