@@ -59,6 +59,25 @@ def settled(open_log: Opener, disk: SimDisk) -> bool:
 # A torn tail.
 
 
+@pytest.mark.parametrize("codec", ["tide", "rustlog"])  # the others reserve room in their indexes
+def test_zeros_behind_a_file_beside_the_data_are_cut(
+    open_log: Opener, disk: SimDisk, codec: str, data_path: Names, first: int
+) -> None:
+    """As a crash leaves it where a file was made longer and its bytes did not reach the disk."""
+    datas = written(open_log(), sealed=0)
+    stem = "log/" + STEM[codec].format(first)
+    beside = {path: content for path, content in disk.tree().items() if path.startswith(stem + ".")}
+    del beside[data_path(first)]
+    assert beside
+    without_manifest(disk)
+    for path, content in beside.items():
+        disk.write_file(path, content + bytes(64))
+    with open_log() as log:
+        assert [record.data for record in log] == datas
+    assert {path: disk.read_file(path) for path in beside} == beside
+    assert settled(open_log, disk)
+
+
 @pytest.mark.parametrize("sealed", [0, 3], ids=["only", "behind a sealed one"])
 def test_a_last_record_that_is_torn_anywhere_is_cut_and_nothing_else(
     open_log: Opener, disk: SimDisk, data_path: Names, first: int, sealed: int
