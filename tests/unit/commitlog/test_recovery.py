@@ -467,6 +467,25 @@ def test_a_sealed_segment_that_lost_its_end_serves_what_is_left(
     assert disk.read_file(path) == before, "a sealed segment is never changed"
 
 
+@pytest.mark.parametrize("codec", ["tide"])
+@pytest.mark.parametrize("left", [0, 3])
+def test_a_footer_tells_of_whole_records_that_the_data_lost(
+    open_log: Opener, disk: SimDisk, data_path: Names, left: int
+) -> None:
+    """Nothing else does where there is no manifest: what is left of the data reads to its end."""
+    datas = written(open_log())
+    without_manifest(disk)
+    content = disk.read_file(data_path(1))
+    disk.write_file(data_path(1), content[: len(content) // 5 * left])
+    log = open_log()
+    (damage,) = log.report.damage
+    assert (damage.fault.seq, damage.fault.resume) == (left + 1, 6)
+    assert [log.read(1 + number).data for number in range(left)] == datas[:left]
+    with pytest.raises(Corrupt):
+        log.read(left + 1)
+    assert [record.data for record in log.records(6)] == datas[5:]
+
+
 def test_damage_in_one_segment_leaves_retention_and_appends_working(
     open_log: Opener, disk: SimDisk, data_path: Names, first: int
 ) -> None:
