@@ -191,7 +191,7 @@ def _staged(
         error = NotEmpty(topic, count=before.chunks)
         error.args = (
             f"job {job!r} has written {before.chunks} chunks into {topic} and nothing is left in {work_dir} to go on "
-            "from; nothing was written, put the directory back, or delete what it wrote and give the job another name",
+            "from; nothing was written, put the directory back, or delete what it wrote, or give the job another name",
         )
         raise error
     work.step("stage")
@@ -200,7 +200,8 @@ def _staged(
     answers = frames.answers(transforms.records(frame), stage, join(work_dir, "answers"))
     found = [msgspec.json.decode(said, type=Staged) for said in answers]
     files = tuple(sorted((file for file in found if file.chunks), key=lambda file: file.name))
-    return Stage(job, topic, epoch, head, files, source.join_seq, given, source.content)
+    now = f"{work.clock.now_us():016x}"
+    return Stage(job, topic, epoch, head, files, source.join_seq, given, source.content, now)
 
 
 # ── into a table ──────────────────────────────────────────────────────────────────────────────────

@@ -5,9 +5,11 @@
       stage-00003-….parquet   rows; a row group is a chunk, and a chunk is one atomic write
       published.json          how many chunks were written, and where the last one lies
 
-Every record of a chunk carries the mark `{"_backfill": "<job>/<chunk>"}` in its meta, because the key of a write is
-remembered for minutes and a job may be taken up again after days. Whoever takes it up looks for marks behind the last
-chunk that is on record: a chunk that is marked there was written, though nobody lived to say so.
+Every record of a chunk carries the mark `{"_backfill": "<job>/<stage id>/<chunk>"}` in its meta, because the key of a
+write is remembered for minutes and a job may be taken up again after days. Whoever takes it up looks for marks behind
+the last chunk that is on record: a chunk that is marked there was written, though nobody lived to say so. The id is
+the time of the staging: a job that is begun anew after its records were deleted has other keys, because the topic
+still knows the old ones and would write nothing.
 
 `Door` is the seam to what writes: a directory, of which this process is then the writer, or a server.
 """
@@ -80,6 +82,12 @@ class Stage(msgspec.Struct, frozen=True):
     join_seq: int | None = None  # of the source: what was read ends here, what is live begins behind it
     input: Input | None = None
     content: str | None = None  # what the source held when it was read; None: not known
+    id: str = ""  # the time in microseconds; "": staged by a version that had none
+
+    @property
+    def mark(self) -> str:
+        """What the marks and keys of its chunks begin with."""
+        return f"{self.job}/{self.id}" if self.id else self.job
 
     @property
     def chunks(self) -> int:
@@ -193,7 +201,7 @@ class Publisher:
         for number, batch in enumerate(self._chunks(stage)):
             if number < done.chunks:
                 continue
-            key = f"{stage.job}/{number}"
+            key = f"{stage.mark}/{number}"
             self._step("write a chunk")
             _, last = self._door.put(stage.topic, marked(batch, key), f"backfill:{key}")
             self.wrote += batch.num_rows
@@ -224,7 +232,7 @@ class Publisher:
     def _done(self, stage: Stage) -> Published:
         content = read_all(self._disk, join(self._work, PUBLISHED))
         known = Published(0, stage.head) if content is None else msgspec.json.decode(content, type=Published)
-        found = written(self._door, stage.topic, stage.job, known.last_seq)
+        found = written(self._door, stage.topic, stage.mark, known.last_seq)
         return max(known, found, key=lambda each: each.chunks)
 
     def _chunks(self, stage: Stage) -> Iterator[pa.RecordBatch]:
@@ -240,8 +248,8 @@ class Publisher:
                 )
 
 
-def written(door: Door, topic: str, job: str, behind: int) -> Published:
-    """The last chunk of a job that a topic holds behind a seq."""
+def written(door: Door, topic: str, mark: str, behind: int) -> Published:
+    """The last chunk of a stage, or of a job, that a topic holds after the seq `behind`."""
     options = reading.read({**door.where, "subscribe": topic, "onGap": "skip", "columns": "seq,meta"})
     best = Published(0, behind)
     with closing(places.of(options)) as place:
@@ -252,11 +260,11 @@ def written(door: Door, topic: str, job: str, behind: int) -> Published:
         for split in plan.splits(place, options, [Range(sight, low, sight.next)], Where()):
             for batch in Reading(place, options, _MARKED, Where(), split).batches():
                 marks = pc.map_lookup(batch.column("meta"), MARK, "first")
-                mine = pc.fill_null(pc.starts_with(marks, f"{job}/"), False)
-                for seq, mark in zip(
+                mine = pc.fill_null(pc.starts_with(marks, f"{mark}/"), False)
+                for seq, found in zip(
                     batch.column("seq").filter(mine).to_pylist(), marks.filter(mine).to_pylist(), strict=True
                 ):
-                    best = max(best, Published(int(mark.rpartition("/")[2]) + 1, seq), key=_order)
+                    best = max(best, Published(int(found.rpartition("/")[2]) + 1, seq), key=_order)
     return best
 
 

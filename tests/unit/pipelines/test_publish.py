@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.unit.pipelines.test_export import Killed, Killer
 from tests.unit.spark.world import serving
 
 import tidelog
+from tidelog.clock import SystemClock
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput, Damaged, GapFound, NotEmpty, NotFound, Unavailable
 from tidelog.pipelines import backfilling, publish, tables
@@ -64,7 +66,7 @@ class World:
             files = [
                 backfilling.stage_batches(disk, self.work, part, 0, [rows().slice(part * 12, 12)]) for part in (0, 1)
             ]
-            stage = Stage(job, "orders", epoch, head, tuple(files))
+            stage = Stage(job, "orders", epoch, head, tuple(files), id=f"{SystemClock().now_us():016x}")
             publisher.keep(stage)
         return publisher.publish(stage)
 
@@ -122,7 +124,6 @@ def test_a_job_whose_directory_is_gone_does_not_begin_anew(world: World) -> None
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    from tidelog.clock import SystemClock
     from tidelog.pipelines.backfilling import Source, into_topic
     from tidelog.pipelines.exporting import Work
 
@@ -209,7 +210,6 @@ def test_other_input_under_a_known_name_is_refused(tmp_path: Path) -> None:
     """The same input again is a job that has nothing left to do; any other is not what the name stands for."""
     from tests.unit.pipelines.world import Inline
 
-    from tidelog.clock import SystemClock
     from tidelog.pipelines.backfilling import Source, into_topic
     from tidelog.pipelines.exporting import Work
 
@@ -259,3 +259,16 @@ def test_staged_files_that_the_driver_does_not_see(tmp_path: Path) -> None:
             with pytest.raises(Unavailable, match="disks that the driver does not see; nothing was written"):
                 publisher.keep(Stage("old", "orders", 1, 0, (staged,)))
             assert publisher.stage() is None
+
+
+def test_a_job_that_is_begun_anew_is_written_anew(world: World) -> None:
+    """The way that errors name: remove the working directory and delete what the job wrote. The topic still knows the
+    keys of its writes then, and has nothing of them."""
+    with world.door() as door:
+        world.run(door)
+    with tidelog.open(world.data) as engine:
+        engine.topic("orders").delete(before_seq=ROWS + 1)
+    shutil.rmtree(world.work)
+    with world.door() as door:
+        world.run(door)
+    assert world.found() == EXPECTED
