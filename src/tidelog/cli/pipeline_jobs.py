@@ -45,7 +45,7 @@ def reconcile(args: Namespace, screen: Screen) -> int:
         lines.append(f"{several(found.repaired, 'range')} made again from the log")
         lines += [f"  {span(low, high)} differs still: the log lost records of it" for low, high in found.left[:_SHOWN]]
         if found.left_beyond:
-            lines.append(f"  {several(found.left_beyond, 'row')} with seqs that the log never had were not touched")
+            lines.append(f"  {several(found.left_beyond, 'row')} with seqs that the log does not have were not touched")
     screen.answer(fields, *lines)
     if not args.repair:
         screen.say("run it again with --repair to make these ranges again from the log")

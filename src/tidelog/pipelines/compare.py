@@ -163,6 +163,11 @@ def compared(piece: Piece) -> Compared:
     )
 
 
+def lost(piece: Piece) -> tuple[tuple[int, int], ...]:
+    """Runs on an executor: the seqs of a range that only the table has and that were not deleted from the log."""
+    return tuple(_lost(piece, [(piece.low, piece.stop)]))
+
+
 def _is_short(counts: Counts) -> bool:
     """Whether seqs of a range have no record although none was deleted."""
     return bool(counts.holes or counts.evicted or counts.expired)

@@ -32,7 +32,7 @@ from tidelog.errors import BadInput, Damaged
 from tidelog.pipelines import commits, delta_read, footers, tables
 from tidelog.pipelines.columns import Shape
 from tidelog.pipelines.commits import Commit, DataFile, KeptFile
-from tidelog.pipelines.tables import QUARANTINE, Overtaken, Steps
+from tidelog.pipelines.tables import QUARANTINE, Leftover, Overtaken, Steps
 
 LOG: Final = "_delta_log"
 _KEY: Final = "tidelog"
@@ -146,8 +146,12 @@ class DeltaLake:
         ours = {file.name for file in self.files()}
         return [name for name in self.names() if name not in ours]
 
-    def drop_leftovers(self, floor: int) -> None:
-        """Only the log makes a file part of the table: what it does not name is no row of it."""
+    def leftovers(self) -> list[Leftover]:
+        """None: only the log makes a file part of the table, and what it does not name is no row of it."""
+        return []
+
+    def drop_leftovers(self) -> None:
+        """There are none."""
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 

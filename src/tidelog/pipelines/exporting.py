@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from tidelog.clock import Clock
 from tidelog.disk.seam import Disk, join
 from tidelog.errors import BadInput, TopicNotFound
-from tidelog.pipelines import columns, commits, sizing, tables, writing
+from tidelog.pipelines import columns, commits, leftovers, sizing, tables, writing
 from tidelog.pipelines.columns import Shape
 from tidelog.pipelines.commits import Commit, DataFile
 from tidelog.pipelines.footers import Footer
@@ -126,7 +126,8 @@ class Export:
     def _start(self, sight: Sight, last: Commit | None) -> tuple[int, Shape]:
         if last is not None:
             commits.check_same(last, self._topic, sight.epoch, self._table.path)
-            self._table.drop_leftovers(sight.floor)
+            work = self._work
+            leftovers.drop(self._table, last, self._place, self._options, sight, work.disk, work.runner)
             return last.stop, columns.shape_from(last.schema, last.shape)
         stands = self._table.stands(self._topic, sight.epoch)
         if stands is None:

@@ -19,7 +19,7 @@ of the bare directory may see a part of the newest commit between 2 and 3, and r
 
 Where the log, or the end of it, is gone, the files say in their footers which range of which topic they are. Those that
 follow each other without a gap are written down as one commit. What is left over follows a hole: it is removed once it
-is known that the log still has its records (`drop_leftovers`), and the next export makes it again.
+is known that the log still has its records (`leftovers`), and the next export makes it again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tidelog.errors import Damaged
 from tidelog.pipelines import commits, files, footers, tables
 from tidelog.pipelines.commits import Commit, DataFile
 from tidelog.pipelines.footers import Footer
-from tidelog.pipelines.tables import OWN, QUARANTINE, Steps
+from tidelog.pipelines.tables import OWN, QUARANTINE, Leftover, Steps
 
 LOG: Final = "log"
 _LENGTH: Final = 20
@@ -173,15 +173,15 @@ class ParquetTable:
         kept = set() if made is None else {file.name for file in made.files}
         self._leftovers = {name: footer for name, footer in chosen.items() if name not in kept}
 
-    def drop_leftovers(self, floor: int) -> None:
+    def leftovers(self) -> list[Leftover]:
+        found = []
         for name, footer in self._leftovers.items():
-            if footer.first < floor:
-                raise Damaged(
-                    f"{self.path}: the commits of {name} (seqs {footer.first} to {footer.stop - 1}) are gone, a file "
-                    f"before it is missing, and the topic has nothing below seq {floor} any more, so its rows cannot "
-                    f"be exported again; nothing was changed. Put {self._log} or the missing file back, or move this "
-                    "table away and export into another one"
-                )
+            bad_name = f"{QUARANTINE}/{name}"
+            is_there = self._disk.stat(join(self.path, bad_name)) is not None
+            found.append(Leftover(name, footer.epoch, footer.first, footer.stop, bad_name if is_there else None))
+        return found
+
+    def drop_leftovers(self) -> None:
         self._remove(self._leftovers)
         self._leftovers = {}
 

@@ -10,12 +10,12 @@
 A record that was deleted from the log since it was exported is a difference too, and repair takes it out of the table.
 What the log lost is not, and stays in the table: rows below its floor (a cap, age), which are compared with the commits
 of the table, and rows of seqs above it whose records a power cut or damage took. Nor does a repair remove rows that
-others wrote with seqs that the log never had.
+others wrote with seqs that the log does not have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from tidelog.disk.seam import join
 from tidelog.errors import BadInput, TopicNotFound
-from tidelog.pipelines import columns, commits, compare, delta_read, digest, files, repairing
+from tidelog.pipelines import columns, commits, compare, delta_read, digest, files, leftovers, repairing
 from tidelog.pipelines.commits import Commit, DataFile
 from tidelog.pipelines.compare import Compared, Piece
 from tidelog.pipelines.exporting import Export, Work
@@ -69,7 +69,7 @@ class Reconciled(NamedTuple):
     difference: Difference | None
     repaired: int = 0  # ranges that were made again
     left: tuple[tuple[int, int], ...] = ()  # after a repair: ranges that differ and that the log cannot make again
-    left_beyond: int = 0  # after a repair: rows with seqs that the log never had
+    left_beyond: int = 0  # after a repair: rows after the table's end with seqs that the log does not have
 
     @property
     def equal(self) -> bool:
@@ -111,7 +111,8 @@ class Reconcile:
             return Reconciled(self._topic, 0, 0, 0, 0, 0, 0, 0, 0, (), (), 0, None)
         commits.check_same(last, self._topic, sight.epoch, self._table.path)
         if repair:
-            self._table.drop_leftovers(sight.floor)
+            work = self._work
+            leftovers.drop(self._table, last, self._place, self._options, sight, work.disk, work.runner)
         seen = self._look(sight, last, progress)
         if not repair or seen.found.equal:
             return seen.found
@@ -343,7 +344,8 @@ class Reconcile:
         again = [(piece, found) for piece, found in seen.hurt if found.blocks and not piece.transformed]
         ranges = repairing.merged([each for piece, found in again for each in _cuts(sight, piece, found)])
         after = ((max(last.stop, sight.floor), sight.next),) if seen.found.beyond else ()
-        cut = Cut(repairing.merged([*ranges, *after]), repairing.merged(seen.lost))
+        lost = [*seen.lost, *(each for bounds in after for each in self._lost(sight, *bounds, seen.foreign))]
+        cut = Cut(repairing.merged([*ranges, *after]), repairing.merged(lost))
         if not cut.ranges:
             return 0
         shape = columns.shape_from(last.schema, last.shape)
@@ -376,6 +378,15 @@ class Reconcile:
             self._table.commit(commit)
             self._work.step("committed")
         return len(again) or len(copied)
+
+    def _lost(
+        self, sight: Sight, first: int, stop: int, foreign: dict[str, tuple[int, int]]
+    ) -> Iterator[tuple[int, int]]:
+        """Seqs after the end of the table that files of others hold rows of and that the log lost: no export brings
+        them."""
+        near = [piece for piece in self._between(sight, first, stop, foreign, ()) if piece.names]
+        for found in self._work.runner.run(compare.lost, near):
+            yield from found
 
 
 def _overlapping(held: Sequence[DataFile]) -> list[list[DataFile]]:

@@ -10,7 +10,7 @@ table, all at once, together with what it says of the topic. One process writes 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, Literal, Protocol, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from tidelog.disk.seam import Disk, join
 from tidelog.errors import BadInput, Locked, NotFound, Unavailable
@@ -31,6 +31,14 @@ class Overtaken(Locked):
 
 class NotStaged(Unavailable):
     """A file that a task wrote is not where the driver looks for it, or has another length."""
+
+
+class Leftover(NamedTuple):
+    name: str
+    epoch: int
+    first: int
+    stop: int
+    bad_name: str | None
 
 
 class Table(Protocol):
@@ -66,9 +74,12 @@ class Table(Protocol):
         (deletion vectors, mapped columns, partition columns). None: rows are what the files hold."""
         ...
 
-    def drop_leftovers(self, floor: int) -> None:
-        """Remove files of ours that follow a hole in the table, whose commits are gone. They are exported again, so
-        this raises Damaged where the log has nothing below `floor` and a file begins there."""
+    def leftovers(self) -> list[Leftover]:
+        """Files of ours that follow a hole in the table and whose commits are gone."""
+        ...
+
+    def drop_leftovers(self) -> None:
+        """Remove them. The caller has checked that the log can give their rows back (`leftovers.drop`)."""
         ...
 
     def staged(self, name: str) -> str:

@@ -304,19 +304,10 @@ def test_planted_bugs_are_found(
 def test_records_that_a_power_cut_took_stay_in_the_table(format: Format, tmp_path: Path) -> None:
     """Seqs above the floor that were neither deleted nor evicted: the log pads them, and the table is the last copy."""
     bench = Bench(tmp_path, format)
-    bench.fill(60)
-    with bench.engine() as engine:
-        topic = engine.topic("orders")
-        for number in range(60, 80):
-            topic.append([{"n": number, "text": "x"}])
-        shutil.copytree(bench.data, tmp_path / "killed")
+    lose = _losing(bench, tmp_path)
     bench.once()
     before = bench.table_rows()
-    shutil.rmtree(bench.data)
-    (wal,) = [path for path in (tmp_path / "killed").glob("wal/*/wal-*.log") if b'"n":70' in path.read_bytes()]
-    content = wal.read_bytes()
-    wal.write_bytes(content.replace(b'{"n":70', b'{"n":7\xff'))
-    shutil.move(tmp_path / "killed", bench.data)
+    lose()
     with bench.engine() as engine:
         engine.topic("orders").delete(seqs=[5, 66])
     log = bench.log_rows()
@@ -442,3 +433,56 @@ def test_rows_of_a_function_are_compared_with_their_commits_and_not_repaired(for
 
 def replace_run(target: writing.Target, number: int) -> writing.Target:
     return replace(target, footer=msgspec.structs.replace(target.footer, run=str(number)))
+
+
+def test_rows_of_others_after_the_table_that_the_log_lost_stay(tmp_path: Path) -> None:
+    """Seqs that the table does not stand for yet: the next export brings those that the log has, and no others."""
+    bench = Bench(tmp_path)
+    lose = _losing(bench, tmp_path)
+    bench.once()
+    lose()
+    with bench.engine() as engine:
+        made = engine.topic("orders").append([{"n": 80, "text": "x"}])
+    rows = pq.read_table(bench.files()[0]).slice(0, 4)
+    seqs = pa.array([100, 101, made.first_seq, made.first_seq + 50], pa.int64())
+    rows = rows.set_column(rows.schema.get_field_index("seq"), rows.schema.field("seq"), seqs)
+    pq.write_table(rows.replace_schema_metadata(None), Path(bench.table) / "other.parquet")
+    found = bench.reconcile(repair=True)
+    assert (found.beyond, found.repaired, found.left_beyond, found.whole) == (4, 1, 3, False)
+    stay = [100, 101, made.first_seq + 50]
+    assert [row[0] for row in bench.table_rows() if row[0] > 80] == stay
+    bench.once()
+    assert [row[0] for row in bench.table_rows() if row[0] > 80] == [100, 101, made.first_seq, made.first_seq + 50]
+
+
+def test_files_after_a_hole_are_not_removed_where_a_power_cut_took_their_records(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.sizes = Sizes(file_bytes=1_500, age_ms=1_000, commit_bytes=4_500)
+    lose = _losing(bench, tmp_path)
+    bench.once()
+    lose()
+    shutil.rmtree(Path(bench.table) / "_tidelog")
+    bench.files()[1].unlink()
+    before = bench.files()
+    for act in (bench.once, lambda: bench.reconcile(repair=True)):
+        with pytest.raises(Damaged, match=r"a file before it is missing.*nothing was changed"):
+            act()
+        assert bench.files() == before
+
+
+def _losing(bench: Bench, root: Path) -> Callable[[], None]:
+    """Write 80 records; the function that this returns takes the last ten away, as a power cut does."""
+    bench.fill(60)
+    with bench.engine() as engine:
+        topic = engine.topic("orders")
+        for number in range(60, 80):
+            topic.append([{"n": number, "text": "x"}])
+        shutil.copytree(bench.data, root / "killed")
+
+    def lose() -> None:
+        shutil.rmtree(bench.data)
+        (wal,) = [path for path in (root / "killed").glob("wal/*/wal-*.log") if b'"n":70' in path.read_bytes()]
+        wal.write_bytes(wal.read_bytes().replace(b'{"n":70', b'{"n":7\xff'))
+        shutil.move(root / "killed", bench.data)
+
+    return lose
