@@ -1,6 +1,7 @@
 """Bugs planted on purpose: each breaks one rule that copies hang on, and the sweep must find it.
 
-Bugs that let a cycle run for ever are not among them: the engine would not come back to be judged.
+A bug that lets a cycle run for ever would not return to be judged: a lane that makes `PASSES_MAX` passes is taken for
+one. Without a bug a lane of these histories makes a few dozen.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
+import numpy as np
 import pytest
 from msgspec import structs
 from tests.crash.routers.bench import (
     Letter,
+    around,
     batch,
     burst,
     checkpoint,
@@ -21,6 +25,7 @@ from tests.crash.routers.bench import (
     exchange,
     expire,
     feed,
+    flood,
     gone_target,
     group,
     kill,
@@ -34,6 +39,7 @@ from tests.crash.routers.bench import (
     slow,
     trim_jobs,
     trim_wired,
+    wait_around,
     work,
 )
 from tests.crash.routers.test_sweep import judged
@@ -41,9 +47,10 @@ from tests.crash.routers.test_sweep import judged
 from tidelog.engine import floors
 from tidelog.engine.index import TopicIndex
 from tidelog.engine.manifest import FedRow
-from tidelog.engine.routing import holding, lane, restore, routing, stretch
+from tidelog.engine.routing import copies, holding, lane, plan, restore, routing, stretch
+from tidelog.engine.routing.hops import Hops
 from tidelog.engine.routing.lane import Lane, Passed
-from tidelog.engine.routing.router import Router
+from tidelog.engine.routing.router import HOPS_MAX, Router
 from tidelog.formats.bodies import RouterDelete
 
 Patch = pytest.MonkeyPatch
@@ -191,6 +198,59 @@ def a_new_router_takes_what_was_there_before(patch: Patch) -> None:
     patch.setattr(Router, "as_body", lambda self: replace(real(self), initial_cursor=0))
 
 
+def records_are_passed_around_for_ever(patch: Patch) -> None:
+    patch.setattr(Hops, "between", lambda _, lo, hi: np.zeros(hi - lo, np.int64))
+
+
+def losses_are_passed_around_for_ever(patch: Patch) -> None:
+    real = plan._trim
+    patch.setattr(plan, "_trim", lambda routers, first, last, _: real(routers, first, last, 0))
+
+
+def holes_are_passed_on_as_losses(patch: Patch) -> None:
+    real = stretch._unfilled
+
+    def unfilled(source: Any, first: int, stop: int, floor: int) -> Any:
+        found = real(source, first, stop, floor)
+        return replace(found, kind="lost") if found.kind == "hole" else found
+
+    patch.setattr(stretch, "_unfilled", unfilled)
+
+
+def a_record_goes_one_router_too_far(patch: Patch) -> None:
+    patch.setattr(copies, "HOPS_MAX", HOPS_MAX + 1)
+
+
+def hops_are_not_replayed(patch: Patch) -> None:
+    real = restore._forward
+
+    def forward(core: Any, wires: Any, body: Any) -> None:
+        real(core, wires, replace(body, hops=()))
+
+    patch.setattr(restore, "_forward", forward)
+
+
+def a_manifest_forgets_hops(patch: Patch) -> None:
+    real = holding.freeze
+
+    def freeze(core: Any) -> None:
+        real(core)
+        if core.frozen is not None:
+            core.frozen = replace(core.frozen, hops=())
+
+    patch.setattr(holding, "freeze", freeze)
+
+
+def hops_are_forgotten_before_they_were_used(patch: Patch) -> None:
+    real = Hops.forget
+    patch.setattr(Hops, "forget", lambda self, _: real(self, 1 << 60))
+
+
+def a_trim_is_one_seq_short(patch: Patch) -> None:
+    real = TopicIndex.trim
+    patch.setattr(TopicIndex, "trim", lambda self, lo, hi: real(self, lo, max(hi - 1, lo)))
+
+
 class Plant(NamedTuple):
     bug: Callable[[Patch], None]
     layout: str
@@ -218,8 +278,35 @@ PLANTS = [
     Plant(a_source_that_ends_early_is_waited_for, "jobs", ("memory", "fsync"), (work, group, power, work)),
     Plant(dropped_targets_keep_their_lanes, "wires", FSYNC, (feed, gone_target, new_target, reopen)),
     Plant(a_new_router_takes_what_was_there_before, "wires", FSYNC, (feed, late, new_source, kill, late)),
+    Plant(records_are_passed_around_for_ever, "cycle", FSYNC, (around, flood)),
+    Plant(losses_are_passed_around_for_ever, "cycle", FSYNC, (flood, flood)),
+    Plant(holes_are_passed_on_as_losses, "cycle", DISK, (around, power, around, kill, around)),
+    Plant(a_record_goes_one_router_too_far, "cycle", FSYNC, (around, around)),
+    Plant(hops_are_not_replayed, "cycle", FSYNC, (around, kill, around, kill, flood)),
+    Plant(a_manifest_forgets_hops, "cycle", FSYNC, (around, wait_around, kill, around)),
+    Plant(hops_are_forgotten_before_they_were_used, "cycle", FSYNC, (around, wait_around, around)),
+    Plant(a_trim_is_one_seq_short, "wires", FSYNC, (feed, trim_wired, feed)),
 ]
 SEEDS = 6
+PASSES_MAX = 1_500
+
+
+class Endless(AssertionError):
+    """A lane is passing on what it passed on before."""
+
+
+@pytest.fixture(autouse=True)
+def _bounded_passes(monkeypatch: Patch) -> None:
+    real, passes = Lane.begin, WeakKeyDictionary[Lane, int]()
+
+    def begin(self: Lane) -> Callable[[], bool]:
+        passes[self] = passes.get(self, 0) + 1
+        if passes[self] > PASSES_MAX:
+            self.ended = True  # or closing the engine would not end
+            raise Endless(f"{self.source.name} to {self.dest.name}: {PASSES_MAX} passes")
+        return real(self)
+
+    monkeypatch.setattr(Lane, "begin", begin)
 
 
 @pytest.mark.sweep
