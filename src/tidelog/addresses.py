@@ -1,8 +1,12 @@
 """[policy] Tell the address of a server or an object store from a path in the file system.
 
-Opening for writing makes a directory that is not there, so `open("http://…")` and `open("s3://…")` would make a
-directory named `http:` or `s3:` and write into it. Every function and command that takes a directory calls
-`check_path` first. A single slash counts too, because `pathlib.Path` turns `s3://bucket` into `s3:/bucket`.
+To a file system `s3://bucket/table` is a directory `s3:`: whoever wrote there would report success. `scheme_of` is the
+only place that says what is an address, and two functions refuse one where a directory is expected:
+
+    check_path    functions and commands that take a path: every address is refused, `file:` too
+    directory     options of Spark and arguments of jobs, where `file:///path` is common: it becomes the path
+
+A single slash counts, because `pathlib.Path` turns `s3://bucket` into `s3:/bucket`.
 """
 
 from __future__ import annotations
@@ -10,18 +14,29 @@ from __future__ import annotations
 import re
 from pathlib import PurePath
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 from tidelog.errors import BadInput
 
-_ADDRESS: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/")  # two characters or more: `c:/` is a drive
+SERVERS: Final = frozenset(("http", "https", "ws", "wss"))
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=.)")  # two characters or more: `c:/` is a drive
+_WINDOWS: Final = re.compile(r"[A-Za-z]:([\\/]|$)|\\\\")
+# Addresses also without a slash after the colon. Another name with a colon in it is a file name.
+_KNOWN: Final = frozenset(
+    {"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wasb", "wasbs", "adl", "az", "azure", "hdfs", "viewfs"}
+    | {"webhdfs", "dbfs", "oss", "cos", "obs", "swift", "memory", "ftp", "http", "https", "file"}
+)
 _SHOWN_MAX: Final = 200
-_HTTP: Final = frozenset(("http", "https", "ws", "wss"))
 
 
 def scheme_of(path: str | PurePath) -> str | None:
     """Return the scheme of an address in lower case, or None for a path."""
-    found = _ADDRESS.match(str(path))
-    return found[1].lower() if found else None
+    text = str(path)
+    found = _SCHEME.match(text)
+    if found is None:
+        return None
+    scheme = found[1].lower()
+    return scheme if scheme in _KNOWN or text[found.end()] == "/" else None
 
 
 def check_path(path: str | PurePath, what: str = "a directory of this machine") -> None:
@@ -34,7 +49,7 @@ def check_path(path: str | PurePath, what: str = "a directory of this machine") 
     if scheme is None:
         return
     shown = repr(str(path)[:_SHOWN_MAX])
-    if scheme in _HTTP:
+    if scheme in SERVERS:
         step = (
             "to use a server from Python take tidelog.client.Client(url), on the command line --server URL, in Spark "
             "the option server"
@@ -47,3 +62,39 @@ def check_path(path: str | PurePath, what: str = "a directory of this machine") 
         f"{shown} is an address, and this takes {what}; nothing was done, {step} (a directory with such a name "
         "is ./NAME)"
     )
+
+
+def directory(text: str, what: str, undone: str = "nothing was done") -> str:
+    """Return the path of this machine that a text names.
+
+    Raises:
+        BadInput: it names none. The message says `what` it is and what was left `undone`.
+    """
+
+    def refused(why: str) -> BadInput:
+        return BadInput(
+            f"{what} is {text[:_SHOWN_MAX]!r}: {why}; {undone}. Give a directory that the driver and all executors "
+            "see under the same path, as /mnt/lake/orders or file:///mnt/lake/orders"
+        )
+
+    if not text.strip() or "\0" in text:
+        raise refused("that is no path")
+    if _WINDOWS.match(text):
+        raise refused("that is a path of Windows")
+    if text == "~" or text.startswith("~/"):
+        raise refused("~ is replaced by a shell and not here; write the directory out, or ./~ for that name")
+    scheme = scheme_of(text)
+    if scheme is None:
+        return text.rstrip("/") or "/"
+    if scheme != "file":
+        raise refused(f"{scheme}: is not supported here")
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        raise refused("that is no address") from None
+    if parts.netloc not in ("", "localhost") or not parts.path.startswith("/") or parts.query or parts.fragment:
+        raise refused("a file address has the form file:///path, of this machine, with nothing after it")
+    path = unquote(parts.path)
+    if "\0" in path:
+        raise refused("that is no path")
+    return path.rstrip("/") or "/"

@@ -26,7 +26,7 @@ class LogPlace:
     kinded = False
 
     def __init__(self, path: str, codec: str, *, disk: Disk | None = None) -> None:
-        self._path = path.removeprefix("file://").rstrip("/") or "/"
+        self._path = path.rstrip("/") or "/"
         self._codec, self._disk = codec, disk or PosixDisk()
         self._open: dict[str, SegmentedLog] = {}
         self.timed = codec_named(codec, LogConfig()).birth_suffix is None

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from tidelog.addresses import SERVERS, directory, scheme_of
 from tidelog.errors import BadInput
 from tidelog.spark.where import Where, parse
 from tidelog.spark.wire import RETRY_MS
@@ -92,7 +93,7 @@ class Options:
     @property
     def is_store(self) -> bool:
         """Whether `path` is the address of an object store, and not a directory."""
-        return re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:/", self.path or "") is not None
+        return self.path is not None and scheme_of(self.path) is not None
 
     @property
     def gaps(self) -> bool:
@@ -189,6 +190,15 @@ def _text(name: str, value: str) -> str:
     return value.strip()
 
 
+def _path(name: str, value: str) -> str:
+    """A directory, or the address of an object store as it is."""
+    value = _text(name, value)
+    scheme = scheme_of(value)
+    if scheme in SERVERS:
+        raise _wrong(name, value, "a directory or an object store; a server is named by the option server")
+    return value if scheme not in (None, "file") else directory(value, f"option {name}", "nothing was read")
+
+
 def address(name: str, value: str) -> str:
     value = value.strip().rstrip("/")
     try:
@@ -241,7 +251,7 @@ def _seq(name: str, value: str, seq: object) -> int:
 
 
 _READERS: Final[dict[str, Callable[[str, str], Any]]] = {
-    "path": _text,
+    "path": _path,
     "server": address,
     "key": _text,
     "codec": _choice(*get_args(CodecName)),

@@ -45,7 +45,7 @@ class PathPlace:
     def __init__(self, path: str, *, disk: Disk | None = None, strong: bool = False) -> None:
         """`strong`: plans end with the last record that survives a power cut."""
         self._strong = strong
-        self._path = path.removeprefix("file://").rstrip("/") or "/"
+        self._path = path.rstrip("/") or "/"
         self._disk = disk or PosixDisk()
 
     @cached_property

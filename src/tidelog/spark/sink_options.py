@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from tidelog.addresses import scheme_of
+from tidelog.addresses import SERVERS, directory, scheme_of
 from tidelog.engine.config import check_topic_name
 from tidelog.engine.numbers import ONCE
 from tidelog.errors import BadInput
@@ -80,9 +80,9 @@ def _text(name: str, value: str) -> str:
 
 def _path(name: str, value: str) -> str:
     value = _text(name, value)
-    if re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*:/", value):
-        raise _wrong(name, value, "a directory that the driver and the executors see; other stores are only read")
-    return value
+    if scheme_of(value) in SERVERS:
+        raise _wrong(name, value, "a directory; a server is named by the option server")
+    return directory(value, f"option {name}", "nothing was written")
 
 
 def _topic(_: str, value: str) -> str:

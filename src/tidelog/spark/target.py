@@ -65,7 +65,7 @@ class Target(Protocol):
 
 class PathTarget:
     def __init__(self, path: str, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
-        self._path = path.removeprefix("file://").rstrip("/") or "/"
+        self._path = path.rstrip("/") or "/"
         self._disk, self._clock = disk or PosixDisk(), clock or SystemClock()
         self._staging = Staging(self._disk, self._path)
 

@@ -182,6 +182,7 @@ def test_every_option_does_something() -> None:
         "columns": "seq",
         "where": "seq > 1",
         "verify": "false",
+        "consistency": "strong",
         "payload": "json",
     }
     for name, value in other.items():
@@ -235,3 +236,29 @@ def test_a_condition_that_makes_no_sense_says_where(text: str, at: int) -> None:
 def test_a_wildcard_inside_is_refused() -> None:
     with pytest.raises(BadInput, match="has a wildcard inside"):
         parse("where", "tag like 'a%b'")
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [("file:///lake/a%20b/", "/lake/a b"), ("file:/lake", "/lake"), ("FILE://localhost/lake", "/lake"), ("a:b", "a:b")],
+)
+def test_a_path_is_the_same_to_readers_and_writers(text: str, path: str) -> None:
+    """`file:/lake`, as Hadoop writes it, was a directory `file:` of the working directory."""
+    found = reading.read({"path": text, "subscribe": "orders"})
+    assert (found.path, found.is_store) == (path, False)
+    assert writing.read({"path": text, "topic": "copy"}).path == path
+
+
+@pytest.mark.parametrize(
+    "text", ["~/data", "C:\\data", "c:/data", "file://host/data", "file:data", "http://host:1/data"]
+)
+def test_what_is_no_path_is_refused_by_readers_and_writers(text: str) -> None:
+    with pytest.raises(BadInput, match=r"^option path is .*nothing was read"):
+        reading.read({"path": text, "subscribe": "orders"})
+    with pytest.raises(BadInput, match=r"^option path is .*nothing was written"):
+        writing.read({"path": text, "topic": "copy"})
+
+
+def test_a_store_is_read_also_without_slashes() -> None:
+    found = reading.read({"path": "s3:bucket/data", "subscribe": "orders"})
+    assert found.is_store, "it is refused by the store, and not read as a directory"

@@ -347,7 +347,12 @@ def test_a_batch_of_many_chunks_is_one_range(desk: Desk, monkeypatch: pytest.Mon
     [
         ({"server": "http://127.0.0.1:1"}, "path and server: both are given"),
         ({"key": "k"}, "it is for a server, and path is given"),
-        ({"path": "s3://bucket/data"}, "other stores are only read"),
+        ({"path": "s3://bucket/data"}, "s3: is not supported here; nothing was written"),
+        ({"path": "s3:bucket/data"}, "s3: is not supported here; nothing was written"),
+        ({"path": "http://host/data"}, "a server is named by the option server; nothing was written"),
+        ({"path": "file://host/data"}, "a file address has the form"),
+        ({"path": "~/data"}, "~ is replaced by a shell"),
+        ({"path": "C:/data"}, "a path of Windows"),
         ({"topic": "-x"}, "-x"),
         ({"payload": "xml"}, "option payload is 'xml', it must be bytes or json"),
         ({"query": ""}, "option query is ''"),
