@@ -15,7 +15,9 @@ once. Readers see the parts as they come, others may append between two of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Lock
 from typing import Final, NamedTuple
 
 from xxhash import xxh3_128_hexdigest, xxh3_128_intdigest
@@ -58,8 +60,38 @@ def parts_writer(writer: str) -> str:
 
 
 def publish(engine: Engine, staging: Staging, topic: str, batch: Batch, chunks: Sequence[Chunk]) -> Published:
-    """Write a batch of chunks, or what is missing of it, or say where it was written before. Durable on return."""
-    return _Publication(engine, staging, topic, batch).run(chunks)
+    """Write a batch of chunks, or what is missing of it, or say where it was written before. Durable on return.
+
+    A second call for the same batch waits for the first one. Its driver may have died and come back while the server
+    still reads the chunks of the first: two plans for one batch would publish rows of both.
+    """
+    with _running.one((staging.directory, topic, batch.writer)):
+        return _Publication(engine, staging, topic, batch).run(chunks)
+
+
+class _Running:
+    """The publications of this process, one for each key at a time."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._held: dict[tuple[str, str, str], tuple[Lock, int]] = {}  # with how many use it
+
+    @contextmanager
+    def one(self, key: tuple[str, str, str]) -> Iterator[None]:
+        with self._lock:
+            mine, users = self._held.get(key, (Lock(), 0))
+            self._held[key] = mine, users + 1
+        try:
+            with mine:
+                yield
+        finally:
+            with self._lock:
+                mine, users = self._held.pop(key)
+                if users > 1:
+                    self._held[key] = mine, users - 1
+
+
+_running = _Running()
 
 
 class _Publication:
