@@ -35,8 +35,8 @@ class Looks:
         self.count, self.happened = 0, Event()
         real = read.page
 
-        def page(*args: Any) -> Page:
-            found = real(*args)
+        def page(*args: Any, **options: Any) -> Page:
+            found = real(*args, **options)
             self.count += 1
             self.happened.set()
             then(self.count)
