@@ -312,6 +312,46 @@ def test_a_query_moves_its_group_to_its_end_and_another_starts_there(
         assert batch.load().count() == 5
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_group_over_failed_last_batches_and_an_older_checkpoint(
+    spark: SparkSession, tmp_path: Path, mode: Mode
+) -> None:
+    """The last batch of AvailableNow fails, the query is restarted, and then again from a checkpoint that is older than
+    the group: it goes neither back nor past what was written."""
+    with place(mode, tmp_path) as here:
+
+        def run(failing: int | None) -> int:
+            def write(frame: DataFrame, number: int) -> None:
+                frame.count()
+                if number == failing:
+                    raise ValueError("the sink fails")
+
+            reading = spark.readStream.format("tidelog").options(**here.options, subscribe="orders", group="etl")
+            rows = reading.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "6").load()
+            query = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path / "checkpoint"))
+            started = query.trigger(availableNow=True).start()
+            if failing is None:
+                assert started.awaitTermination(120)
+            else:
+                with pytest.raises(PySparkException, match="the sink fails"):
+                    started.awaitTermination(120)
+            with here.log() as log:
+                found = log.topic("orders").group("etl")
+                return found.position if found.exists else 0
+
+        with here.log() as log:
+            log.topic("orders").append([b"x"] * 10)
+        assert run(failing=1) == 6, "one batch"
+        shutil.copytree(tmp_path / "checkpoint", tmp_path / "older")
+        assert run(failing=None) == 10
+        with here.log() as log:
+            log.topic("orders").append([b"y"] * 5)
+        shutil.rmtree(tmp_path / "checkpoint")
+        shutil.move(tmp_path / "older", tmp_path / "checkpoint")
+        assert run(failing=2) == 10, "the checkpoint is older than the group: seqs 7 to 10 again, 11 to 15 fail"
+        assert run(failing=None) == 15
+
+
 def test_a_group_is_never_ahead_of_the_sink(mortals: SparkSession, tmp_path: Path) -> None:
     """The driver's worker dies before the third batch is published: the group has passed two of them and no more."""
     fill(tmp_path / "source")
