@@ -75,7 +75,7 @@ def test_reconcile(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     assert "--repair" in found.err
     Fake(monkeypatch, "reconcile", OTHER._replace(repaired=2))
     assert main([*line, "--repair"]) == 0
-    Fake(monkeypatch, "reconcile", OTHER._replace(repaired=1))
+    Fake(monkeypatch, "reconcile", OTHER._replace(repaired=1, left=((51, 101),)))
     assert main([*line, "--repair"]) == 1, "one of them could not be made again"
     assert main([*line, "--json"]) == 1
     said = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -97,7 +97,7 @@ def test_scrub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture)
 
 
 def test_backfill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
-    job = Fake(monkeypatch, "backfill", Backfilled("j", "copy", 5, 1, 11, 15, 40))
+    job = Fake(monkeypatch, "backfill", Backfilled("j", "copy", 5, 1, 11, 15, 40, 5))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "shop_jobs.py").write_text("def same(df):\n    return df\nnumber = 1\n")
     line = ["pipeline", "backfill", "data", "other", "--topic", "copy", "--from-topic", "orders"]

@@ -508,6 +508,7 @@ def test_lines_become_records_and_the_answer_says_which() -> None:
                 "batches": 1,
                 "created": True,
                 "deduped": 0,
+                "durability": "disk",
             },
         )
         assert set(took) == {"server_total_ms", "wal_append_ms", "fsync_ms"}
