@@ -14,6 +14,13 @@ keep files in the same inodes, so the same rules say what may survive (`inodes`)
         ...                                # run a process on fs.mount and kill it
         cut = fs.cut_power(after, seed=7)  # unmount; `after` has what a restart finds
 
+A write can be torn at chosen bytes. Power then fails in the middle of it, and the test sees where it would have gone
+before it chooses what of it survives:
+
+    with MountedFS(mount=folder / "mnt", tear=Tear(".log", 20)) as fs:
+        write = fs.torn_write(60)          # wait for the 20th write to such files; then kill the process
+        fs.tear(after, [(0, 17)])          # all earlier writes survive, and the first 17 bytes of this one
+
 It needs Linux, /dev/fuse, root, libfuse 3 and the package mfusepy; `unavailable()` says what is missing.
 """
 
@@ -28,6 +35,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -61,16 +69,40 @@ class Cut(NamedTuple):
     pending: int  # operations that were not synced
 
 
+class Tear(NamedTuple):
+    """The write in which power is to fail. Writes of zeros alone are not counted: preallocation makes them."""
+
+    suffix: str  # how the paths of files end whose writes are counted
+    number: int  # from 1 on; 0: in none
+    bytes_min: int = 1  # smaller writes are not counted
+
+
+class TornWrite(NamedTuple):
+    """The write in which power failed. The kernel may have split what the program wrote, at pages for example."""
+
+    path: str  # from the mount on
+    pos: int
+    data: bytes
+    before: bytes  # what the file held in front of it
+
+
+NEVER: Final = Tear("", 0)
+
+
 class FaultFS:
     """The operations of the file system. The kernel's calls come on several threads; one lock serialises them."""
 
     use_ns = True
 
-    def __init__(self, source: Path | None = None, *, cut_at: int = 0) -> None:
-        """Hold a copy of `source`, all of it durable. `cut_at`: the number of the change before which power fails."""
+    def __init__(self, source: Path | None = None, *, cut_at: int = 0, tear: Tear = NEVER) -> None:
+        """Hold a copy of `source`, all of it durable. `cut_at`: the number of the change before which power fails.
+        `tear`: the write in which it fails."""
         self.root = DirNode(_now_ms()) if source is None else _load(source)
         self.changes = 0
         self._cut_at = cut_at
+        self._tear, self._tear_in = tear, tear.number
+        self._torn: tuple[TornWrite, FileNode] | None = None
+        self.failed_in_write = threading.Event()
         self._off = False
         self._lock = threading.RLock()
         self._serials = count(1)
@@ -87,6 +119,24 @@ class FaultFS:
             mask = random.choice(list(choices))
             _store(instant.tree(mask), out)
             return Cut(choices[mask], instant.everything.bit_length())
+
+    @property
+    def torn_write(self) -> TornWrite | None:
+        return self._torn and self._torn[0]
+
+    def tear(self, out: Path, kept: Sequence[tuple[int, int]]) -> None:
+        """Write what a restart finds into the new directory `out` when all that was issued before the torn write
+        survives, and of that write these ranges of its bytes. Other bytes are as they were before it."""
+        with self._lock:
+            if self._torn is None:
+                raise ValueError("power has not failed in a write: nothing can be torn")
+            (_, pos, data, _), node = self._torn
+            for start, stop in kept:
+                if not 0 <= start < stop <= len(data):
+                    raise ValueError(f"bytes {start} to {stop} are not in a write of {len(data)} bytes")
+                node.write(self._serials, pos + start, data[start:stop])
+            instant = Instant(self.root)
+            _store(instant.tree(instant.everything), out)
 
     # What the kernel asks.
 
@@ -149,6 +199,16 @@ class FaultFS:
         with self._lock:
             self._change()
             node = self._handles[fh]
+            wanted = self._tear
+            if self._tear_in and path.endswith(wanted.suffix) and len(data) >= wanted.bytes_min and any(data):
+                self._tear_in -= 1
+                if not self._tear_in:
+                    self._off, self._torn = (
+                        True,
+                        (TornWrite(path.lstrip("/"), offset, bytes(data), node.read(0, offset)), node),
+                    )
+                    self.failed_in_write.set()
+                    self._powered()
             node.write(self._serials, offset, data)
             node.modified_ms = _now_ms()
             return len(data)
@@ -252,10 +312,11 @@ class FaultFS:
 class MountedFS:
     """A mounted `FaultFS` in a process of its own."""
 
-    def __init__(self, mount: Path, source: Path | None = None, *, cut_at: int = 0) -> None:
+    def __init__(self, mount: Path, source: Path | None = None, *, cut_at: int = 0, tear: Tear = NEVER) -> None:
         self.mount = mount
         mount.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "tidelog.testing.faultfs", str(mount), str(source or ""), str(cut_at)]
+        options = (mount, source or "", cut_at, *tear)
+        command = [sys.executable, "-m", "tidelog.testing.faultfs", *map(str, options)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         deadline = time.monotonic() + MOUNT_S
         while not os.path.ismount(mount):
@@ -266,13 +327,30 @@ class MountedFS:
 
     def cut_power(self, out: Path, seed: int) -> Cut:
         """Cut the power, unmount, and write what a restart finds to `out`. Kill the processes on it first."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([str(out), seed]) + "\n")
-        self._process.stdin.flush()
-        label, pending = json.loads(self._process.stdout.readline())
+        label, pending = self._ask("cut", str(out), seed)
         self.close()
         return Cut(label, pending)
+
+    def torn_write(self, timeout_s: float) -> TornWrite | None:
+        """Wait until power fails in the write that was chosen; return that write, or None if none came in time."""
+        found = self._ask("torn_write", timeout_s)
+        return found and TornWrite(*found[:2], *map(bytes.fromhex, found[2:]))
+
+    def tear(self, out: Path, kept: Sequence[tuple[int, int]]) -> None:
+        """Unmount, and write to `out` what a restart finds when these ranges of bytes of the torn write survive, and
+        all that was issued before it. Kill the processes on it first."""
+        self._ask("tear", str(out), kept)
+        self.close()
+
+    def _ask(self, *request: object) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError(f"the file system's server ended while it was asked to {request[0]}")
+        return json.loads(answer)
 
     def close(self) -> None:
         if os.path.ismount(self.mount):
@@ -325,16 +403,27 @@ def _store(root: DirNode, out: Path) -> None:
             os.utime(path, ns=(node.modified_ms * 1_000_000,) * 2)
 
 
-def _serve(mount: str, source: str, cut_at: str) -> None:
-    """Serve the file system until it is unmounted; a line of standard input cuts the power."""
+def _serve(mount: str, source: str, cut_at: str, suffix: str, number: str, bytes_min: str) -> None:
+    """Serve the file system until it is unmounted; lines of standard input ask for what `MountedFS` offers."""
     import mfusepy
 
-    fs = FaultFS(Path(source) if source else None, cut_at=int(cut_at))
+    fs = FaultFS(Path(source) if source else None, cut_at=int(cut_at), tear=Tear(suffix, int(number), int(bytes_min)))
+
+    def torn_write(timeout_s: float) -> tuple[str, int, str, str] | None:
+        fs.failed_in_write.wait(timeout_s)
+        write = fs.torn_write
+        return write and (write.path, write.pos, write.data.hex(), write.before.hex())
+
+    answers: dict[str, Callable[..., object]] = {
+        "cut": lambda out, seed: fs.cut(Path(out), seed),
+        "torn_write": torn_write,
+        "tear": lambda out, kept: fs.tear(Path(out), kept),
+    }
 
     def listen() -> None:
         for line in sys.stdin:
-            out, seed = json.loads(line)
-            sys.stdout.write(json.dumps(fs.cut(Path(out), seed)) + "\n")
+            what, *values = json.loads(line)
+            sys.stdout.write(json.dumps(answers[what](*values)) + "\n")
             sys.stdout.flush()
 
     threading.Thread(target=listen, daemon=True).start()

@@ -40,9 +40,9 @@ def say(*words: object) -> None:
     os.write(1, (" ".join(map(str, words)) + "\n").encode())  # one short write to a pipe is whole or not there
 
 
-def work(log: tidelog.Engine, spin: int, thread: int) -> None:
+def work(log: tidelog.Engine, spin: int, thread: int, durability: str | None) -> None:
     name = sorted(TOPICS)[thread % len(TOPICS)]
-    topic = log.topic(name, durability=TOPICS[name])
+    topic = log.topic(name, durability=durability or TOPICS[name])
     number = 0
     while True:
         number += 1
@@ -59,9 +59,9 @@ def work(log: tidelog.Engine, spin: int, thread: int) -> None:
             topic.seal()
 
 
-def main(path: str, spin: int, shards: int) -> None:
+def main(path: str, spin: int, shards: int, durability: str | None = None) -> None:
     log = tidelog.open(path, wal_shards=shards, **LIMITS)
-    threads = [Thread(target=work, args=(log, spin, thread)) for thread in range(THREADS)]
+    threads = [Thread(target=work, args=(log, spin, thread, durability)) for thread in range(THREADS)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -69,4 +69,4 @@ def main(path: str, spin: int, shards: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
