@@ -1,12 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, initializedcheck=False, cdivision=True
 """[hot] JSON text in and out, compiled: `joined` makes it of rows, `batched` of a batch as it lies there, `datas` takes
-the records out of the body of a write. The values of a batch on their way into frames: `are_bytes`, `lengths`,
+the records out of the body of a write, `unescaped` and `depth` look at text that came. The values of a batch on their way into frames: `are_bytes`, `lengths`,
 `cuts`, `gather`. Frames of a WAL: `hops` from one to the next, `synced` for them in a thread. Records on their way into columns: `indexed` finds them,
 `copied` lays their values into memory that `lent` has used before. And small writes from the socket to the answer:
 `Gate`, `datas_of`, `written`, `answer`.
 
 Each has a twin in Python that says what is right and is the oracle of its tests: `formats.json_rows.plain`,
-`formats.json_batch.plain`, `server.api.plain`, those of `formats.values`, `formats.survey` and `scan.walk_indexed`
+`formats.json_batch.plain`, `server.api.plain`, `formats.json_text`, those of `formats.values`, `formats.survey` and `scan.walk_indexed`
 without it, `disk.beside.synced`, `formats.rows.plain`, `server.http.gate`, `server.http.reply` and `server.api.write`. Where there was no
 compiler there is no such module, and the twins serve.
 
@@ -849,6 +849,135 @@ def datas_of(list bodies not None, Py_ssize_t most, Py_ssize_t size_max):
         counts.append(len(found) - before)
         before = len(found)
     return found, counts
+
+
+cdef Py_ssize_t depth_of(const uint8_t* text, Py_ssize_t size) noexcept nogil:
+    cdef Py_ssize_t i = 0, now = 0, most = 0
+    cdef bint is_quoted = False
+    cdef uint8_t c
+    while i < size:
+        c = text[i]
+        if is_quoted:
+            if c == c"\\":
+                i += 1
+            elif c == c'"':
+                is_quoted = False
+        elif c == c'"':
+            is_quoted = True
+        elif c == c"[" or c == c"{":
+            now += 1
+            if now > most:
+                most = now
+        elif c == c"]" or c == c"}":
+            now -= 1
+        i += 1
+    return most
+
+
+def depth(bytes text not None):
+    """How deep JSON is nested. The text is JSON, as the caller knows."""
+    cdef const uint8_t* octets = <const uint8_t*>PyBytes_AS_STRING(text)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(text), most
+    if size < LARGE:
+        return depth_of(octets, size)
+    with nogil:
+        most = depth_of(octets, size)
+    return most
+
+
+cdef int32_t hex_of(const uint8_t* text) noexcept nogil:
+    """The number that four hexadecimal digits are; -1 where they are none."""
+    cdef int32_t value = 0
+    cdef Py_ssize_t i
+    cdef uint8_t c
+    for i in range(4):
+        c = text[i]
+        if c"0" <= c <= c"9":
+            c -= c"0"
+        elif c"a" <= (c | 32) <= c"f":
+            c = (c | 32) - c"a" + 10
+        else:
+            return -1
+        value = value * 16 + c
+    return value
+
+
+cdef Py_ssize_t unescape(const uint8_t* text, Py_ssize_t size, uint8_t* out) noexcept nogil:
+    """Write the text without needless escapes; it is never longer than before. Returns its size, -1 where an escape is
+    none."""
+    cdef Py_ssize_t i = 0, end = 0
+    cdef int32_t code, low
+    cdef uint8_t how
+    while i < size:
+        if text[i] != c"\\":
+            out[end] = text[i]
+            i, end = i + 1, end + 1
+            continue
+        if size - i < 2:
+            return -1
+        if text[i + 1] == c"/":
+            out[end] = c"/"
+            i, end = i + 2, end + 1
+            continue
+        if text[i + 1] != c"u":
+            out[end], out[end + 1] = text[i], text[i + 1]
+            i, end = i + 2, end + 2
+            continue
+        if size - i < 6:
+            return -1
+        code = hex_of(text + i + 2)
+        i += 6
+        if code < 0 or 0xDC00 <= code <= 0xDFFF:
+            return -1
+        if 0xD800 <= code <= 0xDBFF:
+            if size - i < 6 or text[i] != c"\\" or text[i + 1] != c"u":
+                return -1
+            low = hex_of(text + i + 2)
+            if not 0xDC00 <= low <= 0xDFFF:
+                return -1
+            i += 6
+            code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
+            out[end] = <uint8_t>(0xF0 | (code >> 18))
+            out[end + 1] = <uint8_t>(0x80 | ((code >> 12) & 0x3F))
+            out[end + 2] = <uint8_t>(0x80 | ((code >> 6) & 0x3F))
+            out[end + 3] = <uint8_t>(0x80 | (code & 0x3F))
+            end += 4
+        elif code >= 0x800:
+            out[end] = <uint8_t>(0xE0 | (code >> 12))
+            out[end + 1] = <uint8_t>(0x80 | ((code >> 6) & 0x3F))
+            out[end + 2] = <uint8_t>(0x80 | (code & 0x3F))
+            end += 3
+        elif code >= 0x80:
+            out[end] = <uint8_t>(0xC0 | (code >> 6))
+            out[end + 1] = <uint8_t>(0x80 | (code & 0x3F))
+            end += 2
+        else:
+            how = _ESCAPES[code]
+            if how == 0:
+                out[end] = <uint8_t>code
+                end += 1
+            elif how == 1:
+                memcpy(out + end, b"\\u00", 4)
+                out[end + 4], out[end + 5] = _HEX[code >> 4], _HEX[code & 15]
+                end += 6
+            else:
+                out[end], out[end + 1] = c"\\", how
+                end += 2
+    return end
+
+
+def unescaped(bytes text not None):
+    """JSON without escapes that UTF-8 does not need; None: it is for the twin, which says what is wrong with it."""
+    cdef const uint8_t* octets = <const uint8_t*>PyBytes_AS_STRING(text)
+    cdef Py_ssize_t size = PyBytes_GET_SIZE(text), end
+    cdef bytes made = PyBytes_FromStringAndSize(NULL, size)
+    cdef uint8_t* out = <uint8_t*>PyBytes_AS_STRING(made)
+    if size < LARGE:
+        end = unescape(octets, size, out)
+    else:
+        with nogil:
+            end = unescape(octets, size, out)
+    return None if end < 0 else made[:end]
 
 
 # ── from frame to frame ───────────────────────────────────────────────────────────────────────────

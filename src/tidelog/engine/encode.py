@@ -17,7 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from tidelog.engine.config import EngineConfig
-from tidelog.engine.texts import compact, is_loose, to_json
+from tidelog.engine.texts import compact, is_loose, to_json, to_meta
 from tidelog.errors import BadInput, BatchTooLarge, TooLarge
 from tidelog.formats import batch as batches
 from tidelog.formats import compute as pc
@@ -29,6 +29,7 @@ Column = bytes | list[bytes]  # one value for all, or one each
 
 _values_decoder = msgspec.json.Decoder()
 _metas_decoder = msgspec.json.Decoder(dict[str, Any])
+_encode = msgspec.json.Encoder().encode
 _TABLE_BYTES_MAX: Final = 64 << 20
 
 
@@ -160,15 +161,33 @@ def _metas(value: object, count: int, limits: EngineConfig) -> list[bytes] | Non
     each = value if isinstance(value, list | tuple) else [value] * count
     if len(each) != count:
         raise BadInput(f"{count} records came with {len(each)} values of meta; nothing was written")
+    if any(type(meta) is msgspec.Raw for meta in each):
+        return _texts_of_metas(each, limits)
     for meta in each:
         if meta is not None and not isinstance(meta, dict):
             raise BadInput(f"a meta is a dict, not {type(meta).__name__}; nothing was written")
-        if meta is not None and len(meta) > limits.meta_keys_max:
-            raise BadInput(
-                f"a meta of {len(meta)} keys is over the limit of {limits.meta_keys_max}; nothing was written"
-            )
+        _check_keys(meta, limits)
     made = iter(to_json([meta for meta in each if meta is not None]) if any(m is not None for m in each) else [])
     metas = [b"" if meta is None else next(made) for meta in each]
+    return _sized_metas(metas, limits)
+
+
+def _texts_of_metas(each: Sequence[Any], limits: EngineConfig) -> list[bytes] | None:
+    """Metas that came as text: decoded and written again one by one."""
+    metas = []
+    for text in each:
+        meta = None if text is None else to_meta(bytes(text))
+        _check_keys(meta, limits)
+        metas.append(b"" if meta is None else _encode(meta))
+    return _sized_metas(metas, limits)
+
+
+def _check_keys(meta: dict[str, Any] | None, limits: EngineConfig) -> None:
+    if meta is not None and len(meta) > limits.meta_keys_max:
+        raise BadInput(f"a meta of {len(meta)} keys is over the limit of {limits.meta_keys_max}; nothing was written")
+
+
+def _sized_metas(metas: list[bytes], limits: EngineConfig) -> list[bytes] | None:
     largest = max(map(len, metas))
     if largest > limits.meta_bytes_max:
         raise BadInput(f"a meta of {largest} bytes is over the limit of {limits.meta_bytes_max}; nothing was written")

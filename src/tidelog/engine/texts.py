@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from json import loads
 from math import isfinite
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from tidelog.errors import BadInput
+from tidelog.formats import json_text
 
 _encoder = msgspec.json.Encoder()
 _decode = msgspec.json.Decoder().decode
+_decode_meta = msgspec.json.Decoder(dict[str, Any] | None).decode
 _BLANKS: Final = (b" ", b"\n", b"\t", b"\r")
-_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|.)")
 _JSON_DEPTH_MAX: Final = 128
+_META_TEXT_BYTES_MAX: Final = 1 << 20  # with its blanks and escapes; far more than a meta may have
 
 
 def to_json(values: Sequence[object]) -> list[bytes]:
@@ -57,6 +58,18 @@ def from_json(text: bytes) -> object:
             raise error from None
 
 
+def to_meta(text: bytes) -> dict[str, Any] | None:
+    """The meta of a record, by its text; one at a time, because those of a whole body can take 30 times its bytes."""
+    if len(text) > _META_TEXT_BYTES_MAX:
+        raise BadInput(f"a meta of {len(text)} bytes is over the limit; nothing was written")
+    check_depth(text)
+    try:
+        meta: dict[str, Any] | None = _decode_meta(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadInput(f"a meta is not what it must be: {error}; nothing was written") from None
+    return meta
+
+
 def is_loose(text: bytes) -> bool:
     """Whether JSON may be longer than it has to be."""
     return b" " in text or b"\n" in text or b"\\" in text or b"\t" in text or b"\r" in text
@@ -67,11 +80,18 @@ def compact(text: bytes) -> bytes:
     as they were written. A line end between words would end a line for those who read lines."""
     if any(blank in text for blank in _BLANKS):
         text = msgspec.json.format(text, indent=-1)
-    return _ESCAPE.sub(_plain, text) if b"\\u" in text or b"\\/" in text else text
+    if b"\\u" not in text and b"\\/" not in text:
+        return text
+    return json_text.unescaped(text)
 
 
-def _plain(escape: re.Match[bytes]) -> bytes:
-    said = escape[0]
-    if said == b"\\/":
-        return b"/"
-    return _encoder.encode(_decode(b'"%b"' % said))[1:-1] if said[1:2] == b"u" else said
+def check_depths(text: bytes, datas: Sequence[bytes]) -> None:
+    """Refuse JSON that a reader's stack could not hold. `text` holds all of `datas`."""
+    if text.count(b"[") + text.count(b"{") > _JSON_DEPTH_MAX + len(datas):
+        for data in datas:
+            check_depth(data)
+
+
+def check_depth(data: bytes) -> None:
+    if data.count(b"[") + data.count(b"{") > _JSON_DEPTH_MAX and json_text.depth(data) > _JSON_DEPTH_MAX:
+        raise BadInput(f"a record is nested deeper than {_JSON_DEPTH_MAX} levels; nothing was written")

@@ -30,7 +30,7 @@ class Record(Struct):
     data: Raw
     tag: str | None = None
     node: str | None = None
-    meta: dict[str, Any] | None = None
+    meta: Raw = msgspec.field(default_factory=lambda: NULL)  # an object; decoded one at a time, see `texts.to_meta`
     encoding: str | None = msgspec.field(default=None, name="$encoding")  # "base64": data is bytes, as text
     run_at_ms: int | None = None  # these three are a job's, and travel in its meta
     delay_ms: int | None = None

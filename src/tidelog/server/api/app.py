@@ -37,6 +37,8 @@ from tidelog.server.service import Service
 
 _log = logging.getLogger("tidelog.server")
 _NO_LIMIT: Final = 1 << 62
+_SMALL_BYTES_MAX: Final = 1 << 20  # of a body that is no write: it is decoded on the loop
+_PATH_CHARS_MAX: Final = 1_024  # of a path whose route is remembered
 _START_S: Final = 2.0  # for which a request waits for the log to be recovered
 _SPECIAL: Final = frozenset((b"idempotency-key", b"x-request-id"))  # what makes one write differ from the next
 
@@ -48,8 +50,9 @@ class App:
         self.service = service
         limit = service.config.max_body_bytes or _NO_LIMIT
         self._body = Body(limit)
+        self._small = Body(min(limit, _SMALL_BYTES_MAX))
         self._streamed = Body(_NO_LIMIT, streamed=True, allowance=service.config.allowance)
-        self._find = lru_cache(4096)(routes.find)
+        self._remembered = lru_cache(4096)(routes.find)
         self._ids, self._prefix = 0, b"%x-" % service.started_ms
         writes, jobs = ExpressWrites(service, self._next_ids), ExpressJobs(service, self.next_id, _failed)
         reads = ExpressReads(service, self.next_id)
@@ -70,7 +73,7 @@ class App:
         assert endpoint is not None, "an admitted call has one"
         if endpoint.streams and (request.header(b"content-type") or b"").partition(b";")[0].strip() in endpoint.streams:
             return self._streamed
-        return self._body
+        return self._body if endpoint.is_large else self._small
 
     def handle(self, request: Request, exchange: Exchange) -> None:
         call = request.context
@@ -186,6 +189,9 @@ class App:
         return Ids(self._prefix, first)
 
     # ── the checks ────────────────────────────────────────────────────────────────────────────
+
+    def _find(self, path: str) -> routes.Found | None:
+        return self._remembered(path) if len(path) <= _PATH_CHARS_MAX else routes.find(path)
 
     def _admit(self, call: Call) -> None:
         request, service = call.request, self.service

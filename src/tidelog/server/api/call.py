@@ -38,6 +38,7 @@ class Endpoint:
     is_early: bool = False  # answers before the log is recovered
     own_auth: bool = False  # the handler finds out who asks
     token_in_query: bool = False  # for clients that cannot set headers
+    is_large: bool = False  # takes whole bodies up to `max_body_bytes`; the others are small
     streams: frozenset[bytes] = frozenset()  # content types whose bodies are handed over in pieces
     express: str = ""  # which shorter way its requests take when their heads are known, where there is one
 

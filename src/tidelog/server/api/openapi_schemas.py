@@ -84,7 +84,8 @@ def _sent() -> dict[str, Schema]:
             "tag": {**record["tag"], "description": f"To delete by; at most {_LIMITS.tag_bytes_max} bytes."},
             "node": {**record["node"], "description": f"Where it comes from; at most {_LIMITS.node_bytes_max} bytes."},
             "meta": {
-                **record["meta"],
+                **nullable({"type": "object"}),
+                "default": None,
                 "description": f"At most {_LIMITS.meta_keys_max} keys and {_LIMITS.meta_bytes_max} bytes.",
             },
             "$encoding": {**nullable({"enum": ["base64"]}), "description": "`base64`: data is bytes, written as text."},

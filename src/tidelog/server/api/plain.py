@@ -6,8 +6,6 @@ body ──► the kernel, one pass ──► the text of each record        whe
 
 from __future__ import annotations
 
-from typing import Any, Final
-
 import msgspec
 
 from tidelog.engine import EngineConfig, texts
@@ -26,7 +24,6 @@ except ImportError:  # built where there was no compiler
         return None
 
 
-_DEPTH_MAX: Final = 128
 _decode = requests.decoder(requests.PlainWrite).decode
 
 
@@ -75,29 +72,5 @@ def _plain(body: bytes, most: int) -> list[bytes] | None:
     datas: list[bytes] = [bytes(record.data) for record in records]
     if texts.is_loose(body):
         datas = [texts.compact(data) for data in datas]
-    check_depths(body, datas)
+    texts.check_depths(body, datas)
     return datas
-
-
-def check_depths(text: bytes, datas: list[bytes]) -> None:
-    """Refuse what a reader's stack could not hold."""
-    if text.count(b"[") + text.count(b"{") > _DEPTH_MAX + len(datas):
-        for data in datas:
-            _check_depth(bytes(data))
-
-
-def _check_depth(data: bytes) -> None:
-    if data.count(b"[") + data.count(b"{") <= _DEPTH_MAX:
-        return
-    level: list[Any] = [msgspec.json.decode(data)]
-    for _ in range(_DEPTH_MAX):
-        level = [inner for value in level for inner in _inside(value)]
-        if not level:
-            return
-    raise BadInput(f"a record is nested deeper than {_DEPTH_MAX} levels; nothing was written")
-
-
-def _inside(value: object) -> list[Any]:
-    if isinstance(value, dict):
-        return [inner for inner in value.values() if isinstance(inner, dict | list)]
-    return [inner for inner in value if isinstance(inner, dict | list)] if isinstance(value, list) else []

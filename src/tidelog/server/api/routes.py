@@ -68,7 +68,7 @@ TABLE: Final[tuple[Route, ...]] = (
             "PUT": Endpoint(topics.configure, _ADMIN),
             "GET": Endpoint(topics.state, _READ),
             "DELETE": Endpoint(topics.drop, _DELETE),
-            "POST": Endpoint(write.write, _WRITE, streams=bulk.CONTENT_TYPES, express="write"),
+            "POST": Endpoint(write.write, _WRITE, is_large=True, streams=bulk.CONTENT_TYPES, express="write"),
         },
     ),
     Route("/v0/topics/{topic}/diff", "topics", {"POST": Endpoint(diff.diff, _READ, express="diff")}),
@@ -100,13 +100,13 @@ TABLE: Final[tuple[Route, ...]] = (
     Route(
         "/v0/topics/{topic}/batches",
         "topics",
-        {"GET": Endpoint(batches.known, _READ), "POST": Endpoint(batches.publish, _WRITE)},
+        {"GET": Endpoint(batches.known, _READ), "POST": Endpoint(batches.publish, _WRITE, is_large=True)},
     ),
     Route(
         "/v0/topics/{topic}/staging/{chunk}",
         "topics",
         {
-            "PUT": Endpoint(batches.stage, _WRITE, streams=batches.CONTENT_TYPES),
+            "PUT": Endpoint(batches.stage, _WRITE, is_large=True, streams=batches.CONTENT_TYPES),
             "DELETE": Endpoint(batches.clear, _WRITE),
         },
     ),

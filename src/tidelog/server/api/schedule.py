@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from msgspec import Raw
+from msgspec.json import Encoder
+
 from tidelog.engine.queues.schedule import PRIORITY, PRIORITY_MAX, RUN_AT
+from tidelog.engine.texts import to_meta
 from tidelog.errors import BadInput
 from tidelog.wire.requests import Record
 
+_encode = Encoder().encode
 TIME_MS_MAX: Final = 253_402_300_799_999  # the year 9999
 
 
@@ -27,7 +32,7 @@ def schedule(records: Sequence[Record], now_ms: int) -> bool:
     for record in records:
         if is_scheduled(record):
             found = True
-            record.meta = {**(record.meta or {}), **_fields(record, now_ms)}
+            record.meta = Raw(_encode({**(to_meta(bytes(record.meta)) or {}), **_fields(record, now_ms)}))
     return found
 
 

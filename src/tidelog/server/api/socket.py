@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -55,6 +56,7 @@ from tidelog.server.patience import HIGH_BYTES, TooSlow
 from tidelog.server.service import Service
 from tidelog.wire.requests import NULL, BadBody, Cursor
 
+T = TypeVar("T")
 PENDING_BYTES_MAX: Final = 8 << 20  # of writes that wait for the disk; past it no more commands are read
 _NO_LIMIT: Final = 1 << 62
 _ID_BYTES_MAX: Final = 128  # of what a client calls a command, in the log
@@ -133,14 +135,19 @@ class Conversation:
 
     async def _obey(self, text: bytes) -> None:
         try:
-            command = decode(text)
+            command = await self._look(len(text), partial(decode, text))
         except BadBody as error:
-            self._say(Failed(request_id(text), "invalid_json", f"{error}; nothing was done"))
+            asked = await self._look(len(text), partial(request_id, text))
+            self._say(Failed(asked, "invalid_json", f"{error}; nothing was done"))
             return
         try:
             await self._do(command, text)
         except Exception as error:  # the rim: a mistake of ours is one command's error
             self.fail(command, error)
+
+    async def _look(self, size: int, call: Callable[[], T]) -> T:
+        """Look at a message of this size: on the loop where that takes no time, and in a thread else."""
+        return call() if size <= write.LARGE_BYTES else await self._service.work(call)
 
     async def _do(self, command: Command, text: bytes) -> None:
         if not self._service.keys.knows(self._principal):
@@ -205,7 +212,7 @@ class Conversation:
         engine = service.engine
         if name.startswith(OWN):
             check_topic_name(name)  # which it cannot be
-        config = write.config_in(name, command.config)
+        config = await self._look(len(text), partial(write.config_in, name, command.config))
         if config is not None:
             self._may(_ADMIN)
         check_count(engine.limits, len(command.records))
@@ -213,7 +220,7 @@ class Conversation:
         if schedule(command.records, service.now_ms()):
             known = engine.find(name)
             check_queue(name, write.type_of(config) if known is None else known.config.type)
-        batch = write.batch_of(engine.limits, command.records, command.node, text)
+        batch = await self._look(len(text), partial(write.batch_of, engine.limits, command.records, command.node, text))
         topic, created = engine.find(name), False
         if topic is None:
             topic, created = await write.ensure(service, name, command.create, config, batch, self._principal)

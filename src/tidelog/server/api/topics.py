@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from difflib import get_close_matches
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 import msgspec
 
@@ -21,6 +22,8 @@ from tidelog.wire import cursor, requests
 
 PAGE = 100
 PAGE_MAX = 1_000
+_CONFIG_BYTES_MAX: Final = 64 << 10
+_SPELLED_MAX: Final = 64  # unknown fields of a config that are compared with the known ones: 0.1 ms each
 _object = requests.decoder(dict[str, Any])
 
 
@@ -33,6 +36,8 @@ def found(engine: Engine, name: str) -> Topic:
 
 def config_of(topic: str, text: bytes) -> TopicConfig:
     """A config as a client sent it: unknown fields ignored, known ones held to their types."""
+    if len(text) > _CONFIG_BYTES_MAX:
+        raise Problem("invalid_request", f"a config is over {_CONFIG_BYTES_MAX} bytes; nothing was done")
     try:
         config = TopicConfig.from_json(text)
         config.check_for(topic)
@@ -61,8 +66,9 @@ def own_targets(principal: Principal, config: TopicConfig, before: TopicConfig |
 
 def _check_spelling(text: bytes) -> None:
     """Refuse a field that is almost one of a config. Others that are not known are passed over, as everywhere."""
-    for name in _object.decode(text):
-        if name not in KNOWN and (near := get_close_matches(name[:80].lower(), KNOWN, n=1, cutoff=0.8)):
+    others = (name for name in _object.decode(text) if name not in KNOWN)
+    for name in islice(others, _SPELLED_MAX):
+        if near := get_close_matches(name[:80].lower(), KNOWN, n=1, cutoff=0.8):
             raise BadInput(f"a config has no field {name[:80]!r}; the nearest is {near[0]}; nothing was done")
 
 

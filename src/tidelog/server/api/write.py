@@ -5,7 +5,7 @@ from __future__ import annotations
 from base64 import b64decode
 from collections.abc import Coroutine, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -17,7 +17,7 @@ from tidelog.errors import BadInput, Error, TopicNotFound
 from tidelog.server.api import bulk
 from tidelog.server.api.auth import ADMIN, Principal
 from tidelog.server.api.call import Call
-from tidelog.server.api.plain import check_depths, plain
+from tidelog.server.api.plain import plain
 from tidelog.server.api.problem import Problem
 from tidelog.server.api.schedule import check_queue, schedule
 from tidelog.server.api.topics import config_of, own_targets
@@ -25,9 +25,10 @@ from tidelog.server.gather import Part
 from tidelog.server.http.seam import Answer, Response
 from tidelog.server.service import Service
 from tidelog.wire import requests
+from tidelog.wire.requests import NULL
 
 _FEW: Final = 1_000  # a write of more records is worth a batch of its own
-_SMALL_BYTES: Final = 256 << 10
+LARGE_BYTES: Final = 256 << 10  # of a body that is looked at in a thread: 64 MiB take half a second and more
 _decoder = requests.decoder(requests.Write)
 _encode = msgspec.json.Encoder().encode
 _ADMIN = frozenset((ADMIN,))
@@ -48,13 +49,47 @@ class Done(msgspec.Struct, omit_defaults=True):
     seqs: list[int] | None = None
 
 
+class _Asked(NamedTuple):
+    """A write that was looked at."""
+
+    body: requests.Write  # without its records where they are nothing but data
+    config: TopicConfig | Problem | None
+    batch: Batch
+    key: str | None
+
+
 def write(call: Call) -> Answer | Coroutine[Any, Any, Answer] | None:
     if call.request.pieces is not None:
         return bulk.write(call)
-    engine = call.service.engine
-    topic = engine.find(call.topic)
+    topic = call.service.engine.find(call.topic)
+    if len(call.request.body) > LARGE_BYTES:
+        return _large(call, topic)
     if topic is not None and not topic.is_due and _went(call, topic):
         return None
+    asked = _parsed(call, topic)
+    if topic is None or topic.is_due:
+        return _slowly(call, asked)
+    _staged(call, topic, asked.batch, asked.key, insists=asked.body.disable_backpressure)
+    return None
+
+
+async def _large(call: Call, topic: Topic | None) -> Response:
+    """A write whose body takes a while to look at: that is done in a thread."""
+    call.check_type()
+    return await _slowly(call, await call.service.work(partial(_parsed_any, call, topic)))
+
+
+def _parsed_any(call: Call, topic: Topic | None) -> _Asked:
+    if topic is not None and call.request.header(b"idempotency-key") is None:
+        datas = plain(call.request.body, call.service.engine.limits)
+        if datas is not None:
+            return _Asked(requests.Write([]), None, Batch(datas, True), None)
+    return _parsed(call, topic)
+
+
+def _parsed(call: Call, topic: Topic | None) -> _Asked:
+    """What a write asks for, checked. On any thread."""
+    engine = call.service.engine
     body = call.body(_decoder)
     config = config_in(call.topic, body.config)
     if topic is None and config is not None and not call.principal.may(_ADMIN):
@@ -65,11 +100,7 @@ def write(call: Call) -> Answer | Coroutine[Any, Any, Answer] | None:
     key = key_of(call, body.idempotency_key)
     if schedule(body.records, call.service.now_ms()):
         check_queue(call.topic, type_of(config) if topic is None else topic.config.type)
-    batch = batch_of(engine.limits, body.records, body.node, call.request.body)
-    if topic is None or topic.is_due:
-        return _slowly(call, body, config, batch, key)
-    _staged(call, topic, batch, key, insists=body.disable_backpressure)
-    return None
+    return _Asked(body, config, batch_of(engine.limits, body.records, body.node, call.request.body), key)
 
 
 def _went(call: Call, topic: Topic) -> bool:
@@ -82,7 +113,7 @@ def _went(call: Call, topic: Topic) -> bool:
     if datas is None:
         return False
     call.durability = topic.config.durability
-    if len(datas) <= _FEW and topic.is_open and len(request.body) <= _SMALL_BYTES:
+    if len(datas) <= _FEW and topic.is_open:
         call.service.gather.add(topic, datas, len(request.body), _answered, call)
     else:
         _staged(call, topic, Batch(datas, True), None)
@@ -230,15 +261,13 @@ def performance_of(elapsed_ms: float, done: Appended, held_us: int = 0) -> dict[
     return took
 
 
-async def _slowly(
-    call: Call, body: requests.Write, config: TopicConfig | Problem | None, batch: Batch, key: str | None
-) -> Response:
-    """A write that first has to make its topic, or has to wait until old records are gone for good."""
-    service = call.service
-    topic, created = await ensure(service, call.topic, body.create, config, batch, call.principal)
+async def _slowly(call: Call, asked: _Asked) -> Response:
+    """A write that is large, or first has to make its topic, or has to wait until old records are gone for good."""
+    service, batch = call.service, asked.batch
+    topic, created = await ensure(service, call.topic, asked.body.create, asked.config, batch, call.principal)
     call.durability = topic.config.durability
     token, held_us = await service.admission.staged(
-        topic, batch, key, insists=created or body.disable_backpressure, work=service.work
+        topic, batch, asked.key, insists=created or asked.body.disable_backpressure, work=service.work
     )
     done = await service.commits.outcome(token)
     service.metrics.wrote(call.topic, 0 if done.deduped else done.count)
@@ -274,7 +303,7 @@ def batch_of(limits: EngineConfig, records: list[requests.Record], node: str | N
     datas = [bytes(record.data) for record in records]
     if texts.is_loose(body):
         datas = list(map(texts.compact, datas))
-    check_depths(body, datas)
+    texts.check_depths(body, datas)
     json: bool | list[bool] = True
     if not all(record.encoding is None for record in records):
         json = [record.encoding is None for record in records]
@@ -284,7 +313,7 @@ def batch_of(limits: EngineConfig, records: list[requests.Record], node: str | N
         ]
     tags = [record.tag for record in records]
     nodes: list[str | None] = [node if record.node is None else record.node for record in records]
-    metas = [record.meta for record in records]
+    metas = [None if record.meta == NULL else record.meta for record in records]
     return encode.from_texts(
         limits,
         datas,

@@ -40,6 +40,8 @@ _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _CONTINUATION = 0, 1, 3, 4, 9  # types 
 _END_STREAM, _END_HEADERS = 0x1, 0x4
 _DATA_BYTES_LARGE: Final = 4 << 10  # of a frame that costs little more than its bytes
 _DATA_BYTES_MIN: Final = 64  # of a frame of a body that goes on: a smaller one counts as one that carries nothing
+_BLOCK_BYTES_FREE: Final = 512  # of a header block: what requests have. A field takes 4 bytes at least, and 20 µs
+_BLOCK_BYTES_PER_UNIT: Final = 4
 _GOAWAY: Final = Struct(">HBBBIII")  # length (in two), type, flags, stream, last stream, code
 _CONNECTION_WINDOW_START: Final = 65_535
 _PING: Final = b"tidelog?"
@@ -133,7 +135,12 @@ class H2(Connection):
                 return self._refuse(ErrorCodes.FRAME_SIZE_ERROR, "frame_size", f"a frame of {length} bytes")
             if size - at < _HEAD_BYTES + length:
                 break
-            flags = data[at + 4]
+            flags, units = data[at + 4], 1
+            if kind in (_HEADERS, _CONTINUATION):
+                units = REQUEST_UNITS + max(length - _BLOCK_BYTES_FREE, 0) // _BLOCK_BYTES_PER_UNIT
+                if self._spent + units > self._most and (at or self.house.ring.is_spent):
+                    self._most = self._spent  # it has to wait for a turn of its own
+                    break
             at += _HEAD_BYTES + length
             if kind == _DATA and length >= _DATA_BYTES_LARGE:
                 continue  # windows bound them
@@ -143,7 +150,7 @@ class H2(Connection):
                     return self._flooded()
                 continue
             if kind in (_HEADERS, _CONTINUATION):
-                self._spent += REQUEST_UNITS - 1
+                self._spent += units - 1
                 self._block_bytes += length
                 if self._block_bytes > 2 * self.house.limits.header_bytes_max:
                     return self._refuse(ErrorCodes.ENHANCE_YOUR_CALM, "header_bytes", "a header block without an end")

@@ -43,6 +43,11 @@ class Ring:
         served at once, however many others flood the server."""
         return max(self.units_max - self._spent, FREE_UNITS)
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether this turn has done its share, so that whatever costs much waits for the next one."""
+        return self._spent >= self.units_max
+
     def spend(self, units: int) -> None:
         self._spent += units
         if self._spent >= FREE_UNITS:

@@ -1,0 +1,41 @@
+"""Bodies of JSON that are dear to look at, over HTTP; see also `tests/regressions/test_costly_json.py`."""
+
+from __future__ import annotations
+
+from tests.contract_http.api import Api, path
+from tests.contract_http.client import JSON
+from tidelog.server.api import write as writing
+
+MIB = 1 << 20
+
+
+def test_a_large_body_is_looked_at_in_a_thread(api: Api, topic: str) -> None:
+    """Its answer is what it would be on the loop."""
+    api.write(topic, 0)
+    size = writing.LARGE_BYTES
+    for body in (
+        b'{"records":[{"data":"' + b"x" * size + b'"},{"data":2}]}',
+        b'{"records":[{"data": "' + b"\\u0061" * (size // 6 + 9) + b'","tag":"t","meta":{"a":1}},{"data":2}]}',
+    ):
+        reply = api.request("POST", path(topic), body, [JSON])
+        assert (reply.status, reply.json()["count"]) == (200, 2)
+    made = api.request("POST", path(topic + "-new"), body, [JSON])
+    assert (made.status, made.json()["created"]) == (201, True)
+    wrong = api.request("POST", path(topic), body, [("Content-Type", "text/plain")])
+    assert wrong.status == 415
+    cut = api.request("POST", path(topic), body[:-1], [JSON])
+    assert cut.json()["error"]["code"] == "invalid_request"
+
+
+def test_what_is_no_write_has_a_small_body(api: Api, topic: str) -> None:
+    api.write(topic, 0)
+    body = b'{"match":[' + b"[]," * (2 * MIB) + b"1]}"
+    reply = api.request("POST", path(topic, "/delete"), body, [JSON])
+    assert reply.status == 413
+
+
+def test_a_config_is_small(api: Api, topic: str) -> None:
+    fields = b",".join(b'"durabilitz%d":1' % number for number in range(5_000))
+    for body in (b"{" + fields + b"}", b'{"x":"' + b"x" * 65_536 + b'"}'):
+        reply = api.request("PUT", path(topic), body, [JSON])
+        assert (reply.status, reply.json()["error"]["code"]) == (400, "invalid_request")
