@@ -103,6 +103,10 @@ class _Taker:
     def hold(self, size: int) -> None:
         self.held_most = max(self.held_most, size)
 
+    @property
+    def is_pressed(self) -> bool:
+        return False
+
     async def ready(self) -> None:
         await self.drained()
 

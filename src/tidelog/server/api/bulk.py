@@ -106,10 +106,11 @@ async def _send(service: Service, sink: Sink, scan: Chunked, made: Iterator[list
                 sink.write(pieces.pop())
                 sink.hold(held + size if is_ahead else held)
                 await sink.drained()
-                if not is_ahead and sink.waiting <= _TAKEN_BYTES:
+                if not is_ahead and sink.waiting <= _TAKEN_BYTES and not sink.is_pressed:
                     is_ahead, size = True, min(2 * size, _CHUNK_BYTES_MAX)
                     making = make(size)
             if not is_ahead:
+                await sink.ready()
                 making = make(size)
     finally:
         sink.hold(0)

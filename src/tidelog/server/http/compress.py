@@ -290,6 +290,10 @@ class _CodedSink:
     def hold(self, size: int) -> None:
         self._sink.hold(size)
 
+    @property
+    def is_pressed(self) -> bool:
+        return self._sink.is_pressed
+
     async def ready(self) -> None:
         await self._sink.ready()
 

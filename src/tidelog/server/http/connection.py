@@ -58,7 +58,7 @@ class Connection(asyncio.BufferedProtocol):
         self._deferred = False  # it waits in the ring, or is parked
         self._parked = False  # it waits until `unpark`
         self._held_bytes = 0  # by whoever writes to it
-        self._account = Account(self._evict)
+        self._account = Account(self._evict, self._measure)
 
     # From accept to close.
 

@@ -58,7 +58,7 @@ class House:
         self.app, self.limits, self.loop, self.kernel = app, limits, loop, kernel
         self.refusals = refusals or Refusals(loop.time)
         self.ring = Ring(loop, limits.turn_units)
-        self.unsent = Unsent(limits.unsent_bytes_max, loop.call_soon)
+        self.unsent = Unsent(limits.unsent_bytes_max, loop.call_later, loop.time)
         self.coded = Coded(app, loop)
         self.dates = Dates(now_us)
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))

@@ -184,11 +184,16 @@ class Lane(Talk):
         self.stalled_since = None
         self._wake()
 
+    @property
+    def is_pressed(self) -> bool:
+        return self.house.unsent.is_tight
+
     async def ready(self) -> None:
         while not self.away and not self.out and self.connection.window(self) <= 0:
             self.connection.want_window(self)
             await self._woken()
         await self.drained()
+        await self.house.unsent.room()
 
     def _wake(self) -> None:
         for waiter in self._drained:

@@ -34,6 +34,10 @@ class Outbox:
     def hold(self, size: int) -> None:
         """Nothing: the server that sends has bounds of its own."""
 
+    @property
+    def is_pressed(self) -> bool:
+        return False
+
     async def ready(self) -> None:
         await self.drained()
 

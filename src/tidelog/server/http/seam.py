@@ -92,8 +92,14 @@ class Sink(Protocol):
         read may cost. 0: none any more."""
         ...
 
+    @property
+    def is_pressed(self) -> bool:
+        """Peers that do not read cost the process much already: nothing should be made ahead."""
+        ...
+
     async def ready(self) -> None:
-        """Return when the peer takes bytes: nothing has to be made for it before. Raises Gone when it never will."""
+        """Return when the peer takes bytes and the process has room for them: nothing has to be made before. Raises
+        Gone when it never will."""
         ...
 
     async def drained(self) -> None:

@@ -140,8 +140,14 @@ class ChunkSink:
         if self._connection is not None:
             self._connection.hold(size)
 
+    @property
+    def is_pressed(self) -> bool:
+        return self._connection is not None and self._connection.house.unsent.is_tight
+
     async def ready(self) -> None:
         await self.drained()
+        if self._connection is not None:
+            await self._connection.house.unsent.room()
 
     async def drained(self) -> None:
         if self._connection is None:

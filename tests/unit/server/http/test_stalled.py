@@ -6,6 +6,7 @@ Method: time passes where a test says so, by looking at a connection with a late
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from tests.unit.server.http.stage import App, Stage
 
 from tidelog.server.http.limits import Limits
 from tidelog.server.http.seam import Exchange, Request, Sink, Stream
-from tidelog.server.http.unsent import Account, Unsent
+from tidelog.server.http.unsent import GRACE_S, Account, Unsent
 
 
 class Careful(App):
@@ -188,8 +189,8 @@ def test_heads_of_open_requests_are_limited(limited: Callable[..., Stage]) -> No
 
 def test_the_account_that_went_longest_without_progress_is_closed_first() -> None:
     closed: list[str] = []
-    later_calls: list[Callable[[], None]] = []
-    budget = Unsent(100, later_calls.append)
+    later_calls: list[tuple[float, Callable[[], None]]] = []
+    budget = Unsent(100, lambda seconds, call: later_calls.append((seconds, call)), lambda: 0.0)
     accounts: dict[str, Account] = {}
 
     def close(name: str) -> None:
@@ -202,8 +203,49 @@ def test_the_account_that_went_longest_without_progress_is_closed_first() -> Non
     budget.set(accounts["a"], 29)  # it takes one
     budget.set(accounts["c"], 50)
     assert (closed, budget.total) == ([], 109)
-    [shed] = later_calls
-    shed()
+    assert [seconds for seconds, _ in later_calls] == [GRACE_S, 0], "above the bound there is no grace"
+    later_calls[-1][1]()
     assert (closed, budget.total) == (["b"], 79)
     budget.set(accounts["b"], 1_000)
     assert budget.total == 79, "what is closed counts no more"
+
+
+def test_below_the_bound_only_accounts_that_took_nothing_for_a_while_are_closed() -> None:
+    """A connection is measured when it blocks and once a second: its peer may have read since."""
+    closed: list[str] = []
+    later_calls: list[Callable[[], None]] = []
+    now = 0.0
+    budget = Unsent(100, lambda _, call: later_calls.append(call), lambda: now)
+    reading = Account(lambda: closed.append("reading"), lambda: budget.set(reading, 10))
+
+    def close_silent() -> None:
+        closed.append("silent")
+        budget.end(silent)
+
+    silent = Account(close_silent)
+    budget.set(reading, 30)
+    budget.set(silent, 60)
+    now = GRACE_S / 2
+    later_calls.pop()()
+    assert closed == []
+    now = GRACE_S
+    budget.set(reading, 5)
+    later_calls.pop()()
+    assert (closed, budget.total) == (["silent"], 5)
+
+
+def test_streams_produce_nothing_while_the_bound_is_met() -> None:
+    budget = Unsent(100, lambda _, __: None, lambda: 0.0)
+    account = Account(lambda: None)
+    budget.set(account, 51)
+
+    async def wait() -> bool:
+        waiting = asyncio.ensure_future(budget.room())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        waited = not waiting.done()
+        budget.set(account, 50)
+        await waiting
+        return waited
+
+    assert asyncio.run(wait())
