@@ -7,6 +7,7 @@ import signal
 import stat
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,54 @@ def test_keys_are_reloaded_for_known_heads_and_sockets_too(reloading: Reloading)
     with server.client("new") as api:
         assert api.state("t")["head_seq"] == 5
         good(api.post(path("t"), {"records": [{"data": 2}]}))
+
+
+def test_streams_and_sockets_of_a_removed_key_end(reloading: Reloading) -> None:
+    """They read on for as long as they liked; those of a key that stays go on."""
+    server = reloading.server
+    with ExitStack() as stack:
+        ended: dict[str, Wire] = {}
+        for key in ("old", "stays"):
+            api = stack.enter_context(server.client(key))
+            api.write("t", 1)
+            assert api.put(path("q"), {"type": "queue"}).status in (200, 201)
+            wid = good(api.post("/v0/watch", {"topics": {"t": {}}}))["wid"]
+            lines = ("Host: localhost", f"Authorization: Bearer {key}")
+            upgrade = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
+            nonce = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
+            for target, more in (
+                (f"/v0/watch/{wid}", ()),
+                (path("q", "/" + "work?node=n"), ()),
+                ("/v0/ws", (*upgrade, nonce)),
+            ):
+                wire = ended[f"{key} {target}"] = stack.enter_context(Wire(server.address))
+                wire.send("\r\n".join([f"GET {target} HTTP/1.1", *lines, *more, "", ""]).encode())
+                assert wire.more()
+                assert bytes(wire.held[9:12]) in (b"200", b"101"), wire.held
+        reloading.write(api_keys="new,stays")
+        reloading.reload()
+        for name, wire in ended.items():
+            if name.startswith("old"):
+                with suppress(ConnectionError):
+                    while wire.more():
+                        pass
+        with server.client("new") as api:
+            good(api.post(path("t"), {"records": [{"data": "after"}]}))
+        for name, wire in ended.items():
+            if "stays /v0/watch/" in name:
+                while b"after" not in wire.held:
+                    assert wire.more()
+            assert name.startswith("stays") or b"after" not in wire.held, name
+
+
+def test_a_session_ends_when_its_key_is_for_less(reloading: Reloading) -> None:
+    server = reloading.server
+    with server.client("old") as api:
+        api.write("t", 1)
+        wid = good(api.post("/v0/watch", {"topics": {"t": {}}}))["wid"]
+        reloading.write(api_keys="old:rw:other.,stays")
+        reloading.reload()
+        refused(api.get(f"/v0/watch/{wid}"), 401, "unauthorized")
 
 
 def test_hosts_origins_and_the_log_level_are_reloaded(reloading: Reloading) -> None:

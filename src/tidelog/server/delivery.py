@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from tidelog.engine import Gap, Topic
 from tidelog.errors import Error, TopicNotFound
 from tidelog.server.api.auth import Principal
-from tidelog.server.api.problem import of_error
+from tidelog.server.api.problem import Problem, of_error
+from tidelog.server.http.seam import Gone
 from tidelog.server.pages import Page, View
 from tidelog.server.patience import HIGH_BYTES, Patience
 from tidelog.server.service import Service
@@ -50,15 +51,33 @@ class Slot:
     """A place among the streams: given back when the stream is over, or when a stream that never began is let go."""
 
     def __init__(self, service: Service, principal: Principal, after: Callable[[], None] | None = None) -> None:
-        self._held = False
+        self._held = self.is_revoked = False
+        if not service.keys.knows(principal):
+            raise Problem("unauthorized", "this key was removed or changed in the settings; nothing was done, ask anew")
         service.streams.take(principal)
-        self._service, self._principal, self._after = service, principal, after
+        self._service, self.principal, self._after = service, principal, after
+        self._task: asyncio.Task[Any] | None = None
         self._held = True
+        service.slots.add(self)
+
+    def begin(self) -> None:
+        """The stream runs, in this task. Raises Gone where its key was removed meanwhile."""
+        if self.is_revoked:
+            raise Gone
+        self._task = asyncio.current_task()
+
+    def revoke(self) -> None:
+        """The key was removed, or is for less than before: cut the stream off."""
+        self.is_revoked = True
+        if self._task is not None:
+            self._task.cancel()
 
     def give(self) -> None:
         if self._held:
             self._held = False
-            self._service.streams.give(self._principal)
+            self._task = None
+            self._service.slots.discard(self)
+            self._service.streams.give(self.principal)
             if self._after is not None:
                 self._after()
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
+from weakref import WeakSet
 
 from tidelog.clock import Clock
 from tidelog.engine import Engine
@@ -15,7 +16,7 @@ from tidelog.engine.health import Health
 from tidelog.errors import BadInput
 from tidelog.sched.governor import Governor
 from tidelog.server.admission import Admission
-from tidelog.server.api.auth import Keyring
+from tidelog.server.api.auth import Keyring, Principal
 from tidelog.server.api.caps import Cap
 from tidelog.server.api.origins import Origins
 from tidelog.server.api.problem import Problem
@@ -40,6 +41,14 @@ def _origins(config: ServerConfig, keys: Keyring) -> Origins:
     return Origins(config.host, config.allowed_hosts, config.allowed_origins, keys=not keys.open)
 
 
+class Revocable(Protocol):
+    """A stream or socket of a key."""
+
+    principal: Principal
+
+    def revoke(self) -> None: ...
+
+
 class Service:
     """Made on the loop's thread. It serves probes from the start, and everything else once it has an engine."""
 
@@ -52,6 +61,7 @@ class Service:
         self.inflight = Cap("requests in flight", 0, config.max_inflight_per_key)
         self.streams = Cap("streams and sockets", config.max_sse_connections, config.max_sse_connections_per_key)
         self.sessions = Sessions(config.max_watch_sessions, clock, config.max_watch_sessions_per_key)
+        self.slots: WeakSet[Revocable] = WeakSet()  # of the streams and sockets that are open
         self.governor = Governor(workers=_LOOPS, threads=_THREADS)
         self.health = Health("server", self.now_ms)  # of what runs on the loop; the engine has its own
         self.pump = Pump(loop, clock.monotonic_us, self.governor, self._load, self.health)
@@ -85,6 +95,9 @@ class Service:
         self.generation += 1
         taken = {name: getattr(config, name) for name in RELOADED if name != "api_keys"}
         self.config = replace(self.config, **taken)
+        for slot in list(self.slots):
+            if not keys.knows(slot.principal):
+                slot.revoke()
 
     def ready(self, engine: Engine) -> None:
         """Recovery is done."""

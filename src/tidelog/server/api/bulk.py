@@ -72,6 +72,7 @@ async def read(call: Call) -> Stream:
 
     async def run(sink: Sink) -> None:
         try:
+            slot.begin()
             await _send(service, sink, scan, made)
         finally:
             slot.give()

@@ -82,6 +82,7 @@ class Listener:
         patience = self._patience = Patience(service.loop, frames, self._is_ending, service.refusals)
         pulse = Pulse(service, frames, HEARTBEAT_MS)
         try:
+            slot.begin()
             frames.hello(channel=self._channel, user=self._user, stream=self._name)
             if self._after is not None:
                 await receiver.catch_up(frames, self._after, patience.room)

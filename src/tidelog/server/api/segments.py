@@ -184,6 +184,7 @@ async def _sent(call: Call, status: int, view: memoryview, headers: list[tuple[b
 
     async def run(sink: Sink) -> None:
         try:
+            slot.begin()
             for at in range(0, len(view), _PIECE_BYTES):
                 await sink.ready()
                 sink.write(await work(partial(bytes, view[at : at + _PIECE_BYTES])))

@@ -78,7 +78,12 @@ def connect(call: Call) -> Answer:
 
 async def _run(service: Service, who: Claimed, name: str, slot: Slot, socket: Socket) -> None:
     try:
+        slot.begin()
         await Conversation(service, who, name, socket).run()
+    except asyncio.CancelledError:
+        if not slot.is_revoked:
+            raise
+        socket.close(_POLICY, "the key was removed")
     finally:
         slot.give()
 

@@ -127,6 +127,7 @@ async def _run(
     delivery = Delivery(service, events, cursors)
     pulse = Pulse(service, events, session.heartbeat_ms)
     try:
+        slot.begin()
         events.hello()
         if not service.stopping.is_set():
             for name, topic in topics.items():

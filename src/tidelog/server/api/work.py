@@ -111,6 +111,7 @@ class Worker:
         desk = service.desks.of(self._queue)
         desk.enter(patience.look)
         try:
+            slot.begin()
             frames.hello()
             while not service.stopping.is_set():
                 if frames.waiting > HIGH_BYTES:
