@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pytest
 
-MEMORY_LIMIT_MIB: Final = 1_024
+MEMORY_LIMIT_MIB: Final = 3_072
 """A test process that ever has more than this fails the run. Processes that tests start do not count."""
 
 GROWTH_SHOWN_MIB: Final = 64

@@ -194,7 +194,7 @@ def test_a_stream_from_a_server_that_restarts(spark: SparkSession, tmp_path: Pat
     data, pipes = str(tmp_path / "data"), tmp_path
     with serving(data) as (engine, address):
         fill(engine, 500)
-        pipe = Pipe(spark, pipes, server=address, subscribe="orders")
+        pipe = Pipe(spark, pipes, server=address, subscribe="orders", retryTimeout="1s")
         pipe.run()
     assert pipe.seqs() == list(range(1, 501))
     with pytest.raises((StreamingQueryException, PySparkException), match="cannot be reached or went away"):
