@@ -97,6 +97,9 @@ class ServerConfig:
     max_unsent_bytes: int = 512 << 20
     """Bytes of answers that peers have not read, of all connections together."""
 
+    max_request_bytes: int = 512 << 20
+    """Bytes of request bodies that are kept until they are answered, of all connections together."""
+
     write_timeout_ms: int = 30_000
     """Without a byte of its answer read by a peer, before its stream is reset or its connection is closed."""
 
@@ -194,6 +197,7 @@ _CAPS = frozenset(
         "max_control_frames",
         "max_resets",
         "max_unsent_bytes",
+        "max_request_bytes",
         "max_total_bytes",
         "max_channels",
         "max_channel_members",

@@ -148,6 +148,7 @@ def limits_of(config: ServerConfig) -> Limits:
         connection_header_bytes_max=config.max_connection_header_bytes or _NO_LIMIT,
         control_frames_max=config.max_control_frames,
         resets_max=config.max_resets,
+        body_bytes_max=config.max_request_bytes,
         unsent_bytes_max=config.max_unsent_bytes,
         write_timeout_s=config.write_timeout_ms / 1000,
         turn_units=config.turn_units,

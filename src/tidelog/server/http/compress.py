@@ -10,11 +10,13 @@ one large answer does not keep the loop from a thousand small ones.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Final, NamedTuple
 
 from tidelog.engine.expansion import Oversized
 from tidelog.server.http import codings
+from tidelog.server.http.bodies import Bodies, Kept
 from tidelog.server.http.seam import (
     Answer,
     Application,
@@ -32,6 +34,7 @@ from tidelog.server.http.seam import (
 
 BYTES_MIN: Final = 1024  # below this a coding saves no packet and costs 25 µs
 INLINE_BYTES_MAX: Final = 128 << 10  # above this, another thread; zlib needs a millisecond for as much
+_DECODED_AT_ONCE: Final = 2  # bodies, in threads
 _VARY: Final = (b"vary", b"accept-encoding")
 # An answer that says one of these is about bytes as they are: a part of them, their name, or their coding.
 _AS_IT_IS: Final = frozenset((b"content-encoding", b"content-range", b"etag"))
@@ -46,8 +49,12 @@ class _Coming(NamedTuple):
 
 
 class Coded:
-    def __init__(self, app: Application, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, app: Application, loop: asyncio.AbstractEventLoop, bodies: Bodies | None = None) -> None:
         self._app, self._loop = app, loop
+        self._bodies = bodies or Bodies(0, loop.call_soon)
+        self._bodies.on_space = self._start_next
+        self._waiting: deque[Callable[[], None]] = deque()  # bodies to be decoded in a thread
+        self._decoding = self._decoded = 0  # of them: in a thread; decoded and not answered
 
     def begin(self, request: Request) -> Response | Body:
         wanted = self._app.begin(request)
@@ -82,7 +89,20 @@ class Coded:
         elif (whole := _small(request.body, coming)) is not None:
             self._decode(request, coming, outer, lambda _: _Done(lambda: whole))
         else:
-            self._decode(request, coming, outer, lambda work: self._loop.run_in_executor(None, work))
+            self._waiting.append(lambda: self._decode(request, coming, outer, self._in_thread))
+            self._start_next()
+
+    def _start_next(self) -> None:
+        """Decode bodies that wait, a few at a time and while there is memory for what they become. One is decoded in
+        any case."""
+        while self._waiting and self._decoding < _DECODED_AT_ONCE:
+            if self._bodies.is_full and (self._decoding or self._decoded):
+                return
+            self._waiting.popleft()()
+
+    def _in_thread(self, work: Callable[[], bytes]) -> asyncio.Future[bytes]:
+        self._decoding += 1
+        return self._loop.run_in_executor(None, work)
 
     def _decode(
         self,
@@ -92,6 +112,9 @@ class Coded:
         run: Callable[[Callable[[], bytes]], asyncio.Future[bytes] | _Done],
     ) -> None:
         def finished(done: asyncio.Future[bytes] | _Done) -> None:
+            if isinstance(done, asyncio.Future):
+                self._decoding -= 1
+                self._loop.call_soon(self._start_next)
             try:
                 go_on(done)
             except Exception as error:  # the rim: on this side of the thread nobody else would answer
@@ -113,10 +136,23 @@ class Coded:
                 exchange.respond(self._app.malformed(request, 400, reason))
             else:
                 request.length = len(request.body)
+                self._keep(request.length, exchange)
                 self._app.handle(request, exchange)
 
         raw, limit = request.body, coming.body.limit
         run(lambda: codings.decode(coming.coding, raw, limit)).add_done_callback(finished)
+
+    def _keep(self, size: int, exchange: _Coding) -> None:
+        """Count a decoded body until it is answered, or its peer has left."""
+        kept = Kept()
+        self._decoded += 1
+        self._bodies.set(kept, size)
+
+        def over() -> None:
+            self._decoded -= 1
+            self._bodies.end(kept)
+
+        exchange.when_over(over)
 
     def express(self, request: Request, answer_bytes_max: int) -> Express | None:
         """What is too small to be coded goes out as it is."""
@@ -198,6 +234,17 @@ class _Coding:
     def __init__(self, exchange: Exchange, choice: codings.Choice, loop: asyncio.AbstractEventLoop) -> None:
         self._exchange, self._choice, self._loop = exchange, choice, loop
         self._answered = self._overruled = False
+        self._over: Callable[[], None] | None = None
+
+    def when_over(self, call: Callable[[], None]) -> None:
+        """Have it called once, when this is answered or the peer has left."""
+        self._over = call
+        self._exchange.on_gone(self._end)
+
+    def _end(self) -> None:
+        over, self._over = self._over, None
+        if over is not None:
+            over()
 
     @property
     def gone(self) -> bool:
@@ -210,9 +257,11 @@ class _Coding:
         """Answer in the handler's place, unless it has; what it says later is dropped."""
         if not self._answered:
             self._answered = self._overruled = True
+            self._end()
             self._exchange.respond(response)
 
     def respond(self, answer: Answer) -> None:
+        self._end()
         if self._overruled:
             return
         self._answered = True

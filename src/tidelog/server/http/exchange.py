@@ -18,8 +18,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
+from tidelog.server.http.bodies import Kept
 from tidelog.server.http.house import House
 from tidelog.server.http.pieces import Pieces, append
 from tidelog.server.http.seam import (
@@ -35,6 +36,8 @@ from tidelog.server.http.seam import (
     Stream,
     Upgrade,
 )
+
+_COUNTED_BYTES: Final = 16 << 10  # of a body that counts among those that are kept: small ones cost what a head does
 
 
 class Fault(NamedTuple):
@@ -63,6 +66,7 @@ class Talk:
     _overruled = False
     _calls: list[Callable[[], None]] | None = None
     _task: asyncio.Task[None] | None = None
+    _kept: Kept | None = None  # its body, where it is not small
 
     def __init__(self, house: House, app: Application, request: Request) -> None:
         self.house, self.app, self.request = house, app, request
@@ -113,6 +117,10 @@ class Talk:
                 self._chunks = deque((data,))
             else:
                 append(self._chunks, data)
+            if self.received > _COUNTED_BYTES:
+                if self._kept is None:
+                    self._kept = Kept(self._refuse_body)
+                self.house.bodies.set(self._kept, self.received)
             if self.started:
                 self.consumed(len(data))
 
@@ -140,6 +148,7 @@ class Talk:
         """The peer has left."""
         self.away = self.complete = True
         self._chunks = None
+        self._let_go()
         self._drop_pieces(Gone)
         if self._task is not None:
             self.house.stop(self._task)
@@ -179,6 +188,7 @@ class Talk:
             self._settle(answer)
         else:
             self.answered, self._calls = True, None
+            self._let_go()
             if isinstance(answer, Upgrade):
                 self.upgrade(answer)
                 return
@@ -207,6 +217,8 @@ class Talk:
         if chunks is not None:
             self.request.body = bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
             self._chunks = None
+        if self._kept is not None:
+            self.house.bodies.whole(self._kept)
         self._handled = True
         try:
             self.app.handle(self.request, self)
@@ -232,8 +244,23 @@ class Talk:
             self._abandon()
         self._settle(response)
 
+    def _refuse_body(self) -> None:
+        """There is no memory for the rest of the body."""
+        limit = self.house.bodies.bytes_max
+        said = f"request bodies of {limit} bytes are kept already and this was the largest that was still coming"
+        self.house.refusals.count("body_bytes", self.request.peer, f"{said}; it was refused")
+        self._let_go()
+        self._complain(429, said)
+
+    def _let_go(self) -> None:
+        """Its body is not needed any more."""
+        if self._kept is not None:
+            self.house.bodies.end(self._kept)
+            self._kept = None
+
     def _settle(self, response: Response) -> None:
         self.answered, self._calls = True, None
+        self._let_go()
         if not self.complete:
             self._chunks = None
             self._drop_pieces(Gone)

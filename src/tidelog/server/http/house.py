@@ -13,6 +13,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
+from tidelog.server.http.bodies import Bodies
 from tidelog.server.http.compress import Coded
 from tidelog.server.http.known import Known
 from tidelog.server.http.limits import Limits
@@ -59,7 +60,8 @@ class House:
         self.refusals = refusals or Refusals(loop.time)
         self.ring = Ring(loop, limits.turn_units)
         self.unsent = Unsent(limits.unsent_bytes_max, loop.call_later, loop.time)
-        self.coded = Coded(app, loop)
+        self.bodies = Bodies(limits.body_bytes_max, loop.call_soon)
+        self.coded = Coded(app, loop, self.bodies)
         self.dates = Dates(now_us)
         self.buffer = memoryview(bytearray(RECEIVE_BYTES))
         self.head_bytes_sure = min(limits.header_bytes_max, limits.target_bytes_max)  # within every limit of a head

@@ -81,6 +81,10 @@ class Limits:
     """Bytes of answers, of all connections, that peers have not taken. Past it the streams and connections that have
     gone longest without taking a byte are closed. 0: no limit."""
 
+    body_bytes_max: int = 512 << 20
+    """Bytes of request bodies, of all connections, that are kept until they are answered, decoded ones too. Past it the
+    largest that are still coming are refused with 429, and compressed ones wait to be decoded. 0: no limit."""
+
     ping_every_s: float = 20.0
     ping_timeout_s: float = 20.0
     """HTTP/2: how often a peer is asked whether it is still there, and how long its answer may take."""

@@ -23,6 +23,7 @@ from websockets.protocol import Protocol, Side, State
 from websockets.utils import accept_key
 
 from tidelog.server.http import reply
+from tidelog.server.http.bodies import Kept
 from tidelog.server.http.connection import FLOOD_BYTES_MAX, Connection
 from tidelog.server.http.exchange import Fault
 from tidelog.server.http.house import House
@@ -101,6 +102,8 @@ class WebSocket(Connection):
         self._wrote = 0
         self._partial = b""  # the head of a frame, where only some of it has come
         self._payload_left = 0  # of the frame whose head was passed on last
+        self._coming_bytes = self._taken_bytes = 0  # of a message that is not whole; of the one that is handled
+        self._kept = Kept(self._refuse)
         self._controls = Allowance(house.limits.control_frames_max)
         self._ticked = house.now
 
@@ -202,10 +205,12 @@ class WebSocket(Connection):
         self.linger(FLOOD_BYTES_MAX)
 
     def _feed(self, data: bytes) -> None:
+        self._coming_bytes += len(data)
         self._frames.receive_data(data)
         for event in self._frames.events_received():
             if isinstance(event, Frame):
                 self._on_frame(event)
+        self._count()
         self._flush()
         if self._frames.parser_exc is not None:
             self._no_more()
@@ -235,6 +240,7 @@ class WebSocket(Connection):
                 self._no_more()
                 return
         self._inbox.append(message)
+        self._coming_bytes = 0
         self._inbox_bytes += size
         self._wake()
 
@@ -261,7 +267,24 @@ class WebSocket(Connection):
             self.blocked or len(self._inbox) >= limits.messages_max or self._inbox_bytes > limits.ahead_bytes_max
         ) and not self._shut
 
+    def _count(self) -> None:
+        """Count what came and is not done with among the bodies of requests."""
+        size = self._coming_bytes + self._inbox_bytes + self._taken_bytes
+        if not self.gone and not self.ending and (self._kept.bytes or size > self.house.limits.ahead_bytes_max):
+            self.house.bodies.set(self._kept, size)
+
+    def _refuse(self) -> None:
+        limit = self.house.bodies.bytes_max
+        said = f"request bodies of {limit} bytes are kept already"
+        self.house.refusals.count("body_bytes", self.peer, f"{said}; a WebSocket was closed in the middle of a message")
+        self.house.bodies.end(self._kept)
+        self.close(1013, said)
+        self.linger(FLOOD_BYTES_MAX)
+
     async def receive(self) -> str | bytes | None:
+        if self._taken_bytes:
+            self._taken_bytes = 0
+            self._count()
         while not self._inbox:
             if self._shut:
                 return None
@@ -272,6 +295,7 @@ class WebSocket(Connection):
                 self._reader = None
         message = self._inbox.popleft()
         self._inbox_bytes = self._inbox_bytes - len(message) if self._inbox else 0
+        self._taken_bytes = len(message)
         self._govern()
         return message
 
@@ -324,6 +348,7 @@ class WebSocket(Connection):
         """Nothing: its handler knows that the server goes, says so and returns."""
 
     def left(self) -> None:
+        self.house.bodies.end(self._kept)
         self._no_more()
         if self._task is not None:
             self.house.stop(self._task)
