@@ -1,6 +1,6 @@
 """[policy] Tell the address of a server or an object store from a path in the file system.
 
-To a file system `s3://bucket/table` is a directory `s3:`: whoever wrote there would report success. `scheme_of` is the
+To a file system `s3://bucket/table` is a directory `s3:`: a job would write there and succeed. `scheme_of` is the
 only place that says what is an address, and two functions refuse one where a directory is expected:
 
     check_path    functions and commands that take a path: every address is refused, `file:` too

@@ -1,4 +1,4 @@
-"""The background thread of the `interval` policy: it keeps the promise while nobody appends.
+"""The background thread of the `interval` policy: it syncs while no caller appends.
 
 Every exception of a run is logged, counted and kept in `SegmentedLog.background` until a run succeeds again. The thread
 ends with the log and not before: a full disk is temporary, and records that were acked still wait for their sync. After

@@ -10,7 +10,7 @@ declares its decoded length, a schema can name a million columns. So these are r
 
   1. A schema has at most `COLUMNS_MAX` columns, of flat types: no dictionaries, runs, lists, structs or views.
   2. A batch has at most `ROWS_MAX` rows; every column has as many, and no more nulls than rows.
-  3. Every buffer lies inside the body. The decoded bytes of all of them are within the caller's limit.
+  3. Every buffer is inside the body. The decoded bytes of all of them are within the caller's limit.
 
 What is left is pyarrow's to check, and a batch is validated in full before it is used.
 """
@@ -189,7 +189,7 @@ def check_order(kind: int, schema: pa.Schema | None) -> None:
 
 
 def _field(buf: Bytes, table: int, number: int) -> int | None:
-    """Where a field of a flatbuffer's table lies; None where it has its default."""
+    """The position of a field of a flatbuffer's table; None where it has its default."""
     vtable = table - _I32.unpack_from(buf, table)[0]
     at = 4 + 2 * number
     if vtable < 0 or at >= _U16.unpack_from(buf, vtable)[0]:
@@ -206,7 +206,7 @@ def _at(buf: Bytes, table: int, number: int) -> int:
 
 
 def _header(message: Bytes) -> int:
-    """Where the table lies that says what a message of this kind is."""
+    """The position of the table that describes a message of this kind."""
     root = HEAD.size + _U32.unpack_from(message, HEAD.size)[0]
     header = _at(message, root, 2)
     return int(header + _U32.unpack_from(message, header)[0])

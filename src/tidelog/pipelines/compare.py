@@ -207,7 +207,7 @@ def _joined(found: list[tuple[int, int]], part: tuple[int, int]) -> list[tuple[i
 
 
 def _seqs(piece: Piece, blocks: Sequence[tuple[int, int]]) -> tuple[list[Ints], list[Ints]]:
-    """The seqs of the table's rows and of the log's records, in some blocks. What lies in quarantine counts."""
+    """The seqs of the table's rows and of the log's records, in some blocks. Rows in quarantine count."""
     there: list[Ints] = []
     here: list[Ints] = []
     for rows, _ in log_rows(piece):

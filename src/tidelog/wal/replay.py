@@ -862,7 +862,7 @@ def _listed(disk: Disk, directory: str) -> tuple[Named | None, list[int]]:
 
 
 def _absent(said: Named | None, numbers: list[int], durable: Position) -> Absent | None:
-    """The newest file, where CURRENT or a position that somebody recorded proves that it was made, and no file of its
+    """The newest file, where CURRENT or a recorded position proves that it was made, and no file of its
     number or a later one is there."""
     newest, there = max(numbers, default=0), f"the newest that is there is {max(numbers, default='none')}"
     if said is not None and said.size is not None and said.first > max(newest, durable.first - 1):

@@ -82,7 +82,7 @@ async def read(call: Call) -> Stream:
 
 
 class Chunked(Protocol):
-    """A pass that is told how much to read at once."""
+    """A pass whose chunk size can be set."""
 
     def limit_chunk(self, size: int) -> None: ...
 

@@ -57,7 +57,7 @@ class Connection(asyncio.BufferedProtocol):
         self._rest: bytes = b""  # input that waits for a later turn
         self._deferred = False  # it waits in the ring, or is parked
         self._parked = False  # it waits until `unpark`
-        self._held_bytes = 0  # by whoever writes to it
+        self._held_bytes = 0  # by the writer of the stream
         self._account = Account(self._evict, self._measure)
 
     # From accept to close.
@@ -195,7 +195,7 @@ class Connection(asyncio.BufferedProtocol):
         self.house.unsent.set(self._account, waiting + len(self._rest) if self._parked else waiting)
 
     def hold(self, size: int) -> None:
-        """Whoever writes to it has so many bytes ready that it did not write yet."""
+        """Count bytes that the writer of the stream has ready and did not write yet."""
         self._held_bytes = size
         self._measure()
 

@@ -45,7 +45,7 @@ class Lane(Talk):
         self.heard = connection.house.now
         self._wrote = 0
         self._drained: list[asyncio.Future[None]] = []
-        self._held_bytes = 0  # by whoever writes to it
+        self._held_bytes = 0  # by the writer of the stream
         self._account = Account(self._evict)
 
     # Its body.
