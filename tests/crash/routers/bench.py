@@ -22,7 +22,9 @@ from typing import Any, NamedTuple
 
 import tidelog
 from tidelog.engine import Engine
+from tidelog.engine.groups import Group
 from tidelog.errors import Error
+from tidelog.formats.frame import SEQ_MAX
 from tidelog.testing import ManualClock, SimDisk
 
 PATH = "data"
@@ -91,21 +93,55 @@ def read(log: Engine, name: str) -> Rows:
     return read_all(log, name).rows
 
 
+def consume(group: Group) -> set[int]:
+    """Seqs that a consumer gets which fetches and commits up to the head. A page ends before a gap, so one is not
+    enough."""
+    found: set[int] = set()
+    while True:
+        began, page = group.position, group.fetch(10_000)
+        found |= {record.seq for record in page.records}
+        if page.next_from_seq > began:
+            group.commit(page.next_from_seq)
+        if page.caught_up:
+            return found
+        hold(page.next_from_seq > began, f"the group is stuck at {began}: {page}")
+
+
+class Delete(NamedTuple):
+    """A delete by tag. Class `disk` may lose it in a power cut."""
+
+    match: str
+    head: int  # records up to here; a delete that has not returned may be of any
+
+    def took(self, seq: int, row: Row) -> bool:
+        tag, prefix = row[1] or "", self.match.removesuffix("*")
+        return seq <= self.head and (tag.startswith(prefix) if self.match.endswith("*") else tag == prefix)
+
+
+class Promises(NamedTuple):
+    """What was acked and shown at one instant."""
+
+    seen: dict[str, Rows]
+    heads: dict[str, int]  # up to here a reader had looked
+    gaps: dict[str, Gaps]  # and what it was told of
+    epochs: dict[str, set[int]]  # ids that a topic of this name may have; 0: there is none
+    never: dict[str, set[str]]  # what must not be in a topic
+    deletes: dict[str, list[Delete]]
+    passed: Counter[str]
+    least: set[str]  # routers that are there in any case
+    most: set[str]  # and those that may be
+    group: int  # what the group on d has committed
+    now_us: int
+
+
 class Told(NamedTuple):
     """A crash state, and what was promised by then."""
 
     label: str
     disk: SimDisk
     cut: bool  # power, not only the process
-    seen: dict[str, Rows]
-    heads: dict[str, int]  # up to here a reader had looked
-    gaps: dict[str, Gaps]  # and what it was told of
-    epochs: dict[str, set[int]]  # ids that a topic of this name may have; 0: there is none
-    never: dict[str, set[str]]  # what must not be in a topic
-    passed: Counter[str]
-    least: set[str]  # routers that are there in any case
-    most: set[str]  # and those that may be
-    group: int  # what the group on d has committed
+    promises: Promises
+    version: int  # of the promises: another one whenever they change
 
 
 class Bench:
@@ -131,6 +167,7 @@ class Bench:
         self.heads = dict.fromkeys(self.topics, 0)
         self.epochs: dict[str, set[int]] = {}
         self.never: dict[str, set[str]] = {name: set() for name in self.topics}
+        self.deletes: dict[str, list[Delete]] = {name: [] for name in self.topics}
         self.passed: Counter[str] = Counter()  # forwarded_total, as it was shown
         self.least: set[str] = set()
         self.most: set[str] = set()
@@ -139,7 +176,9 @@ class Bench:
         self.number = 0
         self.states = self.judged = 0
         self._taken: list[Told] = []
-        self._known: set[bytes] = set()
+        self._promises: Promises | None = None
+        self._version = 0
+        self._known: set[tuple[bytes, bool, int]] = set()  # bytes, whether power was cut, version of the promises
         self.log = open_engine(self.disk, self.clock, shards)
         _SETUPS[layout](self)
         self.epochs = {name: {self.log.topic(name).id} for name in self.topics}
@@ -157,7 +196,19 @@ class Bench:
         """Whether a seq that was shown is never given to another record."""
         return self.class_of(name) == "disk" or self.keeps(name, cut=cut)
 
+    def may_return(self, name: str, seq: int, row: Row, deletes: Sequence[Delete], *, cut: bool) -> bool:
+        """Whether a record that no reader saw may appear below the head: a power cut lost its delete or its ack."""
+        if self.class_of(name) == "fsync" or not (cut or self.was_cut):
+            return False
+        return name == "q" or any(delete.took(seq, row) for delete in deletes)
+
     # What is done.
+
+    def delete(self, name: str, match: str) -> None:
+        topic, deletes = self.log.topic(name), self.deletes[name]
+        deletes.append(Delete(match, SEQ_MAX))
+        topic.delete(match=match)
+        deletes[-1] = Delete(match, topic.state().head_seq)
 
     def write(self, name: str, count: int = 1) -> list[str]:
         records = []
@@ -174,7 +225,7 @@ class Bench:
         for seq, row in rows.items():
             known = self.seen[name].get(seq)
             hold(known in (None, row), f"{name}: seq {seq} was {known} and is {row}")
-            back = name == "q" and self.was_cut  # a job whose ack was lost
+            back = self.may_return(name, seq, row, self.deletes[name], cut=False)
             hold(known or back or seq > self.heads[name], f"{name}: seq {seq} {row} came below {self.heads[name]}")
             hold(seq not in self.gone[name], f"{name}: seq {seq} was gone and is back")
             hold(row[0] not in self.never[name], f"{name}: {row[0]} at seq {seq} must not be there")
@@ -227,6 +278,7 @@ class Bench:
         with self.wiring(less=routers):
             self.log.drop(name)
         self.seen[name], self.gone[name], self.heads[name], self.gaps[name] = {}, set(), 0, []
+        self.deletes[name] = []
         self.epochs[name] = {0, -1}  # -1: any that was not there before
         if name == "d":
             self.group = 0
@@ -267,38 +319,54 @@ class Bench:
             if self.disk.trace is not None:
                 self.take(self.disk.ops + 1)
             self.look()
-            for told in self._taken:
-                self.judge(told)
-            self._taken.clear()
+            self._judge_taken()
             self.disk.on_op = self.take
         self.disk.on_op = None
+        self.take(self.disk.ops + 1)  # a reader has seen everything
+        self._judge_taken()
+
+    def _judge_taken(self) -> None:
+        for told in self._taken:
+            self.judge(told)
+        self._taken.clear()
 
     def take(self, op: int) -> None:
+        """Put aside what a power cut and what a kill could leave now."""
+        promises = self._promised()
+        if promises != self._promises:
+            self._promises, self._version = promises, self._version + 1
         words = f"before op {op}"
         for image in self.disk.images(random=self.random, limit=self.images):
-            self._take(f"{words}, {image.label}", image.disk, cut=True)
-        self._take(f"{words}, a kill", self.disk.reboot(), cut=False)
+            self._take(Told(f"{words}, {image.label}", image.disk, True, promises, self._version))
+        self._take(Told(f"{words}, a kill", self.disk.reboot(), False, promises, self._version))
 
-    def _take(self, label: str, disk: SimDisk, *, cut: bool) -> None:
-        digest = disk.digest()
-        if digest in self._known:
-            return
-        self._known.add(digest)
-        told = Told(
-            label,
-            disk,
-            cut,
+    def _promised(self) -> Promises:
+        return Promises(
             {name: dict(rows) for name, rows in self.seen.items()},
             dict(self.heads),
             dict(self.gaps),
             {name: set(ids) for name, ids in self.epochs.items()},
             {name: set(datas) for name, datas in self.never.items()},
+            {name: list(deletes) for name, deletes in self.deletes.items()},
             self.passed.copy(),
             set(self.least),
             set(self.most),
             self.group,
+            self.clock.now_us(),
         )
-        self._taken.append(told)
+
+    def _take(self, told: Told) -> None:
+        if self._is_new(told.disk, told):
+            self._taken.append(told)
+
+    def _is_new(self, disk: SimDisk, told: Told) -> bool:
+        """Whether no state with these bytes was judged for the same kind of crash and by the same promises. After an
+        ack the same bytes may be wrong, and a kill keeps what a power cut may lose."""
+        key = disk.digest(), told.cut, told.version
+        if key in self._known:
+            return False
+        self._known.add(key)
+        return True
 
     def judge(self, told: Told) -> None:
         self.judged += 1
@@ -325,23 +393,29 @@ class Bench:
         disk.on_op = lambda _: taken.extend(image.disk for image in disk.images(random=self.random, limit=2))
         open_engine(disk, self.clock, self.shards)
         disk.on_op = None
+        told = told._replace(cut=True)
         for image in taken:
-            if (digest := image.digest()) not in self._known:
-                self._known.add(digest)
-                self._judged(image, told._replace(cut=True), going_on=False)
+            if self._is_new(image, told):
+                self._judged(image, told, going_on=False)
 
     def _judged(self, disk: SimDisk, told: Told, *, going_on: bool) -> dict[str, Rows]:
         self.states += 1
         log = open_engine(disk, self.clock, self.shards)
         hold(not log.report.damage, f"a crash is reported as damage: {log.report.damage}")
         routers = {state.router for state in log.routers()}
-        hold(told.least <= routers <= told.most, f"routers are {routers}, not {told.least} to {told.most}")
+        hold(
+            told.promises.least <= routers <= told.promises.most,
+            f"routers are {routers}, not {told.promises.least} to {told.promises.most}",
+        )
         found = {name: read_all(log, name) for name in self.topics}
         for name in self.topics:
             topic = log.find(name)
-            same = (0 if topic is None else topic.id) in told.epochs[name]
-            new = topic is None or topic.id not in told.epochs[name]
-            hold(same or -1 in told.epochs[name], f"{name}: its id is {topic and topic.id}, not {told.epochs[name]}")
+            same = (0 if topic is None else topic.id) in told.promises.epochs[name]
+            new = topic is None or topic.id not in told.promises.epochs[name]
+            hold(
+                same or -1 in told.promises.epochs[name],
+                f"{name}: its id is {topic and topic.id}, not {told.promises.epochs[name]}",
+            )
             if not new:
                 self._seen(name, found[name], told)
             self._accounted(name, found[name])
@@ -355,21 +429,27 @@ class Bench:
         """What a reader saw is there, where it was."""
         if self.numbers(name, cut=told.cut):
             for seq, row in found.rows.items():
-                known = told.seen[name].get(seq)
+                known = told.promises.seen[name].get(seq)
                 hold(known in (None, row), f"{name}: seq {seq} was seen as {known} and is {row}")
-                back = name == "q" and not self.keeps(name, cut=told.cut)  # a job whose ack was lost
-                hold(known or back or seq > told.heads[name], f"{name}: {row} came at {seq}, below {told.heads[name]}")
+                back = self.may_return(name, seq, row, told.promises.deletes[name], cut=told.cut)
+                hold(
+                    known or back or seq > told.promises.heads[name],
+                    f"{name}: {row} came at {seq}, below {told.promises.heads[name]}",
+                )
         if self.numbers(name, cut=told.cut):
-            before = told.gaps[name]
+            before = told.promises.gaps[name]
             hold(covers(found.gaps, before), f"{name}: the gaps were {before} and are {found.gaps}")
         if self.keeps(name, cut=told.cut):
             # What this letter took away may be there or not.
-            gone = self.gone[name] if told.epochs[name] == self.epochs[name] else self.buried[name]
-            lost = told.seen[name].keys() - gone - found.rows.keys()
+            gone = self.gone[name] if told.promises.epochs[name] == self.epochs[name] else self.buried[name]
+            lost = told.promises.seen[name].keys() - gone - found.rows.keys()
             hold(not lost, f"{name}: seqs {sorted(lost)} are lost, there are {sorted(found.rows)}")
         for seq, row in found.rows.items():
             deletes_last = not told.cut or self.class_of("s") == "fsync"
-            hold(row[0] not in told.never[name] or not deletes_last, f"{name}: {row[0]} at {seq} must not be there")
+            hold(
+                row[0] not in told.promises.never[name] or not deletes_last,
+                f"{name}: {row[0]} at {seq} must not be there",
+            )
 
     def _accounted(self, name: str, found: Seen) -> None:
         """Nothing removes records of this topic and it reserves no seqs: each seq is a record, or in a gap."""
@@ -401,12 +481,12 @@ class Bench:
             for seq, row in rows[source].items():
                 data, tag, _ = row
                 due = name not in "eq" or (tag or "").startswith("x:")
-                known = told.seen[source].get(seq) == row and data not in self.never[name]
+                known = told.promises.seen[source].get(seq) == row and data not in self.never[name]
                 if due and known and data not in had:
                     raise Wrong(f"{name}: {data}, seq {seq} of {source}, was not passed on: {copies}")
         for state in log.routers():
             if self.keeps(state.dest, cut=told.cut) and state.router != "twice":
-                total = told.passed[state.router]
+                total = told.promises.passed[state.router]
                 hold(state.forwarded_total >= total, f"{state}: it had passed on {total}")
 
     def _extras(self, log: Engine, found: dict[str, Seen], told: Told) -> None:
@@ -420,11 +500,14 @@ class Bench:
             counts = log.queue("q").counts()
             jobs = len(found["q"].rows)
             hold(counts.ready + counts.in_flight == jobs, f"q: {counts} of {jobs} jobs")
-        if self.layout == "jobs" and told.group and self.keeps("d", cut=told.cut):
+        if self.layout == "jobs" and told.promises.group and self.keeps("d", cut=told.cut):
             group = log.topic("d").group("g")
-            hold(group.position >= told.group, f"d: the group stands at {group.position}, it was at {told.group}")
-            fresh = {record.seq for record in group.fetch(10_000).records}
-            missed = found["d"].rows.keys() - told.seen["d"].keys() - self.seen["d"].keys() - fresh
+            hold(
+                group.position >= told.promises.group,
+                f"d: the group stands at {group.position}, it was at {told.promises.group}",
+            )
+            fresh = consume(group)
+            missed = found["d"].rows.keys() - told.promises.seen["d"].keys() - fresh
             hold(not missed, f"d: the group never gets {sorted(missed)}")
 
     def _rounds(self, rows: dict[str, Rows]) -> None:
@@ -443,8 +526,8 @@ class Bench:
             if topic is None or topic.config.discard == "reject":
                 continue
             seq = topic.append(f"{name}0", tag="x:9").first_seq
-            if topic.id in told.epochs[name] and self.numbers(name, cut=told.cut):
-                top = max(told.heads[name], max([*told.seen[name], 0]))
+            if topic.id in told.promises.epochs[name] and self.numbers(name, cut=told.cut):
+                top = max(told.promises.heads[name], max([*told.promises.seen[name], 0]))
                 hold(seq > top, f"{name}: the next seq is {seq}, {top} was seen")
         edges = {(state.source, state.dest) for state in log.routers()}
         after = {name: read(log, name) for name in self.topics}
@@ -572,7 +655,7 @@ def onward(bench: Bench) -> None:
 
 
 def delete_source(bench: Bench) -> None:
-    bench.log.topic("s").delete(match="x:*")
+    bench.delete("s", "x:*")
     bench.write("s")
 
 
@@ -589,7 +672,7 @@ def make_room(bench: Bench) -> None:
     kept = {row[0] for row in bench.seen["f"].values()}
     rows = read(bench.log, "s")
     late = {data for data, tag, _ in rows.values() if tag == "y" and data in written and data not in kept}
-    bench.log.topic("s").delete(match="y")
+    bench.delete("s", "y")
     bench.never["f"] |= late
     topic = bench.log.topic("f")
     topic.delete(before_seq=topic.state().head_seq + 1)
@@ -782,7 +865,7 @@ def flood(bench: Bench) -> None:
 
 def drop_around(bench: Bench) -> None:
     bench.write("a")
-    bench.log.topic("b").delete(match="x:*")
+    bench.delete("b", "x:*")
     bench.write("b", 2)
 
 

@@ -44,14 +44,14 @@ from tests.crash.routers.bench import (
 )
 from tests.crash.routers.test_sweep import judged
 
-from tidelog.engine import floors
+from tidelog.engine import delete, floors, replay
 from tidelog.engine.index import TopicIndex
 from tidelog.engine.manifest import FedRow
 from tidelog.engine.routing import copies, holding, lane, plan, restore, routing, stretch
 from tidelog.engine.routing.hops import Hops
 from tidelog.engine.routing.lane import Lane, Passed
 from tidelog.engine.routing.router import HOPS_MAX, Router
-from tidelog.formats.bodies import RouterDelete
+from tidelog.formats.bodies import GroupCursor, RouterDelete
 
 Patch = pytest.MonkeyPatch
 
@@ -251,6 +251,20 @@ def a_trim_is_one_seq_short(patch: Patch) -> None:
     patch.setattr(TopicIndex, "trim", lambda self, lo, hi: real(self, lo, max(hi - 1, lo)))
 
 
+def deletes_are_not_replayed(patch: Patch) -> None:
+    """Class `disk` may lose a delete in a power cut. A kill loses none."""
+    patch.setattr(delete, "replay", nothing)
+
+
+def a_replayed_group_is_two_seqs_further(patch: Patch) -> None:
+    real = replay._control
+
+    def control(core: Any, body: Any, seq: int, ts_ms: int) -> None:
+        real(core, replace(body, seq=body.seq + 2) if isinstance(body, GroupCursor) else body, seq, ts_ms)
+
+    patch.setattr(replay, "_control", control)
+
+
 class Plant(NamedTuple):
     bug: Callable[[Patch], None]
     layout: str
@@ -286,6 +300,9 @@ PLANTS = [
     Plant(a_manifest_forgets_hops, "cycle", FSYNC, (around, wait_around, kill, around)),
     Plant(hops_are_forgotten_before_they_were_used, "cycle", FSYNC, (around, wait_around, around)),
     Plant(a_trim_is_one_seq_short, "wires", FSYNC, (feed, trim_wired, feed)),
+    Plant(deletes_are_not_replayed, "main", DISK, (batch, direct, make_room, batch)),
+    Plant(a_replayed_group_is_two_seqs_further, "jobs", FSYNC, (work, group, trim_jobs, trim_jobs)),
+    Plant(a_replayed_group_is_two_seqs_further, "jobs", DISK, (work, group, trim_jobs, trim_jobs)),
 ]
 SEEDS = 6
 PASSES_MAX = 1_500
