@@ -18,7 +18,17 @@ from typing import NamedTuple, NoReturn
 
 from tests.crash.topics.looking import Wrong, hold, look
 from tests.crash.topics.oracle import Oracle, Seen
-from tests.crash.topics.workloads import HOUR_MS, PATH, Bench, Letter, Struck, open_engine, prologue, spell
+from tests.crash.topics.workloads import (
+    HOUR_MS,
+    PATH,
+    Arrangement,
+    Bench,
+    Letter,
+    Struck,
+    open_engine,
+    prologue,
+    spell,
+)
 
 from tidelog.engine import Engine
 from tidelog.errors import Error
@@ -121,25 +131,34 @@ class Sweep:
 
 
 def sweep(
-    letters: Sequence[Letter], depth: Depth, *, seed: object, shards: int = 1, tally: Tally | None = None
+    letters: Sequence[Letter],
+    depth: Depth,
+    *,
+    seed: object,
+    shards: int = 1,
+    tally: Tally | None = None,
+    how: Arrangement | None = None,
 ) -> Tally:
-    """Run the history that these letters spell and judge its crash states, up to the first failure."""
+    """Run the history that these letters spell and judge its crash states, up to the first failure. Without an
+    arrangement it runs on topics drawn by chance."""
     tally = tally or Tally()
+    shards = shards if how is None else how.shards
     random = Random(f"{seed}/{'-'.join(letter.__name__ for letter in letters)}")
     bench = Bench(SimDisk(trace=True), shards=shards)
 
     def history() -> None:
-        spell(bench, letters, random)
+        spell(bench, letters, random, "" if how is None else how.topics)
         bench.close()
 
     try:
-        prologue(bench, random)
+        prologue(bench, random, how)
         Sweep(bench, depth, Random(random.random()), tally).over(history)
     except Wrong as wrong:
         tally.failures.append(str(wrong))
     if tally.failures:
         words = " ".join(letter.__name__ for letter in letters)
-        tally.failures[-1] = f"seed {seed!r}, {shards} shards, {words}: {tally.failures[-1]}"
+        where = f"{shards} shards" if how is None else str(how)
+        tally.failures[-1] = f"seed {seed!r}, {where}, {words}: {tally.failures[-1]}"
     return tally
 
 
@@ -260,23 +279,32 @@ FAULTS = (
 
 
 def fail_each(
-    fault: Fault, letters: Sequence[Letter], *, seed: object, shards: int, limit: int | None, tally: Tally
+    fault: Fault,
+    letters: Sequence[Letter],
+    *,
+    seed: object,
+    shards: int = 1,
+    limit: int | None,
+    tally: Tally,
+    how: Arrangement | None = None,
 ) -> Tally:
     """Run a history once for every call that this fault can strike: go on as far as the engine lets, then judge what
     a kill and what a power cut leave."""
     words = " ".join(letter.__name__ for letter in letters)
+    shards = shards if how is None else how.shards
+    where = f"{shards} shards" if how is None else str(how)
 
     def run(at: int | None) -> int:
         random = Random(f"{seed}/{words}")
         bench = Bench(SimDisk(trace=True), shards=shards, faulty=at is not None)
-        prologue(bench, random)
+        prologue(bench, random, how)
         before = len(bench.disk.trace)
         if at is not None:
             fault.plant(bench.disk, at)
             if fault in SYNCS:
                 bench.struck = Struck(before, at, fault.forgets)
         with suppress(Error):  # an engine that does not open again ends the history
-            spell(bench, letters, random)
+            spell(bench, letters, random, "" if how is None else how.topics)
         calls = sum(op.startswith(fault.words) for op in bench.disk.trace[before:])
         if at is not None:
             tally.instants += 1
@@ -287,7 +315,7 @@ def fail_each(
         try:
             run(at)
         except Wrong as wrong:
-            tally.failures.append(f"seed {seed!r}, {shards} shards, {words}, call {at} with {fault.name}: {wrong}")
+            tally.failures.append(f"seed {seed!r}, {where}, {words}, call {at} with {fault.name}: {wrong}")
             break
     return tally
 

@@ -1,14 +1,14 @@
 """Power cuts at every operation of an engine's histories (G1–G11, G22–G29, G31–G60, G63, G70–G86).
 
-`make test` judges every history of two letters with a sample of the
-images of each instant. Those marked `sweep` (`make crash`) take all images, histories of three letters
-and long ones with kills and power cuts inside them.
+`make test` judges every history of two letters, each in one arrangement of topics, classes and shards, with a sample of
+the images of each instant; every arrangement occurs. Those marked `sweep` (`make crash`) run every history in every
+arrangement, take all images, and add histories of three letters and long ones with kills and power cuts inside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import product
+from itertools import islice, product
 from random import Random
 
 import pytest
@@ -16,14 +16,17 @@ from tests.crash.topics.sweep import FAULTS, SYNCS, Depth, Fault, Sweep, Tally, 
 from tests.crash.topics.workloads import (
     ALPHABET,
     RESTARTS,
+    Arrangement,
     Bench,
     Letter,
+    arrangements,
     batch,
     checkpoint,
     kill,
     one,
     prologue,
     reopen,
+    sampled,
     spell,
 )
 
@@ -44,25 +47,50 @@ def told(tally: Tally, tell: Tell) -> None:
 def test_every_history_of_two_letters_survives_a_power_cut(first: Letter, tell: Tell) -> None:
     tally = Tally()
     depth = Depth(limit=4, thorough=40, steady=14)
-    for number, history in enumerate([(first,), *product([first], ALPHABET)]):
-        sweep(history, depth, seed=0, shards=1 + number % 3, tally=tally)
+    hows = arranged(first, 0)
+    for history, how in zip([(first,), *product([first], ALPHABET)], [hows[0], *hows], strict=True):
+        sweep(history, depth, seed=0, tally=tally, how=how)
         if tally.failures:
             break
+    tell("histories of two letters in an arrangement", len(ALPHABET))
     told(tally, tell)
     assert tally.states >= 250, f"only {tally.states} states at {tally.instants} instants"
 
 
+def arranged(first: Letter, seed: object) -> list[Arrangement]:
+    """An arrangement for each second letter. Over all first letters every arrangement occurs."""
+    began = ALPHABET.index(first) * len(ALPHABET)
+    return list(islice(sampled(seed), began, began + len(ALPHABET)))
+
+
+def test_histories_of_two_letters_have_every_arrangement() -> None:
+    assert len(set(arrangements())) == 3 * 3 * 4 * 3
+    found = [how for first in ALPHABET for how in arranged(first, 0)]
+    assert set(found) == set(arrangements())
+    for field in range(len(Arrangement._fields)):  # and no letter is always first on the same topic, class or place
+        for first in ALPHABET:
+            assert len({how[field] for how in arranged(first, 0)}) > 1
+
+
+@pytest.mark.sweep
+@letters
+@pytest.mark.parametrize("second", ALPHABET, ids=lambda letter: letter.__name__)
+def test_every_history_of_two_letters_in_every_arrangement(first: Letter, second: Letter, tell: Tell) -> None:
+    tally, depth = Tally(), Depth(limit=4, thorough=20, steady=14)
+    for how in arrangements():
+        sweep((first, second), depth, seed="arranged", tally=tally, how=how)
+        if tally.failures:
+            break
+    tell("histories of two letters in an arrangement", len(arrangements()))
+    told(tally, tell)
+
+
 def cut_recovery_short(first: Letter, seconds: Sequence[Letter], tell: Tell) -> None:
     """The power fails again at each operation of the recovery, for three images of each instant."""
-    tally = Tally()
+    tally, depth = Tally(), Depth(limit=3, again=3, thorough=40, steady=14)
+    hows = arranged(first, "recovery")
     for number, second in enumerate(seconds):
-        sweep(
-            (first, second),
-            Depth(limit=3, again=3, thorough=40, steady=14),
-            seed=number,
-            shards=1 + number % 2,
-            tally=tally,
-        )
+        sweep((first, second), depth, seed=number, tally=tally, how=hows[ALPHABET.index(second)])
         if tally.failures:
             break
     told(tally, tell)
@@ -159,8 +187,8 @@ def drawn(seed: int, *, steps: int, depth: Depth) -> Tally:
 @letters
 def test_every_state_of_every_history_of_two_letters(first: Letter, tell: Tell) -> None:
     tally = Tally()
-    for number, second in enumerate(ALPHABET):
-        sweep((first, second), Depth(again=1, thorough=3), seed=1, shards=1 + number % 4, tally=tally)
+    for second, how in zip(ALPHABET, arranged(first, 1), strict=True):
+        sweep((first, second), Depth(again=1, thorough=3), seed=1, tally=tally, how=how)
         if tally.failures:
             break
     told(tally, tell)
@@ -188,9 +216,9 @@ def test_long_histories_drawn_by_chance(seed: int, tell: Tell) -> None:
 @pytest.mark.parametrize("fault", SYNCS, ids=lambda fault: fault.name)
 @letters
 def test_every_sync_of_every_history_of_two_letters_fails(fault: Fault, first: Letter, tell: Tell) -> None:
-    tally = Tally()
-    for number, second in enumerate(ALPHABET):
-        fail_each(fault, (first, second, one), seed=number, shards=1 + number % 4, limit=None, tally=tally)
+    tally, hows = Tally(), arranged(first, fault.name)
+    for number, (second, how) in enumerate(zip(ALPHABET, hows, strict=True)):
+        fail_each(fault, (first, second, one), seed=number, limit=None, tally=tally, how=how)
         if tally.failures:
             break
     told(tally, tell)

@@ -5,8 +5,9 @@ Everything is tiny, so that a few records fill a WAL file, seal a segment and pa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import cycle, product
 from random import Random
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ import tidelog
 from tidelog.engine import Engine, Topic
 from tidelog.errors import Error
 from tidelog.testing import ManualClock, SimDisk
+from tidelog.wal import shard_of
 
 PATH = "data"
 TINY: dict[str, Any] = {"wal_file_bytes": 2048, "segment_events_max": 4, "segment_bytes_max": 1024, "head_reserve": 4}
@@ -384,11 +386,42 @@ def letters(words: str) -> list[Letter]:
     return [known[word] for word in words.split()]
 
 
-def prologue(bench: Bench, random: Random) -> None:
+class Arrangement(NamedTuple):
+    """Where a history of two letters runs: on two topics, `f` and `d`, of which `f` is created first."""
+
+    classes: tuple[str, str]  # of f and of d
+    topics: str  # the topic of each letter; letters past its end draw theirs by chance
+    shards: int
+    apart: bool  # whether f and d are in different shards
+
+    def __str__(self) -> str:
+        return f"{'-'.join(self.classes)} {self.topics} {self.shards}{' apart' if self.apart else ''}"
+
+
+def arrangements() -> list[Arrangement]:
+    """All pairs of classes, all pairs of topics, in one shard, in the same one of two and in different ones."""
+    pairs, places = tuple(product(CLASSES, CLASSES)), ((1, False), (2, False), (2, True))
+    found = product(pairs, ("ff", "fd", "df", "dd"), places)
+    return [Arrangement(classes, topics, *place) for classes, topics, place in found]
+
+
+def sampled(seed: object) -> Iterator[Arrangement]:
+    """Arrangements without end, in an order drawn by chance: each once before any comes again."""
+    every = arrangements()
+    Random(f"arrangements {seed}").shuffle(every)
+    return cycle(every)
+
+
+def prologue(bench: Bench, random: Random, how: Arrangement | None = None) -> None:
     """Something to work on: records in segments, records in the WAL only, something deleted."""
     bench.open()
-    bench.create("f", durability="fsync")
-    bench.create("d", durability="disk")
+    first, second = ("fsync", "disk") if how is None else how.classes
+    bench.create("f", durability=first)
+    if how is not None:
+        home = shard_of(bench.topic("f").id, bench.shards)
+        while (shard_of(bench.log._next_id, bench.shards) != home) != how.apart:
+            bench.create(f"filler-{len(bench.topics)}", durability="disk")
+    bench.create("d", durability=second)
     for name in ("f", "d"):
         bench.append(name, [b"first", {"n": 0}, b"third"], ["x:1", "y", "x:2"])
     if random.random() < 0.5:
@@ -400,12 +433,13 @@ def prologue(bench: Bench, random: Random) -> None:
     bench.oracle.touched.clear()
 
 
-def spell(bench: Bench, letters: Sequence[Letter], random: Random) -> None:
-    """Do what these letters say, each to a topic drawn by chance."""
-    for letter in letters:
+def spell(bench: Bench, letters: Sequence[Letter], random: Random, topics: str = "") -> None:
+    """Do what these letters say, each to its topic of these, or to one drawn by chance."""
+    for number, letter in enumerate(letters):
         lives = bench.oracle.lives
         names = [name for name in "fd" if name in lives and lives[name].id is not None and not lives[name].dropping]
         if not names:
             return  # every drop and every creation failed
-        letter(bench, random.choice(names), random)
+        wanted = topics[number : number + 1]
+        letter(bench, wanted if wanted in names else random.choice(names), random)
         bench.look()
