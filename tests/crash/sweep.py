@@ -40,7 +40,7 @@ def sweep(
     disk, oracle, tally = SimDisk(trace=True), Oracle(), tally or Tally()
     seen: set[tuple[bytes, int]] = set()
     version = 0
-    told: tuple[dict[int, bytes], dict[int, set[bytes]], int] | None = None
+    told: object = None
 
     def is_new(image: SimDisk) -> bool:
         """Count a state, unless the same one was judged before and by the same rules."""
@@ -53,7 +53,8 @@ def sweep(
 
     def examine(op: int) -> None:
         nonlocal version, told
-        now = (dict(oracle.must), {seq: set(values) for seq, values in oracle.may.items()}, oracle.next_min)
+        may = {seq: set(values) for seq, values in oracle.may.items()}
+        now = (dict(oracle.must), may, oracle.next_min, list(oracle.whole))
         if now != told:
             told, version = now, version + 1
         tally.instants += 1

@@ -8,7 +8,7 @@ after, because either may be right, and nothing else.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 from typing import Any, NamedTuple
@@ -52,7 +52,12 @@ def groups_of(topic: Topic) -> tuple[tuple[str, int, int], ...]:
 class Tally:
     states: int = 0
     calls: int = 0
-    seen: set[bytes] = field(default_factory=set)
+
+
+class Crash(NamedTuple):
+    where: str
+    disk: SimDisk
+    cut: bool  # power, not only the process
 
 
 class History:
@@ -62,7 +67,8 @@ class History:
         self.random, self.tally, self.shards, self.images = random, tally, shards, images
         self.disk, self.clock = SimDisk(trace=True), ManualClock()
         self.hard = config["durability"] == "fsync"
-        self._aside: list[tuple[str, SimDisk]] = []
+        self._aside: list[Crash] = []
+        self._known: set[tuple[bytes, bool]] = set()  # crashes of the call under way
         self.shown = 1  # the highest floor that a reader was told of
         self.deleted: set[int] = set()  # by calls that returned
         self.log = self.open(self.disk)
@@ -79,10 +85,14 @@ class History:
 
     def _look(self, op: int) -> None:
         for image in self.disk.images(random=self.random, limit=self.images):
-            digest = image.disk.digest()
-            if digest not in self.tally.seen:
-                self.tally.seen.add(digest)
-                self._aside.append((f"op {op}, {image.label}", image.disk))
+            self._put_aside(Crash(f"op {op}, {image.label}", image.disk, cut=True))
+        self._put_aside(Crash(f"op {op}, a kill", self.disk.reboot(), cut=False))
+
+    def _put_aside(self, crash: Crash) -> None:
+        """A kill that left the bytes of a power cut is another crash: it loses nothing that was acked."""
+        if (key := (crash.disk.digest(), crash.cut)) not in self._known:
+            self._known.add(key)
+            self._aside.append(crash)
 
     # ── what is done ──────────────────────────────────────────────────────────────────────────
 
@@ -96,10 +106,10 @@ class History:
         # Looking shows floors, which are made durable for it: images from before it need not have them.
         after = Seen.of(self.topic)
         aside, self._aside = self._aside, []
-        for where, disk in aside:
+        for crash in aside:
             self.tally.states += 1
-            self.judge(where, disk, before, after, shown)
-        self.tally.seen.clear()  # the same state may be wrong after the next call
+            self.judge(crash, before, after, shown)
+        self._known.clear()  # the same state may be wrong after the next call
         self.earlier.append(after.groups)
         if syncs:
             self.log.tick()
@@ -122,22 +132,25 @@ class History:
 
     # ── what must be true ─────────────────────────────────────────────────────────────────────
 
-    def judge(self, where: str, disk: SimDisk, before: Seen, after: Seen, shown: int) -> None:
+    def judge(self, crash: Crash, before: Seen, after: Seen, shown: int) -> None:
+        where, disk, cut = crash
+        keeps = self.hard or not cut
         log = self.open(disk)
         assert not log.report.damage, (where, log.report.damage)
         found = log.find(TOPIC)
         if found is None:
+            assert cut, (where, "the topic is gone")
             return
         seen = Seen.of(found)
         said = (where, seen, before, after)
         assert seen.floor >= shown, (*said, f"a reader was told that all below {shown} is lost")
         assert all(position <= seen.head for _, position, _ in seen.groups), said
-        allowed = [before.groups, after.groups] if self.hard else [*self.earlier, after.groups]
+        allowed = [before.groups, after.groups] if keeps else [*self.earlier, after.groups]
         assert seen.groups in allowed, said
-        if self.hard:
+        if keeps:
             assert before.live & after.live <= seen.live, (*said, "records are lost")
         back = {seq for seq in seen.live if seq in self.deleted}
-        assert not back or not self.hard, (*said, f"{back} are back")
+        assert not back or not keeps, (*said, f"{back} are back")
         self.judge_ledger(said, log, seen)
         again = self.open(disk.reboot())
         assert Seen.of(again.topic(TOPIC, create=False)) == seen, (*said, "the second recovery finds something else")

@@ -7,7 +7,7 @@ each batch must then be there once, whole and in one piece, and its number must 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -24,7 +24,6 @@ TOPIC, WRITER = "t", "etl"
 @dataclass
 class Tally:
     states: int = 0
-    seen: set[bytes] = field(default_factory=set)
 
 
 def tables(number: int, sizes: tuple[int, ...]) -> list[pa.Table]:
@@ -47,6 +46,7 @@ class History:
         self.batches: dict[int, tuple[int, ...]] = {}  # that were acknowledged: the sizes of their tables
         self.ranges: dict[int, tuple[int, int]] = {}
         self._aside: list[tuple[str, SimDisk]] = []
+        self._known: set[tuple[bytes, int]] = set()  # bytes, and how many batches were acknowledged
         self.log = self.open(self.disk)
         self.topic = self.log.topic(TOPIC, durability=durability)
         self.log.tick()
@@ -58,9 +58,8 @@ class History:
 
     def _look(self, op: int) -> None:
         for image in self.disk.images(random=self.random, limit=self.images):
-            digest = image.disk.digest()
-            if digest not in self.tally.seen:
-                self.tally.seen.add(digest)
+            if (key := (image.disk.digest(), len(self.batches))) not in self._known:
+                self._known.add(key)
                 self._aside.append((f"op {op}, {image.label}", image.disk))
 
     def write(self) -> None:
@@ -69,13 +68,17 @@ class History:
         sizes = tuple(self.random.randint(1, 3) for _ in range(self.random.randint(1, 4)))
         done = self.put(self.topic, number, sizes)
         assert not done.deduped
+        self._judge_aside({**self.batches, number: sizes})
+        self.batches[number], self.ranges[number] = sizes, (done.first_seq, done.last_seq)
+        self._look(self.disk.ops + 1)
+        self._judge_aside(self.batches)
+
+    def _judge_aside(self, batches: dict[int, tuple[int, ...]]) -> None:
         self.disk.on_op = None
         aside, self._aside = self._aside, []
         for where, disk in aside:
             self.tally.states += 1
-            self.judge(where, disk, {**self.batches, number: sizes})
-        self.tally.seen.clear()  # the same state is wrong once the batch was acknowledged
-        self.batches[number], self.ranges[number] = sizes, (done.first_seq, done.last_seq)
+            self.judge(where, disk, batches)
         self.disk.on_op = self._look
 
     def put(self, topic: Topic, number: int, sizes: tuple[int, ...]) -> Any:
@@ -94,11 +97,11 @@ class History:
         )()
 
     def kill(self) -> None:
+        self._judge_aside(self.batches)
         self.disk.on_op = None
         self.disk = self.disk.reboot()
         self.log = self.open(self.disk)
         self.topic = self.log.topic(TOPIC, create=False)
-        self._aside.clear()
         self.disk.on_op = self._look
 
     def judge(self, where: str, disk: SimDisk, batches: dict[int, tuple[int, ...]]) -> None:

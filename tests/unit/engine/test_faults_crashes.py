@@ -79,12 +79,12 @@ def moments(bench: Bench, column: str) -> Iterator[Moment]:
 
 def crash(bench: Bench, column: str) -> Iterator[Report]:
     """Judge every moment; for a share of them, go on with what was found."""
-    seen: dict[tuple[bytes, bool], None] = {}
+    seen: set[tuple[bytes, bool, bool]] = set()
     for moment in moments(bench, column):
-        key = moment.image.digest(), moment.acked
+        key = moment.image.digest(), moment.acked, moment.cut
         if key in seen:
             continue
-        seen[key] = None
+        seen.add(key)
         states = [bench.after] if moment.acked else bench.between
         use = moment.image.reboot() if len(seen) % 8 == 1 else None
         yield judge(bench, moment.image, states, moment.words, least=bench.base if moment.cut else None)

@@ -111,12 +111,13 @@ def sweep(workload: Workload, *, limit: int | None = None, again: int = 1, tally
     disk, tally = SimDisk(trace=True), tally or Tally()
     disk.make_dir("data")
     history = History(disk)
-    seen: set[tuple[bytes, int, int, int]] = set()
+    seen: set[tuple[bytes, int, frozenset[int], frozenset[int]]] = set()
 
     def examine(op: int) -> None:
         nested = again
         for image in disk.images(random=Random(op), limit=limit):
-            key = (image.disk.digest(), len(history.writes), len(history.must), len(history.gone))
+            must, gone = frozenset(map(id, history.must)), frozenset(map(id, history.gone))  # `writes` keeps them
+            key = (image.disk.digest(), len(history.writes), must, gone)
             if key in seen:
                 continue
             seen.add(key)
