@@ -52,6 +52,7 @@ class Depth:
     again: int = 0  # of them, how many are cut again at every operation of their recovery
     again_limit: int = 3  # and images of each of those instants
     thorough: int = 1  # one image in so many is also reopened, written to and closed
+    kills: bool = False  # whether a kill is judged at each instant too: it keeps what a power cut may lose
     steady: int = 6  # times the same number of shards is drawn for once 1, 2 or 3
 
 
@@ -62,7 +63,7 @@ class Found(BaseException):
 class Sweep:
     def __init__(self, bench: Bench, depth: Depth, random: Random, tally: Tally) -> None:
         self.bench, self.depth, self.random, self.tally = bench, depth, random, tally
-        self._seen: set[tuple[bytes, int]] = set()
+        self._seen: set[tuple[bytes, int, bool]] = set()
         self._known: set[object] = set()
         self.forbidden = b""  # what no file may hold, where something is said
 
@@ -97,10 +98,21 @@ class Sweep:
                 trace = bench.disk.trace
                 where = f"after op {op - 1} ({trace[-1] if trace else 'the start'}), {image.label}"
                 self._found(f"{where}, opened with {shards} shards: {wrong}")
+        if depth.kills:
+            self._examine_kill(op)
 
-    def _is_new(self, disk: SimDisk) -> bool:
+    def _examine_kill(self, op: int) -> None:
+        bench, killed = self.bench, self.bench.disk.reboot()
+        if self._is_new(killed, cut=False):
+            wrong = judge(
+                killed, bench.oracle, bench.now_ms, bench.shards, thorough=False, cut=False, known=self._known
+            )
+            if wrong is not None:
+                self._found(f"after op {op - 1}, a kill: {wrong}")
+
+    def _is_new(self, disk: SimDisk, *, cut: bool = True) -> bool:
         """Count a state, unless the same one was judged before and by the same rules."""
-        key = (disk.digest(), self.bench.oracle.version)
+        key = (disk.digest(), self.bench.oracle.version, cut)
         if key in self._seen:
             return False
         self._seen.add(key)

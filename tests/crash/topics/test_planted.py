@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.crash.topics.sweep import FAULTS, Depth, Tally, fail_each, sweep
-from tests.crash.topics.workloads import letters
+from tests.crash.topics.workloads import Arrangement, letters
 
 from tidelog.disk.latch import Latch
 from tidelog.engine import (
@@ -365,3 +365,21 @@ def test_the_sweep_catches(bug: Callable[[Patch], None], name: str, history: str
 def test_the_sweep_catches_on_a_failing_disk(bug: Callable[[Patch], None], fault: str, history: str) -> None:
     [struck] = [known for known in FAULTS if known.name == fault]
     caught(bug, lambda seed, tally: fail_each(struck, letters(history), seed=seed, shards=1, limit=None, tally=tally))
+
+
+@pytest.mark.slow
+def test_only_a_kill_shows_that_the_last_delete_of_class_disk_is_lost(monkeypatch: Patch) -> None:
+    """A power cut may lose it, so the same bytes are right after one."""
+    real = delete.replay
+
+    def replay_by_seq(core: Any, body: Any, number: int, ts_ms: int) -> None:
+        if body.match is None:
+            real(core, body, number, ts_ms)
+
+    monkeypatch.setattr(delete, "replay", replay_by_seq)
+    how = Arrangement(("disk", "disk"), "fd", 1, False)
+    power, both = (
+        sweep(letters("one prefix"), Depth(limit=4, kills=kills), seed=0, how=how).failures for kills in (False, True)
+    )
+    assert not power
+    assert "a kill" in both[0]

@@ -76,7 +76,7 @@ def test_histories_of_two_letters_have_every_arrangement() -> None:
 @letters
 @pytest.mark.parametrize("second", ALPHABET, ids=lambda letter: letter.__name__)
 def test_every_history_of_two_letters_in_every_arrangement(first: Letter, second: Letter, tell: Tell) -> None:
-    tally, depth = Tally(), Depth(limit=4, thorough=20, steady=14)
+    tally, depth = Tally(), Depth(limit=4, thorough=20, steady=14, kills=True)
     for how in arrangements():
         sweep((first, second), depth, seed="arranged", tally=tally, how=how)
         if tally.failures:
