@@ -1,4 +1,5 @@
-"""The newest WAL file is lost alone: told by open and `check`, and no acked seq is given again (docs/bugs.md)."""
+"""The newest WAL file is lost, alone or with CURRENT: reported by open and `check`, no acked seq is given again
+(docs/bugs.md)."""
 
 from __future__ import annotations
 
@@ -37,9 +38,12 @@ def lose(disk: SimDisk, path: str) -> None:
 @pytest.mark.parametrize("checkpoint", ["none", "before", "inside"])
 @pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
 @pytest.mark.parametrize("shards", [1, 2])
-def test_a_lost_newest_file_is_damage_and_its_seqs_stay_used(shards: int, durability: str, checkpoint: str) -> None:
+@pytest.mark.parametrize("also_lost", ["", "CURRENT", "NEWEST"])
+def test_a_lost_newest_file_is_damage_and_its_seqs_stay_used(
+    also_lost: str, shards: int, durability: str, checkpoint: str
+) -> None:
     """Method: records in several files, with no checkpoint, one before the newest file, or one inside it; a kill; the
-    newest file of the topic's shard is removed."""
+    newest file of the topic's shard is removed, alone or with one of the two files that prove it."""
     disk = SimDisk()
     log = opened(disk, shards)
     topic = log.topic("t", durability=durability)
@@ -55,6 +59,11 @@ def test_a_lost_newest_file_is_damage_and_its_seqs_stay_used(shards: int, durabi
     gone = newest(disk, topic)
     killed = disk.reboot()
     lose(killed, gone)
+    place = gone.rpartition("/")[0]
+    proofs = [name for name in killed.names(place) if also_lost and name.startswith(also_lost)]
+    assert len(proofs) == bool(also_lost)
+    for name in proofs:
+        lose(killed, f"{place}/{name}")
 
     assert any(found.damage and found.file in gone for found in check(PATH, disk=killed.reboot()))
     with pytest.raises(Damaged, match=gone.rpartition("/")[2]):
@@ -126,20 +135,56 @@ def test_current_follows_on_a_full_disk_in_its_place_and_later() -> None:
     put()
     disk.fail("create", 2, errno.ENOSPC, None)
     put()
-    said = names.proven(disk, "wal")
-    assert said is not None
-    assert said.first == writer.position.first > 1, "it was overwritten where it is"
+    assert names.current(disk, "wal") == writer.position.first > 1, "it was overwritten where it is"
     disk.heal()
     put()
     disk.remove("wal/CURRENT")
     disk.fail("create", 2, errno.ENOSPC, None)
     put()
-    assert names.proven(disk, "wal") is None
+    assert names.current(disk, "wal") is None
     writer.mark_idle()
-    assert names.proven(disk, "wal") is None
+    assert names.current(disk, "wal") is None
     disk.heal()
     writer.mark_idle()
     assert names.current(disk, "wal") == writer.position.first
+
+
+def test_the_second_proof_is_durable_with_the_first() -> None:
+    """Method: two rotations, then every image that a power cut can leave; CURRENT and the newest file are removed."""
+    disk = SimDisk()
+    writer = Writer(disk, "wal", first=1, file_bytes=2048, latch=Latch("wal"))
+    for _ in range(6):
+        writer.write([bytes(900)], size=900, frames=1)
+    assert len(names.files(disk, "wal")) > 2
+    for image in disk.images():
+        newest = names.files(image.disk, "wal")[-1]
+        lose(image.disk, "wal/CURRENT")
+        lose(image.disk, names.path_of("wal", newest))
+        replay = read(image.disk, "wal")
+        list(replay)
+        assert replay.absent is not None, image.label
+        assert (replay.absent.first, replay.absent.size) == (newest, 2048), image.label
+
+
+def test_a_newest_file_of_another_name_proves_nothing() -> None:
+    disk = SimDisk()
+    log = opened(disk)
+    log.topic("t").append(b"one")
+    killed = disk.reboot()
+    for name in ("NEWEST", "NEWEST-99-2048", "NEWEST-0000000000000099-02048", "NEWEST-0000000000000099-2048.tmp"):
+        killed.write_file(f"data/wal/{name}", b"")
+    assert not opened(killed).report.damage
+
+
+def test_a_full_disk_that_refuses_the_second_proof_takes_the_write() -> None:
+    disk = SimDisk()
+    writer = Writer(disk, "wal", first=1, file_bytes=2048, latch=Latch("wal"))
+    for _ in range(2):
+        writer.write([bytes(900)], size=900, frames=1)
+    disk.fail("rename", error=errno.ENOSPC, path="NEWEST")
+    writer.write([bytes(900)], size=900, frames=1)
+    assert names.current(disk, "wal") == writer.position.first > 1
+    assert [proof.first for proof in names.newest_names(disk, "wal").values()] == [1]
 
 
 def test_a_batch_larger_than_a_file_is_announced() -> None:
@@ -161,9 +206,9 @@ def test_a_batch_larger_than_a_file_is_announced() -> None:
 
 
 def test_an_interrupt_inside_a_rotation_leaves_no_claim() -> None:
-    """Method: the rename of CURRENT, and the sync after it, are interrupted; what is left claims no file that is not
-    there, and the next write makes it anew."""
-    for call, nth in (("rename", 1), ("sync_dir", 2)):
+    """Method: the renames of NEWEST and of CURRENT, and the sync after them, are interrupted; what is left claims no
+    file that is not there, and the next write makes it anew."""
+    for call, nth in (("rename", 1), ("rename", 2), ("sync_dir", 2)):
         disk = SimDisk()
         writer = Writer(disk, "wal", first=1, file_bytes=2048, latch=Latch("wal"))
         for _ in range(2):

@@ -18,8 +18,10 @@ A rotation keeps one order: sync the old file, make the new one and reserve its 
 has all that behind it and only gets its name), sync the directory, point CURRENT at it, and only then
 write. A power cut leaves no new file, an empty one, or a stale CURRENT, and each of them is a clean
 start. A CURRENT that names a file which is not there is no crash: the file was lost. So CURRENT goes before a file that
-is taken back. It also says how many bytes the file may hold, which bounds what was lost with it. One descriptor serves
-a file from its first write to its last sync, because the kernel tells of a failed write-back once per open file.
+is taken back. It also says how many bytes the file may hold, which bounds what was lost with it. The name of an empty
+file, NEWEST, says the same, should CURRENT be lost too; the directory's sync for CURRENT makes it durable. One
+descriptor serves a file from its first write to its last sync, because the kernel tells of a failed write-back once per
+open file.
 
 The first file is small and each next one four times as large, up to `file_bytes`: whoever writes little
 pays for little, and whoever writes much and syncs often soon writes into files that were filled with zeros ahead.
@@ -47,7 +49,16 @@ from tidelog.disk.seam import Disk, File, join
 from tidelog.errors import Damaged, DiskFull, Error
 from tidelog.formats import bodies, frame
 from tidelog.types import Buffer
-from tidelog.wal.names import CURRENT, Position, current, current_content, path_of
+from tidelog.wal.names import (
+    CURRENT,
+    Position,
+    current,
+    current_content,
+    newest_name,
+    newest_names,
+    path_of,
+    remove_proofs,
+)
 from tidelog.wal.spare import STEP_BYTES, Reserve, Spare
 
 FIRST_BYTES: Final = 1 << 20
@@ -398,7 +409,8 @@ class Writer:
         if error.errno not in FULL:
             raise self.latch.trip(error, f"creating {path}") from error
         try:
-            if current(self._disk, self.directory) == first:
+            proofs = newest_names(self._disk, self.directory).values()
+            if first in (current(self._disk, self.directory), *(proof.first for proof in proofs)):
                 take_back(self._disk, self.directory, first)
             elif remove_if_there(self._disk, path):
                 self._disk.sync_dir(self.directory)
@@ -447,6 +459,7 @@ class Writer:
         there is no room for that either, once there is (`mark_idle`)."""
         path, content = join(self.directory, CURRENT), current_content(first, size)
         self._announced, self._named = size, True
+        self._name_newest(first, size)
         try:
             replace(self._disk, path, content)
         except OSError as error:
@@ -458,6 +471,22 @@ class Writer:
                 if second.errno not in FULL and not isinstance(second, FileNotFoundError):
                     raise
                 self._named = False  # it is old or does not read: then it proves nothing, and the listing decides
+
+    def _name_newest(self, first: int, size: int) -> None:
+        """Give the empty NEWEST file the name that says what CURRENT will say; it is durable with CURRENT. On a full
+        disk the old name stays: it proves less, and nothing that is wrong."""
+        name = newest_name(first, size)
+        there = set(newest_names(self._disk, self.directory))
+        try:
+            if name not in there and there:
+                self._disk.rename(join(self.directory, there.pop()), join(self.directory, name))
+            elif name not in there:
+                self._disk.open(join(self.directory, name), "create").close()
+            for stale in there - {name}:
+                remove_if_there(self._disk, join(self.directory, stale))
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
 
     def _point_again(self) -> None:
         try:
@@ -495,8 +524,7 @@ class Writer:
 
 
 def take_back(disk: Disk, directory: str, first: int) -> None:
-    """Remove a file to which nothing was written, and before it CURRENT, which may name it."""
-    if remove_if_there(disk, join(directory, CURRENT)):
-        disk.sync_dir(directory)
+    """Remove a file to which nothing was written, and before it CURRENT and NEWEST, which may name it."""
+    remove_proofs(disk, directory)
     if remove_if_there(disk, path_of(directory, first)):
         disk.sync_dir(directory)

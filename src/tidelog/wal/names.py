@@ -2,6 +2,7 @@
 
     wal/                              one shard: files directly here, group key ""
       CURRENT                         names the newest file: where that one is gone, it was lost
+      NEWEST-0000000000000412-1048576 the same in the name of an empty file, should CURRENT be lost as well
       SPARE                           zeros, made ahead of time, of which the next file is made
       RESERVE                         room that is given up where the disk is full, for deletes and checkpoints
       wal-0000000000000001.log
@@ -20,6 +21,7 @@ from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from tidelog.disk.atomic import remove_if_there
 from tidelog.disk.seam import Disk, join
 from tidelog.errors import BadInput
 
@@ -27,8 +29,10 @@ FLAT: Final = ""
 CURRENT: Final = "CURRENT"
 SPARE: Final = "SPARE"
 RESERVE: Final = "RESERVE"
+NEWEST: Final = "NEWEST"
 HINTS: Final = (f"{CURRENT}.tmp", SPARE, f"{SPARE}.tmp")  # nothing hangs on these
 _FILE = re.compile(r"wal-(\d{16,20})\.log")
+_NEWEST = re.compile(rf"{NEWEST}-(\d{{16,20}})-(\d{{1,20}})")
 _SHARD = re.compile(r"shard-(\d{2,})")
 _NUMBER_MAX: Final = (1 << 64) - 1
 _CURRENT_BYTES_MAX: Final = 128
@@ -47,6 +51,14 @@ class Named(NamedTuple):
 
     first: int
     size: int | None  # bytes that it may hold at most; None: as earlier versions wrote it, which proves nothing
+
+
+class Proof(NamedTuple):
+    """The newest file that is proven to have been made."""
+
+    first: int
+    size: int  # bytes that it may hold at most
+    source: str  # the name of the file that proves it
 
 
 def keys(shards: int) -> list[str]:
@@ -137,7 +149,34 @@ def current(disk: Disk, directory: str) -> int | None:
     return None if said is None else said.first
 
 
-def proven(disk: Disk, directory: str) -> Named | None:
-    """The file that CURRENT proves to have been made; None where it proves nothing."""
+def newest_name(first: int, size: int) -> str:
+    """The name of the empty file that says the same as `current_content`."""
+    return f"{NEWEST}-{first:016d}-{size}"
+
+
+def newest_names(disk: Disk, directory: str) -> dict[str, Proof]:
+    """What the names of NEWEST files say, by name. A writer keeps one; a crash may leave an older one."""
+    if disk.stat(directory) is None:
+        return {}
+    found = {}
+    for name in disk.names(directory):
+        known = _NEWEST.fullmatch(name)
+        if known and name == newest_name(int(known[1]), int(known[2])):
+            found[name] = Proof(int(known[1]), int(known[2]), name)
+    return found
+
+
+def proven(disk: Disk, directory: str) -> Proof | None:
+    """The newest file that CURRENT or a NEWEST file proves to have been made; None where nothing does."""
+    proofs = list(newest_names(disk, directory).values())
     said = named(disk, directory)
-    return None if said is None or said.size is None else said
+    if said is not None and said.size is not None:
+        proofs.append(Proof(said.first, said.size, CURRENT))
+    return max(proofs, default=None)
+
+
+def remove_proofs(disk: Disk, directory: str) -> None:
+    """Remove CURRENT and the NEWEST files, durably: what they name may be removed after that."""
+    paths = [join(directory, name) for name in (CURRENT, *newest_names(disk, directory))]
+    if sum(remove_if_there(disk, path) for path in paths):
+        disk.sync_dir(directory)

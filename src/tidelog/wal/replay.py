@@ -16,8 +16,8 @@ What is known to be durable, in order of authority:
   2. Everything in a file that is not the newest: it was synced before the next one was made.
   3. In the newest file, what the caller says (a snapshot's position) and what a mark of the synced position says. A
      mark names its own byte as well, so that a copy of a WAL inside a record is no mark.
-A file that CURRENT names, or the caller's position is in, was made. Where neither it nor a later one is there, it was
-lost with all that it can have held (`absent`), and the file before it is not the newest.
+A file that CURRENT or NEWEST names, or the caller's position is in, was made. Where neither it nor a later one is
+there, it was lost with all that it can have held (`absent`), and the file before it is not the newest.
 
 A bad frame below that position is damage: `losses` tells how many bytes, what they can have held, and why. Replay goes
 on at the next frame whose place is proven (`_Resync`): nothing inside a record is ever taken for a frame, and what
@@ -60,7 +60,7 @@ from tidelog.formats.rows import Stop
 from tidelog.types import Buffer, Ints
 from tidelog.wal import names
 from tidelog.wal.file import MARK_BYTES, take_back
-from tidelog.wal.names import Named, Position
+from tidelog.wal.names import Position, Proof
 
 WINDOW_BYTES: Final = 4 << 20
 KEPT_BYTES: Final = 16 << 20  # of windows that are not read a second time
@@ -847,13 +847,13 @@ class _Bytes:
         return _unreadable(self._path, error)
 
 
-def _listed(disk: Disk, directory: str) -> tuple[Named | None, list[int]]:
-    """What CURRENT says and the numbers of the files. In this order: a writer makes a file before CURRENT names it.
-    Where they disagree a writer that starts may be at work, and they are read until nothing changes."""
-    before: tuple[Named | None, list[int]] | None = None
+def _listed(disk: Disk, directory: str) -> tuple[Proof | None, list[int]]:
+    """What CURRENT and NEWEST prove, and the numbers of the files. In this order: a writer makes a file before they
+    name it. Where they disagree a writer that starts may be at work, and they are read until nothing changes."""
+    before: tuple[Proof | None, list[int]] | None = None
     try:
         while True:
-            found = names.named(disk, directory), names.files(disk, directory)
+            found = names.proven(disk, directory), names.files(disk, directory)
             if found == before or found[0] is None or found[0].first in found[1]:
                 return found
             before = found
@@ -861,12 +861,12 @@ def _listed(disk: Disk, directory: str) -> tuple[Named | None, list[int]]:
         raise _unreadable(directory, error) from error
 
 
-def _absent(said: Named | None, numbers: list[int], durable: Position) -> Absent | None:
-    """The newest file, where CURRENT or a recorded position proves that it was made, and no file of its
+def _absent(said: Proof | None, numbers: list[int], durable: Position) -> Absent | None:
+    """The newest file, where CURRENT, NEWEST or a recorded position proves that it was made, and no file of its
     number or a later one is there."""
     newest, there = max(numbers, default=0), f"the newest that is there is {max(numbers, default='none')}"
-    if said is not None and said.size is not None and said.first > max(newest, durable.first - 1):
-        return Absent(said.first, max(said.size, durable.pos), f"CURRENT names it, {there}")
+    if said is not None and said.first > max(newest, durable.first - 1):
+        return Absent(said.first, max(said.size, durable.pos), f"{said.source} names it, {there}")
     if durable.pos and durable.first > newest:
         return Absent(durable.first, max(durable.pos, _FILE_BYTES), f"a snapshot was made when it was in use, {there}")
     return None

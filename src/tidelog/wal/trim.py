@@ -6,21 +6,21 @@ from contextlib import suppress
 
 from tidelog.disk.atomic import remove_if_there
 from tidelog.disk.seam import Disk, join
-from tidelog.wal.names import CURRENT, FLAT, HINTS, directory, files, path_of
+from tidelog.wal.names import FLAT, HINTS, directory, files, path_of, remove_proofs
 
 
 def trim(disk: Disk, wal: str, key: str, first: int) -> int:
     """Remove the files of a group below number `first`, oldest first; return how many. The order matters: whatever a
     power cut leaves is a group without a hole. A group of which no file is left goes with its directory, and before its
-    files CURRENT goes, which says that there are some."""
+    files CURRENT and NEWEST are removed, which say that there are some."""
     place = directory(wal, key)
     numbers = files(disk, place)
     stale = [number for number in numbers if number < first]
     if disk.stat(place) is None:
         return 0
     ended = len(stale) == len(numbers)
-    if ended and remove_if_there(disk, join(place, CURRENT)):
-        disk.sync_dir(place)
+    if ended:
+        remove_proofs(disk, place)
     for number in stale:
         remove_if_there(disk, path_of(place, number))
     hints = [remove_if_there(disk, join(place, name)) for name in HINTS if ended]

@@ -209,7 +209,7 @@ def test_the_operations_make_the_calls_they_should() -> None:
     assert Operation("T2").calls == [f"sync {path(1)}"]
     assert [words.split()[0] for words in Operation("T3").calls] == [
         *("sync", "create", "reserve", "sync", "sync_dir"),
-        *("create", "write", "sync", "rename", "sync_dir", "write"),
+        *("rename", "create", "write", "sync", "rename", "sync_dir", "write"),
     ]
 
 
@@ -239,7 +239,8 @@ def test_no_space(row: str) -> None:
         for what, arm in failing(operation, calls, error):
             expected = EXPECT[MATRIX[row][2]]
             if row == "T3":
-                # The first create, write and rename are the new file's; those after it are CURRENT's and the batch's.
+                # The first create and reserve are the new file's, the first rename is NEWEST's; those after it are
+                # CURRENT's and the batch's.
                 if what.startswith("create 2 for ever"):
                     continue  # it is done without CURRENT, and the next one finds no room
                 hint = what.startswith(("write 1 once", "rename", "create 2"))
