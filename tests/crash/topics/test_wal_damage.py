@@ -250,7 +250,10 @@ def judge(base: Image, hurt: Hurt) -> str:
     assert log.report.lost
     assert log.report.quarantined or all(not any(_bytes(disk, each)) for each in hurt.touched)
     hold_rows(base, hurt, log)
-    killed = open_engine(disk.reboot(), now, base.shards)
+    try:
+        killed = open_engine(disk.reboot(), now, base.shards)
+    except Damaged as again:
+        raise AssertionError(f"a loss that was accepted is found again: {again}") from again
     assert not killed.report.damage, "a loss that was accepted is found again"
     go_on(base, log, disk, now)
     return "told"
@@ -429,6 +432,20 @@ def a_loss_is_found_again_by_every_start(patch: pytest.MonkeyPatch) -> None:
         return found
 
     patch.setattr(opening, "_writer", writer)
+
+
+def test_the_damage_of_one_frame_shows_a_loss_that_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: the same damage of the newest file, judged without the planted bug and with it."""
+    base = image(1, 1, True)
+
+    def judged() -> str:
+        every = hurts(base, Random(1), 0.4)
+        return judge(base, next(hurt for hurt in every if all(each.path in base.newest for each in hurt.touched)))
+
+    assert judged() == "told"
+    a_loss_is_found_again_by_every_start(monkeypatch)
+    with pytest.raises(AssertionError, match="a loss that was accepted is found again"):
+        judged()
 
 
 PLANTED = (
