@@ -12,17 +12,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark import TaskContext
 
-from tidelog.pipelines import columns, files, tables
+from tidelog.pipelines import columns, files
 from tidelog.pipelines.commits import DataFile, KeptFile
 from tidelog.pipelines.compare import inside
 from tidelog.pipelines.files import FileWriter
-from tidelog.pipelines.writing import Target
+from tidelog.pipelines.writing import FilePair, Target, attempt_id
 from tidelog.types import Ints
 
 Ranges = tuple[tuple[int, int], ...]
@@ -73,7 +71,7 @@ class Copied(NamedTuple):
 def copied(task: Foreign) -> Copied:
     """Copy the rows that stay, all columns as they are. Where none goes, the file can stay."""
     target = task.target
-    name = f"kept-{target.footer.run}-{task.number:05d}-{_attempt():05d}.parquet"
+    name = f"kept-{target.footer.run}-{task.number:05d}-{attempt_id():05d}.parquet"
     writer: FileWriter | None = None
     dropped = rows = 0
     try:
@@ -115,30 +113,15 @@ def kept(task: Own) -> DataFile | None:
     """Copy the rows that stay into one file of the same range; None where there are none. A file without rows carries
     what the commit says of the range."""
     target = task.target
-    name = f"part-{task.first:020d}-{task.stop:020d}-{target.footer.run}-{_attempt():05d}-kept.parquet"
-    bad_name = f"{tables.QUARANTINE}/{name}"
-    good = FileWriter(target.disk, target.staged(name), target.shape.arrow)
-    bad = FileWriter(target.disk, target.staged(bad_name), columns.QUARANTINED)
-    try:
+    name = f"part-{task.first:020d}-{task.stop:020d}-{target.footer.run}-{attempt_id():05d}-kept.parquet"
+    with FilePair(target, name) as pair:
         for batch in _staying(task, task.names):
-            good.add(files.conformed(batch, target.shape.arrow))
+            pair.good.add(files.conformed(batch, target.shape.arrow))
         for batch in _staying(task, task.bad_names):
-            bad.add(batch.cast(columns.QUARANTINED))
-        if not good.rows and not bad.rows and not task.rows:
+            pair.bad.add(batch.cast(columns.QUARANTINED))
+        if not pair.good.rows and not pair.bad.rows and not task.rows:
             return None
-        said = msgspec.structs.replace(
-            target.footer, first=task.first, stop=task.stop, rows=task.rows, hash=task.hash, bad=bad.rows
-        )
-        told = msgspec.json.encode(said)
-        bad_size = bad.close(told) if bad.rows else None
-        size = good.close(told)
-    except BaseException:
-        good.abandon()
-        bad.abandon()
-        raise
-    named = bad_name if bad.rows else None
-    held = good.rows if (good.rows, good.hash) != (task.rows, task.hash) else None
-    return DataFile(name, task.first, task.stop, task.rows, size, task.hash, bad.rows, named, bad_size, held)
+        return pair.close(task.first, task.stop, rows=task.rows, hash=task.hash)
 
 
 def _staying(task: Own, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -147,8 +130,3 @@ def _staying(task: Own, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         goes = task.cut.drops(files.seqs_of(batch))
         if not goes.all():
             yield batch.filter(pa.array(~goes))
-
-
-def _attempt() -> int:
-    context = TaskContext.get()
-    return 0 if context is None else context.taskAttemptId()

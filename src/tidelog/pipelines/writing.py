@@ -61,31 +61,55 @@ def written(task: Task) -> DataFile:
         return staged(task.target, columns.shaped(task.target.shape, batches, topic), task.first, task.stop)
 
 
+class FilePair:
+    """The two files of one range of a topic: rows of the table, and rows in quarantine. Both are staged; an error in a
+    `with` block removes both."""
+
+    def __init__(self, target: Target, name: str) -> None:
+        self._footer, self._name, self._bad_name = target.footer, name, f"{tables.QUARANTINE}/{name}"
+        self.good = FileWriter(target.disk, target.staged(name), target.shape.arrow)
+        self.bad = FileWriter(target.disk, target.staged(self._bad_name), columns.QUARANTINED)
+
+    def __enter__(self) -> FilePair:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.good.abandon()
+            self.bad.abandon()
+
+    def close(self, first: int, stop: int, *, rows: int | None = None, hash: int | None = None) -> DataFile:
+        """Finish both files and return what a commit says of them. Without rows in quarantine there is no second file.
+
+        Args:
+            rows, hash: what the range stands for in the table, where that is not what the first file holds.
+        """
+        good, bad = self.good, self.bad
+        rows, hash = good.rows if rows is None else rows, good.hash if hash is None else hash
+        footer = msgspec.json.encode(
+            msgspec.structs.replace(self._footer, first=first, stop=stop, rows=rows, hash=hash, bad=bad.rows)
+        )
+        bad_size = bad.close(footer) if bad.rows else None
+        size = good.close(footer)
+        bad_name = self._bad_name if bad.rows else None
+        held = good.rows if (good.rows, good.hash) != (rows, hash) else None
+        return DataFile(self._name, first, stop, rows, size, hash, bad.rows, bad_name, bad_size, held)
+
+
 def staged(target: Target, rows: Iterable[Rows], first: int, stop: int) -> DataFile:
     """Write rows into files of their own: those of the table, and those that do not fit."""
-    context = TaskContext.get()
-    attempt = 0 if context is None else context.taskAttemptId()
-    name = tables.file_name(first, stop, target.footer.run, attempt)
-    bad_name = f"{tables.QUARANTINE}/{name}"
-    good = FileWriter(target.disk, target.staged(name), target.shape.arrow)
-    bad = FileWriter(target.disk, target.staged(bad_name), columns.QUARANTINED)
-    try:
+    with FilePair(target, tables.file_name(first, stop, target.footer.run, attempt_id())) as pair:
         for found in rows:
-            good.add(found.table)
+            pair.good.add(found.table)
             if found.bad is not None:
-                bad.add(found.bad)
-        said = msgspec.structs.replace(
-            target.footer, first=first, stop=stop, rows=good.rows, hash=good.hash, bad=bad.rows
-        )
-        told = msgspec.json.encode(said)
-        bad_size = bad.close(told) if bad.rows else None
-        size = good.close(told)
-    except BaseException:
-        good.abandon()
-        bad.abandon()
-        raise
-    named = bad_name if bad.rows else None
-    return DataFile(name, first, stop, good.rows, size, good.hash, bad.rows, named, bad_size)
+                pair.bad.add(found.bad)
+        return pair.close(first, stop)
+
+
+def attempt_id() -> int:
+    """The id of this attempt of a Spark task, for names of files; 0 outside of Spark."""
+    context = TaskContext.get()
+    return 0 if context is None else context.taskAttemptId()
 
 
 def of_frame(
