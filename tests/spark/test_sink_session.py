@@ -6,12 +6,8 @@ import json
 import os
 import shutil
 import socket
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from random import Random
-from threading import Event
 from typing import Any
 
 import pytest
@@ -21,37 +17,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from tests.contract_http.server import Server
 from tests.spark import copying, mortal
 from tests.spark.copying import BATCHES, ROWS, Copy, check, fill, rounds
-from tests.unit.spark.world import MODES, Mode, serving
+from tests.spark.places import place, wait_for
+from tests.unit.spark.world import MODES, Mode
 
 import tidelog
 from tidelog.client import Client
-from tidelog.engine import Engine
 from tidelog.errors import Error
 
 pytestmark = pytest.mark.slow
-
-
-class Place:
-    def __init__(self, options: dict[str, str], path: Path, engine: Engine | None) -> None:
-        self.options, self._path, self._engine = options, path, engine
-
-    @contextmanager
-    def log(self) -> Iterator[Engine]:
-        if self._engine is not None:
-            yield self._engine
-        else:
-            with tidelog.open(str(self._path), threads=False) as log:
-                yield log
-
-
-@contextmanager
-def place(mode: Mode, directory: Path) -> Iterator[Place]:
-    path = directory / "sink"
-    if mode == "path":
-        yield Place({"path": str(path)}, path, None)
-    else:
-        with serving(str(path)) as (engine, address):
-            yield Place({"server": address}, path, engine)
 
 
 @pytest.fixture
@@ -411,10 +384,3 @@ def head(address: str, topic: str) -> int:
             return int(client.get(f"/v0/topics/{topic}?touch=false")["head_seq"])
     except Error:
         return 0
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    until, pause = time.monotonic() + 300, Event()
-    while not condition():
-        assert time.monotonic() < until, "it never came true"
-        pause.wait(0.05)

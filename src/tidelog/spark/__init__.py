@@ -23,6 +23,8 @@ __all__ = ["Java", "find_java", "register", "session"]
 def register(spark: SparkSession) -> None:
     """Make the format "tidelog" known to a session, and let Spark push filters down to it.
 
+    A listener of the session's queries is added too: it moves consumer groups to what the queries have committed.
+
     Where settings of the session cannot be changed, as in the definitions of Declarative Pipelines, and
     `spark.sql.python.filterPushdown.enabled` is not set, Spark filters the rows itself.
 
@@ -32,9 +34,11 @@ def register(spark: SparkSession) -> None:
     from tidelog.spark.start import check_workers, pushes_filters
 
     check_workers(spark)
+    from tidelog.spark.listener import listen
     from tidelog.spark.source import TidelogSource, UnfilteredSource
 
     spark.dataSource.register(TidelogSource if pushes_filters(spark) else UnfilteredSource)
+    listen(spark)
 
 
 def session(master: str = "local[*]", app: str = "tidelog", **conf: str) -> SparkSession:

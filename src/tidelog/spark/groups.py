@@ -79,6 +79,8 @@ class PathGroups:
         return mine.position + 1 if mine is not None and mine.exists else None
 
     def commit(self, group: str, spots: Mapping[str, Spot]) -> bool:
+        if not any(self._is_before(group, topic, spot) for topic, spot in spots.items()):
+            return True  # the source and the listener of a query both move it; the second one need not write
         try:
             with waiting(self._writer, self._path, SystemClock(), LOCK_WAIT_MS) as log:
                 for topic, spot in spots.items():
@@ -90,6 +92,11 @@ class PathGroups:
             _log.warning("the group %s stays where it is until the next batch: %s", group, error)
             return False
         return True
+
+    def _is_before(self, group: str, topic: str, spot: Spot) -> bool:
+        """Whether the snapshot has the topic of an offset, and its group before that offset."""
+        found = self._reader.find(topic)
+        return found is not None and found.epoch == spot.epoch and (self.fetch(group, topic) or 0) < spot.seq
 
     def _writer(self) -> Engine:
         return topics.open(self._path, disk=self._disk, threads=False)

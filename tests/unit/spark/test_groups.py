@@ -137,6 +137,25 @@ def test_by_path_another_writer_is_an_error_at_the_start_and_a_warning_later(
     reader.stop()
 
 
+def test_by_path_a_group_that_is_there_already_needs_no_writer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The source and the listener of a query both move a group: the second one does not lock the directory."""
+    shop = Shop(tmp_path / "data", None, "")
+    reader, second = stream(shop.options(group="etl")), stream(shop.options(group="etl"))
+    where, before, after = shop.at(8), shop.at(3), shop.at(9)
+    reader.commit(where)
+    with tidelog.open(str(tmp_path / "data")), caplog.at_level(logging.WARNING, "tidelog.spark"):
+        second.commit(where)
+        second.commit(before)
+        assert not caplog.records
+        second.commit(after)
+        assert "stays where it is until the next batch" in caplog.text
+    assert shop.position() == 7
+    reader.stop()
+    second.stop()
+
+
 def test_logs_of_the_library_have_no_groups(tmp_path: Path) -> None:
     with SegmentedLog.open(str(tmp_path / "log"), "rustlog") as log:
         log.append(b"a")
