@@ -24,7 +24,7 @@ from tests.unit.spark.world import MODES, Mode
 
 import tidelog
 import tidelog.spark
-from tidelog.spark import listener
+from tidelog.spark import places
 
 pytestmark = pytest.mark.slow
 RECORDS = 10
@@ -240,7 +240,7 @@ def test_a_group_that_cannot_be_moved_is_logged_and_moved_later(
     with place("path", tmp_path) as here:
         reading = Reading(spark, here, tmp_path)
         with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, "tidelog.spark"):
-            patched.setattr(listener.places, "of", broken)
+            patched.setattr(places, "of", broken)
             query = reading.into().trigger(processingTime="1 hour").start()
             after_batch(query, 0)
             deliver(spark)
