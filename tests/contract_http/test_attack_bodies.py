@@ -145,12 +145,12 @@ def refuse(reply: Reply) -> None:
     assert "nothing" in reply.json()["error"]["message"], reply.body[:400]
 
 
-def serves(target: Server) -> None:
+def serves(target: Server, bytes_max: int = GROWTH_BYTES) -> None:
     """It still does what it is for, within its memory."""
     with target.client() as api:
         before = api.state("plain")["head_seq"]
         assert api.write("plain", {"n": 1})["first_seq"] == before + 1
-    assert target.peak_bytes < GROWTH_BYTES
+    assert target.peak_bytes < bytes_max
     assert "MemoryError" not in target.log
 
 
@@ -256,6 +256,21 @@ def test_damaged_metadata_is_refused_or_written_and_nothing_else(target: Server,
     serves(target)
 
 
+@pytest.mark.parametrize("name", ["zeros, many times (zstd)", "zeros, many times (lz4)"])
+def test_messages_that_are_decoded_at_the_same_time(target: Server, name: str) -> None:
+    """Each is within the limits of one message: only a bound over all of them keeps the sum small. The short form of
+    `test_many_at_once`, which answered 500 for want of memory."""
+
+    def attack(number: int) -> None:
+        with Api(target.address, patience_s=120) as api:
+            refuse(api.request("POST", path(f"attacked{number}"), made(name), [ARROW]))
+
+    with ThreadPoolExecutor(5) as pool:
+        for each in [pool.submit(attack, number) for number in range(5)]:
+            each.result()
+    serves(target)
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", [*ATTACKS, "newlines", "blanks", "one long line", "members"])
 def test_many_at_once(tmp_path: Path, name: str) -> None:
@@ -263,6 +278,8 @@ def test_many_at_once(tmp_path: Path, name: str) -> None:
     with Server(tmp_path).start() as target:
         with target.client() as api:
             api.write("plain", 1)
+            # Arrow's allocator reserves 1 GiB of address space with its first large buffer, which is no memory.
+            refuse(api.request("POST", path("attacked"), made("zeros, many times (zstd)"), [ARROW]))
         target.limit_growth(2 * GROWTH_BYTES)
         content, headers = (made(name), [ARROW]) if name in ATTACKS else (bombs()[name], [NDJSON])
 
@@ -281,4 +298,4 @@ def test_many_at_once(tmp_path: Path, name: str) -> None:
             for each in running:
                 each.result()
             assert served
-        serves(target)
+        serves(target, 2 * GROWTH_BYTES)

@@ -296,6 +296,12 @@ class Engine(Routers):
         self._check()
         return self._upkeep.health()
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether records are written faster than the engine's own threads move them from memory to segments. A writer
+        that can wait should: memory holds what waits."""
+        return bool(self._keepers) and self._upkeep.is_behind
+
     def corruption(self) -> tuple[Corruption, ...]:
         """Stored bytes that did not verify since the directory was opened, each place once."""
         return self._shared.health.places()

@@ -99,6 +99,11 @@ class Health:
         if recovered:
             _log.info("%s: %s works again after %d failures", self._root, task, recovered)
 
+    def is_failing(self, task: str) -> bool:
+        """Whether the last run failed."""
+        found = self._tasks.get(task)
+        return found is not None and found.failing > 0
+
     def recovered(self, task: str) -> None:
         """`succeeded` for what runs too often to be counted: free unless it failed the last time."""
         found = self._tasks.get(task)

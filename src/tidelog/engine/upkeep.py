@@ -34,6 +34,7 @@ from tidelog.errors import DiskFull, Forked, WriteFailed
 from tidelog.wal.file import LEAST_BYTES
 
 CHECKPOINT: Final = "checkpoint"
+_BEHIND_TRIGGERS: Final = 3  # times `checkpoint_bytes`, as in `pace`
 _FULL_MS: Final = 1000  # between two checkpoints while the disk is full
 Listed = Callable[[], tuple[list[Core], int]]  # every topic, and the id that the next one gets
 
@@ -181,6 +182,16 @@ class Upkeep:
             began_us = now_us()
 
         return rest
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether memory holds more records than a checkpoint should leave there, and one that works is under way or
+        due: it no longer rests (`pace`), so this ends."""
+        return (
+            self._bytes() - self._covered_bytes > _BEHIND_TRIGGERS * self._shared.limits.checkpoint_bytes
+            and not self._shared.health.is_failing(CHECKPOINT)
+            and not any(shard.latched for shard in self._shared.shards)
+        )
 
     @property
     def is_due(self) -> bool:

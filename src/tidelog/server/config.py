@@ -100,6 +100,9 @@ class ServerConfig:
     max_request_bytes: int = 512 << 20
     """Bytes of request bodies that are kept until they are answered, of all connections together."""
 
+    max_decoded_bytes: int = 128 << 20
+    """Bytes that Arrow messages of streamed writes are decoded to at the same time; further messages wait."""
+
     write_timeout_ms: int = 30_000
     """Without a byte of its answer read by a peer, before its stream is reset or its connection is closed."""
 
@@ -198,6 +201,7 @@ _CAPS = frozenset(
         "max_resets",
         "max_unsent_bytes",
         "max_request_bytes",
+        "max_decoded_bytes",
         "max_total_bytes",
         "max_channels",
         "max_channel_members",

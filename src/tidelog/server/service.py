@@ -23,6 +23,7 @@ from tidelog.server.api.problem import Problem
 from tidelog.server.bells import Bells
 from tidelog.server.commits import Commits
 from tidelog.server.config import RELOADED, ServerConfig, check
+from tidelog.server.decoding import DecodeBudget
 from tidelog.server.desks import Desks
 from tidelog.server.gather import Gather
 from tidelog.server.hooks import load
@@ -34,6 +35,7 @@ from tidelog.server.sessions import Sessions
 
 T = TypeVar("T")
 _THREADS = 2  # more would fight over the interpreter: what they do is mostly Python
+_BEHIND_S = 0.02  # between two looks at an engine that is behind
 _LOOPS = 1  # that tell topics' readers
 
 
@@ -68,6 +70,7 @@ class Service:
         self.bells = Bells(loop, self.pump)
         self.desks = Desks(self)
         self.rooms = Rooms(loop, config, keys=not self.keys.open, hook=load(config.hook))
+        self.decoding = DecodeBudget(config.max_decoded_bytes)
         self.refusals = Refusals(loop.time)  # limits of the transport that peers met
         self.metrics = Metrics(self)
         self.stopping = asyncio.Event()
@@ -160,6 +163,12 @@ class Service:
             return await self.loop.run_in_executor(self._pool, call)
         finally:
             self._working -= 1
+
+    async def caught_up(self) -> None:
+        """Return when the engine is not behind with moving records from memory to segments."""
+        while self.engine.is_behind and not self.stopping.is_set():
+            self.pump.stir()
+            await asyncio.sleep(_BEHIND_S)
 
     def _load(self) -> tuple[int, float]:
         """What the governor is told: calls in the pool, and how full the fullest WAL queue is."""

@@ -222,6 +222,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.gone = self.answered = False
+        self.kept = 0  # bytes of the body
         self._answer: Answer | None = None
         self._done = asyncio.Event()
         self._calls: list[Callable[[], None]] = []
@@ -234,6 +235,9 @@ class Asked:
 
     def on_gone(self, call: Callable[[], None]) -> None:
         self._calls.append(call)
+
+    def keep_body(self, size: int) -> None:
+        self.kept = size
 
     def leave(self) -> None:
         """The peer leaves before it got an answer."""

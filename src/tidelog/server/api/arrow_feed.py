@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import pairwise
-from typing import Final
+from typing import Final, NoReturn
 
 import numpy as np
 import pyarrow as pa
@@ -62,6 +62,18 @@ class Messages:
         return max(min(self._need, len(self._held)), self._claimed)
 
     @property
+    def held_bytes(self) -> int:
+        return len(self._held)
+
+    @property
+    def claimed(self) -> int:
+        return 0 if self._cuts else self._claimed
+
+    @property
+    def is_decoded(self) -> bool:
+        return bool(self._cuts)
+
+    @property
     def due(self) -> bool:
         return bool(self._cuts) or self._refusal is not None or (self._kind > 0 and len(self._held) >= self._need)
 
@@ -80,7 +92,9 @@ class Messages:
         try:
             self._look_at_front()
         except (BadInput, Problem) as error:
-            self._refusal = error
+            # Without its traceback: that refers to the frames of the callers, and so to the batch decoded last.
+            # Together with this reference it would be a cycle, which keeps 64 MiB until the garbage collector runs.
+            self._refusal = error.with_traceback(None)
 
     def _look_at_front(self) -> None:
         """Find out how long the message at the front is, and once it is here what it claims to be."""
@@ -119,7 +133,7 @@ class Messages:
     def take(self) -> Cut | None:
         if not self._cuts:
             if self._refusal is not None:
-                raise self._refusal
+                self._refuse()
             message = bytes(memoryview(self._held)[: self._need])
             del self._held[: self._need]
             kind, self._kind, self._need, self._claimed = self._kind, 0, ipc.HEAD.size, 0
@@ -128,6 +142,14 @@ class Messages:
         if not self._cuts:
             self._look()
         return cut
+
+    def _refuse(self) -> NoReturn:
+        refusal, self._refusal = self._refusal, None
+        assert refusal is not None, "asked for before"
+        try:
+            raise refusal
+        finally:
+            del refusal  # its traceback refers to this frame: no cycle, as above
 
     def _read(self, kind: int, message: bytes) -> None:
         if kind == ipc.SCHEMA:

@@ -71,6 +71,8 @@ async def _take(call: Call, upload: Upload, pieces: AsyncIterator[bytes]) -> Non
     async for piece in pieces:
         held.append(piece)
         size += len(piece)
+        assert call.exchange is not None, "a call that reached its handler has one"
+        call.exchange.keep_body(size)
         if size >= _GATHER_BYTES:
             await call.service.work(partial(upload.write, held))
             held, size = [], 0

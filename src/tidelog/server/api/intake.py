@@ -49,6 +49,21 @@ class Feed(Protocol):
         """Whether `take` has something to do."""
         ...
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the body that are kept."""
+        ...
+
+    @property
+    def claimed(self) -> int:
+        """Bytes that the next `take` decodes and keeps until `is_decoded` is false."""
+        ...
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether decoded records wait to be taken."""
+        ...
+
     def add(self, piece: bytes) -> None: ...
 
     def end(self) -> None:
@@ -83,6 +98,7 @@ class Intake:
         self._key = _key_of(call)
         self._staged = 0
         self._held_us = 0  # waiting to be let in
+        self._reserved = 0  # bytes of the decode budget
         self._inline = 0  # bytes that were decoded on the loop since others had their turn
         self._under_way: deque[tuple[asyncio.Task[Appended], dict[str, int]]] = deque()
         self._done: list[Appended] = []
@@ -100,6 +116,7 @@ class Intake:
             problem = of_status(broken.status, f"{broken.reason}; nothing was written")
             raise await self._failure(problem, {}) from error  # nothing in the body is to blame
         finally:
+            self._release()
             for task, _ in self._under_way:
                 task.cancel()  # nobody waits for the answer any more; what was staged is written all the same
         return self._answer()
@@ -110,6 +127,7 @@ class Intake:
             feed.add(piece)
             while feed.due:
                 await self._put()
+            self._keep()
         feed.end()
         while feed.due:
             await self._put()
@@ -119,7 +137,29 @@ class Intake:
             await self._outcome()
 
     async def _put(self) -> None:
-        """Cut the next batch and stage it behind the one before."""
+        """Cut the next batch and stage it after the one before."""
+        await self._service.caught_up()
+        if claimed := self._feed.claimed:
+            self._keep()
+            await self._service.decoding.reserve(claimed)
+            self._reserved = claimed
+        try:
+            await self._stage_next()
+        finally:
+            if not self._feed.is_decoded:
+                self._release()
+
+    def _keep(self) -> None:
+        """Count what is kept of the body against the bound of the process."""
+        assert self._call.exchange is not None, "a call that reached its handler has one"
+        self._call.exchange.keep_body(self._feed.held_bytes)
+
+    def _release(self) -> None:
+        reserved, self._reserved = self._reserved, 0
+        if reserved:
+            self._service.decoding.release(reserved)
+
+    async def _stage_next(self) -> None:
         cut = await self._work(self._feed.size, self._feed.take)
         if cut is None:
             return

@@ -61,6 +61,18 @@ class Lines:
         return {"line": self._at}
 
     @property
+    def held_bytes(self) -> int:
+        return self.size
+
+    @property
+    def claimed(self) -> int:
+        return 0  # at most `_bytes_max` of lines, in one of the threads of the service
+
+    @property
+    def is_decoded(self) -> bool:
+        return False
+
+    @property
     def due(self) -> bool:
         full = self.size >= self._bytes_max or self._breaks >= self._limits.batch_records_max
         return self.size > 0 and (self._ended or full)

@@ -253,6 +253,9 @@ class _Coding:
     def on_gone(self, call: Callable[[], None]) -> None:
         self._exchange.on_gone(lambda: None if self._answered else call())
 
+    def keep_body(self, size: int) -> None:
+        self._exchange.keep_body(size)
+
     def overrule(self, response: Response) -> None:
         """Answer in the handler's place, unless it has; what it says later is dropped."""
         if not self._answered:

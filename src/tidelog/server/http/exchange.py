@@ -130,6 +130,8 @@ class Talk:
         if self.finished:
             self.over()
         elif self._pieces is not None:
+            if self._kept is not None:
+                self.house.bodies.whole(self._kept)
             self._pieces.end()
         elif self._body is not None and not self.answered and not self._handled:
             self._handle()
@@ -179,6 +181,13 @@ class Talk:
         else:
             self._calls.append(call)
 
+    def keep_body(self, size: int) -> None:
+        if self.answered or self.away or self._pieces is None or (self._kept is None and size <= _COUNTED_BYTES):
+            return
+        if self._kept is None:
+            self._kept = Kept(None if self.complete else self._refuse_body)
+        self.house.bodies.set(self._kept, size)
+
     def respond(self, answer: Answer) -> None:
         if self._overruled or self.away:
             return
@@ -201,6 +210,7 @@ class Talk:
 
     def _begin_pieces(self) -> None:
         """Hand over what came so far, and have the rest come as it is taken."""
+        self._let_go()  # from now on the handler says what it keeps
         self._pieces = pieces = Pieces(self.house.loop, self.consumed)
         self.request.pieces = pieces
         for data in self._chunks or ():

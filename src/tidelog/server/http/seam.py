@@ -175,6 +175,11 @@ class Exchange(Protocol):
         """Have `call()` called when the peer leaves before its answer was sent."""
         ...
 
+    def keep_body(self, size: int) -> None:
+        """Count bytes that the handler of a streamed body keeps of it, in place of those counted before. Where all
+        connections keep too many, `Request.pieces` raises Broken."""
+        ...
+
 
 class Ticket(Protocol):
     """One request whose head is known, from its body to its answer. On the loop's thread."""
