@@ -154,6 +154,36 @@ def test_a_known_head_is_no_way_around(target: Server) -> None:
         assert api.state("express")["head_seq"] == 4
 
 
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Any host is answered here, so `Origin` alone tells pages apart."""
+    with Server(tmp_path_factory.mktemp("keyed"), api_keys="k").start() as made:
+        yield made
+
+
+@pytest.mark.parametrize("host", ["", ":4000"])
+@pytest.mark.parametrize("origin", ["null", "http://", "http://:4000"])
+def test_an_empty_host_is_nobodys_own(keyed: Server, host: str, origin: str) -> None:
+    """A sandboxed page has the origin `null`, which counted as the server's own where `Host` was empty."""
+    lines = ("Authorization: Bearer k", f"Origin: {origin}")
+    body = dumps({"records": [{"data": 1}]})
+    refused(ask(keyed, "POST", "/v0/topics/t", body, host, *lines), 403, "forbidden")
+    shake = ("Connection: Upgrade", "Upgrade: websocket", "Sec-WebSocket-Version: 13")
+    nonce = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
+    refused(ask(keyed, "GET", "/v0/ws", None, host, *lines, *shake, nonce), 403, "forbidden")
+    with H2Client(keyed.address) as client:
+        client.authority = host
+        headers = [JSON, ("authorization", "Bearer k"), ("origin", origin)]
+        assert client.request("POST", "/v0/topics/t", body, headers).status == 403
+    with keyed.client("k") as api:
+        assert api.topics()["topics"] == []
+
+
+@pytest.mark.parametrize("host", ["localhost:1@evil.example", "[::1]evil.example", "localhost:80:90", "localhost,a"])
+def test_what_only_begins_like_a_host_is_refused(target: Server, host: str) -> None:
+    refused(ask(target, "GET", "/v0/topics", None, host), 403, "forbidden")
+
+
 def test_http2_names_its_host_too(target: Server) -> None:
     with H2Client(target.address) as client:
         assert client.request("GET", "/v0/topics").status == 200

@@ -39,6 +39,55 @@ def test_the_address_it_listens_on_is_its_own() -> None:
     assert asks(Origins("127.0.0.1", "", "", keys=False), None), "HTTP/1.0, which no browser speaks"
 
 
+BAD_HOSTS = (
+    *("", ":4000", ".", "localhost:1@evil.example", "user@localhost", "[::1]evil.example", "[::1", "localhost/x"),
+    *("localhost:80:90", "localhost:x", "localhost,evil.example", "localhost..", "[]", "local host"),
+)
+
+
+@pytest.mark.parametrize("host", BAD_HOSTS)
+def test_what_is_no_host_is_none_of_the_servers(host: str) -> None:
+    for listens in ("127.0.0.1", "", "0.0.0.0"):
+        assert not asks(Origins(listens, "", "", keys=False), host)
+
+
+@pytest.mark.parametrize("host", ["[::1%lo]:4000", "localhost.:4000", "127.0.0.1.", "localhost:"])
+def test_other_ways_to_write_a_loopback_host(host: str) -> None:
+    assert asks(Origins("127.0.0.1", "", "", keys=False), host)
+
+
+@pytest.mark.parametrize("keys", [False, True])
+@pytest.mark.parametrize("host", ["", *BAD_HOSTS, None])
+@pytest.mark.parametrize("origin", ["null", "", "http://", "://", "evil", "http://:4000", "file://"])
+def test_a_page_without_an_origin_is_never_the_servers_own(host: str | None, origin: str, keys: bool) -> None:
+    """`null` is the origin of a sandboxed page: with an empty Host it counted as the same."""
+    assert not asks(Origins("127.0.0.1", "*", "", keys=keys), host, origin=origin)
+
+
+def test_an_origin_of_another_scheme_is_not_the_servers_own() -> None:
+    made = Origins("127.0.0.1", "", "", keys=True)
+    assert asks(made, "tide.test", origin="https://tide.test")
+    assert not asks(made, "tide.test", origin="ftp://tide.test")
+    assert not asks(made, "tide.test", origin="chrome-extension://tide.test")
+
+
+def test_headers_that_come_twice() -> None:
+    made = Origins("127.0.0.1", "", "", keys=True)
+
+    def status(*lines: tuple[bytes, bytes]) -> int:
+        try:
+            made.check(Request("POST", "/", "", lines), changes=True, is_public=False)
+        except Problem as problem:
+            return problem.status
+        return 200
+
+    own, other = (b"origin", b"http://localhost"), (b"origin", b"http://evil.example")
+    assert status((b"host", b"localhost"), own) == 200
+    assert status((b"host", b"localhost"), (b"host", b"evil.example")) == 400
+    assert status((b"host", b"localhost"), own, other) == 403
+    assert status(other, own, (b"host", b"localhost")) == 403
+
+
 def test_everything_may_be_allowed() -> None:
     made = Origins("127.0.0.1", "*", "*", keys=False)
     assert asks(made, "any.example", origin="https://other.example")
@@ -57,6 +106,8 @@ def test_what_is_no_origin_is_refused_at_the_start(origin: str) -> None:
         ("evil.example", None, 403),
         ("localhost", "http://evil.example", 403),
         ("a.test", None, 201),
+        ("", "null", 403),
+        ("localhost:1@evil.example", None, 403),
     ],
 )
 def test_the_application_inside_another_server_checks_them_too(

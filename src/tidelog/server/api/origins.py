@@ -15,6 +15,7 @@ Probes answer under any host: they are public with keys, too.
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from ipaddress import ip_address
 from typing import Final
@@ -25,6 +26,10 @@ from tidelog.server.http.seam import Request
 
 _ANY: Final = "*"
 _OWN_SITES: Final = (b"same-origin", b"none")  # none: the user typed it
+_SCHEMES: Final = ("http", "https")
+_HOST: Final = re.compile(
+    r"(?:\[(?P<address>[0-9a-f:.%a-z_-]+)\]|(?P<name>[^\s:@/?#\[\]\\,]+))(?::[0-9]{0,5})?", re.ASCII
+)
 _READS: Final = frozenset(("GET", "HEAD"))
 
 
@@ -46,12 +51,15 @@ class Origins:
 
     def check(self, request: Request, *, changes: bool, is_public: bool) -> None:
         """Refuse a request that a page of another site made, or that was sent to a name which is not the server's."""
-        host = origin = site = None
+        host = site = None
+        origins: tuple[bytes, ...] = ()
         for name, value in request.headers:
             if name == b"host":
+                if host is not None and value != host:  # another server in front may have taken the other one
+                    raise Problem("invalid_request", "a request has exactly one Host header; nothing was done")
                 host = value
             elif name == b"origin":
-                origin = value
+                origins += (value,)
             elif name == b"sec-fetch-site":
                 site = value
         if self._checks_hosts and host is not None and not is_public and not self._is_known(host):
@@ -60,14 +68,22 @@ class Origins:
                 f"this server does not answer for the host {host[:80].decode('latin-1')!r}; nothing was done, ask it "
                 "by its address, or name the host in TIDELOG_ALLOWED_HOSTS",
             )
-        if origin is not None:
+        for origin in origins:
             self._check_origin(origin, host)
-        elif site is not None and site not in _OWN_SITES and (changes or request.method not in _READS):
+        if origins or site is None or site in _OWN_SITES:
+            return
+        if changes or request.method not in _READS:
             raise Problem("forbidden", "a page of another site made this request; nothing was done")
 
     def _check_origin(self, origin: bytes, host: bytes | None) -> None:
         text = origin.decode("latin-1").strip().lower()
-        own = host is not None and text.partition("://")[2] == host.decode("latin-1").strip().lower()
+        scheme, _, authority = text.partition("://")  # "null" has neither: a sandboxed page, or a file
+        own = (
+            host is not None
+            and scheme in _SCHEMES
+            and _name_of(authority) != ""
+            and authority == host.decode("latin-1").strip().lower()
+        )
         if not (own or text in self._origins or _ANY in self._origins):
             raise Problem(
                 "forbidden",
@@ -78,6 +94,8 @@ class Origins:
     def _look(self, host: bytes) -> bool:
         text = host.decode("latin-1").strip().lower()
         name = _name_of(text)
+        if not name:
+            return False
         if text in self._hosts or name in self._hosts or name == self._listens or _is_loopback(name):
             return True
         return self._takes_addresses and _is_address(name)  # DNS cannot point a number elsewhere
@@ -88,10 +106,11 @@ def _listed(text: str) -> list[str]:
 
 
 def _name_of(host: str) -> str:
-    """A host without its port and brackets."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].removesuffix(".")
+    """A host without its port and brackets; empty where it is no host: with a user's name, a path or two ports."""
+    found = _HOST.fullmatch(host)
+    if found is None:
+        return ""
+    return found["address"] or (found["name"] or "").removesuffix(".")
 
 
 def _is_address(name: str) -> bool:
