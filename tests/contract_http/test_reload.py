@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract_http.api import good, path, refused
-from tests.contract_http.client import Wire, dumps
+from tests.contract_http.api import ANY, good, path, refused
+from tests.contract_http.client import JSON, Ended, Wire, dumps
 from tests.contract_http.server import Server
 from tests.contract_http.test_attack_web import ask
 
@@ -26,7 +26,7 @@ class Reloading:
         self.write(api_keys="old,stays")
         data, port = str(folder / "server" / "data"), str(folder / "server" / "port.txt")
         args = ("--data", data, "--port", "0", "--port-file", port, "--config", str(self._file))
-        self.server = Server(folder / "server", *args)
+        self.server = Server(folder / "server", *args, segment_max_bytes=16 << 20)
 
     def write(self, **settings: str) -> None:
         self._file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
@@ -106,6 +106,82 @@ def test_streams_and_sockets_of_a_removed_key_end(reloading: Reloading) -> None:
                 while b"after" not in wire.held:
                     assert wire.more()
             assert name.startswith("stays") or b"after" not in wire.held, name
+
+
+def read_to_end(wire: Wire) -> None:
+    while wire.chunk():
+        pass
+
+
+CHANNEL = "/v0/channels/%21room@localhost"
+
+
+def unfinished_read(reloading: Reloading, kind: str) -> str:
+    """The target of a read that a peer can leave unfinished: more bytes than buffers take."""
+    if kind == "channel":
+        with reloading.server.client("old") as api:
+            good(api.put(CHANNEL, {}), 201)
+        with reloading.server.client("stays") as api:
+            good(api.post(f"{CHANNEL}/join", {}))
+        return f"{CHANNEL}/events"
+    with reloading.server.client("old") as api:
+        for _ in range(4):
+            api.write("t", *["x" * 900_000 for _ in range(8)])
+    if kind != "segment":
+        return path("t", f"/records?format={kind}")
+    reloading.server.restart()  # with a checkpoint, which makes segments
+    with reloading.server.client("old") as api:
+        first = good(api.get(path("t", "/segments")))["segments"][0]
+    assert first["bytes"] > 15 << 20
+    return path("t", f"/segments/{first['base']}/data")
+
+
+@pytest.mark.parametrize("kind", ["ndjson", "arrow", "segment", "channel"])
+def test_bulk_reads_segments_and_channel_events_of_a_removed_key_end(reloading: Reloading, kind: str) -> None:
+    """Method: both peers read the head and then nothing until the key of one was removed."""
+    server = reloading.server
+    target = unfinished_read(reloading, kind)
+    with Wire(server.address) as old, Wire(server.address) as stays:
+        for key, wire in (("old", old), ("stays", stays)):
+            wire.send(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n\r\n".encode())
+            assert wire.head().status == 200
+            assert wire.chunk()
+        reloading.write(api_keys="new,stays")
+        reloading.reload()
+        if kind == "channel":
+            with server.client("stays") as api:
+                good(api.post(f"{CHANNEL}/publish", {"payload": "after"}))
+            while b"after" not in stays.chunk():
+                pass
+        else:
+            read_to_end(stays)
+        with pytest.raises((Ended, ConnectionError)):
+            read_to_end(old)
+        assert b"after" not in old.held
+
+
+def test_a_long_poll_and_a_streamed_write_of_a_removed_key_end(reloading: Reloading) -> None:
+    """A poll was answered with records that were written later; a stream wrote for as long as it was sent."""
+    server = reloading.server
+    with server.client("old") as api, server.client("old") as poll, Wire(server.address) as stream:
+        api.write("t", 1)
+        api.write("s", 1)
+        poll.begin("POST", path("t", "/diff"), dumps({"from_seq": 1, "wait_ms": 30_000}), [JSON])
+        lines = ("Host: localhost", "Authorization: Bearer old", "Content-Type: application/x-ndjson")
+        stream.send("\r\n".join([f"POST {path('s')} HTTP/1.1", *lines, "Transfer-Encoding: chunked", "", ""]).encode())
+        page = b'{"data":1}\n' * 10_000
+        stream.send(b"%x\r\n%b\r\n" % (len(page), page))
+        while api.state("s")["head_seq"] < 10_001:
+            time.sleep(0.01)
+        reloading.write(api_keys="new,stays")
+        reloading.reload()
+        with server.client("new") as new:
+            new.write("t", "after")
+            refused(poll.end(), 401, "unauthorized")
+            stream.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(page), page))
+            error = refused(stream.reply(), 401, "unauthorized", ANY)
+            assert error["detail"]["written"]["count"] == 10_000
+            assert new.state("s")["head_seq"] == 10_001
 
 
 def test_a_session_ends_when_its_key_is_for_less(reloading: Reloading) -> None:

@@ -139,6 +139,11 @@ class Call:
         """Answer with an error."""
         self._app.fail(self, error)
 
+    def check_key(self) -> None:
+        """Refuse to go on with a call whose key was removed, or is for less than before, since it began."""
+        if not self.service.keys.knows(self.principal):
+            raise Problem("unauthorized", "this key was removed or changed in the settings; nothing more was done")
+
     def own(self, name: str) -> None:
         """Refuse a name from the body that the key is not for."""
         if not self.principal.owns(name):

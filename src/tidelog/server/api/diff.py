@@ -104,6 +104,7 @@ async def _polled(call: Call, look: Look, wait_ms: int) -> Response:
     try:
         while True:
             woken.clear()
+            call.check_key()
             page = look.page() if topic.is_quick(look.from_seq) else await service.work(look.page)
             left_ms = until_ms - service.clock.monotonic_ms()
             if page.text or page.gap or not page.caught_up or left_ms <= 0 or service.stopping.is_set():

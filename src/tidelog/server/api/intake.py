@@ -139,6 +139,7 @@ class Intake:
     async def _put(self) -> None:
         """Cut the next batch and stage it after the one before."""
         await self._service.caught_up()
+        self._call.check_key()
         if claimed := self._feed.claimed:
             self._keep()
             await self._service.decoding.reserve(claimed)
