@@ -11,6 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
 from tests.unit.server.bulk_world import ARROW, NDJSON, Client, act, listening
 from tests.unit.server.fakes import World
 
@@ -101,18 +103,41 @@ def test_messages_without_rows_give_way(tmp_path: Path, monkeypatch: pytest.Monk
     act(scenario, tmp_path)
 
 
-def test_a_bomb_ends_when_its_peer_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A core was busy with it after every client had gone."""
-    size = 256 << 20
+def send_unfinished(client: Client, framing: str, body: bytes) -> None:
+    """A gzip body of NDJSON whose end does not come."""
+    if framing == "length":
+        post(client, NDJSON, body, "Content-Encoding: gzip", length=2 * len(body))
+    elif framing == "chunked":
+        lines = (f"Content-Type: {NDJSON}", "Transfer-Encoding: chunked", "Content-Encoding: gzip")
+        head = "\r\n".join(["POST /v0/topics/a HTTP/1.1", "Host: localhost", *lines, "", ""])
+        chunks = [body[at : at + (64 << 10)] for at in range(0, len(body), 64 << 10)]
+        client.send(head.encode() + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks))
+    else:
+        state = H2Connection(H2Configuration(client_side=True))
+        state.initiate_connection()
+        pseudo = [(":method", "POST"), (":path", "/v0/topics/a"), (":scheme", "http"), (":authority", "localhost")]
+        state.send_headers(1, [*pseudo, ("content-type", NDJSON), ("content-encoding", "gzip")])
+        for at in range(0, 60 << 10, 15 << 10):  # as much as the first window takes
+            state.send_data(1, body[at : at + (15 << 10)])
+        client.send(state.data_to_send())
+
+
+@pytest.mark.parametrize("leaves", ["abort", "close"])
+@pytest.mark.parametrize("framing", ["length", "chunked", "http2"])
+def test_a_bomb_ends_when_its_peer_leaves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framing: str, leaves: str
+) -> None:
+    """A core was busy with it after every client had gone. With a chunked body that was noticed only after all that
+    had come was inflated."""
+    size = (256 if framing != "http2" else 60) << 20
 
     async def scenario(world: World) -> None:
         counted = Counted(monkeypatch, Lines)
-        async with listening(world) as client:
-            body = newlines(size)
-            post(client, NDJSON, body, "Content-Encoding: gzip", length=2 * len(body))
+        async with listening(world, ahead_bytes_max=16 << 10) as client:
+            send_unfinished(client, framing, newlines(256 << 20))
             while not counted.calls:
                 await asyncio.sleep(0)
-            client.writer.transport.abort()
+            getattr(client.writer.transport, leaves)()
             while world.service._tasks and counted.pieces < size // STEP_BYTES:
                 await asyncio.sleep(0)
         assert counted.pieces < size // STEP_BYTES // 2

@@ -135,13 +135,14 @@ class _Call(Talk):
             message = await self._receive()
             if message["type"] == "http.disconnect":
                 break
+            # One message is asked for ahead of what the handler takes: a peer that leaves is noticed meanwhile.
+            while self.held_bytes > self.house.limits.ahead_bytes_max:
+                self._room.clear()
+                await self._room.wait()
             if data := message.get("body", b""):
                 self.feed(bytes(data))
             if not message.get("more_body", False) and not self.complete:
                 self.end()
-            while self.held_bytes > self.house.limits.ahead_bytes_max:
-                self._room.clear()
-                await self._room.wait()
         if not self.finished:
             self.leave()
 

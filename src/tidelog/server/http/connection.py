@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import select
 import socket
 import sys
@@ -25,6 +26,7 @@ from tidelog.server.http.seam import Gone
 from tidelog.server.http.unsent import Account
 
 _UNYIELDED_BYTES_MAX = 64 << 10
+_CHUNKS_END = b"\r\n\r\n"  # of the last chunk, or of the trailers after it
 FLOOD_BYTES_MAX = 1 << 20
 """Bytes that are still read of a peer that was told to stop: it may have sent them before it could know."""
 
@@ -161,9 +163,9 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self.transport.pause_reading()
 
-    def breaks_off(self, missing: int) -> bool:
-        """Whether the peer has left without having sent so many bytes more. Asked while nothing is read: the transport
-        would notice when it reads the end."""
+    def breaks_off(self, missing: int | None) -> bool:
+        """Whether the peer has left without having sent so many bytes more, or, where that is None, without the end of
+        a chunked body. Asked while nothing is read: the transport would notice when it reads the end."""
         sock = self.transport.get_extra_info("socket")
         if self.gone or sock is None or sock.fileno() < 0:
             return False
@@ -171,8 +173,23 @@ class Connection(asyncio.BufferedProtocol):
         poll.register(sock.fileno(), select.POLLRDHUP)
         if not poll.poll(0):
             return False
-        unread = fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4))
-        return int.from_bytes(unread, sys.byteorder) < missing
+        unread = int.from_bytes(fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+        if missing is not None:
+            return unread + len(self._rest) < missing
+        # Nothing more comes, so what is there now either ends the body or never will.
+        return not self._unread_tail(sock.fileno(), unread).endswith(_CHUNKS_END)
+
+    def _unread_tail(self, number: int, unread: int) -> bytes:
+        """The last bytes that wait to be parsed, in the kernel or in `_rest`."""
+        size = len(_CHUNKS_END)
+        if not unread:
+            return self._rest[-size:]
+        with socket.socket(fileno=os.dup(number)) as copy:  # the loop's own socket object lets nobody read from it
+            try:
+                peeked = copy.recv(unread, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            except OSError:
+                return b""
+        return (self._rest[-size:] + peeked)[-size:]
 
     # Writing.
 

@@ -435,7 +435,9 @@ class H1(Connection):
             self.abort()
 
     def _breaks_off(self, turn: Turn) -> bool:
-        """Whether the peer left in the middle of a body of known length, of which nothing is read at the moment."""
+        """Whether the peer left in the middle of a body, of which nothing is read at the moment."""
+        if turn.chunked:
+            return self.breaks_off(None)
         return self._length is not None and self.breaks_off(self._length - turn.received)
 
     def _begin_to_end(self) -> None:

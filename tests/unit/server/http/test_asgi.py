@@ -242,6 +242,25 @@ def test_a_streamed_body_is_read_as_it_is_taken() -> None:
     play(script, Limits(ahead_bytes_max=10_000))
 
 
+def test_a_peer_that_leaves_is_noticed_while_its_handler_is_behind() -> None:
+    """The server was asked for nothing until the handler had taken what was read ahead."""
+
+    async def script(server: Server) -> None:
+        server.app.limit = 1 << 20
+        for _ in range(11):
+            server.said.put_nowait(request(b"x" * 1000, more=True))
+        call = server.call(http("/slurp-slowly", "POST"))
+        await server.heard("slurping")
+        _, exchange = server.app.parked[0]
+        while not server.said.empty():
+            await asyncio.sleep(0)
+        server.said.put_nowait({"type": "http.disconnect"})
+        await call
+        assert exchange.gone
+
+    play(script, Limits(ahead_bytes_max=10_000))
+
+
 def test_lifespan() -> None:
     done: list[str] = []
 
