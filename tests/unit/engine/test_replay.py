@@ -1,0 +1,120 @@
+"""Replay of the WAL: what a new process makes of frames is what the process that wrote them had (G41, G49, G69)."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from tests.unit.engine.world import LOGGED, PATH, TINY, Whole, World, datas, seqs, whole
+
+from tidelog.engine import Engine, replay, retention
+from tidelog.testing import SimDisk
+from tidelog.wal import names
+
+
+def everything(log: Engine) -> dict[str, Whole]:
+    return {state.topic: whole(log.topic(state.topic)) for state in log.topics()}
+
+
+def segment_files(disk: SimDisk) -> dict[str, bytes]:
+    return {path: content for path, content in disk.tree().items() if path.startswith(f"{PATH}/topics/")}
+
+
+# ── segments ──────────────────────────────────────────────────────────────────────────────────────
+
+LIMITS: dict[str, dict[str, Any]] = {
+    "records": {"segment_events_max": 5, "segment_bytes_max": 1 << 20},
+    "bytes": {"segment_events_max": 1 << 20, "segment_bytes_max": 700},
+    "both": TINY,
+}
+
+
+@pytest.mark.parametrize("where", ["memory", "file"])
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("seed", range(4))
+def test_replayed_records_fill_segments_as_written_ones_do(
+    seed: int, limit: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: batches of random sizes of two topics in turns; a checkpoint of the engine that wrote them and one of an
+    engine that replayed them make the same files, whether replayed records are in memory or stay in the WAL."""
+    random = Random(seed)
+    world = World(**{"wal_file_bytes": 1 << 14, **LIMITS[limit]})
+    topics = [world.log.topic(name, durability="fsync") for name in "ab"]
+    for number in range(40):
+        batch = [b"%d" % number * random.randint(1, 30) for _ in range(random.choice((1, 1, 2, 4)))]
+        random.choice(topics).append(batch, tag=random.choice((None, "t")))
+        if number % 13 == 12:
+            random.choice(topics).delete(seqs=[1])
+    other = world.disk.reboot()
+    world.log.checkpoint()
+    if where == "file":
+        for name, value in (("MEMORY_BYTES", 0), ("_WORTH_BYTES", 0), ("_PIECE_BYTES", 256)):
+            monkeypatch.setattr(replay, name, value)
+    world.open(other).checkpoint()
+    assert len(segment_files(world.disk)) > 20
+    assert segment_files(other) == segment_files(world.disk)
+
+
+@pytest.mark.parametrize("sizes", [(10, 500, 10), (500, 10, 500), (10, 10, 500), (500,)], ids=str)
+def test_records_that_stay_in_the_wal_are_read_in_pieces_of_any_division(
+    sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece ends inside of the first record, after it, or never."""
+    world = World()
+    topic = world.log.topic("a", durability="fsync")
+    for size in sizes:
+        topic.append(bytes(size))
+        world.log.topic("between", durability="fsync").append(0)
+    for name, value in (("MEMORY_BYTES", 0), ("_WORTH_BYTES", 0), ("_PIECE_BYTES", 256)):
+        monkeypatch.setattr(replay, name, value)
+    assert datas(world.restart("kill").topic("a")) == [bytes(size) for size in sizes]
+
+
+# ── shards ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("filled", [False, True], ids=["one file", "several files"])
+@pytest.mark.parametrize("shards", [(a, b) for a in (1, 2, 3) for b in (1, 2, 3) if a != b], ids=str)
+def test_a_power_cut_while_the_number_of_shards_changes_loses_nothing(shards: tuple[int, int], filled: bool) -> None:
+    """Method: a directory without a snapshot is opened with another number of shards, and the power fails before each
+    operation of that; the next start, with the first number, the second or a third one, finds everything."""
+    world = World(**TINY, wal_shards=shards[0])
+    for number in range(4):
+        world.log.topic(f"t{number}", durability="fsync").append([bytes(300)] * (6 if filled else 1))
+    before = everything(world.log)
+    if filled:
+        assert all(len(names.files(world.disk, shard.directory)) > 1 for shard in world.log.shards)
+    disk = world.disk.reboot()
+    images: list[SimDisk] = []
+    disk.on_op = lambda _: images.append(disk.crash_image("all" if len(images) % 2 else "none"))
+    assert everything(world.open(disk, wal_shards=shards[1])) == before
+    disk.on_op = None
+    for number, image in enumerate((*images, disk)):
+        log = world.open(image.reboot(), wal_shards=(*shards, 4)[number % 3])
+        assert everything(log) == before, f"before operation {number}"
+        assert log.report.damage == []
+
+
+# ── floors ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("kept", [0, 1, 2])
+@pytest.mark.parametrize("durability", LOGGED)
+def test_a_floor_that_replay_found_is_not_written_again(durability: str, kept: int) -> None:
+    """All records but a few expired and a reader was shown that: after a kill the floor is known to be durable."""
+    world = World()
+    topic = world.log.topic("a", durability=durability, ttl_ms=1_000)
+    topic.append([1, 2, 3])
+    world.clock.tick(900)
+    if kept:
+        topic.append([4] * kept)
+    world.clock.tick(200)
+    assert len(seqs(topic)) == kept
+    world.log.shards[0].sync()
+    log = world.restart("kill")
+    position = log.shards[0].position()
+    assert len(seqs(log.topic("a"))) == kept
+    assert log.topic("a").evict_floor == 4
+    retention.harden_all([log.topic("a")._core])  # as a checkpoint does
+    assert log.shards[0].position() == position, "nothing was written"
