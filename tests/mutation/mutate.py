@@ -215,8 +215,8 @@ def chosen(mutant: Mutant, tests: dict[str, Row], kills: Counter[str], budget_s:
 
     lines = {test: row["lines"].get(mutant.module, []) for test, row in tests.items()}
     first, last = mutant.statement
-    if mutant.key_line is None:  # it runs at import: every test that runs the module
-        near, far = [test for test, found in lines.items() if found], []
+    if mutant.key_line is None:  # it runs at import: also for a test that runs no other line of the module
+        near, far = list(tests), []
     else:
         near = [test for test, found in lines.items() if any(first <= line <= last for line in found)]
         reached = set(near)
