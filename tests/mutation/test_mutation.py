@@ -109,7 +109,10 @@ def test_tests_that_reach_the_statement_run_before_those_that_reach_the_function
     assert chosen(mutant, tests, Counter(slow=1), 60.0) == ["slow", "fast", "near"]
     assert chosen(mutant, tests, Counter(), 2.0) == ["fast"]
     default = next(each for each in mutants() if each.key_line is None)
-    assert chosen(default, {"runs nothing of it": row(0.1), "fast": row(1.0, 1)}, Counter(), 60.0)[0] == "runs nothing of it"
+    assert (
+        chosen(default, {"runs nothing of it": row(0.1), "fast": row(1.0, 1)}, Counter(), 60.0)[0]
+        == "runs nothing of it"
+    )
 
 
 def test_a_reviewed_survivor_is_matched_by_its_change_and_counted_apart() -> None:

@@ -21,10 +21,9 @@ from tidelog.engine.config import Durability
 from tidelog.engine.core import Core
 from tidelog.engine.engine import Engine as TopicEngine
 from tidelog.engine.ledger import Ledger
-from tidelog.errors import Corrupt, Forked, WriteFailed
+from tidelog.errors import Corrupt, WriteFailed
 from tidelog.testing import ManualClock, SimDisk
 from tidelog.testing.simfile import SimFile
-from tidelog.wal import Token
 
 DURABLE = [durability for durability in get_args(Durability) if durability != "ephemeral"]
 
@@ -354,98 +353,6 @@ def test_a_topic_that_cannot_be_written_does_not_stop_the_others(
         again = opened(image, shards)
         assert {each: seqs(again, each) for each in topics} == truth
         assert again.report.clean, again.report.lines()
-
-
-@pytest.mark.parametrize("name", ["a", "m", "z"])
-@pytest.mark.parametrize("shards", [1, 2])
-def test_a_floor_that_cannot_be_made_durable_leaves_out_its_topic_alone(
-    shards: int, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = SimDisk()
-    log = opened(disk, shards)
-    topics = {each: log.topic(each, durability="fsync", cap_records=2) for each in ("a", "m", "z")}
-    for topic in topics.values():
-        topic.append([b"x"] * 5)
-    begin = retention._begin
-
-    def failing(core: Core, expiry: int) -> Token[int]:
-        if core.name == name:
-            raise RuntimeError("a bug")
-        return begin(core, expiry)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(retention, "_begin", failing)
-        with pytest.raises(WriteFailed, match=f"left out {name} "):
-            log.checkpoint()
-    assert log.health().lagging == (name,)
-    assert {each for each, topic in topics.items() if not topic.segments().segments} == {name}
-    for image in (disk.reboot(), disk.crash_image("none")):
-        again = opened(image, shards)
-        assert {each: seqs(again, each) for each in topics} == dict.fromkeys(topics, [4, 5])
-    log.checkpoint()
-    assert log.health().lagging == ()
-
-
-@pytest.mark.parametrize("place", ["_begin", "_write"])
-def test_a_checkpoint_in_a_fork_leaves_out_no_topic_and_writes_no_snapshot(
-    place: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk = SimDisk()
-    log = opened(disk)
-    for name in ("a", "m"):
-        log.topic(name, durability="fsync", cap_records=2).append([b"x"] * 5)
-
-    def forked(*_: object) -> None:
-        raise Forked("data", pid=1)
-
-    monkeypatch.setattr(retention if place == "_begin" else checkpoint, place, forked)
-    with pytest.raises(Forked):
-        log.checkpoint()
-    assert log.health().ok
-    assert [path for path in disk.tree() if path.startswith("data/meta/")] == []
-
-
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("name", ["s", "d"])
-def test_routers_of_a_new_topic_that_cannot_be_written_survive_a_restart(name: str, shards: int) -> None:
-    """The row that stands for it in the manifest holds no router frame: replay finds all of them."""
-    disk = Failing()
-    log = opened(disk, shards)
-    source, target = (log.topic(each, durability="fsync") for each in "sd")
-    log.router("r", "s", "d")
-    source.append([b"1", b"2"])
-    log.tick()
-    disk.topic_id = {"s": source.id, "d": target.id}[name]
-    for _ in range(2):
-        with pytest.raises(WriteFailed, match=f"left out {name} "):
-            log.checkpoint()
-    again = opened(disk.reboot(), shards)
-    assert [each.router for each in again.routers()] == ["r"]
-    again.topic("s").append(b"3")
-    again.tick()
-    found = again.topic("d", create=False).read(0).records
-    assert [(record.seq, record.data) for record in found] == [(1, b"1"), (2, b"2"), (3, b"3")]
-
-
-def test_a_snapshot_does_not_grow_with_what_routers_have_passed_on() -> None:
-    """A source remembers deleted, lost and copied seqs for its routers only from the newest snapshot on."""
-    disk = SimDisk()
-    log = opened(disk, segment_events_max=4)
-    source, middle, _ = (log.topic(each, durability="fsync", cap_records=4) for each in "sde")
-    log.router("r", "s", "d")
-    log.router("q", "d", "e")
-    sizes = []
-    for number in range(12):
-        source.append([number] * 6)
-        log.tick()
-        middle.append([0] * (number % 2 + 1))
-        for topic in (source, middle):
-            topic.delete(seqs=[topic.head_seq - 1])
-        log.tick()
-        log.checkpoint()
-        rows = manifest.load(disk, "data").manifest.topics
-        sizes.append(sum(len(row.ghosts) + len(row.hops) + len(row.trims) for row in rows))
-    assert max(sizes[6:]) <= max(sizes[:6])
 
 
 @pytest.mark.parametrize("shards", [1, 2])

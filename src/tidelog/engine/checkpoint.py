@@ -175,6 +175,8 @@ def _harden(cores: Sequence[Core]) -> Failed:
     """Make all floors durable; topics whose floors cannot be are left out."""
     try:
         retention.harden_all(cores)
+    except Forked:
+        raise
     except Exception:  # whose it was is found out one by one
         failed: Failed = {}
         for core in cores:

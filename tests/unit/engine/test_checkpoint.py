@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.unit.engine.world import CLASSES, RESTARTS, TINY, Meddler, Restart, Whole, World, datas, seqs, whole
 
-from tidelog.engine import Engine, Topic, checkpoint
+from tidelog.engine import Engine, Topic
 from tidelog.errors import Closed, DiskFull, TopicNotFound, Unavailable, WriteFailed
 from tidelog.wal.file import MARK_BYTES
 
@@ -80,41 +80,6 @@ def test_a_checkpoint_leaves_no_file_of_a_segment_open() -> None:
     filled(world)
     world.log.checkpoint()
     assert {path.split("/")[1] for path in world.disk.open_files()} == {"wal"}
-
-
-def test_files_that_a_checkpoint_removed_stay_gone_after_a_power_cut() -> None:
-    """The directory is synced: room that was made is not taken again."""
-    world = World(**TINY)
-    topic = world.log.topic("a", durability="fsync")
-    topic.append(list(range(4)))
-    topic.append(list(range(4)))
-    world.log.checkpoint()
-    place = f"topics/{topic.id:08X}/"
-    before = world.files(under=place)
-    topic.delete(before_seq=5)
-    world.log.checkpoint()
-    world.log.checkpoint()
-    left = [path for path in world.disk.crash_image("none").tree() if path.startswith(f"data/{place}")]
-    assert left == [path for path in before if f"seg-{5:016d}" in path]
-
-
-@pytest.mark.parametrize("batch", [1, 3, 8])
-@pytest.mark.parametrize("copied", [1, 100, 1 << 20])
-def test_the_index_of_an_intact_segment_is_written_once(
-    copied: int, batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A segment is verified before its footer is written, in one piece or in several; only an index that does not fit
-    is made again."""
-    monkeypatch.setattr(checkpoint, "_COPY_BYTES", copied)
-    world = World(segment_events_max=24)
-    topic = world.log.topic("a", durability="fsync")
-    for number in range(60 // batch):
-        topic.append([b"%d" % number * 20] * batch)
-    world.log.checkpoint()
-    assert len(world.files(".foot")) == 2
-    assert [words for words in world.disk.trace if "rename" in words and ".idx" in words] == []
-    assert world.log.health().ok
-    assert len(seqs(world.restart("kill").topic("a"))) == 60 // batch * batch
 
 
 def test_what_a_checkpoint_covers_leaves_the_wal() -> None:

@@ -118,3 +118,113 @@ def test_a_floor_that_replay_found_is_not_written_again(durability: str, kept: i
     assert log.topic("a").evict_floor == 4
     retention.harden_all([log.topic("a")._core])  # as a checkpoint does
     assert log.shards[0].position() == position, "nothing was written"
+
+
+# ── losses ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def flip(disk: SimDisk, content: bytes) -> None:
+    """Turn one bit over in the one WAL frame that has these bytes."""
+    path = next(path for path, data in disk.tree().items() if path.endswith(".log") and content in data)
+    disk.flip(path, disk.read_file(path).index(content), 1)
+
+
+@pytest.mark.parametrize("lost", [("a", 2), ("a", 3), ("b", 2)], ids=str)
+def test_only_seqs_that_were_lost_are_reported(lost: tuple[str, int]) -> None:
+    """A frame of one topic is damaged; frames of both follow it."""
+    world = World()
+    for number in range(1, 7):
+        for name in "ab":
+            world.log.topic(name, durability="fsync").append(b"record %s %d" % (name.encode(), number))
+    name, seq = lost
+    disk = world.disk.reboot()
+    flip(disk, b"record %s %d" % (name.encode(), seq))
+    log = world.open(disk, accept_loss=True)
+    assert log.report.lost_seqs == {name: [(seq, seq)]}
+    for each in "ab":
+        assert seqs(log.topic(each)) == [number for number in range(1, 7) if (each, number) != lost]
+
+
+def test_seqs_that_a_restart_skipped_are_not_lost() -> None:
+    """A kill leaves reserved seqs of class `disk` unused; the records after them do not follow those before."""
+    world = World(head_reserve=4)
+    world.log.topic("a", durability="disk").append([1, 2])
+    for _ in range(3):
+        log = world.restart("kill")
+        assert log.report.lost_seqs == {}
+        assert log.report.damage == []
+        log.topic("a").append([3, 4])
+    found = seqs(log.topic("a"))
+    assert found[-1] > len(found)
+
+
+@pytest.mark.parametrize("restart", ["kill", "crash"])
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_dropped_topic_is_in_the_ledger_with_all_that_it_had(restart: Any, checkpointed: bool) -> None:
+    world = World()
+    topic = world.log.topic("a", durability="fsync")
+    topic.append([b"one", b"two", b"three"])
+    if checkpointed:
+        world.log.checkpoint()
+    topic.append([b"four", b"fifth"])
+    topic.append(b"6")
+    size = topic.bytes
+    world.log.drop("a")
+    rows = [
+        (row.topic, row.cause, row.first, row.last, row.records, row.bytes) for row in world.restart(restart).gaps()
+    ]
+    assert rows == [("a", "drop", 1, 6, 6, size)]
+
+
+# ── files that are missing ────────────────────────────────────────────────────────────────────────
+
+
+def lose(disk: SimDisk, paths: list[str]) -> None:
+    for path in paths:
+        disk.remove(path)
+        disk.sync_dir(path.rpartition("/")[0])
+
+
+def test_lost_data_of_a_segment_is_in_health() -> None:
+    world = World()
+    for name in "ab":
+        world.log.topic(name, durability="fsync").append([1, 2, 3])
+    world.log.checkpoint()
+    disk, place = world.disk.reboot(), f"topics/{world.log.topic('b').id:08X}/"
+    lose(disk, world.files(".data", place))
+    log = world.open(disk)
+    assert [found.topic for found in log.health().corrupt] == ["b"]
+    assert place in log.report.damage[0]
+
+
+def test_files_that_a_drop_removed_are_not_missing() -> None:
+    """The newest snapshot still names them."""
+    world = World()
+    for name in "ab":
+        world.log.topic(name, durability="fsync").append([1, 2, 3])
+    world.log.checkpoint()
+    world.log.drop("b")
+    world.log.tick()
+    assert len(world.files(".data")) == 1
+    log = world.restart("kill")
+    assert log.health().ok
+    assert log.report.damage == []
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_wal_without_files_is_damage_and_its_numbers_are_not_used_again(shards: int) -> None:
+    """All files of a shard are gone, also what says which there were; the snapshot names the first one."""
+    world = World(wal_shards=shards)
+    for number in range(4):
+        world.log.topic(f"t{number}", durability="fsync").append(number)
+    for _ in range(2):
+        world.log.checkpoint()
+    disk, place = world.disk.reboot(), world.log.shards[0].directory
+    gone = names.files(disk, place)
+    lose(disk, [path for path in disk.tree() if path.rpartition("/")[0] == place])
+    reader = world.open(disk.reboot(), read_only=True)
+    assert reader.report.lost
+    assert any(names.file_name(gone[-1]) in said for said in reader.report.damage), reader.report.damage
+    log = world.open(disk, accept_loss=True)
+    log.topic("more", durability="fsync").append(1)
+    assert min(names.files(disk, place)) > max(gone)

@@ -1,0 +1,234 @@
+"""What a snapshot holds, what a checkpoint does to the disk, and which topics it may leave out (G29, G39, G41, G62)."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.unit.engine.world import RESTARTS, TINY, Restart, World, seqs
+
+from tidelog.engine import Engine, checkpoint, manifest, retention
+from tidelog.engine.core import Core
+from tidelog.errors import Forked, WriteFailed
+from tidelog.wal import Token
+
+
+def known(log: Engine) -> dict[str, object]:
+    """Records, settings, floors, groups, writers, leases, routers and removals of the topics below."""
+    found: dict[str, object] = {state.topic: replace(state, last_read_ms=None) for state in log.topics()}
+    found["pages"] = [
+        (page.records, page.gap) for page in (log.topic(name).read(0, 100) for name in ("a", "b", "jobs"))
+    ]
+    topic, queue = log.topic("a"), log.queue("jobs", create=False)
+    found["groups"] = [(group.name, group.position, group.hold_bytes) for group in topic.groups()]
+    found["writer"] = topic.numbered("etl")
+    found["queue"] = queue.counts()
+    found["routers"] = log.routers()
+    found["gaps"] = [(gap.topic, gap.cause, gap.first, gap.last, gap.records, gap.bytes) for gap in log.gaps()]
+    return found
+
+
+@pytest.mark.parametrize("restart", RESTARTS)
+def test_a_snapshot_holds_all_that_topics_know(restart: Restart) -> None:
+    """Method: topics with all that a row can hold; a checkpoint before it, so that rows change, and two after it, so
+    that the WAL has nothing of it any more."""
+    world = World(**TINY)
+    log = world.log
+    topic = log.topic("a", durability="fsync", cap_records=8)
+    topic.append([1, 2, 3])
+    log.topic("b", durability="fsync")
+    log.router("r", "a", "b")
+    log.queue("jobs", durability="fsync", leases_durable=True)
+    log.checkpoint()
+    tables = [pa.table({"data": [b"x", b"y"]})]
+    topic.append_numbered(tables, writer="etl", number=7, sum=(1, 2))
+    topic.append("once", key="a key")
+    topic.append(list(range(10)))
+    topic.delete(seqs=[14])
+    topic.group("g").commit(12)
+    topic.group("held").begin("earliest", hold_bytes=1_000)
+    jobs = log.queue("jobs", create=False)
+    jobs.put(["one", "two", "three"])
+    _, second = jobs.claim("node", 2)
+    jobs.nack("node", [second.seq], delay_ms=60_000)
+    log.tick()
+    before = known(log)
+    for _ in range(2):
+        log.checkpoint()
+        assert known(log) == before
+    log = world.restart(restart)
+    assert known(log) == before
+    again = log.topic("a").append("again", key="a key")
+    assert (again.deduped, again.first_seq) == (True, 6)
+    assert log.topic("a").append_numbered(tables, writer="etl", number=7, sum=(1, 2)).deduped
+    assert [job.data for job in log.queue("jobs", create=False).claim("other", 5)] == ["three"]
+    assert log.topic("a").append("next").first_seq == 17
+    log.tick()
+    assert log.topic("b").head_seq == 14, "the router was made after three records"
+
+
+# ── the disk ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_files_that_a_checkpoint_removed_stay_gone_after_a_power_cut() -> None:
+    """The directory is synced: room that was made is not taken again."""
+    world = World(**TINY)
+    topic = world.log.topic("a", durability="fsync")
+    topic.append(list(range(4)))
+    topic.append(list(range(4)))
+    world.log.checkpoint()
+    place = f"topics/{topic.id:08X}/"
+    before = world.files(under=place)
+    topic.delete(before_seq=5)
+    world.log.checkpoint()
+    world.log.checkpoint()
+    left = [path for path in world.disk.crash_image("none").tree() if path.startswith(f"data/{place}")]
+    assert left == [path for path in before if f"seg-{5:016d}" in path]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8])
+@pytest.mark.parametrize("copied", [1, 100, 1 << 20])
+def test_the_index_of_an_intact_segment_is_written_once(
+    copied: int, batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment is verified before its footer is written, in one piece or in several; only an index that does not fit
+    is made again."""
+    monkeypatch.setattr(checkpoint, "_COPY_BYTES", copied)
+    world = World(segment_events_max=24)
+    topic = world.log.topic("a", durability="fsync")
+    for number in range(60 // batch):
+        topic.append([b"%d" % number * 20] * batch)
+    world.log.checkpoint()
+    assert len(world.files(".foot")) == 2
+    assert [words for words in world.disk.trace if "rename" in words and ".idx" in words] == []
+    assert world.log.health().ok
+    assert len(seqs(world.restart("kill").topic("a"))) == 60 // batch * batch
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_checkpoint_pauses_after_each_piece(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others get the disk after each piece that is copied, after each that is verified, and after each footer."""
+    world = World(segment_events_max=12)
+    topic = world.log.topic("a", durability="fsync")
+    for _ in range(12):
+        topic.append(bytes(100))
+    monkeypatch.setattr(checkpoint, "_COPY_BYTES", size * topic.bytes // 12)
+    pauses: list[int] = []
+    monkeypatch.setattr(world.log._upkeep, "_resting", lambda: lambda: pauses.append(world.disk.ops))
+    world.log.checkpoint()
+    assert len(world.files(".foot")) == 1
+    copied = [words for words in world.disk.trace if words.startswith("write") and words.find(".data") > 0]
+    assert len(copied) >= 12 // size
+    assert len(pauses) >= 2 * (12 // size) + 1
+    assert len({at for at in pauses if at}) >= 12 // size
+
+
+@pytest.mark.parametrize("keep", ["none", "all"])
+def test_a_power_cut_after_a_checkpoint_leaves_no_index_to_rebuild(keep: Any) -> None:
+    """Indexes are synced before a snapshot names them."""
+    world = World(**TINY)
+    for number in range(7):
+        world.log.topic("a", durability="fsync").append(number)
+    world.log.checkpoint()
+    log = world.crash(keep)
+    assert log.report.rebuilt == []
+    assert log.report.clean, log.report.lines()
+
+
+# ── topics that are left out ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("name", ["a", "m", "z"])
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_floor_that_cannot_be_made_durable_leaves_out_its_topic_alone(
+    shards: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(wal_shards=shards)
+    log = world.log
+    topics = {each: log.topic(each, durability="fsync", cap_records=2) for each in ("a", "m", "z")}
+    for topic in topics.values():
+        topic.append([b"x"] * 5)
+    begin = retention._begin
+
+    def failing(core: Core, expiry: int) -> Token[int]:
+        if core.name == name:
+            raise RuntimeError("a bug")
+        return begin(core, expiry)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(retention, "_begin", failing)
+        with pytest.raises(WriteFailed, match=f"left out {name} "):
+            log.checkpoint()
+    assert log.health().lagging == (name,)
+    assert {each for each, topic in topics.items() if not topic.segments().segments} == {name}
+    for image in (world.disk.reboot(), world.disk.crash_image("none")):
+        again = world.open(image)
+        assert {each: seqs(again.topic(each)) for each in topics} == {each: [4, 5] for each in topics}
+    log.checkpoint()
+    assert log.health().lagging == ()
+
+
+@pytest.mark.parametrize("place", ["_begin", "_write"])
+def test_a_checkpoint_in_a_fork_leaves_out_no_topic_and_writes_no_snapshot(
+    place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    log = world.log
+    for name in ("a", "m"):
+        log.topic(name, durability="fsync", cap_records=2).append([b"x"] * 5)
+
+    def forked(*_: object) -> None:
+        raise Forked("data", pid=1)
+
+    monkeypatch.setattr(retention if place == "_begin" else checkpoint, place, forked)
+    with pytest.raises(Forked):
+        log.checkpoint()
+    assert log.health().ok
+    assert world.files(under="meta/") == []
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+@pytest.mark.parametrize("name", ["s", "d"])
+def test_routers_of_a_new_topic_that_cannot_be_written_survive_a_restart(name: str, shards: int) -> None:
+    """The row that stands for it in the manifest holds no router frame: replay finds all of them."""
+    world = World(wal_shards=shards)
+    log = world.log
+    source, target = (log.topic(each, durability="fsync") for each in "sd")
+    log.router("r", "s", "d")
+    source.append([b"1", b"2"])
+    log.tick()
+    place = {"s": source.id, "d": target.id}[name]
+    world.disk.fail("create", error=errno.EIO, path=f"topics/{place:08X}/", times=None)
+    for _ in range(2):
+        with pytest.raises(WriteFailed, match=f"left out {name} "):
+            log.checkpoint()
+    again = world.open(world.disk.reboot())
+    assert [each.router for each in again.routers()] == ["r"]
+    again.topic("s").append(b"3")
+    again.tick()
+    found = again.topic("d", create=False).read(0).records
+    assert [(record.seq, record.data) for record in found] == [(1, b"1"), (2, b"2"), (3, b"3")]
+
+
+def test_a_snapshot_does_not_grow_with_what_routers_have_passed_on() -> None:
+    """A source remembers deleted, lost and copied seqs for its routers only from the newest snapshot on."""
+    world = World(segment_events_max=4)
+    log = world.log
+    source, middle, _ = (log.topic(each, durability="fsync", cap_records=4) for each in "sde")
+    log.router("r", "s", "d")
+    log.router("q", "d", "e")
+    sizes = []
+    for number in range(12):
+        source.append([number] * 6)
+        log.tick()
+        middle.append([0] * (number % 2 + 1))
+        for topic in (source, middle):
+            topic.delete(seqs=[topic.head_seq - 1])
+        log.tick()
+        log.checkpoint()
+        rows = manifest.load(world.disk, "data").manifest.topics
+        sizes.append(sum(len(row.ghosts) + len(row.hops) + len(row.trims) for row in rows))
+    assert max(sizes[6:]) <= max(sizes[:6])
