@@ -154,7 +154,7 @@ def test_seqs_that_a_restart_skipped_are_not_lost() -> None:
         assert log.report.lost_seqs == {}
         assert log.report.damage == []
         log.topic("a").append([3, 4])
-    found = seqs(log.topic("a"))
+    found = seqs(world.log.topic("a"))
     assert found[-1] > len(found)
 
 
@@ -228,3 +228,26 @@ def test_a_wal_without_files_is_damage_and_its_numbers_are_not_used_again(shards
     log = world.open(disk, accept_loss=True)
     log.topic("more", durability="fsync").append(1)
     assert min(names.files(disk, place)) > max(gone)
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_the_file_that_replay_begins_in_is_named_where_it_is_missing(shards: int) -> None:
+    """Later files are there: what they hold is replayed."""
+    world = World(**TINY, wal_shards=shards)
+    topic = world.log.topic("a", durability="fsync")
+    topic.append([bytes(100)] * 4)
+    world.log.checkpoint()
+    place = topic.shard.directory
+    first = names.files(world.disk, place)[-1]
+    while names.files(world.disk, place)[-1] < first + 3:
+        topic.append(bytes(300))
+    disk = world.disk.reboot()
+    lose(disk, [names.path_of(place, first)])
+    log = world.open(disk, read_only=True)
+    assert log.report.lost
+    assert [
+        said for said in log.report.damage if said.endswith(f"{names.file_name(first)} is missing, replay begins in it")
+    ]
+    found = seqs(log.topic("a"))
+    assert found[:4] == [1, 2, 3, 4]
+    assert found[-1] == topic.head_seq
