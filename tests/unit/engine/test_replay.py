@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+from contextlib import suppress
 from random import Random
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import LOGGED, PATH, TINY, Whole, World, datas, seqs, whole
+from tests.unit.engine.world import LOGGED, PATH, RESTARTS, TINY, Restart, Whole, World, datas, seqs, whole
 
-from tidelog.engine import Engine, replay, retention
+from tidelog.engine import Engine, manifest, replay, retention
+from tidelog.errors import Damaged, Error
 from tidelog.testing import SimDisk
 from tidelog.wal import names
 
@@ -37,13 +40,14 @@ def test_replayed_records_fill_segments_as_written_ones_do(
     seed: int, limit: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: batches of random sizes of two topics in turns; a checkpoint of the engine that wrote them and one of an
-    engine that replayed them make the same files, whether replayed records are in memory or stay in the WAL."""
+    engine that replayed them make the same files and rows, with replayed records in memory or in the WAL."""
     random = Random(seed)
     world = World(**{"wal_file_bytes": 1 << 14, **LIMITS[limit]})
     topics = [world.log.topic(name, durability="fsync") for name in "ab"]
     for number in range(40):
         batch = [b"%d" % number * random.randint(1, 30) for _ in range(random.choice((1, 1, 2, 4)))]
         random.choice(topics).append(batch, tag=random.choice((None, "t")))
+        world.clock.tick(random.randint(0, 2))
         if number % 13 == 12:
             random.choice(topics).delete(seqs=[1])
     other = world.disk.reboot()
@@ -54,6 +58,7 @@ def test_replayed_records_fill_segments_as_written_ones_do(
     world.open(other).checkpoint()
     assert len(segment_files(world.disk)) > 20
     assert segment_files(other) == segment_files(world.disk)
+    assert manifest.load(other, PATH).manifest.topics == manifest.load(world.disk, PATH).manifest.topics
 
 
 @pytest.mark.parametrize("sizes", [(10, 500, 10), (500, 10, 500), (10, 10, 500), (500,)], ids=str)
@@ -71,19 +76,41 @@ def test_records_that_stay_in_the_wal_are_read_in_pieces_of_any_division(
     assert datas(world.restart("kill").topic("a")) == [bytes(size) for size in sizes]
 
 
+def test_replayed_records_are_kept_in_memory_while_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is beyond stays in the WAL. Method: after the start the WAL cannot be read."""
+    monkeypatch.setattr(replay, "MEMORY_BYTES", 20_000)
+    world = World()
+    topics = [world.log.topic(name, durability="fsync") for name in "ab"]
+    for topic in topics:
+        for _ in range(15):
+            topic.append(bytes(1_000))
+    log = world.restart("kill")
+    world.disk.fail("read", error=errno.EIO, path="/wal", times=None)
+    assert len(seqs(log.topic("a"))) == 15
+    with pytest.raises(Error):
+        log.topic("b").read(0, 100)
+    world.disk.heal()
+    assert len(seqs(log.topic("b"))) == 15
+
+
 # ── shards ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("filled", [False, True], ids=["one file", "several files"])
-@pytest.mark.parametrize("shards", [(a, b) for a in (1, 2, 3) for b in (1, 2, 3) if a != b], ids=str)
-def test_a_power_cut_while_the_number_of_shards_changes_loses_nothing(shards: tuple[int, int], filled: bool) -> None:
-    """Method: a directory without a snapshot is opened with another number of shards, and the power fails before each
-    operation of that; the next start, with the first number, the second or a third one, finds everything."""
+@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize("shards", [(1, 2), (2, 1), (3, 2)], ids=str)
+def test_a_power_cut_while_the_number_of_shards_changes_loses_nothing(
+    shards: tuple[int, int], snapshot: bool, filled: bool
+) -> None:
+    """Method: a directory with or without a snapshot is opened with another number of shards; the power fails before
+    each operation of that; the next start, with the first number, the second or a third one, finds everything."""
     world = World(**TINY, wal_shards=shards[0])
     for number in range(4):
         world.log.topic(f"t{number}", durability="fsync").append([bytes(300)] * (6 if filled else 1))
+        if snapshot:
+            world.log.checkpoint()
     before = everything(world.log)
-    if filled:
+    if filled and not snapshot:
         assert all(len(names.files(world.disk, shard.directory)) > 1 for shard in world.log.shards)
     disk = world.disk.reboot()
     images: list[SimDisk] = []
@@ -94,6 +121,28 @@ def test_a_power_cut_while_the_number_of_shards_changes_loses_nothing(shards: tu
         log = world.open(image.reboot(), wal_shards=(*shards, 4)[number % 3])
         assert everything(log) == before, f"before operation {number}"
         assert log.report.damage == []
+
+
+@pytest.mark.parametrize("shards", [(a, b) for a in (1, 2, 3) for b in (1, 2, 3) if a != b], ids=str)
+def test_shards_that_were_added_later_are_not_taken_for_the_whole_wal(shards: tuple[int, int]) -> None:
+    """No snapshot reads: the start is refused unless the WAL still has everything."""
+    world = World(wal_shards=shards[0])
+    topic = world.log.topic("a", durability="fsync")
+    topic.append([1, 2, 3])
+    for _ in range(3):
+        world.log.checkpoint()
+    log = world.restart("kill", wal_shards=shards[1])
+    for number in range(6):
+        log.topic(f"t{number}", durability="fsync").append(1)
+    log.topic("a").append(4)
+    before, disk = everything(log), world.disk.reboot()
+    for path in world.files(".bin", "meta"):
+        disk.write_file(path, b"no snapshot")
+    refused = True
+    with suppress(Damaged):
+        assert everything(world.open(disk)) == before
+        refused = False
+    assert refused == (shards != (2, 3)), "with one more shard those before it keep their files"
 
 
 # ── floors ────────────────────────────────────────────────────────────────────────────────────────
@@ -118,6 +167,23 @@ def test_a_floor_that_replay_found_is_not_written_again(durability: str, kept: i
     assert log.topic("a").evict_floor == 4
     retention.harden_all([log.topic("a")._core])  # as a checkpoint does
     assert log.shards[0].position() == position, "nothing was written"
+
+
+# ── keys ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("restart", RESTARTS)
+def test_idempotency_keys_are_replayed(restart: Restart) -> None:
+    world = World()
+    topic = world.log.topic("a", durability="fsync")
+    topic.append("plain")
+    written = {key: topic.append([key] * count, key=key) for count, key in enumerate(("one", "two", "three"), 1)}
+    topic.append("plain")
+    log = world.restart(restart)
+    for key, done in written.items():
+        again = log.topic("a").append("again", key=key)
+        assert (again.deduped, again.first_seq, again.last_seq) == (True, done.first_seq, done.last_seq)
+    assert not log.topic("a").append("other", key="four").deduped
 
 
 # ── losses ────────────────────────────────────────────────────────────────────────────────────────
