@@ -495,12 +495,12 @@ def faults_of(segment: Sealed, look: Callable[[Rows], None] | None = None) -> tu
         records += len(chunk.rows)
         if look is not None:
             look(chunk.rows)
+        after = chunk.next_seq
         if chunk.fault is not None:
             found.append(chunk.fault)
-            seq = max(chunk.fault.resume, seq + 1)
-        else:
-            assert chunk.next_seq > seq, "a read moves on"
-            seq = chunk.next_seq
+            after = chunk.fault.resume
+        assert after > seq, "a read moves on"
+        seq = after
     if segment.salvage is not None:
         found += [fault for fault in segment.salvage.faults if fault.resume <= fault.seq]
     return found, records

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from tidelog.commitlog import SegmentedLog, verify
+from tidelog.commitlog import Compacted, SegmentedLog, verify
 from tidelog.errors import Corrupt, SeqMissing
 from tidelog.testing import ManualClock, PowerOff, SimDisk
 from tidelog.types import Record
@@ -67,6 +67,26 @@ def test_the_newest_record_of_every_key_stays_with_its_seq_and_time(open_log: Op
     assert (done.dropped, done.kept, done.segments) == (len(sealed) - len(expected), len(expected), 3)
     assert 0 < done.bytes_after < done.bytes_before
     assert done.resumed_at is None
+
+
+def test_a_compaction_reports_what_it_did_to_the_files(
+    open_log: Opener, clock: ManualClock, disk: SimDisk, data_path: Names, first: int
+) -> None:
+    """Bytes are those of the data files of the sealed segments; a second run finds the same files and drops nothing."""
+    log = open_log()
+    sealed, _ = grown(log, clock)
+    kept = len(newest(sealed))
+
+    def stored() -> int:
+        return sum(len(disk.read_file(data_path(first + number))) for number in (0, 4, 6))
+
+    before = stored()
+    done = log.compact(key)
+    after = stored()
+    assert done == Compacted(
+        segments=3, dropped=len(sealed) - kept, kept=kept, bytes_before=before, bytes_after=after, resumed_at=None
+    )
+    assert log.compact(key) == Compacted(kept=kept, bytes_before=after, bytes_after=after)
 
 
 def test_records_without_a_key_all_survive(open_log: Opener, clock: ManualClock) -> None:

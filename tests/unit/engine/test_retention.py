@@ -553,6 +553,41 @@ def test_memory_holds_the_cap_and_one_segment(durability: str) -> None:
     assert held <= 10 + 10 + 40, "the cap, one segment, and what came since the last checkpoint"
 
 
+def test_memory_of_an_ephemeral_topic_is_freed_when_all_of_it_expired() -> None:
+    """Background work does it: nothing reads or writes the topic."""
+    world = World(segment_events_max=10)
+    topic = world.log.topic("a", durability="ephemeral", ttl_ms=1_000)
+    topic.append([b"x"] * 4)
+    held = [sum(part.stop - part.base for part in topic._core.index.parts)]
+    world.clock.tick(2_000)
+    world.log.tick()
+    held.append(sum(part.stop - part.base for part in topic._core.index.parts))
+    assert held == [4, 0]
+    assert topic.append(b"y").first_seq == 5
+    assert whole(topic).gap == Gap(1, 4, "ttl", 4, 5, 5)
+
+
+def test_a_record_whose_age_cannot_be_read_stays_and_is_reported() -> None:
+    """The record that decides how far age goes is damaged: nothing expires, writes go on, and the damage is reported
+    although nothing read the record."""
+    world = World(segment_events_max=100)
+    topic = world.log.topic("a", durability="fsync", ttl_ms=60_000)
+    for number in range(6):
+        topic.append(b"record %d" % number)
+        world.clock.tick(10_000)
+    world.log.checkpoint()
+    world.restart("kill")
+    topic = world.log.topic("a", create=False)
+    path = next(path for path in world.files(".data"))
+    world.disk.flip(path, world.disk.read_file(path).index(b"record 2"), 1)
+    world.clock.tick(25_000)  # three records are older than a minute
+    assert world.log.corruption() == ()
+    assert topic.append(b"new").first_seq > 6
+    assert topic._core.index.evict_floor == 1
+    assert [found.topic for found in world.log.corruption()] == ["a"]
+    assert not world.log.health().ok
+
+
 @pytest.mark.parametrize("field", ["cap_records", "cap_bytes", "ttl_ms"])
 @pytest.mark.parametrize("value", [-1, 1.0, True, "5", None, 1 << 64])
 def test_limits_are_whole_numbers(field: str, value: Any) -> None:
