@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from collections.abc import Callable
 from itertools import pairwise
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from tidelog.commitlog import Compacted, SegmentedLog, verify
-from tidelog.errors import Corrupt, SeqMissing
+from tidelog.errors import Corrupt, Latched, SeqMissing, WriteFailed
 from tidelog.testing import ManualClock, PowerOff, SimDisk
 from tidelog.types import Record
 
@@ -371,6 +372,36 @@ def test_a_crash_at_any_step_leaves_the_old_segment_or_the_new_one(
 
 
 # What stops it.
+
+
+def test_a_swap_that_fails_before_it_counts_changes_nothing(
+    open_log: Opener, clock: ManualClock, codec: str, data_path: Names, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the index is derived the log goes on and compaction may be tried again. A layout whose index cannot be
+    derived accepts no writes until it is opened again, which decides what the swap came to."""
+    log = open_log()
+    sealed, active = grown(log, clock)
+    rename = SimDisk.rename
+
+    def failing(disk: SimDisk, old: str, new: str, /) -> None:
+        if new == data_path(first):
+            raise OSError(errno.EIO, "no")
+        rename(disk, old, new)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimDisk, "rename", failing)
+        with pytest.raises(Latched if codec == "laminar" else WriteFailed):
+            log.compact(key)
+    assert list(log) == [*sealed, *active]
+    if codec == "laminar":
+        with pytest.raises(Latched):
+            log.append(b"next")
+        log.close()
+        log = open_log()
+        assert list(log) == [*sealed, *active]
+    assert log.compact(key).dropped == len(sealed) - len(newest(sealed))
+    seq = log.append(b"next")
+    assert list(log.records(stop=seq)) == [*newest(sealed), *active]
 
 
 def test_damage_stops_it_before_anything_is_dropped(

@@ -810,6 +810,32 @@ def test_what_is_acked_after_a_kill_survives_the_next_power_cut(open_log: Opener
         pytest.fail("the scenario never came to its end")
 
 
+def test_names_that_a_killed_process_left_are_durable_once_the_log_is_open(open_log: Opener) -> None:
+    """Method: the process dies before every operation of a commit of consumer offsets, which renames a file; the next
+    process finds the old offset or the new one, and the same is there after a power cut."""
+    seen = set()
+    for ops in range(1, 50):
+        machine = SimDisk()
+        log = open_log(disk=machine)
+        log.append_many([b"a", b"b", b"c"])
+        log.offsets.commit("group", 1)
+        machine.cut_power_at(machine.ops + ops)
+        try:
+            log.offsets.commit("group", 2)
+        except PowerOff:
+            pass
+        else:
+            break
+        machine = machine.reboot()
+        found = open_log(disk=machine).offsets.fetch("group")
+        again = open_log(disk=machine.crash_image("none"))
+        assert again.offsets.fetch("group") == found, f"killed before operation {ops}"
+        seen.add(found)
+    else:
+        pytest.fail("the scenario never came to its end")
+    assert seen == {1, 2}
+
+
 # Logs from elsewhere.
 
 
