@@ -43,6 +43,7 @@ _OFFSETS = ".consumer_offsets"
 _TEMPORARIES = frozenset((".cleaner_checkpoint.tmp", f"{_OFFSETS}.tmp", ".next_seq.tmp", f"{log_manifest.NAME}.tmp"))
 _MARGIN_SEQS = 1 << 20  # above what the files of a lost segment tell, where no manifest says more
 _RECORDS_AN_INDEX_BYTE = 16  # at most, in a sparse index
+_CHUNK_BYTES = 8 << 20  # of one read while a whole segment is verified
 
 
 class Damage(NamedTuple):
@@ -491,7 +492,7 @@ def faults_of(segment: Sealed, look: Callable[[Rows], None] | None = None) -> tu
     shape = segment.shape()
     seq, found, records = segment.base, [], 0
     while seq < segment.stop:
-        chunk = segment.read(shape, seq, segment.stop, 8 << 20)
+        chunk = segment.read(shape, seq, segment.stop, _CHUNK_BYTES)
         records += len(chunk.rows)
         if look is not None:
             look(chunk.rows)

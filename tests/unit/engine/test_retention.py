@@ -475,6 +475,53 @@ def test_a_reader_waits_for_a_floor_only_where_it_is_shown_a_gap_that_could_be_t
     assert all(world.log.topic(name).is_settled for name in CLASSES), "the interval sync made the floors durable"
 
 
+def test_a_reader_writes_no_floor_that_replay_finds_by_the_records() -> None:
+    """A cap's floor follows from the records where none of them can be lost: being shown the gap costs no write."""
+    world = World(ledger_records=0)
+    for durability, writes in (("disk", True), ("fsync", False), ("memory", False), ("ephemeral", False)):
+        topic = world.log.topic(durability, durability=durability, cap_records=3)
+        topic.append([1, 2, 3, 4, 5, 6])
+        before = wal_end(world)
+        assert topic.read(0).gap is not None
+        assert topic.state().evict_floor == 4
+        assert (wal_end(world) != before) == writes, durability
+
+
+@pytest.mark.parametrize("refused", [0, 1])
+def test_a_topic_whose_floor_the_disk_refuses_keeps_none_of_the_others(refused: int) -> None:
+    """Background expiry: the shard of one topic has no room, the topic of the other shard expires, and the first one
+    does once there is room."""
+    world = World(wal_shards=2)
+    for name in ("a", "b"):
+        world.log.topic(name, durability="fsync", ttl_ms=1_000).append([1, 2])
+    cores = [world.log.topic(name, create=False)._core for name in ("a", "b")]
+    assert cores[0].shard is not cores[1].shard
+    world.clock.tick(2_000)
+    number = world.log._shared.shards.index(cores[refused].shard)
+    world.disk.fail("write", error=errno.ENOSPC, times=None, path=f"wal/shard-{number:02d}")
+    with pytest.raises(DiskFull):
+        world.log.tick()
+    assert [core.index.count for core in cores] == ([2, 0] if refused == 0 else [0, 2])
+    world.disk.heal()
+    world.clock.tick(20_000)
+    world.log.tick()
+    assert [core.index.count for core in cores] == [0, 0]
+
+
+@pytest.mark.parametrize("durability", CLASSES)
+def test_a_floor_that_a_configure_raised_is_in_the_wal_before_the_next_configure(durability: str) -> None:
+    """Also where the records alone would give it: replay must not depend on the limits that a topic had meanwhile."""
+    world = World(ledger_records=0)
+    topic = world.log.topic("a", durability=durability)
+    topic.append([1, 2, 3, 4, 5, 6])
+    world.log.topic("a", cap_records=10)
+    held = [topic._core.hardened]
+    world.log.topic("a", cap_records=3)
+    held.append(topic._core.hardened)
+    assert topic._core.index.evict_floor == 4
+    assert held == [1, 1 if durability == "ephemeral" else 4]
+
+
 def test_the_interval_sync_writes_a_floor_once() -> None:
     world = World(ledger_records=0)
     topic = world.log.topic("a", durability="disk", cap_records=3)
