@@ -11,8 +11,8 @@ asks for is lost, and `onGap` says what happens then. One that came since by `su
 
 Spark calls `commit(end)` of a batch when it has planned the next one, so never for the last one of a run. It plans from
 an offset only when the batch before it is in its commit log: `latestOffset(start)` says that everything before `start`
-is written, also at the end of AvailableNow, where it is asked once more and finds nothing. Where Spark plans nothing for
-a while, or no more, `listener` moves the group.
+is written, also at the end of AvailableNow, where it is asked once more and finds nothing. Where Spark plans nothing
+for a while, or no more, `listener` moves the group.
 """
 
 from __future__ import annotations
