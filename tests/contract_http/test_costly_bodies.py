@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.contract_http.api import Api, path
 from tests.contract_http.client import JSON
 from tidelog.server.api import write as writing
@@ -39,3 +41,21 @@ def test_a_config_is_small(api: Api, topic: str) -> None:
     for body in (b"{" + fields + b"}", b'{"x":"' + b"x" * 65_536 + b'"}'):
         reply = api.request("PUT", path(topic), body, [JSON])
         assert (reply.status, reply.json()["error"]["code"]) == (400, "invalid_request")
+
+
+@pytest.mark.parametrize("key", [b"records", rb"r\u0065cords"])
+def test_far_too_many_records_are_refused_before_they_are_decoded(api: Api, topic: str, key: bytes) -> None:
+    """Five million records in 60 MiB took 980 MiB and the interpreter for 1.6 s."""
+    api.write(topic, 0)
+    body = b'{"%b":[%b]}' % (key, b",".join([b'{"data":1}'] * 200_000))
+    reply = api.request("POST", path(topic), body, [JSON])
+    error = reply.json()["error"]
+    assert (reply.status, error["code"]) == (400, "batch_too_large")
+    assert "10001" in error["message"], "the scan ends at the first record that is one too many"
+
+
+def test_many_objects_in_few_records_are_written(api: Api, topic: str) -> None:
+    objects = b",".join([b'{"a\\"]":[]}'] * 40_000)
+    body = b'{"other":[%b],"records":[%b]}' % (objects, b",".join([b'{"data":{"x":[%b]}}' % objects] * 5))
+    reply = api.request("POST", path(topic), body, [JSON])
+    assert (reply.status, reply.json()["count"]) == (201, 5)

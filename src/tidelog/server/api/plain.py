@@ -6,9 +6,12 @@ body ──► the kernel, one pass ──► the text of each record        whe
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 import msgspec
 
-from tidelog.engine import EngineConfig, texts
+from tidelog.engine import EngineConfig, encode, texts
 from tidelog.errors import BadInput
 from tidelog.wire import requests
 
@@ -24,7 +27,51 @@ except ImportError:  # built where there was no compiler
         return None
 
 
+_SLICE_BYTES: Final = 1 << 20  # searched at once
+_BRACES_PER_RECORD: Final = 16
+_KEY_BYTES_MAX: Final = 64  # of "records" with every letter escaped: 44
+_TOKEN: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{}]', re.DOTALL)
 _decode = requests.decoder(requests.PlainWrite).decode
+
+
+def check_records(body: bytes, limits: EngineConfig) -> None:
+    """Refuse a body with far too many records before it is decoded: one call of the decoder holds the interpreter, and
+    each record takes 16 times its text. Five million of them in 60 MiB took 1.6 s and 980 MiB.
+
+    Every record has a brace. Bodies with few braces are decoded at once; the others are scanned up to the record that
+    is one too many, and other threads run between two tokens."""
+    most = limits.batch_records_max
+    braces = 0
+    for start in range(0, len(body), _SLICE_BYTES):
+        braces += body.count(b"{", start, start + _SLICE_BYTES)
+    if braces <= _BRACES_PER_RECORD * most:
+        return
+    depth = count = 0
+    key, in_records = b"", False
+    for token in _TOKEN.finditer(body):
+        found = token[0]
+        if found[:1] == b'"':
+            if depth == 1:
+                key = found
+        elif found in (b"}", b"]"):
+            depth -= 1
+        else:
+            if depth == 1:
+                in_records = found == b"[" and _is_records(key)
+            elif depth == 2 and in_records:
+                count += 1
+                if count > most:
+                    encode.check_count(limits, count)
+            depth += 1
+
+
+def _is_records(key: bytes) -> bool:
+    if b"\\" not in key:
+        return key == b'"records"'
+    try:
+        return len(key) <= _KEY_BYTES_MAX and msgspec.json.decode(key) == "records"
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
 
 
 def plain(body: bytes, limits: EngineConfig) -> list[bytes] | None:

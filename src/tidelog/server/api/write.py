@@ -17,7 +17,7 @@ from tidelog.errors import BadInput, Error, TopicNotFound
 from tidelog.server.api import bulk
 from tidelog.server.api.auth import ADMIN, Principal
 from tidelog.server.api.call import Call
-from tidelog.server.api.plain import plain
+from tidelog.server.api.plain import check_records, plain
 from tidelog.server.api.problem import Problem
 from tidelog.server.api.schedule import check_queue, schedule
 from tidelog.server.api.topics import config_of, own_targets
@@ -80,6 +80,7 @@ async def _large(call: Call, topic: Topic | None) -> Response:
 
 
 def _parsed_any(call: Call, topic: Topic | None) -> _Asked:
+    check_records(call.request.body, call.service.engine.limits)
     if topic is not None and call.request.header(b"idempotency-key") is None:
         datas = plain(call.request.body, call.service.engine.limits)
         if datas is not None:

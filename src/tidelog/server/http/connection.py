@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
-import os
 import select
 import socket
 import sys
@@ -184,7 +183,9 @@ class Connection(asyncio.BufferedProtocol):
         size = len(_CHUNKS_END)
         if not unread:
             return self._rest[-size:]
-        with socket.socket(fileno=os.dup(number)) as copy:  # the loop's own socket object lets nobody read from it
+        with socket.fromfd(
+            number, socket.AF_INET, socket.SOCK_STREAM
+        ) as copy:  # the loop's own socket object lets nobody read from it
             try:
                 peeked = copy.recv(unread, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             except OSError:
