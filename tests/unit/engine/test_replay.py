@@ -11,7 +11,9 @@ import pytest
 from tests.unit.engine.world import LOGGED, PATH, RESTARTS, TINY, Restart, Whole, World, datas, seqs, whole
 
 from tidelog.engine import Engine, manifest, replay, retention
+from tidelog.engine.reserve import RESERVE_MAX
 from tidelog.errors import Damaged, Error
+from tidelog.formats import frame
 from tidelog.testing import SimDisk
 from tidelog.wal import names
 
@@ -209,6 +211,25 @@ def test_only_seqs_that_were_lost_are_reported(lost: tuple[str, int]) -> None:
     assert log.report.lost_seqs == {name: [(seq, seq)]}
     for each in "ab":
         assert seqs(log.topic(each)) == [number for number in range(1, 7) if (each, number) != lost]
+
+
+def test_a_lost_reservation_of_seqs_counts_whatever_is_lost_after_it() -> None:
+    """The frame that reserves seqs of class `disk` is damaged, and one of another topic after it."""
+    world = World(head_reserve=4)
+    other = world.log.topic("other", durability="fsync")
+    world.log.topic("a", durability="disk").append(1)
+    other.append(b"to be lost")
+    other.append(b"kept")
+    disk = world.disk.reboot()
+    path = world.files(".log", "wal")[0]
+    content, at, reservations = disk.read_file(path), 0, list[int]()
+    while (size := int.from_bytes(content[at : at + 4], "little")) > 0:
+        if content[at + 4] == frame.HEAD_WATERMARK:
+            reservations.append(at + size - 8)
+        at += size + 4
+    disk.flip(path, reservations[-1], 1)
+    flip(disk, b"to be lost")
+    assert world.open(disk, accept_loss=True).topic("a").append(2).first_seq > RESERVE_MAX
 
 
 def test_seqs_that_a_restart_skipped_are_not_lost() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.engine.world import RESTARTS, TINY, Restart, World, seqs
+from tests.unit.engine.world import RESTARTS, TINY, Restart, World, datas, seqs
 
 from tidelog.engine import Engine, checkpoint, manifest, retention
 from tidelog.engine.core import Core
@@ -43,6 +43,7 @@ def test_a_snapshot_holds_all_that_topics_know(restart: Restart) -> None:
     log.router("r", "a", "b")
     log.queue("jobs", durability="fsync", leases_durable=True)
     log.checkpoint()
+    log.topic("a", cap_bytes=5_000)
     tables = [pa.table({"data": [b"x", b"y"]})]
     topic.append_numbered(tables, writer="etl", number=7, sum=(1, 2))
     topic.append("once", key="a key")
@@ -70,6 +71,27 @@ def test_a_snapshot_holds_all_that_topics_know(restart: Restart) -> None:
     assert log.topic("b").head_seq == 14, "the router was made after three records"
 
 
+def test_a_row_claims_nothing_of_records_that_came_after_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records are written and deleted between the copying and the row: its floors end with its head."""
+    world = World()
+    topic = world.log.topic("a", durability="fsync", cap_records=5)
+    topic.append([1, 2, 3])
+    write = checkpoint._write
+
+    def written(core: Core, *rest: Any) -> None:
+        write(core, *rest)
+        if core is topic._core:
+            topic.append(list(range(9)))
+            topic.delete(before_seq=topic.head_seq + 1)
+
+    monkeypatch.setattr(checkpoint, "_write", written)
+    world.log.checkpoint()
+    row = next(row for row in manifest.load(world.disk, "data").manifest.topics if row.name == "a")
+    assert (row.head, row.earliest, row.cap_mark) == (3, 4, 3)
+    log = world.restart("kill")
+    assert (log.topic("a").head_seq, log.topic("a").earliest_seq, log.topic("a").evict_floor) == (12, 13, 8)
+
+
 # ── the disk ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -89,6 +111,26 @@ def test_files_that_a_checkpoint_removed_stay_gone_after_a_power_cut() -> None:
     assert left == [path for path in before if f"seg-{5:016d}" in path]
 
 
+@pytest.mark.parametrize("restart", ["kill", "crash"])
+def test_a_restart_keeps_files_that_only_the_snapshot_before_names(restart: Any) -> None:
+    """The newest one may turn out not to read."""
+    world = World(**TINY)
+    topic = world.log.topic("a", durability="fsync")
+    topic.append(list(range(4)))
+    topic.append(list(range(4)))
+    world.log.checkpoint()
+    topic.delete(before_seq=5)
+    world.log.checkpoint()
+    first = f"data/topics/{topic.id:08X}/seg-{1:016d}.data"
+    log = world.restart(restart)
+    assert first in world.files()
+    disk = world.disk.reboot()
+    disk.write_file(sorted(world.files(".bin", "meta"))[-1], b"no snapshot")
+    again = world.open(disk)
+    assert seqs(again.topic("a")) == seqs(log.topic("a")) == [5, 6, 7, 8]
+    assert again.report.damage == []
+
+
 @pytest.mark.parametrize("batch", [1, 3, 8])
 @pytest.mark.parametrize("copied", [1, 100, 1 << 20])
 def test_the_index_of_an_intact_segment_is_written_once(
@@ -100,9 +142,9 @@ def test_the_index_of_an_intact_segment_is_written_once(
     world = World(segment_events_max=24)
     topic = world.log.topic("a", durability="fsync")
     for number in range(60 // batch):
-        topic.append([b"%d" % number * 20] * batch)
+        topic.append([b"%d" % number * 20] * batch, tag="t")
     world.log.checkpoint()
-    assert len(world.files(".foot")) == 2
+    assert len(world.files(".foot")) == len(world.files(".tag")) == 2
     assert [words for words in world.disk.trace if "rename" in words and ".idx" in words] == []
     assert world.log.health().ok
     assert len(seqs(world.restart("kill").topic("a"))) == 60 // batch * batch
@@ -124,6 +166,27 @@ def test_a_checkpoint_pauses_after_each_piece(size: int, monkeypatch: pytest.Mon
     assert len(copied) >= 12 // size
     assert len(pauses) >= 2 * (12 // size) + 1
     assert len({at for at in pauses if at}) >= 12 // size
+
+
+@pytest.mark.parametrize("left", [None, 0, 39, 100])
+def test_an_index_that_was_lost_is_made_again_before_it_grows(left: int | None) -> None:
+    """The data is whole: no record is hidden by zeros where its entry was."""
+    world = World()
+    world.log.topic("a", durability="fsync").append(list(range(6)))
+    world.log.checkpoint()
+    log = world.restart("kill")
+    path = world.files(".idx")[0]
+    if left is None:
+        world.disk.remove(path)
+    else:
+        world.disk.write_file(path, world.disk.read_file(path)[:left])
+    log.topic("a").append(6)
+    log.checkpoint()
+    assert len(world.disk.read_file(path)) == 7 * 20
+    assert datas(log.topic("a")) == list(range(7))
+    again = world.restart("crash")
+    assert datas(again.topic("a")) == list(range(7))
+    assert again.report.rebuilt == []
 
 
 @pytest.mark.parametrize("keep", ["none", "all"])
@@ -169,6 +232,25 @@ def test_a_floor_that_cannot_be_made_durable_leaves_out_its_topic_alone(
         assert {each: seqs(again.topic(each)) for each in topics} == {each: [4, 5] for each in topics}
     log.checkpoint()
     assert log.health().lagging == ()
+
+
+def test_a_new_topic_without_records_that_is_left_out_stays_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    before = world.log.topic("a", durability="fsync").state()
+    world.log.topic("b", durability="fsync").append(1)
+    write = checkpoint._write
+
+    def failing(core: Core, *rest: Any) -> None:
+        if core.name == "a":
+            raise RuntimeError("a bug")
+        write(core, *rest)
+
+    monkeypatch.setattr(checkpoint, "_write", failing)
+    with pytest.raises(WriteFailed, match="left out a "):
+        world.log.checkpoint()
+    log = world.restart("kill")
+    assert log.topic("a").state() == before
+    assert log.topic("a").append(1).first_seq == 1
 
 
 @pytest.mark.parametrize("place", ["_begin", "_write"])
