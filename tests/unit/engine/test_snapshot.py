@@ -168,6 +168,19 @@ def test_a_checkpoint_pauses_after_each_piece(size: int, monkeypatch: pytest.Mon
     assert len({at for at in pauses if at}) >= 12 // size
 
 
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_reader_makes_no_checkpoint(snapshot: bool) -> None:
+    world = World()
+    world.log.topic("a", durability="fsync").append([1, 2, 3])
+    if snapshot:
+        world.log.checkpoint()
+    disk = world.disk.reboot()
+    before = disk.ops, disk.digest()
+    with world.reader(disk) as reader:
+        assert datas(reader.topic("a")) == [1, 2, 3]
+    assert (disk.ops, disk.digest()) == before
+
+
 @pytest.mark.parametrize("left", [None, 0, 39, 100])
 def test_an_index_that_was_lost_is_made_again_before_it_grows(left: int | None) -> None:
     """The data is whole: no record is hidden by zeros where its entry was."""
