@@ -325,6 +325,8 @@ def _unexplained(files: Files, segment: Sealed, report: Report) -> Sealed | None
 
 
 def _sweep(files: Files, names: Sequence[str], found: Survey, report: Report) -> None:
+    """Remove what interrupted steps left. `_recover` syncs the directory at its end; names that a power cut brings back
+    before that are swept again."""
     disk, codec, directory = files.disk, files.codec, files.directory
     for name in names:
         if not codec.is_temporary(name) and name not in _TEMPORARIES:
@@ -336,8 +338,6 @@ def _sweep(files: Files, names: Sequence[str], found: Survey, report: Report) ->
             name = codec.side_name(base, suffix) if suffix else codec.data_name(base)
             remove_if_there(disk, join(directory, name))
             report.swept.append(name)
-    if report.swept:
-        disk.sync_dir(directory)
 
 
 def _quarantine(files: Files, name: str, content: Buffer) -> str:
