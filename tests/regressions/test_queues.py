@@ -104,6 +104,19 @@ def test_a_job_whose_delete_fails_is_copied_once() -> None:
     assert jobs.counts() == (0, 0, 1)
 
 
+def test_a_copied_job_that_a_caller_deletes_is_remembered_no_longer() -> None:
+    """Else every such job would take memory for as long as the queue is open."""
+    world = World(wal_shards=2)
+    jobs = place(world, "fsync", "disk")
+    world.disk.fail("write", path=f"shard-{shard_of(jobs.topic.id, 2):02d}", error=28)  # no room for the delete
+    assert jobs.claim("w") == []
+    copied = [dict(jobs._state.copied)]
+    jobs.topic.delete(seqs=[1])
+    assert jobs.claim("w") == []
+    copied.append(dict(jobs._state.copied))
+    assert copied == [{1: world.log.topic("dead").id}, {}]
+
+
 # History --------------------------------------------------------------------------------------------------------
 
 

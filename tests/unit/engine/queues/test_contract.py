@@ -352,6 +352,19 @@ def test_a_pass_is_quick_while_it_needs_memory_alone(world: World) -> None:
     assert not durable.is_quick(1)
 
 
+def test_a_pass_that_may_move_a_job_to_another_topic_is_not_quick(world: World) -> None:
+    """Only a job that was delivered before can be moved; fresh ones need memory alone."""
+    jobs = world.log.queue("dying", durability="ephemeral", max_deliveries=2, dead_letter="dead")
+    jobs.put([1, 2])
+    assert jobs.is_quick(1)
+    held = jobs.claim("w")
+    assert not jobs.is_quick(1)
+    jobs.nack("w", held)
+    assert not jobs.is_quick(1)
+    jobs.ack("w", jobs.claim("w"))
+    assert jobs.is_quick(1)
+
+
 # Doors ----------------------------------------------------------------------------------------------------
 
 

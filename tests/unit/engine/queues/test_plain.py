@@ -75,6 +75,19 @@ def test_a_wish_behind_plain_jobs_is_heard() -> None:
     assert [job.data for job in (jobs.claim("w")[0], jobs.claim("w")[0], jobs.claim("w")[0])] == ["urgent", 2, 3]
 
 
+def test_a_wish_in_the_next_segment_is_known_before_the_first_claim() -> None:
+    """The first segment has plain jobs only, which are not looked at one by one; the search goes on after it."""
+    world = World(segment_events_max=2)
+    jobs = queue(world)
+    jobs.put([1, 2])
+    jobs.put("later", delay_ms=500)
+    jobs.put("urgent", priority=5)
+    assert [jobs.claim("w")[0].data for _ in range(3)] == ["urgent", 1, 2]
+    assert jobs.claim("w", 10) == []
+    world.clock.tick(500)
+    assert [job.data for job in jobs.claim("w", 10)] == ["later"]
+
+
 # ── bytes ─────────────────────────────────────────────────────────────────────────────────────────
 
 
