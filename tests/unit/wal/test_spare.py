@@ -10,8 +10,9 @@ from tests.unit.wal.bench import FILE_BYTES, Bench
 from tidelog.disk.latch import Latch
 from tidelog.testing import Call, SimDisk
 from tidelog.wal import Writer, file, files, path_of
+from tidelog.wal import spare as spare_module
 from tidelog.wal.file import COARSE_BYTES, FIRST_BYTES
-from tidelog.wal.spare import STEP_BYTES, Spare
+from tidelog.wal.spare import STEP_BYTES, Reserve, Spare
 
 DIRECTORY = "data"
 PATH = f"{DIRECTORY}/SPARE"
@@ -239,3 +240,35 @@ def test_a_name_that_is_taken_is_not_taken_from_anybody(disk: SimDisk) -> None:
     spare.make(10)
     assert not spare.take(f"{DIRECTORY}/file")
     assert disk.read_file(f"{DIRECTORY}/file") == b""
+
+
+def reserved(disk: SimDisk) -> int:
+    """Bytes of the one file that the reserve has; 0 where there is none."""
+    return sum(len(content) for content in disk.tree().values())
+
+
+def test_a_reserve_that_was_given_up_in_part_is_made_whole_again(
+    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spare_module, "RESERVE_BYTES", 64 << 10)
+    disk.capacity_bytes = 64 << 20
+    reserve = Reserve(disk, DIRECTORY)
+    assert reserve.restore()
+    assert reserved(disk) == 64 << 10
+    assert reserve.release()
+    assert reserved(disk) < 64 << 10
+    assert reserve.restore()
+    assert reserved(disk) == 64 << 10
+    assert reserve.is_held
+
+
+def test_a_reserve_that_was_made_small_grows_when_there_is_room(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spare_module, "RESERVE_BYTES", 64 << 10)
+    disk.capacity_bytes = 256 << 10
+    reserve = Reserve(disk, DIRECTORY)
+    assert reserve.restore()
+    small = reserved(disk)
+    assert 0 < small < 64 << 10
+    disk.capacity_bytes = 64 << 20
+    assert reserve.restore()
+    assert reserved(disk) == 64 << 10

@@ -11,6 +11,7 @@ from tidelog.disk.latch import Latch
 from tidelog.errors import DiskFull, Latched
 from tidelog.testing import SimDisk
 from tidelog.wal import Position, Writer, file, files
+from tidelog.wal.names import named
 
 STEP = append(b"x" * 454)  # a quarter of a file, but for what is left behind the fourth
 
@@ -63,6 +64,18 @@ def test_it_is_eight_times_as_large_as_others_and_no_larger() -> None:
     assert look(disk).datas == [b"x" * 454] * 70
     reserved = [line.rpartition(" ")[2] for line in disk.trace if line.startswith(f"reserve {path(1)}")]
     assert reserved == [str(times * FILE_BYTES) for times in (1, 2, 4, 8)]
+
+
+def test_the_name_file_announces_as_many_bytes_as_the_file_may_get() -> None:
+    """Where the newest file is lost, that number bounds the seqs that it may have held: none is given again."""
+    disk = SimDisk()
+    writer = make(disk)
+    for _ in range(70):
+        fill(writer, 1)
+        said = named(disk, WAL)
+        assert said is not None
+        assert said.size is not None
+        assert said.size >= len(disk.read_file(path(said.first)))
 
 
 def test_a_batch_that_is_too_large_for_it_gets_another() -> None:
