@@ -180,7 +180,7 @@ def first_number(loaded: Loaded, groups: Sequence[Group], key: str) -> int:
     group has had a frame this is the beginning: their files were empty, and `cut` has removed them."""
     begin = start_of(loaded, key)
     if begin is not None:
-        return begin.first + (begin.pos > 0)
+        return begin.first  # nothing was written to it: a file that held frames would be known to be absent
     if loaded.number:
         return 2
     if all(group.replay.next_first == 1 for group in groups):

@@ -12,7 +12,7 @@ from tests.unit.engine.world import RESTARTS, TINY, Restart, World, datas, seqs
 
 from tidelog.engine import Engine, checkpoint, manifest, retention
 from tidelog.engine.core import Core
-from tidelog.errors import Forked, WriteFailed
+from tidelog.errors import DiskFull, Forked, WriteFailed
 from tidelog.wal import Token
 
 
@@ -179,6 +179,42 @@ def test_a_reader_makes_no_checkpoint(snapshot: bool) -> None:
     with world.reader(disk) as reader:
         assert datas(reader.topic("a")) == [1, 2, 3]
     assert (disk.ops, disk.digest()) == before
+
+
+@pytest.mark.parametrize("suffix", [".data", ".idx"])
+@pytest.mark.parametrize("base", [1, 5])
+def test_a_checkpoint_without_room_gives_back_what_it_took(base: int, suffix: str) -> None:
+    """Files of a growing segment are as long as the snapshot says, also where it is not the first one."""
+    world = World(segment_events_max=4)
+    topic = world.log.topic("a", durability="fsync")
+    for number in range(base):
+        topic.append(number)
+    world.log.checkpoint()
+    place = f"topics/{topic.id:08X}/seg-{base:016d}"
+    before = {path: world.disk.read_file(path) for path in world.files(under=place)}
+    assert len(before) == 2
+    topic.append([1, 2])
+    world.disk.fail("sync", error=errno.ENOSPC, path=f"{place}{suffix}", times=None)
+    with pytest.raises(DiskFull):
+        world.log.checkpoint()
+    assert {path: world.disk.read_file(path) for path in world.files(under=place)} == before
+    world.disk.heal()
+    world.log.checkpoint()
+    assert len(seqs(world.restart("crash").topic("a"))) == base + 2
+
+
+def test_deletes_are_synced_before_their_file_is_written() -> None:
+    """Replay may find the file without the frame of a delete that was not synced when it was acked."""
+    world = World()
+    topic = world.log.topic("a", durability="memory")
+    topic.append([1, 2, 3])
+    world.log.checkpoint()
+    topic.delete(seqs=[2])
+    start = len(world.disk.trace)
+    world.log.checkpoint()
+    words = world.disk.trace[start:]
+    before = words[: next(number for number, said in enumerate(words) if ".del" in said)]
+    assert [said for said in before if said.startswith("sync") and "/wal/" in said]
 
 
 @pytest.mark.parametrize("left", [None, 0, 39, 100])
