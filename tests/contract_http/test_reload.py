@@ -11,11 +11,14 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
 
 from tests.contract_http.api import ANY, good, path, refused
-from tests.contract_http.client import JSON, Ended, Wire, dumps
+from tests.contract_http.client import JSON, Ended, Wire, dumps, loads
 from tests.contract_http.server import Server
 from tests.contract_http.test_attack_web import ask
+from tests.contract_http.test_batches import chunk_name
 
 
 class Reloading:
@@ -96,9 +99,10 @@ def test_streams_and_sockets_of_a_removed_key_end(reloading: Reloading) -> None:
         reloading.reload()
         for name, wire in ended.items():
             if name.startswith("old"):
+                deadline = time.monotonic() + wire.patience_s
                 with suppress(ConnectionError):
                     while wire.more():
-                        pass
+                        assert time.monotonic() < deadline, f"{name} goes on"
         with server.client("new") as api:
             good(api.post(path("t"), {"records": [{"data": "after"}]}))
         for name, wire in ended.items():
@@ -109,8 +113,11 @@ def test_streams_and_sockets_of_a_removed_key_end(reloading: Reloading) -> None:
 
 
 def read_to_end(wire: Wire) -> None:
-    while wire.chunk():
-        pass
+    """Up to the end of the answer, or to what was written after the reload. Heartbeats of a stream that goes on fail
+    it after a while."""
+    deadline = time.monotonic() + wire.patience_s
+    while (chunk := wire.chunk()) and b"after" not in chunk:
+        assert time.monotonic() < deadline, "the stream goes on"
 
 
 CHANNEL = "/v0/channels/%21room@localhost"
@@ -182,6 +189,123 @@ def test_a_long_poll_and_a_streamed_write_of_a_removed_key_end(reloading: Reload
             error = refused(stream.reply(), 401, "unauthorized", ANY)
             assert error["detail"]["written"]["count"] == 10_000
             assert new.state("s")["head_seq"] == 10_001
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "kind", "body"),
+    [
+        ("POST", path("t"), "application/json", dumps({"records": [{"data": "late"}]})),
+        ("POST", path("t", "/diff"), "application/json", dumps({"from_seq": 0})),
+        ("PUT", path("late"), "application/json", b"{}"),
+    ],
+)
+def test_a_request_whose_body_ends_after_its_key_was_removed_is_refused(
+    reloading: Reloading, method: str, target: str, kind: str, body: bytes
+) -> None:
+    """The key was checked with the head alone: a peer that kept requests open wrote and read for as long as it sent a
+    byte a minute."""
+    server = reloading.server
+    with server.client("stays") as api, Wire(server.address) as old, Wire(server.address) as stays:
+        api.write("t", 1)
+        for key, wire in (("old", old), ("stays", stays)):
+            lines = ("Host: localhost", f"Authorization: Bearer {key}", f"Content-Type: {kind}")
+            head = [f"{method} {target} HTTP/1.1", *lines, f"Content-Length: {len(body)}", "", ""]
+            wire.send("\r\n".join(head).encode() + body[:1])
+            assert api.get("/v0/health").status == 200  # a later request is answered: the head was read
+        reloading.write(api_keys="new,stays")
+        reloading.reload()
+        old.send(body[1:])
+        refused(old.reply(), 401, "unauthorized")
+        assert api.state("t")["head_seq"] == 1
+        assert api.get(path("late")).status == 404
+        stays.send(body[1:])
+        assert stays.reply().status in (200, 201)
+
+
+def test_a_chunk_that_a_removed_key_stages_is_refused(reloading: Reloading) -> None:
+    server = reloading.server
+    with server.client("stays") as api, Wire(server.address) as old:
+        api.write("t", 1)
+        lines = ("Host: localhost", "Authorization: Bearer old", "Content-Type: application/vnd.apache.arrow.stream")
+        target = path("t", f"/staging/{chunk_name(1)}")
+        old.send("\r\n".join([f"PUT {target} HTTP/1.1", *lines, "Transfer-Encoding: chunked", "", ""]).encode())
+        old.send(b"4\r\nabcd\r\n")
+        while not list(server.folder.rglob("*.part*")):
+            time.sleep(0.01)
+        reloading.write(api_keys="new,stays")
+        reloading.reload()
+        old.send(b"4\r\nefgh\r\n0\r\n\r\n")
+        refused(old.reply(), 401, "unauthorized")
+
+
+def test_a_claim_of_a_removed_key_ends_and_takes_no_job(reloading: Reloading) -> None:
+    """A claim that waited for the end of its window was handed jobs."""
+    server = reloading.server
+    with server.client("stays") as api, server.client("old") as old:
+        good(api.put(path("q"), {"type": "queue", "claim_jitter_ms": 5_000}), 201)
+        api.write("q", "job")
+        old.begin("POST", path("q", "/claim"), dumps({"node": "old"}), [JSON])
+        assert api.get("/v0/health").status == 200
+        reloading.write(api_keys="new,stays")
+        reloading.reload()
+        refused(old.end(), 401, "unauthorized")
+        claimed = good(api.post(path("q", "/claim"), {"node": "stays"}))
+        assert [job["$seq"] for job in claimed["claimed"]] == [1]
+
+
+def test_a_worker_of_a_removed_key_gives_its_jobs_back(reloading: Reloading) -> None:
+    server = reloading.server
+    with server.client("stays") as api, Wire(server.address) as old:
+        good(api.put(path("q"), {"type": "queue"}), 201)
+        api.write("q", "job")
+        target = path("q", "/" + "work?node=old")
+        old.send(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer old\r\n\r\n".encode())
+        assert old.head().status == 200
+        while b"event: job" not in old.chunk():
+            pass
+        assert good(api.post(path("q", "/claim"), {"node": "stays"}))["count"] == 0
+        reloading.write(api_keys="new,stays")
+        reloading.reload()
+        with pytest.raises((Ended, ConnectionError)):
+            read_to_end(old)
+        assert good(api.post(path("q", "/claim"), {"node": "stays"}))["count"] == 1
+
+
+def hear_until(socket: ClientConnection, word: str) -> None:
+    while word not in str(socket.recv(10)):
+        pass
+
+
+def test_a_socket_of_a_removed_key_hears_no_channel_and_no_topic_any_more(reloading: Reloading) -> None:
+    """It is closed with 1008 before anything that is written after the signal."""
+    server = reloading.server
+    host, port = server.address
+    with server.client("stays") as api, ExitStack() as stack:
+        api.write("t", 1)
+        good(api.put(CHANNEL, {}), 201)
+        sockets: dict[str, ClientConnection] = {}
+        for key in ("old", "stays"):
+            made = connect(f"ws://{host}:{port}/v0/ws", additional_headers={"Authorization": f"Bearer {key}"})
+            sockets[key] = stack.enter_context(made)
+            for command in (
+                {"op": "channel_join", "channel": "!room@localhost", "request_id": 1},
+                {"op": "channel_subscribe", "channel": "!room@localhost", "request_id": 2},
+                {"op": "subscribe", "topic": "t", "from_seq": 1, "request_id": 3},
+            ):
+                made.send(dumps(command).decode())
+                while (said := loads(str(made.recv(10)))).get("request_id") != command["request_id"]:
+                    pass
+                assert said["op"] != "error" or said["code"] == "user_in_channel", said
+        reloading.write(api_keys="new,stays")
+        reloading.reload()
+        good(api.post(f"{CHANNEL}/publish", {"payload": "after"}))
+        api.write("t", "after")
+        with pytest.raises(ConnectionClosed) as closed:
+            hear_until(sockets["old"], "after")
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1008
+        for _ in ("the channel", "the topic"):
+            hear_until(sockets["stays"], "after")
 
 
 def test_a_session_ends_when_its_key_is_for_less(reloading: Reloading) -> None:

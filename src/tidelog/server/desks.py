@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from tidelog.engine.queues import Cohort, Leased, Queue, Want
 from tidelog.errors import TopicNotFound
+from tidelog.server.api.auth import Principal
+from tidelog.server.api.problem import Problem
 from tidelog.server.bells import Bell
 
 if TYPE_CHECKING:
@@ -47,6 +49,19 @@ class Ask:
         return self.ticket is None and not self.future.done() and self.want() is not None
 
 
+class PendingClaim:
+    """A claim that waits for its window or for the disk. It ends when its key is removed."""
+
+    def __init__(self, principal: Principal, future: asyncio.Future[Leased | None]) -> None:
+        self.principal, self._future = principal, future
+
+    def revoke(self) -> None:
+        if not self._future.done():
+            self._future.set_exception(
+                Problem("unauthorized", "this key was removed or changed in the settings; nothing was claimed")
+            )
+
+
 class Desk:
     """Everybody who waits for one queue. On the event loop's thread."""
 
@@ -67,9 +82,12 @@ class Desk:
 
     # ── asking ────────────────────────────────────────────────────────────────────────────────
 
-    async def claim(self, want: Want) -> Leased:
-        """Jobs for one claimer, perhaps none. Raises what the pass did."""
+    async def claim(self, want: Want, principal: Principal) -> Leased:
+        """Jobs for one claimer, perhaps none. Raises what the pass did, and Problem where its key is removed while it
+        waits: jobs of a pass that is under way are given back."""
         ask = Ask(self._service.loop.create_future(), lambda: want)
+        pending = PendingClaim(principal, ask.future)
+        self._service.slots.add(pending)  # by a weak reference, so it ends with this call
         if self._jitter_ms:
             self._join([ask])
         else:

@@ -13,7 +13,7 @@ from weakref import WeakSet
 from tidelog.clock import Clock
 from tidelog.engine import Engine
 from tidelog.engine.health import Health
-from tidelog.errors import BadInput
+from tidelog.errors import BadInput, Busy
 from tidelog.sched.governor import Governor
 from tidelog.server.admission import Admission
 from tidelog.server.api.auth import Keyring, Principal
@@ -36,6 +36,7 @@ from tidelog.server.sessions import Sessions
 T = TypeVar("T")
 _THREADS = 2  # more would fight over the interpreter: what they do is mostly Python
 _BEHIND_S = 0.02  # between two looks at an engine that is behind
+_LARGE_WAIT_S = 10.0  # for which a large write waits for a checkpoint before it is refused
 _LOOPS = 1  # that tell topics' readers
 
 
@@ -169,6 +170,24 @@ class Service:
         while self.engine.is_behind and not self.stopping.is_set():
             self.pump.stir()
             await asyncio.sleep(_BEHIND_S)
+
+    async def admit_large(self) -> bool:
+        """Wait a while for an engine that is behind, before a large body takes more memory. False: it still is, and
+        the write is refused by `refuse_behind` unless it would rather wait."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LARGE_WAIT_S):
+                await self.caught_up()
+        return not self.engine.is_behind or self.stopping.is_set()
+
+    async def refuse_behind(self, *, insists: bool) -> None:
+        """For a large write that `admit_large` did not admit. `insists`: it would rather wait than be refused."""
+        if not insists:
+            self.admission.throttled += 1
+            raise Busy(
+                f"records in memory have waited {_LARGE_WAIT_S:g} s for a checkpoint that is slower than the writers; "
+                "nothing was written, retry later or set disable_backpressure to wait"
+            )
+        await self.caught_up()
 
     def _load(self) -> tuple[int, float]:
         """What the governor is told: calls in the pool, and how full the fullest WAL queue is."""

@@ -81,6 +81,8 @@ class App:
         assert call.endpoint is not None, "an admitted call has one"
         call.exchange = exchange
         try:
+            if call.holds and call.generation != self.service.generation:  # keys were reloaded while its body came
+                call.check_key()
             answer = call.endpoint.handler(call) if self._is_time(call.endpoint) else self._when_ready(call)
         except Exception as error:
             answer = self._failed(call, error)

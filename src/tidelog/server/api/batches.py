@@ -69,6 +69,7 @@ async def _take(call: Call, upload: Upload, pieces: AsyncIterator[bytes]) -> Non
     held: list[bytes] = []
     size = 0
     async for piece in pieces:
+        call.check_key()
         held.append(piece)
         size += len(piece)
         assert call.exchange is not None, "a call that reached its handler has one"
@@ -101,6 +102,8 @@ async def publish(call: Call) -> Response:
         batch = Batch(body.writer, body.number, body.words, body.query_id)
         return publication.publish(service.engine, staging, call.topic, batch, chunks)
 
+    await service.caught_up()  # a batch is up to 1 GiB, which stays in memory until a checkpoint
+    call.check_key()
     published = await service.work(work)
     done, created = published.appended, published.created
     service.metrics.wrote(call.topic, published.written)

@@ -65,6 +65,7 @@ class Call:
         "durability",
         "endpoint",
         "exchange",
+        "generation",
         "holds",
         "names",
         "path",
@@ -77,6 +78,7 @@ class Call:
     def __init__(self, app: Answers, service: Service, request: Request) -> None:
         self._app, self.service, self.request = app, service, request
         self.began_us = service.clock.monotonic_us()
+        self.generation = service.generation  # of the keys that its head was checked against
         self.principal: Principal = ANYBODY
         self.query = Query(request.query) if request.query else _NO_QUERY
         self.names: tuple[str, ...] = ()

@@ -72,7 +72,7 @@ def _want(body: jobs.Claim) -> Want:
 
 
 async def _waited(call: Call, queue: Queue, want: Want) -> Response:
-    leased = await call.service.desks.of(queue).claim(want)
+    leased = await call.service.desks.of(queue).claim(want, call.principal)
     counts = queue.counts() if queue.topic.is_settled else await call.service.work(queue.counts)
     return _claimed(call, leased, counts.ready)
 

@@ -217,6 +217,8 @@ class Conversation:
         engine = service.engine
         if name.startswith(OWN):
             check_topic_name(name)  # which it cannot be
+        if len(text) > write.LARGE_BYTES and not await service.admit_large():
+            await service.refuse_behind(insists=command.disable_backpressure)
         config = await self._look(len(text), partial(write.config_in, name, command.config))
         if config is not None:
             self._may(_ADMIN)

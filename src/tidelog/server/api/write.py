@@ -74,9 +74,16 @@ def write(call: Call) -> Answer | Coroutine[Any, Any, Answer] | None:
 
 
 async def _large(call: Call, topic: Topic | None) -> Response:
-    """A write whose body takes a while to look at: that is done in a thread."""
+    """A write whose body takes a while to look at: that is done in a thread. It waits for a checkpoint that is slower
+    than the writers, as streamed writes do."""
     call.check_type()
-    return await _slowly(call, await call.service.work(partial(_parsed_any, call, topic)))
+    service = call.service
+    is_admitted = await service.admit_large()
+    asked = await service.work(partial(_parsed_any, call, topic))
+    if not is_admitted:
+        await service.refuse_behind(insists=asked.body.disable_backpressure)
+    call.check_key()
+    return await _slowly(call, asked)
 
 
 def _parsed_any(call: Call, topic: Topic | None) -> _Asked:
