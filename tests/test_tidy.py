@@ -205,7 +205,7 @@ LAYERS: dict[str, set[str]] = {
     "engine": {"commitlog", "wal", *_STORAGE},
     "channels": {"engine", "commitlog", *_STORAGE},
     "wire": {*_LEAVES},
-    "client": {"wire", "disk", *_LEAVES},  # of the disk only the hooks of a fork
+    "client": {"wire", *_STORAGE},  # of the disk the hooks of a fork, of the formats the text of JSON
     "server": {"channels", "engine", "sched", "wire", "disk", "kernel", *_LEAVES},
     "spark": {"client", "engine", "commitlog", *_STORAGE},
     "pipelines": {"spark", "client", "channels", "engine", "disk", *_LEAVES},

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.contract_http.api import Api, path
+from tests.contract_http.api import Api, good, path
 from tests.contract_http.client import JSON
+from tests.contract_http.server import Server
+from tidelog.client import Client
+from tidelog.client.queue import RemoteQueue
 from tidelog.server.api import write as writing
 
 MIB = 1 << 20
@@ -59,3 +62,16 @@ def test_many_objects_in_few_records_are_written(api: Api, topic: str) -> None:
     body = b'{"other":[%b],"records":[%b]}' % (objects, b",".join([b'{"data":{"x":[%b]}}' % objects] * 5))
     reply = api.request("POST", path(topic), body, [JSON])
     assert (reply.status, reply.json()["count"]) == (201, 5)
+
+
+def test_numbers_beyond_the_decoders_reach_workers_and_a_redrive(server: Server, api: Api, topic: str) -> None:
+    """A job like this made every claim of the Python client fail with "no Tidelog server", and a redrive with 500."""
+    api.make(topic, type="queue")
+    numbers = b"9" * 5_000, b"1e999"
+    for number in numbers:
+        body = b'{"records":[{"data":%b}]}' % number
+        assert api.request("POST", path(topic), body, [JSON]).status == 200
+    good(api.post(path(topic, "/redrive"), {}))
+    with Client("http://{}:{}".format(*server.address)) as client:
+        jobs = RemoteQueue(client, topic).claim("n", 2)
+    assert [job.data for job in jobs] == [float("inf")] * 2

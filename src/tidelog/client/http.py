@@ -24,6 +24,7 @@ from tidelog import errors
 from tidelog.client.refusals import refusal
 from tidelog.disk import fork
 from tidelog.errors import BadInput, Error, InDoubt, Refused, Unavailable
+from tidelog.formats.json_text import from_json
 
 _TIMEOUT_S: Final = 60.0
 _IDLE_MAX: Final = 8
@@ -173,7 +174,7 @@ class Client:
 
     def _object(self, answer: bytes) -> dict[str, Any]:
         try:
-            found = _decode(answer)
+            found = from_json(answer)
         except msgspec.DecodeError:
             found = None
         if not isinstance(found, dict):

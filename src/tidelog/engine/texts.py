@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from json import loads
 from math import isfinite
 from typing import Any, Final
 
@@ -11,9 +10,9 @@ import msgspec
 
 from tidelog.errors import BadInput
 from tidelog.formats import json_text
+from tidelog.formats.json_text import from_json as from_json
 
 _encoder = msgspec.json.Encoder()
-_decode = msgspec.json.Decoder().decode
 _decode_meta = msgspec.json.Decoder(dict[str, Any] | None).decode
 _BLANKS: Final = (b" ", b"\n", b"\t", b"\r")
 _JSON_DEPTH_MAX: Final = 128
@@ -45,17 +44,6 @@ def _is_finite(value: object, depth: int = 0) -> bool:
     if isinstance(value, list | tuple | set | frozenset):
         return all(_is_finite(item, depth + 1) for item in value)
     return True
-
-
-def from_json(text: bytes) -> object:
-    try:
-        return _decode(text)
-    except msgspec.DecodeError as error:
-        try:
-            # JSON sets numbers no bounds, the fast decoder does; what the wire let in must come out again.
-            return loads(text.decode())
-        except ValueError:
-            raise error from None
 
 
 def to_meta(text: bytes) -> dict[str, Any] | None:

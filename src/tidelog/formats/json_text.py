@@ -1,4 +1,4 @@
-"""[hot] JSON that came as text: how deep it is nested, and its escapes that UTF-8 does not need; nothing is decoded.
+"""[hot] JSON that came as text: its value, how deep it is nested, and its escapes that UTF-8 does not need.
 
 Compiled where that was built (`depth` and `unescaped` of the kernel); `plain_depth` and `plain_unescaped` say what is
 right.
@@ -7,6 +7,7 @@ right.
 from __future__ import annotations
 
 import re
+from json import loads
 from typing import Final
 
 import msgspec
@@ -15,6 +16,26 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 _ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|.)")
 _MARK: Final = re.compile(rb'[\[\]{}"]|\\.', re.DOTALL)
+
+
+def from_json(text: bytes) -> object:
+    """Decode JSON that a server accepted. JSON sets numbers no bounds, but the decoders do: a number that no float
+    holds is an infinity, and so is an integer of more digits than Python converts (4,300 unless that was changed).
+    Raises msgspec.DecodeError."""
+    try:
+        return _decode(text)
+    except msgspec.DecodeError as error:
+        try:
+            return loads(text.decode(), parse_int=_integer)
+        except ValueError:
+            raise error from None
+
+
+def _integer(digits: str) -> int | float:
+    try:
+        return int(digits)
+    except ValueError:  # converting them takes time by the square of their number
+        return float(digits)
 
 
 def unescaped(text: bytes) -> bytes:

@@ -412,3 +412,15 @@ def test_a_number_the_fast_decoder_cannot_hold_still_comes_out(text: bytes) -> N
     topic.stage(encode.from_texts(LIMITS, [text], True, None, None, None)).wait()
     assert topic.read(0).records[0].data == json.loads(text)
     assert topic.read_json(0, 1, 100, show=Show()).text.endswith(b'"data":' + text + b"}")
+
+
+@pytest.mark.parametrize("text", [b"%b", b"-%b", b'{"a":[%b]}'])
+def test_an_integer_of_more_digits_than_python_converts_comes_out(text: bytes) -> None:
+    """It was accepted and then reported as damage, by every read of its page."""
+    world = World()
+    topic = world.log.topic("t")
+    digits = b"9" * 5_000
+    topic.stage(encode.from_texts(LIMITS, [text % digits, b"1"], True, None, None, None)).wait()
+    first, second = topic.read(0).records
+    assert first.data == json.loads(text % b"1e999")
+    assert second.data == 1
