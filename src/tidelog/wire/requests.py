@@ -46,6 +46,17 @@ class Write(Struct):
     disable_backpressure: bool = False
 
 
+class LargeRecord(Record):
+    def __post_init__(self) -> None:
+        """Python code that the decoder calls after each record: the interpreter can change threads there."""
+
+
+class LargeWrite(Write):
+    """A write whose body takes long to decode. Other threads run between two of its records."""
+
+    records: list[LargeRecord]  # type: ignore[assignment]  # a list of a subclass, which is only read
+
+
 class PlainRecord(Struct, forbid_unknown_fields=True):
     data: Raw
 

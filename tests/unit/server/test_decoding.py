@@ -24,11 +24,13 @@ from tidelog.engine.engine import Engine
 from tidelog.engine.expansion import Allowance
 from tidelog.engine.upkeep import CHECKPOINT
 from tidelog.server import service
+from tidelog.server.api import write
 from tidelog.server.api.arrow_feed import Messages
 from tidelog.server.api.problem import Problem
 from tidelog.server.decoding import DecodeBudget
 from tidelog.server.http.seam import Response
 from tidelog.testing import ManualClock, SimDisk
+from tidelog.wire import requests
 
 MIB = 1 << 20
 
@@ -315,6 +317,28 @@ def test_a_numbered_batch_waits_for_the_checkpoint(tmp_path: Path, monkeypatch: 
         answer = await asked.answer()
         assert isinstance(answer, Response)
         assert answer.status in (400, 404, 409), "the chunk is looked for after the wait"
+
+    act(scenario, tmp_path)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_body_over_the_size_of_one_call_is_decoded_record_by_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    used: list[int] = []
+
+    class Counting:
+        def decode(self, text: bytes) -> requests.LargeWrite:
+            used.append(len(text))
+            return requests.decoder(requests.LargeWrite).decode(text)
+
+    monkeypatch.setattr(write, "_large_decoder", Counting())
+
+    async def scenario(world: World) -> None:
+        world.topic("t")
+        text = json.dumps({"records": [{"data": "x" * 1_000_000}] * count}).encode()
+        assert (await world.ask("POST", "/v0/topics/t", text))[0] == 200
+        assert used == [len(text)] * (len(text) > 2 * MIB)
 
     act(scenario, tmp_path)
 
