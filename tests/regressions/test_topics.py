@@ -17,8 +17,12 @@ from tidelog.testing import ManualClock, SimDisk, SyncMode
 DURABLE = [durability for durability in get_args(Durability) if durability != "ephemeral"]
 
 
+# A simulated disk keeps reserved room as zeros in memory: files of the default 64 MiB cost 2 GB and a second each.
+SETTINGS: dict[str, Any] = {"clock": ManualClock(), "threads": False, "wal_file_bytes": 1 << 14}
+
+
 def opened(disk: SimDisk, shards: int = 1, **more: Any) -> Engine:
-    return tidelog.open("data", disk=disk, clock=ManualClock(), threads=False, wal_shards=shards, **more)
+    return tidelog.open("data", disk=disk, wal_shards=shards, **SETTINGS | more)
 
 
 def seqs(log: Engine) -> list[int]:
