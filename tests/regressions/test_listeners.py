@@ -33,7 +33,9 @@ class Heard:
 
 
 def opened(disk: SimDisk, shards: int = 1) -> tidelog.Engine:
-    return tidelog.open("data", disk=disk, clock=ManualClock(), threads=False, wal_shards=shards)
+    return tidelog.open(
+        "data", disk=disk, clock=ManualClock(), threads=False, wal_shards=shards, wal_file_bytes=1 << 14
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)

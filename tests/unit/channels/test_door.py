@@ -50,19 +50,19 @@ def test_a_reader_beside_the_writer_reads_history_and_looks_again(tmp_path: Path
 def test_the_engines_tick_keeps_the_intervals_of_channels() -> None:
     clock = ManualClock()
     disk = SimDisk(clock=clock)
-    log = tidelog.open("data", disk=disk, clock=clock, threads=False)
+    log = tidelog.open("data", disk=disk, clock=clock, threads=False, wal_file_bytes=1 << 14)
     ann = log.channel(ROOM, user=ANN)
     ann.join(persist=True, message_flush_interval=100)
     ann.publish(b"soon")
     clock.tick(100)
     log.tick()
-    again = tidelog.open("data", disk=disk.crash_image(), clock=clock, threads=False)
+    again = tidelog.open("data", disk=disk.crash_image(), clock=clock, threads=False, wal_file_bytes=1 << 14)
     assert [message.payload for message in again.channel(ROOM).history().messages] == [b"soon"]
 
 
 def test_making_a_handle_does_nothing() -> None:
     disk = SimDisk()
-    log = tidelog.open("data", disk=disk, clock=ManualClock(), threads=False)
+    log = tidelog.open("data", disk=disk, clock=ManualClock(), threads=False, wal_file_bytes=1 << 14)
     before = disk.ops
     assert repr(log.channel(ROOM)) == "Channel('!room@host', user=OPERATOR)"
     assert log.channel(ROOM, user=ANN)
@@ -71,7 +71,7 @@ def test_making_a_handle_does_nothing() -> None:
 
 @pytest.mark.parametrize("name", ["room", "!room", "", None])
 def test_a_bad_name_is_refused(name: Any) -> None:
-    log = tidelog.open("data", disk=SimDisk(), clock=ManualClock(), threads=False)
+    log = tidelog.open("data", disk=SimDisk(), clock=ManualClock(), threads=False, wal_file_bytes=1 << 14)
     with pytest.raises(BadInput):
         log.channel(name)
     with pytest.raises(BadInput):
@@ -88,7 +88,7 @@ def test_a_hook_says_who_somebody_is() -> None:
             return 5
         return {"secret": "root@host", "yes": True}.get(asked.token)
 
-    log = tidelog.open("data", disk=SimDisk(), clock=ManualClock(), threads=False, hook=hook)
+    log = tidelog.open("data", disk=SimDisk(), clock=ManualClock(), threads=False, wal_file_bytes=1 << 14, hook=hook)
     assert log.channel(ROOM, user=ANN, token="secret").user == "root@host"
     assert log.channel(ROOM, user=ANN, token="yes").user == ANN
     with pytest.raises(Forbidden):

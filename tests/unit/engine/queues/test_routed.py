@@ -7,7 +7,7 @@ from tidelog.testing import ManualClock, SimDisk
 
 
 def opened() -> tidelog.Engine:
-    return tidelog.open("data", disk=SimDisk(), clock=ManualClock(), threads=False)
+    return tidelog.open("data", disk=SimDisk(), clock=ManualClock(), threads=False, wal_file_bytes=1 << 14)
 
 
 def test_a_claim_sees_what_routers_bring() -> None:
