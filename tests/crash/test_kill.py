@@ -13,19 +13,18 @@ from tests.crash.writer import data_of
 
 from tidelog.commitlog import SegmentedLog, verify
 
-ROUNDS = 3
-
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rounds", [1, pytest.param(3, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("sync", ["each", "batch"])
 @pytest.mark.parametrize("codec", ["tide", "rustlog", "laminar", "narwhal"])
-def test_a_killed_writer_loses_nothing_it_acked(codec: str, sync: str, tmp_path: Path) -> None:
+def test_a_killed_writer_loses_nothing_it_acked(codec: str, sync: str, rounds: int, tmp_path: Path) -> None:
     """Method: let the child ack a number of records drawn by chance, kill it without warning, reopen, compare every
     record with what belongs at its seq; then let it go on in the same directory."""
     path = str(tmp_path / "log")
     random = Random(f"{codec}/{sync}")
     acked = -1
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         acked = kill_after(path, codec, sync, acks=random.randint(20, 120)) or acked
         with SegmentedLog.open(path, codec, sync=sync, segment_bytes_max=60_000) as log:
             found = list(log)

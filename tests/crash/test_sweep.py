@@ -1,7 +1,7 @@
 """Power cuts at every operation of every history, for every codec and policy (G96, G97, G112, G118–G126, G144, G146).
 
-The tests here judge about 12,000 different crash states; those marked `sweep` (`make crash`) all that the simulated
-disk can make of every history of three verbs.
+The tests here judge about 9,000 different crash states, each history under `batch` and one other policy; those marked
+`sweep` (`make crash`) all policies, and all that the simulated disk can make of every history of three verbs.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ POLICIES = ("batch", "each", "interval")
 @pytest.mark.parametrize("codec", CODECS)
 def test_nothing_acked_is_lost_and_nothing_is_made_up(codec: str, tell: Tell) -> None:
     tally = Tally()
-    for workload, sync in product(WORKLOADS.values(), POLICIES):
-        sweep(codec, workload, sync=sync, limit=1 + (sync == "batch"), again=int(sync == "batch"), tally=tally)
-        assert not tally.failures, tally.failures[0]
+    for number, workload in enumerate(WORKLOADS.values()):
+        for sync in ("batch", ("each", "interval")[number % 2]):
+            sweep(codec, workload, sync=sync, limit=1 + (sync == "batch"), again=int(sync == "batch"), tally=tally)
+            assert not tally.failures, tally.failures[0]
     tell("crash states", tally.states)
-    assert tally.states >= 1_500, f"only {tally.states} states at {tally.instants} instants"
+    assert tally.states >= 1_000, f"only {tally.states} states at {tally.instants} instants"
 
 
 @pytest.mark.slow

@@ -69,10 +69,11 @@ def kill_and_judge(root: Path, format: Format, random: Random, *, kills: int) ->
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_killed_export_loses_and_doubles_nothing(format: Format, tmp_path: Path, tell: Tell) -> None:
-    kill_and_judge(tmp_path, format, Random(f"suite {format}"), kills=5)
-    tell("kills of an export", 5)
+def test_a_killed_export_loses_and_doubles_nothing(format: Format, kills: int, tmp_path: Path, tell: Tell) -> None:
+    kill_and_judge(tmp_path, format, Random(f"suite {format}"), kills=kills)
+    tell("kills of an export", kills)
 
 
 @pytest.mark.sweep

@@ -57,8 +57,9 @@ def kill_and_judge(root: Path, random: Random, *, batches: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_killed_save_in_parts_loses_and_doubles_nothing(tmp_path: Path, tell: Tell) -> None:
-    tell("kills of a save in parts", kill_and_judge(tmp_path, Random("suite"), batches=2))
+@pytest.mark.parametrize("batches", [1, pytest.param(2, marks=pytest.mark.sweep)])
+def test_a_killed_save_in_parts_loses_and_doubles_nothing(batches: int, tmp_path: Path, tell: Tell) -> None:
+    tell("kills of a save in parts", kill_and_judge(tmp_path, Random("suite"), batches=batches))
 
 
 @pytest.mark.sweep

@@ -155,9 +155,11 @@ class Bench:
         layout: str = "main",
         images: int = 4,
         every: int = 4,
+        step: int = 1,
     ) -> None:
         self.classes, self.shards, self.random, self.images = classes, shards, random, images
         self.every = every  # one state in so many is also written to, and one in three of these cut in its recovery
+        self.step = step  # one instant in so many is looked at, and the end of each letter
         self.layout, self.topics = layout, LAYOUTS[layout]
         self.clock, self.disk = ManualClock(), SimDisk(trace=True)
         self.seen: dict[str, Rows] = {name: {} for name in self.topics}
@@ -306,14 +308,14 @@ class Bench:
                 self.passed[state.router] = state.forwarded_total
         if "d" in self.topics and cut and self.class_of("d") != "fsync":
             self.group = 0
-        disk.on_op = self.take
+        disk.on_op = self._watch
 
     # Crash states.
 
     def spell(self, letters: Sequence[Letter]) -> None:
-        """Run a history and judge every instant of it."""
+        """Run a history and judge its instants: those that `step` draws, and the end of each letter."""
         self.look()
-        self.disk.on_op = self.take
+        self.disk.on_op = self._watch
         for letter in letters:
             letter(self)
             self.disk.on_op = None
@@ -321,7 +323,7 @@ class Bench:
                 self.take(self.disk.ops + 1)
             self.look()
             self._judge_taken()
-            self.disk.on_op = self.take
+            self.disk.on_op = self._watch
         self.disk.on_op = None
         self.take(self.disk.ops + 1)  # a reader has seen everything
         self._judge_taken()
@@ -330,6 +332,10 @@ class Bench:
         for told in self._taken:
             self.judge(told)
         self._taken.clear()
+
+    def _watch(self, op: int) -> None:
+        if self.step == 1 or self.random.randrange(self.step) == 0:
+            self.take(op)
 
     def take(self, op: int) -> None:
         """Put aside what a power cut and what a kill could leave now."""

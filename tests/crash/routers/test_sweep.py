@@ -1,7 +1,8 @@
 """Power cuts at every operation of histories with routers (§3.6, G48, G54): what a reader of a target saw stays.
 
-`make test` judges every letter after a few others with a sample of images, and every pair of classes; those marked
-`sweep` (`make crash`) draw long histories with kills and power cuts inside them.
+`make test` judges every letter after a few others, every pair of classes and a history with restarts on each layout,
+at one instant in SAMPLED, drawn by seed. Those marked `sweep` (`make crash`) judge every instant of the same histories
+and of more, every pair of classes on every layout, and long histories with kills and power cuts inside them.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ Tell = Callable[[str, int], None]
 CLASSES = (("fsync", "fsync"), ("disk", "disk"), ("fsync", "disk"), ("disk", "fsync"))
 _NAMES = ("ephemeral", "memory", "disk", "fsync")
 PAIRS = tuple(product(_NAMES, _NAMES))
+SAMPLED = 8  # instants for one that `make test` judges
 CASES = [(layout, letter) for layout, letters in ALPHABETS.items() for letter in letters]
 
 
@@ -52,9 +54,10 @@ def judged(
     shards: int = 1,
     images: int = 3,
     every: int = 4,
+    step: int = 1,
 ) -> int:
     """Run a history and judge all its instants; how many states that were."""
-    bench = Bench(classes, shards, Random(f"{seed}"), layout=layout, images=images, every=every)
+    bench = Bench(classes, shards, Random(f"{seed}"), layout=layout, images=images, every=every, step=step)
     try:
         bench.spell(letters)
     except Wrong as wrong:
@@ -71,16 +74,32 @@ BEFORE: dict[str, tuple[tuple[Letter, ...], tuple[Letter, ...]]] = {
 }
 
 
+each_letter = pytest.mark.parametrize(("layout", "letter"), CASES, ids=lambda each: getattr(each, "__name__", each))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("layout", "letter"), CASES, ids=lambda each: getattr(each, "__name__", each))
+@each_letter
 def test_every_letter_survives_a_power_cut(layout: str, letter: Letter, tell: Tell) -> None:
+    states = judge_letter(layout, letter, SAMPLED)
+    tell("crash states of routers", states)
+    assert states >= 6, f"only {states} states"
+
+
+@pytest.mark.sweep
+@each_letter
+def test_every_letter_survives_a_power_cut_at_every_instant(layout: str, letter: Letter, tell: Tell) -> None:
+    states = judge_letter(layout, letter, 1)
+    tell("crash states of routers", states)
+    assert states >= 20, f"only {states} states"
+
+
+def judge_letter(layout: str, letter: Letter, step: int) -> int:
     number = CASES.index((layout, letter))
     every = 4 if number % 2 else 12  # a checkpoint has many instants
     history = [*BEFORE[layout][not number % 2], letter, ALPHABETS[layout][number % 3]]
     classes = CLASSES[number % 4]
-    states = judged(classes, history, number, layout=layout, shards=1 + number % 3, images=2, every=every)
-    tell("crash states of routers", states)
-    assert states >= 20, f"only {states} states"
+    shards = 1 + number % 3
+    return judged(classes, history, number, layout=layout, shards=shards, images=2, every=every, step=step)
 
 
 PAIRED: dict[str, tuple[Letter, ...]] = {
@@ -94,24 +113,32 @@ PAIRED: dict[str, tuple[Letter, ...]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("classes", PAIRS, ids="-".join)
 def test_every_pair_of_classes(classes: tuple[str, str], tell: Tell) -> None:
+    """Each pair on one layout, each class of a source on all of them. The sweep below has every pair on every one."""
     number = PAIRS.index(classes)
-    layouts = list(PAIRED)
-    for turn in range(2):
-        layout = layouts[(number + number // 4 + 2 * turn) % 4]
-        states = judged(
-            classes, PAIRED[layout], number, layout=layout, shards=1 + (number + turn) % 3, images=1, every=9
-        )
-        tell("crash states of routers", states)
+    layout = list(PAIRED)[(number + number // 4) % 4]
+    history, shards = PAIRED[layout], 1 + number % 3
+    states = judged(classes, history, number, layout=layout, shards=shards, images=1, every=9, step=SAMPLED)
+    tell("crash states of routers", states)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_histories_with_kills_and_power_cuts_inside_them(seed: int, tell: Tell) -> None:
+    tell("crash states of routers", judge_restarts(seed, SAMPLED))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(8))
+def test_every_instant_of_histories_with_kills_and_power_cuts(seed: int, tell: Tell) -> None:
+    tell("crash states of routers", judge_restarts(seed, 1))
+
+
+def judge_restarts(seed: int, step: int) -> int:
     random, layout = Random(seed), list(ALPHABETS)[seed % 4]
     letters = [random.choice((*ALPHABETS[layout], *RESTARTS)) for _ in range(6)]
     history = [*letters, kill, ALPHABETS[layout][0]]
-    states = judged(CLASSES[seed // 2], history, seed, layout=layout, shards=1 + seed % 3, images=2, every=10)
-    tell("crash states of routers", states)
+    classes, shards = CLASSES[(seed + seed // 4) % 4], 1 + seed % 3
+    return judged(classes, history, seed, layout=layout, shards=shards, images=2, every=10, step=step)
 
 
 @pytest.mark.sweep
@@ -128,5 +155,5 @@ def test_long_histories(seed: int, tell: Tell) -> None:
 @pytest.mark.parametrize("classes", PAIRS, ids="-".join)
 @pytest.mark.parametrize("layout", list(PAIRED))
 def test_every_pair_of_classes_on_every_layout(layout: str, classes: tuple[str, str], tell: Tell) -> None:
-    for shards in (1, 2):
+    for shards in (1, 2, 3):
         tell("crash states of routers", judged(classes, PAIRED[layout], shards, layout=layout, shards=shards))

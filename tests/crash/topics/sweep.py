@@ -53,6 +53,7 @@ class Depth:
     again_limit: int = 3  # and images of each of those instants
     thorough: int = 1  # one image in so many is also reopened, written to and closed
     kills: bool = False  # whether a kill is judged at each instant too: it keeps what a power cut may lose
+    step: int = 1  # one instant in so many is looked at, and the last one
     steady: int = 6  # times the same number of shards is drawn for once 1, 2 or 3
 
 
@@ -72,14 +73,16 @@ class Sweep:
         self.bench.watch = self.bench.disk.on_op = self.examine
         with suppress(Found):
             history()
-            self.examine(self.bench.disk.ops + 1)
+            self.examine(self.bench.disk.ops + 1, last=True)
 
-    def examine(self, op: int) -> None:
-        """Judge what a power cut could leave now."""
+    def examine(self, op: int, *, last: bool = False) -> None:
+        """Judge what a power cut could leave now, if this instant is one of those that `step` draws."""
         bench, depth, tally = self.bench, self.depth, self.tally
-        tally.instants += 1
         if (early := bench.early()) is not None:
             self._found(early)
+        if depth.step > 1 and not last and self.random.randrange(depth.step):
+            return
+        tally.instants += 1
         again = depth.again
         for image in bench.disk.images(random=self.random, limit=depth.limit):
             if not self._is_new(image.disk):

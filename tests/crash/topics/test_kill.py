@@ -39,12 +39,13 @@ class Ledger:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rounds", [3, pytest.param(5, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("part", range(2))
-def test_a_killed_engine_loses_nothing_it_acked(part: int, tmp_path: Path, tell: Tell) -> None:
+def test_a_killed_engine_loses_nothing_it_acked(part: int, rounds: int, tmp_path: Path, tell: Tell) -> None:
     """Method: let four threads of a child ack a number of writes drawn by chance, kill it without warning, open with
     another count of shards, hold every record against what was said; then let the next child go on there."""
-    kill_and_judge(tmp_path, Random(f"part {part}"), rounds=5)
-    tell("kills of a topics process", 5)
+    kill_and_judge(tmp_path, Random(f"part {part}"), rounds=rounds)
+    tell("kills of a topics process", rounds)
 
 
 @pytest.mark.sweep
