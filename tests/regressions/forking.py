@@ -325,7 +325,7 @@ def beside(path: str) -> None:
     made.close()
 
 
-def crowded(path: str) -> None:
+def crowded(path: str, forks: str) -> None:
     """Forks while threads hold every kind of lock: no child waits for one, and nothing acked is lost or doubled."""
     log = tidelog.open(path, wal_shards=2, wal_file_bytes=1 << 15, checkpoint_bytes=1 << 16, segment_events_max=50)
     names = ["f", "d"]
@@ -360,7 +360,7 @@ def crowded(path: str) -> None:
         lambda: plain.read(plain.lowest),
     ]
     heard: dict[str, int] = {}
-    for number in range(40):
+    for number in range(int(forks)):
         name, _ = forked(doors[number % len(doors)], at_exit=number % 3 == 0)
         heard[name] = heard.get(name, 0) + 1
     over.set()

@@ -540,7 +540,7 @@ def test_segments_of_which_nothing_is_left_go_where_there_is_no_room_for_copies(
 
 @pytest.mark.parametrize(
     ("step", "shards"),
-    [(9, 1), (11, 2), pytest.param(1, 1, marks=pytest.mark.sweep), pytest.param(1, 2, marks=pytest.mark.sweep)],
+    [(23, 1), (29, 2), pytest.param(1, 1, marks=pytest.mark.sweep), pytest.param(1, 2, marks=pytest.mark.sweep)],
 )
 @pytest.mark.slow
 def test_a_power_cut_in_a_checkpoint_without_room_loses_nothing(step: int, shards: int) -> None:

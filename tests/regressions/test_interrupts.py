@@ -29,7 +29,14 @@ CLASSES = ["fsync", "disk", "memory"]
 # ── real processes, real signals ──────────────────────────────────────────────────────────────────
 
 
-def interrupted(what: str, path: Path, *settings: str, rounds: int = 40) -> dict[int, int]:
+@pytest.fixture(params=[15, pytest.param(40, marks=pytest.mark.sweep)])
+def rounds(request: pytest.FixtureRequest) -> int:
+    """Interrupts of a process; each test has 40 in `make crash`."""
+    found: int = request.param
+    return found
+
+
+def interrupted(what: str, path: Path, *settings: str, rounds: int) -> dict[int, int]:
     """What a process acked that was interrupted so often: seqs by the number of the write."""
     done = subprocess.run(
         [sys.executable, str(WRITER), what, str(path), str(rounds), *settings],
@@ -55,8 +62,10 @@ def judge(acked: dict[int, int], found: list[tuple[int, bytes]]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("durability", CLASSES)
 @pytest.mark.parametrize(("threads", "shards"), [("threads", "1"), ("threads", "2"), ("none", "1")])
-def test_interrupted_appends_leave_a_topic_writable(tmp_path: Path, durability: str, threads: str, shards: str) -> None:
-    acked = interrupted("topic", tmp_path / "data", durability, threads, shards)
+def test_interrupted_appends_leave_a_topic_writable(
+    tmp_path: Path, durability: str, threads: str, shards: str, rounds: int
+) -> None:
+    acked = interrupted("topic", tmp_path / "data", durability, threads, shards, rounds=rounds)
     with tidelog.open(str(tmp_path / "data")) as log:
         assert not log.report.damage
         table = log.topic("t", create=False).to_arrow()
@@ -64,16 +73,16 @@ def test_interrupted_appends_leave_a_topic_writable(tmp_path: Path, durability: 
 
 
 @pytest.mark.slow
-def test_interrupted_queues_lose_and_double_no_job(tmp_path: Path) -> None:
-    acked = interrupted("queue", tmp_path / "data")
+def test_interrupted_queues_lose_and_double_no_job(tmp_path: Path, rounds: int) -> None:
+    acked = interrupted("queue", tmp_path / "data", rounds=rounds)
     with tidelog.open(str(tmp_path / "data")) as log:
         table = log.topic("t", create=False).to_arrow()
     judge(acked, list(zip(table["seq"].to_pylist(), table["data"].to_pylist(), strict=True)))
 
 
 @pytest.mark.slow
-def test_interrupted_publishes_leave_a_channel_writable(tmp_path: Path) -> None:
-    acked = interrupted("channel", tmp_path / "data")
+def test_interrupted_publishes_leave_a_channel_writable(tmp_path: Path, rounds: int) -> None:
+    acked = interrupted("channel", tmp_path / "data", rounds=rounds)
     with tidelog.open(str(tmp_path / "data")) as log:
         room = log.channel(ROOM, user=USER)
         found = room.history(newest=1000).messages
@@ -83,8 +92,8 @@ def test_interrupted_publishes_leave_a_channel_writable(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("sync", ["batch", "interval"])
-def test_interrupted_appends_leave_a_segmented_log_writable(tmp_path: Path, codec: str, sync: str) -> None:
-    acked = interrupted("segmented", tmp_path / "log", codec, sync)
+def test_interrupted_appends_leave_a_segmented_log_writable(tmp_path: Path, codec: str, sync: str, rounds: int) -> None:
+    acked = interrupted("segmented", tmp_path / "log", codec, sync, rounds=rounds)
     with SegmentedLog.open(str(tmp_path / "log")) as log:
         judge(acked, [(record.seq, record.data) for record in log])
 

@@ -323,8 +323,15 @@ def test_waiting_reader_is_woken_by_an_append_and_syncs_it() -> None:
     world.log.close()
 
 
-@pytest.mark.parametrize("shards", [1, 2])
-@pytest.mark.parametrize("durability", ["disk", "fsync"])
+@pytest.mark.parametrize(
+    ("durability", "shards"),
+    [
+        ("disk", 2),
+        ("fsync", 1),
+        pytest.param("disk", 1, marks=pytest.mark.sweep),
+        pytest.param("fsync", 2, marks=pytest.mark.sweep),
+    ],
+)
 def test_at_every_operation_what_strong_readers_have_seen_is_there_after_a_power_cut(
     durability: str, shards: int
 ) -> None:

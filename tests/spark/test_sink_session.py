@@ -27,6 +27,13 @@ from tidelog.errors import Error
 pytestmark = pytest.mark.slow
 
 
+def costly(first: Mode) -> pytest.MarkDecorator:
+    """Both modes for a test that takes Spark many seconds; the second one runs in `make crash` only."""
+    return pytest.mark.parametrize(
+        "mode", [first, *(pytest.param(mode, marks=pytest.mark.sweep) for mode in MODES if mode != first)]
+    )
+
+
 @pytest.fixture
 def mortals(spark: SparkSession) -> SparkSession:
     copying.register(spark)
@@ -53,7 +60,7 @@ def test_a_batch(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
             assert [record.data for record in log.topic("json").read(0).records] == [{"n": 0}, {"n": 1}, {"n": 2}]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@costly("server")
 def test_a_stream_with_every_column_of_the_source(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
     fill(tmp_path / "source")
     source = spark.readStream.format("tidelog").options(
@@ -114,7 +121,7 @@ def test_what_is_refused_fails_before_a_row_is_written(spark: SparkSession, tmp_
 # ── exactly once ──────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("mode", MODES)
+@costly("path")
 def test_killed_at_every_step_the_copy_is_the_source(mortals: SparkSession, tmp_path: Path, mode: Mode) -> None:
     """Twelve kills: seven by path and five by server, the newest of Spark's own commits deleted now and then."""
     fill(tmp_path / "source")
@@ -139,7 +146,7 @@ def test_two_hundred_kills(mortals: SparkSession, tmp_path: Path, mode: Mode, se
             check(log)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@costly("server")
 def test_replay_of_a_batch_whose_source_changed_keeps_what_is_there(
     mortals: SparkSession, tmp_path: Path, mode: Mode
 ) -> None:
@@ -165,7 +172,7 @@ def test_replay_of_a_batch_whose_source_changed_keeps_what_is_there(
             assert log.topic("copy").count == ROWS + 50
 
 
-@pytest.mark.parametrize("mode", MODES)
+@costly("path")
 def test_a_deleted_checkpoint_is_loud_and_every_way_out_helps(
     mortals: SparkSession, tmp_path: Path, mode: Mode
 ) -> None:
@@ -260,7 +267,7 @@ def test_a_full_topic_stops_the_query_and_it_goes_on_when_there_is_room(mortals:
             check(log)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@costly("path")
 def test_a_query_moves_its_group_to_its_end_and_another_starts_there(
     spark: SparkSession, tmp_path: Path, mode: Mode
 ) -> None:
@@ -285,7 +292,7 @@ def test_a_query_moves_its_group_to_its_end_and_another_starts_there(
         assert batch.load().count() == 5
 
 
-@pytest.mark.parametrize("mode", MODES)
+@costly("server")
 def test_a_group_over_failed_last_batches_and_an_older_checkpoint(
     spark: SparkSession, tmp_path: Path, mode: Mode
 ) -> None:
