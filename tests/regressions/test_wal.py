@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from tidelog import engine
@@ -140,3 +142,27 @@ def test_marks_of_another_wal_inside_a_record_do_not_make_a_torn_write_damage() 
     assert f"at byte {torn.pos}, " in log.report.cut[0]
     assert set(data_of(log, "t").values()) == {b"%d" % number for number in range(50)}
     assert [disk.read_file(kept)[: torn.end - torn.pos] for kept in log.report.quarantined] != []
+
+
+def test_a_bad_sector_at_the_end_of_a_file_that_a_snapshot_covers_is_no_damage() -> None:
+    """The sector held the file's last frame, which the snapshot has, and zeros that no frame has used. The engine did
+    not open without `accept_loss`: 0 bytes were lost, and with them a change of any topic's settings."""
+    disk = SimDisk()
+    log = opened(disk, wal_file_bytes=4096)
+    log.topic("t", durability="fsync")
+    for _ in range(6):
+        log.topic("t").append(b"r" * 500)
+    log.checkpoint()
+    log.topic("t").append(b"after the checkpoint")
+    expected = data_of(log, "t")
+    disk = disk.reboot()
+    older, newest = wal_files(disk)
+    end = frames_of(disk, older)[-1].end
+    assert 3584 < end < 4096, "the last sector holds a frame and zeros"
+    assert frames_of(disk, newest)
+    content = disk.read_file(older)
+    disk.write_file(older, content[:3584] + Random(1).randbytes(512))
+    log = opened(disk)
+    assert not log.report.damage
+    assert not log.report.lost
+    assert data_of(log, "t") == expected

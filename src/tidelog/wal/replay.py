@@ -12,7 +12,8 @@ that has to know the whole before it begins. `cut` is for the writer and comes b
 Memory is a window, or the largest batch of a caller where that is larger, whatever the size of the files.
 
 What is known to be durable, in order of authority:
-  1. A file that holds every frame up to the number of the next file has lost none, whatever follows.
+  1. A file that holds every frame up to the number of the next file, or up to the end that the first mark of the next
+     file names, has lost none, whatever follows.
   2. Everything in a file that is not the newest: it was synced before the next one was made.
   3. In the newest file, what the caller says (a snapshot's position) and what a mark of the synced position says. A
      mark names its own byte as well, so that a copy of a WAL inside a record is no mark.
@@ -314,6 +315,8 @@ class _Reading:
         if self._lacking == 0:
             return None  # every frame is there
         end = _said_end(self._replay, self._first, self._following)
+        if end is not None and whole >= end:
+            return None  # no frame was ever written to what follows
         used = max(file.used(walk.end), walk.end)
         marks = list(_marks(file, walk.end, used)) if used > walk.end else []
         durable = _ALL
@@ -684,15 +687,17 @@ def _mark_at(buf: bytes, at: int) -> Position | None:
 
 
 def _said_end(replay: Replay, first: int, following: int | None) -> int | None:
-    """How long a file was by the mark with which the next one begins; None where there is none."""
+    """How long a file was by the mark with which the next one begins; None where there is none. The mark of a
+    checkpoint is none: it has a time, and names where the checkpoint was."""
     if following is None or following not in replay.numbers:
         return None
     file = _Bytes(replay._disk, names.path_of(replay.directory, following))
     try:
-        said = _mark_at(file.read(0, min(MARK_BYTES, file.size)), 0)
+        buf = file.read(0, min(MARK_BYTES, file.size))
     finally:
         file.close()
-    return said.pos if said is not None and said.first == first else None
+    said = _mark_at(buf, 0)
+    return said.pos if said is not None and said.first == first and not _head(buf, 0).ts_ms else None
 
 
 # ── making ready to write ─────────────────────────────────────────────────────────────────────────

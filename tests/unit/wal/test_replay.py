@@ -24,7 +24,7 @@ from tests.unit.wal.bench import (
 )
 
 from tidelog.errors import Damaged, Unavailable
-from tidelog.formats import frame
+from tidelog.formats import bodies, frame
 from tidelog.testing import SimDisk
 from tidelog.wal import Position, cut, read, replay
 
@@ -627,6 +627,53 @@ def test_rubbish_in_the_reserved_end_of_an_older_file_has_cost_no_frame(disk: Si
         found = look(disk)
         assert (found.datas, found.cut) == (datas, None), pos
         disk.flip(path(1), pos, pos % 8)
+
+
+def file_with_rubbish_after_its_end(disk: SimDisk, following: bytes) -> tuple[list[bytes], int]:
+    """File 1 with five frames and rubbish where its reserved zeros were, and file 6; the frames, and where they end."""
+    frames = [append(b"%d" % number * 100) for number in range(5)]
+    content = b"".join(frames)
+    disk.make_dir(WAL)
+    disk.write_file(path(1), content + Random(1).randbytes(200))
+    disk.write_file(path(6), following + append(b"later"))
+    return frames, len(content)
+
+
+@pytest.mark.parametrize("size", [146 * 5, 146 * 6], ids=["the end", "beyond it"])
+def test_rubbish_after_the_end_that_the_next_file_names_is_no_damage(size: int, disk: SimDisk) -> None:
+    """G34. Method: a frame before the start is bad too, so that the numbers of the files prove nothing."""
+    _, end = file_with_rubbish_after_its_end(disk, mark(1, 146 * 5))
+    assert end == 146 * 5
+    disk.flip(path(1), 300, 3)
+    found = recover(disk, Position(1, size))
+    assert (found.datas, found.losses, found.cut, found.quarantined) == ([b"later"], [], None, [])
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_rubbish_after_the_end_that_the_next_file_names_is_no_second_loss(number: int, disk: SimDisk) -> None:
+    """G56. Method: one frame is bad; it is the whole loss, and is kept."""
+    frames, _ = file_with_rubbish_after_its_end(disk, mark(1, 146 * 5))
+    pos = sum(map(len, frames[:number]))
+    disk.flip(path(1), pos + 60, 3)
+    found = recover(disk)
+    assert found.datas == [*(b"%d" % each * 100 for each in range(5) if each != number), b"later"]
+    assert [lost[2:4] for lost in found.losses] == [(pos, pos + 146)]
+    assert [disk.read_file(kept) for kept in found.quarantined] == [disk.read_file(path(1))[pos : pos + 146]]
+
+
+def test_the_position_of_a_checkpoint_is_not_the_end_of_a_file(disk: SimDisk) -> None:
+    """Method: a file begins with the mark of a checkpoint without topics, as earlier versions could write it, and the
+    last frame before it, which is needed, is bad."""
+    body = bodies.encode(bodies.CheckpointMark(wal_first=1, wal_pos=146 * 4))
+    _, end = file_with_rubbish_after_its_end(disk, frame.encode(frame.CHECKPOINT_MARK, ts_ms=1, data=body))
+    disk.flip(path(1), 146 * 4 + 60, 3)
+    disk.flip(path(1), 300, 3)
+    found = recover(disk, Position(1, 146 * 4))
+    assert found.datas == [b"later"]
+    (lost,) = found.losses
+    assert lost.pos == 146 * 4
+    assert lost.end >= end
+    assert len(found.quarantined) == 1
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.sweep)])
