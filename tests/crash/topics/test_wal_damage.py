@@ -18,7 +18,7 @@ code under test.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from random import Random
 from typing import Any, NamedTuple
@@ -215,9 +215,17 @@ def chain_of(base: Image, each: At) -> list[At]:
     return mine[lo : hi + 1]
 
 
-def may_miss(base: Image, hurt: Hurt) -> dict[str, set[int]]:
-    """The seqs whose records may be lost."""
+def seqs_of(base: Image, frames: Iterable[At]) -> dict[str, set[int]]:
+    """The seqs of the records in these frames, by the topic's name."""
     found: dict[str, set[int]] = {}
+    for each in frames:
+        if each.kind in RECORDS and each.topic_id in base.names:
+            found.setdefault(base.names[each.topic_id], set()).update(range(each.seq, each.seq + each.records))
+    return found
+
+
+def may_miss(base: Image, hurt: Hurt, log: Engine) -> dict[str, set[int]]:
+    """The seqs whose records may be lost."""
     gone = {each for touched in hurt.touched for each in chain_of(base, touched)}
     if hurt.is_blind:
         # Without a header nothing says whether the batch went on: the next one of a topic that lost records may count
@@ -227,10 +235,7 @@ def may_miss(base: Image, hurt: Hurt) -> dict[str, set[int]]:
         for each in after:
             if each.kind in RECORDS and each.topic_id in {lost.topic_id for lost in gone}:
                 gone |= set(chain_of(base, each))
-    for each in gone:
-        if each.kind in RECORDS and each.topic_id in base.names:
-            found.setdefault(base.names[each.topic_id], set()).update(range(each.seq, each.seq + each.records))
-    return found
+    return seqs_of(base, gone | cut_by(base, hurt, log))
 
 
 def judge(base: Image, hurt: Hurt) -> str:
@@ -256,7 +261,7 @@ def judge(base: Image, hurt: Hurt) -> str:
     except Damaged as again:
         raise AssertionError(f"a loss that was accepted is found again: {again}") from again
     assert not killed.report.damage, "a loss that was accepted is found again"
-    go_on(base, log, disk, now)
+    go_on(base, hurt, log, disk, now)
     return "told"
 
 
@@ -272,6 +277,20 @@ def synced(base: Image, hurt: Hurt, path: str) -> int:
     return max(said, default=0) if path in base.newest else len(content)
 
 
+def first_unsynced(base: Image, hurt: Hurt) -> dict[str, int]:
+    """Where the first damaged frame of each file is that nothing says was synced."""
+    above = [each for each in hurt.touched if each.end > synced(base, hurt, each.path)]
+    return {path: min(each.pos for each in above if each.path == path) for path in {each.path for each in above}}
+
+
+def cut_by(base: Image, hurt: Hurt, log: Engine) -> set[At]:
+    """The frames that an unfinished write takes with it, where the report tells of one: those from it on, and their
+    batches."""
+    first = first_unsynced(base, hurt) if log.report.cut else {}
+    cut = {each for each in base.frames if each.pos >= first.get(each.path, 1 << 62)}
+    return cut | {each for some in cut for each in chain_of(base, some)}
+
+
 def _unhurt(base: Image, hurt: Hurt, log: Engine) -> str:
     """It opens as if nothing had happened: a snapshot covers the damage, or nothing left says it was synced."""
     assert not log.report.damage, log.report.lines()
@@ -279,28 +298,22 @@ def _unhurt(base: Image, hurt: Hurt, log: Engine) -> str:
     if not log.report.cut:
         assert rows == base.truth, f"{log.report.lines()}: {_differs(rows, base.truth)}"
         return "covered"
-    above = [each for each in hurt.touched if each.end > synced(base, hurt, each.path)]
-    assert above, f"a frame that was synced is taken for an unfinished write: {log.report.cut}"
-    first = {path: min(each.pos for each in above if each.path == path) for path in {each.path for each in above}}
-    cut = {each for each in base.frames if each.pos >= first.get(each.path, 1 << 62)}
-    cut |= {each for some in list(cut) for each in chain_of(base, some)}
+    first = first_unsynced(base, hurt)
+    assert first, f"a frame that was synced is taken for an unfinished write: {log.report.cut}"
+    lost = seqs_of(base, cut_by(base, hurt, log))
     for name, seen in base.truth.items():
-        lost = {
-            seq
-            for each in cut
-            if base.names.get(each.topic_id) == name
-            for seq in range(each.seq, each.seq + each.records)
-        }
-        missing = set(seen) - set(rows.get(name, {}))
-        assert missing <= lost, f"{name}: {sorted(missing - lost)} were synced and are gone"
-    if any(each.kind in RECORDS for each in cut if each not in hurt.touched):
+        missing = set(seen) - set(rows.get(name, {})) - lost.get(name, set())
+        assert not missing, f"{name}: {sorted(missing)} were synced and are gone"
+    # Whole frames before the bad one are the beginning of a batch that is not complete.
+    follow = [each for each in base.frames if each.pos > first.get(each.path, 1 << 62) and each not in hurt.touched]
+    if any(each.kind in RECORDS for each in follow):
         assert log.report.quarantined, "whole frames were cut and not kept"
     return "cut"
 
 
 def hold_rows(base: Image, hurt: Hurt, log: Engine) -> None:
     found = {name: seen.rows or {} for name, seen in look(log).items()}
-    missing, kinds = may_miss(base, hurt), {each.kind for each in hurt.touched}
+    missing, kinds = may_miss(base, hurt, log), {each.kind for each in hurt.touched}
     made = {each.topic_id for each in hurt.touched if each.kind == 2 and each.topic_id in base.names}
     renamed = {f"recovered-{topic_id:08X}": base.names[topic_id] for topic_id in made}
     for each in hurt.touched:
@@ -338,17 +351,16 @@ def _differs(rows: Rows, truth: Rows) -> str:
     )
 
 
-def go_on(base: Image, log: Engine, disk: SimDisk, clock: ManualClock) -> None:
+def go_on(base: Image, hurt: Hurt, log: Engine, disk: SimDisk, clock: ManualClock) -> None:
     """Write until a segment is sealed, make a checkpoint, open again: the same records, no seq twice, no damage."""
     before = {name: seen.rows or {} for name, seen in look(log).items()}
     written: dict[str, list[int]] = {}
+    cut = seqs_of(base, cut_by(base, hurt, log))
+    tops = {name: min([top + 1, *cut.get(name, ())]) - 1 for name, top in base.tops.items()}
     for name in before:
         topic = log.topic(name, create=False)
         given = [topic.append(b"after the damage %d" % number).first_seq for number in range(6)]
-        mine = name if name in base.tops else None
-        assert mine is None or given[0] > base.tops[mine], (
-            f"{name}: seq {given[0]} is given again, {base.tops[name]} was"
-        )
+        assert given[0] > tops.get(name, 0), f"{name}: seq {given[0]} is given again, {tops[name]} was"
         written[name] = given
     log.checkpoint()
     extra = {name: log.topic(name, create=False).append(b"after the checkpoint").first_seq for name in before}
