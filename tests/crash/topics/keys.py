@@ -27,6 +27,8 @@ class History:
 
     def __init__(self, random: Random, *, durability: str, shards: int, images: int) -> None:
         self.random, self.durability, self.shards, self.images = random, durability, shards, images
+        # Images draw from their own generator: one more operation of the disk must not change the steps that follow.
+        self.image_random = Random(random.random())
         self.clock = ManualClock()
         self.disk = SimDisk(clock=self.clock)
         self.counts: dict[str, int] = {}  # records of each key, also of the write that is under way
@@ -88,7 +90,7 @@ class History:
 
     def _look(self, op: int) -> None:
         promises = (*self.counts.items(), *self.ranges)
-        for image in self.disk.images(random=self.random, limit=self.images):
+        for image in self.disk.images(random=self.image_random, limit=self.images):
             if (key := (image.disk.digest(), promises, self.clock.now_us())) in self._judged:
                 continue
             self._judged.add(key)
@@ -128,7 +130,10 @@ class History:
 
 def run(seed: object, *, steps: int, durability: str, shards: int, images: int) -> History:
     history = History(Random(repr(seed)), durability=durability, shards=shards, images=images)
+    history.write()
     for _ in range(steps):
         history.step()
+    history.checkpoint()
+    history.write()  # every history ends with keys that survive a power cut and one that need not
     history.disk.on_op = None
     return history
