@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import NamedTuple
 
 
@@ -46,7 +47,8 @@ class DecodeBudget:
             if waiter.admitted.done() and not waiter.admitted.cancelled():
                 self.release(size)  # admitted and cancelled in the same turn of the loop
             else:
-                self._waiters.remove(waiter)
+                with suppress(ValueError):  # a release after the cancel has passed over it already
+                    self._waiters.remove(waiter)
                 self._admit()
             raise
 

@@ -92,6 +92,23 @@ def test_reservations_wait_in_order_and_never_exceed_the_bound() -> None:
         asyncio.run(scenario(Random(seed)))
 
 
+def test_a_reservation_that_is_cancelled_and_passed_over_at_once_ends_as_cancelled() -> None:
+    """The release that follows the cancel in the same turn takes the waiter out of the queue before its task runs."""
+
+    async def scenario() -> None:
+        budget = DecodeBudget(10)
+        await budget.reserve(10)
+        waiting = asyncio.ensure_future(budget.reserve(10))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        budget.release(10)
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert (budget.used, budget.waiting) == (0, 0)
+
+    asyncio.run(scenario())
+
+
 def test_a_reservation_that_is_admitted_and_cancelled_at_once_is_given_back() -> None:
     async def scenario() -> None:
         budget = DecodeBudget(10)

@@ -185,7 +185,7 @@ class Connection(asyncio.BufferedProtocol):
             return self._rest[-size:]
         with socket.fromfd(
             number, socket.AF_INET, socket.SOCK_STREAM
-        ) as copy:  # the loop's own socket object lets nobody read from it
+        ) as copy:  # the socket object of the loop refuses reads
             try:
                 peeked = copy.recv(unread, socket.MSG_PEEK | socket.MSG_DONTWAIT)
             except OSError:
