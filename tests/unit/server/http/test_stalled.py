@@ -79,6 +79,7 @@ def test_a_stream_whose_window_stays_closed_is_reset_and_others_go_on(limited: C
 def test_one_byte_is_progress(limited: Callable[..., Stage]) -> None:
     with limited(**LATE) as stage, H2Wire(stage, window=0) as wire:
         number = wire.ask("/big?n=100000")
+        assert wire.get("/empty").status == 204, "the request has arrived: what has not begun ends sooner"
         for size in range(1, 5):
             later(stage, 9_000)
             wire.h2.increment_flow_control_window(1, number)
