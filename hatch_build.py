@@ -1,10 +1,10 @@
-"""Builds the compiled kernel with the package, and goes on without it where there is no compiler.
+"""Build hook: compile `tidelog._native` with the package, and go on without it where there is no compiler.
 
-pip install .        ──► wheel:    kernel.pyx ──► a module in the wheel, which is then one for this platform
-pip install -e .     ──► editable: kernel.pyx ──► a module beside its source
-no compiler, or one that fails ──► a warning and a wheel for every platform; its twins serve
+pip install .        ──► wheel:    _native.pyx ──► a module in the wheel, which is then one for this platform
+pip install -e .     ──► editable: _native.pyx ──► a module beside its source
+no compiler, or one that fails ──► a warning and a wheel for every platform; the Python implementations serve
 
-python hatch_build.py               the second of these alone, after a change of the kernel
+python hatch_build.py               the second of these alone, after a change of _native.pyx
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _ROOT = Path(__file__).resolve().parent
-_SOURCE = Path("src/tidelog/kernel.pyx")
+_SOURCE = Path("src/tidelog/_native.pyx")
 
 
 def compiled(root: Path, scratch: Path) -> Path:
-    """The kernel, compiled into `scratch`. Raises whatever is wrong with the compiler."""
+    """Compile the module into `scratch`. Raises what the compiler raises."""
     from Cython.Build import cythonize
     from setuptools import Distribution, Extension
 
-    extension = Extension("tidelog.kernel", [str(root / _SOURCE)])
+    extension = Extension("tidelog._native", [str(root / _SOURCE)])
     modules = cythonize([extension], build_dir=str(scratch), quiet=True)
     command: Any = Distribution({"ext_modules": modules}).get_command_obj("build_ext")
     command.build_lib = command.build_temp = str(scratch)
     command.ensure_finalized()
     command.run()
-    return Path(command.get_ext_fullpath("tidelog.kernel"))
+    return Path(command.get_ext_fullpath("tidelog._native"))
 
 
-class KernelHook(BuildHookInterface[Any]):
+class NativeHook(BuildHookInterface[Any]):
     """Called by hatchling around every wheel, an editable one too."""
 
     PLUGIN_NAME = "custom"
@@ -43,11 +43,11 @@ class KernelHook(BuildHookInterface[Any]):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         root = Path(self.root)
-        self._scratch = Path(tempfile.mkdtemp(prefix="tidelog-kernel-"))
+        self._scratch = Path(tempfile.mkdtemp(prefix="tidelog-native-"))
         try:
             made = compiled(root, self._scratch)
         except Exception as error:  # whatever it is, the package works without
-            self.app.display_warning(f"tidelog is built without its compiled kernel, and works: {error}")
+            self.app.display_warning(f"tidelog is built without its compiled module, and works: {error}")
             return
         if version == "editable":
             shutil.copy2(made, root / _SOURCE.parent / made.name)

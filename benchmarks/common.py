@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 Kind: TypeAlias = Literal["gate", "information"]
-Figures: TypeAlias = Mapping[str, Sequence[float]]
+Measurements: TypeAlias = Mapping[str, Sequence[float]]
 
 GB = 1_000_000_000
 MB = 1_000_000
@@ -46,7 +46,7 @@ class Result:
     high: float = 0.0
 
 
-class NoRoom(Exception):
+class NotEnoughSpace(Exception):
     """The disk has too little space for a benchmark; it is left out, which is not a failure."""
 
 
@@ -66,22 +66,22 @@ PROGRESS = Progress(
     auto_refresh=False,
 )
 
-_place = Path()
+_scratch_root = Path()
 
 
-def use_place(directory: Path) -> None:
+def use_scratch_root(directory: Path) -> None:
     """Where `room` makes its directories from now on."""
-    global _place
-    _place = directory
+    global _scratch_root
+    _scratch_root = directory
 
 
 @contextmanager
-def room(size: int) -> Iterator[Path]:
+def scratch_dir(size: int) -> Iterator[Path]:
     """An empty directory on the disk under test, gone afterwards. NoRoom when `size` bytes would fill the disk."""
-    free = shutil.disk_usage(_place).free
+    free = shutil.disk_usage(_scratch_root).free
     if free < size + GB // 2:
-        raise NoRoom(f"needs {size / GB:.1f} GB and half a gigabyte to spare, the disk has {free / GB:.1f} GB")
-    directory = _place / "room"
+        raise NotEnoughSpace(f"needs {size / GB:.1f} GB and half a gigabyte to spare, the disk has {free / GB:.1f} GB")
+    directory = _scratch_root / "room"
     directory.mkdir()
     try:
         yield directory
@@ -105,7 +105,7 @@ def steps(title: str, total: int) -> Iterator[Callable[[], None]]:
         PROGRESS.remove_task(task)
 
 
-def alternate(title: str, rounds: int, candidates: Mapping[str, Callable[[], float]]) -> Figures:
+def alternate(title: str, rounds: int, candidates: Mapping[str, Callable[[], float]]) -> Measurements:
     """What each candidate measured in each round. A round before the first is thrown away: it pays for
     memory that was never touched and for code that was never run."""
     found: dict[str, list[float]] = {name: [] for name in candidates}
@@ -128,10 +128,10 @@ def result(
     *,
     limit: Sequence[float] | None = None,
     limit_name: str = "",
-    least: float | None = None,
-    most: float | None = None,
-    least_ratio: float | None = None,
-    most_ratio: float | None = None,
+    min_value: float | None = None,
+    max_value: float | None = None,
+    min_ratio: float | None = None,
+    max_ratio: float | None = None,
     kind: Kind = "information",
 ) -> Result:
     """The median of the rounds, against the median of the limit and against at most one target."""
@@ -139,29 +139,29 @@ def result(
     bound = None if limit is None else median(limit)
     ratio = value / bound if bound else None
     target, met = "", None
-    if least is not None:
-        target, met = f"≥ {_figure(least)} {unit}", value >= least
-    elif most is not None:
-        target, met = f"< {_figure(most)} {unit}", value < most
-    elif least_ratio is not None and ratio is not None:
-        target, met = f"≥ {_times(least_ratio)} the limit", ratio >= least_ratio
-    elif most_ratio is not None and ratio is not None:
-        target, met = f"≤ {_times(most_ratio)} the limit", ratio <= most_ratio
+    if min_value is not None:
+        target, met = f"≥ {_format_value(min_value)} {unit}", value >= min_value
+    elif max_value is not None:
+        target, met = f"< {_format_value(max_value)} {unit}", value < max_value
+    elif min_ratio is not None and ratio is not None:
+        target, met = f"≥ {_format_ratio(min_ratio)} the limit", ratio >= min_ratio
+    elif max_ratio is not None and ratio is not None:
+        target, met = f"≤ {_format_ratio(max_ratio)} the limit", ratio <= max_ratio
     worst, best = min(values), max(values)
     if unit in SMALLER_IS_BETTER:
         worst, best = best, worst
     return Result(name, value, unit, bound, limit_name, ratio, target, met, kind, worst, best)
 
 
-def _figure(value: float) -> str:
+def _format_value(value: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:g}"
 
 
-def _times(ratio: float) -> str:
+def _format_ratio(ratio: float) -> str:
     return f"{ratio:.0%} of" if ratio < 1 else f"{ratio:g} ×"
 
 
-def seconds(work: Callable[[], object]) -> float:
+def time_call(work: Callable[[], object]) -> float:
     """How long one call takes."""
     start = time.perf_counter()
     work()

@@ -28,7 +28,7 @@ from rich.table import Table
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))  # a script is given its own directory, the benchmarks import from the root
 
-from benchmarks.common import PROGRESS, SMALLER_IS_BETTER, NoRoom, Result, use_place  # noqa: E402
+from benchmarks.common import PROGRESS, SMALLER_IS_BETTER, NotEnoughSpace, Result, use_scratch_root  # noqa: E402
 
 RESULTS = HERE / "results"
 BASELINE = HERE / "baseline.json"
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results: list[Result] = []
     broken: list[str] = []
     with tempfile.TemporaryDirectory(prefix="tidelog-bench-", dir=_place(asked.dir)) as directory:
-        use_place(Path(directory))
+        use_scratch_root(Path(directory))
         machine = _machine(directory)
         console.print(", ".join(f"{what} {value}" for what, value in machine.items()), style="dim")
         if machine["file system"] in ("tmpfs", "ramfs"):
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             try:
                 with PROGRESS:
                     found = _run(name, quick=asked.quick)
-            except NoRoom as reason:
+            except NotEnoughSpace as reason:
                 console.print(f"{name} is left out: it {reason}")
             except Exception:  # one broken benchmark must not hide the figures of the others
                 console.print_exception()
@@ -159,10 +159,10 @@ def _table(name: str, found: Iterable[Result]) -> Table:
     for row in found:
         table.add_row(
             row.name,
-            f"{_said(row.value)} {row.unit}",
-            f"{_said(row.low)} – {_said(row.high)}" if row.high else "",
+            f"{_format_value(row.value)} {row.unit}",
+            f"{_format_value(row.low)} – {_format_value(row.high)}" if row.high else "",
             "" if row.ratio is None else _ratio(row.ratio),
-            "" if row.limit is None else f"{_said(row.limit)} {row.limit_name}",
+            "" if row.limit is None else f"{_format_value(row.limit)} {row.limit_name}",
             row.target,
             {True: "[green]yes", False: "[bold red]no", None: ""}[row.met],
             style="" if row.kind == "gate" else "dim",
@@ -170,7 +170,7 @@ def _table(name: str, found: Iterable[Result]) -> Table:
     return table
 
 
-def _said(value: float) -> str:
+def _format_value(value: float) -> str:
     if value >= 1000:
         return f"{value:,.0f}"
     return f"{value:.3g}"
@@ -259,8 +259,8 @@ def _compare(console: Console, results: Iterable[Result], *, quick: bool) -> Non
         relative = _better(old.ratio, now.ratio, now.unit) if old.ratio and now.ratio else change
         table.add_row(
             now.name,
-            f"{_said(old.value)} {old.unit}",
-            f"{_said(now.value)} {now.unit}",
+            f"{_format_value(old.value)} {old.unit}",
+            f"{_format_value(now.value)} {now.unit}",
             f"{change:.2f}×",
             f"{relative:.2f}×",
             "[bold red]slower" if relative < 1 / _NOISE else "[green]faster" if relative > _NOISE else "noise",

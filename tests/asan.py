@@ -19,13 +19,13 @@ ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "asan"
 FLAGS = "-fsanitize=address -fno-omit-frame-pointer -g -O1"
 TESTS = (
-    "tests/unit/formats/test_kernel.py",
-    "tests/unit/formats/test_kernel_fuzz.py",
-    "tests/unit/formats/test_indexed.py",
-    "tests/unit/formats/test_values.py",
+    "tests/unit/formats/test_native.py",
+    "tests/unit/formats/test_native_fuzz.py",
+    "tests/unit/formats/test_indexed_rows.py",
+    "tests/unit/formats/test_batch_writer.py",
     "tests/unit/formats/test_json_rows.py",
-    "tests/unit/server/test_plain.py",
-    "tests/unit/server/test_express.py",
+    "tests/unit/server/handlers/test_plain_body.py",
+    "tests/unit/server/handlers/test_fast_writes.py",
 )
 
 
@@ -58,7 +58,7 @@ def main() -> int:
         "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:allocator_may_return_null=1",
         "TIDELOG_FUZZ_ROUNDS": os.environ.get("TIDELOG_FUZZ_ROUNDS", "20000"),
     }
-    look = "import tidelog.kernel; print('instrumented:', tidelog.kernel.__file__)"
+    look = "import tidelog._native; print('instrumented:', tidelog._native.__file__)"
     subprocess.run([sys.executable, "-c", look], env=environment, check=True)
     return subprocess.run([sys.executable, "-m", "pytest", "-q", *TESTS], cwd=ROOT, env=environment).returncode
 

@@ -35,7 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture
-def tell(record_property: Callable[[str, object], None]) -> Callable[[str, int], None]:
+def record_count(record_property: Callable[[str, object], None]) -> Callable[[str, int], None]:
     """Report how much a test went through; crosses from worker processes to the summary."""
 
     def said(what: str, count: int) -> None:

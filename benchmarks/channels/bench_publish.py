@@ -16,21 +16,21 @@ from pathlib import Path
 from statistics import median, quantiles
 from threading import Thread
 
-from benchmarks.common import GB, Result, alternate, payloads, result, room
+from benchmarks.common import GB, Result, alternate, payloads, result, scratch_dir
 
 from tidelog.channels import Channel, ChannelLimits, ChannelManager, Subscription
-from tidelog.channels.messages import Message
+from tidelog.channels.message_log import Message
 from tidelog.clock import SystemClock
 from tidelog.disk.posix import PosixDisk
 
-ROOM, SENDER = "!room@example.org", "sender@example.org"
+CHANNEL, SENDER = "!room@example.org", "sender@example.org"
 _THREADS = 8
 
 
 def run(quick: bool) -> list[Result]:
     transient, durable, rounds = (2_000, 100, 1) if quick else (20_000, 1_000, 5)
     rows: list[Result] = []
-    with room(GB // 2) as place:
+    with scratch_dir(GB // 2) as place:
         for members in (1, 10, 100):
             rows += _rows(place / f"t{members}", members, transient, rounds, persist=False)
         for members in (1, 10, 100):
@@ -43,12 +43,12 @@ def _manager(path: Path, members: int, *, persist: bool) -> tuple[ChannelManager
     limits = ChannelLimits(clients_max=1_000)
     path.mkdir(parents=True, exist_ok=True)
     manager = ChannelManager(PosixDisk(), str(path), SystemClock(), limits=limits)
-    sender = Channel(manager, ROOM, SENDER)
-    if ROOM not in manager.handlers():
+    sender = Channel(manager, CHANNEL, SENDER)
+    if CHANNEL not in manager.channel_names():
         sender.join(persist=persist, max_clients=1_000)
         for number in range(members):
-            Channel(manager, ROOM, f"user{number}@example.org").join()
-    heard = [Channel(manager, ROOM, f"user{number}@example.org").subscribe() for number in range(members)]
+            Channel(manager, CHANNEL, f"user{number}@example.org").join()
+    heard = [Channel(manager, CHANNEL, f"user{number}@example.org").subscribe() for number in range(members)]
     return manager, sender, heard
 
 
@@ -102,7 +102,7 @@ def _queue_limit(members: int, data: list[bytes], count: int) -> Callable[[], fl
         queues: list[deque[Message]] = [deque() for _ in range(members)]
         start = time.perf_counter()
         for number in range(count):
-            message = Message(ROOM, number, 0, SENDER, data[number % 1000])
+            message = Message(CHANNEL, number, 0, SENDER, data[number % 1000])
             for queue in queues:
                 queue.append(message)
             if number % 500 == 499:
@@ -134,7 +134,7 @@ def _shared(path: Path, count: int, rounds: int) -> list[Result]:
 
     def publish() -> float:
         def one(number: int) -> None:
-            sender = Channel(manager, ROOM, f"user{number}@example.org")
+            sender = Channel(manager, CHANNEL, f"user{number}@example.org")
             for turn in range(count // _THREADS):
                 sender.publish(data[turn % 1000])
 

@@ -11,41 +11,43 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from benchmarks.common import GB, Result, result, room, seconds, steps
+from benchmarks.common import GB, Result, result, scratch_dir, steps, time_call
 
 from tidelog.channels import ChannelManager
-from tidelog.channels.names import directory_name
+from tidelog.channels.rules import directory_name
 from tidelog.clock import SystemClock
 from tidelog.disk.posix import PosixDisk
-from tidelog.formats import channel
-from tidelog.formats.channel import Acl, Config, Meta
+from tidelog.formats import channel_meta
+from tidelog.formats.channel_meta import ChannelAcl, ChannelConfig, ChannelMeta
 
 _MEMBERS = 10
 
 
 def run(quick: bool) -> list[Result]:
     count, rounds = (1_000, 2) if quick else (10_000, 5)
-    with room(GB // 2) as place:
+    with scratch_dir(GB // 2) as place:
         _make(place, count)
         restored, read = [], []
         with steps("restoring channels", rounds) as done:
             for _ in range(rounds):
-                read.append(seconds(lambda: _read(place)))
-                restored.append(seconds(lambda: _restore(place, count)))
+                read.append(time_call(lambda: _read(place)))
+                restored.append(time_call(lambda: _restore(place, count)))
                 done()
     name = f"restore {count:,} channels of {_MEMBERS} members"
-    return [result(name, restored, "s", limit=read, limit_name="list and read the files", most=2.0, kind="gate")]
+    return [result(name, restored, "s", limit=read, limit_name="list and read the files", max_value=2.0, kind="gate")]
 
 
 def _make(place: Path, count: int) -> None:
     """As the store leaves them, without ten thousand times its syncs."""
-    config = Config(100, 65_536, 1_000, True, 0, "pubsub")
+    config = ChannelConfig(100, 65_536, 1_000, True, 0, "pubsub")
     for number in range(count):
         name = f"!room{number}@example.org"
         members = tuple(sorted(f"user{(number * 7 + each) % 5_000}@example.org" for each in range(_MEMBERS)))
         directory = place / "channels" / directory_name(name)
         directory.mkdir(parents=True)
-        (directory / "metadata.bin").write_bytes(channel.encode(Meta(name, members[0], config, Acl(), members)))
+        (directory / "metadata.bin").write_bytes(
+            channel_meta.encode(ChannelMeta(name, members[0], config, ChannelAcl(), members))
+        )
 
 
 def _read(place: Path) -> None:

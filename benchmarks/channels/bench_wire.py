@@ -20,12 +20,12 @@ from functools import partial
 from select import EPOLLIN, epoll
 from shutil import which
 
-from benchmarks.channels import lines
-from benchmarks.channels.lines import Counted, Party
-from benchmarks.common import GB, PROGRESS, Result, alternate, result, room
+from benchmarks.channels import raw_sockets
+from benchmarks.channels.raw_sockets import MarkCounter, PubSubSession
+from benchmarks.common import GB, PROGRESS, Result, alternate, result, scratch_dir
 from benchmarks.server import peers
-from benchmarks.server.load import percentile_ms
-from benchmarks.server.processes import Server, alone
+from benchmarks.server.load_generator import percentile_ms
+from benchmarks.server.processes import Server, run_alone
 
 MEMBERS = (1, 10, 100)
 _WINDOW = 64
@@ -37,18 +37,22 @@ def run(quick: bool) -> list[Result]:
     rows: list[Result] = []
     for said in peers.missing():
         PROGRESS.console.print(said)
-    with room(GB) as place, ExitStack() as running:
+    with scratch_dir(GB) as place, ExitStack() as running:
         start = running.enter_context
         ours = start(peers.tidelog(place / "tidelog", TIDELOG_API_KEYS="root", TIDELOG_MAX_CHANNEL_MEMBERS="1000"))
-        transient: dict[str, tuple[Server, lines.Opened]] = {"tidelog": (ours, partial(lines.ours, ours, False))}
-        persistent: dict[str, tuple[Server, lines.Opened]] = {"tidelog": (ours, partial(lines.ours, ours, True))}
+        transient: dict[str, tuple[Server, raw_sockets.OpenSession]] = {
+            "tidelog": (ours, partial(raw_sockets.tidelog_channel, ours, False))
+        }
+        persistent: dict[str, tuple[Server, raw_sockets.OpenSession]] = {
+            "tidelog": (ours, partial(raw_sockets.tidelog_channel, ours, True))
+        }
         if which("redis-server"):
             redis = start(peers.redis(place / "redis", "always"))
-            transient["Redis pub/sub"] = (redis, partial(lines.redis_pubsub, redis))
-            persistent["Redis Streams, synced"] = (redis, partial(lines.redis_streams, redis))
+            transient["Redis pub/sub"] = (redis, partial(raw_sockets.redis_pubsub, redis))
+            persistent["Redis Streams, synced"] = (redis, partial(raw_sockets.redis_streams, redis))
         if which("nats-server"):
             nats = start(peers.nats(place / "nats", always=False))
-            persistent["JetStream, not synced"] = (nats, partial(lines.jetstream, nats))
+            persistent["JetStream, not synced"] = (nats, partial(raw_sockets.jetstream, nats))
         servers = [server for server, _ in {**transient, **persistent}.values()]
         for how, targets in (("transient", transient), ("persistent", persistent)):
             for members in MEMBERS:
@@ -58,7 +62,7 @@ def run(quick: bool) -> list[Result]:
 
 def _rows(
     title: str,
-    targets: dict[str, tuple[Server, lines.Opened]],
+    targets: dict[str, tuple[Server, raw_sockets.OpenSession]],
     servers: list[Server],
     members: int,
     ones: int,
@@ -69,7 +73,7 @@ def _rows(
 
     def measure(name: str) -> float:
         server, opened = targets[name]
-        with alone(server, servers), lines.party(opened, members) as found:
+        with run_alone(server, servers), raw_sockets.open_session(opened, members) as found:
             waits = sorted(_one_by_one(found, ones))
             noted[name].append((percentile_ms(waits, 0.5), percentile_ms(waits, 0.99)))
             return _rate(found, max(many // members, 2 * _WINDOW))
@@ -96,7 +100,7 @@ def _rows(
 
 
 @contextmanager
-def _polled(party: Party) -> Iterator[Callable[[], list[int]]]:
+def _polled(party: PubSubSession) -> Iterator[Callable[[], list[int]]]:
     with epoll() as poll:
         for sock in (party.publisher, *(line.sock for line in party.lines)):
             poll.register(sock.fileno(), EPOLLIN)
@@ -110,16 +114,16 @@ def _polled(party: Party) -> Iterator[Callable[[], list[int]]]:
         yield ready
 
 
-def _one_by_one(party: Party, count: int) -> list[float]:
+def _one_by_one(party: PubSubSession, count: int) -> list[float]:
     """Seconds from a publish to each receipt of it."""
     clock, waits = time.perf_counter, []
     by_fd = {line.sock.fileno(): line for line in party.lines}
-    acks = Counted(party.ack)
+    acks = MarkCounter(party.ack)
     with _polled(party) as ready:
         for _ in range(count):
             left, acked = len(by_fd), 0
             began = clock()
-            party.publisher.sendall(party.say(1))
+            party.publisher.sendall(party.encode_message(1))
             while left or not acked:
                 for fd in ready():
                     line = by_fd.get(fd)
@@ -131,17 +135,17 @@ def _one_by_one(party: Party, count: int) -> list[float]:
     return waits
 
 
-def _rate(party: Party, count: int) -> float:
+def _rate(party: PubSubSession, count: int) -> float:
     """Messages a second that all receivers got."""
     by_fd = {line.sock.fileno(): line for line in party.lines}
-    acks = Counted(party.ack)
+    acks = MarkCounter(party.ack)
     sent = acked = heard = 0
     began = time.perf_counter()
     with _polled(party) as ready:
         while heard < count * len(by_fd) or acked < count:
             more = min(acked + _WINDOW - sent, count - sent)
             if more >= _WINDOW // 2 or (more and sent + more == count):
-                party.publisher.sendall(party.say(more))
+                party.publisher.sendall(party.encode_message(more))
                 sent += more
             for fd in ready():
                 line = by_fd.get(fd)

@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import GB, Figures, Result, alternate, payloads, result, room
+from benchmarks.common import GB, Measurements, Result, alternate, payloads, result, scratch_dir
 
 from tidelog.commitlog import SegmentedLog
 
@@ -47,7 +47,7 @@ _NEEDS_BYTES = 2 * GB
 
 def run(quick: bool) -> list[Result]:
     rounds = 3 if quick else 7
-    with room(_NEEDS_BYTES if not quick else GB // 2) as place:
+    with scratch_dir(_NEEDS_BYTES if not quick else GB // 2) as place:
         return [
             *_unsynced(place, 64 if quick else 256, rounds),
             *_buffered(place, 64 if quick else 256, rounds),
@@ -166,7 +166,7 @@ def _singles(place: Path, count: int, rounds: int) -> list[Result]:
 
 def _against(
     name: str,
-    figures: Figures,
+    figures: Measurements,
     candidate: str,
     limit: str,
     limit_name: str,
@@ -180,7 +180,7 @@ def _against(
         unit,
         limit=figures[limit],
         limit_name=limit_name,
-        least_ratio=least_ratio,
+        min_ratio=least_ratio,
         kind="information" if least_ratio is None else "gate",
     )
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.common import GB, Result, alternate, data_files, payloads, result, room, steps
+from benchmarks.common import GB, Result, alternate, data_files, payloads, result, scratch_dir, steps
 
 from tidelog.commitlog import SegmentedLog
 
@@ -42,7 +42,7 @@ def run(quick: bool) -> list[Result]:
     lookups = 200 if quick else 2000
     rounds = 3 if quick else 5
     found: list[Result] = []
-    with room(GB // 2) as place:
+    with scratch_dir(GB // 2) as place:
         for name, settings in _CODECS.items():
             path = place / name.replace(" ", "-").replace(",", "")
             _make(path, batches, single="one frame" in name, **settings)

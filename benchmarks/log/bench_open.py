@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.common import GB, MB, Kind, Result, data_files, payloads, result, room, seconds, steps
+from benchmarks.common import GB, MB, Kind, Result, data_files, payloads, result, scratch_dir, steps, time_call
 from xxhash import xxh3_64_intdigest
 
 from tidelog.commitlog import SegmentedLog
@@ -42,7 +42,7 @@ class _Opened(NamedTuple):
 def run(quick: bool) -> list[Result]:
     records = 1_000_000 if quick else 10_000_000
     rounds = 3 if quick else 7
-    with room(_NEEDS_BYTES if not quick else GB // 2) as place:
+    with scratch_dir(_NEEDS_BYTES if not quick else GB // 2) as place:
         path = place / "many"
         _make(path, records)
         writer = _measure("open", path, rounds, read_only=False)
@@ -76,7 +76,7 @@ def _time(name: str, opened: list[_Opened], *, most: float | None = None) -> Res
         "s",
         limit=[row.list_s + row.hash_s for row in opened],
         limit_name="list all, read and hash the active",
-        most=most,
+        max_value=most,
         kind="information" if most is None else "gate",
     )
 
@@ -85,7 +85,7 @@ def _memory(name: str, opened: list[_Opened], *, most: float | None = None) -> l
     """What stays, and what comes and goes while opening: on a small machine that counts as well."""
     kind: Kind = "information" if most is None else "gate"
     return [
-        result(f"{name}, memory", [row.grown_mb for row in opened], "MB", most=most, kind=kind),
+        result(f"{name}, memory", [row.grown_mb for row in opened], "MB", max_value=most, kind=kind),
         result(f"{name}, memory at its peak", [row.peak_mb for row in opened], "MB"),
     ]
 
@@ -173,8 +173,8 @@ def _child(path: str, *, read_only: bool) -> None:
     grown, peak = _status_mb("VmRSS") - before, _status_mb("VmHWM") - before
     log.close()
     # The limits come last: what they allocate and give back would be at hand for the open that is measured.
-    listed = median(seconds(lambda: _list(path)) for _ in range(3))
-    hashed = median(seconds(lambda: _hash(path)) for _ in range(3))
+    listed = median(time_call(lambda: _list(path)) for _ in range(3))
+    hashed = median(time_call(lambda: _hash(path)) for _ in range(3))
     print(json.dumps(_Opened(taken, grown, peak, listed, hashed)._asdict()))
 
 

@@ -21,7 +21,7 @@ import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common import GB, MB, Result, alternate, data_files, payloads, result, room, seconds, steps
+from benchmarks.common import GB, MB, Result, alternate, data_files, payloads, result, scratch_dir, steps, time_call
 from xxhash import xxh3_64_intdigest
 
 from tidelog.commitlog import SegmentedLog
@@ -46,7 +46,7 @@ def run(quick: bool) -> list[Result]:
     others = 16 * MB if quick else 128 * MB
     rounds = 3 if quick else 5
     found: list[Result] = []
-    with room(_NEEDS_BYTES if not quick else GB // 2) as place:
+    with scratch_dir(_NEEDS_BYTES if not quick else GB // 2) as place:
         for size, total, least in ((1024, large, 1.0), (100, small, 5.0)):
             name = f"scan {_said(size)} × {_BATCH}, tide"
             made = _make(place / f"tide-{size}", size, total, codec="tide")
@@ -99,8 +99,8 @@ def _measure(
         name,
         rounds,
         {
-            "scan": lambda: seconds(lambda: _scan(made, settings or {})),
-            "hash": lambda: seconds(lambda: _hash(made)),
+            "scan": lambda: time_call(lambda: _scan(made, settings or {})),
+            "hash": lambda: time_call(lambda: _hash(made)),
         },
     )
     shutil.rmtree(made.path)
@@ -110,7 +110,7 @@ def _measure(
         "M records/s" if by_records else "GB/s",
         limit=[amount / taken for taken in times["hash"]],
         limit_name=_HASH,
-        least=least,
+        min_value=least,
         kind="information" if least is None else "gate",
     )
 

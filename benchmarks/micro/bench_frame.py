@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from xxhash import xxh3_64_intdigest
 
-from tidelog.formats import batch, frame, idx, scan
+from tidelog.formats import batch, frame, scan, segment_index
 from tidelog.formats.frame import Frame
 from tidelog.formats.rows import Rows, to_arrow
 
@@ -95,14 +95,14 @@ def _decode(size: int, said: str) -> list[dict[str, Any]]:
     batches = b"".join(piece for turn in range(turns) for piece in batch.encode_many(1, 1 + turn * COUNT, TS, datas))
     appends = b"".join(frame.encode_appends(1, 1 + turn * COUNT, TS, datas) for turn in range(turns))
     records = turns * COUNT
-    entries = idx.entries(scan.walk(appends).rows, 1, records + 1, len(appends))
+    entries = segment_index.build_entries(scan.scan_records(appends).rows, 1, records + 1, len(appends))
     speeds = _speeds(
         {
-            "batches": lambda: scan.walk(batches),
+            "batches": lambda: scan.scan_records(batches),
             "batch hash": lambda: xxh3_64_intdigest(batches),
-            "appends": lambda: scan.walk(appends),
+            "appends": lambda: scan.scan_records(appends),
             "append hash": lambda: xxh3_64_intdigest(appends),
-            "indexed": lambda: scan.walk_indexed(appends, entries, 0, records, 1, check=False),
+            "indexed": lambda: scan.scan_indexed(appends, entries, 0, records, 1, check=False),
         },
         records,
     )
@@ -116,7 +116,7 @@ def _decode(size: int, said: str) -> list[dict[str, Any]]:
 
 
 def _rows(buf: memoryview) -> Rows:
-    found = frame.get(buf, 0, len(buf))
+    found = frame.read_frame(buf, 0, len(buf))
     assert isinstance(found, Frame)
     rows = batch.decode(buf, found)
     assert isinstance(rows, Rows)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from statistics import median
 
-from benchmarks.common import GB, Result, result, room, steps
+from benchmarks.common import GB, Result, result, scratch_dir, steps
 
 import tidelog
 
@@ -24,7 +24,7 @@ def run(quick: bool) -> list[Result]:
     waits: dict[int, list[float]] = {}
     behind: dict[int, list[float]] = {}
     copies: dict[int, list[float]] = {}
-    with room(GB) as place, steps("fan-out", len(ROUTERS)) as done:
+    with scratch_dir(GB) as place, steps("fan-out", len(ROUTERS)) as done:
         for count in ROUTERS:
             with tidelog.open(str(place / str(count)), routers_max=0) as log:
                 source = log.topic("source")
@@ -33,7 +33,7 @@ def run(quick: bool) -> list[Result]:
                 last = log.topic(f"dest-{count - 1}") if count else source
                 for _ in range(rounds + 1):
                     before = sum(shard.stats.frames for shard in log.shards)
-                    copied = sum(shard.stats.copied for shard in log.shards)
+                    copied = sum(shard.stats.copied_frames for shard in log.shards)
                     took = []
                     for number in range(appends):
                         began = time.perf_counter()
@@ -46,13 +46,13 @@ def run(quick: bool) -> list[Result]:
                     waits.setdefault(count, []).append(median(took))
                     behind.setdefault(count, []).append((time.perf_counter() - began) * 1e3)
                     log.checkpoint()  # which passes on all that there is
-                    copied = sum(shard.stats.copied for shard in log.shards) - copied
+                    copied = sum(shard.stats.copied_frames for shard in log.shards) - copied
                     copies.setdefault(count, []).append(copied / appends / max(count, 1))
             done()
     rows: list[Result] = []
     for count in ROUTERS:
         name = f"an append passed on to {count}" if count else "an append that nobody passes on"
-        rows.append(result(f"{name}: frames", frames[count][1:], "frames", most=1.5, kind="gate"))
+        rows.append(result(f"{name}: frames", frames[count][1:], "frames", max_value=1.5, kind="gate"))
         rows.append(
             result(f"{name}: ack", waits[count][1:], "µs", limit=waits[0][1:], limit_name="without routers")
             if count

@@ -21,12 +21,12 @@ from functools import partial
 from threading import Barrier, Thread
 from typing import Any
 
-from benchmarks.common import GB, PROGRESS, Result, alternate, result, room
+from benchmarks.common import GB, PROGRESS, Result, alternate, result, scratch_dir
 from benchmarks.queues.postgres import missing, postgres, session
 from benchmarks.server import peers
-from benchmarks.server.load import connect
+from benchmarks.server.load_generator import connect
 from benchmarks.server.peers import resp
-from benchmarks.server.processes import Server, alone
+from benchmarks.server.processes import Server, run_alone
 
 WORKERS = (1, 10, 50)
 SIZES = (1, 8, 64)
@@ -39,7 +39,7 @@ def run(quick: bool) -> list[Result]:
     rows: list[Result] = []
     if why := missing():
         PROGRESS.console.print(f"without PostgreSQL: {why}")
-    with room(2 * GB) as place, ExitStack() as running:
+    with scratch_dir(2 * GB) as place, ExitStack() as running:
         ours = running.enter_context(peers.tidelog(place / "ours"))
         redis = {name: running.enter_context(peers.redis(place / name, name)) for name in ("always", "everysec")}
         database = None if missing() else running.enter_context(postgres(place / "postgres"))
@@ -76,7 +76,7 @@ def _rate(
     """Jobs a second of so many workers, each with a turn of its own."""
     assert chosen is not None, "what is measured runs"
     done = [0] * workers
-    with alone(chosen, servers), ExitStack() as open_turns:
+    with run_alone(chosen, servers), ExitStack() as open_turns:
         mine = [open_turns.enter_context(contextmanager(turns)(number)) for number in range(workers)]
         start = Barrier(workers + 1)
         until = [0.0]
@@ -102,7 +102,7 @@ def _rate(
 
 def _ours(server: Server, durable: bool, size: int, number: int) -> Iterator[Turn]:
     queue = f"jobs-{'durable' if durable else 'buffered'}"
-    peers.call(server.port, "PUT", f"/v0/topics/{queue}", {"type": "queue", "durable": durable})
+    peers.request(server.port, "PUT", f"/v0/topics/{queue}", {"type": "queue", "durable": durable})
     node = f"w{number}"
     with connect(server.port) as sock:
         put = _post(queue, "", {"records": [{"data": _DATA}] * size})

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.server.processes import Server, free_port, running
+from benchmarks.server.processes import Server, free_port, run_process
 
 _SETTINGS = ("listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=100", "logging_collector=off")
 _TABLE = """CREATE TABLE IF NOT EXISTS jobs (id bigserial PRIMARY KEY, data text NOT NULL, holder text,
@@ -53,7 +53,7 @@ def postgres(path: Path) -> Iterator[Server]:
     for setting in _SETTINGS:
         command += ["-c", setting]
     log = path.parent / "postgres.log"
-    with running(command, log, lambda: port) as server:
+    with run_process(command, log, lambda: port) as server:
         with session(server, durable=True) as database:
             database.execute(_TABLE)
         yield server

@@ -19,11 +19,11 @@ from contextlib import suppress
 from functools import partial
 from itertools import count
 
-from benchmarks.common import GB, Result, alternate, result, room
-from benchmarks.server.load import connect, percentile_ms, post
+from benchmarks.common import GB, Result, alternate, result, scratch_dir
+from benchmarks.server.load_generator import connect, percentile_ms, post
 from benchmarks.server.peers import tidelog
 from benchmarks.server.processes import Server
-from tests.contract_http.attacks import FLOODS, Flood, Raw
+from tests.contract_http.attacks import FLOODS, Flood, RawSocket
 from tests.contract_http.client import Address
 
 _QUIET = "no flood"
@@ -33,7 +33,7 @@ _numbers = count(1)
 def run(quick: bool) -> list[Result]:
     writes, rounds = (50, 1) if quick else (300, 3)
     noted: dict[str, list[float]] = {}
-    with room(GB // 4) as place, tidelog(place / "tidelog") as server:
+    with scratch_dir(GB // 4) as place, tidelog(place / "tidelog") as server:
         work = {_QUIET: partial(_round, server, None, writes, noted)}
         work |= {flood.name: partial(_round, server, flood, writes, noted) for flood in FLOODS}
         found = alternate("attacks", rounds, work)
@@ -69,10 +69,10 @@ def _round(server: Server, flood: Flood | None, writes: int, noted: dict[str, li
 
 def _attack(port: int, flood: Flood) -> None:
     while True:
-        with suppress(OSError), Raw(Address("127.0.0.1", port)) as raw:
+        with suppress(OSError), RawSocket(Address("127.0.0.1", port)) as raw:
             raw.send(flood.opening("flooded"))
-            for piece in flood.slices(flood.many):
+            for piece in flood.slices(flood.frames):
                 if not raw.send(piece):
                     break
             if flood.ends:
-                raw.rest()
+                raw.read_rest()

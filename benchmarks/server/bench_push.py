@@ -27,11 +27,11 @@ from functools import partial
 from select import EPOLLIN, epoll
 from typing import NamedTuple
 
-from benchmarks.common import GB, Result, alternate, result, room
-from benchmarks.server.bare import EVENT
-from benchmarks.server.load import connect, percentile_ms, post
-from benchmarks.server.peers import BARE, bare, call, texts, tidelog
-from benchmarks.server.processes import Server, apart
+from benchmarks.common import GB, Result, alternate, result, scratch_dir
+from benchmarks.server.bare_http import EVENT
+from benchmarks.server.load_generator import connect, percentile_ms, post
+from benchmarks.server.peers import BARE, bare, request, texts, tidelog
+from benchmarks.server.processes import Server, pin_processors
 
 _PATIENCE_S = 10.0
 _PAUSE_S = 0.01
@@ -51,10 +51,10 @@ def run(quick: bool) -> list[Result]:
     noted: dict[str, list[Round]] = {}
     classes = ("disk", "fsync")
     with (
-        room(GB // 4) as place,
+        scratch_dir(GB // 4) as place,
         tidelog(place / "tidelog") as server,
         bare(place / "bare") as other,
-        apart(server, other),
+        pin_processors(server, other),
     ):
         work: dict[str, Callable[[], float]] = {}
         for watchers in _MOST:
@@ -80,7 +80,7 @@ def run(quick: bool) -> list[Result]:
                         "ms",
                         limit=[getattr(each, told) for each in noted[limit][1:]],
                         limit_name=BARE,
-                        most=bound,
+                        max_value=bound,
                         kind="gate" if gate else "information",
                     )
                 )
@@ -105,8 +105,8 @@ def _round(
     row: str,
 ) -> float:
     name = f"push-{durability}-{watchers}"
-    call(server.port, "DELETE", f"/v0/topics/{name}")
-    call(server.port, "PUT", f"/v0/topics/{name}", {"durability": durability})
+    request(server.port, "DELETE", f"/v0/topics/{name}")
+    request(server.port, "PUT", f"/v0/topics/{name}", {"durability": durability})
     ask = post(f"/v0/topics/{name}", b'{"records":[{"data":%b}]}' % texts(100)[0])
     open_ = [watch(server, name) for _ in range(watchers)]
     return _measured(
@@ -144,7 +144,7 @@ def _measured(
 
 def watch(server: Server, name: str) -> socket.socket:
     """A stream of a topic's events that has told what was there before."""
-    wid = call(server.port, "POST", "/v0/watch", {"topics": {name: {"tail": True}}})["wid"]
+    wid = request(server.port, "POST", "/v0/watch", {"topics": {name: {"tail": True}}})["wid"]
     return _stream(server, f"/v0/watch/{wid}")
 
 

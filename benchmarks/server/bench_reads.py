@@ -24,22 +24,22 @@ from itertools import cycle, product
 from shutil import which
 
 import pyarrow as pa
-from benchmarks.common import GB, PROGRESS, Figures, Result, alternate, result, room, seconds
-from benchmarks.server import load
-from benchmarks.server.load import Http, Marks, drive, post
+from benchmarks.common import GB, PROGRESS, Measurements, Result, alternate, result, scratch_dir, time_call
+from benchmarks.server import load_generator
+from benchmarks.server.load_generator import HttpReply, MarkedReply, drive, post
 from benchmarks.server.peers import (
     NAME,
-    call,
     missing,
     redis,
     redis_call,
+    request,
     resp,
     texts,
     tidelog,
     versions,
     write_asks,
 )
-from benchmarks.server.processes import Server, alone
+from benchmarks.server.processes import Server, run_alone
 
 _PAGE = 1000
 _CONNECTIONS = 4
@@ -59,7 +59,7 @@ def run(quick: bool) -> list[Result]:
             PROGRESS.console.print(line)
     PROGRESS.console.print(f"beside {versions() or 'no peer'}, driven by the same generator", style="dim")
     records = texts(100)
-    with room(GB) as place, ExitStack() as open_:
+    with scratch_dir(GB) as place, ExitStack() as open_:
         servers: list[Server] = []
         work: dict[str, Callable[[], float]] = {}
         for kind in _kinds():
@@ -87,16 +87,16 @@ def run(quick: bool) -> list[Result]:
 
 def _kinds() -> list[str]:
     """What puts pages together, the one that serves by itself first."""
-    return [_COMPILED, _PLAIN] if find_spec("tidelog.kernel") is not None else [_PLAIN]
+    return [_COMPILED, _PLAIN] if find_spec("tidelog._native") is not None else [_PLAIN]
 
 
-def _rows(figures: Figures) -> list[Result]:
+def _rows(figures: Measurements) -> list[Result]:
     rows = [
-        result("read 100 B, Arrow", figures["arrow"], "/s", least=3_000_000, kind="gate"),
+        result("read 100 B, Arrow", figures["arrow"], "/s", min_value=3_000_000, kind="gate"),
         result("read 100 B, Arrow, into pyarrow", figures["pyarrow"], "/s"),
     ]
     rows += [
-        result(f"read 100 B, NDJSON, {kind}", figures[f"ndjson, {kind}"], "/s", least=500_000, kind="gate")
+        result(f"read 100 B, NDJSON, {kind}", figures[f"ndjson, {kind}"], "/s", min_value=500_000, kind="gate")
         for kind in _kinds()
     ]
     for where, kind in product(_PLACES, _kinds()):
@@ -112,7 +112,7 @@ def _rows(figures: Figures) -> list[Result]:
                 "/s",
                 limit=figures[_XRANGE],
                 limit_name=_XRANGE,
-                least_ratio=2.0 if kind == _COMPILED else 0.7,
+                min_ratio=2.0 if kind == _COMPILED else 0.7,
                 kind="gate",
             )
         )
@@ -123,10 +123,10 @@ def _rows(figures: Figures) -> list[Result]:
 
 
 def _fill(server: Server, name: str, durability: str, records: Sequence[bytes], pages: int) -> None:
-    call(server.port, "PUT", f"/v0/topics/{name}", {"durability": durability})
+    request(server.port, "PUT", f"/v0/topics/{name}", {"durability": durability})
     ask = write_asks(records, _PAGE, name)[0]
-    drive(load.callers(server.port, [iter([ask] * pages)], Http), 1e6)
-    head = call(server.port, "GET", f"/v0/topics/{name}")["head_seq"]
+    drive(load_generator.callers(server.port, [iter([ask] * pages)], HttpReply), 1e6)
+    head = request(server.port, "GET", f"/v0/topics/{name}")["head_seq"]
     if head != pages * _PAGE:
         raise RuntimeError(f"{pages * _PAGE} records were written and {head} are there")
 
@@ -139,7 +139,7 @@ def _fill_redis(server: Server, records: Sequence[bytes], pages: int) -> None:
                 for at, record in enumerate(records, start=1)
             )
 
-    drive(load.callers(server.port, [asks()], partial(Marks, b"\n", 2 * _PAGE)), 1e6)
+    drive(load_generator.callers(server.port, [asks()], partial(MarkedReply, b"\n", 2 * _PAGE)), 1e6)
     if int(redis_call(server.port, b"XLEN", NAME.encode())) != pages * _PAGE:
         raise RuntimeError("Redis has not what it was given")
 
@@ -153,8 +153,8 @@ def _id(number: int) -> bytes:
 
 
 def _bulk(server: Server, servers: Sequence[Server], form: str, total: int) -> float:
-    with alone(server, servers):
-        return total / seconds(lambda: load.pour(server.port, f"{_BULK}?format={form}"))
+    with run_alone(server, servers):
+        return total / time_call(lambda: load_generator.read_to_end(server.port, f"{_BULK}?format={form}"))
 
 
 def _parsed(server: Server, servers: Sequence[Server], total: int) -> float:
@@ -167,27 +167,29 @@ def _parsed(server: Server, servers: Sequence[Server], total: int) -> float:
         if rows != total:
             raise RuntimeError(f"{rows} records came of {total}")
 
-    with alone(server, servers):
-        return total / seconds(work)
+    with run_alone(server, servers):
+        return total / time_call(work)
 
 
-def _paged(server: Server, servers: Sequence[Server], make: partial[list[load.Caller]], lasting_s: float) -> float:
-    with alone(server, servers):
+def _paged(
+    server: Server, servers: Sequence[Server], make: partial[list[load_generator.Caller]], lasting_s: float
+) -> float:
+    with run_alone(server, servers):
         return drive(make(), lasting_s).per_s * _PAGE
 
 
-def _diffs(server: Server, name: str, pages: int) -> list[load.Caller]:
+def _diffs(server: Server, name: str, pages: int) -> list[load_generator.Caller]:
     asks = [
         post(f"/v0/topics/{name}/diff", b'{"from_seq":%d,"limit":%d}' % (page * _PAGE, _PAGE)) for page in range(pages)
     ]
-    return load.callers(server.port, _spread(asks), Http)
+    return load_generator.callers(server.port, _spread(asks), HttpReply)
 
 
-def _xranges(server: Server, pages: int) -> list[load.Caller]:
+def _xranges(server: Server, pages: int) -> list[load_generator.Caller]:
     asks = [
         resp(b"XRANGE", NAME.encode(), b"(" + _id(page * _PAGE), b"+", b"COUNT", b"%d" % _PAGE) for page in range(pages)
     ]
-    return load.callers(server.port, _spread(asks), partial(Marks, b"\n", 1 + _ENTRY_LINES * _PAGE))
+    return load_generator.callers(server.port, _spread(asks), partial(MarkedReply, b"\n", 1 + _ENTRY_LINES * _PAGE))
 
 
 def _spread(asks: list[bytes]) -> list[Iterator[bytes]]:

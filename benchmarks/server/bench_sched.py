@@ -17,7 +17,7 @@ from functools import partial
 
 from benchmarks.common import Result, alternate, result
 
-from tidelog.sched.ready import ReadySet
+from tidelog.server.scheduling.fair_queue import FairQueue
 
 _PRIORITIES = (-100, 0, 100, 300, 500, 600, 800)
 _MOST_US = {1: 5.0, 100: 8.0, 10_000: 12.0}
@@ -30,11 +30,12 @@ def run(quick: bool) -> list[Result]:
     work["a tick over 10,000 topics that lifts none"] = partial(_ticks, 10_000, turns // 100)
     found = alternate("sched", rounds, work)
     rows = [
-        result(_named(topics), found[_named(topics)], "µs", most=most, kind="gate") for topics, most in _MOST_US.items()
+        result(_named(topics), found[_named(topics)], "µs", max_value=most, kind="gate")
+        for topics, most in _MOST_US.items()
     ]
-    rows.append(result(_aging(10_000), found[_aging(10_000)], "µs", most=20.0, kind="gate"))
+    rows.append(result(_aging(10_000), found[_aging(10_000)], "µs", max_value=20.0, kind="gate"))
     name = "a tick over 10,000 topics that lifts none"
-    rows.append(result(name, found[name], "µs", most=10.0, kind="gate"))
+    rows.append(result(name, found[name], "µs", max_value=10.0, kind="gate"))
     return rows
 
 
@@ -48,9 +49,9 @@ def _aging(topics: int) -> str:
 
 def _steady(topics: int, turns: int, step_us: int) -> float:
     """Every topic that was served is ready again, so that as many are ready all the time."""
-    ready: ReadySet[int] = ReadySet()
+    ready: FairQueue[int] = FairQueue()
     for key in range(topics):
-        ready.mark(key, _PRIORITIES[key % len(_PRIORITIES)], 0)
+        ready.add(key, _PRIORITIES[key % len(_PRIORITIES)], 0)
     now_us = 0
     began = time.perf_counter()
     for _ in range(turns):
@@ -58,16 +59,16 @@ def _steady(topics: int, turns: int, step_us: int) -> float:
         assert turn is not None
         key = turn.key
         ready.done(key)
-        ready.mark(key, _PRIORITIES[key % len(_PRIORITIES)], now_us)
+        ready.add(key, _PRIORITIES[key % len(_PRIORITIES)], now_us)
         now_us += step_us
     return (time.perf_counter() - began) / turns * 1e6
 
 
 def _ticks(topics: int, turns: int) -> float:
     """A tick and the decision behind it, with topics that have reached the top band and stay."""
-    ready: ReadySet[int] = ReadySet()
+    ready: FairQueue[int] = FairQueue()
     for key in range(topics):
-        ready.mark(key, 0, 0)
+        ready.add(key, 0, 0)
     now_us = 60_000_000
     ready.pop(now_us)
     began = time.perf_counter()

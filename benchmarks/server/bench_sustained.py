@@ -16,10 +16,10 @@ from __future__ import annotations
 from itertools import chain, cycle
 from typing import Any
 
-from benchmarks.common import GB, Result, result, room, steps
+from benchmarks.common import GB, Result, result, scratch_dir, steps
 from benchmarks.server.bench_push import watch
-from benchmarks.server.load import Caller, Endless, Http, callers, drive, percentile_ms, post
-from benchmarks.server.peers import call, texts, tidelog, write_asks
+from benchmarks.server.load_generator import Caller, EndlessReply, HttpReply, callers, drive, percentile_ms, post
+from benchmarks.server.peers import request, texts, tidelog, write_asks
 from benchmarks.server.processes import Server
 
 _KEPT = 200_000
@@ -31,9 +31,9 @@ _WARM_SHARE = 0.1  # of the time, before memory is looked at for the first time
 
 def run(quick: bool) -> list[Result]:
     lasting_s = 3.0 if quick else 60.0
-    with room(2 * GB) as place, tidelog(place / "tidelog") as server, steps("sustained", 2) as done:
+    with scratch_dir(2 * GB) as place, tidelog(place / "tidelog") as server, steps("sustained", 2) as done:
         for name, durability in (("singles", "fsync"), ("batches", "disk")):
-            call(server.port, "PUT", f"/v0/topics/{name}", {"durability": durability, "cap_records": _KEPT})
+            request(server.port, "PUT", f"/v0/topics/{name}", {"durability": durability, "cap_records": _KEPT})
         _fill(server)
         _drive(server, lasting_s * _WARM_SHARE)
         done()
@@ -65,7 +65,7 @@ def run(quick: bool) -> list[Result]:
 
 
 def _figures(server: Server) -> dict[str, Any]:
-    found: dict[str, Any] = call(server.port, "GET", "/v0/metrics")["wal"]
+    found: dict[str, Any] = request(server.port, "GET", "/v0/metrics")["wal"]
     return found
 
 
@@ -73,15 +73,15 @@ def _fill(server: Server) -> None:
     """What is read while others write, and what has to be evicted from the first write on."""
     for name in ("singles", "batches"):
         asks = cycle(write_asks(texts(100), _PAGE, name))
-        drive(callers(server.port, [iter([next(asks) for _ in range(_KEPT // _PAGE)])], Http), 1e6)
+        drive(callers(server.port, [iter([next(asks) for _ in range(_KEPT // _PAGE)])], HttpReply), 1e6)
 
 
 def _drive(server: Server, lasting_s: float) -> tuple[list[float], list[float], list[float]]:
     """Everybody at once; how long acks of one, acks of a hundred, and pages took."""
-    head = call(server.port, "GET", "/v0/topics/batches")["head_seq"]
+    head = request(server.port, "GET", "/v0/topics/batches")["head_seq"]
     records = texts(100)
-    singles = callers(server.port, (cycle(write_asks(records, 1, "singles")) for _ in range(_SINGLES)), Http)
-    batches = callers(server.port, (cycle(write_asks(records, _BATCH, "batches")) for _ in range(_BATCHES)), Http)
+    singles = callers(server.port, (cycle(write_asks(records, 1, "singles")) for _ in range(_SINGLES)), HttpReply)
+    batches = callers(server.port, (cycle(write_asks(records, _BATCH, "batches")) for _ in range(_BATCHES)), HttpReply)
     for number, caller in enumerate(batches):
         caller.pause_s = 0.05 + number / 1000  # not all at the same moment, again and again
     # Pages of what is there now; towards the end of a run they are evicted, and the answer has a tombstone too.
@@ -89,10 +89,10 @@ def _drive(server: Server, lasting_s: float) -> tuple[list[float], list[float], 
         post("/v0/topics/batches/diff", b'{"from_seq":%d,"limit":%d}' % (head - _PAGE * back, _PAGE))
         for back in range(20, 0, -1)
     ]
-    pages = callers(server.port, (cycle(diffs) for _ in range(_READERS)), Http)
+    pages = callers(server.port, (cycle(diffs) for _ in range(_READERS)), HttpReply)
     for caller in pages:
         caller.pause_s = 0.1
-    watchers = [Caller(watch(server, "singles"), iter(()), Endless()) for _ in range(_WATCHERS)]
+    watchers = [Caller(watch(server, "singles"), iter(()), EndlessReply()) for _ in range(_WATCHERS)]
     drive([*singles, *batches, *pages, *watchers], lasting_s)
     return _waits(singles), _waits(batches), _waits(pages)
 

@@ -21,10 +21,10 @@ from functools import partial
 from pathlib import Path
 from statistics import median
 
-from benchmarks.common import GB, PROGRESS, Figures, Result, alternate, result, room
-from benchmarks.server.load import Outcome, drive
+from benchmarks.common import GB, PROGRESS, Measurements, Result, alternate, result, scratch_dir
+from benchmarks.server.load_generator import Outcome, drive
 from benchmarks.server.peers import Target, missing, targets, texts, versions
-from benchmarks.server.processes import alone, apart
+from benchmarks.server.processes import pin_processors, run_alone
 
 BATCHES = (1, 100, 1000)
 CONNECTIONS = (1, 16, 64)
@@ -42,13 +42,13 @@ _GATES = {
 _WAITS = ((1, 1), (1, 64), (100, 16))  # batches and connections whose waits are told
 
 
-class Noted:
+class Outcomes:
     """The outcomes of each target, round by round."""
 
     def __init__(self) -> None:
         self._found: dict[str, list[Outcome]] = {}
 
-    def note(self, name: str, outcome: Outcome) -> None:
+    def add(self, name: str, outcome: Outcome) -> None:
         self._found.setdefault(name, []).append(outcome)
 
     def ms(self, name: str, share: float) -> list[float]:
@@ -66,29 +66,31 @@ def run(quick: bool) -> list[Result]:
     records = texts(100)
     rows: list[Result] = []
     syncs: list[float] = []
-    with room(3 * GB if not quick else GB) as place:
+    with scratch_dir(3 * GB if not quick else GB) as place:
         for batch in BATCHES:
-            with targets(place) as everybody, apart(*(target.server for target in everybody)):
+            with targets(place) as everybody, pin_processors(*(target.server for target in everybody)):
                 for connections in CONNECTIONS:
-                    noted = Noted()
-                    found = [target for target in everybody if batch * connections <= target.in_the_air_max]
+                    noted = Outcomes()
+                    found = [target for target in everybody if batch * connections <= target.in_flight_max]
                     measure = partial(rate, everybody, records, batch, connections, lasting_s, noted)
                     work = {target.name: partial(measure, target) for target in found}
                     work[_DEVICE] = partial(sync_us, place)
-                    figures = alternate(f"write {_named(batch, connections)}", rounds, work)
+                    figures = alternate(f"write {_label(batch, connections)}", rounds, work)
                     syncs += figures[_DEVICE]
                     rows += _rows(figures, found, batch, connections, noted)
     return [result("device: write of 4 KiB and fdatasync, median", syncs, "µs"), *rows]
 
 
-def _named(batch: int, connections: int) -> str:
+def _label(batch: int, connections: int) -> str:
     return f"100 B × {batch}, {connections} connection{'s' if connections > 1 else ''}"
 
 
-def _rows(figures: Figures, found: Sequence[Target], batch: int, connections: int, noted: Noted) -> list[Result]:
+def _rows(
+    figures: Measurements, found: Sequence[Target], batch: int, connections: int, noted: Outcomes
+) -> list[Result]:
     rows = []
     for ours in found[:4]:
-        name = f"write {_named(batch, connections)}, {ours.name}"
+        name = f"write {_label(batch, connections)}, {ours.name}"
         peers = [target for target in found[4:] if target.promise == ours.promise]
         if not peers:
             rows.append(result(name, figures[ours.name], "/s"))
@@ -100,8 +102,8 @@ def _rows(figures: Figures, found: Sequence[Target], batch: int, connections: in
                     figures[ours.name],
                     "/s",
                     limit=figures[peer.name],
-                    limit_name=peer.name + _bound(noted, peer.name),
-                    least_ratio=least,
+                    limit_name=peer.name + _is_cpu_bound(noted, peer.name),
+                    min_ratio=least,
                     kind="information" if least is None else "gate",
                 )
             )
@@ -110,11 +112,11 @@ def _rows(figures: Figures, found: Sequence[Target], batch: int, connections: in
     return rows
 
 
-def _bound(noted: Noted, name: str) -> str:
+def _is_cpu_bound(noted: Outcomes, name: str) -> str:
     return " (the generator is at its limit)" if noted.busy(name) > _BUSY else ""
 
 
-def _waits(name: str, ours: Target, peers: Sequence[Target], noted: Noted) -> list[Result]:
+def _waits(name: str, ours: Target, peers: Sequence[Target], noted: Outcomes) -> list[Result]:
     return [
         result(
             f"{name}, {told} of acks",
@@ -136,16 +138,16 @@ def rate(
     batch: int,
     connections: int,
     lasting_s: float,
-    noted: Noted,
+    noted: Outcomes,
     target: Target,
 ) -> float:
-    with alone(target.server, list({id(each.server): each.server for each in everybody}.values())):
+    with run_alone(target.server, list({id(each.server): each.server for each in everybody}.values())):
         target.empty()
         outcome = drive(target.writers(records, batch, connections), lasting_s)
         acked = len(outcome.waits) * batch
         if target.count is not None and (kept := target.count()) != acked:
             raise RuntimeError(f"{target.name} acknowledged {acked} records and has {kept}")
-    noted.note(target.name, outcome)
+    noted.add(target.name, outcome)
     return outcome.per_s * batch
 
 

@@ -30,8 +30,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from benchmarks.server.load import Caller, Http, Marks, callers, connect, post
-from benchmarks.server.processes import PATIENCE_S, Server, free_port, running
+from benchmarks.server.load_generator import Caller, HttpReply, MarkedReply, callers, connect, post
+from benchmarks.server.processes import TIMEOUT_S, Server, free_port, run_process
 
 NAME = "bench"
 BARE = "bare HTTP"
@@ -49,7 +49,7 @@ def texts(size: int, number: int = 1000) -> list[bytes]:
 # ── ours, and the peers ───────────────────────────────────────────────────────────────────────────
 
 
-def _told(port_file: Path) -> int | None:
+def _read_port(port_file: Path) -> int | None:
     """The port that a server has written, once it has."""
     said = port_file.read_text().rpartition(":")[2] if port_file.exists() else ""
     return int(said) if said else None
@@ -63,8 +63,8 @@ def tidelog(path: Path, **environ: str) -> Iterator[Server]:
     port_file.unlink(missing_ok=True)
     command = [sys.executable, "-m", "tidelog.cli.main", "serve"]
     command += ["--data", str(path / "data"), "--port", "0", "--port-file", str(port_file)]
-    with running(command, path / "tidelog.log", partial(_told, port_file), **environ) as server:
-        until = time.monotonic() + PATIENCE_S
+    with run_process(command, path / "tidelog.log", partial(_read_port, port_file), **environ) as server:
+        until = time.monotonic() + TIMEOUT_S
         while _status(server.port, "/readyz") != 200:
             if time.monotonic() > until:
                 raise RuntimeError("tidelog is not ready")
@@ -77,8 +77,8 @@ def bare(path: Path) -> Iterator[Server]:
     """See `bare`: what no HTTP server in Python can be faster than."""
     path.mkdir()
     root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-m", "benchmarks.server.bare", str(path / "port")]
-    with running(command, path / "bare.log", partial(_told, path / "port"), PYTHONPATH=str(root)) as server:
+    command = [sys.executable, "-m", "benchmarks.server.bare_http", str(path / "port")]
+    with run_process(command, path / "bare.log", partial(_read_port, path / "port"), PYTHONPATH=str(root)) as server:
         yield server
 
 
@@ -97,7 +97,7 @@ def redis(path: Path, appendfsync: str) -> Iterator[Server]:
         "daemonize": "no",
     }
     command = ["redis-server", *(word for name, value in settings.items() for word in (f"--{name}", value))]
-    with running(command, path / "redis.log", lambda: port) as server:
+    with run_process(command, path / "redis.log", lambda: port) as server:
         yield server
 
 
@@ -110,7 +110,7 @@ def nats(path: Path, *, always: bool) -> Iterator[Server]:
     config.write_text(
         f'host: 127.0.0.1\nport: {port}\njetstream {{ store_dir: "{path}", max_file_store: 8GB, {sync} }}\n'
     )
-    with running(["nats-server", "-c", str(config)], path / "nats.log", lambda: port) as server:
+    with run_process(["nats-server", "-c", str(config)], path / "nats.log", lambda: port) as server:
         _jetstream(server.port, "STREAM.CREATE", {"name": NAME, "subjects": [NAME], "storage": "file"})
         yield server
 
@@ -128,10 +128,10 @@ class Target:
     empty: Callable[[], object]  # have no records in it
     count: Callable[[], int] | None  # records in it, where any are kept
     writers: Callable[[Sequence[bytes], int, int], list[Caller]]  # of records, a batch, connections
-    in_the_air_max: int = 1 << 62  # records at once that it gets done within a round
+    in_flight_max: int = 1 << 62  # records at once that it gets done within a round
 
 
-def call(port: int, method: str, path: str, body: object = None) -> dict[str, Any]:
+def request(port: int, method: str, path: str, body: object = None) -> dict[str, Any]:
     """One request to our server, for what is not measured."""
     status, content = _request(port, method, path, body)
     if status >= 300:
@@ -141,7 +141,7 @@ def call(port: int, method: str, path: str, body: object = None) -> dict[str, An
 
 
 def _request(port: int, method: str, path: str, body: object) -> tuple[int, bytes]:
-    connection = HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     try:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -172,32 +172,32 @@ def topic(server: Server, durability: str) -> Target:
     path = f"/v0/topics/{NAME}-{durability}"
 
     def empty() -> None:
-        call(server.port, "DELETE", path)
-        call(server.port, "PUT", path, {"durability": durability})
+        request(server.port, "DELETE", path)
+        request(server.port, "PUT", path, {"durability": durability})
 
     def writers(records: Sequence[bytes], batch: int, connections: int) -> list[Caller]:
         asks = write_asks(records, batch, f"{NAME}-{durability}")
-        return callers(server.port, (cycle(_turned(asks, at)) for at in range(connections)), Http)
+        return callers(server.port, (cycle(_rotate(asks, at)) for at in range(connections)), HttpReply)
 
     def count() -> int:
-        head: int = call(server.port, "GET", path)["head_seq"]
+        head: int = request(server.port, "GET", path)["head_seq"]
         return head
 
     promise = {"fsync": "synced", "disk": "buffered"}.get(durability, "none")
     return Target(durability, promise, server, empty, count, writers)
 
 
-def nowhere(server: Server) -> Target:
+def discard_target(server: Server) -> Target:
     """Writes that are read and thrown away."""
 
     def writers(records: Sequence[bytes], batch: int, connections: int) -> list[Caller]:
         asks = write_asks(records, batch)
-        return callers(server.port, (cycle(_turned(asks, at)) for at in range(connections)), Http)
+        return callers(server.port, (cycle(_rotate(asks, at)) for at in range(connections)), HttpReply)
 
     return Target(BARE, "none", server, lambda: None, None, writers)
 
 
-def _turned(asks: list[bytes], at: int) -> list[bytes]:
+def _rotate(asks: list[bytes], at: int) -> list[bytes]:
     at %= len(asks)
     return asks[at:] + asks[:at]
 
@@ -223,8 +223,8 @@ def redis_stream(server: Server, name: str, promise: str) -> Target:
             b"".join(resp(b"XADD", NAME.encode(), b"*", b"d", record) for record in part)
             for part in parts(records, batch)
         ]
-        reply = partial(Marks, b"\n", 2 * batch)  # each answer is a length and an id
-        return callers(server.port, (cycle(_turned(asks, at)) for at in range(connections)), reply)
+        reply = partial(MarkedReply, b"\n", 2 * batch)  # each answer is a length and an id
+        return callers(server.port, (cycle(_rotate(asks, at)) for at in range(connections)), reply)
 
     return Target(
         name,
@@ -261,7 +261,7 @@ def jetstream(server: Server, name: str, promise: str, in_the_air_max: int = 1 <
                 b"".join(b"PUB %b %b %d\r\n%b\r\n" % (NAME.encode(), inbox, len(record), record) for record in part)
                 for part in parts(records, batch)
             ]
-            reply = partial(Marks, b"}", batch)  # an answer is an object; pings come between them
+            reply = partial(MarkedReply, b"}", batch)  # an answer is an object; pings come between them
             made += callers(server.port, [cycle(asks)], reply, partial(_greet, inbox))
         return made
 
@@ -323,7 +323,7 @@ def targets(place: Path) -> Iterator[list[Target]]:
         start = open_.enter_context
         ours = start(tidelog(place / "tidelog"))
         found = [topic(ours, durability) for durability in CLASSES]
-        found.append(nowhere(start(bare(place / "bare"))))
+        found.append(discard_target(start(bare(place / "bare"))))
         if shutil.which("redis-server"):
             found.append(redis_stream(start(redis(place / "always", "always")), "Redis always", "synced"))
             found.append(redis_stream(start(redis(place / "everysec", "everysec")), "Redis everysec", "buffered"))

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.server.load import connect
+from benchmarks.server.load_generator import connect
 
-PATIENCE_S = 20.0
+TIMEOUT_S = 20.0
 
 
 class Memory(NamedTuple):
@@ -49,7 +49,7 @@ class Server:
 
 
 @contextmanager
-def alone(chosen: Server, others: Sequence[Server]) -> Iterator[None]:
+def run_alone(chosen: Server, others: Sequence[Server]) -> Iterator[None]:
     """Only the chosen one runs."""
     stopped = [server for server in others if server is not chosen]
     for server in stopped:
@@ -62,7 +62,7 @@ def alone(chosen: Server, others: Sequence[Server]) -> Iterator[None]:
 
 
 @contextmanager
-def apart(*servers: Server) -> Iterator[None]:
+def pin_processors(*servers: Server) -> Iterator[None]:
     """The generator and the servers on processors of their own, where there are enough."""
     usual = os.sched_getaffinity(0)
     first, *others = sorted(usual)
@@ -78,24 +78,24 @@ def apart(*servers: Server) -> Iterator[None]:
 
 
 @contextmanager
-def running(command: Sequence[str], log: Path, port: Callable[[], int | None], **environ: str) -> Iterator[Server]:
+def run_process(command: Sequence[str], log: Path, port: Callable[[], int | None], **environ: str) -> Iterator[Server]:
     """A process from when it answers on its port until its end."""
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env={**os.environ, **environ})
     try:
-        yield Server(process, _answering(process, log, port))
+        yield Server(process, _wait_answering(process, log, port))
     finally:
         process.send_signal(signal.SIGCONT)
         process.terminate()
         try:
-            process.wait(PATIENCE_S)
+            process.wait(TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
-def _answering(process: subprocess.Popen[bytes], log: Path, port: Callable[[], int | None]) -> int:
-    until = time.monotonic() + PATIENCE_S
+def _wait_answering(process: subprocess.Popen[bytes], log: Path, port: Callable[[], int | None]) -> int:
+    until = time.monotonic() + TIMEOUT_S
     while time.monotonic() < until and process.poll() is None:
         number = port()
         if number is not None:

@@ -22,9 +22,9 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
-from benchmarks.common import GB, MB, Result, alternate, result, room, seconds
-from benchmarks.spark.events import events, orders
-from benchmarks.spark.session import TASKS, session
+from benchmarks.common import GB, MB, Result, alternate, result, scratch_dir, time_call
+from benchmarks.spark.bench_session import TASKS, session
+from benchmarks.spark.sample_records import events, orders
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
@@ -32,10 +32,11 @@ import tidelog
 from tidelog import pipelines
 from tidelog.clock import SystemClock
 from tidelog.disk.posix import PosixDisk
-from tidelog.pipelines import Exported, Sizes, columns, opening
-from tidelog.pipelines.exporting import Export, Work
-from tidelog.pipelines.runner import guarded, unwrapped
-from tidelog.pipelines.tables import Format
+from tidelog.pipelines import Exported, Sizes, table_formats
+from tidelog.pipelines import record_mapping as columns
+from tidelog.pipelines.export_job import ExportJob, JobContext
+from tidelog.pipelines.spark_tasks import run_guarded, unwrap_results
+from tidelog.pipelines.table_formats.interface import Format
 from tidelog.spark import options as reading
 
 Batch = Callable[[int], list[bytes]]  # the n-th one
@@ -48,7 +49,7 @@ _SCHEMA = "n long, user string, price double, text string"
 def run(quick: bool) -> list[Result]:
     rows: list[Result] = []
     size = GB // 10 if quick else GB
-    with room(6 * size) as place, session() as spark:
+    with scratch_dir(6 * size) as place, session() as spark:
         for named, batch in (("100 B", _sized(100)), ("1 KB", _sized(1024)), ("JSON", lambda n: orders(n, _BATCH))):
             rows += _measure(spark, place, named, batch, size, 1 if quick else 3)
     return rows
@@ -109,11 +110,13 @@ def _measure(spark: SparkSession, place: Path, named: str, batch: Batch, about: 
             "MB/s per core",
             limit=limit,
             limit_name="Spark's own Parquet writer" if limit else "",
-            least=50,
+            min_value=50,
         )
         for kind in ("parquet", "delta")
     ]
-    made.append(result(f"export {named}, processor time of a task", figures["processor"], "MB/s per core", least=50))
+    made.append(
+        result(f"export {named}, processor time of a task", figures["processor"], "MB/s per core", min_value=50)
+    )
     made.append(result(f"reconcile {named}", figures["reconcile"], "MB/s per core"))
     last = done["parquet"]
     made.append(result(f"export {named}, files", [last.files], "files"))
@@ -121,11 +124,11 @@ def _measure(spark: SparkSession, place: Path, named: str, batch: Batch, about: 
     return made
 
 
-class _Here:
+class _InlineRunner:
     """Tasks in this process, one after the other."""
 
     def run(self, function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
-        return unwrapped([guarded(function, task) for task in tasks])
+        return unwrap_results([run_guarded(function, task) for task in tasks])
 
 
 def _processor_s(path: str, table: str, schema: str | None, sizes: Sizes) -> float:
@@ -133,17 +136,17 @@ def _processor_s(path: str, table: str, schema: str | None, sizes: Sizes) -> flo
     shutil.rmtree(table, ignore_errors=True)
     fields = None if schema is None else StructType.fromDDL(schema)
     assert fields is None or isinstance(fields, StructType)
-    options = reading.read({"path": path, "subscribe": "bench"})
-    work = Work(_Here(), PosixDisk(), SystemClock())
+    options = reading.parse_options({"path": path, "subscribe": "bench"})
+    work = JobContext(_InlineRunner(), PosixDisk(), SystemClock())
     start = time.process_time()
     with (
-        closing(opening.opened(PosixDisk(), table, "parquet", write=True)) as into,
-        closing(Export(options, into, lambda _: columns.shape_of(fields), work, sizes)) as job,
+        closing(table_formats.open_table(PosixDisk(), table, "parquet", write=True)) as into,
+        closing(ExportJob(options, into, lambda _: columns.new_mapping(fields), work, sizes)) as job,
     ):
-        job.once()
+        job.run_once()
     return time.process_time() - start
 
 
 def _rate(size: int, work: Callable[[], object]) -> Callable[[], float]:
     """Megabytes of records a second, for each of the cores."""
-    return lambda: size / MB / TASKS / seconds(work)
+    return lambda: size / MB / TASKS / time_call(work)

@@ -20,9 +20,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from benchmarks.common import GB, MB, Result, alternate, result, room, seconds
-from benchmarks.spark.events import events
-from benchmarks.spark.session import TASKS, session
+from benchmarks.common import GB, MB, Result, alternate, result, scratch_dir, time_call
+from benchmarks.spark.bench_session import TASKS, session
+from benchmarks.spark.sample_records import events
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import CaseInsensitiveDict, DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
@@ -75,7 +75,7 @@ class NaiveReader(DataSourceReader):
 
 def run(quick: bool) -> list[Result]:
     rows: list[Result] = []
-    with room(4 * GB if not quick else GB) as place, session() as spark:
+    with scratch_dir(4 * GB if not quick else GB) as place, session() as spark:
         spark.dataSource.register(Naive)
         for size, named in ((100, "100 B"), (1024, "1 KB")):
             count = (GB if not quick else GB // 10) // size
@@ -124,7 +124,7 @@ def _measure(spark: SparkSession, place: Path, size: int, batches: int, rounds: 
             "/s",
             limit=figures["scan, parquet"],
             limit_name="Spark's Parquet reader",
-            least_ratio=0.4,
+            min_ratio=0.4,
         ),
         result(
             f"{head}, scan ÷ naive source",
@@ -132,7 +132,7 @@ def _measure(spark: SparkSession, place: Path, size: int, batches: int, rounds: 
             "/s",
             limit=figures["scan, naive"],
             limit_name="a tuple a record",
-            least_ratio=10,
+            min_ratio=10,
         ),
         result(f"{head}, scan", [rate * size / MB for rate in figures["scan"]], "MB/s"),
         result(
@@ -158,12 +158,12 @@ def _measure(spark: SparkSession, place: Path, size: int, batches: int, rounds: 
         )
     )
     sizes = [split.size for split in _reader(options).partitions()]
-    made.append(result(f"{head}, largest task ÷ smallest", [max(sizes) / min(sizes)], "×", most=1.5))
+    made.append(result(f"{head}, largest task ÷ smallest", [max(sizes) / min(sizes)], "×", max_value=1.5))
     return made
 
 
 def _rate(total: int, work: Callable[[], object]) -> Callable[[], float]:
-    return lambda: total / seconds(work)
+    return lambda: total / time_call(work)
 
 
 def _load(spark: SparkSession, options: dict[str, str]) -> DataFrame:
@@ -203,7 +203,7 @@ def _to_parquet(topic: tidelog.Topic, directory: Path) -> None:
     head, step = topic.head_seq, -(-topic.head_seq // TASKS)
     for number, at in enumerate(range(0, head, step)):
         writer: pq.ParquetWriter | None = None
-        for batch in topic.scan(at, min(at + step, head)).batches():
+        for batch in topic.scan(at, min(at + step, head)).iter_arrow_batches():
             made = pa.table(
                 {
                     "topic": pa.repeat("bench", batch.num_rows),

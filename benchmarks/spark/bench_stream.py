@@ -17,9 +17,9 @@ from itertools import count
 from pathlib import Path
 from threading import Event, Thread
 
-from benchmarks.common import GB, Result, alternate, payloads, result, room, seconds
+from benchmarks.common import GB, Result, alternate, payloads, result, scratch_dir, time_call
 from benchmarks.server import peers
-from benchmarks.spark.session import session
+from benchmarks.spark.bench_session import session
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamReader
 
@@ -31,7 +31,7 @@ _RATE, _EVERY_S = 1000, 0.01
 
 def run(quick: bool) -> list[Result]:
     records, rows, lasting_s, rounds = (500_000, 200_000, 6.0, 1) if quick else (10_000_000, 2_000_000, 30.0, 3)
-    with room(5 * GB if not quick else GB) as place, session() as spark:
+    with scratch_dir(5 * GB if not quick else GB) as place, session() as spark:
         return [
             *_latency(spark, place, lasting_s),
             *_catch_up(spark, place, records, rounds),
@@ -137,4 +137,4 @@ def _read(spark: SparkSession, path: str, topic: str, **options: str) -> DataStr
 
 
 def _rate(total: int, work: Callable[[], object]) -> Callable[[], float]:
-    return lambda: total / seconds(work)
+    return lambda: total / time_call(work)

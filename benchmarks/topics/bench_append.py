@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from threading import Barrier, Thread
 
-from benchmarks.common import GB, PROGRESS, Figures, Result, alternate, payloads, result, room
+from benchmarks.common import GB, PROGRESS, Measurements, Result, alternate, payloads, result, scratch_dir
 from benchmarks.topics.peers import LIMITS, OURS, Put, Store, available
 
 SIZES = {100: "100 B", 1024: "1 KB"}
@@ -41,7 +41,7 @@ def run(quick: bool) -> list[Result]:
         PROGRESS.console.print(f"{package} is not installed; the rows against it are left out")
     stores = [*OURS, *LIMITS, *peers]
     found = []
-    with room(_NEEDS_BYTES if not quick else GB // 2) as place:
+    with scratch_dir(_NEEDS_BYTES if not quick else GB // 2) as place:
         for threads in THREADS:
             for size in SIZES:
                 for batch in BATCHES:
@@ -60,7 +60,7 @@ def _named(size: int, batch: int, threads: int) -> str:
     return f"{SIZES[size]} × {batch}, {threads} thread{'s' if threads > 1 else ''}"
 
 
-def _rows(figures: Figures, stores: list[Store], size: int, batch: int, threads: int) -> list[Result]:
+def _rows(figures: Measurements, stores: list[Store], size: int, batch: int, threads: int) -> list[Result]:
     """Each class against its limit and against each peer of the same promise, and the targets."""
     rows = []
     for ours in OURS:
@@ -81,7 +81,7 @@ def _rows(figures: Figures, stores: list[Store], size: int, batch: int, threads:
     return rows
 
 
-def _best(name: str, figures: Figures, ours: Store) -> list[Result]:
+def _best(name: str, figures: Measurements, ours: Store) -> list[Result]:
     tail = " sync" if ours.promise == "synced" else ""
     rivals = [f"{peer}{tail}" for peer in ("lmdb", "rocksdict") if f"{peer}{tail}" in figures]
     if not rivals:
@@ -91,14 +91,14 @@ def _best(name: str, figures: Figures, ours: Store) -> list[Result]:
     return [_against(f"{name} ÷ the better of lmdb and rocksdict", figures, ours.name, best, least)]
 
 
-def _against(name: str, figures: Figures, ours: str, other: str, least_ratio: float | None) -> Result:
+def _against(name: str, figures: Measurements, ours: str, other: str, least_ratio: float | None) -> Result:
     return result(
         name,
         figures[ours],
         "/s",
         limit=figures[other],
         limit_name=other,
-        least_ratio=least_ratio,
+        min_ratio=least_ratio,
         kind="information" if least_ratio is None else "gate",
     )
 

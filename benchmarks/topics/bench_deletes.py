@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import median
 from threading import Event, Thread
 
-from benchmarks.common import GB, Result, alternate, result, room, steps
+from benchmarks.common import GB, Result, alternate, result, scratch_dir, steps
 
 import tidelog
 from tidelog import Topic
@@ -31,7 +31,7 @@ def run(quick: bool) -> list[Result]:
     rounds, calls = (1, 5) if quick else (5, 20)
     sizes = (20_000, 100_000) if quick else (100_000, 1_000_000)
     rows: list[Result] = []
-    with room(GB) as place:
+    with scratch_dir(GB) as place:
         logs = {}
         with steps("making topics", len(sizes)) as done:
             for size in sizes:
@@ -59,7 +59,7 @@ def run(quick: bool) -> list[Result]:
                         "µs",
                         limit=found[f"append{which}"],
                         limit_name="alone",
-                        most_ratio=most,
+                        max_ratio=most,
                     )
                 )
             rows.append(
@@ -69,7 +69,7 @@ def run(quick: bool) -> list[Result]:
                     "µs",
                     limit=found["free"],
                     limit_name="no cap",
-                    most_ratio=3,
+                    max_ratio=3,
                 )
             )
         for log in logs.values():
@@ -77,7 +77,7 @@ def run(quick: bool) -> list[Result]:
     return rows
 
 
-def _made(path: Path, size: int) -> tidelog.Engine:
+def _made(path: Path, size: int) -> tidelog.Database:
     log = tidelog.open(str(path), wal_shards=1, tags_cache_bytes=1 << 20)
     topic = log.topic("many", durability="disk")
     for first in range(0, size, _STEP):

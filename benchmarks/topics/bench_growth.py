@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from benchmarks.common import GB, Figures, Result, alternate, payloads, result, room, steps
+from benchmarks.common import GB, Measurements, Result, alternate, payloads, result, scratch_dir, steps
 
 import tidelog
 from tidelog import Topic
@@ -35,7 +35,7 @@ def run(quick: bool) -> list[Result]:
     rounds, each = (1, 400) if quick else (5, 4000)
     records = (10_000, 100_000) if quick else (10_000, 100_000, 1_000_000, 10_000_000)
     topics = (1, 10, 100) if quick else (1, 10, 100, 1_000, 10_000)
-    with room(3 * GB if not quick else GB // 2) as place:
+    with scratch_dir(3 * GB if not quick else GB // 2) as place:
         rows = _grown("records", "records in the topic", records, place, _with_records, each, rounds)
         rows += _grown("topics", "topics", topics, place, _with_topics, each, rounds)
     return rows
@@ -73,7 +73,7 @@ def _grown(
     return rows
 
 
-def _line(name: str, told: str, sizes: tuple[int, ...], figures: Figures, *, flat: bool) -> list[Result]:
+def _line(name: str, told: str, sizes: tuple[int, ...], figures: Measurements, *, flat: bool) -> list[Result]:
     """One row a size, each against the smallest."""
     rows = []
     for size in sizes:
@@ -85,7 +85,7 @@ def _line(name: str, told: str, sizes: tuple[int, ...], figures: Figures, *, fla
                 "µs",
                 limit=figures[str(sizes[0])],
                 limit_name=f"with {sizes[0]:,}",
-                most_ratio=1.5 if gate else None,
+                max_ratio=1.5 if gate else None,
                 kind="gate" if gate else "information",
             )
         )
@@ -110,7 +110,7 @@ def _with_topics(path: Path, count: int) -> None:
 # ── one round of a size: microseconds a call ──────────────────────────────────────────────────────
 
 
-def _some(log: tidelog.Engine) -> list[Topic]:
+def _some(log: tidelog.Database) -> list[Topic]:
     names = [state.topic for state in log.topics()]
     return [log.topic(name) for name in Random(0).sample(names, min(_HOT, len(names)))]
 

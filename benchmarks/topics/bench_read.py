@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from benchmarks.common import GB, Result, alternate, payloads, result, room, seconds
+from benchmarks.common import GB, Result, alternate, payloads, result, scratch_dir, time_call
 from benchmarks.topics.peers import available, lmdb, sqlite
 from xxhash import xxh3_64_intdigest
 
@@ -34,7 +34,7 @@ Pages: TypeAlias = Callable[[], Iterator[list[Any]]]
 def run(quick: bool) -> list[Result]:
     batches, rounds = (50, 1) if quick else (500, 5)
     rows = []
-    with room(2 * GB if not quick else GB // 2) as place:
+    with scratch_dir(2 * GB if not quick else GB // 2) as place:
         for size, named in ((100, "100 B"), (1024, "1 KB")):
             rows += _measure(place, payloads(size), batches if size == 100 else batches // 4, rounds, named)
         rows += _singles(place, payloads(100), batches // 5, rounds)
@@ -61,11 +61,11 @@ def _measure(place: Path, datas: list[bytes], batches: int, rounds: int, size: s
             f"read {size}",
             rounds,
             {
-                "records, memory": lambda: total / seconds(partial(_records, tail, total)),
+                "records, memory": lambda: total / time_call(partial(_records, tail, total)),
                 "records, sealed": partial(_fresh, sealed, _records, total),
-                "arrow, memory": lambda: total / seconds(partial(_arrow, tail, total)),
+                "arrow, memory": lambda: total / time_call(partial(_arrow, tail, total)),
                 "arrow, sealed": partial(_fresh, sealed, _arrow, total),
-                "hash": lambda: total / seconds(partial(_hash, sealed)),
+                "hash": lambda: total / time_call(partial(_hash, sealed)),
                 **{name: partial(_pages, read, total) for name, read in others.items()},
             },
         )
@@ -79,7 +79,7 @@ def _measure(place: Path, datas: list[bytes], batches: int, rounds: int, size: s
                 "/s",
                 limit=figures[other],
                 limit_name=f"{other}, pages of {_PAGE}",
-                least=500_000 if size == "100 B" and other == "sqlite3" else None,
+                min_value=500_000 if size == "100 B" and other == "sqlite3" else None,
                 kind="gate" if size == "100 B" and other == "sqlite3" else "information",
             )
             for other in others
@@ -91,7 +91,7 @@ def _measure(place: Path, datas: list[bytes], batches: int, rounds: int, size: s
                 "/s",
                 limit=figures["hash"],
                 limit_name="read and hash the files",
-                least=10_000_000 if size == "100 B" else None,
+                min_value=10_000_000 if size == "100 B" else None,
                 kind="gate" if size == "100 B" else "information",
             )
         )
@@ -114,7 +114,7 @@ def _singles(place: Path, datas: list[bytes], batches: int, rounds: int) -> list
         {
             "records": partial(_fresh, path, _records, total),
             "arrow": partial(_fresh, path, _arrow, total),
-            "hash": lambda: total / seconds(partial(_hash, path)),
+            "hash": lambda: total / time_call(partial(_hash, path)),
         },
     )
     return [
@@ -135,7 +135,7 @@ def _singles(place: Path, datas: list[bytes], batches: int, rounds: int) -> list
 def _fresh(path: Path, work: Callable[[Topic, int], None], total: int) -> float:
     with tidelog.open(str(path), read_only=True) as log:
         topic = log.topic("bench")
-        return total / seconds(lambda: work(topic, total))
+        return total / time_call(lambda: work(topic, total))
 
 
 def _records(topic: Topic, total: int) -> None:
@@ -159,7 +159,7 @@ def _pages(read: Pages, total: int) -> float:
     def work() -> None:
         assert sum(map(len, read())) == total, "every record was read, once"
 
-    return total / seconds(work)
+    return total / time_call(work)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from benchmarks.common import GB, MB, Result, payloads, result, room, seconds, steps
+from benchmarks.common import GB, MB, Result, payloads, result, scratch_dir, steps, time_call
 from xxhash import xxh3_64_intdigest
 
 import tidelog
@@ -42,7 +42,7 @@ class _Opened(NamedTuple):
 def run(quick: bool) -> list[Result]:
     fresh, sealed, rounds = (100_000, 500_000, 1) if quick else (1_000_000, 10_000_000, 5)
     rows: list[Result] = []
-    with room(3 * GB if not quick else GB // 2) as place:
+    with scratch_dir(3 * GB if not quick else GB // 2) as place:
         for how, told in (("batches", "batches of 1000"), ("singles", "one frame a record")):
             path = place / how
             _child(path, "make", how, fresh)
@@ -66,14 +66,14 @@ def _rows(name: str, opened: list[_Opened], limit_name: str, *, memory_mb: float
             "s",
             limit=[row.limit_s for row in opened],
             limit_name=limit_name,
-            most=1.0,
+            max_value=1.0,
             kind="gate",
         ),
         result(
             f"{name}, memory",
             [row.grown_mb for row in opened],
             "MB",
-            most=memory_mb,
+            max_value=memory_mb,
             kind="information" if memory_mb is None else "gate",
         ),
         result(f"{name}, memory at its peak", [row.peak_mb for row in opened], "MB"),
@@ -140,7 +140,7 @@ def _open(path: str, how: str) -> None:
     records = log.topic("bench").count
     # The limit comes last: what it allocates and gives back would be at hand for the open that is measured.
     look = _stat if how == "sealed" else _hash
-    limit = median(seconds(lambda: look(Path(path))) for _ in range(3))
+    limit = median(time_call(lambda: look(Path(path))) for _ in range(3))
     print(json.dumps(_Opened(taken, grown, peak, records, limit)._asdict()), flush=True)
     os._exit(0)
 

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 
-from benchmarks.common import GB, Result, alternate, payloads, result, room
+from benchmarks.common import GB, Result, alternate, payloads, result, scratch_dir
 from benchmarks.topics.bench_append import together
 from benchmarks.topics.peers import LIMITS, Put, Session, Store, available
 
@@ -34,12 +34,12 @@ class _Syncs:
     def __init__(self) -> None:
         self.per_sync: list[float] = []
 
-    def note(self, log: tidelog.Engine, before: int, records: int) -> None:
+    def note(self, log: tidelog.Database, before: int, records: int) -> None:
         self.per_sync.append(records / max(_syncs(log) - before, 1))
 
 
-def _syncs(log: tidelog.Engine) -> int:
-    return sum(shard.stats.fsyncs for shard in log._shared.shards)
+def _syncs(log: tidelog.Database) -> int:
+    return sum(shard.stats.fsyncs for shard in log._context.shards)
 
 
 def run(quick: bool) -> list[Result]:
@@ -47,7 +47,7 @@ def run(quick: bool) -> list[Result]:
     datas = payloads(100)[:1]
     noted = {name: _Syncs() for name in ("one topic", "64 topics", "tokens")}
     peers = [store for store in available()[0] if store.promise == "synced" and store.name != "persist-queue"]
-    with room(GB // 2) as place:
+    with scratch_dir(GB // 2) as place:
         path = place / "store"
         figures = alternate(
             "64 writers",

@@ -4,20 +4,21 @@
 error a caller can see is in `tidelog.errors`.
 """
 
-from tidelog.channels import Channel, ChannelLimits, Engine, open
-from tidelog.engine import Gap, Group, Job, LedgerRow, Queue, Record, Topic, Worker, timestamp_ms
+from tidelog.channels import Channel, ChannelLimits
+from tidelog.database import Database, open
+from tidelog.engine import Gap, GapEntry, Group, Job, Queue, Record, Topic, Worker, timestamp_ms
 from tidelog.errors import Error
 from tidelog.version import __version__
 
 __all__ = [
     "Channel",
     "ChannelLimits",
-    "Engine",
+    "Database",
     "Error",
     "Gap",
+    "GapEntry",
     "Group",
     "Job",
-    "LedgerRow",
     "Queue",
     "Record",
     "Topic",

@@ -7,10 +7,19 @@ only place that says what is an address, and two functions refuse one where a di
     directory     options of Spark and arguments of jobs, where `file:///path` is common: it becomes the path
 
 A single slash counts, because `pathlib.Path` turns `s3://bucket` into `s3:/bucket`.
+
+[policy] Which addresses a job takes for its tables, files, topics and working directories. All others are refused.
+
+    directory     a path of this machine, or file:///path       tables, input files, staging, plots, topics to write
+    topics        the same, a server, or an object store         topics to read
+
+Every argument of every job that names a place goes through here, before anything is started or made. What an address
+is, and what a directory, is said by `tidelog.addresses`; here paths become absolute, and topics come from more places.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
 from pathlib import PurePath
 from typing import Final
@@ -18,15 +27,15 @@ from urllib.parse import unquote, urlsplit
 
 from tidelog.errors import BadInput
 
-SERVERS: Final = frozenset(("http", "https", "ws", "wss"))
+SERVER_SCHEMES: Final = frozenset(("http", "https", "ws", "wss"))
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=.)")  # two characters or more: `c:/` is a drive
 _WINDOWS: Final = re.compile(r"[A-Za-z]:([\\/]|$)|\\\\")
 # Addresses also without a slash after the colon. Another name with a colon in it is a file name.
-_KNOWN: Final = frozenset(
+_KNOWN_SCHEMES: Final = frozenset(
     {"s3", "s3a", "s3n", "gs", "gcs", "abfs", "abfss", "wasb", "wasbs", "adl", "az", "azure", "hdfs", "viewfs"}
     | {"webhdfs", "dbfs", "oss", "cos", "obs", "swift", "memory", "ftp", "http", "https", "file"}
 )
-_SHOWN_MAX: Final = 200
+_SHOWN_CHARS_MAX: Final = 200
 
 
 def scheme_of(path: str | PurePath) -> str | None:
@@ -36,7 +45,7 @@ def scheme_of(path: str | PurePath) -> str | None:
     if found is None:
         return None
     scheme = found[1].lower()
-    return scheme if scheme in _KNOWN or text[found.end()] == "/" else None
+    return scheme if scheme in _KNOWN_SCHEMES or text[found.end()] == "/" else None
 
 
 def check_path(path: str | PurePath, what: str = "a directory of this machine") -> None:
@@ -48,8 +57,8 @@ def check_path(path: str | PurePath, what: str = "a directory of this machine") 
     scheme = scheme_of(path)
     if scheme is None:
         return
-    shown = repr(str(path)[:_SHOWN_MAX])
-    if scheme in SERVERS:
+    shown = repr(str(path)[:_SHOWN_CHARS_MAX])
+    if scheme in SERVER_SCHEMES:
         step = (
             "to use a server from Python take tidelog.client.Client(url), on the command line --server URL, in Spark "
             "the option server"
@@ -64,7 +73,7 @@ def check_path(path: str | PurePath, what: str = "a directory of this machine") 
     )
 
 
-def directory(text: str, what: str, undone: str = "nothing was done") -> str:
+def local_directory(text: str, what: str, undone: str = "nothing was done") -> str:
     """Return the path of this machine that a text names.
 
     Raises:
@@ -73,7 +82,8 @@ def directory(text: str, what: str, undone: str = "nothing was done") -> str:
 
     def refused(why: str) -> BadInput:
         return BadInput(
-            f"{what} is {text[:_SHOWN_MAX]!r}: {why}; {undone}. Give a directory that the driver and all executors "
+            f"{what} is {text[:_SHOWN_CHARS_MAX]!r}: {why}; {undone}. Give a directory that the driver and all "
+            f"executors "
             "see under the same path, as /mnt/lake/orders or file:///mnt/lake/orders"
         )
 
@@ -98,3 +108,22 @@ def directory(text: str, what: str, undone: str = "nothing was done") -> str:
     if "\0" in path:
         raise refused("that is no path")
     return path.rstrip("/") or "/"
+
+
+__all__ = ["absolute_path", "is_server", "local_directory", "topics_address"]
+
+_HTTP_SCHEMES: Final = ("http", "https")
+
+
+def absolute_path(text: str, what: str) -> str:
+    """The path that a text names, from the root: Spark and its workers may have been started in another directory."""
+    return posixpath.abspath(local_directory(text, what))
+
+
+def topics_address(text: str, what: str) -> str:
+    """Where topics are read: a server and an object store stay as they are, anything else is a directory."""
+    return text if scheme_of(text) not in (None, "file") else absolute_path(text, what)
+
+
+def is_server(text: str) -> bool:
+    return scheme_of(text) in _HTTP_SCHEMES

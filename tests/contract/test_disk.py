@@ -8,35 +8,35 @@ from random import Random
 from tidelog.disk.memory import MemoryDisk
 from tidelog.disk.posix import PosixDisk
 from tidelog.testing import SimDisk
-from tidelog.testing.contract import DiskContract, Place
+from tidelog.testing.disk_contract import DiskAndRoot, DiskContract
 
 
 class TestPosixDisk(DiskContract):
-    def make_place(self, tmp_path: Path, /) -> Place:
+    def make_disk_and_root(self, tmp_path: Path, /) -> DiskAndRoot:
         return PosixDisk(), str(tmp_path)
 
 
 class TestMemoryDisk(DiskContract):
-    def make_place(self, _: Path, /) -> Place:
+    def make_disk_and_root(self, _: Path, /) -> DiskAndRoot:
         disk = MemoryDisk()
         disk.make_dir("some/where")
         return disk, "some/where"
 
 
 class TestMemoryDiskAtItsRoot(DiskContract):
-    def make_place(self, _: Path, /) -> Place:
+    def make_disk_and_root(self, _: Path, /) -> DiskAndRoot:
         return MemoryDisk(), "."
 
 
 class TestSimDisk(DiskContract):
-    def make_place(self, _: Path, /) -> Place:
+    def make_disk_and_root(self, _: Path, /) -> DiskAndRoot:
         disk = SimDisk()
         disk.make_dir("/some/where")
         return disk, "/some/where"
 
 
 class TestSimDiskWithShortWrites(DiskContract):
-    def make_place(self, _: Path, /) -> Place:
+    def make_disk_and_root(self, _: Path, /) -> DiskAndRoot:
         disk = SimDisk()
         disk.short_writes(Random(1))
         return disk, ""

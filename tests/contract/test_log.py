@@ -12,9 +12,9 @@ from typing import Any, TypeAlias
 import pytest
 
 from tidelog.commitlog import LogConfig, Page, SegmentedLog
+from tidelog.disk.interface import Disk, join
 from tidelog.disk.memory import MemoryDisk
 from tidelog.disk.posix import PosixDisk
-from tidelog.disk.seam import Disk, join
 from tidelog.errors import BadInput, Closed, Locked, NotFound, OutOfRange, ReadOnly, TooLarge, UnexpectedSeq
 from tidelog.testing import ManualClock, SimDisk
 from tidelog.types import Buffer, Record
@@ -92,7 +92,7 @@ def fill(log: SegmentedLog, clock: ManualClock) -> list[Record]:
 def contents(disk: Disk, directory: str) -> dict[str, bytes]:
     """Every file below a directory, whole."""
     found: dict[str, bytes] = {}
-    for name in disk.names(directory):
+    for name in disk.list_dir(directory):
         below = join(directory, name)
         stat = disk.stat(below)
         if stat is not None and stat.is_dir:
@@ -566,7 +566,7 @@ def test_a_reader_of_nothing_is_told_so_and_makes_nothing(open_log: Opener, disk
     disk.make_dir(path)
     with pytest.raises(NotFound):
         open_log(read_only=True)
-    assert disk.names(path) == []
+    assert disk.list_dir(path) == []
 
 
 def test_a_second_writer_is_refused_and_changes_nothing(

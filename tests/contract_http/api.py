@@ -10,7 +10,7 @@ from tests.contract_http.client import JSON, Client, Headers, Reply, dumps
 ANY: Final = {"any": "detail"}  # where the contract leaves a detail open
 
 
-def good(reply: Reply, status: int = 200) -> dict[str, Any]:
+def expect_success(reply: Reply, status: int = 200) -> dict[str, Any]:
     """The body of a success: bare, with `performance`."""
     assert reply.status == status, (reply.status, reply.body[:500])
     body = reply.json()
@@ -24,7 +24,7 @@ def good(reply: Reply, status: int = 200) -> dict[str, Any]:
     return body
 
 
-def refused(reply: Reply, status: int, code: str, detail: object = None) -> dict[str, Any]:
+def expect_error(reply: Reply, status: int, code: str, detail: object = None) -> dict[str, Any]:
     """The envelope of an error; returns what is in it. `detail` None: there is none."""
     assert reply.status == status, (reply.status, reply.body[:500])
     body = reply.json()
@@ -44,41 +44,41 @@ def refused(reply: Reply, status: int, code: str, detail: object = None) -> dict
     return error
 
 
-def path(topic: str, rest: str = "") -> str:
+def topic_path(topic: str, rest: str = "") -> str:
     return f"/v0/topics/{quote(topic, safe='')}{rest}"
 
 
 class Api(Client):
     """A client that expects success, and gives the body of it."""
 
-    def make(self, topic: str, **config: Any) -> dict[str, Any]:
-        return good(self.put(path(topic), config), 201)
+    def create_topic(self, topic: str, **config: Any) -> dict[str, Any]:
+        return expect_success(self.put(topic_path(topic), config), 201)
 
     def configure(self, topic: str, **config: Any) -> dict[str, Any]:
-        return good(self.put(path(topic), config))
+        return expect_success(self.put(topic_path(topic), config))
 
     def try_write(
         self, topic: str, *records: dict[str, Any], query: str = "", headers: Headers = (), **more: Any
     ) -> Reply:
-        return self.post(path(topic, query), {"records": records, **more}, headers)
+        return self.post(topic_path(topic, query), {"records": records, **more}, headers)
 
     def write_raw(self, topic: str, count: int, **more: Any) -> Reply:
         """Append so many records that are as small as can be."""
         rest = b"".join(b',"%b":%b' % (key.encode(), dumps(value)) for key, value in more.items())
         body = b'{"records":[%b]%b}' % (b",".join([b'{"data":1}'] * count), rest)
-        return self.request("POST", path(topic), body, [JSON])
+        return self.request("POST", topic_path(topic), body, [JSON])
 
     def records(self, topic: str, *records: dict[str, Any], **more: Any) -> dict[str, Any]:
         """Append records as they are."""
         reply = self.try_write(topic, *records, **more)
-        return good(reply, reply.status if reply.status == 201 else 200)
+        return expect_success(reply, reply.status if reply.status == 201 else 200)
 
     def write(self, topic: str, *datas: object, **more: Any) -> dict[str, Any]:
         """Append data."""
         return self.records(topic, *({"data": data} for data in datas), **more)
 
     def diff(self, topic: str, **body: Any) -> dict[str, Any]:
-        return good(self.post(path(topic, "/diff"), body))
+        return expect_success(self.post(topic_path(topic, "/diff"), body))
 
     def seqs(self, topic: str, **body: Any) -> list[int]:
         """The seqs of one read, which has no tombstone."""
@@ -87,28 +87,28 @@ class Api(Client):
         return [record["$seq"] for record in found["records"]]
 
     def state(self, topic: str, query: str = "?touch=false") -> dict[str, Any]:
-        return good(self.get(path(topic, query)))
+        return expect_success(self.get(topic_path(topic, query)))
 
     def remove(self, topic: str, **body: Any) -> dict[str, Any]:
         """Delete records."""
-        return good(self.post(path(topic, "/delete"), body))
+        return expect_success(self.post(topic_path(topic, "/delete"), body))
 
     def drop(self, topic: str, query: str = "") -> dict[str, Any]:
-        return good(self.delete(path(topic, query)))
+        return expect_success(self.delete(topic_path(topic, query)))
 
     def topics(self, query: str = "") -> dict[str, Any]:
-        return good(self.get(f"/v0/topics{query}"))
+        return expect_success(self.get(f"/v0/topics{query}"))
 
     def exists(self, topic: str) -> bool:
-        reply = self.get(path(topic, "?touch=false"))
+        reply = self.get(topic_path(topic, "?touch=false"))
         if reply.status == 404:
-            refused(reply, 404, "topic_not_found", {"topic": topic})
+            expect_error(reply, 404, "topic_not_found", {"topic": topic})
         return reply.status == 200
 
     def watch(self, topics: dict[str, Any], query: str = "", **more: Any) -> dict[str, Any]:
-        return good(self.post(f"/v0/watch{query}", {"topics": topics, **more}))
+        return expect_success(self.post(f"/v0/watch{query}", {"topics": topics, **more}))
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """The metrics in JSON."""
         reply = self.get("/v0/metrics", [("Accept", "application/json")])
         assert reply.status == 200
@@ -117,6 +117,6 @@ class Api(Client):
         return found
 
 
-def size(data: object, meta: object = None) -> int:
+def record_bytes(data: object, meta: object = None) -> int:
     """Bytes of a record as the contract counts them (§1.12)."""
     return len(dumps(data)) + (0 if meta is None else len(dumps(meta)))

@@ -81,7 +81,7 @@ class H2Frame(NamedTuple):
     payload: bytes
 
 
-class Raw:
+class RawSocket:
     """A socket that sends what it is given, and reads only when it is asked to."""
 
     def __init__(self, address: Address, *, receive_bytes: int | None = None) -> None:
@@ -107,7 +107,7 @@ class Raw:
         self.socket.setblocking(False)
         try:
             while view and not self.closed:
-                self._take()
+                self._receive()
                 try:
                     view = view[self.socket.send(view) :]
                 except BlockingIOError:
@@ -126,7 +126,7 @@ class Raw:
         ready = select.select([self.socket], [self.socket], [], _LIMIT_S)
         assert ready[0] or ready[1], "the server neither reads nor writes"
 
-    def _take(self) -> None:
+    def _receive(self) -> None:
         try:
             data = self.socket.recv(1 << 18)
         except BlockingIOError:
@@ -137,7 +137,7 @@ class Raw:
         self.held += data
         self.closed = not data
 
-    def more(self) -> bool:
+    def receive_more(self) -> bool:
         """Wait for some more bytes; False at the end."""
         try:
             data = self.socket.recv(1 << 18)
@@ -147,8 +147,8 @@ class Raw:
         self.closed = self.closed or not data
         return bool(data)
 
-    def rest(self) -> bytes:
-        while not self.closed and self.more():
+    def read_rest(self) -> bytes:
+        while not self.closed and self.receive_more():
             pass
         return bytes(self.held)
 
@@ -161,7 +161,7 @@ class Raw:
                 )
                 del self.held[: 9 + size]
                 yield frame
-            if self.closed or not self.more():
+            if self.closed or not self.receive_more():
                 return
 
     def goaway(self) -> int | None:
@@ -181,7 +181,7 @@ class Flood(NamedTuple):
     name: str
     opening: Callable[[str], bytes]  # by the name of a topic
     slices: Callable[[int], Iterator[bytes]]  # by the number of frames
-    many: int  # frames of the long form, as they were reported
+    frames: int  # frames of the long form, as they were reported
     ends: str  # what ends it: "goaway", "1008", or "" where it is handled to the end
 
 
@@ -197,7 +197,7 @@ def _cut(pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield bytes(held)
 
 
-def _same(piece: bytes) -> Callable[[int], Iterator[bytes]]:
+def _repeat(piece: bytes) -> Callable[[int], Iterator[bytes]]:
     return lambda count: _cut(piece for _ in range(count))
 
 
@@ -266,42 +266,42 @@ def _continuations(count: int) -> Iterator[bytes]:
 
 
 FLOODS: Final = (
-    Flood("HTTP/2 PINGs", _h2_open, _same(h2_frame(PING, 0, 0, b"12345678")), 300_000, "goaway"),
-    Flood("HTTP/2 SETTINGS", _h2_open, _same(h2_settings()), 200_000, "goaway"),
+    Flood("HTTP/2 PINGs", _h2_open, _repeat(h2_frame(PING, 0, 0, b"12345678")), 300_000, "goaway"),
+    Flood("HTTP/2 SETTINGS", _h2_open, _repeat(h2_settings()), 200_000, "goaway"),
     Flood("HTTP/2 windows by SETTINGS", _h2_open, _windows, 200_000, "goaway"),
-    Flood("HTTP/2 PRIORITY", _h2_open, _same(h2_frame(PRIORITY, 0, 1, b"\0\0\0\0\x10")), 200_000, "goaway"),
-    Flood("HTTP/2 WINDOW_UPDATE", _h2_open, _same(h2_frame(WINDOW_UPDATE, 0, 0, b"\0\0\0\1")), 200_000, "goaway"),
-    Flood("HTTP/2 empty DATA", _h2_open_post, _same(h2_frame(DATA, 0, 1)), 200_000, "goaway"),
+    Flood("HTTP/2 PRIORITY", _h2_open, _repeat(h2_frame(PRIORITY, 0, 1, b"\0\0\0\0\x10")), 200_000, "goaway"),
+    Flood("HTTP/2 WINDOW_UPDATE", _h2_open, _repeat(h2_frame(WINDOW_UPDATE, 0, 0, b"\0\0\0\1")), 200_000, "goaway"),
+    Flood("HTTP/2 empty DATA", _h2_open_post, _repeat(h2_frame(DATA, 0, 1)), 200_000, "goaway"),
     Flood("HTTP/2 CONTINUATION", _h2_open, _continuations, 100_000, "goaway"),
     Flood("HTTP/2 rapid reset", _h2_open, _resets, 20_000, "goaway"),
     Flood("HTTP/2 provoked resets", _h2_open, _provoked_resets, 20_000, "goaway"),
-    Flood("WebSocket pings", _ws_open, _same(ws_frame(9)), 200_000, "1008"),
-    Flood("WebSocket fragments", _ws_open_message, _same(ws_frame(0, b"ab", fin=False)), 500_000, "1008"),
+    Flood("WebSocket pings", _ws_open, _repeat(ws_frame(9)), 200_000, "1008"),
+    Flood("WebSocket fragments", _ws_open_message, _repeat(ws_frame(0, b"ab", fin=False)), 500_000, "1008"),
     Flood(
         "HTTP/1.1 pipelined requests",
         _h1_open,
-        _same(b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+        _repeat(b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n"),
         20_000,
         "",
     ),
-    Flood("HTTP/1.1 chunks of one byte", _h1_open_chunks, _same(b"1\r\n \r\n"), 1_000_000, ""),
+    Flood("HTTP/1.1 chunks of one byte", _h1_open_chunks, _repeat(b"1\r\n \r\n"), 1_000_000, ""),
 )
 
 
 # ── peers that do not read ────────────────────────────────────────────────────────────────────────
 
 
-def zero_windows(address: Address, topic: str, count: int, window: int = 0) -> Raw:
+def zero_windows(address: Address, topic: str, count: int, window: int = 0) -> RawSocket:
     """A connection with so many bulk reads, each of which may send so many bytes."""
-    raw = Raw(address)
+    raw = RawSocket(address)
     raw.send(PREFACE + h2_settings(initial_window_size=window))
     raw.send(b"".join(h2_get(2 * number + 1, f"/v0/topics/{topic}/records") for number in range(count)))
     return raw
 
 
-def silent_reader(address: Address, target: str) -> Raw:
+def silent_reader(address: Address, target: str) -> RawSocket:
     """An HTTP/1.1 connection that asks and never reads."""
-    raw = Raw(address, receive_bytes=4096)
+    raw = RawSocket(address, receive_bytes=4096)
     raw.push(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return raw
 

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Self
 
 Headers = Iterable[tuple[str, str]]
 JSON: Final = ("Content-Type", "application/json")
-PATIENCE_S: Final = 15.0
+TIMEOUT_S: Final = 15.0
 
 
 class Address(NamedTuple):
@@ -24,7 +24,7 @@ class Address(NamedTuple):
     port: int
 
 
-class Ended(Exception):
+class ConnectionEnded(Exception):
     """The server closed the connection where something was expected of it."""
 
 
@@ -69,12 +69,12 @@ class Reply(NamedTuple):
         return loads(self.body)
 
 
-class Wire:
+class RawConnection:
     """Bytes of one connection, read up to a deadline."""
 
-    def __init__(self, address: Address, patience_s: float = PATIENCE_S) -> None:
-        self.patience_s = patience_s
-        self.socket = socket.create_connection(address, timeout=patience_s)
+    def __init__(self, address: Address, timeout_s: float = TIMEOUT_S) -> None:
+        self.patience_s = timeout_s
+        self.socket = socket.create_connection(address, timeout=timeout_s)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.held = bytearray()
 
@@ -98,40 +98,40 @@ class Wire:
         self.socket.settimeout(self.patience_s)
         self.socket.sendall(data)
 
-    def more(self, within_s: float | None = None) -> bool:
+    def receive_more(self, within_s: float | None = None) -> bool:
         """Some more bytes into `held`; False at the end. Raises TimeoutError where nothing comes."""
         self.socket.settimeout(self.patience_s if within_s is None else max(within_s, 0.001))
         data = self.socket.recv(1 << 16)
         self.held += data
         return bool(data)
 
-    def until(self, mark: bytes, within_s: float | None = None) -> bytes:
+    def read_until(self, mark: bytes, within_s: float | None = None) -> bytes:
         """Everything up to and with `mark`."""
         deadline = time.monotonic() + (self.patience_s if within_s is None else within_s)
         start = 0
         while (at := self.held.find(mark, start)) < 0:
             start = max(len(self.held) - len(mark) + 1, 0)
-            if not self.more(deadline - time.monotonic()):
-                raise Ended(f"the connection ended behind {bytes(self.held)!r:.200}")
+            if not self.receive_more(deadline - time.monotonic()):
+                raise ConnectionEnded(f"the connection ended behind {bytes(self.held)!r:.200}")
         found = bytes(self.held[: at + len(mark)])
         del self.held[: at + len(mark)]
         return found
 
-    def exactly(self, size: int, within_s: float | None = None) -> bytes:
+    def read_exactly(self, size: int, within_s: float | None = None) -> bytes:
         deadline = time.monotonic() + (self.patience_s if within_s is None else within_s)
         while len(self.held) < size:
-            if not self.more(deadline - time.monotonic()):
-                raise Ended(f"{size} bytes were announced, {len(self.held)} came")
+            if not self.receive_more(deadline - time.monotonic()):
+                raise ConnectionEnded(f"{size} bytes were announced, {len(self.held)} came")
         found = bytes(self.held[:size])
         del self.held[:size]
         return found
 
     def drain(self) -> None:
         """Everything until the server closes, into `held`."""
-        while self.more():
+        while self.receive_more():
             pass
 
-    def rest(self) -> bytes:
+    def read_rest(self) -> bytes:
         """Everything until the server closes."""
         self.drain()
         found = bytes(self.held)
@@ -143,22 +143,22 @@ class Wire:
         if self.held:
             return False
         try:
-            self.more(for_s)
+            self.receive_more(for_s)
         except TimeoutError:
             return True
         return False
 
     def head(self) -> Reply:
         """Status line and headers; the body stays where it is."""
-        lines = self.until(b"\r\n\r\n").decode("latin-1")[:-4].split("\r\n")
+        lines = self.read_until(b"\r\n\r\n").decode("latin-1")[:-4].split("\r\n")
         version, status, _ = lines[0].split(" ", 2)
         pairs = [line.split(":", 1) for line in lines[1:]]
         return Reply(version, int(status), tuple((name.lower(), value.strip(" \t")) for name, value in pairs), b"")
 
     def chunk(self, within_s: float | None = None) -> bytes:
         """One chunk of a chunked body; empty: the last one."""
-        size = int(self.until(b"\r\n", within_s)[:-2].decode("ascii"), 16)
-        data = self.exactly(size + 2, within_s)
+        size = int(self.read_until(b"\r\n", within_s)[:-2].decode("ascii"), 16)
+        data = self.read_exactly(size + 2, within_s)
         assert data.endswith(b"\r\n"), "a chunk ends with its line"
         return data[:-2]
 
@@ -177,15 +177,15 @@ class Wire:
             while part := self.chunk():
                 parts.append(part)
             return head._replace(body=b"".join(parts))
-        return head._replace(body=self.rest() if length is None else self.exactly(int(length)))
+        return head._replace(body=self.read_rest() if length is None else self.read_exactly(int(length)))
 
 
 class Client:
     """Requests over one connection that is kept, and made anew where the server said that it closes it."""
 
-    def __init__(self, address: Address, *, key: str | None = None, patience_s: float = PATIENCE_S) -> None:
-        self.address, self.key, self.patience_s = address, key, patience_s
-        self._wire: Wire | None = None
+    def __init__(self, address: Address, *, key: str | None = None, timeout_s: float = TIMEOUT_S) -> None:
+        self.address, self.key, self.patience_s = address, key, timeout_s
+        self._wire: RawConnection | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -201,16 +201,16 @@ class Client:
             self._wire = None
 
     @property
-    def wire(self) -> Wire:
+    def connection(self) -> RawConnection:
         if self._wire is None:
-            self._wire = Wire(self.address, self.patience_s)
+            self._wire = RawConnection(self.address, self.patience_s)
         return self._wire
 
     def begin(self, method: str, target: str, body: bytes | None = None, headers: Headers = ()) -> None:
         """Send a request and do not wait."""
-        self.wire.send(self.bytes_of(method, target, body, headers))
+        self.connection.send(self.encode_request(method, target, body, headers))
 
-    def bytes_of(self, method: str, target: str, body: bytes | None = None, headers: Headers = ()) -> bytes:
+    def encode_request(self, method: str, target: str, body: bytes | None = None, headers: Headers = ()) -> bytes:
         lines = [f"{method} {target} HTTP/1.1", f"Host: {self.address.host}:{self.address.port}"]
         if self.key is not None:
             lines.append(f"Authorization: Bearer {self.key}")
@@ -221,7 +221,7 @@ class Client:
 
     def end(self, *, bodyless: bool = False) -> Reply:
         """The reply to what was begun."""
-        reply = self.wire.reply(bodyless=bodyless)
+        reply = self.connection.reply(bodyless=bodyless)
         if reply.header("connection") == "close":
             self.close()
         return reply

@@ -11,7 +11,7 @@ import h2.connection
 import h2.errors
 import h2.events
 
-from tests.contract_http.client import Address, Headers, Reply, Wire
+from tests.contract_http.client import Address, Headers, RawConnection, Reply
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
@@ -21,7 +21,7 @@ class H2Client:
 
     def __init__(self, address: Address) -> None:
         self.authority = f"{address.host}:{address.port}"
-        self.wire = Wire(address)
+        self.wire = RawConnection(address)
         self.state = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True, header_encoding="utf-8"))
         self.state.initiate_connection()
         self._heads: dict[int, list[tuple[str, str]]] = {}
@@ -44,7 +44,7 @@ class H2Client:
 
     def step(self, within_s: float | None = None) -> bool:
         """Take in what comes next; False at the end of the connection."""
-        if not self.wire.more(within_s):
+        if not self.wire.receive_more(within_s):
             return False
         data = bytes(self.wire.held)
         self.wire.held.clear()
@@ -86,13 +86,13 @@ class H2Client:
     def _send(self, stream: int, body: bytes) -> None:
         at = 0
         while at < len(body) and stream not in self.ended:
-            room = min(self.state.local_flow_control_window(stream), self.state.max_outbound_frame_size, 16_384)
-            if not room:
+            channel_name = min(self.state.local_flow_control_window(stream), self.state.max_outbound_frame_size, 16_384)
+            if not channel_name:
                 self.step()
                 continue
-            self.state.send_data(stream, body[at : at + room])
+            self.state.send_data(stream, body[at : at + channel_name])
             self._flush()
-            at += room
+            at += channel_name
         if stream not in self.ended:
             self.state.end_stream(stream)
             self._flush()

@@ -20,7 +20,7 @@ from typing import Any, Self
 import tidelog
 from tests.contract_http.api import Api
 from tests.contract_http.client import Address
-from tests.contract_http.events import Events
+from tests.contract_http.sse_client import SseStream
 
 _ENVIRONMENT = {
     name: value
@@ -164,11 +164,11 @@ class Server:
     def client(self, key: str | None = None) -> Api:
         return Api(self.address, key=key)
 
-    def events(self, target: str, *, key: str | None = None, headers: Mapping[str, str] | None = None) -> Events:
+    def events(self, target: str, *, key: str | None = None, headers: Mapping[str, str] | None = None) -> SseStream:
         named = dict(headers or {})
         if key is not None:
             named["Authorization"] = f"Bearer {key}"
-        return Events(self.address, target, headers=named.items())
+        return SseStream(self.address, target, headers=named.items())
 
     def __enter__(self) -> Self:
         return self

@@ -20,8 +20,8 @@ from typing import Any, Final
 import pyarrow as pa
 import pytest
 
-from tests.contract_http.api import Api, path
-from tests.contract_http.client import Client, Reply, Wire
+from tests.contract_http.api import Api, topic_path
+from tests.contract_http.client import Client, RawConnection, Reply
 from tests.contract_http.server import Server
 from tests.contract_http.test_batches import ARROW, body, chunk_name, told
 
@@ -159,12 +159,12 @@ def serves(target: Server, bytes_max: int = GROWTH_BYTES) -> None:
 def test_an_arrow_body_that_claims_more_than_it_is(target: Server, name: str) -> None:
     """A stream of this kind of 224 bytes blocked the loop for 24 s, with a peak of 3.2 GB."""
     with target.client() as api:
-        refuse(api.request("POST", path("attacked"), made(name), [ARROW]))
+        refuse(api.request("POST", topic_path("attacked"), made(name), [ARROW]))
     serves(target)
 
 
 def stage(api: Client, number: int, content: bytes) -> Reply:
-    return api.request("PUT", path("attacked", f"/staging/{chunk_name(number)}"), content, [ARROW])
+    return api.request("PUT", topic_path("attacked", f"/staging/{chunk_name(number)}"), content, [ARROW])
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -173,7 +173,7 @@ def test_a_staged_chunk_that_claims_more_than_it_is(target: Server, name: str) -
     content = made(name)
     with target.client() as api:
         assert stage(api, 1, content).status == 200
-        refuse(api.post(path("attacked", "/batches"), body(told(1, 1, content))))
+        refuse(api.post(topic_path("attacked", "/batches"), body(told(1, 1, content))))
     serves(target)
 
 
@@ -181,7 +181,7 @@ def test_a_chunk_is_named_once(target: Server) -> None:
     content = arrow(pa.record_batch({"data": pa.array([b""] * 1_000_000)}), 1, "zstd")
     with target.client() as api:
         assert stage(api, 2, content).status == 200
-        refuse(api.post(path("attacked", "/batches"), body(*[told(2, 1_000_000, content)] * 500)))
+        refuse(api.post(topic_path("attacked", "/batches"), body(*[told(2, 1_000_000, content)] * 500)))
     serves(target)
 
 
@@ -207,10 +207,12 @@ def test_a_gzip_body_that_decodes_to_far_more(target: Server, name: str, kind: s
     headers = [("Content-Encoding", "gzip")]
     with target.client() as api:
         if kind == "staged":
-            reply = api.request("PUT", path("attacked", f"/staging/{chunk_name(3)}"), bombs()[name], [ARROW, *headers])
+            reply = api.request(
+                "PUT", topic_path("attacked", f"/staging/{chunk_name(3)}"), bombs()[name], [ARROW, *headers]
+            )
         else:
             of_kind = {"ndjson": NDJSON, "json": ("Content-Type", "application/json"), "arrow": ARROW}[kind]
-            reply = api.request("POST", path("attacked"), bombs()[name], [of_kind, *headers])
+            reply = api.request("POST", topic_path("attacked"), bombs()[name], [of_kind, *headers])
     refuse(reply)
     serves(target)
 
@@ -219,7 +221,7 @@ def test_others_are_served_while_a_bomb_is_inflated(target: Server) -> None:
     """Each answer comes before the next is asked for; that a slice is bounded is counted in
     tests/unit/server/test_slices.py."""
     with target.client() as attacker, target.client() as api:
-        attacker.begin("POST", path("attacked"), bombs()["newlines"], [NDJSON, ("Content-Encoding", "gzip")])
+        attacker.begin("POST", topic_path("attacked"), bombs()["newlines"], [NDJSON, ("Content-Encoding", "gzip")])
         for _ in range(20):
             assert api.get("/v0/health").status == 200
         refuse(attacker.end())
@@ -228,9 +230,11 @@ def test_others_are_served_while_a_bomb_is_inflated(target: Server) -> None:
 
 def test_a_peer_that_leaves_takes_its_bomb_along(target: Server) -> None:
     for number in range(8):
-        with Wire(target.address) as wire:
+        with RawConnection(target.address) as wire:
             data = bombs()["newlines"]
-            head = f"POST {path('attacked')} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+            head = (
+                f"POST {topic_path('attacked')} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
+            )
             wire.send(
                 f"{head}Content-Encoding: gzip\r\nContent-Length: {2 * len(data)}\r\n\r\n".encode() + data[: 1 << 16]
             )
@@ -250,10 +254,10 @@ def test_damaged_metadata_is_refused_or_written_and_nothing_else(target: Server,
     for _ in range(random.randint(1, 8)):
         damaged[random.randrange(len(damaged))] = random.choice([0, 1, 0x7F, 0x80, 0xFF, random.randrange(256)])
     with target.client() as api:
-        reply = api.request("POST", path("damaged"), bytes(damaged), [ARROW])
+        reply = api.request("POST", topic_path("damaged"), bytes(damaged), [ARROW])
         assert reply.status in (200, 201, 400, 413), reply
         assert stage(api, 4, bytes(damaged)).status == 200
-        assert api.post(path("damaged", "/batches"), body(told(4, 100, bytes(damaged)), number=seed)).status < 500
+        assert api.post(topic_path("damaged", "/batches"), body(told(4, 100, bytes(damaged)), number=seed)).status < 500
     serves(target)
 
 
@@ -264,7 +268,7 @@ def fresh_target(tmp_path: Path) -> Iterator[Server]:
         with running.client() as api:
             api.write("plain", 1)
             # Arrow's allocator reserves 1 GiB of address space with its first large buffer, which is no memory.
-            refuse(api.request("POST", path("attacked"), made("zeros, many times (zstd)"), [ARROW]))
+            refuse(api.request("POST", topic_path("attacked"), made("zeros, many times (zstd)"), [ARROW]))
         running.limit_growth(2 * GROWTH_BYTES)
         yield running
 
@@ -276,8 +280,8 @@ def test_messages_that_are_decoded_at_the_same_time(tmp_path: Path, name: str) -
     with fresh_target(tmp_path) as target:
 
         def attack(number: int) -> None:
-            with Api(target.address, patience_s=120) as api:
-                refuse(api.request("POST", path(f"attacked{number}"), made(name), [ARROW]))
+            with Api(target.address, timeout_s=120) as api:
+                refuse(api.request("POST", topic_path(f"attacked{number}"), made(name), [ARROW]))
 
         with ThreadPoolExecutor(5) as pool:
             for each in [pool.submit(attack, number) for number in range(5)]:
@@ -299,9 +303,9 @@ def test_many_at_once(tmp_path: Path, name: str) -> None:
 
         def attack(number: int) -> None:
             more = [] if name in ATTACKS else [("Content-Encoding", "gzip")]
-            with Api(target.address, patience_s=120) as api:
+            with Api(target.address, timeout_s=120) as api:
                 for _ in range(5):
-                    refuse(api.request("POST", path(f"attacked{number}"), content, [*headers, *more]))
+                    refuse(api.request("POST", topic_path(f"attacked{number}"), content, [*headers, *more]))
 
         with ThreadPoolExecutor(8) as pool, target.client() as api:
             running = [pool.submit(attack, number) for number in range(8)]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract_http.api import Api, path
+from tests.contract_http.api import Api, topic_path
 from tests.contract_http.attacks import (
     CALM,
     CONTINUATION,
@@ -24,7 +24,7 @@ from tests.contract_http.attacks import (
     PREFACE,
     RST_STREAM,
     Flood,
-    Raw,
+    RawSocket,
     h2_frame,
     h2_head,
     h2_settings,
@@ -34,7 +34,7 @@ from tests.contract_http.attacks import (
     zero_windows,
 )
 from tests.contract_http.server import Server
-from tests.contract_http.waits import eventually
+from tests.contract_http.waiting import eventually
 
 MB = 1 << 20
 _numbers = count(1)
@@ -44,7 +44,7 @@ _numbers = count(1)
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("attacked")).start() as running:
         with running.client() as api:
-            api.make("victim")
+            api.create_topic("victim")
             api.write("victim", 1)
         limit_memory(running, 512 * MB)
         yield running
@@ -59,8 +59,8 @@ def limits_met(api: Api, limit: str) -> int:
 def under_flood(server: Server, flood: Flood, frames: int) -> None:
     """Another client writes and reads after every slice; the flood ends as it should."""
     topic = f"flood-{next(_numbers)}"
-    with server.client() as api, Raw(server.address) as raw:
-        api.make(topic)
+    with server.client() as api, RawSocket(server.address) as raw:
+        api.create_topic(topic)
         before = memory(server.pid)["VmRSS"]
         if flood.opening(topic):
             raw.send(flood.opening(topic))
@@ -73,7 +73,8 @@ def under_flood(server: Server, flood: Flood, frames: int) -> None:
             assert raw.goaway() in (CALM, None)
             assert limits_met(api, "control_frames") + limits_met(api, "resets") > 0
         elif flood.ends == "1008":
-            raw.rest()  # the close frame is lost where the flood goes on after it: the kernel resets the connection
+            # the close frame is lost where the flood goes on after it: the kernel resets the connection
+            raw.read_rest()
             assert raw.closed
             assert limits_met(api, "control_frames") > 0
         else:
@@ -90,12 +91,12 @@ def test_others_are_served_between_slices_of_a_flood(server: Server, flood: Floo
 @pytest.mark.sweep
 @pytest.mark.parametrize("flood", FLOODS, ids=lambda flood: flood.name)
 def test_others_are_served_between_slices_of_a_long_flood(server: Server, flood: Flood) -> None:
-    under_flood(server, flood, flood.many)
+    under_flood(server, flood, flood.frames)
 
 
 @pytest.mark.parametrize("flood", FLOODS[:1], ids=lambda flood: flood.name)
 def test_a_flood_needs_no_key_to_be_ended(tmp_path: Path, flood: Flood) -> None:
-    with Server(tmp_path, api_keys="secret").start() as server, Raw(server.address) as raw:
+    with Server(tmp_path, api_keys="secret").start() as server, RawSocket(server.address) as raw:
         raw.send(flood.opening(""))
         for piece in flood.slices(12_000):
             raw.send(piece)
@@ -109,12 +110,12 @@ def test_a_flood_needs_no_key_to_be_ended(tmp_path: Path, flood: Flood) -> None:
 def filled(server: Server, megabytes: int) -> None:
     """A topic with so much in it."""
     with server.client() as api:
-        api.make("big")
+        api.create_topic("big")
         for _ in range(megabytes):
             api.write("big", *["x" * 10_000] * 100)
 
 
-def resets(raw: Raw, wanted: int) -> dict[int, int]:
+def resets(raw: RawSocket, wanted: int) -> dict[int, int]:
     """The streams that the server reset, with their codes."""
     found: dict[int, int] = {}
     for frame in raw.frames():
@@ -144,7 +145,7 @@ def attacked_by_windows(folder: Path, *, streams: int, window: int, growth_bytes
             # Refusals of streams past the bound are answers too, and are not read either.
             assert limits_met(api, "stalled") >= 2 * open_streams
             assert (limits_met(api, "streams") > 0) == (streams > 256)
-            eventually(lambda: api.figures()["sse_connections"] == 0)
+            eventually(lambda: api.metrics()["sse_connections"] == 0)
         assert memory(server.pid)["VmHWM"] - before < growth_bytes
 
 
@@ -168,9 +169,9 @@ def test_bytes_that_nobody_reads_are_bounded_over_all_connections(tmp_path: Path
         before = memory(server.pid)["VmRSS"]
         with ExitStack() as stack, server.client() as api:
             for _ in range(60):
-                stack.enter_context(silent_reader(server.address, path("big", "/records")))
+                stack.enter_context(silent_reader(server.address, topic_path("big", "/records")))
             for _ in range(3):
-                lines = api.get(path("big", "/records")).body.splitlines()
+                lines = api.get(topic_path("big", "/records")).body.splitlines()
                 assert len(lines) == 2_401
             eventually(lambda: limits_met(api, "unsent_bytes") > 0)
         assert memory(server.pid)["VmHWM"] - before < 256 * MB
@@ -178,10 +179,10 @@ def test_bytes_that_nobody_reads_are_bounded_over_all_connections(tmp_path: Path
 
 def test_requests_with_huge_heads_are_refused_past_a_bound(tmp_path: Path) -> None:
     """Requests whose bodies do not come, each with a head of 60,000 bytes: 1 MiB of them at once on a connection."""
-    with Server(tmp_path).start() as server, server.client() as api, Raw(server.address) as raw:
+    with Server(tmp_path).start() as server, server.client() as api, RawSocket(server.address) as raw:
         limit_memory(server, 512 * MB)
         big = tuple((f"x-big-{number}", "y" * 10_000) for number in range(6))
-        block = h2_head(path("slow"), "POST", ("content-type", "application/json"), *big)
+        block = h2_head(topic_path("slow"), "POST", ("content-type", "application/json"), *big)
         pieces = [block[at : at + 16_000] for at in range(0, len(block), 16_000)]
         raw.send(PREFACE + h2_settings())
         for stream in range(1, 80, 2):

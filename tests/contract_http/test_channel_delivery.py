@@ -11,45 +11,56 @@ from random import Random
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from tests.contract_http.api import ANY, good, refused
-from tests.contract_http.client import JSON, Wire, dumps
-from tests.contract_http.rooms import ANN, BOB, CAT, EVE, KEYS, Heard, Line, Member, at, member
+from tests.contract_http.api import ANY, expect_error, expect_success
+from tests.contract_http.channel_api import (
+    ANN,
+    BOB,
+    CAT,
+    EVE,
+    KEYS,
+    ChannelApi,
+    ChannelEvents,
+    ChannelSocket,
+    channel_api,
+    channel_path,
+)
+from tests.contract_http.client import JSON, RawConnection, dumps
 from tests.contract_http.server import Server
-from tests.contract_http.waits import eventually
+from tests.contract_http.waiting import eventually
 
 Name = Callable[[str], str]
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def channel_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("house")
     with Server(folder, api_keys=KEYS, channel_grace_ms=100).start() as running:
         yield running
 
 
 @pytest.fixture
-def room(name: Name) -> str:
+def channel_name(name: Name) -> str:
     return f"!{name('room')}@example.org"
 
 
 @pytest.fixture
-def ann(house: Server) -> Iterator[Member]:
-    with member(house, "ann") as client:
+def ann(channel_server: Server) -> Iterator[ChannelApi]:
+    with channel_api(channel_server, "ann") as client:
         yield client
 
 
 @pytest.fixture
-def bob(house: Server) -> Iterator[Member]:
-    with member(house, "bob") as client:
+def bob(channel_server: Server) -> Iterator[ChannelApi]:
+    with channel_api(channel_server, "bob") as client:
         yield client
 
 
 @pytest.fixture(autouse=True)
-def empty(house: Server) -> Iterator[None]:
+def no_channels_left(channel_server: Server) -> Iterator[None]:
     """Whatever a test does, no slot and no receiver is left."""
     yield
-    with member(house, "root") as root:
-        eventually(lambda: root.figure("sse_connections") == 0 and root.figure("channel_receivers") == 0, 10)
+    with channel_api(channel_server, "root") as root:
+        eventually(lambda: root.metric("sse_connections") == 0 and root.metric("channel_receivers") == 0, 10)
 
 
 # ── events ────────────────────────────────────────────────────────────────────────────────────────
@@ -57,237 +68,252 @@ def empty(house: Server) -> Iterator[None]:
 
 @pytest.mark.parametrize("persist", [True, False])
 def test_a_member_hears_what_is_said_and_who_comes_and_goes(
-    house: Server, ann: Member, bob: Member, room: str, persist: bool
+    channel_server: Server, ann: ChannelApi, bob: ChannelApi, channel_name: str, persist: bool
 ) -> None:
-    ann.make(room, persist=persist)
-    bob.join(room)
-    with Heard(house, room, key="bob") as heard:
+    ann.create(channel_name, persist=persist)
+    bob.join(channel_name)
+    with ChannelEvents(channel_server, channel_name, key="bob") as heard:
         assert heard.head.header("content-type") == "text/event-stream"
         assert heard.head.header("cache-control") == "no-store"
         stream = heard.hello.pop("stream")
         assert stream.startswith("st_")
-        assert heard.hello == {"channel": room, "user": BOB}
-        ack = ann.say(room, "hello")
+        assert heard.hello == {"channel": channel_name, "user": BOB}
+        ack = ann.publish(channel_name, "hello")
         assert ack["receivers"] == 1
-        first = heard.one()
+        first = heard.next_event()
         assert (first.name, first.id) == ("message", 1)
-        assert first.data == {"channel": room, "seq": 1, "ts": ack["ts"], "sender": ANN, "payload": "hello"}
-        ann.verb(room, "publish", payload_base64=base64.b64encode(b"\xff").decode())
-        assert heard.one().data["payload_base64"] == "/w=="
-        ann.join(room, user=CAT)
-        joined = heard.said("presence")
+        assert first.data == {"channel": channel_name, "seq": 1, "ts": ack["ts"], "sender": ANN, "payload": "hello"}
+        ann.verb(channel_name, "publish", payload_base64=base64.b64encode(b"\xff").decode())
+        assert heard.next_event().data["payload_base64"] == "/w=="
+        ann.join(channel_name, user=CAT)
+        joined = heard.expect_event("presence")
         assert joined.pop("ts") >= ack["ts"]
-        assert joined == {"channel": room, "kind": "joined", "user": CAT, "owner": False}
-        good(ann.put(at(room), {"max_clients": 7}))
-        assert heard.said("presence")["kind"] == "reconfigured"
-        ann.leave(room, user=CAT)
-        assert heard.said("presence")["kind"] == "left"
-        ann.leave(room)
-        gone, promoted = heard.said("presence"), heard.said("presence")
+        assert joined == {"channel": channel_name, "kind": "joined", "user": CAT, "owner": False}
+        expect_success(ann.put(channel_path(channel_name), {"max_clients": 7}))
+        assert heard.expect_event("presence")["kind"] == "reconfigured"
+        ann.leave(channel_name, user=CAT)
+        assert heard.expect_event("presence")["kind"] == "left"
+        ann.leave(channel_name)
+        gone, promoted = heard.expect_event("presence"), heard.expect_event("presence")
         assert (gone["kind"], gone["user"], gone["owner"]) == ("left", ANN, True)
         assert (promoted["kind"], promoted["user"], promoted["owner"]) == ("joined", BOB, True)
-        good(bob.delete(at(room)))
-        assert heard.said("presence")["kind"] == "deleted"
-        assert heard.said("end") == {"channel": room, "reason": "deleted", "last_seq": 2}
+        expect_success(bob.delete(channel_path(channel_name)))
+        assert heard.expect_event("presence")["kind"] == "deleted"
+        assert heard.expect_event("end") == {"channel": channel_name, "reason": "deleted", "last_seq": 2}
         assert heard.is_over()
 
 
-def test_a_stream_does_not_hear_what_its_own_client_says(house: Server, ann: Member, bob: Member, room: str) -> None:
-    ann.make(room)
-    bob.join(room)
+def test_a_stream_does_not_hear_what_its_own_client_says(
+    channel_server: Server, ann: ChannelApi, bob: ChannelApi, channel_name: str
+) -> None:
+    ann.create(channel_name)
+    bob.join(channel_name)
     with (
-        Heard(house, room, key="bob") as one,
-        Heard(house, room, key="bob") as two,
-        Heard(house, room, key="ann") as three,
+        ChannelEvents(channel_server, channel_name, key="bob") as one,
+        ChannelEvents(channel_server, channel_name, key="bob") as two,
+        ChannelEvents(channel_server, channel_name, key="ann") as three,
     ):
-        said = bob.say(room, "mine", stream=one.hello["stream"])
+        said = bob.publish(channel_name, "mine", stream=one.hello["stream"])
         assert said["receivers"] == 2
         assert (two.texts(1), three.texts(1)) == (["mine"], ["mine"])
         bob.request(
             "POST",
-            at(room, "/publish"),
+            channel_path(channel_name, "/publish"),
             b"bytes",
             [("Content-Type", "application/octet-stream"), ("X-Tidelog-Stream", one.hello["stream"])],
         )
         assert two.texts(1) == ["bytes"]
-        ann.say(room, "not mine", stream=one.hello["stream"])
+        ann.publish(channel_name, "not mine", stream=one.hello["stream"])
         assert one.texts(1) == ["not mine"], "another's stream cannot be made deaf"
-        bob.say(room, "elsewhere", stream="st_nobody")
+        bob.publish(channel_name, "elsewhere", stream="st_nobody")
         assert one.texts(1) == ["elsewhere"]
 
 
-def test_who_is_sent_away_is_told_and_the_stream_ends(house: Server, ann: Member, bob: Member, room: str) -> None:
-    ann.make(room)
-    bob.join(room)
-    with Heard(house, room, key="bob") as heard:
-        ann.say(room, "last words")
-        ann.leave(room, user=BOB)
+def test_who_is_sent_away_is_told_and_the_stream_ends(
+    channel_server: Server, ann: ChannelApi, bob: ChannelApi, channel_name: str
+) -> None:
+    ann.create(channel_name)
+    bob.join(channel_name)
+    with ChannelEvents(channel_server, channel_name, key="bob") as heard:
+        ann.publish(channel_name, "last words")
+        ann.leave(channel_name, user=BOB)
         assert heard.texts(1) == ["last words"]
-        found = [heard.one() for _ in range(2)]
+        found = [heard.next_event() for _ in range(2)]
         assert [each.name for each in found] == ["presence", "end"]
-        assert found[1].data == {"channel": room, "reason": "left", "last_seq": 1}
+        assert found[1].data == {"channel": channel_name, "reason": "left", "last_seq": 1}
         assert heard.is_over()
-    Heard(house, room, key="bob").refuses(403, "not_a_member", {"channel": room, "user": BOB})
+    ChannelEvents(channel_server, channel_name, key="bob").expect_refused(
+        403, "not_a_member", {"channel": channel_name, "user": BOB}
+    )
 
 
 def test_the_read_list_decides_who_sees_messages_and_everybody_sees_presence(
-    house: Server, ann: Member, bob: Member, room: str
+    channel_server: Server, ann: ChannelApi, bob: ChannelApi, channel_name: str
 ) -> None:
-    ann.make(room, persist=True)
-    bob.join(room)
-    with Heard(house, room, key="bob") as heard:
-        ann.verb(room, "acl", kind="read", add=[ANN])
-        assert ann.say(room, "secret")["receivers"] == 0
-        ann.join(room, user=CAT)
-        assert heard.said("presence")["user"] == CAT
-        ann.verb(room, "acl", kind="read", remove=[ANN])
-        ann.say(room, "open")
+    ann.create(channel_name, persist=True)
+    bob.join(channel_name)
+    with ChannelEvents(channel_server, channel_name, key="bob") as heard:
+        ann.verb(channel_name, "acl", kind="read", add=[ANN])
+        assert ann.publish(channel_name, "secret")["receivers"] == 0
+        ann.join(channel_name, user=CAT)
+        assert heard.expect_event("presence")["user"] == CAT
+        ann.verb(channel_name, "acl", kind="read", remove=[ANN])
+        ann.publish(channel_name, "open")
         assert heard.texts(1) == ["open"]
-    with Heard(house, room, "?from_seq=0", key="bob") as heard:
+    with ChannelEvents(channel_server, channel_name, "?from_seq=0", key="bob") as heard:
         assert heard.texts(2) == ["secret", "open"]
-        ann.verb(room, "acl", kind="read", add=[ANN])
-    with Heard(house, room, "?from_seq=0", key="bob") as heard:
-        ann.leave(room, user=CAT)
-        assert heard.said("presence")["user"] == CAT, "there was nothing that it could have missed"
+        ann.verb(channel_name, "acl", kind="read", add=[ANN])
+    with ChannelEvents(channel_server, channel_name, "?from_seq=0", key="bob") as heard:
+        ann.leave(channel_name, user=CAT)
+        assert heard.expect_event("presence")["user"] == CAT, "there was nothing that it could have missed"
 
 
-def test_a_client_that_comes_back_misses_nothing(house: Server, ann: Member, bob: Member, room: str) -> None:
-    ann.make(room, persist=True)
-    bob.join(room)
-    with Heard(house, room, key="bob") as heard:
-        ann.say(room, "1", "2", "3")
+def test_a_client_that_comes_back_misses_nothing(
+    channel_server: Server, ann: ChannelApi, bob: ChannelApi, channel_name: str
+) -> None:
+    ann.create(channel_name, persist=True)
+    bob.join(channel_name)
+    with ChannelEvents(channel_server, channel_name, key="bob") as heard:
+        ann.publish(channel_name, "1", "2", "3")
         assert heard.texts(3) == ["1", "2", "3"]
-    ann.say(room, *(str(number) for number in range(4, 304)))
-    with Heard(house, room, key="bob", Last_Event_ID="2") as heard:
+    ann.publish(channel_name, *(str(number) for number in range(4, 304)))
+    with ChannelEvents(channel_server, channel_name, key="bob", Last_Event_ID="2") as heard:
         assert heard.texts(301) == [str(number) for number in range(3, 304)], "more than one page of history"
-        ann.say(room, "live")
+        ann.publish(channel_name, "live")
         assert heard.texts(1) == ["live"]
-    with Heard(house, room, key="bob", Last_Event_ID="304") as heard:
-        ann.say(room, "next")
+    with ChannelEvents(channel_server, channel_name, key="bob", Last_Event_ID="304") as heard:
+        ann.publish(channel_name, "next")
         assert heard.texts(1) == ["next"]
-    with Heard(house, room, key="bob", Last_Event_ID="not ours") as heard:
-        ann.say(room, "from now on")
+    with ChannelEvents(channel_server, channel_name, key="bob", Last_Event_ID="not ours") as heard:
+        ann.publish(channel_name, "from now on")
         assert heard.texts(1) == ["from now on"]
 
 
 def test_nothing_is_sent_twice_or_left_out_while_catching_up(
-    house: Server, ann: Member, bob: Member, room: str
+    channel_server: Server, ann: ChannelApi, bob: ChannelApi, channel_name: str
 ) -> None:
     """Readers come while others write: history and live have to meet without a seam."""
-    ann.make(room, persist=True, message_flush_interval=1000)
-    bob.join(room)
+    ann.create(channel_name, persist=True, message_flush_interval=1000)
+    bob.join(channel_name)
     for turn in range(10):
-        ann.say(room, *("x" for _ in range(50)))
-        with Heard(house, room, "?from_seq=0", key="bob") as heard:
+        ann.publish(channel_name, *("x" for _ in range(50)))
+        with ChannelEvents(channel_server, channel_name, "?from_seq=0", key="bob") as heard:
             for _ in range(5):
-                ann.say(room, "y", "z")
-            seqs = [heard.one().id for _ in range((turn + 1) * 60)]
+                ann.publish(channel_name, "y", "z")
+            seqs = [heard.next_event().id for _ in range((turn + 1) * 60)]
             assert seqs == list(range(1, (turn + 1) * 60 + 1))
 
 
-def test_what_is_not_kept_any_more_is_told_as_a_gap(house: Server, ann: Member, bob: Member, room: str) -> None:
-    ann.make(room, persist=True, max_persist_messages=10)
-    bob.join(room)
+def test_what_is_not_kept_any_more_is_told_as_a_gap(
+    channel_server: Server, ann: ChannelApi, bob: ChannelApi, channel_name: str
+) -> None:
+    ann.create(channel_name, persist=True, max_persist_messages=10)
+    bob.join(channel_name)
     for _ in range(10):
-        ann.say(room, *("x" for _ in range(40)))
-    oldest = ann.history(room, "?limit=1")["first_seq"]
+        ann.publish(channel_name, *("x" for _ in range(40)))
+    oldest = ann.history(channel_name, "?limit=1")["first_seq"]
     assert oldest > 1
-    with Heard(house, room, "?from_seq=0", key="bob") as heard:
-        assert heard.said("gap") == {"channel": room, "from_seq": 1, "to_seq": oldest - 1}
-        assert heard.one().id == oldest
+    with ChannelEvents(channel_server, channel_name, "?from_seq=0", key="bob") as heard:
+        assert heard.expect_event("gap") == {"channel": channel_name, "from_seq": 1, "to_seq": oldest - 1}
+        assert heard.next_event().id == oldest
 
 
-def test_a_channel_that_keeps_nothing_tells_what_was_missed(house: Server, ann: Member, bob: Member, room: str) -> None:
-    ann.make(room)
-    bob.join(room)
-    ann.say(room, "1", "2", "3")
-    with Heard(house, room, key="bob", Last_Event_ID="1") as heard:
-        assert heard.said("gap") == {"channel": room, "from_seq": 2, "to_seq": 3}
-        ann.say(room, "4")
-        assert heard.one().id == 4
-    with Heard(house, room, key="bob", Last_Event_ID="4") as heard:
-        ann.say(room, "5")
-        assert heard.one().id == 5
+def test_a_channel_that_keeps_nothing_tells_what_was_missed(
+    channel_server: Server, ann: ChannelApi, bob: ChannelApi, channel_name: str
+) -> None:
+    ann.create(channel_name)
+    bob.join(channel_name)
+    ann.publish(channel_name, "1", "2", "3")
+    with ChannelEvents(channel_server, channel_name, key="bob", Last_Event_ID="1") as heard:
+        assert heard.expect_event("gap") == {"channel": channel_name, "from_seq": 2, "to_seq": 3}
+        ann.publish(channel_name, "4")
+        assert heard.next_event().id == 4
+    with ChannelEvents(channel_server, channel_name, key="bob", Last_Event_ID="4") as heard:
+        ann.publish(channel_name, "5")
+        assert heard.next_event().id == 5
 
 
-def test_refusals_of_a_stream(house: Server, ann: Member, room: str) -> None:
-    ann.make(room)
-    assert ann.request("HEAD", at(room, "/events")).status == 200
-    refused(ann.get(at(room, "/events"), [("Accept", "application/json")]), 406, "not_acceptable")
-    refused(ann.get(at(room, "/events?from_seq=x")), 400, "invalid_request")
-    Heard(house, room).refuses(401, "unauthorized", None)
-    with Heard(house, room, "?token=ann") as heard:
+def test_refusals_of_a_stream(channel_server: Server, ann: ChannelApi, channel_name: str) -> None:
+    ann.create(channel_name)
+    assert ann.request("HEAD", channel_path(channel_name, "/events")).status == 200
+    expect_error(
+        ann.get(channel_path(channel_name, "/events"), [("Accept", "application/json")]), 406, "not_acceptable"
+    )
+    expect_error(ann.get(channel_path(channel_name, "/events?from_seq=x")), 400, "invalid_request")
+    ChannelEvents(channel_server, channel_name).expect_refused(401, "unauthorized", None)
+    with ChannelEvents(channel_server, channel_name, "?token=ann") as heard:
         assert heard.hello["user"] == ANN, "for clients that cannot set headers"
-    with Heard(house, room, f"?token=root&user={ANN}") as heard:
+    with ChannelEvents(channel_server, channel_name, f"?token=root&user={ANN}") as heard:
         assert heard.hello["user"] == ANN
 
 
-def test_streams_are_counted_and_given_back(tmp_path: Path, room: str) -> None:
+def test_streams_are_counted_and_given_back(tmp_path: Path, channel_name: str) -> None:
     caps = {"max_sse_connections": 3, "max_sse_connections_per_key": 2}
-    with Server(tmp_path / "s", api_keys=KEYS, **caps).start() as server, member(server, "ann") as ann:
-        ann.make(room)
+    with Server(tmp_path / "s", api_keys=KEYS, **caps).start() as server, channel_api(server, "ann") as ann:
+        ann.create(channel_name)
         for _ in range(3):
-            with Heard(server, room, key="ann"), Line(server, key="ann"):
-                assert ann.figure("sse_connections") == 2
-                Heard(server, room, key="ann").refuses(429, "throttled", None)
-                assert ann.figure("channel_receivers") == 1
-            eventually(lambda: ann.figure("sse_connections") == 0 and ann.figure("channel_receivers") == 0)
+            with ChannelEvents(server, channel_name, key="ann"), ChannelSocket(server, key="ann"):
+                assert ann.metric("sse_connections") == 2
+                ChannelEvents(server, channel_name, key="ann").expect_refused(429, "throttled", None)
+                assert ann.metric("channel_receivers") == 1
+            eventually(lambda: ann.metric("sse_connections") == 0 and ann.metric("channel_receivers") == 0)
         for _ in range(5):
-            Heard(server, "!nowhere@example.org", key="ann").refuses(404, "channel_not_found", ANY)
-        assert (ann.figure("sse_connections"), ann.figure("channel_receivers")) == (0, 0)
-        wires = [Wire(server.address) for _ in range(2)]
+            ChannelEvents(server, "!nowhere@example.org", key="ann").expect_refused(404, "channel_not_found", ANY)
+        assert (ann.metric("sse_connections"), ann.metric("channel_receivers")) == (0, 0)
+        wires = [RawConnection(server.address) for _ in range(2)]
         for wire in wires:  # they leave while their answer is on its way
             wire.send(
-                f"GET {at(room, '/events')} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer ann\r\n\r\n".encode()
+                f"GET {channel_path(channel_name, '/events')} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
+                f"ann\r\n\r\n".encode()
             )
             wire.abort()
-        eventually(lambda: ann.figure("sse_connections") == 0 and ann.figure("channel_receivers") == 0)
+        eventually(lambda: ann.metric("sse_connections") == 0 and ann.metric("channel_receivers") == 0)
 
 
 # ── who is here ───────────────────────────────────────────────────────────────────────────────────
 
 
 def test_who_has_no_connection_any_more_leaves_what_does_not_persist(
-    house: Server, ann: Member, bob: Member, name: Name
+    channel_server: Server, ann: ChannelApi, bob: ChannelApi, name: Name
 ) -> None:
     short, long = f"!{name('short')}@example.org", f"!{name('long')}@example.org"
     for each in (short, long):
-        ann.make(each, persist=each == long)
+        ann.create(each, persist=each == long)
         bob.join(each)
-    with Heard(house, short, key="ann") as heard:
-        with Heard(house, short, key="bob"), Line(house, key="bob") as line:
-            line.ask("channel_members", "channel_members", channel=short)
-        left = heard.said("presence")
+    with ChannelEvents(channel_server, short, key="ann") as heard:
+        with ChannelEvents(channel_server, short, key="bob"), ChannelSocket(channel_server, key="bob") as line:
+            line.request("channel_members", "channel_members", channel=short)
+        left = heard.expect_event("presence")
         assert (left["kind"], left["user"]) == ("left", BOB)
-        assert BOB in good(ann.get(at(long, "/members")))["members"]
-    eventually(lambda: ann.get(at(short)).status == 404)
+        assert BOB in expect_success(ann.get(channel_path(long, "/members")))["members"]
+    eventually(lambda: ann.get(channel_path(short)).status == 404)
 
 
 # ── the socket ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_socket_joins_hears_and_says(house: Server, ann: Member, room: str) -> None:
-    with Line(house, key="ann") as one, Line(house, key="bob") as two:
-        joined = one.ask("channel_join", "channel_joined", channel=room, config={"persist": True})
+def test_a_socket_joins_hears_and_says(channel_server: Server, ann: ChannelApi, channel_name: str) -> None:
+    with ChannelSocket(channel_server, key="ann") as one, ChannelSocket(channel_server, key="bob") as two:
+        joined = one.request("channel_join", "channel_joined", channel=channel_name, config={"persist": True})
         assert joined == {
             "op": "channel_joined",
-            "channel": room,
+            "channel": channel_name,
             "user": ANN,
             "owner": ANN,
             "members": 1,
             "created": True,
         }
-        one.ask("channel_subscribe", "channel_subscribed", channel=room)
-        two.ask("channel_join", "channel_joined", channel=room)
-        there = one.hear("presence")
+        one.request("channel_subscribe", "channel_subscribed", channel=channel_name)
+        two.request("channel_join", "channel_joined", channel=channel_name)
+        there = one.receive("presence")
         assert (there["kind"], there["user"], there["owner"]) == ("joined", BOB, False)
-        subscribed = two.ask("channel_subscribe", "channel_subscribed", channel=room)
-        assert subscribed == {"op": "channel_subscribed", "channel": room, "user": BOB}
-        ack = one.ask("channel_publish", "channel_ack", channel=room, payload="hello")
+        subscribed = two.request("channel_subscribe", "channel_subscribed", channel=channel_name)
+        assert subscribed == {"op": "channel_subscribed", "channel": channel_name, "user": BOB}
+        ack = one.request("channel_publish", "channel_ack", channel=channel_name, payload="hello")
         ts = ack.pop("ts")
         assert ack == {
             "op": "channel_ack",
-            "channel": room,
+            "channel": channel_name,
             "first_seq": 1,
             "last_seq": 1,
             "count": 1,
@@ -295,148 +321,156 @@ def test_a_socket_joins_hears_and_says(house: Server, ann: Member, room: str) ->
             "durable": True,
             "receivers": 1,
         }
-        assert two.hear() == {
+        assert two.receive() == {
             "op": "message",
-            "channel": room,
+            "channel": channel_name,
             "seq": 1,
             "ts": ts,
             "sender": ANN,
             "payload": "hello",
         }
-        quick = two.ask(
-            "channel_publish", "channel_ack", channel=room, messages=[{"payload": "a"}, {"payload": "b"}], qos=0
+        quick = two.request(
+            "channel_publish", "channel_ack", channel=channel_name, messages=[{"payload": "a"}, {"payload": "b"}], qos=0
         )
         assert (quick["first_seq"], quick["last_seq"], quick["qos"], quick["durable"]) == (2, 3, 0, False)
-        assert [one.hear("message")["payload"] for _ in range(2)] == ["a", "b"], "and not what it said itself"
-        found = two.ask("channel_history", "channel_history", channel=room, newest=2)
+        assert [one.receive("message")["payload"] for _ in range(2)] == ["a", "b"], "and not what it said itself"
+        found = two.request("channel_history", "channel_history", channel=channel_name, newest=2)
         assert [message["payload"] for message in found["messages"]] == ["a", "b"]
         assert (found["count"], found["next_seq"], found["first_seq"], found["last_seq"]) == (2, 4, 1, 3)
-        members = two.ask("channel_members", "channel_members", channel=room)
+        members = two.request("channel_members", "channel_members", channel=channel_name)
         assert (members["members"], members["total"]) == ([ANN, BOB], 2)
-        listed = one.ask("channel_acl", "channel_acl", channel=room, kind="read", add=[ANN, BOB])
+        listed = one.request("channel_acl", "channel_acl", channel=channel_name, kind="read", add=[ANN, BOB])
         assert listed["listed"] == [ANN, BOB]
-        one.ask("channel_configure", "channel_configured", channel=room, config={"max_clients": 9})
-        assert two.hear("presence")["kind"] == "reconfigured"
-        left = two.ask("channel_unsubscribe", "channel_unsubscribed", channel=room)
+        one.request("channel_configure", "channel_configured", channel=channel_name, config={"max_clients": 9})
+        assert two.receive("presence")["kind"] == "reconfigured"
+        left = two.request("channel_unsubscribe", "channel_unsubscribed", channel=channel_name)
         assert left["was"] is True
-        one.ask("channel_publish", "channel_ack", channel=room, payload="unheard")
-        assert two.ask("channel_subscribe", "channel_subscribed", channel=room, from_seq=3)
-        assert two.hear("message")["payload"] == "unheard"
-        one.ask("channel_leave", "channel_left", channel=room, user=BOB)
-        assert [two.hear("presence")["kind"], two.hear("channel_end")["reason"]] == ["left", "left"]
-        one.send(op="channel_delete", request_id="r", channel=room)
-        found = {said["op"]: said for said in (one.hear(), one.hear())}
+        one.request("channel_publish", "channel_ack", channel=channel_name, payload="unheard")
+        assert two.request("channel_subscribe", "channel_subscribed", channel=channel_name, from_seq=3)
+        assert two.receive("message")["payload"] == "unheard"
+        one.request("channel_leave", "channel_left", channel=channel_name, user=BOB)
+        assert [two.receive("presence")["kind"], two.receive("channel_end")["reason"]] == ["left", "left"]
+        one.send(op="channel_delete", request_id="r", channel=channel_name)
+        found = {said["op"]: said for said in (one.receive(), one.receive())}
         assert found["channel_deleted"]["deleted"] is True
         assert found["channel_end"]["reason"] == "deleted"
-    refused(ann.get(at(room)), 404, "channel_not_found", {"channel": room})
+    expect_error(ann.get(channel_path(channel_name)), 404, "channel_not_found", {"channel": channel_name})
 
 
-def test_to_subscribe_again_goes_on_where_it_was(house: Server, ann: Member, bob: Member, room: str) -> None:
+def test_to_subscribe_again_goes_on_where_it_was(
+    channel_server: Server, ann: ChannelApi, bob: ChannelApi, channel_name: str
+) -> None:
     """Nothing twice and nothing left out, also while others write."""
-    ann.make(room, persist=True, message_flush_interval=1000)
-    bob.join(room)
-    with Line(house, key="bob") as line:
-        line.ask("channel_subscribe", "channel_subscribed", channel=room)
+    ann.create(channel_name, persist=True, message_flush_interval=1000)
+    bob.join(channel_name)
+    with ChannelSocket(channel_server, key="bob") as line:
+        line.request("channel_subscribe", "channel_subscribed", channel=channel_name)
         seqs: list[int] = []
         for turn in range(1, 21):
-            ann.say(room, *("x" for _ in range(10)))
-            line.send(op="channel_subscribe", request_id="r", channel=room)
-            ann.say(room, "y")
+            ann.publish(channel_name, *("x" for _ in range(10)))
+            line.send(op="channel_subscribe", request_id="r", channel=channel_name)
+            ann.publish(channel_name, "y")
             while len(seqs) < turn * 11:
-                said = line.hear()
+                said = line.receive()
                 if said["op"] == "message":
                     seqs.append(said["seq"])
         assert seqs == list(range(1, 221))
-    transient = room.replace("room", "plain")
-    with Line(house, key="ann") as hers, Line(house, key="bob") as line:
+    transient = channel_name.replace("room", "plain")
+    with ChannelSocket(channel_server, key="ann") as hers, ChannelSocket(channel_server, key="bob") as line:
         # Over sockets: whose last one was closed a moment ago is about to leave what does not persist.
         for each in (hers, line):
-            each.ask("channel_join", "channel_joined", channel=transient)
-        line.ask("channel_subscribe", "channel_subscribed", channel=transient)
-        ann.say(transient, "1")
-        assert line.hear("message")["seq"] == 1
-        line.ask("channel_subscribe", "channel_subscribed", channel=transient)
-        ann.say(transient, "2")
-        assert line.hear("message")["seq"] == 2
+            each.request("channel_join", "channel_joined", channel=transient)
+        line.request("channel_subscribe", "channel_subscribed", channel=transient)
+        ann.publish(transient, "1")
+        assert line.receive("message")["seq"] == 1
+        line.request("channel_subscribe", "channel_subscribed", channel=transient)
+        ann.publish(transient, "2")
+        assert line.receive("message")["seq"] == 2
 
 
-def test_a_fifo_channel_over_a_socket(house: Server, room: str) -> None:
-    with Line(house, key="ann") as line:
-        line.ask("channel_join", "channel_joined", channel=room, config={"persist": True, "type": "fifo"})
-        assert line.ask("channel_push", "channel_pushed", channel=room, payload="job")["seq"] == 1
-        popped = line.ask("channel_pop", "channel_popped", channel=room)
+def test_a_fifo_channel_over_a_socket(channel_server: Server, channel_name: str) -> None:
+    with ChannelSocket(channel_server, key="ann") as line:
+        line.request("channel_join", "channel_joined", channel=channel_name, config={"persist": True, "type": "fifo"})
+        assert line.request("channel_push", "channel_pushed", channel=channel_name, payload="job")["seq"] == 1
+        popped = line.request("channel_pop", "channel_popped", channel=channel_name)
         assert (popped["payload"], popped["seq"], popped["sender"]) == ("job", 1, ANN)
-        line.fails("queue_empty", "channel_pop", channel=room)
-        line.ask("channel_push", "channel_pushed", channel=room, payload_base64="/w==")
-        assert line.ask("channel_clear", "channel_cleared", channel=room)["cleared"] == 1
-        line.ask("channel_leave", "channel_left", channel=room)
+        line.expect_error("queue_empty", "channel_pop", channel=channel_name)
+        line.request("channel_push", "channel_pushed", channel=channel_name, payload_base64="/w==")
+        assert line.request("channel_clear", "channel_cleared", channel=channel_name)["cleared"] == 1
+        line.request("channel_leave", "channel_left", channel=channel_name)
 
 
-def test_a_command_that_is_refused_leaves_the_socket_as_it_was(house: Server, room: str, name: Name) -> None:
-    with Line(house, key="ann") as line, Line(house, key="cat") as cat, Line(house, key="eve") as eve:
-        line.fails("channel_not_found", "channel_publish", channel=room, payload="x")
-        line.fails("invalid_request", "channel_join", channel="room")
-        line.fails("channel_not_found", "channel_subscribe", channel=room)
-        line.ask("channel_join", "channel_joined", channel=room, config={"max_payload_size": 10})
-        line.fails("user_in_channel", "channel_join", channel=room)
-        line.fails("invalid_request", "channel_publish", channel=room, payload="x", qos=7)
-        line.fails("invalid_json", "channel_publish", channel=room, payload="x", qos="1")
-        line.fails("invalid_request", "channel_publish", channel=room)
-        line.fails("record_too_large", "channel_publish", channel=room, payload="x" * 11)
-        line.fails("invalid_request", "channel_members", channel=room, page=0)
-        line.fails("invalid_request", "channel_history", channel=room, first=0)
-        line.fails("persistence_not_enabled", "channel_history", channel=room)
-        line.fails("wrong_type", "channel_pop", channel=room)
-        line.fails("invalid_request", "channel_acl", channel=room, kind="write", add=[])
-        line.fails("invalid_request", "channel_configure", channel=room, config={"colour": 1})
-        line.fails("invalid_request", "channel_subscribe", channel=room, from_seq=-1)
-        line.fails("invalid_json", "channel_jion", channel=room)
-        cat.fails("not_a_member", "channel_publish", channel=room, payload="x")
-        cat.fails("not_a_member", "channel_subscribe", channel=room)
-        cat.fails("forbidden", "channel_delete", channel=room)
-        eve.fails("forbidden", "channel_join", channel=room)
-        eve.fails("not_a_member", "channel_members", channel=room)
-        assert line.ask("channel_publish", "channel_ack", channel=room, payload="x")["first_seq"] == 1
-        line.ask("channel_leave", "channel_left", channel=room)
-    with Line(house, key="own") as own:
-        own.fails("forbidden", "channel_join", channel=room)
-        own.ask("channel_join", "channel_joined", channel=f"!own-{name('x')}@example.org")
-    with Line(house, key="ann", headers={"X-Tidelog-User": BOB}) as line:
-        line.fails("forbidden", "channel_join", channel=room)
-    with Line(house, key="root", headers={"X-Tidelog-User": EVE}) as line:
-        assert line.ask("channel_join", "channel_joined", channel=room)["user"] == EVE
+def test_a_command_that_is_refused_leaves_the_socket_as_it_was(
+    channel_server: Server, channel_name: str, name: Name
+) -> None:
+    with (
+        ChannelSocket(channel_server, key="ann") as line,
+        ChannelSocket(channel_server, key="cat") as cat,
+        ChannelSocket(channel_server, key="eve") as eve,
+    ):
+        line.expect_error("channel_not_found", "channel_publish", channel=channel_name, payload="x")
+        line.expect_error("invalid_request", "channel_join", channel="room")
+        line.expect_error("channel_not_found", "channel_subscribe", channel=channel_name)
+        line.request("channel_join", "channel_joined", channel=channel_name, config={"max_payload_size": 10})
+        line.expect_error("user_in_channel", "channel_join", channel=channel_name)
+        line.expect_error("invalid_request", "channel_publish", channel=channel_name, payload="x", qos=7)
+        line.expect_error("invalid_json", "channel_publish", channel=channel_name, payload="x", qos="1")
+        line.expect_error("invalid_request", "channel_publish", channel=channel_name)
+        line.expect_error("record_too_large", "channel_publish", channel=channel_name, payload="x" * 11)
+        line.expect_error("invalid_request", "channel_members", channel=channel_name, page=0)
+        line.expect_error("invalid_request", "channel_history", channel=channel_name, first=0)
+        line.expect_error("persistence_not_enabled", "channel_history", channel=channel_name)
+        line.expect_error("wrong_type", "channel_pop", channel=channel_name)
+        line.expect_error("invalid_request", "channel_acl", channel=channel_name, kind="write", add=[])
+        line.expect_error("invalid_request", "channel_configure", channel=channel_name, config={"colour": 1})
+        line.expect_error("invalid_request", "channel_subscribe", channel=channel_name, from_seq=-1)
+        line.expect_error("invalid_json", "channel_jion", channel=channel_name)
+        cat.expect_error("not_a_member", "channel_publish", channel=channel_name, payload="x")
+        cat.expect_error("not_a_member", "channel_subscribe", channel=channel_name)
+        cat.expect_error("forbidden", "channel_delete", channel=channel_name)
+        eve.expect_error("forbidden", "channel_join", channel=channel_name)
+        eve.expect_error("not_a_member", "channel_members", channel=channel_name)
+        assert line.request("channel_publish", "channel_ack", channel=channel_name, payload="x")["first_seq"] == 1
+        line.request("channel_leave", "channel_left", channel=channel_name)
+    with ChannelSocket(channel_server, key="own") as own:
+        own.expect_error("forbidden", "channel_join", channel=channel_name)
+        own.request("channel_join", "channel_joined", channel=f"!own-{name('x')}@example.org")
+    with ChannelSocket(channel_server, key="ann", headers={"X-Tidelog-User": BOB}) as line:
+        line.expect_error("forbidden", "channel_join", channel=channel_name)
+    with ChannelSocket(channel_server, key="root", headers={"X-Tidelog-User": EVE}) as line:
+        assert line.request("channel_join", "channel_joined", channel=channel_name)["user"] == EVE
 
 
 @pytest.mark.parametrize("persist", [True, False])
 def test_many_publishes_under_way_are_acknowledged_in_order(
-    house: Server, ann: Member, room: str, persist: bool
+    channel_server: Server, ann: ChannelApi, channel_name: str, persist: bool
 ) -> None:
-    with Line(house, key="bob") as line, Line(house, key="ann") as other:
-        line.ask("channel_join", "channel_joined", channel=room, config={"persist": persist})
-        other.ask("channel_join", "channel_joined", channel=room)
-        other.ask("channel_subscribe", "channel_subscribed", channel=room)
+    with ChannelSocket(channel_server, key="bob") as line, ChannelSocket(channel_server, key="ann") as other:
+        line.request("channel_join", "channel_joined", channel=channel_name, config={"persist": persist})
+        other.request("channel_join", "channel_joined", channel=channel_name)
+        other.request("channel_subscribe", "channel_subscribed", channel=channel_name)
         for number in range(300):
-            line.send(op="channel_publish", request_id=number, channel=room, payload=str(number))
-        line.send(op="channel_leave", request_id="end", channel=room)
-        acks = [line.hear("channel_ack") for _ in range(300)]
+            line.send(op="channel_publish", request_id=number, channel=channel_name, payload=str(number))
+        line.send(op="channel_leave", request_id="end", channel=channel_name)
+        acks = [line.receive("channel_ack") for _ in range(300)]
         assert [ack["request_id"] for ack in acks] == list(range(300))
         assert [ack["first_seq"] for ack in acks] == list(range(1, 301))
-        assert line.hear("channel_left")["request_id"] == "end", "what was said before it was said before it"
-        heard = [other.hear("message") for _ in range(300)]
+        assert line.receive("channel_left")["request_id"] == "end", "what was said before it was said before it"
+        heard = [other.receive("message") for _ in range(300)]
         assert [(message["seq"], message["payload"]) for message in heard] == [(n + 1, str(n)) for n in range(300)]
         if persist:
-            flushes = ann.scraped('tidelog_message_log_flushes_total{result="success"}')
+            flushes = ann.scraped_metric('tidelog_message_log_flushes_total{result="success"}')
             assert flushes > 0
 
 
-def test_topics_and_channels_share_a_socket(house: Server, room: str, name: Name) -> None:
-    with Line(house, key="root") as line:
-        line.ask("publish", "ack", topic=name("t"), records=[{"data": 1}])
-        line.ask("channel_join", "channel_joined", channel=room)
-        line.ask("subscribe", "subscribed", topic=name("t"))
-        assert line.hear("record")["topic"] == name("t")
-        line.hear("caught_up")
-        line.ask("channel_publish", "channel_ack", channel=room, payload="x")
+def test_topics_and_channels_share_a_socket(channel_server: Server, channel_name: str, name: Name) -> None:
+    with ChannelSocket(channel_server, key="root") as line:
+        line.request("publish", "ack", topic=name("t"), records=[{"data": 1}])
+        line.request("channel_join", "channel_joined", channel=channel_name)
+        line.request("subscribe", "subscribed", topic=name("t"))
+        assert line.receive("record")["topic"] == name("t")
+        line.receive("caught_up")
+        line.request("channel_publish", "channel_ack", channel=channel_name, payload="x")
 
 
 # ── slow receivers, and the end ───────────────────────────────────────────────────────────────────
@@ -444,74 +478,78 @@ def test_topics_and_channels_share_a_socket(house: Server, room: str, name: Name
 
 @pytest.mark.parametrize("kind", ["sse", "ws"])
 def test_a_receiver_that_takes_nothing_is_told_and_let_go_and_nobody_waits_for_it(
-    tmp_path: Path, room: str, kind: str
+    tmp_path: Path, channel_name: str, kind: str
 ) -> None:
     """Its queue is full long before a minute is over: 2,048 messages of 8 KiB behind what its socket holds."""
-    with Server(tmp_path / "s", api_keys=KEYS).start() as server, member(server, "ann") as ann:
-        ann.make(room)
-        ann.join(room, user=BOB)
-        slow: Heard | Line = Heard(server, room, key="bob") if kind == "sse" else Line(server, key="bob")
-        if isinstance(slow, Line):
-            slow.ask("channel_subscribe", "channel_subscribed", channel=room)
+    with Server(tmp_path / "s", api_keys=KEYS).start() as server, channel_api(server, "ann") as ann:
+        ann.create(channel_name)
+        ann.join(channel_name, user=BOB)
+        slow: ChannelEvents | ChannelSocket = (
+            ChannelEvents(server, channel_name, key="bob") if kind == "sse" else ChannelSocket(server, key="bob")
+        )
+        if isinstance(slow, ChannelSocket):
+            slow.request("channel_subscribe", "channel_subscribed", channel=channel_name)
             slow.raw.socket.settimeout(30)
-        with Heard(server, room, key="ann", patience_s=30) as fast:
+        with ChannelEvents(server, channel_name, key="ann", timeout_s=30) as fast:
             text = "x" * 8192
             for turn in range(40):
-                ann.say(room, *([text] * 100))
+                ann.publish(channel_name, *([text] * 100))
                 assert len(fast.texts(100)) == 100, turn
-                if ann.scraped('tidelog_outbound_queue_full_total{result="slow"}'):
+                if ann.scraped_metric('tidelog_outbound_queue_full_total{result="slow"}'):
                     break
-            assert ann.scraped('tidelog_outbound_queue_full_total{result="slow"}') == 1
-            assert ann.say(room, "on and on")["receivers"] == 1
+            assert ann.scraped_metric('tidelog_outbound_queue_full_total{result="slow"}') == 1
+            assert ann.publish(channel_name, "on and on")["receivers"] == 1
             assert fast.texts(1) == ["on and on"]
-            assert ann.figure("channel_receivers") == 1
+            assert ann.metric("channel_receivers") == 1
         last = 0
-        if isinstance(slow, Heard):
-            while (found := slow.one()).name == "message":
+        if isinstance(slow, ChannelEvents):
+            while (found := slow.next_event()).name == "message":
                 last = found.data["seq"]
             assert (found.name, found.data["reason"], found.data["last_seq"]) == ("end", "slow", last)
             assert slow.is_over()
             slow.wire.close()
         else:
-            while (message := slow.hear())["op"] == "message":
+            while (message := slow.receive())["op"] == "message":
                 last = message["seq"]
             assert (message["op"], message["reason"], message["last_seq"]) == ("channel_end", "slow", last)
-            slow.ask("channel_members", "channel_members", channel=room)
+            slow.request("channel_members", "channel_members", channel=channel_name)
             slow.raw.close()
-        eventually(lambda: ann.figure("sse_connections") == 0)
+        eventually(lambda: ann.metric("sse_connections") == 0)
 
 
 @pytest.mark.parametrize("persist", [True, False])
 def test_a_burst_that_is_larger_than_a_queue_cuts_nobody_off_who_reads(
-    house: Server, ann: Member, bob: Member, room: str, persist: bool
+    channel_server: Server, ann: ChannelApi, bob: ChannelApi, channel_name: str, persist: bool
 ) -> None:
     """Publishers wait for the turn of the receivers, not the other way round."""
-    ann.make(room, persist=persist, message_flush_interval=1000)
-    bob.join(room)
-    before = ann.scraped('tidelog_outbound_queue_full_total{result="slow"}')
+    ann.create(channel_name, persist=persist, message_flush_interval=1000)
+    bob.join(channel_name)
+    before = ann.scraped_metric('tidelog_outbound_queue_full_total{result="slow"}')
     batch = [{"payload": "x"}] * 1000
-    with ExitStack() as open_, Line(house, key="ann") as line:
-        lines = [open_.enter_context(Heard(house, room, key="bob", patience_s=60)) for _ in range(3)]
+    with ExitStack() as open_, ChannelSocket(channel_server, key="ann") as line:
+        lines = [
+            open_.enter_context(ChannelEvents(channel_server, channel_name, key="bob", timeout_s=60)) for _ in range(3)
+        ]
         for number in range(8):
-            line.send(op="channel_publish", request_id=number, channel=room, messages=batch)
+            line.send(op="channel_publish", request_id=number, channel=channel_name, messages=batch)
         for heard in lines:
-            assert [heard.one().id for _ in range(8000)] == list(range(1, 8001))
-        assert [line.hear("channel_ack", 30)["request_id"] for _ in range(8)] == list(range(8))
-    assert ann.scraped('tidelog_outbound_queue_full_total{result="slow"}') == before
+            assert [heard.next_event().id for _ in range(8000)] == list(range(1, 8001))
+        assert [line.receive("channel_ack", 30)["request_id"] for _ in range(8)] == list(range(8))
+    assert ann.scraped_metric('tidelog_outbound_queue_full_total{result="slow"}') == before
 
 
-def test_a_stop_is_told_to_everybody(tmp_path: Path, room: str) -> None:
+def test_a_stop_is_told_to_everybody(tmp_path: Path, channel_name: str) -> None:
     with Server(tmp_path / "s", api_keys=KEYS).start() as server:
-        with member(server, "ann") as ann:
-            ann.make(room, persist=True)
-        with Heard(server, room, key="ann") as heard, Line(server, key="ann") as line:
-            line.ask("channel_subscribe", "channel_subscribed", channel=room)
+        with channel_api(server, "ann") as ann:
+            ann.create(channel_name, persist=True)
+        with ChannelEvents(server, channel_name, key="ann") as heard, ChannelSocket(server, key="ann") as line:
+            line.request("channel_subscribe", "channel_subscribed", channel=channel_name)
             server.stop()
-            assert heard.said("error")["code"] == "server_shutting_down"
+            assert heard.expect_event("error")["code"] == "server_shutting_down"
             assert heard.is_over()
-            assert line.hear("error")["code"] == "server_shutting_down"
+            assert line.receive("error")["code"] == "server_shutting_down"
             with pytest.raises(ConnectionClosed) as closed:
-                line.hear()
+                line.receive()
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1001
 
@@ -540,27 +578,31 @@ _OPS = {
 }
 
 
-def test_nonsense_is_refused_command_by_command(house: Server, ann: Member, room: str, name: Name) -> None:
+def test_nonsense_is_refused_command_by_command(
+    channel_server: Server, ann: ChannelApi, channel_name: str, name: Name
+) -> None:
     """Every field of every command with every kind of value, over one socket: no 500, and the server lives on."""
     chance, jobs = Random(7), f"!{name('jobs')}@example.org"
     codes: set[str] = set()
-    with Line(house, key="ann") as line:
+    with ChannelSocket(channel_server, key="ann") as line:
         for number in range(1500):
             if number % 100 == 0:
-                for each, kind in ((room, "pubsub"), (jobs, "fifo")):
-                    ann.request("PUT", at(each), dumps({"persist": True, "type": kind}), [JSON])
+                for each, kind in ((channel_name, "pubsub"), (jobs, "fifo")):
+                    ann.request("PUT", channel_path(each), dumps({"persist": True, "type": kind}), [JSON])
             op = chance.choice(list(_OPS))
             command = {field: chance.choice(_VALUES) for field in _OPS[op] if chance.random() < 0.7}
             channel = (
-                chance.choice([room, room, jobs, *_VALUES]) if chance.random() < 0.3 else chance.choice([room, jobs])
+                chance.choice([channel_name, channel_name, jobs, *_VALUES])
+                if chance.random() < 0.3
+                else chance.choice([channel_name, jobs])
             )
             line.send(op=op, request_id=number, channel=channel, **command)
-            while (said := line.hear()).get("request_id") != number:
+            while (said := line.receive()).get("request_id") != number:
                 assert said["op"] in ("message", "presence", "channel_end", "gap"), said
             codes.add(said.get("code", ""))
     assert "internal" not in codes, codes
     assert {"invalid_json", "invalid_request", "wrong_type", ""} <= codes
-    good(ann.get("/v0/channels"))
+    expect_success(ann.get("/v0/channels"))
 
 
 @pytest.mark.parametrize(
@@ -573,14 +615,14 @@ def test_nonsense_is_refused_command_by_command(house: Server, ann: Member, room
         "/events?from_seq=9999999999999999999",
     ],
 )  # fmt: skip
-def test_numbers_that_are_too_large_break_nothing(house: Server, room: str, rest: str) -> None:
-    with member(house, "ann") as ann:
-        ann.request("PUT", at(room), dumps({"persist": True}), [JSON])
-        ann.say(room, "x")
+def test_numbers_that_are_too_large_break_nothing(channel_server: Server, channel_name: str, rest: str) -> None:
+    with channel_api(channel_server, "ann") as ann:
+        ann.request("PUT", channel_path(channel_name), dumps({"persist": True}), [JSON])
+        ann.publish(channel_name, "x")
         if rest.startswith("/events"):
-            with Heard(house, room, rest[7:], key="ann") as heard:
-                ann.say(room, "y")
+            with ChannelEvents(channel_server, channel_name, rest[7:], key="ann") as heard:
+                ann.publish(channel_name, "y")
                 assert heard.texts(1) == ["y"]
         else:
-            assert ann.get(at(room, rest)).status in (200, 400)
-        good(ann.delete(at(room)))
+            assert ann.get(channel_path(channel_name, rest)).status in (200, 400)
+        expect_success(ann.delete(channel_path(channel_name)))

@@ -7,8 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract_http.api import ANY, good, refused
-from tests.contract_http.rooms import ANN, BOB, Heard, Line, Member, at, member
+from tests.contract_http.api import ANY, expect_error, expect_success
+from tests.contract_http.channel_api import (
+    ANN,
+    BOB,
+    ChannelApi,
+    ChannelEvents,
+    ChannelSocket,
+    channel_api,
+    channel_path,
+)
 from tests.contract_http.server import Server
 
 HOOK = """
@@ -62,15 +70,18 @@ def put(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def channel_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Without keys: who somebody is, is the hook's word, so that memberships can be kept."""
     folder = tmp_path_factory.mktemp("hooked")
     put(folder)
     with Server(folder, hook="doorman:hook").start() as running:
-        with member(running) as api:
-            good(
+        with channel_api(running) as api:
+            expect_success(
                 api.request(
-                    "PUT", at(ROOM), b'{"persist":true}', [("Content-Type", "application/json"), *headers(ANN)]
+                    "PUT",
+                    channel_path(ROOM),
+                    b'{"persist":true}',
+                    [("Content-Type", "application/json"), *headers(ANN)],
                 ),
                 201,
             )
@@ -78,29 +89,29 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def api(house: Server) -> Iterator[Member]:
-    with member(house) as client:
+def api(channel_server: Server) -> Iterator[ChannelApi]:
+    with channel_api(channel_server) as client:
         yield client
 
 
-def test_the_hook_says_who_a_user_is(api: Member) -> None:
-    assert good(api.get("/v0/channels", headers(ANN)))["user"] == ANN
-    assert good(api.get("/v0/channels", headers(ANN)))["limits"]["auth"] is True
-    assert good(api.get("/v0/channels", headers(BOB, "alias")))["user"] == "alias@example.org"
-    refused(api.get("/v0/channels", headers(ANN, "wrong")), 403, "forbidden")
-    refused(api.get("/v0/channels"), 403, "forbidden")
-    refused(api.get("/v0/channels", headers(ANN, "crash")), 503, "hook_failed")
-    assert good(api.get(f"/v0/channels?user={ANN}&user_token=secret+of+{ANN}"))["user"] == ANN
-    assert api.scraped('tidelog_auth_attempts_total{result="success"}') >= 3
-    assert api.scraped('tidelog_auth_attempts_total{result="forbidden"}') >= 2
-    assert api.scraped('tidelog_auth_attempts_total{result="hook_failed"}') >= 1
+def test_the_hook_says_who_a_user_is(api: ChannelApi) -> None:
+    assert expect_success(api.get("/v0/channels", headers(ANN)))["user"] == ANN
+    assert expect_success(api.get("/v0/channels", headers(ANN)))["limits"]["auth"] is True
+    assert expect_success(api.get("/v0/channels", headers(BOB, "alias")))["user"] == "alias@example.org"
+    expect_error(api.get("/v0/channels", headers(ANN, "wrong")), 403, "forbidden")
+    expect_error(api.get("/v0/channels"), 403, "forbidden")
+    expect_error(api.get("/v0/channels", headers(ANN, "crash")), 503, "hook_failed")
+    assert expect_success(api.get(f"/v0/channels?user={ANN}&user_token=secret+of+{ANN}"))["user"] == ANN
+    assert api.scraped_metric('tidelog_auth_attempts_total{result="success"}') >= 3
+    assert api.scraped_metric('tidelog_auth_attempts_total{result="forbidden"}') >= 2
+    assert api.scraped_metric('tidelog_auth_attempts_total{result="hook_failed"}') >= 1
 
 
-def test_the_hook_takes_replaces_and_refuses_payloads(api: Member) -> None:
-    before = good(api.get(at(ROOM), headers(ANN)))["last_seq"]
-    said = good(api.post(at(ROOM, "/publish"), {"payload": "hello"}, headers(ANN)))
+def test_the_hook_takes_replaces_and_refuses_payloads(api: ChannelApi) -> None:
+    before = expect_success(api.get(channel_path(ROOM), headers(ANN)))["last_seq"]
+    said = expect_success(api.post(channel_path(ROOM, "/publish"), {"payload": "hello"}, headers(ANN)))
     assert said["first_seq"] == before + 1
-    page = good(api.get(at(ROOM, "/history?newest=1"), headers(ANN)))
+    page = expect_success(api.get(channel_path(ROOM, "/history?newest=1"), headers(ANN)))
     assert page["messages"][0]["payload"] == "HELLO"
     for payload, status, code in (
         ("bad words", 422, "rejected"),
@@ -109,54 +120,65 @@ def test_the_hook_takes_replaces_and_refuses_payloads(api: Member) -> None:
         ("odd", 503, "hook_failed"),
         ("grow", 400, "record_too_large"),
     ):
-        refused(api.post(at(ROOM, "/publish"), {"payload": payload}, headers(ANN)), status, code)
+        expect_error(api.post(channel_path(ROOM, "/publish"), {"payload": payload}, headers(ANN)), status, code)
     many = {"messages": [{"payload": "fine"}, {"payload": "bad"}]}
-    refused(api.post(at(ROOM, "/publish"), many, headers(ANN)), 422, "rejected")
-    assert good(api.get(at(ROOM), headers(ANN)))["last_seq"] == before + 1, "all of a call or nothing"
+    expect_error(api.post(channel_path(ROOM, "/publish"), many, headers(ANN)), 422, "rejected")
+    assert expect_success(api.get(channel_path(ROOM), headers(ANN)))["last_seq"] == before + 1, (
+        "all of a call or nothing"
+    )
 
 
-def test_a_socket_and_a_stream_are_authenticated_once(house: Server) -> None:
-    with Line(house, headers=dict(headers(ANN))) as line, Line(house, headers=dict(headers(ANN, "wrong"))) as wrong:
-        with member(house) as api:
-            before = api.scraped('tidelog_auth_attempts_total{result="success"}')
+def test_a_socket_and_a_stream_are_authenticated_once(channel_server: Server) -> None:
+    with (
+        ChannelSocket(channel_server, headers=dict(headers(ANN))) as line,
+        ChannelSocket(channel_server, headers=dict(headers(ANN, "wrong"))) as wrong,
+    ):
+        with channel_api(channel_server) as api:
+            before = api.scraped_metric('tidelog_auth_attempts_total{result="success"}')
             for _ in range(3):
-                assert line.ask("channel_publish", "channel_ack", channel=ROOM, payload="x")["durable"] is True
-            assert api.scraped('tidelog_auth_attempts_total{result="success"}') == before + 1
-        wrong.fails("forbidden", "channel_publish", channel=ROOM, payload="x")
-        line.fails("rejected", "channel_publish", channel=ROOM, payload="bad")
-    with Heard(house, ROOM, f"?user={ANN}&user_token=secret+of+{ANN}") as heard:
+                assert line.request("channel_publish", "channel_ack", channel=ROOM, payload="x")["durable"] is True
+            assert api.scraped_metric('tidelog_auth_attempts_total{result="success"}') == before + 1
+        wrong.expect_error("forbidden", "channel_publish", channel=ROOM, payload="x")
+        line.expect_error("rejected", "channel_publish", channel=ROOM, payload="bad")
+    with ChannelEvents(channel_server, ROOM, f"?user={ANN}&user_token=secret+of+{ANN}") as heard:
         assert heard.hello["user"] == ANN
-    Heard(house, ROOM, f"?user={ANN}&user_token=wrong").refuses(403, "forbidden", None)
+    ChannelEvents(channel_server, ROOM, f"?user={ANN}&user_token=wrong").expect_refused(403, "forbidden", None)
 
 
-def test_a_hook_that_hangs_keeps_topics_and_other_channels_going(house: Server) -> None:
+def test_a_hook_that_hangs_keeps_topics_and_other_channels_going(channel_server: Server) -> None:
     """Also where nothing else would keep the publish from being delivered at once."""
     other, stuck = "!other@example.org", "!stuck@example.org"
-    with member(house) as one, member(house) as two:
+    with channel_api(channel_server) as one, channel_api(channel_server) as two:
         for each in (other, stuck):
-            good(two.request("PUT", at(each), None, headers(ANN)), 201)
+            expect_success(two.request("PUT", channel_path(each), None, headers(ANN)), 201)
         one.begin(
-            "POST", at(stuck, "/publish?qos=1"), b"hang", [("Content-Type", "application/octet-stream"), *headers(ANN)]
+            "POST",
+            channel_path(stuck, "/publish?qos=1"),
+            b"hang",
+            [("Content-Type", "application/octet-stream"), *headers(ANN)],
         )
-        good(two.post("/v0/topics/t", {"records": [{"data": 1}]}), 201)
-        good(two.post(at(other, "/publish"), {"payload": "x"}, headers(ANN)))
-        good(two.post(at(other, "/publish"), {"payload": "go on"}, headers(ANN)))
-        good(one.end())
+        expect_success(two.post("/v0/topics/t", {"records": [{"data": 1}]}), 201)
+        expect_success(two.post(channel_path(other, "/publish"), {"payload": "x"}, headers(ANN)))
+        expect_success(two.post(channel_path(other, "/publish"), {"payload": "go on"}, headers(ANN)))
+        expect_success(one.end())
 
 
 def test_a_restart_keeps_what_the_hook_vouched_for(tmp_path: Path) -> None:
     put(tmp_path / "s")
     with Server(tmp_path / "s", hook="doorman:hook").start() as server:
-        with member(server) as api:
-            good(
+        with channel_api(server) as api:
+            expect_success(
                 api.request(
-                    "PUT", at(ROOM), b'{"persist":true}', [("Content-Type", "application/json"), *headers(ANN)]
+                    "PUT",
+                    channel_path(ROOM),
+                    b'{"persist":true}',
+                    [("Content-Type", "application/json"), *headers(ANN)],
                 ),
                 201,
             )
         server.restart()
-        with member(server) as api:
-            assert good(api.get(at(ROOM), headers(ANN)))["owner"] == ANN
+        with channel_api(server) as api:
+            assert expect_success(api.get(channel_path(ROOM), headers(ANN)))["owner"] == ANN
 
 
 def test_beside_keys_the_key_opens_the_door_and_the_hook_says_who_it_is(tmp_path: Path) -> None:
@@ -164,13 +186,15 @@ def test_beside_keys_the_key_opens_the_door_and_the_hook_says_who_it_is(tmp_path
     keys = "ann@example.org=ann:rw,app:rw"
     with (
         Server(tmp_path / "s", hook="doorman:Hooks.mild", api_keys=keys).start() as server,
-        member(server, "ann") as ann,
-        member(server, "app") as app,
-        member(server) as nobody,
+        channel_api(server, "ann") as ann,
+        channel_api(server, "app") as app,
+        channel_api(server) as nobody,
     ):
-        assert good(ann.get("/v0/channels"))["user"] == ANN, "the key's own name is what the hook is asked about"
-        assert good(app.get("/v0/channels", [("X-Tidelog-User", BOB)]))["user"] == BOB, "the hook vouches"
-        refused(nobody.get("/v0/channels", [("X-Tidelog-User", BOB)]), 401, "unauthorized")
+        assert expect_success(ann.get("/v0/channels"))["user"] == ANN, (
+            "the key's own name is what the hook is asked about"
+        )
+        assert expect_success(app.get("/v0/channels", [("X-Tidelog-User", BOB)]))["user"] == BOB, "the hook vouches"
+        expect_error(nobody.get("/v0/channels", [("X-Tidelog-User", BOB)]), 401, "unauthorized")
 
 
 @pytest.mark.parametrize(
@@ -201,6 +225,6 @@ def test_the_hook_may_be_named_on_the_command_line_and_in_a_file(tmp_path: Path)
         (folder / "settings.toml").write_text('hook = "doorman:hook"\n')
         more = ["--hook", "doorman:hook"] if how == "line" else ["--config", "settings.toml"]
         args = ["--data", "data", "--port", "0", "--port-file", "port.txt", *more]
-        with Server(folder, *args).start() as server, member(server) as api:
-            refused(api.get("/v0/channels"), 403, "forbidden", ANY)
-            assert good(api.get("/v0/channels", headers(ANN)))["user"] == ANN
+        with Server(folder, *args).start() as server, channel_api(server) as api:
+            expect_error(api.get("/v0/channels"), 403, "forbidden", ANY)
+            assert expect_success(api.get("/v0/channels", headers(ANN)))["user"] == ANN

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.contract_http.api import path, refused
-from tests.contract_http.events import heartbeat_of
+from tests.contract_http.api import expect_error, topic_path
 from tests.contract_http.server import Server
+from tests.contract_http.sse_client import parse_heartbeat
 
 
 def started_not(folder: Path, *args: str, **settings: Any) -> str:
@@ -101,7 +101,7 @@ def test_everything_can_be_set_in_the_environment(tmp_path: Path) -> None:
         with running.events(url) as stream:
             stream.expect("record", "caught-up")
             began = time.monotonic()
-            heartbeat_of(stream.frame(within_s=30))
+            parse_heartbeat(stream.frame(within_s=30))
             assert time.monotonic() - began >= 0.9, "the hook lowers the floor of 1,000 ms, and never raises it"
 
 
@@ -160,7 +160,7 @@ def test_a_cap_of_zero_is_no_cap(tmp_path: Path) -> None:
 def test_a_switch_is_on_for_1_and_true(tmp_path: Path, value: str) -> None:
     """§1.2: of `PROBE_AUTH`."""
     with Server(tmp_path, api_keys="k", probe_auth=value).start(key="k") as running, running.client() as client:
-        refused(client.get("/healthz"), 401, "unauthorized")
+        expect_error(client.get("/healthz"), 401, "unauthorized")
 
 
 def test_both_signals_stop_it_cleanly(tmp_path: Path) -> None:
@@ -173,4 +173,4 @@ def test_both_signals_stop_it_cleanly(tmp_path: Path) -> None:
             assert running.wait() == 0
             running.start()
             with running.client() as client:
-                assert client.get(path("t")).json()["head_seq"] == 1
+                assert client.get(topic_path("t")).json()["head_seq"] == 1

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.contract_http.api import Api, path, refused, size
+from tests.contract_http.api import Api, expect_error, record_bytes, topic_path
 from tests.contract_http.server import Server
-from tests.contract_http.waits import together
+from tests.contract_http.waiting import run_together
 
 DELETED = {"topic", "deleted", "earliest_seq", "head_seq", "count", "bytes", "performance"}
 TAGS = ["chat-42:a", "chat-42:b", "chat-420:c", "chat-42", None, None, "other", "chat-42:*"]
@@ -27,7 +27,7 @@ def test_the_answer_to_a_delete(api: Api, topic: str) -> None:
     gone = api.remove(topic, before_seq=2)
     assert gone.keys() == DELETED
     del gone["performance"]
-    left = size(1, {"m": 1}) + size(2)
+    left = record_bytes(1, {"m": 1}) + record_bytes(2)
     assert gone == {"topic": topic, "deleted": 1, "earliest_seq": 2, "head_seq": 3, "count": 2, "bytes": left}
     gone = api.remove(topic, before_seq=99)
     assert (gone["deleted"], gone["earliest_seq"], gone["head_seq"], gone["count"], gone["bytes"]) == (2, 4, 3, 0, 0)
@@ -131,24 +131,24 @@ def test_both_selectors_must_hold(api: Api, tagged: str) -> None:
 )
 def test_what_is_no_selector_is_400(api: Api, tagged: str, match: Any) -> None:
     """§2.7: and nothing is deleted; also beside a good `before_seq`, and before the topic is looked for."""
-    refused(api.post(path("nowhere", "/delete"), {"match": match}), 400, "invalid_request")
-    refused(api.post(path(tagged, "/delete"), {"match": match}), 400, "invalid_request")
-    refused(api.post(path(tagged, "/delete"), {"match": match, "before_seq": 99}), 400, "invalid_request")
+    expect_error(api.post(topic_path("nowhere", "/delete"), {"match": match}), 400, "invalid_request")
+    expect_error(api.post(topic_path(tagged, "/delete"), {"match": match}), 400, "invalid_request")
+    expect_error(api.post(topic_path(tagged, "/delete"), {"match": match, "before_seq": 99}), 400, "invalid_request")
     assert api.state(tagged)["count"] == len(TAGS)
 
 
 def test_no_selector_at_all_is_400_before_the_topic_is_looked_for(api: Api, topic: str) -> None:
     """§2.7: 400, then 404."""
     for body in ({}, {"before_seq": None}, {"match": None}, {"before_seq": None, "match": None}):
-        refused(api.post(path(topic, "/delete"), body), 400, "invalid_request")
-    refused(api.post(path(topic, "/delete"), {"before_seq": 1}), 404, "topic_not_found", {"topic": topic})
-    refused(api.post(path(topic, "/delete"), {"match": "a"}), 404, "topic_not_found", {"topic": topic})
+        expect_error(api.post(topic_path(topic, "/delete"), body), 400, "invalid_request")
+    expect_error(api.post(topic_path(topic, "/delete"), {"before_seq": 1}), 404, "topic_not_found", {"topic": topic})
+    expect_error(api.post(topic_path(topic, "/delete"), {"match": "a"}), 404, "topic_not_found", {"topic": topic})
     assert not api.exists(topic)
 
 
 def test_get_on_delete_is_405(api: Api, topic: str) -> None:
     """C."""
-    refused(api.get(path(topic, "/delete")), 405, "method_not_allowed")
+    expect_error(api.get(topic_path(topic, "/delete")), 405, "method_not_allowed")
 
 
 def test_a_tag_may_be_used_again_after_its_records_went(api: Api, topic: str) -> None:
@@ -164,7 +164,7 @@ def test_a_tag_may_be_used_again_after_its_records_went(api: Api, topic: str) ->
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
 def test_deletes_work_in_every_class(api: Api, topic: str, durability: str) -> None:
     """§4."""
-    api.make(topic, durability=durability)
+    api.create_topic(topic, durability=durability)
     api.records(topic, *({"data": 1, "tag": tag} for tag in "abab"))
     assert api.remove(topic, match="a")["deleted"] == 2
     assert api.remove(topic, before_seq=3)["deleted"] == 1
@@ -173,7 +173,7 @@ def test_deletes_work_in_every_class(api: Api, topic: str, durability: str) -> N
 
 def test_count_and_bytes_agree_while_writers_and_deleters_race(api: Api, server: Server, topic: str) -> None:
     """§2.7: `count == 0 ⇒ bytes == 0`; nothing is deleted twice."""
-    api.make(topic)
+    api.create_topic(topic)
 
     def write() -> int:
         with server.client() as client:
@@ -188,7 +188,7 @@ def test_count_and_bytes_agree_while_writers_and_deleters_race(api: Api, server:
                 total += gone["deleted"]
         return total
 
-    *deleted, written = together([remove, remove, write])
+    *deleted, written = run_together([remove, remove, write])
     last = api.remove(topic, match="t")
     assert sum(deleted) + last["deleted"] == written
     assert (last["count"], last["bytes"], last["earliest_seq"]) == (0, 0, written + 1)

@@ -18,10 +18,10 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.contract_http.client import JSON, Reply, Wire, dumps, loads
+from tests.contract_http.client import JSON, RawConnection, Reply, dumps, loads
 from tests.contract_http.http2 import PREFACE
 from tests.contract_http.server import Server
-from tests.contract_http.waits import eventually
+from tests.contract_http.waiting import eventually
 
 PATIENCE_S: Final = 10.0
 UPGRADE: Final = (
@@ -50,9 +50,9 @@ def _whole_afterwards(target: Server) -> Iterator[None]:
         before = target.open_files
         yield
         assert api.get("/v0/health").json()["status"] == "ok"
-        assert api.figures()["ready"] is True
-        assert api.figures()["wal"]["read_only"] is False
-        eventually(lambda: api.figures()["sse_connections"] == 0)
+        assert api.metrics()["ready"] is True
+        assert api.metrics()["wal"]["read_only"] is False
+        eventually(lambda: api.metrics()["sse_connections"] == 0)
         # Files of the log come and go by ones and twos; a connection for each case would be hundreds.
         eventually(lambda: target.open_files <= before + 8)
 
@@ -69,7 +69,7 @@ def check(reply: Reply, case: object) -> None:
 def talk(server: Server, data: bytes, case: object) -> list[Reply]:
     """What comes back for these bytes and the end of them; the server must close."""
     found: list[Reply] = []
-    with Wire(server.address, PATIENCE_S) as wire:
+    with RawConnection(server.address, PATIENCE_S) as wire:
         with suppress(ConnectionResetError, BrokenPipeError):
             wire.send(data)
             wire.socket.shutdown(socket.SHUT_WR)
@@ -135,7 +135,7 @@ REQUESTS: Final = [
 ]
 
 
-def test_bytes_that_are_almost_http(target: Server, tell: Callable[[str, int], None]) -> None:
+def test_bytes_that_are_almost_http(target: Server, record_count: Callable[[str, int], None]) -> None:
     """§1.8: malformed HTTP/1.1."""
     random = Random(1)
     answers = 0
@@ -145,10 +145,10 @@ def test_bytes_that_are_almost_http(target: Server, tell: Callable[[str, int], N
             check(reply, (number, data))
             answers += 1
     assert answers > 300, "most of it is understood well enough to be refused"
-    tell("fuzz cases", 900)
+    record_count("fuzz cases", 900)
 
 
-def test_frames_that_are_almost_http_2(target: Server, tell: Callable[[str, int], None]) -> None:
+def test_frames_that_are_almost_http_2(target: Server, record_count: Callable[[str, int], None]) -> None:
     """§1.1: what follows the preface is nonsense."""
     random = Random(2)
     headers = b"\x82\x84\x86\x41\x01x"  # GET / over http, authority x
@@ -163,7 +163,7 @@ def test_frames_that_are_almost_http_2(target: Server, tell: Callable[[str, int]
         frames = b"".join(random.choices(good, k=random.randint(1, 6)))
         data = PREFACE + b"\0\0\0\4\0\0\0\0\0" + (spoil(random, frames) if number % 5 else random.randbytes(60))
         talk(target, data, (number, data))
-    tell("fuzz cases", 300)
+    record_count("fuzz cases", 300)
 
 
 def value(random: Random, depth: int = 0) -> Any:
@@ -227,7 +227,7 @@ def body(random: Random) -> bytes:
     return json.dumps(made, ensure_ascii=random.random() < 0.8, allow_nan=True).encode("utf-8", "surrogatepass")
 
 
-def test_bodies_that_are_almost_requests(target: Server, tell: Callable[[str, int], None]) -> None:
+def test_bodies_that_are_almost_requests(target: Server, record_count: Callable[[str, int], None]) -> None:
     """§1.6: JSON of the wrong kind in every field of every endpoint; what is taken can be read back."""
     random = Random(3)
     routes = [
@@ -252,7 +252,7 @@ def test_bodies_that_are_almost_requests(target: Server, tell: Callable[[str, in
                         api.diff(topic, limit=1000, include_tags=True)  # valid JSON and UTF-8, whatever was written
                 api.drop("fresh")
         assert taken > 150, "some of it is a request after all"
-    tell("fuzz cases", 1_500)
+    record_count("fuzz cases", 1_500)
 
 
 def text(random: Random) -> str:
@@ -261,7 +261,7 @@ def text(random: Random) -> str:
     return quote(made, safe="%&=+;/?:@!$'()*,-._~[]|") if random.random() < 0.8 else quote(random.randbytes(9))
 
 
-def test_queries_and_paths_of_any_kind(target: Server, tell: Callable[[str, int], None]) -> None:
+def test_queries_and_paths_of_any_kind(target: Server, record_count: Callable[[str, int], None]) -> None:
     """§1.1, §1.6, §1.10: query strings, list cursors and names."""
     random = Random(4)
     with target.client() as api:
@@ -281,10 +281,10 @@ def test_queries_and_paths_of_any_kind(target: Server, tell: Callable[[str, int]
             )
             route = route.replace(" ", "").replace("#", "")
             check(api.request(method, route, b"" if method == "POST" else None), (number, method, route))
-    tell("fuzz cases", 700)
+    record_count("fuzz cases", 700)
 
 
-def test_ids_of_events_of_any_kind(target: Server, tell: Callable[[str, int], None]) -> None:
+def test_ids_of_events_of_any_kind(target: Server, record_count: Callable[[str, int], None]) -> None:
     """§3.7: whatever a client says that it has seen, its stream begins."""
     random = Random(5)
     with target.client() as api:
@@ -302,7 +302,7 @@ def test_ids_of_events_of_any_kind(target: Server, tell: Callable[[str, int], No
         with target.events(url, headers={"Last-Event-ID": made}) as stream:
             assert stream.refusal is None, (number, made)
             assert stream.next().name in ("record", "caught-up"), (number, made)
-    tell("fuzz cases", 200)
+    record_count("fuzz cases", 200)
 
 
 def frame(random: Random, payload: bytes, wild: bool) -> bytes:
@@ -343,18 +343,18 @@ def command(random: Random) -> bytes:
     return json.dumps(made).encode()
 
 
-def test_frames_that_are_almost_of_a_websocket(target: Server, tell: Callable[[str, int], None]) -> None:
+def test_frames_that_are_almost_of_a_websocket(target: Server, record_count: Callable[[str, int], None]) -> None:
     """§3.9: wrong opcodes, lengths, masks, fragments and commands; the server answers or closes."""
     random = Random(6)
     answers = 0
     for number in range(400):
         data = b"".join(frame(random, command(random), number % 3 == 0) for _ in range(random.randint(1, 5)))
-        with Wire(target.address, PATIENCE_S) as wire:
+        with RawConnection(target.address, PATIENCE_S) as wire:
             with suppress(ConnectionResetError, BrokenPipeError):
                 wire.send(UPGRADE + data)
                 if number % 2 == 0:  # some wait for their answers, some go at once
                     with suppress(TimeoutError):
-                        while wire.more(0.02):
+                        while wire.receive_more(0.02):
                             pass
                 wire.socket.shutdown(socket.SHUT_WR)
             try:
@@ -366,10 +366,10 @@ def test_frames_that_are_almost_of_a_websocket(target: Server, tell: Callable[[s
             assert b'"code":"internal"' not in wire.held, (number, data, bytes(wire.held[:2000]))
             answers += wire.held.count(b'{"op":')
     assert answers > 100, "most of it is understood well enough to be answered"
-    tell("fuzz cases", 400)
+    record_count("fuzz cases", 400)
 
 
-def test_clients_that_leave_at_any_moment(target: Server, tell: Callable[[str, int], None]) -> None:
+def test_clients_that_leave_at_any_moment(target: Server, record_count: Callable[[str, int], None]) -> None:
     """§1.12: cut off in the head, in the body, in a stream, in a socket; with a reset and without."""
     random = Random(7)
     with target.client() as api:
@@ -378,11 +378,11 @@ def test_clients_that_leave_at_any_moment(target: Server, tell: Callable[[str, i
     poll += b'Content-Length: 34\r\n\r\n{"from_seq":999999,"wait_ms":9000}'
     for _ in range(300):
         data = random.choice([*REQUESTS, stream, stream, poll, UPGRADE])
-        with Wire(target.address, PATIENCE_S) as wire:
+        with RawConnection(target.address, PATIENCE_S) as wire:
             wire.send(data if random.random() < 0.6 else data[: random.randrange(1, len(data))])
             if random.random() < 0.3:
                 with suppress(TimeoutError):
-                    wire.more(0.005)
+                    wire.receive_more(0.005)
             if random.random() < 0.5:
                 wire.abort()
-    tell("fuzz cases", 300)
+    record_count("fuzz cases", 300)

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.contract_http.api import Api, good, path, refused
+from tests.contract_http.api import Api, expect_error, expect_success, topic_path
 from tests.contract_http.server import Server
 
 ROW = {"topic", "topic_id", "cause", "first", "last", "records", "bytes", "ts_ms", "actor", "about", "seq"}
@@ -17,7 +17,7 @@ OWN = "_tidelog.gaps"
 
 
 def gaps(api: Api, topic: str, query: str = "") -> list[dict[str, Any]]:
-    found = good(api.get(path(topic, f"/gaps{query}")))
+    found = expect_success(api.get(topic_path(topic, f"/gaps{query}")))
     assert found["topic"] == topic
     rows: list[dict[str, Any]] = found["gaps"]
     assert all(row.keys() == ROW and row["topic"] == topic for row in rows)
@@ -29,7 +29,7 @@ def told(rows: list[dict[str, Any]]) -> list[tuple[str, int, int, int]]:
 
 
 def test_what_went_is_told_at_once(api: Api, topic: str) -> None:
-    api.make(topic, cap_records=4)
+    api.create_topic(topic, cap_records=4)
     assert gaps(api, topic) == []
     api.write(topic, *range(6))
     api.remove(topic, before_seq=4)
@@ -38,7 +38,7 @@ def test_what_went_is_told_at_once(api: Api, topic: str) -> None:
 
 
 def test_a_topic_that_is_gone_has_its_rows(api: Api, topic: str) -> None:
-    refused(api.get(path(topic, "/gaps")), 404, "topic_not_found", {"topic": topic})
+    expect_error(api.get(topic_path(topic, "/gaps")), 404, "topic_not_found", {"topic": topic})
     api.write(topic, 1, 2)
     first = api.drop(topic)
     assert first["deleted"]
@@ -58,7 +58,7 @@ def test_page_by_page_and_from_a_time(api: Api, topic: str) -> None:
     assert [row["first"] for row in every] == list(range(1, 8))
     pages, cursor = [], ""
     while True:
-        found = good(api.get(path(topic, f"/gaps?limit=3{cursor}")))
+        found = expect_success(api.get(topic_path(topic, f"/gaps?limit=3{cursor}")))
         pages.append(found["gaps"])
         if "next_cursor" not in found:
             break
@@ -74,7 +74,7 @@ def test_page_by_page_and_from_a_time(api: Api, topic: str) -> None:
 @pytest.mark.parametrize("cursor", ["x", "eyJhZnRlciI6IngifQ", "eyJhZnRlciI6Ii0xIn0", "%00"])
 def test_a_cursor_of_somebody_else(api: Api, topic: str, cursor: str) -> None:
     api.write(topic, 1)
-    refused(api.get(path(topic, f"/gaps?cursor={cursor}")), 400, "invalid_request")
+    expect_error(api.get(topic_path(topic, f"/gaps?cursor={cursor}")), 400, "invalid_request")
 
 
 def test_who_may_see_what_and_who_did_it(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_who_may_see_what_and_who_did_it(tmp_path: Path) -> None:
                 api.write(topic, 1)
                 api.remove(topic, before_seq=9)
             api.drop("theirs")
-            rows = good(api.get("/v0/gaps"))["gaps"]
+            rows = expect_success(api.get("/v0/gaps"))["gaps"]
             assert [(row["topic"], row["cause"]) for row in rows] == [
                 ("mine", "delete"),
                 ("theirs", "delete"),
@@ -92,21 +92,21 @@ def test_who_may_see_what_and_who_did_it(tmp_path: Path) -> None:
             ]
             assert {row["actor"] for row in rows} == {sha256(b"root").hexdigest()[:16]}, "its digest, never the key"
         with server.client("mine") as api:
-            assert [row["topic"] for row in good(api.get("/v0/gaps"))["gaps"]] == ["mine"]
+            assert [row["topic"] for row in expect_success(api.get("/v0/gaps"))["gaps"]] == ["mine"]
             assert len(gaps(api, "mine")) == 1
-            refused(api.get(path("theirs", "/gaps")), 403, "forbidden")
-            refused(api.get(path(OWN)), 403, "forbidden")
+            expect_error(api.get(topic_path("theirs", "/gaps")), 403, "forbidden")
+            expect_error(api.get(topic_path(OWN)), 403, "forbidden")
         with server.client("w") as api:
-            refused(api.get("/v0/gaps"), 403, "forbidden")
-            refused(api.get(path("mine", "/gaps")), 403, "forbidden")
+            expect_error(api.get("/v0/gaps"), 403, "forbidden")
+            expect_error(api.get(topic_path("mine", "/gaps")), 403, "forbidden")
         with server.client() as api:
-            refused(api.get("/v0/gaps"), 401, "unauthorized")
+            expect_error(api.get("/v0/gaps"), 401, "unauthorized")
 
 
 def test_rows_survive_a_kill(tmp_path: Path) -> None:
     with Server(tmp_path).start() as server:
         with server.client() as api:
-            api.make("t", durability="fsync", cap_records=3)
+            api.create_topic("t", durability="fsync", cap_records=3)
             api.write("t", *range(5))
             api.remove("t", before_seq=4)
         server.kill()
@@ -126,12 +126,12 @@ def test_the_engines_own_topics_are_read_and_nothing_else(api: Api, topic: str) 
     assert OWN not in [row["topic"] for row in api.topics("?page_size=1000")["topics"]]
     for reply in (
         api.try_write(OWN, {"data": 1}),
-        api.put(path(OWN), {}),
-        api.delete(path(OWN)),
-        api.post(path(OWN, "/delete"), {"before_seq": 9}),
-        api.post(path(OWN, "/groups/g/commit"), {"seq": 0}),
-        api.put(path(OWN, "/groups/g"), {}),
+        api.put(topic_path(OWN), {}),
+        api.delete(topic_path(OWN)),
+        api.post(topic_path(OWN, "/delete"), {"before_seq": 9}),
+        api.post(topic_path(OWN, "/groups/g/commit"), {"seq": 0}),
+        api.put(topic_path(OWN, "/groups/g"), {}),
         api.try_write("_tidelog.new", {"data": 1}),
     ):
-        refused(reply, 400, "invalid_request")
+        expect_error(reply, 400, "invalid_request")
     assert api.state(OWN)["head_seq"] == state["head_seq"]

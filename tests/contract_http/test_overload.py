@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.contract_http.api import Api, good, refused
-from tests.contract_http.events import Event, Events
+from tests.contract_http.api import Api, expect_error, expect_success
 from tests.contract_http.server import Server
-from tests.contract_http.waits import eventually
+from tests.contract_http.sse_client import Event, SseStream
+from tests.contract_http.waiting import eventually
 
 WRITERS = 6
 WATCHERS = 8
@@ -53,10 +53,10 @@ class Writer:
         more: dict[str, Any] = {"disable_backpressure": True} if self.insists else {}
         reply = api.try_write(self.topic, {"data": data}, node="w", **more)
         if reply.status == 429:
-            refused(reply, 429, "throttled")  # with Retry-After, and no detail
+            expect_error(reply, 429, "throttled")  # with Retry-After, and no detail
             self.refused.append(data)
             return
-        body = good(reply)
+        body = expect_success(reply)
         self.acked[body["first_seq"]] = data
         self.waits_ms.append(body["performance"].get("throttle_wait_ms", 0.0))
 
@@ -78,7 +78,7 @@ class Watcher:
         self.pages = 0
         self.failed: BaseException | None = None
         self.until: int | None = None  # the seq that it stops at
-        self._events = Events(server.address, f"/v0/watch/{wid}", patience_s=LIMIT_S)
+        self._events = SseStream(server.address, f"/v0/watch/{wid}", timeout_s=LIMIT_S)
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
@@ -111,15 +111,15 @@ class Flood:
     def __init__(self, server: Server, api: Api) -> None:
         self.server, self.api = server, api
         for topic in TOPICS:
-            api.make(topic, durability="fsync")
-        api.make("low", durability="fsync", priority=-10)
+            api.create_topic(topic, durability="fsync")
+        api.create_topic("low", durability="fsync", priority=-10)
         self.peak: dict[str, Any] = {}
         self.pushed_before: list[int] = []
         self.paused_seq = 0
         self.diffed: list[int] = []
         self.quiet = False
         stop = threading.Event()
-        low = Events(server.address, f"/v0/watch/{api.watch({'low': {}})['wid']}", patience_s=LIMIT_S)
+        low = SseStream(server.address, f"/v0/watch/{api.watch({'low': {}})['wid']}", timeout_s=LIMIT_S)
         self.watchers = [Watcher(server, TOPICS[number % len(TOPICS)]) for number in range(WATCHERS)]
         self.writers = [Writer(server, number, stop) for number in range(WRITERS)]
         with low:
@@ -134,30 +134,30 @@ class Flood:
             watcher.until = api.state(watcher.topic)["head_seq"] + 1
         # One more, so that a watcher that has seen all the others gets to look whether it is at its end.
         self.last = {topic: api.write(topic, "last", disable_backpressure=True)["last_seq"] for topic in TOPICS}
-        self.throttled = api.figures()["throttled_total"]
+        self.throttled = api.metrics()["throttled_total"]
         self.told = [(watcher.topic, watcher.end(), watcher.pages) for watcher in self.watchers]
 
-    def _pause(self, low: Events) -> None:
+    def _pause(self, low: SseStream) -> None:
         """Write to the low topic until the server was seen not to tell of it for a while."""
         deadline = time.monotonic() + LIMIT_S
         while not self.quiet and time.monotonic() < deadline:
             self.quiet = self._is_held_back(low)
 
-    def _is_held_back(self, low: Events) -> bool:
+    def _is_held_back(self, low: SseStream) -> bool:
         """Whether between two looks at the figures that both say so, nothing of it came and a read had all of it.
         A flood breathes: where it was let go in between, its record has come, and this was not such a while."""
         self.paused_seq = self.api.write("low", 1, disable_backpressure=True)["last_seq"]
-        figures = self.api.figures()
+        figures = self.api.metrics()
         if not figures["deferred_topics"]:
             return False
         self.peak = figures
         while not low.is_quiet(0.05):
             self.pushed_before += _seqs(low.next())
         self.diffed = self.api.seqs("low", from_seq=self.paused_seq - 1)
-        still = low.is_quiet(0.05) and bool(self.api.figures()["deferred_topics"])
+        still = low.is_quiet(0.05) and bool(self.api.metrics()["deferred_topics"])
         return still and self.paused_seq not in self.pushed_before
 
-    def _read_until(self, low: Events, seq: int) -> list[int]:
+    def _read_until(self, low: SseStream, seq: int) -> list[int]:
         found: list[int] = []
         while [0, *self.pushed_before, *found][-1] < seq:
             found += _seqs(low.next())
@@ -173,7 +173,7 @@ def flood(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flood]:
     folder: Path = tmp_path_factory.mktemp("flood")
     with (
         Server(folder, wal_queue_max=2, wal_shards=1).start() as server,
-        Api(server.address, patience_s=LIMIT_S) as api,
+        Api(server.address, timeout_s=LIMIT_S) as api,
     ):
         yield Flood(server, api)
 
@@ -230,17 +230,17 @@ def test_every_watcher_was_told_of_every_record_once_and_in_order(flood: Flood) 
 
 def test_it_comes_back_to_normal(flood: Flood) -> None:
     def is_normal() -> bool:
-        now = flood.api.figures()
+        now = flood.api.metrics()
         return now["pressure"] == 0 and not now["deferred_topics"] and not now["ready_topics"]
 
     eventually(is_normal, LIMIT_S)
-    before = flood.api.figures()["throttled_total"]
+    before = flood.api.metrics()["throttled_total"]
     with flood.server.events(f"/v0/watch/{flood.api.watch({'low': {'tail': True}})['wid']}") as events:
         events.expect("caught-up")
         reply = flood.api.write("low", "calm")
         assert "throttle_wait_ms" not in reply["performance"]
         assert events.expect("record")[0].seqs == [reply["last_seq"]]
-    assert flood.api.figures()["throttled_total"] == before
+    assert flood.api.metrics()["throttled_total"] == before
 
 
 def test_a_kill_after_the_flood_takes_nothing_acknowledged(flood: Flood) -> None:

@@ -14,8 +14,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from tests.contract_http.api import ANY, good, path, refused
-from tests.contract_http.client import JSON, Ended, Reply, Wire, dumps, loads
+from tests.contract_http.api import ANY, expect_error, expect_success, topic_path
+from tests.contract_http.client import JSON, ConnectionEnded, RawConnection, Reply, dumps, loads
 from tests.contract_http.server import Server
 from tests.contract_http.test_attack_web import ask
 from tests.contract_http.test_batches import chunk_name
@@ -47,72 +47,72 @@ class Reloading:
 
 
 @pytest.fixture
-def reloading(tmp_path: Path) -> Iterator[Reloading]:
+def reloading_server(tmp_path: Path) -> Iterator[Reloading]:
     made = Reloading(tmp_path)
     with made.server.start():
         yield made
 
 
-def test_keys_are_reloaded_for_known_heads_and_sockets_too(reloading: Reloading) -> None:
-    server = reloading.server
+def test_keys_are_reloaded_for_known_heads_and_sockets_too(reloading_server: Reloading) -> None:
+    server = reloading_server.server
     body = dumps({"records": [{"data": 1}]})
     lines = ("Host: localhost", "Content-Type: application/json", "Authorization: Bearer old")
     head = "\r\n".join(["POST /v0/topics/t HTTP/1.1", *lines, f"Content-Length: {len(body)}", "", ""])
     request = head.encode() + body
-    with Wire(server.address) as wire:
+    with RawConnection(server.address) as wire:
         for _ in range(5):
             wire.send(request)
             assert wire.reply().status in (200, 201)
-        reloading.write(api_keys="new,stays")
-        reloading.reload()
+        reloading_server.write(api_keys="new,stays")
+        reloading_server.reload()
         for _ in range(3):
             wire.send(request)
-            refused(wire.reply(), 401, "unauthorized")
+            expect_error(wire.reply(), 401, "unauthorized")
     with server.client("new") as api:
         assert api.state("t")["head_seq"] == 5
-        good(api.post(path("t"), {"records": [{"data": 2}]}))
+        expect_success(api.post(topic_path("t"), {"records": [{"data": 2}]}))
 
 
-def test_streams_and_sockets_of_a_removed_key_end(reloading: Reloading) -> None:
+def test_streams_and_sockets_of_a_removed_key_end(reloading_server: Reloading) -> None:
     """They read on for as long as they liked; those of a key that stays go on."""
-    server = reloading.server
+    server = reloading_server.server
     with ExitStack() as stack:
-        ended: dict[str, Wire] = {}
+        ended: dict[str, RawConnection] = {}
         for key in ("old", "stays"):
             api = stack.enter_context(server.client(key))
             api.write("t", 1)
-            assert api.put(path("q"), {"type": "queue"}).status in (200, 201)
-            wid = good(api.post("/v0/watch", {"topics": {"t": {}}}))["wid"]
+            assert api.put(topic_path("q"), {"type": "queue"}).status in (200, 201)
+            wid = expect_success(api.post("/v0/watch", {"topics": {"t": {}}}))["wid"]
             lines = ("Host: localhost", f"Authorization: Bearer {key}")
             upgrade = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
             nonce = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
             for target, more in (
                 (f"/v0/watch/{wid}", ()),
-                (path("q", "/" + "work?node=n"), ()),
+                (topic_path("q", "/" + "work?node=n"), ()),
                 ("/v0/ws", (*upgrade, nonce)),
             ):
-                wire = ended[f"{key} {target}"] = stack.enter_context(Wire(server.address))
+                wire = ended[f"{key} {target}"] = stack.enter_context(RawConnection(server.address))
                 wire.send("\r\n".join([f"GET {target} HTTP/1.1", *lines, *more, "", ""]).encode())
-                assert wire.more()
+                assert wire.receive_more()
                 assert bytes(wire.held[9:12]) in (b"200", b"101"), wire.held
-        reloading.write(api_keys="new,stays")
-        reloading.reload()
+        reloading_server.write(api_keys="new,stays")
+        reloading_server.reload()
         for name, wire in ended.items():
             if name.startswith("old"):
                 deadline = time.monotonic() + wire.patience_s
                 with suppress(ConnectionError):
-                    while wire.more():
+                    while wire.receive_more():
                         assert time.monotonic() < deadline, f"{name} goes on"
         with server.client("new") as api:
-            good(api.post(path("t"), {"records": [{"data": "after"}]}))
+            expect_success(api.post(topic_path("t"), {"records": [{"data": "after"}]}))
         for name, wire in ended.items():
             if "stays /v0/watch/" in name:
                 while b"after" not in wire.held:
-                    assert wire.more()
+                    assert wire.receive_more()
             assert name.startswith("stays") or b"after" not in wire.held, name
 
 
-def read_to_end(wire: Wire) -> None:
+def read_to_end(wire: RawConnection) -> None:
     """Up to the end of the answer, or to what was written after the reload. Heartbeats of a stream that goes on fail
     it after a while."""
     deadline = time.monotonic() + wire.patience_s
@@ -123,70 +123,72 @@ def read_to_end(wire: Wire) -> None:
 CHANNEL = "/v0/channels/%21room@localhost"
 
 
-def unfinished_read(reloading: Reloading, kind: str) -> str:
+def unfinished_read(reloading_server: Reloading, kind: str) -> str:
     """The target of a read that a peer can leave unfinished: more bytes than buffers take."""
     if kind == "channel":
-        with reloading.server.client("old") as api:
-            good(api.put(CHANNEL, {}), 201)
-        with reloading.server.client("stays") as api:
-            good(api.post(f"{CHANNEL}/join", {}))
+        with reloading_server.server.client("old") as api:
+            expect_success(api.put(CHANNEL, {}), 201)
+        with reloading_server.server.client("stays") as api:
+            expect_success(api.post(f"{CHANNEL}/join", {}))
         return f"{CHANNEL}/events"
-    with reloading.server.client("old") as api:
+    with reloading_server.server.client("old") as api:
         for _ in range(4):
             api.write("t", *["x" * 900_000 for _ in range(8)])
     if kind != "segment":
-        return path("t", f"/records?format={kind}")
-    reloading.server.restart()  # with a checkpoint, which makes segments
-    with reloading.server.client("old") as api:
-        first = good(api.get(path("t", "/segments")))["segments"][0]
+        return topic_path("t", f"/records?format={kind}")
+    reloading_server.server.restart()  # with a checkpoint, which makes segments
+    with reloading_server.server.client("old") as api:
+        first = expect_success(api.get(topic_path("t", "/segments")))["segments"][0]
     assert first["bytes"] > 15 << 20
-    return path("t", f"/segments/{first['base']}/data")
+    return topic_path("t", f"/segments/{first['base']}/data")
 
 
 @pytest.mark.parametrize("kind", ["ndjson", "arrow", "segment", "channel"])
-def test_bulk_reads_segments_and_channel_events_of_a_removed_key_end(reloading: Reloading, kind: str) -> None:
+def test_bulk_reads_segments_and_channel_events_of_a_removed_key_end(reloading_server: Reloading, kind: str) -> None:
     """Method: both peers read the head and then nothing until the key of one was removed."""
-    server = reloading.server
-    target = unfinished_read(reloading, kind)
-    with Wire(server.address) as old, Wire(server.address) as stays:
+    server = reloading_server.server
+    target = unfinished_read(reloading_server, kind)
+    with RawConnection(server.address) as old, RawConnection(server.address) as stays:
         for key, wire in (("old", old), ("stays", stays)):
             wire.send(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n\r\n".encode())
             assert wire.head().status == 200
             assert wire.chunk()
-        reloading.write(api_keys="new,stays")
-        reloading.reload()
+        reloading_server.write(api_keys="new,stays")
+        reloading_server.reload()
         if kind == "channel":
             with server.client("stays") as api:
-                good(api.post(f"{CHANNEL}/publish", {"payload": "after"}))
+                expect_success(api.post(f"{CHANNEL}/publish", {"payload": "after"}))
             while b"after" not in stays.chunk():
                 pass
         else:
             read_to_end(stays)
-        with pytest.raises((Ended, ConnectionError)):
+        with pytest.raises((ConnectionEnded, ConnectionError)):
             read_to_end(old)
         assert b"after" not in old.held
 
 
-def test_a_long_poll_and_a_streamed_write_of_a_removed_key_end(reloading: Reloading) -> None:
+def test_a_long_poll_and_a_streamed_write_of_a_removed_key_end(reloading_server: Reloading) -> None:
     """A poll was answered with records that were written later; a stream wrote for as long as it was sent."""
-    server = reloading.server
-    with server.client("old") as api, server.client("old") as poll, Wire(server.address) as stream:
+    server = reloading_server.server
+    with server.client("old") as api, server.client("old") as poll, RawConnection(server.address) as stream:
         api.write("t", 1)
         api.write("s", 1)
-        poll.begin("POST", path("t", "/diff"), dumps({"from_seq": 1, "wait_ms": 30_000}), [JSON])
+        poll.begin("POST", topic_path("t", "/diff"), dumps({"from_seq": 1, "wait_ms": 30_000}), [JSON])
         lines = ("Host: localhost", "Authorization: Bearer old", "Content-Type: application/x-ndjson")
-        stream.send("\r\n".join([f"POST {path('s')} HTTP/1.1", *lines, "Transfer-Encoding: chunked", "", ""]).encode())
+        stream.send(
+            "\r\n".join([f"POST {topic_path('s')} HTTP/1.1", *lines, "Transfer-Encoding: chunked", "", ""]).encode()
+        )
         page = b'{"data":1}\n' * 10_000
         stream.send(b"%x\r\n%b\r\n" % (len(page), page))
         while api.state("s")["head_seq"] < 10_001:
             time.sleep(0.01)
-        reloading.write(api_keys="new,stays")
-        reloading.reload()
+        reloading_server.write(api_keys="new,stays")
+        reloading_server.reload()
         with server.client("new") as new:
             new.write("t", "after")
-            refused(poll.end(), 401, "unauthorized")
+            expect_error(poll.end(), 401, "unauthorized")
             stream.send(b"%x\r\n%b\r\n0\r\n\r\n" % (len(page), page))
-            error = refused(stream.reply(), 401, "unauthorized", ANY)
+            error = expect_error(stream.reply(), 401, "unauthorized", ANY)
             assert error["detail"]["written"]["count"] == 10_000
             assert new.state("s")["head_seq"] == 10_001
 
@@ -194,91 +196,91 @@ def test_a_long_poll_and_a_streamed_write_of_a_removed_key_end(reloading: Reload
 @pytest.mark.parametrize(
     ("method", "target", "kind", "body"),
     [
-        ("POST", path("t"), "application/json", dumps({"records": [{"data": "late"}]})),
-        ("POST", path("t", "/diff"), "application/json", dumps({"from_seq": 0})),
-        ("PUT", path("late"), "application/json", b"{}"),
+        ("POST", topic_path("t"), "application/json", dumps({"records": [{"data": "late"}]})),
+        ("POST", topic_path("t", "/diff"), "application/json", dumps({"from_seq": 0})),
+        ("PUT", topic_path("late"), "application/json", b"{}"),
     ],
 )
 def test_a_request_whose_body_ends_after_its_key_was_removed_is_refused(
-    reloading: Reloading, method: str, target: str, kind: str, body: bytes
+    reloading_server: Reloading, method: str, target: str, kind: str, body: bytes
 ) -> None:
     """The key was checked with the head alone: a peer that kept requests open wrote and read for as long as it sent a
     byte a minute."""
-    server = reloading.server
-    with server.client("stays") as api, Wire(server.address) as old, Wire(server.address) as stays:
+    server = reloading_server.server
+    with server.client("stays") as api, RawConnection(server.address) as old, RawConnection(server.address) as stays:
         api.write("t", 1)
         for key, wire in (("old", old), ("stays", stays)):
             lines = ("Host: localhost", f"Authorization: Bearer {key}", f"Content-Type: {kind}")
             head = [f"{method} {target} HTTP/1.1", *lines, f"Content-Length: {len(body)}", "", ""]
             wire.send("\r\n".join(head).encode() + body[:1])
             assert api.get("/v0/health").status == 200  # a later request is answered: the head was read
-        reloading.write(api_keys="new,stays")
-        reloading.reload()
+        reloading_server.write(api_keys="new,stays")
+        reloading_server.reload()
         old.send(body[1:])
-        refused(old.reply(), 401, "unauthorized")
+        expect_error(old.reply(), 401, "unauthorized")
         assert api.state("t")["head_seq"] == 1
-        assert api.get(path("late")).status == 404
+        assert api.get(topic_path("late")).status == 404
         stays.send(body[1:])
         assert stays.reply().status in (200, 201)
 
 
-def test_a_chunk_that_a_removed_key_stages_is_refused(reloading: Reloading) -> None:
-    server = reloading.server
-    with server.client("stays") as api, Wire(server.address) as old:
+def test_a_chunk_that_a_removed_key_stages_is_refused(reloading_server: Reloading) -> None:
+    server = reloading_server.server
+    with server.client("stays") as api, RawConnection(server.address) as old:
         api.write("t", 1)
         lines = ("Host: localhost", "Authorization: Bearer old", "Content-Type: application/vnd.apache.arrow.stream")
-        target = path("t", f"/staging/{chunk_name(1)}")
+        target = topic_path("t", f"/staging/{chunk_name(1)}")
         old.send("\r\n".join([f"PUT {target} HTTP/1.1", *lines, "Transfer-Encoding: chunked", "", ""]).encode())
         old.send(b"4\r\nabcd\r\n")
         while not list(server.folder.rglob("*.part*")):
             time.sleep(0.01)
-        reloading.write(api_keys="new,stays")
-        reloading.reload()
+        reloading_server.write(api_keys="new,stays")
+        reloading_server.reload()
         old.send(b"4\r\nefgh\r\n0\r\n\r\n")
-        refused(old.reply(), 401, "unauthorized")
+        expect_error(old.reply(), 401, "unauthorized")
 
 
-def test_a_claim_of_a_removed_key_ends_and_takes_no_job(reloading: Reloading) -> None:
+def test_a_claim_of_a_removed_key_ends_and_takes_no_job(reloading_server: Reloading) -> None:
     """A claim that waited for the end of its window was handed jobs."""
-    server = reloading.server
+    server = reloading_server.server
     with server.client("stays") as api, server.client("old") as old:
-        good(api.put(path("q"), {"type": "queue", "claim_jitter_ms": 5_000}), 201)
+        expect_success(api.put(topic_path("q"), {"type": "queue", "claim_jitter_ms": 5_000}), 201)
 
         def claim_and_reload() -> Reply:
             api.write("q", "job")
-            reloading.write(api_keys="new,stays")
-            old.begin("POST", path("q", "/claim"), dumps({"node": "old"}), [JSON])
+            reloading_server.write(api_keys="new,stays")
+            old.begin("POST", topic_path("q", "/claim"), dumps({"node": "old"}), [JSON])
             assert api.get("/v0/health").status == 200
-            reloading.reload()
+            reloading_server.reload()
             return old.end()
 
         jobs, reply = 1, claim_and_reload()
         while reply.status == 200 and jobs < 5:  # the window, at most 5 s long, ended before the signal was handled
-            reloading.write(api_keys="old,new,stays")
-            reloading.reload()
+            reloading_server.write(api_keys="old,new,stays")
+            reloading_server.reload()
             jobs, reply = jobs + 1, claim_and_reload()
-        refused(reply, 401, "unauthorized")
-        good(api.put(path("q"), {"type": "queue", "claim_jitter_ms": 0}))
-        claimed = good(api.post(path("q", "/claim"), {"node": "stays"}))
+        expect_error(reply, 401, "unauthorized")
+        expect_success(api.put(topic_path("q"), {"type": "queue", "claim_jitter_ms": 0}))
+        claimed = expect_success(api.post(topic_path("q", "/claim"), {"node": "stays"}))
         assert [job["$seq"] for job in claimed["claimed"]] == [jobs]
 
 
-def test_a_worker_of_a_removed_key_gives_its_jobs_back(reloading: Reloading) -> None:
-    server = reloading.server
-    with server.client("stays") as api, Wire(server.address) as old:
-        good(api.put(path("q"), {"type": "queue"}), 201)
+def test_a_worker_of_a_removed_key_gives_its_jobs_back(reloading_server: Reloading) -> None:
+    server = reloading_server.server
+    with server.client("stays") as api, RawConnection(server.address) as old:
+        expect_success(api.put(topic_path("q"), {"type": "queue"}), 201)
         api.write("q", "job")
-        target = path("q", "/" + "work?node=old")
+        target = topic_path("q", "/" + "work?node=old")
         old.send(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer old\r\n\r\n".encode())
         assert old.head().status == 200
         while b"event: job" not in old.chunk():
             pass
-        assert good(api.post(path("q", "/claim"), {"node": "stays"}))["count"] == 0
-        reloading.write(api_keys="new,stays")
-        reloading.reload()
-        with pytest.raises((Ended, ConnectionError)):
+        assert expect_success(api.post(topic_path("q", "/claim"), {"node": "stays"}))["count"] == 0
+        reloading_server.write(api_keys="new,stays")
+        reloading_server.reload()
+        with pytest.raises((ConnectionEnded, ConnectionError)):
             read_to_end(old)
-        assert good(api.post(path("q", "/claim"), {"node": "stays"}))["count"] == 1
+        assert expect_success(api.post(topic_path("q", "/claim"), {"node": "stays"}))["count"] == 1
 
 
 def hear_until(socket: ClientConnection, word: str) -> None:
@@ -286,13 +288,13 @@ def hear_until(socket: ClientConnection, word: str) -> None:
         pass
 
 
-def test_a_socket_of_a_removed_key_hears_no_channel_and_no_topic_any_more(reloading: Reloading) -> None:
+def test_a_socket_of_a_removed_key_hears_no_channel_and_no_topic_any_more(reloading_server: Reloading) -> None:
     """It is closed with 1008 before anything that is written after the signal."""
-    server = reloading.server
+    server = reloading_server.server
     host, port = server.address
     with server.client("stays") as api, ExitStack() as stack:
         api.write("t", 1)
-        good(api.put(CHANNEL, {}), 201)
+        expect_success(api.put(CHANNEL, {}), 201)
         sockets: dict[str, ClientConnection] = {}
         for key in ("old", "stays"):
             made = connect(f"ws://{host}:{port}/v0/ws", additional_headers={"Authorization": f"Bearer {key}"})
@@ -306,9 +308,9 @@ def test_a_socket_of_a_removed_key_hears_no_channel_and_no_topic_any_more(reload
                 while (said := loads(str(made.recv(10)))).get("request_id") != command["request_id"]:
                     pass
                 assert said["op"] != "error" or said["code"] == "user_in_channel", said
-        reloading.write(api_keys="new,stays")
-        reloading.reload()
-        good(api.post(f"{CHANNEL}/publish", {"payload": "after"}))
+        reloading_server.write(api_keys="new,stays")
+        reloading_server.reload()
+        expect_success(api.post(f"{CHANNEL}/publish", {"payload": "after"}))
         api.write("t", "after")
         with pytest.raises(ConnectionClosed) as closed:
             hear_until(sockets["old"], "after")
@@ -318,31 +320,33 @@ def test_a_socket_of_a_removed_key_hears_no_channel_and_no_topic_any_more(reload
             hear_until(sockets["stays"], "after")
 
 
-def test_a_session_ends_when_its_key_is_for_less(reloading: Reloading) -> None:
-    server = reloading.server
+def test_a_session_ends_when_its_key_is_for_less(reloading_server: Reloading) -> None:
+    server = reloading_server.server
     with server.client("old") as api:
         api.write("t", 1)
-        wid = good(api.post("/v0/watch", {"topics": {"t": {}}}))["wid"]
-        reloading.write(api_keys="old:rw:other.,stays")
-        reloading.reload()
-        refused(api.get(f"/v0/watch/{wid}"), 401, "unauthorized")
+        wid = expect_success(api.post("/v0/watch", {"topics": {"t": {}}}))["wid"]
+        reloading_server.write(api_keys="old:rw:other.,stays")
+        reloading_server.reload()
+        expect_error(api.get(f"/v0/watch/{wid}"), 401, "unauthorized")
 
 
-def test_hosts_origins_and_the_log_level_are_reloaded(reloading: Reloading) -> None:
-    server, key = reloading.server, "Authorization: Bearer stays"
-    good(ask(server, "GET", "/v0/topics", None, "a.test", key))
-    reloading.write(api_keys="stays", allowed_hosts="b.test", allowed_origins="https://ui.test", log_level="warning")
-    reloading.reload()
-    refused(ask(server, "GET", "/v0/topics", None, "a.test", key), 403, "forbidden")
-    good(ask(server, "GET", "/v0/topics", None, "b.test", key, "Origin: https://ui.test"))
+def test_hosts_origins_and_the_log_level_are_reloaded(reloading_server: Reloading) -> None:
+    server, key = reloading_server.server, "Authorization: Bearer stays"
+    expect_success(ask(server, "GET", "/v0/topics", None, "a.test", key))
+    reloading_server.write(
+        api_keys="stays", allowed_hosts="b.test", allowed_origins="https://ui.test", log_level="warning"
+    )
+    reloading_server.reload()
+    expect_error(ask(server, "GET", "/v0/topics", None, "a.test", key), 403, "forbidden")
+    expect_success(ask(server, "GET", "/v0/topics", None, "b.test", key, "Origin: https://ui.test"))
 
 
 @pytest.mark.parametrize("bad", [{"api_keys": "k:reed"}, {"api_keys": ""}, {"log_level": "loud"}, {"no_such": "1"}])
-def test_settings_that_do_not_read_change_nothing(reloading: Reloading, bad: dict[str, str]) -> None:
-    reloading.write(**{"api_keys": "other", **bad})
-    reloading.reload("the old ones stay")
-    with reloading.server.client("old") as api:
-        good(api.get("/v0/topics"))
+def test_settings_that_do_not_read_change_nothing(reloading_server: Reloading, bad: dict[str, str]) -> None:
+    reloading_server.write(**{"api_keys": "other", **bad})
+    reloading_server.reload("the old ones stay")
+    with reloading_server.server.client("old") as api:
+        expect_success(api.get("/v0/topics"))
 
 
 def test_without_a_file_the_server_goes_on(tmp_path: Path) -> None:

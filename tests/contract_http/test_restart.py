@@ -15,11 +15,11 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from tests.contract_http.api import Api, good, path, refused
-from tests.contract_http.client import JSON, Client, Ended, dumps, loads
+from tests.contract_http.api import Api, expect_error, expect_success, topic_path
+from tests.contract_http.client import JSON, Client, ConnectionEnded, dumps, loads
 from tests.contract_http.server import Server
 from tests.contract_http.test_topics import DEFAULTS, OTHERS
-from tests.contract_http.waits import eventually, together
+from tests.contract_http.waiting import eventually, run_together
 
 
 @pytest.fixture
@@ -47,21 +47,21 @@ def test_what_a_clean_restart_keeps(server: Server) -> None:
     """§4: records by class, configs, floors with their reasons, deletes, keys; not sessions and recency."""
     with server.client() as api:
         for durability in ("ephemeral", "memory", "disk", "fsync"):
-            api.make(f"class-{durability}", durability=durability)
+            api.create_topic(f"class-{durability}", durability=durability)
             api.records(f"class-{durability}", *({"data": [durability, number], "tag": "t"} for number in range(5)))
             api.remove(f"class-{durability}", before_seq=2)
             api.write(f"class-{durability}", "keyed", idempotency_key="k")
-        api.make("others", **OTHERS)
-        api.make("queue", type="queue", max_deliveries=4)
-        api.make("capped", cap_records=2)
+        api.create_topic("others", **OTHERS)
+        api.create_topic("queue", type="queue", max_deliveries=4)
+        api.create_topic("capped", cap_records=2)
         api.write("capped", *range(5))
-        api.make("expired", ttl_ms=30)
+        api.create_topic("expired", ttl_ms=30)
         api.write("expired", 1, 2)
         eventually(lambda: api.state("expired")["count"] == 0)
-        api.make("holed")
+        api.create_topic("holed")
         api.records("holed", *({"data": number, "tag": str(number % 2)} for number in range(6)))
         api.remove("holed", match="1")
-        api.make("dropped")
+        api.create_topic("dropped")
         api.drop("dropped")
         api.write("again", *range(9))
         api.drop("again")
@@ -110,7 +110,7 @@ def test_what_a_clean_restart_keeps(server: Server) -> None:
             wrote = api.write(f"class-{durability}", "keyed", idempotency_key="k")
             assert (wrote["deduped"], wrote["first_seq"]) == (True, 6), "a key is kept with its record"
         assert not api.write("class-ephemeral", "keyed", idempotency_key="k")["deduped"], "and is gone with it"
-        refused(api.get(wid), 404, "not_found")
+        expect_error(api.get(wid), 404, "not_found")
         assert api.state("others")["last_read_ts"] is None
         assert api.state("others")["effective_priority"] == -7
 
@@ -136,9 +136,9 @@ def test_one_of_many_creates_and_one_topic_is_there_after_a_restart(server: Serv
 
     def put() -> int:
         with server.client() as client:
-            return client.put(path("one"), {"priority": 3}).status
+            return client.put(topic_path("one"), {"priority": 3}).status
 
-    assert sorted(together([put] * 8)) == [200] * 7 + [201]
+    assert sorted(run_together([put] * 8)) == [200] * 7 + [201]
     server.restart()
     with server.client() as api:
         (row,) = api.topics()["topics"]
@@ -153,8 +153,8 @@ def test_a_stop_keeps_what_was_acknowledged_under_load(server: Server) -> None:
     def load(who: int) -> None:
         topic = f"t{who}"
         mine = acked.setdefault(topic, [])
-        with server.client() as client, suppress(OSError, Ended, AssertionError):
-            client.make(topic, durability="fsync" if who % 2 else "disk")
+        with server.client() as client, suppress(OSError, ConnectionEnded, AssertionError):
+            client.create_topic(topic, durability="fsync" if who % 2 else "disk")
             while not stopped.is_set():
                 mine += client.write(topic, who, who)["seqs"]
 
@@ -215,16 +215,16 @@ def test_streams_and_sockets_are_told_and_the_process_ends_with_0(server: Server
 def test_a_long_poll_under_way_gets_an_answer(server: Server) -> None:
     """§1.2: what was begun is drained, within 10 s; a poll ends early rather than being cut off."""
     with server.client() as api, server.client() as other:
-        api.make("t")
-        other.begin("POST", path("t", "/diff"), dumps({"wait_ms": 30_000}), [JSON])
-        assert other.wire.is_quiet(0.2)
+        api.create_topic("t")
+        other.begin("POST", topic_path("t", "/diff"), dumps({"wait_ms": 30_000}), [JSON])
+        assert other.connection.is_quiet(0.2)
         began = time.monotonic()
         server.signal(signal.SIGTERM)
         reply = other.end()
         if reply.status == 200:
-            assert good(reply)["records"] == []
+            assert expect_success(reply)["records"] == []
         else:
-            refused(reply, 503, "shutting_down")
+            expect_error(reply, 503, "shutting_down")
         assert server.wait(20) == 0
         assert time.monotonic() - began < 11
 
@@ -237,9 +237,9 @@ def test_no_new_connection_is_taken_while_it_goes(server: Server) -> None:
 
     def refuses() -> bool:
         try:
-            with Client(server.address, patience_s=2) as client:
+            with Client(server.address, timeout_s=2) as client:
                 client.get("/v0/health")
-        except (OSError, Ended):
+        except (OSError, ConnectionEnded):
             return True
         return False
 
@@ -259,14 +259,14 @@ def test_a_kill_under_load_loses_no_acknowledged_fsync_write_and_reuses_no_seq(s
     seen: dict[str, list[int]] = {topic: [] for topic in kept}
     with server.client() as api:
         for topic in kept:
-            api.make(topic, durability=topic.partition("-")[0])
+            api.create_topic(topic, durability=topic.partition("-")[0])
     for life in range(3):
         alive = Event()
         alive.set()
 
         def load(topic: str, life: int = life, alive: Event = alive) -> None:
             number = 0
-            with server.client() as client, suppress(OSError, Ended):
+            with server.client() as client, suppress(OSError, ConnectionEnded):
                 while alive.is_set():
                     datas = [[life, number, row] for row in range(3)]
                     wrote = client.write(topic, *datas)
@@ -319,15 +319,15 @@ def test_a_kill_undoes_no_change_of_a_topic(server: Server) -> None:
     """§4: create, configure and drop are durable before they are acknowledged; deletes of fsync topics too."""
     with server.client() as api:
         api.write("dropped", 1)
-        api.make("kept", durability="fsync", cap_records=50)
+        api.create_topic("kept", durability="fsync", cap_records=50)
         api.records("kept", *({"data": number, "tag": "ab"[number % 2]} for number in range(6)))
         api.configure("kept", durability="fsync", cap_records=5, priority=8)
         api.remove("kept", match="a")
         api.remove("kept", before_seq=3)
         api.drop("dropped")
-        api.make("made", ttl_ms=77_000)
+        api.create_topic("made", ttl_ms=77_000)
         for durability in ("ephemeral", "memory"):
-            api.make(durability, durability=durability)
+            api.create_topic(durability, durability=durability)
             api.write(durability, *range(5))
         server.kill()
     server.start()
@@ -352,10 +352,10 @@ def test_a_kill_undoes_no_change_of_a_topic(server: Server) -> None:
 def test_losses_keep_their_reasons_over_a_kill(server: Server) -> None:
     """§3.3: a floor that cannot be computed again is durable before it is seen."""
     with server.client() as api:
-        api.make("ttl", ttl_ms=30, durability="fsync")
+        api.create_topic("ttl", ttl_ms=30, durability="fsync")
         api.write("ttl", 1, 2)
         eventually(lambda: api.state("ttl")["count"] == 0)
-        api.make("bytes", cap_bytes=10, durability="fsync")
+        api.create_topic("bytes", cap_bytes=10, durability="fsync")
         api.write("bytes", *["123"] * 4)
         shown = {topic: api.diff(topic) for topic in ("ttl", "bytes")}
         server.kill()
@@ -396,11 +396,11 @@ def test_readiness_tells_how_far_the_replay_is(tmp_path: Path) -> None:
         with server.client() as api:
             while (reply := api.get("/v0/ready")).status != 200:
                 error = reply.json()["error"]
-                refused(reply, 503, "not_ready", {"replay_progress": error["detail"]["replay_progress"]})
+                expect_error(reply, 503, "not_ready", {"replay_progress": error["detail"]["replay_progress"]})
                 progress.append(error["detail"]["replay_progress"])
                 assert api.get("/v0/health").json()["status"] == "ok"
-                if (early := api.get(path("t0"))).status != 200:
-                    refused(early, 503, "not_ready", early.json()["error"]["detail"])
+                if (early := api.get(topic_path("t0"))).status != 200:
+                    expect_error(early, 503, "not_ready", early.json()["error"]["detail"])
                 figures = api.get("/v0/metrics", [("Accept", "application/json")])
                 assert figures.status == 200, "metrics are 200 always"
             ready = reply.json()

@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.contract_http.api import Api, good, refused
+from tests.contract_http.api import Api, expect_error, expect_success
 from tests.contract_http.client import Reply
 from tests.contract_http.server import Server
-from tests.contract_http.waits import eventually
+from tests.contract_http.waiting import eventually
 
 Name = Callable[[str], str]
 OPTIONS: dict[str, Any] = {
@@ -34,11 +34,11 @@ def put(api: Api, name: str, source: str, dest: str, **options: Any) -> Reply:
 
 
 def made(api: Api, name: str, source: str, dest: str, **options: Any) -> dict[str, Any]:
-    return good(put(api, name, source, dest, **options), 201)
+    return expect_success(put(api, name, source, dest, **options), 201)
 
 
 def total(api: Api, name: str) -> int:
-    found = good(api.get(router(name)))["forwarded_total"]
+    found = expect_success(api.get(router(name)))["forwarded_total"]
     assert isinstance(found, int)
     return found
 
@@ -59,9 +59,9 @@ def test_put_makes_a_router_and_its_topics(api: Api, name: Name) -> None:
     assert (said["router"], said["source"], said["dest"], said["created"]) == (r, a, b, True)
     assert api.exists(a)
     assert api.exists(b)
-    again = good(put(api, r, a, b))
+    again = expect_success(put(api, r, a, b))
     assert (again["created"], again["router"]) == (False, r)
-    got = good(api.get(router(r)))
+    got = expect_success(api.get(router(r)))
     assert got.keys() == {"router", "source", "dest", *OPTIONS, "forwarded_total", "performance"}
     assert got["forwarded_total"] == 0
 
@@ -72,7 +72,7 @@ def test_options_are_replaced_and_what_was_passed_on_stays(api: Api, name: Name)
     made(api, r, a, b, preserve_tag=False, guarantee="exactly_once")
     api.records(a, {"data": 1, "tag": "x"})
     assert total(api, r) == 1
-    said = good(put(api, r, a, b, filter="x*"))
+    said = expect_success(put(api, r, a, b, filter="x*"))
     assert (said["preserve_tag"], said["guarantee"], said["filter"]) == (True, "at_least_once", ["tag", "Glob", "x*"])
     api.records(a, {"data": 2, "tag": "x"}, {"data": 3})
     assert total(api, r) == 2
@@ -96,7 +96,7 @@ def test_a_filter_is_told_in_one_form(api: Api, name: Name, given: object, echoe
     """§2.8, §2.7: the grammar of a match; the answer always has three parts."""
     r = name("r")
     assert made(api, r, name("a"), name("b"), filter=given)["filter"] == echoed
-    assert good(api.get(router(r)))["filter"] == echoed
+    assert expect_success(api.get(router(r)))["filter"] == echoed
 
 
 @pytest.mark.parametrize(
@@ -124,27 +124,27 @@ def test_a_filter_is_told_in_one_form(api: Api, name: Name, given: object, echoe
 def test_what_is_no_router_is_refused_and_makes_nothing(api: Api, name: Name, body: dict[str, Any]) -> None:
     """§1.6, §1.7, §2.8."""
     own = {key: name(value) if value in ("a", "b") else value for key, value in body.items()}
-    refused(api.put(router(name("r")), own), 400, "invalid_request")
+    expect_error(api.put(router(name("r")), own), 400, "invalid_request")
     for end in "ab":
         assert not api.exists(name(end))
-    refused(api.get(router(name("r"))), 404, "router_not_found", {"router": name("r")})
+    expect_error(api.get(router(name("r"))), 404, "router_not_found", {"router": name("r")})
 
 
 @pytest.mark.parametrize("bad", ["-r", ">r", "r r", "ü", "x" * 256])
 def test_a_router_has_a_name(api: Api, name: Name, bad: str) -> None:
     """§1.7: a topic's characters and `>`, not first; elsewhere such a name is just not there."""
-    refused(put(api, bad, name("a"), name("b")), 400, "invalid_request")
+    expect_error(put(api, bad, name("a"), name("b")), 400, "invalid_request")
     assert not api.exists(name("a"))
-    refused(api.get(router(bad)), 404, "router_not_found", {"router": bad})
-    assert good(api.delete(router(bad)))["deleted"] is False
+    expect_error(api.get(router(bad)), 404, "router_not_found", {"router": bad})
+    assert expect_success(api.delete(router(bad)))["deleted"] is False
 
 
 def test_a_dest_that_must_be_there(api: Api, name: Name) -> None:
     """§2.8: create_dest false and no dest is a 404 that makes nothing."""
     a, b, r = name("a"), name("b"), name("r")
-    refused(put(api, r, a, b, create_dest=False), 404, "topic_not_found", {"topic": b})
+    expect_error(put(api, r, a, b, create_dest=False), 404, "topic_not_found", {"topic": b})
     assert not api.exists(a)
-    api.make(b)
+    api.create_topic(b)
     made(api, r, a, b, create_dest=False)
 
 
@@ -153,11 +153,11 @@ def test_delete_stops_and_copies_stay(api: Api, name: Name) -> None:
     a, b, r = name("a"), name("b"), name("r")
     made(api, r, a, b)
     api.write(a, 1, 2)
-    said = good(api.delete(router(r)))
+    said = expect_success(api.delete(router(r)))
     assert said.keys() == {"router", "deleted", "performance"}
     assert (said["router"], said["deleted"]) == (r, True)
-    assert good(api.delete(router(r)))["deleted"] is False
-    refused(api.get(router(r)), 404, "router_not_found", {"router": r})
+    assert expect_success(api.delete(router(r)))["deleted"] is False
+    expect_error(api.get(router(r)), 404, "router_not_found", {"router": r})
     api.write(a, 3)
     assert datas(api, b) == [1, 2]
     made(api, r, a, b)
@@ -169,8 +169,8 @@ def test_delete_stops_and_copies_stay(api: Api, name: Name) -> None:
 
 def test_other_methods(api: Api, name: Name) -> None:
     """§1.3."""
-    refused(api.post(router(name("r")), {}), 405, "method_not_allowed")
-    refused(api.put("/v0/routers", {}), 405, "method_not_allowed")
+    expect_error(api.post(router(name("r")), {}), 405, "method_not_allowed")
+    expect_error(api.put("/v0/routers", {}), 405, "method_not_allowed")
 
 
 # ── lists ─────────────────────────────────────────────────────────────────────────────────────
@@ -183,7 +183,7 @@ def test_a_list_is_sorted_filtered_and_paged(api: Api, name: Name) -> None:
         made(api, f"{prefix}{number}", a if number % 2 else b, name(f"d{number}"))
     api.write(a, 1)
     assert total(api, f"{prefix}1") == 1
-    listed = good(api.get(f"/v0/routers?prefix={prefix}"))
+    listed = expect_success(api.get(f"/v0/routers?prefix={prefix}"))
     assert listed.keys() == {"routers", "performance"}
     assert [row["router"] for row in listed["routers"]] == [f"{prefix}{number}" for number in range(5)]
     assert listed["routers"][1] == {
@@ -193,17 +193,17 @@ def test_a_list_is_sorted_filtered_and_paged(api: Api, name: Name) -> None:
         "guarantee": "at_least_once",
         "forwarded_total": 1,
     }
-    of_a = good(api.get(f"/v0/routers?source={a}"))["routers"]
+    of_a = expect_success(api.get(f"/v0/routers?source={a}"))["routers"]
     assert [row["router"] for row in of_a] == [f"{prefix}1", f"{prefix}3"]
-    to_d4 = good(api.get(f"/v0/routers?dest={name('d4')}"))["routers"]
+    to_d4 = expect_success(api.get(f"/v0/routers?dest={name('d4')}"))["routers"]
     assert [row["router"] for row in to_d4] == [f"{prefix}4"]
     found, cursor = [], ""
     for _ in range(3):
-        page = good(api.get(f"/v0/routers?prefix={prefix}&page_size=2&cursor={cursor}"))
+        page = expect_success(api.get(f"/v0/routers?prefix={prefix}&page_size=2&cursor={cursor}"))
         found.append([row["router"][-1] for row in page["routers"]])
         cursor = page.get("next_cursor", "")
     assert (found, cursor) == ([["0", "1"], ["2", "3"], ["4"]], "")
-    refused(api.get("/v0/routers?cursor=%%%not-base64%%%"), 400, "invalid_request")
+    expect_error(api.get("/v0/routers?cursor=%%%not-base64%%%"), 400, "invalid_request")
 
 
 # ── passing on ────────────────────────────────────────────────────────────────────────────────
@@ -285,7 +285,7 @@ def test_two_routers_between_two_topics(api: Api, name: Name) -> None:
 def test_what_was_lost_at_the_source_is_a_gap_at_the_dest(api: Api, name: Name) -> None:
     """§3.6, §3.4: one hole a record, counted, and told as source_trim."""
     a, b, r = name("a"), name("b"), name("r")
-    api.make(a, cap_records=2)
+    api.create_topic(a, cap_records=2)
     made(api, r, a, b)
     api.write(a, *range(5))
     page = api.diff(b)
@@ -313,7 +313,7 @@ def test_what_was_deleted_at_the_source_stays_at_the_dest(api: Api, name: Name) 
 def test_a_dest_without_room_holds_up_its_source_and_nothing_is_lost(api: Api, name: Name) -> None:
     """§3.6: 4 records into a cap of 2 are 2, and the rest when there is room."""
     a, b, r = name("a"), name("b"), name("r")
-    api.make(b, cap_records=2, discard="reject")
+    api.create_topic(b, cap_records=2, discard="reject")
     made(api, r, a, b)
     api.write(a, 1, 2, 3, 4)
     assert datas(api, b) == [1, 2]
@@ -381,9 +381,9 @@ def test_a_dest_has_one_source(api: Api, name: Name) -> None:
     made(api, name("r"), a, b)
     for allow in (False, True):
         reply = put(api, name("s"), c, b, allow_cycle=allow)
-        refused(reply, 409, "topic_exists_incompatible", {"topic": b, "reason": "router_dest_fan_in"})
+        expect_error(reply, 409, "topic_exists_incompatible", {"topic": b, "reason": "router_dest_fan_in"})
     assert not api.exists(c)
-    good(api.delete(router(name("r"))))
+    expect_success(api.delete(router(name("r"))))
     made(api, name("s"), c, b)
 
 
@@ -392,7 +392,7 @@ def test_a_router_never_leads_elsewhere(api: Api, name: Name) -> None:
     a, b, r = name("a"), name("b"), name("r")
     made(api, r, a, b)
     detail = {"router": r, "reason": "router_repoint_forbidden", "existing_source": a, "existing_dest": b}
-    refused(put(api, r, a, name("c")), 409, "topic_exists_incompatible", detail)
+    expect_error(put(api, r, a, name("c")), 409, "topic_exists_incompatible", detail)
     assert not api.exists(name("c"))
 
 
@@ -401,8 +401,8 @@ def test_a_circle_is_refused_and_told(api: Api, name: Name) -> None:
     a, b, c = name("a"), name("b"), name("c")
     made(api, name("r1"), a, b)
     made(api, name("r2"), b, c)
-    refused(put(api, name("r3"), c, a), 409, "router_cycle", {"cycle": [c, a, b, c]})
-    assert good(put(api, name("r2"), b, c))["created"] is False
+    expect_error(put(api, name("r3"), c, a), 409, "router_cycle", {"cycle": [c, a, b, c]})
+    assert expect_success(put(api, name("r2"), b, c))["created"] is False
 
 
 def test_a_mirror_comes_to_rest(api: Api, name: Name) -> None:
@@ -424,7 +424,7 @@ def test_dropping_an_end_drops_the_router(api: Api, name: Name) -> None:
     assert datas(api, c) == [1, 2]
     assert api.drop(b)["routers_removed"] == [name("r1"), name("r2")]
     assert datas(api, c) == [1, 2]
-    assert good(api.get(f"/v0/routers?source={a}"))["routers"] == []
+    assert expect_success(api.get(f"/v0/routers?source={a}"))["routers"] == []
     api.write(a, 3)
     assert not api.exists(b)
     made(api, name("r2"), a, b)
@@ -435,45 +435,49 @@ def test_dropping_an_end_drops_the_router(api: Api, name: Name) -> None:
 
 
 @pytest.fixture(scope="module")
-def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def keyed_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keys = "root,admin:admin,reader:read,mine:rw+admin+delete:m-|r-"
     with Server(tmp_path_factory.mktemp("locked"), api_keys=keys, max_routers=2).start() as running:
         yield running
 
 
-def test_scopes_and_prefixes_gate_routers(locked: Server) -> None:
+def test_scopes_and_prefixes_gate_routers(keyed_server: Server) -> None:
     """§1.3, §1.5: name, source and dest; of a body with the name, of the path without; lists are filtered."""
-    with locked.client("root") as root, locked.client("mine") as mine, locked.client("reader") as reader:
-        refused(reader.put(router("r-1"), {"source": "m-a", "dest": "m-b"}), 403, "forbidden")
-        refused(reader.delete(router("r-1")), 403, "forbidden")
-        refused(mine.put(router("x"), {"source": "m-a", "dest": "m-b"}), 403, "forbidden")
-        refused(put(mine, "r-1", "a", "m-b"), 403, "forbidden", {"topic": "a"})
-        refused(put(mine, "r-1", "m-a", "b"), 403, "forbidden", {"topic": "b"})
+    with (
+        keyed_server.client("root") as root,
+        keyed_server.client("mine") as mine,
+        keyed_server.client("reader") as reader,
+    ):
+        expect_error(reader.put(router("r-1"), {"source": "m-a", "dest": "m-b"}), 403, "forbidden")
+        expect_error(reader.delete(router("r-1")), 403, "forbidden")
+        expect_error(mine.put(router("x"), {"source": "m-a", "dest": "m-b"}), 403, "forbidden")
+        expect_error(put(mine, "r-1", "a", "m-b"), 403, "forbidden", {"topic": "a"})
+        expect_error(put(mine, "r-1", "m-a", "b"), 403, "forbidden", {"topic": "b"})
         made(mine, "r-1", "m-a", "m-b")
         made(root, "r-2", "m-a", "other")
-        assert [row["router"] for row in good(mine.get("/v0/routers"))["routers"]] == ["r-1"]
-        assert [row["router"] for row in good(reader.get("/v0/routers"))["routers"]] == ["r-1", "r-2"]
-        refused(mine.get(router("r-2")), 403, "forbidden", {"topic": "other"})
-        refused(mine.delete(router("r-2")), 403, "forbidden", {"topic": "other"})
-        refused(mine.get(router("r-3")), 404, "router_not_found", {"router": "r-3"})
+        assert [row["router"] for row in expect_success(mine.get("/v0/routers"))["routers"]] == ["r-1"]
+        assert [row["router"] for row in expect_success(reader.get("/v0/routers"))["routers"]] == ["r-1", "r-2"]
+        expect_error(mine.get(router("r-2")), 403, "forbidden", {"topic": "other"})
+        expect_error(mine.delete(router("r-2")), 403, "forbidden", {"topic": "other"})
+        expect_error(mine.get(router("r-3")), 404, "router_not_found", {"router": "r-3"})
         # §1.12: the cap; a refused router leaves no topic, and what is there can be put again.
-        refused(put(root, "r-3", "new-a", "new-b"), 429, "throttled", {"limit": "routers", "max": 2})
+        expect_error(put(root, "r-3", "new-a", "new-b"), 429, "throttled", {"limit": "routers", "max": 2})
         assert not root.exists("new-a")
         assert not root.exists("new-b")
-        assert good(put(mine, "r-1", "m-a", "m-b"))["created"] is False
-        assert root.figures()["routers"] == 2
-        good(root.delete(router("r-2")))
+        assert expect_success(put(mine, "r-1", "m-a", "m-b"))["created"] is False
+        assert root.metrics()["routers"] == 2
+        expect_success(root.delete(router("r-2")))
         made(root, "r-3", "new-a", "new-b")
-        good(root.delete(router("r-3")))
-        good(root.delete(router("r-1")))
+        expect_success(root.delete(router("r-3")))
+        expect_success(root.delete(router("r-1")))
 
 
 def test_a_topic_cap_refuses_the_router_as_a_whole(tmp_path: Path) -> None:
     """§1.12, §2.8: what was made for it goes again."""
     with Server(tmp_path, max_topics=1).start() as running, running.client() as api:
-        refused(put(api, "r", "a", "b"), 429, "throttled", {"limit": "topics", "max": 1})
+        expect_error(put(api, "r", "a", "b"), 429, "throttled", {"limit": "topics", "max": 1})
         assert api.topics()["topics"] == []
-        assert good(api.get("/v0/routers"))["routers"] == []
+        assert expect_success(api.get("/v0/routers"))["routers"] == []
 
 
 # ── restart ───────────────────────────────────────────────────────────────────────────────────
@@ -483,8 +487,8 @@ def test_what_a_restart_keeps_of_routers(tmp_path: Path) -> None:
     """§3.6, §4: routers with their options, totals, cursors and the seqs of copies; the trim mark; no backfill."""
     with Server(tmp_path).start() as running:
         with running.client() as api:
-            api.make("a", durability="fsync", cap_records=3)
-            api.make("b", durability="fsync")
+            api.create_topic("a", durability="fsync", cap_records=3)
+            api.create_topic("b", durability="fsync")
             api.write("a", "before")
             made(api, "r", "a", "b", filter=None, preserve_tag=False)
             api.write("a", *range(5))
@@ -502,7 +506,7 @@ def test_what_a_restart_keeps_of_routers(tmp_path: Path) -> None:
                 assert [after[key] for key in keys] == [before[key] for key in keys]
                 shown = [[(record["$seq"], record["data"]) for record in page["records"]] for page in (before, after)]
                 assert shown[0] == shown[1], end
-                assert good(api.get(router("r")))["preserve_tag"] is False
+                assert expect_success(api.get(router("r")))["preserve_tag"] is False
                 assert total(api, "r") == 6
         with running.client() as api:
             api.write("a", 6)

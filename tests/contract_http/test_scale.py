@@ -13,7 +13,7 @@ import pytest
 
 from tests.contract_http.client import Address
 from tests.contract_http.server import Server
-from tests.contract_http.waits import eventually
+from tests.contract_http.waiting import eventually
 
 WATCHERS = 1_000
 SOCKETS = 200
@@ -121,14 +121,14 @@ async def follow(server: Server, targets: list[str], write: Callable[[], None], 
 def test_1000_watchers_and_200_sockets_on_one_process(server: Server) -> None:
     """§1.12, §2.12: each is told every record once and in order; slots return to zero, and so does the memory."""
     with server.client() as api:
-        api.make("t")
+        api.create_topic("t")
 
         def write() -> None:
             for number in range(WRITES):
                 api.write("t", f"record {number} " + "x" * 200)
 
         def during() -> None:
-            assert api.figures()["sse_connections"] == WATCHERS + SOCKETS
+            assert api.metrics()["sse_connections"] == WATCHERS + SOCKETS
 
         def sessions() -> list[str]:
             return [api.watch({"t": {}}, include_tags=bool(number % 2))["stream_url"] for number in range(WATCHERS)]
@@ -136,14 +136,14 @@ def test_1000_watchers_and_200_sockets_on_one_process(server: Server) -> None:
         before = server.resident_bytes
         asyncio.run(follow(server, sessions(), write, during))
         gc.collect()
-        eventually(lambda: api.figures()["sse_connections"] == 0, 10)
-        figures = api.figures()
+        eventually(lambda: api.metrics()["sse_connections"] == 0, 10)
+        figures = api.metrics()
         assert figures["watch_sessions"] == WATCHERS, "they wait for their watchers to come back"
         assert figures["wal"]["queue_depth"] == 0
         once = server.resident_bytes
         assert once - before < GROWTH_BYTES, f"{(once - before) >> 20} MiB more than before"
         api.drop("t")
-        api.make("t")
+        api.create_topic("t")
         asyncio.run(follow(server, sessions(), write, during))
-        eventually(lambda: api.figures()["sse_connections"] == 0, 10)
+        eventually(lambda: api.metrics()["sse_connections"] == 0, 10)
         assert server.resident_bytes - once < GROWTH_BYTES / 4, "the second thousand finds the room of the first"

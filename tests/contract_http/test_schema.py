@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 
 from tests.contract_http import schema_hooks
-from tests.contract_http.rooms import at
+from tests.contract_http.channel_api import channel_path
 from tests.contract_http.schema_hooks import FIFO, JOBS, KNOWN, ROOM, SPARE
 from tests.contract_http.server import Server
 
@@ -58,18 +58,18 @@ def target(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
     settings = {"api_keys": KEY} if keyed else {}
     with Server(tmp_path / "server", segment_max_events=4, **settings).start() as running:
         with running.client(KEY) as api:
-            api.make(JOBS, type="queue")
+            api.create_topic(JOBS, type="queue")
             for topic in (KNOWN, SPARE, JOBS):
                 for number in range(9):
                     api.records(topic, {"data": {"n": number}, "tag": f"t{number}", "node": "n", "meta": {"m": 1}})
         running.restart()
         with running.client(KEY) as api:
             api.write(KNOWN, "in no file yet")
-            assert api.put(at(ROOM), {"persist": keyed}).status == 201
-            assert api.post(at(ROOM, "/publish"), {"messages": [{"payload": "x"}] * 9}).status == 200
+            assert api.put(channel_path(ROOM), {"persist": keyed}).status == 201
+            assert api.post(channel_path(ROOM, "/publish"), {"messages": [{"payload": "x"}] * 9}).status == 200
             if keyed:  # nothing persists without users, and a queue does
-                assert api.put(at(FIFO), {"persist": True, "type": "fifo"}).status == 201
-                assert api.post(at(FIFO, "/push"), {"payload": "x"}).status == 200
+                assert api.put(channel_path(FIFO), {"persist": True, "type": "fifo"}).status == 201
+                assert api.post(channel_path(FIFO, "/push"), {"payload": "x"}).status == 200
         yield running
 
 
@@ -97,7 +97,7 @@ def schemathesis(
 @pytest.mark.slow
 @pytest.mark.parametrize("cases", [CASES, pytest.param(CASES_LONG, marks=pytest.mark.sweep)])
 def test_every_answer_is_as_documented(
-    target: Server, tmp_path: Path, cases: int, tell: Callable[[str, int], None]
+    target: Server, tmp_path: Path, cases: int, record_count: Callable[[str, int], None]
 ) -> None:
     """§1.8, §1.9: no 5xx; status, content type, headers and body of every answer are those of the document."""
     with target.client() as nobody:
@@ -116,8 +116,8 @@ def test_every_answer_is_as_documented(
             if method != "parameters"
         ]
         assert api.get("/v0/health").json()["status"] == "ok"
-        assert api.figures()["wal"]["read_only"] is False
+        assert api.metrics()["wal"]["read_only"] is False
     assert report["operations"]["tested"] == len(operations) - len(ENDLESS) - 1, "all but these and the document itself"
     assert report["test_cases"]["generated"] > 1_000, said
     assert "Traceback" not in target.log
-    tell("cases from the schema", report["test_cases"]["generated"])
+    record_count("cases from the schema", report["test_cases"]["generated"])

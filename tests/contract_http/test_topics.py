@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.contract_http.api import ANY, Api, good, path, refused
+from tests.contract_http.api import ANY, Api, expect_error, expect_success, topic_path
 from tests.contract_http.client import Reply
 from tests.contract_http.server import Server
-from tests.contract_http.waits import together
+from tests.contract_http.waiting import run_together
 
 Name = Callable[[str], str]
 
@@ -76,27 +76,27 @@ STATE = {
 
 def test_put_creates_once_and_echoes_the_whole_config(api: Api, topic: str) -> None:
     """§2.1, §1.13: 201 and then 200; exactly 17 keys with their defaults."""
-    made = good(api.put(path(topic), {}), 201)
+    made = expect_success(api.put(topic_path(topic), {}), 201)
     assert made.keys() == {"topic", "created", "config", "performance"}
     assert (made["topic"], made["created"]) == (topic, True)
     assert made["config"] == DEFAULTS
     assert len(made["config"]) == 17
-    again = good(api.put(path(topic), {}), 200)
+    again = expect_success(api.put(topic_path(topic), {}), 200)
     assert (again["topic"], again["created"], again["config"]) == (topic, False, DEFAULTS)
 
 
 def test_every_field_of_a_config_is_kept(api: Api, topic: str) -> None:
     """§1.13: as the reply and as the state show it."""
-    assert api.make(topic, **OTHERS)["config"] == OTHERS
+    assert api.create_topic(topic, **OTHERS)["config"] == OTHERS
     assert api.state(topic)["config"] == OTHERS
     assert not api.configure(topic, **OTHERS)["created"], "the same again is no change"
 
 
 def test_put_replaces_and_does_not_merge(api: Api, topic: str) -> None:
     """§2.1, B4: what the body does not name takes its default."""
-    api.make(topic, **OTHERS)
+    api.create_topic(topic, **OTHERS)
     assert api.configure(topic, cap_records=9)["config"] == {**DEFAULTS, "cap_records": 9}
-    assert good(api.put(path(topic)))["config"] == DEFAULTS, "no body is an empty one"
+    assert expect_success(api.put(topic_path(topic)))["config"] == DEFAULTS, "no body is an empty one"
     assert api.state(topic)["config"] == DEFAULTS
 
 
@@ -117,14 +117,14 @@ def test_put_replaces_and_does_not_merge(api: Api, topic: str) -> None:
 )
 def test_durable_is_another_word_for_a_class(api: Api, topic: str, given: dict[str, Any], durability: str) -> None:
     """§1.13: the class wins; `durable` comes out as what the class means."""
-    config = api.make(topic, **given)["config"]
+    config = api.create_topic(topic, **given)["config"]
     assert (config["durability"], config["durable"]) == (durability, durability == "fsync")
     assert api.topics(f"?prefix={topic}")["topics"][0]["durable"] == (durability == "fsync")
 
 
 def test_the_class_of_a_topic_may_change(api: Api, topic: str) -> None:
     """§1.13, §2.1: mutable, and 200."""
-    api.make(topic)
+    api.create_topic(topic)
     for durability in ("fsync", "memory", "ephemeral", "disk"):
         assert api.configure(topic, durability=durability)["config"]["durability"] == durability
         api.write(topic, durability)
@@ -148,7 +148,7 @@ def test_what_is_out_of_range_is_clamped_when_it_is_stored(
     api: Api, topic: str, field: str, given: int, kept: int
 ) -> None:
     """§1.13."""
-    assert api.make(topic, **{field: given})["config"][field] == kept
+    assert api.create_topic(topic, **{field: given})["config"][field] == kept
     assert api.state(topic)["config"][field] == kept
 
 
@@ -156,27 +156,29 @@ def test_what_is_out_of_range_is_clamped_when_it_is_stored(
 def test_a_dead_letter_must_be_a_name(api: Api, topic: str, bad: str) -> None:
     """§1.13: 400 with the name in the detail, for logs too, and nothing is made."""
     for kind in ("log", "queue"):
-        refused(api.put(path(topic), {"type": kind, "dead_letter": bad}), 400, "invalid_request", {"dead_letter": bad})
+        expect_error(
+            api.put(topic_path(topic), {"type": kind, "dead_letter": bad}), 400, "invalid_request", {"dead_letter": bad}
+        )
     assert not api.exists(topic)
 
 
 def test_a_queue_is_not_its_own_dead_letter_and_a_log_may_be(api: Api, topic: str) -> None:
     """§1.13: checked for queues only; on a log the field is inert."""
-    refused(api.put(path(topic), {"type": "queue", "dead_letter": topic}), 400, "invalid_request", ANY)
+    expect_error(api.put(topic_path(topic), {"type": "queue", "dead_letter": topic}), 400, "invalid_request", ANY)
     assert not api.exists(topic)
-    assert api.make(topic, dead_letter=topic)["config"]["dead_letter"] == topic
+    assert api.create_topic(topic, dead_letter=topic)["config"]["dead_letter"] == topic
 
 
 def test_the_type_of_a_topic_never_changes(api: Api, name: Name) -> None:
     """§2.1: 409 with both types; PUT {} on a queue asks for a log."""
     log, queue = name("log"), name("queue")
-    api.make(log, cap_records=4)
-    api.make(queue, type="queue", max_deliveries=2)
+    api.create_topic(log, cap_records=4)
+    api.create_topic(queue, type="queue", max_deliveries=2)
     detail = {"topic": log, "existing_type": "log", "requested_type": "queue"}
-    refused(api.put(path(log), {"type": "queue"}), 409, "topic_exists_incompatible", detail)
+    expect_error(api.put(topic_path(log), {"type": "queue"}), 409, "topic_exists_incompatible", detail)
     detail = {"topic": queue, "existing_type": "queue", "requested_type": "log"}
-    refused(api.put(path(queue), {}), 409, "topic_exists_incompatible", detail)
-    refused(api.put(path(queue)), 409, "topic_exists_incompatible", detail)
+    expect_error(api.put(topic_path(queue), {}), 409, "topic_exists_incompatible", detail)
+    expect_error(api.put(topic_path(queue)), 409, "topic_exists_incompatible", detail)
     assert api.state(log)["config"]["cap_records"] == 4, "and nothing of the refused config was applied"
     assert api.state(queue)["config"]["max_deliveries"] == 2
     assert api.configure(queue, type="queue")["config"]["max_deliveries"] == 0
@@ -184,10 +186,15 @@ def test_the_type_of_a_topic_never_changes(api: Api, name: Name) -> None:
 
 def test_the_checks_of_put_come_in_their_order(api: Api, topic: str) -> None:
     """§2.1: name, then dead_letter, then itself, then the type."""
-    api.make(topic)
-    refused(api.put("/v0/topics/-x", {"dead_letter": "-y"}), 400, "invalid_request")
-    refused(api.put(path(topic), {"type": "queue", "dead_letter": "-y"}), 400, "invalid_request", {"dead_letter": "-y"})
-    refused(api.put(path(topic), {"type": "queue", "dead_letter": topic}), 400, "invalid_request", ANY)
+    api.create_topic(topic)
+    expect_error(api.put("/v0/topics/-x", {"dead_letter": "-y"}), 400, "invalid_request")
+    expect_error(
+        api.put(topic_path(topic), {"type": "queue", "dead_letter": "-y"}),
+        400,
+        "invalid_request",
+        {"dead_letter": "-y"},
+    )
+    expect_error(api.put(topic_path(topic), {"type": "queue", "dead_letter": topic}), 400, "invalid_request", ANY)
 
 
 def test_one_of_many_that_create_at_once_wins(api: Api, server: Server, topic: str) -> None:
@@ -195,11 +202,11 @@ def test_one_of_many_that_create_at_once_wins(api: Api, server: Server, topic: s
 
     def put() -> Reply:
         with server.client() as client:
-            return client.put(path(topic), {"cap_records": 7})
+            return client.put(topic_path(topic), {"cap_records": 7})
 
-    replies = together([put] * 12)
+    replies = run_together([put] * 12)
     assert sorted(reply.status for reply in replies) == [200] * 11 + [201]
-    assert [good(reply, reply.status)["created"] for reply in replies].count(True) == 1
+    assert [expect_success(reply, reply.status)["created"] for reply in replies].count(True) == 1
     assert len(api.topics(f"?prefix={topic}")["topics"]) == 1
 
 
@@ -210,9 +217,9 @@ def test_one_of_many_that_create_by_writing_wins(server: Server, topic: str) -> 
         with server.client() as client:
             return client.try_write(topic, {"data": 1})
 
-    replies = together([write] * 12)
+    replies = run_together([write] * 12)
     assert sorted(reply.status for reply in replies) == [200] * 11 + [201]
-    assert sorted(good(reply, reply.status)["first_seq"] for reply in replies) == list(range(1, 13))
+    assert sorted(expect_success(reply, reply.status)["first_seq"] for reply in replies) == list(range(1, 13))
 
 
 # ── names ─────────────────────────────────────────────────────────────────────────────────────
@@ -221,16 +228,16 @@ def test_one_of_many_that_create_by_writing_wins(server: Server, topic: str) -> 
 @pytest.mark.parametrize("tail", ["", "._:-", "A0z", "x" * 240, "..", ":::"])
 def test_a_name_has_letters_digits_and_four_marks(api: Api, topic: str, tail: str) -> None:
     """§1.7."""
-    api.make(topic + tail)
+    api.create_topic(topic + tail)
     assert api.write(topic + tail, 1)["head_seq"] == 1
 
 
 def test_a_name_has_1_to_255_bytes(api: Api, topic: str) -> None:
     """§1.7: the last length that is taken, and the first that is not."""
     longest = topic.ljust(255, "x")
-    api.make(longest)
-    refused(api.put(path(longest + "x"), {}), 400, "invalid_request")
-    assert good(api.put(path("Q"), {}), 201)["topic"] == "Q"
+    api.create_topic(longest)
+    expect_error(api.put(topic_path(longest + "x"), {}), 400, "invalid_request")
+    assert expect_success(api.put(topic_path("Q"), {}), 201)["topic"] == "Q"
     assert api.drop("Q")["deleted"]
 
 
@@ -240,23 +247,23 @@ BAD_NAMES = ["-a", ".a", ":a", "_a", "a b", " a", "a\n", "ü", "aé", "a/b", "a>
 @pytest.mark.parametrize("bad", BAD_NAMES)
 def test_a_bad_name_is_refused_where_something_is_made_and_absent_elsewhere(api: Api, bad: str) -> None:
     """§1.7: PUT and auto-create 400; reads and deletes behave as for any absent topic."""
-    refused(api.put(path(bad), {}), 400, "invalid_request")
-    refused(api.try_write(bad, {"data": 1}), 400, "invalid_request")
+    expect_error(api.put(topic_path(bad), {}), 400, "invalid_request")
+    expect_error(api.try_write(bad, {"data": 1}), 400, "invalid_request")
     absent = {"topic": bad}
-    refused(api.try_write(bad, {"data": 1}, create=False), 404, "topic_not_found", absent)
-    refused(api.get(path(bad)), 404, "topic_not_found", absent)
-    refused(api.post(path(bad, "/diff"), {}), 404, "topic_not_found", absent)
-    refused(api.post(path(bad, "/delete"), {"before_seq": 1}), 404, "topic_not_found", absent)
+    expect_error(api.try_write(bad, {"data": 1}, create=False), 404, "topic_not_found", absent)
+    expect_error(api.get(topic_path(bad)), 404, "topic_not_found", absent)
+    expect_error(api.post(topic_path(bad, "/diff"), {}), 404, "topic_not_found", absent)
+    expect_error(api.post(topic_path(bad, "/delete"), {"before_seq": 1}), 404, "topic_not_found", absent)
     assert api.drop(bad)["deleted"] is False
-    refused(api.post("/v0/watch", {"topics": {bad: {}}}), 404, "topic_not_found", absent)
+    expect_error(api.post("/v0/watch", {"topics": {bad: {}}}), 404, "topic_not_found", absent)
 
 
 def test_names_are_told_apart_by_case(api: Api, topic: str) -> None:
     """§1.7: bytes."""
-    api.make(f"{topic}-a")
+    api.create_topic(f"{topic}-a")
     api.write(f"{topic}-a", 1)
     assert not api.exists(f"{topic}-A")
-    assert api.make(f"{topic}-A")["created"]
+    assert api.create_topic(f"{topic}-A")["created"]
     assert api.state(f"{topic}-A")["count"] == 0
 
 
@@ -265,7 +272,7 @@ def test_names_are_told_apart_by_case(api: Api, topic: str) -> None:
 
 def test_a_fresh_topic(api: Api, topic: str) -> None:
     """§2.2: every field, and no `queue` for a log."""
-    api.make(topic)
+    api.create_topic(topic)
     now = api.state(topic)
     assert now.keys() == STATE
     assert now == {
@@ -298,16 +305,16 @@ def test_the_state_of_a_topic_that_was_written(api: Api, topic: str) -> None:
 def test_an_absent_topic_is_404_and_looking_does_not_make_it(api: Api, topic: str) -> None:
     """§2.2, §2.6, §2.7: never creates."""
     absent = {"topic": topic}
-    refused(api.get(path(topic)), 404, "topic_not_found", absent)
-    refused(api.post(path(topic, "/diff"), {}), 404, "topic_not_found", absent)
-    refused(api.post(path(topic, "/delete"), {"before_seq": 1}), 404, "topic_not_found", absent)
-    refused(api.post("/v0/watch", {"topics": {topic: {}}}), 404, "topic_not_found", absent)
+    expect_error(api.get(topic_path(topic)), 404, "topic_not_found", absent)
+    expect_error(api.post(topic_path(topic, "/diff"), {}), 404, "topic_not_found", absent)
+    expect_error(api.post(topic_path(topic, "/delete"), {"before_seq": 1}), 404, "topic_not_found", absent)
+    expect_error(api.post("/v0/watch", {"topics": {topic: {}}}), 404, "topic_not_found", absent)
     assert api.topics(f"?prefix={topic}")["topics"] == []
 
 
 def test_looking_at_a_topic_shows_in_the_answer_itself(api: Api, topic: str) -> None:
     """§2.2, §3.10: `touch` is true by default, sets both recencies before it answers, and gives 500."""
-    api.make(topic)
+    api.create_topic(topic)
     untouched = api.state(topic, "?touch=false")
     assert (untouched["last_read_ts"], untouched["effective_priority"]) == (None, 0)
     before = time.time_ns() // 1_000_000
@@ -346,7 +353,7 @@ def test_reading_counts_as_consumption_and_writing_does_not(api: Api, topic: str
 )
 def test_effective_priority(api: Api, topic: str, config: dict[str, Any], effective: int) -> None:
     """§3.10: what is set, clamped; else recency, if that is wanted; also in the list."""
-    api.make(topic, **config)
+    api.create_topic(topic, **config)
     shown = api.state(topic, "")["effective_priority"]
     assert shown == effective
     assert isinstance(shown, int)
@@ -358,7 +365,7 @@ def test_effective_priority(api: Api, topic: str, config: dict[str, Any], effect
 
 def test_rows_of_the_list(api: Api, topic: str) -> None:
     """§2.3: seven keys, as the state has them."""
-    api.make(topic, durability="fsync", priority=9)
+    api.create_topic(topic, durability="fsync", priority=9)
     api.records(topic, {"data": "abc", "meta": {"a": 1}}, {"data": 2})
     api.remove(topic, before_seq=2)
     listed = api.topics(f"?prefix={topic}")
@@ -384,7 +391,7 @@ def test_the_list_is_sorted_by_bytes_and_filtered_by_prefix(api: Api, topic: str
     """§1.10: `-` before `.` before digits before `:` before capitals before `_` before small letters."""
     tails = ["z", "a", "B", "_", "0", ":", ".", "-", "aa", ""]
     for tail in tails:
-        api.make(f"{topic}~".replace("~", ".") + tail)
+        api.create_topic(f"{topic}~".replace("~", ".") + tail)
     wanted = sorted((f"{topic}.{tail}" for tail in tails), key=str.encode)
     assert [row["topic"] for row in api.topics(f"?prefix={topic}.")["topics"]] == wanted
     assert [row["topic"] for row in api.topics(f"?prefix={topic}%2Ea")["topics"]] == [f"{topic}.a", f"{topic}.aa"]
@@ -407,14 +414,14 @@ def test_the_list_comes_in_pages(api: Api, topic: str) -> None:
     """§1.10, C: box0..4 by 2; a cursor only where there is more."""
     boxes = [f"{topic}.box{number}" for number in range(5)]
     for box in boxes:
-        api.make(box)
+        api.create_topic(box)
     assert pages(api, f"{topic}.box", 2) == [boxes[:2], boxes[2:4], boxes[4:]]
     assert pages(api, f"{topic}.box", 5) == [boxes], "nothing follows: no cursor"
     assert pages(api, f"{topic}.box", 4) == [boxes[:4], boxes[4:]]
     assert pages(api, f"{topic}.box", 0) == [[box] for box in boxes], "0 is 1"
     first = api.topics(f"?prefix={topic}.box&page_size=2")
     api.drop(boxes[1])
-    api.make(f"{topic}.box1a")
+    api.create_topic(f"{topic}.box1a")
     rest = api.topics(f"?prefix={topic}.box&page_size=9&cursor={first['next_cursor']}")["topics"]
     assert [row["topic"] for row in rest] == [f"{topic}.box1a", *boxes[2:]], "behind the last name, there or not"
 
@@ -436,18 +443,18 @@ BAD_CURSORS = [
 @pytest.mark.parametrize("cursor", BAD_CURSORS)
 def test_a_cursor_that_is_not_ours_is_400(api: Api, cursor: str) -> None:
     """§1.10, C, E: also the raw query that no decoder likes."""
-    refused(api.get(f"/v0/topics?cursor={cursor}"), 400, "invalid_request")
+    expect_error(api.get(f"/v0/topics?cursor={cursor}"), 400, "invalid_request")
 
 
 def test_an_empty_cursor_is_none(api: Api, topic: str) -> None:
     """§1.10."""
-    api.make(topic)
+    api.create_topic(topic)
     assert len(api.topics(f"?cursor=&prefix={topic}")["topics"]) == 1
 
 
 def test_listing_bumps_priority_only_where_asked_to_and_never_reads(api: Api, topic: str) -> None:
     """§2.3: `touch` is false by default; true is priority recency alone."""
-    api.make(topic)
+    api.create_topic(topic)
     for query in ("", "&touch=false", "&touch=maybe"):
         api.topics(f"?prefix={topic}{query}")
         assert api.state(topic)["effective_priority"] == 0
@@ -458,17 +465,19 @@ def test_listing_bumps_priority_only_where_asked_to_and_never_reads(api: Api, to
 
 
 @pytest.fixture(scope="module")
-def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def limited_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with 1,001 topics."""
     with Server(tmp_path_factory.mktemp("crowded")).start() as running:
 
         def make(numbers: range) -> None:
             with running.client() as client:
-                client.wire.send(b"".join(client.bytes_of("PUT", f"/v0/topics/t{number:04d}") for number in numbers))
+                client.connection.send(
+                    b"".join(client.encode_request("PUT", f"/v0/topics/t{number:04d}") for number in numbers)
+                )
                 for _ in numbers:
-                    good(client.end(), 201)
+                    expect_success(client.end(), 201)
 
-        together([lambda part=part: make(range(part, 1_001, 20)) for part in range(20)])  # type: ignore[misc]
+        run_together([lambda part=part: make(range(part, 1_001, 20)) for part in range(20)])  # type: ignore[misc]
         yield running
 
 
@@ -487,19 +496,19 @@ def crowded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         ("99999", 1000),
     ],
 )
-def test_the_size_of_a_page(crowded: Server, text: str | None, size: int) -> None:
+def test_the_size_of_a_page(limited_server: Server, text: str | None, size: int) -> None:
     """§1.10: 100 by default and for what is no number; 1 to 1,000."""
-    with crowded.client() as client:
+    with limited_server.client() as client:
         listed = client.topics("" if text is None else f"?page_size={text}")
         assert [row["topic"] for row in listed["topics"]] == [f"t{number:04d}" for number in range(size)]
         assert "next_cursor" in listed
 
 
-def test_metrics_by_topic_stop_at_a_thousand_and_say_so(crowded: Server) -> None:
+def test_metrics_by_topic_stop_at_a_thousand_and_say_so(limited_server: Server) -> None:
     """§2.12."""
-    with crowded.client() as client:
+    with limited_server.client() as client:
         text = client.get("/v0/metrics").body.decode()
-        assert client.figures()["topics"] == 1_001
+        assert client.metrics()["topics"] == 1_001
     assert "\ntidelog_topic_metrics_truncated 1" in text
     assert text.count("\ntidelog_topic_head_seq{") == 1_000
     assert "\ntidelog_topics 1001" in text
@@ -510,7 +519,7 @@ def test_metrics_by_topic_stop_at_a_thousand_and_say_so(crowded: Server) -> None
 
 def test_dropping_a_topic(api: Api, topic: str) -> None:
     """§2.4: everything goes; absent is 200 and false."""
-    api.make(topic, cap_records=3, priority=4)
+    api.create_topic(topic, cap_records=3, priority=4)
     api.write(topic, *range(5), idempotency_key="k")
     gone = api.drop(topic)
     assert gone.keys() == {"topic", "deleted", "routers_removed", "performance"}
@@ -518,7 +527,7 @@ def test_dropping_a_topic(api: Api, topic: str) -> None:
     assert not api.exists(topic)
     again = api.drop(topic)
     assert (again["topic"], again["deleted"], again["routers_removed"]) == (topic, False, [])
-    assert api.make(topic)["config"] == DEFAULTS
+    assert api.create_topic(topic)["config"] == DEFAULTS
     now = api.state(topic)
     assert (now["head_seq"], now["earliest_seq"], now["count"], now["last_write_ts"]) == (0, 1, 0, None)
     wrote = api.write(topic, "new", idempotency_key="k")
@@ -531,7 +540,7 @@ def test_a_topic_with_records_is_kept_where_it_must_be_empty(api: Api, topic: st
     """§2.4: 409 with the live count; nothing removed."""
     api.write(topic, 1, 2, 3)
     api.remove(topic, before_seq=2)
-    refused(api.delete(path(topic, query)), 409, "topic_not_empty", {"topic": topic, "count": 2})
+    expect_error(api.delete(topic_path(topic, query)), 409, "topic_not_empty", {"topic": topic, "count": 2})
     assert api.seqs(topic) == [2, 3]
     api.remove(topic, before_seq=9)
     assert api.drop(topic, query)["deleted"], "nothing live is left"
@@ -547,7 +556,7 @@ def test_a_topic_with_records_goes_otherwise(api: Api, topic: str, query: str) -
 
 def test_performance_is_on_every_data_answer(api: Api, topic: str) -> None:
     """§1.9: `server_total_ms` is a number everywhere; errors and probes have none."""
-    api.make(topic)
+    api.create_topic(topic)
     api.write(topic, 1)
     api.diff(topic)
     api.state(topic)
@@ -555,6 +564,6 @@ def test_performance_is_on_every_data_answer(api: Api, topic: str) -> None:
     api.watch({topic: {}})
     api.remove(topic, before_seq=1)
     api.drop(topic)  # `good` looks at all of them
-    for target in ("/v0/health", "/v0/ready", path(topic)):
+    for target in ("/v0/health", "/v0/ready", topic_path(topic)):
         assert "performance" not in api.get(target).json()
-    assert "performance" not in api.figures()
+    assert "performance" not in api.metrics()

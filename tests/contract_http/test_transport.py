@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from tests.contract_http.api import ANY, Api, good, path, refused
-from tests.contract_http.client import JSON, Wire, dumps
-from tests.contract_http.events import RETRY, event_of
+from tests.contract_http.api import ANY, Api, expect_error, expect_success, topic_path
+from tests.contract_http.client import JSON, RawConnection, dumps
 from tests.contract_http.http2 import PREFACE, H2Client
 from tests.contract_http.server import Server
-from tests.contract_http.waits import eventually
+from tests.contract_http.sse_client import RETRY, parse_event
+from tests.contract_http.waiting import eventually
 
 BODY_MAX = 2_000
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def small_limits_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server that takes small bodies only."""
     with Server(tmp_path_factory.mktemp("small"), max_body_bytes=BODY_MAX).start() as running:
         yield running
@@ -36,63 +36,65 @@ def test_a_connection_is_kept_for_any_number_of_requests(api: Api) -> None:
         reply = api.get("/v0/health")
         assert (reply.version, reply.status) == ("HTTP/1.1", 200)
         assert reply.header("connection") != "close"
-    assert not api.wire.held
+    assert not api.connection.held
 
 
 def test_requests_that_come_in_one_piece_are_answered_in_their_order(api: Api, topic: str) -> None:
     """§1.1: what was written before is there for the request behind it."""
-    api.make(topic)
-    write = api.bytes_of("POST", path(topic), dumps({"records": [{"data": 7}]}), [JSON])
-    read = api.bytes_of("POST", path(topic, "/diff"))
-    api.wire.send(write + read + api.bytes_of("GET", "/nowhere") + write)
-    assert good(api.end())["seqs"] == [1]
-    assert [record["data"] for record in good(api.end())["records"]] == [7]
-    refused(api.end(), 404, "not_found")
-    assert good(api.end())["seqs"] == [2]
+    api.create_topic(topic)
+    write = api.encode_request("POST", topic_path(topic), dumps({"records": [{"data": 7}]}), [JSON])
+    read = api.encode_request("POST", topic_path(topic, "/diff"))
+    api.connection.send(write + read + api.encode_request("GET", "/nowhere") + write)
+    assert expect_success(api.end())["seqs"] == [1]
+    assert [record["data"] for record in expect_success(api.end())["records"]] == [7]
+    expect_error(api.end(), 404, "not_found")
+    assert expect_success(api.end())["seqs"] == [2]
 
 
 def test_a_request_may_come_byte_by_byte(api: Api, topic: str) -> None:
-    data = api.bytes_of("POST", path(topic), dumps({"records": [{"data": "é"}]}), [JSON])
+    data = api.encode_request("POST", topic_path(topic), dumps({"records": [{"data": "é"}]}), [JSON])
     for at in range(len(data)):
-        api.wire.send(data[at : at + 1])
-    assert good(api.end(), 201)["count"] == 1
+        api.connection.send(data[at : at + 1])
+    assert expect_success(api.end(), 201)["count"] == 1
 
 
 def test_a_client_that_says_close_is_closed_behind_its_answer(api: Api) -> None:
-    with Wire(api.address) as wire:
+    with RawConnection(api.address) as wire:
         wire.send(b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         reply = wire.reply()
         assert reply.status == 200
         assert reply.header("connection") == "close"
-        assert wire.rest() == b""
+        assert wire.read_rest() == b""
 
 
 def test_a_client_of_http_1_0_is_answered_and_closed(api: Api) -> None:
-    with Wire(api.address) as wire:
+    with RawConnection(api.address) as wire:
         wire.send(b"GET /v0/health HTTP/1.0\r\n\r\n")
         reply = wire.reply()
         assert reply.status == 200
         assert reply.json()["status"] == "ok"
-        assert wire.rest() == b""
+        assert wire.read_rest() == b""
 
 
 def test_a_body_in_chunks_is_a_body(api: Api, topic: str) -> None:
     """§1.1: Transfer-Encoding: chunked."""
     body = dumps({"records": [{"data": "in pieces"}]})
     parts = b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in (body[:7], body[7:8], body[8:]))
-    head = api.bytes_of("POST", path(topic), headers=[JSON, ("Transfer-Encoding", "chunked")])
-    api.wire.send(head + parts + b"0\r\n\r\n")
-    assert good(api.end(), 201)["count"] == 1
+    head = api.encode_request("POST", topic_path(topic), headers=[JSON, ("Transfer-Encoding", "chunked")])
+    api.connection.send(head + parts + b"0\r\n\r\n")
+    assert expect_success(api.end(), 201)["count"] == 1
     assert api.diff(topic)["records"][0]["data"] == "in pieces"
 
 
 def test_a_client_that_asks_first_is_told_to_go_on(api: Api, topic: str) -> None:
     """`Expect: 100-continue`, as curl sends with larger bodies."""
     body = dumps({"records": [{"data": 1}]})
-    api.wire.send(api.bytes_of("POST", path(topic), body, [JSON, ("Expect", "100-continue")])[: -len(body)])
-    assert api.wire.head().status == 100
-    api.wire.send(body)
-    assert good(api.end(), 201)["count"] == 1
+    api.connection.send(
+        api.encode_request("POST", topic_path(topic), body, [JSON, ("Expect", "100-continue")])[: -len(body)]
+    )
+    assert api.connection.head().status == 100
+    api.connection.send(body)
+    assert expect_success(api.end(), 201)["count"] == 1
 
 
 @pytest.mark.parametrize(
@@ -111,10 +113,10 @@ def test_a_client_that_asks_first_is_told_to_go_on(api: Api, topic: str) -> None
 )
 def test_what_is_no_request_gets_the_envelope_and_the_connection_ends(api: Api, head: bytes) -> None:
     """§1.8: 400 with the envelope, also for what no handler ever sees."""
-    with Wire(api.address) as wire:
+    with RawConnection(api.address) as wire:
         wire.send(head)
-        refused(wire.reply(), 400, "invalid_request")
-        assert wire.rest() == b""
+        expect_error(wire.reply(), 400, "invalid_request")
+        assert wire.read_rest() == b""
     assert api.get("/v0/health").status == 200
 
 
@@ -131,76 +133,77 @@ def test_no_answer_has_headers_of_other_origins_or_of_compression(api: Api) -> N
 
 def test_http_2_with_prior_knowledge_is_really_http_2(server: Server, topic: str) -> None:
     """§1.1: the 24-byte preface chooses; the reply is frames, not an HTTP/1.1 line."""
-    with Wire(server.address) as wire:
+    with RawConnection(server.address) as wire:
         wire.send(PREFACE + struct.pack(">I", 0)[1:] + b"\x04\x00" + struct.pack(">I", 0))
-        head = wire.exactly(9)
+        head = wire.read_exactly(9)
         size, kind, stream = int.from_bytes(head[:3], "big"), head[3], int.from_bytes(head[5:], "big")
         assert (kind, stream) == (4, 0), "SETTINGS come first"
-        settings = dict(struct.iter_unpack(">HI", wire.exactly(size)))
+        settings = dict(struct.iter_unpack(">HI", wire.read_exactly(size)))
         assert settings[3] == 1024, "streams at once"
         assert settings[4] == 1 << 20, "window of a stream"
         window = 65_535
         while window != 4 << 20:
-            head = wire.exactly(9)
-            payload = wire.exactly(int.from_bytes(head[:3], "big"))
+            head = wire.read_exactly(9)
+            payload = wire.read_exactly(int.from_bytes(head[:3], "big"))
             if head[3] == 8 and head[5:] == b"\0\0\0\0":
                 window += int.from_bytes(payload, "big")
     with H2Client(server.address) as client:
         reply = client.request("GET", "/v0/health")
         assert (reply.version, reply.status) == ("HTTP/2", 200)
         assert reply.json()["status"] == "ok"
-        good(client.request("PUT", path(topic)), 201)
-        written = client.request("POST", path(topic), dumps({"records": [{"data": {"a": 1}}]}), [JSON])
-        assert good(written)["seqs"] == [1]
-        assert good(client.request("POST", path(topic, "/diff")))["records"][0]["data"] == {"a": 1}
-        refused(client.request("GET", "/nowhere"), 404, "not_found")
-        refused(client.request("PATCH", path(topic)), 405, "method_not_allowed")
-        head_only = client.request("HEAD", path(topic))
+        expect_success(client.request("PUT", topic_path(topic)), 201)
+        written = client.request("POST", topic_path(topic), dumps({"records": [{"data": {"a": 1}}]}), [JSON])
+        assert expect_success(written)["seqs"] == [1]
+        assert expect_success(client.request("POST", topic_path(topic, "/diff")))["records"][0]["data"] == {"a": 1}
+        expect_error(client.request("GET", "/nowhere"), 404, "not_found")
+        expect_error(client.request("PATCH", topic_path(topic)), 405, "method_not_allowed")
+        head_only = client.request("HEAD", topic_path(topic))
         assert (head_only.status, head_only.body) == (200, b"")
 
 
 def test_the_preface_may_come_in_pieces(server: Server) -> None:
     """§1.1: sniffing waits for enough bytes to decide."""
-    with Wire(server.address) as wire:
+    with RawConnection(server.address) as wire:
         for at in range(len(PREFACE)):
             wire.send(PREFACE[at : at + 1])
         wire.send(b"\0\0\0\x04\0" + b"\0\0\0\0")
-        assert wire.exactly(9)[3] == 4
+        assert wire.read_exactly(9)[3] == 4
 
 
 def test_both_versions_are_spoken_side_by_side(server: Server, api: Api, topic: str) -> None:
     """§1.1: one listener, chosen per connection; a write of one wakes a reader of the other."""
-    api.make(topic)
+    api.create_topic(topic)
     with H2Client(server.address) as client:
-        waiting = client.begin("POST", path(topic, "/diff"), dumps({"wait_ms": 20_000}), [JSON])
+        waiting = client.begin("POST", topic_path(topic, "/diff"), dumps({"wait_ms": 20_000}), [JSON])
         quick = client.request("GET", "/v0/health")
         assert quick.status == 200, "one stream does not hold up another"
         assert waiting not in client.ended
         assert api.write(topic, "x")["head_seq"] == 1
-        assert [record["$seq"] for record in good(client.end(waiting))["records"]] == [1]
+        assert [record["$seq"] for record in expect_success(client.end(waiting))["records"]] == [1]
 
 
 def test_many_requests_share_one_http_2_connection(server: Server, topic: str) -> None:
     with H2Client(server.address) as client:
-        good(client.request("PUT", path(topic)), 201)
+        expect_success(client.request("PUT", topic_path(topic)), 201)
         streams = [
-            client.begin("POST", path(topic), dumps({"records": [{"data": number}]}), [JSON]) for number in range(100)
+            client.begin("POST", topic_path(topic), dumps({"records": [{"data": number}]}), [JSON])
+            for number in range(100)
         ]
-        seqs = [good(client.end(stream))["first_seq"] for stream in streams]
+        seqs = [expect_success(client.end(stream))["first_seq"] for stream in streams]
         assert sorted(seqs) == list(range(1, 101))
 
 
-def test_a_body_over_the_limit_is_refused_over_http_2_and_the_connection_lives(small: Server) -> None:
+def test_a_body_over_the_limit_is_refused_over_http_2_and_the_connection_lives(small_limits_server: Server) -> None:
     """§1.12: 413, for that stream alone."""
-    with H2Client(small.address) as client:
-        refused(client.request("POST", path("t"), b"x" * 300_000, [JSON]), 413, "payload_too_large")
+    with H2Client(small_limits_server.address) as client:
+        expect_error(client.request("POST", topic_path("t"), b"x" * 300_000, [JSON]), 413, "payload_too_large")
         assert client.request("GET", "/v0/health").status == 200
 
 
 def test_events_come_over_http_2_and_a_reset_frees_the_slot(server: Server, api: Api, topic: str) -> None:
     """§1.1: flushed after each frame; §1.12: slots are given back."""
-    api.make(topic)
-    held = api.figures()["sse_connections"]
+    api.create_topic(topic)
+    held = api.metrics()["sse_connections"]
     url = api.watch({topic: {}})["stream_url"]
     with H2Client(server.address) as client:
         stream = client.begin("GET", url)
@@ -209,21 +212,21 @@ def test_events_come_over_http_2_and_a_reset_frees_the_slot(server: Server, api:
             assert client.step()
         retry, caught_up, _ = bytes(client.data[stream]).split(b"\n\n")
         assert retry + b"\n\n" == RETRY
-        assert event_of(caught_up + b"\n\n").name == "caught-up"
+        assert parse_event(caught_up + b"\n\n").name == "caught-up"
         api.write(topic, "x")
         while client.data[stream].count(b"\n\n") < 4:
             assert client.step()
         assert b'"$seq":1' in client.data[stream]
-        assert api.figures()["sse_connections"] == held + 1
+        assert api.metrics()["sse_connections"] == held + 1
         client.reset(stream)
         assert client.request("GET", "/v0/health").status == 200
-        eventually(lambda: api.figures()["sse_connections"] == held)
+        eventually(lambda: api.metrics()["sse_connections"] == held)
 
 
 def test_a_websocket_is_not_offered_over_http_2(server: Server) -> None:
     """§1.1: WebSocket is an upgrade of HTTP/1.1 only."""
     with H2Client(server.address) as client:
-        refused(client.request("GET", "/v0/ws"), 400, "invalid_request")
+        expect_error(client.request("GET", "/v0/ws"), 400, "invalid_request")
 
 
 # ── routes (§1.3) ─────────────────────────────────────────────────────────────────────────────
@@ -256,7 +259,7 @@ def test_a_websocket_is_not_offered_over_http_2(server: Server) -> None:
 def test_an_unknown_path_is_404_and_so_is_a_trailing_slash(api: Api, target: str) -> None:
     """§1.1, §1.3."""
     for method in ("GET", "POST", "PUT", "DELETE"):
-        refused(api.request(method, target), 404, "not_found")
+        expect_error(api.request(method, target), 404, "not_found")
 
 
 @pytest.mark.parametrize(
@@ -284,7 +287,7 @@ def test_a_known_path_with_another_method_is_405(api: Api, topic: str, target: s
         if method == "HEAD":
             assert (reply.status, reply.body) == (405, b"")
         else:
-            refused(reply, 405, "method_not_allowed")
+            expect_error(reply, 405, "method_not_allowed")
 
 
 @pytest.mark.parametrize(
@@ -292,7 +295,7 @@ def test_a_known_path_with_another_method_is_405(api: Api, topic: str, target: s
 )
 def test_head_works_wherever_get_works(api: Api, topic: str, target: str) -> None:
     """§1.1: the same head, no body, and the connection goes on."""
-    api.make(topic)
+    api.create_topic(topic)
     got, head = (api.request(method, target.format(topic=topic)) for method in ("GET", "HEAD"))
     assert (head.status, head.body) == (200, b"")
     assert head.header("content-type") == got.header("content-type")
@@ -301,18 +304,18 @@ def test_head_works_wherever_get_works(api: Api, topic: str, target: str) -> Non
 
 
 def test_head_of_what_is_not_there_is_404_without_a_body(api: Api, topic: str) -> None:
-    for target in ("/nowhere", path(topic), "/v0/watch/wid_nope"):
+    for target in ("/nowhere", topic_path(topic), "/v0/watch/wid_nope"):
         head = api.request("HEAD", target)
         assert (head.status, head.body, head.header("content-type")) == (404, b"", "application/json")
 
 
 def test_head_of_a_stream_has_its_headers_and_holds_no_slot(api: Api, topic: str) -> None:
-    api.make(topic)
-    held = api.figures()["sse_connections"]
+    api.create_topic(topic)
+    held = api.metrics()["sse_connections"]
     head = api.request("HEAD", api.watch({topic: {}})["stream_url"])
     assert head.status == 200
     assert (head.header("content-type") or "").startswith("text/event-stream")
-    assert api.figures()["sse_connections"] == held
+    assert api.metrics()["sse_connections"] == held
 
 
 # ── paths ─────────────────────────────────────────────────────────────────────────────────────
@@ -321,21 +324,23 @@ def test_head_of_a_stream_has_its_headers_and_holds_no_slot(api: Api, topic: str
 def test_a_part_of_a_path_is_decoded_once(api: Api, topic: str) -> None:
     """§1.1: `%3A` is `:`; `%2541` is `%41` and never `A`."""
     coded = "".join(f"%{ord(letter):02X}" for letter in topic)
-    assert good(api.put(f"/v0/topics/{coded}"), 201)["topic"] == topic
-    assert good(api.put(f"/v0/topics/{topic}%3ab"), 201)["topic"] == f"{topic}:b"
-    refused(api.get(f"/v0/topics/{topic}%2541"), 404, "topic_not_found", {"topic": f"{topic}%41"})
-    refused(api.put(f"/v0/topics/{topic}%2541"), 400, "invalid_request")
-    refused(api.get(f"/v0/topics/{topic}%2Fx"), 404, "topic_not_found", {"topic": f"{topic}/x"})
-    refused(api.put(f"/v0/topics/{topic}%2Fx"), 400, "invalid_request")
-    refused(api.get("/v0/topics/%E2%82%AC"), 404, "topic_not_found", {"topic": "€"})
-    assert good(api.get(f"/v0/topics/{topic}?touch=%66alse"))["last_read_ts"] is None, "a query is decoded too"
+    assert expect_success(api.put(f"/v0/topics/{coded}"), 201)["topic"] == topic
+    assert expect_success(api.put(f"/v0/topics/{topic}%3ab"), 201)["topic"] == f"{topic}:b"
+    expect_error(api.get(f"/v0/topics/{topic}%2541"), 404, "topic_not_found", {"topic": f"{topic}%41"})
+    expect_error(api.put(f"/v0/topics/{topic}%2541"), 400, "invalid_request")
+    expect_error(api.get(f"/v0/topics/{topic}%2Fx"), 404, "topic_not_found", {"topic": f"{topic}/x"})
+    expect_error(api.put(f"/v0/topics/{topic}%2Fx"), 400, "invalid_request")
+    expect_error(api.get("/v0/topics/%E2%82%AC"), 404, "topic_not_found", {"topic": "€"})
+    assert expect_success(api.get(f"/v0/topics/{topic}?touch=%66alse"))["last_read_ts"] is None, (
+        "a query is decoded too"
+    )
 
 
 @pytest.mark.parametrize("part", ["%ff", "a%C3", "%c0%80", "%ED%A0%80", "%80x"])
 def test_a_path_that_cannot_be_decoded_is_400_with_the_envelope(api: Api, part: str) -> None:
     """§1.8, D12: not plain text."""
     for method, rest in (("GET", ""), ("PUT", ""), ("DELETE", ""), ("POST", "/diff")):
-        refused(
+        expect_error(
             api.request(method, f"/v0/topics/{part}{rest}", b"" if method != "GET" else None), 400, "invalid_request"
         )
     assert api.get("/v0/health").status == 200
@@ -346,7 +351,7 @@ def test_half_an_escape_is_no_server_error(api: Api, part: str) -> None:
     """§1.1: what such a name means is open; that it is answered with the envelope is not."""
     reply = api.get(f"/v0/topics/{part}")
     assert reply.status in (400, 404)
-    refused(reply, reply.status, "invalid_request" if reply.status == 400 else "topic_not_found", ANY)
+    expect_error(reply, reply.status, "invalid_request" if reply.status == 400 else "topic_not_found", ANY)
 
 
 # ── media type and size (§1.4, §1.6, §1.12) ───────────────────────────────────────────────────
@@ -362,107 +367,115 @@ def test_another_media_type_is_415_before_anything_is_parsed(
     api: Api, topic: str, method: str, rest: str, kind: str | None
 ) -> None:
     """§1.6: checked before JSON, and before the topic is looked for."""
-    target, method = ("/v0/watch", "POST") if method == "WATCH" else (path(topic, rest), method)
+    target, method = ("/v0/watch", "POST") if method == "WATCH" else (topic_path(topic, rest), method)
     headers = [] if kind is None else [("Content-Type", kind)]
-    refused(api.request(method, target, b"{not json", headers), 415, "unsupported_media_type")
+    expect_error(api.request(method, target, b"{not json", headers), 415, "unsupported_media_type")
     assert not api.exists(topic)
 
 
 @pytest.mark.parametrize("kind", ["application/json; charset=utf-8", "application/json;x=y", "  application/json  "])
 def test_a_media_type_may_have_parameters_and_blanks(api: Api, topic: str, kind: str) -> None:
     """§1.6: begins with application/json."""
-    reply = api.request("POST", path(topic), dumps({"records": [{"data": 1}]}), [("Content-Type", kind)])
-    good(reply, 201)
+    reply = api.request("POST", topic_path(topic), dumps({"records": [{"data": 1}]}), [("Content-Type", kind)])
+    expect_success(reply, 201)
 
 
 def test_no_body_at_all_is_an_empty_object_where_the_contract_says_so(api: Api, topic: str) -> None:
     """§1.6: PUT topic and diff, with any media type and without; everywhere else 415, or 400 with the right one."""
-    assert good(api.request("PUT", path(topic)), 201)["created"]
-    assert not good(api.request("PUT", path(topic), b"", [JSON]))["created"]
-    assert good(api.request("POST", path(topic, "/diff")))["records"] == []
+    assert expect_success(api.request("PUT", topic_path(topic)), 201)["created"]
+    assert not expect_success(api.request("PUT", topic_path(topic), b"", [JSON]))["created"]
+    assert expect_success(api.request("POST", topic_path(topic, "/diff")))["records"] == []
     form = ("Content-Type", "application/x-www-form-urlencoded")  # as curl says of -d ''
-    assert not good(api.request("PUT", path(topic), b"", [form]))["created"]
+    assert not expect_success(api.request("PUT", topic_path(topic), b"", [form]))["created"]
     for kind in (JSON, form):
-        assert good(api.request("POST", path(topic, "/diff"), b"", [kind]))["records"] == []
-    for target in (path(topic), path(topic, "/delete"), "/v0/watch"):
-        refused(api.request("POST", target), 415, "unsupported_media_type")
-        refused(api.request("POST", target, b"", [JSON]), 400, "invalid_request")
+        assert expect_success(api.request("POST", topic_path(topic, "/diff"), b"", [kind]))["records"] == []
+    for target in (topic_path(topic), topic_path(topic, "/delete"), "/v0/watch"):
+        expect_error(api.request("POST", target), 415, "unsupported_media_type")
+        expect_error(api.request("POST", target, b"", [JSON]), 400, "invalid_request")
 
 
 def chunks(*parts: bytes) -> bytes:
     return b"".join(b"%x\r\n%b\r\n" % (len(part), part) for part in parts) + b"0\r\n\r\n"
 
 
-def test_a_body_as_large_as_the_limit_is_taken_and_one_byte_more_is_413(small: Server, topic: str) -> None:
+def test_a_body_as_large_as_the_limit_is_taken_and_one_byte_more_is_413(
+    small_limits_server: Server, topic: str
+) -> None:
     """§1.12: exactly at the limit is accepted."""
     body = dumps({"records": [{"data": "x"}]})
-    with small.client() as client:
-        good(client.request("POST", path(topic), body.ljust(BODY_MAX), [JSON]), 201)
-        refused(client.request("POST", path(topic), body.ljust(BODY_MAX + 1), [JSON]), 413, "payload_too_large")
+    with small_limits_server.client() as client:
+        expect_success(client.request("POST", topic_path(topic), body.ljust(BODY_MAX), [JSON]), 201)
+        expect_error(
+            client.request("POST", topic_path(topic), body.ljust(BODY_MAX + 1), [JSON]), 413, "payload_too_large"
+        )
         assert client.state(topic)["head_seq"] == 1
 
 
-def test_a_body_over_the_limit_beats_a_wrong_media_type_and_broken_json(small: Server) -> None:
+def test_a_body_over_the_limit_beats_a_wrong_media_type_and_broken_json(small_limits_server: Server) -> None:
     """§1.4: 413 before 415 before 400."""
-    with small.client() as client:
+    with small_limits_server.client() as client:
         for headers in ([], [("Content-Type", "text/plain")], [JSON]):
-            for target in (path("t"), path("t", "/diff"), path("t", "/delete"), "/v0/watch"):
+            for target in (topic_path("t"), topic_path("t", "/diff"), topic_path("t", "/delete"), "/v0/watch"):
                 reply = client.request("POST", target, b"{" * (BODY_MAX + 1), headers)
-                refused(reply, 413, "payload_too_large")
-            refused(client.request("PUT", path("t"), b"{" * (BODY_MAX + 1), headers), 413, "payload_too_large")
+                expect_error(reply, 413, "payload_too_large")
+            expect_error(
+                client.request("PUT", topic_path("t"), b"{" * (BODY_MAX + 1), headers), 413, "payload_too_large"
+            )
 
 
-def test_a_body_in_chunks_over_the_limit_is_413_and_the_connection_goes_on(small: Server, topic: str) -> None:
+def test_a_body_in_chunks_over_the_limit_is_413_and_the_connection_goes_on(
+    small_limits_server: Server, topic: str
+) -> None:
     """§1.12, E: a limit without a Content-Length."""
-    with small.client() as client:
-        wire = client.wire
-        head = client.bytes_of("POST", path(topic), headers=[JSON, ("Transfer-Encoding", "chunked")])
+    with small_limits_server.client() as client:
+        wire = client.connection
+        head = client.encode_request("POST", topic_path(topic), headers=[JSON, ("Transfer-Encoding", "chunked")])
         wire.send(head + chunks(*[b"x" * 500] * 20))
-        refused(client.end(), 413, "payload_too_large")
+        expect_error(client.end(), 413, "payload_too_large")
         assert client.request("GET", "/v0/health").status == 200
-        assert client.wire is wire, "the same connection"
+        assert client.connection is wire, "the same connection"
         assert not client.exists(topic)
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_the_answer_to_a_large_body_is_not_lost_to_a_reset(small: Server, chunked: bool) -> None:
+def test_the_answer_to_a_large_body_is_not_lost_to_a_reset(small_limits_server: Server, chunked: bool) -> None:
     """E: a client that first sends all of it, and only then reads, still gets its 413."""
     size = 8 << 20
     framing = ("Transfer-Encoding", "chunked") if chunked else ("Content-Length", str(size))
-    with small.client() as client:
-        client.wire.send(client.bytes_of("POST", path("t"), headers=[JSON, framing]))
+    with small_limits_server.client() as client:
+        client.connection.send(client.encode_request("POST", topic_path("t"), headers=[JSON, framing]))
         for _ in range(size >> 16):
             part = b"x" * (1 << 16)
-            client.wire.send(b"10000\r\n%b\r\n" % part if chunked else part)
+            client.connection.send(b"10000\r\n%b\r\n" % part if chunked else part)
         if chunked:
-            client.wire.send(b"0\r\n\r\n")
-        refused(client.end(), 413, "payload_too_large")
+            client.connection.send(b"0\r\n\r\n")
+        expect_error(client.end(), 413, "payload_too_large")
 
 
-def test_a_client_that_asks_first_is_refused_without_sending_its_body(small: Server) -> None:
+def test_a_client_that_asks_first_is_refused_without_sending_its_body(small_limits_server: Server) -> None:
     """`Expect: 100-continue` with a length over the limit: 413 in the place of 100."""
     headers = [JSON, ("Expect", "100-continue"), ("Content-Length", str(BODY_MAX + 1))]
-    with small.client() as client:
-        client.wire.send(client.bytes_of("POST", path("t"), headers=headers))
-        assert client.wire.head().status == 413
+    with small_limits_server.client() as client:
+        client.connection.send(client.encode_request("POST", topic_path("t"), headers=headers))
+        assert client.connection.head().status == 413
 
 
 def test_a_body_that_is_moderately_too_large_does_not_cost_the_connection(api: Api) -> None:
     """§1.12: at the limit that a server has by itself, 64 MiB, the rest of a longer body is read and thrown away."""
     size, part = 90_000_000, b"x" * 1_000_000
     with api as client:
-        wire = client.wire
-        wire.send(client.bytes_of("POST", path("t"), headers=[JSON, ("Content-Length", str(size))]))
+        wire = client.connection
+        wire.send(client.encode_request("POST", topic_path("t"), headers=[JSON, ("Content-Length", str(size))]))
         for _ in range(size // len(part)):
             wire.send(part)
-        refused(client.end(), 413, "payload_too_large")
+        expect_error(client.end(), 413, "payload_too_large")
         assert client.get("/v0/health").status == 200
-        assert client.wire is wire, "the same connection"
+        assert client.connection is wire, "the same connection"
 
 
 def test_the_lines_of_a_list_are_one_list(server: Server, api: Api, topic: str) -> None:
     """RFC 9110, 5.3: for both versions of HTTP."""
-    api.make(topic)
+    api.create_topic(topic)
     accept = [("Accept", "text/html"), ("Accept", "text/event-stream")]
     codings = [("Accept-Encoding", "br"), ("Accept-Encoding", "gzip")]
     stream = f"/v0/watch/{api.watch({topic: {}})['wid']}"
@@ -511,11 +524,11 @@ MINE = b"Host: localhost\r\nX-Request-Id: mine\r\n"
     ids=[*("no request", "no host", "413", "414", "415", "426", "431", "501", "505")],
 )
 def test_what_no_handler_answers_has_an_id_and_is_counted(
-    small: Server, sent: bytes, status: int, route: str, method: str, name: str | None
+    small_limits_server: Server, sent: bytes, status: int, route: str, method: str, name: str | None
 ) -> None:
     """The client's own id where the head could be read. How much of a head that is too long was, depends on how it
     came."""
-    with small.client() as client, Wire(client.address) as wire:
+    with small_limits_server.client() as client, RawConnection(client.address) as wire:
         before = counted(client, status, route, method)
         wire.send(sent)
         reply = wire.reply()
@@ -537,9 +550,9 @@ def test_what_no_handler_answers_has_an_id_and_is_counted(
     ids=["413", "414", "415", "no gzip", "no path"],
 )
 def test_what_no_handler_answers_over_http_2_has_an_id_and_is_counted(
-    small: Server, target: str, body: bytes, headers: list[tuple[str, str]], status: int, route: str
+    small_limits_server: Server, target: str, body: bytes, headers: list[tuple[str, str]], status: int, route: str
 ) -> None:
-    with small.client() as client, H2Client(small.address) as wire:
+    with small_limits_server.client() as client, H2Client(small_limits_server.address) as wire:
         before = counted(client, status, route, "POST")
         reply = wire.request("POST", target, body, [*headers, ("X-Request-Id", "mine")])
         assert (reply.status, reply.header("x-request-id")) == (status, "mine")
@@ -565,10 +578,10 @@ def test_a_stream_in_that_breaks_off_says_what_was_written(api: Api, topic: str,
             packed[-6] ^= 1
         framing = [("Content-Encoding", "gzip"), ("Content-Length", str(len(packed)))]
         sent = bytes(packed)
-    api.make(topic)
-    with Wire(api.address) as wire:
-        wire.send(api.bytes_of("POST", path(topic), headers=[*headers, *framing]) + sent)
-        error = refused(wire.reply(), 400, "invalid_request", ANY)
+    api.create_topic(topic)
+    with RawConnection(api.address) as wire:
+        wire.send(api.encode_request("POST", topic_path(topic), headers=[*headers, *framing]) + sent)
+        error = expect_error(wire.reply(), 400, "invalid_request", ANY)
     count = api.state(topic)["head_seq"]
     assert error["detail"]["written"]["count"] == count
     assert error["detail"]["written"]["ranges"] == ([[1, count]] if count else [])
@@ -636,30 +649,30 @@ ILL_TYPED: list[tuple[str, str, list[Any]]] = [
 @pytest.mark.parametrize(("where", "field", "values"), ILL_TYPED)
 def test_types_are_strict(api: Api, topic: str, where: str, field: str, values: list[Any]) -> None:
     """§1.6: no float, string, boolean or null for an integer, no 0 or 1 for a boolean; all of it 400."""
-    api.make(topic)
+    api.create_topic(topic)
     for value in values:
         match where:
             case "PUT":
-                reply = api.put(path(topic), {field: value})
+                reply = api.put(topic_path(topic), {field: value})
             case "WRITE":
-                reply = api.post(path(topic), {"records": [{"data": 1}], field: value})
+                reply = api.post(topic_path(topic), {"records": [{"data": 1}], field: value})
             case "RECORD":
-                reply = api.post(path(topic), {"records": [{"data": 1, field: value}]})
+                reply = api.post(topic_path(topic), {"records": [{"data": 1, field: value}]})
             case "WATCH":
                 reply = api.post("/v0/watch", {"topics": {topic: {}}, field: value})
             case "SPOT":
                 reply = api.post("/v0/watch", {"topics": {topic: {field: value}}})
             case _:
-                reply = api.post(path(topic, where), {field: value})
+                reply = api.post(topic_path(topic, where), {field: value})
         assert reply.status == 400, (field, value, reply.status, reply.body)
-        refused(reply, 400, "invalid_request", ANY)
+        expect_error(reply, 400, "invalid_request", ANY)
     now = api.state(topic)
     assert (now["head_seq"], now["config"]["ttl_ms"]) == (0, 0), "nothing was done"
 
 
 def test_null_is_absent_where_the_contract_says_so(api: Api, topic: str) -> None:
     """§1.6, §1.13, §1.14, §2.5, §2.6, §2.7."""
-    made = api.make(topic, durability=None, priority=None, dead_letter=None)["config"]
+    made = api.create_topic(topic, durability=None, priority=None, dead_letter=None)["config"]
     assert (made["durability"], made["priority"], made["dead_letter"]) == ("disk", None, None)
     record = {"data": None, "tag": None, "node": None, "meta": None}
     wrote = api.records(topic, record, node=None, idempotency_key=None, create=None, config=None)
@@ -672,7 +685,7 @@ def test_null_is_absent_where_the_contract_says_so(api: Api, topic: str) -> None
 def test_the_largest_integers_of_a_type_are_taken(api: Api, topic: str) -> None:
     """§1.6: u64 and u32, to their last value."""
     top = (1 << 64) - 1
-    assert api.make(topic, ttl_ms=top, cap_bytes=top)["config"]["ttl_ms"] == top
+    assert api.create_topic(topic, ttl_ms=top, cap_bytes=top)["config"]["ttl_ms"] == top
     assert api.configure(topic, priority=-(1 << 31))["config"]["priority"] in (-(1 << 31), -1000)
     api.write(topic, 1)
     assert api.diff(topic, limit=(1 << 32) - 1, max_batch_bytes=top, from_seq=0)["next_from_seq"] == 1
@@ -713,11 +726,11 @@ NO_JSON = [
 @pytest.mark.parametrize("body", NO_JSON, ids=range(len(NO_JSON)))
 def test_what_is_not_json_is_400_and_nothing_is_done(api: Api, topic: str, body: bytes) -> None:
     """§1.6, E: trailing bytes, BOM, invalid UTF-8, NaN, and nesting beyond about 128."""
-    refused(api.request("POST", path(topic), body, [JSON]), 400, "invalid_request")
+    expect_error(api.request("POST", topic_path(topic), body, [JSON]), 400, "invalid_request")
     assert not api.exists(topic)
     if body:
-        refused(
-            api.request("POST", path(topic, "/diff"), body.replace(b"records", b"x") + b"]", [JSON]),
+        expect_error(
+            api.request("POST", topic_path(topic, "/diff"), body.replace(b"records", b"x") + b"]", [JSON]),
             400,
             "invalid_request",
         )
@@ -735,16 +748,16 @@ def test_nesting_that_is_not_too_deep_is_kept(api: Api, topic: str) -> None:
 def test_deep_nesting_in_a_field_nobody_knows_breaks_nothing(api: Api, topic: str) -> None:
     """§1.1, E: ignored or refused, never 5xx."""
     body = b'{"records":[{"data":1}],"stray":' + b"[" * 50_000 + b"]" * 50_000 + b"}"
-    assert api.request("POST", path(topic), body, [JSON]).status in (201, 400)
+    assert api.request("POST", topic_path(topic), body, [JSON]).status in (201, 400)
     assert api.get("/v0/health").status == 200
 
 
 def test_unknown_fields_are_ignored_everywhere(api: Api, topic: str) -> None:
     """§1.1: clients send stray ones."""
     stray: dict[str, Any] = {"stray": {"a": [1]}, "ok": None}
-    assert good(api.put(path(topic), {"ttl_ms": 0, **stray}), 201)["config"].keys() >= {"ttl_ms"}
+    assert expect_success(api.put(topic_path(topic), {"ttl_ms": 0, **stray}), 201)["config"].keys() >= {"ttl_ms"}
     body = {"records": [{"data": 1, **stray}], "return_seqs": False, "seqs": [1], **stray}
-    assert good(api.post(path(topic), body))["seqs"] == [1]
+    assert expect_success(api.post(topic_path(topic), body))["seqs"] == [1]
     found = api.diff(topic, **stray)["records"]
     assert found[0].keys() == {"$seq", "$ts", "data"}
     assert api.remove(topic, before_seq=1, **stray)["deleted"] == 0
@@ -790,7 +803,7 @@ def test_data_comes_back_as_the_value_that_was_sent(api: Api, topic: str, data: 
 def test_escapes_and_blanks_change_no_value(api: Api, topic: str) -> None:
     """§1.6: compare by JSON value."""
     body = b'{ "records" : [ { "data" : { "a" : "\\u00e9\\ud83c\\udf0a\\/\\n" , "b" : [ 1 , 2.50 , 1E2 ] } } ] }'
-    good(api.request("POST", path(topic), body, [JSON]), 201)
+    expect_success(api.request("POST", topic_path(topic), body, [JSON]), 201)
     assert api.diff(topic)["records"][0]["data"] == {"a": "é🌊/\n", "b": [1, 2.5, 100.0]}
 
 
@@ -809,7 +822,7 @@ def test_escapes_and_blanks_change_no_value(api: Api, topic: str) -> None:
 )
 def test_a_boolean_of_a_query_that_is_neither_is_the_default(api: Api, topic: str, text: str, touched: bool) -> None:
     """§1.6: `true|1`, `false|0`, anything else the default; here of `touch`, which is true."""
-    api.make(topic)
+    api.create_topic(topic)
     assert (api.state(topic, f"?touch={text}")["last_read_ts"] is not None) == touched
 
 
@@ -818,11 +831,11 @@ def test_the_envelope_is_compact_in_what_it_says(api: Api, topic: str) -> None:
     answers = [
         (api.get("/nowhere"), 404, "not_found", None),
         (api.request("PATCH", "/v0/topics"), 405, "method_not_allowed", None),
-        (api.get(path(topic)), 404, "topic_not_found", {"topic": topic}),
+        (api.get(topic_path(topic)), 404, "topic_not_found", {"topic": topic}),
         (api.put("/v0/topics/-bad", {}), 400, "invalid_request", None),
         (api.get("/v0/watch/wid_nope"), 404, "not_found", None),
         (api.get("/v0/watch/wid_nope", [("Accept", "application/json")]), 406, "not_acceptable", None),
     ]
     for reply, status, code, detail in answers:
-        refused(reply, status, code, detail)
+        expect_error(reply, status, code, detail)
         assert reply.header("content-type") == "application/json"

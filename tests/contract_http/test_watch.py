@@ -10,24 +10,24 @@ from typing import Any
 
 import pytest
 
-from tests.contract_http.api import Api, good, refused
-from tests.contract_http.client import Wire
-from tests.contract_http.events import RETRY, Event, Events, cursor, heartbeat_of
+from tests.contract_http.api import Api, expect_error, expect_success
+from tests.contract_http.client import RawConnection
 from tests.contract_http.server import Server
-from tests.contract_http.waits import eventually
+from tests.contract_http.sse_client import RETRY, Event, SseStream, cursor, parse_heartbeat
+from tests.contract_http.waiting import eventually
 
 Name = Callable[[str], str]
 HEARTBEAT_MS = 60
 
 
 @pytest.fixture(scope="module")
-def beating(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def fast_heartbeat_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server whose heartbeats may be as quick as a test is patient."""
     with Server(tmp_path_factory.mktemp("beating"), test_min_heartbeat_ms=1).start() as running:
         yield running
 
 
-def opened(server: Server, api: Api, topics: dict[str, dict[str, object]], **more: Any) -> Events:
+def opened(server: Server, api: Api, topics: dict[str, dict[str, object]], **more: Any) -> SseStream:
     """A stream of a new session."""
     return server.events(api.watch(topics, **more)["stream_url"])
 
@@ -38,9 +38,9 @@ def opened(server: Server, api: Api, topics: dict[str, dict[str, object]], **mor
 def test_the_answer_to_a_watch(api: Api, name: Name) -> None:
     """§2.9: 200, five keys, and the watermarks of every topic."""
     a, b = name("a"), name("b")
-    api.make(a, cap_records=2)
+    api.create_topic(a, cap_records=2)
     api.write(a, 1, 2, 3)
-    api.make(b)
+    api.create_topic(b)
     made = api.watch({a: {"from_seq": 1}, b: {}})
     assert made.keys() == {"wid", "stream_url", "session_ttl_ms", "topics", "performance"}
     assert made["stream_url"] == f"/v0/watch/{made['wid']}"
@@ -66,24 +66,24 @@ def test_a_watch_may_begin_at_the_end(api: Api, server: Server, topic: str) -> N
 
 def test_a_watch_has_1_to_256_topics(api: Api, topic: str) -> None:
     """§2.9, §1.12: 400, before any of them is looked for."""
-    refused(api.post("/v0/watch", {"topics": {}}), 400, "invalid_request")
-    refused(api.post("/v0/watch", {}), 400, "invalid_request")
+    expect_error(api.post("/v0/watch", {"topics": {}}), 400, "invalid_request")
+    expect_error(api.post("/v0/watch", {}), 400, "invalid_request")
     many: dict[str, dict[str, object]] = {f"{topic}-{number}": {} for number in range(257)}
-    refused(api.post("/v0/watch", {"topics": many}), 400, "invalid_request")
-    refused(api.post("/v0/watch?lenient=true", {"topics": many}), 400, "invalid_request")
+    expect_error(api.post("/v0/watch", {"topics": many}), 400, "invalid_request")
+    expect_error(api.post("/v0/watch?lenient=true", {"topics": many}), 400, "invalid_request")
     del many[f"{topic}-0"]
-    assert good(api.post("/v0/watch?lenient=1", {"topics": many}))["topics"] == {}
+    assert expect_success(api.post("/v0/watch?lenient=1", {"topics": many}))["topics"] == {}
 
 
 def test_an_unknown_topic_refuses_a_watch_unless_it_is_lenient(api: Api, server: Server, name: Name) -> None:
     """§2.9: 404 with its name; lenient leaves it out, and what is left out is not followed later."""
     known, unknown = name("known"), name("unknown")
-    api.make(known)
-    sessions = api.figures()["watch_sessions"]
+    api.create_topic(known)
+    sessions = api.metrics()["watch_sessions"]
     for query in ("", "?lenient=false", "?lenient=0", "?lenient=maybe"):
         reply = api.post(f"/v0/watch{query}", {"topics": {known: {}, unknown: {}}})
-        refused(reply, 404, "topic_not_found", {"topic": unknown})
-    assert api.figures()["watch_sessions"] == sessions
+        expect_error(reply, 404, "topic_not_found", {"topic": unknown})
+    assert api.metrics()["watch_sessions"] == sessions
     made = api.watch({known: {}, unknown: {}}, "?lenient=true")
     assert made["topics"].keys() == {known}
     with server.events(made["stream_url"]) as stream:
@@ -103,10 +103,10 @@ def test_a_session_of_nothing_ends_at_once(api: Api, server: Server, topic: str)
 
 def test_consistency_is_one_of_two(api: Api, topic: str) -> None:
     """§2.9: parsed; `strong` waits for the sync of what it tells (docs/guarantees.md)."""
-    api.make(topic)
+    api.create_topic(topic)
     for value in ("eventual", "strong"):
         assert api.watch({topic: {}}, consistency=value)["wid"]
-    refused(api.post("/v0/watch", {"topics": {topic: {}}, "consistency": "weak"}), 400, "invalid_request")
+    expect_error(api.post("/v0/watch", {"topics": {topic: {}}, "consistency": "weak"}), 400, "invalid_request")
 
 
 # ── the head of a stream ──────────────────────────────────────────────────────────────────────
@@ -114,9 +114,9 @@ def test_consistency_is_one_of_two(api: Api, topic: str) -> None:
 
 def test_the_head_of_a_stream(api: Api, server: Server, topic: str) -> None:
     """§3.8: three headers, and `retry` as the first bytes."""
-    api.make(topic)
+    api.create_topic(topic)
     target = api.watch({topic: {}})["stream_url"]
-    with Events(server.address, target, hello=False) as stream:
+    with SseStream(server.address, target, hello=False) as stream:
         assert stream.head.status == 200
         assert (stream.head.header("content-type") or "").startswith("text/event-stream")
         assert stream.head.header("cache-control") == "no-store"
@@ -133,7 +133,7 @@ def test_the_head_of_a_stream(api: Api, server: Server, topic: str) -> None:
 )
 def test_a_client_that_takes_events_gets_them(api: Api, server: Server, topic: str, accept: str | None) -> None:
     """§2.9: Accept is absent, empty, or names the type or anything."""
-    api.make(topic)
+    api.create_topic(topic)
     headers = {} if accept is None else {"Accept": accept}
     with server.events(api.watch({topic: {}})["stream_url"], headers=headers) as stream:
         stream.expect("caught-up")
@@ -142,11 +142,11 @@ def test_a_client_that_takes_events_gets_them(api: Api, server: Server, topic: s
 @pytest.mark.parametrize("accept", ["application/json", "text/html", "text/*", "event-stream"])
 def test_a_client_that_takes_no_events_gets_406(api: Api, server: Server, topic: str, accept: str) -> None:
     """§2.9: first of all checks, and no slot is spent."""
-    api.make(topic)
+    api.create_topic(topic)
     for target in (api.watch({topic: {}})["stream_url"], "/v0/watch/wid_nope"):
         with server.events(target, headers={"Accept": accept}) as stream:
             assert stream.refusal is not None
-            refused(stream.refusal, 406, "not_acceptable")
+            expect_error(stream.refusal, 406, "not_acceptable")
 
 
 def test_an_unknown_session_is_404(server: Server) -> None:
@@ -154,12 +154,12 @@ def test_an_unknown_session_is_404(server: Server) -> None:
     for wid in ("wid_AAAAAAAAAAAAAAAAAAAAAA", "x", "wid_", "%20"):
         with server.events(f"/v0/watch/{wid}") as stream:
             assert stream.refusal is not None
-            refused(stream.refusal, 404, "not_found")
+            expect_error(stream.refusal, 404, "not_found")
 
 
 def test_a_browser_that_offers_compression_still_gets_every_frame_at_once(api: Api, server: Server, topic: str) -> None:
     """§1.1, §3.8: flushed after each frame, whatever was offered."""
-    api.make(topic)
+    api.create_topic(topic)
     headers = {"Accept-Encoding": "gzip, deflate, br", "Accept": "text/event-stream"}
     with server.events(api.watch({topic: {}})["stream_url"], headers=headers) as stream:
         assert stream.head.header("content-encoding") is None
@@ -171,13 +171,13 @@ def test_a_browser_that_offers_compression_still_gets_every_frame_at_once(api: A
 # ── frames ────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_byte_of_a_stream(beating: Server) -> None:
+def test_every_byte_of_a_stream(fast_heartbeat_server: Server) -> None:
     """§3.8: records, level, a loss, the end of a topic and of the stream, exactly as drawn."""
-    with beating.client() as api:
-        api.make("jobs", cap_records=2)
+    with fast_heartbeat_server.client() as api:
+        api.create_topic("jobs", cap_records=2)
         api.records("jobs", {"data": {"é": "\n"}, "tag": "t", "node": "n", "meta": {"m": 1}}, {"data": [1, None]})
         stamp = api.diff("jobs")["records"][0]["$ts"]
-        with opened(beating, api, {"jobs": {}}, include_tags=True, heartbeat_ms=60_000) as stream:
+        with opened(fast_heartbeat_server, api, {"jobs": {}}, include_tags=True, heartbeat_ms=60_000) as stream:
             first = f'{{"$seq":1,"$ts":{stamp},"$node":"n","$tag":"t","data":{{"é":"\\n"}},"meta":{{"m":1}}}}'
             second = f'{{"$seq":2,"$ts":{stamp},"data":[1,null]}}'
             span = '"topic":"jobs","from_seq":0,"to_seq":2,"head_seq":2'
@@ -203,7 +203,7 @@ def test_a_stream_is_plain_lines_in_chunks(api: Api, server: Server, topic: str)
     """§3.8: LF only, one blank line behind each frame, one line of data."""
     api.write(topic, "line one\nline two\r\n\r\nend")
     target = api.watch({topic: {}})["stream_url"]
-    with Wire(server.address) as wire:
+    with RawConnection(server.address) as wire:
         wire.send(f"GET {target} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         assert wire.head().header("transfer-encoding") == "chunked"
         held = b""
@@ -226,7 +226,7 @@ def test_at_the_head_a_stream_says_so_at_once(api: Api, server: Server, topic: s
     with opened(server, api, {topic: {}}, node="me") as stream:
         (level,) = stream.expect("caught-up")
         assert (level.data, level.id) == ({"topic": topic, "head_seq": 2}, {topic: 2}), "the cursor moved silently"
-    api.make(f"{topic}-empty")
+    api.create_topic(f"{topic}-empty")
     with opened(server, api, {f"{topic}-empty": {}}) as stream:
         assert stream.expect("caught-up")[0].data == {"topic": f"{topic}-empty", "head_seq": 0}
 
@@ -247,7 +247,7 @@ def test_each_burst_is_followed_by_its_level(api: Api, server: Server, topic: st
 
 def test_an_append_is_told_at_once(api: Api, server: Server, topic: str) -> None:
     """§1.1: flushed after each frame; not with the next heartbeat."""
-    api.make(topic)
+    api.create_topic(topic)
     with opened(server, api, {topic: {}}) as stream:
         stream.expect("caught-up")
         began = time.monotonic()
@@ -291,7 +291,7 @@ def test_topics_come_in_the_order_of_their_names_and_ids_hold_all(api: Api, serv
     a, b, c = name("a"), name("b"), name("c")
     api.write(b, 1, 2)
     api.write(a, 1)
-    api.make(c)
+    api.create_topic(c)
     with opened(server, api, {c: {}, b: {}, a: {}}) as stream:
         frames = stream.expect("record", "caught-up", "record", "caught-up", "caught-up")
         assert [frame.data["topic"] for frame in frames] == [a, a, b, b, c]
@@ -307,7 +307,7 @@ def test_topics_come_in_the_order_of_their_names_and_ids_hold_all(api: Api, serv
         assert (record.data["topic"], record.id) == (c, {a: 1, b: 2, c: 1})
 
 
-def batches(stream: Events) -> list[int]:
+def batches(stream: SseStream) -> list[int]:
     """How many records came in each frame, up to the head."""
     found: list[Event] = []
     while True:
@@ -379,7 +379,7 @@ def test_records_of_a_node_are_left_out_and_the_cursor_passes_them(api: Api, ser
 
 def test_a_cursor_that_is_too_old_is_told_so_on_connect(api: Api, server: Server, topic: str) -> None:
     """§3.8: `from_seq_too_old` on the first read of a connection; the id is at `gap_to`."""
-    api.make(topic, cap_records=3)
+    api.create_topic(topic, cap_records=3)
     api.write(topic, *range(6))
     with opened(server, api, {topic: {"from_seq": 1}}) as stream:
         gap, record, level = stream.expect("tombstone", "record", "caught-up")
@@ -399,7 +399,7 @@ def test_a_cursor_that_is_too_old_is_told_so_on_connect(api: Api, server: Server
 
 def test_a_loss_on_the_way_is_told_with_its_reason(api: Api, server: Server, topic: str) -> None:
     """§3.8: on later reads of a connection."""
-    api.make(topic, cap_records=2)
+    api.create_topic(topic, cap_records=2)
     api.write(topic, 1)
     with opened(server, api, {topic: {}}) as stream:
         stream.expect("record", "caught-up")
@@ -412,7 +412,7 @@ def test_a_loss_on_the_way_is_told_with_its_reason(api: Api, server: Server, top
 
 def test_a_loss_of_everything_is_a_tombstone_and_a_level(api: Api, server: Server, topic: str) -> None:
     """§3.8: no records; the cursor is behind the gap, and `caught-up` follows."""
-    api.make(topic, cap_bytes=3)
+    api.create_topic(topic, cap_bytes=3)
     api.write(topic, "too large")
     with opened(server, api, {topic: {}}) as stream:
         gap, level = stream.expect("tombstone", "caught-up")
@@ -449,7 +449,7 @@ def test_the_end_of_a_topic_is_told_at_once_and_the_others_go_on(api: Api, serve
     """§3.8, D4: promptly, once; a topic of the same name is another one."""
     a, b = name("a"), name("b")
     api.write(a, 1)
-    api.make(b)
+    api.create_topic(b)
     with opened(server, api, {a: {}, b: {}}) as stream:
         stream.expect("record", "caught-up", "caught-up")
         began = time.monotonic()
@@ -471,8 +471,8 @@ def test_the_end_of_a_topic_is_told_at_once_and_the_others_go_on(api: Api, serve
 def test_a_topic_that_went_before_the_stream_began(api: Api, server: Server, name: Name) -> None:
     """§3.8: missing → `topic-deleted`."""
     a, b = name("a"), name("b")
-    api.make(a)
-    api.make(b)
+    api.create_topic(a)
+    api.create_topic(b)
     target = api.watch({a: {}, b: {}})["stream_url"]
     api.drop(a)
     with server.events(target) as stream:
@@ -496,12 +496,12 @@ def test_a_session_goes_on_where_its_stream_broke(api: Api, server: Server, name
     """§3.7: the server's cursors, without any id from the client."""
     a, b = name("a"), name("b")
     api.write(a, 1, 2)
-    api.make(b)
+    api.create_topic(b)
     target = api.watch({a: {}, b: {}})["stream_url"]
     with server.events(target) as stream:
         stream.expect("record", "caught-up", "caught-up")
     # Until then the record would be handed to the stream that nobody reads, and the cursor moves with that.
-    eventually(lambda: api.figures()["sse_connections"] == 0)
+    eventually(lambda: api.metrics()["sse_connections"] == 0)
     api.write(a, 3)
     with server.events(target) as stream:
         record, *_ = stream.expect("record", "caught-up", "caught-up")
@@ -605,7 +605,7 @@ def test_a_stream_that_was_left_open_takes_nothing_from_the_one_after_it(api: Ap
             record, _ = second.expect("record", "caught-up")
             assert record.seqs == list(range(2, 12))
             first.wire.close()
-            eventually(lambda: api.figures()["sse_connections"] == 1)
+            eventually(lambda: api.metrics()["sse_connections"] == 1)
             api.write(topic, 12)
             record, _ = second.expect("record", "caught-up")
             assert (record.seqs, record.data["from_seq"], record.id) == ([12], 11, {topic: 12})
@@ -679,14 +679,14 @@ def test_reading_a_stream_is_consumption(api: Api, server: Server, topic: str) -
 # ── heartbeats ────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_quiet_stream_beats(beating: Server) -> None:
+def test_a_quiet_stream_beats(fast_heartbeat_server: Server) -> None:
     """§3.8: `: hb <epoch ms>`, no id, at its cadence."""
-    with beating.client() as api:
-        api.make("quiet")
-        with opened(beating, api, {"quiet": {}}, heartbeat_ms=HEARTBEAT_MS) as stream:
+    with fast_heartbeat_server.client() as api:
+        api.create_topic("quiet")
+        with opened(fast_heartbeat_server, api, {"quiet": {}}, heartbeat_ms=HEARTBEAT_MS) as stream:
             stream.expect("caught-up")
             began = time.monotonic()
-            beats = [heartbeat_of(stream.frame()) for _ in range(5)]
+            beats = [parse_heartbeat(stream.frame()) for _ in range(5)]
             took_ms = (time.monotonic() - began) * 1000
             assert took_ms >= 4 * HEARTBEAT_MS
             assert beats == sorted(beats)
@@ -694,12 +694,12 @@ def test_a_quiet_stream_beats(beating: Server) -> None:
             assert all(later - before >= HEARTBEAT_MS - 15 for before, later in pairwise(beats))
 
 
-def test_any_event_puts_off_the_heartbeat(beating: Server) -> None:
+def test_any_event_puts_off_the_heartbeat(fast_heartbeat_server: Server) -> None:
     """§3.8: only when nothing was sent for so long."""
     every_ms = 500
-    with beating.client() as api:
-        api.make("busy")
-        with opened(beating, api, {"busy": {}}, heartbeat_ms=every_ms) as stream:
+    with fast_heartbeat_server.client() as api:
+        api.create_topic("busy")
+        with opened(fast_heartbeat_server, api, {"busy": {}}, heartbeat_ms=every_ms) as stream:
             stream.expect("caught-up")
             began = sent = time.monotonic()
             while time.monotonic() - began < 2.5 * every_ms / 1000:
@@ -714,11 +714,11 @@ def test_any_event_puts_off_the_heartbeat(beating: Server) -> None:
 
 def test_a_heartbeat_is_never_quicker_than_a_second(api: Api, server: Server, topic: str) -> None:
     """§1.12: clamped to 1,000 ms without the hook for tests."""
-    api.make(topic)
+    api.create_topic(topic)
     with opened(server, api, {topic: {}}, heartbeat_ms=1) as stream:
         stream.expect("caught-up")
         began = time.monotonic()
-        heartbeat_of(stream.frame(within_s=30))
+        parse_heartbeat(stream.frame(within_s=30))
         assert 0.9 <= time.monotonic() - began < 3
 
 
@@ -726,26 +726,26 @@ def test_a_client_of_http_1_0_gets_its_events_until_the_end(api: Api, server: Se
     """§1.1: no chunks for whom they are unknown."""
     api.write(topic, 1)
     target = api.watch({topic: {}})["stream_url"]
-    with Wire(server.address) as wire:
+    with RawConnection(server.address) as wire:
         wire.send(f"GET {target} HTTP/1.0\r\n\r\n".encode())
         head = wire.head()
         assert (head.status, head.header("transfer-encoding")) == (200, None)
-        assert wire.until(b"\n\n") == RETRY
-        assert wire.until(b"\n\n").startswith(b"id: ")
-        wire.until(b"\n\n")
+        assert wire.read_until(b"\n\n") == RETRY
+        assert wire.read_until(b"\n\n").startswith(b"id: ")
+        wire.read_until(b"\n\n")
         api.drop(topic)
-        assert wire.until(b"\n\n").split(b"\n")[1] == b"event: topic-deleted"
-        assert wire.rest() == b""
+        assert wire.read_until(b"\n\n").split(b"\n")[1] == b"event: topic-deleted"
+        assert wire.read_rest() == b""
 
 
 def test_a_session_counts_as_one_and_its_stream_as_one(api: Api, server: Server, topic: str) -> None:
     """§2.12."""
-    api.make(topic)
-    before = api.figures()
+    api.create_topic(topic)
+    before = api.metrics()
     target = api.watch({topic: {}})["stream_url"]
-    assert api.figures()["watch_sessions"] == before["watch_sessions"] + 1
+    assert api.metrics()["watch_sessions"] == before["watch_sessions"] + 1
     with server.events(target) as stream:
         stream.expect("caught-up")
-        assert api.figures()["sse_connections"] == before["sse_connections"] + 1
-    eventually(lambda: api.figures()["sse_connections"] == before["sse_connections"])
-    assert api.figures()["watch_sessions"] == before["watch_sessions"] + 1, "it can be opened again"
+        assert api.metrics()["sse_connections"] == before["sse_connections"] + 1
+    eventually(lambda: api.metrics()["sse_connections"] == before["sse_connections"])
+    assert api.metrics()["watch_sessions"] == before["watch_sessions"] + 1, "it can be opened again"

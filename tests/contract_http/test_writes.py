@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.contract_http.api import Api, good, path, refused, size
+from tests.contract_http.api import Api, expect_error, expect_success, record_bytes, topic_path
 from tests.contract_http.client import JSON, Reply, dumps
 from tests.contract_http.server import Server
-from tests.contract_http.waits import eventually, together
+from tests.contract_http.waiting import eventually, run_together
 
 MIB = 1 << 20
 Name = Callable[[str], str]
@@ -27,7 +27,7 @@ def sized(total: int, meta: Any = None) -> dict[str, Any]:
     record: dict[str, Any] = {"data": "x" * (total - 2 - (0 if meta is None else len(dumps(meta))))}
     if meta is not None:
         record["meta"] = meta
-    assert size(record["data"], meta) == total
+    assert record_bytes(record["data"], meta) == total
     return record
 
 
@@ -40,7 +40,7 @@ def meta_of(total: int) -> dict[str, str]:
 
 def test_the_answer_to_a_write(api: Api, topic: str) -> None:
     """§2.5: 201 for the write that creates, 200 after it; contiguous seqs in the order of the array."""
-    first = good(api.try_write(topic, {"data": "a"}, {"data": "b"}), 201)
+    first = expect_success(api.try_write(topic, {"data": "a"}, {"data": "b"}), 201)
     assert first.keys() == WROTE
     del first["performance"]
     assert first == {
@@ -54,7 +54,7 @@ def test_the_answer_to_a_write(api: Api, topic: str) -> None:
         "deduped": False,
         "durability": "disk",
     }
-    second = good(api.try_write(topic, {"data": "c"}, {"data": "d"}, {"data": "e"}), 200)
+    second = expect_success(api.try_write(topic, {"data": "c"}, {"data": "d"}, {"data": "e"}), 200)
     assert (second["seqs"], second["head_seq"], second["count"]) == ([3, 4, 5], 5, 3), "count is of this write"
     assert (second["created"], second["deduped"]) == (False, False)
     assert [record["data"] for record in api.diff(topic)["records"]] == ["a", "b", "c", "d", "e"]
@@ -66,10 +66,10 @@ def test_the_answer_to_a_write(api: Api, topic: str) -> None:
 )
 def test_seqs_can_be_left_out(api: Api, topic: str, query: str, told: bool) -> None:
     """§2.5: `return_seqs`, in the query only."""
-    wrote = good(api.try_write(topic, {"data": 1}, query=query), 201)
+    wrote = expect_success(api.try_write(topic, {"data": 1}, query=query), 201)
     assert wrote.keys() == (WROTE if told else WROTE - {"seqs"})
     assert (wrote["first_seq"], wrote["last_seq"]) == (1, 1)
-    assert good(api.try_write(topic, {"data": 1}, query="?return_seqs=perhaps"))["seqs"] == [2]
+    assert expect_success(api.try_write(topic, {"data": 1}, query="?return_seqs=perhaps"))["seqs"] == [2]
 
 
 def test_a_batch_has_one_time_and_time_never_goes_back(api: Api, topic: str) -> None:
@@ -87,7 +87,7 @@ def test_a_batch_has_one_time_and_time_never_goes_back(api: Api, topic: str) -> 
 @pytest.mark.parametrize("durability", ["ephemeral", "memory", "disk", "fsync"])
 def test_the_performance_of_a_write_tells_its_class(api: Api, topic: str, durability: str) -> None:
     """§1.9, §4: `fsync_ms` is above 0 for fsync alone, and exactly 0.0 for the others."""
-    api.make(topic, durability=durability)
+    api.create_topic(topic, durability=durability)
     for _ in range(3):
         took = api.write(topic, 1)["performance"]
         assert isinstance(took["wal_append_ms"], float | int)
@@ -97,7 +97,7 @@ def test_the_performance_of_a_write_tells_its_class(api: Api, topic: str, durabi
 
 def test_writes_of_many_clients_get_seqs_of_their_own(api: Api, server: Server, topic: str) -> None:
     """§3.1: contiguous within a write, no seq twice, none left out."""
-    api.make(topic, durability="fsync")
+    api.create_topic(topic, durability="fsync")
 
     def write(who: int) -> list[dict[str, Any]]:
         with server.client() as client:
@@ -105,7 +105,7 @@ def test_writes_of_many_clients_get_seqs_of_their_own(api: Api, server: Server, 
 
     wrote = [
         answer
-        for answers in together([lambda who=who: write(who) for who in range(8)])  # type: ignore[misc]
+        for answers in run_together([lambda who=who: write(who) for who in range(8)])  # type: ignore[misc]
         for answer in answers
     ]
     assert sorted(seq for answer in wrote for seq in answer["seqs"]) == list(range(1, 241))
@@ -146,17 +146,17 @@ def test_data_is_required(api: Api, topic: str) -> None:
     """§1.6, §2.5: null is data, nothing is not; a batch is all or nothing."""
     bad: list[list[dict[str, Any]]] = [[{}], [{"tag": "x"}], [{"data": 1}, {"tag": "x"}]]
     for records in bad:
-        refused(api.post(path(topic), {"records": records}), 400, "invalid_request")
+        expect_error(api.post(topic_path(topic), {"records": records}), 400, "invalid_request")
     assert not api.exists(topic)
     assert api.write(topic, None)["count"] == 1
 
 
 def test_a_write_has_records(api: Api, topic: str) -> None:
     """§2.5: none and missing are 400."""
-    api.make(topic)
-    refused(api.post(path(topic), {"records": []}), 400, "invalid_request")
-    refused(api.post(path(topic), {}), 400, "invalid_request")
-    refused(api.post(path(topic), {"node": "n"}), 400, "invalid_request")
+    api.create_topic(topic)
+    expect_error(api.post(topic_path(topic), {"records": []}), 400, "invalid_request")
+    expect_error(api.post(topic_path(topic), {}), 400, "invalid_request")
+    expect_error(api.post(topic_path(topic), {"node": "n"}), 400, "invalid_request")
     assert api.state(topic)["head_seq"] == 0
 
 
@@ -175,10 +175,10 @@ def test_one_bad_record_refuses_its_batch(api: Api, topic: str) -> None:
 
 def test_a_write_has_up_to_10000_records(api: Api, topic: str) -> None:
     """§1.12: the last number that is taken, and the first that is not."""
-    refused(api.write_raw(topic, 10_001), 400, "batch_too_large")
+    expect_error(api.write_raw(topic, 10_001), 400, "batch_too_large")
     assert not api.exists(topic)
-    assert good(api.write_raw(topic, 10_000), 201)["last_seq"] == 10_000
-    refused(api.write_raw(topic, 10_001), 400, "batch_too_large")
+    assert expect_success(api.write_raw(topic, 10_000), 201)["last_seq"] == 10_000
+    expect_error(api.write_raw(topic, 10_001), 400, "batch_too_large")
     now = api.state(topic)
     assert (now["head_seq"], now["count"]) == (10_000, 10_000), "a refused write leaves both"
 
@@ -186,10 +186,10 @@ def test_a_write_has_up_to_10000_records(api: Api, topic: str) -> None:
 @pytest.mark.parametrize("meta", [None, {"k": "v"}])
 def test_a_record_has_up_to_a_mebibyte(api: Api, topic: str, meta: Any) -> None:
     """§1.12: of data and meta together; exactly at the limit is taken."""
-    refused(api.try_write(topic, sized(MIB + 1, meta)), 400, "record_too_large")
+    expect_error(api.try_write(topic, sized(MIB + 1, meta)), 400, "record_too_large")
     assert not api.exists(topic)
     api.records(topic, sized(MIB, meta))
-    refused(api.try_write(topic, sized(MIB + 1, meta)), 400, "record_too_large")
+    expect_error(api.try_write(topic, sized(MIB + 1, meta)), 400, "record_too_large")
     now = api.state(topic)
     assert (now["head_seq"], now["bytes"]) == (1, MIB)
 
@@ -197,12 +197,12 @@ def test_a_record_has_up_to_a_mebibyte(api: Api, topic: str, meta: Any) -> None:
 def test_bytes_are_those_of_compact_utf_8(api: Api, topic: str) -> None:
     """§1.12, E: blanks and escapes of the request do not count."""
     blanks = b'{"records":[{"data": [ 1 , "a b" , {"k" : null} ] , "meta" : { "m" : 1 } }]}'
-    good(api.request("POST", path(topic), blanks, [JSON]), 201)
-    assert api.state(topic)["bytes"] == size([1, "a b", {"k": None}], {"m": 1})
+    expect_success(api.request("POST", topic_path(topic), blanks, [JSON]), 201)
+    assert api.state(topic)["bytes"] == record_bytes([1, "a b", {"k": None}], {"m": 1})
     api.remove(topic, before_seq=9)
     escapes = b'{"records":[{"data":"\\u00e9\\u20ac\\ud83c\\udf0a\\/","meta":{"m":"\\u00fc"}}]}'
-    good(api.request("POST", path(topic), escapes, [JSON]))
-    assert api.state(topic)["bytes"] == size("é€🌊/", {"m": "ü"})
+    expect_success(api.request("POST", topic_path(topic), escapes, [JSON]))
+    assert api.state(topic)["bytes"] == record_bytes("é€🌊/", {"m": "ü"})
 
 
 @pytest.mark.parametrize(
@@ -216,8 +216,8 @@ def test_bytes_are_those_of_compact_utf_8(api: Api, topic: str) -> None:
 )
 def test_a_record_is_measured_in_compact_form(api: Api, topic: str, text: bytes) -> None:
     """§1.12: a record that is small enough in compact form is taken, however it was spelt."""
-    reply = api.request("POST", path(topic), b'{"records":[{"data":%b}]}' % text, [JSON])
-    good(reply, 201)
+    reply = api.request("POST", topic_path(topic), b'{"records":[{"data":%b}]}' % text, [JSON])
+    expect_success(reply, 201)
 
 
 @pytest.mark.parametrize("letter", ["x", "é"])
@@ -228,48 +228,48 @@ def test_tags_and_nodes_are_limited_in_bytes(api: Api, topic: str, field: str, l
     assert len(longest.encode()) == limit
     api.records(topic, {"data": 1, field: longest})
     assert api.diff(topic, include_tags=True)["records"][0][f"${field}"] == longest
-    refused(api.try_write(topic, {"data": 1, field: longest + "x"}), 400, "invalid_request")
+    expect_error(api.try_write(topic, {"data": 1, field: longest + "x"}), 400, "invalid_request")
     if field == "node":
         api.write(topic, 1, node=longest)
-        refused(api.try_write(topic, {"data": 1}, node=longest + "x"), 400, "invalid_request")
+        expect_error(api.try_write(topic, {"data": 1}, node=longest + "x"), 400, "invalid_request")
 
 
 def test_meta_is_limited_in_bytes_and_keys(api: Api, topic: str) -> None:
     """§1.12: 16,384 bytes and 64 keys; 400 invalid_request."""
     api.records(topic, {"data": 1, "meta": meta_of(16_384)})
-    refused(api.try_write(topic, {"data": 1, "meta": meta_of(16_385)}), 400, "invalid_request")
+    expect_error(api.try_write(topic, {"data": 1, "meta": meta_of(16_385)}), 400, "invalid_request")
     keys = {f"k{number}": number for number in range(64)}
     api.records(topic, {"data": 1, "meta": keys})
-    refused(api.try_write(topic, {"data": 1, "meta": {**keys, "one": "more"}}), 400, "invalid_request")
+    expect_error(api.try_write(topic, {"data": 1, "meta": {**keys, "one": "more"}}), 400, "invalid_request")
     assert api.diff(topic)["records"][1]["meta"] == keys
 
 
 def test_the_checks_of_a_write_come_in_their_order(api: Api, topic: str) -> None:
     """§2.5: number of records, length of the key, then each record: tag, node, meta, and its total last."""
     long_key, large = "k" * 257, sized(MIB + 1)
-    refused(api.write_raw(topic, 10_001, idempotency_key=long_key), 400, "batch_too_large")
-    refused(api.try_write(topic, large, idempotency_key=long_key), 400, "invalid_request")
+    expect_error(api.write_raw(topic, 10_001, idempotency_key=long_key), 400, "batch_too_large")
+    expect_error(api.try_write(topic, large, idempotency_key=long_key), 400, "invalid_request")
     for wrong in ({"tag": "x" * 257}, {"node": "x" * 129}, {"meta": {str(key): 1 for key in range(65)}}):
-        refused(api.try_write(topic, {**large, **wrong}), 400, "invalid_request")
-    refused(api.try_write(topic, {"data": 1, "meta": meta_of(MIB)}), 400, "invalid_request")
-    refused(api.try_write(topic, large, create=False), 400, "record_too_large")
-    refused(api.try_write("-bad", large), 400, "record_too_large")
+        expect_error(api.try_write(topic, {**large, **wrong}), 400, "invalid_request")
+    expect_error(api.try_write(topic, {"data": 1, "meta": meta_of(MIB)}), 400, "invalid_request")
+    expect_error(api.try_write(topic, large, create=False), 400, "record_too_large")
+    expect_error(api.try_write("-bad", large), 400, "record_too_large")
     assert not api.exists(topic)
 
 
 def test_what_a_config_names_is_looked_at_last(api: Api, topic: str) -> None:
     """§2.5: behind the number of records, the key, the records, whether the topic is to be made, and its name."""
     wrong = {"dead_letter": "-bad"}
-    refused(api.write_raw(topic, 10_001, config=wrong), 400, "batch_too_large")
-    refused(api.try_write(topic, {"data": 1}, idempotency_key="k" * 257, config=wrong), 400, "invalid_request")
-    refused(api.try_write(topic, sized(MIB + 1), config=wrong), 400, "record_too_large")
+    expect_error(api.write_raw(topic, 10_001, config=wrong), 400, "batch_too_large")
+    expect_error(api.try_write(topic, {"data": 1}, idempotency_key="k" * 257, config=wrong), 400, "invalid_request")
+    expect_error(api.try_write(topic, sized(MIB + 1), config=wrong), 400, "record_too_large")
     gone = {"topic": topic}
     for config in (wrong, {"type": "queue", "dead_letter": topic}):
-        refused(api.try_write(topic, {"data": 1}, create=False, config=config), 404, "topic_not_found", gone)
+        expect_error(api.try_write(topic, {"data": 1}, create=False, config=config), 404, "topic_not_found", gone)
     for more in ({"create": False}, {"config": {"auto_create": False}}):
-        refused(api.try_write("-bad", {"data": 1}, **more), 404, "topic_not_found", {"topic": "-bad"})
-    refused(api.try_write("-bad", {"data": 1}, config=wrong), 400, "invalid_request", None)
-    refused(api.try_write(topic, {"data": 1}, config=wrong), 400, "invalid_request", wrong)
+        expect_error(api.try_write("-bad", {"data": 1}, **more), 404, "topic_not_found", {"topic": "-bad"})
+    expect_error(api.try_write("-bad", {"data": 1}, config=wrong), 400, "invalid_request", None)
+    expect_error(api.try_write(topic, {"data": 1}, config=wrong), 400, "invalid_request", wrong)
 
 
 # ── creating ──────────────────────────────────────────────────────────────────────────────────
@@ -294,21 +294,21 @@ def test_whether_a_write_creates(
     """§2.5: `create` decides; unset, the inline config's `auto_create` does."""
     reply = api.try_write(topic, {"data": 1}, create=create, config=config)
     if made:
-        assert good(reply, 201)["created"]
+        assert expect_success(reply, 201)["created"]
     else:
-        refused(reply, 404, "topic_not_found", {"topic": topic})
+        expect_error(reply, 404, "topic_not_found", {"topic": topic})
     assert api.exists(topic) == made
 
 
 def test_a_config_counts_only_for_the_write_that_creates(api: Api, topic: str) -> None:
     """§2.5, C."""
     config = {"cap_records": 2, "durability": "fsync", "priority": 5, "ttl_ms": 60_000}
-    good(api.try_write(topic, {"data": 1}, config=config), 201)
+    expect_success(api.try_write(topic, {"data": 1}, config=config), 201)
     held = api.state(topic)["config"]
     assert {key: held[key] for key in config} == config
-    good(api.try_write(topic, {"data": 2}, config={"cap_records": 9}), 200)
-    good(api.try_write(topic, {"data": 3}, config={"type": "queue"}), 200)
-    good(api.try_write(topic, {"data": 4}, config={"dead_letter": "-bad"}), 200)
+    expect_success(api.try_write(topic, {"data": 2}, config={"cap_records": 9}), 200)
+    expect_success(api.try_write(topic, {"data": 3}, config={"type": "queue"}), 200)
+    expect_success(api.try_write(topic, {"data": 4}, config={"dead_letter": "-bad"}), 200)
     assert api.state(topic)["config"] == held
     assert api.state(topic)["count"] == 2, "and it holds from the first record on"
 
@@ -316,15 +316,15 @@ def test_a_config_counts_only_for_the_write_that_creates(api: Api, topic: str) -
 def test_a_config_that_cannot_be_makes_nothing(api: Api, topic: str) -> None:
     """§2.5: 400; an ill-typed one is an ill-typed body, whether the topic is there or not."""
     bad = {"dead_letter": "-bad"}
-    refused(api.try_write(topic, {"data": 1}, config=bad), 400, "invalid_request", bad)
+    expect_error(api.try_write(topic, {"data": 1}, config=bad), 400, "invalid_request", bad)
     assert not api.exists(topic)
     for present in (False, True):
         if present:
-            api.make(topic)
+            api.create_topic(topic)
         for config in ({"ttl_ms": -1}, {"ttl_ms": "x"}, {"discard": "new"}, {"durable": 1}):
             reply = api.try_write(topic, {"data": 1}, config=config)
             assert reply.status == 400, (present, config)
-            refused(reply, 400, "invalid_request")
+            expect_error(reply, 400, "invalid_request")
     assert api.state(topic)["head_seq"] == 0
 
 
@@ -339,7 +339,9 @@ def test_a_creating_write_that_is_refused_leaves_no_topic(
     api: Api, topic: str, config: dict[str, Any], records: int
 ) -> None:
     """§2.5 and D6: the whole write is over the cap; nothing is left behind."""
-    said = refused(api.try_write(topic, *[{"data": 1}] * records, config=config), 400, "record_too_large")["message"]
+    said = expect_error(api.try_write(topic, *[{"data": 1}] * records, config=config), 400, "record_too_large")[
+        "message"
+    ]
     assert ("2 records" if "cap_records" in config else "4 bytes") in said
     assert not api.exists(topic)
 
@@ -359,10 +361,10 @@ def key_header(key: str) -> list[tuple[str, str]]:
 
 def test_a_key_that_was_used_gives_the_first_answer_again(api: Api, topic: str) -> None:
     """§1.11: everything of the original, `deduped`, not `created`; nothing is appended."""
-    first = good(api.try_write(topic, {"data": 1}, {"data": 2}, idempotency_key="k"), 201)
+    first = expect_success(api.try_write(topic, {"data": 1}, {"data": 2}, idempotency_key="k"), 201)
     assert (first["deduped"], first["created"]) == (False, True)
     api.write(topic, "between")
-    again = good(api.try_write(topic, {"data": "other"}, idempotency_key="k"), 200)
+    again = expect_success(api.try_write(topic, {"data": "other"}, idempotency_key="k"), 200)
     assert again["deduped"] is True
     assert again["created"] is False
     assert (again["seqs"], again["first_seq"], again["last_seq"]) == ([1, 2], 1, 2)
@@ -371,33 +373,33 @@ def test_a_key_that_was_used_gives_the_first_answer_again(api: Api, topic: str) 
     assert again.keys() == WROTE
     now = api.state(topic)
     assert (now["head_seq"], now["count"]) == (3, 3)
-    short = good(api.try_write(topic, {"data": 1}, idempotency_key="k", query="?return_seqs=false"))
+    short = expect_success(api.try_write(topic, {"data": 1}, idempotency_key="k", query="?return_seqs=false"))
     assert short.keys() == WROTE - {"seqs"}
 
 
 def test_a_key_may_come_in_a_header_and_the_body_wins(api: Api, topic: str) -> None:
     """§1.11, C: the header counts only where the body has none."""
-    assert not good(api.try_write(topic, {"data": 1}, headers=key_header("h")), 201)["deduped"]
-    assert good(api.try_write(topic, {"data": 1}, headers=key_header("h")))["deduped"]
-    assert good(api.try_write(topic, {"data": 1}, headers=key_header("h"), idempotency_key=None))["deduped"]
-    assert good(api.try_write(topic, {"data": 1}, idempotency_key="h"))["deduped"], "the same key, either way"
-    other = good(api.try_write(topic, {"data": 1}, headers=key_header("h"), idempotency_key="b"))
+    assert not expect_success(api.try_write(topic, {"data": 1}, headers=key_header("h")), 201)["deduped"]
+    assert expect_success(api.try_write(topic, {"data": 1}, headers=key_header("h")))["deduped"]
+    assert expect_success(api.try_write(topic, {"data": 1}, headers=key_header("h"), idempotency_key=None))["deduped"]
+    assert expect_success(api.try_write(topic, {"data": 1}, idempotency_key="h"))["deduped"], "the same key, either way"
+    other = expect_success(api.try_write(topic, {"data": 1}, headers=key_header("h"), idempotency_key="b"))
     assert (other["deduped"], other["first_seq"]) == (False, 2)
-    assert good(api.try_write(topic, {"data": 1}, headers=key_header("x"), idempotency_key="b"))["deduped"]
-    assert not good(api.try_write(topic, {"data": 1}, headers=key_header("x")))["deduped"], "was not recorded"
+    assert expect_success(api.try_write(topic, {"data": 1}, headers=key_header("x"), idempotency_key="b"))["deduped"]
+    assert not expect_success(api.try_write(topic, {"data": 1}, headers=key_header("x")))["deduped"], "was not recorded"
 
 
 @pytest.mark.parametrize("letter", ["k", "é"])
 def test_a_key_has_up_to_256_bytes(api: Api, topic: str, letter: str) -> None:
     """§1.11: bytes, not letters."""
     longest = letter * (256 // len(letter.encode()))
-    refused(api.try_write(topic, {"data": 1}, idempotency_key=longest + "k"), 400, "invalid_request")
+    expect_error(api.try_write(topic, {"data": 1}, idempotency_key=longest + "k"), 400, "invalid_request")
     assert not api.exists(topic), "D6: a refused write makes no topic"
-    assert not good(api.try_write(topic, {"data": 1}, idempotency_key=longest), 201)["deduped"]
-    assert good(api.try_write(topic, {"data": 1}, idempotency_key=longest))["deduped"]
-    refused(api.try_write(topic, {"data": 1}, idempotency_key=longest + "k"), 400, "invalid_request")
+    assert not expect_success(api.try_write(topic, {"data": 1}, idempotency_key=longest), 201)["deduped"]
+    assert expect_success(api.try_write(topic, {"data": 1}, idempotency_key=longest))["deduped"]
+    expect_error(api.try_write(topic, {"data": 1}, idempotency_key=longest + "k"), 400, "invalid_request")
     if letter == "k":
-        refused(api.try_write(topic, {"data": 1}, headers=key_header(longest + "k")), 400, "invalid_request")
+        expect_error(api.try_write(topic, {"data": 1}, headers=key_header(longest + "k")), 400, "invalid_request")
     assert api.state(topic)["head_seq"] == 1
 
 
@@ -409,7 +411,7 @@ def test_a_key_belongs_to_its_topic(api: Api, topic: str) -> None:
 
 def test_a_key_is_forgotten_after_its_window(api: Api, topic: str) -> None:
     """§1.11: valid while `now − t ≤ window`."""
-    api.make(topic, idempotency_window_ms=150)
+    api.create_topic(topic, idempotency_window_ms=150)
     api.write(topic, 1, idempotency_key="k")
     began = time.monotonic()
     eventually(lambda: not api.write(topic, 1, idempotency_key="k")["deduped"])
@@ -420,13 +422,13 @@ def test_a_key_is_forgotten_after_its_window(api: Api, topic: str) -> None:
 
 def test_many_writes_with_one_key_are_one(api: Api, server: Server, topic: str) -> None:
     """§1.11: they serialise; the losers get the winner's seqs."""
-    api.make(topic, durability="fsync")
+    api.create_topic(topic, durability="fsync")
 
     def write(who: int) -> Reply:
         with server.client() as client:
             return client.try_write(topic, {"data": who}, {"data": who}, idempotency_key="k")
 
-    wrote = [good(reply) for reply in together([lambda who=who: write(who) for who in range(8)])]  # type: ignore[misc]
+    wrote = [expect_success(reply) for reply in run_together([lambda who=who: write(who) for who in range(8)])]  # type: ignore[misc]
     assert [answer["deduped"] for answer in wrote].count(False) == 1
     assert all(answer["seqs"] == [1, 2] for answer in wrote)
     assert api.state(topic)["count"] == 2
@@ -441,14 +443,14 @@ def test_whoever_creates_and_finds_its_key_used_has_not_created(server: Server, 
             return client.try_write(topic, {"data": 1}, idempotency_key="k")
 
     for topic in map(name, map(str, range(40))):
-        wrote = [good(reply, reply.status) for reply in together([partial(write, topic)] * 4)]
+        wrote = [expect_success(reply, reply.status) for reply in run_together([partial(write, topic)] * 4)]
         assert [answer["deduped"] for answer in wrote].count(False) == 1
         assert not any(answer["created"] and answer["deduped"] for answer in wrote)
 
 
 def test_a_write_that_failed_records_no_key(api: Api, topic: str) -> None:
     """§1.11."""
-    api.make(topic, discard="reject", cap_records=1)
+    api.create_topic(topic, discard="reject", cap_records=1)
     api.write(topic, "full")
     assert api.try_write(topic, {"data": 1}, idempotency_key="k").status == 422
     assert api.try_write(topic, {"data": 1, "tag": "x" * 257}, idempotency_key="k").status == 400
@@ -459,18 +461,18 @@ def test_a_write_that_failed_records_no_key(api: Api, topic: str) -> None:
 
 def test_a_key_is_looked_up_behind_validation_and_before_the_caps(api: Api, topic: str) -> None:
     """§1.11, §2.5: a retry of what was written is told so although the topic is full now."""
-    api.make(topic, discard="reject", cap_records=2, cap_bytes=10)
+    api.create_topic(topic, discard="reject", cap_records=2, cap_bytes=10)
     api.write(topic, 1, 2, idempotency_key="k")
-    refused(api.try_write(topic, {"data": 1, "tag": "x" * 257}, idempotency_key="k"), 400, "invalid_request")
-    assert good(api.try_write(topic, {"data": 1}, idempotency_key="k"))["deduped"], "else 422"
-    assert good(api.try_write(topic, *[{"data": 1}] * 3, idempotency_key="k"))["deduped"], "else 400"
-    assert good(api.try_write(topic, {"data": "x" * 99}, idempotency_key="k"))["deduped"], "else 400"
+    expect_error(api.try_write(topic, {"data": 1, "tag": "x" * 257}, idempotency_key="k"), 400, "invalid_request")
+    assert expect_success(api.try_write(topic, {"data": 1}, idempotency_key="k"))["deduped"], "else 422"
+    assert expect_success(api.try_write(topic, *[{"data": 1}] * 3, idempotency_key="k"))["deduped"], "else 400"
+    assert expect_success(api.try_write(topic, {"data": "x" * 99}, idempotency_key="k"))["deduped"], "else 400"
 
 
 def test_a_retry_that_may_not_create_finds_the_first_write(api: Api, topic: str) -> None:
     """§1.11: the topic is resolved first."""
-    refused(
+    expect_error(
         api.try_write(topic, {"data": 1}, idempotency_key="k", create=False), 404, "topic_not_found", {"topic": topic}
     )
     api.write(topic, 1, idempotency_key="k")
-    assert good(api.try_write(topic, {"data": 1}, idempotency_key="k", create=False))["deduped"]
+    assert expect_success(api.try_write(topic, {"data": 1}, idempotency_key="k", create=False))["deduped"]

@@ -9,4 +9,4 @@ from tidelog.formats import batch
 
 @pytest.fixture(autouse=True)
 def _small_frames(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "FRAME_RECORDS", 2)
+    monkeypatch.setattr(batch, "FRAME_RECORDS_MAX", 2)

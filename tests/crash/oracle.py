@@ -16,35 +16,35 @@ class Oracle:
     next_min: int = 0  # numbering never falls below this
     whole: list[range] = field(default_factory=list)  # batches that are there in full or not at all
 
-    def offer(self, seq: int, data: bytes) -> None:
+    def on_write_started(self, seq: int, data: bytes) -> None:
         """Said before a write: from now on the record may be there."""
         self.may.setdefault(seq, set()).add(data)
 
-    def ack(self, seqs: Iterable[int], datas: Iterable[bytes]) -> None:
+    def on_acked(self, seqs: Iterable[int], datas: Iterable[bytes]) -> None:
         """Said after a durable ack: from now on it must be."""
         for seq, data in zip(seqs, datas, strict=True):
             self.must[seq] = data
             self.may[seq] = {data}
             self.next_min = max(self.next_min, seq + 1)
 
-    def doubt(self, seqs: Iterable[int]) -> None:
+    def on_removal_started(self, seqs: Iterable[int]) -> None:
         """Said before a removal: these may be there or not."""
         for seq in list(seqs):
             self.must.pop(seq, None)
 
-    def forget(self, seqs: Iterable[int]) -> None:
+    def on_removed(self, seqs: Iterable[int]) -> None:
         """Said after a removal: these must be gone."""
         for seq in list(seqs):
             self.must.pop(seq, None)
             self.may.pop(seq, None)
 
-    def truncating(self, mark: int) -> None:
+    def on_truncate_started(self, mark: int) -> None:
         self.whole = []
-        self.doubt(seq for seq in self.may if seq >= mark)
+        self.on_removal_started(seq for seq in self.may if seq >= mark)
         self.next_min = min(self.next_min, mark)
 
-    def truncated(self, mark: int) -> None:
-        self.forget(seq for seq in self.may if seq >= mark)
+    def on_truncated(self, mark: int) -> None:
+        self.on_removed(seq for seq in self.may if seq >= mark)
         self.whole = []  # a batch that was cut in two is no longer one
 
     def judge(self, survivors: dict[int, bytes], next_seq: int) -> str | None:

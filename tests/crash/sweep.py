@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from random import Random
 
 from tests.crash.oracle import Oracle
-from tests.crash.workloads import PATH, Bench, Workload, open_log, survivors
+from tests.crash.workloads import PATH, LogHarness, Workload, open_log, survivors
 
 from tidelog.testing import ManualClock, SimDisk
 
 
 @dataclass(slots=True)
-class Tally:
+class SweepStats:
     instants: int = 0
     states: int = 0
     failures: list[str] = field(default_factory=list)
@@ -33,11 +33,11 @@ def sweep(
     limit: int | None,
     seed: int = 0,
     again: int = 0,
-    tally: Tally | None = None,
-) -> Tally:
+    stats: SweepStats | None = None,
+) -> SweepStats:
     """Run a history and judge its crash states up to the first failure. `again`: for how many images of each instant
     the power is also cut at every operation of the recovery itself."""
-    disk, oracle, tally = SimDisk(trace=True), Oracle(), tally or Tally()
+    disk, oracle, stats = SimDisk(trace=True), Oracle(), stats or SweepStats()
     seen: set[tuple[bytes, int]] = set()
     version = 0
     told: object = None
@@ -48,7 +48,7 @@ def sweep(
         if key in seen:
             return False
         seen.add(key)
-        tally.states += 1
+        stats.states += 1
         return True
 
     def examine(op: int) -> None:
@@ -57,7 +57,7 @@ def sweep(
         now = (dict(oracle.must), may, oracle.next_min, list(oracle.whole))
         if now != told:
             told, version = now, version + 1
-        tally.instants += 1
+        stats.instants += 1
         nested = again
         for image in disk.images(random=Random(f"{seed}/{op}"), limit=limit):
             if not is_new(image.disk):
@@ -68,21 +68,21 @@ def sweep(
                 wrong = _crash_in_recovery(codec, image.disk.reboot(), oracle, sync, Random(f"{seed}/{op}"), is_new)
             if (wrong := wrong or judge(codec, image.disk, oracle, sync)) is not None:
                 where = disk.trace[-1] if disk.trace else "the start"
-                tally.failures.append(
+                stats.failures.append(
                     f"{codec} {workload.__name__} after op {op - 1} ({where}), {image.label}: {wrong}"
                 )
-                raise Found
+                raise StopHistory
 
     disk.on_op = examine
     try:
-        workload(Bench(codec, disk, oracle, sync=sync))
-        examine(disk.ops + 1)
-    except Found:
+        workload(LogHarness(codec, disk, oracle, sync=sync))
+        examine(disk.op_count + 1)
+    except StopHistory:
         pass
-    return tally
+    return stats
 
 
-class Found(BaseException):
+class StopHistory(BaseException):
     """Enough failures: leave the history at once, through every except clause of the library."""
 
 
@@ -95,10 +95,10 @@ def _crash_in_recovery(
         for image in disk.images(random=random, limit=3):
             if is_new(image.disk) and (wrong := judge(codec, image.disk, oracle, sync)) is not None:
                 wrongs.append(f"and again in recovery before op {op}, {image.label}: {wrong}")
-                raise Found
+                raise StopHistory
 
     disk.on_op = examine
-    with suppress(Found):
+    with suppress(StopHistory):
         if disk.stat(PATH) is not None:
             open_log(codec, disk, ManualClock(), sync).close()
     return wrongs[0] if wrongs else None
@@ -136,10 +136,10 @@ def judge(codec: str, disk: SimDisk, oracle: Oracle, sync: str) -> str | None:
     if written != data or seq in found:
         return f"an append after the crash got seq {seq} and reads {written!r}"
     changed = [name for name, content in before.items() if not disk.tree().get(name, b"").startswith(content)]
-    changed = [name for name in changed if not _grows_elsewhere(name)]
+    changed = [name for name in changed if not _is_replaced_on_append(name)]
     return f"reopening changed {changed}" if changed else None
 
 
-def _grows_elsewhere(name: str) -> bool:
+def _is_replaced_on_append(name: str) -> bool:
     """Files that the append after the reopening replaces rather than extends."""
     return name.endswith((".lock", ".foot", ".idx", ".manifest"))

@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.crash.writer import data_of
+from tests.crash.kill_writer import expected_data
 
 from tidelog.commitlog import SegmentedLog, verify
 
@@ -34,7 +34,7 @@ def test_a_killed_writer_loses_nothing_it_acked(codec: str, sync: str, rounds: i
             assert codec == "rustlog" or not log.report.quarantined
             assert [record.seq for record in found] == list(range(log.lowest, log.highest))
             assert log.highest > acked, f"acked {acked}, the log ends before {log.highest}"
-            wrong = [record.seq for record in found if record.data != data_of(record.seq)]
+            wrong = [record.seq for record in found if record.data != expected_data(record.seq)]
             assert not wrong, f"seqs {wrong[:5]} hold other bytes than were written"
     assert verify(path, codec).ok
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from itertools import product
 
 import pytest
-from tests.crash.sweep import Tally, sweep
-from tests.crash.workloads import ALPHABET, WORKLOADS, random_history, spelled
+from tests.crash.sweep import SweepStats, sweep
+from tests.crash.workloads import OPERATIONS, WORKLOADS, history_of, random_history
 
 Tell = Callable[[str, int], None]
 CODECS = ("tide", "rustlog", "laminar", "narwhal")
@@ -20,53 +20,53 @@ POLICIES = ("batch", "each", "interval")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
-def test_nothing_acked_is_lost_and_nothing_is_made_up(codec: str, tell: Tell) -> None:
-    tally = Tally()
+def test_nothing_acked_is_lost_and_nothing_is_made_up(codec: str, record_count: Tell) -> None:
+    tally = SweepStats()
     for number, workload in enumerate(WORKLOADS.values()):
         for sync in ("batch", ("each", "interval")[number % 2]):
-            sweep(codec, workload, sync=sync, limit=1 + (sync == "batch"), again=int(sync == "batch"), tally=tally)
+            sweep(codec, workload, sync=sync, limit=1 + (sync == "batch"), again=int(sync == "batch"), stats=tally)
             assert not tally.failures, tally.failures[0]
-    tell("crash states", tally.states)
+    record_count("crash states", tally.states)
     assert tally.states >= 1_000, f"only {tally.states} states at {tally.instants} instants"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
-def test_histories_drawn_by_chance_survive_a_crash_anywhere(codec: str, tell: Tell) -> None:
-    tally = Tally()
+def test_histories_drawn_by_chance_survive_a_crash_anywhere(codec: str, record_count: Tell) -> None:
+    tally = SweepStats()
     for seed, sync in product(range(2), POLICIES):
-        sweep(codec, random_history(seed, 8), sync=sync, limit=6, seed=seed, tally=tally)
+        sweep(codec, random_history(seed, 8), sync=sync, limit=6, seed=seed, stats=tally)
         assert not tally.failures, tally.failures[0]
-    tell("crash states", tally.states)
+    record_count("crash states", tally.states)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("sync", POLICIES)
-def test_every_state_of_every_history(codec: str, sync: str, tell: Tell) -> None:
-    tally = Tally()
+def test_every_state_of_every_history(codec: str, sync: str, record_count: Tell) -> None:
+    tally = SweepStats()
     for workload in WORKLOADS.values():
-        sweep(codec, workload, sync=sync, limit=None, again=4, tally=tally)
+        sweep(codec, workload, sync=sync, limit=None, again=4, stats=tally)
         assert not tally.failures, tally.failures[0]
-    tell("crash states", tally.states)
+    record_count("crash states", tally.states)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("codec", CODECS)
-@pytest.mark.parametrize("first", ALPHABET)
-def test_every_history_of_three_verbs(codec: str, first: str, tell: Tell) -> None:
-    tally = Tally()
-    for rest in product(ALPHABET, ALPHABET):
-        sweep(codec, spelled((first, *rest)), sync="batch", limit=12, tally=tally)
+@pytest.mark.parametrize("first", OPERATIONS)
+def test_every_history_of_three_verbs(codec: str, first: str, record_count: Tell) -> None:
+    tally = SweepStats()
+    for rest in product(OPERATIONS, OPERATIONS):
+        sweep(codec, history_of((first, *rest)), sync="batch", limit=12, stats=tally)
         assert not tally.failures, tally.failures[0]
-    tell("crash states", tally.states)
+    record_count("crash states", tally.states)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("codec", CODECS)
-def test_long_histories_drawn_by_chance(codec: str, tell: Tell) -> None:
-    tally = Tally()
+def test_long_histories_drawn_by_chance(codec: str, record_count: Tell) -> None:
+    tally = SweepStats()
     for seed, sync in product(range(100, 160), POLICIES):
-        sweep(codec, random_history(seed, 14), sync=sync, limit=12, seed=seed, again=1, tally=tally)
+        sweep(codec, random_history(seed, 14), sync=sync, limit=12, seed=seed, again=1, stats=tally)
         assert not tally.failures, f"seed {seed}: {tally.failures[0]}"
-    tell("crash states", tally.states)
+    record_count("crash states", tally.states)

@@ -15,10 +15,10 @@ from tidelog.types import Record
 
 PATH = "log"
 # Big enough to span sectors, so that a torn write can lose any part of it; small enough that a sweep stays quick.
-BIG, SMALL = 700, 30
+BIG_RECORD_BYTES, SMALL_RECORD_BYTES = 700, 30
 
 
-class Bench:
+class LogHarness:
     """A log on a simulated disk, and the oracle that watches it."""
 
     def __init__(self, codec: str, disk: SimDisk, oracle: Oracle, *, sync: str) -> None:
@@ -33,27 +33,27 @@ class Bench:
         self._number += 1
         return b"%d:%d:" % (key, self._number) + bytes((self._number * 7 + i) % 251 for i in range(size))
 
-    def append(self, log: SegmentedLog, size: int = SMALL, key: int = 0) -> int:
+    def append(self, log: SegmentedLog, size: int = SMALL_RECORD_BYTES, key: int = 0) -> int:
         data = self.data(size, key)
-        self.oracle.offer(log.highest, data)
+        self.oracle.on_write_started(log.highest, data)
         seq = log.append(data)
         if self.sync != "interval":
-            self.oracle.ack([seq], [data])
+            self.oracle.on_acked([seq], [data])
         self.clock.tick(1)
         return seq
 
     def append_many(
-        self, log: SegmentedLog, count: int, size: int = SMALL, keys: int = 1, *, whole: bool = False
+        self, log: SegmentedLog, count: int, size: int = SMALL_RECORD_BYTES, keys: int = 1, *, whole: bool = False
     ) -> range:
         """`whole`: the batch fits its segment, so with the tide codec it is all there or not at all."""
         datas = [self.data(size, i % keys) for i in range(count)]
         for number, data in enumerate(datas):
-            self.oracle.offer(log.highest + number, data)
+            self.oracle.on_write_started(log.highest + number, data)
         if whole and self.codec == "tide" and self.sync != "each":
             self.oracle.whole.append(range(log.highest, log.highest + count))
         seqs = log.append_many(datas)
         if self.sync != "interval":
-            self.oracle.ack(seqs, datas)
+            self.oracle.on_acked(seqs, datas)
         self.clock.tick(1)
         return seqs
 
@@ -73,204 +73,209 @@ def key_of(record: Record) -> bytes | None:
     return None if key == b"9" else key
 
 
-def append_one_by_one(bench: Bench) -> None:
-    log = bench.open()
-    for size in (SMALL, BIG, 0, SMALL):
-        bench.append(log, size)
+def append_one_by_one(harness: LogHarness) -> None:
+    log = harness.open()
+    for size in (SMALL_RECORD_BYTES, BIG_RECORD_BYTES, 0, SMALL_RECORD_BYTES):
+        harness.append(log, size)
     log.close()
 
 
-def append_batches(bench: Bench) -> None:
-    log = bench.open()
-    bench.append_many(log, 5, SMALL, whole=True)
-    bench.append_many(log, 2, 250, whole=True)
+def append_batches(harness: LogHarness) -> None:
+    log = harness.open()
+    harness.append_many(log, 5, SMALL_RECORD_BYTES, whole=True)
+    harness.append_many(log, 2, 250, whole=True)
     log.seal()
-    bench.append_many(log, 7, 100, whole=True)
+    harness.append_many(log, 7, 100, whole=True)
     log.close()
 
 
-def stream_records(bench: Bench) -> None:
-    log = bench.open()
-    bench.append(log)
+def stream_records(harness: LogHarness) -> None:
+    log = harness.open()
+    harness.append(log)
     for pieces in ((40, 600, 3), (0,), (5, 5)):
-        chunks = [bench.data(size) for size in pieces]
+        chunks = [harness.data(size) for size in pieces]
         whole = b"".join(chunks)
-        bench.oracle.offer(log.highest, whole)
+        harness.oracle.on_write_started(log.highest, whole)
         seq = log.append_stream(chunks)
-        if bench.sync != "interval":
-            bench.oracle.ack([seq], [whole])
+        if harness.sync != "interval":
+            harness.oracle.on_acked([seq], [whole])
 
     def breaking() -> Iterator[bytes]:
-        yield bench.data(BIG)
+        yield harness.data(BIG_RECORD_BYTES)
         raise RuntimeError("the sender went away")
 
     with suppress(StreamBroken):
         log.append_stream(breaking())
-    bench.append(log)
+    harness.append(log)
     log.close()
 
 
-def seal_and_go_on(bench: Bench) -> None:
-    log = bench.open()
-    bench.append_many(log, 2, BIG)
+def seal_and_go_on(harness: LogHarness) -> None:
+    log = harness.open()
+    harness.append_many(log, 2, BIG_RECORD_BYTES)
     log.seal()
-    bench.append(log)
+    harness.append(log)
     log.seal()
-    bench.append(log, BIG)
+    harness.append(log, BIG_RECORD_BYTES)
     log.close()
 
 
-def truncate_inside_and_across(bench: Bench) -> None:
-    log = bench.open()
+def truncate_inside_and_across(harness: LogHarness) -> None:
+    log = harness.open()
     for _ in range(3):
-        bench.append_many(log, 3, 300)
+        harness.append_many(log, 3, 300)
     first = log.lowest
     for mark in (first + 7, first + 4, first + 3, first):
-        bench.oracle.truncating(mark)
+        harness.oracle.on_truncate_started(mark)
         log.truncate(mark)
-        bench.oracle.truncated(mark)
-        bench.append(log)
+        harness.oracle.on_truncated(mark)
+        harness.append(log)
     log.close()
 
 
-def retain_by_size(bench: Bench) -> None:
-    log = bench.open()
+def retain_by_size(harness: LogHarness) -> None:
+    log = harness.open()
     for _ in range(4):
-        bench.append_many(log, 2, BIG)
+        harness.append_many(log, 2, BIG_RECORD_BYTES)
     for keep in (3000, 100):
-        drop_old(bench, log, lambda: log.retain(keep_bytes=keep))  # noqa: B023 - called at once
-    bench.append(log)
+        drop_old(harness, log, lambda: log.retain(keep_bytes=keep))  # noqa: B023 - called at once
+    harness.append(log)
     log.close()
 
 
-def expire_everything(bench: Bench) -> None:
-    log = bench.open()
-    bench.append_many(log, 2, BIG)
-    bench.append(log)
-    bench.clock.tick(10_000)
-    drop_old(bench, log, lambda: log.remove_expired(5_000))
-    bench.append(log)
+def expire_everything(harness: LogHarness) -> None:
+    log = harness.open()
+    harness.append_many(log, 2, BIG_RECORD_BYTES)
+    harness.append(log)
+    harness.clock.tick(10_000)
+    drop_old(harness, log, lambda: log.remove_expired(5_000))
+    harness.append(log)
     log.close()
 
 
-def drop_old(bench: Bench, log: SegmentedLog, verb: Callable[[], object]) -> None:
+def drop_old(harness: LogHarness, log: SegmentedLog, verb: Callable[[], object]) -> None:
     """Tell the oracle of a verb that drops leading segments: while it runs any of them may be gone."""
-    held = dict(bench.oracle.must)
-    bench.oracle.whole = []
-    bench.oracle.doubt(bench.oracle.may)
+    held = dict(harness.oracle.must)
+    harness.oracle.whole = []
+    harness.oracle.on_removal_started(harness.oracle.may)
     verb()
-    bench.oracle.forget(seq for seq in bench.oracle.may if seq < log.lowest)
+    harness.oracle.on_removed(seq for seq in harness.oracle.may if seq < log.lowest)
     kept = {seq: data for seq, data in held.items() if seq >= log.lowest}
-    bench.oracle.ack(kept, kept.values())
+    harness.oracle.on_acked(kept, kept.values())
 
 
-def compact_by_key(bench: Bench) -> None:
-    log = bench.open()
+def compact_by_key(harness: LogHarness) -> None:
+    log = harness.open()
     for _ in range(3):
-        bench.append_many(log, 4, 200, keys=3)
+        harness.append_many(log, 4, 200, keys=3)
         log.seal()
-    bench.append(log, key=9)
+    harness.append(log, key=9)
     log.seal()
     for _ in range(2):  # the second run finds nothing to do
-        compact(bench, log)
-    bench.append(log)
+        compact(harness, log)
+    harness.append(log)
     log.close()
 
 
-def compact_between_kept_records(bench: Bench) -> None:
+def compact_between_kept_records(harness: LogHarness) -> None:
     """What goes lies before, between and after what stays, so that nothing but the index tells where that is."""
-    log = bench.open()
+    log = harness.open()
     for _ in range(2):
         for key in (9, 0, 9, 0):
-            bench.append(log, 200, key=key)
+            harness.append(log, 200, key=key)
         log.seal()
-    compact(bench, log)
-    bench.append(log)
+    compact(harness, log)
+    harness.append(log)
     log.close()
 
 
-def compact(bench: Bench, log: SegmentedLog) -> None:
+def compact(harness: LogHarness, log: SegmentedLog) -> None:
     newest: dict[bytes, int] = {}
     sealed = [record for record in log.records() if record.seq < log.segments[-1].start]
     for record in sealed:
         if (name := key_of(record)) is not None:
             newest[name] = record.seq
     goes = [record.seq for record in sealed if (name := key_of(record)) is not None and newest[name] != record.seq]
-    bench.oracle.whole = []
-    bench.oracle.doubt(goes)
+    harness.oracle.whole = []
+    harness.oracle.on_removal_started(goes)
     log.compact(key_of)
-    bench.oracle.forget(goes)
+    harness.oracle.on_removed(goes)
 
 
-def truncate_onto_holes(bench: Bench) -> None:
+def truncate_onto_holes(harness: LogHarness) -> None:
     """What compaction left of a segment lies below the mark, and it is nothing: only the mark remembers the numbers."""
-    log = bench.open()
-    bench.append_many(log, 3, 60)
+    log = harness.open()
+    harness.append_many(log, 3, 60)
     log.seal()
-    bench.append_many(log, 2, 60)
+    harness.append_many(log, 2, 60)
     log.seal()
-    compact(bench, log)
+    compact(harness, log)
     for mark in (log.highest - 1, log.lowest):
         if log.lowest <= mark < log.highest:
-            bench.oracle.truncating(mark)
+            harness.oracle.on_truncate_started(mark)
             log.truncate(mark)
-            bench.oracle.truncated(mark)
-    bench.append(log)
+            harness.oracle.on_truncated(mark)
+    harness.append(log)
     log.close()
 
 
-def commit_offsets(bench: Bench) -> None:
-    log = bench.open()
+def commit_offsets(harness: LogHarness) -> None:
+    log = harness.open()
     for _ in range(2):
-        seq = bench.append(log)
+        seq = harness.append(log)
         log.offsets.commit("group", seq)
     log.close()
 
 
-def sync_by_interval(bench: Bench) -> None:
-    log = bench.open()
+def sync_by_interval(harness: LogHarness) -> None:
+    log = harness.open()
     held: dict[int, bytes] = {}
     for _ in range(2):
-        for size in (SMALL, BIG, BIG, SMALL):  # the roll comes while something is still unsynced
-            data = bench.data(size)
-            bench.oracle.offer(log.highest, data)
+        for size in (
+            SMALL_RECORD_BYTES,
+            BIG_RECORD_BYTES,
+            BIG_RECORD_BYTES,
+            SMALL_RECORD_BYTES,
+        ):  # the roll comes while something is still unsynced
+            data = harness.data(size)
+            harness.oracle.on_write_started(log.highest, data)
             held[log.append(data)] = data
         log.sync()
-        bench.oracle.ack(held.keys(), held.values())
+        harness.oracle.on_acked(held.keys(), held.values())
     log.close()
 
 
 def random_history(seed: int, steps: int) -> Workload:
     """A history of verbs drawn by chance, the same for the same seed."""
 
-    def history(bench: Bench) -> None:
+    def history(bench: LogHarness) -> None:
         random = Random(seed)
         log = bench.open()
         for _ in range(steps):
-            log = step(bench, log, random.choice(ALPHABET), random)
+            log = run_operation(bench, log, random.choice(OPERATIONS), random)
         log.close()
 
     history.__name__ = f"history {seed}"
     return history
 
 
-def spelled(letters: Sequence[str]) -> Workload:
+def history_of(operations: Sequence[str]) -> Workload:
     """The history that these letters of the alphabet spell, after two batches to work on."""
 
-    def history(bench: Bench) -> None:
+    def history(bench: LogHarness) -> None:
         log = bench.open()
         bench.append_many(log, 3, 150, keys=2)
         log.seal()
         bench.append_many(log, 2, 150, keys=2)
-        for letter in letters:
-            log = step(bench, log, letter, Random(0))
+        for letter in operations:
+            log = run_operation(bench, log, letter, Random(0))
         log.close()
 
-    history.__name__ = "-".join(letters)
+    history.__name__ = "-".join(operations)
     return history
 
 
-ALPHABET = (
+OPERATIONS = (
     "append",
     "batch",
     "big",
@@ -286,46 +291,46 @@ ALPHABET = (
 )
 
 
-def step(bench: Bench, log: SegmentedLog, letter: str, random: Random) -> SegmentedLog:
+def run_operation(harness: LogHarness, log: SegmentedLog, operation: str, random: Random) -> SegmentedLog:
     """One letter of a history."""
-    if letter == "append":
-        bench.append(log, SMALL, key=random.randrange(3))
-    elif letter == "batch":
-        bench.append_many(log, 4, 60, keys=2)
-    elif letter == "big":
-        bench.append(log, BIG)
-    elif letter == "stream":
-        chunks = [bench.data(size) for size in (10, 300)]
-        bench.oracle.offer(log.highest, b"".join(chunks))
+    if operation == "append":
+        harness.append(log, SMALL_RECORD_BYTES, key=random.randrange(3))
+    elif operation == "batch":
+        harness.append_many(log, 4, 60, keys=2)
+    elif operation == "big":
+        harness.append(log, BIG_RECORD_BYTES)
+    elif operation == "stream":
+        chunks = [harness.data(size) for size in (10, 300)]
+        harness.oracle.on_write_started(log.highest, b"".join(chunks))
         seq = log.append_stream(chunks)
-        if bench.sync != "interval":
-            bench.oracle.ack([seq], [b"".join(chunks)])
-    elif letter == "broken":
+        if harness.sync != "interval":
+            harness.oracle.on_acked([seq], [b"".join(chunks)])
+    elif operation == "broken":
         with suppress(StreamBroken):
             log.append_stream([b"x" * 600, b"y" * 100_000])
-    elif letter == "seal":
+    elif operation == "seal":
         log.seal()
-    elif letter == "truncate" and len(log):
+    elif operation == "truncate" and len(log):
         mark = random.randrange(log.lowest, log.highest)
-        bench.oracle.truncating(mark)
+        harness.oracle.on_truncate_started(mark)
         log.truncate(mark)
-        bench.oracle.truncated(mark)
-    elif letter == "retain":
-        drop_old(bench, log, lambda: log.retain(keep_bytes=400))
-    elif letter == "expire":
-        bench.clock.tick(10_000)
-        drop_old(bench, log, lambda: log.remove_expired(5_000))
-    elif letter == "compact":
-        compact(bench, log)
-    elif letter == "reopen":
+        harness.oracle.on_truncated(mark)
+    elif operation == "retain":
+        drop_old(harness, log, lambda: log.retain(keep_bytes=400))
+    elif operation == "expire":
+        harness.clock.tick(10_000)
+        drop_old(harness, log, lambda: log.remove_expired(5_000))
+    elif operation == "compact":
+        compact(harness, log)
+    elif operation == "reopen":
         log.close()
-        log = bench.open()
-    elif letter == "sync":
+        log = harness.open()
+    elif operation == "sync":
         log.sync()
     return log
 
 
-Workload = Callable[[Bench], None]
+Workload = Callable[[LogHarness], None]
 WORKLOADS: dict[str, Workload] = {
     workload.__name__: workload
     for workload in (

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from tests.contract_http.api import Api, good, refused
+from tests.contract_http.api import Api, expect_error, expect_success
 from tests.contract_http.client import Address, dumps, loads
-from tests.contract_http.events import Events
+from tests.contract_http.sse_client import SseStream
 from websockets.sync.client import connect
 
 import tidelog
@@ -115,12 +115,15 @@ def kept(folder: Path) -> list[object]:
 def use(address: Address, at: str = "") -> None:
     """Write, read, follow, and write over a socket."""
     with Api(address, key=KEY) as api:
-        assert good(api.post(f"{at}/v0/topics/orders", {"records": [{"data": 1}, {"data": 2}]}), 201)["head_seq"] == 2
-        page = good(api.post(f"{at}/v0/topics/orders/diff", {"from_seq": 1}))
+        assert (
+            expect_success(api.post(f"{at}/v0/topics/orders", {"records": [{"data": 1}, {"data": 2}]}), 201)["head_seq"]
+            == 2
+        )
+        page = expect_success(api.post(f"{at}/v0/topics/orders/diff", {"from_seq": 1}))
         assert [record["data"] for record in page["records"]] == [2]
-        url = good(api.post(f"{at}/v0/watch", {"topics": {"orders": {}}}))["stream_url"]
+        url = expect_success(api.post(f"{at}/v0/watch", {"topics": {"orders": {}}}))["stream_url"]
         with (
-            Events(address, at + url, headers=[BEARER], patience_s=LIMIT_S) as stream,
+            SseStream(address, at + url, headers=[BEARER], timeout_s=LIMIT_S) as stream,
             connect(
                 f"ws://{address.host}:{address.port}{at}/v0/ws",
                 additional_headers=[BEARER],
@@ -140,7 +143,7 @@ def test_the_example_of_the_page_serves_and_ends_cleanly(folder: Path) -> None:
     with uvicorn(folder) as (address, _):
         use(address)
         with Api(address) as api:
-            refused(api.get("/v0/topics"), 401, "unauthorized")
+            expect_error(api.get("/v0/topics"), 401, "unauthorized")
     assert kept(folder) == [1, 2, 3]
 
 
@@ -150,7 +153,7 @@ def test_it_works_under_a_path_of_another_application(folder: Path) -> None:
         with Api(address, key=KEY) as api:
             assert api.get("/else").body == b"mine"
             assert api.get("/log/v0/ready").status == 200
-            refused(api.get("/log/v0/nothing"), 404, "not_found")
+            expect_error(api.get("/log/v0/nothing"), 404, "not_found")
         use(address, "/log")
     assert kept(folder) == [1, 2, 3]
 
@@ -159,11 +162,11 @@ def test_channels_work_there_as_well(folder: Path) -> None:
     """A room over all three: requests, events and a socket; a stop tells those who listen."""
     room, bearer = "/v0/channels/%21room%40example.org", dict([BEARER])
     with uvicorn(folder) as (address, process), Api(address, key=KEY) as api:
-        good(api.put(room, {"persist": True}), 201)
+        expect_success(api.put(room, {"persist": True}), 201)
         target = f"ws://{address.host}:{address.port}/v0/ws"
         as_bob = {**bearer, "X-Tidelog-User": "bob@example.org"}
         with (
-            Events(address, f"{room}/events", headers=[BEARER], patience_s=LIMIT_S) as stream,
+            SseStream(address, f"{room}/events", headers=[BEARER], timeout_s=LIMIT_S) as stream,
             connect(target, additional_headers=as_bob, open_timeout=LIMIT_S, close_timeout=LIMIT_S) as socket,
         ):
             assert b"event: subscribed" in stream.frame()
@@ -174,7 +177,7 @@ def test_channels_work_there_as_well(folder: Path) -> None:
             socket.send(dumps({"op": "channel_publish", "channel": "!room@example.org", "payload": "hi"}).decode())
             assert b'"payload":"hi"' in stream.frame()
             assert loads(socket.recv(LIMIT_S))["durable"] is True
-            assert good(api.post(f"{room}/publish", {"payload": "to all"}))["receivers"] == 2
+            assert expect_success(api.post(f"{room}/publish", {"payload": "to all"}))["receivers"] == 2
             assert loads(socket.recv(LIMIT_S))["payload"] == "to all"
         stop(process)
     with tidelog.open(str(folder / "shop")) as engine:
@@ -185,10 +188,10 @@ def test_channels_work_there_as_well(folder: Path) -> None:
 def test_a_stop_with_streams_and_sockets_open_is_clean(folder: Path) -> None:
     """A client that stays does not keep the directory from being closed."""
     with uvicorn(folder) as (address, process), Api(address, key=KEY) as api:
-        good(api.post("/v0/topics/orders", {"records": [{"data": 1}]}), 201)
-        url = good(api.post("/v0/watch", {"topics": {"orders": {}}}))["stream_url"]
+        expect_success(api.post("/v0/topics/orders", {"records": [{"data": 1}]}), 201)
+        url = expect_success(api.post("/v0/watch", {"topics": {"orders": {}}}))["stream_url"]
         with (
-            Events(address, url, headers=[BEARER], patience_s=LIMIT_S) as stream,
+            SseStream(address, url, headers=[BEARER], timeout_s=LIMIT_S) as stream,
             connect(f"ws://{address.host}:{address.port}/v0/ws", additional_headers=[BEARER], open_timeout=LIMIT_S),
         ):
             assert stream.next().seqs == [1]

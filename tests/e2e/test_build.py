@@ -13,7 +13,7 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = {"tidelog/kernel.pyx", "tidelog/kernel.pyi", "tidelog/py.typed", "tidelog/formats/json_rows.py"}
+SOURCES = {"tidelog/_native.pyx", "tidelog/_native.pyi", "tidelog/py.typed", "tidelog/formats/json_rows.py"}
 # A row of bytes, with names: what both must say the same of.
 SAY = """
 import numpy as np
@@ -62,7 +62,7 @@ def test_a_wheel_has_the_kernel_and_its_source(tree: Path) -> None:
     found, _ = wheel(tree)
     names = unpacked(found, tree / "there")
     assert names >= SOURCES
-    assert [name for name in names if name.startswith("tidelog/kernel.") and name.endswith(".so")]
+    assert [name for name in names if name.startswith("tidelog/_native.") and name.endswith(".so")]
     assert not found.stem.endswith("none-any"), "compiled for one platform"
     assert run(tree, "-c", SAY, PYTHONPATH=str(tree / "there")).strip() == f"True {TEXT}"
     assert not list((tree / "src").rglob("*.so")), "a wheel leaves nothing behind"
@@ -80,7 +80,7 @@ def test_without_a_compiler_the_twin_serves(tree: Path, compiler: str) -> None:
 
 
 def test_a_kernel_that_does_not_compile_fails_no_install(tree: Path) -> None:
-    with (tree / "src/tidelog/kernel.pyx").open("a") as source:
+    with (tree / "src/tidelog/_native.pyx").open("a") as source:
         source.write("\nthis is no Cython\n")
     found, said = wheel(tree)
     assert found.stem.endswith("py3-none-any")

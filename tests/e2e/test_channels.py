@@ -14,8 +14,8 @@ from tests.contract_http.server import Server
 from tidelog import errors
 from tidelog.cli.main import main
 from tidelog.client import Client, RemoteChannel
-from tidelog.client.refusals import refusal
-from tidelog.server.api.problem import of_error
+from tidelog.client.http import channel_error
+from tidelog.server.errors import api_error_from
 
 ROOM, JOBS, ANN, BOB = "!room@example.org", "!jobs@example.org", "ann@example.org", "bob@example.org"
 KEYS = f"root,{ANN}=ann:read+write+delete,{BOB}=bob:rw"
@@ -96,7 +96,7 @@ def test_a_command_takes_a_directory_or_a_server(run: Run, capsysbinary: pytest.
 def test_the_client_has_the_verbs_of_a_channel(server: Server) -> None:
     with Client(url(server), key="ann") as ann_client, Client(url(server), key="bob") as bob_client:
         ann, bob = RemoteChannel(ann_client, JOBS), RemoteChannel(bob_client, JOBS)
-        assert ann.make(persist=True, type="fifo")["created"] is True
+        assert ann.configure(persist=True, type="fifo")["created"] is True
         assert bob.join()["members"] == 2
         assert [ann.push(b"\xff%d" % number) for number in range(3)] == [1, 2, 3]
         job = bob.pop()
@@ -135,16 +135,16 @@ EVERY: list[errors.Error] = [
 
 @pytest.mark.parametrize("error", EVERY, ids=lambda error: error.code)
 def test_an_error_comes_out_of_the_client_as_it_went_into_the_server(error: errors.Error) -> None:
-    problem = of_error(error)
+    problem = api_error_from(error)
     assert problem.code == error.code, "one code, on the wire and in a program"
-    again = refusal(problem.code, problem.message, problem.detail or {})
+    again = channel_error(problem.code, problem.message, problem.detail or {})
     assert (type(again), str(again), vars(again)) == (type(error), str(error), vars(error))
 
 
 def test_check_looks_at_channels(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     with Client(url(server), key="ann") as client:
         room = RemoteChannel(client, ROOM)
-        room.make(persist=True)
+        room.configure(persist=True)
         room.publish([b"message %d" % number for number in range(10)])
     data = str(server.data)
     assert main(["check", data, "--json"]) == 0, "beside the server"

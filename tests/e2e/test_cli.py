@@ -17,9 +17,10 @@ import pytest
 
 import tidelog
 from tidelog.commitlog import SegmentedLog
-from tidelog.commitlog.codecs import NAMES
+from tidelog.commitlog.codecs import CODEC_NAMES
 
 # Unbuffered output would hide an answer that is never flushed, and a flush that fails as the process ends.
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
 TIDELOG = [sys.executable, "-m", "tidelog.cli.main"]
 RECORDS = [b"k%d=%d" % (number % 7, number) for number in range(300)]
@@ -68,7 +69,7 @@ def start(cwd: Path, *words: object) -> subprocess.Popen[bytes]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "codec", [pytest.param(name, marks=() if name == "tide" else pytest.mark.sweep) for name in NAMES]
+    "codec", [pytest.param(name, marks=() if name == "tide" else pytest.mark.sweep) for name in CODEC_NAMES]
 )
 def test_a_log_lives_its_whole_life_on_the_command_line(codec: str, tmp_path: Path) -> None:
     first = 0 if codec in ("rustlog", "laminar") else 1
@@ -105,7 +106,7 @@ def test_a_log_lives_its_whole_life_on_the_command_line(codec: str, tmp_path: Pa
     assert held(tmp_path / "log") == [b"after"]
 
 
-@pytest.mark.parametrize("codec", NAMES)
+@pytest.mark.parametrize("codec", CODEC_NAMES)
 def test_verify_exits_with_1_and_names_the_place_of_a_flipped_bit(codec: str, tmp_path: Path) -> None:
     with SegmentedLog.open(str(tmp_path / "log"), codec, segment_bytes_max=2000) as log:
         for at in range(0, 300, 25):
@@ -277,8 +278,9 @@ def test_the_tour_keeps_its_word_and_its_commands_work(tmp_path: Path) -> None:
     (tmp_path / "demo-data").mkdir()
     (tmp_path / "demo-data" / ".tidelog-demo").touch()
     (tmp_path / "demo-data" / "left by an earlier tour").touch()
-    command = [sys.executable, "-m", "tidelog.cli.demo", "--events", "20000"]
-    done = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=280)
+    command = [sys.executable, "-m", "examples.demo", "--events", "20000"]
+    environment = ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Traceback" not in done.stderr, done.stderr
     assert "left out" not in done.stdout
@@ -313,7 +315,7 @@ def test_the_tour_keeps_its_word_and_its_commands_work(tmp_path: Path) -> None:
 def test_the_tour_leaves_a_directory_alone_that_it_did_not_make(tmp_path: Path) -> None:
     (tmp_path / "letter").write_bytes(b"dear")
     done = subprocess.run(
-        [sys.executable, "-m", "tidelog.cli.demo", str(tmp_path)], capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", "examples.demo", str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 1
     assert "nothing was removed" in done.stderr

@@ -21,7 +21,7 @@ TIDELOG = str(Path(sys.executable).with_name("tidelog"))
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB; skipped, and says so, without the right to mount one."""
     place = tmp_path / "small"
     place.mkdir()
@@ -34,9 +34,9 @@ def small(tmp_path: Path) -> Iterator[Path]:
 
 
 class Server:
-    def __init__(self, small: Path, port_file: Path) -> None:
+    def __init__(self, small_disk: Path, port_file: Path) -> None:
         port_file.unlink(missing_ok=True)
-        data = ["--data", str(small / "data"), "--port", "0", "--port-file", str(port_file)]
+        data = ["--data", str(small_disk / "data"), "--port", "0", "--port-file", str(port_file)]
         with port_file.with_name("log").open("ab") as log:  # a pipe that nobody reads would stop the server
             self.process = subprocess.Popen([TIDELOG, "serve", *data], stderr=log)
         self.address = until_there(port_file)
@@ -72,8 +72,8 @@ class Server:
         self.process.wait(LIMIT_S)
 
 
-def take_all(small: Path) -> None:
-    with (small / "filler").open("ab") as file:
+def take_all(small_disk: Path) -> None:
+    with (small_disk / "filler").open("ab") as file:
         size = 1 << 16
         while size:
             try:
@@ -107,15 +107,15 @@ def until_written(server: Server, topic: str, acked: list[int]) -> None:
 
 
 @pytest.mark.slow
-def test_a_server_on_a_full_disk_says_507_and_goes_on_when_there_is_room(small: Path, tmp_path: Path) -> None:
-    server = Server(small, tmp_path / "port")
+def test_a_server_on_a_full_disk_says_507_and_goes_on_when_there_is_room(small_disk: Path, tmp_path: Path) -> None:
+    server = Server(small_disk, tmp_path / "port")
     acked: dict[str, list[int]] = {"t": [], "u": []}
     try:
         for name in acked:
             assert server.ask("PUT", f"/topics/{name}", {"durability": "fsync"})[0] in (200, 201)
         until_written(server, "u", acked["u"])
         fill(server, "t", acked["t"])
-        take_all(small)
+        take_all(small_disk)
         assert server.write("t", 4000, 20)[0] == 507
         assert server.seqs("t") == acked["t"], "reads go on"
         assert server.seqs("u") == acked["u"]
@@ -124,12 +124,12 @@ def test_a_server_on_a_full_disk_says_507_and_goes_on_when_there_is_room(small: 
         acked["t"] = []
         until_written(server, "t", acked["t"])  # what was deleted comes free with the filler in place
         fill(server, "t", acked["t"])
-        (small / "filler").unlink()
+        (small_disk / "filler").unlink()
         until_written(server, "t", acked["t"])
         until_written(server, "u", acked["u"])
     finally:
         server.end()
-    again = Server(small, tmp_path / "port")
+    again = Server(small_disk, tmp_path / "port")
     try:
         assert {name: again.seqs(name) for name in acked} == acked
         until_written(again, "t", acked["t"])

@@ -84,7 +84,7 @@ def shell(
         return
     with Server(tmp_path / "server", api_keys=KEY).start(key=KEY) as server:
         with server.client(KEY) as api:
-            api.make("jobs", type="queue", max_deliveries=2, dead_letter="dead", lease_ms=LATE_MS)
+            api.create_topic("jobs", type="queue", max_deliveries=2, dead_letter="dead", lease_ms=LATE_MS)
         yield Shell(capsysbinary, monkeypatch, server)
 
 
@@ -258,8 +258,8 @@ def test_a_key_is_for_a_server(shell: Shell) -> None:
 def server(tmp_path: Path) -> Iterator[Server]:
     with Server(tmp_path, api_keys=KEY).start(key=KEY) as running:
         with running.client(KEY) as api:
-            api.make("q", type="queue")
-            api.make("log")
+            api.create_topic("q", type="queue")
+            api.create_topic("log")
         yield running
 
 
@@ -326,7 +326,7 @@ def test_a_worker_of_a_remote_queue_counts_what_it_did(server: Server, is_async:
         function = handle_later if is_async else handle
         with tidelog.Worker(queue, function, node="w", concurrency=2, lease_ms=300, backoff_ms=0, poll_ms=1) as worker:
             assert worker.wait(4, 60)
-        assert worker.tally == (3, 1, 0)
+        assert worker.stats == (3, 1, 0)
         assert sorted(seen) == [1, 2, 3, 3]
         assert queue.state()["count"] == 0
         queue.put([{"data": 4}])

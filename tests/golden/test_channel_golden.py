@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from tidelog.errors import Corrupt
-from tidelog.formats import channel
-from tidelog.formats.channel import Acl, Config, Meta
+from tidelog.formats import channel_meta
+from tidelog.formats.channel_meta import ChannelAcl, ChannelConfig, ChannelMeta
 
-META = Meta(
+META = ChannelMeta(
     "!room@host",
     "ann@host",
-    Config(100, 1_024, 50, True, 0, "pubsub"),
-    Acl((), ("host",), ()),
+    ChannelConfig(100, 1_024, 50, True, 0, "pubsub"),
+    ChannelAcl((), ("host",), ()),
     ("ann@host", "bob@host"),
 )
 
@@ -24,13 +24,13 @@ def golden(name: str) -> bytes:
 
 
 def test_metadata_is_written_and_read_as_it_was_frozen() -> None:
-    assert channel.encode(META) == golden("metadata.bin")
-    assert channel.decode(golden("metadata.bin"), "it") == META
+    assert channel_meta.encode(META) == golden("metadata.bin")
+    assert channel_meta.decode(golden("metadata.bin"), "it") == META
 
 
 def test_a_cursor_is_written_and_read_as_it_was_frozen() -> None:
-    assert channel.encode_cursor(4) == golden("cursor.bin")
-    assert channel.decode_cursor(golden("cursor.bin")) == 4
+    assert channel_meta.encode_cursor(4) == golden("cursor.bin")
+    assert channel_meta.decode_cursor(golden("cursor.bin")) == 4
 
 
 def test_every_change_of_one_byte_of_metadata_is_found() -> None:
@@ -39,13 +39,13 @@ def test_every_change_of_one_byte_of_metadata_is_found() -> None:
         for value in range(256):
             if value != whole[at]:
                 with pytest.raises(Corrupt):
-                    channel.decode(whole[:at] + bytes([value]) + whole[at + 1 :], "it")
+                    channel_meta.decode(whole[:at] + bytes([value]) + whole[at + 1 :], "it")
 
 
 def test_every_cut_is_found() -> None:
     whole = golden("metadata.bin")
     for size in range(len(whole)):
         with pytest.raises(Corrupt):
-            channel.decode(whole[:size], "it")
+            channel_meta.decode(whole[:size], "it")
     for size in range(16):
-        assert channel.decode_cursor(golden("cursor.bin")[:size]) is None
+        assert channel_meta.decode_cursor(golden("cursor.bin")[:size]) is None

@@ -24,9 +24,19 @@ import xxhash
 from numpy.typing import NDArray
 
 from tidelog.errors import Corrupt, NewerFormat
-from tidelog.formats import batch, bodies, deletions, footer, frame, idx, scan, snapshot, tag_index
-from tidelog.formats.bodies import Match, MatchOp, TopicMark
-from tidelog.formats.rows import Stop, records
+from tidelog.formats import (
+    batch,
+    control_frames,
+    deletion_vector,
+    file_header,
+    footer,
+    frame,
+    scan,
+    segment_index,
+    tag_index,
+)
+from tidelog.formats.control_frames import Match, MatchOp, TopicMark
+from tidelog.formats.rows import ScanStop, iter_records
 from tidelog.types import Record
 
 TS = 1_700_000_000_000
@@ -51,9 +61,9 @@ class Vector(NamedTuple):
 
 
 def read_frame(buf: bytes) -> frame.Frame | None:
-    found = frame.get(buf, 0, len(buf))
+    found = frame.read_frame(buf, 0, len(buf))
     if isinstance(found, frame.Fault):
-        if found.stop is Stop.END:
+        if found.stop is ScanStop.END:
             return None
         raise Detected(found.reason)
     if found.end != len(buf):
@@ -65,7 +75,7 @@ def read_control(buf: bytes) -> object:
     found = read_frame(buf)
     if found is None:
         return None
-    body = bodies.decode(found.kind, buf[found.data_at : found.data_end])
+    body = control_frames.decode(found.kind, buf[found.data_pos : found.data_end])
     return found.kind, found.flags, found.topic_id, found.seq, found.ts_ms, body
 
 
@@ -73,8 +83,8 @@ def read_append(buf: bytes) -> object:
     found = read_frame(buf)
     if found is None:
         return None
-    named = buf[found.node_at : found.tag_at], buf[found.tag_at : found.data_at]
-    return found.flags, found.topic_id, found.seq, found.ts_ms, *named, buf[found.data_at : found.data_end]
+    named = buf[found.node_pos : found.tag_pos], buf[found.tag_pos : found.data_pos]
+    return found.flags, found.topic_id, found.seq, found.ts_ms, *named, buf[found.data_pos : found.data_end]
 
 
 def read_batch(buf: bytes) -> object:
@@ -84,27 +94,29 @@ def read_batch(buf: bytes) -> object:
     rows = batch.decode(buf, found)
     if isinstance(rows, frame.Fault):
         raise Detected(rows.reason)
-    return found.flags, found.topic_id, list(records(rows)), batch.kinds(buf, found).tolist()
+    return found.flags, found.topic_id, list(iter_records(rows)), batch.record_kinds(buf, found).tolist()
 
 
 def read_log(buf: bytes) -> object:
-    found = scan.walk(buf)
-    if found.stop is not Stop.END:
+    found = scan.scan_records(buf)
+    if found.stop is not ScanStop.END:
         raise Detected(found.reason)
-    return list(records(found.rows))
+    return list(iter_records(found.rows))
 
 
 def read_segment(buf: bytes) -> object:
     sealed = footer.decode(GOLDEN["segment_foot"])
-    if bad := footer.check(sealed, buf):
+    if bad := footer.find_bad_ranges(sealed, buf):
         raise Detected(f"chunks {bad}")
-    return list(records(scan.walk_indexed(buf, idx.read(GOLDEN["segment_idx"]), 0, 9, 1, check=False)))
+    return list(
+        iter_records(scan.scan_indexed(buf, segment_index.read_entries(GOLDEN["segment_idx"]), 0, 9, 1, check=False))
+    )
 
 
 def read_idx(buf: bytes) -> object:
-    if reason := footer.check_index(footer.decode(GOLDEN["segment_foot"]), buf):
+    if reason := footer.find_index_fault(footer.decode(GOLDEN["segment_foot"]), buf):
         raise Detected(reason)
-    return plain(idx.read(buf))
+    return plain(segment_index.read_entries(buf))
 
 
 def plain(entries: NDArray[np.void]) -> list[object]:
@@ -112,24 +124,24 @@ def plain(entries: NDArray[np.void]) -> list[object]:
 
 
 def read_deletions(buf: bytes) -> object:
-    vector = deletions.decode(buf)
+    vector = deletion_vector.decode(buf)
     return vector.base, vector.size, vector.seqs().tolist()
 
 
 def make_tags() -> bytes:
     """Tag a in rows 0 and 3, bc in row 1."""
-    index = tag_index.Block(b"abc", np.array([0, 1, 3]), np.array([0, 3, 1], np.uint32), np.array([0, 2, 3]))
+    index = tag_index.TagBlock(b"abc", np.array([0, 1, 3]), np.array([0, 3, 1], np.uint32), np.array([0, 2, 3]))
     return tag_index.encode(1, xxhash.xxh3_64_intdigest(GOLDEN["segment_foot"]), 9, index)
 
 
 def read_tags(buf: bytes) -> object:
-    found = tag_index.directory(buf, len(buf))
-    return found.base, found.foot, found.records, tag_index.decode(buf)
+    found = tag_index.decode_directory(buf, len(buf))
+    return found.base, found.footer_xxh3, found.records, tag_index.decode(buf)
 
 
-def control(body: bodies.Body, *, topic_id: int = 0, seq: int = 0) -> Vector:
+def control(body: control_frames.Body, *, topic_id: int = 0, seq: int = 0) -> Vector:
     def write() -> bytes:
-        data = bodies.encode(body)
+        data = control_frames.encode(body)
         return frame.encode(body.KIND, topic_id=topic_id, seq=seq, ts_ms=TS, data=data, flags=frame.DURABLE)
 
     return Vector((body.KIND, frame.DURABLE, topic_id, seq, TS, body), write, read_control)
@@ -139,8 +151,8 @@ def record(seq: int, data: bytes, *, ms: int = 0, node: bytes = b"", tag: bytes 
     return Record(seq, (TS + ms) * 1000, data, node, tag, meta)
 
 
-def make_vector() -> deletions.DeletionVector:
-    vector = deletions.DeletionVector(1, 9)
+def make_vector() -> deletion_vector.DeletionVector:
+    vector = deletion_vector.DeletionVector(1, 9)
     vector.mark([2, 6])
     vector.mark_range(9, 100)
     return vector
@@ -170,7 +182,7 @@ SEGMENT = [
     record(8, b"eight", ms=2),
 ]
 
-SYNC_MARK = bodies.CheckpointMark(wal_first=7, wal_pos=9900)
+SYNC_MARK = control_frames.CheckpointMark(wal_first=7, wal_pos=9900)
 VECTORS: dict[str, Vector] = {
     "append": Vector(
         (7, 10, 1, TS, b"n1", b"t", b'{"d":1}'),
@@ -187,11 +199,11 @@ VECTORS: dict[str, Vector] = {
         lambda: append(4, b'{"d":1}', node=b"n1", flags=frame.JSON | frame.DURABLE),
         read_append,
     ),
-    "topic_create": control(bodies.TopicCreate("orders", b"{}"), topic_id=10),
-    "topic_delete": control(bodies.TopicDelete("orders"), topic_id=10),
-    "config_update": control(bodies.ConfigUpdate("orders", b'{"ttl_ms":1}'), topic_id=10),
+    "topic_create": control(control_frames.TopicCreate("orders", b"{}"), topic_id=10),
+    "topic_delete": control(control_frames.TopicDelete("orders"), topic_id=10),
+    "config_update": control(control_frames.ConfigUpdate("orders", b'{"ttl_ms":1}'), topic_id=10),
     "router_create": control(
-        bodies.RouterCreate(
+        control_frames.RouterCreate(
             name="r",
             source="a",
             dest="b",
@@ -202,14 +214,16 @@ VECTORS: dict[str, Vector] = {
             initial_cursor=5,
         )
     ),
-    "router_delete": control(bodies.RouterDelete("r")),
-    "delete_before": control(bodies.Delete(before_seq=5, bound_head=8), topic_id=10),
-    "delete_match": control(bodies.Delete(match=Match(MatchOp.EXACT, "t"), bound_head=8), topic_id=10),
-    "delete_seqs": control(bodies.Delete(seqs=(3, 4)), topic_id=10),
-    "evict_watermark": control(bodies.EvictWatermark(evict_floor=3, earliest_seq=6, expiry_floor=5), topic_id=10),
-    "checkpoint_barrier": control(bodies.CheckpointBarrier(0)),
+    "router_delete": control(control_frames.RouterDelete("r")),
+    "delete_before": control(control_frames.Delete(before_seq=5, bound_head=8), topic_id=10),
+    "delete_match": control(control_frames.Delete(match=Match(MatchOp.EXACT, "t"), bound_head=8), topic_id=10),
+    "delete_seqs": control(control_frames.Delete(seqs=(3, 4)), topic_id=10),
+    "evict_watermark": control(
+        control_frames.EvictWatermark(evict_floor=3, earliest_seq=6, expiry_floor=5), topic_id=10
+    ),
+    "checkpoint_barrier": control(control_frames.CheckpointBarrier(0)),
     "checkpoint_mark": control(
-        bodies.CheckpointMark(
+        control_frames.CheckpointMark(
             wal_first=7,
             wal_pos=4096,
             topics=(TopicMark(1, 100, 3, 6, 5, 1, 9000), TopicMark(10, 257, 0, 1, 0, 200, 46)),
@@ -217,21 +231,24 @@ VECTORS: dict[str, Vector] = {
     ),
     "sync_mark": Vector(
         (frame.CHECKPOINT_MARK, 0, 0, 10_000, 0, SYNC_MARK),
-        lambda: frame.encode(frame.CHECKPOINT_MARK, seq=10_000, ts_ms=0, data=bodies.encode(SYNC_MARK)),
+        lambda: frame.encode(frame.CHECKPOINT_MARK, seq=10_000, ts_ms=0, data=control_frames.encode(SYNC_MARK)),
         read_control,
     ),
     "lease": control(
-        bodies.Lease(event=bodies.LeaseEvent.CLAIMED, lease_id=7, deadline_ms=TS + 30_000, deliveries=1, node="w1"),
+        control_frames.Lease(
+            event=control_frames.LeaseEvent.CLAIMED, lease_id=7, deadline_ms=TS + 30_000, deliveries=1, node="w1"
+        ),
         topic_id=10,
         seq=3,
     ),
-    "head_watermark": control(bodies.HeadWatermark(257), topic_id=10),
+    "head_watermark": control(control_frames.HeadWatermark(257), topic_id=10),
     "forward": control(
-        bodies.Forward(event=bodies.ForwardEvent.TRIMMED, source_id=9, first=3, last=5, dest_head=7), topic_id=10
+        control_frames.Forward(event=control_frames.ForwardEvent.TRIMMED, source_id=9, first=3, last=5, dest_head=7),
+        topic_id=10,
     ),
     "forward_copied": control(
-        bodies.Forward(
-            event=bodies.ForwardEvent.COPIED,
+        control_frames.Forward(
+            event=control_frames.ForwardEvent.COPIED,
             source_id=9,
             first=3,
             last=5,
@@ -243,8 +260,8 @@ VECTORS: dict[str, Vector] = {
         seq=6,
     ),
     "forward_lost": control(
-        bodies.Forward(
-            event=bodies.ForwardEvent.LOST,
+        control_frames.Forward(
+            event=control_frames.ForwardEvent.LOST,
             source_id=9,
             first=6,
             last=6,
@@ -256,10 +273,10 @@ VECTORS: dict[str, Vector] = {
         seq=7,
     ),
     "numbered_batch": control(
-        bodies.NumberedBatch(writer="etl", number=7, first=43, last=142, sum=(1, (1 << 64) - 1)), topic_id=10
+        control_frames.NumberedBatch(writer="etl", number=7, first=43, last=142, sum=(1, (1 << 64) - 1)), topic_id=10
     ),
-    "write_key": control(bodies.WriteKey(key="order-7", first=43, last=44), topic_id=10),
-    "group_cursor": control(bodies.GroupCursor(group="spark", seq=42, hold_bytes=1 << 20), topic_id=10),
+    "write_key": control(control_frames.WriteKey(key="order-7", first=43, last=44), topic_id=10),
+    "group_cursor": control(control_frames.GroupCursor(group="spark", seq=42, hold_bytes=1 << 20), topic_id=10),
     "batch_plain": Vector(
         (0, 10, [record(1, b'{"d":1}'), record(2, b""), record(3, b"xyz")], [0, 0, 0]),
         lambda: batch.encode(10, 1, TS, [b'{"d":1}', b"", b"xyz"]),
@@ -360,41 +377,45 @@ VECTORS: dict[str, Vector] = {
     "segment_idx": Vector(
         [
             (0, 3, TS, 0, [0, 0, 0]),
-            (49, 3, TS, idx.HAS_TAG | idx.HAS_NODE, [0, 0, 0]),
-            (101, 5, TS + 1, idx.BATCH | idx.HAS_TAG, [0, 0, 0]),
-            (101, 4, TS + 1, idx.BATCH | idx.HAS_TAG | idx.JSON, [0, 0, 0]),
-            (101, 0, TS + 1, idx.HOLE, [0, 0, 0]),
-            (101, 4, TS + 1, idx.BATCH | idx.HAS_TAG, [0, 0, 0]),
-            (189, 0, TS + 1, idx.HOLE, [0, 0, 0]),
+            (49, 3, TS, segment_index.HAS_TAG | segment_index.HAS_NODE, [0, 0, 0]),
+            (101, 5, TS + 1, segment_index.BATCH | segment_index.HAS_TAG, [0, 0, 0]),
+            (101, 4, TS + 1, segment_index.BATCH | segment_index.HAS_TAG | segment_index.JSON, [0, 0, 0]),
+            (101, 0, TS + 1, segment_index.HOLE, [0, 0, 0]),
+            (101, 4, TS + 1, segment_index.BATCH | segment_index.HAS_TAG, [0, 0, 0]),
+            (189, 0, TS + 1, segment_index.HOLE, [0, 0, 0]),
             (189, 5, TS + 2, 0, [0, 0, 0]),
-            (240, 0, TS + 2, idx.HOLE, [0, 0, 0]),
+            (240, 0, TS + 2, segment_index.HOLE, [0, 0, 0]),
         ],
-        lambda: idx.to_bytes(idx.entries(scan.walk(GOLDEN["segment_data"]).rows, 1, 10, 240)),
+        lambda: segment_index.entries_to_bytes(
+            segment_index.build_entries(scan.scan_records(GOLDEN["segment_data"]).rows, 1, 10, 240)
+        ),
         read_idx,
     ),
     "segment_foot": Vector(
-        footer.make(GOLDEN["segment_data"], GOLDEN["segment_idx"], first_seq=1, chunk_bytes=64),
-        lambda: footer.encode(footer.make(GOLDEN["segment_data"], GOLDEN["segment_idx"], first_seq=1, chunk_bytes=64)),
+        footer.build_footer(GOLDEN["segment_data"], GOLDEN["segment_idx"], first_seq=1, chunk_bytes=64),
+        lambda: footer.encode(
+            footer.build_footer(GOLDEN["segment_data"], GOLDEN["segment_idx"], first_seq=1, chunk_bytes=64)
+        ),
         footer.decode,
     ),
     "segment_tag": Vector(
         (1, xxhash.xxh3_64_intdigest(GOLDEN["segment_foot"]), 9, {b"a": [0, 3], b"bc": [1]}), make_tags, read_tags
     ),
-    "segment_del": Vector((1, 9, [2, 6, 9]), lambda: deletions.encode(make_vector()), read_deletions),
+    "segment_del": Vector((1, 9, [2, 6, 9]), lambda: deletion_vector.encode(make_vector()), read_deletions),
     "snapshot": Vector(
         Meta({"events": 2, "orders": 10}, 11),
-        lambda: snapshot.encode(Meta({"events": 2, "orders": 10}, 11)),
-        lambda buf: snapshot.decode(Meta, buf),
+        lambda: file_header.encode_snapshot(Meta({"events": 2, "orders": 10}, 11)),
+        lambda buf: file_header.decode_snapshot(Meta, buf),
     ),
     "snapshot_header": Vector(
         b"\x00",
-        lambda: snapshot.wrap(b"\x00", version=3),
-        lambda buf: snapshot.unwrap(buf, version=3),
+        lambda: file_header.wrap_snapshot(b"\x00", version=3),
+        lambda buf: file_header.unwrap_snapshot(buf, version=3),
     ),
     "idx_layout": Vector(
         [(0, 48, TS, 3, [0, 0, 0]), (48, 45, TS + 1, 0, [0, 0, 0])],
-        lambda: np.array([(0, 48, TS, 3, (0, 0, 0)), (48, 45, TS + 1, 0, (0, 0, 0))], idx.ENTRY).tobytes(),
-        lambda buf: plain(idx.read(buf)),
+        lambda: np.array([(0, 48, TS, 3, (0, 0, 0)), (48, 45, TS + 1, 0, (0, 0, 0))], segment_index.ENTRY).tobytes(),
+        lambda buf: plain(segment_index.read_entries(buf)),
     ),
 }
 # A layout alone: its two entries name frames of another kind, and it has no footer that vouches for it.
@@ -420,12 +441,12 @@ def test_the_frozen_bytes_say_what_they_always_said(name: str) -> None:
 @pytest.mark.parametrize("wrap", [bytes, bytearray, memoryview])
 def test_bytes_bytearrays_and_mapped_files_read_alike(wrap: Callable[[bytes], Any]) -> None:
     log = GOLDEN["log"]
-    assert list(records(scan.walk(wrap(log)).rows)) == VECTORS["log"].content
-    assert [found.kind for found in scan.frames(wrap(log))] == [1, 1, 11, 12, 12, 1]
-    assert scan.survey(wrap(log)).heads["kind"].tolist() == [1, 1, 11, 12, 12, 1]
+    assert list(iter_records(scan.scan_records(wrap(log)).rows)) == VECTORS["log"].content
+    assert [found.kind for found in scan.scan_frames(wrap(log))] == [1, 1, 11, 12, 12, 1]
+    assert scan.scan_headers(wrap(log)).headers["kind"].tolist() == [1, 1, 11, 12, 12, 1]
     assert footer.decode(wrap(GOLDEN["segment_foot"])) == VECTORS["segment_foot"].content
-    assert snapshot.decode(Meta, wrap(GOLDEN["snapshot"])) == VECTORS["snapshot"].content
-    assert deletions.decode(wrap(GOLDEN["segment_del"])).seqs().tolist() == [2, 6, 9]
+    assert file_header.decode_snapshot(Meta, wrap(GOLDEN["snapshot"])) == VECTORS["snapshot"].content
+    assert deletion_vector.decode(wrap(GOLDEN["segment_del"])).seqs().tolist() == [2, 6, 9]
 
 
 def outcome(name: str, broken: bytes) -> str:
@@ -484,23 +505,23 @@ def test_no_byte_of_a_log_can_change_in_silence() -> None:
 
 
 def surveyed(buf: bytes) -> tuple[object, ...]:
-    at, heads, *rest = scan.survey(buf)
+    at, heads, *rest = scan.scan_headers(buf)
     return at.tolist(), heads.tobytes(), *rest
 
 
 def framed(buf: bytes) -> tuple[object, ...]:
     """What `surveyed` should say, frame by frame."""
-    scanner = scan.frames(buf)
+    scanner = scan.scan_frames(buf)
     seen = [found.pos for found in scanner]
-    kept = [pos for pos in seen if pos < scanner.whole]
+    kept = [pos for pos in seen if pos < scanner.whole_end]
     heads = b"".join(buf[pos : pos + frame.HEADER_BYTES] for pos in kept)
-    return kept, heads, scanner.end, scanner.whole, scanner.stop, scanner.reason
+    return kept, heads, scanner.end, scanner.whole_end, scanner.stop, scanner.reason
 
 
 def test_a_survey_of_a_broken_log_says_what_its_frames_say_one_by_one() -> None:
     """G52, G58. Method: the golden log and the JSON frames behind it, cut at every length, changed at every byte."""
     buf = GOLDEN["log"][:-64] + GOLDEN["batch_json"] + GOLDEN["append_json"] + GOLDEN["batch_json_holes"] + bytes(9)
-    assert scan.survey(buf).whole == len(buf) - 9
+    assert scan.scan_headers(buf).whole_end == len(buf) - 9
     for broken in (*cuts(buf), *changes(buf, SOME)):
         assert surveyed(broken) == framed(broken), broken.hex()
 
@@ -508,7 +529,7 @@ def test_a_survey_of_a_broken_log_says_what_its_frames_say_one_by_one() -> None:
 def test_a_log_cut_anywhere_is_a_shorter_log_or_a_detected_one() -> None:
     buf = GOLDEN["log"]
     tail = len(buf) - 64
-    ends = [found.end for found in scan.frames(buf)]
+    ends = [found.end for found in scan.scan_frames(buf)]
     clean = {size for size in range(len(buf)) if outcome("log", buf[:size]) != "detected"}
     # Whole frames and nothing else, or whole frames and some of the zeros behind the last one. The fourth
     # frame opens a batch that the fifth completes, so the log never ends between the two.
@@ -526,15 +547,15 @@ def test_what_an_index_cannot_see_without_its_footer() -> None:
     unseen: Counter[str] = Counter()
     misread: Counter[str] = Counter()
     for at, broken in enumerate(changes(buf)):
-        entries = idx.read(broken)
-        if idx.fault(entries, len(data)) is not None:
+        entries = segment_index.read_entries(broken)
+        if segment_index.find_index_fault(entries, len(data)) is not None:
             continue
-        within = at // len(EVERY) % idx.ENTRY_BYTES
+        within = at // len(EVERY) % segment_index.ENTRY_BYTES
         starts = {"flags": 16, "ts": 8, "data_len": 4, "frame_offset": 0}
         field = next(name for name, start in starts.items() if within >= start)
         unseen[field] += 1
         try:
-            found = list(records(scan.walk_indexed(data, entries, 0, 9, 1, check=True)))
+            found = list(iter_records(scan.scan_indexed(data, entries, 0, 9, 1, check=True)))
         except Corrupt:
             continue
         if found != SEGMENT:

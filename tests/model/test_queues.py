@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 import tidelog
-from tidelog.engine import Engine, Queue, Want
-from tidelog.engine.queues.leases import Leases
+from tidelog.engine import ClaimRequest, Engine, Queue
+from tidelog.engine.queues.leases import LeaseTable
 from tidelog.errors import DiskFull, Error
 from tidelog.testing import ManualClock, SimDisk
 
@@ -91,7 +91,7 @@ class Model:
             if job.lease is not None and now > job.lease.deadline:
                 job.lease, job.back = None, True
 
-    def claim(self, now: int, wants: list[Want]) -> list[list[int]]:
+    def claim(self, now: int, wants: list[ClaimRequest]) -> list[list[int]]:
         """Which seqs each gets. What was delivered too often is dead then, by seq as in an answer."""
         self.sweep(now)
         dead: list[int] = []
@@ -99,7 +99,7 @@ class Model:
         shares: list[list[int]] = [[] for _ in wants]
         turn = 0
         for job in ready:
-            open_for = [n for n, want in enumerate(wants) if len(shares[n]) < want.most]
+            open_for = [n for n, want in enumerate(wants) if len(shares[n]) < want.count_max]
             if not open_for:
                 break
             if job.count >= MOST_DELIVERIES:
@@ -113,12 +113,12 @@ class Model:
         self.dead += sorted(dead)
         return [sorted(share) for share in shares]
 
-    def restart(self, found: Leases) -> None:
+    def restart(self, found: LeaseTable) -> None:
         """`found` is asked only for what time has ended: whether that was written down nobody can tell from outside."""
         for job in self.jobs.values():
             if not self.durable:
                 job.count, job.logged, job.logged_until = 0, None, None
-            if job.lease is None and job.seq not in found.held:
+            if job.lease is None and job.seq not in found.leased:
                 job.logged = None
             if job.until is None and job.seq not in found.delayed:
                 job.logged_until = None
@@ -190,9 +190,11 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(name=names, asked=st.lists(st.tuples(nodes, st.integers(1, 4), st.booleans()), min_size=1, max_size=3))
     def claim(self, name: str, asked: list[tuple[str, int, bool]]) -> None:
         model = self.models[name]
-        wants = [Want(node, most, LEASE_MS + n, node if tied else None) for n, (node, most, tied) in enumerate(asked)]
+        wants = [
+            ClaimRequest(node, most, LEASE_MS + n, node if tied else None) for n, (node, most, tied) in enumerate(asked)
+        ]
         shares = model.claim(self.now, wants)
-        for want, share, leased in zip(wants, shares, self.queue(name).claim_now(wants), strict=True):
+        for want, share, leased in zip(wants, shares, self.queue(name).claim_for_all(wants), strict=True):
             assert leased.seqs == share, f"{name}: {leased.seqs} for {want}, expected {share}"
             assert [job.seq for job in leased.jobs()] == share
             for seq, lease_id, deadline, count in zip(
@@ -202,7 +204,7 @@ class QueueMachine(RuleBasedStateMachine):
                 assert job.is_ready(), "nobody holds it"
                 assert lease_id not in model.ids, "an id is given once"
                 model.ids.add(lease_id)
-                job.lease = job.logged = Held(want.node, lease_id, deadline, want.conn)
+                job.lease = job.logged = Held(want.node, lease_id, deadline, want.connection)
                 assert want.lease_ms is not None
                 assert deadline == self.now + want.lease_ms
                 job.count, job.until, job.logged_until = job.count + 1, None, None
@@ -279,8 +281,8 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue(name).counts()
         model.sweep(self.now)
         mine = [job for job in model.jobs.values() if job.lease is not None and job.lease.conn == conn]
-        assert self.queue(name).held(conn) == len(mine)
-        assert self.queue(name).release(conn) == len(mine)
+        assert self.queue(name).count_leases(conn) == len(mine)
+        assert self.queue(name).release_connection(conn) == len(mine)
         for job in mine:
             job.lease = job.logged = None
             job.back = True
@@ -338,13 +340,15 @@ class QueueMachine(RuleBasedStateMachine):
         }[verb]
         with pytest.raises(DiskFull) as failed:
             call()
-        self.disk.heal()
+        self.disk.clear_faults()
         self.is_refused(failed.value)
         if verb == "put":
-            model.head = queue.topic._core.tail  # its seq stays a hole
+            model.head = queue.topic._state.last_assigned_seq  # its seq stays a hole
         if verb == "claim":
             for job in model.jobs.values():  # what was handed out for a moment is not fresh any more
-                job.back |= job.is_ready() and job.seq in queue._state.leases._waiting and not self.is_fresh(queue, job)
+                job.back |= (
+                    job.is_ready() and job.seq in queue._state.leases._claimable and not self.is_fresh(queue, job)
+                )
         if how != "go on":
             self.restart(how, seed, self.shards)
 
@@ -367,23 +371,23 @@ class QueueMachine(RuleBasedStateMachine):
                     self.put(name, 1, None, 0)
         except DiskFull as error:
             refused = error
-        self.disk.heal()
+        self.disk.clear_faults()
         assert (refused is not None) == (verb == "put" and self.found_full() > before)
         if refused is not None:
             self.is_refused(refused)
-            self.models[name].head = self.queue(name).topic._core.tail  # its seq stays a hole
+            self.models[name].head = self.queue(name).topic._state.last_assigned_seq  # its seq stays a hole
 
     def is_refused(self, error: DiskFull) -> None:
         assert error.written is False
-        assert not any(shard.latched for shard in self.log.shards)
+        assert not any(shard.is_latched for shard in self.log.shards)
 
     def found_full(self) -> int:
         """How often a write found no room since the engine was opened."""
-        return sum(shard.refusals for shard in self.log.shards)
+        return sum(shard.disk_full_count for shard in self.log.shards)
 
     @staticmethod
     def is_fresh(queue: Queue, job: Job) -> bool:
-        return bool(queue._state.leases._waiting[job.seq][1])
+        return bool(queue._state.leases._claimable[job.seq][1])
 
     @rule(name=names, most=st.integers(1, 6), seed=st.integers(0, 1 << 32), how=hows)
     def claim_and_restart(self, name: str, most: int, seed: int, how: str) -> None:

@@ -32,7 +32,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from tests.unit.engine.world import Whole, check_page, whole
+from tests.unit.engine.harness import TopicContents, check_page, read_topic
 
 import tidelog
 from tidelog.engine import Engine, Record, Topic
@@ -166,12 +166,12 @@ class Life:
         self.hard = len(self.states) - 1
 
 
-def same(state: State, found: Whole) -> bool:
+def same(state: State, found: TopicContents) -> bool:
     rows = {record.seq: row_of(record) for record in found.records}
     return state.rows == rows and state.floor <= found.evict_floor
 
 
-def marks(found: Whole) -> dict[str, int]:
+def marks(found: TopicContents) -> dict[str, int]:
     """How far records were lost, and to what, as a reader is told it."""
     if found.gap is None:
         return {}
@@ -273,7 +273,7 @@ class TopicsMachine(RuleBasedStateMachine):
         life = self.life(name)
         if life is None:
             return
-        # Keys outlive restarts (tests/crash/topics/keys.py); here each start has its own.
+        # Keys outlive restarts (tests/crash/topics/idempotency_keys.py); here each start has its own.
         key = key and f"{key} of start {self.starts}"
         state, stamp = life.now, max(self.now_ms, life.now.stamp, life.tried)
         data, tag, node, meta = (list(column) for column in zip(*batch, strict=True))
@@ -444,11 +444,11 @@ class TopicsMachine(RuleBasedStateMachine):
         except Error:
             if not self.faulty:
                 raise
-            self.disk.heal()
+            self.disk.clear_faults()
             self.restart(self.disk.reboot(), count, cut=True)
             return
         if any(life.doubt is not None or life.dropping for life in self.lives.values()) or self.maybe or self.faulty:
-            self.disk.heal()
+            self.disk.clear_faults()
             self.restart(self.disk, count, cut=True)
         else:
             self.harden()
@@ -484,7 +484,7 @@ class TopicsMachine(RuleBasedStateMachine):
 
     def settle(self, name: str, life: Life, *, cut: bool, clean: bool) -> None:
         """Find out which of its states a topic is in, and go on from there."""
-        seen = whole(self.topic(name))
+        seen = read_topic(self.topic(name))
         config = self.topic(name).config
         if name == "e":
             assert seen.records == []
@@ -545,7 +545,7 @@ class TopicsMachine(RuleBasedStateMachine):
             return
         assert {state.topic for state in self.log.topics()} == set(self.lives)
         for name, life in self.lives.items():
-            seen, aged = whole(self.topic(name), 3), life.now.aged(self.now_ms)
+            seen, aged = read_topic(self.topic(name), 3), life.now.aged(self.now_ms)
             if self.faulty and aged is not life.now and same(life.now, seen) and not same(aged, seen):
                 # The floor of age could not be made durable, so nothing went.
                 if life.doubt is None:

@@ -44,7 +44,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from tests.mutation.sites import RULES, Mutant, draw
+from tests.mutation.sites import RULES, Mutant, draw_sample
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 HERE: Final = Path("tests/mutation")
@@ -207,7 +207,7 @@ def hash_of(root: Path, files: Iterable[str]) -> str:
     return digest.hexdigest()[:16]
 
 
-def chosen(mutant: Mutant, tests: dict[str, Row], kills: Counter[str], budget_s: float) -> list[str]:
+def choose_tests(mutant: Mutant, tests: dict[str, Row], kills: Counter[str], budget_s: float) -> list[str]:
     """The tests for a mutant, in order: killers of the module first, then the fastest; up to so many seconds."""
 
     def order(test: str) -> tuple[int, float]:
@@ -239,7 +239,7 @@ class Verdict(NamedTuple):
 
 
 def judge(tree: Tree, mutant: Mutant, tests: dict[str, Row], kills: Counter[str], budget_s: float) -> Verdict:
-    picked, began = chosen(mutant, tests, kills, budget_s), time.monotonic()
+    picked, began = choose_tests(mutant, tests, kills, budget_s), time.monotonic()
     outcome: Outcome = "survived"
     by = None
     for part in (picked[:FIRST_TESTS], picked[FIRST_TESTS:]):
@@ -325,13 +325,13 @@ def table(rows: Sequence[Row], reviewed: Sequence[Review]) -> str:
         judged = row.total() - row["unclear"]
         noticed = row["killed"] + row["timed out"]
         numbers = f"{row['killed']} | {row['timed out']} | {row['survived']} | {row['equivalent']}"
-        shares = f"{share(noticed, judged)} | {share(noticed, judged - row['equivalent'])}"
+        shares = f"{percent(noticed, judged)} | {percent(noticed, judged - row['equivalent'])}"
         lines.append(f"| {group} | {judged} | {numbers} | {shares} |")
     unclear = counts["**all**"]["unclear"]
     return "\n".join(lines) + (f"\n\n{unclear} unclear: their tests failed unchanged; run again" if unclear else "")
 
 
-def share(part: int, whole: int) -> str:
+def percent(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
@@ -359,7 +359,9 @@ def main() -> None:
     drawn: dict[str, list[Mutant]] = {}
     for group in groups(args.group):
         sources = {module: (ROOT / "src/tidelog" / module).read_text() for module in group.modules}
-        found = draw(group.name, sources, seed=args.seed, most=args.sample, tuning=group.tuning, texts=group.texts)
+        found = draw_sample(
+            group.name, sources, seed=args.seed, limit=args.sample, tuning=group.tuning, texts=group.texts
+        )
         drawn[group.name] = found.mutants
         results.about["groups"][group.name] = {"places": found.places, "left out": dict(found.dropped)}
         console.print(f"{group.name}: {len(found.mutants)} of {found.places} places, left out: {dict(found.dropped)}")

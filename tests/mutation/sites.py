@@ -136,7 +136,9 @@ def _is_log(node: ast.AST) -> bool:
     )
 
 
-def left_out(tree: ast.Module, tuning: Iterable[str] = (), texts: Iterable[str] = ()) -> Iterator[tuple[str, Span]]:
+def excluded_spans(
+    tree: ast.Module, tuning: Iterable[str] = (), texts: Iterable[str] = ()
+) -> Iterator[tuple[str, Span]]:
     """Every part of a module that a rule leaves out, with the rule's name."""
     tuned, worded = set(tuning), set(texts)
     for node in ast.walk(tree):
@@ -262,21 +264,21 @@ def _hash(*parts: object) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()
 
 
-class Drawn(NamedTuple):
+class Sample(NamedTuple):
     mutants: list[Mutant]
     places: int  # that the rules leave
     dropped: Counter[str]  # places by rule
 
 
-def draw(
-    group: str, sources: dict[str, str], *, seed: int, most: int, tuning: Iterable[str] = (), texts: Iterable[str] = ()
-) -> Drawn:
+def draw_sample(
+    group: str, sources: dict[str, str], *, seed: int, limit: int, tuning: Iterable[str] = (), texts: Iterable[str] = ()
+) -> Sample:
     """Draw up to so many mutants of a group of modules, one a place."""
     dropped: Counter[str] = Counter()
     ranked: list[tuple[str, str, list[Site]]] = []
     for module, source in sources.items():
         tree = ast.parse(source)
-        excluded = list(left_out(tree, tuning, texts))
+        excluded = list(excluded_spans(tree, tuning, texts))
         owners, lines = functions(tree), source.splitlines()
         kept: dict[Place, list[Site]] = {}
         gone: dict[Place, str] = {}
@@ -297,14 +299,14 @@ def draw(
     mutants: list[Mutant] = []
     trees = {module: ast.parse(source) for module, source in sources.items()}
     for rank, module, found in ranked:
-        if len(mutants) == most:
+        if len(mutants) == limit:
             break
         for site in sorted(found, key=lambda each: _hash(rank, each.operator, each.occurrence - found[0].occurrence)):
             changed = change(sources[module], trees[module], site)
             if changed is not None:
                 mutants.append(_mutant(group, module, sources[module], trees[module], site, changed))
                 break
-    return Drawn(mutants, len(ranked), dropped)
+    return Sample(mutants, len(ranked), dropped)
 
 
 def _owner(owners: list[Function], place: Place) -> Function | None:

@@ -11,8 +11,19 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests.mutation import mutate
-from tests.mutation.mutate import Group, Review, Tree, chosen, files_of, groups, is_reviewed, judge, reviews, table
-from tests.mutation.sites import RULES, Mutant, draw, left_out
+from tests.mutation.mutate import (
+    Group,
+    Review,
+    Tree,
+    choose_tests,
+    files_of,
+    groups,
+    is_reviewed,
+    judge,
+    reviews,
+    table,
+)
+from tests.mutation.sites import RULES, Mutant, draw_sample, excluded_spans
 
 SOURCE = '''
 """A module."""
@@ -46,11 +57,11 @@ def run(a: "int | None", b: int) -> "int | None":
 
 
 def mutants(source: str = SOURCE, *, seed: int = 1, most: int = 100) -> list[Mutant]:
-    return draw("g", {"m.py": source}, seed=seed, most=most, tuning=["TUNED"]).mutants
+    return draw_sample("g", {"m.py": source}, seed=seed, limit=most, tuning=["TUNED"]).mutants
 
 
 def test_rules_leave_out_what_no_test_of_behaviour_could_notice() -> None:
-    drawn = draw("g", {"m.py": SOURCE}, seed=1, most=100, tuning=["TUNED"])
+    drawn = draw_sample("g", {"m.py": SOURCE}, seed=1, limit=100, tuning=["TUNED"])
     lines = {SOURCE.splitlines()[each.line - 1].strip() for each in drawn.mutants}
     assert lines == {
         "@dataclass(frozen=True)",  # without the decorator
@@ -66,7 +77,7 @@ def test_rules_leave_out_what_no_test_of_behaviour_could_notice() -> None:
 
 def test_every_rule_has_a_description_and_every_description_a_rule() -> None:
     source = SOURCE + "\n@override\ndef f() -> int:\n    return 1\n"
-    assert {rule for rule, _ in left_out(ast.parse(source), ["TUNED"])} == set(RULES)
+    assert {rule for rule, _ in excluded_spans(ast.parse(source), ["TUNED"])} == set(RULES)
 
 
 def test_a_call_whose_result_is_not_used_is_removed() -> None:
@@ -105,12 +116,12 @@ def test_tests_that_reach_the_statement_run_before_those_that_reach_the_function
         "near": row(0.1, mutant.key_line),
         "elsewhere": row(0.1, 1),
     }
-    assert chosen(mutant, tests, Counter(), 60.0) == ["fast", "slow", "near"]
-    assert chosen(mutant, tests, Counter(slow=1), 60.0) == ["slow", "fast", "near"]
-    assert chosen(mutant, tests, Counter(), 2.0) == ["fast"]
+    assert choose_tests(mutant, tests, Counter(), 60.0) == ["fast", "slow", "near"]
+    assert choose_tests(mutant, tests, Counter(slow=1), 60.0) == ["slow", "fast", "near"]
+    assert choose_tests(mutant, tests, Counter(), 2.0) == ["fast"]
     default = next(each for each in mutants() if each.key_line is None)
     assert (
-        chosen(default, {"runs nothing of it": row(0.1), "fast": row(1.0, 1)}, Counter(), 60.0)[0]
+        choose_tests(default, {"runs nothing of it": row(0.1), "fast": row(1.0, 1)}, Counter(), 60.0)[0]
         == "runs nothing of it"
     )
 
@@ -166,7 +177,7 @@ def test_outcomes_of_a_small_project(project: Path, tmp_path: Path) -> None:
     try:
         tests = mutate.Baseline(None).measure(tree, group, Console(quiet=True))
         assert sorted(tests) == ["tests/test_m.py::test_blind", "tests/test_m.py::test_larger"]
-        found = {each.line: each for each in draw("g", {"m.py": source}, seed=1, most=9).mutants}
+        found = {each.line: each for each in draw_sample("g", {"m.py": source}, seed=1, limit=9).mutants}
         found[3] = found[3]._replace(changed=source.replace("a += 1", "a += 0"))
         outcomes = {line: judge(tree, found[line], tests, Counter(), 60.0).outcome for line in (3, 4, 8)}
     finally:

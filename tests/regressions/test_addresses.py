@@ -19,7 +19,7 @@ OPENS: tuple[Callable[..., object], ...] = (tidelog.open, SegmentedLog.open, Par
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -27,10 +27,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("address", ADDRESSES)
 @pytest.mark.parametrize("open_", OPENS)
 @pytest.mark.parametrize("read_only", [False, True])
-def test_open_refuses_an_address(here: Path, open_: Callable[..., object], address: str, read_only: bool) -> None:
+def test_open_refuses_an_address(work_dir: Path, open_: Callable[..., object], address: str, read_only: bool) -> None:
     with pytest.raises(BadInput, match="is an address, and this takes a directory of this machine; nothing was done"):
         open_(address, read_only=read_only)
-    assert not list(here.iterdir())
+    assert not list(work_dir.iterdir())
 
 
 def test_the_message_names_what_to_use() -> None:
@@ -54,20 +54,20 @@ def test_a_path_is_a_path(path: str) -> None:
     check_path(path)
 
 
-def test_a_directory_with_such_a_name_can_be_opened(here: Path) -> None:
+def test_a_directory_with_such_a_name_can_be_opened(work_dir: Path) -> None:
     with tidelog.open("./http:/x") as log:
         log.topic("t").append(b"a")
-    assert (here / "http:" / "x").is_dir()
+    assert (work_dir / "http:" / "x").is_dir()
 
 
-def test_copies_of_a_log_refuse_an_address(here: Path) -> None:
+def test_copies_of_a_log_refuse_an_address(work_dir: Path) -> None:
     with SegmentedLog.open("a") as log:
         log.append(b"x")
         with pytest.raises(BadInput, match="is an address"):
             convert(log, "s3://bucket/log", "rustlog")
         with pytest.raises(BadInput, match="is an address"):
             restore(log, "s3://bucket/log", to_seq=1)
-    assert [path.name for path in here.iterdir()] == ["a"]
+    assert [path.name for path in work_dir.iterdir()] == ["a"]
 
 
 COMMANDS = (
@@ -98,11 +98,11 @@ COMMANDS = (
 @pytest.mark.parametrize("address", ["http://127.0.0.1:4000", "s3://bucket/data"])
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words[:2]))
 def test_every_command_refuses_an_address(
-    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], address: str
+    work_dir: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: list[str], address: str
 ) -> None:
     with SegmentedLog.open("a") as log:
         log.append(b"x")
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"{}\n")))
     assert main([address if word == "URL" else word for word in words]) == 2
     assert "is an address" in capsys.readouterr().err
-    assert [path.name for path in here.iterdir()] == ["a"]
+    assert [path.name for path in work_dir.iterdir()] == ["a"]

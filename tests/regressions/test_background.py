@@ -6,10 +6,10 @@ from collections.abc import Callable
 from threading import Event
 
 import pytest
-from tests.unit.engine.world import LIMIT_S
+from tests.unit.engine.harness import TIMEOUT_S
 
-from tidelog.commitlog import SegmentedLog, append, flusher
-from tidelog.commitlog.state import State
+from tidelog.commitlog import SegmentedLog, append
+from tidelog.commitlog.log_state import LogState
 from tidelog.errors import DiskFull, Latched
 from tidelog.testing import SimDisk
 
@@ -20,10 +20,10 @@ class Ticks:
     """Runs of the background thread: each raises the next of `errors`; `over` is set when one came after the last."""
 
     def __init__(self, patch: Patch, errors: list[Exception]) -> None:
-        self.over, self._left, self._tick = Event(), list(errors), append.tick
-        patch.setattr(flusher, "tick", self._run)
+        self.over, self._left, self._tick = Event(), list(errors), append.run_due_tasks
+        patch.setattr(append, "run_due_tasks", self._run)
 
-    def _run(self, state: State) -> None:
+    def _run(self, state: LogState) -> None:
         if self._left:
             raise self._left.pop(0)
         self._tick(state)
@@ -48,10 +48,10 @@ def test_a_background_sync_goes_on_after_an_error_and_shows_it(
     disk = SimDisk()
     with SegmentedLog.open("log", disk=disk, sync="interval", sync_interval_ms=4) as log:
         seq = log.append(b"acked, and not synced")
-        assert ticks.over.wait(LIMIT_S), "the thread ended"
+        assert ticks.over.wait(TIMEOUT_S), "the thread ended"
         assert log.durable == seq + 1
         found = log.background
-    assert (found.failures, found.failing, found.latched) == (3, 0, False)
+    assert (found.failures, found.consecutive_failures, found.is_latched) == (3, 0, False)
     assert found.runs >= 4
     assert found.last_error is not None
     logged = [line for line in caplog.messages if "a background sync failed" in line]
@@ -66,22 +66,22 @@ def test_a_failed_sync_in_the_background_is_logged_counted_and_shown(caplog: pyt
     disk = SimDisk()
     log = SegmentedLog.open("log", disk=disk, sync="interval", sync_interval_ms=600_000)
     log.append(b"a")
-    log.state.synced_ms -= 600_000  # the interval is over
+    log._log_state.synced_ms -= 600_000  # the interval is over
     disk.fail_sync("dropped", path="log/")
     assert log._flusher is not None
     for _ in range(3):
         log._flusher.run_once()  # as its thread does, which waits for the interval
     found = log.background
-    assert (found.failures, found.failing, found.latched) == (1, 1, True)
+    assert (found.failures, found.consecutive_failures, found.is_latched) == (1, 1, True)
     assert "sync" in (found.last_error or "")
     assert len([line for line in caplog.messages if "a background sync failed" in line]) == 1
     with pytest.raises(Latched):
         log.append(b"b")
     with pytest.raises(Latched):
         log.close()
-    assert log.background.failing == 1, "it still says why"
+    assert log.background.consecutive_failures == 1, "it still says why"
 
 
 def test_a_log_without_the_thread_has_no_background_work() -> None:
     with SegmentedLog.open("log", disk=SimDisk()) as log:
-        assert log.background == flusher.BackgroundState()
+        assert log.background == append.FlusherState()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tidelog.commitlog import SegmentedLog, verify
-from tidelog.commitlog.segment import Files
+from tidelog.commitlog.segment import LogFiles
 from tidelog.errors import Error, OutOfRange, SeqMissing
 from tidelog.testing import ManualClock, SimDisk
 from tidelog.types import Record
@@ -98,7 +98,7 @@ def test_a_reader_at_every_operation_of_a_writer_sees_no_damage(codec: str, step
             busy = False
 
     log, held = written(codec, Hooked(disk, hook))
-    log.state.clock.tick(10)  # type: ignore[attr-defined]
+    log._log_state.clock.tick(10)  # type: ignore[attr-defined]
     busy = False
     STEPS[step](log)
     busy = True
@@ -127,7 +127,7 @@ def test_an_open_reader_at_every_operation_of_a_writer_sees_no_damage(codec: str
         busy = False
 
     log, held = written(codec, Hooked(disk, hook))
-    log.state.clock.tick(10)  # type: ignore[attr-defined]
+    log._log_state.clock.tick(10)  # type: ignore[attr-defined]
     reader = open_log(codec, disk, read_only=True, maps_max=1, index_cache=1)
     busy = False
     STEPS[step](log)
@@ -141,7 +141,7 @@ def test_a_writer_at_every_operation_of_a_reader_is_not_taken_for_damage(codec: 
     for operation in range(400):
         disk, left = SimDisk(), operation
         log, held = written(codec, disk)
-        log.state.clock.tick(10)  # type: ignore[attr-defined]
+        log._log_state.clock.tick(10)  # type: ignore[attr-defined]
 
         def hook(log: SegmentedLog = log) -> None:
             nonlocal left
@@ -193,7 +193,7 @@ def test_the_crash_state_of_a_laminar_swap_is_not_damage(monkeypatch: pytest.Mon
     log.compact(key)
     disk.on_op = None
     assert states > 20
-    monkeypatch.setattr(Files, "side_source", Files.side)
+    monkeypatch.setattr(LogFiles, "side_read_path", LogFiles.side_path)
     disk = SimDisk()
     log, held = written("laminar", disk)
     disk.on_op = examine

@@ -8,17 +8,17 @@ from threading import Event, Thread, current_thread
 from typing import Any
 
 import pytest
-from tests.unit.channels.conftest import ANN, BOB, CID, ROOM, Place
-from tests.unit.engine.world import LIMIT_S, running
+from tests.unit.channels.conftest import ANN, BOB, CHANNEL, CID, ChannelEnv
+from tests.unit.engine.harness import TIMEOUT_S, running
 
 import tidelog
-from tidelog.channels import OPERATOR, Channel, ChannelLimits, Message, messages
+from tidelog.channels import OPERATOR, Channel, ChannelLimits, Message, message_log
+from tidelog.channels.channel_state import ChannelState
 from tidelog.channels.manager import ChannelManager
-from tidelog.channels.names import directory_name
-from tidelog.channels.room import Room
+from tidelog.channels.rules import directory_name
 from tidelog.channels.store import ChannelStore
 from tidelog.errors import Corrupt, Error, FifoEmpty, FifoFull, Latched, Refused, WriteFailed
-from tidelog.formats.channel import Meta
+from tidelog.formats.channel_meta import ChannelMeta
 from tidelog.testing import ManualClock, SimDisk
 
 Patch = pytest.MonkeyPatch
@@ -39,29 +39,29 @@ class Slow:
 
     def __init__(self, patch: Patch) -> None:
         self.begun, self.go, self.free = Event(), Event(), False
-        real = messages.MessageLog.sync
+        real = message_log.MessageLog.sync
 
-        def sync(log: messages.MessageLog) -> None:
+        def sync(log: message_log.MessageLog) -> None:
             self.begun.set()
             if not self.free:
-                assert self.go.wait(LIMIT_S), "nobody let it go"
+                assert self.go.wait(TIMEOUT_S), "nobody let it go"
                 self.go.clear()
             real(log)
 
-        patch.setattr(messages.MessageLog, "sync", sync)
+        patch.setattr(message_log.MessageLog, "sync", sync)
 
     def one(self) -> None:
         """Wait until a sync has begun and let it end."""
-        assert self.begun.wait(LIMIT_S)
+        assert self.begun.wait(TIMEOUT_S)
         self.begun.clear()
         self.go.set()
 
 
-def noted(patch: Patch, room: Room, note: Callable[[], object]) -> None:
+def noted(patch: Patch, room: ChannelState, note: Callable[[], object]) -> None:
     """Have `note` called when a change of the channel is put into force."""
-    apply, end = room.apply, room.end
+    apply, end = room.apply, room.shut_down
 
-    def applied(meta: Meta) -> None:
+    def applied(meta: ChannelMeta) -> None:
         note()
         apply(meta)
 
@@ -70,13 +70,13 @@ def noted(patch: Patch, room: Room, note: Callable[[], object]) -> None:
         end(reason)
 
     patch.setattr(room, "apply", applied)
-    patch.setattr(room, "end", ended)
+    patch.setattr(room, "shut_down", ended)
 
 
 def until(condition: Callable[[], object]) -> None:
     """Wait for another thread to get there."""
     pause = Event()
-    for _ in range(LIMIT_S * 1000):
+    for _ in range(TIMEOUT_S * 1000):
         if condition():
             return
         pause.wait(0.001)
@@ -84,59 +84,59 @@ def until(condition: Callable[[], object]) -> None:
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place()
+def env() -> ChannelEnv:
+    return ChannelEnv()
 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("persist", [True, False])
 def test_a_change_has_its_turn_after_one_commit_at_most(
-    place: Place, monkeypatch: Patch, change: str, persist: bool
+    env: ChannelEnv, monkeypatch: Patch, change: str, persist: bool
 ) -> None:
     """Method: publishers flood the channel; commits are counted from the moment at which the change is asked for to the
     one at which it is in force."""
-    owner, member = place.channel(ANN), place.channel(BOB)
+    owner, member = env.channel(ANN), env.channel(BOB)
     owner.join(persist=persist)
     member.join()
-    place.channel(CID).join()
-    room = place.manager.shard(ROOM).rooms[ROOM]
+    env.channel(CID).join()
+    room = env.manager.shard(CHANNEL).channels[CHANNEL]
     over, asked_at, done_at = Event(), list[int](), list[int]()
     locked = ChannelManager.locked
     thread = Thread(target=lambda: CHANGES[change](owner, member))
 
     def counted(self: ChannelManager, channel: str, **more: Any) -> Any:
         if current_thread() is thread:
-            asked_at.append(room.commits)
+            asked_at.append(room.commit_count)
         return locked(self, channel, **more)
 
     monkeypatch.setattr(ChannelManager, "locked", counted)
-    noted(monkeypatch, room, lambda: done_at.append(room.commits))
+    noted(monkeypatch, room, lambda: done_at.append(room.commit_count))
 
     def flood() -> None:
         with suppress(Refused):  # its channel ends
             while not over.is_set():
-                place.channel(CID).publish(b"x")
+                env.channel(CID).publish(b"x")
 
     with running(*[flood] * 4):
-        until(lambda: room.commits >= 3)
+        until(lambda: room.commit_count >= 3)
         thread.start()
-        thread.join(LIMIT_S)
+        thread.join(TIMEOUT_S)
         over.set()
         assert not thread.is_alive(), "the change waits for ever"
     assert done_at[0] - asked_at[-1] <= 1, f"{done_at[0] - asked_at[-1]} commits came before it"
 
 
 @pytest.mark.parametrize("change", [name for name in CHANGES if name not in ("invite", "allow")])  # need the lock alone
-def test_no_commit_begins_while_a_change_is_asked_for(place: Place, monkeypatch: Patch, change: str) -> None:
+def test_no_commit_begins_while_a_change_is_asked_for(env: ChannelEnv, monkeypatch: Patch, change: str) -> None:
     """Method: one sync at a time. While the first one runs, a change is asked for and more is published: the change
     comes next, then what was published, in one commit."""
-    owner, member, third = place.channel(ANN), place.channel(BOB), place.channel(CID)
+    owner, member, third = env.channel(ANN), env.channel(BOB), env.channel(CID)
     owner.join(persist=True)
     member.join()
     third.join()
-    shard = place.manager.shard(ROOM)
-    room, slow, order = shard.rooms[ROOM], Slow(monkeypatch), list[str]()
-    noted(monkeypatch, room, lambda: order.append(f"change after {room.commits}"))
+    shard = env.manager.shard(CHANNEL)
+    room, slow, order = shard.channels[CHANNEL], Slow(monkeypatch), list[str]()
+    noted(monkeypatch, room, lambda: order.append(f"change after {room.commit_count}"))
 
     def publish(payload: bytes) -> Callable[[], None]:
         def run() -> None:
@@ -150,10 +150,10 @@ def test_no_commit_begins_while_a_change_is_asked_for(place: Place, monkeypatch:
 
     threads = [Thread(target=publish(b"first"))]
     threads[0].start()
-    assert slow.begun.wait(LIMIT_S)
+    assert slow.begun.wait(TIMEOUT_S)
     threads.append(Thread(target=lambda: CHANGES[change](owner, member)))
     threads[1].start()
-    until(lambda: shard.asked(ROOM))
+    until(lambda: shard.has_waiting_change(CHANNEL))
     for payload in (b"second", b"third"):
         threads.append(Thread(target=publish(payload)))
         threads[-1].start()
@@ -161,7 +161,7 @@ def test_no_commit_begins_while_a_change_is_asked_for(place: Place, monkeypatch:
     slow.free = True
     slow.go.set()
     for thread in threads:
-        thread.join(LIMIT_S)
+        thread.join(TIMEOUT_S)
         assert not thread.is_alive(), f"somebody waits for ever: {order}"
     assert "change after 1" in order, order
     if change == "delete":
@@ -170,12 +170,12 @@ def test_no_commit_begins_while_a_change_is_asked_for(place: Place, monkeypatch:
         assert {"first", "second", "third"} <= set(order)
 
 
-def test_publishers_take_turns_at_committing(place: Place, monkeypatch: Patch) -> None:
+def test_publishers_take_turns_at_committing(env: ChannelEnv, monkeypatch: Patch) -> None:
     """Method: one sync at a time; the thread that did the first one is back although others wait."""
-    ann = place.channel(ANN)
+    ann = env.channel(ANN)
     ann.join(persist=True)
     slow, done = Slow(monkeypatch), list[bytes]()
-    room = place.manager.shard(ROOM).rooms[ROOM]
+    room = env.manager.shard(CHANNEL).channels[CHANNEL]
 
     def publish(payload: bytes) -> Thread:
         def run() -> None:
@@ -187,26 +187,26 @@ def test_publishers_take_turns_at_committing(place: Place, monkeypatch: Patch) -
         return thread
 
     first = publish(b"first")
-    assert slow.begun.wait(LIMIT_S)
+    assert slow.begun.wait(TIMEOUT_S)
     second = publish(b"second")
-    until(lambda: len(room.queued) == 2 and room.queued[1]._waiting)
+    until(lambda: len(room.queued) == 2 and room.queued[1]._waiting_threads)
     slow.one()
-    first.join(LIMIT_S)
+    first.join(TIMEOUT_S)
     assert not first.is_alive(), "it commits for the others, and is never done itself"
     assert done == [b"first"]
     slow.one()
-    second.join(LIMIT_S)
+    second.join(TIMEOUT_S)
     assert done == [b"first", b"second"]
 
 
-def test_readers_do_not_keep_a_change_waiting(place: Place) -> None:
+def test_readers_do_not_keep_a_change_waiting(env: ChannelEnv) -> None:
     """Method: a change that is asked for while somebody reads comes before the next read."""
-    owner = place.channel(ANN)
+    owner = env.channel(ANN)
     owner.join(persist=True)
     owner.publish(b"x")
-    shard = place.manager.shard(ROOM)
-    room, order = shard.rooms[ROOM], list[str]()
-    room.pins += 1  # somebody reads
+    shard = env.manager.shard(CHANNEL)
+    room, order = shard.channels[CHANNEL], list[str]()
+    room.readers += 1  # somebody reads
 
     def configure() -> None:
         owner.configure(max_payload_size=100)
@@ -218,20 +218,20 @@ def test_readers_do_not_keep_a_change_waiting(place: Place) -> None:
 
     change = Thread(target=configure)
     change.start()
-    until(lambda: shard.asked(ROOM))
+    until(lambda: shard.has_waiting_change(CHANNEL))
     read = Thread(target=look)
     read.start()
     with shard.lock:
-        room.pins -= 1
+        room.readers -= 1
         shard.lock.notify_all()
-    change.join(LIMIT_S)
-    read.join(LIMIT_S)
+    change.join(TIMEOUT_S)
+    read.join(TIMEOUT_S)
     assert sorted(order) == ["change", "read"]
     assert owner.state().config.max_payload_size == 100
 
 
-def test_a_queued_message_of_a_log_that_is_removed_is_delivered_and_not_called_durable(place: Place) -> None:
-    owner, member = place.channel(ANN), place.channel(BOB)
+def test_a_queued_message_of_a_log_that_is_removed_is_delivered_and_not_called_durable(env: ChannelEnv) -> None:
+    owner, member = env.channel(ANN), env.channel(BOB)
     owner.join(persist=True)
     member.join()
     heard = member.subscribe()
@@ -241,48 +241,48 @@ def test_a_queued_message_of_a_log_that_is_removed_is_delivered_and_not_called_d
     assert [event.payload for event in heard.take() if isinstance(event, Message)] == [b"x"]
 
 
-def test_the_tick_does_not_erase_a_channel_that_is_made_meanwhile(place: Place, monkeypatch: Patch) -> None:
+def test_the_tick_does_not_erase_a_channel_that_is_made_meanwhile(env: ChannelEnv, monkeypatch: Patch) -> None:
     """Method: the first save fails and cannot be undone; a join succeeds between the tick's look and its clean-up."""
-    place.disk.fail("sync_dir", path=directory_name(ROOM), times=None)
+    env.disk.fail("sync_dir", path=directory_name(CHANNEL), times=None)
     with pytest.raises(WriteFailed):
-        place.channel(ANN).join(persist=True)
-    assert place.manager.store.unsettled
-    place.disk.heal()
-    settle, joins = ChannelStore.settle, list[Thread]()
+        env.channel(ANN).join(persist=True)
+    assert env.manager.store.undecided
+    env.disk.clear_faults()
+    settle, joins = ChannelStore.reconcile, list[Thread]()
 
     def late(self: ChannelStore, *args: Any) -> bool:
         if not joins:
-            joins.append(Thread(target=lambda: place.channel(ANN).join(persist=True)))
+            joins.append(Thread(target=lambda: env.channel(ANN).join(persist=True)))
             joins[0].start()
             joins[0].join(0.1)  # it is done by now, or waits for the tick
         return settle(self, *args)
 
-    monkeypatch.setattr(ChannelStore, "settle", late)
-    place.manager.tick()
-    joins[0].join(LIMIT_S)
-    place.crash()
-    assert place.manager.handlers() == [ROOM], "it was acked"
-    assert place.channel(ANN).state().members == (ANN,)
+    monkeypatch.setattr(ChannelStore, "reconcile", late)
+    env.manager.tick()
+    joins[0].join(TIMEOUT_S)
+    env.crash()
+    assert env.manager.channel_names() == [CHANNEL], "it was acked"
+    assert env.channel(ANN).state().members == (ANN,)
 
 
-def test_a_history_begins_where_retention_has_left_it(place: Place, monkeypatch: Patch) -> None:
+def test_a_history_begins_where_retention_has_left_it(env: ChannelEnv, monkeypatch: Patch) -> None:
     """Method: segments are dropped between the look at the oldest seq and the read."""
-    place.limits = ChannelLimits(shards=2, segment_bytes=1 << 17)
-    ann = place.channel(ANN)
+    env.limits = ChannelLimits(shards=2, segment_bytes=1 << 17)
+    ann = env.channel(ANN)
     ann.join(persist=True)
-    log = place.manager.shard(ROOM).rooms[ROOM].messages()
+    log = env.manager.shard(CHANNEL).channels[CHANNEL].message_log()
     for _ in range(2):
         ann.publish_many([b"x"] * 200)
         log._log.seal()
-    read, dropped = messages.MessageLog.read, list[int]()
+    read, dropped = message_log.MessageLog.read, list[int]()
 
-    def late(self: messages.MessageLog, first: int, **more: Any) -> Any:
+    def late(self: message_log.MessageLog, first: int, **more: Any) -> Any:
         if not dropped:
-            self.keep(100)
+            self.keep_newest(100)
             dropped.append(self.first_seq)
         return read(self, first, **more)
 
-    monkeypatch.setattr(messages.MessageLog, "read", late)
+    monkeypatch.setattr(message_log.MessageLog, "read", late)
     page = ann.history(1, limit=10)
     assert dropped
     assert dropped[0] > 1
@@ -291,14 +291,14 @@ def test_a_history_begins_where_retention_has_left_it(place: Place, monkeypatch:
 
 
 @pytest.mark.parametrize("persist", [True, False])
-def test_what_was_submitted_with_qos_0_is_delivered_by_the_next_tick(place: Place, persist: bool) -> None:
-    ann, bob = place.channel(ANN), place.channel(BOB)
+def test_what_was_submitted_with_qos_0_is_delivered_by_the_next_tick(env: ChannelEnv, persist: bool) -> None:
+    ann, bob = env.channel(ANN), env.channel(BOB)
     ann.join(persist=persist)
     bob.join()
     heard = bob.subscribe()
     assert ann.submit([b"x"], qos=0).done
     assert heard.take() == []
-    place.manager.tick()
+    env.manager.tick()
     assert [event.payload for event in heard.take() if isinstance(event, Message)] == [b"x"]
     if persist:
         assert [message.payload for message in ann.history().messages] == [b"x"]
@@ -314,34 +314,34 @@ def test_channels_are_ticked_in_the_background() -> None:
         room.subscribe(wake=synced.set)
         pending = log.channel("!room@host", user=ANN).submit([b"x"], qos=0)
         assert pending.done
-        assert synced.wait(LIMIT_S), "what was accepted is delivered"
+        assert synced.wait(TIMEOUT_S), "what was accepted is delivered"
     finally:
         log.close()
 
 
-def test_a_push_whose_sync_fails_does_not_say_that_nothing_was_pushed(place: Place) -> None:
-    ann = place.channel(ANN)
+def test_a_push_whose_sync_fails_does_not_say_that_nothing_was_pushed(env: ChannelEnv) -> None:
+    ann = env.channel(ANN)
     ann.join(persist=True, type="fifo")
     ann.push(b"first")
-    place.disk.fail_sync("kept", path=".log")
+    env.disk.fail_sync("kept", path=".log")
     with pytest.raises(Latched, match="was written") as raised:
         ann.push(b"second")
     assert raised.value.written is None
     with pytest.raises(Latched) as later:
         ann.push(b"third")
     assert later.value.written is False
-    place.disk = place.disk.reboot()
-    place._manager = None
-    assert [place.channel(ANN).pop().payload for _ in range(2)] == [b"first", b"second"]
+    env.disk = env.disk.reboot()
+    env._manager = None
+    assert [env.channel(ANN).pop().payload for _ in range(2)] == [b"first", b"second"]
 
 
-def test_a_publish_that_was_appended_before_the_log_latched_is_in_doubt(place: Place) -> None:
-    ann = place.channel(ANN)
+def test_a_publish_that_was_appended_before_the_log_latched_is_in_doubt(env: ChannelEnv) -> None:
+    ann = env.channel(ANN)
     ann.join(persist=True)
-    first, second = ann.submit([b"first"]), place.channel(ANN).submit([b"second"])
-    place.disk.fail_sync("kept", path=".log")
+    first, second = ann.submit([b"first"]), env.channel(ANN).submit([b"second"])
+    env.disk.fail_sync("kept", path=".log")
     with pytest.raises(Latched):
-        place.manager.shard(ROOM).rooms[ROOM].messages().sync()
+        env.manager.shard(CHANNEL).channels[CHANNEL].message_log().sync()
     for pending in (first, second):
         with pytest.raises(Latched) as raised:
             pending.wait()
@@ -351,11 +351,11 @@ def test_a_publish_that_was_appended_before_the_log_latched_is_in_doubt(place: P
 @pytest.mark.parametrize("kind", ["fifo", "pubsub"])
 @pytest.mark.parametrize("broken", [0, 1])
 def test_seqs_that_a_power_cut_took_before_their_sync_do_not_block_a_channel(
-    place: Place, kind: str, broken: int
+    env: ChannelEnv, kind: str, broken: int
 ) -> None:
     """The power cut takes one message that was not synced and leaves the one after it: the log serves neither and does
     not give their seqs again, so there is a hole that a pop, a length and a history must not count."""
-    ann = place.channel(ANN)
+    ann = env.channel(ANN)
     ann.join(persist=True, type=kind, message_flush_interval=500, max_persist_messages=3)
     said, last = [b"a" * 20, b"b" * 20, b"c" * 20], 2 + broken
     for payload in said[:last]:
@@ -363,26 +363,26 @@ def test_seqs_that_a_power_cut_took_before_their_sync_do_not_block_a_channel(
             ann.push(payload)
         else:
             ann.publish(payload)
-    place.disk = place.disk.crash_image("all")
-    place._manager = None
-    file = place.disk.open(f"data/channels/{directory_name(ROOM)}/{1:020}.log", "write")
+    env.disk = env.disk.crash_image("all")
+    env._manager = None
+    file = env.disk.open(f"data/channels/{directory_name(CHANNEL)}/{1:020}.log", "write")
     at = bytes(file.read(0, file.size())).index(said[broken])
     file.write(at, b"\0" * 20)
     file.close()
-    ann = place.channel(ANN)
+    ann = env.channel(ANN)
     for _ in range(2):  # also when the log is opened once more, with the hole in its middle
         if kind == "fifo":
             assert len(ann) == broken
         else:
             assert [each.payload for each in ann.history(newest=1).messages] == said[:broken]
-        place.restart()
-        ann = place.channel(ANN)
+        env.restart()
+        ann = env.channel(ANN)
     if kind == "fifo":
         assert [ann.push(payload).seq for payload in said[broken:]] == list(range(last + 1, last + 4 - broken))
         with pytest.raises(FifoFull):
             ann.push(b"one more than three")
-        place.restart()
-        ann = place.channel(ANN)
+        env.restart()
+        ann = env.channel(ANN)
         assert [ann.pop().payload for _ in said] == said
         with pytest.raises(FifoEmpty):
             ann.pop()
@@ -394,27 +394,27 @@ def test_seqs_that_a_power_cut_took_before_their_sync_do_not_block_a_channel(
 @pytest.mark.parametrize("clears", [False, True], ids=["pop", "clear"])
 @pytest.mark.parametrize("broken", [0, 1])
 def test_a_hole_that_a_power_cut_left_is_counted_logged_and_shown(
-    place: Place, caplog: pytest.LogCaptureFixture, broken: int, clears: bool
+    env: ChannelEnv, caplog: pytest.LogCaptureFixture, broken: int, clears: bool
 ) -> None:
-    ann = place.channel(ANN)
+    ann = env.channel(ANN)
     ann.join(persist=True, type="fifo", message_flush_interval=500)
     said = [b"a" * 20, b"b" * 20, b"c" * 20]
     for payload in said:
         ann.push(payload)
-    place.disk = place.disk.crash_image("all")
-    place._manager = None
-    file = place.disk.open(f"data/channels/{directory_name(ROOM)}/{1:020}.log", "write")
+    env.disk = env.disk.crash_image("all")
+    env._manager = None
+    file = env.disk.open(f"data/channels/{directory_name(CHANNEL)}/{1:020}.log", "write")
     file.write(bytes(file.read(0, file.size())).index(said[broken]), b"\0" * 20)
     file.close()
     lost = 3 - broken
     for _ in range(2):  # each start reports it again, until retention takes the segment
-        ann, metrics = place.channel(ANN), place.manager.metrics
+        ann, metrics = env.channel(ANN), env.manager.metrics
         caplog.clear()
-        assert ann.holes() == Channel(place.manager, ROOM, OPERATOR).holes() == [(broken + 1, 3)]
+        assert ann.holes() == Channel(env.manager, CHANNEL, OPERATOR).holes() == [(broken + 1, 3)]
         assert metrics.get("message_log_hole_seqs") == lost
-        assert f"{ROOM}: a power cut took {lost} messages before their sync (seqs {broken + 1} to 3)" in caplog.text
-        place.restart()
-    ann, metrics = place.channel(ANN), place.manager.metrics
+        assert f"{CHANNEL}: a power cut took {lost} messages before their sync (seqs {broken + 1} to 3)" in caplog.text
+        env.restart()
+    ann, metrics = env.channel(ANN), env.manager.metrics
     ann.push(b"d")
     caplog.clear()
     if clears:
@@ -425,29 +425,29 @@ def test_a_hole_that_a_power_cut_left_is_counted_logged_and_shown(
     passed = [line for line in caplog.messages if "passed over" in line]
     assert len(passed) == 1
     assert f"passed over {lost} of the seqs" in passed[0]
-    place.crash()
-    ann = place.channel(ANN)
+    env.crash()
+    ann = env.channel(ANN)
     with pytest.raises(FifoEmpty):
         ann.pop()
-    assert place.manager.metrics.get("fifo_seqs_passed_over") == 0, "it was passed over once"
+    assert env.manager.metrics.get("fifo_seqs_passed_over") == 0, "it was passed over once"
 
 
 def test_a_damaged_message_of_a_sealed_segment_is_no_hole_that_a_pop_passes_over(
-    place: Place, monkeypatch: Patch
+    env: ChannelEnv, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(messages, "_SEAL_AT_LEAST", 2)
-    ann = place.channel(ANN)
+    monkeypatch.setattr(message_log, "_SEAL_MESSAGES_MIN", 2)
+    ann = env.channel(ANN)
     ann.join(persist=True, type="fifo", max_persist_messages=5)
     said = [b"a" * 20, b"b" * 20, b"c" * 20, b"d" * 20]
     for payload in said:
         ann.push(payload)
     assert ann.pop().payload == said[0]  # and seals what was pushed
-    place.manager.close()
-    file = place.disk.open(f"data/channels/{directory_name(ROOM)}/{1:020}.log", "write")
+    env.manager.close()
+    file = env.disk.open(f"data/channels/{directory_name(CHANNEL)}/{1:020}.log", "write")
     file.write(bytes(file.read(0, file.size())).index(said[3]), b"x")
     file.close()
-    place._manager = None
-    ann = place.channel(ANN)
+    env._manager = None
+    ann = env.channel(ANN)
     assert len(ann) == 3
     assert [ann.pop().payload for _ in range(2)] == said[1:3]
     with pytest.raises(Corrupt):

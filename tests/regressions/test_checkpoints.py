@@ -14,16 +14,16 @@ import pytest
 
 import tidelog
 from tidelog.channels.manager import ChannelManager
-from tidelog.disk.seam import Mode
+from tidelog.disk.interface import Mode
 from tidelog.engine import Engine, append, checkpoint, manifest, retention
-from tidelog.engine.check import check, standing
+from tidelog.engine.check import check_directory, checkpoint_summary
 from tidelog.engine.config import Durability
-from tidelog.engine.core import Core
 from tidelog.engine.engine import Engine as TopicEngine
-from tidelog.engine.ledger import Ledger
+from tidelog.engine.gap_log import GapLog
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Corrupt, WriteFailed
 from tidelog.testing import ManualClock, SimDisk
-from tidelog.testing.simfile import SimFile
+from tidelog.testing.simulated_disk import SimFile
 
 DURABLE = [durability for durability in get_args(Durability) if durability != "ephemeral"]
 
@@ -41,10 +41,10 @@ class Between:
     """Acts once inside a checkpoint: before the topic at this place is written, or after it."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, place: str, act: object) -> None:
-        write = checkpoint._write
+        write = checkpoint._write_topic
         self.done = False
 
-        def written(core: Core, *rest: object) -> None:
+        def written(core: TopicState, *rest: object) -> None:
             when, name = place.split()
             if when == "before" and core.name == name and not self.done:
                 self.done = True
@@ -54,7 +54,7 @@ class Between:
                 self.done = True
                 act()  # type: ignore[operator]
 
-        monkeypatch.setattr(checkpoint, "_write", written)
+        monkeypatch.setattr(checkpoint, "_write_topic", written)
 
 
 PLACES = [f"{when} {name}" for name in ("a", "m", "z") for when in ("before", "after")]
@@ -113,15 +113,15 @@ def test_the_cap_a_topic_was_made_with_takes_nothing_that_was_written_after_it_w
     disk = SimDisk()
     log = opened(disk, shards)
     log.topic("a", durability=durability).append([b"x"] * 8)
-    listed = log._upkeep._listed
+    listed = log._checkpoints._list_topics
 
-    def act() -> tuple[list[Core], int]:
-        log._upkeep._listed = listed
+    def act() -> tuple[list[TopicState], int]:
+        log._checkpoints._list_topics = listed
         log.topic("m", durability=durability, cap_records=3).append([b"x"] * 8)
         log.topic("m", cap_records=1000).append([b"z"] * 100)
         return listed()
 
-    log._upkeep._listed = act
+    log._checkpoints._list_topics = act
     log.checkpoint()
     log.tick()
     was = seqs(log, "m")
@@ -190,7 +190,7 @@ SMALL: dict[str, Any] = {"segment_events_max": 8}
 def rotten(disk: SimDisk, suffix: str, pos: int, bit: int = 3) -> None:
     """Turn one bit of the one unsealed segment file over."""
     path = next(path for path in disk.tree() if path.startswith("data/topics/") and path.endswith(suffix))
-    disk.flip(path, pos, bit)
+    disk.flip_bit(path, pos, bit)
 
 
 def readable(log: Engine, name: str) -> dict[int, bytes]:
@@ -239,7 +239,7 @@ def test_sealing_never_makes_a_rotten_record_a_good_one(suffix: str, name: str, 
             assert len(found) == 10 - lost, f"byte {pos}, start {start}: {sorted(found)}"
             assert bool(log.corruption()) == bool(lost), f"byte {pos}, start {start}"
             assert log.health().ok == (not lost), f"byte {pos}, start {start}"
-            assert any(finding.damage for finding in check("data", disk=disk)) == bool(lost), f"byte {pos}"
+            assert any(finding.damage for finding in check_directory("data", disk=disk)) == bool(lost), f"byte {pos}"
             said = [line for line in log.report.damage if "without a footer" in line]
             assert bool(said) == bool(lost and start), f"byte {pos}, start {start}: {log.report.damage}"
             log = opened(disk := disk.reboot(), shards, **SMALL)
@@ -269,7 +269,7 @@ def test_a_frame_that_rots_in_the_wal_is_copied_as_it_is_and_reported(
 ) -> None:
     """A large batch is read from the WAL by the checkpoint. It no longer ends every checkpoint; the record is not read
     as another one, and all others are."""
-    monkeypatch.setattr(append, "LARGE_BYTES", 24)
+    monkeypatch.setattr(append, "LARGE_WRITE_BYTES", 24)
     disk = SimDisk()
     log = opened(disk, shards, **SMALL)
     for name in ("a", "m", "z"):
@@ -277,7 +277,7 @@ def test_a_frame_that_rots_in_the_wal_is_copied_as_it_is_and_reported(
         log.topic(name, durability="fsync").append([b"%s second, and long enough" % name.encode(), b"4"])
     for path, content in disk.tree().items():
         if (at := content.find(b"m first")) >= 0 and "/wal" in path:
-            disk.flip(path, at, 0)
+            disk.flip_bit(path, at, 0)
     log.checkpoint()
     assert [entry.topic for entry in log.corruption()] == ["m"]
     for again in range(2):
@@ -286,7 +286,7 @@ def test_a_frame_that_rots_in_the_wal_is_copied_as_it_is_and_reported(
         log = opened(disk := disk.reboot(), shards, **SMALL)
         log.topic("m", create=False).seal() if not again else None
         log.checkpoint()
-    assert any(finding.damage for finding in check("data", disk=disk))
+    assert any(finding.damage for finding in check_directory("data", disk=disk))
 
 
 # ── one bad topic ─────────────────────────────────────────────────────────────────────────────────
@@ -340,15 +340,15 @@ def test_a_topic_that_cannot_be_written_does_not_stop_the_others(
         assert bool(topic.segments().segments) == (each != name or known)
     with opened(disk.reboot(), shards, read_only=True) as beside:
         assert {each: seqs(beside, each) for each in topics} == truth
-    assert not [finding for finding in check("data", disk=disk) if finding.damage]
-    standing_now = standing("data", disk)
+    assert not [finding for finding in check_directory("data", disk=disk) if finding.damage]
+    standing_now = checkpoint_summary("data", disk)
     assert standing_now is not None
     assert standing_now.lagging == (name,)
     disk.topic_id = None
     log.checkpoint()
     log.checkpoint()
     assert log.health().ok
-    assert standing("data", disk)[3:] == ((), (), ())  # type: ignore[index]
+    assert checkpoint_summary("data", disk)[3:] == ((), (), ())  # type: ignore[index]
     for image in (disk.reboot(), disk.crash_image("none")):
         again = opened(image, shards)
         assert {each: seqs(again, each) for each in topics} == truth
@@ -409,7 +409,7 @@ def test_a_topic_with_a_damaged_unsealed_segment_goes_on_in_another_one(
     elif harm == "short":
         disk.write_file(path, content[: len(content) // 2])
     else:
-        disk.flip(path, len(content) - 3, 1)
+        disk.flip_bit(path, len(content) - 3, 1)
     topic.append(b"y")
     truth = {7: b"x", 8: b"y"} | {number + 1: b"%s %d" % (name.encode(), number) for number in range(6) if number != 1}
     for start in range(3):
@@ -438,13 +438,13 @@ def test_background_threads_survive_every_exception(monkeypatch: pytest.MonkeyPa
 
         return run
 
-    monkeypatch.setattr(Ledger, "flush", task("ledger"))
-    monkeypatch.setattr(TopicEngine, "_note", task("history"))
+    monkeypatch.setattr(GapLog, "flush", task("ledger"))
+    monkeypatch.setattr(TopicEngine, "_flush_histories", task("history"))
     monkeypatch.setattr(TopicEngine, "_expire", task("expiry"))
     monkeypatch.setattr(ChannelManager, "tick", task("channels"))
     monkeypatch.setattr(TopicEngine, "_sync", task("sync"))
     with tidelog.open(str(tmp_path / "data"), sync_interval_ms=1) as log:
-        assert log.channels.count() == 0
+        assert log.channels.channel_count() == 0
         for semaphore in ran.values():
             for _ in range(3):
                 assert semaphore.acquire(timeout=60)
@@ -496,7 +496,7 @@ def test_a_file_that_cannot_be_removed_is_removed_by_a_later_checkpoint() -> Non
     disk.fail("remove", 2)
     with suppress(WriteFailed):
         log.checkpoint()
-    disk.heal()
+    disk.clear_faults()
     log.checkpoint()
     left = [path for path in disk.tree() if f"topics/{topic.id:08X}/" in path and path.endswith(".data")]
     assert left == [f"data/topics/{topic.id:08X}/seg-{5:016d}.data"]
@@ -550,7 +550,7 @@ def test_records_of_an_idle_topic_expire(durability: str, shards: int, written: 
     elif durability != "ephemeral":
         assert idle.files(topic.id)
     idle.wait(8)
-    state = next(state for state in idle.log.glance() if state.topic == "m")
+    state = next(state for state in idle.log.topics_cached() if state.topic == "m")
     assert (state.count, state.bytes) == (0, 0)
     idle.log.topic("other").append([b"y" * 900])
     idle.wait(3)
@@ -574,9 +574,9 @@ def test_only_topics_that_are_due_are_looked_at(monkeypatch: pytest.MonkeyPatch)
     """Cost follows what is due, not the number of topics."""
     idle = Idle()
     looked: list[str] = []
-    expiry = retention._expiry
+    expiry = retention._expiry_floor
 
-    def counted(core: Core) -> int:
+    def counted(core: TopicState) -> int:
         looked.append(core.name)
         return expiry(core)
 
@@ -584,7 +584,7 @@ def test_only_topics_that_are_due_are_looked_at(monkeypatch: pytest.MonkeyPatch)
         idle.log.topic(f"t{number:02}", ttl_ms=1_000 * (number + 2), durability="fsync").append(b"x")
     for number in range(50):
         idle.log.topic(f"u{number:02}", durability="fsync").append(b"x")
-    monkeypatch.setattr(retention, "_expiry", counted)
+    monkeypatch.setattr(retention, "_expiry_floor", counted)
     idle.wait(2)
     assert looked == []
     idle.wait(3)
@@ -600,10 +600,10 @@ def test_a_ttl_that_is_set_later_expires_an_idle_topic() -> None:
     idle.wait(10)
     idle.log.topic("m", ttl_ms=60_000)
     idle.wait(2)
-    assert idle.log.glance()[0].count == 3
+    assert idle.log.topics_cached()[0].count == 3
     idle.log.topic("m", ttl_ms=5_000)
     idle.wait(2)
-    assert idle.log.glance()[0].count == 0
+    assert idle.log.topics_cached()[0].count == 0
 
 
 def test_a_group_that_goes_on_lets_an_idle_topic_expire() -> None:
@@ -612,32 +612,32 @@ def test_a_group_that_goes_on_lets_an_idle_topic_expire() -> None:
     topic.append([b"x"] * 3)
     topic.group("g").hold(1_000_000)
     idle.wait(30)
-    assert idle.log.glance()[0].count == 3
+    assert idle.log.topics_cached()[0].count == 3
     topic.group("g").commit(2)
     idle.wait(12)
-    assert idle.log.glance()[0].count == 1
+    assert idle.log.topics_cached()[0].count == 1
 
 
 def test_one_topic_that_cannot_expire_keeps_none_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     idle = Idle()
     for name in ("a", "m", "z"):
         idle.log.topic(name, durability="fsync", ttl_ms=1_000).append(b"x")
-    expiry = retention._expiry
+    expiry = retention._expiry_floor
 
-    def failing(core: Core) -> int:
+    def failing(core: TopicState) -> int:
         if core.name == "m":
             raise RuntimeError("a bug")
         return expiry(core)
 
     with monkeypatch.context() as patch:
-        patch.setattr(retention, "_expiry", failing)
+        patch.setattr(retention, "_expiry_floor", failing)
         with pytest.raises(RuntimeError):
             idle.wait(4)
-        counts = {state.topic: state.count for state in idle.log.glance()}
+        counts = {state.topic: state.count for state in idle.log.topics_cached()}
         assert counts == {"a": 0, "m": 1, "z": 0}
         assert [task.last_error for task in idle.log.health().tasks if task.failing] == ["RuntimeError: a bug"]
     idle.wait(12)
-    assert {state.count for state in idle.log.glance()} == {0}
+    assert {state.count for state in idle.log.topics_cached()} == {0}
     assert idle.log.health().ok
 
 
@@ -645,13 +645,13 @@ def test_expire_looks_again_after_it_waited_for_a_lower_floor() -> None:
     """A floor that was on its way when this one came is lower: what expired since is not shown once more."""
     idle = Idle()
     topic = idle.log.topic("m", durability="fsync", ttl_ms=5_000)
-    core = topic._core
+    core = topic._state
     topic.append(b"old")
     idle.clock.tick(3_000)
     topic.append(b"younger")
     idle.clock.tick(3_000)
     with core.lock:
-        token = retention._begin(core, retention._expiry(core))  # on its way, and not committed yet
+        token = retention._submit_floor(core, retention._expiry_floor(core))  # on its way, and not committed yet
     idle.clock.tick(3_000)
     assert topic.read(0).records == []
     assert token.wait() == 2
@@ -670,7 +670,7 @@ def test_a_rotten_time_expires_nothing_that_is_young(suffix: str) -> None:
                 idle.clock.tick(20_000 if number < 2 else 1_000)
             idle.log.checkpoint()
             idle.restart()
-            idle.disk.flip(next(path for path in idle.files(topic.id) if path.endswith(suffix)), pos, bit)
+            idle.disk.flip_bit(next(path for path in idle.files(topic.id) if path.endswith(suffix)), pos, bit)
             idle.clock.tick(30_000)
             idle.log.tick()
             idle.log.topic("m", create=False).append(b"new")
@@ -734,7 +734,7 @@ def test_files_that_cannot_be_unlinked_are_tried_again() -> None:
     with pytest.raises(WriteFailed, match="the topic is gone"):
         idle.log.tick()
     assert [task.name for task in idle.log.health().tasks if task.failing] == ["erase"]
-    idle.disk.heal()
+    idle.disk.clear_faults()
     idle.log.tick()
     assert idle.files(topic.id) == []
     assert idle.log.health().ok

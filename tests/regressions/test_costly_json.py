@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
-from tidelog import kernel
-from tidelog.engine import EngineConfig, encode, texts
+from tidelog import _native
+from tidelog.engine import EngineConfig, batch_encoder, json_codec
 from tidelog.errors import BadInput
-from tidelog.formats import json_text
-from tidelog.server.http.turns import Ring
+from tidelog.http.limits import TurnScheduler
 
 MIB = 1 << 20
 PARTS = [
@@ -30,8 +29,8 @@ def test_escapes_and_depths_are_the_same_in_both(seed: int) -> None:
         text = b'"' + b"".join(chance.choice(PARTS) for _ in range(chance.randrange(9))) + b'"'
         deep = chance.randrange(4)
         text = b"[" * deep + text + b"]" * deep
-        assert kernel.unescaped(text) == json_text.plain_unescaped(text)
-        assert kernel.depth(text) == json_text.plain_depth(text) == deep
+        assert _native.remove_json_escapes(text) == json_codec.unescape_py(text)
+        assert _native.json_depth(text) == json_codec.nesting_depth_py(text) == deep
 
 
 @pytest.mark.parametrize(
@@ -39,20 +38,20 @@ def test_escapes_and_depths_are_the_same_in_both(seed: int) -> None:
     [b'"\\ud800"', b'"\\udc00"', b'"\\ud800\\u0041"', b'"\\uzzzz"', b'"\\u12"', b'"\\', b'"\\u00e', b'"\\u00+1"'],
 )
 def test_what_is_no_escape_is_left_to_the_other(text: bytes) -> None:
-    assert kernel.unescaped(text) is None
+    assert _native.remove_json_escapes(text) is None
 
 
 def test_a_list_of_lists_is_not_decoded_to_see_how_deep_it_is() -> None:
     data = b"[" + b"[]," * 200_000 + b"1]"
     tracemalloc.start()
     try:
-        texts.check_depth(data)
+        json_codec.check_depth(data)
         assert tracemalloc.get_traced_memory()[1] < MIB
     finally:
         tracemalloc.stop()
     with pytest.raises(BadInput, match="deeper"):
-        texts.check_depth(b"[" * 129 + b"]" * 129)
-    texts.check_depth(b'"' + b"[" * 500 + b'"')
+        json_codec.check_depth(b"[" * 129 + b"]" * 129)
+    json_codec.check_depth(b'"' + b"[" * 500 + b'"')
 
 
 def test_metas_are_decoded_one_at_a_time() -> None:
@@ -61,7 +60,7 @@ def test_metas_are_decoded_one_at_a_time() -> None:
     count = 100
     tracemalloc.start()
     try:
-        made = encode.from_texts(EngineConfig(), [b"1"] * count, True, None, None, [text] * count)
+        made = batch_encoder.batch_from_texts(EngineConfig(), [b"1"] * count, True, None, None, [text] * count)
         assert tracemalloc.get_traced_memory()[1] < 6 * MIB
     finally:
         tracemalloc.stop()
@@ -82,7 +81,7 @@ def test_metas_are_decoded_one_at_a_time() -> None:
 )
 def test_a_meta_that_cannot_be_is_refused(meta: bytes) -> None:
     with pytest.raises(BadInput, match="nothing was written"):
-        encode.from_texts(EngineConfig(), [b"1"], True, None, None, [Raw(meta)])
+        batch_encoder.batch_from_texts(EngineConfig(), [b"1"], True, None, None, [Raw(meta)])
 
 
 class _Loop:
@@ -91,8 +90,8 @@ class _Loop:
 
 
 def test_a_turn_knows_when_it_has_done_its_share() -> None:
-    ring = Ring(_Loop(), 256)  # type: ignore[arg-type]
+    ring = TurnScheduler(_Loop(), 256)  # type: ignore[arg-type]
     ring.spend(255)
-    assert not ring.is_spent
+    assert not ring.is_exhausted
     ring.spend(1)
-    assert (ring.is_spent, ring.left) == (True, 8)
+    assert (ring.is_exhausted, ring.units_left) == (True, 8)

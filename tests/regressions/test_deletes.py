@@ -8,21 +8,21 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.engine.world import LIMIT_S, RESTARTS, TINY, World, running, seqs, whole
+from tests.unit.engine.harness import RESTARTS, TIMEOUT_S, TINY, EngineHarness, read_topic, running, seqs
 
-from tidelog.engine import Topic, delete, tags
-from tidelog.engine.block import Block
-from tidelog.engine.core import Core
-from tidelog.engine.home import Home
-from tidelog.engine.parts import Segment
-from tidelog.engine.tags import TagFile, TagIndex
+from tidelog.engine import Topic, delete
+from tidelog.engine import tag_search as tags
+from tidelog.engine.memtable import MemTable
+from tidelog.engine.segment import Segment, SegmentFiles
+from tidelog.engine.tag_search import TagFile, TagIndex
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import TopicNotFound
 from tidelog.testing import SimDisk
 
 SMALL: dict[str, Any] = {"segment_events_max": 4, "head_reserve": 4}
 
 
-def spread(world: World, durability: str = "fsync", *, metas: bool = False, topic: str = "t") -> Topic:
+def spread(world: EngineHarness, durability: str = "fsync", *, metas: bool = False, topic: str = "t") -> Topic:
     """Records in sealed segments, in one that grows, and in memory; every third is tagged `x:<number>`."""
     made = world.log.topic(topic, durability=durability)
     for number in range(1, 31):
@@ -39,7 +39,7 @@ XS = [number for number in range(1, 31) if number % 3 == 0]
 class Probe:
     """Notes what a delete does to find its records, and whether it holds the topic's lock then."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, core: Core) -> None:
+    def __init__(self, patch: pytest.MonkeyPatch, core: TopicState) -> None:
         self.core, self.searches, self.locked_rows = core, 0, 0
         for kind in (TagIndex, TagFile):
             for verb in ("exact", "prefix"):
@@ -52,9 +52,9 @@ class Probe:
             return made
 
         patch.setattr(TagIndex, "build", classmethod(built))
-        for part in (Segment, Block):
-            patch.setattr(part, "look", self._looked(part.look))
-        patch.setattr(Home, "part", self._read(Home.part))
+        for part in (Segment, MemTable):
+            patch.setattr(part, "reader", self._looked(part.reader))
+        patch.setattr(SegmentFiles, "read_range", self._read(SegmentFiles.read_range))
         self.locked_reads = self.read_bytes = 0
 
     def _counted(self, search: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,7 +77,7 @@ class Probe:
         return looked
 
     def _read(self, read: Callable[..., bytes]) -> Callable[..., bytes]:
-        def probed(home: Home, base: int, suffix: str, lo: int, hi: int) -> bytes:
+        def probed(home: SegmentFiles, base: int, suffix: str, lo: int, hi: int) -> bytes:
             self.locked_reads += self.core.lock.locked()
             self.read_bytes += hi - lo
             return read(home, base, suffix, lo, hi)
@@ -92,10 +92,10 @@ def test_match_delete_searches_each_part_once_and_never_under_the_lock(
     match: str, durability: str, metas: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It searched under the topic's lock and again in the commit, where every topic of the shard waits."""
-    world = World(**SMALL)
+    world = EngineHarness(**SMALL)
     topic = spread(world, durability, metas=metas)
-    probe = Probe(monkeypatch, topic.core)
-    parts = [part for part in topic.core.index.parts if part.stop > part.base]
+    probe = Probe(monkeypatch, topic._topic_state)
+    parts = [part for part in topic._topic_state.index.parts if part.stop > part.base]
     gone = {"x:15": [15], "x:*": XS, "nothing": [], "*": [n for n in range(1, 31) if n % 3 != 2]}[match]
     assert topic.delete(match=match).deleted == len(gone)
     assert probe.searches <= len(parts), "each part is searched once"
@@ -107,19 +107,19 @@ def test_match_delete_searches_each_part_once_and_never_under_the_lock(
 @pytest.mark.parametrize("same_topic", [True, False])
 def test_writers_do_not_wait_for_a_search(same_topic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The search stands still in every part in turn; appends to its topic and to others of the shard get through."""
-    world = World(**SMALL)
+    world = EngineHarness(**SMALL)
     topic, other = spread(world), world.log.topic("other", durability="fsync")
     begun, free = Event(), Event()
-    search = tags.search
+    search = tags.search_part
 
     def slow(*args: Any) -> Any:
         begun.set()
-        assert free.wait(LIMIT_S)
+        assert free.wait(TIMEOUT_S)
         return search(*args)
 
-    monkeypatch.setattr(delete, "search", slow)
+    monkeypatch.setattr(delete, "search_part", slow)
     with running(lambda: topic.delete(match="x:*")):
-        assert begun.wait(LIMIT_S)
+        assert begun.wait(TIMEOUT_S)
         try:
             target = topic if same_topic else other
             first = target.append("new", tag="x:new").first_seq
@@ -134,7 +134,7 @@ def test_writers_do_not_wait_for_a_search(same_topic: bool, monkeypatch: pytest.
 
 def _meddle(patch: pytest.MonkeyPatch, at: int, act: Callable[[], object]) -> None:
     """Do something before the `at`-th part is searched."""
-    search, calls = tags.search, 0
+    search, calls = tags.search_part, 0
 
     def meddled(*args: Any) -> Any:
         nonlocal calls
@@ -143,10 +143,10 @@ def _meddle(patch: pytest.MonkeyPatch, at: int, act: Callable[[], object]) -> No
             act()
         return search(*args)
 
-    patch.setattr(delete, "search", meddled)
+    patch.setattr(delete, "search_part", meddled)
 
 
-def _act(name: str, world: World, topic: Topic) -> None:
+def _act(name: str, world: EngineHarness, topic: Topic) -> None:
     """Something that others do while a search is under way."""
     log = world.log
     match name:
@@ -192,12 +192,12 @@ ACTS = (
 def test_match_delete_beside_anything_else_leaves_no_match_and_takes_nothing_else(
     act: str, at: int, durability: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(**SMALL)
+    world = EngineHarness(**SMALL)
     topic = spread(world, durability)
     with monkeypatch.context() as patch:
         _meddle(patch, at, lambda: _act(act, world, topic))
         topic.delete(match="x:*")
-    found = whole(topic).records  # and the counts of the topic are those of its records
+    found = read_topic(topic).records  # and the counts of the topic are those of its records
     assert [record.tag for record in found if record.tag and record.tag.startswith("x:")] == []
     if "evict" not in act and "prefix" not in act:
         assert {number for number in range(1, 31) if number % 3} <= {record.seq for record in found}
@@ -211,7 +211,7 @@ def test_match_delete_beside_anything_else_leaves_no_match_and_takes_nothing_els
 
 @pytest.mark.parametrize("at", [1, 3])
 def test_match_delete_of_a_topic_that_is_dropped_meanwhile(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(**SMALL)
+    world = EngineHarness(**SMALL)
     topic = spread(world)
     _meddle(monkeypatch, at, lambda: world.log.drop("t"))
     with pytest.raises(TopicNotFound):
@@ -221,17 +221,17 @@ def test_match_delete_of_a_topic_that_is_dropped_meanwhile(at: int, monkeypatch:
 
 def test_writers_that_are_faster_than_the_search_do_not_keep_it_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each round of the search finds more to search than the lock is held for: the delete ends where it has come to."""
-    monkeypatch.setattr(delete, "_CATCH_UP", 2)
-    world = World(**SMALL)
+    monkeypatch.setattr(delete, "_LOCKED_SEARCH_RECORDS_MAX", 2)
+    world = EngineHarness(**SMALL)
     topic = spread(world)
-    search = tags.search
+    search = tags.search_part
 
     def flooded(*args: Any) -> Any:
         topic.append([b"f"] * 3, tag="x:flood")
         return search(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(delete, "search", flooded)
+        patch.setattr(delete, "search_part", flooded)
         topic.delete(match="x:*")
     left = [record for record in topic.read(0, 1000).records if record.tag and record.tag.startswith("x:")]
     assert {record.tag for record in left} == {"x:flood"}, "what was there when the delete was called is gone"
@@ -246,16 +246,18 @@ def test_cost_of_a_one_record_delete_does_not_grow_with_the_number_of_tags(monke
     """With nothing in the cache: what is read of the index is the directory and one block, and no record is read."""
     cost = {}
     for count in (1_000, 10_000):
-        world = World(segment_events_max=count, tags_cache_bytes=0, wal_file_bytes=1 << 22, segment_bytes_max=64 << 20)
+        world = EngineHarness(
+            segment_events_max=count, tags_cache_bytes=0, wal_file_bytes=1 << 22, segment_bytes_max=64 << 20
+        )
         topic = world.log.topic("t", durability="disk")
         topic.append([b"d"] * count, tag=[f"user:{number * 7_919 % count:08d}" for number in range(count)])
         world.log.checkpoint()
         with monkeypatch.context() as patch:
-            probe = Probe(patch, topic.core)
+            probe = Probe(patch, topic._topic_state)
             assert topic.delete(match=f"user:{count // 2:08d}").deleted == 1
             assert probe.searches == 1
             cost[count] = probe.read_bytes
-        assert topic.core.shared.tags.scans == 0
+        assert topic._topic_state.context.tag_cache.scan_count == 0
     assert cost[10_000] < 16_384, f"bytes that were read of the index, by tags: {cost}"
     assert cost[10_000] < 2 * cost[1_000], f"bytes that were read of the index, by tags: {cost}"
 
@@ -263,10 +265,10 @@ def test_cost_of_a_one_record_delete_does_not_grow_with_the_number_of_tags(monke
 def test_first_search_after_a_start_does_not_read_the_indexes_of_sealed_segments(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    world = World(**SMALL)
+    world = EngineHarness(**SMALL)
     spread(world)
     topic = world.restart("reopen").topic("t")
-    sealed = [part for part in topic.core.index.parts if isinstance(part, Segment) and part.sealed]
+    sealed = [part for part in topic._topic_state.index.parts if isinstance(part, Segment) and part.is_sealed]
     assert len(sealed) > 4
     entries, read = Segment.entries, list[int]()
 
@@ -279,12 +281,12 @@ def test_first_search_after_a_start_does_not_read_the_indexes_of_sealed_segments
     assert not {part.base for part in sealed} & set(read)
 
 
-def tag_files(world: World) -> list[str]:
+def tag_files(world: EngineHarness) -> list[str]:
     return world.files(".tag")
 
 
 def test_sealed_segments_with_tags_have_an_index_file_and_others_have_none() -> None:
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     spread(world)
     plain = world.log.topic("plain")
     for number in range(30):
@@ -300,14 +302,14 @@ def test_sealed_segments_with_tags_have_an_index_file_and_others_have_none() -> 
 @pytest.mark.parametrize("harm", ["remove", "empty", "cut", "flip head", "flip block", "another's", "version 9"])
 @pytest.mark.parametrize("match", ["x:3", "x:*"])
 def test_index_that_is_missing_or_bad_is_made_again_from_the_records(match: str, harm: str) -> None:
-    world = World(**SMALL)
+    world = EngineHarness(**SMALL)
     spread(world)
     whole = {path: world.disk.read_file(path) for path in tag_files(world)}
     disk = world.disk = world.disk.reboot()
     _harm(disk, list(whole), harm)
     topic = world.open(disk).topic("t")
     assert topic.delete(match=match).deleted == len(XS if match == "x:*" else [3])
-    assert topic.core.damage == []
+    assert topic._topic_state.damage == []
     touched = [path for path in whole if path in disk.tree() and disk.read_file(path) == whole[path]]
     assert touched == list(whole) if match == "x:*" else touched
     left = seqs(topic)
@@ -339,16 +341,16 @@ def _harm(disk: SimDisk, paths: list[str], harm: str) -> None:
 
 
 def test_index_whose_file_goes_bad_under_a_running_engine_is_made_again() -> None:
-    world = World(**SMALL)
+    world = EngineHarness(**SMALL)
     topic = spread(world)
     assert topic.delete(match="x:6").deleted == 1  # every directory is in memory now
     _harm(world.disk, tag_files(world), "flip block")
     assert topic.delete(match="x:*").deleted == len(XS) - 1
-    assert topic.core.shared.tags.scans > 0
+    assert topic._topic_state.context.tag_cache.scan_count > 0
 
 
 def test_reader_beside_the_writer_and_replay_write_no_index() -> None:
-    world = World(**SMALL)
+    world = EngineHarness(**SMALL)
     spread(world)
     for path in tag_files(world):
         world.disk.remove(path)
@@ -365,7 +367,7 @@ def test_reader_beside_the_writer_and_replay_write_no_index() -> None:
 
 
 def test_index_of_a_segment_that_goes_away_goes_with_it() -> None:
-    world = World(**SMALL)
+    world = EngineHarness(**SMALL)
     topic = spread(world)
     assert tag_files(world)
     topic.delete(before_seq=29)

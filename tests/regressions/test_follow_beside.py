@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 import tidelog
-from tidelog.engine import Engine, read, strong
-from tidelog.engine.watch import WalWatch
+from tidelog.engine import Engine, consistency, read
+from tidelog.engine.read import WalWatch
 from tidelog.errors import TopicNotFound, Unavailable
 
 
@@ -27,7 +27,7 @@ def writer(tmp_path: Path) -> Any:
 
 @pytest.fixture
 def reader(writer: Engine) -> Any:
-    with tidelog.open(writer._shared.root, read_only=True, threads=False) as log:
+    with tidelog.open(writer._context.root, read_only=True, threads=False) as log:
         yield log
 
 
@@ -65,7 +65,7 @@ def test_read_with_a_timeout_sees_it_too_and_ends_after_it(
     asked = between(monkeypatch, lambda: None, lambda: writer.topic("t").append(b"2"))
     topic = reader.topic("t", create=False)
     assert [record.data for record in topic.read(1, timeout=60.0).records] == [b"2"]
-    assert asked == [read.BESIDE_POLL_S] * 2
+    assert asked == [read.READER_POLL_S] * 2
     asked.clear()
     assert topic.read(2, timeout=0.5).records == []
     assert asked == pytest.approx([0.2, 0.2, 0.1])
@@ -114,7 +114,7 @@ def test_a_look_that_the_writer_was_faster_than_is_made_again(
     writer: Engine, reader: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = reader.topic("t", create=False)
-    real, failures = topic.core.shared.look_again, [Unavailable("the directory changes")] * 3
+    real, failures = topic._topic_state.context.reload_topics, [Unavailable("the directory changes")] * 3
     assert real is not None
 
     def look() -> Any:
@@ -122,21 +122,21 @@ def test_a_look_that_the_writer_was_faster_than_is_made_again(
             raise failures.pop()
         return real()
 
-    topic.core.shared.look_again = look
+    topic._topic_state.context.reload_topics = look
     between(monkeypatch, lambda: writer.topic("t").append(b"2"))
     assert [record.data for record in topic.read(1, timeout=60.0).records] == [b"2"]
 
 
 def test_an_idle_writer_costs_no_look_at_the_directory(reader: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     topic, looks = reader.topic("t", create=False), list[int]()
-    real = topic.core.shared.look_again
+    real = topic._topic_state.context.reload_topics
     assert real is not None
 
     def look() -> Any:
         looks.append(1)
         return real()
 
-    topic.core.shared.look_again = look
+    topic._topic_state.context.reload_topics = look
     asked = between(monkeypatch)
     assert topic.read(1, timeout=10.0).records == []
     assert (len(asked) >= 50, len(looks)) == (True, 1)
@@ -150,20 +150,20 @@ def test_a_strong_reader_is_shown_only_what_was_synced(
     topic = reader.topic("t", create=False)
     assert topic.read(0).records
     synced = list[bool]()
-    real = strong._sync_files
+    real = consistency._sync_files
 
     def sync_files(shared: Any) -> bool:
-        synced.append(shared.files_synced)
+        synced.append(shared.wal_files_synced)
         return real(shared)
 
-    monkeypatch.setattr(strong, "_sync_files", sync_files)
+    monkeypatch.setattr(consistency, "_sync_files", sync_files)
     between(monkeypatch, lambda: writer.topic("t").append(b"2"))
     assert [record.data for record in topic.read(1, timeout=5.0).records] == [b"2"]
     assert False in synced, "what was found since is synced before it is shown"
 
 
 def test_watch_ignores_a_directory_that_rests(writer: Engine, tmp_path: Path) -> None:
-    watch = WalWatch(writer._shared.disk, str(tmp_path / "data"))
+    watch = WalWatch(writer._context.disk, str(tmp_path / "data"))
     assert [watch.changed() for _ in range(3)] == [True, False, False]
-    watch.look_once_more()
+    watch.report_change_again()
     assert [watch.changed() for _ in range(2)] == [True, False]

@@ -79,7 +79,7 @@ def tree(path: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def copied(tmp_path: Path) -> Callable[[str], Path]:
+def copy_foreign_log(tmp_path: Path) -> Callable[[str], Path]:
     """A writable copy of one of the directories."""
 
     def make(name: str) -> Path:
@@ -107,8 +107,8 @@ def run(capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPa
 
 
 @every_directory
-def test_every_record_of_the_original_program_is_read(name: str, copied: Callable[[str], Path]) -> None:
-    path = copied(name)
+def test_every_record_of_the_original_program_is_read(name: str, copy_foreign_log: Callable[[str], Path]) -> None:
+    path = copy_foreign_log(name)
     before = tree(path)
     with SegmentedLog.open(str(path), read_only=True) as log:
         assert held(log) == expected(name)
@@ -118,8 +118,10 @@ def test_every_record_of_the_original_program_is_read(name: str, copied: Callabl
 
 
 @every_directory
-def test_cat_verify_and_inspect_agree_and_change_nothing(name: str, copied: Callable[[str], Path], run: Run) -> None:
-    path, wanted = copied(name), expected(name)
+def test_cat_verify_and_inspect_agree_and_change_nothing(
+    name: str, copy_foreign_log: Callable[[str], Path], run: Run
+) -> None:
+    path, wanted = copy_foreign_log(name), expected(name)
     before = tree(path)
     code, out, err = run("cat", path, "--json")
     assert (code, err) == (0, "")
@@ -133,8 +135,10 @@ def test_cat_verify_and_inspect_agree_and_change_nothing(name: str, copied: Call
 
 
 @every_directory
-def test_convert_and_restore_keep_every_record(name: str, copied: Callable[[str], Path], tmp_path: Path) -> None:
-    path, wanted = copied(name), expected(name)
+def test_convert_and_restore_keep_every_record(
+    name: str, copy_foreign_log: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path, wanted = copy_foreign_log(name), expected(name)
     with SegmentedLog.open(str(path), read_only=True) as log:
         settings: dict[str, Any] = {"index_width": 8} if wanted and wanted[-1][0] >= 1 << 32 else {}
         for to in ("tide", "laminar"):
@@ -152,8 +156,10 @@ def test_convert_and_restore_keep_every_record(name: str, copied: Callable[[str]
 
 
 @every_directory
-def test_an_append_goes_on_where_the_original_program_stopped(name: str, copied: Callable[[str], Path]) -> None:
-    path, wanted = copied(name), expected(name)
+def test_an_append_goes_on_where_the_original_program_stopped(
+    name: str, copy_foreign_log: Callable[[str], Path]
+) -> None:
+    path, wanted = copy_foreign_log(name), expected(name)
     before = tree(path)
     with SegmentedLog.open(str(path), clock=ManualClock()) as log:
         assert held(log) == wanted
@@ -179,10 +185,10 @@ def test_an_append_goes_on_where_the_original_program_stopped(name: str, copied:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("laminarmq/")])
 def test_what_is_appended_to_a_laminar_store_is_what_its_program_would_read(
-    name: str, copied: Callable[[str], Path]
+    name: str, copy_foreign_log: Callable[[str], Path]
 ) -> None:
     """Method: the new entry is read with `struct` alone: position, length, the width of the seq."""
-    path = copied(name)
+    path = copy_foreign_log(name)
     store = LAMINAR[name.removeprefix("laminarmq/")]
     with SegmentedLog.open(str(path)) as log:
         base, seq = log.segments[-1].start, log.append(b"new")
@@ -231,9 +237,9 @@ def refused_everywhere(run: Run, path: Path, to: Path) -> list[str]:
 
 @pytest.mark.parametrize("records", [2, 20])
 def test_a_store_with_an_unknown_hash_function_is_an_error(
-    records: int, copied: Callable[[str], Path], run: Run, tmp_path: Path
+    records: int, copy_foreign_log: Callable[[str], Path], run: Run, tmp_path: Path
 ) -> None:
-    path = copied("laminarmq/u32-siphash")
+    path = copy_foreign_log("laminarmq/u32-siphash")
     index = bytearray((path / "0.index").read_bytes())
     for at in range(20):
         index[16 + 16 * at] ^= 0x55  # as a hash function does that neither reader knows
@@ -262,8 +268,8 @@ def test_files_of_another_layout_are_an_error(files: dict[str, bytes], codec: st
         assert f"of the {codec} layout" in said
 
 
-def test_names_of_two_lengths_are_no_log(copied: Callable[[str], Path]) -> None:
-    path = copied("rustlog/short-names")
+def test_names_of_two_lengths_are_no_log(copy_foreign_log: Callable[[str], Path]) -> None:
+    path = copy_foreign_log("rustlog/short-names")
     (path / "00000000000000000060.log").write_bytes(b"")
     before = tree(path)
     for read_only in (True, False):
@@ -278,9 +284,9 @@ def test_names_of_two_lengths_are_no_log(copied: Callable[[str], Path]) -> None:
 @pytest.mark.parametrize("name", ["rustlog/server", "rustlog/topics/orders/partitions/1", "rustlog/short-names"])
 @pytest.mark.parametrize("cut", [1, 11, 12, 13])
 def test_a_torn_last_record_of_a_foreign_log_is_cut_by_a_writer_only(
-    name: str, cut: int, copied: Callable[[str], Path], run: Run
+    name: str, cut: int, copy_foreign_log: Callable[[str], Path], run: Run
 ) -> None:
-    path, wanted = copied(name), expected(name)
+    path, wanted = copy_foreign_log(name), expected(name)
     data = max(path.glob("*.log"))
     data.write_bytes(data.read_bytes() + struct.pack(">IQ", 20, wanted[-1][0] + 1)[:cut] + b"x" * (cut - 12))
     before = tree(path)
@@ -296,10 +302,10 @@ def test_a_torn_last_record_of_a_foreign_log_is_cut_by_a_writer_only(
 @pytest.mark.parametrize("name", ["rustlog/server", "rustlog/topics/orders/partitions/1", "rustlog/short-names"])
 @pytest.mark.parametrize("change", ["length past the end", "length over the limit", "offset goes back"])
 def test_records_after_a_damaged_one_are_not_cut(
-    name: str, change: str, copied: Callable[[str], Path], run: Run, tmp_path: Path
+    name: str, change: str, copy_foreign_log: Callable[[str], Path], run: Run, tmp_path: Path
 ) -> None:
     """Four records follow a bad one in the active segment. No command takes the bad one for the end."""
-    path, wanted = copied(name), expected(name)
+    path, wanted = copy_foreign_log(name), expected(name)
     data = max(path.glob("*.log"))
     content, at, count = bytearray(data.read_bytes()), 0, 0
     base = int(data.stem)
@@ -339,9 +345,9 @@ def test_records_after_a_damaged_one_are_not_cut(
 
 @pytest.mark.parametrize("entries", [1, 2])
 def test_last_entries_of_a_foreign_store_that_do_not_match_are_not_cut(
-    entries: int, copied: Callable[[str], Path], run: Run
+    entries: int, copy_foreign_log: Callable[[str], Path], run: Run
 ) -> None:
-    path, wanted = copied("laminarmq/u32-unit"), expected("laminarmq/u32-unit")
+    path, wanted = copy_foreign_log("laminarmq/u32-unit"), expected("laminarmq/u32-unit")
     store, index = bytearray((path / "377.store").read_bytes()), (path / "377.index").read_bytes()
     position = 0
     for entry in range(entries):
@@ -363,9 +369,11 @@ def test_last_entries_of_a_foreign_store_that_do_not_match_are_not_cut(
 
 
 @pytest.mark.parametrize("cut", [1, 16, 17, 40])
-def test_entries_whose_content_the_program_had_not_flushed_are_dropped(cut: int, copied: Callable[[str], Path]) -> None:
+def test_entries_whose_content_the_program_had_not_flushed_are_dropped(
+    cut: int, copy_foreign_log: Callable[[str], Path]
+) -> None:
     """The store lacks its last bytes, the index does not: an unflushed buffer, which the program loses as well."""
-    path, wanted = copied("laminarmq/u32-unit"), expected("laminarmq/u32-unit")
+    path, wanted = copy_foreign_log("laminarmq/u32-unit"), expected("laminarmq/u32-unit")
     store = (path / "377.store").read_bytes()
     (path / "377.store").write_bytes(store[:-cut])
     with SegmentedLog.open(str(path)) as log:
@@ -379,9 +387,9 @@ def test_entries_whose_content_the_program_had_not_flushed_are_dropped(cut: int,
 
 
 def test_a_damaged_record_inside_a_foreign_store_is_damage_and_nothing_else_moves(
-    copied: Callable[[str], Path], run: Run
+    copy_foreign_log: Callable[[str], Path], run: Run
 ) -> None:
-    path, wanted = copied("laminarmq/recovered"), expected("laminarmq/recovered")
+    path, wanted = copy_foreign_log("laminarmq/recovered"), expected("laminarmq/recovered")
     store = bytearray((path / "199.store").read_bytes())
     position = struct.unpack_from("<QII", (path / "199.index").read_bytes(), 16 + 16 * 60)[2]
     store[position + 9] ^= 1
@@ -396,12 +404,12 @@ def test_a_damaged_record_inside_a_foreign_store_is_damage_and_nothing_else_move
         assert log.append(b"next") == 310
 
 
-def test_the_width_of_a_laminar_store_cannot_be_changed(copied: Callable[[str], Path]) -> None:
+def test_the_width_of_a_laminar_store_cannot_be_changed(copy_foreign_log: Callable[[str], Path]) -> None:
     for name, other in (("u64-low", 4), ("u64-unit", 4), ("u64-note", 4), ("u32-unit", 8), ("u32-number", 8)):
         path = str(FOREIGN / "laminarmq" / name)
         with pytest.raises(BadInput, match=f"seqs of {12 - other} bytes"):
             SegmentedLog.open(path, read_only=True, index_width=other)
-    path = str(copied("laminarmq/u64-low"))
+    path = str(copy_foreign_log("laminarmq/u64-low"))
     with SegmentedLog.open(path) as log:
         log.truncate(256)
         log.append(b"wide")
@@ -411,8 +419,8 @@ def test_the_width_of_a_laminar_store_cannot_be_changed(copied: Callable[[str], 
     assert struct.unpack_from("<IBQ", (Path(path) / "257.store").read_bytes()) == (9, 1, 257)
 
 
-def test_the_header_size_of_a_rustlog_log_cannot_be_changed(copied: Callable[[str], Path]) -> None:
-    path = str(copied("rustlog/server"))
+def test_the_header_size_of_a_rustlog_log_cannot_be_changed(copy_foreign_log: Callable[[str], Path]) -> None:
+    path = str(copy_foreign_log("rustlog/server"))
     with pytest.raises(BadInput, match="headers of 12 bytes, not 20"):
         SegmentedLog.open(path, header_bytes=20)
     with SegmentedLog.open(path, header_bytes=12) as log:
@@ -497,7 +505,7 @@ def test_a_changed_time_is_still_found_where_there_is_a_checksum() -> None:
         log.append_many([b"a"] * 5)
         log.seal()
         log.append(b"b")
-    disk.flip("log/00000000000000000000.log", 2 * 21 + 15, 3)
+    disk.flip_bit("log/00000000000000000000.log", 2 * 21 + 15, 3)
     assert [damage.fault.seq for damage in verify("log", disk=disk).damage] == [2]
     with SegmentedLog.open("log", disk=disk, clock=ManualClock()) as log, pytest.raises(Damaged):
         log.read(2)

@@ -171,7 +171,7 @@ def test_a_child_uses_a_connection_of_its_own(hooks: bool, monkeypatch: pytest.M
     with echoing(ports) as url, Client(url) as client:
         assert client.get("/first/0")["path"] == "/first/0"  # a connection is kept from now on
         if not hooks:
-            monkeypatch.setattr(Client, "forked", lambda *_: None)
+            monkeypatch.setattr(Client, "on_fork", lambda *_: None)
         before = client._idle[0].sock.getsockname()[1]
         reader, writer = os.pipe()
         child = os.fork()

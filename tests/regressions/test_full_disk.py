@@ -15,10 +15,10 @@ import pytest
 
 import tidelog
 from tidelog.commitlog import SegmentedLog
-from tidelog.engine import upkeep
+from tidelog.engine import background
 from tidelog.errors import DiskFull
 from tidelog.testing import ManualClock, PowerOff, SimDisk
-from tidelog.testing.faults import Call
+from tidelog.testing.machine import DiskCall
 
 CLASSES = ["fsync", "disk", "memory"]
 CODECS = ["tide", "rustlog", "laminar", "narwhal"]
@@ -26,7 +26,7 @@ USER, ROOM = "ann@example.org", "!room@example.org"
 SMALL: dict[str, Any] = {"wal_file_bytes": 1 << 15, "segment_events_max": 40, "checkpoint_bytes": 1 << 40}
 
 
-def opened(disk: SimDisk, shards: int = 1, clock: ManualClock | None = None) -> tidelog.Engine:
+def opened(disk: SimDisk, shards: int = 1, clock: ManualClock | None = None) -> tidelog.Database:
     return tidelog.open("data", disk=disk, clock=clock or ManualClock(), threads=False, wal_shards=shards, **SMALL)
 
 
@@ -51,13 +51,13 @@ def fill(topic: tidelog.Topic, oracle: dict[int, bytes], size: int = 700, most: 
     raise AssertionError("the disk was never full")
 
 
-def rows(log: tidelog.Engine, name: str) -> dict[int, bytes]:
+def rows(log: tidelog.Database, name: str) -> dict[int, bytes]:
     return {
         record.seq: record.data for record in log.topic(name, create=False).read(0, 1 << 20, bytes_max=1 << 30).records
     }
 
 
-def settled(disk: SimDisk, log: tidelog.Engine, oracles: dict[str, dict[int, bytes]], shards: int) -> None:
+def settled(disk: SimDisk, log: tidelog.Database, oracles: dict[str, dict[int, bytes]], shards: int) -> None:
     """The live engine, one that a kill leaves and one after a clean close show what was acked, and nothing else."""
     for name, oracle in oracles.items():
         assert rows(log, name) == oracle
@@ -84,7 +84,7 @@ def test_deletes_and_checkpoints_make_room_on_a_full_disk(durability: str, shard
     oracles["u"][other.append(b"before").first_seq] = b"before"
     for _ in range(4):
         fill(topic, oracles["t"])
-        assert not any(shard.latched for shard in log.shards)
+        assert not any(shard.is_latched for shard in log.shards)
         middle = sorted(oracles["t"])[len(oracles["t"]) * 3 // 4]
         topic.delete(before_seq=middle)
         oracles["t"] = {seq: data for seq, data in oracles["t"].items() if seq >= middle}
@@ -153,7 +153,7 @@ def test_room_that_is_made_outside_is_used_without_a_restart() -> None:
         fill(topic, oracle)
         disk.capacity_bytes += 200_000
     assert len(log.shards) == 1
-    assert not log.shards[0].latched
+    assert not log.shards[0].is_latched
     settled(disk, log, {"t": oracle}, 1)
 
 
@@ -181,7 +181,7 @@ def test_a_full_disk_is_opened_with_the_reserve_and_room_is_made() -> None:
 @pytest.mark.parametrize("call", ["write", "create", "reserve", "rename", "mkdir"])
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize(("durability", "shards"), [("fsync", 1), ("disk", 2), ("memory", 1)])
-def test_no_room_at_any_call_latches_nothing(call: Call, error: int, durability: str, shards: int) -> None:
+def test_no_room_at_any_call_latches_nothing(call: DiskCall, error: int, durability: str, shards: int) -> None:
     """Method: a history of appends, deletes, configures, drops, seals and checkpoints by chance; every so many calls of
     one kind fail; what raised is DiskFull and was not done; at the end all is as the oracle has it."""
     random = Random(f"{call} {error} {durability} {shards}")
@@ -194,7 +194,7 @@ def test_no_room_at_any_call_latches_nothing(call: Call, error: int, durability:
     for number in range(250):
         name = random.choice(sorted(oracles))
         topic, oracle = log.topic(name), oracles[name]
-        disk.heal()
+        disk.clear_faults()
         if random.random() < 0.4:
             disk.fail(call, random.randint(1, 3), error, random.choice((1, None)), partial=random.choice((0, 30)))
         try:
@@ -220,8 +220,8 @@ def test_no_room_at_any_call_latches_nothing(call: Call, error: int, durability:
         except DiskFull as full:
             checked(full)
             refused += 1
-        assert not any(shard.latched for shard in log.shards), f"step {number}"
-    disk.heal()
+        assert not any(shard.is_latched for shard in log.shards), f"step {number}"
+    disk.clear_faults()
     assert refused or call != "write"
     for name, oracle in oracles.items():
         oracle[log.topic(name).append(b"last").first_seq] = b"last"
@@ -286,7 +286,7 @@ def test_a_full_disk_refuses_messages_of_a_channel_until_there_is_room() -> None
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MiB; skipped, and says so, without the right to mount one."""
     place = tmp_path / "small"
     place.mkdir()
@@ -323,12 +323,12 @@ def tried(work: Callable[[], object]) -> bool:
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("segment_events_max", [60, 1 << 20])
 def test_a_real_file_system_that_is_full_is_freed_from_inside_and_outside(
-    small: Path, durability: str, shards: int, segment_events_max: int
+    small_disk: Path, durability: str, shards: int, segment_events_max: int
 ) -> None:
     """Method: records until there is no room, then another program takes the rest. Every kind of operation is tried
     with 0 bytes free: what adds is refused, what makes room is done. What was deleted comes free with the filler in
     place, and writing goes on. The second time the filler goes first."""
-    path, name = str(small / "data"), "t"
+    path, name = str(small_disk / "data"), "t"
     oracle: dict[int, bytes] = {}
     with tidelog.open(path, wal_shards=shards, segment_events_max=segment_events_max) as log:
         queue = log.queue("q", durability="fsync")
@@ -345,7 +345,7 @@ def test_a_real_file_system_that_is_full_is_freed_from_inside_and_outside(
                     checked(error)
                     break
                 oracle.update(zip(range(done.first_seq, done.last_seq + 1), data, strict=True))
-            take_all(small)
+            take_all(small_disk)
             with pytest.raises(DiskFull) as found:
                 topic.append(bytes(100_000))
             checked(found.value)
@@ -353,14 +353,14 @@ def test_a_real_file_system_that_is_full_is_freed_from_inside_and_outside(
             topic.group("g").commit(max(oracle))
             log.topic("old", cap_records=50 - spin)
             assert old.count == 50 - spin
-            assert not any(shard.latched for shard in log.shards)
+            assert not any(shard.is_latched for shard in log.shards)
             middle = sorted(oracle)[len(oracle) // 2]
             topic.delete(before_seq=middle)
             oracle = {seq: data for seq, data in oracle.items() if seq >= middle}
             assert rows(log, name) == oracle
             tried(log.checkpoint)
             if spin == 1:
-                (small / "filler").unlink()
+                (small_disk / "filler").unlink()
             topic.delete(before_seq=max(oracle) + 1)
             oracle = {}
             for _ in range(4):
@@ -374,13 +374,13 @@ def test_a_real_file_system_that_is_full_is_freed_from_inside_and_outside(
 
 
 @pytest.mark.slow
-def test_a_drop_on_a_real_file_system_without_a_free_byte(small: Path) -> None:
-    with tidelog.open(str(small / "data")) as log:
+def test_a_drop_on_a_real_file_system_without_a_free_byte(small_disk: Path) -> None:
+    with tidelog.open(str(small_disk / "data")) as log:
         topic = log.topic("t", durability="fsync")
         kept = {log.topic("keep", durability="fsync").append(b"kept").first_seq: b"kept"}
         while tried(lambda: topic.append([os.urandom(1000)] * 50)):
             pass
-        take_all(small)
+        take_all(small_disk)
         assert log.drop("t")
         for _ in range(4):
             tried(log.checkpoint)
@@ -407,11 +407,11 @@ except DiskFull:
 @pytest.mark.slow
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("reserve", [True, False], ids=["with its reserve", "without a reserve"])
-def test_a_data_directory_opens_with_0_bytes_free(small: Path, shards: int, reserve: bool) -> None:
+def test_a_data_directory_opens_with_0_bytes_free(small_disk: Path, shards: int, reserve: bool) -> None:
     """Method: a process that met a full disk is killed; another program takes every byte. What is there is read,
     records are refused, deletes are done in the reserve or, where there is none, once a little room is free; writing
     goes on without a restart."""
-    path = small / "data"
+    path = small_disk / "data"
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(path), str(shards)], capture_output=True, text=True, check=False
     )
@@ -420,9 +420,9 @@ def test_a_data_directory_opens_with_0_bytes_free(small: Path, shards: int, rese
     if not reserve:
         tried(tidelog.open(str(path), wal_shards=shards).close)  # nothing of the WAL is left that could be cut
         (path / "wal" / "RESERVE").unlink(missing_ok=True)
-    take_all(small)
+    take_all(small_disk)
     with tidelog.open(str(path), wal_shards=shards) as log:
-        take_all(small)
+        take_all(small_disk)
         topic = log.topic("t")
         assert not log.report.damage
         assert (topic.head_seq, topic.count) == (last, last)
@@ -436,7 +436,7 @@ def test_a_data_directory_opens_with_0_bytes_free(small: Path, shards: int, rese
                 tried(log.checkpoint)
         else:
             tried(lambda: topic.delete(before_seq=last + 1))  # in a page that recovery has freed, if there is one
-            (small / "filler").unlink()
+            (small_disk / "filler").unlink()
             topic.delete(before_seq=last + 1)
         assert topic.count == 0
         seq = topic.append(b"after").first_seq
@@ -449,9 +449,9 @@ def test_a_data_directory_opens_with_0_bytes_free(small: Path, shards: int, rese
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_segmented_log_on_a_real_file_system_that_is_full(small: Path, codec: str) -> None:
+def test_a_segmented_log_on_a_real_file_system_that_is_full(small_disk: Path, codec: str) -> None:
     oracle: dict[int, bytes] = {}
-    with SegmentedLog.open(str(small / "log"), codec, sync="batch", segment_bytes_max=1 << 20) as log:
+    with SegmentedLog.open(str(small_disk / "log"), codec, sync="batch", segment_bytes_max=1 << 20) as log:
         for _ in range(2):
             try:
                 while True:
@@ -463,7 +463,7 @@ def test_a_segmented_log_on_a_real_file_system_that_is_full(small: Path, codec: 
             oracle = {seq: data for seq, data in oracle.items() if seq >= log.lowest}
             oracle[log.append(b"after")] = b"after"
         assert {record.seq: record.data for record in log} == oracle
-    with SegmentedLog.open(str(small / "log")) as again:
+    with SegmentedLog.open(str(small_disk / "log")) as again:
         assert {record.seq: record.data for record in again} == oracle
 
 
@@ -479,7 +479,7 @@ def test_every_error_of_a_full_disk_says_that_nothing_was_written() -> None:
 # ── a checkpoint without copies ───────────────────────────────────────────────────────────────────
 
 
-def crowded(disk: SimDisk, shards: int) -> tuple[tidelog.Engine, dict[str, dict[int, bytes]]]:
+def crowded(disk: SimDisk, shards: int) -> tuple[tidelog.Database, dict[str, dict[int, bytes]]]:
     """Topics with sealed segments, more in the WAL than there is room to copy, and a part of it all deleted."""
     log = opened(disk, shards)
     oracles: dict[str, dict[int, bytes]] = {"a": {}, "b": {}}
@@ -507,13 +507,13 @@ def test_segments_of_which_nothing_is_left_go_where_there_is_no_room_for_copies(
     shards: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = SimDisk()
-    real, copied = upkeep.Upkeep._save, list[bool]()
+    real, copied = background.CheckpointScheduler._run, list[bool]()
 
-    def noting(self: upkeep.Upkeep, *, final: bool, copy: bool = True) -> Any:
+    def noting(self: background.CheckpointScheduler, *, final: bool, copy: bool = True) -> Any:
         copied.append(copy)
         return real(self, final=final, copy=copy)
 
-    monkeypatch.setattr(upkeep.Upkeep, "_save", noting)
+    monkeypatch.setattr(background.CheckpointScheduler, "_run", noting)
     log, oracles = crowded(disk, shards)
     before = used(disk)
     first = [path for path in disk.tree() if path.endswith("seg-0000000000000001.data") and "/0000000" in path]
@@ -592,7 +592,7 @@ def test_a_directory_opens_without_a_free_byte_and_without_a_reserve() -> None:
         with pytest.raises(DiskFull) as found:
             refused()
         checked(found.value)
-    assert not log.shards[0].latched
+    assert not log.shards[0].is_latched
     disk.capacity_bytes += 4096
     topic.delete(before_seq=max(oracle))
     oracle = {max(oracle): oracle[max(oracle)]}

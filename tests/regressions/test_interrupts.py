@@ -16,7 +16,7 @@ import pytest
 
 import tidelog
 from tidelog.commitlog import SegmentedLog
-from tidelog.disk.interrupts import DEFERRED
+from tidelog.disk.interrupts import DEFER_SIGNALS
 from tidelog.errors import AlreadyMember
 from tidelog.testing import ManualClock, SimDisk
 
@@ -137,7 +137,7 @@ def sweep(work: Callable[[int], object]) -> tuple[set[int], int]:
         trial = Interrupts(number)
         if trial.run(lambda number=number: work(number)):  # type: ignore[misc]
             done.add(number)
-        assert not DEFERRED.depth
+        assert not DEFER_SIGNALS.depth
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if trial.seen < number:
             return done, number
@@ -150,7 +150,7 @@ def _handler() -> Iterator[None]:
     signal.signal(signal.SIGINT, before)
 
 
-def opened(disk: SimDisk, **settings: Any) -> tidelog.Engine:
+def opened(disk: SimDisk, **settings: Any) -> tidelog.Database:
     return tidelog.open("data", disk=disk, clock=ManualClock(), threads=False, **settings)
 
 
@@ -278,7 +278,7 @@ def test_what_breaks_off_a_write_or_a_sync_is_raised_when_the_commit_is_done(
     topic = log.topic("t", durability=durability)
     wanted: list[bytes] = []
     for number in range(1, 200):
-        armed = [disk.ops + 1 + number % 4]
+        armed = [disk.op_count + 1 + number % 4]
 
         def strike(op: int, armed: list[int] = armed) -> None:
             if op in armed:
@@ -290,7 +290,7 @@ def test_what_breaks_off_a_write_or_a_sync_is_raised_when_the_commit_is_done(
             topic.append(b"%d" % number * 20)
         disk.on_op = None
         wanted.append(b"%d" % number * 20)
-        assert not log.shards[0].latched
+        assert not log.shards[0].is_latched
     assert [record.data for record in topic.read(0, 1000).records] == wanted
     again = opened(disk.reboot())
     assert [record.data for record in again.topic("t").read(0, 1000).records] == wanted

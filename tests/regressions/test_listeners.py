@@ -32,7 +32,7 @@ class Heard:
             raise self._kind("another one")
 
 
-def opened(disk: SimDisk, shards: int = 1) -> tidelog.Engine:
+def opened(disk: SimDisk, shards: int = 1) -> tidelog.Database:
     return tidelog.open(
         "data", disk=disk, clock=ManualClock(), threads=False, wal_shards=shards, wal_file_bytes=1 << 14
     )
@@ -47,7 +47,7 @@ def test_an_append_is_acked_and_goes_on_whatever_a_listener_raises(
     disk = SimDisk()
     log = opened(disk, shards)
     topic, other = log.topic("t", durability=durability), log.topic("u", durability=durability)
-    heard = Heard(topic.listen, kind)
+    heard = Heard(topic.add_listener, kind)
     with caplog.at_level(logging.ERROR, "tidelog.engine"):
         for number in range(3):
             assert topic.append(b"%d" % number).first_seq == number + 1
@@ -56,7 +56,7 @@ def test_an_append_is_acked_and_goes_on_whatever_a_listener_raises(
     assert log.listener_failures == 6
     assert len(caplog.records) == 6
     assert "'t'" in caplog.records[0].message
-    assert not any(shard.latched for shard in log.shards)
+    assert not any(shard.is_latched for shard in log.shards)
     topic.delete(before_seq=2)
     log.checkpoint()
     log.close()
@@ -70,7 +70,7 @@ def test_a_drop_and_a_close_come_to_their_end_whatever_a_listener_raises(kind: t
     disk = SimDisk()
     log = opened(disk)
     for name in ("t", "u"):
-        Heard(log.topic(name).listen, kind)
+        Heard(log.topic(name).add_listener, kind)
         log.topic(name).append(b"x")
     assert log.drop("t")
     assert log.names() == ["u"]
@@ -89,14 +89,14 @@ def test_a_queue_hands_out_and_takes_back_whatever_its_listeners_raise(
     disk = SimDisk()
     log = opened(disk)
     queue = log.queue("q", durability=durability, leases_durable=True)
-    heard = Heard(queue.listen, kind)
+    heard = Heard(queue.add_listener, kind)
     queue.put([{"n": 1}, {"n": 2}, {"n": 3}])
     first, second = queue.claim("me", 2)
     assert queue.ack("me", first).count == 1
     assert queue.nack("me", second).count == 1
     assert heard.calls
     assert log.listener_failures
-    assert not log.shards[0].latched
+    assert not log.shards[0].is_latched
     assert queue.counts().ready == 2
     log.close()
     with opened(disk) as again:
@@ -106,8 +106,8 @@ def test_a_queue_hands_out_and_takes_back_whatever_its_listeners_raise(
 def test_copies_of_a_router_are_passed_on_whatever_a_listener_raises() -> None:
     log = opened(SimDisk(), 2)
     log.router("r", "t", "copy")
-    Heard(log.topic("t").listen, ValueError)
-    Heard(log.topic("copy").listen, ValueError)
+    Heard(log.topic("t").add_listener, ValueError)
+    Heard(log.topic("copy").add_listener, ValueError)
     for number in range(3):
         log.topic("t").append(b"%d" % number)
     assert [record.data for record in log.topic("copy").read(0).records] == [b"0", b"1", b"2"]

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tidelog.commitlog import SegmentedLog, restore, verify
+from tidelog.commitlog.append import StreamAppend
 from tidelog.commitlog.codec import Batch
-from tidelog.commitlog.stream import Stream
 from tidelog.errors import BadInput, Closed, Corrupt, Latched, OutOfRange, ReadOnly, Refused, WriteFailed
 from tidelog.formats import frame
 from tidelog.formats.rows import Rows, Span
@@ -34,7 +34,7 @@ def test_a_laminar_compaction_that_fails_anywhere_keeps_every_newest_record(call
     disk.fail(call, at)  # type: ignore[arg-type]
     with suppress(Latched, WriteFailed):  # whichever it is, nothing newest may be gone
         log.compact(lambda record: record.data[:1])
-    disk.heal()
+    disk.clear_faults()
     for reader in (log, opened(disk.reboot()), opened(disk.crash_image("none"))):
         assert {b"b1", b"a2", b"c1"} <= {record.data for record in reader}
 
@@ -42,10 +42,10 @@ def test_a_laminar_compaction_that_fails_anywhere_keeps_every_newest_record(call
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_stream_that_ended_does_not_end_another(codec: str) -> None:
     log = opened(SimDisk(), codec)
-    first = Stream(log.state, Batch((b"",)), None)
+    first = StreamAppend(log._log_state, Batch((b"",)), None)
     first.write(b"aa")
     first.roll_back()
-    second = Stream(log.state, Batch((b"",)), None)
+    second = StreamAppend(log._log_state, Batch((b"",)), None)
     second.write(b"bb")
     first.roll_back()
     with pytest.raises(Closed):
@@ -59,9 +59,9 @@ def test_a_sync_that_comes_second_hears_of_the_failure_of_the_first() -> None:
     log.append(b"a")
     disk.fail_sync("dropped", path=".data")
     with pytest.raises(Latched):
-        log.state.active.sync_beside()
+        log._log_state.active.sync_concurrently()
     with pytest.raises(Latched):
-        log.state.active.sync()
+        log._log_state.active.sync()
     with pytest.raises(Latched):
         log.sync()
     assert log.durable < log.highest
@@ -162,7 +162,7 @@ def test_sealing_never_makes_a_rotten_record_a_good_one(size: int, reopened: boo
             log.close()
             log = opened(disk := disk.reboot(), "tide", segment_bytes_max=5 * size + 1000)
         at = 2 * (size + frame.OVERHEAD_BYTES) + pos % (size + frame.OVERHEAD_BYTES)
-        disk.flip(next(path for path in disk.tree() if path.endswith(".data")), at, 5)
+        disk.flip_bit(next(path for path in disk.tree() if path.endswith(".data")), at, 5)
         log.seal()
         truth |= {log.append(b"after"): b"after"}
         for _ in range(3):

@@ -194,7 +194,7 @@ def test_a_lost_index_beside_one_flipped_byte_costs_one_record(codec: str, what:
     at = disk.read_file(path).index(b"record 50")
     back = {"tide": 38, "rustlog": 20, "narwhal": 22}[codec]
     offset = {"tide": (0, 14), "rustlog": (3, 11), "narwhal": (18, 0)}[codec]
-    disk.flip(path, {"data": at, "length": at - back + offset[0], "seq": at - back + offset[1]}[what], 3)
+    disk.flip_bit(path, {"data": at, "length": at - back + offset[0], "seq": at - back + offset[1]}[what], 3)
     remove(disk, codec, base, only=INDEX[codec])
     evidence = {name: data for name, data in disk.tree().items() if name.startswith(stem)}
     for _ in range(2):

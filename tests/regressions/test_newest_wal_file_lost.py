@@ -9,25 +9,26 @@ from typing import Any
 import pytest
 
 import tidelog
-from tidelog.disk.latch import Latch
-from tidelog.engine.check import check
+from tidelog.disk.durability import WriteLatch
+from tidelog.engine.check import check_directory
 from tidelog.errors import Damaged, DiskFull
 from tidelog.testing import ManualClock, PowerOff, SimDisk
-from tidelog.wal import Writer, names
-from tidelog.wal.replay import read
+from tidelog.wal import Writer
+from tidelog.wal import paths as names
+from tidelog.wal.recovery import replay_shard
 
 PATH = "data"
 TINY: dict[str, Any] = {"wal_file_bytes": 2048, "segment_events_max": 4, "segment_bytes_max": 1024, "head_reserve": 4}
 
 
-def opened(disk: SimDisk, shards: int = 1, **more: Any) -> tidelog.Engine:
+def opened(disk: SimDisk, shards: int = 1, **more: Any) -> tidelog.Database:
     return tidelog.open(PATH, disk=disk, clock=ManualClock(), threads=False, wal_shards=shards, **TINY, **more)
 
 
 def newest(disk: SimDisk, topic: tidelog.Topic) -> str:
     """The newest file of the topic's shard."""
-    place = topic._core.shard.directory
-    return names.path_of(place, names.files(disk, place)[-1])
+    place = topic._state.shard.directory
+    return names.file_path(place, names.list_file_numbers(disk, place)[-1])
 
 
 def lose(disk: SimDisk, path: str) -> None:
@@ -51,7 +52,10 @@ def test_a_lost_newest_file_is_damage_and_its_seqs_stay_used(
     if checkpoint == "before":
         log.checkpoint()
     rotations = log.shards[0].stats.rotations
-    while names.files(disk, topic._core.shard.directory)[-1:] == [1] or log.shards[0].stats.rotations == rotations:
+    while (
+        names.list_file_numbers(disk, topic._state.shard.directory)[-1:] == [1]
+        or log.shards[0].stats.rotations == rotations
+    ):
         topic.append(bytes(300))
     if checkpoint == "inside":
         log.checkpoint()
@@ -60,12 +64,12 @@ def test_a_lost_newest_file_is_damage_and_its_seqs_stay_used(
     killed = disk.reboot()
     lose(killed, gone)
     place = gone.rpartition("/")[0]
-    proofs = [name for name in killed.names(place) if also_lost and name.startswith(also_lost)]
+    proofs = [name for name in killed.list_dir(place) if also_lost and name.startswith(also_lost)]
     assert len(proofs) == bool(also_lost)
     for name in proofs:
         lose(killed, f"{place}/{name}")
 
-    assert any(found.damage and found.file in gone for found in check(PATH, disk=killed.reboot()))
+    assert any(found.damage and found.file in gone for found in check_directory(PATH, disk=killed.reboot()))
     with pytest.raises(Damaged, match=gone.rpartition("/")[2]):
         opened(killed.reboot(), shards)
     reader = opened(killed.reboot(), shards, read_only=True)
@@ -78,7 +82,7 @@ def test_a_lost_newest_file_is_damage_and_its_seqs_stay_used(
     again = opened(accepted.reboot(), shards)
     assert not again.report.damage
     assert [record.seq for record in again.topic("t").read(0, 100).records][-5:] == seqs
-    assert not any(found.damage for found in check(PATH, disk=accepted.reboot()))
+    assert not any(found.damage for found in check_directory(PATH, disk=accepted.reboot()))
 
 
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
@@ -89,7 +93,7 @@ def test_a_crash_while_the_loss_is_accepted_gives_no_seq_again(durability: str) 
     log = opened(disk)
     topic = log.topic("t", durability=durability)
     log.checkpoint()
-    while names.files(disk, "data/wal")[-1] < 8:
+    while names.list_file_numbers(disk, "data/wal")[-1] < 8:
         head = topic.append(bytes(300)).last_seq
     head = topic.append(b"last").last_seq
     killed = disk.reboot()
@@ -120,13 +124,13 @@ def test_the_file_of_a_group_that_has_lost_everything_is_told_too() -> None:
     lose(killed, "data/wal/shard-00/wal-0000000000000001.log")
     with pytest.raises(Damaged, match="shard-00/wal-0000000000000001"):
         opened(killed.reboot(), 2)
-    assert any(found.damage for found in check(PATH, disk=killed))
+    assert any(found.damage for found in check_directory(PATH, disk=killed))
 
 
 def test_current_follows_on_a_full_disk_in_its_place_and_later() -> None:
     """Method: there is no room to replace CURRENT, then none to overwrite it either; a tick makes up for it."""
     disk = SimDisk()
-    writer = Writer(disk, "wal", first=1, file_bytes=2048, latch=Latch("wal"))
+    writer = Writer(disk, "wal", file_number=1, file_bytes=2048, latch=WriteLatch("wal"))
 
     def put() -> None:
         writer.write([bytes(900)], size=900, frames=1)
@@ -135,35 +139,35 @@ def test_current_follows_on_a_full_disk_in_its_place_and_later() -> None:
     put()
     disk.fail("create", 2, errno.ENOSPC, None)
     put()
-    assert names.current(disk, "wal") == writer.position.first > 1, "it was overwritten where it is"
-    disk.heal()
+    assert names.current_file_number(disk, "wal") == writer.position.file_number > 1, "it was overwritten where it is"
+    disk.clear_faults()
     put()
     disk.remove("wal/CURRENT")
     disk.fail("create", 2, errno.ENOSPC, None)
     put()
-    assert names.current(disk, "wal") is None
-    writer.mark_idle()
-    assert names.current(disk, "wal") is None
-    disk.heal()
-    writer.mark_idle()
-    assert names.current(disk, "wal") == writer.position.first
+    assert names.current_file_number(disk, "wal") is None
+    writer.write_idle_mark()
+    assert names.current_file_number(disk, "wal") is None
+    disk.clear_faults()
+    writer.write_idle_mark()
+    assert names.current_file_number(disk, "wal") == writer.position.file_number
 
 
 def test_the_second_proof_is_durable_with_the_first() -> None:
     """Method: two rotations, then every image that a power cut can leave; CURRENT and the newest file are removed."""
     disk = SimDisk()
-    writer = Writer(disk, "wal", first=1, file_bytes=2048, latch=Latch("wal"))
+    writer = Writer(disk, "wal", file_number=1, file_bytes=2048, latch=WriteLatch("wal"))
     for _ in range(6):
         writer.write([bytes(900)], size=900, frames=1)
-    assert len(names.files(disk, "wal")) > 2
+    assert len(names.list_file_numbers(disk, "wal")) > 2
     for image in disk.images():
-        newest = names.files(image.disk, "wal")[-1]
+        newest = names.list_file_numbers(image.disk, "wal")[-1]
         lose(image.disk, "wal/CURRENT")
-        lose(image.disk, names.path_of("wal", newest))
-        replay = read(image.disk, "wal")
+        lose(image.disk, names.file_path("wal", newest))
+        replay = replay_shard(image.disk, "wal")
         list(replay)
-        assert replay.absent is not None, image.label
-        assert (replay.absent.first, replay.absent.size) == (newest, 2048), image.label
+        assert replay.missing_file is not None, image.label
+        assert (replay.missing_file.file_number, replay.missing_file.size) == (newest, 2048), image.label
 
 
 def test_a_newest_file_of_another_name_proves_nothing() -> None:
@@ -178,30 +182,30 @@ def test_a_newest_file_of_another_name_proves_nothing() -> None:
 
 def test_a_full_disk_that_refuses_the_second_proof_takes_the_write() -> None:
     disk = SimDisk()
-    writer = Writer(disk, "wal", first=1, file_bytes=2048, latch=Latch("wal"))
+    writer = Writer(disk, "wal", file_number=1, file_bytes=2048, latch=WriteLatch("wal"))
     for _ in range(2):
         writer.write([bytes(900)], size=900, frames=1)
     disk.fail("rename", error=errno.ENOSPC, path="NEWEST")
     writer.write([bytes(900)], size=900, frames=1)
-    assert names.current(disk, "wal") == writer.position.first > 1
+    assert names.current_file_number(disk, "wal") == writer.position.file_number > 1
     assert [proof.first for proof in names.newest_names(disk, "wal").values()] == [1]
 
 
 def test_a_batch_larger_than_a_file_is_announced() -> None:
     disk = SimDisk()
-    writer = Writer(disk, "wal", first=1, file_bytes=2048, latch=Latch("wal"))
+    writer = Writer(disk, "wal", file_number=1, file_bytes=2048, latch=WriteLatch("wal"))
     for size in (5000, 100, 9000):
         writer.write([bytes(size)], size=size, frames=1)
-        said = names.proven(disk, "wal")
+        said = names.proven_current(disk, "wal")
         assert said is not None
-        assert said.first == writer.position.first
+        assert said.first == writer.position.file_number
         assert said.size is not None
         assert said.size >= writer.position.pos
     writer.sync()
-    lose(disk, names.path_of("wal", writer.position.first))
-    replay = read(disk, "wal")
+    lose(disk, names.file_path("wal", writer.position.file_number))
+    replay = replay_shard(disk, "wal")
     list(replay)
-    assert replay.absent is not None
+    assert replay.missing_file is not None
     assert replay.losses[-1].records >= 9000 // 4
 
 
@@ -210,7 +214,7 @@ def test_an_interrupt_inside_a_rotation_leaves_no_claim() -> None:
     file that is not there, and the next write makes it anew."""
     for call, nth in (("rename", 1), ("rename", 2), ("sync_dir", 2)):
         disk = SimDisk()
-        writer = Writer(disk, "wal", first=1, file_bytes=2048, latch=Latch("wal"))
+        writer = Writer(disk, "wal", file_number=1, file_bytes=2048, latch=WriteLatch("wal"))
         for _ in range(2):
             writer.write([bytes(900)], size=900, frames=1)
         real, seen = getattr(disk, call), list[str]()
@@ -226,11 +230,11 @@ def test_an_interrupt_inside_a_rotation_leaves_no_claim() -> None:
             writer.write([bytes(900)], size=900, frames=1)
         setattr(disk, call, real)
         for image in disk.images():
-            replay = read(image.disk, "wal")
+            replay = replay_shard(image.disk, "wal")
             list(replay)
-            assert replay.absent is None, image.label
+            assert replay.missing_file is None, image.label
         writer.write([bytes(900)], size=900, frames=1)
-        assert names.current(disk, "wal") == writer.position.first
+        assert names.current_file_number(disk, "wal") == writer.position.file_number
 
 
 def test_a_current_of_an_earlier_version_proves_nothing() -> None:
@@ -245,13 +249,13 @@ def test_a_current_of_an_earlier_version_proves_nothing() -> None:
 
 def test_no_room_for_a_new_file_leaves_no_claim() -> None:
     disk = SimDisk()
-    writer = Writer(disk, "wal", first=1, file_bytes=2048, latch=Latch("wal"))
+    writer = Writer(disk, "wal", file_number=1, file_bytes=2048, latch=WriteLatch("wal"))
     for _ in range(2):
         writer.write([bytes(900)], size=900, frames=1)
     disk.fail("reserve", 1, errno.ENOSPC, None)
     with pytest.raises(DiskFull):
         writer.write([bytes(900)], size=900, frames=1)
     for image in disk.images():
-        replay = read(image.disk, "wal")
+        replay = replay_shard(image.disk, "wal")
         list(replay)
-        assert replay.absent is None, image.label
+        assert replay.missing_file is None, image.label

@@ -16,7 +16,7 @@ from tidelog.cli.main import main
 from tidelog.commitlog import PartitionedLog, SegmentedLog
 from tidelog.errors import AlreadyExists, Corrupt, Damaged, Error, Latched, Locked, NotFound, OutOfRange
 from tidelog.testing import ManualClock, PowerOff, SimDisk
-from tidelog.testing.faults import Call
+from tidelog.testing.machine import DiskCall
 
 IMAGES: tuple[Literal["none", "all"], ...] = ("none", "all")
 SMALL: dict[str, Any] = {"segment_bytes_max": 200}
@@ -82,7 +82,7 @@ def test_retention_keeps_what_a_group_of_the_partition_itself_has_not_read() -> 
 def test_retention_of_a_partition_is_refused_where_the_offsets_of_its_root_are_damaged() -> None:
     disk = SimDisk()
     filled(disk)
-    disk.flip("data/.consumer_offsets", 25, 1)
+    disk.flip_bit("data/.consumer_offsets", 25, 1)
     with SegmentedLog.open("data/topics/orders/partitions/1", disk=disk, clock=ManualClock()) as log:
         before = log.lowest
         with pytest.raises(Corrupt):
@@ -167,7 +167,7 @@ def test_a_crash_in_a_truncate_never_leaves_a_group_past_the_end() -> None:
     for operation in range(1000):
         machine = disk.reboot()
         log = SegmentedLog.open("log", disk=machine, clock=ManualClock(), **SMALL)
-        machine.cut_power_at(machine.ops + 1 + operation)
+        machine.cut_power_at(machine.op_count + 1 + operation)
         try:
             log.truncate(5)
         except PowerOff:
@@ -187,7 +187,7 @@ def test_a_crash_in_a_truncate_never_leaves_a_group_past_the_end() -> None:
 
 
 def lose(disk: SimDisk, directory: str, *, whole: bool) -> None:
-    for name in disk.names(directory):
+    for name in disk.list_dir(directory):
         disk.remove(f"{directory}/{name}")
     if whole:
         disk.remove_dir(directory)
@@ -266,7 +266,7 @@ def test_a_crash_at_the_first_use_of_a_partition_leaves_it_usable() -> None:
     for operation in range(1000):
         machine = disk.reboot()
         root = opened(machine)
-        machine.cut_power_at(machine.ops + 1 + operation)
+        machine.cut_power_at(machine.op_count + 1 + operation)
         acked = False
         try:
             root.append("orders", 1, b"a")
@@ -297,12 +297,12 @@ def calls(root: PartitionedLog) -> Iterator[Callable[[], object]]:
     yield lambda: root.create_partition("orders", 0, first_seq=1)
 
 
-KINDS: list[Call] = ["write", "create", "rename", "sync", "sync_dir", "mkdir", "remove", "open", "read", "lock"]
+KINDS: list[DiskCall] = ["write", "create", "rename", "sync", "sync_dir", "mkdir", "remove", "open", "read", "lock"]
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC, errno.EACCES])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_failure_of_the_disk_is_an_error_of_ours(kind: Call, code: int) -> None:
+def test_every_failure_of_the_disk_is_an_error_of_ours(kind: DiskCall, code: int) -> None:
     """Method: each call of a root meets a failure of each kind of operation, at its first, second and third."""
     disk = SimDisk()
     filled(disk)
@@ -323,7 +323,7 @@ def test_every_failure_of_the_disk_is_an_error_of_ours(kind: Call, code: int) ->
                 call()
             except Error:
                 failures += 1
-            machine.heal()
+            machine.clear_faults()
             with suppress(Latched):
                 root.close()
             with opened(machine.reboot()) as again:

@@ -7,17 +7,17 @@ from threading import Event, Thread
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import LIMIT_S, TINY, World, running
+from tests.unit.engine.harness import TIMEOUT_S, TINY, EngineHarness, running
 
 from tidelog.engine import Queue, Topic
 from tidelog.errors import BadInput, Error
-from tidelog.wal import shard_of
+from tidelog.wal import shard_for_topic
 
 
-def place(world: World, queue: str, dead: str) -> Queue:
+def place(world: EngineHarness, queue: str, dead: str) -> Queue:
     """A queue and its dead-letter topic in different shards, and one durable job that was delivered too often."""
     jobs = world.log.queue("jobs", durability=queue, max_deliveries=1, dead_letter="dead")
-    while shard_of(world.log._next_id, 2) == shard_of(jobs.topic.id, 2):
+    while shard_for_topic(world.log._next_id, 2) == shard_for_topic(jobs.topic.id, 2):
         world.log.topic(f"filler-{world.log._next_id}")
     world.log.topic("dead", durability=dead)
     jobs.put("job")
@@ -33,7 +33,7 @@ def where(log: Any) -> list[str]:
 @pytest.mark.parametrize("queue", ["fsync", "disk", "memory"])
 @pytest.mark.parametrize("dead", ["fsync", "disk", "memory"])
 def test_a_dead_letter_is_durable_before_its_job_is_deleted(queue: str, dead: str) -> None:
-    world = World(wal_shards=2)
+    world = EngineHarness(wal_shards=2)
     jobs = place(world, queue, dead)
     assert jobs.claim("w") == []
     assert where(world.crash("none")), "the job is in one of the two topics"
@@ -44,7 +44,7 @@ def test_a_dead_letter_is_durable_before_its_job_is_deleted(queue: str, dead: st
 @pytest.mark.parametrize("queue", ["fsync", "disk", "memory"])
 @pytest.mark.parametrize("dead", ["fsync", "disk", "memory"])
 def test_a_redriven_job_is_durable_before_its_dead_letter_is_deleted(queue: str, dead: str) -> None:
-    world = World(wal_shards=2)
+    world = EngineHarness(wal_shards=2)
     jobs = place(world, queue, dead)
     jobs.claim("w")
     world.log.tick()
@@ -56,7 +56,7 @@ def test_a_redriven_job_is_durable_before_its_dead_letter_is_deleted(queue: str,
 
 
 def test_a_job_is_not_moved_to_a_topic_that_forgets_it() -> None:
-    world = World(wal_shards=2)
+    world = EngineHarness(wal_shards=2)
     jobs = place(world, "disk", "ephemeral")
     assert jobs.claim("w") == []
     assert where(world.log) == ["jobs"]
@@ -71,9 +71,9 @@ def test_a_dead_letter_topic_that_is_dropped_meanwhile_does_not_take_the_job_alo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Method: the topic is dropped between the copy and the delete, once."""
-    world = World(wal_shards=2)
+    world = EngineHarness(wal_shards=2)
     jobs = place(world, "fsync", "disk")
-    stage, drops = Topic.stage, [True]
+    stage, drops = Topic.submit, [True]
 
     def staged(self: Topic, *args: Any, **more: Any) -> Any:
         token = stage(self, *args, **more)
@@ -83,7 +83,7 @@ def test_a_dead_letter_topic_that_is_dropped_meanwhile_does_not_take_the_job_alo
             world.log.drop("dead")
         return token
 
-    monkeypatch.setattr(Topic, "stage", staged)
+    monkeypatch.setattr(Topic, "submit", staged)
     assert jobs.claim("w") == []
     assert (world.log.find("dead"), jobs.topic.count) == (None, 1), "the letter went with its topic, the job did not"
     jobs.claim("w")
@@ -91,9 +91,9 @@ def test_a_dead_letter_topic_that_is_dropped_meanwhile_does_not_take_the_job_alo
 
 
 def test_a_job_whose_delete_fails_is_copied_once() -> None:
-    world = World(wal_shards=2)
+    world = EngineHarness(wal_shards=2)
     jobs = place(world, "fsync", "disk")
-    shard = f"shard-{shard_of(jobs.topic.id, 2):02d}"
+    shard = f"shard-{shard_for_topic(jobs.topic.id, 2):02d}"
     world.disk.fail("write", path=shard, error=28)  # no room for the delete
     assert jobs.claim("w") == []
     assert isinstance(jobs.dead_letter_error, Error)
@@ -106,14 +106,14 @@ def test_a_job_whose_delete_fails_is_copied_once() -> None:
 
 def test_a_copied_job_that_a_caller_deletes_is_remembered_no_longer() -> None:
     """Else every such job would take memory for as long as the queue is open."""
-    world = World(wal_shards=2)
+    world = EngineHarness(wal_shards=2)
     jobs = place(world, "fsync", "disk")
-    world.disk.fail("write", path=f"shard-{shard_of(jobs.topic.id, 2):02d}", error=28)  # no room for the delete
+    world.disk.fail("write", path=f"shard-{shard_for_topic(jobs.topic.id, 2):02d}", error=28)  # no room for the delete
     assert jobs.claim("w") == []
-    copied = [dict(jobs._state.copied)]
+    copied = [dict(jobs._state.copied_dead_letters)]
     jobs.topic.delete(seqs=[1])
     assert jobs.claim("w") == []
-    copied.append(dict(jobs._state.copied))
+    copied.append(dict(jobs._state.copied_dead_letters))
     assert copied == [{1: world.log.topic("dead").id}, {}]
 
 
@@ -126,28 +126,28 @@ def events(jobs: Queue) -> list[str]:
 
 def test_a_history_shows_every_step_of_a_call_that_has_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Method: another thread, as a tick does, has taken the notes and not appended them when the history is read."""
-    world = World()
+    world = EngineHarness()
     jobs = world.log.queue("jobs")
     jobs.put("x")
     jobs.ack("w", jobs.claim("w"))
-    taken, go, stage = Event(), Event(), Topic.stage
+    taken, go, stage = Event(), Event(), Topic.submit
 
     def late(self: Topic, *args: Any, **more: Any) -> Any:
         if self.name.startswith("_tidelog.history") and not taken.is_set():
             taken.set()
-            assert go.wait(LIMIT_S)
+            assert go.wait(TIMEOUT_S)
         return stage(self, *args, **more)
 
-    monkeypatch.setattr(Topic, "stage", late)
+    monkeypatch.setattr(Topic, "submit", late)
     found: list[list[str]] = []
 
     def read() -> None:
-        assert taken.wait(LIMIT_S)
+        assert taken.wait(TIMEOUT_S)
         reader = Thread(target=lambda: found.append(events(jobs)))
         reader.start()
         reader.join(0.05)  # it is back by now, with nothing, or waits for the other thread
         go.set()
-        reader.join(LIMIT_S)
+        reader.join(TIMEOUT_S)
 
     with running(world.log.tick, read):
         pass
@@ -157,7 +157,7 @@ def test_a_history_shows_every_step_of_a_call_that_has_returned(monkeypatch: pyt
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
 def test_a_clean_close_keeps_every_step(durability: str, shards: int) -> None:
-    world = World(wal_shards=shards)
+    world = EngineHarness(wal_shards=shards)
     jobs = world.log.queue("jobs", durability=durability)
     jobs.put(["a", "b"])
     world.log.topic("also", type="queue", durability=durability).append("put as into any topic")
@@ -173,17 +173,17 @@ def test_a_clean_close_keeps_every_step(durability: str, shards: int) -> None:
 
 
 def test_steps_of_what_is_committed_by_the_close_are_kept() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = world.log.queue("jobs", durability="fsync")
     jobs.put("x")
     job = jobs.claim("w")[0]
-    jobs.stage_ack("w", [job.seq])
+    jobs.submit_ack("w", [job.seq])
     world.restart("reopen")
     assert events(world.log.queue("jobs")) == ["enqueued", "claimed", "acked"]
 
 
 def test_a_put_is_in_the_history_after_a_tick_and_a_kill() -> None:
-    world = World()
+    world = EngineHarness()
     world.log.queue("jobs").put("x")
     world.log.tick()
     world.restart("kill")
@@ -191,7 +191,7 @@ def test_a_put_is_in_the_history_after_a_tick_and_a_kill() -> None:
 
 
 def test_steps_that_cannot_be_written_are_kept_for_the_next_tick() -> None:
-    world = World(wal_shards=2)
+    world = EngineHarness(wal_shards=2)
     jobs = world.log.queue("jobs")
     jobs.put("x")
     world.log.tick()
@@ -203,7 +203,7 @@ def test_steps_that_cannot_be_written_are_kept_for_the_next_tick() -> None:
 
 def test_an_image_of_a_crash_has_a_prefix_of_the_history() -> None:
     """Method: before every disk operation, what a power cut could leave: rows are a prefix, none is invented."""
-    world = World(wal_shards=2, **TINY)
+    world = EngineHarness(wal_shards=2, **TINY)
     jobs = world.log.queue("jobs", durability="fsync")
     told = ["enqueued", "claimed", "acked"] * 3
     wrong: list[str] = []

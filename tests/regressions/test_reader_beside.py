@@ -31,7 +31,7 @@ def evict(writer: Engine) -> None:
 
 def expire(writer: Engine) -> None:
     writer.configure("t", {"durability": "fsync", "ttl_ms": 1})
-    writer._shared.clock.tick(1000)  # type: ignore[attr-defined]
+    writer._context.clock.tick(1000)  # type: ignore[attr-defined]
     writer.topic("t").append(b"new")
     writer.tick()
     settle(writer)
@@ -95,6 +95,6 @@ def test_a_reader_whose_segments_are_removed_looks_again(step: Callable[[Engine]
 
 
 def test_a_reader_that_does_not_look_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read, "_looked_again", lambda *_: False)
+    monkeypatch.setattr(read, "_reload_if_removed", lambda *_: False)
     with pytest.raises(AssertionError, match="operation"):
         test_a_reader_whose_segments_are_removed_looks_again(evict)

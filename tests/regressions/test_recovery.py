@@ -30,7 +30,7 @@ def test_no_flip_in_the_index_of_an_active_laminar_segment_takes_a_record_away()
     for pos in range(len(disk.read_file("log/0.index"))):
         for bit in range(8):
             machine = disk.reboot()
-            machine.flip("log/0.index", pos, bit)
+            machine.flip_bit("log/0.index", pos, bit)
             with SegmentedLog.open("log", "laminar", disk=machine, clock=ManualClock()) as log:
                 found = {record.seq: record.data for record in log.records(skip_damage=True)}
                 told = not log.report.clean
@@ -62,7 +62,7 @@ def test_a_footer_that_is_made_again_is_told() -> None:
         log.append(b"a")
         log.seal()
     good = disk.read_file("log/seg-0000000000000001.foot")
-    disk.flip("log/seg-0000000000000001.foot", 20, 3)
+    disk.flip_bit("log/seg-0000000000000001.foot", 20, 3)
     with SegmentedLog.open("log", "tide", disk=disk, clock=ManualClock()) as log:
         assert log.report.rebuilt == ["seg-0000000000000001.foot"]
         assert [record.data for record in log] == [b"a"]
@@ -115,7 +115,7 @@ def test_a_laminar_segment_of_ours_that_is_torn_all_over_is_no_unknown_layout() 
     with SegmentedLog.open("log", "laminar", disk=disk, clock=ManualClock()) as log:
         log.append_many([b"x" * 40, b"y" * 40])
     for pos in (20, 70):
-        disk.flip("log/0.store", pos, 1)
+        disk.flip_bit("log/0.store", pos, 1)
     with SegmentedLog.open("log", "laminar", disk=disk, clock=ManualClock()) as log:
         assert log.report.cut_suspect or log.report.damage
         assert list(log.records(skip_damage=True)) == []

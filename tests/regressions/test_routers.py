@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import RESTARTS, TINY, Restart, World
+from tests.unit.engine.harness import RESTARTS, TINY, EngineHarness, Restart
 
 from tidelog.engine import Engine
 
@@ -46,7 +46,7 @@ def gaps(log: Engine, name: str, from_seq: int = 0) -> list[tuple[int, int, str]
 @restarts
 @pytest.mark.parametrize("shards", [1, 2])
 def test_dropped_router_stays_dropped_after_a_crash(how: Restart, shards: int) -> None:
-    world = World(wal_shards=shards)
+    world = EngineHarness(wal_shards=shards)
     for name in "sd":
         world.log.topic(name, durability="fsync")
     world.log.router("r", "s", "d")
@@ -66,7 +66,7 @@ def test_dropped_router_stays_dropped_after_a_crash(how: Restart, shards: int) -
 @restarts
 @pytest.mark.parametrize("shards", [1, 3])
 def test_new_router_of_a_target_reads_its_own_source_after_a_crash(how: Restart, shards: int) -> None:
-    world = World(wal_shards=shards)
+    world = EngineHarness(wal_shards=shards)
     for name in "std":
         world.log.topic(name, durability="fsync")
     world.log.topic("t").append(["t0"] * 5)
@@ -92,7 +92,7 @@ def test_new_router_of_a_target_reads_its_own_source_after_a_crash(how: Restart,
 
 @restarts
 def test_router_made_again_begins_at_the_head_after_a_crash(how: Restart) -> None:
-    world = World()
+    world = EngineHarness()
     for name in "sd":
         world.log.topic(name, durability="fsync")
     world.log.router("r", "s", "d")
@@ -110,7 +110,7 @@ def test_router_made_again_begins_at_the_head_after_a_crash(how: Restart) -> Non
 
 @restarts
 def test_source_dropped_and_made_again_feeds_nothing_until_it_is_asked_to(how: Restart) -> None:
-    world = World()
+    world = EngineHarness()
     for name in "sd":
         world.log.topic(name, durability="fsync")
     world.log.router("r", "s", "d")
@@ -132,7 +132,7 @@ def test_source_dropped_and_made_again_feeds_nothing_until_it_is_asked_to(how: R
 @restarts
 @pytest.mark.parametrize("shards", [1, 2])
 def test_source_of_a_dropped_target_can_be_dropped_after_a_crash(how: Restart, shards: int) -> None:
-    world = World(wal_shards=shards, **TINY)
+    world = EngineHarness(wal_shards=shards, **TINY)
     for name in "sd":
         world.log.topic(name, durability="fsync")
     world.log.router("r", "s", "d")
@@ -142,7 +142,7 @@ def test_source_of_a_dropped_target_can_be_dropped_after_a_crash(how: Restart, s
     world.log.drop("d")
     log = world.restart(how)
     assert log.report.damage == []
-    assert log.topic("s").core.lanes == []
+    assert log.topic("s")._topic_state.downstream == []
     log.topic("s", cap_records=2)
     log.topic("s").append(list(range(40)))
     for _ in range(3):
@@ -156,7 +156,7 @@ def test_source_of_a_dropped_target_can_be_dropped_after_a_crash(how: Restart, s
 
 @restarts
 def test_both_ends_dropped_is_no_damage(how: Restart) -> None:
-    world = World(wal_shards=2)
+    world = EngineHarness(wal_shards=2)
     for name in "sd":
         world.log.topic(name, durability="fsync")
     world.log.router("r", "s", "d")
@@ -176,7 +176,7 @@ def test_both_ends_dropped_is_no_damage(how: Restart) -> None:
 @pytest.mark.parametrize("durability", ["fsync", "disk"])
 def test_cycle_over_a_capped_topic_comes_to_rest(how: Restart, durability: str) -> None:
     """Records lost at the cap, and seqs without a record, went around for ever."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     world.log.topic("a", durability=durability, cap_records=2)
     world.log.topic("b", durability=durability)
     world.log.router("ab", "a", "b")
@@ -202,7 +202,7 @@ def test_cycle_over_a_capped_topic_comes_to_rest(how: Restart, durability: str) 
 
 def test_cycle_over_reserved_holes_comes_to_rest() -> None:
     """A restart leaves seqs without a record at the end of a topic of class `disk`: they are nobody's copies."""
-    world = World(head_reserve=100)
+    world = EngineHarness(head_reserve=100)
     for name in "ab":
         world.log.topic(name, durability="disk")
     world.log.router("ab", "a", "b")
@@ -225,7 +225,7 @@ def test_cycle_over_reserved_holes_comes_to_rest() -> None:
 @pytest.mark.parametrize("target", ["fsync", "disk"])
 def test_copy_keeps_its_seq_where_the_router_came_after_reserved_holes(how: Restart, source: str, target: str) -> None:
     """A group that had caught up never got the copy that moved below its cursor."""
-    world = World(head_reserve=50)
+    world = EngineHarness(head_reserve=50)
     world.log.topic("s", durability=source)
     world.log.topic("d", durability=target)
     world.log.topic("s").append("before")
@@ -246,7 +246,7 @@ def test_copy_keeps_its_seq_where_the_router_came_after_reserved_holes(how: Rest
 
 def test_seq_of_a_copy_that_was_seen_is_never_given_again() -> None:
     """Target of class `disk` that rejects: room was made by a delete that a power cut took back."""
-    world = World(head_reserve=4)
+    world = EngineHarness(head_reserve=4)
     world.log.topic("s", durability="fsync")
     world.log.topic("d", durability="disk", cap_records=2, discard="reject")
     world.log.router("r", "s", "d")
@@ -268,7 +268,7 @@ def test_seq_of_a_copy_that_was_seen_is_never_given_again() -> None:
 @pytest.mark.parametrize("before", ["memory", "disk", "fsync", "ephemeral"])
 @pytest.mark.parametrize("after", ["memory", "disk", "fsync"])
 def test_class_change_of_the_source_moves_no_copy(before: str, after: str) -> None:
-    world = World()
+    world = EngineHarness()
     world.log.topic("s", durability=before)
     world.log.topic("d", durability="fsync")
     world.log.router("r", "s", "d")
@@ -286,7 +286,7 @@ def test_class_change_of_the_source_moves_no_copy(before: str, after: str) -> No
 @pytest.mark.parametrize("how", ["kill", "crash"])
 @pytest.mark.parametrize("upstream", ["memory", "ephemeral"])
 def test_source_without_a_promise_is_no_damage_downstream(how: Restart, upstream: str) -> None:
-    world = World(wal_shards=2)
+    world = EngineHarness(wal_shards=2)
     world.log.topic("s", durability=upstream)
     for name in "de":
         world.log.topic(name, durability="fsync")
@@ -308,7 +308,7 @@ def test_source_without_a_promise_is_no_damage_downstream(how: Restart, upstream
 
 @restarts
 def test_source_trim_leaves_direct_writes_of_the_target(how: Restart) -> None:
-    world = World()
+    world = EngineHarness()
     world.log.topic("s", durability="fsync", cap_records=2)
     world.log.topic("d", durability="fsync")
     world.log.router("r", "s", "d")
@@ -333,7 +333,7 @@ def test_source_trim_leaves_direct_writes_of_the_target(how: Restart) -> None:
 
 @restarts
 def test_source_trim_leaves_jobs_and_held_records(how: Restart) -> None:
-    world = World()
+    world = EngineHarness()
     world.log.topic("s", durability="fsync", cap_records=1)
     jobs = world.log.queue("jobs", durability="fsync")
     world.log.topic("held", durability="fsync", cap_records=3)
@@ -356,7 +356,7 @@ def test_source_trim_leaves_jobs_and_held_records(how: Restart) -> None:
 @restarts
 @pytest.mark.parametrize("shards", [1, 2])
 def test_deleted_before_it_was_forwarded_stays_deleted_after_a_kill(how: Restart, shards: int) -> None:
-    world = World(wal_shards=shards)
+    world = EngineHarness(wal_shards=shards)
     world.log.topic("s", durability="fsync")
     world.log.topic("d", durability="fsync", cap_records=1, discard="reject")
     world.log.router("r", "s", "d")
@@ -371,7 +371,7 @@ def test_deleted_before_it_was_forwarded_stays_deleted_after_a_kill(how: Restart
 
 @restarts
 def test_expired_before_it_was_forwarded_is_a_gap(how: Restart) -> None:
-    world = World()
+    world = EngineHarness()
     world.log.topic("s", durability="fsync", ttl_ms=1000)
     world.log.topic("d", durability="fsync")
     world.log.router("r", "s", "d")

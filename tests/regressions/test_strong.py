@@ -7,9 +7,9 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import LIMIT_S, RESTARTS, World, running, whole
+from tests.unit.engine.harness import RESTARTS, TIMEOUT_S, EngineHarness, read_topic, running
 
-from tidelog.engine import Engine, Record, Show, Topic
+from tidelog.engine import Engine, FieldSelection, Record, Topic
 from tidelog.engine.config import TopicConfig
 from tidelog.errors import BadInput, Error, Latched
 from tidelog.testing import SimDisk
@@ -20,17 +20,17 @@ Read = Callable[[Topic], list[int]]
 
 
 def _text(topic: Topic) -> list[int]:
-    page = topic.read_json(0, 100, 1 << 20, nodes=frozenset(), show=Show())
+    page = topic.read_json(0, 100, 1 << 20, nodes=frozenset(), show=FieldSelection())
     return list(range(1, page.counts.rows + 1))
 
 
 def _lines(topic: Topic) -> list[int]:
     passed = topic.scan()
-    return list(range(1, sum(text.count(b"\n") for text in passed.lines(Show())) + 1))
+    return list(range(1, sum(text.count(b"\n") for text in passed.iter_json_lines(FieldSelection())) + 1))
 
 
 def _batches(topic: Topic) -> list[int]:
-    return [seq for batch in topic.scan().batches() for seq in batch.column("seq").to_pylist()]
+    return [seq for batch in topic.scan().iter_arrow_batches() for seq in batch.column("seq").to_pylist()]
 
 
 def _listed(topic: Topic) -> list[int]:
@@ -40,7 +40,7 @@ def _listed(topic: Topic) -> list[int]:
 
 READS: dict[str, Read] = {
     "read": lambda topic: [record.seq for record in topic.read(0).records],
-    "wait": lambda topic: [record.seq for record in topic.read(0, timeout=LIMIT_S).records],
+    "wait": lambda topic: [record.seq for record in topic.read(0, timeout=TIMEOUT_S).records],
     "follow": lambda topic: [item.seq for item in topic.follow(timeout=0.0) if isinstance(item, Record)],
     "iterate": lambda topic: [item.seq for item in topic if isinstance(item, Record)],
     "arrow": lambda topic: topic.to_arrow().column("seq").to_pylist(),
@@ -52,7 +52,7 @@ READS: dict[str, Read] = {
 }
 
 
-def seen_after_power_cut(world: World, name: str = "t") -> set[int]:
+def seen_after_power_cut(world: EngineHarness, name: str = "t") -> set[int]:
     topic = world.crash().topic(name, create=False)
     return {record.seq for record in topic.read(0, 1000).records}
 
@@ -62,7 +62,7 @@ def seen_after_power_cut(world: World, name: str = "t") -> set[int]:
 @pytest.mark.parametrize("read", READS)
 def test_what_a_strong_reader_has_seen_survives_a_power_cut(read: str, durability: str, shards: int) -> None:
     """By every way to read; an append of class `disk` is acked before its sync, which the read then waits for."""
-    world = World(wal_shards=shards, **SMALL)
+    world = EngineHarness(wal_shards=shards, **SMALL)
     topic = world.log.topic("t", durability=durability, **STRONG)
     for number in range(1, 8):
         topic.append([number], tag="x")
@@ -76,11 +76,11 @@ def test_what_a_strong_reader_has_seen_survives_a_power_cut(read: str, durabilit
 
 ASKING: dict[str, Read] = {
     "read": lambda topic: [record.seq for record in topic.read(0, strong=True).records],
-    "wait": lambda topic: [record.seq for record in topic.read(0, timeout=LIMIT_S, strong=True).records],
+    "wait": lambda topic: [record.seq for record in topic.read(0, timeout=TIMEOUT_S, strong=True).records],
     "follow": lambda topic: [item.seq for item in topic.follow(timeout=0.0, strong=True) if isinstance(item, Record)],
     "arrow": lambda topic: topic.to_arrow(strong=True).column("seq").to_pylist(),
     "batches": lambda topic: [
-        seq for batch in topic.scan(strong=True).batches() for seq in batch.column("seq").to_pylist()
+        seq for batch in topic.scan(strong=True).iter_arrow_batches() for seq in batch.column("seq").to_pylist()
     ],
     "listing": lambda topic: list(range(1, topic.segments(strong=True).head_seq + 1)),
 }
@@ -89,7 +89,7 @@ ASKING: dict[str, Read] = {
 @pytest.mark.parametrize("beside", [False, True], ids=["writer", "reader beside it"])
 @pytest.mark.parametrize("read", ASKING)
 def test_a_reader_of_an_eventual_topic_can_ask_for_strong(read: str, beside: bool) -> None:
-    world = World(wal_shards=2, **SMALL)
+    world = EngineHarness(wal_shards=2, **SMALL)
     topic = world.log.topic("t", durability="disk")
     for number in range(1, 8):
         topic.append([number])
@@ -102,7 +102,7 @@ def test_a_reader_of_an_eventual_topic_can_ask_for_strong(read: str, beside: boo
 
 
 def test_strong_is_refused_for_classes_that_promise_nothing() -> None:
-    world = World()
+    world = EngineHarness()
     for durability in ("memory", "ephemeral"):
         topic = world.log.topic(durability, durability=durability)
         topic.append(b"x")
@@ -113,15 +113,15 @@ def test_strong_is_refused_for_classes_that_promise_nothing() -> None:
 
 def test_eventual_reader_of_class_disk_sees_records_that_a_power_cut_takes() -> None:
     """The difference that the setting makes."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("t", durability="disk")
     topic.append(b"reserves")
     topic.append(b"x")
     assert [record.seq for record in topic.read(0).records] == [1, 2]
     assert seen_after_power_cut(world) == {1}
-    before = world.disk.ops
+    before = world.disk.op_count
     topic.read(0)
-    assert world.disk.ops == before, "an eventual read costs no operation of the disk"
+    assert world.disk.op_count == before, "an eventual read costs no operation of the disk"
 
 
 def _syncs(disk: SimDisk) -> int:
@@ -129,7 +129,7 @@ def _syncs(disk: SimDisk) -> int:
 
 
 def test_strong_read_syncs_once_and_only_what_is_new() -> None:
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("t", durability="disk", **STRONG)
     topic.append(b"reserves")
     for _ in range(10):
@@ -141,32 +141,32 @@ def test_strong_read_syncs_once_and_only_what_is_new() -> None:
     topic.to_arrow()
     assert _syncs(world.disk) == before + 1, "what is durable is read without a sync"
     topic.append(b"x")
-    assert not topic.is_quick(11)
-    assert topic.at_hand(11, 10, 1 << 20) is None, "an event loop is not made to wait"
+    assert not topic.can_read_without_blocking(11)
+    assert topic.read_cached_json(11, 10, 1 << 20) is None, "an event loop is not made to wait"
     world.log.tick()
     synced = _syncs(world.disk)
-    assert topic.is_quick(11)
+    assert topic.can_read_without_blocking(11)
     assert len(topic.read(11).records) == 1
     assert _syncs(world.disk) == synced, "the interval sync has made it durable"
 
 
 def test_fsync_topics_read_as_before() -> None:
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("t", durability="fsync", **STRONG)
     topic.append(b"x")
-    before = world.disk.ops
-    assert topic.is_quick(0)
+    before = world.disk.op_count
+    assert topic.can_read_without_blocking(0)
     assert len(topic.read(0).records) == 1
-    assert world.disk.ops == before
+    assert world.disk.op_count == before
 
 
 def test_claims_hand_out_durable_jobs_alone() -> None:
-    world = World(**SMALL)
+    world = EngineHarness(**SMALL)
     topic = world.log.topic("q", type="queue", durability="disk", **STRONG)
     queue = topic.queue()
     for number in range(6):
         topic.append(number)
-        assert not queue.is_quick(1)
+        assert not queue.can_claim_without_blocking(1)
         (job,) = queue.claim("w", 1)
         assert job.data == number
         image = world.disk.crash_image("none")
@@ -180,7 +180,7 @@ def test_claims_hand_out_durable_jobs_alone() -> None:
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
 def test_copies_are_shown_when_they_are_durable(durability: str, source_class: str, shards: int) -> None:
     """Whatever their sources promise, and in whichever shards these are."""
-    world = World(wal_shards=shards, **SMALL)
+    world = EngineHarness(wal_shards=shards, **SMALL)
     first = world.log.topic("a", durability=source_class)
     world.log.topic("b", durability="disk")
     dest = world.log.topic("c", durability=durability, **STRONG)
@@ -196,14 +196,14 @@ def test_copies_are_shown_when_they_are_durable(durability: str, source_class: s
 
 @pytest.mark.parametrize("durability", ["memory", "ephemeral"])
 def test_strong_needs_a_class_that_promises_something(durability: str) -> None:
-    world = World()
+    world = EngineHarness()
     with pytest.raises(BadInput, match="promises nothing"):
         world.log.topic("t", durability=durability, **STRONG)
     assert world.log.topics() == []
     topic = world.log.topic("t", durability=durability)
     topic.append("x")
     with pytest.raises(BadInput, match="promises nothing"):
-        topic.read_json(0, 10, 1 << 20, nodes=frozenset(), show=Show(), strong=True)
+        topic.read_json(0, 10, 1 << 20, nodes=frozenset(), show=FieldSelection(), strong=True)
     with pytest.raises(BadInput, match="promises nothing"):
         world.log.topic("t", consistency="strong")
     strong = world.log.topic("s", **STRONG)
@@ -219,7 +219,7 @@ def test_consistency_is_one_of_two_words(value: object) -> None:
 
 
 def test_consistency_is_kept_and_told_only_where_it_is_strong() -> None:
-    world = World()
+    world = EngineHarness()
     world.log.topic("t", **STRONG)
     world.log.topic("u")
     for how in RESTARTS:
@@ -232,7 +232,7 @@ def test_consistency_is_kept_and_told_only_where_it_is_strong() -> None:
 
 
 def test_topic_that_becomes_strong_shows_what_was_written_before_once_it_is_durable() -> None:
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("t", durability="disk")
     topic.append(["a", "b"])
     topic.append("c")
@@ -242,7 +242,7 @@ def test_topic_that_becomes_strong_shows_what_was_written_before_once_it_is_dura
 
 def test_cursor_beyond_the_durable_head_is_not_taken_for_another_topics() -> None:
     """A cursor of an eventual read, when the topic became strong and the disk fails."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("t", durability="disk")
     topic.append("reserves")
     topic.append("x")
@@ -256,7 +256,7 @@ def test_cursor_beyond_the_durable_head_is_not_taken_for_another_topics() -> Non
 
 @pytest.mark.parametrize("shards", [1, 2])
 def test_strong_readers_of_a_failing_disk_are_shown_what_was_durable_before(shards: int) -> None:
-    world = World(wal_shards=shards)
+    world = EngineHarness(wal_shards=shards)
     topic = world.log.topic("t", durability="disk", **STRONG)
     topic.append(["a", "b"])
     assert len(topic.read(0).records) == 2
@@ -271,7 +271,7 @@ def test_strong_readers_of_a_failing_disk_are_shown_what_was_durable_before(shar
 
 
 def test_interval_that_fails_makes_nothing_durable() -> None:
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("t", durability="disk", **STRONG)
     topic.append("a")
     assert len(topic.read(0).records) == 1
@@ -283,7 +283,7 @@ def test_interval_that_fails_makes_nothing_durable() -> None:
 
 
 def test_reader_beside_the_writer_syncs_what_it_shows() -> None:
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("t", durability="disk", **STRONG)
     for number in range(6):
         topic.append(number)
@@ -296,7 +296,7 @@ def test_reader_beside_the_writer_syncs_what_it_shows() -> None:
 
 @pytest.mark.parametrize("restart", ["kill", "reopen"])
 def test_what_a_restart_replayed_is_durable_for_strong_readers(restart: Any) -> None:
-    world = World(**SMALL)
+    world = EngineHarness(**SMALL)
     topic = world.log.topic("t", durability="disk", **STRONG)
     for number in range(6):
         topic.append(number)
@@ -307,13 +307,13 @@ def test_what_a_restart_replayed_is_durable_for_strong_readers(restart: Any) -> 
 
 
 def test_waiting_reader_is_woken_by_an_append_and_syncs_it() -> None:
-    world = World(threads=True)
+    world = EngineHarness(threads=True)
     topic = world.log.topic("t", durability="disk", **STRONG)
     topic.append("reserves")
     seen: list[int] = []
 
     def wait() -> None:
-        page = topic.read(1, timeout=LIMIT_S)
+        page = topic.read(1, timeout=TIMEOUT_S)
         seen.extend(record.seq for record in page.records)
         assert set(seen) <= seen_after_power_cut(world)
 
@@ -337,7 +337,7 @@ def test_at_every_operation_what_strong_readers_have_seen_is_there_after_a_power
 ) -> None:
     """A history of writes, copies, caps, deletes, checkpoints and restarts, with strong readers in between; every image
     that a power cut could leave is opened and has all that was seen and was not removed since."""
-    world = World(wal_shards=shards, **SMALL)
+    world = EngineHarness(wal_shards=shards, **SMALL)
     seen: dict[str, dict[int, object]] = {"t": {}, "copy": {}, "eventual": {}}
     states = 0
 
@@ -381,4 +381,4 @@ def test_at_every_operation_what_strong_readers_have_seen_is_there_after_a_power
     assert states > 50
     assert len(seen["t"]) > 8
     assert len(seen["copy"]) > 5
-    whole(topics(world.log)[0])
+    read_topic(topics(world.log)[0])

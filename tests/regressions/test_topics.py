@@ -8,9 +8,9 @@ from typing import Any, get_args
 import pytest
 
 import tidelog
-from tidelog.engine import Engine, Show, checkpoint
+from tidelog.engine import Engine, FieldSelection, checkpoint
 from tidelog.engine.config import Durability
-from tidelog.engine.core import Core
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Latched
 from tidelog.testing import ManualClock, SimDisk, SyncMode
 
@@ -89,17 +89,17 @@ def test_what_a_cap_took_during_a_checkpoint_stays_gone(durability: str, monkeyp
     disk = SimDisk()
     log = capped(disk, durability)
     log.topic("other", durability="fsync").append(b"so that there is something to do")
-    write = checkpoint._write
+    write = checkpoint._write_topic
     watches: list[Watch] = []
 
-    def written(core: Core, *rest: object) -> None:
+    def written(core: TopicState, *rest: object) -> None:
         write(core, *rest)  # type: ignore[arg-type]
         if core.name == "capped" and not watches:
             evict_and_delete(log)
             log.tick()
             watches.append(Watch(disk))
 
-    monkeypatch.setattr(checkpoint, "_write", written)
+    monkeypatch.setattr(checkpoint, "_write_topic", written)
     log.checkpoint()
     assert watches[0].states > 20
 
@@ -220,8 +220,8 @@ def test_live_reader_of_a_capped_disk_topic_costs_no_sync_per_push(by: str, shar
             page = each.read(cursor)
             assert [record.seq for record in page.records] == [cursor + 1]
             assert page.gap is None
-            assert each.is_settled_for(cursor - 1), "a watcher is sent the page at once"
-            text = each.read_json(cursor, 10, 1 << 20, nodes=frozenset(), show=Show())
+            assert each.is_floor_durable_for(cursor - 1), "a watcher is sent the page at once"
+            text = each.read_json(cursor, 10, 1 << 20, nodes=frozenset(), show=FieldSelection())
             assert (text.counts.rows, text.gap) == (1, None)
             cursor = page.next_from_seq
             if number % 50 == 49:

@@ -9,7 +9,7 @@ import pytest
 from tidelog import engine
 from tidelog.engine import Engine
 from tidelog.errors import Damaged
-from tidelog.formats import bodies, frame
+from tidelog.formats import control_frames, frame
 from tidelog.testing import ManualClock, SimDisk
 
 PATH = "data"
@@ -22,7 +22,7 @@ def opened(disk: SimDisk, *, shards: int = 1, **more: object) -> Engine:
 def frames_of(disk: SimDisk, path: str) -> list[frame.Frame]:
     """Every frame of a WAL file that is still whole."""
     content, pos, found = disk.read_file(path), 0, []
-    while isinstance(each := frame.get(content, pos, len(content)), frame.Frame):
+    while isinstance(each := frame.read_frame(content, pos, len(content)), frame.Frame):
         found.append(each)
         pos = each.end
     return found
@@ -34,7 +34,7 @@ def wal_files(disk: SimDisk) -> list[str]:
 
 def frame_of(disk: SimDisk, path: str, data: bytes) -> frame.Frame:
     content = disk.read_file(path)
-    return next(each for each in frames_of(disk, path) if content[each.data_at : each.data_end] == data)
+    return next(each for each in frames_of(disk, path) if content[each.data_pos : each.data_end] == data)
 
 
 def data_of(log: Engine, name: str) -> dict[int, object]:
@@ -56,8 +56,8 @@ def test_one_bad_frame_takes_only_its_own_record(durability: str, place: str) ->
     disk = disk.reboot()
     (path,) = wal_files(disk)
     bad = frame_of(disk, path, b"t11")
-    disk.flip(
-        path, {"header": bad.pos + 16, "length": bad.pos, "body": bad.data_at, "checksum": bad.data_end}[place], 2
+    disk.flip_bit(
+        path, {"header": bad.pos + 16, "length": bad.pos, "body": bad.data_pos, "checksum": bad.data_end}[place], 2
     )
     with pytest.raises(Damaged, match=r"may be lost"):
         opened(disk)
@@ -91,7 +91,7 @@ def test_the_seq_of_a_last_record_that_is_lost_is_not_given_again(durability: st
         log.topic("other").append(b"o%d" % number)
     disk = disk.reboot()
     (path,) = wal_files(disk)
-    disk.flip(path, frame_of(disk, path, b"t5").data_at, 0)
+    disk.flip_bit(path, frame_of(disk, path, b"t5").data_pos, 0)
     log = opened(disk, accept_loss=True)
     assert set(data_of(log, "t")) == {1, 2, 3, 4}
     assert log.topic("t").append(b"new").first_seq > 5
@@ -104,7 +104,7 @@ def test_a_wal_inside_a_record_is_not_replayed() -> None:
     log = opened(disk)
     log.topic("t", durability="fsync")
     topic_id = log.topic("t").state().id
-    drop = bodies.encode(bodies.TopicDelete("t"))
+    drop = control_frames.encode(control_frames.TopicDelete("t"))
     inside = [frame.encode(frame.TOPIC_DELETE, topic_id=topic_id, ts_ms=1, data=drop)]
     inside += [frame.encode(frame.APPEND, topic_id=topic_id, seq=2, ts_ms=1, data=b"forged %d" % n) for n in range(40)]
     log.topic("t").append(b"first")
@@ -115,7 +115,7 @@ def test_a_wal_inside_a_record_is_not_replayed() -> None:
     (path,) = wal_files(disk)
     bad = frame_of(disk, path, b"".join(inside))
     content = bytearray(disk.read_file(path))
-    content[bad.pos : bad.data_at] = bytes(bad.data_at - bad.pos)
+    content[bad.pos : bad.data_pos] = bytes(bad.data_pos - bad.pos)
     disk.write_file(path, bytes(content))
     log = opened(disk, accept_loss=True)
     assert data_of(log, "t") == {1: b"first", 3: b"third", 4: b"fourth"}
@@ -135,7 +135,7 @@ def test_marks_of_another_wal_inside_a_record_do_not_make_a_torn_write_damage() 
     log.topic("t").append(copy)
     torn = frame_of(disk, path, b"torn")
     disk = disk.crash_image("all")
-    disk.flip(path, torn.data_at, 0)
+    disk.flip_bit(path, torn.data_pos, 0)
     log = opened(disk)
     assert not log.report.damage
     assert len(log.report.cut) == 1

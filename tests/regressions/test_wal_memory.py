@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tidelog import engine
-from tidelog.engine import Engine, replay
+from tidelog.engine import Engine, recovery
 from tidelog.testing import ManualClock, SimDisk
-from tidelog.wal import replay as wal_replay
+from tidelog.wal import recovery as wal_replay
 
 MIB = 1 << 20
 
@@ -53,9 +53,9 @@ def test_recovery_takes_no_more_memory_for_more_records(
 ) -> None:
     """It kept every WAL file and a copy of its records: 545 MB for 150 MB. Method: the bounds made small, and twelve
     times as much to read; what grows is the index of 20 bytes a record, with the room that it grows into."""
-    monkeypatch.setattr(replay, "MEMORY_BYTES", MIB)
+    monkeypatch.setattr(recovery, "REPLAY_MEMORY_BYTES", MIB)
     monkeypatch.setattr(wal_replay, "WINDOW_BYTES", 256 << 10)
-    monkeypatch.setattr(wal_replay, "KEPT_BYTES", MIB)
+    monkeypatch.setattr(wal_replay, "CACHED_WINDOWS_BYTES_MAX", MIB)
     few, many = (peak_of(written(size, topics=topics, batch=batch)) for size in (2 * MIB, 24 * MIB))
     assert many - few < 100 * 22 * MIB // 1000 + MIB, f"{few:,} bytes for 2 MiB, {many:,} for 24 MiB"
 
@@ -73,9 +73,9 @@ def test_records_that_stay_in_the_wal_are_read_deleted_and_copied_like_others(
         data = [b"%d/%d" % (number, part) + b"y" * (number % 400) for part in range(batch)]
         each[number % topics].append(data, tag=None if number % 3 else "third")
     truth = {state.topic: rows(log, state.topic) for state in log.topics()}
-    monkeypatch.setattr(replay, "MEMORY_BYTES", 0)
-    monkeypatch.setattr(replay, "_WORTH_BYTES", 0)
-    monkeypatch.setattr(replay, "_PIECE_BYTES", 4096)
+    monkeypatch.setattr(recovery, "REPLAY_MEMORY_BYTES", 0)
+    monkeypatch.setattr(recovery, "_WAL_RANGE_BYTES_MIN", 0)
+    monkeypatch.setattr(recovery, "_PIECE_BYTES", 4096)
     disk = disk.reboot()
     log = opened(disk)
     assert {name: rows(log, name) for name in truth} == truth

@@ -32,8 +32,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from tests.contract_http.api import path
-from tests.contract_http.readers import BROKEN, CONFIGS, Interrupted, World, answered
+from tests.contract_http.api import topic_path
+from tests.contract_http.random_readers import CONFIGS, CONNECTION_ERRORS, Interrupted, ReaderScenario, expect_status
 from tests.contract_http.server import Server
 
 from tidelog.client import Client, RemoteChannel, RemoteQueue
@@ -48,12 +48,14 @@ FAKETIME: Final = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 JUMPS: Final = ("+3600", "-3600", "+86400", "-60", "+0")
 JUMP_SEEN_S: Final = 30.0  # the library reads its file once a second
 JUMP_ERROR_MS: Final = 20_000  # smaller than the smallest jump
-KEPT: Final = {name: config for name, config in CONFIGS.items() if config["durability"] != "memory"}  # over a kill
+KEPT_RECORDS: Final = {
+    name: config for name, config in CONFIGS.items() if config["durability"] != "memory"
+}  # over a kill
 EXPORTED, QUEUE, CHANNEL, USER = "exported", "jobs", "!soak@example.org", "ann@example.org"
 AGING, AGING_TTL_MS, CLOCK, FILLER = "aging", 7_200_000, "clock", "filler"
 FILLER_BYTES: Final = 500_000
 CHANNEL_KEEPS: Final = 1_000  # messages: the default of a channel
-RETRIED: Final = (*BROKEN, Interrupted, Unavailable, InDoubt)  # any other error of the server is a failure
+RETRIED: Final = (*CONNECTION_ERRORS, Interrupted, Unavailable, InDoubt)  # any other error of the server is a failure
 FULL: Final = "requests refused because the disk was full"
 _FULL_CHECKPOINT: Final = re.compile(
     r"^\S+ \S+ ERROR \S+ checkpoint failed .*\nTraceback .*\n(?: .*\n)*OSError: \[Errno 28\] .*\n", re.MULTILINE
@@ -134,7 +136,7 @@ class Soak:
         }
 
     def _load(self, server: Server) -> None:
-        world = World(server, self.seed, KEPT)
+        world = ReaderScenario(server, self.seed, KEPT_RECORDS)
         self.clients = [
             QueueClient(self, world),
             ChannelClient(self, world),
@@ -144,7 +146,7 @@ class Soak:
             ExportClient(self, world),
         ]
         with server.client() as api:
-            api.make(FILLER, durability="disk", cap_records=10)
+            api.create_topic(FILLER, durability="disk", cap_records=10)
         for client in self.clients:
             client.set_up()
         threads = [threading.Thread(target=world._guarded, args=(client.run,)) for client in self.clients]
@@ -178,17 +180,17 @@ class Soak:
 
     # ── disturbances ──────────────────────────────────────────────────────────────────────────
 
-    def _disturbances(self, server: Server, world: World) -> list[Callable[[], object]]:
+    def _disturbances(self, server: Server, world: ReaderScenario) -> list[Callable[[], object]]:
         kinds: list[tuple[str, Callable[[], object]]] = [
             ("kills", lambda: self._kill(server)),
             ("kills", lambda: self._kill(server)),
             ("restarts", lambda: self._restart(server)),
         ]
         if self.has_disk:
-            kinds.append(("full disks", lambda: self._fill(world)))
+            kinds.append(("full disks", lambda: self._fill_disk(world)))
             kinds.append(("kills on a full disk", lambda: self._kill_on_a_full_disk(server, world)))
         if self.has_clock:
-            kinds.append(("clock jumps", lambda: self._jump(server)))
+            kinds.append(("clock jumps", lambda: self._jump_clock(server)))
 
         def counted(kind: str, act: Callable[[], object]) -> Callable[[], object]:
             def run() -> None:
@@ -232,7 +234,7 @@ class Soak:
                 subprocess.run(["umount", "--lazy", str(self.disk)], check=False)
 
     @contextmanager
-    def _full(self, world: World) -> Iterator[None]:
+    def _filled_disk(self, world: ReaderScenario) -> Iterator[None]:
         """All the space of the disk is taken, until a write is refused."""
         ballast = self.disk / "ballast"
         try:
@@ -249,7 +251,7 @@ class Soak:
         finally:
             ballast.unlink()
 
-    def _fill_wal(self, world: World) -> None:
+    def _fill_wal(self, world: ReaderScenario) -> None:
         """Write until a write is refused: WAL files were reserved while there was space."""
         deadline = time.monotonic() + REFUSED_S
         with world.server.client() as api:
@@ -261,21 +263,21 @@ class Soak:
                     self.count(FULL)
                     return
 
-    def _fill(self, world: World) -> None:
+    def _fill_disk(self, world: ReaderScenario) -> None:
         """Fill the disk for a while. Afterwards every client is served again without a restart."""
-        with self._full(world):
+        with self._filled_disk(world):
             pass
         self._await_progress(world)
 
-    def _kill_on_a_full_disk(self, server: Server, world: World) -> None:
-        with self._full(world):
+    def _kill_on_a_full_disk(self, server: Server, world: ReaderScenario) -> None:
+        with self._filled_disk(world):
             self.stops += 1
             server.kill()
         server.start()
         self.stops += 1
         self._await_progress(world)
 
-    def _await_progress(self, world: World) -> None:
+    def _await_progress(self, world: ReaderScenario) -> None:
         """Every topic takes a write again, and every other client does what it does."""
         deadline = time.monotonic() + RESUME_S
         heads = {name: lives[-1].head for name, lives in world.lives.items()}
@@ -305,7 +307,7 @@ class Soak:
             "FAKETIME_FORCE_MONOTONIC_FIX": "0",
         }
 
-    def _jump(self, server: Server) -> None:
+    def _jump_clock(self, server: Server) -> None:
         """Move the server's clock, and wait until its records show it."""
         jump = self.random.choice([jump for jump in JUMPS if jump != self.clock.read_text()])
         self.clock.write_text(jump)
@@ -319,10 +321,10 @@ class Soak:
     def _server_ms(self, server: Server) -> int:
         """The time of the server. Stamps of a topic never go back, so each look needs a new one."""
         with server.client() as api:
-            answered(api.delete(path(CLOCK)), 200, 404)
-            answered(api.put(path(CLOCK), {"durability": "memory"}), 201)
-            answered(api.try_write(CLOCK, {"data": 0}), 200)
-            stamp: int = answered(api.post(path(CLOCK, "/diff"), {}), 200)["records"][0]["$ts"]
+            expect_status(api.delete(topic_path(CLOCK)), 200, 404)
+            expect_status(api.put(topic_path(CLOCK), {"durability": "memory"}), 201)
+            expect_status(api.try_write(CLOCK, {"data": 0}), 200)
+            stamp: int = expect_status(api.post(topic_path(CLOCK, "/diff"), {}), 200)["records"][0]["$ts"]
             return stamp
 
     def _check_directory(self) -> None:
@@ -334,7 +336,7 @@ class Soak:
 class SoakClient:
     """A client with acks of its own. `run` goes on until the soak is over, `check` compares."""
 
-    def __init__(self, soak: Soak, world: World) -> None:
+    def __init__(self, soak: Soak, world: ReaderScenario) -> None:
         self.soak, self.world = soak, world
         self.name = type(self).__name__
         self.random = Random(f"{soak.seed}/{self.name}")
@@ -373,7 +375,7 @@ class QueueClient(SoakClient):
         self.acking: set[int] = set()
         self.acked: set[int] = set()
         with self.world.server.client() as api:
-            api.make(QUEUE, type="queue", durability="fsync", lease_ms=1_000, max_deliveries=0)
+            api.create_topic(QUEUE, type="queue", durability="fsync", lease_ms=1_000, max_deliveries=0)
 
     def step(self) -> None:
         with Client(self.url) as client:
@@ -456,19 +458,19 @@ class ChannelClient(SoakClient):
 class VolatileClient(SoakClient):
     """Writes to a topic that a kill may take, and reads back each write at once."""
 
-    def __init__(self, soak: Soak, world: World, durability: str) -> None:
+    def __init__(self, soak: Soak, world: ReaderScenario, durability: str) -> None:
         super().__init__(soak, world)
         self.name = durability
 
     def set_up(self) -> None:
         with self.world.server.client() as api:
-            api.make(self.name, durability=self.name, cap_records=1_000)
+            api.create_topic(self.name, durability=self.name, cap_records=1_000)
 
     def step(self) -> None:
         with self.world.server.client() as api:
             number = self.random.randrange(1 << 30)
-            done = answered(api.try_write(self.name, {"data": number}), 200)
-            found = answered(api.post(path(self.name, "/diff"), {"from_seq": done["first_seq"] - 1}), 200)
+            done = expect_status(api.try_write(self.name, {"data": number}), 200)
+            found = expect_status(api.post(topic_path(self.name, "/diff"), {"from_seq": done["first_seq"] - 1}), 200)
             assert found["records"], f"{self.name}: a record that was just written is not there"
             assert found["records"][0]["data"] == number
             self.soak.count(f"records of class {self.name} read back")
@@ -483,13 +485,13 @@ class AgingClient(SoakClient):
         self.number = 0
         self.acked: dict[int, tuple[int, int]] = {}  # seq → number, and how many jumps there were before
         with self.world.server.client() as api:
-            api.make(AGING, durability="fsync", ttl_ms=AGING_TTL_MS)
+            api.create_topic(AGING, durability="fsync", ttl_ms=AGING_TTL_MS)
 
     def step(self) -> None:
         with self.world.server.client() as api:
             self.number += 1
             jumps = self.soak.jumps
-            seq = answered(api.try_write(AGING, {"data": self.number}), 200)["first_seq"]
+            seq = expect_status(api.try_write(AGING, {"data": self.number}), 200)["first_seq"]
             assert seq > max(self.acked, default=0), f"seq {seq} was given before"
             self.acked[seq] = (self.number, jumps)
             self.soak.count("records with a TTL acked")
@@ -521,7 +523,7 @@ class ExportClient(SoakClient):
         self.table = self.soak.folder / "table"
         self.acked: dict[int, int] = {}  # seq → number
         with self.world.server.client() as api:
-            api.make(EXPORTED, durability="fsync")
+            api.create_topic(EXPORTED, durability="fsync")
         if not self.soak.spark:
             self.soak.notes.append("no Spark export: --no-spark")
         self.exporting = threading.Thread(target=self.world._guarded, args=(self._export_loop,))
@@ -534,7 +536,7 @@ class ExportClient(SoakClient):
                 first = self.number + 1
                 self.number += 10
                 records = [{"data": number} for number in range(first, first + 10)]
-                seq = answered(api.try_write(EXPORTED, *records), 200)["first_seq"]
+                seq = expect_status(api.try_write(EXPORTED, *records), 200)["first_seq"]
                 self.acked.update((seq + at, first + at) for at in range(10))
                 self.done += 1
                 if self.soak.over.wait(0.05):
@@ -576,7 +578,7 @@ class ExportClient(SoakClient):
         self.soak.count("rows exported", len(found))
 
 
-def shown(report: dict[str, Any]) -> str:
+def format_report(report: dict[str, Any]) -> str:
     """The report as a page."""
     result = "Nothing acked was lost, changed or doubled."
     if report["failure"]:
@@ -603,7 +605,7 @@ def main() -> int:
     print(f"soak: {args.minutes} minutes, seed {args.seed}", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="tidelog-soak-", ignore_cleanup_errors=True) as folder:
         report = Soak(Path(folder), args.minutes, args.seed, spark=args.spark).run()
-    page = json.dumps(report, indent=2) if args.json else shown(report)
+    page = json.dumps(report, indent=2) if args.json else format_report(report)
     print(page)
     if args.report:
         args.report.write_text(page)

@@ -24,7 +24,7 @@ GB_ROWS, ROW_BYTES, DIGITS = 1_000_000, 1_000, 12
 Tell = Callable[[str, int], None]
 
 
-def test_a_data_frame_of_many_gigabytes_is_saved(spark: SparkSession, tmp_path: Path, tell: Tell) -> None:
+def test_a_data_frame_of_many_gigabytes_is_saved(spark: SparkSession, tmp_path: Path, record_count: Tell) -> None:
     data, rows = str(tmp_path / "data"), SAVE_GB * GB_ROWS
     number = F.lpad(F.col("id").cast("string"), DIGITS, "0")
     filler = F.repeat(F.sha2(F.col("id").cast("string"), 256), ROW_BYTES // 64 + 1)  # does not compress to nothing
@@ -46,9 +46,9 @@ def test_a_data_frame_of_many_gigabytes_is_saved(spark: SparkSession, tmp_path: 
         assert (count, total, size) == (rows, rows * (rows - 1) // 2, rows * ROW_BYTES)
         assert weighted == sum(each % 1009 * each for each in range(rows))
         assert parts > 1, "a commit takes 1 GiB at most"
-        tell("seconds to save gigabytes", round(saved - begun))
-        tell("seconds to read them", round(time.monotonic() - saved))
-        tell("parts of the save", parts)
-        tell("million rows saved", SAVE_GB)
+        record_count("seconds to save gigabytes", round(saved - begun))
+        record_count("seconds to read them", round(time.monotonic() - saved))
+        record_count("parts of the save", parts)
+        record_count("million rows saved", SAVE_GB)
     finally:
         shutil.rmtree(data, ignore_errors=True)

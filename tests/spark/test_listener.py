@@ -19,12 +19,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
-from tests.spark.places import Place, place, wait_for
-from tests.unit.spark.world import MODES, Mode
+from tests.spark.helpers import TopicLocation, open_location, wait_for
+from tests.unit.spark.helpers import MODES, Mode
 
 import tidelog
 import tidelog.spark
-from tidelog.spark import places
+from tidelog.spark import backends
 
 pytestmark = pytest.mark.slow
 RECORDS = 10
@@ -34,9 +34,9 @@ BATCH = 6
 class Reading:
     """A stream of a topic of ten records with a group, six records a batch."""
 
-    def __init__(self, spark: SparkSession, here: Place, root: Path) -> None:
+    def __init__(self, spark: SparkSession, here: TopicLocation, root: Path) -> None:
         self.spark, self.here, self.checkpoint = spark, here, root / "checkpoint"
-        with here.log() as log:
+        with here.open_engine() as log:
             log.topic("orders").append([b"x"] * RECORDS)
 
     def rows(self, **options: str) -> DataFrame:
@@ -58,7 +58,7 @@ class Reading:
         return found - 1
 
     def position(self) -> int:
-        with self.here.log() as log:
+        with self.here.open_engine() as log:
             found = log.topic("orders").group("etl")
             return found.position if found.exists else 0
 
@@ -84,7 +84,7 @@ def after_batch(query: StreamingQuery, number: int) -> None:
 def test_a_long_trigger_interval_leaves_no_lag_while_a_query_waits(
     spark: SparkSession, tmp_path: Path, mode: Mode
 ) -> None:
-    with place(mode, tmp_path) as here:
+    with open_location(mode, tmp_path) as here:
         reading = Reading(spark, here, tmp_path)
         query = reading.into().trigger(processingTime="1 hour").start()
         try:
@@ -101,7 +101,7 @@ def test_a_long_trigger_interval_leaves_no_lag_while_a_query_waits(
 @pytest.mark.parametrize("mode", MODES)
 def test_trigger_once_leaves_no_lag(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
     """Spark plans nothing after that batch, so only the end of the query says that it was written."""
-    with place(mode, tmp_path) as here:
+    with open_location(mode, tmp_path) as here:
         reading = Reading(spark, here, tmp_path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # deprecated by Spark, and used
@@ -113,7 +113,7 @@ def test_trigger_once_leaves_no_lag(spark: SparkSession, tmp_path: Path, mode: M
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_query_that_is_stopped_while_it_waits_leaves_no_lag(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
-    with place(mode, tmp_path) as here:
+    with open_location(mode, tmp_path) as here:
         reading = Reading(spark, here, tmp_path)
         query = reading.into().start()
         after_batch(query, 1)
@@ -138,7 +138,7 @@ def test_a_query_that_is_stopped_in_a_batch_leaves_the_group_before_it(
             if fails:
                 raise ValueError("the sink fails")
 
-    with place(mode, tmp_path) as here:
+    with open_location(mode, tmp_path) as here:
         reading = Reading(spark, here, tmp_path)
         query = reading.into(write).start()
         assert begun.wait(120)
@@ -164,7 +164,7 @@ def test_a_failing_sink_keeps_the_group_before_its_batch(
         if number >= failing:
             raise ValueError("the sink fails")
 
-    with place("path", tmp_path) as here:
+    with open_location("path", tmp_path) as here:
         reading = Reading(spark, here, tmp_path)
         writer = reading.into(write)
         query = (writer.trigger(**trigger) if trigger else writer).start()
@@ -183,7 +183,7 @@ def test_a_directory_is_not_locked_after_the_end_of_available_now(
 ) -> None:
     """The source has moved the group when such a query ends. Events that arrive later write nothing: they would be in
     the way of the next writer."""
-    with place("path", tmp_path) as here:
+    with open_location("path", tmp_path) as here:
         reading = Reading(spark, here, tmp_path)
         query = reading.into().trigger(availableNow=True).start()
         assert query.awaitTermination(120)
@@ -194,9 +194,9 @@ def test_a_directory_is_not_locked_after_the_end_of_available_now(
 
 
 def test_each_source_of_a_query_moves_its_own_group(spark: SparkSession, tmp_path: Path) -> None:
-    with place("path", tmp_path / "a") as one, place("server", tmp_path / "b") as two:
+    with open_location("path", tmp_path / "a") as one, open_location("server", tmp_path / "b") as two:
         first, second = Reading(spark, one, tmp_path), Reading(spark, two, tmp_path)
-        with two.log() as log:
+        with two.open_engine() as log:
             log.topic("orders").append([b"y"] * 5)
         rows = first.rows().union(second.rows(group="other")).union(second.rows(group="third", where="seq = 3"))
         rows = rows.union(second.rows())
@@ -206,7 +206,7 @@ def test_each_source_of_a_query_moves_its_own_group(spark: SparkSession, tmp_pat
             after_batch(running, 0)
             deliver(spark)
             assert first.position() == RECORDS
-            with two.log() as log:
+            with two.open_engine() as log:
                 found = {name: log.topic("orders").group(name).position for name in ("other", "third", "etl")}
             assert found == {"other": 15, "third": 15, "etl": 15}
         finally:
@@ -217,7 +217,7 @@ def test_a_relative_path_is_the_one_of_the_source(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Workers of Python start in the directory of the JVM. The driver may have gone to another one since."""
-    with place("path", tmp_path) as here:
+    with open_location("path", tmp_path) as here:
         reading = Reading(spark, here, tmp_path)
         (tmp_path / "elsewhere").mkdir()
         path = os.path.relpath(here.options["path"])
@@ -237,10 +237,10 @@ def test_a_group_that_cannot_be_moved_is_logged_and_moved_later(
     def broken(*_: object, **__: object) -> None:
         raise OSError("the disk is away")
 
-    with place("path", tmp_path) as here:
+    with open_location("path", tmp_path) as here:
         reading = Reading(spark, here, tmp_path)
         with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, "tidelog.spark"):
-            patched.setattr(places, "of", broken)
+            patched.setattr(backends, "open_backend", broken)
             query = reading.into().trigger(processingTime="1 hour").start()
             after_batch(query, 0)
             deliver(spark)

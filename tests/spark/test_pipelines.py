@@ -12,15 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
+from tests.unit.pipelines.helpers import FORMATS, PipelineHarness
 from tests.unit.pipelines.test_reconcile import missing, plant
-from tests.unit.pipelines.world import FORMATS, Bench
-from tests.unit.spark.world import serving
+from tests.unit.spark.helpers import run_server
 
 import tidelog
 from tidelog import pipelines
 from tidelog.errors import BadInput, Error
 from tidelog.pipelines import Sizes
-from tidelog.pipelines.tables import Format
+from tidelog.pipelines.table_formats.interface import Format
 
 pytestmark = pytest.mark.slow
 SMALL = Sizes(file_bytes=20_000, age_ms=1_000, commit_bytes=80_000)
@@ -28,7 +28,7 @@ SMALL = Sizes(file_bytes=20_000, age_ms=1_000, commit_bytes=80_000)
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_export_reconcile_and_repair(spark: SparkSession, tmp_path: Path, format: Format) -> None:
-    bench = Bench(tmp_path, format)
+    bench = PipelineHarness(tmp_path, format)
     bench.fill(3000)
     seen: list[tuple[int, int]] = []
     done = pipelines.export(
@@ -51,7 +51,7 @@ def test_export_reconcile_and_repair(spark: SparkSession, tmp_path: Path, format
 
 def test_a_server_typed_columns_and_quarantine(spark: SparkSession, tmp_path: Path) -> None:
     table = str(tmp_path / "table")
-    with serving(str(tmp_path / "data")) as (engine, address):
+    with run_server(str(tmp_path / "data")) as (engine, address):
         engine.topic("orders").append([{"sku": "A", "price": number / 2} for number in range(100)])
         engine.checkpoint()
         engine.topic("orders").append([b"nothing of the kind"])
@@ -67,7 +67,7 @@ def test_a_server_typed_columns_and_quarantine(spark: SparkSession, tmp_path: Pa
 
 
 def test_an_error_of_a_task_is_one_of_ours(spark: SparkSession, tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = PipelineHarness(tmp_path)
     bench.fill(10)
     with pytest.raises(BadInput, match=r"orders: in seq 1 field 'n' is 0, the schema says string; nothing was written"):
         pipelines.export(bench.data, "orders", bench.table, schema="n string", bad="fail", spark=spark)
@@ -75,7 +75,7 @@ def test_an_error_of_a_task_is_one_of_ours(spark: SparkSession, tmp_path: Path) 
 
 
 def test_scrub(spark: SparkSession, tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
+    bench = PipelineHarness(tmp_path)
     bench.fill(500)
     assert pipelines.scrub(bench.data, spark=spark).damage == ()
     path = sorted(Path(bench.data).glob("topics/*/*.data"))[0]
@@ -168,7 +168,7 @@ def test_json_and_bytes_stay_what_they_are(spark: SparkSession, tmp_path: Path) 
 def test_backfill_other_files(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"n": 1, "at": {"x": 2}}\n{"n": 2, "at": null}\n')
     (tmp_path / "a.csv").write_text("n,name\n3,c\n4,d\n")
-    bench = Bench(tmp_path, "delta")
+    bench = PipelineHarness(tmp_path, "delta")
     bench.fill(20)
     pipelines.export(bench.data, "orders", bench.table, format="delta", spark=spark)
     data = str(tmp_path / "into")
@@ -194,14 +194,14 @@ def test_stats_of_a_topic_and_of_a_queue(spark: SparkSession, tmp_path: Path) ->
     assert found.waits == []
     waits = pipelines.stats(data, "jobs", every_ms=3_600_000, spark=spark).waits
     assert [sum(row[name] for row in waits) for name in ("claims", "acks", "nacks")] == [10, 10, 0]
-    with serving(data) as (_, address):
+    with run_server(data) as (_, address):
         assert pipelines.stats(address, "jobs", every_ms=3_600_000, spark=spark).waits == waits
 
 
 @pytest.mark.sweep
 def test_a_killed_spark_driver_leaves_nothing_behind(tmp_path: Path) -> None:
     """Method: a command line with a session of its own is killed while executors write, and run again."""
-    bench = Bench(tmp_path)
+    bench = PipelineHarness(tmp_path)
     bench.fill(2000)
     killed = (
         "import os, signal; from tidelog import pipelines\n"

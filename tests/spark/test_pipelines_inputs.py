@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import SparkSession
-from tests.unit.pipelines.world import Bench
+from tests.unit.pipelines.helpers import PipelineHarness
 
 import tidelog
 from tidelog import pipelines
@@ -113,7 +113,7 @@ def test_a_feature_that_the_library_does_not_know_is_refused(spark: SparkSession
 
 
 def test_a_table_with_deletion_vectors_is_compared_as_readers_see_it(spark: SparkSession, tmp_path: Path) -> None:
-    bench = Bench(tmp_path, "delta")
+    bench = PipelineHarness(tmp_path, "delta")
     bench.fill(50)
     pipelines.export(bench.data, "orders", bench.table, format="delta", spark=spark)
     assert len(bench.files()) == 1

@@ -13,13 +13,13 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from tests.unit.spark.world import house, serving
+from tests.unit.spark.helpers import run_server, source_env
 
 import tidelog
 import tidelog.spark
 from tidelog.commitlog import SegmentedLog
 from tidelog.engine import Engine
-from tidelog.spark.start import PUSHDOWN
+from tidelog.spark.spark_session import FILTER_PUSHDOWN_CONF
 
 pytestmark = pytest.mark.slow
 EVENTS = 20_000
@@ -98,7 +98,7 @@ def test_typed_columns_from_json(spark: SparkSession, tmp_path: Path, engine: En
 
 
 def test_a_server_without_a_shared_disk(spark: SparkSession, tmp_path: Path) -> None:
-    with house("server", tmp_path, keys="s3cret:read") as here:
+    with source_env("server", tmp_path, keys="s3cret:read") as here:
         fill(here.engine)
         here.engine.topic("orders").delete(seqs=[7, EVENTS - 1])
         df = load(spark, **here.options(key="s3cret", minPartitions=3))
@@ -192,14 +192,14 @@ def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Pat
 
 def test_a_stream_from_a_server_that_restarts(spark: SparkSession, tmp_path: Path) -> None:
     data, pipes = str(tmp_path / "data"), tmp_path
-    with serving(data) as (engine, address):
+    with run_server(data) as (engine, address):
         fill(engine, 500)
         pipe = Pipe(spark, pipes, server=address, subscribe="orders", retryTimeout="1s")
         pipe.run()
     assert pipe.seqs() == list(range(1, 501))
     with pytest.raises((StreamingQueryException, PySparkException), match="cannot be reached or went away"):
         pipe.run()
-    with serving(data) as (engine, address):
+    with run_server(data) as (engine, address):
         engine.topic("orders").append([b"x"] * 20)
         again = Pipe(spark, pipes, server=address, subscribe="orders")
         again.run()
@@ -279,7 +279,7 @@ def test_a_session_whose_settings_are_fixed_filters_by_itself(
 ) -> None:
     """As in the definitions of Declarative Pipelines, where `spark.conf.set` raises."""
     fill(engine, 100)
-    spark.conf.unset(PUSHDOWN)
+    spark.conf.unset(FILTER_PUSHDOWN_CONF)
 
     def refuse(*_: object) -> None:
         raise PySparkException("SESSION_MUTATION_IN_DECLARATIVE_PIPELINE.SET_RUNTIME_CONF")

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from tests.spark import mortal
-from tests.spark.copying import check, fill
-from tests.unit.spark.world import serving
+from tests.spark import killed_sink
+from tests.spark.topic_copy import check_copy, fill_topic
+from tests.unit.spark.helpers import run_server
 
 import tidelog
 from tidelog.spark import find_java
@@ -33,7 +33,7 @@ def environment() -> dict[str, str]:
 
 def driver(directory: Path, **sink: str) -> int:
     """One run of the copy as a program of its own; its exit code, negative where it was killed."""
-    command = [sys.executable, "-m", "tests.spark.copying", str(directory)]
+    command = [sys.executable, "-m", "tests.spark.topic_copy", str(directory)]
     with (directory / "driver.log").open("ab") as log:
         done = subprocess.run(
             [*command, *(f"{name}={value}" for name, value in sink.items())],
@@ -50,37 +50,37 @@ def driver(directory: Path, **sink: str) -> int:
 @pytest.mark.sweep
 def test_a_driver_that_is_killed_before_spark_knows_of_its_commit(tmp_path: Path) -> None:
     """The worst moment: the batch is written and synced, and everybody who knows dies."""
-    fill(tmp_path / "source")
-    mortal.doom(tmp_path / "doom", "appended", 1, driver=True)
+    fill_topic(tmp_path / "source")
+    killed_sink.schedule_kill(tmp_path / "doom", "appended", 1, driver=True)
     assert driver(tmp_path, path=str(tmp_path / "sink")) == -signal.SIGKILL
     with tidelog.open(str(tmp_path / "sink")) as log:
-        assert len(log.topic("copy").numbered("copy")) == 2
+        assert len(log.topic("copy").producer_batches("copy")) == 2
     assert driver(tmp_path, path=str(tmp_path / "sink")) == 0
     with tidelog.open(str(tmp_path / "sink")) as log:
-        check(log)
+        check_copy(log)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("step", mortal.BY_PATH)
+@pytest.mark.parametrize("step", killed_sink.DIRECTORY_STEPS)
 def test_a_driver_that_is_killed_at_any_step(tmp_path: Path, step: str) -> None:
-    fill(tmp_path / "source")
+    fill_topic(tmp_path / "source")
     for passes in (0, 2):
-        mortal.doom(tmp_path / "doom", step, passes, driver=True)
+        killed_sink.schedule_kill(tmp_path / "doom", step, passes, driver=True)
         assert driver(tmp_path, path=str(tmp_path / "sink")) == -signal.SIGKILL
     assert driver(tmp_path, path=str(tmp_path / "sink")) == 0
     with tidelog.open(str(tmp_path / "sink")) as log:
-        check(log)
+        check_copy(log)
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("step", mortal.EVERY)
+@pytest.mark.parametrize("step", killed_sink.SERVER_STEPS)
 def test_a_driver_of_a_server_that_is_killed_at_any_step(tmp_path: Path, step: str) -> None:
-    fill(tmp_path / "source")
-    with serving(str(tmp_path / "sink")) as (engine, address):
-        mortal.doom(tmp_path / "doom", step, 1, driver=True)
+    fill_topic(tmp_path / "source")
+    with run_server(str(tmp_path / "sink")) as (engine, address):
+        killed_sink.schedule_kill(tmp_path / "doom", step, 1, driver=True)
         assert driver(tmp_path, server=address) == -signal.SIGKILL
         assert driver(tmp_path, server=address) == 0
-        check(engine)
+        check_copy(engine)
 
 
 # ── a cluster ─────────────────────────────────────────────────────────────────────────────────────
@@ -142,10 +142,10 @@ def cluster(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.cluster
 def test_two_workers(cluster: str, tmp_path: Path) -> None:
     """Tasks of both stage into one directory, and the driver publishes."""
-    fill(tmp_path / "source")
+    fill_topic(tmp_path / "source")
     assert driver(tmp_path, master=cluster, tasks="4", path=str(tmp_path / "sink")) == 0, _tail(tmp_path)
     with tidelog.open(str(tmp_path / "sink")) as log:
-        check(log)
+        check_copy(log)
     logs = {path.parent.parent.parent.name: path.read_text() for path in tmp_path.glob("*-work/*/*/stderr")}
     assert {name for name, said in logs.items() if "Finished task" in said} == {"one-work", "two-work"}
 

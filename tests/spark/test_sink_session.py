@@ -15,10 +15,10 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from tests.contract_http.server import Server
-from tests.spark import copying, mortal
-from tests.spark.copying import BATCHES, ROWS, Copy, check, fill, rounds
-from tests.spark.places import place, wait_for
-from tests.unit.spark.world import MODES, Mode
+from tests.spark import killed_sink, topic_copy
+from tests.spark.helpers import open_location, wait_for
+from tests.spark.topic_copy import BATCHES, ROWS, TopicCopy, check_copy, fill_topic, run_with_random_kills
+from tests.unit.spark.helpers import MODES, Mode
 
 import tidelog
 from tidelog.client import Client
@@ -35,8 +35,8 @@ def costly(first: Mode) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
-def mortals(spark: SparkSession) -> SparkSession:
-    copying.register(spark)
+def killed_source_session(spark: SparkSession) -> SparkSession:
+    topic_copy.register(spark)
     return spark
 
 
@@ -49,11 +49,11 @@ def frame(spark: SparkSession, rows: int, partitions: int = 3) -> DataFrame:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_batch(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
-    with place(mode, tmp_path) as here:
+    with open_location(mode, tmp_path) as here:
         frame(spark, 5000).write.format("tidelog").options(**here.options, topic="copy").mode("append").save()
         struct = spark.range(3).select(F.struct(F.col("id").alias("n")).alias("data"))
         struct.write.format("tidelog").options(**here.options, topic="json").mode("append").save()
-        with here.log() as log:
+        with here.open_engine() as log:
             table = log.topic("copy").to_arrow()
             assert sorted(map(int, table.column("data").to_pylist())) == list(range(5000))
             assert set(table.column("tag").to_pylist()) == {b"part-0", b"part-1", b"part-2"}
@@ -62,11 +62,11 @@ def test_a_batch(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
 
 @costly("server")
 def test_a_stream_with_every_column_of_the_source(spark: SparkSession, tmp_path: Path, mode: Mode) -> None:
-    fill(tmp_path / "source")
+    fill_topic(tmp_path / "source")
     source = spark.readStream.format("tidelog").options(
         path=str(tmp_path / "source"), subscribe="source", startingOffsets="earliest", maxOffsetsPerTrigger="125"
     )
-    with place(mode, tmp_path) as here:
+    with open_location(mode, tmp_path) as here:
         for _ in range(2):  # the second start finds nothing to do
             query = (
                 source.load()
@@ -76,7 +76,7 @@ def test_a_stream_with_every_column_of_the_source(spark: SparkSession, tmp_path:
                 .start()
             )
             assert query.awaitTermination(120)
-        with here.log() as log:
+        with here.open_engine() as log:
             records = log.topic("copy").read(0, 10_000, bytes_max=1 << 24).records
             assert [record.data for record in records] == [b"row %d" % number for number in range(ROWS)]
             assert records[0].tag == "at-0"
@@ -85,7 +85,7 @@ def test_a_stream_with_every_column_of_the_source(spark: SparkSession, tmp_path:
 
 
 def test_in_foreach_batch_the_number_is_named(spark: SparkSession, tmp_path: Path) -> None:
-    fill(tmp_path / "source")
+    fill_topic(tmp_path / "source")
 
     def each(df: DataFrame, number: int) -> None:
         for _ in range(2):
@@ -99,7 +99,7 @@ def test_in_foreach_batch_the_number_is_named(spark: SparkSession, tmp_path: Pat
     assert query.awaitTermination(120)
     with tidelog.open(str(tmp_path / "sink")) as log:
         assert log.topic("copy").head_seq == ROWS
-        assert {each.query_id for each in log.topic("copy").numbered("each").values()} == {query.id}
+        assert {each.query_id for each in log.topic("copy").producer_batches("each").values()} == {query.id}
 
 
 def test_what_is_refused_fails_before_a_row_is_written(spark: SparkSession, tmp_path: Path) -> None:
@@ -122,64 +122,66 @@ def test_what_is_refused_fails_before_a_row_is_written(spark: SparkSession, tmp_
 
 
 @costly("path")
-def test_killed_at_every_step_the_copy_is_the_source(mortals: SparkSession, tmp_path: Path, mode: Mode) -> None:
+def test_killed_at_every_step_the_copy_is_the_source(
+    killed_source_session: SparkSession, tmp_path: Path, mode: Mode
+) -> None:
     """Twelve kills: seven by path and five by server, the newest of Spark's own commits deleted now and then."""
-    fill(tmp_path / "source")
-    with place(mode, tmp_path) as here:
-        steps, random = list(mortal.BY_PATH if mode == "path" else mortal.EVERY), Random(mode)
+    fill_topic(tmp_path / "source")
+    with open_location(mode, tmp_path) as here:
+        steps, random = list(killed_sink.DIRECTORY_STEPS if mode == "path" else killed_sink.SERVER_STEPS), Random(mode)
         random.shuffle(steps)
-        copying.killed_at(Copy(mortals, tmp_path, here.options), random, steps)
-        with here.log() as log:
-            check(log)
+        topic_copy.run_with_kills_at(TopicCopy(killed_source_session, tmp_path, here.options), random, steps)
+        with here.open_engine() as log:
+            check_copy(log)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(10))
-def test_two_hundred_kills(mortals: SparkSession, tmp_path: Path, mode: Mode, seed: int) -> None:
-    fill(tmp_path / "source")
-    with place(mode, tmp_path) as here:
-        copy = Copy(mortals, tmp_path, here.options)
-        steps = mortal.BY_PATH if mode == "path" else mortal.EVERY
-        assert rounds(copy, Random(seed), steps, 10) == 10
-        with here.log() as log:
-            check(log)
+def test_two_hundred_kills(killed_source_session: SparkSession, tmp_path: Path, mode: Mode, seed: int) -> None:
+    fill_topic(tmp_path / "source")
+    with open_location(mode, tmp_path) as here:
+        copy = TopicCopy(killed_source_session, tmp_path, here.options)
+        steps = killed_sink.DIRECTORY_STEPS if mode == "path" else killed_sink.SERVER_STEPS
+        assert run_with_random_kills(copy, Random(seed), steps, 10) == 10
+        with here.open_engine() as log:
+            check_copy(log)
 
 
 @costly("server")
 def test_replay_of_a_batch_whose_source_changed_keeps_what_is_there(
-    mortals: SparkSession, tmp_path: Path, mode: Mode
+    killed_source_session: SparkSession, tmp_path: Path, mode: Mode
 ) -> None:
     """A record of the newest batch is deleted at the source before Spark repeats it."""
-    fill(tmp_path / "source")
-    with place(mode, tmp_path) as here:
-        copy = Copy(mortals, tmp_path, here.options)
-        mortal.doom(copy.doom, "published", BATCHES - 1)
+    fill_topic(tmp_path / "source")
+    with open_location(mode, tmp_path) as here:
+        copy = TopicCopy(killed_source_session, tmp_path, here.options)
+        killed_sink.schedule_kill(copy.doom, "published", BATCHES - 1)
         assert copy.run() is not None
         assert not copy.doom.exists()
         with tidelog.open(str(tmp_path / "source"), threads=False) as log:
             assert log.topic("source").delete(seqs=[ROWS]).deleted == 1
         assert copy.run() is None, "the batch that was written is kept, and the query goes on"
-        with here.log() as log:
-            check(log)
+        with here.open_engine() as log:
+            check_copy(log)
         copy.forget_commit()
         with tidelog.open(str(tmp_path / "source"), threads=False) as log:
             log.topic("source").delete(before_seq=ROWS)
-        fill(tmp_path / "source", 50, first=ROWS)
+        fill_topic(tmp_path / "source", 50, first=ROWS)
         assert copy.run() is None, "all records of it are gone, and there are new ones"
-        with here.log() as log:
+        with here.open_engine() as log:
             assert log.topic("copy").head_seq >= ROWS + 50
             assert log.topic("copy").count == ROWS + 50
 
 
 @costly("path")
 def test_a_deleted_checkpoint_is_loud_and_every_way_out_helps(
-    mortals: SparkSession, tmp_path: Path, mode: Mode
+    killed_source_session: SparkSession, tmp_path: Path, mode: Mode
 ) -> None:
-    fill(tmp_path / "source")
+    fill_topic(tmp_path / "source")
     kept = tmp_path / "kept"
-    with place(mode, tmp_path) as here:
-        copy = Copy(mortals, tmp_path, here.options)
+    with open_location(mode, tmp_path) as here:
+        copy = TopicCopy(killed_source_session, tmp_path, here.options)
         assert copy.run() is None
         copy.checkpoint.rename(kept)
         for _ in range(2):
@@ -187,42 +189,42 @@ def test_a_deleted_checkpoint_is_loud_and_every_way_out_helps(
             assert said is not None
             for words in ("BatchConflict", "bring back the checkpoint", "another name", "drop the topic"):
                 assert words in said, said
-            with here.log() as log:
-                check(log)
+            with here.open_engine() as log:
+                check_copy(log)
 
         shutil.rmtree(copy.checkpoint)  # 1. the checkpoint is brought back
         shutil.copytree(kept, copy.checkpoint)
-        fill(tmp_path / "source", 100, first=ROWS)
+        fill_topic(tmp_path / "source", 100, first=ROWS)
         assert copy.run() is None
-        with here.log() as log:
-            check(log, ROWS + 100)
+        with here.open_engine() as log:
+            check_copy(log, ROWS + 100)
 
         shutil.rmtree(copy.checkpoint)  # 2. another name: what it reads is added
         copy.name = "other"
         assert copy.run() is None
-        with here.log() as log:
+        with here.open_engine() as log:
             assert log.topic("copy").count == 2 * (ROWS + 100)
 
         shutil.rmtree(copy.checkpoint)  # 3. the topic is dropped and written anew
         copy.name = "copy"
         assert copy.run() is not None
-        with here.log() as log:
+        with here.open_engine() as log:
             log.drop("copy")
         assert copy.run() is None
-        with here.log() as log:
-            check(log, ROWS + 100)
+        with here.open_engine() as log:
+            check_copy(log, ROWS + 100)
 
 
 def test_an_older_checkpoint_that_was_put_back_is_loud_where_it_brings_other_batches(
-    mortals: SparkSession, tmp_path: Path
+    killed_source_session: SparkSession, tmp_path: Path
 ) -> None:
     """The id is the same, but the batches were planned anew: to keep what is there would lose records."""
-    fill(tmp_path / "source", 100)
-    with place("path", tmp_path) as here:
-        copy = Copy(mortals, tmp_path, here.options)
+    fill_topic(tmp_path / "source", 100)
+    with open_location("path", tmp_path) as here:
+        copy = TopicCopy(killed_source_session, tmp_path, here.options)
         assert copy.run() is None
         shutil.copytree(copy.checkpoint, tmp_path / "kept")
-        fill(tmp_path / "source", 200, first=100)
+        fill_topic(tmp_path / "source", 200, first=100)
         assert copy.run() is None
         shutil.rmtree(copy.checkpoint)
         shutil.copytree(tmp_path / "kept", copy.checkpoint)
@@ -230,13 +232,13 @@ def test_an_older_checkpoint_that_was_put_back_is_loud_where_it_brings_other_bat
         said = copy.run()
         assert said is not None
         assert "was written before, at seqs 101 to 200, with other records" in said
-        with here.log() as log:
-            check(log)
+        with here.open_engine() as log:
+            check_copy(log)
 
 
 def test_a_query_without_a_name_goes_by_its_query_id(spark: SparkSession, tmp_path: Path) -> None:
     """Two jobs with the same relative checkpointLocation, from two directories, were one writer."""
-    fill(tmp_path / "source", 100)
+    fill_topic(tmp_path / "source", 100)
     source = {"path": str(tmp_path / "source"), "subscribe": "source", "startingOffsets": "earliest"}
     rows = spark.readStream.format("tidelog").options(**source, columns="data").load()
     base = Path(spark.sparkContext._jvm.java.lang.System.getProperty("user.dir"))  # type: ignore[union-attr]
@@ -250,21 +252,23 @@ def test_a_query_without_a_name_goes_by_its_query_id(spark: SparkSession, tmp_pa
         assert log.topic("copy").count == 200, "each job once, however often it is repeated"
 
 
-def test_a_full_topic_stops_the_query_and_it_goes_on_when_there_is_room(mortals: SparkSession, tmp_path: Path) -> None:
-    fill(tmp_path / "source")
-    with place("path", tmp_path) as here:
-        with here.log() as log:
+def test_a_full_topic_stops_the_query_and_it_goes_on_when_there_is_room(
+    killed_source_session: SparkSession, tmp_path: Path
+) -> None:
+    fill_topic(tmp_path / "source")
+    with open_location("path", tmp_path) as here:
+        with here.open_engine() as log:
             log.topic("copy", cap_records=150, discard="reject")
-        copy = Copy(mortals, tmp_path, here.options)
+        copy = TopicCopy(killed_source_session, tmp_path, here.options)
         said = copy.run()
         assert said is not None
         assert "copy is full" in said
-        with here.log() as log:
+        with here.open_engine() as log:
             assert log.topic("copy").head_seq == 100
             log.topic("copy", cap_records=0)
         assert copy.run() is None
-        with here.log() as log:
-            check(log)
+        with here.open_engine() as log:
+            check_copy(log)
 
 
 @costly("path")
@@ -272,8 +276,8 @@ def test_a_query_moves_its_group_to_its_end_and_another_starts_there(
     spark: SparkSession, tmp_path: Path, mode: Mode
 ) -> None:
     """Two queries of one session under AvailableNow, each with a group: neither has any lag when it has ended."""
-    with place(mode, tmp_path) as here:
-        with here.log() as log:
+    with open_location(mode, tmp_path) as here:
+        with here.open_engine() as log:
             for topic in ("orders", "visits"):
                 log.topic(topic).append([b"x"] * 40)
         queries = []
@@ -284,7 +288,7 @@ def test_a_query_moves_its_group_to_its_end_and_another_starts_there(
             queries.append(query.trigger(availableNow=True).start())
             wait_for(lambda: bool(queries[-1].recentProgress) or not queries[-1].isActive)
         assert all(query.awaitTermination(120) for query in queries)
-        with here.log() as log:
+        with here.open_engine() as log:
             for topic in ("orders", "visits"):
                 assert log.topic(topic).group("etl").lag().records == 0, topic
             log.topic("orders").append([b"y"] * 5)
@@ -298,7 +302,7 @@ def test_a_group_over_failed_last_batches_and_an_older_checkpoint(
 ) -> None:
     """The last batch of AvailableNow fails, the query is restarted, and then again from a checkpoint that is older than
     the group: it goes neither back nor past what was written."""
-    with place(mode, tmp_path) as here:
+    with open_location(mode, tmp_path) as here:
 
         def run(failing: int | None) -> int:
             def write(frame: DataFrame, number: int) -> None:
@@ -315,16 +319,16 @@ def test_a_group_over_failed_last_batches_and_an_older_checkpoint(
             else:
                 with pytest.raises(PySparkException, match="the sink fails"):
                     started.awaitTermination(120)
-            with here.log() as log:
+            with here.open_engine() as log:
                 found = log.topic("orders").group("etl")
                 return found.position if found.exists else 0
 
-        with here.log() as log:
+        with here.open_engine() as log:
             log.topic("orders").append([b"x"] * 10)
         assert run(failing=1) == 6, "one batch"
         shutil.copytree(tmp_path / "checkpoint", tmp_path / "older")
         assert run(failing=None) == 10
-        with here.log() as log:
+        with here.open_engine() as log:
             log.topic("orders").append([b"y"] * 5)
         shutil.rmtree(tmp_path / "checkpoint")
         shutil.move(tmp_path / "older", tmp_path / "checkpoint")
@@ -332,22 +336,22 @@ def test_a_group_over_failed_last_batches_and_an_older_checkpoint(
         assert run(failing=None) == 15
 
 
-def test_a_group_is_never_ahead_of_the_sink(mortals: SparkSession, tmp_path: Path) -> None:
+def test_a_group_is_never_ahead_of_the_sink(killed_source_session: SparkSession, tmp_path: Path) -> None:
     """The driver's worker dies before the third batch is published: the group has passed two of them and no more."""
-    fill(tmp_path / "source")
-    with place("path", tmp_path) as here:
-        copy = Copy(mortals, tmp_path, here.options, group="etl")
-        mortal.doom(copy.doom, "publish", 2)
+    fill_topic(tmp_path / "source")
+    with open_location("path", tmp_path) as here:
+        copy = TopicCopy(killed_source_session, tmp_path, here.options, group="etl")
+        killed_sink.schedule_kill(copy.doom, "publish", 2)
         assert copy.run() is not None
-        with here.log() as log:
+        with here.open_engine() as log:
             assert log.topic("copy").count == 200
         with tidelog.open(str(tmp_path / "source"), threads=False) as log:
             assert log.topic("source").group("etl").position <= 200
         assert copy.run() is None
         with tidelog.open(str(tmp_path / "source"), threads=False) as log:
             assert log.topic("source").group("etl").position == ROWS
-        with here.log() as log:
-            check(log)
+        with here.open_engine() as log:
+            check_copy(log)
 
 
 def test_a_query_outlives_restarts_of_its_server(spark: SparkSession, tmp_path: Path) -> None:
@@ -381,7 +385,7 @@ def test_a_query_outlives_restarts_of_its_server(spark: SparkSession, tmp_path: 
     with tidelog.open(str(folder / "data"), threads=False) as log:
         found = [json.loads(data) for data in log.topic("copy").to_arrow().column("data").to_pylist()]
         assert sorted(found) == sorted(f"row {number}" for number in range(rows)), "each once"
-        assert len(log.topic("copy").numbered("copy")) == rows // size
+        assert len(log.topic("copy").producer_batches("copy")) == rows // size
         assert log.topic("source").group("etl").lag().records == 0
 
 

@@ -23,9 +23,9 @@ from xxhash import xxh3_64_intdigest
 
 from tidelog.commitlog import PartitionedLog, SegmentedLog, offsets, partitions
 from tidelog.commitlog.codec import Batch, Codec
-from tidelog.commitlog.codecs import NAMES as CODECS
-from tidelog.commitlog.codecs import codec_named
+from tidelog.commitlog.codecs import CODEC_NAMES as CODECS
 from tidelog.commitlog.codecs import laminar as laminar_codec
+from tidelog.commitlog.codecs import laminar_layout, make_codec, narwhal_layout, rustlog_layout
 from tidelog.commitlog.codecs import narwhal as narwhal_codec
 from tidelog.commitlog.codecs import rustlog as rustlog_codec
 from tidelog.commitlog.codecs import tide as tide_codec
@@ -33,19 +33,14 @@ from tidelog.config import LogConfig
 from tidelog.disk.memory import MemoryDisk
 from tidelog.formats import (
     batch,
-    bodies,
-    channel,
-    checkpoint,
-    deletions,
-    envelope,
+    channel_meta,
+    control_frames,
+    deletion_vector,
+    file_header,
     footer,
     frame,
-    idx,
-    laminar,
     log_manifest,
-    narwhal,
-    rustlog,
-    snapshot,
+    segment_index,
     tag_index,
 )
 from tidelog.testing import ManualClock
@@ -219,15 +214,15 @@ def body_complaints(text: str) -> Iterator[str]:
         found = re.fullmatch(r"\[([^\]]+)\]\(\.\./tests/golden/\1\)", file)
         assert found, f"{file} is not a link to a golden file"
         buf = golden(found[1])
-        framed = frame.get(buf, 0, len(buf))
+        framed = frame.read_frame(buf, 0, len(buf))
         assert isinstance(framed, frame.Frame)
         kinds.add(framed.kind)
-        right = buf[framed.data_at : framed.data_end].hex()
+        right = buf[framed.data_pos : framed.data_end].hex()
         if (int(kind), body.strip("`").replace(" ", "")) != (framed.kind, right):
             yield f"{found[1]}: type {framed.kind} and the body {right}"
         if framed.flags != frame.DURABLE or f"ts {framed.ts_ms}" not in text:
             yield f"{found[1]}: another flag or time than the page says"
-    if kinds != set(frame.NAMES) - {frame.APPEND, frame.APPEND_BATCH}:
+    if kinds != set(frame.FRAME_NAMES) - {frame.APPEND, frame.APPEND_BATCH}:
         yield f"control frames without an example, or an example without a control frame: {kinds}"
 
 
@@ -238,24 +233,24 @@ Layout: TypeAlias = Struct | np.dtype[Any]
 LAYOUTS: dict[str, Layout] = {
     "Frame header": frame.HEADER,
     "Batch head": batch._HEAD,
-    "Index entry": idx.ENTRY,
-    "Envelope": Struct(envelope._LEAD.format + envelope._SUM.format[1:]),
+    "Index entry": segment_index.ENTRY,
+    "Envelope": Struct(file_header._HEADER.format + file_header._CHECKSUM.format[1:]),
     "Footer head": footer._HEAD,
     "Tag index head": tag_index._HEAD,
-    "Deletion vector head": deletions._HEAD,
-    "Snapshot head": snapshot._HEAD,
-    "Channel cursor": channel._CURSOR,
-    "rustlog record header": rustlog.HEADER,
-    "rustlog short record header": rustlog._LEAD,
-    "rustlog index entry": rustlog.INDEX,
-    "rustlog checksum": rustlog._CRC,
-    "laminar content head": laminar._UNIT[4],
-    "laminar wide content head": laminar._UNIT[8],
-    "laminar marker": laminar.MARKER,
-    "laminar index entry": laminar.INDEX,
-    "narwhal record header": narwhal.HEADER,
-    "narwhal index entry": narwhal.INDEX,
-    "Binary checkpoint": checkpoint._BINARY,
+    "Deletion vector head": deletion_vector._HEAD,
+    "Snapshot head": file_header._SNAPSHOT_HEADER,
+    "Channel cursor": channel_meta._CURSOR,
+    "rustlog record header": rustlog_layout.HEADER,
+    "rustlog short record header": rustlog_layout._LEAD,
+    "rustlog index entry": rustlog_layout.INDEX,
+    "rustlog checksum": rustlog_layout._CRC,
+    "laminar content head": laminar_layout._UNIT[4],
+    "laminar wide content head": laminar_layout._UNIT[8],
+    "laminar marker": laminar_layout.MARKER,
+    "laminar index entry": laminar_layout.INDEX,
+    "narwhal record header": narwhal_layout.HEADER,
+    "narwhal index entry": narwhal_layout.INDEX,
+    "Binary checkpoint": rustlog_layout._BINARY,
 }
 _CAPTION = re.compile(
     r"\*\*(?P<name>[\w ]+)\*\*, `(?P<struct>[<>]\w+)`, (?P<size>\d+) bytes, (?P<order>little|big)-endian"
@@ -342,12 +337,12 @@ def version_complaints(text: str) -> Iterator[str]:
     right = {
         ".foot": (footer.MAGIC, footer.VERSION),
         ".tag": (tag_index.MAGIC, tag_index.VERSION),
-        ".del": (deletions.MAGIC, deletions.VERSION),
+        ".del": (deletion_vector.MAGIC, deletion_vector.VERSION),
         ".consumer_offsets": (offsets._MAGIC, offsets._VERSION),
         ".partitions": (partitions._MAGIC, partitions._VERSION),
-        "metadata.bin": (channel.MAGIC, channel.VERSION),
+        "metadata.bin": (channel_meta.MAGIC, channel_meta.VERSION),
         ".tidelog.manifest": (log_manifest.MAGIC, log_manifest.VERSION),
-        "snapshot": (snapshot.MAGIC, snapshot.VERSION),
+        "snapshot": (file_header.SNAPSHOT_MAGIC, file_header.SNAPSHOT_VERSION),
     }
     rows = table(text, "file", "magic", "version").rows
     said = {re.sub(r"\[`?([^`\]]+)`?\].*", r"\1", file): (m.strip("`").encode(), int(v)) for file, m, v, _ in rows}
@@ -386,34 +381,53 @@ def word_complaints(text: str) -> Iterator[str]:
     sizes = {name: calcsize(f"<{_CODES[size.split()[0]]}") for name, size, _ in columns.rows[:5]}
     widths = [sizes["data_len"] + sum(sizes[name] for name, bit in bits.items() if flag & bit) for flag in range(16)]
     checks: list[tuple[str, object, object]] = [
-        ("types", {int(row[0]): row[1] for row in table(text, "type", "name", "topic_id").rows}, frame.NAMES),
+        ("types", {int(row[0]): row[1] for row in table(text, "type", "name", "topic_id").rows}, frame.FRAME_NAMES),
         ("flags of a frame", flags, {getattr(frame, name): name for name in flags.values()}),
         ("all flags of a frame", sum(flags), frame.KNOWN_FLAGS),
         (
             "flags of an entry",
             list(pairs(entries.row("flags", column=3)[4])),
-            [idx.HAS_TAG, idx.HAS_NODE, idx.BATCH, idx.JSON, idx.HAS_META, idx.HOLE],
+            [
+                segment_index.HAS_TAG,
+                segment_index.HAS_NODE,
+                segment_index.BATCH,
+                segment_index.JSON,
+                segment_index.HAS_META,
+                segment_index.HOLE,
+            ],
         ),
-        ("columns of a batch", list(bits.values()), [batch._TAGS, batch._NODES, batch._METAS, batch._KINDED]),
-        ("their widths", widths, batch._WIDTH),
-        ("kinds", list(pairs(columns.row("kind")[2].split("; ")[1])), [batch.BYTES, batch.JSON, batch.HOLE]),
+        (
+            "columns of a batch",
+            list(bits.values()),
+            [batch._HAS_TAGS, batch._HAS_NODES, batch._HAS_METAS, batch._HAS_KINDS],
+        ),
+        ("their widths", widths, batch._LENGTHS_WIDTH),
+        (
+            "kinds",
+            list(pairs(columns.row("kind")[2].split("; ")[1])),
+            [batch.KIND_BYTES, batch.KIND_JSON, batch.KIND_HOLE],
+        ),
         (
             "bools of a router",
             pairs(pieces.row("bools of a router")[1]),
-            {1 << bit: name for bit, name in enumerate(bodies._ROUTER_BOOLS)},
+            {1 << bit: name for bit, name in enumerate(control_frames._ROUTER_BOOLS)},
         ),
         (
             "events of a lease",
             pairs(pieces.row("event of a lease")[1]),
-            {event.value: event.name.lower() for event in bodies.LeaseEvent},
+            {event.value: event.name.lower() for event in control_frames.LeaseEvent},
         ),
         (
             "operations of a match",
             pairs(re.findall(r"\(.*\)", pieces.row("match")[1])[0]),
-            {op.value: op.name.lower() for op in bodies.MatchOp},
+            {op.value: op.name.lower() for op in control_frames.MatchOp},
         ),
-        ("a topic mark", tuple(re.findall(r"[a-z]+_[a-z_]+", pieces.row("topic mark")[1])), bodies.TopicMark._fields),
-        ("the version of a mark", f"u32 version {bodies.CHECKPOINT_VERSION}" in text, True),
+        (
+            "a topic mark",
+            tuple(re.findall(r"[a-z]+_[a-z_]+", pieces.row("topic mark")[1])),
+            control_frames.TopicMark._fields,
+        ),
+        ("the version of a mark", f"u32 version {control_frames.CHECKPOINT_VERSION}" in text, True),
         ("members of a checkpoint", list(json.loads(golden("rustlog/idle.cleaner_checkpoint"))), _members(text)),
     ]
     yield from (f"{what}: {said} and {right}" for what, said, right in checks if said != right)
@@ -425,36 +439,36 @@ def _members(text: str) -> list[str]:
 
 def sentence_complaints(text: str) -> Iterator[str]:
     """Numbers that stand in a sentence or in the cell of a table."""
-    reserve = codec_named("narwhal", LogConfig()).reserve_bytes
-    unfinished = int.from_bytes(codec_named("rustlog", LogConfig()).stream_head(0, 0, Batch([b""]), -1)[:4])
+    reserve = make_codec("narwhal", LogConfig()).index_prealloc_bytes
+    unfinished = int.from_bytes(make_codec("rustlog", LogConfig()).encode_stream_header(0, 0, Batch([b""]), -1)[:4])
     sentences = [
-        f"bytes behind this field: {frame.LEN_MIN} + N + M + P",
+        f"bytes behind this field: {frame.FRAME_LEN_MIN} + N + M + P",
         f"The smallest frame has {frame.OVERHEAD_BYTES} bytes",
-        f"frame_len below {frame.LEN_MIN};",
-        f"1 to {max(frame.NAMES)}; 0 is never written",
-        f"about {batch.FRAME_BYTES >> 10} KiB or {batch.FRAME_RECORDS} records",
-        f"bflags above {len(batch._WIDTH) - 1},",
-        f"is at `(s - first) × {idx.ENTRY_BYTES}`",
-        f"bytes of `.idx`: {idx.ENTRY_BYTES} × (stop - first)",
+        f"frame_len below {frame.FRAME_LEN_MIN};",
+        f"1 to {max(frame.FRAME_NAMES)}; 0 is never written",
+        f"about {batch.FRAME_BYTES_TARGET >> 10} KiB or {batch.FRAME_RECORDS_MAX} records",
+        f"bflags above {len(batch._LENGTHS_WIDTH) - 1},",
+        f"is at `(s - first) × {segment_index.ENTRY_BYTES}`",
+        f"bytes of `.idx`: {segment_index.ENTRY_BYTES} × (stop - first)",
         f"under one checksum; {spaced(footer.CHUNK_BYTES)}",
-        f"shorter than {envelope.HEAD_BYTES} bytes",
-        f"the file has {envelope.HEAD_BYTES} + body_len bytes",
-        f"a version below {snapshot.VERSION},",
-        f"A version above {snapshot.VERSION} is `NewerFormat`",
-        f"A CheckpointMark of a version above {bodies.CHECKPOINT_VERSION} is `NewerFormat`",
-        f"a CheckpointMark of exactly {bodies._BARRIER_BYTES} bytes",
-        f"of the data only, at most {spaced(rustlog.RECORD_BYTES_MAX)}",
-        f"number 0, {rustlog.INDEX_EVERY}, {2 * rustlog.INDEX_EVERY} …",
-        f"size not a multiple of {rustlog.INDEX_ENTRY_BYTES},",
-        f"`{laminar.MARKER_BYTES} + (s - first) × {laminar.INDEX_ENTRY_BYTES}`",
-        f"F, at most {narwhal.FROM_BYTES_MAX}",
-        f"node_len over {narwhal.FROM_BYTES_MAX},",
-        f"{narwhal.OVERHEAD_BYTES} bytes around a record",
-        f"whenever {narwhal.INDEX_BYTES} bytes or more",
-        f"size 0 or not a multiple of {narwhal.INDEX_ENTRY_BYTES},",
+        f"shorter than {file_header.FILE_HEADER_BYTES} bytes",
+        f"the file has {file_header.FILE_HEADER_BYTES} + body_len bytes",
+        f"a version below {file_header.SNAPSHOT_VERSION},",
+        f"A version above {file_header.SNAPSHOT_VERSION} is `NewerFormat`",
+        f"A CheckpointMark of a version above {control_frames.CHECKPOINT_VERSION} is `NewerFormat`",
+        f"a CheckpointMark of exactly {control_frames._BARRIER_BYTES} bytes",
+        f"of the data only, at most {spaced(rustlog_layout.RECORD_BYTES_MAX)}",
+        f"number 0, {rustlog_layout.INDEX_EVERY}, {2 * rustlog_layout.INDEX_EVERY} …",
+        f"size not a multiple of {rustlog_layout.INDEX_ENTRY_BYTES},",
+        f"`{laminar_layout.MARKER_BYTES} + (s - first) × {laminar_layout.INDEX_ENTRY_BYTES}`",
+        f"F, at most {narwhal_layout.FROM_BYTES_MAX}",
+        f"node_len over {narwhal_layout.FROM_BYTES_MAX},",
+        f"{narwhal_layout.OVERHEAD_BYTES} bytes around a record",
+        f"whenever {narwhal_layout.INDEX_BYTES} bytes or more",
+        f"size 0 or not a multiple of {narwhal_layout.INDEX_ENTRY_BYTES},",
         f"{spaced(reserve)} bytes by default",
         f"with length {spaced(unfinished)}",
-        f"more than {spaced(channel.METADATA_BYTES_MAX)} bytes",
+        f"more than {spaced(channel_meta.METADATA_BYTES_MAX)} bytes",
     ]
     flat = " ".join(text.split())
     yield from (f"the page does not say: {said}" for said in sentences if said.lower() not in flat.lower())
@@ -474,19 +488,19 @@ def alternatives(pattern: re.Pattern[str]) -> set[str]:
 def name_complaints(text: str) -> Iterator[str]:
     said = table(text, "", *CODECS)
     patterns = {
-        "tide": tide_codec._TEMPORARY,
-        "rustlog": rustlog_codec._TEMPORARY,
-        "laminar": laminar_codec._TEMPORARY,
-        "narwhal": narwhal_codec._TEMPORARY,
+        "tide": tide_codec._TEMPORARY_PATTERN,
+        "rustlog": rustlog_codec._TEMPORARY_PATTERN,
+        "laminar": laminar_codec._TEMPORARY_PATTERN,
+        "narwhal": narwhal_codec._TEMPORARY_PATTERN,
     }
     digits = said.row("digits of `<first>`, at least")
     for column, name in enumerate(CODECS, 1):
-        codec: Codec = codec_named(name, LogConfig())
-        suffixes = {*codec.side_suffixes, codec.extra_suffix, codec.birth_suffix} - {None}
+        codec: Codec = make_codec(name, LogConfig())
+        suffixes = {*codec.side_suffixes, codec.footer_suffix, codec.created_suffix} - {None}
         for first in (7, 10**18):
             cells = [said.row(row)[column] for row in ("data", "index", "beside them", "temporaries")]
             data, index, beside, temporaries = (names_in(cell, first, digits[column]) for cell in cells)
-            found = [codec.base_of(file) for file in [*data, *index, *beside]]
+            found = [codec.parse_file_name(file) for file in [*data, *index, *beside]]
             if data != [codec.data_name(first)] or index != [codec.side_name(first, codec.side_suffixes[0])]:
                 yield f"{name}: data and index are not {data} and {index}"
             if {part[1] for part in found if part and part[0] == first} != {"", *suffixes} or None in found:
@@ -497,10 +511,14 @@ def name_complaints(text: str) -> Iterator[str]:
         room = {word for word in said.row("a record has, besides its data")[column].split(", ") if word != "nothing"}
         facts = [
             ("first seq", int(said.row("first seq of a new log")[column]), codec.first_seq),
-            ("room", room, set(codec.room)),
+            ("room", room, set(codec.supported_columns)),
             ("segment", number(said.row("bytes of a segment, at most")[column]), codec.segment_bytes_limit),
             ("record", number(said.row("bytes of a record, at most")[column]), codec.record_bytes_max),
-            ("leader", said.row("a segment is there when there is")[column], "index" if 0 in codec.truths else "data"),
+            (
+                "leader",
+                said.row("a segment is there when there is")[column],
+                "index" if 0 in codec.authoritative_sides else "data",
+            ),
         ]
         yield from (f"{name}: {what} is {right}, not {on_page}" for what, on_page, right in facts if on_page != right)
 

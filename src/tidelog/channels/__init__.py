@@ -2,40 +2,34 @@
 
 from __future__ import annotations
 
-from tidelog.channels import changes, talk
-from tidelog.channels.delivery import Cut, Event, Presence, Subscription
-from tidelog.channels.door import Channel, ChannelState, Engine, open
-from tidelog.channels.hook import Authenticate, Hook, Validate
-from tidelog.channels.limits import ChannelLimits
-from tidelog.channels.manager import OPERATOR, ChannelManager, Operator
-from tidelog.channels.messages import Message
-from tidelog.channels.pending import Ack, Pending
-from tidelog.channels.talk import History
-from tidelog.formats.channel import Acl, Config, Meta
+from tidelog.channels.channel import Channel, ChannelInfo
+from tidelog.channels.channel_state import Ack, PublishFuture
+from tidelog.channels.manager import OPERATOR, Authenticate, ChannelManager, Hook, Operator, Validate
+from tidelog.channels.message_log import Message
+from tidelog.channels.messaging import HistoryPage
+from tidelog.channels.rules import ChannelLimits
+from tidelog.channels.subscription import ChannelEvent, Presence, Subscription, SubscriptionEnded
+from tidelog.formats.channel_meta import ChannelAcl, ChannelConfig, ChannelMeta
 
 __all__ = [
     "OPERATOR",
     "Ack",
-    "Acl",
     "Authenticate",
     "Channel",
+    "ChannelAcl",
+    "ChannelConfig",
+    "ChannelEvent",
+    "ChannelInfo",
     "ChannelLimits",
     "ChannelManager",
-    "ChannelState",
-    "Config",
-    "Cut",
-    "Engine",
-    "Event",
-    "History",
+    "ChannelMeta",
+    "HistoryPage",
     "Hook",
     "Message",
-    "Meta",
     "Operator",
-    "Pending",
     "Presence",
+    "PublishFuture",
     "Subscription",
+    "SubscriptionEnded",
     "Validate",
-    "changes",
-    "open",
-    "talk",
 ]

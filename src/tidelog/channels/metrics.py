@@ -28,31 +28,31 @@ from typing import Final
 from tidelog.clock import Clock
 from tidelog.errors import Error
 
-BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
+DURATION_BOUNDS_S: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0)
 SUCCESS: Final = "success"
 
 
-class Duration:
+class DurationHistogram:
     """How long something took: how often at most each of the bounds, how often at all, and all of it together."""
 
     __slots__ = ("buckets", "count", "sum_s")
 
     def __init__(self) -> None:
-        self.buckets, self.count, self.sum_s = [0] * (len(BOUNDS_S) + 1), 0, 0.0
+        self.buckets, self.count, self.sum_s = [0] * (len(DURATION_BOUNDS_S) + 1), 0, 0.0
 
     def add(self, seconds: float) -> None:
-        self.buckets[bisect_left(BOUNDS_S, seconds)] += 1
+        self.buckets[bisect_left(DURATION_BOUNDS_S, seconds)] += 1
         self.count += 1
         self.sum_s += seconds
 
 
-class Metrics:
+class ChannelMetrics:
     """Counters by name and result. Safe to use from any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock, self._lock = clock, Lock()
         self.counts: Counter[tuple[str, str]] = Counter()
-        self.durations: dict[str, Duration] = {}
+        self.durations: dict[str, DurationHistogram] = {}
 
     def add(self, name: str, result: str = "", by: int = 1) -> None:
         with self._lock:
@@ -83,7 +83,7 @@ class Metrics:
         finally:
             spent_s = (self._clock.monotonic_us() - began_us) / 1e6
             with self._lock:
-                self.durations.setdefault(duration, Duration()).add(spent_s)
+                self.durations.setdefault(duration, DurationHistogram()).add(spent_s)
                 if counter is not None:
                     self.counts[counter, result] += 1
 

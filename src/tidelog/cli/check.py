@@ -5,12 +5,12 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from tidelog.channels.check import ChannelCheck
-from tidelog.cli.command import command
-from tidelog.cli.data import check_there
-from tidelog.cli.render import Screen, bytes_, several, span
+from tidelog.channels.store import ChannelCheck
+from tidelog.cli.command import add_command
+from tidelog.cli.render import Screen, format_bytes, format_seqs, plural
+from tidelog.cli.target import check_holds_topics
 from tidelog.engine.check import Finding
-from tidelog.engine.check import check as check_directory
+from tidelog.engine.check import check_directory as check_directory
 
 if TYPE_CHECKING:
     from tidelog.cli.command import Commands
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 def add(commands: Commands) -> None:
     """Add `check` to the command line."""
-    made = command(
+    made = add_command(
         commands,
         "check",
         check,
-        short="verify a directory of topics and channels; exit code 1 on damage",
-        about="Read every byte of a directory of topics: snapshots, every frame of the WAL, every segment against its\n"
+        summary="verify a directory of topics and channels; exit code 1 on damage",
+        description="Read every byte of a directory of topics: snapshots, every frame of the WAL, every segment "
+        "against its\n"
         "footer and its index, deletions and counts against the snapshot; and of channels: metadata, messages,\n"
         "cursors. Damage is named by file, byte and records, and gives exit code 1. Notes are what a crash\n"
         "leaves and the next start mends; they do not fail. Changes nothing, and works beside a writer.",
@@ -34,8 +35,8 @@ def add(commands: Commands) -> None:
 
 def check(args: Namespace, screen: Screen) -> int:
     """Find everything that is not as it should be; 1 where something is damaged."""
-    check_there(args.dir)
-    with screen.bar(f"checking {args.dir}", total=1) as bar:
+    check_holds_topics(args.dir)
+    with screen.progress_bar(f"checking {args.dir}", total=1) as bar:
         looked = check_directory(args.dir, progress=lambda _, done, total: bar(done, total))
         rooms = ChannelCheck(args.dir)
         found = [*looked, *rooms]
@@ -52,33 +53,37 @@ def check(args: Namespace, screen: Screen) -> int:
         "messages": rooms.messages,
         "findings": [finding_fields(finding) for finding in found],
     }
-    seen = f"{several(looked.segments, 'segment')} and {several(looked.frames, 'frame')} of the WAL"
+    seen = f"{plural(looked.segments, 'segment')} and {plural(looked.frames, 'frame')} of the WAL"
     if damage:
-        screen.answer(fields, f"{args.dir}: damage in {place(damage[0])}: {damage[0].reason}")
+        screen.print_result(fields, f"{args.dir}: damage in {describe_location(damage[0])}: {damage[0].reason}")
     else:
-        held = f"{several(looked.topics, 'topic')} with {several(looked.records, 'record')}"
+        held = f"{plural(looked.topics, 'topic')} with {plural(looked.records, 'record')}"
         if rooms.channels:
-            held += f", {several(rooms.channels, 'channel')} with {several(rooms.messages, 'message')}"
-        screen.answer(fields, f"{args.dir}: no damage, {held}; {seen}, {bytes_(looked.bytes + rooms.bytes)}")
+            held += f", {plural(rooms.channels, 'channel')} with {plural(rooms.messages, 'message')}"
+        screen.print_result(
+            fields, f"{args.dir}: no damage, {held}; {seen}, {format_bytes(looked.bytes + rooms.bytes)}"
+        )
     if found and not screen.json:
-        screen.table(("", "what", "where", "why"), [finding_row(finding) for finding in found])
+        screen.print_table(("", "what", "where", "why"), [finding_row(finding) for finding in found])
     if damage:
-        screen.say(
-            f"{several(len(damage), 'damaged place')} in {seen}; what is whole can be read as before "
+        screen.print_note(
+            f"{plural(len(damage), 'damaged place')} in {seen}; what is whole can be read as before "
             f"(tidelog topic read {args.dir} TOPIC), the rest comes back only from a copy"
         )
     return 1 if damage else 0
 
 
-def place(finding: Finding) -> str:
+def describe_location(finding: Finding) -> str:
     """`topics/00000001/seg-….data at byte 505, seqs 1 to 9 of orders`."""
     at = "" if finding.pos is None else f" at byte {finding.pos}"
     whose = f" of {finding.topic}" if finding.topic is not None else ""
-    return finding.file + at + (f", {span(finding.seqs.start, finding.seqs.stop)}{whose}" if finding.seqs else "")
+    return (
+        finding.file + at + (f", {format_seqs(finding.seqs.start, finding.seqs.stop)}{whose}" if finding.seqs else "")
+    )
 
 
 def finding_row(finding: Finding) -> list[str]:
-    return ["damage" if finding.damage else "note", finding.kind, place(finding), finding.reason]
+    return ["damage" if finding.damage else "note", finding.kind, describe_location(finding), finding.reason]
 
 
 def finding_fields(finding: Finding) -> dict[str, Any]:

@@ -7,24 +7,23 @@ import re
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import TYPE_CHECKING, Any
 
-from tidelog.cli.command import Run, command, group
-from tidelog.cli.data import reading, writing
-from tidelog.cli.options import count, moment_us, size
-from tidelog.cli.render import Screen, bytes_, moment, several
-from tidelog.cli.topic_look import gap_line
+from tidelog.cli.command import CommandFunction, add_command, add_group, parse_count, parse_moment_us, parse_size
+from tidelog.cli.render import Screen, format_bytes, format_time, plural
+from tidelog.cli.target import open_for_reading, open_for_writing
+from tidelog.cli.topic import gap_line
 from tidelog.engine import Engine, Group, GroupState, Preview, timestamp_ms
 from tidelog.errors import GroupNotFound
 
 if TYPE_CHECKING:
     from tidelog.cli.command import Commands
 
-_ABOUT = """\
+_DESCRIPTION = """\
 A group of consumers is a named place in a topic, kept on disk: the last seq that all of them together
 have dealt with. It is made by its first commit. A group may hold up retention for what it has not
 read yet, up to a number of bytes.
 """
 
-_START = """\
+_FIRST_STEPS = """\
 start here:
   $ tidelog group commit data orders billing 1000
   $ tidelog group ls data orders
@@ -34,92 +33,103 @@ start here:
 
 def add(commands: Commands) -> None:
     """Add the `group` group to the command line."""
-    verbs = group(commands, "group", short="groups of consumers: where they stand", about=_ABOUT, start=_START)
-    made = command(
+    verbs = add_group(
+        commands,
+        "group",
+        summary="groups of consumers: where they stand",
+        description=_DESCRIPTION,
+        first_steps=_FIRST_STEPS,
+    )
+    made = add_command(
         verbs,
         "ls",
         ls,
-        short="list the groups of a topic",
-        about="List the groups of a topic: where each stands, what it has still to read and how old that is.",
+        summary="list the groups of a topic",
+        description="List the groups of a topic: where each stands, what it has still to read and how old that is.",
         examples="tidelog group ls data orders\ntidelog group ls data orders --json",
     )
     made.add_argument("dir", metavar="DIR")
     made.add_argument("topic", metavar="TOPIC")
-    _of_group(
+    _add_group_command(
         verbs,
         "show",
         show,
-        short="show one group",
-        about="Show where a group stands, what it has still to read, and its hold.",
+        summary="show one group",
+        description="Show where a group stands, what it has still to read, and its hold.",
         examples="tidelog group show data orders billing",
     )
-    made = _of_group(
+    made = _add_group_command(
         verbs,
         "commit",
         commit,
-        short="say that everything up to a seq was dealt with",
-        about="Move a group forward; it is made where there is none. A seq beyond the head and one before the last\n"
+        summary="say that everything up to a seq was dealt with",
+        description="Move a group forward; it is made where there is none. A seq beyond the head and one before the "
+        "last\n"
         "are refused.",
         examples="tidelog group commit data orders billing 1000\n"
         "tidelog group commit data orders billing 2000 --expect 1000",
     )
-    made.add_argument("seq", metavar="SEQ", type=count)
-    made.add_argument("--expect", type=count, metavar="N", help="only if it is at this seq now")
+    made.add_argument("seq", metavar="SEQ", type=parse_count)
+    made.add_argument("--expect", type=parse_count, metavar="N", help="only if it is at this seq now")
     _add_dry_run(made)
-    made = _of_group(
+    made = _add_group_command(
         verbs,
         "reset",
         reset,
-        short="let a group go anywhere",
-        about="Let a group go to a seq (which counts as dealt with), to a moment, before the earliest record, or\n"
+        summary="let a group go anywhere",
+        description="Let a group go to a seq (which counts as dealt with), to a moment, before the earliest record, "
+        "or\n"
         "behind the latest.",
         examples="tidelog group reset data orders billing earliest --dry-run\n"
         "tidelog group reset data orders billing 500\n"
         "tidelog group reset data orders billing 2026-01-31T12:00:00Z",
     )
-    made.add_argument("to", metavar="TO", type=place, help="earliest, latest, a seq, or a moment as ISO 8601")
+    made.add_argument("to", metavar="TO", type=parse_position, help="earliest, latest, a seq, or a moment as ISO 8601")
     _add_dry_run(made)
-    made = _of_group(
+    made = _add_group_command(
         verbs,
         "hold",
         hold,
-        short="let retention spare what a group has not read",
-        about="Let caps and age spare what a group has not read yet, as long as no more than so many live bytes are\n"
+        summary="let retention spare what a group has not read",
+        description="Let caps and age spare what a group has not read yet, as long as no more than so many live bytes "
+        "are\n"
         "kept for it. Past that the hold is broken, and they go on. 0: no hold.",
         examples="tidelog group hold data orders billing 64m",
     )
-    made.add_argument("bytes", metavar="BYTES", type=size)
+    made.add_argument("bytes", metavar="BYTES", type=parse_size)
     _add_dry_run(made)
-    made = _of_group(
+    made = _add_group_command(
         verbs,
         "drop",
         drop,
-        short="forget a group",
-        about="Forget a group and its hold. Records stay.",
+        summary="forget a group",
+        description="Forget a group and its hold. Records stay.",
         examples="tidelog group drop data orders billing",
     )
     _add_dry_run(made)
 
 
-def _of_group(verbs: Commands, name: str, run: Run, *, short: str, about: str, examples: str) -> ArgumentParser:
-    made = command(verbs, name, run, short=short, about=about, examples=examples)
+def _add_group_command(
+    subcommands: Commands, name: str, run: CommandFunction, *, summary: str, description: str, examples: str
+) -> ArgumentParser:
+    made = add_command(subcommands, name, run, summary=summary, description=description, examples=examples)
     for what in ("dir", "topic", "group"):
         made.add_argument(what, metavar=what.upper())
     return made
 
 
-def _add_dry_run(made: ArgumentParser) -> None:
-    made.add_argument("--dry-run", action="store_true", help="only say what would be done; reads only")
+def _add_dry_run(parser: ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be done; reads only")
 
 
-def place(text: str) -> Any:
+def parse_position(text: str) -> Any:
     """Where a group goes: a word, a seq or a moment."""
     if text in ("earliest", "latest"):
         return text
     if re.fullmatch(r"-?[0-9]+", text):
-        return count(text)
+        return parse_count(text)
     try:
-        return timestamp_ms(moment_us(text) // 1000)
+        return timestamp_ms(parse_moment_us(text) // 1000)
     except ArgumentTypeError:
         raise ArgumentTypeError(
             f"{text!r} is no place in a topic; write earliest, latest, a seq, or a moment as 2026-01-31T12:00:00Z"
@@ -137,56 +147,56 @@ def state_fields(state: GroupState) -> dict[str, Any]:
         "lag": state.lag._asdict(),
         "hold_bytes": state.hold_bytes,
         "hold_broken": state.hold_broken,
-        "last_commit": moment((state.last_commit_ms or 0) * 1000),
+        "last_commit": format_time((state.last_commit_ms or 0) * 1000),
     }
 
 
-def _behind(state: GroupState) -> str:
+def _format_lag(state: GroupState) -> str:
     lag = state.lag
     if not lag.records:
         return "nothing to read"
-    return f"{several(lag.records, 'record')} ({bytes_(lag.bytes)}) to read, the first {lag.seconds:,.0f} s old"
+    return f"{plural(lag.records, 'record')} ({format_bytes(lag.bytes)}) to read, the first {lag.seconds:,.0f} s old"
 
 
-def _hold(state: GroupState) -> str:
+def _format_hold(state: GroupState) -> str:
     if not state.hold_bytes:
         return "-"
-    return bytes_(state.hold_bytes) + (" broken" if state.hold_broken else "")
+    return format_bytes(state.hold_bytes) + (" broken" if state.hold_broken else "")
 
 
 def ls(args: Namespace, screen: Screen) -> int:
     """One line a group."""
-    with reading(args.dir, screen) as log:
+    with open_for_reading(args.dir, screen) as log:
         states = [each.state() for each in log.topic(args.topic, create=False).groups()]
-    screen.answer({"topic": args.topic, "groups": [state_fields(state) for state in states]})
+    screen.print_result({"topic": args.topic, "groups": [state_fields(state) for state in states]})
     if screen.json:
         return 0
     if states:
-        rows = [(state.group, str(state.position), _behind(state), _hold(state)) for state in states]
-        screen.table(("group", ">position", "behind", "hold"), rows)
-    screen.answer({}, several(len(states), "group"))
+        rows = [(state.group, str(state.position), _format_lag(state), _format_hold(state)) for state in states]
+        screen.print_table(("group", ">position", "behind", "hold"), rows)
+    screen.print_result({}, plural(len(states), "group"))
     return 0
 
 
 def show(args: Namespace, screen: Screen) -> int:
     """Everything about one group."""
-    with reading(args.dir, screen) as log:
-        state = _known(log, args).state()
-    _answer(args, screen, state)
+    with open_for_reading(args.dir, screen) as log:
+        state = _existing_group(log, args).state()
+    _print_state(args, screen, state)
     return 0
 
 
-def _known(log: Engine, args: Namespace) -> Group:
+def _existing_group(log: Engine, args: Namespace) -> Group:
     found = log.topic(args.topic, create=False).group(args.group)
     if not found.exists:
         raise GroupNotFound(args.topic, args.group)
     return found
 
 
-def _answer(args: Namespace, screen: Screen, state: GroupState, **more: Any) -> None:
-    held = f"; hold {_hold(state)}" if state.hold_bytes else ""
-    line = f"{state.group} of {args.topic} is at {state.position}: {_behind(state)}{held}"
-    screen.answer({"topic": args.topic, **state_fields(state), **more}, line)
+def _print_state(args: Namespace, screen: Screen, state: GroupState, **more: Any) -> None:
+    held = f"; hold {_format_hold(state)}" if state.hold_bytes else ""
+    line = f"{state.group} of {args.topic} is at {state.position}: {_format_lag(state)}{held}"
+    screen.print_result({"topic": args.topic, **state_fields(state), **more}, line)
 
 
 # ── moving ────────────────────────────────────────────────────────────────────────────────────────
@@ -195,67 +205,69 @@ def _answer(args: Namespace, screen: Screen, state: GroupState, **more: Any) -> 
 def commit(args: Namespace, screen: Screen) -> int:
     """Move a group forward."""
     if args.dry_run:
-        with reading(args.dir, screen) as log:
+        with open_for_reading(args.dir, screen) as log:
             look = log.topic(args.topic, create=False).group(args.group).would_commit(args.seq, expect=args.expect)
-        _told(args, screen, look)
+        _print_preview(args, screen, look)
         return 0
-    with writing(args.dir, screen) as log:
+    with open_for_writing(args.dir, screen) as log:
         moved = log.topic(args.topic, create=False).group(args.group)
         moved.commit(args.seq, expect=args.expect)
         state = moved.state()
-    _answer(args, screen, state, dry_run=False)
+    _print_state(args, screen, state, dry_run=False)
     return 0
 
 
 def reset(args: Namespace, screen: Screen) -> int:
     """Move a group anywhere, and say what that means."""
     if args.dry_run:
-        with reading(args.dir, screen) as log:
-            _told(args, screen, _known(log, args).preview(args.to))
+        with open_for_reading(args.dir, screen) as log:
+            _print_preview(args, screen, _existing_group(log, args).preview(args.to))
         return 0
-    with writing(args.dir, screen) as log:
-        moved = _known(log, args)
+    with open_for_writing(args.dir, screen) as log:
+        moved = _existing_group(log, args)
         look = moved.preview(args.to)
         moved.reset(look.to)
-    _told(args, screen, look)
+    _print_preview(args, screen, look)
     return 0
 
 
-def _told(args: Namespace, screen: Screen, look: Preview) -> None:
+def _print_preview(args: Namespace, screen: Screen, preview: Preview) -> None:
     verb = "would go" if args.dry_run else "goes"
-    what = "passed over" if look.to > look.from_ else "read again"
-    lines = [f"{args.group} of {args.topic} {verb} from {look.from_} to {look.to}"]
-    lines[0] += f": {several(look.records, 'record')} ({bytes_(look.bytes)}) {what}" if look.records else ""
-    if look.gap is not None:
-        lines.append(gap_line(look.gap, args.topic))
-    gap = None if look.gap is None else look.gap._asdict()
-    fields = {"from": look.from_, "to": look.to, "records": look.records, "bytes": look.bytes, "gap": gap}
-    screen.answer({"topic": args.topic, "group": args.group, "dry_run": args.dry_run, **fields}, *lines)
+    what = "passed over" if preview.to > preview.from_ else "read again"
+    lines = [f"{args.group} of {args.topic} {verb} from {preview.from_} to {preview.to}"]
+    lines[0] += (
+        f": {plural(preview.records, 'record')} ({format_bytes(preview.bytes)}) {what}" if preview.records else ""
+    )
+    if preview.gap is not None:
+        lines.append(gap_line(preview.gap, args.topic))
+    gap = None if preview.gap is None else preview.gap._asdict()
+    fields = {"from": preview.from_, "to": preview.to, "records": preview.records, "bytes": preview.bytes, "gap": gap}
+    screen.print_result({"topic": args.topic, "group": args.group, "dry_run": args.dry_run, **fields}, *lines)
 
 
 def hold(args: Namespace, screen: Screen) -> int:
     """Set how much may be kept for a group."""
     if args.dry_run:
-        with reading(args.dir, screen) as log:
+        with open_for_reading(args.dir, screen) as log:
             state = log.topic(args.topic, create=False).group(args.group).state()
-        _answer(args, screen, state._replace(hold_bytes=args.bytes), dry_run=True)
+        _print_state(args, screen, state._replace(hold_bytes=args.bytes), dry_run=True)
         return 0
-    with writing(args.dir, screen) as log:
+    with open_for_writing(args.dir, screen) as log:
         held = log.topic(args.topic, create=False).group(args.group)
         held.hold(args.bytes)
         state = held.state()
-    _answer(args, screen, state, dry_run=False)
+    _print_state(args, screen, state, dry_run=False)
     return 0
 
 
 def drop(args: Namespace, screen: Screen) -> int:
     """Forget a group."""
-    with reading(args.dir, screen) if args.dry_run else writing(args.dir, screen) as log:
-        gone = _known(log, args)
+    with open_for_reading(args.dir, screen) if args.dry_run else open_for_writing(args.dir, screen) as log:
+        gone = _existing_group(log, args)
         position = gone.position
         if not args.dry_run:
             gone.delete()
     verb = "would drop" if args.dry_run else "dropped"
     fields = {"topic": args.topic, "group": args.group, "position": position, "dry_run": args.dry_run}
-    screen.answer(fields, f"{verb} {args.group} of {args.topic}, which was at {position}")
+    screen.print_result(fields, f"{verb} {args.group} of {args.topic}, which was at {position}")
     return 0

@@ -1,22 +1,612 @@
 """`tidelog log …`: the commands, what each takes, and the help that teaches them. What they do lies beside
-this module: look (cat, inspect, verify), write (append … compact), copying (convert, restore)."""
+this module: look (cat, inspect, verify), write (append … compact), copying (convert, restore).
+
+[shell] Commands that only look: cat, inspect, verify. Nothing on disk changes, whatever they find.
+
+[shell] Commands that change a log: append, repair, seal, truncate, retain, compact.
+
+Only append makes a log where there is none. An answer is printed after the log is closed, so
+what it says is on disk, whatever the sync policy was.
+
+[shell] Commands that make a second log from a first: convert, restore. The first is only read.
+
+[policy] Which codec a directory's log has, before anything is opened for writing.
+
+Opening for writing makes what is not there. That is right for the first append and wrong for
+everything else: a mistyped path must not become an empty log, and a log must not get a second one
+of another layout beside it.
+
+[policy] Compaction keys as a command line names them: a record's key, and when a record says that its key is gone.
+
+    rule         key                                        tombstone
+    tag          the tag                                    the data is empty
+    json:FIELD   that field of the JSON object in the data  every other field is null, or there is none
+    prefix:SEP   the bytes before the first SEP             nothing stands behind that SEP
+
+A record to which the rule does not apply (no tag, no such field or null, not JSON, no SEP, nothing
+before it) has no key and is kept whatever comes: compaction never drops on a guess. For the same
+reason two JSON numbers are one key only when they are written alike; text is compared decoded.
+"""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
-from typing import TYPE_CHECKING
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import repeat
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from tidelog.cli import copying, look, write
-from tidelog.cli.command import Run, command, group
-from tidelog.cli.keys import rule
-from tidelog.cli.options import age_ms, columns, count, moment_us, octets, positive, positive_size, size
-from tidelog.commitlog.codecs import NAMES
+import msgspec
+import numpy as np
+
+from tidelog.addresses import check_path
+from tidelog.cli.command import (
+    CommandFunction,
+    add_command,
+    add_group,
+    parse_age_ms,
+    parse_bytes,
+    parse_columns,
+    parse_count,
+    parse_moment_us,
+    parse_positive,
+    parse_positive_size,
+    parse_size,
+)
+from tidelog.cli.render import (
+    SEGMENT_TITLES,
+    Screen,
+    damage_fields,
+    damage_line,
+    format_bytes,
+    format_seqs,
+    format_time,
+    plural,
+    report_fields,
+    segment_fields,
+    segment_row,
+)
+from tidelog.commitlog import SegmentedLog
+from tidelog.commitlog import convert as convert_log
+from tidelog.commitlog import inspect as look_at
+from tidelog.commitlog import restore as restore_log
+from tidelog.commitlog import verify as check
+from tidelog.commitlog.codecs import CODEC_NAMES, make_codec
+from tidelog.commitlog.recovery import detect_codec
 from tidelog.config import LogConfig
+from tidelog.disk.interface import Disk
+from tidelog.disk.posix import PosixDisk
+from tidelog.errors import BadInput, NotFound, TooLarge
+from tidelog.formats.rows import Rows, Span, copy_values
+from tidelog.types import Record
 
 if TYPE_CHECKING:
     from tidelog.cli.command import Commands
 
-_ABOUT = """\
+
+def existing_codec(disk: Disk, path: str, requested: str | None) -> str:
+    """The codec of the log in `path`. NotFound where there is none, BadInput where it is not the one asked for."""
+    names = _list_names(disk, path)
+    if names is None:
+        raise NotFound(f"there is no log at {path}; nothing was changed, check the path")
+    found = _codec_of_names(disk, path, names, requested)
+    if found is None:
+        raise NotFound(f"{path} holds no log; nothing was changed, check the path")
+    return found
+
+
+def codec_to_write(disk: Disk, path: str, requested: str | None) -> str:
+    """The codec to append with: that of the log in `path`; where there is none yet, the one asked for, or tide."""
+    found = _codec_of_names(disk, path, _list_names(disk, path) or [], requested)
+    return found or requested or "tide"
+
+
+def _list_names(disk: Disk, path: str) -> list[str] | None:
+    check_path(path)
+    try:
+        return disk.list_dir(path)
+    except FileNotFoundError:
+        return None
+    except NotADirectoryError:
+        raise BadInput(f"{path} is a file, a log is a directory; nothing was changed, check the path") from None
+
+
+def _codec_of_names(disk: Disk, path: str, names: list[str], requested: str | None) -> str | None:
+    likely = detect_codec(disk, path, names)
+    if likely is not None:
+        if requested not in (None, likely):
+            raise BadInput(
+                f"{path} holds a {likely} log, not a {requested} one; nothing was changed, leave --codec out"
+            )
+        return likely
+    fitting = [
+        name
+        for name in CODEC_NAMES
+        if any(make_codec(name, LogConfig()).parse_file_name(file) is not None for file in names)
+    ]
+    if not fitting or requested in fitting:
+        return requested if fitting else None
+    raise BadInput(f"{path} may hold a log of {' or '.join(fitting)}; nothing was changed, say which with --codec")
+
+
+_JSON_ENCODER = msgspec.json.Encoder()
+
+
+# ── cat ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def cat(args: Namespace, screen: Screen) -> int:
+    """Print records, a few megabytes at a time."""
+    codec = existing_codec(PosixDisk(), args.dir, args.codec)
+    # Every record is checked as it is read, so a layout that checks all of them at open need not.
+    with SegmentedLog.open(args.dir, codec, read_only=True, verify_on_open=False) as log:
+        for rows in limit_records(log.batches(args.first, skip_damage=args.skip_damage), args.limit):
+            if args.json:
+                screen.write_data(encode_json_lines(rows))
+            else:
+                screen.write_data(b"\n".join([*copy_values(rows.buf, rows.data), b""]))
+        if log.damage_skipped:
+            screen.print_note(f"passed over {plural(log.damage_skipped, 'damaged place')}; see tidelog log verify")
+    return 0
+
+
+def limit_records(batches: Iterable[Rows], limit: int | None) -> Iterator[Rows]:
+    """The first `limit` records; stops reading once it has them."""
+    left = limit
+    for rows in batches if limit != 0 else ():
+        if left is not None and left <= len(rows):
+            yield rows.slice(0, left)
+            return
+        yield rows
+        left = left if left is None else left - len(rows)
+
+
+def encode_json_lines(rows: Rows) -> bytes:
+    """One JSON object a record. Bytes that are not UTF-8 go as base64 under another name, so none are lost."""
+    times = np.datetime_as_string(rows.ts_us.astype("datetime64[us]"), timezone="UTC").tolist()
+    lines = []
+    columns = zip(
+        rows.seq.tolist(),
+        rows.ts_us.tolist(),
+        times,
+        copy_values(rows.buf, rows.data),
+        *(_column_values(rows, span) for span in (rows.node, rows.tag, rows.meta)),
+        strict=False,
+    )
+    for seq, ts_us, time, data, node, tag, meta in columns:
+        line: dict[str, object] = {"seq": seq, "ts": time if ts_us else None}
+        _add_bytes_field(line, "data", data)
+        for name, value in (("node", node), ("tag", tag), ("meta", meta)):
+            if value:
+                _add_bytes_field(line, name, value)
+        lines.append(line)
+    return bytes(_JSON_ENCODER.encode_lines(lines))
+
+
+def _column_values(rows: Rows, span: Span | None) -> Iterable[bytes]:
+    return repeat(b"") if span is None else copy_values(rows.buf, span)
+
+
+def _add_bytes_field(line: dict[str, object], name: str, value: bytes) -> None:
+    try:
+        line[name] = value.decode()
+    except UnicodeDecodeError:
+        line[f"{name}_base64"] = b64encode(value).decode()
+
+
+# ── inspect ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def inspect(args: Namespace, screen: Screen) -> int:
+    """Say what lies in a directory, without reading the data of sealed segments."""
+    codec = existing_codec(PosixDisk(), args.dir, args.codec)
+    with SegmentedLog.open(args.dir, codec, read_only=True) as log:
+        infos = look_at(log)
+        first_us = min((info.first_us for info in infos if info.first_us), default=None)
+        last_us = max((info.last_us for info in infos if info.last_us), default=None)
+        fields = {
+            "path": log.path,
+            "codec": codec,
+            "lowest": log.lowest,
+            "highest": log.highest,
+            "seqs": len(log),
+            "bytes": log.size,
+            "first_ts": format_time(first_us),
+            "last_ts": format_time(last_us),
+            "segments": [segment_fields(info) for info in infos],
+            "recovery": report_fields(log.report),
+        }
+        counted = f"{plural(len(infos), 'segment')}, {format_seqs(log.lowest, log.highest)}, {format_bytes(log.size)}"
+        said = log.report.lines()
+    screen.print_result(fields, f"{args.dir}: a {codec} log, {counted}")
+    if screen.json:
+        return 0
+    if first_us:
+        print(f"written from {format_time(first_us)} to {format_time(last_us)}")
+    screen.print_table(SEGMENT_TITLES, [segment_row(info) for info in infos])
+    print("recovery has nothing to do" if not said else "the next open for writing finds this (repair does it now):")
+    for line in said:
+        print(f"  {line}")
+    return 0
+
+
+# ── verify ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def verify(args: Namespace, screen: Screen) -> int:
+    """Hold every byte against every checksum and rule; 1 where something is damaged."""
+    codec = existing_codec(PosixDisk(), args.dir, args.codec)
+    with screen.progress_bar(f"verifying {args.dir}", total=1) as bar:
+        verdict = check(args.dir, codec, progress=bar)
+    damage = sorted(verdict.damage, key=lambda damage: (damage.fault.seq, damage.fault.pos))
+    fields = {
+        "ok": verdict.ok,
+        "path": args.dir,
+        "codec": codec,
+        "segments": verdict.segments,
+        "records": verdict.records,
+        "bytes": verdict.bytes,
+        "damage": [damage_fields(each) for each in damage],
+        "notes": verdict.notes,
+    }
+    counted = (
+        f"{plural(verdict.records, 'record')} in {plural(verdict.segments, 'segment')}, {format_bytes(verdict.bytes)}"
+    )
+    lines = [f"note: {note}" for note in verdict.notes]
+    if verdict.ok:
+        screen.print_result(fields, f"{args.dir}: no damage, {counted} ({codec})", *lines)
+        return 0
+    first, *others = [damage_line(each) for each in damage]
+    screen.print_result(
+        fields,
+        f"{args.dir}: damage in {first}",
+        *(f"  and in {other}" for other in others),
+        *lines,
+        f"the records around it can be read: tidelog log cat {args.dir} --skip-damage",
+    )
+    return 1
+
+
+def convert(args: Namespace, screen: Screen) -> int:
+    """Write a log again in another codec's layout."""
+    codec = existing_codec(PosixDisk(), args.source, args.codec)
+    with (
+        SegmentedLog.open(args.source, codec, read_only=True) as log,
+        _report_if_incomplete(args.destination, screen),
+        screen.progress_bar(f"converting {args.source}", total=len(log)) as bar,
+    ):
+        copy = convert_log(
+            log,
+            args.destination,
+            args.to,
+            renumber=args.renumber,
+            drop=args.drop,
+            clamp_times=args.clamp_times,
+            progress=bar,
+        )
+        copy.close()
+    screen.print_result(
+        {
+            "path": args.destination,
+            "codec": args.to,
+            "lowest": copy.lowest,
+            "highest": copy.highest,
+            "seqs": len(copy),
+            "bytes": copy.size,
+        },
+        f"{args.destination}: a {args.to} log, {format_seqs(copy.lowest, copy.highest)}, {format_bytes(copy.size)}",
+    )
+    return 0
+
+
+def restore(args: Namespace, screen: Screen) -> int:
+    """Copy a log as it was at a seq or a time."""
+    codec = existing_codec(PosixDisk(), args.source, args.codec)
+    with (
+        SegmentedLog.open(args.source, codec, read_only=True) as log,
+        _report_if_incomplete(args.destination, screen),
+        screen.progress_bar(f"restoring {args.source}", total=1) as bar,
+    ):
+        done = restore_log(log, args.destination, to_seq=args.to_offset, to_time_us=args.to_time, progress=bar)
+        left_out = log.highest - done.highest
+    screen.print_result(
+        {
+            "path": done.path,
+            "codec": codec,
+            "lowest": done.lowest,
+            "highest": done.highest,
+            "bytes": done.bytes,
+            "left_out": left_out,
+        },
+        f"{done.path}: a {codec} log, {format_seqs(done.lowest, done.highest)}, {format_bytes(done.bytes)}; "
+        f"{plural(left_out, 'later seq')} left out",
+    )
+    return 0
+
+
+@contextmanager
+def _report_if_incomplete(path: str, screen: Screen) -> Iterator[None]:
+    """Where the block ends early and had begun to fill a new directory, whoever reports it says so."""
+    before = _has_content(path)
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        if failed and not before and _has_content(path):
+            screen.unfinished_hint = f"{path} is incomplete; remove it before you try again"
+
+
+def _has_content(path: str) -> bool:
+    disk = PosixDisk()
+    stat = disk.stat(path)
+    return stat is not None and (not stat.is_dir or bool(disk.list_dir(path)))
+
+
+_OBJECT_DECODER = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_STRING_DECODER = msgspec.json.Decoder(str)
+
+
+class KeyRule(NamedTuple):
+    name: str
+    key: Callable[[Record], bytes | None]
+    is_tombstone: Callable[[Record], bool]
+    required_column: str | None = None  # the column it reads, where not every layout has room for it
+
+
+def parse_key_rule(text: str) -> KeyRule:
+    """The rule that `tag`, `json:FIELD` or `prefix:SEP` names."""
+    kind, _, rest = text.partition(":")
+    if text == "tag":
+        return KeyRule(text, lambda record: record.tag or None, lambda record: not record.data, "tag")
+    if kind == "json" and rest:
+        return _json_field_rule(text, rest)
+    if kind == "prefix" and rest:
+        return _prefix_rule(text, parse_bytes(rest))
+    raise ArgumentTypeError(f"{text!r} is no key; write tag, json:FIELD or prefix:SEP")
+
+
+def _prefix_rule(name: str, separator: bytes) -> KeyRule:
+    def key(record: Record) -> bytes | None:
+        before, found, _ = record.data.partition(separator)
+        return before if found and before else None
+
+    return KeyRule(name, key, lambda record: not record.data.partition(separator)[2])
+
+
+def _json_field_rule(name: str, field: str) -> KeyRule:
+    def key(record: Record) -> bytes | None:
+        value = _json_fields(record.data).get(field, b"null")
+        return None if value == b"null" else _normalize_key(value)
+
+    def is_tombstone(record: Record) -> bool:
+        return all(value == b"null" for other, value in _json_fields(record.data).items() if other != field)
+
+    return KeyRule(name, key, is_tombstone)
+
+
+def _json_fields(data: bytes) -> dict[str, bytes]:
+    """The fields of a JSON object, each value as its own bytes; none where the data is no such object."""
+    try:
+        return {name: bytes(value).strip() for name, value in _OBJECT_DECODER.decode(data).items()}
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return {}
+
+
+def _normalize_key(value: bytes) -> bytes | None:
+    if not value.startswith(b'"'):
+        return value
+    try:
+        # The quote stays in front, so that "7" and 7 are two keys.
+        return b'"' + _STRING_DECODER.decode(value).encode()
+    except (msgspec.DecodeError, UnicodeError):
+        return None
+
+
+_READ_CHUNK_BYTES = 1 << 20
+
+
+def _open_log(args: Namespace, screen: Screen) -> SegmentedLog:
+    """The log that is there, for writing; what recovery did is remarked on."""
+    codec = existing_codec(PosixDisk(), args.dir, args.codec)
+    log = SegmentedLog.open(args.dir, codec)
+    _print_recovery(log, screen)
+    return log
+
+
+def _print_recovery(log: SegmentedLog, screen: Screen) -> None:
+    for line in log.report.lines():
+        screen.print_note(f"recovery: {line}")
+
+
+# ── append ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class ByteSource(Protocol):
+    def read1(self, size: int, /) -> bytes: ...
+
+
+def append(args: Namespace, screen: Screen) -> int:
+    """Write standard input: a record a line, or one record with --stream."""
+    source: ByteSource = sys.stdin.buffer  # type: ignore[assignment]  # a BufferedReader, which typeshed does not say
+    codec = codec_to_write(PosixDisk(), args.dir, args.codec)
+    config = LogConfig(sync=args.sync, segment_bytes_max=args.segment_bytes)
+    with SegmentedLog.open(args.dir, codec, config=config) as log:
+        _print_recovery(log, screen)
+        first = log.highest
+        try:
+            if args.stream:
+                chunks = iter(lambda: source.read1(_READ_CHUNK_BYTES), b"")
+                log.append_stream(chunks, node=args.node, tag=args.tag, expected=args.expect)
+            else:
+                _append_lines(args, screen, log, source)
+        finally:
+            # Right also when this ends early: one writer holds the directory, so all of these are ours, and
+            # closing cuts back whatever was written without being published.
+            screen.acked = range(first, log.highest)
+    if args.acks and not args.stream:
+        screen.print_note(describe_written(screen.acked))
+    else:
+        screen.print_result(acked_fields(screen.acked), describe_written(screen.acked))
+    return 0
+
+
+def _append_lines(args: Namespace, screen: Screen, log: SegmentedLog, source: ByteSource) -> None:
+    first, expected = log.highest, args.expect
+    ceiling = args.segment_bytes + args.segment_bytes // 2
+    with screen.progress_bar(f"appending to {args.dir}") as bar:
+        for batch in read_lines(source, args.batch, ceiling):
+            seqs = log.append_many(batch, node=args.node, tag=args.tag, expected=expected)
+            expected = None
+            if args.acks:
+                screen.print_result(acked_fields(seqs), format_seqs(seqs.start, seqs.stop))
+                screen.flush()
+            elif not sys.stdin.isatty():  # a bar would write over what a person types
+                bar(seqs.stop - first, None)
+    if expected is not None:
+        log.append_many([], expected=expected)  # no lines came; the expectation is held against the log all the same
+
+
+def read_lines(source: ByteSource, batch: int, line_bytes_max: int) -> Iterator[list[bytes]]:
+    """Lines without their newlines, up to `batch` at a time, none held back while the source has nothing more: a
+    slow source gets its acks line by line, a fast one by the batch. The last line needs no newline."""
+    pieces: list[bytes] = []
+    held = 0  # bytes of a line whose end has not come yet
+    while chunk := source.read1(_READ_CHUNK_BYTES):
+        if b"\n" not in chunk:
+            pieces.append(chunk)
+            held += len(chunk)
+            if held > line_bytes_max:
+                raise TooLarge("a line of standard input", size=held, limit=line_bytes_max)
+            continue
+        *whole, rest = b"".join([*pieces, chunk]).split(b"\n")
+        for at in range(0, len(whole), batch):
+            yield whole[at : at + batch]
+        pieces, held = [rest] if rest else [], len(rest)
+    if held:
+        yield [b"".join(pieces)]
+
+
+def acked_fields(acked: range) -> dict[str, int | None]:
+    first, last = (acked.start, acked.stop - 1) if acked else (None, None)
+    return {"first": first, "last": last, "records": len(acked), "next_seq": acked.stop}
+
+
+def describe_written(acked: range) -> str:
+    if not acked:
+        return f"nothing was written, the next seq is {acked.stop}"
+    return f"wrote {plural(len(acked), 'record')}, {format_seqs(acked.start, acked.stop)}"
+
+
+# ── repair, seal, truncate ────────────────────────────────────────────────────────────────────────
+
+
+def repair(args: Namespace, screen: Screen) -> int:
+    """Open for writing, which recovers, and check everything; 1 where damage remains that nobody can mend."""
+    codec = existing_codec(PosixDisk(), args.dir, args.codec)
+    with SegmentedLog.open(args.dir, codec, verify_on_open=True, repair=True) as log:
+        report, held = log.report, format_seqs(log.lowest, log.highest)
+    ok = not report.damage
+    state = "was whole" if report.clean else "is whole now" if ok else "still has damage"
+    screen.print_result(
+        {"ok": ok, "path": args.dir, "codec": codec, **report_fields(report)},
+        f"{args.dir} {state}: {held} ({codec})",
+        *(f"  {line}" for line in report.lines()),
+    )
+    return 0 if ok else 1
+
+
+def seal(args: Namespace, screen: Screen) -> int:
+    """Make the active segment immutable and start another."""
+    with _open_log(args, screen) as log:
+        active = log.segments[-1]
+        sealed = log.seal()
+    screen.print_result(
+        {"sealed": sealed, "first": active.start if sealed else None, "last": active.stop - 1 if sealed else None},
+        f"sealed {format_seqs(active.start, active.stop)}"
+        if sealed
+        else "nothing to seal: the active segment is empty",
+    )
+    return 0
+
+
+def truncate(args: Namespace, screen: Screen) -> int:
+    """Forget every record from a seq on."""
+    with _open_log(args, screen) as log:
+        forgotten = log.truncate(args.to)
+    screen.print_result(
+        {"forgotten": forgotten, "first": args.to, "last": args.to + forgotten - 1, "next_seq": args.to},
+        f"forgot {format_seqs(args.to, args.to + forgotten)}; the next seq is {args.to}",
+    )
+    return 0
+
+
+# ── retain, compact ───────────────────────────────────────────────────────────────────────────────
+
+
+def retain(args: Namespace, screen: Screen) -> int:
+    """Drop the oldest sealed segments past an age or a size."""
+    if args.keep_ms is None and args.keep_bytes is None:
+        raise BadInput("nothing says what to keep; nothing was dropped, give --keep, --keep-ms or --keep-bytes")
+    with _open_log(args, screen) as log:
+        done = log.retain(keep_ms=args.keep_ms, keep_bytes=args.keep_bytes, high_watermark=args.high_watermark)
+    dropped = (
+        f"dropped {plural(done.segments, 'segment')} ({plural(done.records, 'seq')}, {format_bytes(done.bytes)})"
+        if done.segments
+        else "dropped nothing"
+    )
+    screen.print_result(
+        {
+            "segments": done.segments,
+            "records": done.records,
+            "bytes": done.bytes,
+            "lowest": done.lowest,
+            "because": done.reason,
+        },
+        f"{dropped}; the log starts at seq {done.lowest}: {done.reason}",
+    )
+    return 0
+
+
+def compact(args: Namespace, screen: Screen) -> int:
+    """Keep the newest record of every key in the sealed segments."""
+    rule: KeyRule = args.key
+    codec = existing_codec(PosixDisk(), args.dir, args.codec)
+    if rule.required_column and rule.required_column not in make_codec(codec, LogConfig()).supported_columns:
+        raise BadInput(
+            f"{args.dir}: the {codec} layout has no {rule.required_column}; nothing was dropped, use json:FIELD or "
+            f"prefix:SEP"
+        )
+    with _open_log(args, screen) as log, screen.progress_bar(f"compacting {args.dir}", total=1) as bar:
+        screen.unfinished_hint = "what was compacted stays so and nothing else changed, run it again to go on"
+        tombstone = rule.is_tombstone if args.tombstones else None
+        done = log.compact(rule.key, is_tombstone=tombstone, progress=bar)
+        active = log.segments[-1]
+    screen.print_result(
+        {
+            "segments": done.segments,
+            "dropped": done.dropped,
+            "kept": done.kept,
+            "bytes_before": done.bytes_before,
+            "bytes_after": done.bytes_after,
+            "resumed_at": done.resumed_at,
+            "unsealed": len(active),
+        },
+        f"dropped {plural(done.dropped, 'record')} and kept {done.kept:,}; "
+        f"{plural(done.segments, 'segment')} written anew, {format_bytes(done.bytes_before)} -> "
+        f"{format_bytes(done.bytes_after)}",
+    )
+    if active:
+        screen.print_note(
+            f"{format_seqs(active.start, active.stop)} lie in the active segment, which is never compacted; "
+            f"tidelog log seal {args.dir} closes it"
+        )
+    return 0
+
+
+_DESCRIPTION = """\
 A log is a directory of numbered records that only ever grows at its end. Every record has a seq,
 assigned once. Four layouts (codecs) are understood: tide, Tidelog's own; rustlog; laminar; narwhal.
 The codec of an existing log is recognised by its files.
@@ -24,7 +614,7 @@ The codec of an existing log is recognised by its files.
 exit codes: 0 done, 1 damage, 2 refused or failed, 130 interrupted
 """
 
-_START = """\
+_FIRST_STEPS = """\
 start here:
   $ printf 'hello\\nworld\\n' | tidelog log append events
   $ tidelog log cat events --json
@@ -35,30 +625,37 @@ start here:
 def add(commands: Commands) -> None:
     """Add the `log` group to the command line."""
     short = "segmented logs on disk: append, read, check, repair, clean, copy"
-    verbs = group(commands, "log", short=short, about=_ABOUT, start=_START)
+    verbs = add_group(commands, "log", summary=short, description=_DESCRIPTION, first_steps=_FIRST_STEPS)
     _add_append(verbs)
     _add_cat(verbs)
-    _add_looks(verbs)
+    _add_inspections(verbs)
     _add_repairs(verbs)
-    _add_cleaners(verbs)
+    _add_retention(verbs)
     _add_copies(verbs)
 
 
-def _command(
-    verbs: Commands, name: str, run: Run, *, short: str, about: str, example: str, codec: str = ""
+def _add_log_command(
+    subcommands: Commands,
+    name: str,
+    run: CommandFunction,
+    *,
+    summary: str,
+    description: str,
+    example: str,
+    codec: str = "",
 ) -> ArgumentParser:
-    made = command(verbs, name, run, short=short, about=about, examples=example)
-    made.add_argument("--codec", choices=NAMES, help=codec or "the log's layout (recognised by its files)")
+    made = add_command(subcommands, name, run, summary=summary, description=description, examples=example)
+    made.add_argument("--codec", choices=CODEC_NAMES, help=codec or "the log's layout (recognised by its files)")
     return made
 
 
-def _add_append(verbs: Commands) -> None:
-    made = _command(
-        verbs,
+def _add_append(subcommands: Commands) -> None:
+    made = _add_log_command(
+        subcommands,
         "append",
-        write.append,
-        short="write records from standard input",
-        about="Write each line of standard input as one record, without its newline, or all of it as one record\n"
+        append,
+        summary="write records from standard input",
+        description="Write each line of standard input as one record, without its newline, or all of it as one record\n"
         "with --stream. The log is made where there is none. The seqs are printed once the records are\n"
         "written; what that promises is the sync policy's word.",
         example="printf 'hello\\nworld\\n' | tidelog log append events --codec tide --sync each",
@@ -72,57 +669,62 @@ def _add_append(verbs: Commands) -> None:
         help="each: a record is on disk before the next is written. batch: a batch is, with one sync (the default). "
         "interval: the operating system has it, the disk follows within 50 ms",
     )
-    made.add_argument("--batch", type=positive, default=1000, metavar="N", help="lines in one write at most (1000)")
+    made.add_argument(
+        "--batch", type=parse_positive, default=1000, metavar="N", help="lines in one write at most (1000)"
+    )
     made.add_argument(
         "--segment-bytes",
-        type=positive_size,
+        type=parse_positive_size,
         default=LogConfig().segment_bytes_max,
         metavar="N",
         help="start a new segment file past this size (64m)",
     )
     made.add_argument("--stream", action="store_true", help="one record from all of standard input, chunk by chunk")
     made.add_argument("--acks", action="store_true", help="print the seqs of every batch as soon as it is written")
-    made.add_argument("--node", type=octets, default=b"", help="where the records come from (tide, narwhal)")
-    made.add_argument("--tag", type=octets, default=b"", help="the records' delete key (tide)")
+    made.add_argument("--node", type=parse_bytes, default=b"", help="where the records come from (tide, narwhal)")
+    made.add_argument("--tag", type=parse_bytes, default=b"", help="the records' delete key (tide)")
     made.add_argument(
-        "--expect", type=count, metavar="N", help="write only if the first record gets this seq; else refuse"
+        "--expect", type=parse_count, metavar="N", help="write only if the first record gets this seq; else refuse"
     )
 
 
-def _add_cat(verbs: Commands) -> None:
-    made = _command(
-        verbs,
+def _add_cat(subcommands: Commands) -> None:
+    made = _add_log_command(
+        subcommands,
         "cat",
-        look.cat,
-        short="print records",
-        about="Print the data of every record with a newline behind it, or with --json one object a line: seq, ts\n"
+        cat,
+        summary="print records",
+        description="Print the data of every record with a newline behind it, or with --json one object a line: seq, "
+        "ts\n"
         "(null where the layout keeps no time), data (data_base64 where it is not UTF-8), node, tag, meta.\n"
         "Reads only; a writer may be at work. A damaged record ends it with exit code 1.",
         example="tidelog log cat events --from 100 --limit 10 --json",
     )
     made.add_argument("dir", metavar="DIR")
-    made.add_argument("--from", type=count, dest="first", metavar="N", help="the first seq (the log's first)")
-    made.add_argument("--limit", type=count, metavar="N", help="this many records at most")
+    made.add_argument("--from", type=parse_count, dest="first", metavar="N", help="the first seq (the log's first)")
+    made.add_argument("--limit", type=parse_count, metavar="N", help="this many records at most")
     made.add_argument("--skip-damage", action="store_true", help="pass over records that cannot be read")
 
 
-def _add_looks(verbs: Commands) -> None:
-    made = _command(
-        verbs,
+def _add_inspections(subcommands: Commands) -> None:
+    made = _add_log_command(
+        subcommands,
         "inspect",
-        look.inspect,
-        short="show segments, ranges, sizes and index health",
-        about="Show what lies in a directory: segments, seq ranges, sizes, times, the state of every index, and what\n"
+        inspect,
+        summary="show segments, ranges, sizes and index health",
+        description="Show what lies in a directory: segments, seq ranges, sizes, times, the state of every index, and "
+        "what\n"
         "recovery would do. Changes nothing.",
         example="tidelog log inspect events",
     )
     made.add_argument("dir", metavar="DIR")
-    made = _command(
-        verbs,
+    made = _add_log_command(
+        subcommands,
         "verify",
-        look.verify,
-        short="check every checksum; exit code 1 on damage",
-        about="Read every byte and hold it against every checksum and rule. Damage is named by file, byte and seqs,\n"
+        verify,
+        summary="check every checksum; exit code 1 on damage",
+        description="Read every byte and hold it against every checksum and rule. Damage is named by file, byte and "
+        "seqs,\n"
         "the first place first, and gives exit code 1. Notes are what a writer mends by itself when it opens\n"
         "the log; they do not fail. Changes nothing.",
         example="tidelog log verify events && echo all good",
@@ -130,47 +732,50 @@ def _add_looks(verbs: Commands) -> None:
     made.add_argument("dir", metavar="DIR")
 
 
-def _add_repairs(verbs: Commands) -> None:
-    made = _command(
-        verbs,
+def _add_repairs(subcommands: Commands) -> None:
+    made = _add_log_command(
+        subcommands,
         "repair",
-        write.repair,
-        short="recover after a crash and say what was done",
-        about="Open the log as a writer would: cut an unfinished last record, rebuild indexes, sweep temporaries.\n"
+        repair,
+        summary="recover after a crash and say what was done",
+        description="Open the log as a writer would: cut an unfinished last record, rebuild indexes, sweep "
+        "temporaries.\n"
         "Bytes that may be more than an unfinished write go to quarantine/ first. Damage in sealed segments\n"
         "cannot be mended; it is listed and gives exit code 1, and the other records are served as before.",
         example="tidelog log repair events",
     )
     made.add_argument("dir", metavar="DIR")
-    made = _command(
-        verbs,
+    made = _add_log_command(
+        subcommands,
         "seal",
-        write.seal,
-        short="close the active segment and start another",
-        about="Make the active segment immutable. Retention and compaction work on sealed segments only.",
+        seal,
+        summary="close the active segment and start another",
+        description="Make the active segment immutable. Retention and compaction work on sealed segments only.",
         example="tidelog log seal events",
     )
     made.add_argument("dir", metavar="DIR")
-    made = _command(
-        verbs,
+    made = _add_log_command(
+        subcommands,
         "truncate",
-        write.truncate,
-        short="forget every record from a seq on",
-        about="Forget every record from seq N on; the next record gets seq N. This cannot be undone and asks nothing:\n"
+        truncate,
+        summary="forget every record from a seq on",
+        description="Forget every record from seq N on; the next record gets seq N. This cannot be undone and asks "
+        "nothing:\n"
         "`tidelog log restore` makes a shorter copy instead.",
         example="tidelog log truncate events --to 100",
     )
     made.add_argument("dir", metavar="DIR")
-    made.add_argument("--to", type=count, required=True, metavar="N", help="the first seq to forget")
+    made.add_argument("--to", type=parse_count, required=True, metavar="N", help="the first seq to forget")
 
 
-def _add_cleaners(verbs: Commands) -> None:
-    made = _command(
-        verbs,
+def _add_retention(subcommands: Commands) -> None:
+    made = _add_log_command(
+        subcommands,
         "compact",
-        write.compact,
-        short="keep the newest record of every key",
-        about="Drop every record of the sealed segments that a later one with the same key supersedes. Seqs and times\n"
+        compact,
+        summary="keep the newest record of every key",
+        description="Drop every record of the sealed segments that a later one with the same key supersedes. Seqs and "
+        "times\n"
         "stay; records without a key stay. Keys:\n"
         "  tag          the record's tag\n"
         "  json:FIELD   that field of the JSON object in the data\n"
@@ -178,37 +783,41 @@ def _add_cleaners(verbs: Commands) -> None:
         example="tidelog log compact carts --key json:cart_id",
     )
     made.add_argument("dir", metavar="DIR")
-    made.add_argument("--key", type=rule, required=True, metavar="KEY", help="tag, json:FIELD or prefix:SEP")
+    made.add_argument("--key", type=parse_key_rule, required=True, metavar="KEY", help="tag, json:FIELD or prefix:SEP")
     made.add_argument(
         "--tombstones",
         action="store_true",
         help="also drop a key whose newest record is empty: no data (tag), nothing behind SEP (prefix), no other "
         "field or only null ones (json)",
     )
-    made = _command(
-        verbs,
+    made = _add_log_command(
+        subcommands,
         "retain",
-        write.retain,
-        short="drop old segments by age or size",
-        about="Drop the oldest sealed segments that break a limit; breaking either is enough. Never the active one,\n"
+        retain,
+        summary="drop old segments by age or size",
+        description="Drop the oldest sealed segments that break a limit; breaking either is enough. Never the active "
+        "one,\n"
         "never what a consumer has not committed, never past the high watermark.",
         example="tidelog log retain events --keep 7d --keep-bytes 10g",
     )
     made.add_argument("dir", metavar="DIR")
     age = made.add_mutually_exclusive_group()
-    age.add_argument("--keep", type=age_ms, dest="keep_ms", metavar="AGE", help="30s, 15m, 12h, 7d, 2w")
-    age.add_argument("--keep-ms", type=count, metavar="N", help="the same in milliseconds")
-    made.add_argument("--keep-bytes", type=size, metavar="N", help="bytes of the whole log: 4096, 64m, 10g")
-    made.add_argument("--high-watermark", type=count, metavar="N", help="keep every segment that reaches past this seq")
+    age.add_argument("--keep", type=parse_age_ms, dest="keep_ms", metavar="AGE", help="30s, 15m, 12h, 7d, 2w")
+    age.add_argument("--keep-ms", type=parse_count, metavar="N", help="the same in milliseconds")
+    made.add_argument("--keep-bytes", type=parse_size, metavar="N", help="bytes of the whole log: 4096, 64m, 10g")
+    made.add_argument(
+        "--high-watermark", type=parse_count, metavar="N", help="keep every segment that reaches past this seq"
+    )
 
 
-def _add_copies(verbs: Commands) -> None:
-    made = _command(
-        verbs,
+def _add_copies(subcommands: Commands) -> None:
+    made = _add_log_command(
+        subcommands,
         "convert",
-        copying.convert,
-        short="write a log again in another layout",
-        about="Write every record of SRC to a new log DST in another codec's layout, seqs and times kept. Nothing is\n"
+        convert,
+        summary="write a log again in another layout",
+        description="Write every record of SRC to a new log DST in another codec's layout, seqs and times kept. "
+        "Nothing is\n"
         "dropped in silence: a column the target has no room for is refused unless --drop names it, a seq it\n"
         "cannot hold unless --renumber shifts all of them, times that step back unless --clamp-times raises them.",
         example="tidelog log convert events events-laminar --to laminar",
@@ -216,20 +825,25 @@ def _add_copies(verbs: Commands) -> None:
     )
     made.add_argument("source", metavar="SRC")
     made.add_argument("destination", metavar="DST")
-    made.add_argument("--to", choices=NAMES, required=True, help="layout of DST")
+    made.add_argument("--to", choices=CODEC_NAMES, required=True, help="layout of DST")
     made.add_argument("--renumber", action="store_true", help="start at the target's own first seq")
     made.add_argument(
-        "--drop", type=columns, default=frozenset(), metavar="COLUMNS", help="leave out node, tag, meta (node,tag)"
+        "--drop",
+        type=parse_columns,
+        default=frozenset(),
+        metavar="COLUMNS",
+        help="leave out node, tag, meta (node,tag)",
     )
     made.add_argument(
         "--clamp-times", action="store_true", help="raise a time that steps back to the latest one before it"
     )
-    made = _command(
-        verbs,
+    made = _add_log_command(
+        subcommands,
         "restore",
-        copying.restore,
-        short="copy a log as it was at a seq or a time",
-        about="Copy SRC into the new directory DST as it was at a point in time: every record up to and including a\n"
+        restore,
+        summary="copy a log as it was at a seq or a time",
+        description="Copy SRC into the new directory DST as it was at a point in time: every record up to and "
+        "including a\n"
         "seq, or not younger than a moment. SRC is only read.",
         example="tidelog log restore events events-monday --to-time 2026-01-31T12:00:00Z",
         codec="layout of SRC (recognised by its files)",
@@ -237,10 +851,10 @@ def _add_copies(verbs: Commands) -> None:
     made.add_argument("source", metavar="SRC")
     made.add_argument("destination", metavar="DST")
     end = made.add_mutually_exclusive_group(required=True)
-    end.add_argument("--to-offset", type=count, metavar="N", help="the last seq to keep")
+    end.add_argument("--to-offset", type=parse_count, metavar="N", help="the last seq to keep")
     end.add_argument(
         "--to-time",
-        type=moment_us,
+        type=parse_moment_us,
         metavar="T",
         help="ISO 8601, UTC unless it names a zone; or microseconds since 1970",
     )

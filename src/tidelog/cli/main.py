@@ -22,11 +22,11 @@ from typing import Any
 
 from tidelog import __version__
 from tidelog.cli import channel, check, doctor, gaps, group, log, pipeline, queue, router, serve, topic, worker
+from tidelog.cli.log import acked_fields, describe_written
 from tidelog.cli.render import Screen
-from tidelog.cli.write import acked_fields, written
 from tidelog.errors import Damaged, Error
 
-DONE, DAMAGE, REFUSED, BUG, INTERRUPTED, NO_READER = 0, 1, 2, 70, 130, 141
+EXIT_OK, EXIT_DAMAGE, EXIT_REFUSED, EXIT_BUG, EXIT_INTERRUPTED, EXIT_NO_READER = 0, 1, 2, 70, 130, 141
 
 _COMMANDS = {
     "topic": topic,
@@ -44,7 +44,7 @@ _COMMANDS = {
 }
 
 
-def parser(command: str | None = None) -> ArgumentParser:
+def build_parser(command: str | None = None) -> ArgumentParser:
     """The whole command line; or only one command of it, which is made in a sixth of the time."""
     made = ArgumentParser(
         prog="tidelog",
@@ -63,8 +63,8 @@ def parser(command: str | None = None) -> ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line; return its exit code. Exits by itself only on a bad command line and on --help."""
-    given, words = worker.split(sys.argv[1:] if argv is None else argv)
-    args = parser(given[0] if given and given[0] in _COMMANDS else None).parse_args(given)
+    given, words = worker.split_command(sys.argv[1:] if argv is None else argv)
+    args = build_parser(given[0] if given and given[0] in _COMMANDS else None).parse_args(given)
     args.words = words
     screen = Screen(json=args.json)
     try:
@@ -73,37 +73,37 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except BrokenPipeError:
         if screen.acked is None:
-            screen.finish()
-            return DONE
-        return _ended(screen, NO_READER, "no_reader", "nobody reads the answers any more", None)
+            screen.flush_or_discard()
+            return EXIT_OK
+        return _report_end(screen, EXIT_NO_READER, "no_reader", "nobody reads the answers any more", None)
     except KeyboardInterrupt:
-        return _ended(screen, INTERRUPTED, "interrupted", "interrupted", None)
+        return _report_end(screen, EXIT_INTERRUPTED, "interrupted", "interrupted", None)
     except Error as error:
-        code = DAMAGE if isinstance(error, Damaged) else REFUSED
-        return _ended(screen, code, error.code, str(error), error.written)
+        code = EXIT_DAMAGE if isinstance(error, Damaged) else EXIT_REFUSED
+        return _report_end(screen, code, error.code, str(error), error.written)
     except OSError as error:
         # What the library does not speak of itself: no permission, standard output on a full device.
-        return _ended(screen, REFUSED, "os_error", str(error), None)
+        return _report_end(screen, EXIT_REFUSED, "os_error", str(error), None)
     except Exception as error:
         # The rim of the program: left alone, Python would exit with 1, and that says "damage" here.
         traceback.print_exc()
-        return _ended(screen, BUG, "bug", f"this is a bug in tidelog: {error!r}", None)
+        return _report_end(screen, EXIT_BUG, "bug", f"this is a bug in tidelog: {error!r}", None)
 
 
-def _ended(screen: Screen, code: int, name: str, message: str, wrote: bool | None) -> int:
+def _report_end(screen: Screen, code: int, name: str, message: str, was_written: bool | None) -> int:
     """Say why a command ended early and what it leaves behind."""
-    screen.finish()
+    screen.flush_or_discard()
     # A refusal says by itself that nothing was written; what came before it is news.
-    remarks = [written(screen.acked)] if screen.acked or (screen.acked is not None and code > BUG) else []
-    if screen.unfinished:
-        remarks.append(screen.unfinished)
+    remarks = [describe_written(screen.acked)] if screen.acked or (screen.acked is not None and code > EXIT_BUG) else []
+    if screen.unfinished_hint:
+        remarks.append(screen.unfinished_hint)
     if screen.json:
-        fields: dict[str, Any] = {"error": name, "message": message, "written": wrote}
+        fields: dict[str, Any] = {"error": name, "message": message, "written": was_written}
         fields |= {"acked": acked_fields(screen.acked) if screen.acked is not None else None, "remarks": remarks}
-        screen.complain(json.dumps(fields))
+        screen.print_error(json.dumps(fields))
         return code
     line = " ".join(message.split("\n"))
-    screen.complain(f"tidelog: {line}" + "".join(f"; {remark}" for remark in remarks))
+    screen.print_error(f"tidelog: {line}" + "".join(f"; {remark}" for remark in remarks))
     return code
 
 

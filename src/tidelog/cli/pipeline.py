@@ -1,50 +1,289 @@
-"""[shell] `tidelog pipeline …`: jobs that run on Spark. Nothing of Spark is imported before one of them is started."""
+"""[shell] `tidelog pipeline …`: jobs that run on Spark. Nothing of Spark is imported before one of them is started.
+
+[shell] `tidelog pipeline export`: once, or on and on until it is told to stop.
+
+SIGTERM ends it between two commits. Ctrl-C is Spark's while a job runs: it ends the job, and the next run does
+that commit again from its beginning.
+
+[shell] `tidelog pipeline reconcile | scrub | backfill | stats`: the jobs that end by themselves.
+"""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
-from typing import TYPE_CHECKING
+import signal
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from threading import Event
+from typing import TYPE_CHECKING, Any, Final
 
-from tidelog.cli import pipeline_export, pipeline_jobs
-from tidelog.cli.command import command, group
-from tidelog.cli.options import age_ms, count, size
+from tidelog.cli.check import describe_location, finding_fields, finding_row
+from tidelog.cli.command import add_command, add_group, parse_age_ms, parse_count, parse_size
+from tidelog.cli.render import Screen, format_bytes, format_seqs, plural
+from tidelog.disk.posix import PosixDisk
+from tidelog.errors import BadInput
 
 if TYPE_CHECKING:
     from tidelog.cli.command import Commands
 
 
+@contextmanager
+def _stop_event() -> Iterator[Event]:
+    """An event that is set by Ctrl-C or SIGTERM while the block runs. A second Ctrl-C is what it always was."""
+    told = Event()
+
+    def hear(number: int, _: Any) -> None:
+        told.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    before = {number: signal.signal(number, hear) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield told
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def export(args: Namespace, screen: Screen) -> int:
+    from tidelog import pipelines
+
+    sizes = pipelines.Sizes(args.file_bytes, args.file_age, max(args.commit_bytes, args.file_bytes))
+    with screen.progress_bar(f"exporting {args.topic}", total=1) as bar, _stop_event() as told:
+        done = pipelines.export(
+            args.where,
+            args.topic,
+            args.table,
+            format=args.format,
+            key=args.key,
+            schema=args.schema,
+            infer=args.infer,
+            bad=args.bad,
+            on_gap=args.on_gap,
+            sizes=sizes,
+            pause=None if args.once else lambda idle: told.wait(args.every / 1000 if idle else 0),
+            master=args.master,
+            progress=bar,
+        )
+    fields = {**done._asdict(), "hash": f"{done.hash:016x}", "table": args.table}
+    wrote = f"{plural(done.rows, 'row')} in {plural(done.files, 'file')}, {plural(done.commits, 'commit')}"
+    screen.print_result(fields, f"{args.table}: {wrote}; it stands for {args.topic} up to seq {done.stop - 1}")
+    if done.commits and not screen.json:
+        screen.print_table(
+            ("", ""),
+            [
+                ("range", format_seqs(done.first, done.stop)),
+                ("rows", f"{done.rows:,}"),
+                ("in quarantine", f"{done.quarantined:,}"),
+                ("files", f"{done.files:,}, of {format_bytes(done.smallest)} to {format_bytes(done.largest)}"),
+                ("bytes", format_bytes(done.bytes)),
+                ("hash", f"{done.hash:016x}"),
+            ],
+        )
+    return 0
+
+
+_BAR_CHARS: Final = 24
+_SHOWN_RANGES_MAX: Final = 5  # ranges that a repair had to leave
+
+
+def reconcile(args: Namespace, screen: Screen) -> int:
+    """Table = log; 1 where it is not."""
+    from tidelog import pipelines
+
+    with screen.progress_bar(f"comparing {args.table} with {args.topic}", total=1) as bar:
+        found = pipelines.reconcile(
+            args.where, args.topic, args.table, key=args.key, repair=args.repair, master=args.master, progress=bar
+        )
+    fields = {**found._asdict(), "hash": f"{found.hash:016x}", "equal": found.equal, "whole": found.whole}
+    fields["table"] = args.table
+    fields["difference"] = found.difference._asdict() if found.difference is not None else None
+    rows = f"{plural(found.table_rows, 'row')} in {plural(found.pieces, 'range')}, hash {found.hash:016x}"
+    if found.equal:
+        alone = f"; {found.alone:,} of them are no longer in the log" if found.alone else ""
+        screen.print_result(
+            fields, f"{args.table} is {args.topic}, {format_seqs(found.first, found.stop)}: {rows}{alone}"
+        )
+        return 0
+    first = found.difference
+    lines = [f"{args.table} is not {args.topic}: {plural(len(found.differing), 'range')} of {found.pieces} differ"]
+    if first is not None:
+        lines += [
+            f"first difference{'' if first.seq is None else f', seq {first.seq}'}",
+            f"  log    {first.log}",
+            f"  table  {first.table}",
+        ]
+    if args.repair:
+        lines.append(f"{plural(found.repaired, 'range')} made again from the log")
+        lines += [
+            f"  {format_seqs(low, high)} differs still: the log lost records of it"
+            for low, high in found.left[:_SHOWN_RANGES_MAX]
+        ]
+        if found.left_beyond:
+            lines.append(f"  {plural(found.left_beyond, 'row')} with seqs that the log does not have were not touched")
+    screen.print_result(fields, *lines)
+    if not args.repair:
+        screen.print_note("run it again with --repair to make these ranges again from the log")
+    return 0 if found.whole else 1
+
+
+def scrub(args: Namespace, screen: Screen) -> int:
+    """Every checksum; 1 where something is damaged."""
+    from tidelog import pipelines
+
+    with screen.progress_bar(f"scrubbing {args.dir}", total=1) as bar:
+        found = pipelines.scrub(args.dir, master=args.master, progress=bar)
+    fields = {**found._asdict(), "ok": not found.damage, "path": args.dir}
+    fields["findings"] = [finding_fields(finding) for finding in found.findings]
+    seen = f"{plural(found.segments, 'segment')} and {plural(found.frames, 'frame')} of the WAL"
+    said = f"{seen}, {format_bytes(found.bytes)}, in {plural(found.parts, 'part')}"
+    if found.damage:
+        screen.print_result(
+            fields, f"{args.dir}: damage in {describe_location(found.damage[0])}: {found.damage[0].reason}"
+        )
+    else:
+        rooms = f" and {plural(found.channels, 'channel')}" if found.channels else ""
+        screen.print_result(fields, f"{args.dir}: no damage, {plural(found.topics, 'topic')}{rooms}; {said}")
+    if found.findings and not screen.json:
+        screen.print_table(("", "what", "where", "why"), [finding_row(finding) for finding in found.findings])
+    return 1 if found.damage else 0
+
+
+def load_function(text: str) -> Callable[[Any], Any]:
+    """The function that `module:function` names; modules of the current directory are found too."""
+    module, colon, name = text.partition(":")
+    if not colon or not module or not name:
+        raise BadInput(f"{text!r} names no function; nothing was done, write module:function")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found = getattr(import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BadInput(f"{text} cannot be loaded ({error}); nothing was done, check the name and the path") from None
+    if not callable(found):
+        raise BadInput(f"{text} is no function; nothing was done, name one from DataFrame to DataFrame")
+    made: Callable[[Any], Any] = found
+    return made
+
+
+def backfill(args: Namespace, screen: Screen) -> int:
+    from tidelog import pipelines
+
+    function = load_function(args.through) if args.through else None
+    with screen.progress_bar(f"job {args.job}", total=1) as bar:
+        done = pipelines.backfill(
+            args.source,
+            args.target,
+            args.topic,
+            from_topic=args.from_topic,
+            format=args.format,
+            function=function,
+            function_name=args.through,
+            job=args.job,
+            work_dir=args.work_dir,
+            first=args.first,
+            until=args.until,
+            table_format=args.table_format,
+            key=args.key,
+            target_key=args.target_key,
+            master=args.master,
+            progress=bar,
+        )
+    live = "" if done.join_seq is None else f"; the live stream goes on at seq {done.join_seq + 1}"
+    where = f"{plural(done.rows, 'row')} in {done.target}, {format_seqs(done.first, done.last + 1)}{live}"
+    before = f"nothing was written: job {args.job} had written everything before; " if not done.written else ""
+    screen.print_result(done._asdict(), f"{before}{where}")
+    return 0
+
+
+def stats(args: Namespace, screen: Screen) -> int:
+    from tidelog import addresses, pipelines
+    from tidelog.pipelines.stats_job import render_bar, save_plot
+
+    if args.plot:
+        args.plot = addresses.local_directory(args.plot, "--plot")
+    if args.plot and not args.plot.endswith(".svg"):
+        raise BadInput(f"{args.plot}: a plot is an SVG; nothing was done, give a name that ends in .svg")
+    with screen.progress_bar(f"reading {args.topic}"):
+        found = pipelines.stats(args.where, args.topic, every_ms=args.every, key=args.key, master=args.master)
+    if args.plot:
+        save_plot(found, PosixDisk(), args.plot)
+    counted = sum(row["records"] for row in found.rates)
+    screen.print_result(
+        {**found._asdict(), "plot": args.plot},
+        f"{args.topic}: {plural(counted, 'record')} in {plural(len(found.rates), 'interval')}",
+    )
+    if screen.json:
+        return 0
+    most = max((row["records_s"] for row in found.rates), default=0)
+    screen.print_table(
+        ("from (UTC)", ">records", ">per s", ">bytes per s", ">p50", ">p99", ">largest", ""),
+        [
+            (
+                row["from"],
+                f"{row['records']:,}",
+                f"{row['records_s']:,.1f}",
+                format_bytes(int(row["bytes_s"])),
+                format_bytes(row["size_p50"]),
+                format_bytes(row["size_p99"]),
+                format_bytes(row["size_max"]),
+                render_bar(row["records_s"], most, _BAR_CHARS),
+            )
+            for row in found.rates
+        ],
+    )
+    if found.waits:
+        longest = max((row["wait_ms_p99"] or 0 for row in found.waits), default=0)
+        screen.print_table(
+            ("from (UTC)", ">claims", ">acks", ">nacks", ">dead", ">wait p50", ">wait p99", ""),
+            [
+                (
+                    row["from"],
+                    *(f"{row[name]:,}" for name in ("claims", "acks", "nacks", "dead")),
+                    *(f"{row[name] or 0:,} ms" for name in ("wait_ms_p50", "wait_ms_p99")),
+                    render_bar(row["wait_ms_p99"] or 0, longest, _BAR_CHARS),
+                )
+                for row in found.waits
+            ],
+        )
+    return 0
+
+
 def add(commands: Commands) -> None:
     """Add `pipeline` and its commands to the command line."""
-    verbs = group(
+    verbs = add_group(
         commands,
         "pipeline",
-        short="export, reconcile, scrub, backfill and stats, on Spark",
-        about="Jobs over topics that run on Spark: on all processors of this machine, or on a cluster (--master).\n"
+        summary="export, reconcile, scrub, backfill and stats, on Spark",
+        description="Jobs over topics that run on Spark: on all processors of this machine, or on a cluster "
+        "(--master).\n"
         "WHERE is a directory of topics or the address of a server. No jar is needed, and no Spark but the\n"
         "Python package: pip install 'tidelog[spark,lake]'.",
-        start="start here:\n  $ tidelog pipeline export data orders table --once\n"
+        first_steps="start here:\n  $ tidelog pipeline export data orders table --once\n"
         "  $ tidelog pipeline reconcile data orders table\n",
     )
-    _export(verbs)
-    _reconcile(verbs)
-    _scrub(verbs)
-    _backfill(verbs)
-    _stats(verbs)
+    _add_export(verbs)
+    _add_reconcile(verbs)
+    _add_scrub(verbs)
+    _add_backfill(verbs)
+    _add_stats(verbs)
 
 
-def _common(made: ArgumentParser, *, key: bool = True) -> None:
-    made.add_argument("--master", default="local[*]", help="where Spark runs (local[*])")
+def _add_spark_options(parser: ArgumentParser, *, key: bool = True) -> None:
+    parser.add_argument("--master", default="local[*]", help="where Spark runs (local[*])")
     if key:
-        made.add_argument("--key", help="of the server, where it asks for one")
+        parser.add_argument("--key", help="of the server, where it asks for one")
 
 
-def _export(verbs: Commands) -> None:
-    made = command(
-        verbs,
+def _add_export(subcommands: Commands) -> None:
+    made = add_command(
+        subcommands,
         "export",
-        pipeline_export.export,
-        short="a topic into a table, exactly once",
-        about="Bring a topic into TABLE, a directory of Parquet files or a Delta table, and go on with it as records\n"
+        export,
+        summary="a topic into a table, exactly once",
+        description="Bring a topic into TABLE, a directory of Parquet files or a Delta table, and go on with it as "
+        "records\n"
         "come. How far it is stands in the table's own commits and nowhere else: a run that was killed, or whose\n"
         "files were half written, is taken up by the next one without a row lost or doubled.\n"
         "With --schema or --infer the fields of JSON records become columns.",
@@ -55,10 +294,16 @@ def _export(verbs: Commands) -> None:
         made.add_argument(name, metavar=about)
     made.add_argument("--format", choices=("parquet", "delta"), help="of a table that is new (parquet)")
     made.add_argument("--once", action="store_true", help="end when the table holds what the topic holds now")
-    made.add_argument("--every", type=age_ms, default=5_000, metavar="AGE", help="look for new records so often (5s)")
-    made.add_argument("--file-bytes", type=size, default=128 << 20, metavar="SIZE", help="of the log in a file (128m)")
-    made.add_argument("--file-age", type=age_ms, default=60_000, metavar="AGE", help="commit by then anyway (1m)")
-    made.add_argument("--commit-bytes", type=size, default=1 << 30, metavar="SIZE", help="of the log in a commit (1g)")
+    made.add_argument(
+        "--every", type=parse_age_ms, default=5_000, metavar="AGE", help="look for new records so often (5s)"
+    )
+    made.add_argument(
+        "--file-bytes", type=parse_size, default=128 << 20, metavar="SIZE", help="of the log in a file (128m)"
+    )
+    made.add_argument("--file-age", type=parse_age_ms, default=60_000, metavar="AGE", help="commit by then anyway (1m)")
+    made.add_argument(
+        "--commit-bytes", type=parse_size, default=1 << 30, metavar="SIZE", help="of the log in a commit (1g)"
+    )
     made.add_argument("--schema", help="columns out of JSON records, as 'sku string, price double'")
     made.add_argument("--infer", action="store_true", help="find the columns by looking at records")
     made.add_argument(
@@ -67,16 +312,17 @@ def _export(verbs: Commands) -> None:
     made.add_argument(
         "--on-gap", choices=("fail", "skip"), default="fail", help="records lost before they were read (fail)"
     )
-    _common(made)
+    _add_spark_options(made)
 
 
-def _reconcile(verbs: Commands) -> None:
-    made = command(
-        verbs,
+def _add_reconcile(subcommands: Commands) -> None:
+    made = add_command(
+        subcommands,
         "reconcile",
-        pipeline_jobs.reconcile,
-        short="prove that a table is the log; exit code 1 where it is not",
-        about="Hold every range of TABLE against the topic, by counts and hashes of its rows. Where one differs,\n"
+        reconcile,
+        summary="prove that a table is the log; exit code 1 where it is not",
+        description="Hold every range of TABLE against the topic, by counts and hashes of its rows. Where one "
+        "differs,\n"
         "show the first seq with what the log has and what the table has, and end with exit code 1. With --repair\n"
         "the ranges that differ are made again, and only those; the exit code is then 0 if all of them could be.",
         examples="tidelog pipeline reconcile data orders table\ntidelog pipeline reconcile data orders table --repair",
@@ -84,31 +330,33 @@ def _reconcile(verbs: Commands) -> None:
     for name, about in (("where", "WHERE"), ("topic", "TOPIC"), ("table", "TABLE")):
         made.add_argument(name, metavar=about)
     made.add_argument("--repair", action="store_true", help="make ranges again that differ")
-    _common(made)
+    _add_spark_options(made)
 
 
-def _scrub(verbs: Commands) -> None:
-    made = command(
-        verbs,
+def _add_scrub(subcommands: Commands) -> None:
+    made = add_command(
+        subcommands,
         "scrub",
-        pipeline_jobs.scrub,
-        short="verify every checksum of a directory in parallel; exit code 1 on damage",
-        about="What `tidelog check` does, on as many processors as Spark is given: snapshots, WAL, segments, indexes,\n"
+        scrub,
+        summary="verify every checksum of a directory in parallel; exit code 1 on damage",
+        description="What `tidelog check` does, on as many processors as Spark is given: snapshots, WAL, segments, "
+        "indexes,\n"
         "footers, deletions; metadata, messages and cursors of channels. Damage is named by file,\n"
         "byte and records. Changes nothing.",
         examples="tidelog pipeline scrub data\ntidelog pipeline scrub data --json",
     )
     made.add_argument("dir", metavar="DIR")
-    _common(made, key=False)
+    _add_spark_options(made, key=False)
 
 
-def _backfill(verbs: Commands) -> None:
-    made = command(
-        verbs,
+def _add_backfill(subcommands: Commands) -> None:
+    made = add_command(
+        subcommands,
         "backfill",
-        pipeline_jobs.backfill,
-        short="files, a table or a range of a topic into a topic or a table",
-        about="SOURCE is files (Parquet, JSON lines, CSV with a header) or a Delta table, or with --from-topic a\n"
+        backfill,
+        summary="files, a table or a range of a topic into a topic or a table",
+        description="SOURCE is files (Parquet, JSON lines, CSV with a header) or a Delta table, or with --from-topic "
+        "a\n"
         "directory or server with that topic. TARGET is a directory or a server with --topic, or else a table.\n"
         "--through names a function from DataFrame to DataFrame that rows go through. A job that broke off is\n"
         "taken up where it was, by its --job name, and writes nothing twice.",
@@ -123,26 +371,27 @@ def _backfill(verbs: Commands) -> None:
     made.add_argument("--through", metavar="MODULE:FUNCTION", help="what rows go through")
     made.add_argument("--job", default="backfill", help="the name by which a job is taken up again (backfill)")
     made.add_argument("--work-dir", metavar="DIR", help="where rows are staged (.tidelog-backfill/JOB)")
-    made.add_argument("--first", type=count, metavar="SEQ", help="of the source's topic; the earliest")
-    made.add_argument("--until", type=count, metavar="SEQ", help="of the source's topic, included; its end now")
+    made.add_argument("--first", type=parse_count, metavar="SEQ", help="of the source's topic; the earliest")
+    made.add_argument("--until", type=parse_count, metavar="SEQ", help="of the source's topic, included; its end now")
     made.add_argument("--table-format", choices=("parquet", "delta"), help="of a table that is new (parquet)")
     made.add_argument("--target-key", help="of the server that is written to")
-    _common(made)
+    _add_spark_options(made)
 
 
-def _stats(verbs: Commands) -> None:
-    made = command(
-        verbs,
+def _add_stats(subcommands: Commands) -> None:
+    made = add_command(
+        subcommands,
         "stats",
-        pipeline_jobs.stats,
-        short="rates, sizes and waits by interval, as a table and a plot",
-        about="Records and bytes per interval with percentiles of sizes; of a queue, claims and how long jobs had\n"
+        stats,
+        summary="rates, sizes and waits by interval, as a table and a plot",
+        description="Records and bytes per interval with percentiles of sizes; of a queue, claims and how long jobs "
+        "had\n"
         "waited for them. --plot draws it as an SVG.",
         examples="tidelog pipeline stats data orders --every 1m\n"
         "tidelog pipeline stats data jobs --every 10s --plot jobs.svg",
     )
     made.add_argument("where", metavar="WHERE")
     made.add_argument("topic", metavar="TOPIC")
-    made.add_argument("--every", type=age_ms, default=60_000, metavar="AGE", help="length of an interval (1m)")
+    made.add_argument("--every", type=parse_age_ms, default=60_000, metavar="AGE", help="length of an interval (1m)")
     made.add_argument("--plot", metavar="FILE", help="an SVG to write")
-    _common(made)
+    _add_spark_options(made)

@@ -1,19 +1,461 @@
 """`tidelog queue …`: the commands, what each takes, and the help that teaches them. What they do lies in queue_run;
-`tidelog worker` has a module of its own."""
+`tidelog worker` has a module of its own.
+
+[shell] What the commands of `tidelog queue` do.
+
+[shell] Queues as a command needs them, wherever they are: in a directory, or behind a server.
+
+    tidelog queue … DIR QUEUE               this process is the writer, or a reader beside one
+    tidelog queue … QUEUE --server URL      a server is, and commands are its clients
+
+Both say the same in the same shapes, so a command does not know which one it talks to.
+"""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
-from typing import TYPE_CHECKING
+import json
+import sys
+from argparse import ArgumentParser, Namespace
+from base64 import b64encode
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
 
-from tidelog.cli import queue_run
-from tidelog.cli.command import Run, command, group
-from tidelog.cli.options import age_ms, count, moment_us, positive, seqs
+import msgspec
+
+from tidelog.cli import target
+from tidelog.cli.command import (
+    CommandFunction,
+    add_command,
+    add_group,
+    parse_age_ms,
+    parse_count,
+    parse_moment_us,
+    parse_positive,
+    parse_seqs,
+)
+from tidelog.cli.log import ByteSource, read_lines
+from tidelog.cli.render import Screen, format_bytes, format_seqs, format_time, plural
+from tidelog.cli.topic import parse_json_lines
+from tidelog.client import Client, RemoteQueue
+from tidelog.engine import Engine, EngineConfig
+from tidelog.engine.queues import AckResult, ExtendResult, Job, parse_lease_token
+from tidelog.engine.queues.jobs import PRIORITY_KEY, RUN_AT_KEY
+from tidelog.errors import BadInput, NotAQueue
 
 if TYPE_CHECKING:
     from tidelog.cli.command import Commands
 
-_ABOUT = """\
+_PAGE_TOPICS = 1_000
+
+
+class PutOptions(Protocol):
+    """What jobs of one put have in common."""
+
+    tag: str | None
+    delay_ms: int | None
+    run_at_ms: int | None
+    priority: int
+
+
+class QueueBackend(Protocol):
+    def names(self, prefix: str) -> list[str]:
+        """Every queue."""
+        ...
+
+    def state(self, name: str) -> dict[str, Any]: ...
+    def ensure(self, name: str) -> None: ...
+    def put(self, name: str, datas: Sequence[Any], options: PutOptions) -> tuple[int, int]:
+        """The first and the last seq."""
+        ...
+
+    def claim(self, name: str, node: str, most: int, lease_ms: int | None) -> Sequence[Job]: ...
+    def ack(self, name: str, node: str, seqs: Sequence[Any], ids: Sequence[int | None] | None) -> AckResult: ...
+    def nack(
+        self, name: str, node: str, seqs: Sequence[Any], ids: Sequence[int | None] | None, delay_ms: int
+    ) -> AckResult: ...
+    def extend(self, name: str, node: str, seqs: Sequence[Any], lease_ms: int) -> ExtendResult: ...
+    def history(self, name: str, from_seq: int, limit: int) -> list[dict[str, Any]]: ...
+    def redrive(self, name: str, to: str | None, match: str | None, limit: int | None, rate: int | None) -> Any:
+        """How many were moved, to which queues, and how many were left."""
+        ...
+
+
+def queue_name(args: Namespace) -> str:
+    return target.target_name(args, "QUEUE")
+
+
+def open_queues(
+    args: Namespace, screen: Screen, *, write: bool, create: bool = False
+) -> AbstractContextManager[QueueBackend]:
+    """The door that the command line names. Everything is on disk when this ends."""
+    return target.open_target(args, screen, LocalQueues, RemoteQueues, write=write, create=create)
+
+
+class LocalQueues:
+    def __init__(self, database: Engine) -> None:
+        self._database = database
+
+    def names(self, prefix: str) -> list[str]:
+        return [state.topic for state in self._database.topics(prefix) if state.config.type == "queue"]
+
+    def state(self, name: str) -> dict[str, Any]:
+        queue = self._database.queue(name, create=False)
+        state, counts = queue.topic.state(), queue.counts()
+        return {
+            "queue": name,
+            **counts._asdict(),
+            "count": state.count,
+            "bytes": state.bytes,
+            "head_seq": state.head_seq,
+            "config": msgspec.json.decode(state.config.to_json()),
+        }
+
+    def ensure(self, name: str) -> None:
+        self._database.queue(name)
+
+    def put(self, name: str, datas: Sequence[Any], options: PutOptions) -> tuple[int, int]:
+        done = self._database.queue(name, create=False).put(
+            list(datas),
+            tag=options.tag,
+            delay_ms=options.delay_ms,
+            run_at_ms=options.run_at_ms,
+            priority=options.priority,
+        )
+        return done.first_seq, done.last_seq
+
+    def claim(self, name: str, node: str, most: int, lease_ms: int | None) -> Sequence[Job]:
+        return self._database.queue(name, create=False).claim(node, most, lease_ms)
+
+    def ack(self, name: str, node: str, seqs: Sequence[Any], ids: Sequence[int | None] | None) -> AckResult:
+        return self._database.queue(name, create=False).ack(node, seqs, ids)
+
+    def nack(
+        self, name: str, node: str, seqs: Sequence[Any], ids: Sequence[int | None] | None, delay_ms: int
+    ) -> AckResult:
+        return self._database.queue(name, create=False).nack(node, seqs, ids, delay_ms)
+
+    def extend(self, name: str, node: str, seqs: Sequence[Any], lease_ms: int) -> ExtendResult:
+        return self._database.queue(name, create=False).extend(node, seqs, lease_ms=lease_ms)
+
+    def history(self, name: str, from_seq: int, limit: int) -> list[dict[str, Any]]:
+        return self._database.queue(name, create=False).history().read(from_seq, limit)
+
+    def redrive(self, name: str, to: str | None, match: str | None, limit: int | None, rate: int | None) -> Any:
+        done = self._database.topic(name, create=False).redrive(to=to, match=match, limit=limit, rate=rate)
+        return done.count, done.queues, done.skipped
+
+
+class RemoteQueues:
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def _queue(self, name: str) -> RemoteQueue:
+        return RemoteQueue(self._client, name)
+
+    def names(self, prefix: str) -> list[str]:
+        found: list[str] = []
+        after = ""
+        while True:
+            page = self._client.get(
+                f"/v0/topics?page_size={_PAGE_TOPICS}&prefix={quote(prefix, safe='')}&cursor={after}"
+            )
+            found += [row["topic"] for row in page["topics"]]
+            after = page.get("next_cursor", "")
+            if not after:
+                return [name for name in found if self._queue(name).state()["type"] == "queue"]
+
+    def state(self, name: str) -> dict[str, Any]:
+        now = self._queue(name).state()
+        if now["type"] != "queue":
+            raise NotAQueue(name)
+        kept = {key: now[key] for key in ("count", "bytes", "head_seq", "config")}
+        return {"queue": name, **now["queue"], **kept}
+
+    def ensure(self, name: str) -> None:
+        if name not in self.names(name):
+            self._client.put(f"/v0/topics/{quote(name, safe='')}", {"type": "queue"})
+
+    def put(self, name: str, datas: Sequence[Any], options: PutOptions) -> tuple[int, int]:
+        more = {
+            "tag": options.tag,
+            "delay_ms": options.delay_ms,
+            "run_at_ms": options.run_at_ms,
+            "priority": options.priority or None,
+        }
+        done = self._queue(name).put([{**_encode_data(data), **more} for data in datas])
+        return done["first_seq"], done["last_seq"]
+
+    def claim(self, name: str, node: str, most: int, lease_ms: int | None) -> Sequence[Job]:
+        return [Job(*job) for job in self._queue(name).claim(node, most, lease_ms)]
+
+    def ack(self, name: str, node: str, seqs: Sequence[Any], ids: Sequence[int | None] | None) -> AckResult:
+        done = self._queue(name).ack(node, seqs, ids)
+        return AckResult(*done)
+
+    def nack(
+        self, name: str, node: str, seqs: Sequence[Any], ids: Sequence[int | None] | None, delay_ms: int
+    ) -> AckResult:
+        done = self._queue(name).nack(node, seqs, ids, delay_ms)
+        return AckResult(*done)
+
+    def extend(self, name: str, node: str, seqs: Sequence[Any], lease_ms: int) -> ExtendResult:
+        done = self._queue(name).extend(node, seqs, lease_ms=lease_ms)
+        return ExtendResult(*done)
+
+    def history(self, name: str, from_seq: int, limit: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._queue(name).history(from_seq, limit)["events"]
+        return found
+
+    def redrive(self, name: str, to: str | None, match: str | None, limit: int | None, rate: int | None) -> Any:
+        """As many requests as it takes: a server moves some thousands with each."""
+        moved, skipped = 0, 0
+        queues: dict[str, int] = {}
+        for _ in count():
+            left = None if limit is None else limit - moved
+            asked = {
+                "to": to,
+                "match": match,
+                "rate": rate,
+                "limit": _PAGE_TOPICS if left is None else min(left, _PAGE_TOPICS),
+            }
+            done = self._queue(name).redrive(**asked)
+            moved, skipped = moved + done["redriven"], done["skipped"]
+            for queue, number in done["queues"].items():
+                queues[queue] = queues.get(queue, 0) + number
+            if not done["redriven"] or (limit is not None and moved >= limit):
+                break
+        return moved, queues, skipped
+
+
+def _encode_data(data: Any) -> dict[str, Any]:
+    if isinstance(data, bytes):
+        return {"data": b64encode(data).decode(), "$encoding": "base64"}
+    return {"data": data}
+
+
+def job_fields(job: Job) -> dict[str, Any]:
+    """A job as a command shows it, and as the command of a worker reads it."""
+    data = job.data
+    if isinstance(data, bytes):
+        try:
+            named = {"data": data.decode()}
+        except UnicodeDecodeError:
+            named = {"data_base64": b64encode(data).decode()}
+    else:
+        named = {"data": data}
+    meta = {key: value for key, value in (job.meta or {}).items() if key not in (RUN_AT_KEY, PRIORITY_KEY)}
+    return {
+        "seq": job.seq,
+        "lease_id": job.lease_token,
+        "deadline_ms": job.deadline_ms,
+        "ts_ms": job.ts_ms,
+        "deliveries": job.deliveries,
+        **named,
+        **({} if job.tag is None else {"tag": job.tag}),
+        **({"meta": meta} if meta else {}),
+    }
+
+
+_ENGINE_LIMITS = EngineConfig()
+_COUNT_FIELDS = ("ready", "in_flight", "dead_lettered")
+
+
+# ── ls, show ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def ls(args: Namespace, screen: Screen) -> int:
+    """One line a queue."""
+    if bool(args.dir) == bool(args.server):
+        raise BadInput("queues are in a DIR or behind a --server, one of the two; nothing was done")
+    with open_queues(args, screen, write=False) as door:
+        states = [door.state(name) for name in door.names(args.prefix)]
+    screen.print_result(
+        {"queues": [{key: value for key, value in state.items() if key != "config"} for state in states]}
+    )
+    if screen.json:
+        return 0
+    if states:
+        titles = ("queue", "class", ">ready", ">in flight", ">dead letters", ">bytes")
+        rows = [
+            [
+                state["queue"],
+                state["config"]["durability"],
+                *(f"{state[key]:,}" for key in _COUNT_FIELDS),
+                format_bytes(state["bytes"]),
+            ]
+            for state in states
+        ]
+        screen.print_table(titles, rows)
+    print(f"{plural(len(states), 'queue')}, {plural(sum(state['ready'] for state in states), 'job')} to be done")
+    return 0
+
+
+def show(args: Namespace, screen: Screen) -> int:
+    """What a queue holds, and how it hands it out."""
+    name = queue_name(args)
+    with open_queues(args, screen, write=False) as door:
+        state = door.state(name)
+    config = state["config"]
+    kept = "leases outlive a restart" if config["leases_durable"] else "a restart ends all leases"
+    dead = (
+        f"after {plural(config['max_deliveries'], 'delivery').replace('deliverys', 'deliveries')} a job goes to "
+        f"{config['dead_letter']}"
+        if config["max_deliveries"] and config["dead_letter"]
+        else "a job comes back until it is acked"
+    )
+    waiting = state["count"] - state["ready"] - state["in_flight"]
+    screen.print_result(
+        state,
+        f"{name}: {plural(state['ready'], 'job')} to be claimed, {state['in_flight']:,} in flight, {waiting:,} not "
+        f"due yet, {state['dead_lettered']:,} dead letters",
+        f"class {config['durability']}, leases of {config['lease_ms'] / 1000:g} s; {kept}; {dead}",
+    )
+    return 0
+
+
+# ── put ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+def put(args: Namespace, screen: Screen) -> int:
+    """Write each line of standard input as a job."""
+    name = queue_name(args)
+    if args.delay_ms is not None and args.at_us is not None:
+        raise BadInput("a job has --at or --delay, not both; nothing was written")
+    args.run_at_ms = None if args.at_us is None else args.at_us // 1000
+    source: ByteSource = sys.stdin.buffer  # type: ignore[assignment]  # a BufferedReader, which typeshed does not say
+    batches: Iterable[list[Any]] = read_lines(source, args.batch, _ENGINE_LIMITS.record_bytes_max)
+    first, last = 0, 0
+    with open_queues(args, screen, write=True, create=True) as door:
+        door.ensure(name)
+        for batch in parse_json_lines(batches) if args.json_lines else batches:
+            put_first, last = door.put(name, batch, args)
+            first = first or put_first
+            screen.acked = range(first, last + 1)
+    count = last - first + 1 if first else 0
+    screen.acked = None
+    screen.print_result(
+        {"queue": name, "count": count, "first_seq": first or None, "last_seq": last or None},
+        f"{plural(count, 'job')}: {format_seqs(first, last + 1)}" if count else "no job: standard input was empty",
+    )
+    return 0
+
+
+# ── claim, ack, nack ──────────────────────────────────────────────────────────────────────────────
+
+
+def claim(args: Namespace, screen: Screen) -> int:
+    """Lease jobs and print them."""
+    name = queue_name(args)
+    with open_queues(args, screen, write=True) as door:
+        found = door.claim(name, args.node, args.max, args.lease_ms)
+        durable = args.server or door.state(name)["config"]["leases_durable"]
+    for job in found:
+        print(json.dumps(job_fields(job), ensure_ascii=False))
+    screen.flush()
+    screen.print_note(
+        f"{plural(len(found), 'job')} for {args.node}"
+        + ("" if durable or not found else "; the leases end with this command, because leases_durable is not set")
+    )
+    return 0
+
+
+def ack(args: Namespace, screen: Screen) -> int:
+    """Jobs are done."""
+    name = queue_name(args)
+    with open_queues(args, screen, write=True) as door:
+        done = door.ack(name, args.node, args.seqs, _lease_ids(args))
+    return _print_settled(screen, name, "acked", done)
+
+
+def nack(args: Namespace, screen: Screen) -> int:
+    """Jobs are given back."""
+    name = queue_name(args)
+    with open_queues(args, screen, write=True) as door:
+        done = door.nack(name, args.node, args.seqs, _lease_ids(args), args.delay_ms or 0)
+    return _print_settled(screen, name, "nacked", done)
+
+
+def _lease_ids(args: Namespace) -> list[int | None] | None:
+    if args.lease_ids is None:
+        return None
+    if len(args.lease_ids) != len(args.seqs):
+        raise BadInput(f"{len(args.seqs)} seqs came with {len(args.lease_ids)} leases; nothing was done")
+    return [parse_lease_token(token) for token in args.lease_ids]
+
+
+def _print_settled(screen: Screen, name: str, verb: str, result: AckResult) -> int:
+    skipped = ", ".join(map(str, result.skipped))
+    screen.print_result(
+        {
+            "queue": name,
+            verb: result.count,
+            "skipped": result.skipped,
+            "ready": result.ready,
+            "in_flight": result.in_flight,
+        },
+        f"{verb} {plural(result.count, 'job')}"
+        + (f"; not held by this node, or not under that lease: {skipped}" if skipped else ""),
+        f"{result.ready:,} to be claimed, {result.in_flight:,} in flight",
+    )
+    return 0
+
+
+# ── history, redrive ──────────────────────────────────────────────────────────────────────────────
+
+
+def history(args: Namespace, screen: Screen) -> int:
+    """What happened to jobs, oldest first."""
+    name = queue_name(args)
+    # The last steps are written down when somebody asks, so a directory is opened for writing.
+    with open_queues(args, screen, write=True) as door:
+        steps = door.history(name, args.first, args.limit)
+    if screen.json:
+        for step in steps:
+            print(json.dumps(step))
+        return 0
+    rows = [
+        [
+            str(step["at"]),
+            (format_time(step["ts_ms"] * 1000) or "")[:23],
+            step["event"],
+            _format_job_seqs(step),
+            step.get("node", ""),
+            f"lease_{step['lease_id']:x}" if "lease_id" in step else "",
+            str(step.get("deliveries", "")),
+        ]
+        for step in steps
+    ]
+    if rows:
+        screen.print_table((">at", "time (UTC)", "event", ">job", "node", "lease", ">deliveries"), rows)
+    screen.flush()
+    more = f"; go on with --from {steps[-1]['at']}" if len(steps) == args.limit else ""
+    screen.print_note(f"{plural(len(steps), 'step')}{more}")
+    return 0
+
+
+def _format_job_seqs(step: dict[str, Any]) -> str:
+    first, last = step.get("seq"), step.get("last_seq")
+    return "" if first is None else str(first) if last in (None, first) else f"{first} to {last}"
+
+
+def redrive(args: Namespace, screen: Screen) -> int:
+    """Dead letters back into their queues."""
+    name = queue_name(args)
+    with open_queues(args, screen, write=True) as door:
+        moved, queues, skipped = door.redrive(name, args.to, args.match, args.limit, args.rate)
+    where = ", ".join(f"{number:,} to {queue}" for queue, number in queues.items())
+    left = f"; {plural(skipped, 'record')} left: nobody knows where they came from" if skipped else ""
+    screen.print_result(
+        {"topic": name, "redriven": moved, "queues": queues, "skipped": skipped},
+        f"{plural(moved, 'record')} moved{f': {where}' if where else ''}{left}",
+    )
+    return 0
+
+
+_DESCRIPTION = """\
 A queue is a topic whose records are jobs. Whoever claims one holds a lease on it: ack and it is gone, nack
 and it comes back, do neither and it comes back when the lease ends. A job is done at least once.
 
@@ -25,7 +467,7 @@ Settings are those of the topic: tidelog topic config DIR QUEUE lease_ms=30s max
 exit codes: 0 done, 1 damage, 2 refused or failed, 130 interrupted
 """
 
-_START = """\
+_FIRST_STEPS = """\
 start here:
   $ printf 'one\\ntwo\\n' | tidelog queue put data jobs
   $ tidelog queue ls data
@@ -36,110 +478,131 @@ start here:
 
 def add(commands: Commands) -> None:
     """Add the `queue` group to the command line."""
-    verbs = group(commands, "queue", short="jobs: put, claim, ack, what happened to them", about=_ABOUT, start=_START)
-    _add_looks(verbs)
+    verbs = add_group(
+        commands,
+        "queue",
+        summary="jobs: put, claim, ack, what happened to them",
+        description=_DESCRIPTION,
+        first_steps=_FIRST_STEPS,
+    )
+    _add_lists(verbs)
     _add_put(verbs)
     _add_claims(verbs)
-    _add_afterwards(verbs)
+    _add_history(verbs)
 
 
-def add_places(made: ArgumentParser, what: str = "QUEUE") -> None:
+def add_target(parser: ArgumentParser, metavar: str = "QUEUE") -> None:
     """Where the queue is."""
-    made.add_argument("places", nargs="+", metavar=f"[DIR] {what}")
-    add_server(made)
+    parser.add_argument("places", nargs="+", metavar=f"[DIR] {metavar}")
+    add_server_options(parser)
 
 
-def add_server(made: ArgumentParser) -> None:
-    made.add_argument("--server", metavar="URL", help="the queues of a server, as http://127.0.0.1:4000; no DIR then")
-    made.add_argument("--key", help="a key of that server, where it asks for one")
+def add_server_options(parser: ArgumentParser) -> None:
+    parser.add_argument("--server", metavar="URL", help="the queues of a server, as http://127.0.0.1:4000; no DIR then")
+    parser.add_argument("--key", help="a key of that server, where it asks for one")
 
 
-def _of_queue(
-    verbs: Commands, name: str, run: Run, *, short: str, about: str, examples: str, what: str = "QUEUE"
+def _add_queue_command(
+    subcommands: Commands,
+    name: str,
+    run: CommandFunction,
+    *,
+    summary: str,
+    description: str,
+    examples: str,
+    metavar: str = "QUEUE",
 ) -> ArgumentParser:
-    made = command(verbs, name, run, short=short, about=about, examples=examples)
-    add_places(made, what)
+    made = add_command(subcommands, name, run, summary=summary, description=description, examples=examples)
+    add_target(made, metavar)
     return made
 
 
-def _add_looks(verbs: Commands) -> None:
-    made = command(
-        verbs,
+def _add_lists(subcommands: Commands) -> None:
+    made = add_command(
+        subcommands,
         "ls",
-        queue_run.ls,
-        short="list queues",
-        about="List queues: how many jobs can be claimed, how many are in flight, how many went to the dead letters.\n"
+        ls,
+        summary="list queues",
+        description="List queues: how many jobs can be claimed, how many are in flight, how many went to the dead "
+        "letters.\n"
         "Reads only; a writer may be at work, and what it has leased in memory is not seen from outside.",
         examples="tidelog queue ls data\ntidelog queue ls --server http://127.0.0.1:4000 --prefix mail.",
     )
     made.add_argument("dir", nargs="?", metavar="DIR")
     made.add_argument("--prefix", default="", metavar="P", help="only queues whose name begins so")
-    add_server(made)
-    _of_queue(
-        verbs,
+    add_server_options(made)
+    _add_queue_command(
+        subcommands,
         "show",
-        queue_run.show,
-        short="show one queue: what it holds and how it hands it out",
-        about="Show what a queue holds, how long its leases are, and what becomes of jobs that fail. Reads only.",
+        show,
+        summary="show one queue: what it holds and how it hands it out",
+        description="Show what a queue holds, how long its leases are, and what becomes of jobs that fail. Reads only.",
         examples="tidelog queue show data jobs",
     )
 
 
-def _add_put(verbs: Commands) -> None:
-    made = _of_queue(
-        verbs,
+def _add_put(subcommands: Commands) -> None:
+    made = _add_queue_command(
+        subcommands,
         "put",
-        queue_run.put,
-        short="put jobs from standard input",
-        about="Put each line of standard input as one job: as bytes, or with --json-lines as the JSON value it holds.\n"
+        put,
+        summary="put jobs from standard input",
+        description="Put each line of standard input as one job: as bytes, or with --json-lines as the JSON value it "
+        "holds.\n"
         "The queue is made where there is none, and so is a directory.",
         examples="printf 'one\\ntwo\\n' | tidelog queue put data jobs\n"
         """echo '{"to": "a@b.c"}' | tidelog queue put data mail --json-lines --delay 10m --priority 5""",
     )
     made.add_argument("--json-lines", action="store_true", help="each line is a JSON value; empty lines are left out")
-    made.add_argument("--batch", type=positive, default=1000, metavar="N", help="lines in one write at most (1000)")
-    made.add_argument("--tag", help="what to delete or redrive the jobs by later")
-    made.add_argument("--delay", type=age_ms, dest="delay_ms", metavar="AGE", help="not before so long: 30s, 10m, 2h")
     made.add_argument(
-        "--at", type=moment_us, dest="at_us", metavar="MOMENT", help="not before then: 2026-01-31T12:00:00Z"
+        "--batch", type=parse_positive, default=1000, metavar="N", help="lines in one write at most (1000)"
+    )
+    made.add_argument("--tag", help="what to delete or redrive the jobs by later")
+    made.add_argument(
+        "--delay", type=parse_age_ms, dest="delay_ms", metavar="AGE", help="not before so long: 30s, 10m, 2h"
+    )
+    made.add_argument(
+        "--at", type=parse_moment_us, dest="at_us", metavar="MOMENT", help="not before then: 2026-01-31T12:00:00Z"
     )
     made.add_argument("--priority", type=int, default=0, metavar="N", help="-1000 to 1000; higher goes first (0)")
 
 
-def _add_claims(verbs: Commands) -> None:
-    made = _of_queue(
-        verbs,
+def _add_claims(subcommands: Commands) -> None:
+    made = _add_queue_command(
+        subcommands,
         "claim",
-        queue_run.claim,
-        short="claim jobs and print them, one JSON object a line",
-        about="Lease jobs to a node and print them, one JSON object a line: seq, lease_id, deadline_ms, data …\n"
+        claim,
+        summary="claim jobs and print them, one JSON object a line",
+        description="Lease jobs to a node and print them, one JSON object a line: seq, lease_id, deadline_ms, data …\n"
         "In a directory leases outlive the command only where the queue has leases_durable=true.",
         examples="tidelog queue claim data jobs --node me --max 10\n"
         "tidelog queue claim jobs --server http://127.0.0.1:4000 --node me --lease 5m",
     )
     _add_node(made)
-    made.add_argument("--max", type=positive, default=1, metavar="N", help="this many at most (1)")
-    made.add_argument("--lease", type=age_ms, dest="lease_ms", metavar="AGE", help="how long; the queue's lease_ms")
+    made.add_argument("--max", type=parse_positive, default=1, metavar="N", help="this many at most (1)")
+    made.add_argument(
+        "--lease", type=parse_age_ms, dest="lease_ms", metavar="AGE", help="how long; the queue's lease_ms"
+    )
     for name, run, short, about in (
-        ("ack", queue_run.ack, "jobs are done: remove them", "Remove jobs that the node holds; they never come back."),
+        ("ack", ack, "jobs are done: remove them", "Remove jobs that the node holds; they never come back."),
         (
             "nack",
-            queue_run.nack,
+            nack,
             "give jobs back",
             "Give jobs back that the node holds: others may claim them, at once or after --delay.",
         ),
     ):
-        made = _of_queue(
-            verbs,
+        made = _add_queue_command(
+            subcommands,
             name,
             run,
-            short=short,
-            about=f"{about} What it does not\nhold, or not under the lease that is named, is skipped.",
+            summary=short,
+            description=f"{about} What it does not\nhold, or not under the lease that is named, is skipped.",
             examples=f"tidelog queue {name} data jobs --node me --seqs 3,5\n"
             f"tidelog queue {name} data jobs --node me --seqs 3 --leases lease_1f",
         )
         _add_node(made)
-        made.add_argument("--seqs", type=seqs, required=True, metavar="A,B", help="the jobs")
+        made.add_argument("--seqs", type=parse_seqs, required=True, metavar="A,B", help="the jobs")
         made.add_argument(
             "--leases",
             type=lambda text: text.split(","),
@@ -148,44 +611,48 @@ def _add_claims(verbs: Commands) -> None:
             help="their lease ids, one for each: a lease that was lost meanwhile is skipped",
         )
         if name == "nack":
-            made.add_argument("--delay", type=age_ms, dest="delay_ms", metavar="AGE", help="not before so long: 30s")
+            made.add_argument(
+                "--delay", type=parse_age_ms, dest="delay_ms", metavar="AGE", help="not before so long: 30s"
+            )
 
 
-def _add_node(made: ArgumentParser) -> None:
-    made.add_argument("--node", required=True, help="who holds the leases")
+def _add_node(parser: ArgumentParser) -> None:
+    parser.add_argument("--node", required=True, help="who holds the leases")
 
 
-def _add_afterwards(verbs: Commands) -> None:
-    made = _of_queue(
-        verbs,
+def _add_history(subcommands: Commands) -> None:
+    made = _add_queue_command(
+        subcommands,
         "history",
-        queue_run.history,
-        short="what happened to the jobs of a queue",
-        about="Print every step of every job, oldest first: enqueued, claimed, extended, nacked, expired, released,\n"
+        history,
+        summary="what happened to the jobs of a queue",
+        description="Print every step of every job, oldest first: enqueued, claimed, extended, nacked, expired, "
+        "released,\n"
         "acked, dead_lettered, redriven. The newest 100,000 steps are kept.",
         examples="tidelog queue history data jobs\ntidelog queue history data jobs --from 500 --limit 100 --json",
     )
     made.add_argument(
         "--from",
-        type=count,
+        type=parse_count,
         dest="first",
         default=0,
         metavar="N",
         help="the last step you have: what comes behind it is printed (0: from the first)",
     )
-    made.add_argument("--limit", type=positive, default=1000, metavar="N", help="this many steps at most (1000)")
-    made = _of_queue(
-        verbs,
+    made.add_argument("--limit", type=parse_positive, default=1000, metavar="N", help="this many steps at most (1000)")
+    made = _add_queue_command(
+        subcommands,
         "redrive",
-        queue_run.redrive,
-        short="put dead letters back into their queues",
-        about="Put the records of a dead-letter topic back into the queues they came from, or into --to, and delete\n"
+        redrive,
+        summary="put dead letters back into their queues",
+        description="Put the records of a dead-letter topic back into the queues they came from, or into --to, and "
+        "delete\n"
         "them there. A crash in the middle may put some back twice and loses none.",
         examples="tidelog queue redrive data dead --limit 10\n"
         "tidelog queue redrive data dead --match 'mail-*' --to mail --rate 50",
-        what="TOPIC",
+        metavar="TOPIC",
     )
     made.add_argument("--to", metavar="QUEUE", help="this queue, wherever they came from")
     made.add_argument("--match", metavar="TAG", help="records with this tag; with a * at its end, that begin so")
-    made.add_argument("--limit", type=positive, metavar="N", help="this many at most")
-    made.add_argument("--rate", type=positive, metavar="N", help="this many a second at most")
+    made.add_argument("--limit", type=parse_positive, metavar="N", help="this many at most")
+    made.add_argument("--rate", type=parse_positive, metavar="N", help="this many a second at most")

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import numpy as np
 
-from tidelog.commitlog import Damage, Report, SegmentInfo
+from tidelog.commitlog import Damage, RecoveryReport, SegmentInfo
 
 if TYPE_CHECKING:  # what draws is loaded when something is drawn: most commands answer with a line
     from rich.console import Console
     from rich.table import Table
 
-_WIDE = 200  # columns of a table that nobody looks at: enough for every cell
+_PIPE_COLUMNS = 200  # columns of a table that nobody looks at: enough for every cell
 
-Bar = Callable[[int, int | None], None]
+ProgressCallback = Callable[[int, int | None], None]
 
 
 class Screen:
@@ -35,59 +35,59 @@ class Screen:
     def __init__(self, *, json: bool) -> None:
         self.json = json
         self.acked: range | None = None  # seqs an append has written, for whoever reports that it ended early
-        self.unfinished = ""  # what to do about a half-made result, for the same
+        self.unfinished_hint = ""  # what to do about a half-made result, for the same
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # a path may hold what the terminal cannot show
 
-    def answer(self, fields: Mapping[str, Any], *lines: str) -> None:
+    def print_result(self, fields: Mapping[str, Any], *lines: str) -> None:
         """The command's result: the fields with --json, else the lines."""
         for line in [json.dumps(fields)] if self.json else lines:
             print(line)
 
-    def table(self, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    def print_table(self, titles: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         """A small table for a person."""
-        console(sys.stdout).print(table(titles, rows))
+        make_console(sys.stdout).print(build_table(titles, rows))
 
-    def data(self, data: bytes) -> None:
+    def write_data(self, data: bytes) -> None:
         """Bytes of records, as they are."""
         sys.stdout.buffer.write(data)
 
-    def say(self, text: str) -> None:
+    def print_note(self, text: str) -> None:
         """A remark for a person; nothing with --json."""
         if not self.json:
-            self.complain(text)
+            self.print_error(text)
 
-    def complain(self, text: str) -> None:
+    def print_error(self, text: str) -> None:
         """A line on standard error. Where nobody reads that, it is not worth a second error."""
         try:
             print(text, file=sys.stderr, flush=True)
         except OSError:
-            _forget(sys.stderr)
+            _discard(sys.stderr)
 
     def flush(self) -> None:
         """Hand everything to whoever reads it; raises where nobody does any more."""
         sys.stdout.flush()
 
-    def finish(self) -> None:
+    def flush_or_discard(self) -> None:
         """Print what is left. Where that cannot be done forget it, so that the interpreter does not try again."""
         try:
             self.flush()
         except OSError:
-            _forget(sys.stdout)
+            _discard(sys.stdout)
 
     @contextmanager
-    def bar(self, what: str, *, total: int | None = None) -> Iterator[Bar]:
+    def progress_bar(self, label: str, *, total: int | None = None) -> Iterator[ProgressCallback]:
         """A progress bar while the block runs: call it with how much is done, and of how much."""
         if self.json or not sys.stderr.isatty():
-            yield _hidden
+            yield _no_progress
             return
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
         known = (BarColumn(), MofNCompleteColumn())
         unknown = (SpinnerColumn(), TextColumn("{task.completed:,.0f}", markup=False))
         columns = (TextColumn("{task.description}", markup=False), *(unknown if total is None else known))
-        with Progress(*columns, console=console(sys.stderr), transient=True) as progress:
-            task = progress.add_task(what, total=total)
+        with Progress(*columns, console=make_console(sys.stderr), transient=True) as progress:
+            task = progress.add_task(label, total=total)
 
             def show(done: int, total: int | None) -> None:
                 progress.update(task, completed=done, total=total)
@@ -95,17 +95,17 @@ class Screen:
             yield show
 
 
-def _forget(stream: TextIO) -> None:
+def _discard(stream: TextIO) -> None:
     """Close a stream that cannot be written, with what it still holds."""
     with suppress(OSError):
         stream.close()
 
 
-def _hidden(_done: int, _total: int | None) -> None:
+def _no_progress(_done: int, _total: int | None) -> None:
     """The bar that nobody sees."""
 
 
-def console(stream: TextIO) -> Console:
+def make_console(stream: TextIO) -> Console:
     """A rich console that is a terminal exactly when the stream is, and takes no text for markup."""
     from rich.console import Console
 
@@ -113,14 +113,14 @@ def console(stream: TextIO) -> Console:
     return Console(
         file=stream,
         force_terminal=person,
-        width=None if person else _WIDE,
+        width=None if person else _PIPE_COLUMNS,
         markup=False,
         highlight=False,
         emoji=False,
     )
 
 
-def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def build_table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     """A small table. Titles that start with `>` stand over right-aligned columns; where the terminal is narrow,
     only the last column folds."""
     from rich.box import SIMPLE_HEAD
@@ -138,12 +138,12 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 # ── words ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def several(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """`1 record`, `2,000 records`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def bytes_(number: int) -> str:
+def format_bytes(number: int) -> str:
     """A size that a person can compare: `999 B`, `1.5 MB`."""
     if number < 1000:
         return f"{number} B"
@@ -155,19 +155,19 @@ def bytes_(number: int) -> str:
     return f"{value / 1000:.1f} TB"
 
 
-def span(first: int, stop: int) -> str:
+def format_seqs(first: int, stop: int) -> str:
     """The seqs of [first, stop) in words."""
     if stop <= first:
         return f"no records, next seq {first}"
     return f"seq {first}" if stop == first + 1 else f"seqs {first} to {stop - 1}"
 
 
-def moment(ts_us: int | None) -> str | None:
+def format_time(ts_us: int | None) -> str | None:
     """ISO 8601 in UTC; None where there is no time."""
     return str(np.datetime_as_string(np.datetime64(ts_us, "us"), timezone="UTC")) if ts_us else None
 
 
-def between(first_us: int | None, last_us: int | None) -> str:
+def format_time_range(first_us: int | None, last_us: int | None) -> str:
     """Two times to the second, for a person: `2026-01-31 12:00:00 to 12:00:05`."""
     if not first_us or not last_us:
         return "-"
@@ -182,7 +182,7 @@ def between(first_us: int | None, last_us: int | None) -> str:
 
 def damage_line(damage: Damage) -> str:
     file, fault = damage
-    seqs = f", {span(fault.seq, fault.resume)}" if fault.resume > fault.seq else ""
+    seqs = f", {format_seqs(fault.seq, fault.resume)}" if fault.resume > fault.seq else ""
     return f"{file} at byte {fault.pos}{seqs}: {fault.reason}"
 
 
@@ -197,7 +197,7 @@ def damage_fields(damage: Damage) -> dict[str, Any]:
     }
 
 
-def report_fields(report: Report) -> dict[str, Any]:
+def report_fields(report: RecoveryReport) -> dict[str, Any]:
     return {
         "clean": report.clean,
         "cut_bytes": report.cut_bytes,
@@ -218,10 +218,10 @@ def segment_row(info: SegmentInfo) -> list[str]:
         str(info.base),
         "-" if empty else str(info.stop - 1),
         "sealed" if info.sealed else "active",
-        bytes_(info.data_bytes),
-        bytes_(info.side_bytes),
+        format_bytes(info.data_bytes),
+        format_bytes(info.side_bytes),
         info.index,
-        between(info.first_us, info.last_us),
+        format_time_range(info.first_us, info.last_us),
     ]
 
 
@@ -233,6 +233,6 @@ def segment_fields(info: SegmentInfo) -> dict[str, Any]:
         "data_bytes": info.data_bytes,
         "side_bytes": info.side_bytes,
         "index": info.index,
-        "first_ts": moment(info.first_us),
-        "last_ts": moment(info.last_us),
+        "first_ts": format_time(info.first_us),
+        "last_ts": format_time(info.last_us),
     }

@@ -5,23 +5,23 @@ from __future__ import annotations
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from typing import TYPE_CHECKING, Any
 
-from tidelog.cli.command import Run, command, group
-from tidelog.cli.data import reading, writing
-from tidelog.cli.render import Screen, several
+from tidelog.cli.command import CommandFunction, add_command, add_group
+from tidelog.cli.render import Screen, plural
+from tidelog.cli.target import open_for_reading, open_for_writing
 from tidelog.engine.routing.router import GUARANTEES, RouterState
 from tidelog.errors import RouterNotFound
 
 if TYPE_CHECKING:
     from tidelog.cli.command import Commands
 
-_ABOUT = """\
+_DESCRIPTION = """\
 A router passes on every record that a topic gets to another one, from when it is made. Copies are
 found again from the topic they come from: passing on costs no write. A topic is fed from one other.
 
 exit codes: 0 done, 1 damage, 2 refused or failed, 130 interrupted
 """
 
-_START = """\
+_FIRST_STEPS = """\
 start here:
   $ tidelog router add data to-audit orders audit --filter 'order-*'
   $ printf 'first\\n' | tidelog topic write data orders --tag order-7
@@ -34,52 +34,55 @@ start here:
 def add(commands: Commands) -> None:
     """Add the `router` group to the command line."""
     short = "routers on disk: which topics are passed on to which"
-    verbs = group(commands, "router", short=short, about=_ABOUT, start=_START)
-    made = command(
+    verbs = add_group(commands, "router", summary=short, description=_DESCRIPTION, first_steps=_FIRST_STEPS)
+    made = add_command(
         verbs,
         "ls",
         ls,
-        short="list routers",
-        about="List the routers of a directory, and how many records each has passed on. Reads only.",
+        summary="list routers",
+        description="List the routers of a directory, and how many records each has passed on. Reads only.",
         examples="tidelog router ls data\ntidelog router ls data --source orders --json",
     )
     made.add_argument("dir", metavar="DIR")
     made.add_argument("--prefix", default="", metavar="P", help="only routers whose name begins so")
     made.add_argument("--source", metavar="TOPIC", help="only those from this topic")
     made.add_argument("--dest", metavar="TOPIC", help="only those to this topic")
-    _of_router(
+    _add_router_command(
         verbs,
         "show",
         show,
-        short="show one router",
-        about="Show what a router passes on, and how. Reads only; a writer may be at work.",
+        summary="show one router",
+        description="Show what a router passes on, and how. Reads only; a writer may be at work.",
         examples="tidelog router show data to-audit",
     )
-    _add_add(verbs)
-    _of_router(
+    _add_add_command(verbs)
+    _add_router_command(
         verbs,
         "drop",
         drop,
-        short="stop passing on",
-        about="Drop a router, behind what its source holds now. Copies stay where they are.",
+        summary="stop passing on",
+        description="Drop a router, behind what its source holds now. Copies stay where they are.",
         examples="tidelog router drop data to-audit",
     )
 
 
-def _of_router(verbs: Commands, name: str, run: Run, *, short: str, about: str, examples: str) -> ArgumentParser:
-    made = command(verbs, name, run, short=short, about=about, examples=examples)
+def _add_router_command(
+    subcommands: Commands, name: str, run: CommandFunction, *, summary: str, description: str, examples: str
+) -> ArgumentParser:
+    made = add_command(subcommands, name, run, summary=summary, description=description, examples=examples)
     made.add_argument("dir", metavar="DIR")
     made.add_argument("router", metavar="ROUTER")
     return made
 
 
-def _add_add(verbs: Commands) -> None:
-    made = _of_router(
-        verbs,
+def _add_add_command(subcommands: Commands) -> None:
+    made = _add_router_command(
+        subcommands,
         "add",
-        add_one,
-        short="make a router, or change its options",
-        about="Have what SOURCE gets from now on passed on to DEST; topics that are not there are made. A router that\n"
+        add_router,
+        summary="make a router, or change its options",
+        description="Have what SOURCE gets from now on passed on to DEST; topics that are not there are made. A "
+        "router that\n"
         "is there is changed: options that are not given take their defaults. Its ends never change.",
         examples="tidelog router add data to-audit orders audit\n"
         "tidelog router add data to-audit orders audit --filter 'order-*' --no-tag --exactly-once",
@@ -94,51 +97,51 @@ def _add_add(verbs: Commands) -> None:
     made.add_argument("--exactly-once", action="store_true", help="copies tell in their meta where they come from")
 
 
-def fields(state: RouterState) -> dict[str, Any]:
+def router_fields(state: RouterState) -> dict[str, Any]:
     return {name: value for name, value in state._asdict().items() if name != "created"}
 
 
 def ls(args: Namespace, screen: Screen) -> int:
     """One line a router."""
-    with reading(args.dir, screen) as log:
+    with open_for_reading(args.dir, screen) as log:
         states = log.routers(args.prefix, args.source, args.dest)
-    screen.answer({"path": args.dir, "routers": [fields(state) for state in states]})
+    screen.print_result({"path": args.dir, "routers": [router_fields(state) for state in states]})
     if screen.json:
         return 0
     if states:
-        rows = [[it.router, it.source, it.dest, _filter(it), f"{it.forwarded_total:,}"] for it in states]
-        screen.table(("router", "source", "dest", "filter", ">passed on"), rows)
-    print(several(len(states), "router"))
+        rows = [[it.router, it.source, it.dest, _format_filter(it), f"{it.forwarded_total:,}"] for it in states]
+        screen.print_table(("router", "source", "dest", "filter", ">passed on"), rows)
+    print(plural(len(states), "router"))
     return 0
 
 
-def _filter(state: RouterState) -> str:
+def _format_filter(state: RouterState) -> str:
     return "-" if state.filter is None else f"{state.filter[1]} {state.filter[2]}"
 
 
 def show(args: Namespace, screen: Screen) -> int:
     """Everything about one router."""
-    with reading(args.dir, screen) as log:
+    with open_for_reading(args.dir, screen) as log:
         state = log.find_router(args.router)
     if state is None:
         raise RouterNotFound(args.router)
-    return _told(state, screen)
+    return _print_router(state, screen)
 
 
-def _told(state: RouterState, screen: Screen) -> int:
-    screen.answer(fields(state))
+def _print_router(state: RouterState, screen: Screen) -> int:
+    screen.print_result(router_fields(state))
     if screen.json:
         return 0
     kept = [name for name, kept in (("tag", state.preserve_tag), ("node", state.preserve_node)) if kept]
-    print(f"{state.router}: {state.source} to {state.dest}, {several(state.forwarded_total, 'record')} passed on")
-    print(f"  filter       {_filter(state)}")
+    print(f"{state.router}: {state.source} to {state.dest}, {plural(state.forwarded_total, 'record')} passed on")
+    print(f"  filter       {_format_filter(state)}")
     print(f"  copies keep  {' and '.join(['data', 'meta', *kept])}")
     print(f"  guarantee    {state.guarantee}{', around a circle' if state.allow_cycle else ''}")
     return 0
 
 
-def add_one(args: Namespace, screen: Screen) -> int:
-    with writing(args.dir, screen, create=True) as log:
+def add_router(args: Namespace, screen: Screen) -> int:
+    with open_for_writing(args.dir, screen, create=True) as log:
         state = log.router(
             args.router,
             args.source,
@@ -150,14 +153,14 @@ def add_one(args: Namespace, screen: Screen) -> int:
             allow_cycle=args.allow_cycle,
             guarantee=GUARANTEES[1] if args.exactly_once else GUARANTEES[0],
         )
-    return _told(state, screen)
+    return _print_router(state, screen)
 
 
 def drop(args: Namespace, screen: Screen) -> int:
-    with writing(args.dir, screen) as log:
+    with open_for_writing(args.dir, screen) as log:
         if not log.drop_router(args.router):
             raise RouterNotFound(args.router)
-    screen.answer({"router": args.router, "dropped": True})
+    screen.print_result({"router": args.router, "dropped": True})
     if not screen.json:
         print(f"dropped {args.router}; its copies stay")
     return 0

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tidelog.addresses import check_path
-from tidelog.cli.command import command
+from tidelog.cli.command import add_command
 from tidelog.cli.render import Screen
 from tidelog.clock import SystemClock
-from tidelog.disk.atomic import read_all
+from tidelog.disk.durability import read_file
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput, NotFound
 
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
 
 def add(commands: Commands) -> None:
     """Add `serve` to the command line."""
-    made = command(
+    made = add_command(
         commands,
         "serve",
         serve,
-        short="serve a directory of topics over HTTP",
-        about="Serve a directory of topics over HTTP/1.1, h2c, SSE and WebSocket until SIGTERM or Ctrl-C. Settings\n"
+        summary="serve a directory of topics over HTTP",
+        description="Serve a directory of topics over HTTP/1.1, h2c, SSE and WebSocket until SIGTERM or Ctrl-C. "
+        "Settings\n"
         "come from the environment (TIDELOG_HOST, TIDELOG_API_KEYS and so on), then from --config, a TOML file\n"
         "with the same names in lower case and without the prefix, then from the command line. It listens on\n"
         "loopback unless told otherwise, and refuses any other address without keys. GET /v0/openapi.json\n"
@@ -52,9 +53,9 @@ def serve(args: Namespace, screen: Screen) -> int:
     """Serve until told to stop."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the server has its own handler: a lost terminal ends nothing
     try:
-        from tidelog.server import logs
-        from tidelog.server.config import ServerConfig, from_env, from_file, unknown
-        from tidelog.server.serve import run
+        from tidelog.server import lifecycle
+        from tidelog.server.config import ServerConfig, config_from_env, config_from_file, unknown_settings
+        from tidelog.server.lifecycle import run_server
     except ImportError as error:
         raise NotFound(
             f"the server's packages are not installed ({error.name} is missing); nothing was started, run: "
@@ -73,9 +74,9 @@ def serve(args: Namespace, screen: Screen) -> int:
 
     def settings() -> ServerConfig:
         """The environment, the file and the command line, each over the one before."""
-        found = from_env(ServerConfig(), os.environ)
+        found = config_from_env(ServerConfig(), os.environ)
         if args.config is not None:
-            found = from_file(found, _settings(disk, args.config), args.config)
+            found = config_from_file(found, _load_settings(disk, args.config), args.config)
         return replace(found, **{name: value for name, value in given.items() if value is not None})
 
     config = settings()
@@ -84,17 +85,17 @@ def serve(args: Namespace, screen: Screen) -> int:
         # A hook may lie where the server is started, whichever way that was; last, so that no file there takes the
         # place of a module that the server itself imports.
         sys.path.append("")
-    logger = logs.configure(config.log_format, sys.stderr, config.log_level)
+    logger = lifecycle.configure_logging(config.log_format, sys.stderr, config.log_level)
     screen.flush()
-    for name in unknown(os.environ):
+    for name in unknown_settings(os.environ):
         logger.warning("%s is no setting of this server and changes nothing; look at the name again", name)
     again = None if args.config is None else settings
-    run(config, clock=SystemClock(), disk=disk, say=logger.info, again=again)
+    run_server(config, clock=SystemClock(), disk=disk, log_line=logger.info, reload_config=again)
     return 0
 
 
-def _settings(disk: PosixDisk, path: str) -> dict[str, Any]:
-    content = read_all(disk, path)
+def _load_settings(disk: PosixDisk, path: str) -> dict[str, Any]:
+    content = read_file(disk, path)
     if content is None:
         raise NotFound(f"there is no file {path}; the server was not started")
     try:

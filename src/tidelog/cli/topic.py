@@ -1,20 +1,607 @@
 """`tidelog topic …`: the commands, what each takes, and the help that teaches them. What they do lies beside
-this module: topic_look (ls, show, read, follow), topic_write (write … checkpoint)."""
+this module: topic_look (ls, show, read, follow), topic_write (write … checkpoint).
+
+[shell] Commands that only look at topics: ls, show, read, follow. They work beside a writer and change nothing.
+
+[shell] Commands that change topics: write, delete, drop, config, seal, checkpoint.
+
+Each holds the directory for itself while it runs. Only write makes what is not there. An answer is
+printed after the directory is closed, so what it says is on disk, whatever the class.
+"""
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, BooleanOptionalAction
-from typing import TYPE_CHECKING, get_args
+import sys
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
 
-from tidelog.cli import topic_look, topic_write
-from tidelog.cli.command import Run, command, group
-from tidelog.cli.options import count, positive, seconds, seqs, setting
-from tidelog.engine.config import Durability
+import msgspec
+import numpy as np
+
+from tidelog.cli.command import (
+    CommandFunction,
+    add_command,
+    add_group,
+    parse_count,
+    parse_positive,
+    parse_seconds,
+    parse_seqs,
+    parse_setting,
+)
+from tidelog.cli.log import ByteSource, acked_fields, describe_written, read_lines
+from tidelog.cli.render import Screen, format_bytes, format_seqs, format_time, format_time_range, plural
+from tidelog.cli.target import check_holds_topics, open_for_reading, open_for_writing, wal_bytes
+from tidelog.clock import SystemClock
+from tidelog.disk.posix import PosixDisk
+from tidelog.engine import Counts, Engine, EngineConfig, Gap, Page, Record, Topic, TopicConfig, TopicInfo, manifest
+from tidelog.engine.config import OWN, Durability
+from tidelog.engine.manifest import SegmentRow
+from tidelog.errors import BadInput, BatchTooLarge, GapFound, TopicNotFound, Unavailable
+from tidelog.formats import lazy_compute as pc
 
 if TYPE_CHECKING:
     from tidelog.cli.command import Commands
 
-_ABOUT = """\
+_PAGE_RECORDS, _PAGE_BYTES = 10_000, 4 << 20
+_POLL_S = 0.2
+_encode = msgspec.json.Encoder().encode
+
+# What is left of an acknowledged record, in the words of a table.
+DURABILITY_MEANING = {
+    "fsync": "survives a power cut",
+    "disk": "survives kill -9; of the last moments before a power cut, a first part",
+    "memory": "promised nothing",
+    "ephemeral": "gone when its process ends",
+}
+
+
+# ── ls, show ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def ls(args: Namespace, screen: Screen) -> int:
+    """One line a topic."""
+    with open_for_reading(args.dir, screen) as log:
+        states = log.topics(args.prefix)
+    screen.print_result({"path": args.dir, "topics": [state_fields(state) for state in states]})
+    if screen.json:
+        return 0
+    if states:
+        titles = ("topic", "class", ">records", ">bytes", ">earliest", ">head", ">lost up to")
+        screen.print_table(titles, [_topic_row(state) for state in states])
+    total = sum(state.count for state in states)
+    print(f"{plural(len(states), 'topic')}, {plural(total, 'record')}")
+    return 0
+
+
+def _topic_row(state: TopicInfo) -> list[str]:
+    return [
+        state.topic,
+        state.config.durability,
+        f"{state.count:,}",
+        format_bytes(state.bytes),
+        str(state.earliest_seq) if state.count else "-",
+        str(state.head_seq) if state.head_seq else "-",
+        str(state.evict_floor - 1) if state.evict_floor > 1 else "-",
+    ]
+
+
+def state_fields(state: TopicInfo) -> dict[str, Any]:
+    return {
+        "topic": state.topic,
+        "id": state.id,
+        "class": state.config.durability,
+        "count": state.count,
+        "bytes": state.bytes,
+        "head_seq": state.head_seq,
+        "earliest_seq": state.earliest_seq,
+        "evict_floor": state.evict_floor,
+    }
+
+
+def show(args: Namespace, screen: Screen) -> int:
+    """Everything about one topic: what it holds, where that lies, what an ack means."""
+    with open_for_reading(args.dir, screen) as log:
+        topic = log.topic(args.topic, create=False)
+        state = topic.state()
+        newest = topic.read(state.head_seq - 1).records[-1:] if state.count else []
+        segments = segments_of(args.dir, topic.id)
+    last = format_time(newest[0].ts_ms * 1000) if newest else None
+    filed = segments[-1].stop - 1 if segments else 0
+    config = msgspec.json.decode(state.config.to_json())
+    screen.print_result(
+        {
+            **state_fields(state),
+            "last_ts": last,
+            "config": config,
+            "segments": [_segment_fields(row) for row in segments],
+        },
+        f"{args.topic}: {plural(state.count, 'record')}, {format_bytes(state.bytes)}, next seq {state.next_seq}",
+        f"class {state.config.durability}: an acked record {_describe_durability(state)}",
+        *([f"newest record: {last}"] if last else []),
+        *(_describe_missing(state)),
+    )
+    if screen.json:
+        return 0
+    if segments:
+        screen.print_table(
+            (">first", ">last", "state", ">data", ">live", "written (UTC)"), [_segment_row(row) for row in segments]
+        )
+    waiting = state.head_seq - filed
+    if waiting > 0 and state.config.durability != "ephemeral":
+        print(f"{plural(waiting, 'seq')} from {filed + 1} on lie in the WAL until the next checkpoint")
+    return 0
+
+
+def _describe_durability(state: TopicInfo) -> str:
+    return DURABILITY_MEANING[state.config.durability].replace("promised", "is promised").replace("gone", "is gone")
+
+
+def _describe_missing(state: TopicInfo) -> list[str]:
+    """What became of the seqs that have no record any more."""
+    lines = []
+    if state.evict_floor > 1:
+        lines.append(
+            f"{format_seqs(1, state.evict_floor)}: lost to a cap or to age; a reader that has not passed them is told"
+        )
+    if state.earliest_seq > state.evict_floor:
+        lines.append(
+            f"{format_seqs(state.evict_floor, state.earliest_seq)}: deleted, or never given to a record; silent"
+        )
+    return lines
+
+
+def segments_of(path: str, topic_id: int) -> Sequence[SegmentRow]:
+    """The segments that the newest snapshot names."""
+    rows = manifest.load_newest(PosixDisk(), path).manifest.topics
+    return next((row.segments for row in rows if row.id == topic_id), ())
+
+
+def _segment_row(row: SegmentRow) -> list[str]:
+    return [
+        str(row.base),
+        str(row.stop - 1),
+        "sealed" if row.sealed else "growing",
+        format_bytes(row.size),
+        f"{row.live:,}",
+        format_time_range(row.first_ts * 1000, row.last_ts * 1000),
+    ]
+
+
+def _segment_fields(row: SegmentRow) -> dict[str, Any]:
+    return {
+        "first_seq": row.base,
+        "last_seq": row.stop - 1,
+        "sealed": row.sealed,
+        "data_bytes": row.size,
+        "live": row.live,
+        "first_ts": format_time(row.first_ts * 1000),
+        "last_ts": format_time(row.last_ts * 1000),
+    }
+
+
+# ── read ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read(args: Namespace, screen: Screen) -> int:
+    """Print records, a page at a time, and where every seq of the range went."""
+    cursor, left, counts = args.first, args.limit, Counts()
+    with open_for_reading(args.dir, screen) as log:
+        topic = log.topic(args.topic, create=False)
+        while True:
+            page = topic.read(cursor, min(left or _PAGE_RECORDS, _PAGE_RECORDS), **_read_options(args))
+            print_page(page, args.topic, screen)
+            moved, cursor, counts = page.next_from_seq != cursor, page.next_from_seq, counts + page.counts
+            left = None if left is None else left - len(page.records)
+            if page.caught_up or left == 0 or not moved:
+                break
+    if screen.json:
+        end = {"counts": counts._asdict(), "next_from_seq": cursor, "head_seq": page.head_seq}
+        screen.write_data(_encode(end) + b"\n")
+        return 0
+    screen.flush()
+    ending = "caught up" if page.caught_up else f"go on with --from {cursor}"
+    screen.print_note(f"{describe_counts(counts)}; the topic's head is {page.head_seq}, {ending}")
+    return 0
+
+
+def _read_options(args: Namespace) -> dict[str, Any]:
+    return {"node": args.node, "bytes_max": _PAGE_BYTES, "strong": args.consistency == "strong"}
+
+
+def describe_counts(counts: Counts) -> str:
+    """`3 records, 2 deleted, 50 evicted`."""
+    others = [f"{number:,} {name}" for name, number in counts._asdict().items() if number and name != "rows"]
+    return ", ".join([plural(counts.rows, "record"), *others])
+
+
+def print_page(page: Page, topic: str, screen: Screen) -> None:
+    """A page, its gap first: on its own line with --json, else as a remark."""
+    if page.gap is not None:
+        print_gap(page.gap, topic, screen)
+    if screen.json:
+        screen.write_data(b"".join([_encode(record_fields(record)) + b"\n" for record in page.records]))
+    else:
+        screen.write_data(b"".join([plain_data(record) + b"\n" for record in page.records]))
+
+
+def print_gap(gap: Gap, topic: str, screen: Screen) -> None:
+    if screen.json:
+        screen.write_data(_encode({"gap": gap._asdict()}) + b"\n")
+        return
+    screen.flush()  # the remark stands where the gap is
+    screen.print_note(gap_line(gap, topic))
+
+
+_GAP_CAUSES: Final = {
+    "cap": "the topic's cap",
+    "ttl": "their age",
+    "mixed": "the topic's cap and their age",
+    "source_trim": "the cap or age limit of the source of its router",
+}
+
+
+def gap_line(gap: Gap, topic: str) -> str:
+    if gap.reason == "recreated":
+        return f"gap: {topic} was dropped and made again; its seqs are other records now, reading from the first"
+    lost = _GAP_CAUSES[gap.reason]
+    was, they = ("was", "it was") if gap.gap_from == gap.gap_to else ("were", "they were")
+    return f"gap: {format_seqs(gap.gap_from, gap.gap_to + 1)} {was} lost to {lost} before {they} read"
+
+
+def plain_data(record: Record) -> bytes:
+    """The data as it went in: bytes as they are, anything else as JSON text."""
+    return record.data if isinstance(record.data, bytes) else _encode(record.data)
+
+
+def record_fields(record: Record) -> dict[str, Any]:
+    """One record as a JSON object. Bytes that are not UTF-8 go as base64 under another name, so none are lost."""
+    is_json = not isinstance(record.data, bytes)
+    line: dict[str, Any] = {"seq": record.seq, "ts": format_time(record.ts_ms * 1000), "json": is_json}
+    try:
+        line["data"] = record.data if is_json else record.data.decode()
+    except UnicodeDecodeError:
+        line["data_base64"] = b64encode(record.data).decode()
+    for name in ("tag", "node", "meta"):
+        value = getattr(record, name)
+        if value is not None:
+            line[name] = value
+    return line
+
+
+# ── follow ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def follow(args: Namespace, screen: Screen) -> int:
+    """Print records as another process writes them, until the keyboard or --timeout ends it."""
+    check_holds_topics(args.dir)
+    with open_for_reading(args.dir, screen) as log:
+        topic = log.topic(args.topic, create=False)
+        if topic.config.durability == "ephemeral":
+            screen.print_note(f"{args.topic} is ephemeral: its records never leave the process that writes them")
+        try:
+            _follow_topic(log, topic, args, screen)
+        except KeyboardInterrupt:
+            screen.flush()
+    return 0
+
+
+def _follow_topic(log: Engine, topic: Topic, args: Namespace, screen: Screen) -> None:
+    clock, cursor, wanted = SystemClock(), args.first, _read_options(args)
+    since_ms = clock.monotonic_ms()
+    while True:
+        page = topic.read(cursor, _PAGE_RECORDS, **wanted)
+        if page.gap is not None and args.on_gap == "fail":
+            raise _gap_error(page.gap, args.topic, screen)
+        print_page(page._replace(gap=None) if args.on_gap == "skip" else page, args.topic, screen)
+        screen.flush()
+        if page.next_from_seq != cursor:
+            cursor, since_ms = page.next_from_seq, clock.monotonic_ms()
+            continue
+        left_s = _POLL_S if args.timeout is None else args.timeout - (clock.monotonic_ms() - since_ms) / 1000
+        if left_s <= 0:
+            return
+        try:
+            topic.read(cursor, 1, timeout=min(_POLL_S, left_s))
+        except TopicNotFound:
+            again = _reopen_topic(log, args.topic)  # raises where none was made in its place
+            if again.epoch != topic.epoch:
+                since_ms = clock.monotonic_ms()
+                cursor = _restart_recreated(again, args, screen)
+            topic = again
+
+
+def _reopen_topic(log: Engine, name: str) -> Topic:
+    with suppress(Unavailable):  # the writer was faster; what is known stays, the next look comes soon
+        log.refresh()
+    return log.topic(name, create=False)
+
+
+def _restart_recreated(topic: Topic, args: Namespace, screen: Screen) -> int:
+    """The topic was dropped and made again: nothing that was read counts for it."""
+    state = topic.state()
+    gap = Gap(1, state.head_seq, "recreated", max(state.head_seq, 1), state.earliest_seq, state.head_seq)
+    if args.on_gap == "fail":
+        raise _gap_error(gap, args.topic, screen)
+    if args.on_gap == "emit":
+        print_gap(gap, args.topic, screen)
+    return 0
+
+
+def _gap_error(gap: Gap, topic: str, screen: Screen) -> GapFound:
+    behind = 0 if gap.reason == "recreated" else gap.gap_to
+    screen.unfinished_hint = f"--from {behind} begins behind them, --on-gap emit or skip goes on by itself"
+    return GapFound(topic, gap)
+
+
+_ENGINE_LIMITS = EngineConfig()
+_SCAN_CHUNK_SEQS, _SCAN_CHUNK_BYTES = 100_000, 64 << 20
+
+ACK_MEANING = {
+    "fsync": "each was on disk, safe from a power cut, before it was acked",
+    "disk": "each was safe from kill -9 when it was acked; closing has synced them, so a power cut takes none now",
+    "memory": "their acks promised nothing; closing has synced them, so a power cut takes none now",
+    "ephemeral": "they were in memory only and are gone with this process",
+}
+
+
+# ── write ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def write(args: Namespace, screen: Screen) -> int:
+    """Write a record a line of standard input."""
+    with open_for_writing(args.dir, screen, create=args.create) as log:
+        topic = _topic_to_write(log, args)
+        durability, next_seq = topic.config.durability, topic.head_seq + 1
+        acked = screen.acked = range(next_seq, next_seq)
+        with screen.progress_bar(f"writing to {args.topic}") as bar:
+            for batch in _batches(args):
+                done = topic.append(batch, tag=args.tag, node=args.node, key=args.key).seqs
+                acked = screen.acked = range(acked.start if acked else done.start, done.stop)
+                if args.acks:
+                    screen.print_result(acked_fields(done), format_seqs(done.start, done.stop))
+                    screen.flush()
+                elif not sys.stdin.isatty():  # a bar would write over what a person types
+                    bar(len(acked), None)
+    meant = [f"class {durability}: {ACK_MEANING[durability]}"] if acked else []
+    if args.acks:
+        for line in (describe_written(acked), *meant):
+            screen.print_note(line)
+    else:
+        fields = {"topic": args.topic, **acked_fields(acked), "class": durability, "meant": ACK_MEANING[durability]}
+        screen.print_result(fields, describe_written(acked), *meant)
+    return 0
+
+
+def _topic_to_write(log: Engine, args: Namespace) -> Topic:
+    """The topic to write to; made where there is none and that is wanted."""
+    try:
+        topic = log.topic(args.topic, create=False)
+    except TopicNotFound:
+        if not args.create:
+            raise
+        return log.topic(args.topic, durability=args.durability or TopicConfig().durability)
+    if args.durability not in (None, topic.config.durability):
+        raise BadInput(
+            f"{args.topic} has class {topic.config.durability}, and --class is for a topic that is made; nothing was "
+            f"written, leave it out or first: tidelog topic config {args.dir} {args.topic} durability={args.durability}"
+        )
+    return topic
+
+
+def _batches(args: Namespace) -> Iterable[list[Any]]:
+    source: ByteSource = sys.stdin.buffer  # type: ignore[assignment]  # a BufferedReader, which typeshed does not say
+    found: Iterable[list[Any]] = read_lines(source, args.batch, _ENGINE_LIMITS.record_bytes_max)
+    found = parse_json_lines(found) if args.json_lines else found
+    return found if args.key is None else join_batches(found)
+
+
+def parse_json_lines(batches: Iterable[list[bytes]]) -> Iterator[list[Any]]:
+    """Lines as JSON values; empty ones are passed over. One that is no JSON ends it before its batch is written."""
+    number = 0
+    for batch in batches:
+        values = []
+        for line in batch:
+            number += 1
+            try:
+                if line.strip():
+                    values.append(msgspec.json.decode(line))
+            except (msgspec.DecodeError, RecursionError) as error:
+                raise BadInput(
+                    f"line {number} of standard input is not JSON: {error}; it and the lines that came with it were "
+                    "not written, mend it, or write lines as bytes without --json-lines"
+                ) from None
+        if values:
+            yield values
+
+
+def join_batches(batches: Iterable[list[Any]]) -> Iterator[list[Any]]:
+    """All of it as one batch: a key stands for one write, whatever pieces its lines came in."""
+    whole: list[Any] = []
+    for batch in batches:
+        whole += batch
+        if len(whole) > _ENGINE_LIMITS.batch_records_max:
+            raise BatchTooLarge("lines under one key", count=len(whole), limit=_ENGINE_LIMITS.batch_records_max)
+    if whole:
+        yield whole
+
+
+# ── delete ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class DeleteSummary(NamedTuple):
+    """What a delete takes away, and what it leaves."""
+
+    records: int
+    size: int
+    remaining: int
+    earliest: int
+    head: int
+
+
+def delete(args: Namespace, screen: Screen) -> int:
+    """Delete records by tag, by seq, or all before a seq; readers pass over them in silence."""
+    if args.match is None and args.before is None and args.seqs is None:
+        raise BadInput("nothing says what to delete; nothing was deleted, give --match, --before or --seqs")
+    if args.dry_run:
+        with open_for_reading(args.dir, screen) as log:
+            topic = log.topic(args.topic, create=False)
+            gone = would_delete(topic, match=args.match, before_seq=args.before, seqs=args.seqs)
+    else:
+        with open_for_writing(args.dir, screen) as log:
+            topic = log.topic(args.topic, create=False)
+            before = topic.bytes
+            done = topic.delete(match=args.match, before_seq=args.before, seqs=args.seqs)
+            gone = DeleteSummary(done.deleted, before - done.bytes, done.count, done.earliest_seq, done.head_seq)
+    verb = "would delete" if args.dry_run else "deleted"
+    screen.print_result(
+        {
+            "topic": args.topic,
+            "dry_run": args.dry_run,
+            "deleted": gone.records,
+            "bytes": gone.size,
+            "left": gone.remaining,
+            "earliest_seq": gone.earliest,
+            "head_seq": gone.head,
+        },
+        f"{verb} {plural(gone.records, 'record')} ({format_bytes(gone.size)}); {gone.remaining:,} left, "
+        + (f"{gone.earliest} is the first" if gone.remaining else f"the next seq is {gone.head + 1}"),
+    )
+    return 0
+
+
+def would_delete(topic: Topic, *, match: str | None, before_seq: int | None, seqs: list[int] | None) -> DeleteSummary:
+    """What `Topic.delete` would do, found by reading all that is there."""
+    if seqs is not None and (match is not None or before_seq is not None):
+        raise BadInput("--seqs stands by itself, without --match and --before; nothing was deleted")
+    state = topic.state()
+    step = min(_SCAN_CHUNK_SEQS, max(_SCAN_CHUNK_BYTES * state.count // max(state.bytes, 1), 1))
+    records = size = earliest = 0
+    for first in range(state.earliest_seq - 1, state.head_seq, step):
+        table = topic.to_arrow(first, first + step)
+        seq = table["seq"].to_numpy()
+        meant = np.isin(seq, seqs) if seqs is not None else seq < (state.next_seq if before_seq is None else before_seq)
+        if match is not None:
+            tag = table["tag"].cast("string")
+            fits = pc.starts_with(tag, match[:-1]) if match.endswith("*") else pc.equal(tag, match)
+            tagged = pc.fill_null(pc.and_(fits, pc.not_equal(tag, "")), False)  # what has no tag never matches
+            meant &= tagged.to_numpy(zero_copy_only=False).astype(bool)
+        weight = sum(pc.fill_null(pc.binary_length(table[name]), 0).to_numpy() for name in ("data", "meta"))
+        records, size = records + int(meant.sum()), size + int(weight[meant].sum())
+        earliest = earliest or next(iter(seq[~meant].tolist()), 0)
+    return DeleteSummary(records, size, state.count - records, earliest or state.next_seq, state.head_seq)
+
+
+# ── drop, config ──────────────────────────────────────────────────────────────────────────────────
+
+
+def drop(args: Namespace, screen: Screen) -> int:
+    """Remove a topic and all its records, once somebody has said that this is meant."""
+    if not args.yes and not args.if_empty:
+        with open_for_reading(args.dir, screen) as log:
+            _confirm(args.topic, log.topic(args.topic, create=False).count, screen)
+    with open_for_writing(args.dir, screen) as log:
+        count = log.topic(args.topic, create=False).count
+        log.drop(args.topic, if_empty=args.if_empty)
+    screen.print_result({"topic": args.topic, "records": count}, f"dropped {args.topic} with {plural(count, 'record')}")
+    return 0
+
+
+def _confirm(topic: str, count: int, screen: Screen) -> None:
+    if not count:
+        return
+    holds = f"{topic} holds {plural(count, 'record')}"
+    if not sys.stdin.isatty():
+        raise BadInput(f"{holds}; nothing was dropped, say --yes if you mean it")
+    screen.print_error(f"{holds}; drop it for good? yes or no:")
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise BadInput(f"{holds}; nothing was dropped")
+
+
+def config(args: Namespace, screen: Screen) -> int:
+    """Show a topic's settings, or change some of them."""
+    fields = dict(args.settings)
+    if not fields:
+        with open_for_reading(args.dir, screen) as log:
+            now = _config_fields(log.topic(args.topic, create=False).config)
+        screen.print_result(now)
+        if not screen.json:
+            plain = _config_fields(TopicConfig())
+            rows = [(name, _format_value(value), "" if value == plain[name] else "set") for name, value in now.items()]
+            screen.print_table(("setting", "value", ""), rows)
+        return 0
+    with open_for_writing(args.dir, screen) as log:
+        topic = log.topic(args.topic, create=False)
+        before, count = _config_fields(topic.config), topic.count
+        topic = log.topic(args.topic, create=False, **fields)
+        now, evicted = _config_fields(topic.config), count - topic.count
+    changed = {name: (before[name], value) for name, value in now.items() if value != before[name]}
+    lines = [f"{name}: {_format_value(old)} -> {_format_value(new)}" for name, (old, new) in changed.items()]
+    if evicted:
+        lines.append(f"{plural(evicted, 'record')} over the new limits were evicted; readers are told of a gap")
+    screen.print_result(
+        {"topic": args.topic, "changed": sorted(changed), "evicted": evicted, "config": now},
+        *(lines or [f"{args.topic} has these settings already"]),
+    )
+    return 0
+
+
+def _config_fields(config: TopicConfig) -> dict[str, Any]:
+    made: dict[str, Any] = msgspec.json.decode(config.to_json())
+    return made
+
+
+def _format_value(value: object) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+# ── seal, checkpoint ──────────────────────────────────────────────────────────────────────────────
+
+
+def seal(args: Namespace, screen: Screen) -> int:
+    """Complete the segment that grows; the next record starts another."""
+    with open_for_writing(args.dir, screen) as log:
+        topic = log.topic(args.topic, create=False)
+        known = {row.base for row in segments_of(args.dir, topic.id) if row.sealed}
+        topic.seal()
+        log.checkpoint()  # that completes it
+    fresh = [row for row in segments_of(args.dir, topic.id) if row.sealed and row.base not in known]
+    first, stop = (fresh[0].base, fresh[-1].stop) if fresh else (None, 0)
+    screen.print_result(
+        {"topic": args.topic, "sealed": len(fresh), "first": first, "last": stop - 1 if fresh else None},
+        f"sealed {format_seqs(first, stop)}"
+        if first is not None
+        else "nothing to seal: no segment of this topic grows",
+    )
+    return 0
+
+
+def checkpoint(args: Namespace, screen: Screen) -> int:
+    """Copy what only the WAL has into segments."""
+    with open_for_writing(args.dir, screen, accept_loss=args.accept_loss) as log:
+        replayed = log.report.frames
+        log.checkpoint()
+    loaded = manifest.load_newest(PosixDisk(), args.dir)
+    topics = [row for row in loaded.manifest.topics if not row.name.startswith(OWN)]
+    segments, left = sum(len(row.segments) for row in topics), wal_bytes(args.dir)
+    screen.print_result(
+        {
+            "path": args.dir,
+            "snapshot": loaded.number,
+            "replayed": replayed,
+            "topics": len(topics),
+            "segments": segments,
+            "wal_bytes": left,
+        },
+        f"snapshot {loaded.number} names {plural(len(topics), 'topic')} in {plural(segments, 'segment')}; "
+        f"{plural(replayed, 'frame')} came from the WAL, {format_bytes(left)} of it are left",
+    )
+    return 0
+
+
+_DESCRIPTION = """\
 A topic is a named, numbered sequence of records; a directory holds as many as you like. Every record
 has a seq, assigned once, and is bytes or JSON. One process writes a directory, any number read it.
 No server is needed, and none may be writing while a command writes.
@@ -28,7 +615,7 @@ what an ack means, by class:
 exit codes: 0 done, 1 damage, 2 refused or failed, 130 interrupted
 """
 
-_START = """\
+_FIRST_STEPS = """\
 start here:
   $ printf 'hello\\nworld\\n' | tidelog topic write data greetings
   $ tidelog topic ls data
@@ -41,52 +628,57 @@ start here:
 def add(commands: Commands) -> None:
     """Add the `topic` group to the command line."""
     short = "topics on disk: write, read, follow, delete, configure"
-    verbs = group(commands, "topic", short=short, about=_ABOUT, start=_START)
+    verbs = add_group(commands, "topic", summary=short, description=_DESCRIPTION, first_steps=_FIRST_STEPS)
     _add_lists(verbs)
     _add_write(verbs)
     _add_reads(verbs)
     _add_removals(verbs)
-    _add_keeping(verbs)
+    _add_maintenance(verbs)
 
 
-def _of_topic(verbs: Commands, name: str, run: Run, *, short: str, about: str, examples: str) -> ArgumentParser:
+def _add_topic_command(
+    subcommands: Commands, name: str, run: CommandFunction, *, summary: str, description: str, examples: str
+) -> ArgumentParser:
     """A command on one topic."""
-    made = command(verbs, name, run, short=short, about=about, examples=examples)
+    made = add_command(subcommands, name, run, summary=summary, description=description, examples=examples)
     made.add_argument("dir", metavar="DIR")
     made.add_argument("topic", metavar="TOPIC")
     return made
 
 
-def _add_lists(verbs: Commands) -> None:
-    made = command(
-        verbs,
+def _add_lists(subcommands: Commands) -> None:
+    made = add_command(
+        subcommands,
         "ls",
-        topic_look.ls,
-        short="list topics",
-        about="List the topics of a directory: class, records, bytes, the first and the last seq, and up to which seq\n"
+        ls,
+        summary="list topics",
+        description="List the topics of a directory: class, records, bytes, the first and the last seq, and up to "
+        "which seq\n"
         "records were lost to a cap or to age. Reads only; a writer may be at work.",
         examples="tidelog topic ls data\ntidelog topic ls data --prefix orders. --json",
     )
     made.add_argument("dir", metavar="DIR")
     made.add_argument("--prefix", default="", metavar="P", help="only topics whose name begins so")
-    _of_topic(
-        verbs,
+    _add_topic_command(
+        subcommands,
         "show",
-        topic_look.show,
-        short="show one topic: what it holds and where that lies",
-        about="Show what a topic holds, what its acks mean, what became of seqs that have no record any more, and its\n"
+        show,
+        summary="show one topic: what it holds and where that lies",
+        description="Show what a topic holds, what its acks mean, what became of seqs that have no record any more, "
+        "and its\n"
         "segments. Reads only; a writer may be at work.",
         examples="tidelog topic show data orders",
     )
 
 
-def _add_write(verbs: Commands) -> None:
-    made = _of_topic(
-        verbs,
+def _add_write(subcommands: Commands) -> None:
+    made = _add_topic_command(
+        subcommands,
         "write",
-        topic_write.write,
-        short="write records from standard input",
-        about="Write each line of standard input as one record, without its newline: as bytes, or with --json-lines\n"
+        write,
+        summary="write records from standard input",
+        description="Write each line of standard input as one record, without its newline: as bytes, or with "
+        "--json-lines\n"
         "as the JSON value it holds. Directory and topic are made where there are none. Lines that come together\n"
         "are one batch, written as a whole or not at all. The seqs are printed when all is written, and what\n"
         "their acks meant.",
@@ -94,7 +686,9 @@ def _add_write(verbs: Commands) -> None:
         """echo '{"sku": "A", "qty": 1}' | tidelog topic write data orders --json-lines --class fsync --tag order-7""",
     )
     made.add_argument("--json-lines", action="store_true", help="each line is a JSON value; empty lines are left out")
-    made.add_argument("--batch", type=positive, default=1000, metavar="N", help="lines in one write at most (1000)")
+    made.add_argument(
+        "--batch", type=parse_positive, default=1000, metavar="N", help="lines in one write at most (1000)"
+    )
     made.add_argument("--tag", help="what to delete the records by later")
     made.add_argument("--node", help="where the records come from; readers may leave out their own")
     made.add_argument(
@@ -114,32 +708,36 @@ def _add_write(verbs: Commands) -> None:
     made.add_argument("--acks", action="store_true", help="print the seqs of every batch as soon as it is acked")
 
 
-def _add_reads(verbs: Commands) -> None:
-    made = _of_topic(
-        verbs,
+def _add_reads(subcommands: Commands) -> None:
+    made = _add_topic_command(
+        subcommands,
         "read",
-        topic_look.read,
-        short="print records",
-        about="Print the data of every record with a newline behind it, or with --json one object a line: seq, ts,\n"
+        read,
+        summary="print records",
+        description="Print the data of every record with a newline behind it, or with --json one object a line: seq, "
+        "ts,\n"
         "json (whether data is JSON), data (data_base64 where bytes are not UTF-8), tag, node, meta. Where records\n"
         "were lost before they were read, a gap says which: on standard error, or as an object. The end\n"
         "accounts for every seq of the range. Reads only; a writer may be at work.",
         examples="tidelog topic read data orders\ntidelog topic read data orders --from 100 --limit 10 --json",
     )
-    _add_cursor(made)
-    made.add_argument("--limit", type=positive, metavar="N", help="this many records at most")
-    made = _of_topic(
-        verbs,
+    _add_read_options(made)
+    made.add_argument("--limit", type=parse_positive, metavar="N", help="this many records at most")
+    made = _add_topic_command(
+        subcommands,
         "follow",
-        topic_look.follow,
-        short="print records as another process writes them",
-        about="Print what is there and then what another process writes, as read does. Ctrl-C ends it, with exit\n"
+        follow,
+        summary="print records as another process writes them",
+        description="Print what is there and then what another process writes, as read does. Ctrl-C ends it, with "
+        "exit\n"
         "code 0. Where records were lost to a cap or to age before they were read, or the topic was dropped\n"
         "and made again, --on-gap says what to do.",
         examples="tidelog topic follow data orders --json\ntidelog topic follow data orders --from 100 --timeout 30",
     )
-    _add_cursor(made)
-    made.add_argument("--timeout", type=seconds, metavar="S", help="end when no record came for this many seconds")
+    _add_read_options(made)
+    made.add_argument(
+        "--timeout", type=parse_seconds, metavar="S", help="end when no record came for this many seconds"
+    )
     made.add_argument(
         "--on-gap",
         choices=("fail", "emit", "skip"),
@@ -148,34 +746,35 @@ def _add_reads(verbs: Commands) -> None:
     )
 
 
-def _add_cursor(made: ArgumentParser) -> None:
-    made.add_argument(
+def _add_read_options(parser: ArgumentParser) -> None:
+    parser.add_argument(
         "--consistency",
         choices=("eventual", "strong"),
         default="eventual",
         help="eventual: what is acknowledged, or as the topic says (the default). strong: only what survives a power "
         "cut; waits for a sync. Topics of class disk or fsync",
     )
-    made.add_argument(
+    parser.add_argument(
         "--from",
-        type=count,
+        type=parse_count,
         dest="first",
         default=0,
         metavar="N",
         help="the last seq you have: what comes behind it is printed (0: from the first)",
     )
-    made.add_argument(
+    parser.add_argument(
         "--node", action="append", help="leave out the records of this node, usually your own; repeatable"
     )
 
 
-def _add_removals(verbs: Commands) -> None:
-    made = _of_topic(
-        verbs,
+def _add_removals(subcommands: Commands) -> None:
+    made = _add_topic_command(
+        subcommands,
         "delete",
-        topic_write.delete,
-        short="delete records by tag or seq",
-        about="Delete records that are there now. Readers pass over them in silence: a delete is no gap. It cannot be\n"
+        delete,
+        summary="delete records by tag or seq",
+        description="Delete records that are there now. Readers pass over them in silence: a delete is no gap. It "
+        "cannot be\n"
         "undone and asks nothing; --dry-run says what it would remove.",
         examples="tidelog topic delete data orders --match order-7 --dry-run\n"
         "tidelog topic delete data orders --match 'order-*' --before 1000\n"
@@ -184,15 +783,18 @@ def _add_removals(verbs: Commands) -> None:
     made.add_argument(
         "--match", metavar="TAG", help="records with this tag; with a * at its end, with tags that begin so"
     )
-    made.add_argument("--before", type=count, metavar="N", help="records below this seq; of those that match, if both")
-    made.add_argument("--seqs", type=seqs, metavar="A,B", help="the records with these seqs")
+    made.add_argument(
+        "--before", type=parse_count, metavar="N", help="records below this seq; of those that match, if both"
+    )
+    made.add_argument("--seqs", type=parse_seqs, metavar="A,B", help="the records with these seqs")
     made.add_argument("--dry-run", action="store_true", help="only say what would be removed; reads only")
-    made = _of_topic(
-        verbs,
+    made = _add_topic_command(
+        subcommands,
         "drop",
-        topic_write.drop,
-        short="remove a topic with all its records",
-        about="Remove a topic with all its records. This cannot be undone: on a terminal it asks, elsewhere it wants\n"
+        drop,
+        summary="remove a topic with all its records",
+        description="Remove a topic with all its records. This cannot be undone: on a terminal it asks, elsewhere it "
+        "wants\n"
         "--yes. A topic made again under the name starts anew, and readers are told.",
         examples="tidelog topic drop data orders --if-empty\ntidelog topic drop data orders --yes",
     )
@@ -200,35 +802,37 @@ def _add_removals(verbs: Commands) -> None:
     made.add_argument("--yes", action="store_true", help="do not ask")
 
 
-def _add_keeping(verbs: Commands) -> None:
-    made = _of_topic(
-        verbs,
+def _add_maintenance(subcommands: Commands) -> None:
+    made = _add_topic_command(
+        subcommands,
         "config",
-        topic_write.config,
-        short="show or change a topic's settings",
-        about="Show the settings of a topic, or set those that are given and leave the others. Times take units\n"
+        config,
+        summary="show or change a topic's settings",
+        description="Show the settings of a topic, or set those that are given and leave the others. Times take units\n"
         "(500ms, 30s, 15m, 12h, 7d), sizes as well (512k, 64m, 2g).\n"
         "  durability    what an ack means: ephemeral, memory, disk, fsync\n"
         "  ttl_ms        records older than this are lost; 0: none\n"
         "  cap_records, cap_bytes, discard    how much it holds, and whether the old or the write gives way",
         examples="tidelog topic config data orders\ntidelog topic config data orders durability=fsync ttl_ms=7d",
     )
-    made.add_argument("settings", nargs="*", type=setting, metavar="name=value")
-    _of_topic(
-        verbs,
+    made.add_argument("settings", nargs="*", type=parse_setting, metavar="name=value")
+    _add_topic_command(
+        subcommands,
         "seal",
-        topic_write.seal,
-        short="complete the segment that grows",
-        about="Complete the segment file that grows; the next record starts another. Sealed files never change, so\n"
+        seal,
+        summary="complete the segment that grows",
+        description="Complete the segment file that grows; the next record starts another. Sealed files never change, "
+        "so\n"
         "they can be copied away at leisure.",
         examples="tidelog topic seal data orders",
     )
-    made = command(
-        verbs,
+    made = add_command(
+        subcommands,
         "checkpoint",
-        topic_write.checkpoint,
-        short="move what only the WAL has into segments",
-        about="Recover the directory as a writer does, copy what only the WAL has into segments, and let the WAL go.\n"
+        checkpoint,
+        summary="move what only the WAL has into segments",
+        description="Recover the directory as a writer does, copy what only the WAL has into segments, and let the "
+        "WAL go.\n"
         "A running writer does this by itself; after a crash the next start is faster for it.",
         examples="tidelog topic checkpoint data",
     )

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from tidelog.client.channel import RemoteChannel, RemoteMessage
 from tidelog.client.http import Client
-from tidelog.client.queue import RemoteExtended, RemoteJob, RemoteQueue, RemoteSettled
+from tidelog.client.queue import RemoteAckResult, RemoteExtendResult, RemoteJob, RemoteQueue
 
-__all__ = ["Client", "RemoteChannel", "RemoteExtended", "RemoteJob", "RemoteMessage", "RemoteQueue", "RemoteSettled"]
+__all__ = [
+    "Client",
+    "RemoteAckResult",
+    "RemoteChannel",
+    "RemoteExtendResult",
+    "RemoteJob",
+    "RemoteMessage",
+    "RemoteQueue",
+]

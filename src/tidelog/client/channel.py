@@ -10,9 +10,9 @@ from urllib.parse import quote, urlencode
 from tidelog.client.http import Client
 from tidelog.errors import Forbidden
 
-OWN: Final = object()  # the user that the key is
-_PAGE: Final = 1_000
-_MEMBERS: Final = 100
+KEY_USER: Final = object()  # the user that the key is
+_CHANNELS_PAGE_SIZE: Final = 1_000
+_MEMBERS_PAGE_SIZE: Final = 100
 
 
 class RemoteMessage(NamedTuple):
@@ -29,22 +29,22 @@ class RemoteChannel:
     """One channel at the other end of a client. `user`: None is the operator, which takes a key with the scope admin;
     leave it out to be whoever the key is."""
 
-    def __init__(self, client: Client, name: str, user: object = OWN, token: str | None = None) -> None:
+    def __init__(self, client: Client, name: str, user: object = KEY_USER, token: str | None = None) -> None:
         self._client, self.name = client, name
-        self._as: dict[str, str] = {}
+        self._identity_query: dict[str, str] = {}
         if user is None:
-            self._as["operator"] = "true"
-        elif user is not OWN:
-            self._as["user"] = str(user)
+            self._identity_query["operator"] = "true"
+        elif user is not KEY_USER:
+            self._identity_query["user"] = str(user)
         if token is not None:
-            self._as["user_token"] = token
+            self._identity_query["user_token"] = token
 
     def _path(self, verb: str = "", **query: object) -> str:
-        asked = self._as | {name: str(value) for name, value in query.items() if value is not None}
+        asked = self._identity_query | {name: str(value) for name, value in query.items() if value is not None}
         rest = f"?{urlencode(asked)}" if asked else ""
         return f"/v0/channels/{quote(self.name, safe='')}{verb}{rest}"
 
-    def make(self, **config: object) -> dict[str, Any]:
+    def configure(self, **config: object) -> dict[str, Any]:
         """Make it, or change its settings."""
         return self._client.put(self._path(), config)
 
@@ -69,7 +69,7 @@ class RemoteChannel:
         found: list[str] = []
         page = 1
         while True:
-            told = self._client.get(self._path("/members", page=page, page_size=_MEMBERS))
+            told = self._client.get(self._path("/members", page=page, page_size=_MEMBERS_PAGE_SIZE))
             found += told["members"]
             if not told["members"] or len(found) >= told["total"]:
                 return found
@@ -81,7 +81,7 @@ class RemoteChannel:
 
     def set_acl(self, kind: str, *, add: Sequence[str] = (), remove: Sequence[str] = ()) -> list[str]:
         body = {"kind": kind, "add": list(add), "remove": list(remove)}
-        listed: list[str] = self._client.post(self._path("/acl"), body, again=True)["listed"]
+        listed: list[str] = self._client.post(self._path("/acl"), body, retry_safe=True)["listed"]
         return listed
 
     def publish(self, payloads: Sequence[bytes], *, qos: int = 1) -> dict[str, Any]:
@@ -89,10 +89,10 @@ class RemoteChannel:
         messages = [{"payload_base64": b64encode(payload).decode()} for payload in payloads]
         return self._client.post(self._path("/publish"), {"messages": messages, "qos": qos})
 
-    def history(self, **asked: int | None) -> tuple[list[RemoteMessage], int, int]:
+    def history(self, **bounds: int | None) -> tuple[list[RemoteMessage], int, int]:
         """A page, where the next one begins, and the last seq there is."""
-        told = self._client.get(self._path("/history", **asked))
-        return [_message(message) for message in told["messages"]], told["next_seq"], told["last_seq"]
+        told = self._client.get(self._path("/history", **bounds))
+        return [_parse_message(message) for message in told["messages"]], told["next_seq"], told["last_seq"]
 
     def push(self, payload: bytes) -> int:
         body = {"payload_base64": b64encode(payload).decode()}
@@ -100,35 +100,35 @@ class RemoteChannel:
         return seq
 
     def pop(self) -> RemoteMessage:
-        return _message(self._client.post(self._path("/pop"), {}))
+        return _parse_message(self._client.post(self._path("/pop"), {}))
 
     def clear(self) -> int:
-        cleared: int = self._client.post(self._path("/clear"), {}, again=True)["cleared"]
+        cleared: int = self._client.post(self._path("/clear"), {}, retry_safe=True)["cleared"]
         return cleared
 
 
-def remote_channels(client: Client) -> tuple[list[dict[str, Any]], dict[str, str], object]:
+def list_remote_channels(client: Client) -> tuple[list[dict[str, Any]], dict[str, str], object]:
     """Every channel of a server, what cannot be read, and as whom that was asked: the operator where the key may be it,
     else the user that it is, and its own channels."""
     try:
-        rows = list(_listed(client, "&operator=true"))
+        rows = list(_list_channels(client, "&operator=true"))
         unreadable = client.get("/v0/channels?page_size=1&operator=true")["unreadable"]
     except Forbidden:
-        return list(_listed(client, "")), {}, OWN
+        return list(_list_channels(client, "")), {}, KEY_USER
     return rows, unreadable, None
 
 
-def _listed(client: Client, how: str) -> Iterator[dict[str, Any]]:
+def _list_channels(client: Client, query: str) -> Iterator[dict[str, Any]]:
     after = ""
     while True:
-        page = client.get(f"/v0/channels?page_size={_PAGE}&cursor={after}{how}")
+        page = client.get(f"/v0/channels?page_size={_CHANNELS_PAGE_SIZE}&cursor={after}{query}")
         yield from page["channels"]
         after = page.get("next_cursor", "")
         if not after:
             return
 
 
-def _message(told: dict[str, Any]) -> RemoteMessage:
-    text = told.get("payload")
-    payload = b64decode(told["payload_base64"]) if text is None else text.encode()
-    return RemoteMessage(told["channel"], told["seq"], told["ts"], told["sender"], payload)
+def _parse_message(fields: dict[str, Any]) -> RemoteMessage:
+    text = fields.get("payload")
+    payload = b64decode(fields["payload_base64"]) if text is None else text.encode()
+    return RemoteMessage(fields["channel"], fields["seq"], fields["ts"], fields["sender"], payload)

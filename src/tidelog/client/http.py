@@ -1,4 +1,6 @@
-"""[shell] Requests to a server over connections that are kept, from any thread.
+"""What a server refused of a channel, as the engine in this process would raise it.
+
+[shell] Requests to a server over connections that are kept, from any thread.
 
     request ──► an idle connection, or a new one ──► answer ──► idle again
                 └ broken where nothing was answered: once more on a new one, if asking twice does no harm
@@ -21,19 +23,53 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from tidelog import errors
-from tidelog.client.refusals import refusal
 from tidelog.disk import fork
+from tidelog.engine.json_codec import from_json
 from tidelog.errors import BadInput, Error, InDoubt, Refused, Unavailable
-from tidelog.formats.json_text import from_json
+
+
+def channel_error(code: str, message: str, detail: dict[str, Any]) -> Error | None:
+    """What a server refused of a channel, as the engine would raise it; None where it is about something else."""
+    channel, user = str(detail.get("channel", "")), str(detail.get("user", ""))
+    match code:
+        case "forbidden":
+            return errors.Forbidden(message)
+        case "not_a_member":
+            return errors.NotMember(channel, user)
+        case "user_in_channel":
+            return errors.AlreadyMember(channel, user)
+        case "channel_not_found":
+            return errors.ChannelNotFound(channel)
+        case "channel_full":
+            return errors.ChannelFull(channel, limit=int(detail.get("limit", 0)))
+        case "queue_full":
+            return errors.FifoFull(channel, limit=int(detail.get("limit", 0)))
+        case "queue_empty":
+            return errors.FifoEmpty(channel)
+        case "wrong_type":
+            return errors.WrongType(channel, type=str(detail.get("type")), wanted=str(detail.get("wanted")))
+        case "persistence_not_enabled":
+            return errors.NotPersistent(channel)
+        case "cursor_recovery_required":
+            return errors.CursorLost(channel, reason=str(detail.get("reason")))
+        case "channel_offline":
+            return errors.ChannelOffline(channel, reason=str(detail.get("reason")))
+        case "rejected":
+            return errors.Rejected(message)
+        case "hook_failed":
+            return errors.HookFailed(message)
+        case _:
+            return None
+
 
 _TIMEOUT_S: Final = 60.0
-_IDLE_MAX: Final = 8
-_OK: Final = 300
+_IDLE_CONNECTIONS_MAX: Final = 8
+_ERROR_STATUS_MIN: Final = 300
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
 
 
-class _Unanswered(Exception):
+class _NoResponse(Exception):
     """A connection that ended before there was an answer."""
 
 
@@ -49,7 +85,7 @@ class Client:
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
             raise BadInput(f"{url!r:.200} is no address of a server; nothing was done, write http://host:port")
         self.url = url
-        self._make = HTTPSConnection if parts.scheme == "https" else HTTPConnection
+        self._connection_class = HTTPSConnection if parts.scheme == "https" else HTTPConnection
         self._host, self._port, self._base = parts.hostname, port, parts.path.rstrip("/")
         self._timeout_s = timeout_s
         self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
@@ -57,7 +93,7 @@ class Client:
         self._idle: list[HTTPConnection] = []
         self._busy: set[HTTPConnection] = set()
         self._pid = fork.process_id()
-        fork.guard(self)
+        fork.register(self)
 
     def __enter__(self) -> Self:
         return self
@@ -74,7 +110,7 @@ class Client:
         for connection in idle:
             connection.close()
 
-    def forked(self, pid: int) -> None:  # noqa: ARG002
+    def on_fork(self, pid: int) -> None:  # noqa: ARG002
         """Close this child's copies of its parent's connections. Nothing is sent on them."""
         inherited = [*self._idle, *self._busy]
         self._lock, self._idle, self._busy = Lock(), [], set()
@@ -84,20 +120,20 @@ class Client:
 
     def _check_process(self) -> None:
         if self._pid != fork.process_id():  # a fork by C code runs no hooks
-            self.forked(self._pid)
+            self.on_fork(self._pid)
 
     def get(self, path: str) -> dict[str, Any]:
-        return self._object(self.request("GET", path, again=True))
+        return self._parse_object(self.request("GET", path, retry_safe=True))
 
-    def post(self, path: str, body: Mapping[str, Any], *, again: bool = False) -> dict[str, Any]:
+    def post(self, path: str, body: Mapping[str, Any], *, retry_safe: bool = False) -> dict[str, Any]:
         """`again`: it may be sent twice where nothing was answered the first time."""
-        return self._object(self.request("POST", path, _encode(body), again=again))
+        return self._parse_object(self.request("POST", path, _encode(body), retry_safe=retry_safe))
 
     def put(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        return self._object(self.request("PUT", path, _encode(body), again=True))
+        return self._parse_object(self.request("PUT", path, _encode(body), retry_safe=True))
 
     def delete(self, path: str) -> dict[str, Any]:
-        return self._object(self.request("DELETE", path, again=True))
+        return self._parse_object(self.request("DELETE", path, retry_safe=True))
 
     def request(
         self,
@@ -105,7 +141,7 @@ class Client:
         path: str,
         body: bytes | None = None,
         *,
-        again: bool,
+        retry_safe: bool,
         accept: str = "application/json",
         headers: Mapping[str, str] | None = None,
     ) -> bytes:
@@ -115,34 +151,34 @@ class Client:
             sent["Content-Type"] = "application/json"
         sent |= headers or {}
         try:
-            status, answer = self._ask(method, path, body, sent)
-        except _Unanswered as first:
-            if not again:
+            status, answer = self._exchange(method, path, body, sent)
+        except _NoResponse as first:
+            if not retry_safe:
                 raise InDoubt(
                     f"{self.url} closed the connection without an answer ({first}); nobody knows whether it was "
                     "written, look before you retry"
                 ) from None
             try:
-                status, answer = self._ask(method, path, body, sent, fresh=True)
-            except _Unanswered as second:
+                status, answer = self._exchange(method, path, body, sent, new_connection=True)
+            except _NoResponse as second:
                 raise Unavailable(
                     f"{self.url} does not answer ({second}); nothing is known to be done, retry"
                 ) from None
-        if status >= _OK:
-            raise _error(status, answer)
+        if status >= _ERROR_STATUS_MIN:
+            raise _error_from_response(status, answer)
         return answer
 
-    def _ask(
-        self, method: str, path: str, body: bytes | None, headers: dict[str, str], *, fresh: bool = False
+    def _exchange(
+        self, method: str, path: str, body: bytes | None, headers: dict[str, str], *, new_connection: bool = False
     ) -> tuple[int, bytes]:
-        connection = self._taken(fresh)
+        connection = self._take_connection(new_connection)
         try:
-            return self._asked_over(connection, method, path, body, headers)
+            return self._exchange_on(connection, method, path, body, headers)
         finally:
             with self._lock:
                 self._busy.discard(connection)
 
-    def _asked_over(
+    def _exchange_on(
         self, connection: HTTPConnection, method: str, path: str, body: bytes | None, headers: dict[str, str]
     ) -> tuple[int, bytes]:
         try:
@@ -156,23 +192,25 @@ class Client:
             answer = response.read()
         except (OSError, HTTPException) as error:
             connection.close()
-            raise _Unanswered(str(error) or type(error).__name__) from None
+            raise _NoResponse(str(error) or type(error).__name__) from None
         with self._lock:
-            if len(self._idle) < _IDLE_MAX:
+            if len(self._idle) < _IDLE_CONNECTIONS_MAX:
                 self._idle.append(connection)
                 return response.status, answer
         connection.close()
         return response.status, answer
 
-    def _taken(self, fresh: bool) -> HTTPConnection:
+    def _take_connection(self, new_connection: bool) -> HTTPConnection:
         self._check_process()
         with self._lock:
-            idle = bool(self._idle) and not fresh
-            connection = self._idle.pop() if idle else self._make(self._host, self._port, timeout=self._timeout_s)
+            idle = bool(self._idle) and not new_connection
+            connection = (
+                self._idle.pop() if idle else self._connection_class(self._host, self._port, timeout=self._timeout_s)
+            )
             self._busy.add(connection)
         return connection
 
-    def _object(self, answer: bytes) -> dict[str, Any]:
+    def _parse_object(self, answer: bytes) -> dict[str, Any]:
         try:
             found = from_json(answer)
         except msgspec.DecodeError:
@@ -186,7 +224,7 @@ def topic_path(topic: str, rest: str = "") -> str:
     return f"/v0/topics/{quote(topic, safe='')}{rest}"
 
 
-def _error(status: int, answer: bytes) -> Error:
+def _error_from_response(status: int, answer: bytes) -> Error:
     """What the server refused, as the same error that the engine would raise."""
     try:
         told = _decode(answer)["error"]
@@ -211,4 +249,4 @@ def _error(status: int, answer: bytes) -> Error:
         case "internal":
             return InDoubt(message)
         case _:
-            return refusal(code, message, detail) or Refused(message)
+            return channel_error(code, message, detail) or Refused(message)

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from tidelog.client.http import Client, topic_path
 
-_PREFIX: Final = "lease_"
+_LEASE_TOKEN_PREFIX: Final = "lease_"
 
 
 class RemoteJob(NamedTuple):
@@ -25,10 +25,10 @@ class RemoteJob(NamedTuple):
 
     @property
     def token(self) -> str:
-        return f"{_PREFIX}{self.lease_id:x}"
+        return f"{_LEASE_TOKEN_PREFIX}{self.lease_id:x}"
 
 
-class RemoteSettled(NamedTuple):
+class RemoteAckResult(NamedTuple):
     """What an ack or a nack came to, with the counts of the queue after it."""
 
     count: int  # type: ignore[assignment]  # hides a method of tuples
@@ -37,7 +37,7 @@ class RemoteSettled(NamedTuple):
     in_flight: int
 
 
-class RemoteExtended(NamedTuple):
+class RemoteExtendResult(NamedTuple):
     count: int  # type: ignore[assignment]  # hides a method of tuples
     skipped: list[int]
     deadlines: dict[int, int]
@@ -56,30 +56,32 @@ class RemoteQueue:
         """Lease up to so many jobs. A claim whose answer is lost is asked again: its leases run out."""
         body = {"node": node, "max": most, "lease_ms": lease_ms}
         found = self._post("/claim", body)["claimed"]
-        return [_job(job) for job in found]
+        return [_parse_job(job) for job in found]
 
-    def ack(self, node: str, jobs: Sequence[Any], lease_ids: Sequence[int | None] | None = None) -> RemoteSettled:
+    def ack(self, node: str, jobs: Sequence[Any], lease_ids: Sequence[int | None] | None = None) -> RemoteAckResult:
         """They are done. Jobs or seqs; of jobs the lease is named too."""
-        return _settled("acked", self._post("/ack", {"node": node, **_named(jobs, lease_ids)}))
+        return _ack_result("acked", self._post("/ack", {"node": node, **_seqs_and_tokens(jobs, lease_ids)}))
 
     def nack(
         self, node: str, jobs: Sequence[Any], lease_ids: Sequence[int | None] | None = None, delay_ms: int = 0
-    ) -> RemoteSettled:
+    ) -> RemoteAckResult:
         """Others may have them, at once or after a while."""
-        return _settled("nacked", self._post("/nack", {"node": node, **_named(jobs, lease_ids), "delay_ms": delay_ms}))
+        return _ack_result(
+            "nacked", self._post("/nack", {"node": node, **_seqs_and_tokens(jobs, lease_ids), "delay_ms": delay_ms})
+        )
 
     def extend(
         self, node: str, jobs: Sequence[Any], lease_ids: Sequence[int | None] | None = None, *, lease_ms: int
-    ) -> RemoteExtended:
+    ) -> RemoteExtendResult:
         """Hold them longer, from now on."""
-        done = self._post("/extend", {"node": node, **_named(jobs, lease_ids), "lease_ms": lease_ms})
+        done = self._post("/extend", {"node": node, **_seqs_and_tokens(jobs, lease_ids), "lease_ms": lease_ms})
         deadlines = {int(seq): deadline_ms for seq, deadline_ms in done["deadlines"].items()}
-        return RemoteExtended(done["extended"], done["skipped"], deadlines)
+        return RemoteExtendResult(done["extended"], done["skipped"], deadlines)
 
     def put(self, records: Iterable[dict[str, Any]], *, key: str | None = None) -> dict[str, Any]:
         """Append jobs: each a record of the wire, `{"data": …}`, perhaps with run_at_ms, delay_ms or priority."""
         body = {"records": list(records), "idempotency_key": key, "create": False}
-        return self._client.post(topic_path(self.name), body, again=key is not None)
+        return self._client.post(topic_path(self.name), body, retry_safe=key is not None)
 
     def state(self) -> dict[str, Any]:
         """What it is and holds."""
@@ -94,32 +96,35 @@ class RemoteQueue:
         return self._client.post(topic_path(self.name, "/redrive"), options)
 
     def _post(self, verb: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._client.post(topic_path(self.name, verb), body, again=True)
+        return self._client.post(topic_path(self.name, verb), body, retry_safe=True)
 
 
-def _settled(verb: str, done: dict[str, Any]) -> RemoteSettled:
-    return RemoteSettled(done[verb], done["skipped"], done["ready"], done["in_flight"])
+def _ack_result(verb: str, response: dict[str, Any]) -> RemoteAckResult:
+    return RemoteAckResult(response[verb], response["skipped"], response["ready"], response["in_flight"])
 
 
-def _job(told: dict[str, Any]) -> RemoteJob:
-    data = told["data"]
+def _parse_job(fields: dict[str, Any]) -> RemoteJob:
+    data = fields["data"]
     return RemoteJob(
-        told["$seq"],
-        int(told["lease_id"].removeprefix(_PREFIX), 16),
-        told["deadline"],
-        told["$ts"],
-        told["deliveries"],
-        b64decode(data) if told.get("$encoding") == "base64" else data,
-        told.get("$tag"),
-        told.get("meta"),
+        fields["$seq"],
+        int(fields["lease_id"].removeprefix(_LEASE_TOKEN_PREFIX), 16),
+        fields["deadline"],
+        fields["$ts"],
+        fields["deliveries"],
+        b64decode(data) if fields.get("$encoding") == "base64" else data,
+        fields.get("$tag"),
+        fields.get("meta"),
     )
 
 
-def _named(jobs: Sequence[Any], lease_ids: Sequence[int | None] | None) -> dict[str, Any]:
+def _seqs_and_tokens(jobs: Sequence[Any], lease_ids: Sequence[int | None] | None) -> dict[str, Any]:
     """Seqs, and the tokens that fence them where they are known."""
     if lease_ids is None:
         lease_ids = [None if isinstance(job, int) else job.lease_id for job in jobs]
     seqs = [job if isinstance(job, int) else job.seq for job in jobs]
     if all(lease_id is None for lease_id in lease_ids):
         return {"seqs": seqs}
-    return {"seqs": seqs, "lease_ids": ["" if lease_id is None else f"{_PREFIX}{lease_id:x}" for lease_id in lease_ids]}
+    return {
+        "seqs": seqs,
+        "lease_ids": ["" if lease_id is None else f"{_LEASE_TOKEN_PREFIX}{lease_id:x}" for lease_id in lease_ids],
+    }

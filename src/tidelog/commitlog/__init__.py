@@ -7,34 +7,32 @@
 One log, four layouts: `tide` (Tidelog's own), `rustlog`, `laminar` and `narwhal`.
 """
 
-from tidelog.commitlog.clean import Retained
-from tidelog.commitlog.compaction import Compacted
-from tidelog.commitlog.convert import convert
+from tidelog.commitlog.cleaner import CompactionResult, RetentionResult
 from tidelog.commitlog.log import SegmentedLog
+from tidelog.commitlog.log_copy import RestoreResult, convert, restore
 from tidelog.commitlog.offsets import ConsumerOffsets
 from tidelog.commitlog.partitions import PartitionedLog, PartitionInfo
 from tidelog.commitlog.read import Page
-from tidelog.commitlog.recovery import Damage, Report
-from tidelog.commitlog.restore import Restored, restore
+from tidelog.commitlog.recovery import Damage, RecoveryReport
 from tidelog.commitlog.storage import Storage
-from tidelog.commitlog.verify import SegmentInfo, Verdict, inspect, verify
+from tidelog.commitlog.verify import SegmentInfo, VerifyResult, inspect, verify
 from tidelog.config import LogConfig
 
 __all__ = [
-    "Compacted",
+    "CompactionResult",
     "ConsumerOffsets",
     "Damage",
     "LogConfig",
     "Page",
     "PartitionInfo",
     "PartitionedLog",
-    "Report",
-    "Restored",
-    "Retained",
+    "RecoveryReport",
+    "RestoreResult",
+    "RetentionResult",
     "SegmentInfo",
     "SegmentedLog",
     "Storage",
-    "Verdict",
+    "VerifyResult",
     "convert",
     "inspect",
     "restore",

@@ -3,88 +3,109 @@
 What an ack means is the sync policy's word (`LogConfig.sync`): under `each` and `batch` every
 record of the call survives a power cut when the call returns; under `interval` it survives a
 kill now and a power cut `sync_interval_ms` later.
+
+[shell] Streaming append: a record whose length is known only when it ends.
+
+Chunks go straight to the data file behind a head that no reader takes for a record. When the
+stream ends the real head and the checksum are written, and only then do the side files name
+it. Over-long, broken, or refused by the disk: the file is cut back to the byte where it began.
+
+The background thread of the `interval` policy: it syncs while no caller appends.
+
+Every exception of a run is logged, counted and kept in `SegmentedLog.background` until a run succeeds again. The thread
+ends with the log and not before: a full disk is temporary, and records that were acked still wait for their sync. After
+a failed sync the log is latched: runs then do nothing, and the state goes on to say why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+import logging
+from collections.abc import AsyncIterable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain
+from threading import Event, Thread
+from typing import Final
 
 import numpy as np
 
-from tidelog.commitlog import manifest, roll
-from tidelog.commitlog.codec import COLUMNS, Batch, refuse, rewrite
-from tidelog.commitlog.segment import Active, Sealed
-from tidelog.commitlog.state import State
-from tidelog.disk.atomic import SyncFailed
-from tidelog.errors import BadInput, Error, TooLarge, UnexpectedSeq
-from tidelog.formats.rows import Rows
+from tidelog.commitlog import log_state, segment
+from tidelog.commitlog.codec import OPTIONAL_COLUMNS, Batch, check_columns_supported, reencode
+from tidelog.commitlog.log_state import LogState
+from tidelog.commitlog.segment import ActiveSegment, SealedSegment
+from tidelog.commitlog.storage import guard_stream, guard_stream_async
+from tidelog.disk.durability import SyncFailed
+from tidelog.disk.interrupts import defer_signals_in
+from tidelog.errors import BadInput, Closed, Error, TooLarge, UnexpectedSeq
+from tidelog.formats.rows import Rows, Span
+from tidelog.types import Buffer
 
 # An upper bound on what a layout adds to a record: frame header, checksum, columns. Only used to decide when to roll.
-_OVERHEAD_BYTES = 64
+_RECORD_OVERHEAD_BYTES = 64
 
 
-def append(state: State, batch: Batch, expected: int | None) -> range:
+def append_batch(state: LogState, batch: Batch, expected: int | None) -> range:
     """Write a batch; return its seqs. On an error nothing of the part that failed is visible, and the error's
     `acked` names the records of this call that were written before it."""
-    with state.turn, state.mutex:
+    with state.writer_lock, state.mutex:
         state.check_writable()
         first = state.highest
-        check_expected(state, expected)
+        check_expected_seq(state, expected)
         if not batch.datas:
             return range(first, first)
         check_columns(state, batch)
-        largest = int(batch.lengths.max())
-        limit = min(state.codec.record_bytes_max, ceiling(state, fresh=True))
+        largest = int(batch.data_lengths.max())
+        limit = min(state.codec.record_bytes_max, remaining_bytes(state, empty_segment=True))
         if largest > limit:
             raise TooLarge(f"{state.path}: a record", size=largest, limit=limit)
         try:
-            _write_parts(state, batch)
+            _write_batch(state, batch)
         except Error as error:
             error.acked = range(first, state.highest)
             raise
         return range(first, state.highest)
 
 
-def check_expected(state: State, expected: int | None) -> None:
+def check_expected_seq(state: LogState, expected: int | None) -> None:
     if expected is not None and expected != state.highest:
         raise UnexpectedSeq(state.path, expected=expected, actual=state.highest)
 
 
-def check_columns(state: State, batch: Batch) -> None:
+def check_columns(state: LogState, batch: Batch) -> None:
     """Refuse a batch that the layout has no room for before a segment is rolled, a seq reserved or a part written."""
-    refuse(batch, state.codec.name, *(name for name in COLUMNS if name not in state.codec.room))
+    check_columns_supported(
+        batch, state.codec.name, *(name for name in OPTIONAL_COLUMNS if name not in state.codec.supported_columns)
+    )
 
 
-def ceiling(state: State, *, fresh: bool = False) -> int:
+def remaining_bytes(state: LogState, *, empty_segment: bool = False) -> int:
     """How many bytes the active segment can still take: what is left of it, and the overflow. The seed's
     `append_threshold`. `fresh`: of an empty segment."""
-    used = 0 if fresh else state.active.size
+    used = 0 if empty_segment else state.active.size
     room = state.config.segment_bytes_max - used + state.config.overflow_bytes
     return min(room, state.codec.segment_bytes_limit - used)
 
 
-def roll_if_due(state: State) -> None:
+def roll_if_needed(state: LogState) -> None:
     """Seal the active segment when it is full or old. An empty one stays."""
     active, config = state.active, state.config
     if active.size == 0:
         return
     full = active.size >= min(config.segment_bytes_max, state.codec.segment_bytes_limit)
     index_full = config.index_bytes_max is not None and active.index_bytes >= config.index_bytes_max
-    age_ms = (state.clock.now_us() - active.born_us) // 1000
+    age_ms = (state.clock.now_us() - active.created_us) // 1000
     old = config.segment_age_ms_max is not None and age_ms >= config.segment_age_ms_max
     if full or index_full or old:
-        roll_over(state)
+        roll_segment(state)
 
 
-def roll_over(state: State, *, next_base: int | None = None, lenient: bool = False) -> None:
+def roll_segment(state: LogState, *, next_base: int | None = None, lenient: bool = False) -> None:
     """Seal the active segment and start another, at `next_base` where numbering must jump. On an error the old one
     stays active and nothing is lost. `lenient`: nobody waits to write, so a failure to start another may be retried."""
     old = state.active
     base = old.next_seq if next_base is None else next_base
-    done = roll.seal(state.files, state.latch, old, synced=state.durable == old.next_seq)
+    done = segment.seal_segment(state.files, state.latch, old, synced=state.durable == old.next_seq)
     state.durable = old.next_seq
-    fresh = roll.birth(
+    fresh = segment.create_segment(
         state.files,
         state.latch,
         base,
@@ -94,33 +115,33 @@ def roll_over(state: State, *, next_base: int | None = None, lenient: bool = Fal
     )
     done.stop = base
     try:
-        manifest.save(state, sealed=[*state.sealed, done], active=fresh)
+        log_state.save_manifest(state, sealed=[*state.sealed, done], active=fresh)
     except OSError as error:
-        if isinstance(error, manifest.Replaced):
+        if isinstance(error, log_state.ManifestReplaced):
             # The manifest may name the new segment already, so it is the active one. Nothing is acked in it before
             # another save of the manifest went well.
-            _go_on(state, done, fresh)
-            state.reserved = 0
+            _switch_active(state, done, fresh)
+            state.reserved_seq = 0
         else:
             fresh.close()  # its files are empty and not in the manifest: the next open sweeps them
-        fatal = not lenient and (state.codec.latch_on_write_error or isinstance(error, SyncFailed))
-        step = state.latch.failed if fatal else state.latch.refused
+        fatal = not lenient and (state.codec.latches_on_write_error or isinstance(error, SyncFailed))
+        step = state.latch.write_error if fatal else state.latch.retryable_error
         raise step(error, f"naming segment {base} in the manifest") from error
-    _go_on(state, done, fresh)
+    _switch_active(state, done, fresh)
 
 
-def _go_on(state: State, done: Sealed, fresh: Active) -> None:
-    old, state.active, state.durable = state.active, fresh, fresh.base
-    state.sealed.append(done)
+def _switch_active(state: LogState, sealed: SealedSegment, active: ActiveSegment) -> None:
+    old, state.active, state.durable = state.active, active, active.base
+    state.sealed.append(sealed)
     old.close()
 
 
-def stamp(state: State) -> int:
+def next_ts_us(state: LogState) -> int:
     """The time for the next record: now, or the last record's time when the clock went back."""
     return max(state.clock.now_us(), state.active.last_ts_us)
 
 
-def after_write(state: State, *, durable: bool) -> None:
+def account_write(state: LogState, *, durable: bool) -> None:
     """Account for a write: what is durable now, and whether the interval is over."""
     state.active.last_write_us = state.clock.now_us()
     if durable:
@@ -128,12 +149,12 @@ def after_write(state: State, *, durable: bool) -> None:
         state.synced_ms = state.clock.monotonic_ms()
         return
     # With a thread that keeps the interval, an append syncs itself only when that thread was starved.
-    patience = 2 if state.background else 1
+    patience = 2 if state.has_flusher else 1
     if state.clock.monotonic_ms() - state.synced_ms >= patience * state.config.sync_interval_ms:
-        sync(state)
+        sync_active(state)
 
 
-def sync(state: State) -> None:
+def sync_active(state: LogState) -> None:
     """Make everything acked so far survive a power cut."""
     if state.durable < state.highest:
         state.active.sync()
@@ -141,61 +162,68 @@ def sync(state: State) -> None:
     state.synced_ms = state.clock.monotonic_ms()
 
 
-def _write_parts(state: State, batch: Batch) -> None:
+def _write_batch(state: LogState, batch: Batch) -> None:
     policy = state.config.sync
     durable = policy != "interval"
     done, count = 0, len(batch.datas)
     while done < count:
-        roll_if_due(state)
-        rest = batch if done == 0 else batch.part(done, count)
-        take = 1 if policy == "each" else _fitting(rest, ceiling(state))
-        if state.active.size and (take == 0 or (take == 1 and _weight(rest.part(0, 1)) > ceiling(state))):
-            roll_over(state)
+        roll_if_needed(state)
+        rest = batch if done == 0 else batch.slice(done, count)
+        take = 1 if policy == "each" else _count_fitting(rest, remaining_bytes(state))
+        if state.active.size and (
+            take == 0 or (take == 1 and _estimate_bytes(rest.slice(0, 1)) > remaining_bytes(state))
+        ):
+            roll_segment(state)
             continue
-        part = rest if take == len(rest.datas) else rest.part(0, max(take, 1))
-        made = state.active.place(stamp(state), part)  # first: what the layout refuses must not reach the manifest
-        manifest.reserve(state, state.active.next_seq + len(part.datas))
+        part = rest if take == len(rest.datas) else rest.slice(0, max(take, 1))
+        made = state.active.encode_append(
+            next_ts_us(state), part
+        )  # first: what the layout refuses must not reach the manifest
+        log_state.reserve_seqs(state, state.active.next_seq + len(part.datas))
         state.active.write(made, durable=durable)
-        after_write(state, durable=durable)
+        account_write(state, durable=durable)
         done += len(part.datas)
 
 
-def _columns(batch: Batch) -> list[bytes | Sequence[bytes]]:
+def _present_columns(batch: Batch) -> list[bytes | Sequence[bytes]]:
     return [column for column in (batch.node, batch.tag, batch.meta) if column]
 
 
-def _weight(batch: Batch) -> int:
+def _estimate_bytes(batch: Batch) -> int:
     """An upper bound on the bytes a batch takes in a segment."""
     count = len(batch.datas)
-    total = int(batch.lengths.sum(dtype=np.int64)) + count * _OVERHEAD_BYTES
-    for column in _columns(batch):
+    total = int(batch.data_lengths.sum(dtype=np.int64)) + count * _RECORD_OVERHEAD_BYTES
+    for column in _present_columns(batch):
         total += len(column) * count if isinstance(column, bytes) else sum(map(len, column))
     return total
 
 
-def _fitting(batch: Batch, room: int) -> int:
+def _count_fitting(batch: Batch, bytes_max: int) -> int:
     """How many of the first records fit into `room` bytes. Nearly always all: only then is nothing done per record."""
-    if _weight(batch) <= room:
+    if _estimate_bytes(batch) <= bytes_max:
         return len(batch.datas)
-    weights = [size + _OVERHEAD_BYTES for size in batch.lengths.tolist()]
-    for column in _columns(batch):
+    weights = [size + _RECORD_OVERHEAD_BYTES for size in batch.data_lengths.tolist()]
+    for column in _present_columns(batch):
         more = [len(column)] * len(weights) if isinstance(column, bytes) else map(len, column)
         weights = [weight + extra for weight, extra in zip(weights, more, strict=True)]
-    return sum(1 for total in accumulate(weights) if total <= room)
+    return sum(1 for total in accumulate(weights) if total <= bytes_max)
 
 
-def append_rows(state: State, rows: Rows) -> None:
+def append_rows(state: LogState, rows: Rows) -> None:
     """Write rows seqs and times as they are, in parts that fit their segments."""
     if not len(rows):
         return
-    with state.turn, state.mutex:
+    with state.writer_lock, state.mutex:
         state.check_writable()
         first, oldest = int(rows.seq[0]), int(rows.ts_us[0])
         if first < state.highest:
             raise UnexpectedSeq(state.path, expected=first, actual=state.highest)
         if bool((np.diff(rows.seq) <= 0).any()):
             raise BadInput(f"{state.path}: seqs must rise from record to record; nothing was written")
-        largest, limit = int(rows.data.size.max()), min(state.codec.record_bytes_max, ceiling(state, fresh=True))
+        largest, limit = (
+            int(rows.data.size.max()),
+            min(state.codec.record_bytes_max, remaining_bytes(state, empty_segment=True)),
+        )
         if largest > limit:
             raise TooLarge(f"{state.path}: a record", size=largest, limit=limit)
         if oldest < state.active.last_ts_us or bool((np.diff(rows.ts_us) < 0).any()):
@@ -206,51 +234,248 @@ def append_rows(state: State, rows: Rows) -> None:
             )
         durable = state.config.sync != "interval"
         spans = [span for span in (rows.data, rows.node, rows.tag, rows.meta) if span is not None]
-        weights = np.sum([span.size for span in spans], axis=0) + _OVERHEAD_BYTES
+        weights = np.sum([span.size for span in spans], axis=0) + _RECORD_OVERHEAD_BYTES
         done = 0
         while done < len(rows):
-            roll_if_due(state)
-            take = int(np.searchsorted(np.cumsum(weights[done:]), ceiling(state), "right"))
+            roll_if_needed(state)
+            take = int(np.searchsorted(np.cumsum(weights[done:]), remaining_bytes(state), "right"))
             if take == 0 and state.active.size:
-                roll_over(state)
+                roll_segment(state)
                 continue
-            part = rewrite(state.codec, rows.part(done, done + max(take, 1)))
-            manifest.reserve(state, int(part.seq[-1]) + 1)
+            part = reencode(state.codec, rows.slice(done, done + max(take, 1)))
+            log_state.reserve_seqs(state, int(part.seq[-1]) + 1)
             state.active.append_rows(part, durable=durable)
-            after_write(state, durable=durable)
+            account_write(state, durable=durable)
             done += max(take, 1)
 
 
-def tick(state: State) -> None:
+def run_due_tasks(state: LogState) -> None:
     """Sync when the interval is over and seal when the segment is old. Appends go on while the disk syncs, and a stream
     that takes long does not keep the records before it from the disk."""
     with state.mutex:
-        if not state.may_sync():
+        if not state.can_sync():
             return
         # The thread that keeps the interval begins at half of it, so that the sync is over before all of it is.
-        interval_ms = state.config.sync_interval_ms // (2 if state.background else 1)
+        interval_ms = state.config.sync_interval_ms // (2 if state.has_flusher else 1)
         due = state.clock.monotonic_ms() - state.synced_ms >= interval_ms and state.durable < state.highest
     if due:
-        sync_beside(state)
-    if state.turn.acquire(blocking=False):  # a writer at work seals by itself, or the next tick does
+        sync_concurrently(state)
+    if state.writer_lock.acquire(blocking=False):  # a writer at work seals by itself, or the next tick does
         try:
             with state.mutex:
-                if state.idle():
-                    roll_if_due(state)
+                if state.can_roll():
+                    roll_if_needed(state)
         finally:
-            state.turn.release()
+            state.writer_lock.release()
 
 
-def sync_beside(state: State) -> None:
+def sync_concurrently(state: LogState) -> None:
     """`sync` without the log's lock: whatever was written before is on disk when this returns, whatever comes meanwhile
     may be."""
     with state.mutex:
         active, upto = state.active, state.highest
         if state.durable >= upto:
             return
-    if not active.sync_beside():
+    if not active.sync_concurrently():
         return  # sealed in the meantime, and synced by that
     with state.mutex:
         if state.active is active:
             state.durable = max(state.durable, upto)
             state.synced_ms = state.clock.monotonic_ms()
+
+
+_READ_BACK_CHUNK_BYTES = 1 << 20
+_FRAMING_BYTES_MAX = 1024  # more than any layout puts before and behind a record's data
+
+
+@defer_signals_in("__init__", "write", "commit", "roll_back")
+class StreamAppend:
+    """One record in the making. `write` chunks, then `commit`; anything else ends in `roll_back`."""
+
+    def __init__(self, state: LogState, batch: Batch, expected: int | None) -> None:
+        self._state, self._batch = state, batch
+        with state.writer_lock, state.mutex:
+            state.check_writable()
+            check_expected_seq(state, expected)
+            check_columns(state, batch)
+            roll_if_needed(state)
+            if remaining_bytes(state) <= _FRAMING_BYTES_MAX and state.active.size:
+                roll_segment(state)  # the overflow is used up: nothing would fit
+            self._seq, self._ts_us = state.highest, next_ts_us(state)
+            head = state.codec.encode_stream_header(self._seq, self._ts_us, batch, -1)
+            self._header_bytes = len(head)
+            around = len(head) + len(state.codec.encode_stream_trailer(head, []))
+            self._bytes_max = min(max(remaining_bytes(state) - around, 0), state.codec.record_bytes_max)
+            log_state.reserve_seqs(state, self._seq + 1)
+            state.active.roll_back_interrupted()
+            state.active_stream = self
+            self._stage(head, None)
+
+    @property
+    def bytes_max(self) -> int:
+        """The most bytes this record may have."""
+        return self._bytes_max
+
+    @property
+    def size(self) -> int:
+        """The bytes it has so far."""
+        return self._state.active.data.staged_bytes - self._header_bytes
+
+    def write(self, chunk: Buffer) -> None:
+        """Add bytes to the record. On an error the record is rolled back and gone."""
+        with self._state.writer_lock, self._state.mutex:
+            self._check_active()
+            self._stage(chunk, self._bytes_max + self._header_bytes)
+
+    def _stage(self, chunk: Buffer, threshold: int | None) -> None:
+        active = self._state.active
+        try:
+            active.data.stage(chunk, threshold)
+        except OSError as error:
+            self._state.active_stream = None
+            raise active.roll_back_after(error) from error
+        except Error:
+            self.roll_back()
+            raise
+
+    def commit(self) -> int:
+        """Make the record one; return its seq. What that promises is the sync policy's word."""
+        state, active = self._state, self._state.active
+        codec, durable = state.codec, state.config.sync != "interval"
+        with state.writer_lock, state.mutex:
+            self._check_active()
+            size = self.size
+            try:
+                head = codec.encode_stream_header(self._seq, self._ts_us, self._batch, size)
+                tail = codec.encode_stream_trailer(head, self._read_back(size))
+                if tail:
+                    active.data.stage(tail)
+                elif durable:
+                    # No checksum travels with the data, so the head must not become durable before it.
+                    state.latch.sync_or_trip(active.data)
+                active.data.overwrite_staged(0, head)
+                checksum = self._checksum(head, size)
+            except OSError as error:
+                state.active_stream = None
+                raise active.roll_back_after(error) from error
+            state.active_stream = None
+            one = np.ones(1, np.int64)
+            data = Span(one * len(head), one * size)
+            rows = Rows(head, one * self._seq, one * self._ts_us, one * 0, data)
+            active.commit_stream(rows, np.array([checksum], np.uint64), durable=durable)
+            account_write(state, durable=durable)
+        return self._seq
+
+    def _check_active(self) -> None:
+        self._state.check_open()
+        if self._state.active_stream is not self:
+            raise Closed("this streamed record was already finished or rolled back; start another")
+
+    def _checksum(self, head: bytes, size: int) -> int:
+        """Checksum of the whole record, read back piece by piece: the head is known last but comes first."""
+        return self._state.codec.checksum(chain((head,), self._read_back(size)))
+
+    def _read_back(self, size: int) -> Iterator[bytes]:
+        for pos in range(0, size, _READ_BACK_CHUNK_BYTES):
+            yield self._state.active.data.read_staged(self._header_bytes + pos, min(_READ_BACK_CHUNK_BYTES, size - pos))
+
+    def roll_back(self) -> None:
+        """Forget the record to the last byte. Harmless when it is finished already."""
+        state = self._state
+        with state.writer_lock, state.mutex:
+            if state.active_stream is self:
+                state.active_stream = None
+                if not state.closed:
+                    state.active.roll_back_interrupted()
+
+
+def append_stream(state: LogState, chunks: Iterable[Buffer], batch: Batch, expected: int | None) -> int:
+    """Write one record from an iterable of chunks; all of it or nothing."""
+    with state.writer_lock:  # other writers wait, as they would for any append; readers do not
+        stream = StreamAppend(state, batch, expected)
+        try:
+            for chunk in guard_stream(state.path, chunks):
+                stream.write(chunk)
+            return stream.commit()
+        finally:
+            stream.roll_back()
+
+
+async def append_stream_async(
+    state: LogState, chunks: AsyncIterable[Buffer], batch: Batch, expected: int | None
+) -> int:
+    """Write one record from an async iterable. Other appends to this log answer Busy until it ends."""
+    stream = StreamAppend(state, batch, expected)
+    try:
+        async for chunk in guard_stream_async(state.path, chunks):
+            stream.write(chunk)
+        return stream.commit()
+    finally:
+        stream.roll_back()
+
+
+_log = logging.getLogger("tidelog.commitlog")
+_REPEAT_LOG_INTERVAL_MS: Final = 60_000  # while the same error repeats
+
+
+@dataclass(frozen=True, slots=True)
+class FlusherState:
+    """The background syncs of a log since it was opened."""
+
+    runs: int = 0
+    failures: int = 0
+    consecutive_failures: int = 0  # failures since the last run that succeeded; 0: the last one did
+    last_error: str | None = None  # kept after a success
+    is_latched: bool = False  # no run can succeed until the log is opened again
+
+
+class Flusher:
+    def __init__(self, state: LogState) -> None:
+        self._state = state
+        state.has_flusher = True
+        self._runs = self._failures = self._consecutive_failures = 0
+        self._last_error: str | None = None
+        self._logged_ms = 0
+        self._stopping = Event()
+        self._thread = Thread(target=self._run, name=f"tidelog sync {state.path}", daemon=True)
+        self._thread.start()
+
+    @property
+    def state(self) -> FlusherState:
+        latched = self._state.latch.is_tripped
+        return FlusherState(self._runs, self._failures, self._consecutive_failures, self._last_error, latched)
+
+    def _run(self) -> None:
+        pause_s = max(self._state.config.sync_interval_ms / 4000, 0.001)
+        while not self._stopping.wait(pause_s):
+            self.run_once()
+
+    def run_once(self) -> None:
+        """Sync and seal what is due. Raises nothing."""
+        if self._state.latch.is_tripped:
+            return  # the run that latched it was counted, and the next append or sync raises
+        self._runs += 1
+        try:
+            run_due_tasks(self._state)
+        except Exception as error:
+            self._on_error(error)
+        else:
+            self._consecutive_failures = 0
+
+    def _on_error(self, error: Exception) -> None:
+        self._failures, self._consecutive_failures = self._failures + 1, self._consecutive_failures + 1
+        said = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
+        now_ms = self._state.clock.monotonic_ms()
+        if (
+            self._consecutive_failures == 1
+            or said != self._last_error
+            or now_ms - self._logged_ms >= _REPEAT_LOG_INTERVAL_MS
+        ):
+            self._logged_ms = now_ms
+            trace = None if isinstance(error, Error) else error
+            _log.error("%s: a background sync failed: %s", self._state.path, said, exc_info=trace)
+        self._last_error = said
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()

@@ -24,10 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tidelog.errors import BadInput, TooLarge
-from tidelog.formats import idx
-from tidelog.formats import values as all_values
+from tidelog.formats import batch_writer as all_values
+from tidelog.formats import segment_index
 from tidelog.formats.frame import U32_MAX
-from tidelog.formats.rows import Rows, Stop, Walk, together, values
+from tidelog.formats.rows import Rows, ScanResult, ScanStop, concat_rows, copy_values
 from tidelog.types import Buffer, Ints
 
 
@@ -49,29 +49,29 @@ class Batch:
                 )
 
     @cached_property
-    def lengths(self) -> NDArray[np.uint32]:
+    def data_lengths(self) -> NDArray[np.uint32]:
         """How long each record's data is, asked of every record once."""
-        found, _ = all_values.lengths(self.datas)
+        found, _ = all_values.value_lengths(self.datas)
         if isinstance(found, list):
             raise TooLarge("a record", size=max(found), limit=U32_MAX)
         return np.asarray(found, "<u4")
 
     @cached_property
-    def are_bytes(self) -> bool:
+    def are_plain_bytes(self) -> bool:
         """Whether each record's data is bytes and of no class derived from it, which is all that the kernel knows."""
         return all_values.are_bytes(self.datas)
 
-    def part(self, lo: int, hi: int) -> Batch:
+    def slice(self, lo: int, hi: int) -> Batch:
         columns = (c if isinstance(c, bytes) else c[lo:hi] for c in (self.node, self.tag, self.meta))
         return Batch(self.datas[lo:hi], *columns)
 
 
-COLUMNS: Final = ("node", "tag", "meta")
+OPTIONAL_COLUMNS: Final = ("node", "tag", "meta")
 
 
-def refuse(batch: Batch, codec: str, *names: str) -> None:
+def check_columns_supported(batch: Batch, codec: str, *unsupported: str) -> None:
     """Raise when a batch carries columns that this layout has no room for."""
-    for name in names:
+    for name in unsupported:
         column = getattr(batch, name)
         if column if isinstance(column, bytes) else any(column):
             raise BadInput(f"the {codec} layout has no room for a {name}; nothing was written, use the tide codec")
@@ -86,7 +86,7 @@ class Fault(NamedTuple):
     reason: str
 
     @property
-    def seqs(self) -> str:
+    def seqs_text(self) -> str:
         """The seqs in words, for a message; nothing where no record is affected."""
         return f", seqs {self.seq} to {self.resume - 1}" if self.resume > self.seq else ""
 
@@ -99,21 +99,21 @@ class Chunk(NamedTuple):
     fault: Fault | None = None
 
 
-Piece: TypeAlias = bytes | idx.Run  # of a side file
+SidePiece: TypeAlias = bytes | segment_index.EntryRun  # of a side file
 
 
-class Placed(NamedTuple):
+class EncodedAppend(NamedTuple):
     """Records on their way into a segment: what to write behind the data and behind each side file."""
 
-    frames: Sequence[Callable[[], Sequence[Buffer]]]  # each makes the pieces of one gathered write
-    sides: tuple[Piece, ...]
-    mark: int
+    writes: Sequence[Callable[[], Sequence[Buffer]]]  # each makes the pieces of one gathered write
+    sides: tuple[SidePiece, ...]
+    side_state: int
     next_seq: int
     first_ts_us: int
     last_ts_us: int
 
 
-class Recovered(NamedTuple):
+class RecoveredSegment(NamedTuple):
     """What a full scan of a data file found, and what its files must look like."""
 
     end: int  # bytes of good data; what follows is cut
@@ -122,11 +122,11 @@ class Recovered(NamedTuple):
     first_ts_us: int
     last_ts_us: int
     records: int
-    mark: int  # the codec's own running state for `sides`
-    stop: Stop
+    side_state: int  # the codec's own running state for `sides`
+    stop: ScanStop
     reason: str
     faults: list[Fault]  # damage that stays in place because good records follow it
-    unexplained: bool = False  # what follows `end` may be records of another program: cut only on request
+    has_unexplained_tail: bool = False  # what follows `end` may be records of another program: cut only on request
     notes: tuple[str, ...] = ()  # what is unusual and harmless
 
 
@@ -137,7 +137,7 @@ class Salvage(NamedTuple):
     faults: list[Fault]  # in order; one whose range is empty names bytes that no record needs
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     """Bytes of a data file: mapped when sealed, read when growing."""
 
     @property
@@ -146,55 +146,59 @@ class Source(Protocol):
 
 
 @dataclass(slots=True)
-class Shape:
+class SegmentContent:
     """A segment as its codec sees it."""
 
     base: int
     stop: int  # one past its last seq, as far as the log knows
-    data: Source
+    data: DataSource
     index: Buffer  # the first side file
     sides: Sequence[Buffer | None]  # all side files; None: not there
-    extra: bytes | None = None  # footer; only of sealed segments
-    verified: set[int] = field(default_factory=set)  # chunks already checked against the footer
+    footer: bytes | None = None  # footer; only of sealed segments
+    verified_chunks: set[int] = field(default_factory=set)  # chunks already checked against the footer
 
 
 class Codec(Protocol):
     name: str
-    stem: str  # how a segment's files are called, with room for its base
+    name_format: str  # how a segment's files are called, with room for its base
     data_suffix: str
-    names: Pattern[str]  # its files: the base, then the suffix
-    temporaries: Pattern[str]
+    name_pattern: Pattern[str]  # its files: the base, then the suffix
+    temporary_pattern: Pattern[str]
     first_seq: int
     record_bytes_max: int
     segment_bytes_limit: int  # positions must fit the index
     side_suffixes: tuple[str, ...]
     stale_suffixes: tuple[str, ...] = ()  # sides that this log does not keep up: removed where they would age
-    truths: frozenset[int]  # sides that cannot be derived from the data: synced before an ack, never rebuilt silently
-    sync_data_first: bool  # the data must be durable before a side names it
-    latch_on_write_error: bool  # whether EIO on write ends writing until reopened
-    full_check_on_open: bool
-    room: frozenset[str]  # which of node, tag and meta the layout can hold
-    extra_suffix: str | None  # written when a segment is sealed
-    birth_suffix: str | None  # written when a segment is born, by layouts whose records carry no time
-    late_index: bool = False  # the index of the active segment is written when it is sealed or closed, not before
-    reserve_bytes: int  # how far the index file of the active segment is preallocated
+    authoritative_sides: frozenset[
+        int
+    ]  # sides that cannot be derived from the data: synced before an ack, never rebuilt silently
+    syncs_data_first: bool  # the data must be durable before a side names it
+    latches_on_write_error: bool  # whether EIO on write ends writing until reopened
+    verifies_on_open: bool
+    supported_columns: frozenset[str]  # which of node, tag and meta the layout can hold
+    footer_suffix: str | None  # written when a segment is sealed
+    created_suffix: str | None  # written when a segment is born, by layouts whose records carry no time
+    writes_index_on_seal: bool = (
+        False  # the index of the active segment is written when it is sealed or closed, not before
+    )
+    index_prealloc_bytes: int  # how far the index file of the active segment is preallocated
 
     def data_name(self, base: int, /) -> str:
-        return f"{self.stem.format(base)}{self.data_suffix}"
+        return f"{self.name_format.format(base)}{self.data_suffix}"
 
     def side_name(self, base: int, suffix: str, /) -> str:
-        return f"{self.stem.format(base)}{suffix}"
+        return f"{self.name_format.format(base)}{suffix}"
 
     def is_temporary(self, name: str, /) -> bool:
         """Whether an interrupted rebuild, compaction or save of a segment leaves this name behind."""
-        return self.temporaries.fullmatch(name) is not None
+        return self.temporary_pattern.fullmatch(name) is not None
 
-    def base_of(self, name: str, /) -> tuple[int, str] | None:
+    def parse_file_name(self, name: str, /) -> tuple[int, str] | None:
         """Which segment a file belongs to, and as what ("" for data, else its suffix); None: not ours."""
-        found = self.names.fullmatch(name)
+        found = self.name_pattern.fullmatch(name)
         return None if found is None else (int(found[1]), "" if found[2] == self.data_suffix else found[2])
 
-    def detect(self, names: Sequence[str], read: Callable[[str], Buffer | None], /) -> None:
+    def detect_layout(self, names: Sequence[str], read: Callable[[str], Buffer | None], /) -> None:
         """Find out which variant of the layout the files in a directory have, before anything is read or changed.
 
         `read` gives a file's bytes, or None where it is gone. Raises UnknownLayout where no variant explains them.
@@ -212,15 +216,15 @@ class Codec(Protocol):
             total = crc32(piece, total)
         return total
 
-    def dead_bytes(self, shape: Shape, /) -> int:
+    def count_dead_bytes(self, segment: SegmentContent, /) -> int:
         """Bytes of the data file that belong to no record and are not damage. Skipped by readers, and kept."""
         return 0
 
-    def index_serves(self, shape: Shape, /) -> bool:
+    def is_index_usable(self, segment: SegmentContent, /) -> bool:
         """Whether the index of a sealed segment is right, although it is not the one this codec would write."""
         return False
 
-    def first_mark(self, base: int, /) -> int:
+    def initial_side_state(self, base: int, /) -> int:
         """The running state of `sides` for a segment without records."""
         ...
 
@@ -228,89 +232,95 @@ class Codec(Protocol):
         """The bytes to append, as rows over a fresh buffer. Raises a Refused error on what cannot be stored."""
         ...
 
-    def place(self, seq: int, ts_us: int, batch: Batch, shift: int, base: int, mark: int, /) -> Placed:
+    def encode_append(
+        self, seq: int, ts_us: int, batch: Batch, file_pos: int, base: int, side_state: int, /
+    ) -> EncodedAppend:
         """`encode` and `sides` in one step. A codec that can do it with fewer copies does it its own way."""
-        return placed(self, self.encode(seq, ts_us, batch), shift, base, mark)
+        return build_append(self, self.encode(seq, ts_us, batch), file_pos, base, side_state)
 
-    def stream_head(self, seq: int, ts_us: int, batch: Batch, size: int, /) -> bytes:
+    def encode_stream_header(self, seq: int, ts_us: int, batch: Batch, size: int, /) -> bytes:
         """The bytes before a streamed record's data once its size is known; `size` -1: a head of the same
         length that no reader takes for a record."""
         ...
 
-    def stream_tail(self, head: bytes, data: Iterable[Buffer], /) -> bytes:
+    def encode_stream_trailer(self, header: bytes, data: Iterable[Buffer], /) -> bytes:
         """The bytes behind a streamed record's data: its checksum, where the layout has one there."""
         ...
 
-    def sides(
-        self, rows: Rows, shift: int, base: int, mark: int, crcs: Ints | None = None, /
+    def encode_sides(
+        self, rows: Rows, file_pos: int, base: int, side_state: int, crcs: Ints | None = None, /
     ) -> tuple[tuple[bytes, ...], int]:
         """What to append to each side file for rows whose buffer starts at `shift` in the data file. With `crcs`,
         the CRC-32 of each record's bytes, the buffer need not hold more than the records' heads."""
         ...
 
-    def fill(self, sides: tuple[bytes, ...], base: int, stop: int, size: int, /) -> tuple[bytes, ...]:
+    def fill_holes(self, sides: tuple[bytes, ...], base: int, stop: int, size: int, /) -> tuple[bytes, ...]:
         """Side files of a compacted segment, with holes up to `stop` where the index is dense."""
         ...
 
-    def trim(self, sides: list[bytes | None], base: int, seq: int, /) -> list[bytes | None]:
+    def truncate_sides(self, sides: list[bytes | None], base: int, seq: int, /) -> list[bytes | None]:
         """Side files without what they say of `seq` and behind, where that does not follow from the data."""
         return sides
 
-    def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> Recovered: ...
+    def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> RecoveredSegment: ...
 
     def salvage(self, data: Buffer, sides: Sequence[Buffer | None], base: int, stop: int, /) -> Salvage:
         """Every record of [base, stop) whose bytes hold, read without the help of a derivable index. A damaged record
         is stepped over by its length, or, where that is damaged too, by looking for the next good one."""
         ...
 
-    def reach(self, shape: Shape, /) -> int:
+    def end_seq(self, segment: SegmentContent, /) -> int:
         """One past the last seq that the files of a sealed segment know of."""
         ...
 
-    def sealed_fault(self, shape: Shape, /) -> tuple[str | None, Fault | None]:
+    def check_sealed(self, segment: SegmentContent, /) -> tuple[str | None, Fault | None]:
         """A cheap look at a sealed segment: what is wrong with its index, what is wrong with its tail."""
         ...
 
-    def read(self, shape: Shape, first: int, stop: int, bytes_max: int, /) -> Chunk:
+    def read(self, segment: SegmentContent, first: int, stop: int, bytes_max: int, /) -> Chunk:
         """Records of [first, stop), about `bytes_max` of data but at least one record where there is one."""
         ...
 
-    def position(self, shape: Shape, seq: int, /) -> tuple[int, Rows | None]:
+    def find_split(self, segment: SegmentContent, seq: int, /) -> tuple[int, Rows | None]:
         """The byte where records at or behind `seq` begin; and, where a frame holds records on both sides of
         it, the frame's start and those records of it that come before `seq`."""
         ...
 
-    def seal(self, shape: Shape, /) -> bytes | None:
+    def build_footer(self, segment: SegmentContent, /) -> bytes | None:
         """The extra file of a segment that is being sealed."""
         ...
 
-    def times(self, shape: Shape, /) -> tuple[int, int] | None:
+    def time_range(self, segment: SegmentContent, /) -> tuple[int, int] | None:
         """First and last record time; None: the layout keeps none, or there is no record."""
         ...
 
 
-def placed(codec: Codec, rows: Rows, shift: int, base: int, mark: int, crcs: Ints | None = None) -> Placed:
+def build_append(
+    codec: Codec, rows: Rows, file_pos: int, base: int, side_state: int, crcs: Ints | None = None
+) -> EncodedAppend:
     """Rows that are encoded already, or whose bytes are staged already (`crcs`), as something to place."""
-    sides, mark = codec.sides(rows, shift, base, mark, crcs)
-    return Placed([lambda: [rows.buf]], sides, mark, int(rows.seq[-1]) + 1, int(rows.ts_us[0]), int(rows.ts_us[-1]))
+    sides, side_state = codec.encode_sides(rows, file_pos, base, side_state, crcs)
+    return EncodedAppend(
+        [lambda: [rows.buf]], sides, side_state, int(rows.seq[-1]) + 1, int(rows.ts_us[0]), int(rows.ts_us[-1])
+    )
 
 
-def recovered(walk: Walk, base: int, sides: tuple[bytes, ...], mark: int) -> Recovered:
+def recovered_from_scan(scan: ScanResult, base: int, sides: tuple[bytes, ...], side_state: int) -> RecoveredSegment:
     """What a walk over a whole data file found, for layouts whose records say all there is to say."""
-    rows = walk.rows
+    rows = scan.rows
     times = (int(rows.ts_us[0]), int(rows.ts_us.max())) if len(rows) else (0, 0)
     next_seq = int(rows.seq[-1]) + 1 if len(rows) else base
-    return Recovered(walk.end, sides, next_seq, *times, len(rows), mark, walk.stop, walk.reason, [])
+    return RecoveredSegment(scan.end, sides, next_seq, *times, len(rows), side_state, scan.stop, scan.reason, [])
 
 
-def salvaged(
+def salvage_records(
     buf: Buffer,
     base: int,
     stop: int,
-    walk: Callable[[int, int], Walk],
-    resync: Callable[[int, int], int],
+    scan: Callable[[int, int], ScanResult],
+    find_next: Callable[[int, int], int],
     *,
-    sure: bool = True,
+    seqs_are_known: bool = True,
 ) -> Salvage:
     """`Codec.salvage` for layouts whose records say what they are. `walk(pos, above)` gives the good records from a
     byte on; `resync(pos, above)` the byte where reading may go on after a bad one, or the end. Not `sure`: a record
@@ -320,33 +330,33 @@ def salvaged(
     faults: list[Fault] = []
     bad: tuple[int, str] | None = None  # where the damage began that no good record follows yet
     while pos < size:
-        found = walk(pos, last)
+        found = scan(pos, last)
         rows = found.rows.between(base, stop)
         if len(rows) < len(found.rows):
-            outside = int(found.rows.at[len(rows)])
-            found = Walk(rows, outside, Stop.BAD, "its number lies outside its segment")
+            outside = int(found.rows.frame_pos[len(rows)])
+            found = ScanResult(rows, outside, ScanStop.BAD, "its number lies outside its segment")
         if len(rows):
             if bad is not None:
-                faults.append(_between(last, int(rows.seq[0]), bad, base=base, sure=sure))
+                faults.append(_fault_between(last, int(rows.seq[0]), bad, base=base, seqs_are_known=seqs_are_known))
                 bad = None
             parts.append(rows)
             last = int(rows.seq[-1])
-        if found.end >= size and found.stop is Stop.END:
+        if found.end >= size and found.stop is ScanStop.END:
             break
         bad = bad or (found.end, found.reason or "bytes that are no record")
-        pos = resync(found.end, last)
+        pos = find_next(found.end, last)
         assert pos > found.end, "a search moves on"
     if bad is not None:
-        faults.append(_between(last, max(stop, last + 1), bad, base=base, sure=sure))
-    return Salvage(together(buf, parts), faults)
+        faults.append(_fault_between(last, max(stop, last + 1), bad, base=base, seqs_are_known=seqs_are_known))
+    return Salvage(concat_rows(buf, parts), faults)
 
 
-def _between(last: int, resume: int, bad: tuple[int, str], *, base: int, sure: bool) -> Fault:
+def _fault_between(last: int, resume: int, bad: tuple[int, str], *, base: int, seqs_are_known: bool) -> Fault:
     seq = last + 1
-    return Fault(seq if sure or seq < resume else max(last, base), resume, *bad)
+    return Fault(seq if seqs_are_known or seq < resume else max(last, base), resume, *bad)
 
 
-def runs(rows: Rows) -> list[tuple[int, int]]:
+def encodable_runs(rows: Rows) -> list[tuple[int, int]]:
     """Stretches of rows with consecutive seqs and one time: what one `encode` call can write."""
     if not len(rows):
         return []
@@ -355,23 +365,23 @@ def runs(rows: Rows) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
-def rewrite(codec: Codec, rows: Rows) -> Rows:
+def reencode(codec: Codec, rows: Rows) -> Rows:
     """The same records in this codec's layout, seqs and times kept.
 
     Raises BadInput where a record carries something that the layout has no room for.
     """
     parts = []
-    for lo, hi in runs(rows):
-        part = rows.part(lo, hi)
-        columns = (b"" if span is None else values(part.buf, span) for span in (part.node, part.tag, part.meta))
-        batch = Batch(values(part.buf, part.data), *columns)
+    for lo, hi in encodable_runs(rows):
+        part = rows.slice(lo, hi)
+        columns = (b"" if span is None else copy_values(part.buf, span) for span in (part.node, part.tag, part.meta))
+        batch = Batch(copy_values(part.buf, part.data), *columns)
         parts.append(codec.encode(int(part.seq[0]), int(part.ts_us[0]), batch))
-    return glue(parts)
+    return concat_buffers(parts)
 
 
-def glue(parts: Sequence[Rows]) -> Rows:
+def concat_buffers(parts: Sequence[Rows]) -> Rows:
     """Rows of several buffers as rows of one: the buffers are joined, the positions shifted."""
     if len(parts) == 1:
         return parts[0]
     shifts = [0, *accumulate(len(part.buf) for part in parts)][: len(parts)]
-    return together(b"".join(part.buf for part in parts), parts, shifts)
+    return concat_rows(b"".join(part.buf for part in parts), parts, shifts)

@@ -25,18 +25,16 @@ import msgspec
 
 from tidelog.addresses import check_path
 from tidelog.clock import Clock
-from tidelog.commitlog.clean import Retained
-from tidelog.commitlog.codecs import codec_named, is_ours
-from tidelog.commitlog.log import SegmentedLog
-from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
+from tidelog.commitlog.cleaner import RetentionResult
+from tidelog.commitlog.codecs import has_segment_files, make_codec
+from tidelog.commitlog.log import SegmentedLog, make_config, take_lock
+from tidelog.commitlog.offsets import OFFSETS_FILE as OFFSETS_FILE
 from tidelog.commitlog.offsets import ConsumerOffsets
-from tidelog.commitlog.opening import configured, take_lock
 from tidelog.disk import fork
-from tidelog.disk.atomic import read_all, replace
-from tidelog.disk.interrupts import deferring
-from tidelog.disk.latch import FULL
+from tidelog.disk.durability import DISK_FULL_ERRNOS, read_file, replace_file
+from tidelog.disk.interface import Disk, Lock, join
+from tidelog.disk.interrupts import defer_signals_in
 from tidelog.disk.posix import PosixDisk
-from tidelog.disk.seam import Disk, Lock, join
 from tidelog.errors import (
     AlreadyExists,
     BadInput,
@@ -48,15 +46,15 @@ from tidelog.errors import (
     ReadOnly,
     WriteFailed,
 )
-from tidelog.formats import envelope
+from tidelog.formats import file_header
 
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,255}")
+_TOPIC_NAME_PATTERN = re.compile(r"[A-Za-z0-9_-]{1,255}")
 PARTITIONS_MAX = 1000
-FILE = ".partitions"
+PARTITIONS_FILE = ".partitions"
 _MAGIC, _VERSION = b"TLPT", 1
 
 
-class Partitions(NamedTuple):
+class PartitionUse(NamedTuple):
     """What `.partitions` says of a topic."""
 
     total: int
@@ -73,7 +71,7 @@ class PartitionInfo(NamedTuple):
     size: int
 
 
-@deferring("create_topic", "partition", "retain", "close")
+@defer_signals_in("create_topic", "partition", "retain", "close")
 class PartitionedLog:
     """Many logs under one directory, with one set of consumer offsets."""
 
@@ -89,17 +87,17 @@ class PartitionedLog:
         self._root, self._codec, self._disk, self._clock = root, codec, disk, clock
         self._lock, self._settings = lock, settings
         self._read_only = lock is None
-        self._open: dict[tuple[str, int], SegmentedLog] = {}
+        self._open_logs: dict[tuple[str, int], SegmentedLog] = {}
         self._mutex = RLock()
-        self._opener: int | None = None  # in a forked child: the process that opened it
-        self.offsets = ConsumerOffsets(disk, join(root, OFFSETS_FILE), may_write=self._check_owned)
-        fork.guard(self)
+        self._opener_pid: int | None = None  # in a forked child: the process that opened it
+        self.offsets = ConsumerOffsets(disk, join(root, OFFSETS_FILE), check_writable=self._check_writer)
+        fork.register(self)
 
-    def forked(self, pid: int) -> None:
+    def on_fork(self, pid: int) -> None:
         """Give up in a forked child: using it raises Forked, and the files stay the parent's."""
-        self._opener = pid
-        self._open.clear()
-        fork.poison(self._root, pid, self)
+        self._opener_pid = pid
+        self._open_logs.clear()
+        fork.poison_locks(self._root, pid, self)
 
     @classmethod
     def open(
@@ -115,21 +113,21 @@ class PartitionedLog:
         """Open the directory, making it where there is none. One writer; any number of readers."""
         check_path(root)
         disk, root = disk or PosixDisk(), str(root)
-        codec_named(codec, configured(None, settings))  # a wrong word is refused here, not at the first partition
+        make_codec(codec, make_config(None, settings))  # a wrong word is refused here, not at the first partition
         lock = None
         if read_only:
-            with _explained(root, "opening it"):
+            with _translate_os_errors(root, "opening it"):
                 found = disk.stat(root)
             if found is None:
                 raise NotFound(f"there is nothing at {root}; nothing was changed, check the path")
         else:
-            with _explained(root, "making its directories"):
+            with _translate_os_errors(root, "making its directories"):
                 for directory in (join(root, "topics"), join(root, "tmp")):
                     disk.make_dir(directory)
             lock = take_lock(disk, root)
             try:
-                with _explained(root, "sweeping tmp/"):
-                    for name in disk.names(join(root, "tmp")):
+                with _translate_os_errors(root, "sweeping tmp/"):
+                    for name in disk.list_dir(join(root, "tmp")):
                         disk.remove(join(root, f"tmp/{name}"))
             except BaseException:
                 lock.release()
@@ -138,14 +136,14 @@ class PartitionedLog:
 
     def close(self) -> None:
         """Close every partition that was used, each made durable first."""
-        if self._opener is not None:
+        if self._opener_pid is not None:
             return
         with ExitStack() as ending:  # one that fails to close does not keep the others open
             if self._lock is not None:
                 ending.callback(self._lock.release)
-            for log in self._open.values():
+            for log in self._open_logs.values():
                 ending.callback(log.close)
-            self._open.clear()
+            self._open_logs.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -157,8 +155,8 @@ class PartitionedLog:
 
     def create_topic(self, topic: str, partitions: int) -> None:
         """Make a topic. Its partition count is fixed for good; a name that exists is refused."""
-        self._check_owned()
-        if not _NAME.fullmatch(topic):
+        self._check_writer()
+        if not _TOPIC_NAME_PATTERN.fullmatch(topic):
             raise BadInput(f"topic {topic!r}: a name has 1 to 255 letters, digits, _ or -; nothing was made")
         if not 1 <= partitions <= PARTITIONS_MAX:
             raise BadInput(f"{partitions} partitions: a topic has 1 to {PARTITIONS_MAX}; nothing was made")
@@ -166,9 +164,9 @@ class PartitionedLog:
             raise AlreadyExists(f"topic {topic} exists; its partition count cannot change, nothing was made")
         # From the highest down: a topic counts as made once partition 0 is there, so a crash in between leaves
         # nothing that is listed, and making it again goes on.
-        with _explained(self._topic_directory(topic), "making the topic"):
-            there = self._numbers(topic)
-            if used := sorted(number for number in there if self._disk.names(self._directory(topic, number))):
+        with _translate_os_errors(self._topic_directory(topic), "making the topic"):
+            there = self._partition_numbers(topic)
+            if used := sorted(number for number in there if self._disk.list_dir(self._directory(topic, number))):
                 raise Damaged(
                     f"topic {topic}: partition 0 is missing, and partitions {used} hold files; nothing was made, "
                     "restore the directory of partition 0 or move the topic away"
@@ -178,79 +176,83 @@ class PartitionedLog:
                     self._disk.remove_dir(self._directory(topic, number))
             for number in reversed(range(partitions)):
                 self._disk.make_dir(self._directory(topic, number))
-            self._save(topic, Partitions(partitions, frozenset()))
+            self._save_use(topic, PartitionUse(partitions, frozenset()))
 
     def create_partition(self, topic: str, number: int, *, first_seq: int) -> SegmentedLog:
         """Make a partition anew whose log vanished. Its first record gets `first_seq`: choose one above every seq that
         was given out, or consumers take new records for old ones."""
-        self._check_owned()
+        self._check_writer()
         with self._mutex:
             self._check_number(topic, number)
             directory = self._directory(topic, number)
-            with _explained(directory, "making the partition"):
+            with _translate_os_errors(directory, "making the partition"):
                 if self._holds_log(topic, number):
                     raise AlreadyExists(f"partition {topic}/{number} holds a log; nothing was changed")
                 self._disk.make_dir(directory)
             return self._open_partition(topic, number, {"first_seq": first_seq})
 
-    def _check(self) -> None:
-        if self._opener is not None:
-            raise Forked(self._root, pid=self._opener)
+    def _check_process(self) -> None:
+        if self._opener_pid is not None:
+            raise Forked(self._root, pid=self._opener_pid)
 
-    def _check_owned(self) -> None:
-        self._check()
+    def _check_writer(self) -> None:
+        self._check_process()
         if self._read_only:
             raise ReadOnly(f"{self._root} was opened read-only; nothing was written, open it without read_only")
 
     def topics(self) -> dict[str, int]:
         """Every topic and its partition count, by name."""
-        self._check()
+        self._check_process()
         found = {}
         directory = join(self._root, "topics")
-        with _explained(directory, "listing topics"):
-            for name in self._disk.names(directory) if self._disk.stat(directory) else []:
-                if _NAME.fullmatch(name) and (count := self._count(name)):
+        with _translate_os_errors(directory, "listing topics"):
+            for name in self._disk.list_dir(directory) if self._disk.stat(directory) else []:
+                if _TOPIC_NAME_PATTERN.fullmatch(name) and (count := self._partition_count(name)):
                     found[name] = count
         return found
 
-    def _count(self, topic: str) -> int:
-        if (known := self._load(topic)) is not None:
+    def _partition_count(self, topic: str) -> int:
+        if (known := self._load_use(topic)) is not None:
             return known.total
-        numbers = self._numbers(topic)
+        numbers = self._partition_numbers(topic)
         return max(numbers) + 1 if 0 in numbers else 0
 
-    def _load(self, topic: str) -> Partitions | None:
+    def _load_use(self, topic: str) -> PartitionUse | None:
         """What is on record of a topic's partitions; None where nothing is."""
-        path = join(self._topic_directory(topic), FILE)
-        content = read_all(self._disk, path) if self._disk.stat(path) is not None else None
+        path = join(self._topic_directory(topic), PARTITIONS_FILE)
+        content = read_file(self._disk, path) if self._disk.stat(path) is not None else None
         if content is None:
             return None
-        body = envelope.unwrap(_MAGIC, _VERSION, content, path)
+        body = file_header.unwrap_file(_MAGIC, _VERSION, content, path)
         try:
             count, used = msgspec.msgpack.decode(body, type=tuple[int, list[int]])
         except msgspec.DecodeError as error:
             raise Corrupt(path, pos=0, reason=f"the body does not decode: {error}") from error
-        return Partitions(count, frozenset(used))
+        return PartitionUse(count, frozenset(used))
 
-    def _save(self, topic: str, partitions: Partitions) -> None:
+    def _save_use(self, topic: str, partitions: PartitionUse) -> None:
         body = msgspec.msgpack.encode((partitions.total, sorted(partitions.used)))
-        replace(self._disk, join(self._topic_directory(topic), FILE), envelope.wrap(_MAGIC, _VERSION, body))
+        replace_file(
+            self._disk,
+            join(self._topic_directory(topic), PARTITIONS_FILE),
+            file_header.wrap_file(_MAGIC, _VERSION, body),
+        )
 
-    def _numbers(self, topic: str) -> set[int]:
+    def _partition_numbers(self, topic: str) -> set[int]:
         directory = join(self._topic_directory(topic), "partitions")
         stat = self._disk.stat(directory)
         if stat is None or not stat.is_dir:
             return set()
-        return {int(name) for name in self._disk.names(directory) if name.isdecimal()}
+        return {int(name) for name in self._disk.list_dir(directory) if name.isdecimal()}
 
     def partition(self, topic: str, number: int) -> SegmentedLog:
         """The log of one partition, opened at first use."""
         key = (topic, number)
         with self._mutex:
-            return self._open[key] if key in self._open else self._opened(topic, number)
+            return self._open_logs[key] if key in self._open_logs else self._open_existing(topic, number)
 
-    def _opened(self, topic: str, number: int) -> SegmentedLog:
-        self.check(topic, number)
+    def _open_existing(self, topic: str, number: int) -> SegmentedLog:
+        self.check_partition(topic, number)
         return self._open_partition(topic, number, {})
 
     def _check_number(self, topic: str, number: int) -> None:
@@ -260,11 +262,11 @@ class PartitionedLog:
         if not 0 <= number < count:
             raise NotFound(f"topic {topic} has partitions 0 to {count - 1}, not {number}; nothing was changed")
 
-    def _check_there(self, topic: str, number: int) -> None:
+    def _check_not_vanished(self, topic: str, number: int) -> None:
         """Raise where the partition held a log whose files are gone: opening it would begin again at the first seq."""
         if self._holds_log(topic, number):
             return
-        known, committed = self._load(topic), self.offsets.committed(topic=topic, partition=number)
+        known, committed = self._load_use(topic), self.offsets.committed(topic=topic, partition=number)
         if self._disk.stat(self._directory(topic, number)) is None:
             evidence = "its directory is gone"
         elif known is not None and number in known.used:
@@ -283,7 +285,7 @@ class PartitionedLog:
     def _holds_log(self, topic: str, number: int) -> bool:
         directory = self._directory(topic, number)
         stat = self._disk.stat(directory)
-        return stat is not None and stat.is_dir and is_ours(self._disk.names(directory))
+        return stat is not None and stat.is_dir and has_segment_files(self._disk.list_dir(directory))
 
     def _open_partition(self, topic: str, number: int, settings: dict[str, Any]) -> SegmentedLog:
         log = SegmentedLog.open(
@@ -295,31 +297,31 @@ class PartitionedLog:
             **self._settings | settings,
         )
         try:
-            log.belong_to(self.offsets, topic, number)
+            log._attach_offsets(self.offsets, topic, number)
             if not self._read_only:
-                with _explained(self._topic_directory(topic), "recording that the partition holds a log"):
-                    self._record(topic, number)
+                with _translate_os_errors(self._topic_directory(topic), "recording that the partition holds a log"):
+                    self._record_use(topic, number)
         except BaseException:
             log.close()
             raise
-        self._open[topic, number] = log
+        self._open_logs[topic, number] = log
         return log
 
-    def _record(self, topic: str, number: int) -> None:
+    def _record_use(self, topic: str, number: int) -> None:
         """Say durably that this partition holds a log, before any record in it is acknowledged."""
-        known = self._load(topic)
+        known = self._load_use(topic)
         if known is None:
-            numbers = self._numbers(topic)
-            known = Partitions(max(numbers) + 1, frozenset(each for each in numbers if self._holds_log(topic, each)))
+            numbers = self._partition_numbers(topic)
+            known = PartitionUse(max(numbers) + 1, frozenset(each for each in numbers if self._holds_log(topic, each)))
         elif number in known.used:
             return
-        self._save(topic, Partitions(known.total, known.used | {number}))
+        self._save_use(topic, PartitionUse(known.total, known.used | {number}))
 
-    def check(self, topic: str, number: int) -> None:
+    def check_partition(self, topic: str, number: int) -> None:
         """Raise Damaged where a partition held a log and its files are gone."""
         self._check_number(topic, number)
-        with _explained(self._directory(topic, number), "looking at the partition"):
-            self._check_there(topic, number)
+        with _translate_os_errors(self._directory(topic, number), "looking at the partition"):
+            self._check_not_vanished(topic, number)
 
     def append(self, topic: str, number: int, data: bytes) -> int:
         """Write one record to a partition; return its seq."""
@@ -342,7 +344,7 @@ class PartitionedLog:
         log = self.partition(topic, number)
         return self.offsets.lag(group, log.highest, topic=topic, partition=number, lowest=log.lowest)
 
-    def retain(self, topic: str, *, keep_ms: int | None = None, keep_bytes: int | None = None) -> list[Retained]:
+    def retain(self, topic: str, *, keep_ms: int | None = None, keep_bytes: int | None = None) -> list[RetentionResult]:
         """Retention over every partition of a topic; what a group has not committed yet is kept."""
         return [
             self.partition(topic, number).retain(keep_ms=keep_ms, keep_bytes=keep_bytes)
@@ -357,17 +359,17 @@ class PartitionedLog:
 
 
 @contextmanager
-def _explained(path: str, what: str) -> Iterator[None]:
+def _translate_os_errors(path: str, action: str) -> Iterator[None]:
     """Turn an error of the operating system into one of Tidelog's that says what happened and what to do."""
     try:
         yield
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise BadInput(
-            f"{path}: {what} failed ({error}); no record was changed, check the path and its owner"
+            f"{path}: {action} failed ({error}); no record was changed, check the path and its owner"
         ) from error
     except OSError as error:
-        if error.errno in FULL:
-            raise DiskFull(f"{path}: no room while {what}; no record was changed, free space and retry") from error
+        if error.errno in DISK_FULL_ERRNOS:
+            raise DiskFull(f"{path}: no room while {action}; no record was changed, free space and retry") from error
         raise WriteFailed(
-            f"{path}: {what} failed ({error}); no record was changed, repair the disk and retry"
+            f"{path}: {action} failed ({error}); no record was changed, repair the disk and retry"
         ) from error

@@ -12,17 +12,16 @@ from typing import NamedTuple
 import numpy as np
 
 from tidelog.commitlog.codec import Chunk, Fault
-from tidelog.commitlog.recovery import Found, look, recover_beside
-from tidelog.commitlog.roll import absent
-from tidelog.commitlog.segment import Active, Sealed
-from tidelog.commitlog.state import State
+from tidelog.commitlog.log_state import LogState
+from tidelog.commitlog.recovery import RecoveredLog, read_directory, recover_for_reading
+from tidelog.commitlog.segment import ActiveSegment, SealedSegment, missing_active_segment
+from tidelog.commitlog.vectorized import count_leading_true
 from tidelog.errors import BadInput, Corrupt, OutOfRange, SeqMissing
 from tidelog.formats import rows as columns
-from tidelog.formats.lanes import first_false
 from tidelog.formats.rows import Rows
 from tidelog.types import Record
 
-CHUNK_BYTES = 4 << 20
+READ_CHUNK_BYTES = 4 << 20
 
 
 class Page(NamedTuple):
@@ -32,19 +31,19 @@ class Page(NamedTuple):
     next_seq: int
 
 
-def read_one(state: State, seq: int) -> Record:
+def read_one(state: LogState, seq: int) -> Record:
     """The record at `seq`; OutOfRange, SeqMissing or Corrupt where there is none."""
     segment, chunk = _read_chunk(state, seq, seq + 1, 1)
     if chunk.fault is not None:
-        raise corrupt(state, segment, chunk.fault)
+        raise corrupt_error(state, segment, chunk.fault)
     if not len(chunk.rows):
         raise SeqMissing(state.path, asked=seq, next_seq=seq + 1)
-    return next(columns.records(chunk.rows))
+    return next(columns.iter_records(chunk.rows))
 
 
-def corrupt(state: State, segment: Sealed | Active, fault: Fault) -> Corrupt:
+def corrupt_error(state: LogState, segment: SealedSegment | ActiveSegment, fault: Fault) -> Corrupt:
     error = Corrupt(
-        state.files.data(segment.base),
+        state.files.data_path(segment.base),
         pos=fault.pos,
         reason=f"seqs {fault.seq} to {fault.resume - 1} cannot be read, {fault.reason}",
         next_step=f"the log goes on at seq {fault.resume}; run `tidelog log verify`, or read with skip_damage",
@@ -53,12 +52,12 @@ def corrupt(state: State, segment: Sealed | Active, fault: Fault) -> Corrupt:
     return error
 
 
-def batches(
-    state: State,
+def read_batches(
+    state: LogState,
     first: int | None,
     stop: int | None,
     *,
-    bytes_max: int = CHUNK_BYTES,
+    bytes_max: int = READ_CHUNK_BYTES,
     skip_damage: bool = False,
 ) -> Iterator[Rows]:
     """Records of [first, stop) as columns, a few megabytes at a time, until what was there at the start is read."""
@@ -74,19 +73,19 @@ def batches(
             state.damage_skipped += 1
             seq = max(chunk.fault.resume, seq + 1)
         else:
-            raise corrupt(state, segment, chunk.fault)
-    if stop is None and state.report.unexplained and not state.writable:
-        _refuse_end(state, skip_damage=skip_damage)
+            raise corrupt_error(state, segment, chunk.fault)
+    if stop is None and state.report.has_unexplained_tail and not state.writable:
+        _raise_unexplained_tail(state, skip_damage=skip_damage)
 
 
-def _refuse_end(state: State, *, skip_damage: bool) -> None:
+def _raise_unexplained_tail(state: LogState, *, skip_damage: bool) -> None:
     """Raise at the end of a log whose last bytes may be records of another program: it is not where the log ends."""
     if skip_damage:
         state.damage_skipped += 1
         return
     report, active = state.report, state.active
     error = Corrupt(
-        state.files.data(active.base),
+        state.files.data_path(active.base),
         pos=active.size,
         reason=f"{report.cut_bytes} bytes from seq {active.next_seq} on cannot be read, {report.cut_reason}",
         next_step="all records before them were read; run `tidelog log verify`, or read with skip_damage",
@@ -95,48 +94,48 @@ def _refuse_end(state: State, *, skip_damage: bool) -> None:
     raise error
 
 
-def _read_chunk(state: State, seq: int, end: int, bytes_max: int) -> tuple[Sealed | Active, Chunk]:
+def _read_chunk(state: LogState, seq: int, end: int, bytes_max: int) -> tuple[SealedSegment | ActiveSegment, Chunk]:
     """One read of the segment that holds `seq`. A sealed one cannot change, so it is read without the lock."""
-    segment: Sealed | Active
+    segment: SealedSegment | ActiveSegment
     with state.mutex:
         state.check_open()
         segment = state.segment_at(seq)
-        shape = segment.shape()
+        shape = segment.content()
         chunk: Chunk | None = None
-        if isinstance(segment, Active):
+        if isinstance(segment, ActiveSegment):
             chunk = state.codec.read(shape, seq, min(end, segment.next_seq), bytes_max)
     if chunk is None:
-        assert isinstance(segment, Sealed), "the active one was read under the lock"
+        assert isinstance(segment, SealedSegment), "the active one was read under the lock"
         chunk = segment.read(shape, seq, min(end, segment.stop), bytes_max)
-    if (chunk.fault is not None or not len(chunk.rows)) and not state.writable and _look_again(state):
+    if (chunk.fault is not None or not len(chunk.rows)) and not state.writable and _reload_if_changed(state):
         # The writer swapped, dropped or truncated the segment since it was opened: what was read is neither damage nor
         # a hole.
         return _read_chunk(state, seq, end, bytes_max)
     return segment, chunk
 
 
-def _look_again(state: State) -> bool:
+def _reload_if_changed(state: LogState) -> bool:
     """Take a directory that a writer has changed as it is now; False where it is as it was when it was looked at."""
     with state.mutex:
         state.check_open()
-        if state.seen is None or look(state.files) == state.seen:
+        if state.directory_snapshot is None or read_directory(state.files) == state.directory_snapshot:
             return False
         for segment in state.sealed:
-            segment.forget()
-        found, state.seen = recover_beside(state.files, state.latch, verify=False)
-        take(state, found)
+            segment.reset()
+        found, state.directory_snapshot = recover_for_reading(state.files, state.latch, verify=False)
+        apply_recovered(state, found)
         return True
 
 
-def take(state: State, found: Found) -> None:
+def apply_recovered(state: LogState, recovered: RecoveredLog) -> None:
     """Serve what a second look at the directory found."""
     state.active.close()
-    state.sealed, state.report = found.sealed, found.report
-    state.active = found.active or absent(state.files, state.latch, found.next_base or 0)
+    state.sealed, state.report = recovered.sealed, recovered.report
+    state.active = recovered.active or missing_active_segment(state.files, state.latch, recovered.next_base or 0)
     state.durable = state.active.next_seq
 
 
-def _bounds(state: State, first: int | None, stop: int | None) -> tuple[int, int]:
+def _bounds(state: LogState, first: int | None, stop: int | None) -> tuple[int, int]:
     with state.mutex:
         state.check_open()
         lowest, highest = state.lowest, state.highest
@@ -146,21 +145,21 @@ def _bounds(state: State, first: int | None, stop: int | None) -> tuple[int, int
     return seq, highest if stop is None else min(stop, highest)
 
 
-def page(state: State, first: int, *, limit: int | None, bytes_max: int | None, skip_damage: bool) -> Page:
+def read_page(state: LogState, first: int, *, limit: int | None, bytes_max: int | None, skip_damage: bool) -> Page:
     """Records from `first` on: at most `limit`, and about `bytes_max` of data but never less than one record."""
     if limit is not None and limit < 0:
         raise BadInput(f"limit is {limit}, it must not be negative")
-    budget = CHUNK_BYTES if bytes_max is None else bytes_max
+    budget = READ_CHUNK_BYTES if bytes_max is None else bytes_max
     found: list[Record] = []
     seq, end = _bounds(state, first, None)
     if limit == 0 or budget <= 0:
         return Page(found, seq)
     used = 0
-    for rows in batches(state, seq, end, bytes_max=budget, skip_damage=skip_damage):
+    for rows in read_batches(state, seq, end, bytes_max=budget, skip_damage=skip_damage):
         sizes = used + np.cumsum(rows.data.size)
         take = len(rows) if limit is None else min(len(rows), limit - len(found))
         take = min(take, max(int(np.searchsorted(sizes, budget, "right")), 0 if found else 1))
-        found += columns.records(rows.part(0, take))
+        found += columns.iter_records(rows.slice(0, take))
         if take < len(rows) or (limit is not None and len(found) >= limit):
             return Page(found, found[-1].seq + 1 if found else seq)
         used = int(sizes[-1])
@@ -169,20 +168,20 @@ def page(state: State, first: int, *, limit: int | None, bytes_max: int | None, 
     return Page(found, end)
 
 
-def seek_time(state: State, ts_us: int) -> int:
+def seek_time(state: LogState, ts_us: int) -> int:
     """The first seq whose record is not older than `ts_us`; the next seq to be written where all are older."""
     state.check_open()
-    if state.codec.birth_suffix is not None:
+    if state.codec.created_suffix is not None:
         raise BadInput(f"the {state.codec.name} layout keeps no time per record; read by seq instead")
     with state.mutex:
         state.check_open()
         highest, first = state.highest, state.active.base
         # Segments that compaction emptied have no times and cannot hold the answer.
-        timed = [(segment.base, times[1]) for segment in state.sealed if (times := segment.times()) is not None]
+        timed = [(segment.base, times[1]) for segment in state.sealed if (times := segment.time_range()) is not None]
     # Not by bisection: the times of a log that another program wrote may step back.
     first = next((base for base, newest in timed if newest >= ts_us), first)
-    for rows in batches(state, first, None, skip_damage=True):
-        at = first_false(rows.ts_us < ts_us)
+    for rows in read_batches(state, first, None, skip_damage=True):
+        at = count_leading_true(rows.ts_us < ts_us)
         if at < len(rows):
             return int(rows.seq[at])
     return highest

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 
-from tidelog.disk.atomic import remove_if_there
-from tidelog.disk.seam import Disk, File, parent
+from tidelog.disk.durability import remove_if_exists
+from tidelog.disk.interface import Disk, File, parent_dir
 from tidelog.errors import BadInput, OutOfRange, StreamBroken
 from tidelog.types import Buffer
 
@@ -26,17 +26,17 @@ class Storage:
     def __init__(self, file: File, size: int | None = None) -> None:
         self._file = file
         self._size = file.size() if size is None else size
-        self._staged = 0
-        self._touched = False  # something may lie behind `size`
+        self._staged_bytes = 0
+        self._has_uncommitted_bytes = False  # something may lie behind `size`
 
     @classmethod
     def open(cls, disk: Disk, path: str) -> Storage:
         """The storage at `path`, made where there is none; its name survives a power cut."""
         if disk.stat(path) is not None:
             return cls(disk.open(path, "write"))
-        disk.make_dir(parent(path))
+        disk.make_dir(parent_dir(path))
         file = disk.open(path, "create")
-        disk.sync_dir(parent(path))
+        disk.sync_dir(parent_dir(path))
         return cls(file)
 
     @property
@@ -49,13 +49,13 @@ class Storage:
         return self._size
 
     @property
-    def staged(self) -> int:
-        return self._staged
+    def staged_bytes(self) -> int:
+        return self._staged_bytes
 
     @property
-    def touched(self) -> bool:
+    def has_uncommitted_bytes(self) -> bool:
         """Whether a write was begun and neither committed nor rolled back."""
-        return self._touched
+        return self._has_uncommitted_bytes
 
     def append_slice(self, data: Buffer) -> tuple[int, int]:
         """Append all of `data`; return where it lies and how long it is."""
@@ -74,7 +74,7 @@ class Storage:
         """
         pos = self._size
         try:
-            for chunk in told(self.path, chunks):
+            for chunk in guard_stream(self.path, chunks):
                 self.stage(chunk, threshold)
         except BaseException:
             self.roll_back()
@@ -85,7 +85,7 @@ class Storage:
         """`append` from an async stream."""
         pos = self._size
         try:
-            async for chunk in told_async(self.path, chunks):
+            async for chunk in guard_stream_async(self.path, chunks):
                 self.stage(chunk, threshold)
         except BaseException:
             self.roll_back()
@@ -98,41 +98,41 @@ class Storage:
             view = memoryview(chunk).cast("B")
         except TypeError:
             raise BadInput(f"a stream yields bytes, not {type(chunk).__name__}; nothing was written") from None
-        if threshold is not None and self._staged + len(view) > threshold:
+        if threshold is not None and self._staged_bytes + len(view) > threshold:
             raise StreamBroken(
                 f"{self.path}: the stream passed its ceiling of {threshold} bytes; it was rolled back and nothing "
                 "was written, send less or raise segment_bytes_max"
             )
-        self._touched = True
-        self._file.write(self._size + self._staged, view)
-        self._staged += len(view)
+        self._has_uncommitted_bytes = True
+        self._file.write(self._size + self._staged_bytes, view)
+        self._staged_bytes += len(view)
 
-    def stage_pieces(self, pieces: Sequence[Buffer]) -> None:
+    def stage_buffers(self, buffers: Sequence[Buffer]) -> None:
         """`stage` of several pieces with one write, without joining them."""
-        self._touched = True
-        self._file.write_pieces(self._size + self._staged, pieces)
-        self._staged += sum(map(len, pieces))
+        self._has_uncommitted_bytes = True
+        self._file.writev(self._size + self._staged_bytes, buffers)
+        self._staged_bytes += sum(map(len, buffers))
 
-    def patch(self, pos: int, data: Buffer) -> None:
+    def overwrite_staged(self, pos: int, data: Buffer) -> None:
         """Write over staged bytes, `pos` counted from the first of them."""
-        assert pos + len(data) <= self._staged, "only what is staged may still change"
+        assert pos + len(data) <= self._staged_bytes, "only what is staged may still change"
         self._file.write(self._size + pos, data)
 
     def read_staged(self, pos: int, size: int) -> bytes:
-        return self._file.read(self._size + pos, min(size, self._staged - pos))
+        return self._file.read(self._size + pos, min(size, self._staged_bytes - pos))
 
     def commit(self) -> int:
         """Make the staged bytes part of the storage; return how many they are."""
-        done, self._staged = self._staged, 0
+        done, self._staged_bytes = self._staged_bytes, 0
         self._size += done
-        self._touched = False
+        self._has_uncommitted_bytes = False
         return done
 
     def roll_back(self) -> None:
         """Forget the staged bytes."""
-        if self._touched:
-            self._file.cut(self._size)
-            self._staged, self._touched = 0, False
+        if self._has_uncommitted_bytes:
+            self._file.truncate(self._size)
+            self._staged_bytes, self._has_uncommitted_bytes = 0, False
 
     def read(self, pos: int, size: int) -> bytes:
         """Exactly these bytes; OutOfRange where some of them are not part of the storage."""
@@ -144,8 +144,8 @@ class Storage:
         """Forget every byte from `size` on."""
         if not 0 <= size <= self._size:
             raise OutOfRange(self.path, asked=size, lowest=0, highest=self._size)
-        self._file.cut(size)
-        self._size, self._staged, self._touched = size, 0, False
+        self._file.truncate(size)
+        self._size, self._staged_bytes, self._has_uncommitted_bytes = size, 0, False
 
     def sync(self) -> None:
         """Return only once every byte survives a power cut."""
@@ -157,11 +157,11 @@ class Storage:
     def remove(self, disk: Disk) -> None:
         """Close and erase; gone after a power cut too."""
         self._file.close()
-        if remove_if_there(disk, self.path):
-            disk.sync_dir(parent(self.path))
+        if remove_if_exists(disk, self.path):
+            disk.sync_dir(parent_dir(self.path))
 
 
-def told(path: str, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
+def guard_stream(path: str, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
     """The chunks, with whatever their iterable raises told as a broken stream: a socket's error is not the disk's."""
     iterator = iter(chunks)
     while True:
@@ -170,11 +170,11 @@ def told(path: str, chunks: Iterable[Buffer]) -> Iterator[Buffer]:
         except StopIteration:
             return
         except Exception as error:
-            raise _broken(path, error) from error
+            raise _stream_broken_error(path, error) from error
         yield chunk
 
 
-async def told_async(path: str, chunks: AsyncIterable[Buffer]) -> AsyncIterator[Buffer]:
+async def guard_stream_async(path: str, chunks: AsyncIterable[Buffer]) -> AsyncIterator[Buffer]:
     """`told` for an async iterable."""
     iterator = aiter(chunks)
     while True:
@@ -183,11 +183,11 @@ async def told_async(path: str, chunks: AsyncIterable[Buffer]) -> AsyncIterator[
         except StopAsyncIteration:
             return
         except Exception as error:
-            raise _broken(path, error) from error
+            raise _stream_broken_error(path, error) from error
         yield chunk
 
 
-def _broken(path: str, error: Exception) -> StreamBroken:
+def _stream_broken_error(path: str, error: Exception) -> StreamBroken:
     return StreamBroken(
         f"{path}: the stream broke off ({type(error).__name__}: {error}); it was rolled back and nothing was "
         "written, send it again"

@@ -9,15 +9,15 @@ import numpy as np
 
 from tidelog.commitlog.codec import Fault
 from tidelog.commitlog.log import SegmentedLog
-from tidelog.commitlog.offsets import FILE as OFFSETS_FILE
-from tidelog.commitlog.recovery import Damage, expected_sides, faults_of, look
-from tidelog.commitlog.segment import Sealed
-from tidelog.commitlog.state import State
-from tidelog.disk.seam import Disk
+from tidelog.commitlog.log_state import LogState
+from tidelog.commitlog.offsets import OFFSETS_FILE as OFFSETS_FILE
+from tidelog.commitlog.recovery import Damage, expected_sides, find_segment_faults, read_directory
+from tidelog.commitlog.segment import SealedSegment
+from tidelog.disk.interface import Disk
 from tidelog.errors import Corrupt, Unavailable
 from tidelog.formats.rows import Rows
 
-_TRIES = 16
+_ATTEMPTS_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class SegmentInfo:
 
 
 @dataclass(slots=True)
-class Verdict:
+class VerifyResult:
     """Everything that verification found wrong; nothing when `ok`."""
 
     codec: str
@@ -52,11 +52,11 @@ class Verdict:
 
 def inspect(log: SegmentedLog) -> list[SegmentInfo]:
     """One line per segment, without reading the data."""
-    state = log.state
+    state = log._log_state
     found = []
     for segment in state.sealed:
-        fault, _ = state.codec.sealed_fault(segment.shape())
-        times = segment.times()
+        fault, _ = state.codec.check_sealed(segment.content())
+        times = segment.time_range()
         found.append(
             SegmentInfo(
                 segment.base,
@@ -64,14 +64,14 @@ def inspect(log: SegmentedLog) -> list[SegmentInfo]:
                 True,
                 segment.size,
                 segment.side_bytes,
-                "rebuilt" if segment.override else fault or "ok",
+                "rebuilt" if segment.rebuilt_sides else fault or "ok",
                 times[0] if times else None,
                 times[1] if times else None,
             )
         )
     active = state.active
     rebuilt = any(name.startswith(state.codec.side_name(active.base, "")) for name in state.report.rebuilt)
-    has_times = state.codec.birth_suffix is None and active.next_seq > active.base
+    has_times = state.codec.created_suffix is None and active.next_seq > active.base
     found.append(
         SegmentInfo(
             active.base,
@@ -80,7 +80,7 @@ def inspect(log: SegmentedLog) -> list[SegmentInfo]:
             active.size,
             active.side_bytes,
             "rebuilt" if rebuilt else "ok",
-            active.born_us if has_times else None,
+            active.created_us if has_times else None,
             active.last_ts_us if has_times else None,
         )
     )
@@ -93,27 +93,27 @@ def verify(
     *,
     disk: Disk | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Verdict:
+) -> VerifyResult:
     """Read every byte of a log and compare it with every checksum and rule. Changes nothing.
 
     What looks wrong beside a writer that changed the directory meanwhile is looked at again.
     """
-    for _ in range(_TRIES):
+    for _ in range(_ATTEMPTS_MAX):
         log = SegmentedLog.open(path, codec, read_only=True, disk=disk, verify_on_open=False)
-        verdict = _verify(log, progress)
+        verdict = _verify_once(log, progress)
         if verdict is not None:
             return verdict
     raise Unavailable(f"{path} changes faster than it can be verified; nothing was changed, try again")
 
 
-def _verify(log: SegmentedLog, progress: Callable[[int, int], None] | None) -> Verdict | None:
+def _verify_once(log: SegmentedLog, progress: Callable[[int, int], None] | None) -> VerifyResult | None:
     """Verify an open log and close it; None where something looks wrong and the directory has changed since."""
     try:
-        state = log.state
-        verdict = Verdict(log.codec, len(state.sealed) + 1, log.lowest, log.highest, bytes=log.size)
+        state = log._log_state
+        verdict = VerifyResult(log.codec, len(state.sealed) + 1, log.lowest, log.highest, bytes=log.size)
         verdict.damage += state.report.damage
-        _look_at_the_tail(state, verdict)
-        times = _Times()
+        _check_tail(state, verdict)
+        times = _TimeOrderCheck()
         try:
             log.offsets.groups()
         except Corrupt as error:
@@ -126,70 +126,72 @@ def _verify(log: SegmentedLog, progress: Callable[[int, int], None] | None) -> V
             _verify_sealed(state, segment, verdict, times)
         for rows in log.batches(state.active.base, skip_damage=True):
             verdict.records += len(rows)
-            times.look(rows)
+            times.check(rows)
         verdict.notes += times.notes()
         if progress is not None:
             progress(verdict.segments, verdict.segments)
-        if not verdict.ok and look(state.files) != state.seen:
+        if not verdict.ok and read_directory(state.files) != state.directory_snapshot:
             return None
         return verdict
     finally:
         log.close()
 
 
-class _Times:
+class _TimeOrderCheck:
     """Looks for times that step back. That is no damage: the clock of another program did."""
 
     def __init__(self) -> None:
-        self._last_us = self._steps = 0
-        self._seq: int | None = None
+        self._last_us = self._steps_back = 0
+        self._first_seq: int | None = None
 
-    def look(self, rows: Rows) -> None:
+    def check(self, rows: Rows) -> None:
         if not len(rows):
             return
         back = np.flatnonzero(rows.ts_us < np.concatenate(([self._last_us], rows.ts_us[:-1])))
         if len(back):
-            self._seq = int(rows.seq[back[0]]) if self._seq is None else self._seq
-            self._steps += len(back)
+            self._first_seq = int(rows.seq[back[0]]) if self._first_seq is None else self._first_seq
+            self._steps_back += len(back)
         self._last_us = int(rows.ts_us[-1])
 
     def notes(self) -> list[str]:
-        if self._seq is None:
+        if self._first_seq is None:
             return []
-        return [f"times step back, {self._steps} times, first at seq {self._seq}; records and seqs are in order"]
+        return [
+            f"times step back, {self._steps_back} times, first at seq {self._first_seq}; records and seqs are in order"
+        ]
 
 
-def _look_at_the_tail(state: State, verdict: Verdict) -> None:
+def _check_tail(state: LogState, result: VerifyResult) -> None:
     """What an opening for writing would cut. An unfinished last write is no damage; records behind a bad one may be."""
     report, active = state.report, state.active
     said = f"{report.cut_bytes} bytes ({report.cut_reason})"
     if report.cut_suspect:
         reason = f"{said} from here on are not readable; repair cuts them and keeps them in quarantine"
         fault = Fault(active.next_seq, active.next_seq + 1, active.size, reason)
-        verdict.damage.append(Damage(state.codec.data_name(active.base), fault))
+        result.damage.append(Damage(state.codec.data_name(active.base), fault))
     elif report.cut_bytes:
-        verdict.notes.append(f"an unfinished write of {said}")
+        result.notes.append(f"an unfinished write of {said}")
 
 
-def _verify_sealed(state: State, segment: Sealed, verdict: Verdict, times: _Times) -> None:
+def _verify_sealed(state: LogState, segment: SealedSegment, result: VerifyResult, times: _TimeOrderCheck) -> None:
     codec, name = state.codec, state.codec.data_name(segment.base)
-    known = {(damage.file, damage.fault.seq) for damage in verdict.damage}
-    faults, records = faults_of(segment, times.look)
-    verdict.records += records
+    known = {(damage.file, damage.fault.seq) for damage in result.damage}
+    faults, records = find_segment_faults(segment, times.check)
+    result.records += records
     reported = {codec.side_name(segment.base, suffix) for suffix in codec.side_suffixes} | {name}
-    verdict.damage += [
+    result.damage += [
         Damage(name, fault) for fault in faults if not any((file, fault.seq) in known for file in reported)
     ]
-    if faults or segment.lost:
+    if faults or segment.lost_reason:
         return
-    if dead := codec.dead_bytes(segment.shape()):
-        verdict.notes.append(f"{name}: {dead} bytes belong to no record; they are skipped and stay")
-    if codec.index_serves(segment.shape()):
+    if dead := codec.count_dead_bytes(segment.content()):
+        result.notes.append(f"{name}: {dead} bytes belong to no record; they are skipped and stay")
+    if codec.is_index_usable(segment.content()):
         return
     # One that is the truth was held against the data by reading; one made in memory is right by construction.
-    expected = None if 0 in codec.truths or segment.override else expected_sides(segment)
-    for suffix, content, have in zip(codec.side_suffixes, expected or (), segment.shape().sides, strict=False):
+    expected = None if 0 in codec.authoritative_sides or segment.rebuilt_sides else expected_sides(segment)
+    for suffix, content, have in zip(codec.side_suffixes, expected or (), segment.content().sides, strict=False):
         if have is not None and bytes(have) != content:
-            verdict.notes.append(
+            result.notes.append(
                 f"{codec.side_name(segment.base, suffix)} is not what its data gives; repair rebuilds it"
             )

@@ -25,8 +25,8 @@ from weakref import WeakSet
 from tidelog.errors import Forked
 
 
-class Guarded(Protocol):
-    def forked(self, pid: int) -> None:
+class ForkAware(Protocol):
+    def on_fork(self, pid: int) -> None:
         """Give up what belongs to the parent, process `pid`. Called in a forked child before other code runs. Must
         neither raise nor take a lock: the thread that holds it does not exist in the child."""
         ...
@@ -53,21 +53,21 @@ class ForkedLock:
         return False
 
 
-_LOCKS: Final = (type(Lock()), type(RLock()), Condition)
-_guarded: WeakSet[Guarded] = WeakSet()
+_LOCK_TYPES: Final = (type(Lock()), type(RLock()), Condition)
+_registered: WeakSet[ForkAware] = WeakSet()
 
 
-def guard(handle: Guarded) -> None:
+def register(handle: ForkAware) -> None:
     """Have `handle.forked` called in every child of this process, as long as the handle lives."""
-    _guarded.add(handle)
+    _registered.add(handle)
 
 
-def poison(what: str, pid: int, *handles: object) -> None:
+def poison_locks(what: str, pid: int, *handles: object) -> None:
     """Put a `ForkedLock` in the place of every lock that is an attribute of these."""
     for handle in handles:
         names = {*getattr(handle, "__dict__", ()), *chain.from_iterable(_slots(kind) for kind in type(handle).__mro__)}
         for name in names:
-            if isinstance(getattr(handle, name, None), _LOCKS):
+            if isinstance(getattr(handle, name, None), _LOCK_TYPES):
                 setattr(handle, name, ForkedLock(what, pid))
 
 
@@ -81,21 +81,21 @@ def process_id() -> int:
     return os.getpid()
 
 
-def check(what: str, pid: int) -> None:
+def check_process(what: str, pid: int) -> None:
     """Raise Forked where this is not the process `pid`, which opened `what`."""
     if os.getpid() != pid:
         raise Forked(what, pid=pid)
 
 
-_mine = os.getpid()
+_current_pid = os.getpid()
 
 
-def _in_child() -> None:
-    global _mine
-    parent, _mine = _mine, os.getpid()
-    for handle in list(_guarded):
-        handle.forked(parent)
-    _guarded.clear()
+def _after_fork_in_child() -> None:
+    global _current_pid
+    parent, _current_pid = _current_pid, os.getpid()
+    for handle in list(_registered):
+        handle.on_fork(parent)
+    _registered.clear()
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -28,106 +28,109 @@ T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
 # Those for which programs install handlers that may raise. SIGINT first: it is deferred before the others.
-_SIGNALS: Final = tuple(
+_DEFERRED_SIGNALS: Final = tuple(
     int(getattr(signal, name))
     for name in (*("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD"),)
     if hasattr(signal, name)
 )
-_get, _set = _signal.getsignal, _signal.signal  # without the enums of `signal`, which cost ten times as much
+_get_handler, _set_handler = (
+    _signal.getsignal,
+    _signal.signal,
+)  # without the enums of `signal`, which cost ten times as much
 
-_main = main_thread().ident
-_saved: list[tuple[int, Any]] = []  # handlers that were replaced
-_last: dict[int, Any] = {}  # of each signal, the handler that was replaced last
-_held: list[tuple[int, FrameType | None]] = []  # signals that came meanwhile
+_main_thread_id = main_thread().ident
+_saved_handlers: list[tuple[int, Any]] = []  # handlers that were replaced
+_last_handlers: dict[int, Any] = {}  # of each signal, the handler that was replaced last
+_pending_signals: list[tuple[int, FrameType | None]] = []  # signals that came meanwhile
 
 
-def _hold(number: int, frame: FrameType | None) -> None:
-    _held.append((number, frame))
+def _record_signal(number: int, frame: FrameType | None) -> None:
+    _pending_signals.append((number, frame))
 
 
-class Deferred:
+class SignalDeferral:
     """The block in which signals wait. May be nested."""
 
     def __init__(self) -> None:
         self.depth = 0  # of the main thread
 
     def __enter__(self) -> None:
-        if get_ident() != _main:
+        if get_ident() != _main_thread_id:
             return
         if not self.depth:
-            _replace()
+            _install_recorders()
         self.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        if get_ident() != _main:
+        if get_ident() != _main_thread_id:
             return
         self.depth -= 1
         if not self.depth:
-            _put_back()
+            _restore_and_deliver()
 
 
-DEFERRED: Final = Deferred()
+DEFER_SIGNALS: Final = SignalDeferral()
 
 
-def deferred(function: Callable[P, T]) -> Callable[P, T]:
+def defer_signals(function: Callable[P, T]) -> Callable[P, T]:
     """`function`, called with signals deferred."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        with DEFERRED:
+        with DEFER_SIGNALS:
             return function(*args, **kwargs)
 
     return call
 
 
-def deferring(*names: str) -> Callable[[C], C]:
+def defer_signals_in(*names: str) -> Callable[[C], C]:
     """Let these methods of a class run with signals deferred."""
 
     def change(kind: C) -> C:
         for name in names:
-            setattr(kind, name, deferred(kind.__dict__[name]))
+            setattr(kind, name, defer_signals(kind.__dict__[name]))
         return kind
 
     return change
 
 
-def _replace() -> None:
-    _saved.clear()
+def _install_recorders() -> None:
+    _saved_handlers.clear()
     try:
-        for number in _SIGNALS:
-            handler = _get(number)
-            if handler is _hold:  # a second signal broke off the way out of an earlier block
-                _saved.append((number, _last[number]))
+        for number in _DEFERRED_SIGNALS:
+            handler = _get_handler(number)
+            if handler is _record_signal:  # a second signal broke off the way out of an earlier block
+                _saved_handlers.append((number, _last_handlers[number]))
             elif callable(handler):
-                _last[number] = handler
-                _saved.append((number, handler))
-                _set(number, _hold)
+                _last_handlers[number] = handler
+                _saved_handlers.append((number, handler))
+                _set_handler(number, _record_signal)
     except ValueError:  # not the main interpreter, which gets no signals either
-        _saved.clear()
+        _saved_handlers.clear()
     except BaseException:
-        _put_back()
+        _restore_and_deliver()
         raise
 
 
-def _put_back() -> None:
+def _restore_and_deliver() -> None:
     try:
-        _restore(len(_saved) - 1)
+        _restore_handlers(len(_saved_handlers) - 1)
     finally:
-        if _held:
-            came = [(_last[number], number, frame) for number, frame in _held]
-            _held.clear()
+        if _pending_signals:
+            came = [(_last_handlers[number], number, frame) for number, frame in _pending_signals]
+            _pending_signals.clear()
             _deliver(came)
 
 
-def _restore(at: int) -> None:
+def _restore_handlers(at: int) -> None:
     """Restore a handler and those before it, also where a signal that comes in between raises. SIGINT is the last."""
     if at >= 0:
         try:
-            number, handler = _saved[at]
-            if _get(number) is _hold:  # or the program has installed another one meanwhile
-                _set(number, handler)
+            number, handler = _saved_handlers[at]
+            if _get_handler(number) is _record_signal:  # or the program has installed another one meanwhile
+                _set_handler(number, handler)
         finally:
-            _restore(at - 1)
+            _restore_handlers(at - 1)
 
 
 def _deliver(came: list[tuple[Callable[[int, FrameType | None], object], int, FrameType | None]]) -> None:
@@ -140,15 +143,15 @@ def _deliver(came: list[tuple[Callable[[int, FrameType | None], object], int, Fr
             _deliver(came)
 
 
-def _in_child() -> None:
+def _after_fork_in_child() -> None:
     """The thread that forked is the main thread of the child, and is outside of every block of another."""
-    global _main
-    if _main != get_ident():
-        _main, DEFERRED.depth = get_ident(), 0
-        _held.clear()
-        for number, handler in _saved:
-            if _get(number) is _hold:
-                _set(number, handler)
+    global _main_thread_id
+    if _main_thread_id != get_ident():
+        _main_thread_id, DEFER_SIGNALS.depth = get_ident(), 0
+        _pending_signals.clear()
+        for number, handler in _saved_handlers:
+            if _get_handler(number) is _record_signal:
+                _set_handler(number, handler)
 
 
-os.register_at_fork(after_in_child=_in_child)
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -13,54 +13,54 @@ from functools import lru_cache
 from threading import RLock
 
 from tidelog.clock import Clock, SystemClock
-from tidelog.disk.seam import Mode, Stat, same_directory
+from tidelog.disk.interface import Mode, Stat, check_same_directory
 from tidelog.types import Buffer
 
 
-class _Data:
+class _Inode:
     """The bytes of one file. Outlives its name while somebody holds it open, as an inode does."""
 
-    __slots__ = ("content", "holder", "modified_ms")
+    __slots__ = ("content", "lock_holder", "modified_ms")
 
     def __init__(self, now_ms: int) -> None:
         self.content = bytearray()
         self.modified_ms = now_ms
-        self.holder: MemoryLock | None = None
+        self.lock_holder: MemoryLock | None = None
 
 
 class _Dir:
     __slots__ = ("entries", "modified_ms")
 
     def __init__(self, now_ms: int) -> None:
-        self.entries: dict[str, _Data | _Dir] = {}
+        self.entries: dict[str, _Inode | _Dir] = {}
         self.modified_ms = now_ms
 
 
 class MemoryFile:
-    def __init__(self, disk: MemoryDisk, path: str, data: _Data, *, writable: bool) -> None:
+    def __init__(self, disk: MemoryDisk, path: str, data: _Inode, *, writable: bool) -> None:
         self._disk, self._path, self._writable = disk, path, writable
-        self._data: _Data | None = data
+        self._inode: _Inode | None = data
 
     @property
     def path(self) -> str:
         return self._path
 
     def size(self) -> int:
-        return len(self._use().content)
+        return len(self._checked_inode().content)
 
     def read(self, pos: int, size: int, /) -> bytes:
-        not_negative(pos, size, self._path)
+        check_not_negative(pos, size, self._path)
         with self._disk._lock:
-            return bytes(self._use().content[pos : pos + size])
+            return bytes(self._checked_inode().content[pos : pos + size])
 
-    def write_pieces(self, pos: int, pieces: Sequence[Buffer], /) -> None:
+    def writev(self, pos: int, pieces: Sequence[Buffer], /) -> None:
         self.write(pos, b"".join(pieces))
 
     def write(self, pos: int, data: Buffer, /) -> None:
-        not_negative(pos, 0, self._path)
+        check_not_negative(pos, 0, self._path)
         view = memoryview(data).cast("B")
         with self._disk._lock:
-            inode = self._use(writing=True)
+            inode = self._checked_inode(writing=True)
             if not view:
                 return
             if pos > len(inode.content):
@@ -68,47 +68,47 @@ class MemoryFile:
             inode.content[pos : pos + len(view)] = view
             inode.modified_ms = self._disk._now_ms()
 
-    def cut(self, size: int, /) -> None:
-        not_negative(size, 0, self._path)
+    def truncate(self, size: int, /) -> None:
+        check_not_negative(size, 0, self._path)
         with self._disk._lock:
-            inode = self._use(writing=True)
+            inode = self._checked_inode(writing=True)
             del inode.content[size:]
             inode.content.extend(bytes(size - len(inode.content)))
             inode.modified_ms = self._disk._now_ms()
 
-    def reserve(self, size: int, /) -> None:
+    def allocate(self, size: int, /) -> None:
         with self._disk._lock:
-            if size > len(self._use(writing=True).content):
-                self.cut(size)
+            if size > len(self._checked_inode(writing=True).content):
+                self.truncate(size)
 
     @property
     def descriptor(self) -> int | None:
         return None
 
     def sync(self) -> None:
-        self._use()
+        self._checked_inode()
 
     def map(self) -> memoryview:
         # A copy: a view of the live bytes would make every later write that grows them fail.
         with self._disk._lock:
-            return memoryview(bytes(self._use().content))
+            return memoryview(bytes(self._checked_inode().content))
 
     def close(self) -> None:
-        self._data = None
+        self._inode = None
 
-    def _use(self, *, writing: bool = False) -> _Data:
-        if self._data is None or (writing and not self._writable):
+    def _checked_inode(self, *, writing: bool = False) -> _Inode:
+        if self._inode is None or (writing and not self._writable):
             raise OSError(errno.EBADF, "the file is closed or was opened for reading", self._path)
-        return self._data
+        return self._inode
 
 
 class MemoryLock:
-    def __init__(self, data: _Data) -> None:
-        self._data = data
+    def __init__(self, data: _Inode) -> None:
+        self._inode = data
 
     def release(self) -> None:
-        if self._data.holder is self:
-            self._data.holder = None
+        if self._inode.lock_holder is self:
+            self._inode.lock_holder = None
 
 
 class MemoryDisk:
@@ -121,12 +121,12 @@ class MemoryDisk:
 
     def open(self, path: str, mode: Mode = "read", /) -> MemoryFile:
         with self._lock:
-            above, name = self._place(path)
+            above, name = self._parent_and_name(path)
             found = above.entries.get(name)
             if mode == "create":
                 if found is not None:
                     raise FileExistsError(errno.EEXIST, "the name is taken", path)
-                found = above.entries[name] = _Data(self._now_ms())
+                found = above.entries[name] = _Inode(self._now_ms())
             elif found is None:
                 raise FileNotFoundError(errno.ENOENT, "no such file", path)
             if isinstance(found, _Dir):
@@ -136,23 +136,23 @@ class MemoryDisk:
     def stat(self, path: str, /) -> Stat | None:
         with self._lock:
             try:
-                found = self._find(parts(path), path)
+                found = self._find(split_path(path), path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
             size = 0 if isinstance(found, _Dir) else len(found.content)
             return Stat(size, found.modified_ms, isinstance(found, _Dir))
 
-    def names(self, directory: str, /) -> list[str]:
+    def list_dir(self, directory: str, /) -> list[str]:
         with self._lock:
-            return sorted(self._directory(parts(directory), directory).entries)
+            return sorted(self._directory(split_path(directory), directory).entries)
 
-    def absolute(self, path: str, /) -> str:
+    def resolve(self, path: str, /) -> str:
         return path  # there is no current directory and there are no links
 
     def make_dir(self, path: str, /) -> None:
         with self._lock:
             at = self._root
-            for name in parts(path):
+            for name in split_path(path):
                 found = at.entries.setdefault(name, _Dir(self._now_ms()))
                 if not isinstance(found, _Dir):
                     raise FileExistsError(errno.EEXIST, f"{name} is a file, not a directory", path)
@@ -160,52 +160,52 @@ class MemoryDisk:
 
     def remove(self, path: str, /) -> None:
         with self._lock:
-            above, name = self._place(path)
-            if isinstance(self._find(parts(path), path), _Dir):
+            above, name = self._parent_and_name(path)
+            if isinstance(self._find(split_path(path), path), _Dir):
                 raise IsADirectoryError(errno.EISDIR, "a directory, not a file", path)
             del above.entries[name]
 
     def remove_dir(self, path: str, /) -> None:
         with self._lock:
-            above, name = self._place(path)
-            if self._directory(parts(path), path).entries:
+            above, name = self._parent_and_name(path)
+            if self._directory(split_path(path), path).entries:
                 raise OSError(errno.ENOTEMPTY, "the directory is not empty", path)
             del above.entries[name]
 
     def rename(self, old: str, new: str, /) -> None:
-        same_directory(old, new)
+        check_same_directory(old, new)
         with self._lock:
-            above, name = self._place(old)
-            source, target = self._find(parts(old), old), above.entries.get(parts(new)[-1])
+            above, name = self._parent_and_name(old)
+            source, target = self._find(split_path(old), old), above.entries.get(split_path(new)[-1])
             if target is source:
                 return
             if target is not None:
-                same_kind(isinstance(source, _Dir), isinstance(target, _Dir), new)
+                check_same_kind(isinstance(source, _Dir), isinstance(target, _Dir), new)
             if isinstance(target, _Dir) and target.entries:
                 raise OSError(errno.ENOTEMPTY, "the directory is not empty", new)
-            above.entries[parts(new)[-1]] = above.entries.pop(name)
+            above.entries[split_path(new)[-1]] = above.entries.pop(name)
 
     def sync_dir(self, path: str, /) -> None:
         with self._lock:
-            self._directory(parts(path), path)
+            self._directory(split_path(path), path)
 
     def lock(self, path: str, /) -> MemoryLock:
         with self._lock:
             if self.stat(path) is None:
                 self.open(path, "create").close()
-            data = self._find(parts(path), path)
+            data = self._find(split_path(path), path)
             if isinstance(data, _Dir):
                 raise IsADirectoryError(errno.EISDIR, "a directory, not a file", path)
-            if data.holder is not None:
+            if data.lock_holder is not None:
                 raise BlockingIOError(errno.EAGAIN, "somebody holds this lock", path)
-            data.holder = MemoryLock(data)
-            return data.holder
+            data.lock_holder = MemoryLock(data)
+            return data.lock_holder
 
     def _now_ms(self) -> int:
         return self._clock.now_us() // 1_000
 
-    def _find(self, names: tuple[str, ...], path: str) -> _Data | _Dir:
-        at: _Data | _Dir = self._root
+    def _find(self, names: tuple[str, ...], path: str) -> _Inode | _Dir:
+        at: _Inode | _Dir = self._root
         for name in names:
             if not isinstance(at, _Dir):
                 raise NotADirectoryError(errno.ENOTDIR, "a file stands where a directory should", path)
@@ -220,27 +220,27 @@ class MemoryDisk:
             raise NotADirectoryError(errno.ENOTDIR, "a file, not a directory", path)
         return found
 
-    def _place(self, path: str) -> tuple[_Dir, str]:
+    def _parent_and_name(self, path: str) -> tuple[_Dir, str]:
         """The directory that holds a name, and the name."""
-        names = parts(path)
+        names = split_path(path)
         if not names:
             raise OSError(errno.EBUSY, "the root has no name", path)
         return self._directory(names[:-1], path), names[-1]
 
 
 @lru_cache(4096)
-def parts(path: str) -> tuple[str, ...]:
+def split_path(path: str) -> tuple[str, ...]:
     """The names along a path. Relative and absolute paths start at the same root here."""
     return tuple(name for name in path.split("/") if name not in ("", "."))
 
 
-def not_negative(pos: int, size: int, path: str) -> None:
+def check_not_negative(pos: int, size: int, path: str) -> None:
     """Refuse what a Python slice would take as counted from the end."""
     if pos < 0 or size < 0:
         raise OSError(errno.EINVAL, f"negative position or size: {min(pos, size)}", path)
 
 
-def same_kind(source_is_dir: bool, target_is_dir: bool, path: str) -> None:
+def check_same_kind(source_is_dir: bool, target_is_dir: bool, path: str) -> None:
     """Refuse to put a file in the place of a directory, or the other way about."""
     if target_is_dir and not source_is_dir:
         raise IsADirectoryError(errno.EISDIR, "a file cannot take a directory's place", path)

@@ -22,7 +22,7 @@ from os import getpid
 from typing import Final
 
 from tidelog.disk import fork
-from tidelog.disk.seam import Mode, Stat, parent, same_directory, write_all, write_all_pieces
+from tidelog.disk.interface import Mode, Stat, check_same_directory, parent_dir, write_all, write_all_buffers
 from tidelog.errors import BadInput
 from tidelog.types import Buffer
 
@@ -37,16 +37,16 @@ FILE_MODE: Final = 0o600
 FILE_MODE_SETTING: Final = "TIDELOG_FILE_MODE"
 
 
-def _mode_setting() -> int:
+def _file_mode_from_environment() -> int:
     text = os.environ.get(FILE_MODE_SETTING, "").strip()
     if not text:
         return FILE_MODE
     if not re.fullmatch("0?[0-7]{3}", text):
         raise BadInput(f"{FILE_MODE_SETTING} is {text!r}, it must be three octal digits, as 640; nothing was opened")
-    return _checked_mode(int(text, 8))
+    return _check_mode(int(text, 8))
 
 
-def _checked_mode(mode: int) -> int:
+def _check_mode(mode: int) -> int:
     if mode & ~0o666 or mode & 0o600 != 0o600:
         raise BadInput(
             f"files cannot have the mode {mode:o}: the owner reads and writes them, and nobody executes them; nothing "
@@ -58,15 +58,15 @@ def _checked_mode(mode: int) -> int:
 class PosixFile:
     def __init__(self, path: str, fd: int) -> None:
         self._path, self._fd, self._pid = path, fd, fork.process_id()
-        fork.guard(self)
+        fork.register(self)
 
-    def forked(self, pid: int) -> None:  # noqa: ARG002
+    def on_fork(self, pid: int) -> None:  # noqa: ARG002
         with suppress(OSError):
             self.close()
 
-    def _own(self) -> int:
+    def _owned_fd(self) -> int:
         """The descriptor, for the process that opened the file."""
-        fork.check(self._path, self._pid)
+        fork.check_process(self._path, self._pid)
         return self._fd
 
     @property
@@ -74,12 +74,12 @@ class PosixFile:
         return self._path
 
     def size(self) -> int:
-        return os.fstat(self._fd if self._fd >= 0 else self._own()).st_size
+        return os.fstat(self._fd if self._fd >= 0 else self._owned_fd()).st_size
 
     def read(self, pos: int, size: int, /) -> bytes:
         # `pread` into fresh bytes, never `readinto` a bytearray: measured five times faster on
         # machines whose kernel copies alias pages, and it cannot hand out stale buffer contents.
-        data = os.pread(self._fd if self._fd >= 0 else self._own(), size, pos)
+        data = os.pread(self._fd if self._fd >= 0 else self._owned_fd(), size, pos)
         if len(data) == size or not data:
             return data
         pieces = [data]
@@ -93,26 +93,26 @@ class PosixFile:
         write_all(self._pwrite, pos, data)
 
     def _pwrite(self, piece: memoryview, pos: int) -> int:
-        return os.pwrite(self._own(), piece, pos)
+        return os.pwrite(self._owned_fd(), piece, pos)
 
-    def write_pieces(self, pos: int, pieces: Sequence[Buffer], /) -> None:
-        write_all_pieces(self._pwritev, pos, pieces)
+    def writev(self, pos: int, pieces: Sequence[Buffer], /) -> None:
+        write_all_buffers(self._pwritev, pos, pieces)
 
     def _pwritev(self, pieces: Sequence[Buffer], pos: int) -> int:
         if getpid() != self._pid:  # here and not by `_own`: two calls less for each batch
-            self._own()
+            self._owned_fd()
         return os.pwritev(self._fd, pieces, pos)
 
-    def cut(self, size: int, /) -> None:
-        os.ftruncate(self._own(), size)
+    def truncate(self, size: int, /) -> None:
+        os.ftruncate(self._owned_fd(), size)
 
-    def reserve(self, size: int, /) -> None:
+    def allocate(self, size: int, /) -> None:
         if size > self.size():
-            os.posix_fallocate(self._own(), 0, size)
+            os.posix_fallocate(self._owned_fd(), 0, size)
 
     def sync(self) -> None:
         if getpid() != self._pid:
-            self._own()
+            self._owned_fd()
         if self._fd < 0:
             raise OSError(errno.EBADF, "the file is closed", self._path)
         os.fdatasync(self._fd)
@@ -140,9 +140,9 @@ class PosixFile:
 class PosixLock:
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        fork.guard(self)
+        fork.register(self)
 
-    def forked(self, pid: int) -> None:  # noqa: ARG002
+    def on_fork(self, pid: int) -> None:  # noqa: ARG002
         # The lock stays the parent's, whose descriptor is open. Kept open here, it would outlive the parent.
         with suppress(OSError):
             self.release()
@@ -168,7 +168,7 @@ class PosixDisk:
 
     def __init__(self, file_mode: int | None = None) -> None:
         self._pid = fork.process_id()
-        self._file_mode = _mode_setting() if file_mode is None else _checked_mode(file_mode)
+        self._file_mode = _file_mode_from_environment() if file_mode is None else _check_mode(file_mode)
         self._directory_mode = self._file_mode | 0o700 | (self._file_mode & 0o444) >> 2
 
     def __reduce__(self) -> tuple[type[PosixDisk], tuple[int]]:
@@ -176,7 +176,7 @@ class PosixDisk:
 
     def open(self, path: str, mode: Mode = "read", /) -> PosixFile:
         if mode != "read":
-            fork.check(path, self._pid)
+            fork.check_process(path, self._pid)
         return PosixFile(path, os.open(path, _FLAGS[mode] | os.O_CLOEXEC, self._file_mode))
 
     def stat(self, path: str, /) -> Stat | None:
@@ -194,25 +194,25 @@ class PosixDisk:
             return None
         return found.f_bavail * found.f_frsize
 
-    def names(self, directory: str, /) -> list[str]:
+    def list_dir(self, directory: str, /) -> list[str]:
         return sorted(os.listdir(directory or "."))
 
-    def absolute(self, path: str, /) -> str:
+    def resolve(self, path: str, /) -> str:
         return os.path.realpath(path)
 
     def make_dir(self, path: str, /) -> None:
-        fork.check(path, self._pid)
+        fork.check_process(path, self._pid)
         path = path.rstrip("/") or "/"
-        if not self._make_missing(path) and path not in ("/", "."):
+        if not self._make_missing_dirs(path) and path not in ("/", "."):
             # It was there already, but whoever made it may have been killed before its name was synced.
             with suppress(PermissionError):  # a parent we may not open was not made by us
-                self.sync_dir(parent(path))
+                self.sync_dir(parent_dir(path))
 
-    def _make_missing(self, path: str) -> bool:
+    def _make_missing_dirs(self, path: str) -> bool:
         if os.path.isdir(path):
             return False
-        above = parent(path)
-        self._make_missing(above)
+        above = parent_dir(path)
+        self._make_missing_dirs(above)
         with suppress(FileExistsError):
             os.mkdir(path, self._directory_mode)
         if not os.path.isdir(path):
@@ -222,20 +222,20 @@ class PosixDisk:
         return True
 
     def remove(self, path: str, /) -> None:
-        fork.check(path, self._pid)
+        fork.check_process(path, self._pid)
         os.unlink(path)
 
     def remove_dir(self, path: str, /) -> None:
-        fork.check(path, self._pid)
+        fork.check_process(path, self._pid)
         os.rmdir(path)
 
     def rename(self, old: str, new: str, /) -> None:
-        fork.check(old, self._pid)
-        same_directory(old, new)
+        fork.check_process(old, self._pid)
+        check_same_directory(old, new)
         os.replace(old, new)
 
     def sync_dir(self, path: str, /) -> None:
-        fork.check(path, self._pid)
+        fork.check_process(path, self._pid)
         fd = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -243,7 +243,7 @@ class PosixDisk:
             os.close(fd)
 
     def lock(self, path: str, /) -> PosixLock:
-        fork.check(path, self._pid)
+        fork.check_process(path, self._pid)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._file_mode)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -256,6 +256,6 @@ class PosixDisk:
         return PosixLock(fd)
 
 
-def processors() -> int:
+def processor_count() -> int:
     """How many processors this process may use."""
     return len(os.sched_getaffinity(0))

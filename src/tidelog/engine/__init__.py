@@ -5,78 +5,77 @@ from __future__ import annotations
 from typing import Any
 
 from tidelog.clock import Clock
-from tidelog.disk.seam import Disk
+from tidelog.disk.interface import Disk
+from tidelog.engine.batch_encoder import Batch
 from tidelog.engine.config import EngineConfig, TopicConfig
-from tidelog.engine.encode import Batch
 from tidelog.engine.engine import Engine
-from tidelog.engine.floors import Gap
+from tidelog.engine.gap_log import GapEntries, GapEntry
 from tidelog.engine.groups import Group, GroupState, Lag, Preview, timestamp_ms
 from tidelog.engine.health import Corruption, HealthState, TaskState
-from tidelog.engine.ledger import Gaps, LedgerRow
-from tidelog.engine.opening import opened
-from tidelog.engine.pages import Pass, TextPage
+from tidelog.engine.json_pages import BulkScan, JsonPage
 from tidelog.engine.queues import (
-    Cohort,
-    Extended,
+    AckResult,
+    ClaimRequest,
+    ClaimResult,
+    ClaimWindow,
+    ExtendResult,
     Job,
-    Leased,
     Queue,
     QueueCounts,
-    Redriven,
-    Settled,
-    Want,
+    RedriveResult,
     Worker,
-    divide,
+    divide_jobs,
     lease_token,
     parse_lease_token,
 )
-from tidelog.engine.report import Progress, Report
-from tidelog.engine.results import Appended, Counts, Deleted, Page, Record, TopicState
+from tidelog.engine.results import Appended, Counts, Deleted, Page, Progress, Record, RecoveryReport, TopicInfo
+from tidelog.engine.startup import open_directory
 from tidelog.engine.topic import Topic
+from tidelog.engine.watermarks import Gap
 from tidelog.formats.frame import SEQ_MAX
-from tidelog.formats.json_rows import Show
-from tidelog.wal import Shard, Token
+from tidelog.formats.json_rows import FieldSelection
+from tidelog.wal import CommitFuture, Shard
 
 __all__ = [
     "SEQ_MAX",
+    "AckResult",
     "Appended",
     "Batch",
-    "Cohort",
+    "BulkScan",
+    "ClaimRequest",
+    "ClaimResult",
+    "ClaimWindow",
+    "CommitFuture",
     "Corruption",
     "Counts",
     "Deleted",
     "Engine",
     "EngineConfig",
-    "Extended",
+    "ExtendResult",
+    "FieldSelection",
     "Gap",
-    "Gaps",
+    "GapEntries",
+    "GapEntry",
     "Group",
     "GroupState",
     "HealthState",
     "Job",
+    "JsonPage",
     "Lag",
-    "Leased",
-    "LedgerRow",
     "Page",
-    "Pass",
     "Preview",
     "Queue",
     "QueueCounts",
     "Record",
-    "Redriven",
-    "Report",
-    "Settled",
+    "RecoveryReport",
+    "RedriveResult",
     "Shard",
-    "Show",
     "TaskState",
-    "TextPage",
-    "Token",
     "Topic",
     "TopicConfig",
-    "TopicState",
-    "Want",
+    "TopicInfo",
     "Worker",
-    "divide",
+    "divide_jobs",
     "lease_token",
     "open",
     "parse_lease_token",
@@ -104,7 +103,7 @@ def open(
     where acknowledged records were lost to damage, which is refused otherwise. Without `threads` nothing happens by
     itself: call `tick`. `progress(what, done, total)` is told of long work.
     """
-    found = opened(
+    found = open_directory(
         path,
         read_only=read_only,
         disk=disk,

@@ -33,155 +33,159 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from tidelog.commitlog.codec import Shape
-from tidelog.commitlog.segment import Mapped
-from tidelog.disk.atomic import remove_if_there, replace
-from tidelog.disk.latch import FULL
-from tidelog.disk.seam import Disk, File, join
-from tidelog.engine import groups, idempotency, manifest, numbers, retention
-from tidelog.engine.block import Block
-from tidelog.engine.core import WAL, Core, Shared
-from tidelog.engine.home import CODEC, Home
+from tidelog.commitlog.codec import SegmentContent
+from tidelog.commitlog.segment import MmapReader
+from tidelog.disk.durability import DISK_FULL_ERRNOS, remove_if_exists, replace_file
+from tidelog.disk.interface import Disk, File, join
+from tidelog.engine import groups, idempotency, manifest, retention
 from tidelog.engine.manifest import GroupRow, Manifest, QueueRow, RouterRow, SegmentRow, TopicRow
-from tidelog.engine.parts import Segment
-from tidelog.engine.routing import holding
-from tidelog.engine.tags import write_sealed
+from tidelog.engine.memtable import MemTable
+from tidelog.engine.routing import recovery
+from tidelog.engine.segment import CODEC, Segment, SegmentFiles
+from tidelog.engine.tag_search import write_tag_index
+from tidelog.engine.topic_state import WAL_DIR, EngineContext, TopicState
 from tidelog.errors import Corrupt, Error, Forked, NewerFormat
-from tidelog.formats import bodies, deletions, footer, frame, idx, scan
-from tidelog.formats.bodies import CheckpointMark, TopicMark
+from tidelog.formats import control_frames, deletion_vector, footer, frame, scan, segment_index
+from tidelog.formats.control_frames import CheckpointMark, TopicMark
 from tidelog.types import Buffer
-from tidelog.wal import Commit, Position, Shard, Token, names
-from tidelog.wal.trim import trim
+from tidelog.wal import Commit, CommitFuture, Position, Shard, paths
+from tidelog.wal.paths import remove_old_files
 
-_COPY_BYTES = 1 << 20
-SUFFIXES = (".data", ".idx", ".foot", ".tag", ".del")  # data first: what is half removed is no segment any more
+_COPY_CHUNK_BYTES = 1 << 20
+SEGMENT_SUFFIXES = (".data", ".idx", ".foot", ".tag", ".del")  # data first: what is half removed is no segment any more
 
 
-class Chapter(NamedTuple):
+class SegmentWrite(NamedTuple):
     """What one segment file gets: the blocks that belong to it, and whether it is complete then."""
 
     base: int
     segment: Segment | None  # None: it has no file yet
-    blocks: list[tuple[Block, bytes]]  # each with its index
-    complete: bool
+    memtables: list[tuple[MemTable, bytes]]  # each with its index
+    is_complete: bool
 
 
-class Mark(Commit):
-    __slots__ = ("token",)
+class CheckpointCommit(Commit):
+    __slots__ = ("future",)
 
     def __init__(self, shard: Shard, mark: CheckpointMark, ts_ms: int) -> None:
-        made = frame.encode(frame.CHECKPOINT_MARK, ts_ms=ts_ms, data=bodies.encode(mark))
+        made = frame.encode(frame.CHECKPOINT_MARK, ts_ms=ts_ms, data=control_frames.encode(mark))
         super().__init__([made], frames=1, durable=True)
-        self.token: Token[None] = Token(shard)
+        self.future: CommitFuture[None] = CommitFuture(shard)
 
-    def done(self, error: Error | None) -> None:
+    def on_done(self, error: Error | None) -> None:
         if error is None:
-            self.token.set(None)
+            self.future.set_result(None)
         else:
-            self.token.fail(error)
+            self.future.set_exception(error)
 
 
 @dataclass(slots=True)
-class History:
+class CheckpointState:
     """What checkpoints of one engine must remember of each other."""
 
-    number: int = 0  # of the newest manifest
-    groups: tuple[GroupRow, ...] = ()  # its positions: replay from the manifest before it may need less, never more
-    doomed: list[str] = field(default_factory=list)  # files that only the newest manifest's predecessor names
-    stale: list[str] = field(default_factory=list)  # files that neither names: to be removed
-    strangers: tuple[GroupRow, ...] = ()  # groups of an earlier shard count, replayed and not written any more
-    moved: bool = False  # a checkpoint is needed before anything is written: replay must not begin where it did
+    manifest_number: int = 0  # of the newest manifest
+    shard_positions: tuple[
+        GroupRow, ...
+    ] = ()  # its positions: replay from the manifest before it may need less, never more
+    files_to_remove_next: list[str] = field(
+        default_factory=list
+    )  # files that only the newest manifest's predecessor names
+    files_to_remove: list[str] = field(default_factory=list)  # files that neither names: to be removed
+    old_layout_shards: tuple[GroupRow, ...] = ()  # groups of an earlier shard count, replayed and not written any more
+    needs_checkpoint: bool = (
+        False  # a checkpoint is needed before anything is written: replay must not begin where it did
+    )
 
 
-Failed: TypeAlias = dict[Core, Exception]
+FailedTopics: TypeAlias = dict[TopicState, Exception]
 """The topics that a checkpoint could not write, and why."""
 
 
-def checkpoint(
-    shared: Shared,
-    registry: Callable[[], tuple[Sequence[Core], int]],
-    history: History,
+def run_checkpoint(
+    context: EngineContext,
+    registry: Callable[[], tuple[Sequence[TopicState], int]],
+    state: CheckpointState,
     *,
     final: bool,
-    rest: Callable[[], object] = lambda: None,
+    pause: Callable[[], object] = lambda: None,
     copy: bool = True,
-) -> Failed:
+) -> FailedTopics:
     """Make a checkpoint; return the topics that it had to leave out. `final`: nothing is written any more, so no seq
     needs to stay reserved. `rest` is called after each step of the copying, with no lock held. Without `copy` no record
     is copied: topics that have some to copy are left out, but segments that they do not need any more go."""
-    positions = [shard.position() for shard in shared.shards]
+    positions = [shard.position() for shard in context.shards]
     # Asked after the positions: a topic that is dropped from here on has its frame where replay begins.
     cores, next_topic_id = registry()
-    failed = _harden(cores)
+    failed = _persist_floors(cores)
     rows: list[TopicRow] = []
     routers: list[RouterRow] = []
     doomed: list[str] = []
-    written: list[Core] = []
-    freed: set[Core] = set()  # left out, but for the segments that they do not need any more
+    written: list[TopicState] = []
+    freed: set[TopicState] = set()  # left out, but for the segments that they do not need any more
     for core in cores:
         if core in failed:
             continue
         try:
-            whole = copy or not _is_behind(core)
+            whole = copy or not _has_records_to_copy(core)
             if whole:
-                _write(core, rest)
+                _write_topic(core, pause)
             else:
                 failed[core] = OSError(errno.ENOSPC, "there is no room to copy its records")
-                if not _is_plain(core):
+                if not _can_skip_copy(core):
                     continue
                 freed.add(core)
-            row = _stock(core, final=final and whole)
+            row = _build_topic_row(core, final=final and whole)
             if not whole:
-                row = _as_configured(shared, history, row)
+                row = _with_previous_config(context, state, row)
         except Forked:  # of the process, not of this topic
             raise
         except Exception as error:
             freed.discard(core)
-            if not core.dropped:
+            if not core.is_dropped:
                 failed[core] = error
             continue  # a dropped one's files went while they were written: its last frame is where replay begins
         rows.append(row)
-        routers += core.frozen.routers if core.frozen else ()
-        home = shared.home(core.id)
-        doomed += [home.path(base, suffix) for base in core.discarded for suffix in SUFFIXES]
+        routers += core.forwarder_snapshot.routers if core.forwarder_snapshot else ()
+        home = context.segment_files(core.id)
+        doomed += [home.path(base, suffix) for base in core.dropped_segments for suffix in SEGMENT_SUFFIXES]
         written.append(core)
     if failed and not written:
         return failed
     left = {core: error for core, error in failed.items() if core not in freed}
-    shared.ledger.settle({core.id for core in left})
+    context.gap_log.flush_durably({core.id for core in left})
     if left:
-        old, led = _left_out(shared, history, left)
+        old, led = _previous_rows(context, state, left)
         rows += old
         routers += led
     rows.sort(key=lambda row: row.id)
-    _mark(shared, rows)
-    keys = names.keys(len(shared.shards))
-    begin = tuple(GroupRow(key, at.first, at.pos) for key, at in zip(keys, positions, strict=True))
-    made = Manifest((*rows,), (*begin, *history.strangers), next_topic_id, (*routers,))
+    _write_marks(context, rows)
+    keys = paths.shard_keys(len(context.shards))
+    begin = tuple(GroupRow(key, at.file_number, at.pos) for key, at in zip(keys, positions, strict=True))
+    made = Manifest((*rows,), (*begin, *state.old_layout_shards), next_topic_id, (*routers,))
     if failed:
-        made = _held_back(shared, history, made, failed)
-    manifest.save(shared.disk, shared.root, history.number + 1, made)
+        made = _keep_old_positions(context, state, made, failed)
+    manifest.save(context.disk, context.root, state.manifest_number + 1, made)
     for core in written:
-        holding.saved(core)
-        core.discarded = []
-    before, history.groups = history.groups, made.groups
-    history.number += 1
-    history.stale, history.doomed = [*history.stale, *history.doomed], doomed
-    _forget(shared, history, before, complete=not failed)
+        recovery.on_manifest_saved(core)
+        core.dropped_segments = []
+    before, state.shard_positions = state.shard_positions, made.groups
+    state.manifest_number += 1
+    state.files_to_remove, state.files_to_remove_next = [*state.files_to_remove, *state.files_to_remove_next], doomed
+    _remove_unneeded(context, state, before, complete=not failed)
     return failed
 
 
-def _harden(cores: Sequence[Core]) -> Failed:
+def _persist_floors(topics: Sequence[TopicState]) -> FailedTopics:
     """Make all floors durable; topics whose floors cannot be are left out."""
     try:
-        retention.harden_all(cores)
+        retention.persist_floors(topics)
     except Forked:
         raise
     except Exception:  # whose it was is found out one by one
-        failed: Failed = {}
-        for core in cores:
+        failed: FailedTopics = {}
+        for core in topics:
             try:
-                retention.harden_all([core])
+                retention.persist_floors([core])
             except Forked:
                 raise
             except Exception as error:
@@ -190,441 +194,464 @@ def _harden(cores: Sequence[Core]) -> Failed:
     return {}
 
 
-def _left_out(shared: Shared, history: History, failed: Failed) -> tuple[list[TopicRow], list[RouterRow]]:
+def _previous_rows(
+    context: EngineContext, state: CheckpointState, failed: FailedTopics
+) -> tuple[list[TopicRow], list[RouterRow]]:
     """The rows that topics had in the manifest before, and those of the routers that lead to them. A topic that it
     does not know has a row without records: the WAL still has all of them."""
-    before = manifest.load_one(shared.disk, shared.root, history.number) if history.number else Manifest()
+    before = (
+        manifest.load_number(context.disk, context.root, state.manifest_number) if state.manifest_number else Manifest()
+    )
     known = {row.id: row for row in before.topics}
-    ids = {core.id for core in failed if not core.dropped}
+    ids = {core.id for core in failed if not core.is_dropped}
     rows = [
         known.get(core.id) or TopicRow(core.id, core.name, core.config.to_json(), 0, 0, 1, 0, 0, 0, ())
         for core in failed
-        if not core.dropped
+        if not core.is_dropped
     ]
     return rows, [router for router in before.routers if router.dest_id in ids]
 
 
-def _held_back(shared: Shared, history: History, made: Manifest, failed: Failed) -> Manifest:
+def _keep_old_positions(
+    context: EngineContext, state: CheckpointState, made: Manifest, failed: FailedTopics
+) -> Manifest:
     """The manifest with replay of the failed topics' shards beginning where it did. Groups of an earlier shard count
     may hold frames of any of them."""
-    wal, strange = join(shared.root, WAL), {row.key for row in history.strangers}
+    wal, strange = join(context.root, WAL_DIR), {row.key for row in state.old_layout_shards}
     shards = {
         key
-        for key, shard in zip(names.keys(len(shared.shards)), shared.shards, strict=True)
+        for key, shard in zip(paths.shard_keys(len(context.shards)), context.shards, strict=True)
         if any(core.shard is shard for core in failed)
     }
-    before = {row.key: row for row in history.groups}
+    before = {row.key: row for row in state.shard_positions}
 
     def start(row: GroupRow) -> GroupRow:
         if row.key not in shards and row.key not in strange:
             return row
         if (known := before.get(row.key)) is not None:
             return known
-        files = names.files(shared.disk, names.directory(wal, row.key))  # nothing was let go of without a manifest
+        files = paths.list_file_numbers(
+            context.disk, paths.shard_directory(wal, row.key)
+        )  # nothing was let go of without a manifest
         return GroupRow(row.key, files[0], 0) if files else row
 
     groups = tuple(start(row) for row in made.groups)
-    lagging = tuple(sorted(core.id for core in failed if not core.dropped))
+    lagging = tuple(sorted(core.id for core in failed if not core.is_dropped))
     return msgspec.structs.replace(made, groups=groups, fresh=made.groups, lagging=lagging)
 
 
 # ── one topic: frames into files ──────────────────────────────────────────────────────────────────
 
 
-def _is_plain(core: Core) -> bool:
+def _can_skip_copy(topic: TopicState) -> bool:
     """Whether the row of a topic may be newer than the place where its replay begins by any amount: what its frames
     say is absolute. Jobs and routers count; groups that hold records back decide what a cap takes."""
-    counts = core.queue is not None or core.projection is not None or core.lane is not None or bool(core.lanes)
-    return not (counts or core.guarded or core.guarding)
+    counts = (
+        topic.queue_state is not None
+        or topic.queue_snapshot is not None
+        or topic.upstream is not None
+        or bool(topic.downstream)
+    )
+    return not (counts or topic.had_retention_hold or topic.persists_floors)
 
 
-def _as_configured(shared: Shared, history: History, row: TopicRow) -> TopicRow:
+def _with_previous_config(context: EngineContext, state: CheckpointState, row: TopicRow) -> TopicRow:
     """A row with the settings that held where replay begins: later ones would take records, by a cap, which were there
     together only until deletes that replay finds after them."""
-    before = manifest.load_one(shared.disk, shared.root, history.number) if history.number else Manifest()
+    before = (
+        manifest.load_number(context.disk, context.root, state.manifest_number) if state.manifest_number else Manifest()
+    )
     known = next((old for old in before.topics if old.id == row.id), None)
     return row if known is None else msgspec.structs.replace(row, config=known.config)
 
 
-def _is_behind(core: Core) -> bool:
+def _has_records_to_copy(topic: TopicState) -> bool:
     """Whether a topic has records to copy; it is frozen as it is."""
-    with core.lock:
-        core.frozen = None
-        if core.dropped:
+    with topic.lock:
+        topic.forwarder_snapshot = None
+        if topic.is_dropped:
             return False
-        holding.freeze(core)
-        return bool(_chapters(core))
+        recovery.snapshot_forwarder(topic)
+        return bool(_plan_segment_writes(topic))
 
 
-def _write(core: Core, rest: Callable[[], object]) -> None:
+def _write_topic(topic: TopicState, pause: Callable[[], object]) -> None:
     """Copy what is in no file into files. Where there is no room for it, what was begun is taken back."""
-    broken = _broken_off(core)
-    with core.lock:
-        core.frozen = None
-        if core.dropped:
+    broken = _find_broken_segment(topic)
+    with topic.lock:
+        topic.forwarder_snapshot = None
+        if topic.is_dropped:
             return
-        holding.freeze(core)
+        recovery.snapshot_forwarder(topic)
         if broken is not None:
-            _detach(core, *broken)
-        chapters = _chapters(core)
-    home = core.shared.home(core.id)
+            _detach_broken_segment(topic, *broken)
+        chapters = _plan_segment_writes(topic)
+    home = topic.context.segment_files(topic.id)
     try:
         if chapters:
-            core.shared.disk.make_dir(home.directory)
+            topic.context.disk.make_dir(home.directory)
         for chapter in chapters:
-            _write_chapter(core, home, chapter, rest)
+            _write_segment(topic, home, chapter, pause)
         if any(chapter.segment is None for chapter in chapters):  # its names may be an earlier attempt's, never synced
-            core.shared.disk.sync_dir(home.directory)
-        unproven = {chapter.base for chapter in chapters if chapter.complete and not _seal(core, home, chapter, rest)}
+            topic.context.disk.sync_dir(home.directory)
+        unproven = {
+            chapter.base
+            for chapter in chapters
+            if chapter.is_complete and not _seal_segment(topic, home, chapter, pause)
+        }
     except OSError as error:
-        if error.errno in FULL:
-            _take_back(home, chapters)
+        if error.errno in DISK_FULL_ERRNOS:
+            _remove_partial_copies(home, chapters)
         raise
-    with core.lock:
+    with topic.lock:
         for chapter in chapters:
-            _adopt(core, home, chapter, unproven=chapter.base in unproven)
+            _adopt_segment(topic, home, chapter, unproven=chapter.base in unproven)
 
 
-def _take_back(home: Home, chapters: Sequence[Chapter]) -> None:
+def _remove_partial_copies(home: SegmentFiles, chapters: Sequence[SegmentWrite]) -> None:
     """Give back the room of copies that did not all find some: no manifest names them, and what makes room needs it."""
     for chapter in chapters:
-        home.forget(chapter.base)
+        home.unmap(chapter.base)
         segment = chapter.segment
         with suppress(OSError):
             for suffix in (".foot", ".tag"):
-                remove_if_there(home.disk, home.path(chapter.base, suffix))
+                remove_if_exists(home.disk, home.path(chapter.base, suffix))
             if segment is None:
                 for suffix in (".idx", ".data"):
-                    remove_if_there(home.disk, home.path(chapter.base, suffix))
+                    remove_if_exists(home.disk, home.path(chapter.base, suffix))
                 continue
-            sizes = {".data": segment.size, ".idx": (segment.stop - segment.base) * idx.ENTRY_BYTES}
+            sizes = {".data": segment.size, ".idx": (segment.stop - segment.base) * segment_index.ENTRY_BYTES}
             for suffix, size in sizes.items():
                 file = home.disk.open(home.path(chapter.base, suffix), "write")
                 try:
                     if file.size() > size:
-                        file.cut(size)
+                        file.truncate(size)
                 finally:
                     file.close()
 
 
-def _broken_off(core: Core) -> tuple[Segment, str] | None:
+def _find_broken_segment(topic: TopicState) -> tuple[Segment, str] | None:
     """The unsealed segment of a topic, where its files cannot be continued, and why: they are shorter than what was
     written, or its deletions do not read."""
-    with core.lock:
-        segment = next((part for part in core.index.parts if isinstance(part, Segment) and not part.sealed), None)
+    with topic.lock:
+        segment = next((part for part in topic.index.parts if isinstance(part, Segment) and not part.is_sealed), None)
         if segment is None:
             return None
         try:
-            deleted = segment.dead() is not None
+            deleted = segment.deleted_mask() is not None
         except Corrupt as error:
             return segment, error.reason
-        sizes = {".data": segment.size, ".idx": (segment.stop - segment.base) * idx.ENTRY_BYTES}
+        sizes = {".data": segment.size, ".idx": (segment.stop - segment.base) * segment_index.ENTRY_BYTES}
     for suffix, size in sizes.items():
-        found = core.shared.disk.stat(segment.home.path(segment.base, suffix))
+        found = topic.context.disk.stat(segment.files.path(segment.base, suffix))
         if (found.size if found else 0) < size:
             have = f"it has {found.size} bytes" if found else "the file is missing"
-            if suffix == ".idx" and segment.rebuild():  # from verified frames
-                replace(segment.home.disk, segment.home.path(segment.base, ".idx"), segment.rebuilt or b"")
-                segment.home.forget(segment.base)
+            if suffix == ".idx" and segment.rebuild_index():  # from verified frames
+                replace_file(segment.files.disk, segment.files.path(segment.base, ".idx"), segment.rebuilt_index or b"")
+                segment.files.unmap(segment.base)
                 continue
             return segment, f"{suffix}: {have}, {size} were written"
-    if deleted and not segment.unsaved and not _names_deletions(segment):
-        segment.unsaved = True  # what memory knows is written again
+    if deleted and not segment.has_unsaved_deletions and not _deletions_readable(segment):
+        segment.has_unsaved_deletions = True  # what memory knows is written again
     return None
 
 
-def _names_deletions(segment: Segment) -> bool:
+def _deletions_readable(segment: Segment) -> bool:
     """Whether the file of deletions reads. What it names was compared when it was loaded."""
     try:
-        content = segment.home.side(segment.base, ".del")
-        return content is not None and deletions.decode(content).base == segment.base
+        content = segment.files.read_side_file(segment.base, ".del")
+        return content is not None and deletion_vector.decode(content).base == segment.base
     except (Corrupt, NewerFormat):
         return False
 
 
-def _detach(core: Core, segment: Segment, reason: str) -> None:
+def _detach_broken_segment(topic: TopicState, segment: Segment, reason: str) -> None:
     """Let what comes after a damaged segment start another one: nothing is added to its files, which are the only
     evidence, and the topic goes on. With the lock held."""
-    segment.sealed = segment.unproven = True
-    core.spoiled(segment.home.path(segment.base, ".data"), f"{reason}; it was sealed without a footer")
+    segment.is_sealed = segment.lacks_footer = True
+    topic.report_corruption(segment.files.path(segment.base, ".data"), f"{reason}; it was sealed without a footer")
     origin, base = 0, 0
-    for part in core.index.parts:
-        if isinstance(part, Block) and part.segment == segment.base:
+    for part in topic.index.parts:
+        if isinstance(part, MemTable) and part.segment == segment.base:
             base = base or part.base
-            part.move(base, origin)
+            part.move_to_segment(base, origin)
             origin += part.size
 
 
-def _chapters(core: Core) -> list[Chapter]:
+def _plan_segment_writes(topic: TopicState) -> list[SegmentWrite]:
     """What is to be written: frozen now, so that it does not change while it is."""
-    index = core.index
-    obsolete = index.obsolete()
-    found: dict[int, Chapter] = {}
+    index = topic.index
+    obsolete = index.obsolete_segments()
+    found: dict[int, SegmentWrite] = {}
     for part in index.parts:
-        if isinstance(part, Block):
-            if not part.kept or part.base == part.stop or part.segment in obsolete:
+        if isinstance(part, MemTable):
+            if not part.is_persistent or part.base == part.stop or part.segment in obsolete:
                 continue
-            part.frozen = True
-            chapter = found.setdefault(part.segment, Chapter(part.segment, None, [], False))
-            chapter.blocks.append((part, bytes(part.index())))
-        elif not part.sealed:
-            found[part.base] = Chapter(part.base, part, [], False)
-    growing = index.segment()
-    chapters = [chapter._replace(complete=chapter.base != growing) for chapter in found.values()]
-    return [chapter for chapter in chapters if chapter.blocks or chapter.complete]
+            part.is_frozen = True
+            chapter = found.setdefault(part.segment, SegmentWrite(part.segment, None, [], False))
+            chapter.memtables.append((part, bytes(part.index_bytes())))
+        elif not part.is_sealed:
+            found[part.base] = SegmentWrite(part.base, part, [], False)
+    growing = index.active_segment_base()
+    chapters = [chapter._replace(is_complete=chapter.base != growing) for chapter in found.values()]
+    return [chapter for chapter in chapters if chapter.memtables or chapter.is_complete]
 
 
-def _write_chapter(core: Core, home: Home, chapter: Chapter, rest: Callable[[], object]) -> None:
+def _write_segment(topic: TopicState, home: SegmentFiles, chapter: SegmentWrite, pause: Callable[[], object]) -> None:
     """Write blocks where they belong. At fixed places: doing it twice changes nothing."""
-    if not chapter.blocks:
+    if not chapter.memtables:
         return
-    data = _open(home.disk, home.path(chapter.base, ".data"))
+    data = _open_or_create(home.disk, home.path(chapter.base, ".data"))
     try:
-        for block, _ in chapter.blocks:
-            _copy(core, block, data, rest)
+        for block, _ in chapter.memtables:
+            _copy_memtable(topic, block, data, pause)
         data.sync()
     finally:
         data.close()
-    index = _open(home.disk, home.path(chapter.base, ".idx"))
+    index = _open_or_create(home.disk, home.path(chapter.base, ".idx"))
     try:
-        for block, entries in chapter.blocks:
-            index.write((block.base - chapter.base) * idx.ENTRY_BYTES, entries)
+        for block, entries in chapter.memtables:
+            index.write((block.base - chapter.base) * segment_index.ENTRY_BYTES, entries)
         index.sync()
     finally:
         index.close()
 
 
-def _copy(core: Core, block: Block, data: File, rest: Callable[[], object]) -> None:
+def _copy_memtable(topic: TopicState, block: MemTable, data: File, pause: Callable[[], object]) -> None:
     """Byte for byte, some at a time: what lies in the WAL is not brought into memory as a whole. A frame that does not
     verify there is copied as it is: reads of it raise Corrupt, and the frames around it are saved."""
     at, size, held = block.origin, 0, list[Buffer]()
-    for piece, problem in block.pieces():
+    for piece, problem in block.read_pieces():
         if problem is not None:
-            core.spoiled(*problem)
+            topic.report_corruption(*problem)
         held.append(piece)
         size += len(piece)
-        if size >= _COPY_BYTES:
-            data.write_pieces(at, held)
+        if size >= _COPY_CHUNK_BYTES:
+            data.writev(at, held)
             at, size, held = at + size, 0, []
-            rest()
+            pause()
     if held:
-        data.write_pieces(at, held)
+        data.writev(at, held)
 
 
-def _open(disk: Disk, path: str) -> File:
+def _open_or_create(disk: Disk, path: str) -> File:
     return disk.open(path, "create" if disk.stat(path) is None else "write")
 
 
-def _seal(core: Core, home: Home, chapter: Chapter, rest: Callable[[], object]) -> bool:
+def _seal_segment(topic: TopicState, home: SegmentFiles, chapter: SegmentWrite, pause: Callable[[], object]) -> bool:
     """Cut what an interrupted attempt left after the end, verify every frame, and write the footer. False: a frame does
     not verify, and there is no footer."""
-    size, stop = _extent(chapter)
+    size, stop = _segment_end(chapter)
     path = home.path(chapter.base, ".data")
-    if chapter.segment is not None and chapter.segment.unproven:
+    if chapter.segment is not None and chapter.segment.lacks_footer:
         return False
-    for suffix, length in ((".data", size), (".idx", (stop - chapter.base) * idx.ENTRY_BYTES)):
+    for suffix, length in ((".data", size), (".idx", (stop - chapter.base) * segment_index.ENTRY_BYTES)):
         file = home.disk.open(home.path(chapter.base, suffix), "write")
         try:
             if file.size() > length:
-                file.cut(length)
+                file.truncate(length)
                 file.sync()
         finally:
             file.close()
-    home.forget(chapter.base)
+    home.unmap(chapter.base)
     data, entries = home.open(chapter.base)
     content = data.fetch(0, size)
     fault = "it is shorter than what was written" if len(content) < size else None
-    fault = fault or _unverified(core.id, chapter.base, stop, content, entries, rest)
+    fault = fault or _find_unverified(topic.id, chapter.base, stop, content, entries, pause)
     if fault is not None:
-        made = _index(core.id, chapter.base, stop, content)
+        made = _rebuild_index(topic.id, chapter.base, stop, content)
         if made is None:
-            if remove_if_there(home.disk, home.path(chapter.base, ".foot")):
+            if remove_if_exists(home.disk, home.path(chapter.base, ".foot")):
                 home.disk.sync_dir(home.directory)
-            core.spoiled(path, f"{fault}; the segment was sealed without a footer")
+            topic.report_corruption(path, f"{fault}; the segment was sealed without a footer")
             return False
-        replace(home.disk, home.path(chapter.base, ".idx"), made)  # the data is whole: only its index was not
-        home.forget(chapter.base)
+        replace_file(home.disk, home.path(chapter.base, ".idx"), made)  # the data is whole: only its index was not
+        home.unmap(chapter.base)
         entries = made
-    foot = footer.encode(footer.make(content, entries, first_seq=chapter.base))
-    _index_tags(home, chapter.base, stop, content, entries, foot)
-    replace(home.disk, home.path(chapter.base, ".foot"), foot)
-    rest()
+    foot = footer.encode(footer.build_footer(content, entries, first_seq=chapter.base))
+    _write_tag_index(home, chapter.base, stop, content, entries, foot)
+    replace_file(home.disk, home.path(chapter.base, ".foot"), foot)
+    pause()
     return True
 
 
-def _unverified(
-    topic_id: int, base: int, stop: int, content: Buffer, entries: Buffer, rest: Callable[[], object]
+def _find_unverified(
+    topic_id: int, base: int, stop: int, content: Buffer, entries: Buffer, pause: Callable[[], object]
 ) -> str | None:
     """What is wrong with the first frame that does not verify, is another topic's, or does not follow the one before;
     None: every byte of the data belongs to a frame that does, and the index names exactly these."""
-    if len(entries) != (stop - base) * idx.ENTRY_BYTES:
+    if len(entries) != (stop - base) * segment_index.ENTRY_BYTES:
         return f"its index has {len(entries)} bytes"
-    if (said := idx.fault(idx.read(entries), len(content))) is not None:
+    if (said := segment_index.find_index_fault(segment_index.read_entries(entries), len(content))) is not None:
         return f"its index: {said}"
-    shape, seq = Shape(base, stop, Mapped(memoryview(content)), entries, [entries]), base
+    shape, seq = SegmentContent(base, stop, MmapReader(memoryview(content)), entries, [entries]), base
     last, end = -1, 0  # of the frame before
     while seq < stop:
-        chunk = CODEC.read(shape, seq, stop, _COPY_BYTES)
+        chunk = CODEC.read(shape, seq, stop, _COPY_CHUNK_BYTES)
         if chunk.fault is not None:
             return f"byte {chunk.fault.pos}: {chunk.fault.reason}"
-        starts = chunk.rows.at[np.append(0, np.flatnonzero(np.diff(chunk.rows.at)) + 1)]
-        heads = frame.headers(chunk.rows.buf, starts)
+        starts = chunk.rows.frame_pos[np.append(0, np.flatnonzero(np.diff(chunk.rows.frame_pos)) + 1)]
+        heads = frame.read_headers(chunk.rows.buf, starts)
         if (heads["topic_id"] != topic_id).any():
             return "its frames are another topic's"
-        low = int(idx.read(entries)["frame_offset"][seq - base]) - int(starts[0])
+        low = int(segment_index.read_entries(entries)["frame_offset"][seq - base]) - int(starts[0])
         begins, ends = starts + low, starts + low + heads["frame_len"].astype(np.int64) + 4
         # A batch may be read in two chunks: then its frame is met again.
         if begins[0] not in (end, last) or (begins[1:] != ends[:-1]).any():
             return f"byte {end}: bytes that are in no frame"
         seq, last, end = chunk.next_seq, int(begins[-1]), int(ends[-1])
-        rest()
+        pause()
     return None if end == len(content) else f"byte {end}: bytes that are in no frame"
 
 
-def _index(topic_id: int, base: int, stop: int, content: Buffer) -> bytes | None:
+def _rebuild_index(topic_id: int, base: int, stop: int, content: Buffer) -> bytes | None:
     """The index of a segment by its data alone; None where the data is not whole."""
-    walk = scan.walk(content, above=base - 1)
+    walk = scan.scan_records(content, above=base - 1)
     rows = walk.rows
     if walk.end != len(content) or len(rows) != stop - base or int(rows.seq[-1]) != stop - 1:
         return None
-    starts = rows.at[np.append(0, np.flatnonzero(np.diff(rows.at)) + 1)]
-    if (frame.headers(rows.buf, starts)["topic_id"] != topic_id).any():
+    starts = rows.frame_pos[np.append(0, np.flatnonzero(np.diff(rows.frame_pos)) + 1)]
+    if (frame.read_headers(rows.buf, starts)["topic_id"] != topic_id).any():
         return None
-    return idx.to_bytes(idx.entries(rows, base, stop, len(content)))
+    return segment_index.entries_to_bytes(segment_index.build_entries(rows, base, stop, len(content)))
 
 
-def _index_tags(home: Home, base: int, stop: int, data: Buffer, entries: Buffer, foot: bytes) -> None:
+def _write_tag_index(home: SegmentFiles, base: int, stop: int, data: Buffer, entries: Buffer, foot: bytes) -> None:
     """Write the tag index of a segment that is being sealed. Where a frame does not hold its checksum there is none:
     searches then scan the segment and say what is wrong with it."""
-    if not (idx.read(entries)["flags"] & idx.HAS_TAG).any():
+    if not (segment_index.read_entries(entries)["flags"] & segment_index.HAS_TAG).any():
         return
-    walk = scan.walk(data, above=base - 1)
+    walk = scan.scan_records(data, above=base - 1)
     if walk.end == len(data) and len(walk.rows) == stop - base:
-        write_sealed(home, base, foot, walk.rows)
+        write_tag_index(home, base, foot, walk.rows)
 
 
-def _extent(chapter: Chapter) -> tuple[int, int]:
+def _segment_end(chapter: SegmentWrite) -> tuple[int, int]:
     """Bytes of data and one past the last seq of a segment when its blocks are written."""
-    if chapter.blocks:
-        last = chapter.blocks[-1][0]
+    if chapter.memtables:
+        last = chapter.memtables[-1][0]
         return last.origin + last.size, last.stop
     assert chapter.segment is not None, "a segment without blocks has files"
     return chapter.segment.size, chapter.segment.stop
 
 
-def _adopt(core: Core, home: Home, chapter: Chapter, *, unproven: bool) -> None:
+def _adopt_segment(topic: TopicState, home: SegmentFiles, chapter: SegmentWrite, *, unproven: bool) -> None:
     """The files have it: what was a block is a segment."""
-    index, segment = core.index, chapter.segment
-    written = [block for block, _ in chapter.blocks]
+    index, segment = topic.index, chapter.segment
+    written = [block for block, _ in chapter.memtables]
     if segment is None:
         first = written[0]
         segment = Segment(
             home, chapter.base, chapter.base, 0, live=0, live_bytes=0, first_ts=first.first_ts, last_ts=0, sealed=False
         )
-        segment.mask(None)
+        segment.set_deleted(None)
         index.parts[index.parts.index(first)] = segment
     for block in written:
-        segment.grow(block)
+        segment.absorb(block)
         if block in index.parts:
             index.parts.remove(block)
-    segment.sealed = segment.sealed or chapter.complete
-    segment.unproven = segment.unproven or unproven
-    home.forget(chapter.base)
+    segment.is_sealed = segment.is_sealed or chapter.is_complete
+    segment.lacks_footer = segment.lacks_footer or unproven
+    home.unmap(chapter.base)
 
 
-def _stock(core: Core, *, final: bool) -> TopicRow:
+def _build_topic_row(topic: TopicState, *, final: bool) -> TopicRow:
     """The row of a topic, its deletion vectors written. Segments that it no longer needs are in `core.discarded` until
     a manifest without them is saved."""
-    home, index = core.shared.home(core.id), core.index
-    with core.lock:
-        obsolete = index.obsolete()
+    home, index = topic.context.segment_files(topic.id), topic.index
+    with topic.lock:
+        obsolete = index.obsolete_segments()
         gone = [
             part
             for part in index.parts
-            if (part.segment if isinstance(part, Block) else part.base) in obsolete
-            and (isinstance(part, Block) or part.sealed)
+            if (part.segment if isinstance(part, MemTable) else part.base) in obsolete
+            and (isinstance(part, MemTable) or part.is_sealed)
         ]
-        index.forget(gone)
-        core.discarded += [part.base for part in gone if isinstance(part, Segment)]
+        index.drop_parts(gone)
+        topic.dropped_segments += [part.base for part in gone if isinstance(part, Segment)]
         segments = [part for part in index.parts if isinstance(part, Segment)]
-        vectors = [(segment, segment.vector()) for segment in segments if segment.unsaved]
+        vectors = [(segment, segment.encode_deletions()) for segment in segments if segment.has_unsaved_deletions]
         for segment, _ in vectors:
-            segment.unsaved = False
+            segment.has_unsaved_deletions = False
         # What came while this topic was written is in the WAL only: the row must not claim it, nor anything about it.
-        fresh = [part.base for part in index.parts if isinstance(part, Block) and part.kept and part.stop > part.base]
-        frozen = core.frozen
+        fresh = [
+            part.base
+            for part in index.parts
+            if isinstance(part, MemTable) and part.is_persistent and part.stop > part.base
+        ]
+        frozen = topic.forwarder_snapshot
         head = min([*(base - 1 for base in fresh), index.head, *([frozen.head] if frozen else [])])
-        marks = index.marks.clamped(head)
+        marks = index.watermarks.clamp_to(head)
         row = TopicRow(
-            core.id,
-            core.name,
-            core.config.to_json(),
+            topic.id,
+            topic.name,
+            topic.config.to_json(),
             head,
-            head if final else max(core.ceiling, head),
+            head if final else max(topic.reserved_ceiling, head),
             min(index.earliest, head + 1),
             marks.cap,
             marks.ttl,
             index.last_ts,
-            tuple(_row(segment) for segment in segments),
-            tuple((lo, min(hi, head + 1)) for lo, hi in index.ghosts if lo <= head),
+            tuple(_build_segment_row(segment) for segment in segments),
+            tuple((lo, min(hi, head + 1)) for lo, hi in index.deleted_ranges if lo <= head),
             marks.source,
             fed=frozen.fed if frozen else None,
             hops=frozen.hops if frozen else (),
-            queue=_queue(core, final=final),
-            consumers=groups.rows(core),
-            guarded=core.guarded,
-            removals=core.removals,
-            writers=numbers.rows(core.numbered, head),
-            wired=frozen.wired if frozen else core.wired,
-            trims=tuple((lo, min(hi, head + 1)) for lo, hi in index.trims if lo <= head),
+            queue=_build_queue_row(topic, final=final),
+            consumers=groups.encode_groups(topic),
+            guarded=topic.had_retention_hold,
+            removals=topic.delete_count,
+            writers=idempotency.encode_producers(topic.producer_batches, head),
+            wired=frozen.applied_router_frame if frozen else topic.applied_router_frame,
+            trims=tuple((lo, min(hi, head + 1)) for lo, hi in index.trimmed_ranges if lo <= head),
         )
-        kept = core.window.kept()
+        kept = topic.idempotency_window.persistent_keys()
     if kept:
-        window_ms = core.config.idempotency_window_ms
-        row = msgspec.structs.replace(row, keys=idempotency.rows(kept, head, core.shared.clock, window_ms))
+        window_ms = topic.config.idempotency_window_ms
+        row = msgspec.structs.replace(row, keys=idempotency.encode_keys(kept, head, topic.context.clock, window_ms))
     try:
         if vectors:  # replay may find them without the deletes that made them
-            retention.harden_all([core])  # also what caps took while files were written
-            core.shard.sync()  # a floor of class memory does not wait for that
-            core.shard.check()
-            core.shared.ledger.settle()
+            retention.persist_floors([topic])  # also what caps took while files were written
+            topic.shard.sync()  # a floor of class memory does not wait for that
+            topic.shard.check_writable()
+            topic.context.gap_log.flush_durably()
         for segment, content in vectors:
-            replace(core.shared.disk, home.path(segment.base, ".del"), content)
+            replace_file(topic.context.disk, home.path(segment.base, ".del"), content)
     except BaseException:
-        with core.lock:
+        with topic.lock:
             for segment, _ in vectors:
-                segment.unsaved = True
+                segment.has_unsaved_deletions = True
         raise
     for segment in (part for part in gone if isinstance(part, Segment)):
-        home.forget(segment.base)
-        core.shared.tags.drop(core.id, segment.base)
+        home.unmap(segment.base)
+        topic.context.tag_cache.drop(topic.id, segment.base)
     return row
 
 
-def _queue(core: Core, *, final: bool) -> QueueRow | None:
-    if core.queue is not None:
-        return core.queue.row(final=final)
-    return None if core.projection is None else core.projection.row()
+def _build_queue_row(topic: TopicState, *, final: bool) -> QueueRow | None:
+    if topic.queue_state is not None:
+        return topic.queue_state.row(final=final)
+    return None if topic.queue_snapshot is None else topic.queue_snapshot.row()
 
 
-def _row(segment: Segment) -> SegmentRow:
+def _build_segment_row(segment: Segment) -> SegmentRow:
     return SegmentRow(
         segment.base,
         segment.stop,
         segment.size,
-        segment.live,
+        segment.live_records,
         segment.live_bytes,
         segment.first_ts,
         segment.last_ts,
-        segment.sealed,
-        segment.unproven,
+        segment.is_sealed,
+        segment.lacks_footer,
     )
 
 
 # ── all topics ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _mark(shared: Shared, rows: Iterable[TopicRow]) -> None:
+def _write_marks(context: EngineContext, rows: Iterable[TopicRow]) -> None:
     marks = [
         TopicMark(
             row.id,
@@ -638,34 +665,38 @@ def _mark(shared: Shared, rows: Iterable[TopicRow]) -> None:
         for row in rows
     ]
     tokens = []
-    for shard in shared.shards:
-        mine = tuple(mark for mark in marks if shared.shard(mark.topic_id) is shard)
-        at: Position = shard.synced()
-        commit = Mark(shard, CheckpointMark(wal_first=at.first, wal_pos=at.pos, topics=mine), shared.now_ms())
+    for shard in context.shards:
+        mine = tuple(mark for mark in marks if context.shard(mark.topic_id) is shard)
+        at: Position = shard.synced_position()
+        commit = CheckpointCommit(
+            shard, CheckpointMark(wal_first=at.file_number, wal_pos=at.pos, topics=mine), context.now_ms()
+        )
         shard.submit(commit)
-        tokens.append(commit.token)
+        tokens.append(commit.future)
     for token in tokens:
         token.wait()
 
 
-def _forget(shared: Shared, history: History, before: Sequence[GroupRow], *, complete: bool) -> None:
+def _remove_unneeded(
+    context: EngineContext, state: CheckpointState, before: Sequence[GroupRow], *, complete: bool
+) -> None:
     """Remove what the manifest before the newest did not need either. Failing here loses nothing: it is tried again,
     by the next checkpoint or by the next start."""
-    manifest.prune(shared.disk, shared.root)
+    manifest.prune(context.disk, context.root)
     removed: set[str] = set()
     touched: set[str] = set()
     try:
-        for path in history.stale:
-            if remove_if_there(shared.disk, path):
+        for path in state.files_to_remove:
+            if remove_if_exists(context.disk, path):
                 touched.add(path.rpartition("/")[0])
             removed.add(path)
     finally:
-        history.stale = [path for path in history.stale if path not in removed]
+        state.files_to_remove = [path for path in state.files_to_remove if path not in removed]
     for directory in sorted(touched):
-        if shared.disk.stat(directory) is not None:  # else its topic was dropped
-            shared.disk.sync_dir(directory)
+        if context.disk.stat(directory) is not None:  # else its topic was dropped
+            context.disk.sync_dir(directory)
     for row in before:
-        trim(shared.disk, join(shared.root, WAL), row.key, row.first)
+        remove_old_files(context.disk, join(context.root, WAL_DIR), row.key, row.first)
     if complete:
-        history.strangers = tuple(row for row in history.strangers if row not in before)
-        history.moved = bool(history.strangers)
+        state.old_layout_shards = tuple(row for row in state.old_layout_shards if row not in before)
+        state.needs_checkpoint = bool(state.old_layout_shards)

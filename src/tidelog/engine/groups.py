@@ -17,20 +17,19 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from tidelog.disk.interrupts import deferring
-from tidelog.engine import floors, read, retention, segments
+from tidelog.disk.interrupts import defer_signals_in
+from tidelog.engine import read, retention, segment_listing, watermarks
+from tidelog.engine.batch_encoder import check_int
 from tidelog.engine.config import check_topic_name
-from tidelog.engine.core import Core
-from tidelog.engine.encode import check_number
-from tidelog.engine.floors import Gap
-from tidelog.engine.holds import Cursor
 from tidelog.engine.manifest import ConsumerRow
 from tidelog.engine.results import Page
+from tidelog.engine.topic_state import TopicState
+from tidelog.engine.watermarks import Gap, GroupCursorState
 from tidelog.errors import BadInput, CursorConflict, Error, Throttled
-from tidelog.formats import bodies, frame
-from tidelog.formats.bodies import GroupCursor
+from tidelog.formats import control_frames, frame
+from tidelog.formats.control_frames import GroupCursor
 from tidelog.formats.frame import SEQ_MAX, TS_MS_MAX
-from tidelog.wal import Commit, Token
+from tidelog.wal import Commit, CommitFuture
 
 _I63_MAX: Final = (1 << 63) - 1
 
@@ -39,7 +38,7 @@ class timestamp_ms(int):  # noqa: N801  # reads as what it is: group.reset(times
     """A moment, in milliseconds since the epoch, where a seq could stand too."""
 
 
-To: TypeAlias = Literal["earliest", "latest"] | int | timestamp_ms
+ResetTarget: TypeAlias = Literal["earliest", "latest"] | int | timestamp_ms
 
 
 class Lag(NamedTuple):
@@ -72,88 +71,95 @@ class GroupState(NamedTuple):
     lag: Lag
 
 
-class Move(Commit):
+class CursorCommit(Commit):
     """A change of one group on its way through the WAL."""
 
-    __slots__ = ("body", "core", "floor", "token", "ts_ms")
+    __slots__ = ("body", "floor", "future", "topic", "ts_ms")
 
-    def __init__(self, core: Core, body: GroupCursor) -> None:
-        self.core, self.body, self.ts_ms = core, body, core.shared.now_ms()
-        frames = [frame.encode(body.KIND, topic_id=core.id, ts_ms=self.ts_ms, data=bodies.encode(body))]
+    def __init__(self, topic: TopicState, body: GroupCursor) -> None:
+        self.topic, self.body, self.ts_ms = topic, body, topic.context.now_ms()
+        frames = [frame.encode(body.KIND, topic_id=topic.id, ts_ms=self.ts_ms, data=control_frames.encode(body))]
         self.floor = 0
-        if body.hold_bytes and not core.guarded:
+        if body.hold_bytes and not topic.had_retention_hold:
             # From here on replay does not work cap floors out any more: how far they are now is said in front.
-            core.guarding = True
-            index = core.index
+            topic.persists_floors = True
+            index = topic.index
             self.floor = index.evict_floor
-            told = bodies.EvictWatermark(
-                evict_floor=self.floor, earliest_seq=index.earliest, expiry_floor=index.marks.ttl + 1
+            told = control_frames.EvictWatermark(
+                evict_floor=self.floor, earliest_seq=index.earliest, expiry_floor=index.watermarks.ttl + 1
             )
-            made = frame.encode(frame.EVICT_WATERMARK, topic_id=core.id, ts_ms=core.stamp(), data=bodies.encode(told))
+            made = frame.encode(
+                frame.EVICT_WATERMARK,
+                topic_id=topic.id,
+                ts_ms=topic.next_timestamp_ms(),
+                data=control_frames.encode(told),
+            )
             frames.insert(0, made)
-        super().__init__(frames, frames=len(frames), durable=core.durable)
-        self.token: Token[None] = Token(core.shard)
+        super().__init__(frames, frames=len(frames), durable=topic.is_durable)
+        self.future: CommitFuture[None] = CommitFuture(topic.shard)
 
-    def done(self, error: Error | None) -> None:
-        core = self.core
+    def on_done(self, error: Error | None) -> None:
+        core = self.topic
         with core.lock:
-            core.moving.pop(self.body.group, None)
+            core.pending_cursor_commits.pop(self.body.group, None)
             if error is None:
-                if core.durable:
-                    core.hardened = max(core.hardened, self.floor)
-                apply(core, self.body, self.ts_ms)
-                core.keep_caps()  # what nobody holds any more may go
-                core.plan()
+                if core.is_durable:
+                    core.durable_floor = max(core.durable_floor, self.floor)
+                apply_cursor(core, self.body, self.ts_ms)
+                core.enforce_caps()  # what nobody holds any more may go
+                core.schedule_maintenance()
         if error is None:
-            self.token.set(None)
+            self.future.set_result(None)
         else:
-            self.token.fail(error)
+            self.future.set_exception(error)
 
 
-def apply(core: Core, body: GroupCursor, ts_ms: int) -> None:
+def apply_cursor(topic: TopicState, body: GroupCursor, ts_ms: int) -> None:
     """The last word on a group. Used by the committer and by replay."""
     if body.gone:
-        core.groups.pop(body.group, None)
+        topic.groups.pop(body.group, None)
         return
-    core.groups[body.group] = Cursor(body.seq, ts_ms, body.hold_bytes)
+    topic.groups[body.group] = GroupCursorState(body.seq, ts_ms, body.hold_bytes)
     if body.hold_bytes:
-        core.guarded = core.guarding = True
+        topic.had_retention_hold = topic.persists_floors = True
 
 
-def clamp(core: Core) -> None:
+def clamp_cursors(topic: TopicState) -> None:
     """After a loss that was accepted, nobody has passed more than there is."""
-    head = core.index.head
-    for name, cursor in core.groups.items():
+    head = topic.index.head
+    for name, cursor in topic.groups.items():
         if cursor.seq > head:
-            core.groups[name] = Cursor(head, cursor.ts_ms, cursor.hold_bytes)
+            topic.groups[name] = GroupCursorState(head, cursor.ts_ms, cursor.hold_bytes)
 
 
-def rows(core: Core) -> tuple[ConsumerRow, ...]:
+def encode_groups(topic: TopicState) -> tuple[ConsumerRow, ...]:
     return tuple(
-        ConsumerRow(name, cursor.seq, cursor.ts_ms, cursor.hold_bytes) for name, cursor in sorted(core.groups.items())
+        ConsumerRow(name, cursor.seq, cursor.ts_ms, cursor.hold_bytes) for name, cursor in sorted(topic.groups.items())
     )
 
 
-def _change(core: Core, name: str, decide: Callable[[Cursor | None], GroupCursor | None]) -> None:
+def _commit_change(
+    topic: TopicState, name: str, decide: Callable[[GroupCursorState | None], GroupCursor | None]
+) -> None:
     """Let `decide` say, under the lock, what comes after the cursor that is there; None: nothing has to."""
     while True:
-        with core.lock:
-            core.check_writable()
-            core.shared.shard(core.id)  # refuses where nothing can be written
-            token, mine = core.moving.get(name), False
+        with topic.lock:
+            topic.check_writable()
+            topic.context.shard(topic.id)  # refuses where nothing can be written
+            token, mine = topic.pending_cursor_commits.get(name), False
             if token is None:
-                body = decide(core.groups.get(name))
+                body = decide(topic.groups.get(name))
                 if body is None:
                     return
-                _check_room(core, body)
-                if core.ephemeral:
-                    apply(core, body, core.shared.now_ms())
-                    core.keep_caps()
+                _check_group_limit(topic, body)
+                if topic.is_ephemeral:
+                    apply_cursor(topic, body, topic.context.now_ms())
+                    topic.enforce_caps()
                     return
-                commit = Move(core, body)
-                core.submit(commit)
-                token, mine = commit.token, True
-                core.moving[name] = token
+                commit = CursorCommit(topic, body)
+                topic.submit(commit)
+                token, mine = commit.future, True
+                topic.pending_cursor_commits[name] = token
         if mine:
             token.wait()
             return
@@ -161,17 +167,17 @@ def _change(core: Core, name: str, decide: Callable[[Cursor | None], GroupCursor
             token.wait()
 
 
-def _check_room(core: Core, body: GroupCursor) -> None:
-    most, used = core.shared.limits.groups_max, len(core.groups)
-    if most and body.group not in core.groups and used >= most:
+def _check_group_limit(topic: TopicState, body: GroupCursor) -> None:
+    most, used = topic.context.limits.groups_max, len(topic.groups)
+    if most and body.group not in topic.groups and used >= most:
         raise Throttled("groups", max=most, used=used, asked=1)
 
 
-@deferring("commit", "reset", "hold", "begin", "delete")
+@defer_signals_in("commit", "reset", "hold", "begin", "delete")
 class Group:
     """A group of consumers of one topic. `Topic.group` makes one; it is on disk from its first move on."""
 
-    def __init__(self, core: Core, name: str) -> None:
+    def __init__(self, topic: TopicState, name: str) -> None:
         try:
             check_topic_name(name)
         except BadInput:
@@ -179,7 +185,7 @@ class Group:
                 f"{name!r:.80} cannot name a group: 1 to 255 of A-Z a-z 0-9 . _ : - and a letter or digit first; "
                 "nothing was created, choose another name"
             ) from None
-        self._core, self.name = core, name
+        self._core, self.name = topic, name
 
     def __repr__(self) -> str:
         return f"<group {self.name!r} of {self._core.name!r}, at {self.position}>"
@@ -217,9 +223,9 @@ class Group:
 
     def state(self) -> GroupState:
         """All of the above at one moment, as old records have it at that moment."""
-        retention.observe(self._core)
-        state, floor = _look(self._core, self.name)
-        retention.harden(self._core, floor)
+        retention.refresh_for_read(self._core)
+        state, floor = _group_info(self._core, self.name)
+        retention.persist_floor(self._core, floor)
         return state
 
     # ── reading and moving ────────────────────────────────────────────────────────────────────
@@ -227,7 +233,7 @@ class Group:
     def fetch(self, limit: int = 256, timeout: float | None = 0.0, node: str | list[str] | None = None) -> Page:
         """The records behind it, as `Topic.read` gives them. The group stays where it is: commit `next_from_seq` when
         they are dealt with."""
-        return read.wait_page(self._core, self.position, limit, read.nodes_of(node), 1 << 20, timeout)
+        return read.wait_for_page(self._core, self.position, limit, read.parse_nodes(node), 1 << 20, timeout)
 
     def commit(self, seq: int, *, expect: int | None = None) -> int:
         """Everything up to `seq` was dealt with. Durable as the topic's class has it, when this returns.
@@ -235,106 +241,111 @@ class Group:
         Refused (CursorConflict), with nothing changed: a seq beyond the head, a seq before the one committed last, and
         a group that is not at `expect`, where that is given.
         """
-        _change(self._core, self.name, lambda cursor: self._committed(cursor, seq, expect))
+        _commit_change(self._core, self.name, lambda cursor: self._decide_commit(cursor, seq, expect))
         return seq
 
     def would_commit(self, seq: int, *, expect: int | None = None) -> Preview:
         """What `commit` would do, refused where it would be. Changes nothing."""
         with self._core.lock:
-            self._committed(self._core.groups.get(self.name), seq, expect)
+            self._decide_commit(self._core.groups.get(self.name), seq, expect)
         return self.preview(seq)
 
-    def _committed(self, cursor: Cursor | None, seq: int, expect: int | None) -> GroupCursor | None:
+    def _decide_commit(self, cursor: GroupCursorState | None, seq: int, expect: int | None) -> GroupCursor | None:
         at = 0 if cursor is None else cursor.seq
-        check_number("seq", seq, 0, SEQ_MAX)
-        check_number("expect", at if expect is None else expect, 0, SEQ_MAX)
+        check_int("seq", seq, 0, SEQ_MAX)
+        check_int("expect", at if expect is None else expect, 0, SEQ_MAX)
         if expect is not None and expect != at:
             raise self._conflict(seq, at, f"it is at {at}, not at {expect}")
         self._check_head(seq, at)
         if seq < at:
             raise self._conflict(seq, at, f"it is at {at} already, and goes back by a reset only")
-        return None if cursor is not None and cursor.seq == seq else self._at(seq, cursor)
+        return None if cursor is not None and cursor.seq == seq else self._cursor_at(seq, cursor)
 
-    def reset(self, to: To) -> int:
+    def reset(self, to: ResetTarget) -> int:
         """Go to a seq (the last one that counts as passed), a moment (`timestamp_ms`), before the "earliest" record, or
         behind the "latest". Returns the seq it is at then."""
-        seq = self._target(to)
+        seq = self._resolve_target(to)
 
-        def moved(cursor: Cursor | None) -> GroupCursor:
+        def moved(cursor: GroupCursorState | None) -> GroupCursor:
             self._check_head(seq, 0 if cursor is None else cursor.seq)
-            return self._at(seq, cursor)
+            return self._cursor_at(seq, cursor)
 
-        _change(self._core, self.name, moved)
+        _commit_change(self._core, self.name, moved)
         return seq
 
-    def preview(self, to: To) -> Preview:
+    def preview(self, to: ResetTarget) -> Preview:
         """What `reset` would do. Changes nothing."""
-        seq, core = self._target(to), self._core
+        seq, core = self._resolve_target(to), self._core
         with core.lock:
             at, index = self.position, core.index
             self._check_head(seq, at)
-            between = index.weigh(max(min(at, seq) + 1, index.earliest), max(at, seq) + 1)
-            found = Preview(at, seq, *between, floors.gap(seq, index.head, index.earliest, index.marks, index.trims))
+            between = index.measure(max(min(at, seq) + 1, index.earliest), max(at, seq) + 1)
+            found = Preview(
+                at,
+                seq,
+                *between,
+                watermarks.find_gap(seq, index.head, index.earliest, index.watermarks, index.trimmed_ranges),
+            )
             floor = index.evict_floor
-        retention.harden(core, floor)
+        retention.persist_floor(core, floor)
         return found
 
     def hold(self, hold_bytes: int) -> None:
         """Let caps and age spare what it has not passed, up to so many live bytes beyond what they allow; 0: no more.
         Past that the hold is broken, and they go on. A group that is new begins before the earliest record."""
-        check_number("hold", hold_bytes, 0, _I63_MAX)
+        check_int("hold", hold_bytes, 0, _I63_MAX)
 
-        def held(cursor: Cursor | None) -> GroupCursor | None:
+        def held(cursor: GroupCursorState | None) -> GroupCursor | None:
             if cursor is not None and cursor.hold_bytes == hold_bytes:
                 return None
             at = self._core.index.earliest - 1 if cursor is None else cursor.seq
             return GroupCursor(group=self.name, seq=at, hold_bytes=hold_bytes)
 
-        _change(self._core, self.name, held)
+        _commit_change(self._core, self.name, held)
 
-    def begin(self, at: To = "earliest", *, hold_bytes: int = 0) -> bool:
+    def begin(self, at: ResetTarget = "earliest", *, hold_bytes: int = 0) -> bool:
         """Make it where there is none, at this place; says whether it was made. One that is there stays where it is."""
-        check_number("hold", hold_bytes, 0, _I63_MAX)
-        seq, made = self._target(at), False
+        check_int("hold", hold_bytes, 0, _I63_MAX)
+        seq, made = self._resolve_target(at), False
 
-        def begun(cursor: Cursor | None) -> GroupCursor | None:
+        def begun(cursor: GroupCursorState | None) -> GroupCursor | None:
             nonlocal made
             made = cursor is None
             if made:
                 self._check_head(seq, 0)
             return GroupCursor(group=self.name, seq=seq, hold_bytes=hold_bytes) if made else None
 
-        _change(self._core, self.name, begun)
+        _commit_change(self._core, self.name, begun)
         return made
 
     def delete(self) -> bool:
         """Forget it; False where there is none. One that is made again starts anew."""
         there = False
 
-        def gone(cursor: Cursor | None) -> GroupCursor | None:
+        def gone(cursor: GroupCursorState | None) -> GroupCursor | None:
             nonlocal there
             there = cursor is not None
             return GroupCursor(group=self.name, gone=True) if there else None
 
-        _change(self._core, self.name, gone)
+        _commit_change(self._core, self.name, gone)
         return there
 
-    def _at(self, seq: int, cursor: Cursor | None) -> GroupCursor:
+    def _cursor_at(self, seq: int, cursor: GroupCursorState | None) -> GroupCursor:
         return GroupCursor(group=self.name, seq=seq, hold_bytes=0 if cursor is None else cursor.hold_bytes)
 
-    def _target(self, to: object) -> int:
-        retention.observe(self._core)
+    def _resolve_target(self, to: object) -> int:
+        retention.refresh_for_read(self._core)
         core = self._core
         if isinstance(to, timestamp_ms):
-            check_number("a moment", int(to), 0, TS_MS_MAX)
-            return segments.seek(core, int(to)) - 1
+            check_int("a moment", int(to), 0, TS_MS_MAX)
+            return segment_listing.find_seq_by_time(core, int(to)) - 1
         if to in ("earliest", "latest"):
             with core.lock:
-                core.check()
+                core.check_open()
                 return core.index.earliest - 1 if to == "earliest" else core.index.head
         if isinstance(to, bool) or not isinstance(to, int):
             raise BadInput(f"a group goes to earliest, latest, a seq or a timestamp_ms, not to {to!r:.80}")
-        check_number("seq", to, 0, SEQ_MAX)
+        check_int("seq", to, 0, SEQ_MAX)
         return to
 
     def _check_head(self, seq: int, at: int) -> None:
@@ -348,34 +359,34 @@ class Group:
         )
 
 
-def _look(core: Core, name: str) -> tuple[GroupState, int]:
+def _group_info(topic: TopicState, name: str) -> tuple[GroupState, int]:
     """A group and the evict floor, at one moment and without waiting for anything."""
-    with core.lock:
-        core.check()
-        index, cursor = core.index, core.groups.get(name)
+    with topic.lock:
+        topic.check_open()
+        index, cursor = topic.index, topic.groups.get(name)
         at = 0 if cursor is None else cursor.seq
         first = max(at + 1, index.earliest)
-        waiting = index.weigh(first, index.head + 1)
-        oldest_ms = _first_ts(core, first) if waiting.records else None
-        seconds = 0.0 if oldest_ms is None else max(core.shared.now_ms() - oldest_ms, 0) / 1000
+        waiting = index.measure(first, index.head + 1)
+        oldest_ms = _first_live_ts(topic, first) if waiting.records else None
+        seconds = 0.0 if oldest_ms is None else max(topic.context.now_ms() - oldest_ms, 0) / 1000
         lag = Lag(*waiting, seconds)
         if cursor is None:
             return GroupState(name, at, 0, False, None, index.head, lag), index.evict_floor
-        broken = cursor.is_broken(index.evict_floor)
+        broken = cursor.is_hold_broken(index.evict_floor)
         state = GroupState(name, at, cursor.hold_bytes, broken, cursor.ts_ms, index.head, lag)
         return state, index.evict_floor
 
 
-def _first_ts(core: Core, first: int) -> int | None:
+def _first_live_ts(topic: TopicState, first: int) -> int | None:
     """When the first live record from `first` on was written."""
-    for part, lo, hi in core.index.slices(first, core.index.head + 1):
-        dead = part.dead()
+    for part, lo, hi in topic.index.slices(first, topic.index.head + 1):
+        dead = part.deleted_mask()
         living = np.zeros(1, np.int64) if dead is None else np.flatnonzero(~dead[lo - part.base : hi - part.base])
         if len(living):
             return int(part.entries()["ts"][lo - part.base + int(living[0])])
     return None
 
 
-def glance(core: Core, most: int) -> list[GroupState]:
+def groups_cached(topic: TopicState, count_max: int) -> list[GroupState]:
     """Groups of a topic as they are: nothing expires for it and nobody waits for a disk."""
-    return [_look(core, name)[0] for name in sorted(core.groups.copy())[:most]]
+    return [_group_info(topic, name)[0] for name in sorted(topic.groups.copy())[:count_max]]

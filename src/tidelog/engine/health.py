@@ -18,8 +18,8 @@ from threading import Lock
 from typing import Final, NamedTuple
 
 _log = logging.getLogger("tidelog.engine")
-TASKS: Final = ("checkpoint", "erase", "expiry", "history", "ledger", "routers", "sync")  # of every engine
-_LOG_AGAIN_MS: Final = 60_000
+BACKGROUND_TASKS: Final = ("checkpoint", "erase", "expiry", "history", "ledger", "routers", "sync")  # of every engine
+_REPEAT_LOG_MS: Final = 60_000
 _PLACES_MAX: Final = 1_000  # corrupt places that are kept; the count goes on
 
 
@@ -68,7 +68,7 @@ class _Task:
         self.logged_ms: int | None = None
 
 
-class Health:
+class HealthMonitor:
     """Safe to call from any thread, also with a topic's lock held."""
 
     def __init__(self, root: str, now_ms: Callable[[], int], tasks: Iterable[str] = ()) -> None:
@@ -112,12 +112,12 @@ class Health:
 
     def failed(self, task: str, error: BaseException) -> None:
         """A run failed; it is tried again when it is next due."""
-        now_ms, said = self._now_ms(), described(error)
+        now_ms, said = self._now_ms(), describe_error(error)
         with self._guard:
             found = self._tasks.setdefault(task, _Task())
             found.runs, found.failures, found.failing = found.runs + 1, found.failures + 1, found.failing + 1
             again = found.error == said and found.failing > 1 and found.logged_ms is not None
-            quiet = again and now_ms - (found.logged_ms or 0) < _LOG_AGAIN_MS
+            quiet = again and now_ms - (found.logged_ms or 0) < _REPEAT_LOG_MS
             found.error, found.error_ms = said, now_ms
             count = found.failing
             if not quiet:
@@ -127,7 +127,7 @@ class Health:
 
     # ── stored bytes ──────────────────────────────────────────────────────────────────────────
 
-    def corrupt(self, topic: str, topic_id: int, where: str, reason: str) -> None:
+    def report_corruption(self, topic: str, topic_id: int, where: str, reason: str) -> None:
         """These bytes do not verify. A place that is known already counts once."""
         with self._guard:
             if (topic_id, where) in self._corrupt:
@@ -137,7 +137,7 @@ class Health:
                 self._corrupt[topic_id, where] = Corruption(topic, topic_id, where, reason, self._now_ms())
         _log.error("%s: corrupt data in topic %s, %s: %s", self._root, topic, where, reason)
 
-    def forget(self, topic_id: int) -> None:
+    def forget_topic(self, topic_id: int) -> None:
         """The topic was dropped, and its bytes with it."""
         with self._guard:
             for key in [key for key in self._corrupt if key[0] == topic_id]:
@@ -152,12 +152,12 @@ class Health:
                 for name, task in sorted(self._tasks.items())
             )
 
-    def places(self) -> tuple[Corruption, ...]:
+    def corrupt_places(self) -> tuple[Corruption, ...]:
         with self._guard:
             return tuple(self._corrupt.values())
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error in one line, with its kind where the text does not tell."""
     said = str(error).partition("\n")[0]
     return said if type(error).__module__.startswith("tidelog") and said else f"{type(error).__name__}: {said}"

@@ -14,15 +14,15 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tidelog.disk.atomic import read_all, remove_if_there, replace
-from tidelog.disk.seam import Disk, join
+from tidelog.disk.durability import read_file, remove_if_exists, replace_file
+from tidelog.disk.interface import Disk, join
 from tidelog.errors import Corrupt, Damaged, NewerFormat
-from tidelog.formats import snapshot
+from tidelog.formats import file_header
 
-DIRECTORY: Final = "meta"
+MANIFEST_DIR: Final = "meta"
 _NAME = re.compile(r"snapshot\.(\d{4,20})\.bin")
 _TEMPORARY = re.compile(r"snapshot\.\d{4,20}\.bin\.tmp")
-_KEEP: Final = 2
+_MANIFESTS_KEPT: Final = 2
 
 
 class SegmentRow(msgspec.Struct, array_like=True, frozen=True):
@@ -137,67 +137,67 @@ class Manifest(msgspec.Struct, array_like=True, frozen=True):
     fresh: tuple[GroupRow, ...] = ()  # where replay of all other topics begins, where that is not `groups`
 
 
-class Loaded(NamedTuple):
+class LoadedManifest(NamedTuple):
     number: int  # 0: there is none
     manifest: Manifest
     before: Manifest | None  # the one behind it, where that reads too
     skipped: list[str]  # files that are there and do not read, with the reason
 
 
-def path_of(root: str, number: int) -> str:
-    return join(join(root, DIRECTORY), f"snapshot.{number:04d}.bin")
+def manifest_path(root: str, number: int) -> str:
+    return join(join(root, MANIFEST_DIR), f"snapshot.{number:04d}.bin")
 
 
-def numbers(disk: Disk, root: str) -> list[int]:
+def list_manifest_numbers(disk: Disk, root: str) -> list[int]:
     """The snapshots of a directory, newest first."""
     try:
-        names = disk.names(join(root, DIRECTORY))
+        names = disk.list_dir(join(root, MANIFEST_DIR))
     except FileNotFoundError:
         return []
     return sorted((int(found[1]) for name in names if (found := _NAME.fullmatch(name))), reverse=True)
 
 
-def load(disk: Disk, root: str) -> Loaded:
+def load_newest(disk: Disk, root: str) -> LoadedManifest:
     """The newest snapshot that reads. A newer format is refused, not skipped: an older state is not what is wanted."""
     good: list[tuple[int, Manifest]] = []
     skipped: list[str] = []
-    for number in numbers(disk, root):
-        name = f"{DIRECTORY}/snapshot.{number:04d}.bin"
+    for number in list_manifest_numbers(disk, root):
+        name = f"{MANIFEST_DIR}/snapshot.{number:04d}.bin"
         try:
-            content = read_all(disk, path_of(root, number))
+            content = read_file(disk, manifest_path(root, number))
         except OSError as error:
             raise Damaged(f"{name} cannot be read: {error}; nothing was changed, mend the disk and retry") from error
         if content is None:
             continue  # pruned while we looked
         try:
-            good.append((number, snapshot.decode(Manifest, content, name)))
+            good.append((number, file_header.decode_snapshot(Manifest, content, name)))
         except NewerFormat:
             raise
         except Corrupt as error:
             skipped.append(str(error))
     if not good:
-        return Loaded(0, Manifest(), None, skipped)
-    return Loaded(*good[0], good[1][1] if len(good) > 1 else None, skipped)
+        return LoadedManifest(0, Manifest(), None, skipped)
+    return LoadedManifest(*good[0], good[1][1] if len(good) > 1 else None, skipped)
 
 
-def load_one(disk: Disk, root: str, number: int) -> Manifest:
+def load_number(disk: Disk, root: str, number: int) -> Manifest:
     """The snapshot of this number. Raises where it does not read."""
-    name = f"{DIRECTORY}/snapshot.{number:04d}.bin"
-    content = read_all(disk, path_of(root, number))
+    name = f"{MANIFEST_DIR}/snapshot.{number:04d}.bin"
+    content = read_file(disk, manifest_path(root, number))
     if content is None:
         raise Corrupt(name, pos=0, reason="the file is missing")
-    return snapshot.decode(Manifest, content, name)
+    return file_header.decode_snapshot(Manifest, content, name)
 
 
 def save(disk: Disk, root: str, number: int, manifest: Manifest) -> None:
     """Make this the newest snapshot; it survives a power cut on return."""
-    replace(disk, path_of(root, number), snapshot.encode(manifest))
+    replace_file(disk, manifest_path(root, number), file_header.encode_snapshot(manifest))
 
 
 def prune(disk: Disk, root: str) -> None:
     """Remove all but the two newest, and what interrupted saves left behind."""
-    directory = join(root, DIRECTORY)
-    stale = [path_of(root, number) for number in numbers(disk, root)[_KEEP:]]
-    stale += [join(directory, name) for name in disk.names(directory) if _TEMPORARY.fullmatch(name)]
-    if sum(remove_if_there(disk, path) for path in stale):
+    directory = join(root, MANIFEST_DIR)
+    stale = [manifest_path(root, number) for number in list_manifest_numbers(disk, root)[_MANIFESTS_KEPT:]]
+    stale += [join(directory, name) for name in disk.list_dir(directory) if _TEMPORARY.fullmatch(name)]
+    if sum(remove_if_exists(disk, path) for path in stale):
         disk.sync_dir(directory)

@@ -15,86 +15,89 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from tidelog.engine.agenda import HELD_MS, STEP_MS
-from tidelog.engine.core import Core, Shared
-from tidelog.engine.floors import Gap
-from tidelog.engine.routing import lane as lanes
+from tidelog.engine.routing import forwarder as lanes
+from tidelog.engine.topic_state import MAINTENANCE_RETRY_MS, MAINTENANCE_STEP_MS, EngineContext, TopicState
+from tidelog.engine.watermarks import Gap
 from tidelog.errors import Corrupt, Damaged, Error, Refused, Unavailable
-from tidelog.formats import bodies, frame
-from tidelog.wal import Commit, Token
+from tidelog.formats import control_frames, frame
+from tidelog.wal import Commit, CommitFuture
 
 
-class Floor(Commit):
+class WatermarkCommit(Commit):
     """An advance of the evict floor on its way through the WAL."""
 
-    __slots__ = ("core", "expiry", "floor", "token")
+    __slots__ = ("expiry", "floor", "future", "topic")
 
-    def __init__(self, core: Core, floor: int, expiry: int) -> None:
-        self.core, self.floor, self.expiry = core, floor, expiry
-        body = bodies.EvictWatermark(
+    def __init__(self, topic: TopicState, floor: int, expiry: int) -> None:
+        self.topic, self.floor, self.expiry = topic, floor, expiry
+        body = control_frames.EvictWatermark(
             # What was lost at the source is on record by itself, and is not lost to a cap.
-            evict_floor=max(core.index.marks.cap + 1, expiry),
-            earliest_seq=max(floor, core.index.earliest),
+            evict_floor=max(topic.index.watermarks.cap + 1, expiry),
+            earliest_seq=max(floor, topic.index.earliest),
             expiry_floor=expiry,
         )
-        made = frame.encode(frame.EVICT_WATERMARK, topic_id=core.id, ts_ms=core.stamp(), data=bodies.encode(body))
-        super().__init__([made], frames=1, durable=core.config.durability != "memory")
-        self.token: Token[int] = Token(core.shard)
+        made = frame.encode(
+            frame.EVICT_WATERMARK, topic_id=topic.id, ts_ms=topic.next_timestamp_ms(), data=control_frames.encode(body)
+        )
+        super().__init__([made], frames=1, durable=topic.config.durability != "memory")
+        self.future: CommitFuture[int] = CommitFuture(topic.shard)
 
-    def done(self, error: Error | None) -> None:
-        core = self.core
+    def on_done(self, error: Error | None) -> None:
+        core = self.topic
         with core.lock:
-            core.flooring = None
+            core.pending_floor = None
             if error is None:
-                core.hardened = max(core.hardened, self.floor)
+                core.durable_floor = max(core.durable_floor, self.floor)
                 try:
                     core.evict(min(self.expiry, core.index.head + 1), "ttl")
                 except Error as damage:
                     error = damage
         if error is None:
-            self.token.set(self.floor)
+            self.future.set_result(self.floor)
         else:
-            self.token.fail(error)
+            self.future.set_exception(error)
 
 
-def expire(core: Core) -> None:
+def expire_records(topic: TopicState) -> None:
     """Bring the floor to where age puts it now. Where that cannot be made durable nothing moves and nothing is lost:
     the error is the writer's to hear, a reader goes on with what is there (`observe`)."""
-    if not core.config.ttl_ms:
+    if not topic.config.ttl_ms:
         return
     expiry = 0
     while True:
-        with core.lock:
-            expiry = expiry or _expiry(core)  # as of the first look: what expires while this waits is for the next one
-            token = _expiring(core, expiry)
+        with topic.lock:
+            expiry = expiry or _expiry_floor(
+                topic
+            )  # as of the first look: what expires while this waits is for the next one
+            token = _begin_expiry(topic, expiry)
         if token is None:
             return
         token.wait()  # it may have been on its way before, and lower: then there is another one
 
 
-def _expiring(core: Core, expiry: int) -> Token[int] | None:
+def _begin_expiry(topic: TopicState, expiry: int) -> CommitFuture[int] | None:
     """Begin to bring the floor there; None where it is. With the lock held."""
-    if core.dropped or expiry <= core.index.evict_floor:
+    if topic.is_dropped or expiry <= topic.index.evict_floor:
         return None
-    if core.ephemeral or not core.shared.shards:  # a reader's own view is nobody else's
-        core.evict(expiry, "ttl")
+    if topic.is_ephemeral or not topic.context.shards:  # a reader's own view is nobody else's
+        topic.evict(expiry, "ttl")
         return None
-    return _begin(core, expiry)
+    return _submit_floor(topic, expiry)
 
 
-def keep(shared: Shared, most: int = 1_000) -> dict[Core, Exception]:
+def run_due_maintenance(context: EngineContext, topics_max: int = 1_000) -> dict[TopicState, Exception]:
     """Expire records and seal segments of all topics that are due; return those where that failed. One sync a shard
     makes their floors durable."""
-    now_ms, failed = shared.now_ms(), dict[Core, Exception]()
-    due = shared.agenda.take(now_ms, most)
-    left: dict[Core, int | None] = dict.fromkeys((core for core in due if core.config.ttl_ms), None)
+    now_ms, failed = context.now_ms(), dict[TopicState, Exception]()
+    due = context.schedule.take_due(now_ms, topics_max)
+    left: dict[TopicState, int | None] = dict.fromkeys((core for core in due if core.config.ttl_ms), None)
     while left:
-        waiting: dict[Core, tuple[int, Token[int]]] = {}
+        waiting: dict[TopicState, tuple[int, CommitFuture[int]]] = {}
         for core, floor in left.items():
             try:
                 with core.lock:
-                    expiry = _expiry(core) if floor is None else floor
-                    token = _expiring(core, expiry)
+                    expiry = _expiry_floor(core) if floor is None else floor
+                    token = _begin_expiry(core, expiry)
                 if token is not None:
                     waiting[core] = expiry, token
             except Exception as error:
@@ -108,129 +111,133 @@ def keep(shared: Shared, most: int = 1_000) -> dict[Core, Exception]:
                 failed[core] = error
     for core in due:
         with core.lock:
-            core.age()
-            _release(core)
-            behind = core in failed or (core.config.ttl_ms and _age_floor(core) > core.index.evict_floor)
-            core.plan(now_ms + (HELD_MS if behind else STEP_MS))
+            core.roll_if_old()
+            _roll_if_all_expired(core)
+            behind = core in failed or (core.config.ttl_ms and _floor_by_age(core) > core.index.evict_floor)
+            core.schedule_maintenance(now_ms + (MAINTENANCE_RETRY_MS if behind else MAINTENANCE_STEP_MS))
     return failed
 
 
-def _age_floor(core: Core) -> int:
+def _floor_by_age(topic: TopicState) -> int:
     """How far age would go if no group held it up; 0 where it cannot be found out."""
     try:
-        return core.index.expired(core.shared.now_ms() - core.config.ttl_ms)
+        return topic.index.floor_for_age(topic.context.now_ms() - topic.config.ttl_ms)
     except Corrupt:
         return 0
 
 
-def _release(core: Core) -> None:
+def _roll_if_all_expired(topic: TopicState) -> None:
     """Let a segment of which everything has expired be removed: the next record starts another one. With the lock
     held."""
-    index = core.index
-    if index.count or core.dropped or index.segment() is None or not core.config.ttl_ms:
+    index = topic.index
+    if index.count or topic.is_dropped or index.active_segment_base() is None or not topic.config.ttl_ms:
         return
-    index.roll()
-    if core.ephemeral:
-        index.shed()
+    index.roll_segment()
+    if topic.is_ephemeral:
+        index.drop_empty_memtables()
     else:
-        core.shared.rolled = True
+        topic.context.needs_checkpoint = True
 
 
-def is_due(core: Core) -> bool:
+def needs_expiry(topic: TopicState) -> bool:
     """Whether `expire` would have to wait for the disk."""
-    if not core.config.ttl_ms or core.ephemeral:
+    if not topic.config.ttl_ms or topic.is_ephemeral:
         return False
-    with core.lock:
-        return _expiry(core) > core.index.evict_floor
+    with topic.lock:
+        return _expiry_floor(topic) > topic.index.evict_floor
 
 
-def _expiry(core: Core) -> int:
+def _expiry_floor(topic: TopicState) -> int:
     """How far age may go now. Records whose age does not read do not expire, and stop no write."""
     try:
-        expiry = core.index.expired(core.shared.now_ms() - core.config.ttl_ms)
+        expiry = topic.index.floor_for_age(topic.context.now_ms() - topic.config.ttl_ms)
     except Corrupt as error:
-        core.spoiled(f"{error.where}, byte {error.pos}", error.reason)
+        topic.report_corruption(f"{error.where}, byte {error.pos}", error.reason)
         return 0
-    return core.held(expiry) if expiry > core.index.evict_floor else expiry
+    return topic.limit_by_holds(expiry) if expiry > topic.index.evict_floor else expiry
 
 
-def is_settled(core: Core, from_seq: int = 0) -> bool:
+def is_floor_durable(topic: TopicState, from_seq: int = 0) -> bool:
     """Whether a reader with this cursor does not have to wait until a floor is durable. One that is not below the
     floor is shown no gap; 0 asks for the floor itself."""
-    if is_behind(core) or is_due(core):
+    if is_upstream_lagging(topic) or needs_expiry(topic):
         return False
-    return not core.hardens or core.hardened >= core.index.evict_floor or from_seq + 1 >= core.index.evict_floor
+    return (
+        not topic.must_persist_floor
+        or topic.durable_floor >= topic.index.evict_floor
+        or from_seq + 1 >= topic.index.evict_floor
+    )
 
 
-def bring(core: Core) -> None:
+def pull_from_upstream(topic: TopicState) -> None:
     """Have routers bring what they have yet to. Where they cannot, what is there is there."""
-    if core.lane is not None:
+    if topic.upstream is not None:
         with suppress(Damaged, Unavailable, Refused):
-            lanes.catch_up(core)
+            lanes.pull_from_sources(topic)
 
 
-def is_behind(core: Core) -> bool:
+def is_upstream_lagging(topic: TopicState) -> bool:
     """Whether routers have yet to bring something."""
-    return core.lane is not None and lanes.is_behind(core)
+    return topic.upstream is not None and lanes.is_lagging(topic)
 
 
-def observe(core: Core) -> None:
+def refresh_for_read(topic: TopicState) -> None:
     """`expire` for a reader, behind what routers have yet to bring: a shard that cannot write keeps its records
     readable."""
-    bring(core)
+    pull_from_upstream(topic)
     with suppress(Damaged, Unavailable, Refused):
-        expire(core)
+        expire_records(topic)
 
 
-def harden(core: Core, floor: int, *, always: bool = False) -> None:
+def persist_floor(topic: TopicState, floor: int, *, always: bool = False) -> None:
     """Make a floor that a reader is about to be told of survive a power cut, where the records above it might not;
     `always`: also where replay would find it by the records."""
-    needed = core.hardens or (always and not core.ephemeral)
-    if not needed or core.hardened >= floor or not core.shared.shards:
+    needed = topic.must_persist_floor or (always and not topic.is_ephemeral)
+    if not needed or topic.durable_floor >= floor or not topic.context.shards:
         return
     with suppress(Damaged, Unavailable, Refused):  # a failing disk keeps nobody from reading
-        while core.hardened < floor:
-            with core.lock:
-                token = _begin(core, core.index.marks.ttl + 1)
+        while topic.durable_floor < floor:
+            with topic.lock:
+                token = _submit_floor(topic, topic.index.watermarks.ttl + 1)
             token.wait()
 
 
-def harden_gap(core: Core, gap: Gap | None, floor: int) -> None:
+def persist_gap_floor(topic: TopicState, gap: Gap | None, floor: int) -> None:
     """`harden` for a page that was read below this floor. Where it shows no gap there is nothing to take back."""
     if gap is not None:
-        harden(core, floor)
+        persist_floor(topic, floor)
 
 
-def write_floors(shared: Shared) -> None:
+def queue_moved_floors(context: EngineContext) -> None:
     """Queue the floors that moved since the last call, for the interval sync that follows. Nothing waits for them; a
     shard that refuses them keeps them in memory, and `harden` tries again for a reader that needs one."""
-    moved = shared.moved_floors
+    moved = context.moved_floors
     for _ in range(len(moved)):  # other threads add to it meanwhile: those are the next call's
         core = moved.pop()
         with core.lock, suppress(Error):
-            if core.hardens and not core.dropped and core.hardened < core.index.evict_floor:
-                _begin(core, core.index.marks.ttl + 1)
+            if core.must_persist_floor and not core.is_dropped and core.durable_floor < core.index.evict_floor:
+                _submit_floor(core, core.index.watermarks.ttl + 1)
 
 
-def harden_all(cores: Sequence[Core]) -> None:
+def persist_floors(topics: Sequence[TopicState]) -> None:
     """Make the floors of all topics durable, as they are now, with one sync a shard."""
-    due = {core: core.index.evict_floor for core in cores if not core.ephemeral}
+    due = {core: core.index.evict_floor for core in topics if not core.is_ephemeral}
     while True:
         tokens = []
         for core, floor in due.items():
             with core.lock:
-                if not core.dropped and core.hardened < floor:
-                    tokens.append(_begin(core, core.index.marks.ttl + 1))
+                if not core.is_dropped and core.durable_floor < floor:
+                    tokens.append(_submit_floor(core, core.index.watermarks.ttl + 1))
         if not tokens:
             return
         for token in tokens:
             token.wait()  # it may have been on its way before, and lower: then there is another one
 
 
-def _begin(core: Core, expiry: int) -> Token[int]:
+def _submit_floor(topic: TopicState, expiry: int) -> CommitFuture[int]:
     """One floor is on its way at a time; whoever comes meanwhile waits for it and looks again."""
-    if core.flooring is None:
-        commit = Floor(core, max(core.index.evict_floor, expiry), expiry)
-        core.submit(commit)
-        core.flooring = commit.token
-    return core.flooring
+    if topic.pending_floor is None:
+        commit = WatermarkCommit(topic, max(topic.index.evict_floor, expiry), expiry)
+        topic.submit(commit)
+        topic.pending_floor = commit.future
+    return topic.pending_floor

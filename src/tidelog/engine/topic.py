@@ -7,67 +7,80 @@ from typing import Any
 
 import pyarrow as pa
 
-from tidelog.disk.interrupts import DEFERRED, deferring
-from tidelog.engine import append, delete, encode, numbered, pages, read, retention, segments
-from tidelog.engine import strong as consistency
+from tidelog.disk.interrupts import DEFER_SIGNALS, defer_signals_in
+from tidelog.engine import (
+    append,
+    batch_encoder,
+    consistency,
+    delete,
+    json_pages,
+    read,
+    retention,
+)
+from tidelog.engine import (
+    producer_batches as numbered,
+)
+from tidelog.engine import (
+    segment_listing as segments,
+)
+from tidelog.engine.batch_encoder import ArrowBatch, Batch, MultiBatch
 from tidelog.engine.config import TopicConfig
-from tidelog.engine.core import Core
-from tidelog.engine.encode import Batch, Columns, Parts
-from tidelog.engine.floors import Gap
+from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries
 from tidelog.engine.groups import Group
-from tidelog.engine.ledger import LIMIT, Gaps
-from tidelog.engine.numbers import Written
-from tidelog.engine.pages import Pass, TextPage
-from tidelog.engine.queues.door import Queue
-from tidelog.engine.queues.redrive import Redriven, Where, redrive
-from tidelog.engine.queues.state import state_of
-from tidelog.engine.read import Nodes, OnGap
-from tidelog.engine.results import Appended, Deleted, Page, Record, TopicState
-from tidelog.engine.segments import Held, Listing
+from tidelog.engine.idempotency import BatchRange
+from tidelog.engine.json_pages import BulkScan, JsonPage
+from tidelog.engine.queues.dead_letter import RecordFilter, RedriveResult, redrive_records
+from tidelog.engine.queues.queue import Queue
+from tidelog.engine.queues.queue_state import get_queue_state
+from tidelog.engine.read import ExcludedNodes, OnGap
+from tidelog.engine.results import Appended, Deleted, Page, Record, TopicInfo
+from tidelog.engine.segment_listing import SegmentFile, SegmentList
+from tidelog.engine.topic_state import TopicState
+from tidelog.engine.watermarks import Gap
 from tidelog.errors import NotAQueue
 from tidelog.formats.frame import SEQ_MAX
-from tidelog.formats.json_rows import Show
-from tidelog.wal import Shard, Token
+from tidelog.formats.json_rows import FieldSelection
+from tidelog.wal import CommitFuture, Shard
 
 
-@deferring("append_nowait", "append_arrow", "append_numbered", "stage", "delete", "seal")
+@defer_signals_in("append_nowait", "append_arrow", "append_numbered", "submit", "delete", "seal")
 class Topic:
     """A durable, numbered sequence of records. `Engine.topic` makes one."""
 
-    def __init__(self, core: Core) -> None:
-        self._core = core
+    def __init__(self, topic: TopicState) -> None:
+        self._state = topic
 
     def __repr__(self) -> str:
         return f"<topic {self.name!r}, head {self.head_seq}>"
 
     @property
-    def core(self) -> Core:
+    def _topic_state(self) -> TopicState:
         """What is behind it, for other parts of the engine."""
-        return self._core
+        return self._state
 
     # ── what it is ────────────────────────────────────────────────────────────────────────────
 
     @property
     def name(self) -> str:
-        return self._core.name
+        return self._state.name
 
     @property
     def id(self) -> int:
-        return self._core.id
+        return self._state.id
 
     @property
     def epoch(self) -> int:
         """Changes when a topic of this name is dropped and made again."""
-        return self._core.id
+        return self._state.id
 
     @property
     def config(self) -> TopicConfig:
-        return self._core.config
+        return self._state.config
 
     @property
     def head_seq(self) -> int:
         """The last seq that can be read; 0 before the first write."""
-        return self._core.index.head
+        return self._state.index.head
 
     @property
     def earliest_seq(self) -> int:
@@ -92,24 +105,24 @@ class Topic:
     @property
     def priority(self) -> int:
         """How urgent it is to tell of its records: as configured, or by how lately somebody read them."""
-        return self._core.priority()
+        return self._state.priority()
 
     @property
     def shard(self) -> Shard:
         """Where its writes wait for the disk."""
-        return self._core.shard
+        return self._state.shard
 
-    def state(self) -> TopicState:
+    def state(self) -> TopicInfo:
         """All of the above at one moment, as old records have it at that moment."""
-        retention.observe(self._core)
-        state = self._core.state()
-        retention.harden(self._core, state.evict_floor)
+        retention.refresh_for_read(self._state)
+        state = self._state.info()
+        retention.persist_floor(self._state, state.evict_floor)
         return state
 
     @property
     def version(self) -> Hashable:
         """Stands still as long as a read from the same place finds the same records."""
-        return self._core.version()
+        return self._state.version()
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 
@@ -129,10 +142,10 @@ class Topic:
         them, or lists with one for each. A second write with the same `key` within the topic's window writes nothing
         and returns the first one's seqs.
         """
-        batch = encode.prepare(self._core.shared.limits, records, tag, node, meta)
-        with DEFERRED:
+        batch = batch_encoder.prepare_batch(self._state.context.limits, records, tag, node, meta)
+        with DEFER_SIGNALS:
             token = self._append(batch, key)
-            token.push()
+            token.try_commit()
         return token.wait()  # where another thread commits, this one may be interrupted: its record is on its way
 
     def append_nowait(
@@ -143,20 +156,20 @@ class Topic:
         node: str | Sequence[str | None] | None = None,
         meta: dict[str, Any] | Sequence[dict[str, Any] | None] | None = None,
         key: str | None = None,
-    ) -> Token[Appended]:
+    ) -> CommitFuture[Appended]:
         """`append` without waiting: the token's `wait` returns what `append` would, or raises what it would."""
-        token = self._append(encode.prepare(self._core.shared.limits, records, tag, node, meta), key)
-        self._core.shard.want()
+        token = self._append(batch_encoder.prepare_batch(self._state.context.limits, records, tag, node, meta), key)
+        self._state.shard.wake_writer()
         return token
 
     def append_arrow(self, table: pa.Table | pa.RecordBatch, *, key: str | None = None) -> Appended:
         """Write the rows of a table as one batch: a column `data` (binary or text), and where there are such columns
         `tag`, `node`, `meta` (JSON text) and `json` (whether data is JSON). `seq` and `ts` are not taken over."""
-        return self._append(encode.from_table(self._core.shared.limits, table), key).wait()
+        return self._append(batch_encoder.batch_from_table(self._state.context.limits, table), key).wait()
 
     def append_numbered(
         self,
-        tables: Iterable[pa.Table | pa.RecordBatch] | Parts,
+        tables: Iterable[pa.Table | pa.RecordBatch] | MultiBatch,
         *,
         writer: str,
         number: int,
@@ -174,59 +187,63 @@ class Topic:
         batch is a repetition whatever its sum: its source may have changed since. Under another id every batch is a
         BatchConflict, because the writer lost its checkpoint. "": not known, only the sum decides.
         """
-        parts = tables if isinstance(tables, Parts) else numbered.prepared(self._core.shared.limits, tables)
-        return numbered.append_numbered(self._core, parts, writer, number, sum, query_id)
+        parts = (
+            tables if isinstance(tables, MultiBatch) else numbered.prepare_tables(self._state.context.limits, tables)
+        )
+        return numbered.append_producer_batch(self._state, parts, writer, number, sum, query_id)
 
-    def numbered(self, writer: str) -> dict[int, Written]:
+    def producer_batches(self, writer: str) -> dict[int, BatchRange]:
         """The last batches that this writer has written, by number."""
-        with self._core.lock:
-            self._core.check()
-            return dict(self._core.numbered.get(writer, {}))
+        with self._state.lock:
+            self._state.check_open()
+            return dict(self._state.producer_batches.get(writer, {}))
 
-    def _append(self, batch: Batch | Columns, key: str | None, *, synced: bool = False) -> Token[Appended]:
-        retention.expire(self._core)
-        token = append.append(self._core, batch, key, synced=synced)
-        if self._core.ephemeral:
-            self._core.wake()
+    def _append(self, batch: Batch | ArrowBatch, key: str | None, *, durable: bool = False) -> CommitFuture[Appended]:
+        retention.expire_records(self._state)
+        token = append.submit_append(self._state, batch, key, durable=durable)
+        if self._state.is_ephemeral:
+            self._state.notify_listeners()
         return token
 
-    def stage(self, batch: Batch | Columns, key: str | None = None, *, synced: bool = False) -> Token[Appended]:
+    def submit(
+        self, batch: Batch | ArrowBatch, key: str | None = None, *, durable: bool = False
+    ) -> CommitFuture[Appended]:
         """`append` of a batch that was made before, without waiting and without waking anybody for it: whoever drives
         the commits does. Where old records have to go first (`is_due`) this waits for that. `synced`: it is durable
         when its token is set, in every class but `ephemeral`."""
-        return self._append(batch, key, synced=synced)
+        return self._append(batch, key, durable=durable)
 
     @property
-    def is_open(self) -> bool:
+    def has_no_write_limits(self) -> bool:
         """Whether a write is taken however much is there: no cap refuses it, nothing has to expire for it, and there is
         no quota."""
-        core = self._core
+        core = self._state
         config = core.config
-        return config.discard == "old" and not config.ttl_ms and not core.shared.limits.total_bytes_max
+        return config.discard == "old" and not config.ttl_ms and not core.context.limits.total_bytes_max
 
     @property
-    def is_fed(self) -> bool:
+    def has_upstream(self) -> bool:
         """Whether routers bring records to it."""
-        return self._core.lane is not None
+        return self._state.upstream is not None
 
     @property
-    def is_routed(self) -> bool:
+    def has_routers(self) -> bool:
         """Whether routers bring records to it or take them from it."""
-        return self._core.lane is not None or bool(self._core.lanes)
+        return self._state.upstream is not None or bool(self._state.downstream)
 
     @property
-    def is_settled(self) -> bool:
+    def is_floor_durable(self) -> bool:
         """Whether `state` can be had without waiting for the disk."""
-        return retention.is_settled(self._core)
+        return retention.is_floor_durable(self._state)
 
-    def is_settled_for(self, from_seq: int) -> bool:
+    def is_floor_durable_for(self, from_seq: int) -> bool:
         """Whether a read from this cursor does not have to make a floor durable first, which waits for the disk."""
-        return retention.is_settled(self._core, from_seq)
+        return retention.is_floor_durable(self._state, from_seq)
 
     @property
-    def is_due(self) -> bool:
+    def needs_expiry(self) -> bool:
         """Whether a write would first have to make an expiry durable, which waits for the disk."""
-        return retention.is_due(self._core)
+        return retention.needs_expiry(self._state)
 
     def delete(
         self,
@@ -239,37 +256,37 @@ class Topic:
         """Delete records: below `before_seq`, by tag (`"order-7"` is that tag, `"order-*"` all that begin so), both,
         or `seqs`. Only what is there now is meant. Readers pass over them in silence; the ledger of gaps tells who did
         it (`actor`) and when."""
-        return delete.delete(self._core, match, before_seq, seqs, actor)
+        return delete.delete_records(self._state, match, before_seq, seqs, actor)
 
     def queue(self) -> Queue:
         """The same topic as a queue: its jobs, handed out under leases. Raises NotAQueue where it is a log."""
-        if self._core.config.type != "queue":
+        if self._state.config.type != "queue":
             raise NotAQueue(self.name)
-        return Queue(self, state_of(self._core))
+        return Queue(self, get_queue_state(self._state))
 
     def redrive(
         self,
         *,
         to: str | None = None,
         match: object = None,
-        where: Where | None = None,
+        where: RecordFilter | None = None,
         rate: float | None = None,
         limit: int | None = None,
-    ) -> Redriven:
+    ) -> RedriveResult:
         """Give dead letters back to the queue that each came from, or to the queue `to`, and delete them here.
 
         All of them, or those whose tag matches (as in `delete`) and for which `where(record)` holds; at most `limit`,
         at most `rate` a second. Each batch is written to its queue before it is deleted: a crash between the two may
         double one batch and never loses one.
         """
-        return redrive(self._core, to=to, match=match, where=where, rate=rate, limit=limit)
+        return redrive_records(self._state, to=to, match=match, where=where, rate=rate, limit=limit)
 
     def seal(self) -> None:
         """Let the next record start another segment; the next checkpoint completes this one."""
-        with self._core.lock:
-            self._core.check_writable()
-            self._core.index.roll()
-            self._core.shared.rolled = True
+        with self._state.lock:
+            self._state.check_writable()
+            self._state.index.roll_segment()
+            self._state.context.needs_checkpoint = True
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 
@@ -290,7 +307,9 @@ class Topic:
         `page.gap` tells of records that were lost before they could be read. `strong`: only records that survive a
         power cut, whatever the topic's consistency is; the read syncs what is published first.
         """
-        return read.wait_page(self._core, from_seq, limit, read.nodes_of(node), bytes_max, timeout, strong=strong)
+        return read.wait_for_page(
+            self._state, from_seq, limit, read.parse_nodes(node), bytes_max, timeout, strong=strong
+        )
 
     def follow(
         self,
@@ -308,7 +327,7 @@ class Topic:
         Where records were lost to a cap or to age before they were read: `fail` raises GapFound, `emit` yields the
         Gap in their place, `skip` goes on. `strong`: as for `read`.
         """
-        return read.follow(self._core, from_seq, read.nodes_of(node), timeout, on_gap, strong=strong)
+        return read.follow_records(self._state, from_seq, read.parse_nodes(node), timeout, on_gap, strong=strong)
 
     def __iter__(self) -> Iterator[Record | Gap]:
         """All records that are there now."""
@@ -320,85 +339,87 @@ class Topic:
         limit: int,
         bytes_max: int,
         *,
-        nodes: Nodes = frozenset(),
-        show: Show,
+        nodes: ExcludedNodes = frozenset(),
+        show: FieldSelection,
         strong: bool = False,
-    ) -> TextPage:
+    ) -> JsonPage:
         """`read`, with records as JSON text that is ready to be sent. `strong`: only what survives a power cut,
         whatever the topic's consistency is."""
-        return pages.text_page(self._core, from_seq, limit, nodes, bytes_max, show, strong=strong)
+        return json_pages.read_json_page(self._state, from_seq, limit, nodes, bytes_max, show, strong=strong)
 
-    def is_quick(self, from_seq: int, limit: int = 0, bytes_max: int = 0, *, strong: bool = False) -> bool:
+    def can_read_without_blocking(
+        self, from_seq: int, limit: int = 0, bytes_max: int = 0, *, strong: bool = False
+    ) -> bool:
         """Whether `read_json` from here needs memory alone, and may be called where nobody may wait. Without a limit,
         or for a reader that leaves out a node's records: whether they are in no file."""
-        return pages.is_quick(self._core, from_seq, limit, bytes_max, strong=strong)
+        return json_pages.can_read_without_blocking(self._state, from_seq, limit, bytes_max, strong=strong)
 
-    def at_hand(self, from_seq: int, limit: int, bytes_max: int, *, strong: bool = False) -> TextPage | None:
+    def read_cached_json(self, from_seq: int, limit: int, bytes_max: int, *, strong: bool = False) -> JsonPage | None:
         """What `read_json` gives where everything is shown, if it is records that are JSON data and nothing else, in
         memory at this moment. None says nothing: ask `is_quick`, or wait for it."""
-        return pages.at_hand(self._core, from_seq, limit, bytes_max, strong=strong)
+        return json_pages.read_cached_page(self._state, from_seq, limit, bytes_max, strong=strong)
 
-    def is_synced_for(self, strong: bool) -> bool:
+    def is_durable_for(self, strong: bool) -> bool:
         """Whether a read does not have to sync what it is to show first."""
-        return consistency.is_settled(self._core, strong)
+        return consistency.is_durable_to_head(self._state, strong)
 
-    def check_strong(self) -> None:
+    def check_strong_supported(self) -> None:
         """Raise BadInput where a strong reader could never be shown anything: the class promises nothing."""
-        consistency.check_class(self.name, self.config.durability)
+        consistency.check_strong_durability(self.name, self.config.durability)
 
     def scan(
         self,
         from_seq: int = 0,
         to_seq: int | None = None,
         *,
-        nodes: Nodes = frozenset(),
+        nodes: ExcludedNodes = frozenset(),
         limit: int = SEQ_MAX,
         strong: bool = False,
-    ) -> Pass:
+    ) -> BulkScan:
         """A pass over many records in bounded memory, as lines or as Arrow batches. `strong`: as for `read`."""
-        return Pass(self._core, from_seq, to_seq, nodes, limit, strong=strong)
+        return BulkScan(self._state, from_seq, to_seq, nodes, limit, strong=strong)
 
     def seek(self, ts_ms: int) -> int:
         """The first record of this time (milliseconds since the epoch) or later; one past the head where there is
         none. A reader goes on behind the seq before it."""
-        return segments.seek(self._core, ts_ms)
+        return segments.find_seq_by_time(self._state, ts_ms)
 
     def group(self, name: str) -> Group:
         """A named, durable place in it, for consumers that share their progress. Made by its first commit."""
-        return Group(self._core, name)
+        return Group(self._state, name)
 
     def groups(self) -> list[Group]:
         """Its groups, by name."""
-        self._core.check()
-        return [Group(self._core, name) for name in sorted(self._core.groups.copy())]
+        self._state.check_open()
+        return [Group(self._state, name) for name in sorted(self._state.groups.copy())]
 
-    def gaps(self, from_ms: int | None = None, limit: int = LIMIT) -> Gaps:
+    def gaps(self, from_ms: int | None = None, limit: int = GAPS_LIMIT_DEFAULT) -> GapEntries:
         """What was removed of it and why, oldest first, since a moment."""
-        return self._core.shared.ledger.rows(self.name, from_ms, limit, topic_id=self.id)
+        return self._state.context.gap_log.read(self.name, from_ms, limit, topic_id=self.id)
 
-    def segments(self, *, strong: bool = False) -> Listing:
+    def segments(self, *, strong: bool = False) -> SegmentList:
         """What of it lies in files, at this moment; what is newer is the tail. `strong`: as for `read`."""
-        return segments.listing(self._core, strong=strong)
+        return segments.list_segments(self._state, strong=strong)
 
-    def segment(self, base: int) -> Held | None:
+    def segment(self, base: int) -> SegmentFile | None:
         """The segment whose first seq is `base`, if it lies in files."""
-        return segments.one(self._core, base)
+        return segments.find_segment(self._state, base)
 
-    def touch(self, *, read: bool = True) -> None:
+    def record_access(self, *, read: bool = True) -> None:
         """Count as somebody who looked: at the records, or only at the state. Priorities follow it."""
-        self._core.touch(read=read)
+        self._state.record_access(read=read)
 
-    def listen(self, wake: Callable[[], None]) -> None:
+    def add_listener(self, wake: Callable[[], None]) -> None:
         """Call `wake` after every write, drop and close, from the thread that did it, until `unlisten`. It must be
         short and must not wait."""
-        self._core.listen(wake)
+        self._state.add_listener(wake)
 
-    def unlisten(self, wake: Callable[[], None]) -> None:
-        self._core.unlisten(wake)
+    def remove_listener(self, wake: Callable[[], None]) -> None:
+        self._state.remove_listener(wake)
 
     @property
-    def dropped(self) -> bool:
-        return self._core.dropped
+    def is_dropped(self) -> bool:
+        return self._state.is_dropped
 
     def to_arrow(
         self,
@@ -411,4 +432,4 @@ class Topic:
         """The records behind `from_seq`, up to and with `to_seq`, as a table. Its schema's metadata has, as JSON,
         which seqs of the range are not in it and why: `gap`, the first that were lost, `gaps`, all of them, and
         `counts`. `strong`: as for `read`."""
-        return read.table(self._core, from_seq, to_seq, read.nodes_of(node), strong=strong)
+        return read.read_table(self._state, from_seq, to_seq, read.parse_nodes(node), strong=strong)

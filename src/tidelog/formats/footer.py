@@ -25,7 +25,7 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from tidelog.errors import BadInput, Corrupt
-from tidelog.formats import envelope, idx
+from tidelog.formats import file_header, segment_index
 from tidelog.formats.frame import SEQ_MAX, TS_MS_MAX
 from tidelog.types import Buffer
 
@@ -51,12 +51,12 @@ class Footer:
     chunks: tuple[int, ...] = ()  # XXH3-64 of each chunk of the data
 
 
-def make(data: Buffer, index: Buffer, *, first_seq: int, chunk_bytes: int = CHUNK_BYTES) -> Footer:
+def build_footer(data: Buffer, index: Buffer, *, first_seq: int, chunk_bytes: int = CHUNK_BYTES) -> Footer:
     """The footer of a segment that is complete. The index is believed: check it first if it was read back."""
-    if len(index) % idx.ENTRY_BYTES:
+    if len(index) % segment_index.ENTRY_BYTES:
         raise BadInput(f"an index of {len(index)} bytes ends in the middle of an entry")
-    entries = idx.read(index)
-    live = np.flatnonzero((entries["flags"] & idx.HOLE) == 0)
+    entries = segment_index.read_entries(index)
+    live = np.flatnonzero((entries["flags"] & segment_index.HOLE) == 0)
     view = memoryview(data)
     return Footer(
         first_seq=first_seq,
@@ -73,7 +73,7 @@ def make(data: Buffer, index: Buffer, *, first_seq: int, chunk_bytes: int = CHUN
     )
 
 
-def excluding(footer: Footer, spans: Iterable[range]) -> Footer:
+def exclude_ranges(footer: Footer, spans: Iterable[range]) -> Footer:
     """The footer without a word for the chunks that hold these bytes: their checksums are turned over, so that no
     reader takes them for verified."""
     step, out = footer.chunk_bytes, set[int]()
@@ -97,23 +97,25 @@ def encode(footer: Footer) -> bytes:
         footer.chunk_bytes,
         len(footer.chunks),
     )
-    return envelope.wrap(MAGIC, VERSION, head + Struct(f"<{len(footer.chunks)}Q").pack(*footer.chunks))
+    return file_header.wrap_file(MAGIC, VERSION, head + Struct(f"<{len(footer.chunks)}Q").pack(*footer.chunks))
 
 
 def decode(buf: Buffer, what: str = "segment footer") -> Footer:
     """The footer of a file; Corrupt or NewerFormat when it is not one, or contradicts itself."""
-    body = envelope.unwrap(MAGIC, VERSION, buf, what)
+    body = file_header.unwrap_file(MAGIC, VERSION, buf, what)
     if len(body) < _HEAD.size:
-        raise Corrupt(what, pos=envelope.HEAD_BYTES, reason=f"a body of {len(body)} bytes is too short")
+        raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason=f"a body of {len(body)} bytes is too short")
     first, last, stop, ts_first, ts_last, records, data, index, index_sum, chunk, n = _HEAD.unpack_from(body)
     span = stop - first
     held = records == 0 if last == _NONE else first <= last < stop and 0 < records <= last - first + 1
-    if not (span >= 0 and stop - 1 <= SEQ_MAX and held and index == span * idx.ENTRY_BYTES):
-        raise Corrupt(what, pos=envelope.HEAD_BYTES, reason=f"{records} records in [{first}, {stop}) cannot be")
+    if not (span >= 0 and stop - 1 <= SEQ_MAX and held and index == span * segment_index.ENTRY_BYTES):
+        raise Corrupt(
+            what, pos=file_header.FILE_HEADER_BYTES, reason=f"{records} records in [{first}, {stop}) cannot be"
+        )
     if not ts_first <= ts_last <= TS_MS_MAX:
-        raise Corrupt(what, pos=envelope.HEAD_BYTES, reason=f"times {ts_first} to {ts_last} ms cannot be")
+        raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason=f"times {ts_first} to {ts_last} ms cannot be")
     if not chunk or n != -(-data // chunk) or len(body) != _HEAD.size + 8 * n:
-        raise Corrupt(what, pos=envelope.HEAD_BYTES, reason=f"{n} chunks of {chunk} for {data} bytes of data")
+        raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason=f"{n} chunks of {chunk} for {data} bytes of data")
     return Footer(
         first_seq=first,
         last_seq=None if last == _NONE else last,
@@ -129,7 +131,7 @@ def decode(buf: Buffer, what: str = "segment footer") -> Footer:
     )
 
 
-def check(footer: Footer, data: Buffer, *, pos: int = 0, end: int | None = None) -> list[tuple[int, int]]:
+def find_bad_ranges(footer: Footer, data: Buffer, *, pos: int = 0, end: int | None = None) -> list[tuple[int, int]]:
     """The byte ranges around [pos, end) of the data that are not what was sealed; empty when all are.
 
     `data` is the whole file. Missing bytes and bytes too many are bad ranges as well.
@@ -149,7 +151,7 @@ def check(footer: Footer, data: Buffer, *, pos: int = 0, end: int | None = None)
     return bad
 
 
-def check_index(footer: Footer, index: Buffer) -> str | None:
+def find_index_fault(footer: Footer, index: Buffer) -> str | None:
     """What is wrong with the bytes of the index, or None when they are the ones that were sealed."""
     if len(index) != footer.idx_bytes:
         return f"the index has {len(index)} bytes, {footer.idx_bytes} were sealed"

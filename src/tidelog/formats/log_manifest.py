@@ -21,7 +21,7 @@ from typing import Annotated, Final, TypeAlias
 import msgspec
 
 from tidelog.errors import Corrupt
-from tidelog.formats import envelope
+from tidelog.formats import file_header
 from tidelog.types import Buffer
 
 NAME: Final = ".tidelog.manifest"
@@ -53,17 +53,17 @@ class LogManifest(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 def encode(manifest: LogManifest) -> bytes:
-    return envelope.wrap(MAGIC, VERSION, msgspec.msgpack.encode(manifest))
+    return file_header.wrap_file(MAGIC, VERSION, msgspec.msgpack.encode(manifest))
 
 
 def decode(buf: Buffer, what: str = NAME) -> LogManifest:
     """What `encode` was given; Corrupt or NewerFormat when it is not that."""
-    body = envelope.unwrap(MAGIC, VERSION, buf, what)
+    body = file_header.unwrap_file(MAGIC, VERSION, buf, what)
     try:
         found = msgspec.msgpack.decode(body, type=LogManifest)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Corrupt(what, pos=envelope.HEAD_BYTES, reason=f"its body does not decode: {error}") from error
+        raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason=f"its body does not decode: {error}") from error
     bases = [entry.base for entry in found.segments] + ([found.active.base] if found.active else [])
     if any(low >= high for low, high in pairwise(bases)):
-        raise Corrupt(what, pos=envelope.HEAD_BYTES, reason=f"the bases {bases} do not rise")
+        raise Corrupt(what, pos=file_header.FILE_HEADER_BYTES, reason=f"the bases {bases} do not rise")
     return found

@@ -25,16 +25,16 @@ from numpy.typing import NDArray
 from tidelog.types import Buffer, Ints, Record
 
 try:
-    from tidelog import kernel
+    from tidelog import _native
 except ImportError:  # built where there was no compiler
     COMPILED = False
 else:
     COMPILED = True
 
 Flags: TypeAlias = NDArray[np.uint8]
-EMPTY: Ints = np.zeros(0, np.int64)
-_NULLS: Final = 1 << 16
-_LENT: Final = 1 << 15  # bytes; less is as quickly had elsewhere
+EMPTY_INTS: Ints = np.zeros(0, np.int64)
+_NULLS_CACHED: Final = 1 << 16
+_POOLED_BYTES_MIN: Final = 1 << 15  # bytes; less is as quickly had elsewhere
 
 
 class Span(NamedTuple):
@@ -43,10 +43,10 @@ class Span(NamedTuple):
     pos: Ints
     size: Ints
 
-    def part(self, lo: int, hi: int) -> Span:
+    def slice(self, lo: int, hi: int) -> Span:
         return Span(self.pos[lo:hi], self.size[lo:hi])
 
-    def pick(self, which: Ints) -> Span:
+    def take(self, which: Ints) -> Span:
         return Span(self.pos[which], self.size[which])
 
 
@@ -55,7 +55,7 @@ class Rows:
     buf: Buffer
     seq: Ints  # strictly increasing, not always dense: compaction leaves holes
     ts_us: Ints  # all 0 where the layout keeps no time; decreases only in logs that another program wrote
-    at: Ints  # first byte of the frame that holds the record
+    frame_pos: Ints  # first byte of the frame that holds the record
     data: Span
     node: Span | None = None
     tag: Span | None = None
@@ -65,55 +65,56 @@ class Rows:
     def __len__(self) -> int:
         return len(self.seq)
 
-    def part(self, lo: int, hi: int) -> Rows:
+    def slice(self, lo: int, hi: int) -> Rows:
         """Records lo..hi by position in this batch, still borrowing."""
         return Rows(
             self.buf,
             self.seq[lo:hi],
             self.ts_us[lo:hi],
-            self.at[lo:hi],
-            self.data.part(lo, hi),
-            self.node and self.node.part(lo, hi),
-            self.tag and self.tag.part(lo, hi),
-            self.meta and self.meta.part(lo, hi),
+            self.frame_pos[lo:hi],
+            self.data.slice(lo, hi),
+            self.node and self.node.slice(lo, hi),
+            self.tag and self.tag.slice(lo, hi),
+            self.meta and self.meta.slice(lo, hi),
             flags=None if self.flags is None else self.flags[lo:hi],
         )
 
-    def pick(self, which: Ints) -> Rows:
+    def take(self, which: Ints) -> Rows:
         """The records at these positions, in this order."""
         return Rows(
             self.buf,
             self.seq[which],
             self.ts_us[which],
-            self.at[which],
-            self.data.pick(which),
-            self.node and self.node.pick(which),
-            self.tag and self.tag.pick(which),
-            self.meta and self.meta.pick(which),
+            self.frame_pos[which],
+            self.data.take(which),
+            self.node and self.node.take(which),
+            self.tag and self.tag.take(which),
+            self.meta and self.meta.take(which),
             flags=None if self.flags is None else self.flags[which],
         )
 
     def between(self, first: int, stop: int) -> Rows:
         """Records with first <= seq < stop."""
         lo, hi = np.searchsorted(self.seq, (first, stop))
-        return self if lo == 0 and hi == len(self.seq) else self.part(int(lo), int(hi))
+        return self if lo == 0 and hi == len(self.seq) else self.slice(int(lo), int(hi))
 
 
-def none(buf: Buffer = b"") -> Rows:
-    return Rows(buf, EMPTY, EMPTY, EMPTY, Span(EMPTY, EMPTY))
+def empty_rows(buf: Buffer = b"") -> Rows:
+    return Rows(buf, EMPTY_INTS, EMPTY_INTS, EMPTY_INTS, Span(EMPTY_INTS, EMPTY_INTS))
 
 
-def together(buf: Buffer, parts: Sequence[Rows], shifts: Sequence[int] | None = None) -> Rows:
+def concat_rows(buf: Buffer, parts: Sequence[Rows], shifts: Sequence[int] | None = None) -> Rows:
     """Rows of several stretches of `buf` as one. `shifts` say where in it each part's own buffer begins."""
     if not parts:
-        return none(buf)
+        return empty_rows(buf)
     moved = list(zip(parts, shifts or [0] * len(parts), strict=True))
 
     def span(spans: Sequence[Span | None]) -> Span | None:
         if not any(spans):
             return None
         filled = [
-            Span(part.at, np.zeros_like(part.at)) if it is None else it for it, part in zip(spans, parts, strict=True)
+            Span(part.frame_pos, np.zeros_like(part.frame_pos)) if it is None else it
+            for it, part in zip(spans, parts, strict=True)
         ]
         pos = np.concatenate([it.pos + shift for it, (_, shift) in zip(filled, moved, strict=True)])
         return Span(pos, np.concatenate([it.size for it in filled]))
@@ -122,15 +123,15 @@ def together(buf: Buffer, parts: Sequence[Rows], shifts: Sequence[int] | None = 
         buf,
         np.concatenate([part.seq for part in parts]),
         np.concatenate([part.ts_us for part in parts]),
-        np.concatenate([part.at + shift for part, shift in moved]),
-        span([part.data for part in parts]) or Span(EMPTY, EMPTY),
+        np.concatenate([part.frame_pos + shift for part, shift in moved]),
+        span([part.data for part in parts]) or Span(EMPTY_INTS, EMPTY_INTS),
         span([part.node for part in parts]),
         span([part.tag for part in parts]),
         span([part.meta for part in parts]),
     )
 
 
-class Stop(Enum):
+class ScanStop(Enum):
     """Why a walk ended. What that means is for recovery to decide."""
 
     END = "end"  # clean: the end of the bytes asked for, or preallocated zeros
@@ -138,14 +139,14 @@ class Stop(Enum):
     BAD = "bad"  # these bytes are not the record they claim to be
 
 
-class Walk(NamedTuple):
+class ScanResult(NamedTuple):
     rows: Rows  # the records before the stop
     end: int  # one past the last good record
-    stop: Stop
+    stop: ScanStop
     reason: str = ""  # in words, for BAD and TORN
 
 
-def values(buf: Buffer, span: Span) -> list[bytes]:
+def copy_values(buf: Buffer, span: Span) -> list[bytes]:
     """Copy a column out as bytes objects."""
     if not len(span.pos):
         return []
@@ -157,24 +158,28 @@ def values(buf: Buffer, span: Span) -> list[bytes]:
     return [blob[start:end] for start, end in zip(starts, ends, strict=True)]
 
 
-def records(rows: Rows) -> Iterator[Record]:
+def iter_records(rows: Rows) -> Iterator[Record]:
     """The rows as records, each owning its bytes."""
-    columns = [rows.seq.tolist(), rows.ts_us.tolist(), values(rows.buf, rows.data)]
+    columns = [rows.seq.tolist(), rows.ts_us.tolist(), copy_values(rows.buf, rows.data)]
     if rows.node is None and rows.tag is None and rows.meta is None:
         return map(Record, *columns)
     blank = [b""] * len(rows)
     optional = (rows.node, rows.tag, rows.meta)
-    return map(Record, *columns, *(blank if span is None else values(rows.buf, span) for span in optional))
+    return map(Record, *columns, *(blank if span is None else copy_values(rows.buf, span) for span in optional))
 
 
-def room(size: int) -> pa.Buffer:
+def allocate_column(size: int) -> pa.Buffer:
     """Memory for a column that a table may keep; that of columns that are gone, where the kernel has it. To touch
     memory for the first time takes as long as to fill it four times, and what Arrow's own pool keeps, it keeps for a
     moment."""
-    return pa.py_buffer(kernel.lent(size)) if COMPILED and size >= _LENT else pa.allocate_buffer(size)
+    return (
+        pa.py_buffer(_native.borrow_buffer(size))
+        if COMPILED and size >= _POOLED_BYTES_MIN
+        else pa.allocate_buffer(size)
+    )
 
 
-def binary(buf: Buffer, span: Span, *, compiled: bool = True) -> pa.Array:
+def to_binary_array(buf: Buffer, span: Span, *, compiled: bool = True) -> pa.Array:
     """A column as an Arrow binary array: without a copy where values lie back to back, else one copy. `compiled`: the
     kernel may make it."""
     pos, size = span
@@ -183,15 +188,15 @@ def binary(buf: Buffer, span: Span, *, compiled: bool = True) -> pa.Array:
         return pa.array([], pa.binary())
     total, start = int(size.sum()), int(pos[0])
     if int(pos[-1] + size[-1]) - start == total and np.array_equal(pos[1:], pos[:-1] + size[:-1]):
-        return _wrap(buf, start, np.append(pos, start + total))
+        return _wrap_buffer(buf, start, np.append(pos, start + total))
     if not (COMPILED and compiled) or total >= 1 << 31:
-        return plain(buf, span)
-    edges, window = room(4 * (count + 1)), room(total)
-    kernel.copied(window, edges, buf, pos, size)
+        return to_binary_array_py(buf, span)
+    edges, window = allocate_column(4 * (count + 1)), allocate_column(total)
+    _native.copy_values(window, edges, buf, pos, size)
     return pa.Array.from_buffers(pa.binary(), count, [None, edges, window])
 
 
-def plain(buf: Buffer, span: Span) -> pa.Array:
+def to_binary_array_py(buf: Buffer, span: Span) -> pa.Array:
     """`binary` of values that do not lie back to back, in Python alone."""
     pos, size = span
     count = len(pos)
@@ -212,16 +217,16 @@ def plain(buf: Buffer, span: Span) -> pa.Array:
         # second piece copies in C++. A gather by byte index in NumPy is far slower.
         edges = np.empty(2 * count, np.int64)
         edges[0::2], edges[1::2] = pos, ends
-        return _wrap(buf, start, edges).take(pa.array(np.arange(0, 2 * count - 1, 2, dtype=np.int64)))
+        return _wrap_buffer(buf, start, edges).take(pa.array(np.arange(0, 2 * count - 1, 2, dtype=np.int64)))
     # Records of one frame share a value (a batch-wide tag): keep each run once, then repeat it.
     fresh = np.empty(count, bool)
     fresh[0] = True
     fresh[1:] = (pos[1:] != pos[:-1]) | (size[1:] != size[:-1])
     first = np.flatnonzero(fresh)
-    return binary(buf, span.pick(first), compiled=False).take(pa.array(np.cumsum(fresh) - 1))
+    return to_binary_array(buf, span.take(first), compiled=False).take(pa.array(np.cumsum(fresh) - 1))
 
 
-def _wrap(buf: Buffer, start: int, edges: Ints) -> pa.Array:
+def _wrap_buffer(buf: Buffer, start: int, edges: Ints) -> pa.Array:
     stop = int(edges[-1])
     assert stop - start < 1 << 31, "a batch of rows stays under 2 GiB: segments are sealed before"
     offsets = (edges - start).astype(np.int32)
@@ -229,7 +234,7 @@ def _wrap(buf: Buffer, start: int, edges: Ints) -> pa.Array:
     return pa.Array.from_buffers(pa.binary(), len(edges) - 1, [None, pa.py_buffer(offsets), window])
 
 
-_TIME = pa.timestamp("us", tz="UTC")
+_TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
 SCHEMA = pa.schema(
     [
         pa.field("seq", pa.int64(), nullable=False),
@@ -244,25 +249,25 @@ SCHEMA = pa.schema(
 
 @cache
 def _nulls() -> pa.Array:
-    return pa.nulls(_NULLS, pa.binary())
+    return pa.nulls(_NULLS_CACHED, pa.binary())
 
 
-def _missing(count: int) -> pa.Array:
+def _null_column(count: int) -> pa.Array:
     """A column that no record has; cut from one that is there, up to a size that is seldom passed."""
-    return _nulls().slice(0, count) if count <= _NULLS else pa.nulls(count, pa.binary())
+    return _nulls().slice(0, count) if count <= _NULLS_CACHED else pa.nulls(count, pa.binary())
 
 
 def to_arrow(rows: Rows, *, compiled: bool = True) -> pa.RecordBatch:
     """The rows as an Arrow batch. `data` borrows the buffer wherever the layout allows it."""
     count = len(rows)
     optional = [
-        _missing(count) if span is None else binary(rows.buf, span, compiled=compiled)
+        _null_column(count) if span is None else to_binary_array(rows.buf, span, compiled=compiled)
         for span in (rows.node, rows.tag, rows.meta)
     ]
     columns = [
         pa.array(rows.seq),
-        pa.Array.from_buffers(_TIME, count, [None, pa.py_buffer(np.ascontiguousarray(rows.ts_us))]),
+        pa.Array.from_buffers(_TIMESTAMP_TYPE, count, [None, pa.py_buffer(np.ascontiguousarray(rows.ts_us))]),
         *optional,
-        binary(rows.buf, rows.data, compiled=compiled),
+        to_binary_array(rows.buf, rows.data, compiled=compiled),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

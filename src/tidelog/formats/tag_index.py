@@ -40,16 +40,16 @@ _TAG_BYTES: Final = 2 + 4  # of a block, without the tag and its rows
 assert _HEAD.size + _SUM.size == HEAD_BYTES, "drawn above, frozen by tests/golden; changing it is a new format"
 
 
-class Directory(NamedTuple):
+class TagDirectory(NamedTuple):
     """The head of an index and where its blocks lie."""
 
     base: int
-    foot: int
+    footer_xxh3: int
     records: int
     tags: int
-    at: Ints  # block i is bytes [at[i], at[i + 1]) of the file
+    block_pos: Ints  # block i is bytes [at[i], at[i + 1]) of the file
     sums: NDArray[np.uint64]
-    firsts: bytes
+    first_tags: bytes
     bounds: Ints  # the first tag of block i is firsts[bounds[i] : bounds[i + 1]]
 
     @property
@@ -59,14 +59,14 @@ class Directory(NamedTuple):
     @property
     def nbytes(self) -> int:
         """The memory that it holds, about."""
-        return len(self.firsts) + self.at.nbytes + self.sums.nbytes + self.bounds.nbytes
+        return len(self.first_tags) + self.block_pos.nbytes + self.sums.nbytes + self.bounds.nbytes
 
-    def first(self, number: int) -> bytes:
+    def first_tag(self, number: int) -> bytes:
         """The first tag of a block."""
-        return self.firsts[self.bounds[number] : self.bounds[number + 1]]
+        return self.first_tags[self.bounds[number] : self.bounds[number + 1]]
 
 
-class Block(NamedTuple):
+class TagBlock(NamedTuple):
     """Some tags, sorted, and their rows."""
 
     blob: bytes
@@ -78,7 +78,7 @@ class Block(NamedTuple):
         return self.blob[self.bounds[number] : self.bounds[number + 1]]
 
 
-def encode(base: int, foot: int, records: int, index: Block) -> bytes:
+def encode(base: int, foot: int, records: int, index: TagBlock) -> bytes:
     """The file of an index that is given as one block of all tags."""
     blob, bounds, rows, starts = index
     count = len(bounds) - 1
@@ -88,7 +88,7 @@ def encode(base: int, foot: int, records: int, index: Block) -> bytes:
     while cuts[-1] < count:
         spent = int(ends[cuts[-1] - 1]) if cuts[-1] else 0
         cuts.append(min(int(np.searchsorted(ends, spent + BLOCK_BYTES)) + 1, count))
-    blocks = [_block(blob, bounds, rows, starts, lo, hi) for lo, hi in pairwise(cuts)]
+    blocks = [_encode_block(blob, bounds, rows, starts, lo, hi) for lo, hi in pairwise(cuts)]
     firsts = [blob[bounds[lo] : bounds[lo + 1]] for lo in cuts[:-1]]
     directory = b"".join(
         (
@@ -102,7 +102,7 @@ def encode(base: int, foot: int, records: int, index: Block) -> bytes:
     return b"".join((head, _SUM.pack(_checksum(head, directory)), directory, *blocks))
 
 
-def _block(blob: bytes, bounds: Ints, rows: NDArray[np.uint32], starts: Ints, lo: int, hi: int) -> bytes:
+def _encode_block(blob: bytes, bounds: Ints, rows: NDArray[np.uint32], starts: Ints, lo: int, hi: int) -> bytes:
     return b"".join(
         (
             np.array([hi - lo], "<u4").tobytes(),
@@ -114,7 +114,7 @@ def _block(blob: bytes, bounds: Ints, rows: NDArray[np.uint32], starts: Ints, lo
     )
 
 
-def lead_bytes(buf: Buffer, what: str = "tag index") -> int:
+def directory_end(buf: Buffer, what: str = "tag index") -> int:
     """How many bytes head and directory have; `buf` is the beginning of the file. Its checksum is not looked at yet."""
     if len(buf) < HEAD_BYTES:
         raise Corrupt(what, pos=0, reason=f"{len(buf)} bytes are too few for its head")
@@ -124,10 +124,10 @@ def lead_bytes(buf: Buffer, what: str = "tag index") -> int:
     return HEAD_BYTES + int(lead)
 
 
-def directory(buf: Buffer, size: int, what: str = "tag index") -> Directory:
+def decode_directory(buf: Buffer, size: int, what: str = "tag index") -> TagDirectory:
     """Head and directory of a file of `size` bytes, of which `buf` is the beginning. NewerFormat for a later version
     whose checksum holds, Corrupt for anything else."""
-    end = lead_bytes(buf, what)
+    end = directory_end(buf, what)
     if end > len(buf):
         raise Corrupt(what, pos=36, reason=f"its directory ends at byte {end}, there are {len(buf)}")
     _, version, pad, base, foot, records, tags, blocks, _ = _HEAD.unpack_from(buf, 0)
@@ -143,24 +143,24 @@ def directory(buf: Buffer, size: int, what: str = "tag index") -> Directory:
         raise Corrupt(what, pos=HEAD_BYTES, reason=f"a directory of {len(body)} bytes is too short for {blocks} blocks")
     sizes = np.frombuffer(body, "<u4", blocks)
     sums = np.frombuffer(body, "<u8", blocks, 4 * blocks).astype(np.uint64)
-    bounds = _edges(np.frombuffer(body, "<u2", blocks, 12 * blocks))
+    bounds = _offsets(np.frombuffer(body, "<u2", blocks, 12 * blocks))
     firsts = body[blocks * _ENTRY_BYTES :]
-    at = _edges(sizes) + end
+    at = _offsets(sizes) + end
     if int(bounds[-1]) != len(firsts) or int(at[-1]) != size:
         raise Corrupt(what, pos=HEAD_BYTES, reason=f"its blocks end at byte {int(at[-1])}, the file at {size}")
-    return Directory(base, foot, records, tags, at, sums, firsts, bounds)
+    return TagDirectory(base, foot, records, tags, at, sums, firsts, bounds)
 
 
-def block(found: Directory, number: int, buf: Buffer, what: str = "tag index") -> Block:
+def decode_block(found: TagDirectory, number: int, buf: Buffer, what: str = "tag index") -> TagBlock:
     """The block with this number, of which `buf` are the bytes."""
-    at, size = int(found.at[number]), int(found.at[number + 1] - found.at[number])
+    at, size = int(found.block_pos[number]), int(found.block_pos[number + 1] - found.block_pos[number])
     if len(buf) != size or xxh3_64_intdigest(buf) != int(found.sums[number]):
         raise Corrupt(what, pos=at, reason=f"block {number} does not match its checksum")
     count = int(np.frombuffer(buf, "<u4", 1)[0]) if size >= 4 else 0
     if 4 + _TAG_BYTES * count > size:
         raise Corrupt(what, pos=at, reason=f"{count} tags do not fit block {number}")
-    bounds = _edges(np.frombuffer(buf, "<u2", count, 4))
-    starts = _edges(np.frombuffer(buf, "<u4", count, 4 + 2 * count))
+    bounds = _offsets(np.frombuffer(buf, "<u2", count, 4))
+    starts = _offsets(np.frombuffer(buf, "<u4", count, 4 + 2 * count))
     tags_at = 4 + _TAG_BYTES * count
     rows_at = tags_at + int(bounds[-1])
     if rows_at + 4 * int(starts[-1]) != size:
@@ -168,15 +168,15 @@ def block(found: Directory, number: int, buf: Buffer, what: str = "tag index") -
     rows = np.frombuffer(buf, "<u4", int(starts[-1]), rows_at).astype(np.uint32)
     if len(rows) and int(rows.max()) >= found.records:
         raise Corrupt(what, pos=at, reason=f"block {number} names a row that the segment does not have")
-    return Block(bytes(memoryview(buf)[tags_at:rows_at]), bounds, rows, starts)
+    return TagBlock(bytes(memoryview(buf)[tags_at:rows_at]), bounds, rows, starts)
 
 
 def decode(buf: Buffer, what: str = "tag index") -> dict[bytes, list[int]]:
     """All of a file: the rows of each tag. For tests and examinations."""
-    found = directory(buf, len(buf), what)
+    found = decode_directory(buf, len(buf), what)
     tags: dict[bytes, list[int]] = {}
     for number in range(found.blocks):
-        some = block(found, number, memoryview(buf)[found.at[number] : found.at[number + 1]], what)
+        some = decode_block(found, number, memoryview(buf)[found.block_pos[number] : found.block_pos[number + 1]], what)
         for at in range(len(some.bounds) - 1):
             tags[some.tag(at)] = some.rows[some.starts[at] : some.starts[at + 1]].tolist()
     if len(tags) != found.tags or list(tags) != sorted(tags):
@@ -184,7 +184,7 @@ def decode(buf: Buffer, what: str = "tag index") -> dict[bytes, list[int]]:
     return tags
 
 
-def _edges(lengths: NDArray[np.uint16] | NDArray[np.uint32]) -> Ints:
+def _offsets(lengths: NDArray[np.uint16] | NDArray[np.uint32]) -> Ints:
     """Where values of these lengths begin, and where the last one ends."""
     made = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, dtype=np.int64, out=made[1:])

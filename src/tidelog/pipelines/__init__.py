@@ -12,13 +12,12 @@ Needs `pip install 'tidelog[spark,lake]'`. `transforms` holds what they do to da
 from __future__ import annotations
 
 from tidelog.pipelines import transforms
-from tidelog.pipelines.backfilling import Backfilled
-from tidelog.pipelines.exporting import Exported
-from tidelog.pipelines.jobs import backfill, export, reconcile, scrub, stats
-from tidelog.pipelines.measuring import Stats
-from tidelog.pipelines.reconciling import Difference, Reconciled
-from tidelog.pipelines.scrubbing import Scrubbed
-from tidelog.pipelines.sizing import Sizes
+from tidelog.pipelines.api import backfill, export, reconcile, scrub, stats
+from tidelog.pipelines.backfill_job import Backfilled
+from tidelog.pipelines.export_job import Exported, Sizes
+from tidelog.pipelines.reconcile_job import Difference, Reconciled
+from tidelog.pipelines.scrub_job import Scrubbed
+from tidelog.pipelines.stats_job import Stats
 
 __all__ = [
     "Backfilled",

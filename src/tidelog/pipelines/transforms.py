@@ -19,8 +19,8 @@ from pyspark.sql.types import BinaryType, BooleanType, MapType, StructType
 from tidelog.errors import BadInput
 from tidelog.spark.options import IS_JSON
 
-PLACES: Final = (0.5, 0.9, 0.99)
-_ASIDE: Final = ("tag", "node", "meta")
+PERCENTILES: Final = (0.5, 0.9, 0.99)
+_SIDE_COLUMNS: Final = ("tag", "node", "meta")
 _OWN: Final = ("topic", "seq", "ts")
 
 
@@ -33,16 +33,16 @@ def records(df: DataFrame) -> DataFrame:
     that makes `data` and does not say, gives bytes: nobody guesses."""
     if "data" in df.columns:
         data = F.col("data").cast(BinaryType())
-        json = F.coalesce(F.col(IS_JSON), F.lit(False)) if is_told(df) else F.lit(False)
+        json = F.coalesce(F.col(IS_JSON), F.lit(False)) if has_is_json(df) else F.lit(False)
     else:
-        fields = [F.col(f"`{name}`") for name in df.columns if name not in _ASIDE]
+        fields = [F.col(f"`{name}`") for name in df.columns if name not in _SIDE_COLUMNS]
         data, json = F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}).cast(BinaryType()), F.lit(True)
     return df.select(
         data.alias("data"), json.alias("json"), _text(df, "tag"), _text(df, "node"), _text(df, "meta")
     )  # fmt: skip
 
 
-def is_told(df: DataFrame) -> bool:
+def has_is_json(df: DataFrame) -> bool:
     """Whether a column of the rows says which of their data is JSON."""
     if not {"data", IS_JSON} <= set(df.columns):
         return False
@@ -62,7 +62,7 @@ def _text(df: DataFrame, name: str) -> Column:
     return F.col(name).cast("string").alias(name)
 
 
-def _interval(ts: Column, every_ms: int) -> Column:
+def _interval_start(ts: Column, every_ms: int) -> Column:
     """The beginning of the interval that a time lies in."""
     return F.timestamp_millis(F.floor(F.unix_millis(ts) / every_ms) * every_ms).alias("from")
 
@@ -70,11 +70,11 @@ def _interval(ts: Column, every_ms: int) -> Column:
 def rates(df: DataFrame, every_ms: int) -> DataFrame:
     """Columns ts and data of records → from, records, bytes, records_s, bytes_s, and percentiles of sizes."""
     size = F.length("data").cast("long")
-    counted = df.select(_interval(F.col("ts"), every_ms), size.alias("size")).groupBy("from")
+    counted = df.select(_interval_start(F.col("ts"), every_ms), size.alias("size")).groupBy("from")
     made = counted.agg(
         F.count("*").alias("records"),
         F.sum("size").alias("bytes"),
-        *(F.percentile_approx("size", place).alias(_place("size", place)) for place in PLACES),
+        *(F.percentile_approx("size", place).alias(_percentile_column("size", place)) for place in PERCENTILES),
         F.max("size").alias("size_max"),
     )
     seconds = F.lit(every_ms / 1000)
@@ -85,7 +85,7 @@ def rates(df: DataFrame, every_ms: int) -> DataFrame:
 
 def waits(df: DataFrame, every_ms: int) -> DataFrame:
     """Columns ts_ms, event and waited_ms of a queue's history → from, claims, acks, … and percentiles of waits."""
-    kept = df.select(_interval(F.col("ts_ms"), every_ms), "event", "waited_ms").groupBy("from")
+    kept = df.select(_interval_start(F.col("ts_ms"), every_ms), "event", "waited_ms").groupBy("from")
     return kept.agg(
         *(
             F.count(F.when(F.col("event") == event, 1)).alias(name)
@@ -96,10 +96,10 @@ def waits(df: DataFrame, every_ms: int) -> DataFrame:
                 ("dead", "dead_lettered"),
             )
         ),
-        *(F.percentile_approx("waited_ms", place).alias(_place("wait_ms", place)) for place in PLACES),
+        *(F.percentile_approx("waited_ms", place).alias(_percentile_column("wait_ms", place)) for place in PERCENTILES),
         F.max("waited_ms").alias("wait_ms_max"),
     ).orderBy("from")
 
 
-def _place(name: str, place: float) -> str:
-    return f"{name}_p{place * 100:g}"
+def _percentile_column(name: str, percentile: float) -> str:
+    return f"{name}_p{percentile * 100:g}"

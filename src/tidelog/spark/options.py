@@ -22,13 +22,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tidelog.addresses import SERVERS, directory, scheme_of
+from tidelog.addresses import SERVER_SCHEMES, local_directory, scheme_of
 from tidelog.errors import BadInput
-from tidelog.spark.where import Where, parse
-from tidelog.spark.wire import RETRY_MS
+from tidelog.spark.filters import RecordFilter, parse_filter
+from tidelog.spark.http_client import RETRY_TIMEOUT_MS
 
 OnGap: TypeAlias = Literal["fail", "emit", "skip"]
-OnMiss: TypeAlias = Literal["error", "latest"]
+OnTimestampMiss: TypeAlias = Literal["error", "latest"]
 Payload: TypeAlias = Literal["bytes", "json", "infer"]
 CodecName: TypeAlias = Literal["tide", "rustlog", "laminar", "narwhal"]
 
@@ -38,10 +38,10 @@ GAP: Final = "gap"
 EARLIEST: Final = -2
 LATEST: Final = -1
 SPLIT_BYTES: Final = 32 << 20
-_SHOWN_MAX: Final = 80
+_MESSAGE_VALUE_CHARS: Final = 80
 _SEQ_MAX: Final = (1 << 63) - 1
-_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_SPANS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+_BYTE_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_DURATION_UNITS_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
 T = TypeVar("T")
 
 
@@ -49,14 +49,14 @@ T = TypeVar("T")
 class Bound:
     """Where reading starts or ends: at a place common to all topics, seq by seq, at a time, or where a group stands."""
 
-    common: int = EARLIEST  # EARLIEST or LATEST
+    default: int = EARLIEST  # EARLIEST or LATEST
     seqs: tuple[tuple[str, int], ...] = ()
     time_ms: int | None = None
     group: str | None = None
 
-    def of(self, topic: str) -> int:
+    def seq_for(self, topic: str) -> int:
         """The seq for a topic, or EARLIEST or LATEST."""
-        return dict(self.seqs).get(topic, self.common)
+        return dict(self.seqs).get(topic, self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,34 +69,34 @@ class Options:
     pattern: str | None
     start: Bound | None  # None: not given; a batch then starts at the earliest, a stream at the latest
     end: Bound | None
-    on_miss: OnMiss
+    on_timestamp_miss: OnTimestampMiss
     group: str | None
     rows_max: int | None
     bytes_max: int | None
     rows_min: int | None
-    delay_ms: int
+    max_trigger_delay_ms: int
     partitions_min: int | None
     split_bytes: int
     on_gap: OnGap
     columns: tuple[str, ...] | None
-    where: Where
+    where: RecordFilter
     verify: bool
     payload: Payload
     retry_ms: int
-    strong: bool
+    is_strong: bool
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """What is read, for messages."""
         return self.path or self.server or ""
 
     @property
-    def is_store(self) -> bool:
+    def is_object_store(self) -> bool:
         """Whether `path` is the address of an object store, and not a directory."""
         return self.path is not None and scheme_of(self.path) is not None
 
     @property
-    def gaps(self) -> bool:
+    def emits_gaps(self) -> bool:
         return self.on_gap == "emit"
 
     def for_batch(self) -> Options:
@@ -107,18 +107,18 @@ class Options:
             "minOffsetsPerTrigger": self.rows_min,
             "group": self.group,
         }
-        _refuse(only, "a batch reads its range once; leave it out or use readStream")
+        _reject_given(only, "a batch reads its range once; leave it out or use readStream")
         return self
 
     def for_stream(self) -> Options:
-        _refuse(
+        _reject_given(
             {"endingOffsets or endingTimestamp": self.end},
             "a stream has no end; leave it out, or read a batch",
         )
         return self
 
 
-def _refuse(given: Mapping[str, object], reason: str) -> None:
+def _reject_given(given: Mapping[str, object], reason: str) -> None:
     for name, value in given.items():
         if value is not None:
             raise BadInput(f"option {name}: {reason}; nothing was read")
@@ -127,79 +127,79 @@ def _refuse(given: Mapping[str, object], reason: str) -> None:
 # ── one value each ────────────────────────────────────────────────────────────────────────────────
 
 
-def _wrong(name: str, value: str, must: str) -> BadInput:
-    shown = repr(value) if len(value) <= _SHOWN_MAX else f"{value[:_SHOWN_MAX]!r} and more"
-    return BadInput(f"option {name} is {shown}, it must be {must}; nothing was read")
+def _invalid_option(name: str, value: str, expected: str) -> BadInput:
+    shown = repr(value) if len(value) <= _MESSAGE_VALUE_CHARS else f"{value[:_MESSAGE_VALUE_CHARS]!r} and more"
+    return BadInput(f"option {name} is {shown}, it must be {expected}; nothing was read")
 
 
-def _choice(*choices: str) -> Callable[[str, str], Any]:
-    def read(name: str, value: str) -> str:
+def _parse_choice(*choices: str) -> Callable[[str, str], Any]:
+    def parse_value(name: str, value: str) -> str:
         if value.lower() not in choices:
-            raise _wrong(name, value, f"one of {', '.join(choices)}")
+            raise _invalid_option(name, value, f"one of {', '.join(choices)}")
         return value.lower()
 
-    return read
+    return parse_value
 
 
-def _flag(name: str, value: str) -> bool:
+def _parse_bool(name: str, value: str) -> bool:
     if value.lower() not in ("true", "false"):
-        raise _wrong(name, value, "true or false")
+        raise _invalid_option(name, value, "true or false")
     return value.lower() == "true"
 
 
-def _count(name: str, value: str) -> int:
+def _parse_count(name: str, value: str) -> int:
     if not re.fullmatch(r"[0-9]{1,18}", value) or not int(value):
-        raise _wrong(name, value, "a whole number from 1")
+        raise _invalid_option(name, value, "a whole number from 1")
     return int(value)
 
 
-def _bytes(name: str, value: str) -> int:
+def _parse_bytes(name: str, value: str) -> int:
     found = re.fullmatch(r"([0-9]{1,15})\s*([kmg]?)i?b?", value.lower())
     if not found or not int(found[1]):
-        raise _wrong(name, value, "a number of bytes from 1, such as 33554432 or 32m")
-    return int(found[1]) * _UNITS[found[2]]
+        raise _invalid_option(name, value, "a number of bytes from 1, such as 33554432 or 32m")
+    return int(found[1]) * _BYTE_UNITS[found[2]]
 
 
-def span_ms(name: str, value: str) -> int:
+def parse_duration_ms(name: str, value: str) -> int:
     found = re.fullmatch(r"([0-9]{1,12})\s*(ms|s|m|h)", value.lower())
     if not found:
-        raise _wrong(name, value, "a time such as 500ms, 30s, 15m or 1h")
-    return int(found[1]) * _SPANS[found[2]]
+        raise _invalid_option(name, value, "a time such as 500ms, 30s, 15m or 1h")
+    return int(found[1]) * _DURATION_UNITS_MS[found[2]]
 
 
-def _names(name: str, value: str) -> tuple[str, ...]:
+def _parse_names(name: str, value: str) -> tuple[str, ...]:
     found = tuple(part.strip() for part in value.split(","))
     if not all(found):
-        raise _wrong(name, value, "a list of names with commas between them")
+        raise _invalid_option(name, value, "a list of names with commas between them")
     if len(set(found)) < len(found):
-        raise _wrong(name, value, "a list in which nothing is named twice")
+        raise _invalid_option(name, value, "a list in which nothing is named twice")
     return found
 
 
-def _pattern(name: str, value: str) -> str:
+def _parse_pattern(name: str, value: str) -> str:
     try:
         re.compile(value)
     except re.error as error:
-        raise _wrong(name, value, f"a regular expression ({error})") from None
+        raise _invalid_option(name, value, f"a regular expression ({error})") from None
     return value
 
 
-def _text(name: str, value: str) -> str:
+def _parse_text(name: str, value: str) -> str:
     if not value.strip():
-        raise _wrong(name, value, "a text that is not empty")
+        raise _invalid_option(name, value, "a text that is not empty")
     return value.strip()
 
 
-def _path(name: str, value: str) -> str:
+def _parse_path(name: str, value: str) -> str:
     """A directory, or the address of an object store as it is."""
-    value = _text(name, value)
+    value = _parse_text(name, value)
     scheme = scheme_of(value)
-    if scheme in SERVERS:
-        raise _wrong(name, value, "a directory or an object store; a server is named by the option server")
-    return value if scheme not in (None, "file") else directory(value, f"option {name}", "nothing was read")
+    if scheme in SERVER_SCHEMES:
+        raise _invalid_option(name, value, "a directory or an object store; a server is named by the option server")
+    return value if scheme not in (None, "file") else local_directory(value, f"option {name}", "nothing was read")
 
 
-def address(name: str, value: str) -> str:
+def parse_server_address(name: str, value: str) -> str:
     value = value.strip().rstrip("/")
     try:
         parts = urlsplit(value)
@@ -207,11 +207,11 @@ def address(name: str, value: str) -> str:
     except ValueError:
         good = None
     if not good:
-        raise _wrong(name, value, "an address such as http://127.0.0.1:8080")
+        raise _invalid_option(name, value, "an address such as http://127.0.0.1:8080")
     return value
 
 
-def moment_ms(name: str, value: str) -> int:
+def parse_timestamp_ms(name: str, value: str) -> int:
     """Milliseconds since the epoch, from those or from ISO 8601 with a time zone."""
     if re.fullmatch(r"[0-9]{1,15}", value):
         return int(value)
@@ -220,81 +220,83 @@ def moment_ms(name: str, value: str) -> int:
     except ValueError:
         found = None
     if found is None or found.tzinfo is None:
-        raise _wrong(name, value, "milliseconds since the epoch, or a time such as 2026-01-31T12:00:00Z")
+        raise _invalid_option(name, value, "milliseconds since the epoch, or a time such as 2026-01-31T12:00:00Z")
     since = found - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400_000) + since.seconds * 1000 + since.microseconds // 1000
 
 
-def _bound(name: str, value: str) -> Bound:
+def _parse_bound(name: str, value: str) -> Bound:
     if value.lower() in ("earliest", "latest"):
         return Bound(EARLIEST if value.lower() == "earliest" else LATEST)
     if value.startswith("group:"):
         if not value.removeprefix("group:").strip():
-            raise _wrong(name, value, "group: and the name of a group")
+            raise _invalid_option(name, value, "group: and the name of a group")
         return Bound(group=value.removeprefix("group:").strip())
     must = 'earliest, latest, group:<name>, or seqs by topic such as {"orders": 42}'
     try:
         found = msgspec.json.decode(value)
     except msgspec.DecodeError:
-        raise _wrong(name, value, must) from None
+        raise _invalid_option(name, value, must) from None
     if not isinstance(found, dict) or not found:
-        raise _wrong(name, value, must)
-    return Bound(seqs=tuple(sorted((topic, _seq(name, value, seq)) for topic, seq in found.items())))
+        raise _invalid_option(name, value, must)
+    return Bound(seqs=tuple(sorted((topic, _parse_seq(name, value, seq)) for topic, seq in found.items())))
 
 
-def _seq(name: str, value: str, seq: object) -> int:
+def _parse_seq(name: str, value: str, seq: object) -> int:
     if isinstance(seq, dict):
         seq = seq.get("seq")
     if type(seq) is not int or not EARLIEST <= seq <= _SEQ_MAX:
-        raise _wrong(name, value, "a seq for each topic, from 0, or -2 for the earliest and -1 for the latest")
+        raise _invalid_option(name, value, "a seq for each topic, from 0, or -2 for the earliest and -1 for the latest")
     return seq
 
 
-_READERS: Final[dict[str, Callable[[str, str], Any]]] = {
-    "path": _path,
-    "server": address,
-    "key": _text,
-    "codec": _choice(*get_args(CodecName)),
-    "subscribe": _names,
-    "subscribePattern": _pattern,
-    "startingOffsets": _bound,
-    "endingOffsets": _bound,
-    "startingTimestamp": moment_ms,
-    "endingTimestamp": moment_ms,
-    "onTimestampMiss": _choice(*get_args(OnMiss)),
-    "group": _text,
-    "maxOffsetsPerTrigger": _count,
-    "maxBytesPerTrigger": _bytes,
-    "minOffsetsPerTrigger": _count,
-    "maxTriggerDelay": span_ms,
-    "minPartitions": _count,
-    "splitBytes": _bytes,
-    "failOnDataLoss": _flag,
-    "onGap": _choice(*get_args(OnGap)),
-    "includeGaps": _flag,
-    "columns": _names,
-    "where": parse,
-    "verify": _flag,
-    "payload": _choice(*get_args(Payload)),
-    "retryTimeout": span_ms,
-    "consistency": _choice("eventual", "strong"),
+_PARSERS: Final[dict[str, Callable[[str, str], Any]]] = {
+    "path": _parse_path,
+    "server": parse_server_address,
+    "key": _parse_text,
+    "codec": _parse_choice(*get_args(CodecName)),
+    "subscribe": _parse_names,
+    "subscribePattern": _parse_pattern,
+    "startingOffsets": _parse_bound,
+    "endingOffsets": _parse_bound,
+    "startingTimestamp": parse_timestamp_ms,
+    "endingTimestamp": parse_timestamp_ms,
+    "onTimestampMiss": _parse_choice(*get_args(OnTimestampMiss)),
+    "group": _parse_text,
+    "maxOffsetsPerTrigger": _parse_count,
+    "maxBytesPerTrigger": _parse_bytes,
+    "minOffsetsPerTrigger": _parse_count,
+    "maxTriggerDelay": parse_duration_ms,
+    "minPartitions": _parse_count,
+    "splitBytes": _parse_bytes,
+    "failOnDataLoss": _parse_bool,
+    "onGap": _parse_choice(*get_args(OnGap)),
+    "includeGaps": _parse_bool,
+    "columns": _parse_names,
+    "where": parse_filter,
+    "verify": _parse_bool,
+    "payload": _parse_choice(*get_args(Payload)),
+    "retryTimeout": parse_duration_ms,
+    "consistency": _parse_choice("eventual", "strong"),
 }
-NAMES: Final = tuple(_READERS)
-_DELAY_MS: Final = 15 * 60_000
+OPTION_NAMES: Final = tuple(_PARSERS)
+_MAX_TRIGGER_DELAY_MS: Final = 15 * 60_000
 
 
-def read(given: Mapping[str, str]) -> Options:
+def parse_options(given: Mapping[str, str]) -> Options:
     """The options of a reader, or BadInput that names the one that is wrong."""
-    known = {name.lower(): name for name in NAMES}
+    known = {name.lower(): name for name in OPTION_NAMES}
     found: dict[str, Any] = {}
     for name, value in given.items():
         if name.lower() not in known:
             near = get_close_matches(name.lower(), known, n=1, cutoff=0.0)[0]
-            raise BadInput(f"there is no option {name[:_SHOWN_MAX]!r}; nothing was read, did you mean {known[near]}?")
+            raise BadInput(
+                f"there is no option {name[:_MESSAGE_VALUE_CHARS]!r}; nothing was read, did you mean {known[near]}?"
+            )
         full = known[name.lower()]
-        found[full] = _READERS[full](full, str(value))
-    _check_place(found)
-    on_gap = _on_gap(found)
+        found[full] = _PARSERS[full](full, str(value))
+    _check_location(found)
+    on_gap = _resolve_on_gap(found)
     payload: Payload = found.get("payload", "bytes")
     columns = found.get("columns")
     if columns is not None:
@@ -310,27 +312,27 @@ def read(given: Mapping[str, str]) -> Options:
         codec=found.get("codec", "tide"),
         subscribe=found.get("subscribe", ()),
         pattern=found.get("subscribePattern"),
-        start=_either(found, "startingOffsets", "startingTimestamp"),
-        end=_either(found, "endingOffsets", "endingTimestamp"),
-        on_miss=found.get("onTimestampMiss", "error"),
+        start=_seq_or_time_bound(found, "startingOffsets", "startingTimestamp"),
+        end=_seq_or_time_bound(found, "endingOffsets", "endingTimestamp"),
+        on_timestamp_miss=found.get("onTimestampMiss", "error"),
         group=found.get("group"),
         rows_max=found.get("maxOffsetsPerTrigger"),
         bytes_max=found.get("maxBytesPerTrigger"),
         rows_min=found.get("minOffsetsPerTrigger"),
-        delay_ms=found.get("maxTriggerDelay", _DELAY_MS),
+        max_trigger_delay_ms=found.get("maxTriggerDelay", _MAX_TRIGGER_DELAY_MS),
         partitions_min=found.get("minPartitions"),
         split_bytes=found.get("splitBytes", SPLIT_BYTES),
         on_gap=on_gap,
         columns=columns,
-        where=found.get("where", Where()),
+        where=found.get("where", RecordFilter()),
         verify=found.get("verify", True),
         payload=payload,
-        retry_ms=found.get("retryTimeout", RETRY_MS),
-        strong=found.get("consistency") == "strong",
+        retry_ms=found.get("retryTimeout", RETRY_TIMEOUT_MS),
+        is_strong=found.get("consistency") == "strong",
     )
 
 
-def _check_place(found: Mapping[str, Any]) -> None:
+def _check_location(found: Mapping[str, Any]) -> None:
     if ("path" in found) == ("server" in found):
         given = "both are given" if "path" in found else "neither is given"
         raise BadInput(f"options path and server: {given}; nothing was read, name a directory or a server")
@@ -351,7 +353,7 @@ def _check_place(found: Mapping[str, Any]) -> None:
         raise BadInput("option subscribe: no topic is named; nothing was read, name some or give subscribePattern")
 
 
-def _either(found: Mapping[str, Any], by_seq: str, by_time: str) -> Bound | None:
+def _seq_or_time_bound(found: Mapping[str, Any], by_seq: str, by_time: str) -> Bound | None:
     if by_seq in found and by_time in found:
         raise BadInput(f"options {by_seq} and {by_time}: both are given; nothing was read, give one of them")
     if by_time in found:
@@ -362,7 +364,7 @@ def _either(found: Mapping[str, Any], by_seq: str, by_time: str) -> Bound | None
     return bound
 
 
-def _on_gap(found: Mapping[str, Any]) -> OnGap:
+def _resolve_on_gap(found: Mapping[str, Any]) -> OnGap:
     fail: bool | None = found.get("failOnDataLoss")
     on_gap: OnGap | None = found.get("onGap")
     if fail is not None and on_gap is not None and fail != (on_gap == "fail"):

@@ -6,47 +6,130 @@
 Every seq of the range ends up in exactly one place: in a stretch that a task reads, or in the counts that the first
 task is handed. What was lost involuntarily stops the query here, before anything was read, unless it may be emitted or
 skipped. Conditions on topic, seq and ts make the range smaller before it is cut; what that leaves out is filtered.
+
+[policy] Bytes into tasks. All that is to be read is laid end to end and cut at equal distances.
+
+    topic a                       topic b            tail
+    ├────────┬────────┬───┬───────┼──┬──┬──┬──┬──┬───┼────┤        segments: large ones are cut, small ones packed
+    ╎            ╎           ╎           ╎           ╎    ╎        cuts, moved to where a frame begins
+
+So one topic with one writer fills every core as evenly as many topics do, and rows stay in order inside a task.
+How many tasks: what `splitBytes` asks for, and no fewer than `minPartitions`; where nobody asked, no fewer than
+processors either, unless a task would have less than `LEAST_BYTES` to read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from tidelog.disk.posix import processors
+from tidelog.disk.posix import processor_count
 from tidelog.engine import Counts
 from tidelog.errors import BadInput, TopicNotFound
-from tidelog.spark import layout
-from tidelog.spark.groups import of as groups_of
-from tidelog.spark.layout import Lane, Piece
+from tidelog.spark.backends.directory import INLINE_TAIL_BYTES_MAX
+from tidelog.spark.backends.interface import (
+    Backend,
+    BoolArray,
+    PlannedFile,
+    ReadRange,
+    ReadTask,
+    SegmentInfo,
+    TopicGap,
+    TopicSnapshot,
+    pack_mask,
+)
+from tidelog.spark.filters import Bounds, RecordFilter
+from tidelog.spark.groups import group_store as groups_of
 from tidelog.spark.options import EARLIEST, LATEST, Bound, Options
-from tidelog.spark.path import INLINE_BYTES
-from tidelog.spark.place import Place, Segment, Sight
-from tidelog.spark.stretches import Bools, FilePart, Lost, Split, Stretch, packed
-from tidelog.spark.where import Bounds, Where
 
-_MS_MAX = 1 << 52
+MIN_TASK_BYTES: Final = 1 << 20
 
 
-class Range(NamedTuple):
-    """Seqs [first, stop) of a topic; `lost` is what is known to be gone whatever the files say."""
+class SizedRange(NamedTuple):
+    """A stretch of seqs with the bytes they lie at, rising."""
 
-    sight: Sight
     first: int
     stop: int
-    lost: Lost | None = None
-    void: bool = False  # nothing of it can be there
+    offset_of: Callable[[int], int]  # of seqs in [first, stop]
+
+    @property
+    def size(self) -> int:
+        return self.offset_of(self.stop) - self.offset_of(self.first)
+
+
+class Slice(NamedTuple):
+    range_index: int  # which of the lanes
+    first: int
+    stop: int
+    size: int
+
+
+def count_tasks(total_bytes: int, *, split_bytes: int, min_tasks: int | None, processors: int) -> int:
+    """How many tasks so many bytes are read by."""
+    asked = -(-total_bytes // split_bytes)
+    if min_tasks is None:
+        min_tasks = min(processors, -(-total_bytes // MIN_TASK_BYTES))
+    return max(asked, min_tasks, 1)
+
+
+def split_ranges(ranges: Sequence[SizedRange], count: int) -> list[list[Slice]]:
+    """The lanes in at most `count` parts of about equal size, none empty."""
+    sizes = [lane.size for lane in ranges]
+    total = sum(sizes)
+    marks = [total * number // count for number in range(1, count)]
+    parts: list[list[Slice]] = [[]]
+    before = 0
+    for number, (lane, size) in enumerate(zip(ranges, sizes, strict=True)):
+        first, origin = lane.first, lane.offset_of(lane.first)
+        while marks and marks[0] <= before + size:
+            stop = _cut_near(lane, first, origin + marks.pop(0) - before)
+            if stop > first:
+                parts[-1].append(Slice(number, first, stop, lane.offset_of(stop) - lane.offset_of(first)))
+                first = stop
+            if parts[-1]:
+                parts.append([])
+        if first < lane.stop:
+            parts[-1].append(Slice(number, first, lane.stop, lane.offset_of(lane.stop) - lane.offset_of(first)))
+        before += size
+    return [part for part in parts if part]
+
+
+def _cut_near(sized_range: SizedRange, first: int, offset: int) -> int:
+    """Where to cut a lane near a byte: at the beginning of a frame, on whichever side is nearer."""
+    later = bisect_left(range(first, sized_range.stop), offset, key=sized_range.offset_of) + first
+    if later >= sized_range.stop:
+        return sized_range.stop
+    earlier = (
+        bisect_left(range(first, later), sized_range.offset_of(later - 1), key=sized_range.offset_of) + first
+        if later > first
+        else first
+    )
+    return later if sized_range.offset_of(later) - offset <= offset - sized_range.offset_of(earlier) else earlier
+
+
+_TIMESTAMP_MS_MAX = 1 << 52
+
+
+class TopicRange(NamedTuple):
+    """Seqs [first, stop) of a topic; `lost` is what is known to be gone whatever the files say."""
+
+    snapshot: TopicSnapshot
+    first: int
+    stop: int
+    gap: TopicGap | None = None
+    is_gone: bool = False  # nothing of it can be there
 
 
 # ── which topics, which seqs ──────────────────────────────────────────────────────────────────────
 
 
-def topics(place: Place, options: Options) -> list[str]:
+def resolve_topics(backend: Backend, options: Options) -> list[str]:
     """The topics that are subscribed to, sorted. One that is named has to be there."""
-    there = place.names()
+    there = backend.names()
     if options.pattern is not None:
         wanted = re.compile(options.pattern)
         return sorted(name for name in there if wanted.fullmatch(name))
@@ -59,108 +142,115 @@ def topics(place: Place, options: Options) -> list[str]:
             near = get_close_matches(name, there, n=1)
             error = TopicNotFound(name)
             hint = f", did you mean {near[0]!r}?" if near else ""
-            error.args = (f"option subscribe: there is no topic {name!r} in {options.place}; nothing was read{hint}",)
+            error.args = (
+                f"option subscribe: there is no topic {name!r} in {options.location}; nothing was read{hint}",
+            )
             raise error
         found += mine
     return sorted(found)
 
 
-def start_of(place: Place, options: Options, sight: Sight, *, default: int) -> int:
+def start_seq(backend: Backend, options: Options, snapshot: TopicSnapshot, *, default: int) -> int:
     """The first seq to read of a topic."""
     bound = options.start or Bound(default)
     if bound.group is not None:
-        stands = groups_of(place, "startingOffsets", bound.group).fetch(bound.group, sight.topic)
-        return max(sight.floor, sight.first) if stands is None else stands
+        stands = groups_of(backend, "startingOffsets", bound.group).fetch(bound.group, snapshot.topic)
+        return max(snapshot.evict_floor, snapshot.first_seq) if stands is None else stands
     if bound.time_ms is not None:
-        return _from_time(place, options, sight, bound.time_ms)
-    seq = bound.of(sight.topic)
+        return _start_from_time(backend, options, snapshot, bound.time_ms)
+    seq = bound.seq_for(snapshot.topic)
     if seq == EARLIEST:
-        return max(sight.floor, sight.first)
+        return max(snapshot.evict_floor, snapshot.first_seq)
     if seq == LATEST:
-        return sight.next
-    _check_head("startingOffsets", sight, seq)
-    return max(seq, sight.first)
+        return snapshot.next_seq
+    _check_not_past_end("startingOffsets", snapshot, seq)
+    return max(seq, snapshot.first_seq)
 
 
-def _from_time(place: Place, options: Options, sight: Sight, time_ms: int) -> int:
-    seq = place.seek(sight.topic, time_ms)
-    if seq >= sight.next:
-        if options.on_miss == "latest":
-            return sight.next
+def _start_from_time(backend: Backend, options: Options, snapshot: TopicSnapshot, time_ms: int) -> int:
+    seq = backend.seek(snapshot.topic, time_ms)
+    if seq >= snapshot.next_seq:
+        if options.on_timestamp_miss == "latest":
+            return snapshot.next_seq
         raise BadInput(
-            f"option startingTimestamp is {time_ms}: {sight.topic} has no record that late; nothing was read, give an "
+            f"option startingTimestamp is {time_ms}: {snapshot.topic} has no record that late; nothing was read, give "
+            f"an "
             "earlier time, or onTimestampMiss=latest to start behind the last record"
         )
     # Where the first record that is left is the answer, records that were lost may have been in the window as well.
-    return sight.first if seq <= max(sight.earliest, sight.floor) else seq
+    return snapshot.first_seq if seq <= max(snapshot.earliest_seq, snapshot.evict_floor) else seq
 
 
-def stop_of(place: Place, options: Options, sight: Sight) -> int:
+def end_seq(backend: Backend, options: Options, snapshot: TopicSnapshot) -> int:
     """One past the last seq to read of a topic."""
     bound = options.end
     if bound is None:
-        return sight.next
+        return snapshot.next_seq
     if bound.group is not None:
-        stands = groups_of(place, "endingOffsets", bound.group).fetch(bound.group, sight.topic)
-        return sight.next if stands is None else stands
+        stands = groups_of(backend, "endingOffsets", bound.group).fetch(bound.group, snapshot.topic)
+        return snapshot.next_seq if stands is None else stands
     if bound.time_ms is not None:
-        return min(place.seek(sight.topic, bound.time_ms), sight.next)
-    seq = dict(bound.seqs).get(sight.topic, LATEST)
+        return min(backend.seek(snapshot.topic, bound.time_ms), snapshot.next_seq)
+    seq = dict(bound.seqs).get(snapshot.topic, LATEST)
     if seq == EARLIEST:
-        raise BadInput(f"option endingOffsets is -2 for {sight.topic}: nothing lies before it; nothing was read")
+        raise BadInput(f"option endingOffsets is -2 for {snapshot.topic}: nothing lies before it; nothing was read")
     if seq == LATEST:
-        return sight.next
-    _check_head("endingOffsets", sight, seq)
+        return snapshot.next_seq
+    _check_not_past_end("endingOffsets", snapshot, seq)
     return seq
 
 
-def _check_head(option: str, sight: Sight, seq: int) -> None:
-    if seq > sight.next:
+def _check_not_past_end(option: str, snapshot: TopicSnapshot, seq: int) -> None:
+    if seq > snapshot.next_seq:
         raise BadInput(
-            f"option {option} is {seq} for {sight.topic}, whose last record is {sight.next - 1}; nothing was read, "
-            f"give at most {sight.next}"
+            f"option {option} is {seq} for {snapshot.topic}, whose last record is {snapshot.next_seq - 1}; nothing "
+            f"was read, "
+            f"give at most {snapshot.next_seq}"
         )
 
 
-def check_named(bound: Bound | None, option: str, names: Iterable[str]) -> None:
+def check_topics_subscribed(bound: Bound | None, option: str, names: Iterable[str]) -> None:
     """Seqs are given for topics that are read."""
     for topic, _ in () if bound is None else bound.seqs:
         if topic not in names:
             raise BadInput(f"option {option} names {topic!r}, which is not subscribed to; nothing was read")
 
 
-def check_group(place: Place, bound: Bound | None, option: str, options: Options, names: Sequence[str]) -> None:
+def check_group_exists(
+    backend: Backend, bound: Bound | None, option: str, options: Options, names: Sequence[str]
+) -> None:
     """A group that is named is there, in one of the topics at least; unless the query itself is about to make it."""
     group = None if bound is None else bound.group
     if group is None or group == options.group:
         return
-    kept = groups_of(place, option, group)
+    kept = groups_of(backend, option, group)
     if all(kept.fetch(group, name) is None for name in names):
         raise BadInput(
-            f"option {option}: {', '.join(names)} of {options.place} has no group {group!r}; nothing was read, look at "
+            f"option {option}: {', '.join(names)} of {options.location} has no group {group!r}; nothing was read, "
+            f"look at "
             f"the name again, start at the earliest, or give group={group} as well and the query makes it"
         )
 
 
-def batch_ranges(place: Place, options: Options) -> list[Range]:
-    names = topics(place, options)
-    check_group(place, options.start, "startingOffsets", options, names)
-    check_group(place, options.end, "endingOffsets", options, names)
-    check_named(options.start, "startingOffsets", names)
-    check_named(options.end, "endingOffsets", names)
+def batch_ranges(backend: Backend, options: Options) -> list[TopicRange]:
+    names = resolve_topics(backend, options)
+    check_group_exists(backend, options.start, "startingOffsets", options, names)
+    check_group_exists(backend, options.end, "endingOffsets", options, names)
+    check_topics_subscribed(options.start, "startingOffsets", names)
+    check_topics_subscribed(options.end, "endingOffsets", names)
     found = []
     for name in names:
-        sight = place.look(name)
+        sight = backend.snapshot(name)
         if sight is None:
             raise TopicNotFound(name)
-        first = start_of(place, options, sight, default=EARLIEST)
-        stop = stop_of(place, options, sight)
+        first = start_seq(backend, options, sight, default=EARLIEST)
+        stop = end_seq(backend, options, sight)
         if stop < first and (options.start is not None and options.end is not None):
             raise BadInput(
                 f"{name}: the range ends at {stop}, before it starts at {first}; nothing was read, look at "
                 "startingOffsets and endingOffsets"
             )
-        found.append(Range(sight, first, max(stop, first)))
+        found.append(TopicRange(sight, first, max(stop, first)))
     return found
 
 
@@ -168,131 +258,141 @@ def batch_ranges(place: Place, options: Options) -> list[Range]:
 
 
 @dataclass(slots=True)
-class _Draft:
-    lanes: list[Lane] = field(default_factory=list)
-    sources: list[tuple[Sight, Segment | None]] = field(default_factory=list)
-    lost: list[Lost] = field(default_factory=list)
+class _PlanBuilder:
+    ranges: list[SizedRange] = field(default_factory=list)
+    sources: list[tuple[TopicSnapshot, SegmentInfo | None]] = field(default_factory=list)
+    gaps: list[TopicGap] = field(default_factory=list)
     counts: Counts = Counts()  # noqa: RUF009  # a tuple of numbers
 
-    def add(self, sight: Sight, segment: Segment | None, first: int, stop: int) -> None:
-        self.lanes.append(Lane(first, stop, sight.bytes_at if segment is None else segment.at))
-        self.sources.append((sight, segment))
+    def add(self, snapshot: TopicSnapshot, segment: SegmentInfo | None, first: int, stop: int) -> None:
+        self.ranges.append(SizedRange(first, stop, snapshot.bytes_before if segment is None else segment.frame_offset))
+        self.sources.append((snapshot, segment))
 
 
-def splits(place: Place, options: Options, ranges: Sequence[Range], where: Where) -> list[Split]:
+def plan_tasks(
+    backend: Backend, options: Options, ranges: Sequence[TopicRange], record_filter: RecordFilter
+) -> list[ReadTask]:
     """The tasks that read these ranges. At least one, which may have nothing to do."""
-    draft = _Draft()
+    draft = _PlanBuilder()
     for each in ranges:
-        _draw(place, options, where, each, draft)
-    total = sum(lane.size for lane in draft.lanes)
-    count = layout.tasks(total, split_bytes=options.split_bytes, least=options.partitions_min, processors=processors())
-    tail = sum(lane.size for lane, (_, segment) in zip(draft.lanes, draft.sources, strict=True) if segment is None)
+        _plan_range(backend, options, record_filter, each, draft)
+    total = sum(lane.size for lane in draft.ranges)
+    count = count_tasks(
+        total, split_bytes=options.split_bytes, min_tasks=options.partitions_min, processors=processor_count()
+    )
+    tail = sum(lane.size for lane, (_, segment) in zip(draft.ranges, draft.sources, strict=True) if segment is None)
     made = []
-    for part in layout.cut(draft.lanes, count):
-        stretches = _stretches(place, options, draft, part, inline=tail <= INLINE_BYTES)
-        made.append(Split(tuple(stretches), seqs=sum(stretch.seqs for stretch in stretches)))
-    first = made[0] if made else Split()
-    told = replace(first, lost=tuple(draft.lost), counts=draft.counts, seqs=first.seqs + sum(draft.counts))
+    for part in split_ranges(draft.ranges, count):
+        stretches = _build_ranges(backend, options, draft, part, inline=tail <= INLINE_TAIL_BYTES_MAX)
+        made.append(ReadTask(tuple(stretches), seq_count=sum(stretch.seq_count for stretch in stretches)))
+    first = made[0] if made else ReadTask()
+    told = replace(first, gaps=tuple(draft.gaps), counts=draft.counts, seq_count=first.seq_count + sum(draft.counts))
     return [told, *made[1:]]
 
 
-def missed(options: Options, lost: Lost | None) -> None:
+def raise_on_gap(options: Options, gap: TopicGap | None) -> None:
     """Stop where records were lost that somebody wanted to have."""
-    if lost is not None and options.on_gap == "fail":
-        raise lost.error()
+    if gap is not None and options.on_gap == "fail":
+        raise gap.to_error()
 
 
-def _draw(place: Place, options: Options, where: Where, each: Range, draft: _Draft) -> None:
-    sight, first, stop = each.sight, each.first, each.stop
-    if each.lost is not None:
-        missed(options, each.lost)
-        draft.lost.append(each.lost)
-    if each.void:
-        draft.counts += Counts(evicted=stop - first)
+def _plan_range(
+    backend: Backend, options: Options, record_filter: RecordFilter, topic_range: TopicRange, builder: _PlanBuilder
+) -> None:
+    sight, first, stop = topic_range.snapshot, topic_range.first, topic_range.stop
+    if topic_range.gap is not None:
+        raise_on_gap(options, topic_range.gap)
+        builder.gaps.append(topic_range.gap)
+    if topic_range.is_gone:
+        builder.counts += Counts(evicted=stop - first)
         return
-    if not where.takes_topic(sight.topic):
-        draft.counts += Counts(filtered=stop - first)
+    if not record_filter.accepts_topic(sight.topic):
+        builder.counts += Counts(filtered=stop - first)
         return
-    begin, end = _between(where.bounds("seq"), first, stop)
-    draft.counts += Counts(filtered=(stop - first) - (end - begin))
-    if begin < min(sight.floor, end):
-        lost = place.lost(sight.topic, begin)
+    begin, end = _clip_to_bounds(record_filter.bounds("seq"), first, stop)
+    builder.counts += Counts(filtered=(stop - first) - (end - begin))
+    if begin < min(sight.evict_floor, end):
+        lost = backend.gap_before(sight.topic, begin)
         if lost is not None:
             lost = replace(lost, last=min(lost.last, end - 1))
-            missed(options, lost)
-            draft.lost.append(lost)
-        until = min(sight.floor, end)
-        draft.counts += place.settle(sight.topic, begin, until)[0]
+            raise_on_gap(options, lost)
+            builder.gaps.append(lost)
+        until = min(sight.evict_floor, end)
+        builder.counts += backend.account_missing(sight.topic, begin, until)[0]
         begin = until
-    times = where.bounds("ts")
-    if place.timed and begin < end and times != Bounds():
-        low, high = _by_time(place, sight, times, begin, end)
-        draft.counts += Counts(filtered=(end - begin) - (high - low))
+    times = record_filter.bounds("ts")
+    if backend.has_timestamps and begin < end and times != Bounds():
+        low, high = _clip_to_times(backend, sight, times, begin, end)
+        builder.counts += Counts(filtered=(end - begin) - (high - low))
         begin, end = low, high
-    _lay(place, options, sight, begin, end, draft)
+    _add_readable(backend, options, sight, begin, end, builder)
 
 
-def _between(bounds: Bounds, first: int, stop: int) -> tuple[int, int]:
+def _clip_to_bounds(bounds: Bounds, first: int, stop: int) -> tuple[int, int]:
     begin = min(max(first, bounds.low), stop)
     return begin, max(min(stop, bounds.high + 1), begin)
 
 
-def _by_time(place: Place, sight: Sight, times: Bounds, first: int, stop: int) -> tuple[int, int]:
+def _clip_to_times(backend: Backend, snapshot: TopicSnapshot, times: Bounds, first: int, stop: int) -> tuple[int, int]:
     """The seqs whose records may be of these times: time never falls from one record to the next."""
     low, high = times.low // 1000, times.high // 1000 + 1
-    begin = first if low <= 0 else min(max(place.seek(sight.topic, min(low, _MS_MAX)), first), stop)
-    end = stop if high > _MS_MAX else min(place.seek(sight.topic, max(high, 0)), stop)
+    begin = first if low <= 0 else min(max(backend.seek(snapshot.topic, min(low, _TIMESTAMP_MS_MAX)), first), stop)
+    end = stop if high > _TIMESTAMP_MS_MAX else min(backend.seek(snapshot.topic, max(high, 0)), stop)
     return begin, max(end, begin)
 
 
-def _lay(place: Place, options: Options, sight: Sight, begin: int, end: int, draft: _Draft) -> None:
+def _add_readable(
+    backend: Backend, options: Options, snapshot: TopicSnapshot, begin: int, end: int, builder: _PlanBuilder
+) -> None:
     """Lay what can be read into lanes, and settle what is between: deleted, never there, or lost at the source of a
     router."""
     at = begin
 
-    def pass_to(seq: int) -> None:
+    def account_until(seq: int) -> None:
         nonlocal at
         stop = min(seq, end)
         if at < stop:
-            counts, losses = place.settle(sight.topic, at, stop)
-            draft.counts += counts
+            counts, losses = backend.account_missing(snapshot.topic, at, stop)
+            builder.counts += counts
             for lost in losses:
                 if lost.first < stop and lost.last >= at:
                     clipped = replace(lost, first=max(lost.first, at), last=min(lost.last, stop - 1))
-                    missed(options, clipped)
-                    draft.lost.append(clipped)
+                    raise_on_gap(options, clipped)
+                    builder.gaps.append(clipped)
         at = max(at, min(seq, end))
 
-    pass_to(sight.earliest)
-    for segment in sight.segments:
+    account_until(snapshot.earliest_seq)
+    for segment in snapshot.segments:
         if segment.stop <= at or at >= end:
             continue
-        pass_to(segment.base)
+        account_until(segment.base)
         stop = min(segment.stop, end)
         if at < stop:
-            draft.add(sight, segment, at, stop)
+            builder.add(snapshot, segment, at, stop)
             at = stop
     if at < end:
-        draft.add(sight, None, at, end)
+        builder.add(snapshot, None, at, end)
 
 
-def _stretches(place: Place, options: Options, draft: _Draft, part: Sequence[Piece], *, inline: bool) -> list[Stretch]:
+def _build_ranges(
+    backend: Backend, options: Options, builder: _PlanBuilder, slices: Sequence[Slice], *, inline: bool
+) -> list[ReadRange]:
     found = []
-    for piece in part:
-        sight, segment = draft.sources[piece.lane]
-        made = Stretch(sight.topic, sight.epoch, piece.first, piece.stop, piece.size)
+    for piece in slices:
+        sight, segment = builder.sources[piece.range_index]
+        made = ReadRange(sight.topic, sight.epoch, piece.first, piece.stop, piece.size)
         if segment is not None:
-            dead: Bools | None = segment.dead()
+            dead: BoolArray | None = segment.load_deleted()
             if dead is not None:
                 dead = dead[piece.first - segment.base : piece.stop - segment.base]
-            file = FilePart(segment.base, segment.stop, segment.size, segment.sealed)
-            made = replace(made, file=file, deleted=packed(dead))
+            file = PlannedFile(segment.base, segment.stop, segment.size, segment.is_sealed)
+            made = replace(made, file=file, deleted_bits=pack_mask(dead))
         elif inline:
-            records = place.inline(sight.topic, piece.first, piece.stop)
+            records = backend.read_tail_inline(sight.topic, piece.first, piece.stop)
             if records is not None:
-                for lost in records.lost:
-                    missed(options, lost)
-                draft.lost += records.lost
-                made = replace(made, inline=records.stream, counts=records.counts)
+                for lost in records.gaps:
+                    raise_on_gap(options, lost)
+                builder.gaps += records.gaps
+                made = replace(made, inline_records=records.arrow_stream, inline_counts=records.counts)
         found.append(made)
     return found

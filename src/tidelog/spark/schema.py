@@ -33,7 +33,7 @@ from tidelog.errors import BadInput
 from tidelog.spark.options import COLUMNS, GAP, IS_JSON, Options
 
 RESCUED: Final = "_rescued"
-_TYPES: Final[dict[str, DataType]] = {
+_COLUMN_TYPES: Final[dict[str, DataType]] = {
     "topic": StringType(),
     "seq": LongType(),
     "ts": TimestampType(),
@@ -46,46 +46,46 @@ _TYPES: Final[dict[str, DataType]] = {
         [StructField("first", LongType()), StructField("last", LongType()), StructField("cause", StringType())]
     ),
 }
-TAKEN: Final = (*_TYPES, RESCUED)  # by columns of ours
+RESERVED_COLUMNS: Final = (*_COLUMN_TYPES, RESCUED)  # by columns of ours
 
-_SCALARS: Final = (BooleanType, DateType, DecimalType, FractionalType, IntegralType, StringType, TimestampType)
-
-
-def type_of(column: str, options: Options) -> DataType:
-    return StringType() if column == "data" and options.payload != "bytes" else _TYPES[column]
+_SCALAR_TYPES: Final = (BooleanType, DateType, DecimalType, FractionalType, IntegralType, StringType, TimestampType)
 
 
-def default(options: Options, fields: StructType | None = None) -> StructType:
+def column_type(column: str, options: Options) -> DataType:
+    return StringType() if column == "data" and options.payload != "bytes" else _COLUMN_TYPES[column]
+
+
+def default_schema(options: Options, fields: StructType | None = None) -> StructType:
     """The columns of a reader that was given none; `fields` are those that a record's JSON was found to have."""
     own = [column for column in COLUMNS if column != "data" or fields is None]
-    made = [StructField(column, type_of(column, options)) for column in own]
+    made = [StructField(column, column_type(column, options)) for column in own]
     if fields is not None:
         made += [*fields.fields, StructField(RESCUED, StringType())]
-    if options.gaps:
-        made.append(StructField(GAP, _TYPES[GAP]))
+    if options.emits_gaps:
+        made.append(StructField(GAP, _COLUMN_TYPES[GAP]))
     if options.columns is None:
         return StructType(made)
-    known = {field.name: field for field in (*made, StructField(IS_JSON, _TYPES[IS_JSON]))}
+    known = {field.name: field for field in (*made, StructField(IS_JSON, _COLUMN_TYPES[IS_JSON]))}
     for column in options.columns:
         if column not in known:
             raise BadInput(f"option columns: there is no column {column!r}; nothing was read, there are {list(known)}")
     return StructType([known[column] for column in options.columns])
 
 
-def checked(schema: StructType, options: Options) -> StructType:
+def validate_schema(schema: StructType, options: Options) -> StructType:
     """A schema that somebody gave, or BadInput that says what does not fit."""
     if not schema.fields:
         raise BadInput("the schema has no columns; nothing was read, leave it out to get all of them")
     names = [field.name for field in schema.fields]
     for column in schema.fields:
-        if column.name in TAKEN:
-            wanted = StringType() if column.name == RESCUED else type_of(column.name, options)
+        if column.name in RESERVED_COLUMNS:
+            wanted = StringType() if column.name == RESCUED else column_type(column.name, options)
             if column.dataType.simpleString() != wanted.simpleString():
                 raise BadInput(
                     f"the schema has {column.name} as {column.dataType.simpleString()}, it is "
                     f"{wanted.simpleString()}; nothing was read, mend the schema or leave it out"
                 )
-        elif not _is_json(column.dataType):
+        elif not _is_json_type(column.dataType):
             raise BadInput(
                 f"the schema has {column.name} as {column.dataType.simpleString()}, which no JSON value can be; "
                 "nothing was read, mend the schema"
@@ -95,35 +95,35 @@ def checked(schema: StructType, options: Options) -> StructType:
                 f"the schema has a column {column.name!r}, which no record has; nothing was read. Columns are "
                 f"{', '.join((*COLUMNS, IS_JSON))}; fields of a record's JSON need payload=json"
             )
-    if GAP in names and not options.gaps:
+    if GAP in names and not options.emits_gaps:
         raise BadInput("the schema has a column gap; nothing was read, gaps are rows with onGap=emit only")
-    if RESCUED in names and not fields_of(schema):
+    if RESCUED in names and not json_fields(schema):
         raise BadInput("the schema has _rescued and no field that something could not fit; nothing was read")
     if len(set(names)) < len(names):
         raise BadInput(f"the schema names a column twice: {names}; nothing was read")
     return schema
 
 
-def _is_json(kind: DataType) -> bool:
+def _is_json_type(kind: DataType) -> bool:
     if isinstance(kind, StructType):
-        return all(_is_json(field.dataType) for field in kind.fields)
+        return all(_is_json_type(field.dataType) for field in kind.fields)
     if isinstance(kind, ArrayType):
-        return _is_json(kind.elementType)
+        return _is_json_type(kind.elementType)
     if isinstance(kind, MapType):
-        return isinstance(kind.keyType, StringType) and _is_json(kind.valueType)
-    return isinstance(kind, _SCALARS)
+        return isinstance(kind.keyType, StringType) and _is_json_type(kind.valueType)
+    return isinstance(kind, _SCALAR_TYPES)
 
 
-def fields_of(schema: StructType) -> list[StructField]:
+def json_fields(schema: StructType) -> list[StructField]:
     """The columns that are fields of a record's JSON."""
-    return [field for field in schema.fields if field.name not in TAKEN]
+    return [field for field in schema.fields if field.name not in RESERVED_COLUMNS]
 
 
-def key_of(column: str) -> str:
+def json_key(column: str) -> str:
     """The JSON field that a column stands for."""
     rest = column.removeprefix("data_")
-    return rest if column.startswith("data_") and rest in TAKEN else column
+    return rest if column.startswith("data_") and rest in RESERVED_COLUMNS else column
 
 
-def column_of(key: str) -> str:
-    return f"data_{key}" if key in TAKEN else key
+def column_name(key: str) -> str:
+    return f"data_{key}" if key in RESERVED_COLUMNS else key

@@ -28,7 +28,7 @@ from typing import NamedTuple, TypeAlias
 SECTOR_BYTES = 512
 
 
-class Piece(NamedTuple):
+class SectorWrite(NamedTuple):
     """The part of one write that lies in one sector."""
 
     serial: int  # orders the pending operations of the whole disk
@@ -60,12 +60,12 @@ class Move(NamedTuple):
     new: str
 
 
-FileChange: TypeAlias = Piece | Resize
+FileChange: TypeAlias = SectorWrite | Resize
 NameChange: TypeAlias = Link | Unlink | Move
 
 
 class FileNode:
-    __slots__ = ("_durable", "_live", "holder", "modified_ms", "pending", "promised")
+    __slots__ = ("_durable", "_live", "lock_holder", "modified_ms", "pending", "pending_size")
 
     def __init__(self, content: bytes, modified_ms: int) -> None:
         self._durable: bytes | bytearray = content
@@ -73,9 +73,9 @@ class FileNode:
         self.pending: list[FileChange] = []
         # The size once all that is pending has survived. Not always the live size: bytes that
         # a failed sync dropped are seen, but will never be on the platter.
-        self.promised = len(content)
+        self.pending_size = len(content)
         self.modified_ms = modified_ms
-        self.holder: object = None  # whoever holds this file as a lock
+        self.lock_holder: object = None  # whoever holds this file as a lock
 
     @property
     def size(self) -> int:
@@ -97,7 +97,7 @@ class FileNode:
         return bytes(self._live[pos : pos + size])
 
     def write(self, serials: Iterator[int], pos: int, data: bytes) -> None:
-        live = self._live = _loose(self._live)
+        live = self._live = _mutable(self._live)
         if pos > len(live):
             live.extend(bytes(pos - len(live)))
         live[pos : pos + len(data)] = data
@@ -105,57 +105,59 @@ class FileNode:
         start = 0
         while start < len(data):
             stop = min(len(data), start + SECTOR_BYTES - (pos + start) % SECTOR_BYTES)
-            if pos + stop > self.promised:
-                self.promised = pos + stop
+            if pos + stop > self.pending_size:
+                self.pending_size = pos + stop
                 self.pending.append(Resize(next(serials), write, pos + stop))
-            self.pending.append(Piece(next(serials), write, pos + start, data[start:stop]))
+            self.pending.append(SectorWrite(next(serials), write, pos + start, data[start:stop]))
             start = stop
 
     def resize(self, serials: Iterator[int], size: int) -> None:
-        live = self._live = _loose(self._live)
+        live = self._live = _mutable(self._live)
         del live[size:]
         live.extend(bytes(size - len(live)))
-        if size != self.promised:
-            self.promised = size
+        if size != self.pending_size:
+            self.pending_size = size
             self.pending.append(Resize(next(serials), 0, size))
 
     def sync(self) -> None:
         """Move all that is pending to the platter."""
         if self.pending:
-            durable = self._durable = _loose(self._durable)
-            settle(durable, self.pending)
+            durable = self._durable = _mutable(self._durable)
+            apply_changes(durable, self.pending)
             self.pending.clear()
 
-    def drop(self) -> None:
+    def drop_pending(self) -> None:
         """Forget what is pending but go on showing it, as a kernel that marks failed pages clean does."""
         self.pending.clear()
-        self.promised = len(self._durable)
+        self.pending_size = len(self._durable)
 
     def revert(self) -> None:
         """Forget what is pending and show what is durable, as a kernel that discards failed pages does."""
-        self.drop()
+        self.drop_pending()
         self._live = self.durable
 
-    def become(self, content: bytes) -> None:
+    def set_content(self, content: bytes) -> None:
         """Hold exactly `content`, durable, nothing pending."""
         self._durable = self._live = content
         self.pending.clear()
-        self.promised = len(content)
+        self.pending_size = len(content)
 
-    def flip(self, pos: int, bit: int) -> None:
+    def flip_bit(self, pos: int, bit: int) -> None:
         """Turn one bit over wherever this byte is kept, so that no later sync repairs it."""
         if not 0 <= pos < len(self._live):
             raise ValueError(f"byte {pos} is outside the file of {len(self._live)} bytes")
-        self._live, self._durable = (_flipped(held, pos, bit) for held in (self._live, self._durable))
+        self._live, self._durable = (_flip_bit(held, pos, bit) for held in (self._live, self._durable))
         self.pending = [
-            change._replace(data=_flipped(change.data, pos - change.pos, bit)) if isinstance(change, Piece) else change
+            change._replace(data=_flip_bit(change.data, pos - change.pos, bit))
+            if isinstance(change, SectorWrite)
+            else change
             for change in self.pending
         ]
 
-    def twin(self) -> FileNode:
+    def copy(self) -> FileNode:
         """A copy with its own pending list; the bytes are shared until either is written."""
         twin = FileNode(self.durable, self.modified_ms)
-        twin._live, twin.pending, twin.promised = self.live, self.pending.copy(), self.promised
+        twin._live, twin.pending, twin.pending_size = self.live, self.pending.copy(), self.pending_size
         return twin
 
 
@@ -169,7 +171,7 @@ class DirNode:
         self.modified_ms = modified_ms
 
     def change(self, change: NameChange) -> None:
-        rename(self.live, change)
+        apply_name_change(self.live, change)
         self.pending.append(change)
 
     def sync(self) -> None:
@@ -181,11 +183,11 @@ class DirNode:
 Node: TypeAlias = FileNode | DirNode
 
 
-def settle(content: bytearray, changes: Iterable[FileChange]) -> None:
+def apply_changes(content: bytearray, changes: Iterable[FileChange]) -> None:
     """Apply the changes that survived, in order, by rules 1 to 3."""
     size = len(content)  # what is beyond it is on the platter but not in the file
     for change in changes:
-        if isinstance(change, Piece):
+        if isinstance(change, SectorWrite):
             stop = change.pos + len(change.data)
             if stop > len(content):
                 content.extend(bytes(stop - len(content)))
@@ -198,7 +200,7 @@ def settle(content: bytearray, changes: Iterable[FileChange]) -> None:
     content.extend(bytes(size - len(content)))
 
 
-def rename(entries: dict[str, Node], change: NameChange) -> None:
+def apply_name_change(entries: dict[str, Node], change: NameChange) -> None:
     """Apply one change of names."""
     if isinstance(change, Link):
         entries[change.name] = change.node
@@ -208,13 +210,13 @@ def rename(entries: dict[str, Node], change: NameChange) -> None:
         entries[change.new] = entries.pop(change.old)
 
 
-def walk(node: DirNode, path: str = "") -> Iterator[tuple[str, Node]]:
+def walk_tree(node: DirNode, path: str = "") -> Iterator[tuple[str, Node]]:
     """Everything below a directory as the process sees it, names sorted, a directory before what it holds."""
     for name in sorted(node.live):
         child = node.live[name]
         yield path + name, child
         if isinstance(child, DirNode):
-            yield from walk(child, f"{path}{name}/")
+            yield from walk_tree(child, f"{path}{name}/")
 
 
 def copy_tree(root: DirNode) -> DirNode:
@@ -225,7 +227,7 @@ def copy_tree(root: DirNode) -> DirNode:
         if node in copies:
             return copies[node]
         if isinstance(node, FileNode):
-            copies[node] = node.twin()
+            copies[node] = node.copy()
             return copies[node]
         twin = copies[node] = DirNode(node.modified_ms)
         twin.durable = {name: copy(child) for name, child in node.durable.items()}
@@ -240,12 +242,12 @@ def copy_tree(root: DirNode) -> DirNode:
     return twin
 
 
-def _loose(content: bytes | bytearray) -> bytearray:
+def _mutable(content: bytes | bytearray) -> bytearray:
     """Bytes that may be changed in place. Copies only what somebody else may be looking at."""
     return content if isinstance(content, bytearray) else bytearray(content)
 
 
-def _flipped(content: bytes | bytearray, pos: int, bit: int) -> bytes:
+def _flip_bit(content: bytes | bytearray, pos: int, bit: int) -> bytes:
     if not 0 <= pos < len(content):
         return bytes(content)
     return bytes(content[:pos]) + bytes([content[pos] ^ 1 << bit]) + bytes(content[pos + 1 :])

@@ -4,20 +4,87 @@ Calls of the Disk protocol that change something are numbered from 1, in `ops`, 
 points where power can fail: before operation n is after operation n - 1. A write that is
 taken in short pieces is one operation a piece. Once the power is off every call of the
 protocol raises PowerOff, so nothing can be acknowledged by a dead machine.
+
+[policy] Which call of a simulated disk fails, and how. Decides, never touches the disk.
+
+Every fault counts the calls that match it and strikes from the `at`-th on, `times` times.
+All faults count every call, so two of them make a compound fault; when both want the same
+call, the one that was asked for first strikes.
 """
 
 from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import count
 from random import Random
 from threading import RLock
+from typing import Literal, TypeAlias
 
 from tidelog.clock import Clock
 from tidelog.testing.clock import ManualClock
-from tidelog.testing.faults import Call, Fault, Faults, SyncMode
-from tidelog.testing.inodes import DirNode, FileNode, walk
+from tidelog.testing.inodes import DirNode, FileNode, walk_tree
+
+DiskCall: TypeAlias = Literal[
+    "open",  # of a file that exists
+    "create",
+    "read",  # map as well
+    "write",
+    "cut",
+    "reserve",
+    "sync",
+    "sync_dir",  # also the one inside make_dir
+    "rename",
+    "remove",
+    "mkdir",
+    "rmdir",
+    "lock",
+]
+
+SyncMode: TypeAlias = Literal["dropped", "reverted", "kept"]
+
+
+@dataclass(slots=True)
+class Fault:
+    call: DiskCall
+    at: int
+    times: int | None  # None: for ever after
+    path: str | None  # strikes only paths that contain this
+    error: int = errno.EIO
+    partial_bytes: int = 0  # of a failing write, how much still lands
+    mode: SyncMode = "kept"  # of a failing sync, what becomes of the pending bytes
+    calls_seen: int = 0
+
+    def matches(self, call: DiskCall, path: str) -> bool:
+        """Count this call, and say whether it fails."""
+        if call != self.call or (self.path is not None and self.path not in path):
+            return False
+        self.calls_seen += 1
+        return self.calls_seen >= self.at and (self.times is None or self.calls_seen < self.at + self.times)
+
+    def as_error(self, path: str) -> OSError:
+        return OSError(self.error, f"injected: {self.call} failed", path)
+
+
+class FaultPlan:
+    def __init__(self) -> None:
+        self._faults: list[Fault] = []
+
+    def add(self, fault: Fault) -> None:
+        if fault.at < 1:
+            raise ValueError(f"calls are counted from 1, not from {fault.at}")
+        self._faults.append(fault)
+
+    def clear(self) -> None:
+        self._faults.clear()
+
+    def next_fault(self, call: DiskCall, path: str) -> Fault | None:
+        """The fault this call meets, if any. Asked exactly once per call."""
+        if not self._faults:
+            return None
+        struck = [fault for fault in self._faults if fault.matches(call, path)]
+        return struck[0] if struck else None
 
 
 class PowerOff(BaseException):
@@ -30,31 +97,31 @@ class Machine:
         self._lock = RLock()
         self._root = DirNode(self._now_ms())
         self._serials = count(1)
-        self._faults = Faults()
-        self._short: Random | None = None
+        self._faults = FaultPlan()
+        self._short_write_random: Random | None = None
         self._tracing = trace
-        self._ops = 0
+        self._op_count = 0
         self._cut_at: int | None = None
-        self._off = False
-        self._opened: dict[int, str] = {}  # files that are not closed, by the identity of the handle
+        self._powered_off = False
+        self._open_paths: dict[int, str] = {}  # files that are not closed, by the identity of the handle
         self.trace: list[str] = []
         """The operations so far in words, one each; stays empty unless asked for."""
         self.on_op: Callable[[int], None] | None = None
         """Called with its number before an operation takes effect. May look at everything, change nothing."""
         self.capacity_bytes: int | None = None
         """How many bytes all files may have together. May be changed at any time."""
-        self.lying_sync = False
+        self.ignores_syncs = False
         """While set, syncs of files and directories succeed and make nothing durable."""
 
     @property
-    def ops(self) -> int:
+    def op_count(self) -> int:
         """How many operations were carried out or refused so far."""
-        return self._ops
+        return self._op_count
 
     def open_files(self) -> list[str]:
         """The paths under which files were opened that are not closed yet, sorted."""
         with self._lock:
-            return sorted(self._opened.values())
+            return sorted(self._open_paths.values())
 
     def cut_power_at(self, number: int) -> None:
         """Let the power fail just before operation `number` takes effect."""
@@ -62,11 +129,11 @@ class Machine:
 
     def power_off(self) -> None:
         """Let the power fail now."""
-        self._off = True
+        self._powered_off = True
 
     def fail(
         self,
-        op: Call,
+        op: DiskCall,
         at: int = 1,
         error: int = errno.EIO,
         times: int | None = 1,
@@ -92,58 +159,58 @@ class Machine:
         with self._lock:
             self._faults.add(Fault("sync", at, times, path, mode=mode))
 
-    def heal(self) -> None:
+    def clear_faults(self) -> None:
         """Take back every fault; capacity and lies are set by hand."""
         with self._lock:
             self._faults.clear()
 
     def short_writes(self, random: Random | None) -> None:
         """Let each write take only a first part, of random size, of what it is given; None: all again."""
-        self._short = random
+        self._short_write_random = random
 
     # For the disk and its files; the caller holds `_lock`.
 
     def _now_ms(self) -> int:
         return self._clock.now_us() // 1_000
 
-    def _powered(self) -> None:
-        if self._off:
-            raise PowerOff(f"the power failed after operation {self._ops}")
+    def _check_powered(self) -> None:
+        if self._powered_off:
+            raise PowerOff(f"the power failed after operation {self._op_count}")
 
-    def _operation(self, call: Call, path: str, words: str) -> Fault | None:
+    def _count_operation(self, call: DiskCall, path: str, description: str) -> Fault | None:
         """Number a call that is about to change something; return the fault it meets."""
-        number = self._ops + 1
+        number = self._op_count + 1
         if self.on_op is not None:
             self.on_op(number)
         if self._cut_at is not None and number >= self._cut_at:
-            self._off = True
-        self._powered()
-        self._ops = number
+            self._powered_off = True
+        self._check_powered()
+        self._op_count = number
         if self._tracing:
-            self.trace.append(words)
-        return self._faults.strike(call, path)
+            self.trace.append(description)
+        return self._faults.next_fault(call, path)
 
-    def _fallible(self, call: Call, path: str, words: str) -> None:
-        fault = self._operation(call, path, words)
+    def _run_fallible(self, call: DiskCall, path: str, description: str) -> None:
+        fault = self._count_operation(call, path, description)
         if fault:
             raise fault.as_error(path)
 
-    def _look(self, call: Call, path: str) -> None:
+    def _check_read_fault(self, call: DiskCall, path: str) -> None:
         """Let a call that changes nothing meet its fault."""
-        fault = self._faults.strike(call, path)
+        fault = self._faults.next_fault(call, path)
         if fault:
             raise fault.as_error(path)
 
-    def _room(self, node: FileNode, pos: int) -> int:
+    def _writable_bytes(self, node: FileNode, pos: int) -> int:
         """How many bytes may be written to a file from `pos` on before the disk is full."""
-        left = self._free()
+        left = self._free_bytes()
         return 1 << 62 if left is None else node.size + left - pos
 
-    def _free(self) -> int | None:
+    def _free_bytes(self) -> int | None:
         if self.capacity_bytes is None:
             return None
-        used = sum(other.size for _, other in walk(self._root) if isinstance(other, FileNode))
+        used = sum(other.size for _, other in walk_tree(self._root) if isinstance(other, FileNode))
         return max(0, self.capacity_bytes - used)
 
-    def _full(self, path: str) -> OSError:
+    def _disk_full_error(self, path: str) -> OSError:
         return OSError(errno.ENOSPC, f"the disk has room for {self.capacity_bytes} bytes", path)

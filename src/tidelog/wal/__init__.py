@@ -4,37 +4,46 @@ A topic's frames go to one shard by its id; a shard is one ordered stream of fra
 files. `Shard` commits, `Writer` writes its files, `read` brings them back after a restart.
 """
 
-from tidelog.wal.commit import Commit
-from tidelog.wal.file import Writer
-from tidelog.wal.names import FLAT, Position, directory, file_name, files, groups, keys, path_of, shard_of
-from tidelog.wal.replay import Cut, Lost, Replay, Window, cut, read
-from tidelog.wal.shard import Shard
-from tidelog.wal.stats import SYNC_US, Stats
-from tidelog.wal.stored import Gathered, Stored
-from tidelog.wal.token import Token
+from tidelog.wal.future import CommitFuture
+from tidelog.wal.group_commit import SYNC_BUCKETS_US, Commit, Shard, ShardStats
+from tidelog.wal.paths import (
+    SINGLE_SHARD_KEY,
+    GatheredRange,
+    Position,
+    WalRange,
+    file_name,
+    file_path,
+    list_file_numbers,
+    list_shard_keys,
+    shard_directory,
+    shard_for_topic,
+    shard_keys,
+)
+from tidelog.wal.recovery import FrameWindow, LostRange, Replay, TornTail, prepare_for_writing, replay_shard
+from tidelog.wal.writer import Writer
 
 __all__ = [
-    "FLAT",
-    "SYNC_US",
+    "SINGLE_SHARD_KEY",
+    "SYNC_BUCKETS_US",
     "Commit",
-    "Cut",
-    "Gathered",
-    "Lost",
+    "CommitFuture",
+    "FrameWindow",
+    "GatheredRange",
+    "LostRange",
     "Position",
     "Replay",
     "Shard",
-    "Stats",
-    "Stored",
-    "Token",
-    "Window",
+    "ShardStats",
+    "TornTail",
+    "WalRange",
     "Writer",
-    "cut",
-    "directory",
     "file_name",
-    "files",
-    "groups",
-    "keys",
-    "path_of",
-    "read",
-    "shard_of",
+    "file_path",
+    "list_file_numbers",
+    "list_shard_keys",
+    "prepare_for_writing",
+    "replay_shard",
+    "shard_directory",
+    "shard_for_topic",
+    "shard_keys",
 ]

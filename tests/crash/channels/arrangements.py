@@ -15,11 +15,11 @@ from itertools import product
 from random import Random
 from typing import Any, NamedTuple
 
-from tests.crash.channels.model import Chan, World
-from tests.crash.channels.runs import LIMITS, done, looked
+from tests.crash.channels.model import ChannelModel, ModelChannel
+from tests.crash.channels.random_runs import LIMITS, read_channels, run_operation
 
-from tidelog.channels import ChannelManager, talk
-from tidelog.channels.pending import Pending
+from tidelog.channels import ChannelManager, messaging
+from tidelog.channels.channel_state import PublishFuture
 from tidelog.errors import Error
 from tidelog.testing import ManualClock, SimDisk
 
@@ -54,7 +54,7 @@ CONTROLS: dict[str, Callable[[str], Op]] = {
     "pop": lambda name: ("pop", name, MEMBER),
     "tick": lambda _: ("tick", 600),
 }
-BEFORE = ("new", "messages", "sealed", "closed", "killed", "cut")
+STATES_BEFORE = ("new", "messages", "sealed", "closed", "killed", "cut")
 
 
 class Case(NamedTuple):
@@ -67,18 +67,18 @@ class Case(NamedTuple):
 
 def cases() -> list[Case]:
     """Every arrangement: an operation that a kind of channel refuses is one too, and changes nothing."""
-    return [Case(*each) for each in product(CONTROLS, KINDS, BEFORE, range(len(NAMES)), (1, 2))]
+    return [Case(*each) for each in product(CONTROLS, KINDS, STATES_BEFORE, range(len(NAMES)), (1, 2))]
 
 
-class Wrong(Exception):
+class RuleViolated(Exception):
     """A crash state is not what the model says."""
 
 
-class Instant(NamedTuple):
+class CrashInstant(NamedTuple):
     label: str
     disk: SimDisk
     killed: bool  # only the process: what was written is there
-    worlds: list[World]
+    worlds: list[ChannelModel]
 
 
 class Arrangement:
@@ -86,14 +86,14 @@ class Arrangement:
         self.case, self.random, self.images, self.every = case, Random(f"{seed} {case}"), images, every
         self.name = NAMES[case.place]
         self.limits = replace(LIMITS, shards=case.shards)
-        self.clock, self.world = ManualClock(), World()
+        self.clock, self.world = ManualClock(), ChannelModel()
         self.disk = SimDisk(clock=self.clock)
         self.disk.make_dir("data")
         self.manager = self._open(self.disk)
         self.states = 0
-        self._instants: list[Instant] = []
-        self._known: dict[tuple[bytes, bool], list[list[dict[str, Chan]]]] = {}  # worlds that were allowed
-        self._worlds: list[World] = []
+        self._instants: list[CrashInstant] = []
+        self._known: dict[tuple[bytes, bool], list[list[dict[str, ModelChannel]]]] = {}  # worlds that were allowed
+        self._worlds: list[ChannelModel] = []
 
     def _open(self, disk: SimDisk) -> ChannelManager:
         return ChannelManager(disk, "data", self.clock, limits=self.limits)
@@ -105,16 +105,16 @@ class Arrangement:
         self._prepare()
         pending = self._submit()
         self._worlds = [self.world]
-        self.disk.on_op = self._take
+        self.disk.on_op = self._on_disk_operation
         self.do(CONTROLS[self.case.control](self.name))
-        self._settle(pending)
-        self._say(self.name)
+        self._finish_publish(pending)
+        self._publish(self.name)
         self.disk.on_op = None
         for name in NAMES:
-            self._say(name)
-        self._take(self.disk.ops + 1)
+            self._publish(name)
+        self._on_disk_operation(self.disk.op_count + 1)
         for number, instant in enumerate(self._instants):
-            self._judge(instant, goes_on=number % self.every == 0)
+            self._check_crash_state(instant, goes_on=number % self.every == 0)
         return self.states
 
     def _prepare(self) -> None:
@@ -125,7 +125,7 @@ class Arrangement:
         self.do(("join", self.name, MEMBER, None, {}))
         for _ in range(0 if case.before == "new" else 2 if case.before == "messages" else 5):
             for name in NAMES:
-                self._say(name)
+                self._publish(name)
         if case.before != "new":
             self.do(("pop", self.name, MEMBER))
         if case.before in ("closed", "killed", "cut"):
@@ -138,19 +138,19 @@ class Arrangement:
 
     def _restart(self, disk: SimDisk) -> None:
         self.disk, self.manager = disk.reboot(), self._open(disk)
-        seen = looked(self.manager)
+        seen = read_channels(self.manager)
         if (wrong := self.world.matches(seen)) is not None:
-            raise Wrong(f"before: {wrong}")
+            raise RuleViolated(f"before: {wrong}")
         self.world = self.world.restarted(seen)
         self.disk = disk
 
-    def _say(self, name: str) -> None:
+    def _publish(self, name: str) -> None:
         chan = self.world.channels.get(name)
         if chan is not None:
             verb = "push" if chan.config["type"] == "fifo" else "publish"
             self.do((verb, name, chan.owner, self.random.randbytes(12), *((1,) if verb == "publish" else ())))
 
-    def _submit(self) -> Pending | None:
+    def _submit(self) -> PublishFuture | None:
         """A message of a member that no thread commits yet."""
         chan = self.world.channels[self.name]
         if chan.config["type"] == "fifo":
@@ -158,9 +158,9 @@ class Arrangement:
         payload = self.random.randbytes(12)
         self.world = deepcopy(self.world)
         self.world._take(self.world.channels[self.name], MEMBER, payload, sync=False)
-        return talk.submit(self.manager, self.name, MEMBER, [payload], qos=1)
+        return messaging.submit(self.manager, self.name, MEMBER, [payload], qos=1)
 
-    def _settle(self, pending: Pending | None) -> None:
+    def _finish_publish(self, pending: PublishFuture | None) -> None:
         """The operation committed the message that was queued, or its channel is gone."""
         if pending is None:
             return
@@ -169,7 +169,7 @@ class Arrangement:
             ack = pending.wait()
         except Error as error:
             if before is not None or error.code != "channel_not_found":
-                raise Wrong(f"the queued message: {error}") from error
+                raise RuleViolated(f"the queued message: {error}") from error
             return
         if before is None:
             return  # it was delivered before the channel ended
@@ -177,7 +177,7 @@ class Arrangement:
         chan = after.channels[self.name]
         slow = KINDS[self.case.kind].get("message_flush_interval", 0) > 0  # when it was submitted
         if ack.durable == slow and chan.config["persist"] and pending.seq in chan.may:
-            raise Wrong(f"the queued message: {ack} of a channel that syncs {'later' if slow else 'at once'}")
+            raise RuleViolated(f"the queued message: {ack} of a channel that syncs {'later' if slow else 'at once'}")
         if ack.durable and chan.config["persist"] and pending.seq in chan.may:
             chan.durable = max(chan.durable, pending.seq)
         self.world, self._worlds = after, [after]
@@ -188,23 +188,23 @@ class Arrangement:
         if op[0] in ("publish", "push"):
             self._worlds.append(after.unsynced(self.world))
         try:
-            found = done(self.manager, self.clock, op)
+            found = run_operation(self.manager, self.clock, op)
         except Error as error:
             if error.code != code:
-                raise Wrong(f"{op}: {error.code} ({error}) and not {code}") from error
+                raise RuleViolated(f"{op}: {error.code} ({error}) and not {code}") from error
         else:
             if code is not None or found != answer:
-                raise Wrong(f"{op}: {found} and not {code or answer}")
+                raise RuleViolated(f"{op}: {found} and not {code or answer}")
         self.world, self._worlds = after, [after]
 
     # ── crash states ──────────────────────────────────────────────────────────────────────────
 
-    def _take(self, op: int) -> None:
+    def _on_disk_operation(self, op: int) -> None:
         for image in self.disk.images(random=self.random, limit=self.images):
-            self._keep(Instant(f"before op {op}, {image.label}", image.disk, False, self._worlds))
-        self._keep(Instant(f"before op {op}, a kill", self.disk.reboot(), True, self._worlds))
+            self._add_crash_state(CrashInstant(f"before op {op}, {image.label}", image.disk, False, self._worlds))
+        self._add_crash_state(CrashInstant(f"before op {op}, a kill", self.disk.reboot(), True, self._worlds))
 
-    def _keep(self, instant: Instant) -> None:
+    def _add_crash_state(self, instant: CrashInstant) -> None:
         """Skip what is compared already: the same bytes, kind of crash and worlds. After an ack fewer are allowed."""
         known = self._known.setdefault((instant.disk.digest(), instant.killed), [])
         allowed = [world.channels for world in instant.worlds]
@@ -212,46 +212,46 @@ class Arrangement:
             known.append(allowed)
             self._instants.append(instant)
 
-    def _judge(self, instant: Instant, *, goes_on: bool) -> None:
+    def _check_crash_state(self, instant: CrashInstant, *, goes_on: bool) -> None:
         self.states += 1
         try:
             manager = self._open(instant.disk)
-            seen = looked(manager)
+            seen = read_channels(manager)
         except Error as error:
-            raise Wrong(f"{instant.label}: it does not open: {error}") from error
+            raise RuleViolated(f"{instant.label}: it does not open: {error}") from error
         worlds = [_all_written(world) for world in instant.worlds] if instant.killed else instant.worlds
         if instant.killed and len(worlds) > 2:  # a publish: its message may have its seq and not be written
             worlds = [worlds[0], worlds[1], *instant.worlds]
         wrong = [world.matches(seen) for world in worlds]
         if manager.report.skipped or all(wrong):
-            raise Wrong(f"{instant.label}: {wrong} {manager.report.skipped}")
+            raise RuleViolated(f"{instant.label}: {wrong} {manager.report.skipped}")
         if goes_on:
-            self._go_on(instant, manager, worlds[wrong.index(None)].restarted(seen))
+            self._check_usable(instant, manager, worlds[wrong.index(None)].restarted(seen))
 
-    def _go_on(self, instant: Instant, manager: ChannelManager, world: World) -> None:
+    def _check_usable(self, instant: CrashInstant, manager: ChannelManager, world: ChannelModel) -> None:
         """The crash state is used: members join, publish and change the channel again, and it is opened once more."""
         outer = self.manager, self.world, self._worlds
         self.manager, self.world = manager, world
         try:
             for name in NAMES:
-                self._say(name)
+                self._publish(name)
             if self.name not in self.world.channels:
                 self.do(("join", self.name, OWNER, None, {"persist": True}))
-            self._say(self.name)
+            self._publish(self.name)
             self.do(("tick", 600))
             manager.close()
             again = self._open(instant.disk)
-            seen = looked(again)
+            seen = read_channels(again)
             again.close()
             if (wrong := _all_written(self.world).matches(seen)) is not None:
-                raise Wrong(wrong)
-        except Wrong as wrong:
-            raise Wrong(f"{instant.label}, going on: {wrong}") from wrong
+                raise RuleViolated(wrong)
+        except RuleViolated as wrong:
+            raise RuleViolated(f"{instant.label}, going on: {wrong}") from wrong
         finally:
             self.manager, self.world, self._worlds = outer
 
 
-def _all_written(world: World) -> World:
+def _all_written(world: ChannelModel) -> ChannelModel:
     """After a kill, or a clean close: nothing that was accepted is lost."""
     after = deepcopy(world)
     for chan in after.channels.values():
@@ -259,15 +259,15 @@ def _all_written(world: World) -> World:
     return after
 
 
-def judged(case: Case, seed: object, **more: Any) -> int:
+def run_case(case: Case, seed: object, **more: Any) -> int:
     """Run one arrangement; how many crash states it had."""
     try:
         return Arrangement(case, seed, **more).run()
-    except Wrong as wrong:
+    except RuleViolated as wrong:
         raise AssertionError(f"seed {seed!r}, {case}: {wrong}") from wrong
 
 
-def sampled(seed: object) -> list[Case]:
+def sample_cases(seed: object) -> list[Case]:
     """A few arrangements: every operation, and with it every kind, state before, channel and number of shards."""
     random, every = Random(f"{seed}"), cases()
     random.shuffle(every)

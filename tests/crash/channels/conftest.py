@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.channels import messages
+from tidelog.channels import message_log
 
 
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "_SEAL_AT_LEAST", 2)
+    monkeypatch.setattr(message_log, "_SEAL_MESSAGES_MIN", 2)

@@ -25,7 +25,7 @@ def defaults() -> dict[str, Any]:
 
 
 @dataclass
-class Chan:
+class ModelChannel:
     owner: str = ""
     members: set[str] = field(default_factory=set)
     config: dict[str, Any] = field(default_factory=defaults)
@@ -47,7 +47,7 @@ class Chan:
         limits: list[tuple[int, int]] = [*self.limits, (end, self.config["max_persist_messages"])]
         return max(min(last, end) - messages + 1 for last, messages in limits)
 
-    def fresh_hole(self, found: Seen) -> set[int]:
+    def fresh_hole(self, found: ChannelView) -> set[int]:
         """The seqs at the end of what a restart found that it has no message of."""
         newest = max((found.first - 1, *found.messages, *(seq for seq in self.holes if seq <= found.last)))
         return set(range(newest + 1, found.last + 1))
@@ -63,7 +63,7 @@ class Chan:
 
 
 @dataclass
-class Seen:
+class ChannelView:
     """What a restart found of one channel."""
 
     owner: str | None
@@ -76,17 +76,17 @@ class Seen:
     waiting: int | None  # fifo
 
 
-class World:
+class ChannelModel:
     def __init__(self) -> None:
-        self.channels: dict[str, Chan] = {}
+        self.channels: dict[str, ModelChannel] = {}
 
-    def apply(self, op: tuple[Any, ...]) -> tuple[str | None, World, Any]:
+    def apply(self, op: tuple[Any, ...]) -> tuple[str | None, ChannelModel, Any]:
         """The error's code, or None; the world afterwards; what is answered."""
         after = deepcopy(self)
         code, answer = getattr(after, f"_{op[0]}")(*op[1:])
         return (code, self, None) if code else (None, after, answer)
 
-    def unsynced(self, before: World) -> World:
+    def unsynced(self, before: ChannelModel) -> ChannelModel:
         """This world, an operation after `before`, when the power fails before the operation's sync: its message has a
         seq, and nothing more is durable than before."""
         world = deepcopy(self)
@@ -103,7 +103,7 @@ class World:
         if chan is None:
             if by is not None:
                 return "channel_not_found", None
-            chan = Chan(config=defaults() | config)
+            chan = ModelChannel(config=defaults() | config)
             if self._count(user) >= PER_CLIENT:
                 return "throttled", None
             chan.owner, chan.members = user, {user}
@@ -195,7 +195,7 @@ class World:
         seq = self._take(chan, user, payload, sync=qos == 1)
         return None, seq
 
-    def _take(self, chan: Chan, user: str, payload: bytes, *, sync: bool) -> int:
+    def _take(self, chan: ModelChannel, user: str, payload: bytes, *, sync: bool) -> int:
         seq, chan.next_seq = chan.next_seq, chan.next_seq + 1
         if chan.config["persist"]:
             chan.may[seq] = (user, payload)
@@ -254,7 +254,7 @@ class World:
 
     # ── after a restart ───────────────────────────────────────────────────────────────────────
 
-    def matches(self, seen: dict[str, Seen]) -> str | None:
+    def matches(self, seen: dict[str, ChannelView]) -> str | None:
         """What is wrong with what a restart found, or None."""
         kept = {name: chan for name, chan in self.channels.items() if chan.config["persist"]}
         if kept.keys() != seen.keys():
@@ -270,7 +270,7 @@ class World:
         return None
 
     @staticmethod
-    def _messages(chan: Chan, found: Seen) -> str | None:
+    def _messages(chan: ModelChannel, found: ChannelView) -> str | None:
         # What a power cut left after a record that it took is not served, and its seqs are not given again: a hole
         # from there to the end, of nothing that was durable.
         fresh = chan.fresh_hole(found)
@@ -294,9 +294,9 @@ class World:
             return f"{found.waiting} wait in it, and its cursor was {chan.cursor} of {found.last}"
         return None
 
-    def restarted(self, seen: dict[str, Seen]) -> World:
+    def restarted(self, seen: dict[str, ChannelView]) -> ChannelModel:
         """The world as it goes on: what survived is there, and durable."""
-        world = World()
+        world = ChannelModel()
         for name, found in seen.items():
             chan = deepcopy(self.channels[name])
             chan.may = {seq: said for seq, said in chan.may.items() if seq in found.messages}

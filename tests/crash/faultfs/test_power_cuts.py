@@ -12,17 +12,17 @@ from random import Random
 from threading import Timer
 
 import pytest
-from tests.crash.faultfs.writer import CHANNEL, LIMITS, NEVER_ACKED, USER
-from tests.crash.topics import writer as topics_writer
-from tests.crash.topics.looking import look
+from tests.crash.faultfs.kill_writer import CHANNEL, LIMITS, NEVER_ACKED, USER
+from tests.crash.kill_writer import expected_data
+from tests.crash.topics import kill_writer as topics_writer
+from tests.crash.topics.kill_writer import batch_of, tag_of
+from tests.crash.topics.reader import read_engine
 from tests.crash.topics.test_kill import Batch, Ledger
-from tests.crash.topics.writer import batch_of, tag_of
-from tests.crash.writer import data_of
 
 import tidelog
 from tidelog import Record
 from tidelog.commitlog import SegmentedLog
-from tidelog.testing.faultfs import MountedFS, unavailable
+from tidelog.testing.fault_fs import MountedFS, unavailable_reason
 
 Tell = Callable[[str, int], None]
 WATCHDOG_S = 120
@@ -31,7 +31,7 @@ TESTS = Path(__file__).parents[1]
 pytestmark = [
     pytest.mark.faultfs,
     pytest.mark.slow,
-    pytest.mark.skipif(unavailable() is not None, reason=f"no FUSE file system here: {unavailable()}"),
+    pytest.mark.skipif(unavailable_reason() is not None, reason=f"no FUSE file system here: {unavailable_reason()}"),
 ]
 
 
@@ -77,29 +77,29 @@ class Power:
 
 
 @pytest.fixture
-def power(tmp_path: Path, request: pytest.FixtureRequest, tell: Tell) -> Iterator[Power]:
-    power = Power(tmp_path, Random(request.node.name))
-    yield power
-    tell("power cuts on a FUSE file system", power.rounds)
+def power_cut(tmp_path: Path, request: pytest.FixtureRequest, record_count: Tell) -> Iterator[Power]:
+    power_cut = Power(tmp_path, Random(request.node.name))
+    yield power_cut
+    record_count("power cuts on a FUSE file system", power_cut.rounds)
 
 
 # ── topics ────────────────────────────────────────────────────────────────────────────────────
 
 
-def cut_topics(power: Power, rounds: int) -> int:
+def cut_topics(power_cut: Power, rounds: int) -> int:
     """Return how many times recovery cut a torn tail."""
     random, ledger, torn = Random(rounds), Ledger(), 0
     for spin in range(rounds):
-        for line in power.run("topics/writer.py", spin, random.randint(1, 3)):
+        for line in power_cut.run("topics/writer.py", spin, random.randint(1, 3)):
             ledger.hear(line)
-        torn += judge_topics(ledger, power, random.randint(1, 3))
+        torn += judge_topics(ledger, power_cut, random.randint(1, 3))
     assert sum(map(len, ledger.acked.values()))
     return torn
 
 
-def judge_topics(ledger: Ledger, power: Power, shards: int) -> bool:
+def judge_topics(ledger: Ledger, power_cut: Power, shards: int) -> bool:
     """Return whether recovery cut a torn tail."""
-    return bool(judge_directory(ledger, power.data, shards, power.labels[-1], sure=("f",)))
+    return bool(judge_directory(ledger, power_cut.data, shards, power_cut.labels[-1], sure=("f",)))
 
 
 def judge_directory(ledger: Ledger, folder: Path, shards: int, where: str, *, sure: Sequence[str]) -> list[str]:
@@ -109,7 +109,7 @@ def judge_directory(ledger: Ledger, folder: Path, shards: int, where: str, *, su
         assert not log.report.damage, (where, log.report)
         assert not log.report.lost, (where, log.report)
         cut = log.report.cut
-        seen = look(log, limit=100)
+        seen = read_engine(log, limit=100)
     for name, acked in ledger.acked.items():
         rows = (seen[name].rows if name in seen else None) or {}
         batches: dict[Batch, dict[int, bytes]] = {}
@@ -144,16 +144,16 @@ def judge_directory(ledger: Ledger, folder: Path, shards: int, where: str, *, su
 
 
 @pytest.mark.parametrize("_part", range(1))
-def test_topics_survive_power_cuts(_part: int, power: Power) -> None:
-    cut_topics(power, 3)
+def test_topics_survive_power_cuts(_part: int, power_cut: Power) -> None:
+    cut_topics(power_cut, 3)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("_part", range(5))
-def test_topics_survive_many_power_cuts(_part: int, power: Power, tell: Tell) -> None:
+def test_topics_survive_many_power_cuts(_part: int, power_cut: Power, record_count: Tell) -> None:
     """Torn writes are among them, and the report counts them."""
-    torn = cut_topics(power, 10)
-    tell("torn tails that recovery cut", torn)
+    torn = cut_topics(power_cut, 10)
+    record_count("torn tails that recovery cut", torn)
     assert torn
 
 
@@ -162,34 +162,34 @@ def test_topics_survive_many_power_cuts(_part: int, power: Power, tell: Tell) ->
 CODECS = ("tide", "rustlog", "laminar", "narwhal")
 
 
-def cut_log(power: Power, codec: str, sync: str, rounds: int) -> None:
+def cut_log(power_cut: Power, codec: str, sync: str, rounds: int) -> None:
     acked = -1
     for _ in range(rounds):
-        said = [int(line) for line in power.run("writer.py", codec, sync) if line.strip().isdigit()]
+        said = [int(line) for line in power_cut.run("writer.py", codec, sync) if line.strip().isdigit()]
         acked = max([acked, *said])
-        where = power.labels[-1]
-        if not power.data.exists():
+        where = power_cut.labels[-1]
+        if not power_cut.data.exists():
             assert acked < 0, f"{where}: the log is gone"
             continue
-        with SegmentedLog.open(str(power.data), codec, sync=sync, segment_bytes_max=60_000) as log:
+        with SegmentedLog.open(str(power_cut.data), codec, sync=sync, segment_bytes_max=60_000) as log:
             found = list(log)
             assert not log.report.damage, (where, log.report)
             assert [record.seq for record in found] == list(range(log.lowest, log.highest)), where
             assert log.highest > acked, f"{where}: acked {acked}, the log ends before {log.highest}"
-            wrong = [record.seq for record in found if record.data != data_of(record.seq)]
+            wrong = [record.seq for record in found if record.data != expected_data(record.seq)]
             assert not wrong, f"{where}: seqs {wrong[:5]} hold other bytes than were written"
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_segmented_log_survives_a_power_cut(codec: str, power: Power) -> None:
-    cut_log(power, codec, "each", 1)
+def test_a_segmented_log_survives_a_power_cut(codec: str, power_cut: Power) -> None:
+    cut_log(power_cut, codec, "each", 1)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("sync", ["each", "batch"])
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_segmented_log_survives_many_power_cuts(codec: str, sync: str, power: Power) -> None:
-    cut_log(power, codec, sync, 6)
+def test_a_segmented_log_survives_many_power_cuts(codec: str, sync: str, power_cut: Power) -> None:
+    cut_log(power_cut, codec, sync, 6)
 
 
 # ── queues and channels ───────────────────────────────────────────────────────────────────────
@@ -198,19 +198,19 @@ def test_a_segmented_log_survives_many_power_cuts(codec: str, sync: str, power: 
 TOPICS = ("jobs", "dead")
 
 
-def cut_queue(power: Power, durability: str, rounds: int) -> None:
+def cut_queue(power_cut: Power, durability: str, rounds: int) -> None:
     said: dict[str, set[int]] = {"P": set(), "a": set(), "A": set(), "M": set()}
     random = Random(durability)
     for spin in range(rounds):
-        for line in power.run("faultfs/writer.py", spin, random.randint(1, 3), durability):
+        for line in power_cut.run("faultfs/writer.py", spin, random.randint(1, 3), durability):
             what, number = line.decode().split()
             said[what].add(int(number))
-        judge_queue(said, power)
+        judge_queue(said, power_cut)
 
 
-def judge_queue(said: dict[str, set[int]], power: Power) -> None:
-    where = power.labels[-1]
-    with tidelog.open(str(power.data), **LIMITS) as log:
+def judge_queue(said: dict[str, set[int]], power_cut: Power) -> None:
+    where = power_cut.labels[-1]
+    with tidelog.open(str(power_cut.data), **LIMITS) as log:
         assert not log.report.damage, (where, log.report)
         assert not log.report.lost, (where, log.report)
         jobs, dead = ([record.data for record in log.find(name) or () if isinstance(record, Record)] for name in TOPICS)
@@ -228,11 +228,11 @@ def judge_queue(said: dict[str, set[int]], power: Power) -> None:
 
 
 @pytest.mark.parametrize("durability", ["auto"])
-def test_queues_and_channels_survive_power_cuts(durability: str, power: Power) -> None:
-    cut_queue(power, durability, 2)
+def test_queues_and_channels_survive_power_cuts(durability: str, power_cut: Power) -> None:
+    cut_queue(power_cut, durability, 2)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("durability", ["auto", "fsync", "disk", "memory"])
-def test_queues_and_channels_survive_many_power_cuts(durability: str, power: Power) -> None:
-    cut_queue(power, durability, 6)
+def test_queues_and_channels_survive_many_power_cuts(durability: str, power_cut: Power) -> None:
+    cut_queue(power_cut, durability, 6)

@@ -22,7 +22,7 @@ from tests.crash.faultfs.test_power_cuts import TESTS, WATCHDOG_S, judge_directo
 from tests.crash.topics.test_kill import Ledger
 from tests.crash.topics.test_torn_tails import HEADER_BYTES, frames, torn
 
-from tidelog.testing.faultfs import MountedFS, Tear, TornWrite, unavailable
+from tidelog.testing.fault_fs import MountedFS, TearPlan, TornWrite, unavailable_reason
 from tidelog.testing.inodes import SECTOR_BYTES
 
 Tell = Callable[[str, int], None]
@@ -36,7 +36,7 @@ WAL_FILE = ".log"
 pytestmark = [
     pytest.mark.faultfs,
     pytest.mark.slow,
-    pytest.mark.skipif(unavailable() is not None, reason=f"no FUSE file system here: {unavailable()}"),
+    pytest.mark.skipif(unavailable_reason() is not None, reason=f"no FUSE file system here: {unavailable_reason()}"),
 ]
 
 
@@ -59,7 +59,7 @@ def tear_once(folder: Path, spin: int, place: str, shards: int, durability: str,
     """Run a writer on what the last round left until power fails in a write. Return what is left, and what was torn."""
     before, after = folder / f"round-{spin}", folder / f"round-{spin + 1}"
     said = folder / "said"
-    tear = Tear(WAL_FILE, random.randint(3, WRITES_MAX), SECTOR_BYTES + 1 if place == "sectors" else 1)
+    tear = TearPlan(WAL_FILE, random.randint(3, WRITES_MAX), SECTOR_BYTES + 1 if place == "sectors" else 1)
     with MountedFS(folder / "mount", before if spin else None, tear=tear) as fs, said.open("wb") as out:
         writer = str(TESTS / "topics/writer.py")
         command = [sys.executable, writer, str(fs.mount / "data"), str(spin), str(shards), durability]
@@ -105,18 +105,20 @@ def tear_rounds(folder: Path, rounds: int, place: str, shards: int, durability: 
     assert sum(map(len, ledger.acked.values())), "nothing was acked"
 
 
-def told(outcomes: Counter[str], tell: Tell) -> None:
+def told(outcomes: Counter[str], record_count: Tell) -> None:
     for what, count in outcomes.items():
-        tell(f"torn WAL writes on a FUSE file system: {what}", count)
+        record_count(f"torn WAL writes on a FUSE file system: {what}", count)
 
 
 @pytest.mark.parametrize(
     ("place", "shards", "durability"), [("header", 1, "fsync"), ("data", 2, "disk"), ("sectors", 2, "fsync")]
 )
-def test_a_torn_write_is_cut_and_counted(place: str, shards: int, durability: str, tmp_path: Path, tell: Tell) -> None:
+def test_a_torn_write_is_cut_and_counted(
+    place: str, shards: int, durability: str, tmp_path: Path, record_count: Tell
+) -> None:
     outcomes: Counter[str] = Counter()
     tear_rounds(tmp_path, 1, place, shards, durability, outcomes)
-    told(outcomes, tell)
+    told(outcomes, record_count)
 
 
 @pytest.mark.sweep
@@ -124,9 +126,9 @@ def test_a_torn_write_is_cut_and_counted(place: str, shards: int, durability: st
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("place", PLACES)
 def test_many_torn_writes_are_cut_and_counted(
-    place: str, shards: int, durability: str, tmp_path: Path, tell: Tell
+    place: str, shards: int, durability: str, tmp_path: Path, record_count: Tell
 ) -> None:
     outcomes: Counter[str] = Counter()
     tear_rounds(tmp_path, ROUNDS, place, shards, durability, outcomes)
-    told(outcomes, tell)
+    told(outcomes, record_count)
     assert outcomes["cuts that the report counts"] >= ROUNDS

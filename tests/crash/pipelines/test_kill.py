@@ -17,14 +17,14 @@ from random import Random
 
 import pytest
 from deltalake import DeltaTable
-from tests.unit.pipelines.world import FORMATS, Bench
+from tests.unit.pipelines.helpers import FORMATS, PipelineHarness
 
-from tidelog.pipelines.tables import Format
+from tidelog.pipelines.table_formats.interface import Format
 
 Tell = Callable[[str, int], None]
 
 
-def run(bench: Bench, step: int) -> list[str]:
+def run(bench: PipelineHarness, step: int) -> list[str]:
     """Export in a child; the steps that it came to."""
     command = [sys.executable, str(Path(__file__).with_name("exporter.py")), bench.data, bench.table, bench.format]
     done = subprocess.run([*command, str(step)], capture_output=True, text=True, timeout=100)
@@ -33,14 +33,14 @@ def run(bench: Bench, step: int) -> list[str]:
     return done.stdout.splitlines()
 
 
-def look(bench: Bench, said: str) -> None:
+def look(bench: PipelineHarness, said: str) -> None:
     there = DeltaTable.is_deltatable(bench.table) if bench.format == "delta" else bool(bench.files())
     rows = bench.table_rows() if there else []
     assert len(rows) == len({row[0] for row in rows}), f"a row is there twice, {said}"
     assert set(rows) <= set(bench.log_rows()), f"a row is not the log's, {said}"
 
 
-def forget(bench: Bench, random: Random) -> str:
+def forget(bench: PipelineHarness, random: Random) -> str:
     """Throw something away that an export keeps beside its files."""
     own = Path(bench.table) / "_tidelog"
     log = Path(bench.table) / "_delta_log" if bench.format == "delta" else own / "log"
@@ -54,7 +54,7 @@ def forget(bench: Bench, random: Random) -> str:
 
 
 def kill_and_judge(root: Path, format: Format, random: Random, *, kills: int) -> None:
-    bench, written, said = Bench(root, format), 0, ""
+    bench, written, said = PipelineHarness(root, format), 0, ""
     for _ in range(kills):
         if random.random() < 0.5 or not written:
             bench.fill(count := random.randint(20, 150), start=written)
@@ -71,14 +71,16 @@ def kill_and_judge(root: Path, format: Format, random: Random, *, kills: int) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(5, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("format", FORMATS)
-def test_a_killed_export_loses_and_doubles_nothing(format: Format, kills: int, tmp_path: Path, tell: Tell) -> None:
+def test_a_killed_export_loses_and_doubles_nothing(
+    format: Format, kills: int, tmp_path: Path, record_count: Tell
+) -> None:
     kill_and_judge(tmp_path, format, Random(f"suite {format}"), kills=kills)
-    tell("kills of an export", kills)
+    record_count("kills of an export", kills)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("part", range(20))
 @pytest.mark.parametrize("format", FORMATS)
-def test_two_hundred_kills(format: Format, part: int, tmp_path: Path, tell: Tell) -> None:
+def test_two_hundred_kills(format: Format, part: int, tmp_path: Path, record_count: Tell) -> None:
     kill_and_judge(tmp_path, format, Random(f"sweep {format} {part}"), kills=6)
-    tell("kills of an export", 6)
+    record_count("kills of an export", 6)

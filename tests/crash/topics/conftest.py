@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.engine import append, reserve
+from tidelog.engine import append
 
 
 @pytest.fixture(autouse=True)
-def _small_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append, "LARGE_BYTES", 24)
-    monkeypatch.setattr(reserve, "_FEW", 0)
+def _small_batches_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(append, "LARGE_WRITE_BYTES", 24)
+    monkeypatch.setattr(append, "_SMALL_RESERVATION", 0)

@@ -43,7 +43,7 @@ def _json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-class Seen(NamedTuple):
+class TopicView(NamedTuple):
     """One topic as an engine shows it."""
 
     id: int
@@ -127,15 +127,15 @@ class State:
 
 
 @dataclass(slots=True)
-class Life:
+class TopicLife:
     """One topic from its creation to its drop. A name may lead several, one after the other."""
 
     name: str
     states: list[State]
     id: int | None = None  # None while it is being created
-    hard: int = 0
+    synced_index: int = 0
     acked: int = 0
-    flight: State | list[Row] | None = None  # a write's first seq is the engine's choice, so its rows are kept
+    in_flight: State | list[Row] | None = None  # a write's first seq is the engine's choice, so its rows are kept
     dropping: bool = False
     forgotten: bool = False  # a failed sync took from the page cache what was not durable: any restart is a power cut
     top: int = 0  # the highest seq that was promised to one record for good
@@ -154,23 +154,23 @@ class Life:
     def ack(self, state: State, *, hard: bool) -> None:
         """An operation returned: this is the topic now."""
         self.states.append(state)
-        self.flight = None
+        self.in_flight = None
         if self.promises:
             self.acked, self.top = len(self.states) - 1, max(self.top, state.head)
         if hard:
-            self.harden()
+            self.mark_synced()
 
-    def harden(self) -> None:
+    def mark_synced(self) -> None:
         """All that was acked has been synced."""
-        self.hard = self.acked = len(self.states) - 1
-        self.show(self.now.floor)
+        self.synced_index = self.acked = len(self.states) - 1
+        self.on_floor_shown(self.now.floor)
 
-    def show(self, floor: int) -> None:
+    def on_floor_shown(self, floor: int) -> None:
         """A reader was told that everything below is lost."""
         if self.promises:
             self.bottom = max(self.bottom, floor)
 
-    def judge(self, seen: Seen, now_ms: int, *, cut: bool) -> list[State] | str:
+    def check(self, seen: TopicView, now_ms: int, *, cut: bool) -> list[State] | str:
         """The states up to the one that this is, which comes last and as it was found; or what is wrong with it."""
         if self.id is not None and seen.id != self.id:
             return f"it has id {seen.id} and was created as {self.id}"
@@ -180,35 +180,35 @@ class Life:
             return [replace(self.now, rows={}, head=seen.head, floor=seen.floor)]
         wrongs: list[tuple[int, str]] = []
         candidates = self._candidates(seen, now_ms)
-        numbers = range(len(candidates) - 1, -1 if cut or self.forgotten else self.acked - self.hard - 1, -1)
+        numbers = range(len(candidates) - 1, -1 if cut or self.forgotten else self.acked - self.synced_index - 1, -1)
         for early, number in product((False, True), numbers):
             expected = candidates[number].retained(now_ms).raised(self.bottom)
             if early:
-                expected = self._deleted_early(expected, seen, self.states[self.hard + number + 1 :])
+                expected = self._deleted_early(expected, seen, self.states[self.synced_index + number + 1 :])
             distance, wrong = self.differs(expected, seen)
             if wrong is None:
                 return [*candidates[:number], replace(expected, head=seen.head, floor=seen.floor)]
             wrongs.append((distance, wrong))
         return min(wrongs)[1]
 
-    def _deleted_early(self, expected: State, seen: Seen, later: Sequence[State]) -> State:
+    def _deleted_early(self, expected: State, seen: TopicView, later: Sequence[State]) -> State:
         """A deletion may reach the disk before the writes ahead of it (G3: a prefix, apart from deletes)."""
         missing = set() if seen.rows is None else set(expected.rows) - set(seen.rows)
         return expected.without(seq for seq in missing if any(seq not in state.rows for state in later))
 
-    def _candidates(self, seen: Seen, now_ms: int) -> list[State]:
-        found = self.states[self.hard :]
-        if isinstance(self.flight, State):
-            found.append(self.flight)
-        elif self.flight is not None:
+    def _candidates(self, seen: TopicView, now_ms: int) -> list[State]:
+        found = self.states[self.synced_index :]
+        if isinstance(self.in_flight, State):
+            found.append(self.in_flight)
+        elif self.in_flight is not None:
             assert seen.rows is not None, "a topic that is being written to is read"
             new = [seq for seq in seen.rows if seq > self.now.head]
-            first = max(new) - len(self.flight) + 1 if new else self.now.head + 1
+            first = max(new) - len(self.in_flight) + 1 if new else self.now.head + 1
             if first > self.now.head:
-                found.append(self.now.appended(first, self.flight, now_ms))
+                found.append(self.now.appended(first, self.in_flight, now_ms))
         return found
 
-    def differs(self, expected: State, seen: Seen) -> tuple[int, str | None]:
+    def differs(self, expected: State, seen: TopicView) -> tuple[int, str | None]:
         """How far this is from what was expected, and the first thing that is wrong."""
         if seen.rows is None:
             figures = (seen.live, seen.size, seen.earliest)
@@ -220,12 +220,12 @@ class Life:
                     f"count, bytes and earliest are {figures}, the records that should be there say {known}",
                 )
         elif seen.rows != expected.rows:
-            return _other(expected.rows, seen.rows)
+            return _difference(expected.rows, seen.rows)
         if not expected.floor <= seen.floor <= seen.earliest:
             return 0, f"the evict floor is {seen.floor}, between {expected.floor} and {seen.earliest} was expected"
         if seen.head < max(expected.head, self.top):
             return 0, f"the head is {seen.head}, but {max(expected.head, self.top)} was handed out already"
-        flying = len(self.flight) if isinstance(self.flight, list) else 0
+        flying = len(self.in_flight) if isinstance(self.in_flight, list) else 0
         most = max(state.head for state in self.states) + flying
         reserved = self.top or any(state.durability == "disk" for state in self.states)
         if seen.head > most and not reserved:
@@ -235,24 +235,24 @@ class Life:
                 return 0, f"{name} is {seen.config[name]!r} and was set to {value!r}"
         return 0, None
 
-    def settle(self, states: list[State], *, cut: bool) -> None:
+    def continue_from(self, states: list[State], *, cut: bool) -> None:
         """A restart found the last of these states: what is not in it is over, and what readers of it saw stays.
 
         After a power cut all of it is on the disk. After a kill only a topic of class `fsync` must not show what a
         power cut could still take back.
         """
         cut, self.forgotten = cut or self.forgotten, False
-        self.flight = None
+        self.in_flight = None
         self.states = states
         self.stamp = self.now.last_ts
-        self.hard, self.acked = 0, len(states) - 1
+        self.synced_index, self.acked = 0, len(states) - 1
         if self.promises:
             self.top = max(self.top, max(self.now.rows, default=0))
         if cut or self.now.durability == "fsync":
-            self.harden()
+            self.mark_synced()
 
 
-def _other(expected: Mapping[int, Row], seen: Mapping[int, Row]) -> tuple[int, str]:
+def _difference(expected: Mapping[int, Row], seen: Mapping[int, Row]) -> tuple[int, str]:
     lost, extra = sorted(set(expected) - set(seen)), sorted(set(seen) - set(expected))
     other = [seq for seq, kept in seen.items() if seq in expected and expected[seq] != kept]
     distance = len(lost) + len(extra) + len(other)
@@ -263,7 +263,7 @@ def _other(expected: Mapping[int, Row], seen: Mapping[int, Row]) -> tuple[int, s
 
 @dataclass(slots=True)
 class Oracle:
-    lives: dict[str, Life] = field(default_factory=dict)
+    lives: dict[str, TopicLife] = field(default_factory=dict)
     ids: set[int] = field(default_factory=set)  # none of them is ever given again
     touched: set[str] = field(default_factory=set)  # topics that something was done to
     version: int = 0  # another one whenever another answer may be right
@@ -271,10 +271,10 @@ class Oracle:
     def tell(self) -> None:
         self.version += 1
 
-    def create(self, name: str, config: Mapping[str, object]) -> Life:
+    def create(self, name: str, config: Mapping[str, object]) -> TopicLife:
         """Said before a topic is created: from now on it may be there."""
         assert name not in self.lives, f"{name} lives already"
-        life = self.lives[name] = Life(name, [State(config)])
+        life = self.lives[name] = TopicLife(name, [State(config)])
         self.touched.add(name)
         self.tell()
         return life
@@ -291,16 +291,16 @@ class Oracle:
         del self.lives[name]
         self.tell()
 
-    def harden(self, *, checkpoint: bool, but: Collection[str] = ()) -> None:
+    def mark_synced(self, *, checkpoint: bool, but: Collection[str] = ()) -> None:
         """Said after all was synced `but` these topics. A checkpoint also keeps the head of what is in no WAL (G11)."""
         for name, life in self.lives.items():
-            if life.flight is None and name not in but:
-                life.harden()
+            if life.in_flight is None and name not in but:
+                life.mark_synced()
             if checkpoint and life.now.durability == "ephemeral":
                 life.top = life.now.head
         self.tell()
 
-    def judge(self, found: Mapping[str, Seen], now_ms: int, *, cut: bool = True) -> str | None:
+    def check(self, found: Mapping[str, TopicView], now_ms: int, *, cut: bool = True) -> str | None:
         """What is wrong with these topics after a power cut (or, not `cut`, after a kill), or None."""
         for name, seen in found.items():
             life = self.lives.get(name)
@@ -308,7 +308,7 @@ class Oracle:
                 return f"topic {name} is there, which was dropped or never created"
             if life.id is None and seen.id in self.ids:
                 return f"topic {name} is new and has the id {seen.id} of another"
-            states = life.judge(seen, now_ms, cut=cut)
+            states = life.check(seen, now_ms, cut=cut)
             if isinstance(states, str):
                 return f"topic {name}: {states}"
         for name, life in self.lives.items():
@@ -316,15 +316,15 @@ class Oracle:
                 return f"topic {name} was created and is gone"
         return None
 
-    def settle(self, found: Mapping[str, Seen], now_ms: int, *, cut: bool) -> None:
+    def continue_from(self, found: Mapping[str, TopicView], now_ms: int, *, cut: bool) -> None:
         """Go on from what a restart found, which was judged before."""
         for name, life in list(self.lives.items()):
             if name not in found:
                 del self.lives[name]
                 continue
-            states = life.judge(found[name], now_ms, cut=cut)
+            states = life.check(found[name], now_ms, cut=cut)
             assert not isinstance(states, str), states
-            life.settle(states, cut=cut)
+            life.continue_from(states, cut=cut)
             life.id, life.dropping = found[name].id, False
             self.ids.add(found[name].id)
         self.tell()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from tests.crash.topics.cursors import Tally, run
+from tests.crash.topics.group_histories import HistoryStats, run_history
 
 Tell = Callable[[str, int], None]
 CONFIGS = (
@@ -25,19 +25,19 @@ CONFIGS = (
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("histories", [2, pytest.param(4, marks=pytest.mark.sweep)])
 def test_groups_holds_and_the_ledger_survive_power_cuts(
-    config: dict[str, object], shards: int, histories: int, tell: Tell
+    config: dict[str, object], shards: int, histories: int, record_count: Tell
 ) -> None:
-    tally = Tally()
+    tally = HistoryStats()
     for seed in range(histories):
-        run((seed, shards), tally, steps=20, shards=shards, images=4, **config)
-    tell("crash states of groups", tally.states)
+        run_history((seed, shards), tally, steps=20, shards=shards, images=4, **config)
+    record_count("crash states of groups", tally.states)
     assert tally.states >= 15 * histories, tally.states
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "-".join(map(str, config.values())))
 @pytest.mark.parametrize("seed", range(40))
-def test_long_histories_of_groups_survive_power_cuts(config: dict[str, object], seed: int, tell: Tell) -> None:
-    tally = Tally()
-    run(seed, tally, steps=60, shards=1 + seed % 3, images=12, **config)
-    tell("crash states of groups", tally.states)
+def test_long_histories_of_groups_survive_power_cuts(config: dict[str, object], seed: int, record_count: Tell) -> None:
+    tally = HistoryStats()
+    run_history(seed, tally, steps=60, shards=1 + seed % 3, images=12, **config)
+    record_count("crash states of groups", tally.states)

@@ -11,8 +11,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from tests.crash.topics.looking import look
-from tests.crash.topics.writer import LIMITS, batch_of, tag_of
+from tests.crash.topics.kill_writer import LIMITS, batch_of, tag_of
+from tests.crash.topics.reader import read_engine
 
 import tidelog
 
@@ -41,18 +41,18 @@ class Ledger:
 @pytest.mark.slow
 @pytest.mark.parametrize("rounds", [3, pytest.param(5, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize("part", range(2))
-def test_a_killed_engine_loses_nothing_it_acked(part: int, rounds: int, tmp_path: Path, tell: Tell) -> None:
+def test_a_killed_engine_loses_nothing_it_acked(part: int, rounds: int, tmp_path: Path, record_count: Tell) -> None:
     """Method: let four threads of a child ack a number of writes drawn by chance, kill it without warning, open with
     another count of shards, hold every record against what was said; then let the next child go on there."""
     kill_and_judge(tmp_path, Random(f"part {part}"), rounds=rounds)
-    tell("kills of a topics process", rounds)
+    record_count("kills of a topics process", rounds)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("part", range(20))
-def test_two_hundred_kills(part: int, tmp_path: Path, tell: Tell) -> None:
+def test_two_hundred_kills(part: int, tmp_path: Path, record_count: Tell) -> None:
     kill_and_judge(tmp_path, Random(f"sweep {part}"), rounds=10)
-    tell("kills of a topics process", 10)
+    record_count("kills of a topics process", 10)
 
 
 def kill_and_judge(tmp_path: Path, random: Random, *, rounds: int) -> None:
@@ -83,7 +83,7 @@ def kill_after(ledger: Ledger, path: str, spin: int, shards: int, *, acks: int) 
 def judge(ledger: Ledger, path: str, shards: int) -> None:
     with tidelog.open(path, wal_shards=shards, **LIMITS) as log:
         assert not log.report.damage
-        seen = look(log, limit=100)
+        seen = read_engine(log, limit=100)
     for name, acked in ledger.acked.items():
         if name not in seen:
             assert not acked, f"topic {name} is gone"

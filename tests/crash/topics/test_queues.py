@@ -6,17 +6,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.crash.topics.queues import sweep
+from tests.crash.topics.queue_histories import sweep
 from tests.model import test_queues as model
 
 from tidelog.engine import checkpoint
-from tidelog.engine.index import TopicIndex
 from tidelog.engine.manifest import QueueRow
-from tidelog.engine.queues import burial, claims, settle
-from tidelog.engine.queues.leases import Alarms, Leases
-from tidelog.engine.queues.projection import Projection
-from tidelog.engine.queues.state import State, Step
-from tidelog.formats.bodies import Lease, LeaseEvent
+from tidelog.engine.queues import ack, claim, dead_letter
+from tidelog.engine.queues.leases import LeaseTable, QueueSnapshot, TimerHeap
+from tidelog.engine.queues.queue_state import QueueCommit, QueueState
+from tidelog.engine.topic_index import TopicIndex
+from tidelog.formats.control_frames import Lease, LeaseEvent
 
 Patch = pytest.MonkeyPatch
 Tell = Callable[[str, int], None]
@@ -24,17 +23,17 @@ Tell = Callable[[str, int], None]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("durable", [False, True])
-def test_no_power_cut_breaks_a_queue(durable: bool, tell: Tell) -> None:
+def test_no_power_cut_breaks_a_queue(durable: bool, record_count: Tell) -> None:
     states, wrong = sweep(3, 30, limit=6, durable=lambda _: durable)
-    tell("crash states of queues", states)
+    record_count("crash states of queues", states)
     assert not wrong, wrong[0]
     assert states > 300, "there was something to judge"
 
 
 @pytest.mark.sweep
-def test_no_power_cut_breaks_a_queue_for_long(tell: Tell) -> None:
+def test_no_power_cut_breaks_a_queue_for_long(record_count: Tell) -> None:
     states, wrong = sweep(120, 60, limit=24, durable=lambda seed: bool(seed % 2))
-    tell("crash states of queues", states)
+    record_count("crash states of queues", states)
     assert not wrong, wrong[0]
     assert states > 10_000
 
@@ -43,78 +42,78 @@ def test_no_power_cut_breaks_a_queue_for_long(tell: Tell) -> None:
 
 
 def expires_at_its_deadline(patch: Patch) -> None:
-    real = Alarms.before
-    patch.setattr(Alarms, "before", lambda self, stop_ms: real(self, stop_ms + (stop_ms % 10 == 0)))
+    real = TimerHeap.pop_due
+    patch.setattr(TimerHeap, "pop_due", lambda self, stop_ms: real(self, stop_ms + (stop_ms % 10 == 0)))
 
 
 def anybody_may_settle(patch: Patch) -> None:
-    real = Leases._owned
+    real = LeaseTable._lease_of
 
-    def owned(self: Leases, seq: int, _: str, lease_id: int | None) -> Any:
-        lease = self.held.get(seq)
+    def owned(self: LeaseTable, seq: int, _: str, lease_id: int | None) -> Any:
+        lease = self.leased.get(seq)
         return real(self, seq, lease.node if lease else "", lease_id)
 
-    patch.setattr(Leases, "_owned", owned)
+    patch.setattr(LeaseTable, "_lease_of", owned)
 
 
 def a_stale_id_is_taken(patch: Patch) -> None:
-    real = Leases._owned
-    patch.setattr(Leases, "_owned", lambda self, seq, node, _: real(self, seq, node, None))
+    real = LeaseTable._lease_of
+    patch.setattr(LeaseTable, "_lease_of", lambda self, seq, node, _: real(self, seq, node, None))
 
 
 def a_delay_is_forgotten(patch: Patch) -> None:
-    real = Leases.released
-    patch.setattr(Leases, "released", lambda self, seqs, _=None: real(self, seqs))
+    real = LeaseTable.on_released
+    patch.setattr(LeaseTable, "on_released", lambda self, seqs, _=None: real(self, seqs))
 
 
 def an_ack_is_not_written(patch: Patch) -> None:
-    real = settle._through
+    real = ack._commit_or_apply
 
     def through(*args: Any, logged: bool) -> Any:
-        return real(*args, logged=logged and args[2].func is not settle._acked)
+        return real(*args, logged=logged and args[2].func is not ack._on_acked)
 
-    patch.setattr(settle, "_through", through)
+    patch.setattr(ack, "_commit_or_apply", through)
 
 
 def an_ack_deletes_nothing(patch: Patch) -> None:
-    patch.setattr(State, "own_removal", lambda *_: None)
+    patch.setattr(QueueState, "remove_known", lambda *_: None)
 
 
 def a_failed_ack_loses_the_lease(patch: Patch) -> None:
-    patch.setattr(Leases, "unsettled", lambda *_: None)
+    patch.setattr(LeaseTable, "on_settle_failed", lambda *_: None)
 
 
 def a_failed_claim_keeps_the_lease(patch: Patch) -> None:
-    patch.setattr(claims, "_take_back", lambda *_: None)
+    patch.setattr(claim, "_revoke_grants", lambda *_: None)
 
 
 def a_failed_extension_counts(patch: Patch) -> None:
-    patch.setattr(Leases, "unextend", lambda *_: None)
+    patch.setattr(LeaseTable, "undo_extend", lambda *_: None)
 
 
 def the_cursor_hands_out_what_is_held(patch: Patch) -> None:
-    real = Leases.take
+    real = LeaseTable.take
 
-    def take(self: Leases, most: int, fresh: Any) -> list[int]:
-        self._beyond.clear()
+    def take(self: LeaseTable, most: int, fresh: Any) -> list[int]:
+        self._known_after_cursor.clear()
         return real(self, most, fresh)
 
-    patch.setattr(Leases, "take", take)
+    patch.setattr(LeaseTable, "take", take)
 
 
 def counts_are_not_replayed(patch: Patch) -> None:
-    real = Projection.apply
+    real = QueueSnapshot.apply
 
-    def apply(self: Projection, seq: int, body: Lease) -> None:
+    def apply(self: QueueSnapshot, seq: int, body: Lease) -> None:
         real(self, seq, body)
         if seq in self.deliveries:
             self.deliveries[seq] = 1
 
-    patch.setattr(Projection, "apply", apply)
+    patch.setattr(QueueSnapshot, "apply", apply)
 
 
 def a_claim_is_not_written(patch: Patch) -> None:
-    patch.setattr(claims, "_log", lambda *_: None)
+    patch.setattr(claim, "_log_grants", lambda *_: None)
 
 
 def extensions_are_not_written(patch: Patch) -> None:
@@ -126,78 +125,78 @@ def releases_are_not_written(patch: Patch) -> None:
 
 
 def _without_frames(patch: Patch, event: LeaseEvent) -> None:
-    real = settle._frames
-    patch.setattr(settle, "_frames", lambda at, said, *rest: [] if said is event else real(at, said, *rest))
+    real = ack._lease_frames
+    patch.setattr(ack, "_lease_frames", lambda at, said, *rest: [] if said is event else real(at, said, *rest))
 
 
 def a_claim_is_told_before_it_is_synced(patch: Patch) -> None:
-    real = Step.__init__
+    real = QueueCommit.__init__
 
     def init(self: Any, *args: Any, durable: bool) -> None:
-        real(self, *args, durable=durable and args[2].func is not claims._logged)
+        real(self, *args, durable=durable and args[2].func is not claim._on_grants_logged)
 
-    patch.setattr(Step, "__init__", init)
+    patch.setattr(QueueCommit, "__init__", init)
 
 
 def an_ack_is_told_before_it_is_synced(patch: Patch) -> None:
-    real = Step.__init__
+    real = QueueCommit.__init__
 
     def init(self: Any, *args: Any, durable: bool) -> None:
-        real(self, *args, durable=durable and args[2].func is not settle._acked)
+        real(self, *args, durable=durable and args[2].func is not ack._on_acked)
 
-    patch.setattr(Step, "__init__", init)
+    patch.setattr(QueueCommit, "__init__", init)
 
 
 def ids_are_not_reserved(patch: Patch) -> None:
-    def reserve(self: State, ids: int) -> None:
-        self.ceiling = max(self.ceiling, self.leases.lease_id + ids)
+    def reserve(self: QueueState, ids: int) -> None:
+        self.lease_id_ceiling = max(self.lease_id_ceiling, self.leases.lease_id + ids)
 
-    patch.setattr(State, "reserve", reserve)
+    patch.setattr(QueueState, "reserve_lease_ids", reserve)
 
 
 def ids_are_reserved_without_a_sync(patch: Patch) -> None:
-    real = Step.__init__
+    real = QueueCommit.__init__
 
     def init(self: Any, *args: Any, durable: bool) -> None:
-        real(self, *args, durable=durable and "_reserved" not in str(args[2].func))
+        real(self, *args, durable=durable and "_on_ids_reserved" not in str(args[2].func))
 
-    patch.setattr(Step, "__init__", init)
+    patch.setattr(QueueCommit, "__init__", init)
 
 
 def a_checkpoint_forgets_the_reservation(patch: Patch) -> None:
-    real = State.row
-    patch.setattr(State, "row", lambda self, **_: real(self, final=True))
+    real = QueueState.row
+    patch.setattr(QueueState, "row", lambda self, **_: real(self, final=True))
 
 
 def a_checkpoint_forgets_leases(patch: Patch) -> None:
-    real = checkpoint._queue
+    real = checkpoint._build_queue_row
 
     def row(*args: Any, **more: Any) -> QueueRow | None:
         found = real(*args, **more)
         return found and QueueRow(found.lease_id, found.dead_lettered)
 
-    patch.setattr(checkpoint, "_queue", row)
+    patch.setattr(checkpoint, "_build_queue_row", row)
 
 
 def leases_outlive_a_restart_though_they_should_not(patch: Patch) -> None:
-    patch.setattr(State, "durable", property(lambda self: not self.core.ephemeral))
+    patch.setattr(QueueState, "has_durable_leases", property(lambda self: not self.topic.is_ephemeral))
 
 
 def removals_behind_the_back_are_not_seen(patch: Patch) -> None:
     real = TopicIndex.delete
 
     def quiet(self: TopicIndex, seqs: Any) -> Any:
-        before = self.removals
+        before = self.removal_count
         gone = real(self, seqs)
-        self.removals = before
+        self.removal_count = before
         return gone
 
     patch.setattr(TopicIndex, "delete", quiet)
 
 
 def priorities_are_ignored(patch: Patch) -> None:
-    real = Leases.schedule
-    patch.setattr(Leases, "schedule", lambda self, seq, run_at, _, now: real(self, seq, run_at, 0, now))
+    real = LeaseTable.schedule
+    patch.setattr(LeaseTable, "schedule", lambda self, seq, run_at, _, now: real(self, seq, run_at, 0, now))
 
 
 def the_first_gets_everything(patch: Patch) -> None:
@@ -208,27 +207,27 @@ def the_first_gets_everything(patch: Patch) -> None:
             at = min(at + want, available)
         return dealt
 
-    patch.setattr(claims, "divide", divide)
+    patch.setattr(claim, "divide_jobs", divide)
 
 
 def the_dead_are_deleted_first(patch: Patch) -> None:
-    real = burial._moved
+    real = dead_letter._move_chunk
 
-    def moved(at: State, piece: Any) -> Any:
-        burial._delete(at, piece.rows.seq.tolist()).wait()
+    def moved(at: QueueState, piece: Any) -> Any:
+        dead_letter._delete_moved(at, piece.rows.seq.tolist()).wait()
         real(at, piece)
         return [], None
 
-    patch.setattr(burial, "_moved", moved)
+    patch.setattr(dead_letter, "_move_chunk", moved)
 
 
 def the_dead_are_not_counted_on_disk(patch: Patch) -> None:
-    real = State.mark_frame
-    patch.setattr(State, "mark_frame", lambda self, ceiling, _: real(self, ceiling, 0))
+    real = QueueState.encode_lease_mark
+    patch.setattr(QueueState, "encode_lease_mark", lambda self, ceiling, _: real(self, ceiling, 0))
 
 
 def the_dead_stay_in_the_queue(patch: Patch) -> None:
-    patch.setattr(burial, "_delete", lambda at, _: at.core.shared.doors and Done())
+    patch.setattr(dead_letter, "_delete_moved", lambda at, _: at.topic.context.topics and Done())
 
 
 class Done:

@@ -105,7 +105,7 @@ def judge(image: SimDisk, shards: int, states: list[dict[str, list[object]]], ou
 
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
-def test_every_prefix_of_a_write_is_cut_and_counted(durability: str, shards: int, tell: Tell) -> None:
+def test_every_prefix_of_a_write_is_cut_and_counted(durability: str, shards: int, record_count: Tell) -> None:
     log, disk = history(durability, shards)
     before, old = disk.reboot(), rows(log)
     log.topic("t").append(batch())
@@ -121,7 +121,7 @@ def test_every_prefix_of_a_write_is_cut_and_counted(durability: str, shards: int
         judge(image, shards, [old, new], outcomes)
         outcomes[f"inside {place_of(content, before.read_file(path), stop)}"] += 1
     for what, count in outcomes.items():
-        tell(f"torn WAL writes: {what}", count)
+        record_count(f"torn WAL writes: {what}", count)
     assert outcomes["torn"] > 100
     assert outcomes["inside a header"] >= 6
     assert outcomes["inside data"] > 100
@@ -130,7 +130,7 @@ def test_every_prefix_of_a_write_is_cut_and_counted(durability: str, shards: int
 
 @pytest.mark.parametrize("shards", [1, 2])
 @pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
-def test_every_set_of_lost_sectors_is_cut_and_counted(durability: str, shards: int, tell: Tell) -> None:
+def test_every_set_of_lost_sectors_is_cut_and_counted(durability: str, shards: int, record_count: Tell) -> None:
     log, disk = history(durability, shards)
     states, images, random = [rows(log)], list[SimDisk](), Random(f"{durability}/{shards}")
     disk.on_op = lambda _: images.extend(image.disk for image in disk.images(random=random, limit=40))
@@ -144,5 +144,5 @@ def test_every_set_of_lost_sectors_is_cut_and_counted(durability: str, shards: i
     for image in images:
         judge(image, shards, states, outcomes)
     for what, count in outcomes.items():
-        tell(f"lost sectors of WAL writes: {what}", count)
+        record_count(f"lost sectors of WAL writes: {what}", count)
     assert outcomes["torn"] > 10

@@ -24,15 +24,15 @@ from random import Random
 from typing import Any, NamedTuple
 
 import pytest
-from tests.crash.topics.looking import look
 from tests.crash.topics.oracle import Row, row
-from tests.crash.topics.workloads import PATH, Bench, batch, one, open_engine
+from tests.crash.topics.reader import read_engine
+from tests.crash.topics.workloads import PATH, EngineHarness, batch, one, open_engine
 from xxhash import xxh3_64_intdigest
 
-from tidelog.engine import Engine, opening, replay
+from tidelog.engine import Engine, recovery, startup
 from tidelog.errors import Damaged
 from tidelog.testing import ManualClock, SimDisk
-from tidelog.wal import replay as wal_replay
+from tidelog.wal import recovery as wal_replay
 
 Tell = Callable[[str, int], None]
 Rows = dict[str, dict[int, Row]]
@@ -86,7 +86,7 @@ def frames_of(content: bytes, path: str) -> Iterator[At]:
         pos += size
 
 
-class Noting(Bench):
+class Noting(EngineHarness):
     """A bench that remembers every record that was written."""
 
     def __init__(self, disk: SimDisk, *, shards: int) -> None:
@@ -179,7 +179,7 @@ def hurts(base: Image, random: Random, share: float) -> Iterator[Hurt]:
                 pos = min(pos, each.end - 1)
                 disk = base.disk.reboot()
                 bit = random.randrange(8)
-                disk.flip(each.path, pos, bit)
+                disk.flip_bit(each.path, pos, bit)
                 yield Hurt(f"{each.path} frame at {each.pos}, {name}, bit {bit}", disk, [each], False)
         for rubbish in (False, True):
             if random.random() < share:
@@ -194,7 +194,7 @@ def hurts(base: Image, random: Random, share: float) -> Iterator[Hurt]:
             if random.random() < share and other is not each:
                 disk = base.disk.reboot()
                 for bad in (each, other):
-                    disk.flip(bad.path, random.randrange(bad.pos, bad.end), random.randrange(8))
+                    disk.flip_bit(bad.path, random.randrange(bad.pos, bad.end), random.randrange(8))
                 said = f"{each.path} frame at {each.pos} and {other.path} frame at {other.pos}, number {number}"
                 yield Hurt(said, disk, sorted([each, other]), False)
 
@@ -294,7 +294,7 @@ def cut_by(base: Image, hurt: Hurt, log: Engine) -> set[At]:
 def _unhurt(base: Image, hurt: Hurt, log: Engine) -> str:
     """It opens as if nothing had happened: a snapshot covers the damage, or nothing left says it was synced."""
     assert not log.report.damage, log.report.lines()
-    rows = {name: seen.rows or {} for name, seen in look(log).items()}
+    rows = {name: seen.rows or {} for name, seen in read_engine(log).items()}
     if not log.report.cut:
         assert rows == base.truth, f"{log.report.lines()}: {_differs(rows, base.truth)}"
         return "covered"
@@ -312,7 +312,7 @@ def _unhurt(base: Image, hurt: Hurt, log: Engine) -> str:
 
 
 def hold_rows(base: Image, hurt: Hurt, log: Engine) -> None:
-    found = {name: seen.rows or {} for name, seen in look(log).items()}
+    found = {name: seen.rows or {} for name, seen in read_engine(log).items()}
     missing, kinds = may_miss(base, hurt, log), {each.kind for each in hurt.touched}
     made = {each.topic_id for each in hurt.touched if each.kind == 2 and each.topic_id in base.names}
     renamed = {f"recovered-{topic_id:08X}": base.names[topic_id] for topic_id in made}
@@ -353,7 +353,7 @@ def _differs(rows: Rows, truth: Rows) -> str:
 
 def go_on(base: Image, hurt: Hurt, log: Engine, disk: SimDisk, clock: ManualClock) -> None:
     """Write until a segment is sealed, make a checkpoint, open again: the same records, no seq twice, no damage."""
-    before = {name: seen.rows or {} for name, seen in look(log).items()}
+    before = {name: seen.rows or {} for name, seen in read_engine(log).items()}
     written: dict[str, list[int]] = {}
     cut = seqs_of(base, cut_by(base, hurt, log))
     tops = {name: min([top + 1, *cut.get(name, ())]) - 1 for name, top in base.tops.items()}
@@ -367,7 +367,7 @@ def go_on(base: Image, hurt: Hurt, log: Engine, disk: SimDisk, clock: ManualCloc
     disk = disk.reboot()
     again = open_engine(disk, clock, base.shards)
     assert not again.report.damage, again.report.lines()
-    for name, seen in look(again).items():
+    for name, seen in read_engine(again).items():
         kept = [seq for seq in before[name] if seq in (seen.rows or {})]
         expected = [*kept, *written[name], extra[name]]
         if name in base.capped:
@@ -378,7 +378,7 @@ def go_on(base: Image, hurt: Hurt, log: Engine, disk: SimDisk, clock: ManualCloc
         assert all(seen.rows[seq] == before[name][seq] for seq in kept if seen.rows and seq in seen.rows)
 
 
-def run(shards: int, seed: int, is_idle: bool, share: float, tell: Tell) -> None:
+def run(shards: int, seed: int, is_idle: bool, share: float, record_count: Tell) -> None:
     base, outcomes = image(shards, seed, is_idle), Counter[str]()
     for hurt in hurts(base, Random(f"{shards}/{seed}/{is_idle}"), share):
         try:
@@ -386,7 +386,7 @@ def run(shards: int, seed: int, is_idle: bool, share: float, tell: Tell) -> None
         except Exception as wrong:
             raise AssertionError(f"{shards} shards, seed {seed}, {hurt.what}: {wrong}") from wrong
     for outcome, count in outcomes.items():
-        tell(f"WAL damage {outcome}", count)
+        record_count(f"WAL damage {outcome}", count)
     assert outcomes["told"]
     assert not is_idle or outcomes["cut"] <= outcomes["told"]
 
@@ -394,16 +394,16 @@ def run(shards: int, seed: int, is_idle: bool, share: float, tell: Tell) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("is_idle", [True, False], ids=["after a sync interval", "at once"])
 @pytest.mark.parametrize("shards", [1, 2, 3])
-def test_damage_in_the_wal_takes_only_what_it_touches(shards: int, is_idle: bool, tell: Tell) -> None:
-    run(shards, shards, is_idle, 0.03, tell)
+def test_damage_in_the_wal_takes_only_what_it_touches(shards: int, is_idle: bool, record_count: Tell) -> None:
+    run(shards, shards, is_idle, 0.03, record_count)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("is_idle", [True, False], ids=["after a sync interval", "at once"])
 @pytest.mark.parametrize("shards", [1, 2, 3])
-def test_every_damage_of_every_frame(shards: int, seed: int, is_idle: bool, tell: Tell) -> None:
-    run(shards, seed, is_idle, 1.0, tell)
+def test_every_damage_of_every_frame(shards: int, seed: int, is_idle: bool, record_count: Tell) -> None:
+    run(shards, seed, is_idle, 1.0, record_count)
 
 
 def test_the_histories_have_every_kind_of_frame_and_several_files() -> None:
@@ -420,35 +420,35 @@ def test_the_histories_have_every_kind_of_frame_and_several_files() -> None:
 
 
 def replay_ends_at_a_bad_frame(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(wal_replay._Resync, "after", lambda _self, _pos: (None, None))
+    patch.setattr(wal_replay._Resync, "find_next_frame", lambda _self, _pos: (None, None))
 
 
 def marks_prove_nothing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(wal_replay, "_marks", lambda *_: iter(()))
+    patch.setattr(wal_replay, "_find_sync_marks", lambda *_: iter(()))
 
 
 def the_rest_of_a_batch_counts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(wal_replay._Resync, "past_batch", lambda _self, pos: pos)
-    patch.setattr(wal_replay._Resync, "batch_frames", lambda _self, _pos: 0)
+    patch.setattr(wal_replay._Resync, "find_batch_end", lambda _self, pos: pos)
+    patch.setattr(wal_replay._Resync, "count_batch_frames", lambda _self, _pos: 0)
 
 
 def seqs_of_lost_records_are_given_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(replay.Replayed, "_reserve", lambda *_: None)
+    patch.setattr(recovery.TopicReplayer, "_reserve_lost_seqs", lambda *_: None)
 
 
 def a_loss_is_found_again_by_every_start(patch: pytest.MonkeyPatch) -> None:
-    real = opening._writer
+    real = startup._try_open_writer
 
-    def writer(*args: Any, **more: Any) -> opening.Opened:
+    def writer(*args: Any, **more: Any) -> startup.OpenedEngine:
         found = real(*args, **more)
-        found.history.moved = False
+        found.checkpoint_state.needs_checkpoint = False
         return found
 
-    patch.setattr(opening, "_writer", writer)
+    patch.setattr(startup, "_try_open_writer", writer)
 
 
 def lost_bytes_are_not_kept(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(wal_replay, "_put_aside", lambda *_: [])
+    patch.setattr(wal_replay, "_quarantine", lambda *_: [])
 
 
 @pytest.mark.parametrize(

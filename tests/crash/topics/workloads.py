@@ -11,14 +11,14 @@ from itertools import cycle, product
 from random import Random
 from typing import Any, NamedTuple
 
-from tests.crash.topics.looking import Wrong, hold, look, look_at
-from tests.crash.topics.oracle import Life, Oracle, Row, State, row
+from tests.crash.topics.oracle import Oracle, Row, State, TopicLife, row
+from tests.crash.topics.reader import RuleViolated, read_engine, read_topic, require
 
 import tidelog
 from tidelog.engine import Engine, Topic
 from tidelog.errors import Error
 from tidelog.testing import ManualClock, SimDisk
-from tidelog.wal import shard_of
+from tidelog.wal import shard_for_topic
 
 PATH = "data"
 TINY: dict[str, Any] = {"wal_file_bytes": 2048, "segment_events_max": 4, "segment_bytes_max": 1024, "head_reserve": 4}
@@ -32,7 +32,7 @@ def open_engine(disk: SimDisk, clock: ManualClock, shards: int, **more: Any) -> 
     return tidelog.open(PATH, disk=disk, clock=clock, threads=False, wal_shards=shards, **TINY, **more)
 
 
-class Struck(NamedTuple):
+class InjectedFailure(NamedTuple):
     """A sync that the disk was asked to fail: the `at`-th from this entry of its trace on."""
 
     since: int
@@ -40,7 +40,7 @@ class Struck(NamedTuple):
     forgets: bool  # the page cache shows what is durable again, so that even a restart loses the rest
 
 
-class Bench:
+class EngineHarness:
     """An engine on a simulated disk, and the oracle that is told what is done to it.
 
     `faulty`: the disk has been asked to fail, so errors are part of the history.
@@ -51,7 +51,7 @@ class Bench:
         self.shards, self.faulty = shards, faulty
         self.watch: Callable[[int], None] | None = None  # looks at the disk before each of its operations
         self.errors: list[Error] = []
-        self.struck: Struck | None = None
+        self.struck: InjectedFailure | None = None
         self._number = self._opened = 0
         self.topics: dict[str, Topic] = {}
         self.log: Engine
@@ -69,10 +69,10 @@ class Bench:
         self.log = open_engine(self.disk, self.clock, self.shards)
 
     def close(self) -> None:
-        stuck = self._stuck()  # before: a sync that fails in the close itself is the close's to tell
-        if not self._did(self.log.close):
+        stuck = self._unsyncable_topics()  # before: a sync that fails in the close itself is the close's to tell
+        if not self._call_succeeds(self.log.close):
             raise self.errors[-1]  # the history ends here: what is left is what a crash leaves
-        self.oracle.harden(checkpoint=True, but=stuck)
+        self.oracle.mark_synced(checkpoint=True, but=stuck)
         if self.struck is not None and self.struck.forgets:
             for name in stuck:
                 self.oracle.lives[name].forgotten = True
@@ -89,26 +89,26 @@ class Bench:
         self.disk = disk
         disk.on_op = self.watch
         self.open(shards)
-        self.settle(cut=cut)
+        self.continue_from_restart(cut=cut)
 
-    def settle(self, *, cut: bool) -> None:
+    def continue_from_restart(self, *, cut: bool) -> None:
         """Go on from what a restart found: a write whose fate nobody knew has one now."""
-        found = look(self.log)
-        wrong = self.oracle.judge(found, self.now_ms, cut=cut)
-        hold(wrong is None, f"after a {'power cut' if cut else 'kill'}: {wrong}")
-        self.oracle.settle(found, self.now_ms, cut=cut)
+        found = read_engine(self.log)
+        wrong = self.oracle.check(found, self.now_ms, cut=cut)
+        require(wrong is None, f"after a {'power cut' if cut else 'kill'}: {wrong}")
+        self.oracle.continue_from(found, self.now_ms, cut=cut)
 
     def topic(self, name: str) -> Topic:
         if name not in self.topics:
             self.topics[name] = self.log.topic(name, create=False)
         return self.topics[name]
 
-    def life(self, name: str) -> Life:
+    def topic_life(self, name: str) -> TopicLife:
         """The topic of this name, to do something to it."""
         self.oracle.touched.add(name)
         return self.oracle.lives[name]
 
-    def early(self) -> str | None:
+    def unacked_write_visible(self) -> str | None:
         """Asked at any instant: whether a reader sees a write that was not acked yet (G6)."""
         for name, topic in self.topics.items():
             life = self.oracle.lives.get(name)
@@ -120,25 +120,25 @@ class Bench:
 
     def create(self, name: str, **config: Any) -> None:
         self.oracle.create(name, config)
-        topic = self._try(None, None, lambda: self.log.topic(name, **config))
+        topic = self._try_call(None, None, lambda: self.log.topic(name, **config))
         if topic is not None:
             self.topics[name] = topic
             self.oracle.created(name, topic.id)
 
     def drop(self, name: str) -> None:
-        life = self.life(name)
+        life = self.topic_life(name)
         life.dropping = True
         self.oracle.tell()
-        if self._try(None, None, lambda: self.log.drop(name)):
+        if self._try_call(None, None, lambda: self.log.drop(name)):
             del self.topics[name]
             self.oracle.dropped(name)
 
     def configure(self, name: str, **fields: Any) -> None:
-        life = self.life(name)
+        life = self.topic_life(name)
         after = life.now.configured(fields)
         if after.config == life.now.config:
             return  # nothing is written
-        if self._try(life, after, lambda: self.log.topic(name, create=False, **fields)):
+        if self._try_call(life, after, lambda: self.log.topic(name, create=False, **fields)):
             life.ack(after, hard=True)
             self.oracle.tell()
 
@@ -150,17 +150,17 @@ class Bench:
         nodes: Sequence[str | None] | None = None,
         metas: Sequence[dict[str, Any] | None] | None = None,
     ) -> None:
-        life, many = self.life(name), len(records)
+        life, many = self.topic_life(name), len(records)
         life.stamp = max(self.now_ms, life.stamp)
         none = [None] * many
         columns = zip(records, tags or none, nodes or none, metas or none, strict=True)
         batch = [row(life.stamp, *values) for values in columns]
         topic = self.topic(name)
-        done = self._try(life, batch, lambda: topic.append(list(records), tag=tags, node=nodes, meta=metas))
+        done = self._try_call(life, batch, lambda: topic.append(list(records), tag=tags, node=nodes, meta=metas))
         if done is None:
             return
-        hold(done.first_seq > max(life.now.head, life.top), f"{name}: seq {done.first_seq} was handed out before")
-        hold(done.last_seq - done.first_seq + 1 == many, f"{name}: {many} records were acked as {done}")
+        require(done.first_seq > max(life.now.head, life.top), f"{name}: seq {done.first_seq} was handed out before")
+        require(done.last_seq - done.first_seq + 1 == many, f"{name}: {many} records were acked as {done}")
         after = life.now.appended(done.first_seq, batch, self.now_ms)
         life.ack(after, hard=after.durability == "fsync")
         self.oracle.tell()
@@ -168,53 +168,53 @@ class Bench:
     def delete(
         self, name: str, *, before_seq: int | None = None, match: str | None = None, seqs: Sequence[int] | None = None
     ) -> None:
-        life = self.life(name)
+        life = self.topic_life(name)
         held = life.now.retained(self.now_ms)
         goes = held.selected(before_seq, match, seqs)
         after = held.without(goes)
         topic = self.topic(name)
-        done = self._try(life, after, lambda: topic.delete(before_seq=before_seq, match=match, seqs=seqs))
+        done = self._try_call(life, after, lambda: topic.delete(before_seq=before_seq, match=match, seqs=seqs))
         if done is None:
             return
-        hold(done.deleted == len(goes), f"{name}: {goes} should go, {done.deleted} went")
+        require(done.deleted == len(goes), f"{name}: {goes} should go, {done.deleted} went")
         life.ack(after, hard=after.durability == "fsync")
         self.oracle.tell()
 
     def checkpoint(self) -> None:
-        if self._did(self.log.checkpoint):
-            self.oracle.harden(checkpoint=True)
+        if self._call_succeeds(self.log.checkpoint):
+            self.oracle.mark_synced(checkpoint=True)
 
     def tick(self) -> None:
-        stuck = self._stuck()
-        if self._did(self.log.tick):
-            self.oracle.harden(checkpoint=False, but=stuck)
+        stuck = self._unsyncable_topics()
+        if self._call_succeeds(self.log.tick):
+            self.oracle.mark_synced(checkpoint=False, but=stuck)
 
     def seal(self, name: str) -> None:
-        self._did(self.topic(name).seal)
+        self._call_succeeds(self.topic(name).seal)
 
-    def look(self) -> None:
+    def check_all(self) -> None:
         """Read everything: it is exactly what the oracle says. Age shows itself to readers, so floors may move."""
         for name, life in self.oracle.lives.items():
             if life.id is None or life.dropping:
                 continue
             before, after = life.now, life.now.retained(self.now_ms)
-            if after is not before and life.flight is None:
-                life.flight = after
+            if after is not before and life.in_flight is None:
+                life.in_flight = after
                 self.oracle.tell()
-            seen = look_at(self.topic(name), limit=3)
+            seen = read_topic(self.topic(name), limit=3)
             if self.faulty and after is not before and seen.rows == before.rows:
-                life.flight = None if life.flight is after else life.flight
+                life.in_flight = None if life.in_flight is after else life.in_flight
                 continue  # the floor could not be made durable, so nothing went
             _, wrong = life.differs(after, seen)
-            hold(wrong is None, f"{name}, in the running engine: {wrong}")
-            hold(seen.head == after.head, f"{name}: the head is {seen.head}, {after.head} was acked last")
+            require(wrong is None, f"{name}, in the running engine: {wrong}")
+            require(seen.head == after.head, f"{name}: the head is {seen.head}, {after.head} was acked last")
             if after is not before or seen.floor != before.floor:
                 life.ack(replace(after, floor=seen.floor), hard=after.durability == "fsync")
-            if after is not before or name not in self._stuck():
-                life.show(seen.floor)
+            if after is not before or name not in self._unsyncable_topics():
+                life.on_floor_shown(seen.floor)
             self.oracle.tell()
 
-    def _stuck(self) -> set[str]:
+    def _unsyncable_topics(self) -> set[str]:
         """Topics that nothing can be made durable for: a sync of their shard's WAL was made to fail since the engine
         was opened, and the shard is latched. Reading goes on (D6): a floor that their last records caused is told and
         may go with them. None of class `fsync`: it shows nothing that a power cut takes back."""
@@ -228,25 +228,25 @@ class Bench:
         found = set()
         for name, life in self.oracle.lives.items():
             if life.id is not None and not life.dropping and life.now.durability != "fsync":
-                shard = self.topic(name).core.shard
-                if shard.latched and shard.directory == failed:
+                shard = self.topic(name)._topic_state.shard
+                if shard.is_latched and shard.directory == failed:
                     found.add(name)
         return found
 
-    def _did(self, call: Callable[[], None]) -> bool:
+    def _call_succeeds(self, call: Callable[[], None]) -> bool:
         """Make a call that changes no record; whether it returned."""
 
         def called() -> bool:
             call()
             return True
 
-        return self._try(None, None, called) is not None
+        return self._try_call(None, None, called) is not None
 
-    def _try(self, life: Life | None, flight: State | list[Row] | None, call: Callable[[], Any]) -> Any:
+    def _try_call(self, life: TopicLife | None, flight: State | list[Row] | None, call: Callable[[], Any]) -> Any:
         """Make a call that may fail where the disk was asked to; None when it did."""
-        stuck = life is not None and life.flight is not None
+        stuck = life is not None and life.in_flight is not None
         if life is not None and not stuck:
-            life.flight = flight
+            life.in_flight = flight
         self.oracle.tell()
         try:
             done = call()
@@ -255,12 +255,12 @@ class Bench:
                 raise
             self.errors.append(error)
             if life is not None and not stuck and error.written is False:
-                life.flight = None
+                life.in_flight = None
                 self.oracle.tell()
             return None
         if stuck:
             assert life is not None
-            raise Wrong(f"{life.name}: a write went through behind one whose fate nobody knows")
+            raise RuleViolated(f"{life.name}: a write went through behind one whose fate nobody knows")
         return done
 
     def data(self, random: Random, size: int) -> object:
@@ -274,18 +274,18 @@ class Bench:
 # Letters ------------------------------------------------------------------------------------------------
 
 
-def one(bench: Bench, name: str, random: Random) -> None:
-    bench.append(name, [bench.data(random, 40)], [random.choice(TAGS)], metas=[random.choice([None, {"k": "v"}])])
+def one(harness: EngineHarness, name: str, random: Random) -> None:
+    harness.append(name, [harness.data(random, 40)], [random.choice(TAGS)], metas=[random.choice([None, {"k": "v"}])])
 
 
-def batch(bench: Bench, name: str, random: Random) -> None:
+def batch(harness: EngineHarness, name: str, random: Random) -> None:
     many = random.randint(2, 5)
-    datas = [bench.data(random, random.choice([0, 30, 250])) for _ in range(many)]
+    datas = [harness.data(random, random.choice([0, 30, 250])) for _ in range(many)]
     if random.random() < 0.5:
         # Alike but for their data: what is large of these is read from the WAL.
-        bench.append(name, [data for data in datas if isinstance(data, bytes)] or datas)
+        harness.append(name, [data for data in datas if isinstance(data, bytes)] or datas)
         return
-    bench.append(
+    harness.append(
         name,
         datas,
         [random.choice(TAGS) for _ in range(many)],
@@ -294,95 +294,95 @@ def batch(bench: Bench, name: str, random: Random) -> None:
     )
 
 
-def before(bench: Bench, name: str, random: Random) -> None:
-    now = bench.oracle.lives[name].now
-    bench.delete(name, before_seq=random.randint(now.floor, now.head + 2))
+def before(harness: EngineHarness, name: str, random: Random) -> None:
+    now = harness.oracle.lives[name].now
+    harness.delete(name, before_seq=random.randint(now.floor, now.head + 2))
 
 
-def tag(bench: Bench, name: str, random: Random) -> None:
-    bench.delete(name, match=random.choice(["x:1", "y"]))
+def tag(harness: EngineHarness, name: str, random: Random) -> None:
+    harness.delete(name, match=random.choice(["x:1", "y"]))
 
 
-def prefix(bench: Bench, name: str, random: Random) -> None:
-    bench.delete(name, match=random.choice(["x:*", "*"]))
+def prefix(harness: EngineHarness, name: str, random: Random) -> None:
+    harness.delete(name, match=random.choice(["x:*", "*"]))
 
 
-def seqs(bench: Bench, name: str, random: Random) -> None:
-    now = bench.oracle.lives[name].now
-    bench.delete(name, seqs=sorted({random.randint(1, now.head + 3) for _ in range(3)}))
+def seqs(harness: EngineHarness, name: str, random: Random) -> None:
+    now = harness.oracle.lives[name].now
+    harness.delete(name, seqs=sorted({random.randint(1, now.head + 3) for _ in range(3)}))
 
 
-def cap(bench: Bench, name: str, random: Random) -> None:
-    bench.configure(name, **random.choice([{"cap_records": 3}, {"cap_bytes": 400}]))
-    batch(bench, name, random)
+def cap(harness: EngineHarness, name: str, random: Random) -> None:
+    harness.configure(name, **random.choice([{"cap_records": 3}, {"cap_bytes": 400}]))
+    batch(harness, name, random)
 
 
-def expire(bench: Bench, name: str, random: Random) -> None:
-    bench.configure(name, ttl_ms=TTL_MS)
-    bench.clock.tick(random.choice([TTL_MS, TTL_MS + 1]))
-    bench.look()
-    one(bench, name, random)
+def expire(harness: EngineHarness, name: str, random: Random) -> None:
+    harness.configure(name, ttl_ms=TTL_MS)
+    harness.clock.tick(random.choice([TTL_MS, TTL_MS + 1]))
+    harness.check_all()
+    one(harness, name, random)
 
 
-def checkpoint(bench: Bench, name: str, random: Random) -> None:
+def checkpoint(harness: EngineHarness, name: str, random: Random) -> None:
     del name, random
-    bench.checkpoint()
+    harness.checkpoint()
 
 
-def seal(bench: Bench, name: str, random: Random) -> None:
+def seal(harness: EngineHarness, name: str, random: Random) -> None:
     del random
-    bench.seal(name)
+    harness.seal(name)
 
 
-def drop(bench: Bench, name: str, random: Random) -> None:
-    config = bench.oracle.lives[name].now.config
-    bench.drop(name)
-    if name not in bench.oracle.lives:
-        bench.create(name, **config)
-    if random.random() < 0.5 and bench.oracle.lives[name].id is not None:
-        one(bench, name, random)
+def drop(harness: EngineHarness, name: str, random: Random) -> None:
+    config = harness.oracle.lives[name].now.config
+    harness.drop(name)
+    if name not in harness.oracle.lives:
+        harness.create(name, **config)
+    if random.random() < 0.5 and harness.oracle.lives[name].id is not None:
+        one(harness, name, random)
 
 
-def reclass(bench: Bench, name: str, random: Random) -> None:
-    now = bench.oracle.lives[name].now.durability
-    bench.configure(name, durability=random.choice([other for other in CLASSES if other != now]))
+def reclass(harness: EngineHarness, name: str, random: Random) -> None:
+    now = harness.oracle.lives[name].now.durability
+    harness.configure(name, durability=random.choice([other for other in CLASSES if other != now]))
 
 
-def reopen(bench: Bench, name: str, random: Random) -> None:
+def reopen(harness: EngineHarness, name: str, random: Random) -> None:
     del name
-    bench.close()
-    bench.open(random.randint(1, 4))
-    if bench.faulty or any(life.now.durability == "ephemeral" for life in bench.oracle.lives.values()):
-        bench.settle(cut=False)
+    harness.close()
+    harness.open(random.randint(1, 4))
+    if harness.faulty or any(life.now.durability == "ephemeral" for life in harness.oracle.lives.values()):
+        harness.continue_from_restart(cut=False)
 
 
-def idle(bench: Bench, name: str, random: Random) -> None:
+def idle(harness: EngineHarness, name: str, random: Random) -> None:
     del name
-    bench.clock.tick(1)
-    bench.clock.set_us(bench.clock.now_us() + random.choice([-1, 1]) * HOUR_MS * 1_000)
-    bench.tick()
+    harness.clock.tick(1)
+    harness.clock.set_us(harness.clock.now_us() + random.choice([-1, 1]) * HOUR_MS * 1_000)
+    harness.tick()
 
 
-def kill(bench: Bench, name: str, random: Random) -> None:
+def kill(harness: EngineHarness, name: str, random: Random) -> None:
     del name
-    bench.kill(random.randint(1, 4))
+    harness.kill(random.randint(1, 4))
 
 
-def crash(bench: Bench, name: str, random: Random) -> None:
+def crash(harness: EngineHarness, name: str, random: Random) -> None:
     del name
-    bench.crash(random, random.randint(1, 4))
+    harness.crash(random, random.randint(1, 4))
 
 
-Letter = Callable[[Bench, str, Random], None]
-ALPHABET: tuple[Letter, ...] = (
+Operation = Callable[[EngineHarness, str, Random], None]
+OPERATIONS: tuple[Operation, ...] = (
     *(one, batch, before, tag, prefix, seqs, cap, expire, checkpoint, seal, drop, reclass, reopen, idle),
 )
-RESTARTS: tuple[Letter, ...] = (kill, crash)
+RESTARTS: tuple[Operation, ...] = (kill, crash)
 
 
-def letters(words: str) -> list[Letter]:
+def operations_named(words: str) -> list[Operation]:
     """The letters of these names."""
-    known = {letter.__name__: letter for letter in (*ALPHABET, *RESTARTS)}
+    known = {letter.__name__: letter for letter in (*OPERATIONS, *RESTARTS)}
     return [known[word] for word in words.split()]
 
 
@@ -412,34 +412,34 @@ def sampled(seed: object) -> Iterator[Arrangement]:
     return cycle(every)
 
 
-def prologue(bench: Bench, random: Random, how: Arrangement | None = None) -> None:
+def prologue(harness: EngineHarness, random: Random, how: Arrangement | None = None) -> None:
     """Something to work on: records in segments, records in the WAL only, something deleted."""
-    bench.open()
+    harness.open()
     first, second = ("fsync", "disk") if how is None else how.classes
-    bench.create("f", durability=first)
+    harness.create("f", durability=first)
     if how is not None:
-        home = shard_of(bench.topic("f").id, bench.shards)
-        while (shard_of(bench.log._next_id, bench.shards) != home) != how.apart:
-            bench.create(f"filler-{len(bench.topics)}", durability="disk")
-    bench.create("d", durability=second)
+        home = shard_for_topic(harness.topic("f").id, harness.shards)
+        while (shard_for_topic(harness.log._next_id, harness.shards) != home) != how.apart:
+            harness.create(f"filler-{len(harness.topics)}", durability="disk")
+    harness.create("d", durability=second)
     for name in ("f", "d"):
-        bench.append(name, [b"first", {"n": 0}, b"third"], ["x:1", "y", "x:2"])
+        harness.append(name, [b"first", {"n": 0}, b"third"], ["x:1", "y", "x:2"])
     if random.random() < 0.5:
-        bench.checkpoint()
-    bench.delete("f", seqs=[2])
+        harness.checkpoint()
+    harness.delete("f", seqs=[2])
     for name in ("d", "f"):
-        one(bench, name, random)
-    bench.look()
-    bench.oracle.touched.clear()
+        one(harness, name, random)
+    harness.check_all()
+    harness.oracle.touched.clear()
 
 
-def spell(bench: Bench, letters: Sequence[Letter], random: Random, topics: str = "") -> None:
+def run_history(harness: EngineHarness, operations: Sequence[Operation], random: Random, topics: str = "") -> None:
     """Do what these letters say, each to its topic of these, or to one drawn by chance."""
-    for number, letter in enumerate(letters):
-        lives = bench.oracle.lives
+    for number, letter in enumerate(operations):
+        lives = harness.oracle.lives
         names = [name for name in "fd" if name in lives and lives[name].id is not None and not lives[name].dropping]
         if not names:
             return  # every drop and every creation failed
         wanted = topics[number : number + 1]
-        letter(bench, wanted if wanted in names else random.choice(names), random)
-        bench.look()
+        letter(harness, wanted if wanted in names else random.choice(names), random)
+        harness.check_all()

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from tidelog.channels import Channel, ChannelLimits, ChannelManager
-from tidelog.channels.hook import Hook
+from tidelog.channels.manager import Hook
 from tidelog.testing import ManualClock, SimDisk
 
-ROOM, ANN, BOB, CID = "!room@host", "ann@host", "bob@host", "cid@else.org"
+CHANNEL, ANN, BOB, CID = "!room@host", "ann@host", "bob@host", "cid@else.org"
 
 
-class Place:
+class ChannelEnv:
     """A directory of channels that can be restarted."""
 
     def __init__(self) -> None:
@@ -30,7 +30,7 @@ class Place:
             self._manager = ChannelManager(self.disk, "data", self.clock, limits=self.limits, hook=self.hook)
         return self._manager
 
-    def channel(self, user: str = ANN, name: str = ROOM) -> Channel:
+    def channel(self, user: str = ANN, name: str = CHANNEL) -> Channel:
         return Channel(self.manager, name, user)
 
     def restart(self) -> ChannelManager:
@@ -48,8 +48,8 @@ class Place:
 
 
 @pytest.fixture
-def place() -> Place:
-    return Place()
+def env() -> ChannelEnv:
+    return ChannelEnv()
 
 
 Make = Callable[..., Channel]

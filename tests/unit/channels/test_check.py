@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import tidelog
-from tidelog.channels.check import ChannelCheck
-from tidelog.channels.names import directory_name
+from tidelog.channels.rules import directory_name
+from tidelog.channels.store import ChannelCheck
 from tidelog.engine.check import Finding
 
 ROOM, JOBS, ANN = "!room@example.org", "!jobs@example.org", "ann@example.org"

@@ -25,11 +25,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tidelog.channels import Channel, ChannelLimits, ChannelManager, messages
-from tidelog.channels.names import directory_name
+from tidelog.channels import Channel, ChannelLimits, ChannelManager, message_log
+from tidelog.channels.rules import directory_name
 from tidelog.errors import Corrupt, Damaged, DiskFull, Error, Latched, WriteFailed
-from tidelog.testing import Call, ManualClock, SimDisk, SyncMode
-from tidelog.testing.images import Policy
+from tidelog.testing import DiskCall, ManualClock, SimDisk, SyncMode
+from tidelog.testing.crash_images import Policy
 
 COLUMNS = ("TW", "SW", "NS", "EW", "EF", "C±", "BF", "LU", "RR", "CJ")
 TABLE = """
@@ -70,7 +70,7 @@ def cells(*columns: str) -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def _small_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "_SEAL_AT_LEAST", 2)
+    monkeypatch.setattr(message_log, "_SEAL_MESSAGES_MIN", 2)
 
 
 class World:
@@ -90,9 +90,9 @@ class World:
     def channel(self, user: str = ANN, name: str = A) -> Channel:
         return Channel(self.manager, name, user)
 
-    def log(self, name: str = A) -> messages.MessageLog:
+    def log(self, name: str = A) -> message_log.MessageLog:
         with self.manager.locked(name):
-            return self.manager.room(name).messages()
+            return self.manager.get_channel(name).message_log()
 
     def close(self) -> None:
         if self.made is not None:
@@ -101,7 +101,7 @@ class World:
 
     def metas(self) -> dict[str, tuple[Any, ...]]:
         found = {}
-        for name in self.manager.handlers():
+        for name in self.manager.channel_names():
             meta = self.manager.meta(name)
             found[name] = (meta.owner, meta.members, meta.config, meta.acl)
         return found
@@ -179,7 +179,7 @@ def reopen(world: World) -> None:
 class Row:
     before: Callable[[World], None]
     act: Callable[[World], object]
-    calls: tuple[Call, ...] = ("write", "create", "reserve")  # what can run out of room or meet an error
+    calls: tuple[DiskCall, ...] = ("write", "create", "reserve")  # what can run out of room or meet an error
     touched: str = DIRECTORY
     closed: bool = False  # the act begins with opening
 
@@ -189,7 +189,7 @@ ROWS = {
     "N2": Row(two_channels, lambda world: world.channel().delete()),
     "N3": Row(slow_channel, append, touched=".log"),
     "N4": Row(waiting, tick, calls=("sync",)),
-    "N5": Row(two_channels, lambda world: world.log().keep_from(0, 4)),
+    "N5": Row(two_channels, lambda world: world.log().keep_from_seq(0, 4)),
     "N6": Row(sealed, lambda world: world.log().drop_below(world.log().last_seq)),
     "N7": Row(with_a_bad_index, reopen, closed=True),
     "N8": Row(with_leftovers, reopen, closed=True, touched=directory_name(GONE)),
@@ -254,7 +254,7 @@ def test_a_crash_shows_the_old_or_the_new(row: str, column: str) -> None:
     world.disk.on_op = examine
     ROWS[row].act(world)
     acked = True
-    examine(world.disk.ops + 1)
+    examine(world.disk.op_count + 1)
     assert not wrongs, wrongs[0]
     assert len(seen) > 1 or column == "TW"
 
@@ -263,7 +263,7 @@ def test_a_crash_shows_the_old_or_the_new(row: str, column: str) -> None:
 
 
 class Fault(NamedTuple):
-    call: Call
+    call: DiskCall
     at: int
     times: int | None
     path: str
@@ -280,15 +280,15 @@ class Fault(NamedTuple):
 def faults(row: str, column: str) -> list[Fault]:
     """Every single call of the act, failing in the column's way, once and for ever."""
     watched = prepared(row)
-    counts: Counter[tuple[Call, str]] = Counter()
-    strike = watched.disk._faults.strike
+    counts: Counter[tuple[DiskCall, str]] = Counter()
+    strike = watched.disk._faults.next_fault
 
-    def counting(call: Call, path: str) -> Any:
+    def counting(call: DiskCall, path: str) -> Any:
         if ROWS[row].touched in path:
             counts[call, path] += 1
         return strike(call, path)
 
-    watched.disk._faults.strike = counting  # type: ignore[method-assign]
+    watched.disk._faults.next_fault = counting  # type: ignore[method-assign]
     ROWS[row].act(watched)
     modes: tuple[SyncMode, ...] = ("dropped", "reverted", "kept")
     found = []
@@ -316,11 +316,11 @@ def test_a_failing_disk_is_told_and_changes_nothing(row: str, column: str) -> No
             ROWS[row].act(world)
         except Error as raised:
             error = raised
-        world.disk.heal()
+        world.disk.clear_faults()
         if row == "N8":  # the sweep tells in its report, and everybody else is served
             assert error is None
             assert world.state() == after
-            assert world.manager.report.left or world.manager.report.swept
+            assert world.manager.report.not_removed or world.manager.report.swept
         elif row in ("N7", "N9"):
             assert error is not None
             assert world.channel(BOB, B).history().messages, "one channel that is offline leaves the others alone"
@@ -403,7 +403,7 @@ def test_a_flipped_bit_is_noticed_and_harms_nobody_else(row: str, column: str) -
     for path in files(world, *kinds.get(row, (f"{1:020d}.log",))):
         for pos in range(0, len(world.disk.read_file(path)), 1 if row == "N1" else 7):
             disk = world.disk.reboot()
-            disk.flip(path, pos, pos % 8)
+            disk.flip_bit(path, pos, pos % 8)
             again = World(disk)
             assert again.channel(BOB, B).history().messages, "the other channel is served"
             if path.endswith("metadata.bin"):

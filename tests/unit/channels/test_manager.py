@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.channels.conftest import ANN, BOB, CID, ROOM, Place
+from tests.unit.channels.conftest import ANN, BOB, CHANNEL, CID, ChannelEnv
 
-from tidelog.channels import OPERATOR, Channel, ChannelManager, changes
-from tidelog.channels.names import directory_name
+from tidelog.channels import OPERATOR, Channel, ChannelManager, membership
+from tidelog.channels.rules import directory_name
 from tidelog.errors import (
     BadInput,
     ChannelNotFound,
@@ -26,167 +26,167 @@ from tidelog.errors import (
     WriteFailed,
     WrongType,
 )
-from tidelog.formats.channel import encode_cursor
-from tidelog.testing import Call
+from tidelog.formats.channel_meta import encode_cursor
+from tidelog.testing import DiskCall
 
-CALLS: tuple[Call, ...] = ("create", "sync", "rename", "sync_dir")
-DIRECTORY = f"data/channels/{directory_name(ROOM)}"
+CALLS: tuple[DiskCall, ...] = ("create", "sync", "rename", "sync_dir")
+DIRECTORY = f"data/channels/{directory_name(CHANNEL)}"
 
 
-def test_everything_of_a_persistent_channel_survives_and_the_rest_does_not(place: Place) -> None:
-    ann = place.channel(ANN)
+def test_everything_of_a_persistent_channel_survives_and_the_rest_does_not(env: ChannelEnv) -> None:
+    ann = env.channel(ANN)
     ann.join(persist=True, max_clients=7, message_flush_interval=5)
-    place.channel(BOB).join()
+    env.channel(BOB).join()
     ann.allow("publish", ANN, "else.org")
-    place.channel(ANN, "!passing@host").join()
-    before = place.manager.meta(ROOM)
-    place.crash()
-    assert place.manager.handlers() == [ROOM]
-    assert place.manager.meta(ROOM) == before
-    assert place.manager.memberships.users() == {ANN: [ROOM], BOB: [ROOM]}
-    assert place.manager.report.restored == 1
+    env.channel(ANN, "!passing@host").join()
+    before = env.manager.meta(CHANNEL)
+    env.crash()
+    assert env.manager.channel_names() == [CHANNEL]
+    assert env.manager.meta(CHANNEL) == before
+    assert env.manager.memberships.channels_by_user() == {ANN: [CHANNEL], BOB: [CHANNEL]}
+    assert env.manager.report.restored == 1
 
 
-def test_without_authentication_nothing_is_restored_and_nothing_touched(place: Place) -> None:
-    place.channel().join(persist=True)
-    place.disk.write_file(f"data/channels/{'a' * 64}/{1:020d}.log", b"left over")
-    tree = place.disk.tree()
-    place.limits = replace(place.limits, auth=False)
-    place.restart()
-    assert place.manager.handlers() == []
+def test_without_authentication_nothing_is_restored_and_nothing_touched(env: ChannelEnv) -> None:
+    env.channel().join(persist=True)
+    env.disk.write_file(f"data/channels/{'a' * 64}/{1:020d}.log", b"left over")
+    tree = env.disk.tree()
+    env.limits = replace(env.limits, auth=False)
+    env.restart()
+    assert env.manager.channel_names() == []
     with pytest.raises(Forbidden):
-        place.channel().join(persist=True)
-    place.channel().join()
-    place.channel().publish(b"x")
-    place.channel().delete()
-    assert changes.delete(place.manager, ROOM, OPERATOR) is False
-    place.manager.close()
-    now = {name: data for name, data in place.disk.tree().items() if not name.endswith(".lock")}
+        env.channel().join(persist=True)
+    env.channel().join()
+    env.channel().publish(b"x")
+    env.channel().delete()
+    assert membership.delete(env.manager, CHANNEL, OPERATOR) is False
+    env.manager.close()
+    now = {name: data for name, data in env.disk.tree().items() if not name.endswith(".lock")}
     assert now == tree
 
 
-def test_restored_members_stay_whatever_the_limit_is_now(place: Place) -> None:
+def test_restored_members_stay_whatever_the_limit_is_now(env: ChannelEnv) -> None:
     for number in range(3):
-        place.channel(ANN, f"!{number}@host").join(persist=True)
-    place.limits = replace(place.limits, channels_per_client_max=1, channels_max=1)
-    place.restart()
-    assert len(place.manager.memberships.of(ANN)) == 3
+        env.channel(ANN, f"!{number}@host").join(persist=True)
+    env.limits = replace(env.limits, channels_per_client_max=1, channels_max=1)
+    env.restart()
+    assert len(env.manager.memberships.channels_of(ANN)) == 3
     with pytest.raises(Throttled):
-        place.channel(BOB, "!new@host").join()
-    place.limits = replace(place.limits, channels_max=10)
-    place.restart()
+        env.channel(BOB, "!new@host").join()
+    env.limits = replace(env.limits, channels_max=10)
+    env.restart()
     with pytest.raises(Throttled):
-        place.channel(ANN, "!new@host").join()
-    place.channel(BOB, "!new@host").join()
+        env.channel(ANN, "!new@host").join()
+    env.channel(BOB, "!new@host").join()
 
 
-def test_one_corrupt_channel_is_passed_over_and_told(place: Place, caplog: pytest.LogCaptureFixture) -> None:
-    place.channel().join(persist=True)
-    place.channel(BOB, "!other@host").join(persist=True)
-    place.manager.close()
-    place.disk.write_file(f"{DIRECTORY}/metadata.bin", b"nonsense, but long enough for a head")
-    place.restart()
-    assert place.manager.handlers() == ["!other@host"]
-    assert list(place.manager.report.skipped) == [directory_name(ROOM)]
-    assert place.manager.metrics.get("store_loads", "corrupt") == 1
+def test_one_corrupt_channel_is_passed_over_and_told(env: ChannelEnv, caplog: pytest.LogCaptureFixture) -> None:
+    env.channel().join(persist=True)
+    env.channel(BOB, "!other@host").join(persist=True)
+    env.manager.close()
+    env.disk.write_file(f"{DIRECTORY}/metadata.bin", b"nonsense, but long enough for a head")
+    env.restart()
+    assert env.manager.channel_names() == ["!other@host"]
+    assert list(env.manager.report.skipped) == [directory_name(CHANNEL)]
+    assert env.manager.metrics.get("store_loads", "corrupt") == 1
     assert "passed over" in caplog.text
-    for act in (lambda: place.channel().join(persist=True), lambda: place.channel().publish(b"x")):
+    for act in (lambda: env.channel().join(persist=True), lambda: env.channel().publish(b"x")):
         with pytest.raises(Damaged, match="offline"):
             act()
-    assert changes.delete(place.manager, ROOM, OPERATOR) is True
-    place.channel().join(persist=True)
-    assert place.channel().publish(b"anew").seq == 1
+    assert membership.delete(env.manager, CHANNEL, OPERATOR) is True
+    env.channel().join(persist=True)
+    assert env.channel().publish(b"anew").seq == 1
 
 
-def test_a_log_that_cannot_be_opened_keeps_only_its_channel_offline(place: Place) -> None:
-    place.channel().join(persist=True)
-    place.channel().publish(b"x")
-    place.channel(BOB, "!other@host").join(persist=True)
-    place.restart()
-    place.disk.fail("open", path=f"{DIRECTORY}/{1:020d}.log", times=None)
+def test_a_log_that_cannot_be_opened_keeps_only_its_channel_offline(env: ChannelEnv) -> None:
+    env.channel().join(persist=True)
+    env.channel().publish(b"x")
+    env.channel(BOB, "!other@host").join(persist=True)
+    env.restart()
+    env.disk.fail("open", path=f"{DIRECTORY}/{1:020d}.log", times=None)
     with pytest.raises(Damaged):
-        place.channel().publish(b"y")
-    place.channel(BOB, "!other@host").publish(b"fine")
-    place.disk.heal()
-    assert place.channel().publish(b"y").seq == 2
+        env.channel().publish(b"y")
+    env.channel(BOB, "!other@host").publish(b"fine")
+    env.disk.clear_faults()
+    assert env.channel().publish(b"y").seq == 2
 
 
 CHANGES: dict[str, Any] = {
-    "join": lambda place: place.channel(CID).join(),
-    "leave": lambda place: place.channel(BOB).leave(),
-    "the owner leaves": lambda place: place.channel(ANN).leave(),
-    "kick": lambda place: place.channel(ANN).kick(BOB),
-    "allow": lambda place: place.channel(ANN).allow("read", BOB),
-    "configure": lambda place: place.channel(ANN).configure(max_clients=3),
-    "persist off": lambda place: place.channel(ANN).configure(persist=False),
-    "delete": lambda place: place.channel(ANN).delete(),
+    "join": lambda env: env.channel(CID).join(),
+    "leave": lambda env: env.channel(BOB).leave(),
+    "the owner leaves": lambda env: env.channel(ANN).leave(),
+    "kick": lambda env: env.channel(ANN).kick(BOB),
+    "allow": lambda env: env.channel(ANN).allow("read", BOB),
+    "configure": lambda env: env.channel(ANN).configure(max_clients=3),
+    "persist off": lambda env: env.channel(ANN).configure(persist=False),
+    "delete": lambda env: env.channel(ANN).delete(),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("call", ["create", "sync", "rename", "sync_dir"])
-def test_a_failed_save_changes_nothing_and_tells_nobody(place: Place, change: str, call: Any) -> None:
-    place.channel(ANN).join(persist=True)
-    place.channel(BOB).join()
-    place.channel(ANN).publish(b"kept")
-    heard = place.channel(BOB).subscribe()
-    before, users = place.manager.meta(ROOM), place.manager.memberships.users()
-    place.disk.fail(call, path=DIRECTORY)
+def test_a_failed_save_changes_nothing_and_tells_nobody(env: ChannelEnv, change: str, call: Any) -> None:
+    env.channel(ANN).join(persist=True)
+    env.channel(BOB).join()
+    env.channel(ANN).publish(b"kept")
+    heard = env.channel(BOB).subscribe()
+    before, users = env.manager.meta(CHANNEL), env.manager.memberships.channels_by_user()
+    env.disk.fail(call, path=DIRECTORY)
     with pytest.raises(WriteFailed):
-        CHANGES[change](place)
-    assert place.manager.meta(ROOM) == before
-    assert place.manager.memberships.users() == users
+        CHANGES[change](env)
+    assert env.manager.meta(CHANNEL) == before
+    assert env.manager.memberships.channels_by_user() == users
     assert heard.take() == []
-    assert place.channel(ANN).publish(b"more").seq == 2
-    place.crash()
-    assert place.manager.meta(ROOM) == before
-    assert [message.payload for message in place.channel(ANN).history().messages] == [b"kept", b"more"]
-    CHANGES[change](place)
+    assert env.channel(ANN).publish(b"more").seq == 2
+    env.crash()
+    assert env.manager.meta(CHANNEL) == before
+    assert [message.payload for message in env.channel(ANN).history().messages] == [b"kept", b"more"]
+    CHANGES[change](env)
 
 
-def test_a_first_join_that_cannot_be_saved_makes_no_channel(place: Place) -> None:
-    place.manager  # noqa: B018
-    calls: tuple[Call, ...] = ("mkdir", "create", "sync", "rename")
+def test_a_first_join_that_cannot_be_saved_makes_no_channel(env: ChannelEnv) -> None:
+    env.manager  # noqa: B018
+    calls: tuple[DiskCall, ...] = ("mkdir", "create", "sync", "rename")
     for call in calls:
-        place.disk.fail(call, path="channels")
+        env.disk.fail(call, path="channels")
         with pytest.raises(WriteFailed):
-            place.channel().join(persist=True)
-        assert place.manager.handlers() == []
-        assert place.manager.memberships.users() == {}
-        place.crash()
-        assert place.manager.handlers() == []
-    place.channel().join(persist=True)
+            env.channel().join(persist=True)
+        assert env.manager.channel_names() == []
+        assert env.manager.memberships.channels_by_user() == {}
+        env.crash()
+        assert env.manager.channel_names() == []
+    env.channel().join(persist=True)
 
 
-def test_a_change_that_a_failing_disk_left_undecided_is_put_right_by_the_tick(place: Place) -> None:
-    place.channel(ANN).join(persist=True)
-    before = place.manager.meta(ROOM)
-    place.disk.fail("sync_dir", path=DIRECTORY, times=None)
+def test_a_change_that_a_failing_disk_left_undecided_is_put_right_by_the_tick(env: ChannelEnv) -> None:
+    env.channel(ANN).join(persist=True)
+    before = env.manager.meta(CHANNEL)
+    env.disk.fail("sync_dir", path=DIRECTORY, times=None)
     with pytest.raises(WriteFailed):
-        place.channel(BOB).join()
-    place.disk.heal()
-    place.manager.tick()
-    place.crash()
-    assert place.manager.meta(ROOM) == before
+        env.channel(BOB).join()
+    env.disk.clear_faults()
+    env.manager.tick()
+    env.crash()
+    assert env.manager.meta(CHANNEL) == before
 
 
-def test_logs_are_opened_when_needed_and_only_so_many_stay_open(place: Place) -> None:
-    place.limits = replace(place.limits, logs_open_max=2, shards=1)
-    rooms = [place.channel(ANN, f"!{number}@host") for number in range(6)]
+def test_logs_are_opened_when_needed_and_only_so_many_stay_open(env: ChannelEnv) -> None:
+    env.limits = replace(env.limits, logs_open_max=2, shards=1)
+    rooms = [env.channel(ANN, f"!{number}@host") for number in range(6)]
     for room in rooms:
         room.join(persist=True)
         room.publish(b"1")
-    shard = place.manager.shard("!0@host")
-    assert len(shard.open) == 2
+    shard = env.manager.shard("!0@host")
+    assert len(shard.open_logs) == 2
     assert [room.publish(b"2").seq for room in rooms] == [2] * 6
     assert [len(room.history().messages) for room in rooms] == [2] * 6
-    place.restart()
-    assert not place.manager.shard("!0@host").open
+    env.restart()
+    assert not env.manager.shard("!0@host").open_logs
 
 
-def test_only_the_owner_changes_a_channel(place: Place) -> None:
-    place.channel(ANN).join()
-    bob = place.channel(BOB)
+def test_only_the_owner_changes_a_channel(env: ChannelEnv) -> None:
+    env.channel(ANN).join()
+    bob = env.channel(BOB)
     bob.join()
     for act in (
         lambda: bob.configure(max_clients=1),
@@ -199,10 +199,10 @@ def test_only_the_owner_changes_a_channel(place: Place) -> None:
         with pytest.raises(Forbidden):
             act()
     with pytest.raises(NotMember):
-        place.channel(CID).state()
+        env.channel(CID).state()
     with pytest.raises(ChannelNotFound):
-        place.channel(CID, "!none@host").invite(BOB)
-    operator = Channel(place.manager, ROOM, OPERATOR)
+        env.channel(CID, "!none@host").invite(BOB)
+    operator = Channel(env.manager, CHANNEL, OPERATOR)
     assert operator.members() == (ANN, BOB)
     operator.kick(BOB)
     assert operator.allow("join", "host") == ("host",)
@@ -212,60 +212,60 @@ def test_only_the_owner_changes_a_channel(place: Place) -> None:
     assert operator.delete() is False
 
 
-def test_members_come_in_pages(place: Place) -> None:
+def test_members_come_in_pages(env: ChannelEnv) -> None:
     for number in range(5):
-        place.channel(f"u{number}@host").join()
-    room = place.channel("u0@host")
+        env.channel(f"u{number}@host").join()
+    room = env.channel("u0@host")
     assert room.members(2, 2) == ("u2@host", "u3@host")
     with pytest.raises(BadInput):
         room.members(0)
 
 
-def test_a_user_who_is_gone_leaves_what_does_not_persist(place: Place) -> None:
-    place.channel(ANN).join(persist=True)
-    place.channel(ANN, "!passing@host").join()
-    assert changes.gone(place.manager, ANN) == ["!passing@host"]
-    assert place.manager.memberships.of(ANN) == [ROOM]
+def test_a_user_who_is_gone_leaves_what_does_not_persist(env: ChannelEnv) -> None:
+    env.channel(ANN).join(persist=True)
+    env.channel(ANN, "!passing@host").join()
+    assert membership.leave_transient_channels(env.manager, ANN) == ["!passing@host"]
+    assert env.manager.memberships.channels_of(ANN) == [CHANNEL]
 
 
-def test_channels_of_another_domain_are_refused(place: Place) -> None:
-    place.limits = replace(place.limits, domain="host")
-    place.channel().join()
+def test_channels_of_another_domain_are_refused(env: ChannelEnv) -> None:
+    env.limits = replace(env.limits, domain="host")
+    env.channel().join()
     with pytest.raises(Forbidden):
-        place.channel(ANN, "!room@else").join()
+        env.channel(ANN, "!room@else").join()
 
 
-def test_a_closed_or_read_only_directory_takes_nothing(place: Place) -> None:
-    place.channel().join(persist=True)
-    place.channel().publish(b"x")
-    place.manager.close()
-    place.manager.close()
+def test_a_closed_or_read_only_directory_takes_nothing(env: ChannelEnv) -> None:
+    env.channel().join(persist=True)
+    env.channel().publish(b"x")
+    env.manager.close()
+    env.manager.close()
     with pytest.raises(Closed):
-        place.channel().publish(b"y")
-    tree = place.disk.tree()
-    reader = ChannelManager(place.disk, "data", place.clock, limits=place.limits, read_only=True)
-    room = Channel(reader, ROOM, ANN)
+        env.channel().publish(b"y")
+    tree = env.disk.tree()
+    reader = ChannelManager(env.disk, "data", env.clock, limits=env.limits, read_only=True)
+    room = Channel(reader, CHANNEL, ANN)
     assert [message.payload for message in room.history().messages] == [b"x"]
     for act in (lambda: room.publish(b"y"), lambda: room.leave(), lambda: room.delete(), lambda: room.subscribe()):
         with pytest.raises(ReadOnly):
             act()
     reader.close()
-    assert place.disk.tree() == tree
+    assert env.disk.tree() == tree
 
 
-def test_a_reader_of_a_channel_without_messages(place: Place) -> None:
-    place.channel().join(persist=True)
-    reader = ChannelManager(place.disk, "data", place.clock, limits=place.limits, read_only=True)
-    assert Channel(reader, ROOM, OPERATOR).history() == ([], 1, 1, 0)
-    assert Channel(reader, ROOM, OPERATOR).bounds() == (1, 0)
+def test_a_reader_of_a_channel_without_messages(env: ChannelEnv) -> None:
+    env.channel().join(persist=True)
+    reader = ChannelManager(env.disk, "data", env.clock, limits=env.limits, read_only=True)
+    assert Channel(reader, CHANNEL, OPERATOR).history() == ([], 1, 1, 0)
+    assert Channel(reader, CHANNEL, OPERATOR).bounds() == (1, 0)
 
 
-def test_a_closing_manager_delivers_what_was_accepted(place: Place) -> None:
-    ann, bob = place.channel(ANN), place.channel(BOB)
+def test_a_closing_manager_delivers_what_was_accepted(env: ChannelEnv) -> None:
+    ann, bob = env.channel(ANN), env.channel(BOB)
     ann.join(persist=True)
     bob.join()
     heard, pending = bob.subscribe(), ann.submit([b"last"])
-    place.manager.close()
+    env.manager.close()
     assert pending.result().durable
     assert len(heard.take()) == 2
 
@@ -273,31 +273,31 @@ def test_a_closing_manager_delivers_what_was_accepted(place: Place) -> None:
 # ── fifo ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def queue(place: Place, **config: object) -> Channel:
-    ann = place.channel(ANN)
+def queue(env: ChannelEnv, **config: object) -> Channel:
+    ann = env.channel(ANN)
     ann.join(persist=True, type="fifo", **config)
-    place.channel(BOB).join()
+    env.channel(BOB).join()
     return ann
 
 
-def test_a_queue_is_popped_in_order_once_and_over_restarts(place: Place) -> None:
-    ann, bob = queue(place), place.channel(BOB)
+def test_a_queue_is_popped_in_order_once_and_over_restarts(env: ChannelEnv) -> None:
+    ann, bob = queue(env), env.channel(BOB)
     for number in range(4):
         ann.push(b"%d" % number)
     assert [bob.pop().payload, ann.pop().payload] == [b"0", b"1"]
-    place.crash()
-    assert len(place.channel(ANN)) == 2
-    assert [place.channel(BOB).pop().payload for _ in range(2)] == [b"2", b"3"]
+    env.crash()
+    assert len(env.channel(ANN)) == 2
+    assert [env.channel(BOB).pop().payload for _ in range(2)] == [b"2", b"3"]
     with pytest.raises(FifoEmpty):
-        place.channel(BOB).pop()
-    place.crash()
+        env.channel(BOB).pop()
+    env.crash()
     with pytest.raises(FifoEmpty):
-        place.channel(BOB).pop()
-    assert place.channel(ANN).push(b"4").seq == 5
+        env.channel(BOB).pop()
+    assert env.channel(ANN).push(b"4").seq == 5
 
 
-def test_a_full_queue_refuses_and_the_owner_clears(place: Place) -> None:
-    ann, bob = queue(place, max_persist_messages=2), place.channel(BOB)
+def test_a_full_queue_refuses_and_the_owner_clears(env: ChannelEnv) -> None:
+    ann, bob = queue(env, max_persist_messages=2), env.channel(BOB)
     ann.push(b"1")
     ann.push(b"2")
     with pytest.raises(FifoFull):
@@ -315,26 +315,26 @@ def test_a_full_queue_refuses_and_the_owner_clears(place: Place) -> None:
         ann.history()
 
 
-def test_a_pop_makes_durable_what_it_hands_out(place: Place) -> None:
-    ann = queue(place, message_flush_interval=1_000)
+def test_a_pop_makes_durable_what_it_hands_out(env: ChannelEnv) -> None:
+    ann = queue(env, message_flush_interval=1_000)
     ann.push(b"1")
     ann.push(b"2")
-    assert place.channel(BOB).pop().payload == b"1"
-    place.crash()
-    assert place.channel(BOB).pop().payload == b"2"
+    assert env.channel(BOB).pop().payload == b"1"
+    env.crash()
+    assert env.channel(BOB).pop().payload == b"2"
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 16, None, b"beyond"])
-def test_a_lost_cursor_is_not_guessed(place: Place, content: bytes | None) -> None:
-    ann = queue(place)
+def test_a_lost_cursor_is_not_guessed(env: ChannelEnv, content: bytes | None) -> None:
+    ann = queue(env)
     ann.push(b"1")
-    place.manager.close()
+    env.manager.close()
     if content is None:
-        place.disk.remove(f"{DIRECTORY}/cursor.bin")
+        env.disk.remove(f"{DIRECTORY}/cursor.bin")
     else:
-        place.disk.write_file(f"{DIRECTORY}/cursor.bin", encode_cursor(9) if content == b"beyond" else content)
-    place.restart()
-    ann = place.channel(ANN)
+        env.disk.write_file(f"{DIRECTORY}/cursor.bin", encode_cursor(9) if content == b"beyond" else content)
+    env.restart()
+    ann = env.channel(ANN)
     for act in (ann.pop, lambda: ann.push(b"2"), lambda: len(ann)):
         with pytest.raises(CursorLost):
             act()
@@ -343,43 +343,43 @@ def test_a_lost_cursor_is_not_guessed(place: Place, content: bytes | None) -> No
     assert ann.pop().payload == b"3"
 
 
-def test_a_pop_whose_cursor_cannot_be_written_hands_nothing_out(place: Place) -> None:
-    ann = queue(place)
+def test_a_pop_whose_cursor_cannot_be_written_hands_nothing_out(env: ChannelEnv) -> None:
+    ann = queue(env)
     ann.push(b"1")
     for call in CALLS:
-        place.disk.fail(call, path=DIRECTORY)
+        env.disk.fail(call, path=DIRECTORY)
         with pytest.raises(WriteFailed):
             ann.pop()
         assert len(ann) == 1
-    place.crash()
-    assert place.channel(ANN).pop().payload == b"1"
+    env.crash()
+    assert env.channel(ANN).pop().payload == b"1"
 
 
-def test_a_channel_becomes_a_queue_and_its_past_is_out_of_reach(place: Place) -> None:
-    ann = place.channel(ANN)
+def test_a_channel_becomes_a_queue_and_its_past_is_out_of_reach(env: ChannelEnv) -> None:
+    ann = env.channel(ANN)
     ann.join(persist=True)
     ann.publish(b"said")
     ann.configure(type="fifo")
     assert len(ann) == 0
     assert ann.push(b"job").seq == 2
-    place.crash()
-    assert place.channel(ANN).pop().payload == b"job"
-    place.channel(BOB).join()
-    place.channel(ANN).leave()
-    assert place.manager.handlers() == [], "a fifo channel ends with its owner"
+    env.crash()
+    assert env.channel(ANN).pop().payload == b"job"
+    env.channel(BOB).join()
+    env.channel(ANN).leave()
+    assert env.manager.channel_names() == [], "a fifo channel ends with its owner"
 
 
-def test_a_damaged_message_is_told_and_the_queue_can_be_cleared(place: Place) -> None:
-    ann = queue(place)
+def test_a_damaged_message_is_told_and_the_queue_can_be_cleared(env: ChannelEnv) -> None:
+    ann = queue(env)
     ann.push(b"a long enough message")
     ann.push(b"two")
-    with place.manager.locked(ROOM):
-        place.manager.room(ROOM).messages()._log.seal()
+    with env.manager.locked(CHANNEL):
+        env.manager.get_channel(CHANNEL).message_log()._log.seal()
     ann.push(b"three")
-    place.manager.close()
-    place.disk.flip(f"{DIRECTORY}/{1:020d}.log", 40, 3)
-    place.restart()
+    env.manager.close()
+    env.disk.flip_bit(f"{DIRECTORY}/{1:020d}.log", 40, 3)
+    env.restart()
     with pytest.raises(Corrupt):
-        place.channel(ANN).pop()
-    assert len(place.channel(ANN)) == 3, "nothing was popped"
-    assert place.channel(ANN).clear() == 3
+        env.channel(ANN).pop()
+    assert len(env.channel(ANN)) == 3, "nothing was popped"
+    assert env.channel(ANN).clear() == 3

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tidelog.channels import acl, names, rules
-from tidelog.channels.limits import ChannelLimits
+from tidelog.channels import rules
+from tidelog.channels.rules import ChannelLimits
 from tidelog.errors import AlreadyMember, BadInput, ChannelFull, Forbidden, NotMember
-from tidelog.formats.channel import Meta
+from tidelog.formats.channel_meta import ChannelMeta
 
 LIMITS = ChannelLimits()
 
@@ -19,7 +19,7 @@ LIMITS = ChannelLimits()
     ["!room@host", "!a/b/c@example.org", "!A.b_c-1@localhost:8080", "!r@[::1]", "!r@127.0.0.1", f"!{'x' * 256}@h"],
 )
 def test_a_channel_is_named_so(name: str) -> None:
-    assert names.check_channel(name) == name
+    assert rules.check_channel(name) == name
 
 
 @pytest.mark.parametrize(
@@ -30,13 +30,13 @@ def test_a_channel_is_named_so(name: str) -> None:
 )  # fmt: skip
 def test_a_channel_is_not_named_so(name: Any) -> None:
     with pytest.raises(BadInput):
-        names.check_channel(name)
+        rules.check_channel(name)
 
 
 @pytest.mark.parametrize("name", ["ann@host", "ann.b_c-1@example.org", "änn@host", "用户@host"])
 def test_a_user_is_named_so(name: str) -> None:
-    assert names.check_user(name) == name
-    assert names.check_entry(name) == name
+    assert rules.check_user(name) == name
+    assert rules.check_entry(name) == name
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_user_is_named_so(name: str) -> None:
 )
 def test_a_user_is_not_named_so(name: Any) -> None:
     with pytest.raises(BadInput):
-        names.check_user(name)
+        rules.check_user(name)
 
 
 @pytest.mark.parametrize(
@@ -75,21 +75,21 @@ def test_a_user_is_not_named_so(name: Any) -> None:
     ],
 )
 def test_a_list_lets_whom_it_lets(listed: tuple[str, ...], user: str, allowed: bool) -> None:
-    assert acl.allows(tuple(sorted(listed)), user) is allowed
+    assert rules.is_allowed(tuple(sorted(listed)), user) is allowed
 
 
 def test_a_list_changes_as_a_set_and_stays_sorted() -> None:
-    listed = acl.changed((), add=["b@h", "a@h", "b@h"])
+    listed = rules.update_entries((), add=["b@h", "a@h", "b@h"])
     assert listed == ("a@h", "b@h")
-    assert acl.changed(listed, remove=["a@h", "z@h"], add=["c.org"]) == ("b@h", "c.org")
+    assert rules.update_entries(listed, remove=["a@h", "z@h"], add=["c.org"]) == ("b@h", "c.org")
     with pytest.raises(BadInput):
-        acl.changed(listed, add=["not a name"])
+        rules.update_entries(listed, add=["not a name"])
 
 
-def of(*members: str, **config: object) -> Meta:
-    meta = rules.configured(rules.new("!room@host", LIMITS), config, LIMITS)
+def of(*members: str, **config: object) -> ChannelMeta:
+    meta = rules.change_config(rules.new_channel("!room@host", LIMITS), config, LIMITS)
     for member in members:
-        meta = rules.joined(meta, member)
+        meta = rules.add_member(meta, member)
     return meta
 
 
@@ -99,46 +99,46 @@ def test_the_first_member_owns_and_members_are_sorted() -> None:
 
 
 def test_the_next_by_name_is_promoted() -> None:
-    done = rules.left(of("m@h", "z@h", "b@h"), "m@h")
+    done = rules.remove_member(of("m@h", "z@h", "b@h"), "m@h")
     assert done.meta is not None
     assert (done.meta.owner, done.promoted, done.meta.members) == ("b@h", "b@h", ("b@h", "z@h"))
-    other = rules.left(of("m@h", "z@h"), "z@h")
+    other = rules.remove_member(of("m@h", "z@h"), "z@h")
     assert other.meta is not None
     assert (other.meta.owner, other.promoted) == ("m@h", None)
 
 
 def test_the_last_one_ends_it_and_so_does_a_fifo_owner() -> None:
-    assert rules.left(of("m@h"), "m@h").meta is None
-    assert rules.left(of("m@h", "z@h", type="fifo", persist=True), "m@h").meta is None
-    assert rules.left(of("m@h", "z@h", type="fifo", persist=True), "z@h").meta is not None
+    assert rules.remove_member(of("m@h"), "m@h").meta is None
+    assert rules.remove_member(of("m@h", "z@h", type="fifo", persist=True), "m@h").meta is None
+    assert rules.remove_member(of("m@h", "z@h", type="fifo", persist=True), "z@h").meta is not None
 
 
 def test_nobody_joins_twice_or_past_the_limit_or_past_the_list() -> None:
     meta = of("a@h", "b@h", max_clients=2)
     with pytest.raises(AlreadyMember):
-        rules.joined(meta, "a@h")
+        rules.add_member(meta, "a@h")
     with pytest.raises(ChannelFull):
-        rules.joined(meta, "c@h")
+        rules.add_member(meta, "c@h")
     with pytest.raises(Forbidden):
-        rules.joined(rules.relisted(of("a@h"), "join", add=["b@h"]), "c@h")
+        rules.add_member(rules.change_acl(of("a@h"), "join", add=["b@h"]), "c@h")
     with pytest.raises(NotMember):
-        rules.left(meta, "c@h")
+        rules.remove_member(meta, "c@h")
 
 
 def test_the_owner_is_not_exempt_from_a_list() -> None:
-    meta = rules.relisted(of("a@h", "b@h"), "publish", add=["b@h"])
+    meta = rules.change_acl(of("a@h", "b@h"), "publish", add=["b@h"])
     with pytest.raises(Forbidden):
-        rules.may_publish(meta, "a@h")
-    rules.may_publish(meta, "b@h")
+        rules.check_may_publish(meta, "a@h")
+    rules.check_may_publish(meta, "b@h")
 
 
 def test_a_list_has_no_more_users_than_the_channel_members() -> None:
     meta = of("a@h", max_clients=2)
-    assert rules.relisted(meta, "read", add=["x@h", "y@h", "dom.org", "two.org"]).acl.read[0] == "dom.org"
+    assert rules.change_acl(meta, "read", add=["x@h", "y@h", "dom.org", "two.org"]).acl.read[0] == "dom.org"
     with pytest.raises(Forbidden):
-        rules.relisted(meta, "read", add=["x@h", "y@h", "z@h"])
+        rules.change_acl(meta, "read", add=["x@h", "y@h", "z@h"])
     with pytest.raises(BadInput):
-        rules.relisted(meta, "write", add=["x@h"])
+        rules.change_acl(meta, "write", add=["x@h"])
 
 
 @pytest.mark.parametrize(
@@ -160,32 +160,32 @@ def test_a_list_has_no_more_users_than_the_channel_members() -> None:
 )
 def test_a_setting_out_of_bounds_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(BadInput):
-        rules.configured(of("a@h"), changes, LIMITS)
+        rules.change_config(of("a@h"), changes, LIMITS)
 
 
 def test_a_fifo_channel_stays_one() -> None:
     meta = of("a@h", persist=True, type="fifo")
     for changes in ({"type": "pubsub"}, {"persist": False}):
         with pytest.raises(BadInput):
-            rules.configured(meta, changes, LIMITS)
+            rules.change_config(meta, changes, LIMITS)
 
 
 def test_nothing_persists_without_authentication() -> None:
     with pytest.raises(Forbidden):
-        rules.configured(of("a@h"), {"persist": True}, ChannelLimits(auth=False))
+        rules.change_config(of("a@h"), {"persist": True}, ChannelLimits(auth=False))
 
 
 @pytest.mark.parametrize(("page", "size"), [(0, 10), (1, 0), (-1, 5), ("1", 5), (True, 5)])
 def test_page_0_is_refused(page: Any, size: Any) -> None:
     with pytest.raises(BadInput):
-        rules.page(("a", "b"), page, size)
+        rules.page_of(("a", "b"), page, size)
 
 
 def test_pages_are_counted_from_1_and_bounded() -> None:
     listed = tuple(f"{number:03}" for number in range(250))
-    assert rules.page(listed, 1, 100_000) == listed[:100]
-    assert rules.page(listed, 3, 100) == listed[200:]
-    assert rules.page(listed, 4, 100) == ()
+    assert rules.page_of(listed, 1, 100_000) == listed[:100]
+    assert rules.page_of(listed, 3, 100) == listed[200:]
+    assert rules.page_of(listed, 4, 100) == ()
 
 
 @pytest.mark.parametrize(
@@ -197,6 +197,6 @@ def test_limits_that_cannot_be_are_refused(limit: dict[str, int]) -> None:
 
 
 def test_limits_are_announced() -> None:
-    told = LIMITS.announce()
+    told = LIMITS.to_dict()
     assert told["payload_bytes_max"] == 64 << 10
     assert told["auth"] is True

@@ -7,20 +7,20 @@ from hashlib import sha256
 
 import pytest
 
-from tidelog.channels.metrics import Metrics
-from tidelog.channels.names import directory_name, shard_of
+from tidelog.channels.metrics import ChannelMetrics
+from tidelog.channels.rules import directory_name, shard_of
 from tidelog.channels.store import ChannelStore
 from tidelog.errors import Corrupt, Damaged, NewerFormat, WriteFailed
-from tidelog.formats import channel as layout
-from tidelog.formats import envelope
-from tidelog.formats.channel import METADATA_BYTES_MAX, Acl, Config, Meta
+from tidelog.formats import channel_meta as layout
+from tidelog.formats import file_header
+from tidelog.formats.channel_meta import METADATA_BYTES_MAX, ChannelAcl, ChannelConfig, ChannelMeta
 from tidelog.testing import ManualClock, SimDisk
 
-META = Meta(
+META = ChannelMeta(
     "!room@host",
     "ann@host",
-    Config(10, 1_000, 50, True, 250, "fifo"),
-    Acl(("host",), ("ann@host",), ()),
+    ChannelConfig(10, 1_000, 50, True, 250, "fifo"),
+    ChannelAcl(("host",), ("ann@host",), ()),
     ("ann@host", "bob@host"),
 )
 NAME = directory_name(META.handler)
@@ -30,7 +30,7 @@ NAME = directory_name(META.handler)
 def store() -> ChannelStore:
     disk = SimDisk()
     disk.make_dir("data")
-    return ChannelStore(disk, "data", Metrics(ManualClock()))
+    return ChannelStore(disk, "data", ChannelMetrics(ManualClock()))
 
 
 def sim(store: ChannelStore) -> SimDisk:
@@ -44,18 +44,18 @@ def test_save_and_load_round_trip(store: ChannelStore) -> None:
 
 
 def test_load_channel_hashes(store: ChannelStore) -> None:
-    others = [Meta(f"!{name}@host", None, META.config, Acl(), ()) for name in "abc"]
+    others = [ChannelMeta(f"!{name}@host", None, META.config, ChannelAcl(), ()) for name in "abc"]
     for meta in (META, *others):
         store.save(meta, None)
-    assert store.listed(sweep=True).live == sorted(directory_name(meta.handler) for meta in (META, *others))
+    assert store.list_channels(sweep=True).live == sorted(directory_name(meta.handler) for meta in (META, *others))
 
 
 def test_delete_channel(store: ChannelStore) -> None:
     store.save(META, None)
     sim(store).write_file(f"data/channels/{NAME}/metadata.bin.tmp", b"half")
     store.delete(NAME, META)
-    assert sim(store).names("data/channels") == []
-    assert sim(store).crash_image().names("data/channels") == [], "and after a power cut"
+    assert sim(store).list_dir("data/channels") == []
+    assert sim(store).crash_image().list_dir("data/channels") == [], "and after a power cut"
 
 
 def test_delete_nonexistent_channel(store: ChannelStore) -> None:
@@ -63,15 +63,15 @@ def test_delete_nonexistent_channel(store: ChannelStore) -> None:
     store.save(META, None)
     store.delete(NAME, META)
     store.delete(NAME, META)
-    assert store.listed(sweep=False) == ([], [], [])
+    assert store.list_channels(sweep=False) == ([], [], [])
 
 
 def test_save_overwrites_existing(store: ChannelStore) -> None:
     store.save(META, None)
-    other = Meta(META.handler, "bob@host", META.config, Acl(), ("bob@host",))
+    other = ChannelMeta(META.handler, "bob@host", META.config, ChannelAcl(), ("bob@host",))
     store.save(other, META)
     assert store.load(NAME) == other
-    assert sim(store).names(f"data/channels/{NAME}") == ["metadata.bin"]
+    assert sim(store).list_dir(f"data/channels/{NAME}") == ["metadata.bin"]
 
 
 def test_load_corrupted_file_returns_error(store: ChannelStore) -> None:
@@ -95,7 +95,7 @@ def test_an_oversized_file_is_refused_without_being_read(store: ChannelStore) ->
     store.save(META, None)
     path = f"data/channels/{NAME}/metadata.bin"
     file = sim(store).open(path, "write")
-    file.cut(METADATA_BYTES_MAX + 1)
+    file.truncate(METADATA_BYTES_MAX + 1)
     sim(store).fail("read", path="metadata.bin", times=None)
     with pytest.raises(Corrupt, match="more than"):
         store.load(NAME)
@@ -103,8 +103,8 @@ def test_an_oversized_file_is_refused_without_being_read(store: ChannelStore) ->
 
 def test_a_newer_version_is_refused(store: ChannelStore) -> None:
     store.save(META, None)
-    body = envelope.unwrap(layout.MAGIC, 1, sim(store).read_file(f"data/channels/{NAME}/metadata.bin"), "it")
-    sim(store).write_file(f"data/channels/{NAME}/metadata.bin", envelope.wrap(layout.MAGIC, 2, body))
+    body = file_header.unwrap_file(layout.MAGIC, 1, sim(store).read_file(f"data/channels/{NAME}/metadata.bin"), "it")
+    sim(store).write_file(f"data/channels/{NAME}/metadata.bin", file_header.wrap_file(layout.MAGIC, 2, body))
     with pytest.raises(NewerFormat):
         store.load(NAME)
 
@@ -121,7 +121,7 @@ def test_metadata_of_another_channel_is_not_believed(store: ChannelStore) -> Non
 
 def test_a_temporary_file_is_never_loaded(store: ChannelStore) -> None:
     sim(store).write_file(f"data/channels/{NAME}/metadata.bin.tmp", layout.encode(META))
-    assert store.listed(sweep=True).live == []
+    assert store.list_channels(sweep=True).live == []
 
 
 def test_the_sweep_removes_what_is_left_and_nothing_else(store: ChannelStore, caplog: pytest.LogCaptureFixture) -> None:
@@ -137,18 +137,18 @@ def test_the_sweep_removes_what_is_left_and_nothing_else(store: ChannelStore, ca
         disk.write_file(f"data/channels/{foreign}/{1:020d}.log", b"not ours")
     disk.write_file("data/channels/" + "d" * 64, b"a file with the name of a directory")
     with caplog.at_level(logging.WARNING):
-        found = store.listed(sweep=True)
-    assert (found.live, found.swept, found.left) == ([NAME], [stale, marked], [strange])
+        found = store.list_channels(sweep=True)
+    assert (found.live, found.swept, found.not_removed) == ([NAME], [stale, marked], [strange])
     assert len(caplog.records) == 3
     assert disk.read_file(f"data/channels/{strange}/notes.txt") == b"mine"
-    assert set(disk.names("data/channels")) == {NAME, strange, "A" * 64, "backup", "a" * 63, "d" * 64}
-    assert store.listed(sweep=False).live == [NAME]
+    assert set(disk.list_dir("data/channels")) == {NAME, strange, "A" * 64, "backup", "a" * 63, "d" * 64}
+    assert store.list_channels(sweep=False).live == [NAME]
 
 
 def test_a_reader_sweeps_nothing(store: ChannelStore) -> None:
     sim(store).write_file(f"data/channels/{'a' * 64}/{1:020d}.log", b"messages")
-    assert store.listed(sweep=False) == ([], [], [])
-    assert sim(store).names("data/channels") == ["a" * 64]
+    assert store.list_channels(sweep=False) == ([], [], [])
+    assert sim(store).list_dir("data/channels") == ["a" * 64]
 
 
 def test_a_channel_that_cannot_be_read_is_not_written_over(store: ChannelStore) -> None:
@@ -159,7 +159,9 @@ def test_a_channel_that_cannot_be_read_is_not_written_over(store: ChannelStore) 
 
 
 def test_equal_channels_have_equal_bytes() -> None:
-    again = Meta(META.handler, META.owner, META.config, Acl(("host",), ("ann@host",), ()), ("ann@host", "bob@host"))
+    again = ChannelMeta(
+        META.handler, META.owner, META.config, ChannelAcl(("host",), ("ann@host",), ()), ("ann@host", "bob@host")
+    )
     assert layout.encode(META) == layout.encode(again)
 
 
@@ -168,9 +170,9 @@ def test_a_failed_save_leaves_the_old_metadata(store: ChannelStore, call: str) -
     store.save(META, None)
     sim(store).fail(call, path=NAME)  # type: ignore[arg-type]
     with pytest.raises(WriteFailed):
-        store.save(Meta(META.handler, "bob@host", META.config, Acl(), ("bob@host",)), META)
+        store.save(ChannelMeta(META.handler, "bob@host", META.config, ChannelAcl(), ("bob@host",)), META)
     assert store.load(NAME) == META
-    assert not store.unsettled
+    assert not store.undecided
     assert store._metrics.get("store_saves", "write_failed") == 1
 
 
@@ -178,16 +180,16 @@ def test_what_a_failing_disk_left_undecided_is_settled_later(store: ChannelStore
     store.save(META, None)
     sim(store).fail("sync_dir", path=NAME, times=None)
     with pytest.raises(WriteFailed):
-        store.save(Meta(META.handler, "bob@host", META.config, Acl(), ("bob@host",)), META)
-    assert list(store.unsettled) == [NAME]
-    sim(store).heal()
-    assert store.settle(NAME, META.handler, META)
-    assert not store.unsettled
-    assert ChannelStore(sim(store).crash_image(), "data", Metrics(ManualClock())).load(NAME) == META
+        store.save(ChannelMeta(META.handler, "bob@host", META.config, ChannelAcl(), ("bob@host",)), META)
+    assert list(store.undecided) == [NAME]
+    sim(store).clear_faults()
+    assert store.reconcile(NAME, META.handler, META)
+    assert not store.undecided
+    assert ChannelStore(sim(store).crash_image(), "data", ChannelMetrics(ManualClock())).load(NAME) == META
 
 
 def test_unsorted_members_are_corrupt() -> None:
-    bad = Meta("!room@host", None, META.config, Acl(), ("bob@host", "ann@host"))
+    bad = ChannelMeta("!room@host", None, META.config, ChannelAcl(), ("bob@host", "ann@host"))
     with pytest.raises(Corrupt, match="not sorted"):
         layout.decode(layout.encode(bad), "it")
 

@@ -12,7 +12,7 @@ from shutil import copytree
 import pytest
 
 import tidelog
-from tidelog.channels.names import directory_name
+from tidelog.channels.rules import directory_name
 from tidelog.cli.main import main
 
 ROOM, ANN, BOB = "!room@example.org", "ann@example.org", "bob@example.net"
@@ -33,50 +33,50 @@ def run(tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch:
 
 
 @pytest.fixture
-def room(run: Run) -> Run:
+def channel_run(run: Run) -> Run:
     assert run("create", "data", ROOM, "--user", ANN, "--set", "max_clients=3")[0] == 0
     assert run("publish", "data", ROOM, "--user", ANN, stdin=b"hello\nworld\n")[1] == "wrote 2 records, seqs 1 to 2\n"
     return run
 
 
-def test_a_room_from_its_making_to_its_end(room: Run) -> None:
-    code, out, _ = room("join", "data", ROOM, "--user", BOB, "--json")
+def test_a_room_from_its_making_to_its_end(channel_run: Run) -> None:
+    code, out, _ = channel_run("join", "data", ROOM, "--user", BOB, "--json")
     assert (code, json.loads(out)["members"]) == (0, [ANN, BOB])
-    assert room("history", "data", ROOM)[1] == "hello\nworld\n"
-    assert room("history", "data", ROOM, "--newest", 1)[1] == "world\n"
-    shown = json.loads(room("show", "data", ROOM, "--json")[1])
+    assert channel_run("history", "data", ROOM)[1] == "hello\nworld\n"
+    assert channel_run("history", "data", ROOM, "--newest", 1)[1] == "world\n"
+    shown = json.loads(channel_run("show", "data", ROOM, "--json")[1])
     assert (shown["owner"], shown["max_clients"], shown["last_seq"]) == (ANN, 3, 2)
-    assert "owner: ann@example.org" in room("show", "data", ROOM)[1]
-    listed = json.loads(room("ls", "data", "--json")[1])["channels"]
+    assert "owner: ann@example.org" in channel_run("show", "data", ROOM)[1]
+    listed = json.loads(channel_run("ls", "data", "--json")[1])["channels"]
     assert [(row["channel"], row["members"], row["last_seq"]) for row in listed] == [(ROOM, 2, 2)]
-    assert ROOM in room("ls", "data")[1]
-    assert "which bob@example.net owns" in room("leave", "data", ROOM, "--user", ANN)[1]
-    assert json.loads(room("leave", "data", ROOM, "--user", BOB, "--json")[1])["ended"] is True
-    assert json.loads(room("ls", "data", "--json")[1])["channels"] == []
+    assert ROOM in channel_run("ls", "data")[1]
+    assert "which bob@example.net owns" in channel_run("leave", "data", ROOM, "--user", ANN)[1]
+    assert json.loads(channel_run("leave", "data", ROOM, "--user", BOB, "--json")[1])["ended"] is True
+    assert json.loads(channel_run("ls", "data", "--json")[1])["channels"] == []
 
 
-def test_history_as_json_over_pages(room: Run) -> None:
+def test_history_as_json_over_pages(channel_run: Run) -> None:
     lines = b"".join(b"%d\n" % number for number in range(250)) + b"\xff\n"
-    assert room("publish", "data", ROOM, "--user", ANN, stdin=lines)[0] == 0
-    found = [json.loads(line) for line in room("history", "data", ROOM, "--json")[1].splitlines()]
+    assert channel_run("publish", "data", ROOM, "--user", ANN, stdin=lines)[0] == 0
+    found = [json.loads(line) for line in channel_run("history", "data", ROOM, "--json")[1].splitlines()]
     assert [row["seq"] for row in found] == list(range(1, 254))
     assert found[-1]["payload_base64"] == "/w=="
     assert found[0]["sender"] == ANN
-    assert len(room("history", "data", ROOM, "--newest", 120, "--json")[1].splitlines()) == 120
-    assert room("history", "data", ROOM, "--from", 250, "--limit", 2)[1] == "247\n248\n"
-    assert room("history", "data", ROOM, "--from", 2, "--to", 3)[1] == "world\n0\n"
-    assert room("history", "data", ROOM, "--since", "2999-01-01T00:00:00Z")[1] == ""
+    assert len(channel_run("history", "data", ROOM, "--newest", 120, "--json")[1].splitlines()) == 120
+    assert channel_run("history", "data", ROOM, "--from", 250, "--limit", 2)[1] == "247\n248\n"
+    assert channel_run("history", "data", ROOM, "--from", 2, "--to", 3)[1] == "world\n0\n"
+    assert channel_run("history", "data", ROOM, "--since", "2999-01-01T00:00:00Z")[1] == ""
 
 
-def test_access_lists(room: Run) -> None:
-    assert room("acl", "data", ROOM, "join")[1] == "everybody may join\n"
-    assert room("acl", "data", ROOM, "join", "--add", "example.org", "--add", ANN)[1] == f"{ANN}\nexample.org\n"
-    assert room("acl", "data", ROOM, "join", "--remove", ANN, "--user", ANN)[1] == "example.org\n"
-    code, _, err = room("join", "data", ROOM, "--user", BOB, "--json")
+def test_access_lists(channel_run: Run) -> None:
+    assert channel_run("acl", "data", ROOM, "join")[1] == "everybody may join\n"
+    assert channel_run("acl", "data", ROOM, "join", "--add", "example.org", "--add", ANN)[1] == f"{ANN}\nexample.org\n"
+    assert channel_run("acl", "data", ROOM, "join", "--remove", ANN, "--user", ANN)[1] == "example.org\n"
+    code, _, err = channel_run("join", "data", ROOM, "--user", BOB, "--json")
     assert (code, json.loads(err)["error"]) == (2, "forbidden")
-    code, _, err = room("join", "data", ROOM, "--user", BOB, "--by", ANN)
+    code, _, err = channel_run("join", "data", ROOM, "--user", BOB, "--by", ANN)
     assert code == 2
-    assert room("acl", "data", ROOM, "publish", "--user", BOB)[0] == 2
+    assert channel_run("acl", "data", ROOM, "publish", "--user", BOB)[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -95,24 +95,24 @@ def test_access_lists(room: Run) -> None:
         (("ls", "nowhere"), "not_found"),
     ],
 )
-def test_what_cannot_be_is_refused(room: Run, words: tuple[str, ...], error: str) -> None:
-    code, _, err = room(*words, "--json", stdin=b"x\n")
+def test_what_cannot_be_is_refused(channel_run: Run, words: tuple[str, ...], error: str) -> None:
+    code, _, err = channel_run(*words, "--json", stdin=b"x\n")
     assert (code, json.loads(err)["error"]) == (2, error)
-    assert room("history", "data", ROOM)[1] == "hello\nworld\n", "everything is as before"
+    assert channel_run("history", "data", ROOM)[1] == "hello\nworld\n", "everything is as before"
 
 
-def test_damage_is_named_and_can_be_deleted(room: Run, tmp_path: Path) -> None:
+def test_damage_is_named_and_can_be_deleted(channel_run: Run, tmp_path: Path) -> None:
     (tmp_path / "data" / "channels" / directory_name(ROOM) / "metadata.bin").write_bytes(b"?")
-    code, out, _ = room("ls", "data", "--json")
+    code, out, _ = channel_run("ls", "data", "--json")
     assert (code, list(json.loads(out)["unreadable"])) == (1, [directory_name(ROOM)])
-    assert room("ls", "data")[0] == 1
-    assert room("show", "data", ROOM)[0] == 1
-    assert room("delete", "data", ROOM)[0] == 0
-    assert room("ls", "data")[0] == 0
+    assert channel_run("ls", "data")[0] == 1
+    assert channel_run("show", "data", ROOM)[0] == 1
+    assert channel_run("delete", "data", ROOM)[0] == 0
+    assert channel_run("ls", "data")[0] == 0
 
 
-def test_nothing_to_publish_writes_nothing(room: Run) -> None:
-    assert room("publish", "data", ROOM, "--user", ANN)[1] == "nothing was written, the next seq is 3\n"
+def test_nothing_to_publish_writes_nothing(channel_run: Run) -> None:
+    assert channel_run("publish", "data", ROOM, "--user", ANN)[1] == "nothing was written, the next seq is 3\n"
 
 
 def test_a_queue_is_listed_without_a_history(run: Run, tmp_path: Path) -> None:

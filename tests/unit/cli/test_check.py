@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import tidelog
-from tidelog.cli.check import finding_fields, finding_row, place
+from tidelog.cli.check import describe_location, finding_fields, finding_row
 from tidelog.cli.main import main
 from tidelog.engine.check import Finding
 
@@ -102,7 +102,7 @@ def test_a_check_changes_nothing_and_tells_its_progress(run: Run, monkeypatch: p
     def bar(*_: object, **__: object) -> Any:
         yield lambda done, total: told.append((done, total))
 
-    monkeypatch.setattr("tidelog.cli.render.Screen.bar", bar)
+    monkeypatch.setattr("tidelog.cli.render.Screen.progress_bar", bar)
     assert run()[0] == 1
     assert {path: path.read_bytes() for path in Path("d").rglob("*") if path.is_file()} == before
     total = told[-1][1]
@@ -112,7 +112,7 @@ def test_a_check_changes_nothing_and_tells_its_progress(run: Run, monkeypatch: p
 
 def test_a_place_is_named_by_what_is_known_of_it() -> None:
     bare = Finding("start", ".", None, "why")
-    assert (place(bare), finding_row(bare)) == (".", ["damage", "start", ".", "why"])
-    assert place(Finding("wal", "wal/x", 7, "why", False)) == "wal/x at byte 7"
-    assert place(Finding("data", "f", 7, "why", True, "t", range(3, 4))) == "f at byte 7, seq 3 of t"
+    assert (describe_location(bare), finding_row(bare)) == (".", ["damage", "start", ".", "why"])
+    assert describe_location(Finding("wal", "wal/x", 7, "why", False)) == "wal/x at byte 7"
+    assert describe_location(Finding("data", "f", 7, "why", True, "t", range(3, 4))) == "f at byte 7, seq 3 of t"
     assert finding_fields(bare)["first_seq"] is None

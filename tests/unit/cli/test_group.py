@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tidelog
-from tidelog.cli.group import place
+from tidelog.cli.group import parse_position
 from tidelog.cli.main import main
 from tidelog.testing import ManualClock
 
@@ -118,7 +118,7 @@ def test_a_hold_and_a_drop(run: Run) -> None:
 @pytest.mark.parametrize("text", ["first", "-1", "", "2026-13-01"])
 def test_no_place(text: str) -> None:
     with pytest.raises(ArgumentTypeError):
-        place(text)
+        parse_position(text)
 
 
 def test_gaps_of_a_directory_and_of_a_topic(run: Run) -> None:

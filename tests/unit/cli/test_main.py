@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import tidelog
-from tidelog.cli import look
-from tidelog.cli.main import main, parser
+from tidelog.cli import log
+from tidelog.cli.main import build_parser, main
 from tidelog.cli.render import Screen
-from tidelog.cli.worker import split
+from tidelog.cli.worker import split_command
 from tidelog.errors import Corrupt, Error, InDoubt, Latched, Locked
 
 LOG = ("append", "cat", "inspect", "verify", "repair", "seal", "truncate", "compact", "retain", "convert", "restore")
@@ -50,16 +50,16 @@ def parsers(made: ArgumentParser) -> Iterator[ArgumentParser]:
 def test_the_commands_are_those_that_are_tested() -> None:
     named = ("topic", "queue", "group", "router", "channel", "pipeline", "log")
     groups = ("tidelog", *(f"tidelog {group}" for group in named))
-    found = [made.prog for made in parsers(parser())]
+    found = [made.prog for made in parsers(build_parser())]
     assert [name for name in found if name in groups] == list(groups)
     assert [name.removeprefix("tidelog ") for name in found if name not in groups] == list(COMMANDS)
 
 
 def test_a_command_made_alone_is_the_one_of_the_whole() -> None:
-    whole = {made.prog: made.format_help() for made in parsers(parser())}
+    whole = {made.prog: made.format_help() for made in parsers(build_parser())}
     alone: dict[str, str] = {}
     for command in dict.fromkeys(command.partition(" ")[0] for command in COMMANDS):
-        alone |= {made.prog: made.format_help() for made in list(parsers(parser(command)))[1:]}
+        alone |= {made.prog: made.format_help() for made in list(parsers(build_parser(command)))[1:]}
     del whole["tidelog"]
     assert alone == whole
 
@@ -83,8 +83,8 @@ def test_help_teaches_with_an_example_that_parses(command: str, capsys: pytest.C
     for line in lines:
         example = re.search(rf"\btidelog ({command} .*?)(?: && .*)?$", line)
         assert example is not None, line
-        given, _ = split(shlex.split(example[1]))
-        assert callable(parser().parse_args(given).run)
+        given, _ = split_command(shlex.split(example[1]))
+        assert callable(build_parser().parse_args(given).run)
 
 
 @pytest.mark.parametrize("group", ["", "topic", "queue", "group", "router", "channel", "pipeline", "log"])
@@ -161,10 +161,10 @@ def raising(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
 
     def arrange(error: BaseException) -> None:
         def cat(_args: Namespace, screen: Screen) -> int:
-            screen.data(b"before\n")
+            screen.write_data(b"before\n")
             raise error
 
-        monkeypatch.setattr(look, "cat", cat)
+        monkeypatch.setattr(log, "cat", cat)
 
     return arrange
 

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.pipelines.world import Bench, Inline
+from tests.unit.pipelines.helpers import InlineRunner, PipelineHarness
 
 from tidelog import pipelines
 from tidelog.cli.main import main
 from tidelog.errors import BadInput
 from tidelog.pipelines import Backfilled, Difference, Exported, Reconciled, Stats
-from tidelog.pipelines.scrubbing import scrubbed
+from tidelog.pipelines.scrub_job import run_scrub
 
 Capture = pytest.CaptureFixture[str]
 DONE = Exported("orders", 1, 1, 101, 99, 1, 5000, 2, 3, 1000, 2000, 255)
@@ -83,9 +83,9 @@ def test_reconcile(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
 
 
 def test_scrub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Capture) -> None:
-    bench = Bench(tmp_path)
+    bench = PipelineHarness(tmp_path)
     bench.fill(100)
-    monkeypatch.setattr(pipelines, "scrub", lambda path, **_: scrubbed(path, Inline()))
+    monkeypatch.setattr(pipelines, "scrub", lambda path, **_: run_scrub(path, InlineRunner()))
     assert main(["pipeline", "scrub", bench.data]) == 0
     assert "no damage, 1 topic" in capsys.readouterr().out
     path = sorted(Path(bench.data).glob("topics/*/*.data"))[0]

@@ -14,14 +14,13 @@ from typing import Any
 import pytest
 
 import tidelog
-from tidelog.cli import topic_look
+from tidelog.cli import topic as topic_look
 from tidelog.cli.main import main
-from tidelog.cli.topic_look import accounted, gap_line
-from tidelog.cli.topic_write import MEANT, parsed, together, would_delete
+from tidelog.cli.topic import ACK_MEANING, describe_counts, gap_line, join_batches, parse_json_lines, would_delete
 from tidelog.disk.posix import PosixFile
 from tidelog.engine import Counts, Gap
 from tidelog.engine import read as engine_read
-from tidelog.engine.watch import WalWatch
+from tidelog.engine.read import WalWatch
 from tidelog.errors import BadInput, BatchTooLarge
 from tidelog.testing import ManualClock
 
@@ -95,7 +94,7 @@ def held(topic: str) -> list[Any]:
 def test_write_makes_the_topic_writes_a_record_a_line_and_says_the_seqs_and_what_they_meant(run: Run) -> None:
     code, out, err = run("write", "d", "t", stdin=b"x\n\ny")
     assert (code, err) == (0, "")
-    assert out.splitlines() == ["wrote 3 records, seqs 1 to 3", f"class disk: {MEANT['disk']}"]
+    assert out.splitlines() == ["wrote 3 records, seqs 1 to 3", f"class disk: {ACK_MEANING['disk']}"]
     assert run("write", "d", "t") == (0, "nothing was written, the next seq is 4\n", "")
     assert held("t") == [b"x", b"", b"y"]
 
@@ -111,7 +110,7 @@ def test_write_ends_with_what_an_ack_of_the_class_meant(durability: str, run: Ru
         "records": 2,
         "next_seq": 3,
         "class": durability,
-        "meant": MEANT[durability],
+        "meant": ACK_MEANING[durability],
     }
     assert held("t") == ([] if durability == "ephemeral" else [b"a", b"b"])
 
@@ -134,15 +133,15 @@ def test_a_line_that_is_no_json_is_named_and_its_batch_is_not_written(run: Run) 
 
 
 def test_json_lines_are_counted_over_all_batches_and_empty_ones_left_out() -> None:
-    assert list(parsed([[b"1", b" "], [b""], [b"[2]"]])) == [[1], [[2]]]
+    assert list(parse_json_lines([[b"1", b" "], [b""], [b"[2]"]])) == [[1], [[2]]]
     with pytest.raises(BadInput, match="line 3 "):
-        list(parsed([[b"1", b"2"], [b"x"]]))
+        list(parse_json_lines([[b"1", b"2"], [b"x"]]))
 
 
 def test_write_says_every_batch_as_it_is_acked_when_asked(run: Run) -> None:
     code, out, err = run("write", "d", "t", "--batch", 2, "--acks", stdin=b"1\n2\n3\n")
     assert (code, out) == (0, "seqs 1 to 2\nseq 3\n")
-    assert err.splitlines() == ["wrote 3 records, seqs 1 to 3", f"class disk: {MEANT['disk']}"]
+    assert err.splitlines() == ["wrote 3 records, seqs 1 to 3", f"class disk: {ACK_MEANING['disk']}"]
     assert objects(run("write", "d", "t", "--acks", "--json", stdin=b"4\n")) == [
         {"first": 4, "last": 4, "records": 1, "next_seq": 5}
     ]
@@ -168,10 +167,10 @@ def test_without_create_nothing_is_made(run: Run, tmp_path: Path) -> None:
 
 
 def test_a_key_makes_one_write_of_all_lines(run: Run) -> None:
-    assert list(together([[1], [2, 3]])) == [[1, 2, 3]]
-    assert list(together([])) == []
+    assert list(join_batches([[1], [2, 3]])) == [[1, 2, 3]]
+    assert list(join_batches([])) == []
     with pytest.raises(BatchTooLarge, match="10001 lines under one key"):
-        list(together([[0] * 10_000, [0]]))
+        list(join_batches([[0] * 10_000, [0]]))
     _, out, _ = run("write", "d", "t", "--key", "k", "--batch", 1, "--acks", stdin=b"1\n2\n3\n")
     assert out == "seqs 1 to 3\n"
 
@@ -347,7 +346,7 @@ def test_every_way_to_lose_records_has_its_words() -> None:
     assert "their age before" in said["ttl"]
     assert "the topic's cap and their age" in said["mixed"]
     assert "t was dropped and made again" in said["recreated"]
-    assert accounted(Counts(rows=1, expired=2, holes=1_000)) == "1 record, 2 expired, 1,000 holes"
+    assert describe_counts(Counts(rows=1, expired=2, holes=1_000)) == "1 record, 2 expired, 1,000 holes"
 
 
 # ── follow ────────────────────────────────────────────────────────────────────────────────────────
@@ -395,14 +394,14 @@ def test_follow_looks_again_only_when_something_stirs_and_once_more(run: Run, mo
     with tidelog.open("d", wal_file_bytes=1 << 16, threads=False) as log:
         topic = log.topic("t")
         topic.append(b"1")
-        really = engine_read._take_over
+        really = engine_read._adopt_reloaded
 
         def take_over(*args: Any) -> None:
             nonlocal looks
             looks += 1
             really(*args)
 
-        monkeypatch.setattr(engine_read, "_take_over", take_over)
+        monkeypatch.setattr(engine_read, "_adopt_reloaded", take_over)
         log.checkpoint()
         Keyboard(monkeypatch, *[lambda: None] * 5, log.checkpoint, *[lambda: None] * 5)
         assert run("follow", "d", "t")[1] == "1\n"
@@ -512,7 +511,7 @@ def test_delete_wants_to_know_what_and_takes_seqs_by_themselves(options: list[st
 def test_a_dry_run_foretells_any_delete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same numbers as the delete that follows it, whatever is asked for and however it is scanned."""
     random = Random(7)
-    monkeypatch.setattr("tidelog.cli.topic_write._SCAN_SEQS", 5)
+    monkeypatch.setattr("tidelog.cli.topic._SCAN_CHUNK_SEQS", 5)
     with tidelog.open(str(tmp_path / "d"), wal_file_bytes=1 << 16, segment_events_max=8) as log:
         for _ in range(40):
             log.drop("t")

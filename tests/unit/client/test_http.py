@@ -55,6 +55,6 @@ def test_whether_it_was_written_is_what_the_server_says(
 ) -> None:
     said = {"code": code, "message": "so it is", **({} if detail is None else {"detail": detail})}
     with answering(status, {"error": said}) as client, pytest.raises(raised, match="so it is") as found:
-        client.request("GET", "/", again=True)
+        client.request("GET", "/", retry_safe=True)
     assert type(found.value) is raised
     assert found.value.written is written

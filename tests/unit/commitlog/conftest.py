@@ -27,7 +27,7 @@ def codec(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def first(codec: str) -> int:
+def first_seq(codec: str) -> int:
     """The first seq of a new log, as the codec's design has it."""
     return {"tide": 1, "rustlog": 0, "laminar": 0, "narwhal": 1}[codec]
 

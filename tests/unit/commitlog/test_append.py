@@ -135,40 +135,42 @@ def test_a_seq_that_does_not_fit_its_width_is_refused(open_log: Opener) -> None:
 # Numbers.
 
 
-def test_records_keep_their_own_seqs_and_times_when_they_bring_them(open_log: Opener, codec: str, first: int) -> None:
+def test_records_keep_their_own_seqs_and_times_when_they_bring_them(
+    open_log: Opener, codec: str, first_seq: int
+) -> None:
     log = open_log()
-    log.append_rows(rows_of([first, first + 3, first + 4], [b"a", b"b", b"c"], [1_000, 5_000, 5_000]))
-    assert [(record.seq - first, record.data) for record in log] == [(0, b"a"), (3, b"b"), (4, b"c")]
+    log.append_rows(rows_of([first_seq, first_seq + 3, first_seq + 4], [b"a", b"b", b"c"], [1_000, 5_000, 5_000]))
+    assert [(record.seq - first_seq, record.data) for record in log] == [(0, b"a"), (3, b"b"), (4, b"c")]
     if codec != "laminar":
         assert [record.ts_us for record in log] == [1_000, 5_000, 5_000]
-    assert log.append(b"d") == first + 5
+    assert log.append(b"d") == first_seq + 5
     log.close()
     again = open_log()
     assert again.report.clean
-    assert [(record.seq - first, record.data) for record in again] == [(0, b"a"), (3, b"b"), (4, b"c"), (5, b"d")]
+    assert [(record.seq - first_seq, record.data) for record in again] == [(0, b"a"), (3, b"b"), (4, b"c"), (5, b"d")]
 
 
 def test_a_seq_that_does_not_rise_is_refused_without_changing_the_log(
-    open_log: Opener, disk: SimDisk, first: int
+    open_log: Opener, disk: SimDisk, first_seq: int
 ) -> None:
     """G145."""
     log = open_log()
     log.append_many([b"a", b"b", b"c"])
     before = disk.digest()
-    for seq in (first, first + 2):
+    for seq in (first_seq, first_seq + 2):
         with pytest.raises(UnexpectedSeq) as refused:
             log.append_rows(rows_of([seq], [b"x"], [2_000_000_000_000_000]))
-        assert (refused.value.expected, refused.value.actual) == (seq, first + 3)
+        assert (refused.value.expected, refused.value.actual) == (seq, first_seq + 3)
     assert disk.digest() == before
 
 
 @pytest.mark.parametrize("codec", ["tide", "rustlog"])
-def test_a_record_that_brings_an_older_time_is_refused_or_readable(open_log: Opener, first: int) -> None:
+def test_a_record_that_brings_an_older_time_is_refused_or_readable(open_log: Opener, first_seq: int) -> None:
     """G99. Method: these layouts take a time that falls for damage, so a log must never write one."""
     log = open_log()
     log.append(b"now")
     with suppress(Refused):
-        log.append_rows(rows_of([first + 1], [b"long ago"], [1_000_000]))
+        log.append_rows(rows_of([first_seq + 1], [b"long ago"], [1_000_000]))
     log.append(b"after")
     held = list(log)
     log.close()
@@ -176,7 +178,7 @@ def test_a_record_that_brings_an_older_time_is_refused_or_readable(open_log: Ope
     assert (again.report.clean, list(again)) == (True, held)
 
 
-def test_writers_of_several_threads_take_turns(open_log: Opener, first: int) -> None:
+def test_writers_of_several_threads_take_turns(open_log: Opener, first_seq: int) -> None:
     log = open_log(segment_bytes_max=1_000)
     seqs: dict[str, list[int]] = {name: [] for name in "abcd"}
 
@@ -189,7 +191,7 @@ def test_writers_of_several_threads_take_turns(open_log: Opener, first: int) -> 
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(seq for found in seqs.values() for seq in found) == list(range(first, first + 100))
+    assert sorted(seq for found in seqs.values() for seq in found) == list(range(first_seq, first_seq + 100))
     for name, found in seqs.items():
         expected = [b"%s %d" % (name.encode(), number) for number in range(25)]
         assert [log.read(seq).data for seq in found] == expected
@@ -198,16 +200,16 @@ def test_writers_of_several_threads_take_turns(open_log: Opener, first: int) -> 
 # Batches and segments.
 
 
-def test_a_batch_larger_than_a_segment_is_spread_over_several(open_log: Opener, first: int) -> None:
+def test_a_batch_larger_than_a_segment_is_spread_over_several(open_log: Opener, first_seq: int) -> None:
     log = open_log(segment_bytes_max=500, segment_overflow_bytes=100)
     datas = [b"%03d" % number * 20 for number in range(50)]
-    assert log.append_many(datas) == range(first, first + 50)
+    assert log.append_many(datas) == range(first_seq, first_seq + 50)
     assert len(log.segments) > 4
     assert [record.data for record in log] == datas
 
 
 def test_an_error_says_which_records_of_the_call_were_written_before_it(
-    open_log: Opener, disk: SimDisk, first: int, data_path: Callable[[int], str]
+    open_log: Opener, disk: SimDisk, first_seq: int, data_path: Callable[[int], str]
 ) -> None:
     log = open_log(segment_bytes_max=500, segment_overflow_bytes=100)
     datas = [b"%03d" % number * 20 for number in range(50)]
@@ -215,10 +217,10 @@ def test_an_error_says_which_records_of_the_call_were_written_before_it(
     with pytest.raises(DiskFull) as failed:
         log.append_many(datas)
     acked = failed.value.acked
-    assert acked.start == first
+    assert acked.start == first_seq
     assert 0 < len(acked) < 50
     assert [record.data for record in log] == datas[: len(acked)]
-    assert log.append_many(datas[len(acked) :]).stop == first + 50
+    assert log.append_many(datas[len(acked) :]).stop == first_seq + 50
     assert [record.data for record in log] == datas
 
 
@@ -244,35 +246,35 @@ def test_what_was_acked_survives_a_power_cut(open_log: Opener, disk: SimDisk, sy
 
 
 def test_under_the_interval_policy_an_ack_survives_a_kill_and_a_sync_a_power_cut(
-    open_log: Opener, disk: SimDisk, first: int
+    open_log: Opener, disk: SimDisk, first_seq: int
 ) -> None:
     log = open_log(sync="interval")
     log.append_many([b"a", b"b"])
-    assert (log.durable, log.highest) == (first, first + 2)
+    assert (log.durable, log.highest) == (first_seq, first_seq + 2)
     assert [record.data for record in open_log(disk=disk.reboot())] == [b"a", b"b"]
     assert [record.data for record in open_log(disk=disk.crash_image("none"))] == []
     log.sync()
-    assert log.durable == first + 2
+    assert log.durable == first_seq + 2
     assert [record.data for record in open_log(disk=disk.crash_image("none"))] == [b"a", b"b"]
 
 
 def test_under_the_interval_policy_a_record_waits_no_longer_than_the_interval(
-    open_log: Opener, disk: SimDisk, clock: ManualClock, first: int
+    open_log: Opener, disk: SimDisk, clock: ManualClock, first_seq: int
 ) -> None:
     log = open_log(sync="interval", sync_interval_ms=50)
     log.append(b"a")
     clock.tick(49)
     log.append(b"b")
     log.tick()
-    assert log.durable == first, "one millisecond early"
+    assert log.durable == first_seq, "one millisecond early"
     clock.tick(1)
     log.tick()
-    assert log.durable == first + 2
+    assert log.durable == first_seq + 2
     assert len(open_log(disk=disk.crash_image("none"))) == 2
     log.append(b"c")
     clock.tick(50)
     log.append(b"d")
-    assert log.durable == first + 4, "an append after the interval syncs what waited"
+    assert log.durable == first_seq + 4, "an append after the interval syncs what waited"
 
 
 def test_closing_makes_everything_durable_whatever_the_policy(open_log: Opener, disk: SimDisk) -> None:
@@ -282,25 +284,25 @@ def test_closing_makes_everything_durable_whatever_the_policy(open_log: Opener, 
     assert [record.data for record in open_log(disk=disk.crash_image("none"))] == [b"a", b"b"]
 
 
-def test_sealing_makes_the_segment_durable_whatever_the_policy(open_log: Opener, disk: SimDisk, first: int) -> None:
+def test_sealing_makes_the_segment_durable_whatever_the_policy(open_log: Opener, disk: SimDisk, first_seq: int) -> None:
     """G114."""
     log = open_log(sync="interval")
     log.append_many([b"a", b"b"])
     log.seal()
     log.append(b"c")
-    assert log.durable == first + 2
+    assert log.durable == first_seq + 2
     assert [record.data for record in open_log(disk=disk.crash_image("none"))] == [b"a", b"b"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 500])
 def test_a_batch_costs_one_sync_whatever_its_size(
-    open_log: Opener, disk: SimDisk, data_path: Callable[[int], str], first: int, count: int
+    open_log: Opener, disk: SimDisk, data_path: Callable[[int], str], first_seq: int, count: int
 ) -> None:
     log = open_log(sync="batch")
     log.append(b"the segment is there")
     before = len(disk.trace)
     log.append_many([b"x" * 50] * count)
-    assert disk.trace[before:].count(f"sync {data_path(first)}") == 1
+    assert disk.trace[before:].count(f"sync {data_path(first_seq)}") == 1
 
 
 @pytest.mark.parametrize("codec", ["laminar"])
@@ -324,11 +326,11 @@ def test_the_store_is_on_disk_before_the_index_names_it(
 
 
 def test_every_record_has_its_own_sync_when_that_is_asked_for(
-    open_log: Opener, disk: SimDisk, data_path: Callable[[int], str], first: int
+    open_log: Opener, disk: SimDisk, data_path: Callable[[int], str], first_seq: int
 ) -> None:
     log = open_log(sync="each")
     log.append_many([b"x"] * 5)
-    assert disk.trace.count(f"sync {data_path(first)}") == 5
+    assert disk.trace.count(f"sync {data_path(first_seq)}") == 5
 
 
 @pytest.mark.parametrize("codec", ["tide"])

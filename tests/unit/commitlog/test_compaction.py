@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from tidelog.commitlog import Compacted, SegmentedLog, verify
+from tidelog.commitlog import CompactionResult, SegmentedLog, verify
 from tidelog.errors import Corrupt, Latched, SeqMissing, WriteFailed
 from tidelog.testing import ManualClock, PowerOff, SimDisk
 from tidelog.types import Record
@@ -71,7 +71,7 @@ def test_the_newest_record_of_every_key_stays_with_its_seq_and_time(open_log: Op
 
 
 def test_a_compaction_reports_what_it_did_to_the_files(
-    open_log: Opener, clock: ManualClock, disk: SimDisk, data_path: Names, first: int
+    open_log: Opener, clock: ManualClock, disk: SimDisk, data_path: Names, first_seq: int
 ) -> None:
     """Bytes are those of the data files of the sealed segments; a second run finds the same files and drops nothing."""
     log = open_log()
@@ -79,15 +79,15 @@ def test_a_compaction_reports_what_it_did_to_the_files(
     kept = len(newest(sealed))
 
     def stored() -> int:
-        return sum(len(disk.read_file(data_path(first + number))) for number in (0, 4, 6))
+        return sum(len(disk.read_file(data_path(first_seq + number))) for number in (0, 4, 6))
 
     before = stored()
     done = log.compact(key)
     after = stored()
-    assert done == Compacted(
+    assert done == CompactionResult(
         segments=3, dropped=len(sealed) - kept, kept=kept, bytes_before=before, bytes_after=after, resumed_at=None
     )
-    assert log.compact(key) == Compacted(kept=kept, bytes_before=after, bytes_after=after)
+    assert log.compact(key) == CompactionResult(kept=kept, bytes_before=after, bytes_after=after)
 
 
 def test_records_without_a_key_all_survive(open_log: Opener, clock: ManualClock) -> None:
@@ -128,7 +128,7 @@ def test_all_columns_of_a_survivor_are_kept(open_log: Opener) -> None:
     assert list(open_log()) == expected
 
 
-def test_a_dropped_seq_is_missing_and_ranges_pass_over_it(open_log: Opener, clock: ManualClock, first: int) -> None:
+def test_a_dropped_seq_is_missing_and_ranges_pass_over_it(open_log: Opener, clock: ManualClock, first_seq: int) -> None:
     log = open_log()
     sealed, active = grown(log, clock)
     kept = {record.seq: record for record in [*newest(sealed), *active]}
@@ -148,7 +148,7 @@ def test_a_dropped_seq_is_missing_and_ranges_pass_over_it(open_log: Opener, cloc
         page = log.read_range(start, limit=2)
         assert page.records == expected[:2]
         assert start < page.next_seq <= log.highest
-    assert log.to_arrow(first).column("seq").to_pylist() == sorted(kept)
+    assert log.to_arrow(first_seq).column("seq").to_pylist() == sorted(kept)
 
 
 def test_a_reopened_log_gives_the_same_answers(open_log: Opener, clock: ManualClock, disk: SimDisk) -> None:
@@ -179,34 +179,37 @@ def test_a_second_run_drops_nothing_and_rewrites_nothing(open_log: Opener, clock
 
 
 def test_segments_that_lost_everything_are_dropped_from_the_front_and_kept_as_holes_elsewhere(
-    open_log: Opener, first: int
+    open_log: Opener, first_seq: int
 ) -> None:
     log = open_log()
     for data in (b"a=1", b"b=1", b"a=2", b"a=3"):
         log.append(data)
         log.seal()
     log.compact(key)
-    assert [(record.seq - first, record.data) for record in log] == [(1, b"b=1"), (3, b"a=3")]
-    assert (log.lowest, log.segments) == (first + 1, [range(first + n, first + min(n + 1, 4)) for n in (1, 2, 3, 4)])
+    assert [(record.seq - first_seq, record.data) for record in log] == [(1, b"b=1"), (3, b"a=3")]
+    assert (log.lowest, log.segments) == (
+        first_seq + 1,
+        [range(first_seq + n, first_seq + min(n + 1, 4)) for n in (1, 2, 3, 4)],
+    )
     log.close()
     again = open_log()
-    assert (again.report.clean, again.lowest, again.highest) == (True, first + 1, first + 4)
+    assert (again.report.clean, again.lowest, again.highest) == (True, first_seq + 1, first_seq + 4)
     with pytest.raises(SeqMissing):
-        again.read(first + 2)
-    assert again.append(b"next") == first + 4
+        again.read(first_seq + 2)
+    assert again.append(b"next") == first_seq + 4
 
 
-def test_numbers_go_on_when_nothing_is_left(open_log: Opener, clock: ManualClock, first: int) -> None:
+def test_numbers_go_on_when_nothing_is_left(open_log: Opener, clock: ManualClock, first_seq: int) -> None:
     """G98. Method: every sealed record is a tombstone past its time."""
     log = open_log()
     log.append_many([b"a=", b"b="])
     log.seal()
     clock.tick(1)
     assert log.compact(key, is_tombstone=is_tombstone).dropped == 2
-    assert (list(log), log.highest) == ([], first + 2)
+    assert (list(log), log.highest) == ([], first_seq + 2)
     log.close()
     again = open_log()
-    assert again.append(b"next") == first + 2
+    assert again.append(b"next") == first_seq + 2
     assert [record.data for record in again] == [b"next"]
 
 
@@ -314,7 +317,7 @@ def test_a_run_that_was_cut_off_by_a_power_cut_is_taken_up_again(
     for ops in range(1, 200):
         machine = disk.reboot()
         log = open_log(disk=machine)
-        machine.cut_power_at(machine.ops + ops)
+        machine.cut_power_at(machine.op_count + ops)
         try:
             log.compact(key)
         except PowerOff:
@@ -336,13 +339,13 @@ def test_a_run_that_was_cut_off_by_a_power_cut_is_taken_up_again(
 
 
 def test_a_crash_at_any_step_leaves_the_old_segment_or_the_new_one(
-    open_log: Opener, clock: ManualClock, disk: SimDisk, first: int
+    open_log: Opener, clock: ManualClock, disk: SimDisk, first_seq: int
 ) -> None:
     """G112. Method: many restarts from before every operation; each segment holds all its records or the survivors."""
     log = open_log()
     sealed, active = grown(log, clock)
     kept = newest(sealed)
-    edges = [first, first + 4, first + 6, first + 11]
+    edges = [first_seq, first_seq + 4, first_seq + 6, first_seq + 11]
     stretches = list(pairwise(edges))
 
     def of(records: list[Record], lo: int, hi: int) -> list[Record]:
@@ -375,7 +378,7 @@ def test_a_crash_at_any_step_leaves_the_old_segment_or_the_new_one(
 
 
 def test_a_swap_that_fails_before_it_counts_changes_nothing(
-    open_log: Opener, clock: ManualClock, codec: str, data_path: Names, first: int, monkeypatch: pytest.MonkeyPatch
+    open_log: Opener, clock: ManualClock, codec: str, data_path: Names, first_seq: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where the index is derived the log goes on and compaction may be tried again. A layout whose index cannot be
     derived accepts no writes until it is opened again, which decides what the swap came to."""
@@ -384,7 +387,7 @@ def test_a_swap_that_fails_before_it_counts_changes_nothing(
     rename = SimDisk.rename
 
     def failing(disk: SimDisk, old: str, new: str, /) -> None:
-        if new == data_path(first):
+        if new == data_path(first_seq):
             raise OSError(errno.EIO, "no")
         rename(disk, old, new)
 
@@ -405,14 +408,14 @@ def test_a_swap_that_fails_before_it_counts_changes_nothing(
 
 
 def test_damage_stops_it_before_anything_is_dropped(
-    open_log: Opener, clock: ManualClock, disk: SimDisk, data_path: Names, first: int
+    open_log: Opener, clock: ManualClock, disk: SimDisk, data_path: Names, first_seq: int
 ) -> None:
     """Nothing is dropped on a guess: the newest word on a key may be the one that cannot be read."""
     log = open_log()
     grown(log, clock)
     log.close()
-    where = disk.read_file(data_path(first + 4)).index(b"a=3")
-    disk.flip(data_path(first + 4), where, 3)
+    where = disk.read_file(data_path(first_seq + 4)).index(b"a=3")
+    disk.flip_bit(data_path(first_seq + 4), where, 3)
     log = open_log()
     before = disk.digest()
     with pytest.raises(Corrupt) as stopped:

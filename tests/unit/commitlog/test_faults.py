@@ -43,7 +43,7 @@ from tidelog.errors import (
     Unavailable,
     WriteFailed,
 )
-from tidelog.testing import Call, ManualClock, SimDisk, SyncMode
+from tidelog.testing import DiskCall, ManualClock, SimDisk, SyncMode
 from tidelog.types import Record
 
 Opener: TypeAlias = Callable[..., SegmentedLog]
@@ -139,8 +139,8 @@ class Operation:
 
 
 def lose_an_index(disk: SimDisk, _: Callable[[int], str], index_path: Callable[[int], str]) -> None:
-    first = min(base for base in (0, 1) if index_path(base) in disk.tree())
-    disk.remove(index_path(first))
+    first_seq = min(base for base in (0, 1) if index_path(base) in disk.tree())
+    disk.remove(index_path(first_seq))
     disk.sync_dir("log")
 
 
@@ -269,13 +269,13 @@ class Bench:
 Arming: TypeAlias = tuple[str, Callable[[SimDisk], None]]
 
 
-def failing(bench: Bench, calls: Sequence[Call], error: int) -> Iterator[Arming]:
+def failing(bench: Bench, calls: Sequence[DiskCall], error: int) -> Iterator[Arming]:
     """Every single call of these kinds that the operation makes, failing once and failing for ever."""
     for call in calls:
         for at in range(1, bench.count(call) + 1):
             for times in (1, None):
 
-                def arm(disk: SimDisk, call: Call = call, at: int = at, times: int | None = times) -> None:
+                def arm(disk: SimDisk, call: DiskCall = call, at: int = at, times: int | None = times) -> None:
                     disk.fail(call, at, error, times, bench.operation.path or None)
 
                 yield f"{call} {at} {'once' if times else 'for ever'}", arm
@@ -298,7 +298,7 @@ def failing_syncs(bench: Bench) -> Iterator[Arming]:
 
 def goes_on(bench: Bench, log: SegmentedLog, disk: SimDisk, what: str) -> None:
     """The log is writable, the operation can be done now, and a restart agrees."""
-    disk.heal()
+    disk.clear_faults()
     if bench.operation.act is not None:
         try:
             bench.operation.act(log)
@@ -334,7 +334,7 @@ def expect_refusal(bench: Bench, arm: Callable[[SimDisk], None], what: str) -> N
     assert error is not None, f"{what}: nothing was raised"
     if log is None:
         assert isinstance(error, Damaged), what
-        disk.heal()
+        disk.clear_faults()
         log = bench.open(disk)
         assert list(log) == bench.after, what
     else:
@@ -354,7 +354,7 @@ def expect_latch(bench: Bench, arm: Callable[[SimDisk], None], what: str) -> Non
     assert log is not None
     readable = list(log.records(skip_damage=True))
     assert bench.is_between(readable) or readable == [r for r in bench.held if r.seq < log.durable], what
-    disk.heal()
+    disk.clear_faults()
     before = disk.digest()
     for write in (lambda: log.append(b"x"), lambda: log.append_stream([b"x"]), log.seal, log.sync):
         with pytest.raises(Latched):
@@ -379,7 +379,7 @@ def expect_no_opening(bench: Bench, arm: Callable[[SimDisk], None], what: str) -
     for image in (disk.reboot(), disk.crash_image("none")):
         again = bench.open(image)
         assert list(again) == bench.after, what
-    disk.heal()
+    disk.clear_faults()
     goes_on(bench, bench.open(disk), disk, what)
 
 
@@ -407,7 +407,7 @@ def test_short_writes(row: str, outcome: str, clock: ManualClock) -> None:
 def test_no_space(row: str, outcome: str, clock: ManualClock) -> None:
     """G25, G100."""
     bench = Bench(row, clock)
-    calls: list[Call] = ["sync"] if row == "N4" else ["write", "create", "reserve", "mkdir"]
+    calls: list[DiskCall] = ["sync"] if row == "N4" else ["write", "create", "reserve", "mkdir"]
     tried = 0
     for what, arm in failing(bench, calls, errno.ENOSPC):
         EXPECT[outcome](bench, arm, what)
@@ -493,9 +493,9 @@ def told(log: SegmentedLog, seq: int) -> bool:
 def flips(disk: SimDisk, path: str) -> Iterator[int]:
     """Each byte of a file in turn, with one of its bits flipped."""
     for pos in range(len(disk.read_file(path))):
-        disk.flip(path, pos, pos % 8)
+        disk.flip_bit(path, pos, pos % 8)
         yield pos
-        disk.flip(path, pos, pos % 8)
+        disk.flip_bit(path, pos, pos % 8)
 
 
 def check_detected(bench: Bench, disk: SimDisk, path: str) -> None:
@@ -526,7 +526,7 @@ def check_rebuilt(bench: Bench, path: str) -> None:
     lost = []
     for pos in range(len(disk.read_file(path))):
         for bit in (0, 5):
-            disk.flip(path, pos, bit)
+            disk.flip_bit(path, pos, bit)
             log = bench.open(disk.reboot())
             try:
                 right = [log.read(record.seq) for record in bench.held] == bench.held == list(log)
@@ -534,7 +534,7 @@ def check_rebuilt(bench: Bench, path: str) -> None:
                 right = False
             if not right or log.report.damage:
                 lost.append((pos, bit))
-            disk.flip(path, pos, bit)
+            disk.flip_bit(path, pos, bit)
     assert lost == [], f"bits of the index {path} whose flip hides records that are there"
 
 
@@ -546,7 +546,7 @@ def check_gap(bench: Bench, disk: SimDisk, path: str) -> None:
     """
     check_detected(bench, disk, path)
     plain = disk.reboot()
-    for name in plain.names("log"):
+    for name in plain.list_dir("log"):
         if name.endswith(".crc"):
             plain.remove(f"log/{name}")
     content = plain.read_file(path)
@@ -665,7 +665,7 @@ def test_every_cell_has_a_test() -> None:
 # Faults that are no cell of the matrix: the same for every codec.
 
 
-def test_a_device_that_fills_up_refuses_until_there_is_room(open_log: Opener, disk: SimDisk, first: int) -> None:
+def test_a_device_that_fills_up_refuses_until_there_is_room(open_log: Opener, disk: SimDisk, first_seq: int) -> None:
     """G25, G100. Method: real capacity, not a planned failure; the device fills up at every possible byte."""
     log = open_log()
     log.append(b"before")
@@ -680,10 +680,10 @@ def test_a_device_that_fills_up_refuses_until_there_is_room(open_log: Opener, di
             log.append(b"some new record")
         except DiskFull:
             refused += 1
-            assert (log.highest, log.size, [record.data for record in log]) == (first + 1, size, [b"before"])
+            assert (log.highest, log.size, [record.data for record in log]) == (first_seq + 1, size, [b"before"])
             assert list(open_log(disk=machine.reboot())) == list(log)
             machine.capacity_bytes = None
-            assert log.append(b"some new record") == first + 1
+            assert log.append(b"some new record") == first_seq + 1
         assert [record.data for record in log] == [b"before", b"some new record"]
         for image in (machine.reboot(), machine.crash_image("none")):
             again = open_log(disk=image)
@@ -694,19 +694,19 @@ def test_a_device_that_fills_up_refuses_until_there_is_room(open_log: Opener, di
 
 @pytest.mark.parametrize("codec", ["rustlog", "laminar", "narwhal"])  # tide's index is late, see below
 def test_a_side_file_without_room_takes_the_record_back(
-    open_log: Opener, disk: SimDisk, index_path: Callable[[int], str], first: int
+    open_log: Opener, disk: SimDisk, index_path: Callable[[int], str], first_seq: int
 ) -> None:
     """G100, G118."""
     log = open_log(index_every=1)
     log.append(b"x" * 5_000)  # the next record has an index entry in every layout
     size = log.size
-    disk.fail("write", error=errno.ENOSPC, path=index_path(first), times=None)
+    disk.fail("write", error=errno.ENOSPC, path=index_path(first_seq), times=None)
     for _ in range(3):
         with pytest.raises(DiskFull):
             log.append(b"y")
-    assert (log.highest, log.size) == (first + 1, size)
-    disk.heal()
-    assert log.append(b"z") == first + 1
+    assert (log.highest, log.size) == (first_seq + 1, size)
+    disk.clear_faults()
+    assert log.append(b"z") == first_seq + 1
     again = open_log(disk=disk.crash_image("none"), index_every=1)
     assert [record.data[:1] for record in again] == [b"x", b"z"]
 
@@ -721,7 +721,7 @@ def test_a_late_index_without_room_stops_the_seal_and_nothing_else(disk: SimDisk
             log.seal()
         assert log.append(b"c") > 2  # data has room
     assert [record.data for record in log] == [b"a", b"b", b"c", b"c"]
-    disk.heal()
+    disk.clear_faults()
     log.seal()
     assert log.append(b"d") == 5
     for image in (disk.reboot(), disk.crash_image("none")):
@@ -743,16 +743,16 @@ def test_an_index_that_is_behind_is_caught_up_in_silence(disk: SimDisk) -> None:
 
 
 def test_a_write_error_latches_unless_the_design_goes_on(
-    open_log: Opener, disk: SimDisk, codec: str, data_path: Callable[[int], str], first: int
+    open_log: Opener, disk: SimDisk, codec: str, data_path: Callable[[int], str], first_seq: int
 ) -> None:
     """G100."""
     log = open_log()
     log.append(b"before")
-    disk.fail("write", path=data_path(first), partial=3)
+    disk.fail("write", path=data_path(first_seq), partial=3)
     if codec == "laminar":
         with pytest.raises(WriteFailed):
             log.append(b"lost")
-        assert log.append(b"after") == first + 1
+        assert log.append(b"after") == first_seq + 1
         assert [record.data for record in open_log(disk=disk.crash_image("none"))] == [b"before", b"after"]
         return
     with pytest.raises(Latched):
@@ -763,23 +763,23 @@ def test_a_write_error_latches_unless_the_design_goes_on(
     log.close()
     again = open_log()
     assert [record.data for record in again] == [b"before"]
-    assert again.append(b"after") == first + 1
+    assert again.append(b"after") == first_seq + 1
 
 
 def test_a_rollback_that_fails_latches_whatever_the_design(
-    open_log: Opener, disk: SimDisk, data_path: Callable[[int], str], first: int
+    open_log: Opener, disk: SimDisk, data_path: Callable[[int], str], first_seq: int
 ) -> None:
     """G100. Method: the write fails and so does the cut that should undo it."""
     log = open_log()
     log.append(b"before")
-    disk.fail("write", error=errno.ENOSPC, path=data_path(first), partial=5)
-    disk.fail("cut", path=data_path(first), times=None)
+    disk.fail("write", error=errno.ENOSPC, path=data_path(first_seq), partial=5)
+    disk.fail("cut", path=data_path(first_seq), times=None)
     with pytest.raises(Latched):
         log.append(b"half written")
     assert [record.data for record in log] == [b"before"]
     with pytest.raises(Latched):
         log.append(b"after")
-    disk.heal()
+    disk.clear_faults()
     for image in (disk.reboot(), disk.crash_image("none"), disk.crash_image("all")):
         assert [record.data for record in open_log(disk=image)] == [b"before"]
 
@@ -787,7 +787,7 @@ def test_a_rollback_that_fails_latches_whatever_the_design(
 @pytest.mark.parametrize("sync", ["each", "batch", "interval"])
 @pytest.mark.parametrize("mode", ["dropped", "reverted", "kept"])
 def test_after_a_failed_sync_no_write_succeeds_and_every_ack_survives(
-    open_log: Opener, disk: SimDisk, mode: SyncMode, sync: str, first: int
+    open_log: Opener, disk: SimDisk, mode: SyncMode, sync: str, first_seq: int
 ) -> None:
     """G22, G23, G24, G143. Method: under `interval` an ack is not a promise against power cuts; a sync is."""
     log = open_log(sync=sync)
@@ -798,14 +798,14 @@ def test_after_a_failed_sync_no_write_succeeds_and_every_ack_survives(
     disk.fail_sync(mode, times=None)
     with pytest.raises(Latched):
         log.sync() if sync == "interval" else log.append(b"c")
-    disk.heal()
+    disk.clear_faults()
     calls: list[Callable[[], object]] = [
         lambda: log.append(b"d"),
         lambda: log.append_many([b"d"]),
         lambda: log.append_stream([b"d"]),
         lambda: log.sync(),
         lambda: log.seal(),
-        lambda: log.truncate(first),
+        lambda: log.truncate(first_seq),
         lambda: log.retain(keep_bytes=0),
         lambda: log.remove_expired(0),
         lambda: log.compact(key),
@@ -825,7 +825,7 @@ def test_after_a_failed_sync_no_write_succeeds_and_every_ack_survives(
 
 @pytest.mark.parametrize("mode", ["dropped", "reverted", "kept"])
 def test_a_record_that_a_failed_sync_took_away_is_not_passed_over_in_silence(
-    open_log: Opener, disk: SimDisk, mode: SyncMode, first: int
+    open_log: Opener, disk: SimDisk, mode: SyncMode, first_seq: int
 ) -> None:
     """Method: some file systems show the old bytes again after a failed sync; the record was acked by then."""
     log = open_log(sync="interval")
@@ -837,15 +837,15 @@ def test_a_record_that_a_failed_sync_took_away_is_not_passed_over_in_silence(
         log.sync()
     if mode == "reverted":
         with pytest.raises(Corrupt):
-            log.read(first + 2)
+            log.read(first_seq + 2)
         with pytest.raises(Corrupt):
             list(log)
-        assert [record.data for record in log.records(first, first + 2)] == [b"a", b"b"]
+        assert [record.data for record in log.records(first_seq, first_seq + 2)] == [b"a", b"b"]
     else:
         assert [record.data for record in log] == [b"a", b"b", b"c"]
 
 
-def test_a_latched_log_still_reads(open_log: Opener, disk: SimDisk, first: int) -> None:
+def test_a_latched_log_still_reads(open_log: Opener, disk: SimDisk, first_seq: int) -> None:
     log = open_log()
     log.append_many([b"a", b"b"])
     log.seal()
@@ -854,9 +854,9 @@ def test_a_latched_log_still_reads(open_log: Opener, disk: SimDisk, first: int) 
     with pytest.raises(Latched):
         log.append(b"d")
     assert [record.data for record in log] == [b"a", b"b", b"c"]
-    assert log.read(first + 2).data == b"c"
+    assert log.read(first_seq + 2).data == b"c"
     assert log.to_arrow().num_rows == 3
-    assert [record.data for record in open_log(read_only=True).records(first, first + 3)] == [b"a", b"b", b"c"]
+    assert [record.data for record in open_log(read_only=True).records(first_seq, first_seq + 3)] == [b"a", b"b", b"c"]
 
 
 def test_a_directory_that_cannot_be_synced_makes_no_log(open_log: Opener, disk: SimDisk) -> None:
@@ -865,26 +865,26 @@ def test_a_directory_that_cannot_be_synced_makes_no_log(open_log: Opener, disk: 
     disk.fail("sync_dir")
     with pytest.raises(Error):
         open_log()
-    disk.heal()
+    disk.clear_faults()
     log = open_log()
     log.append(b"a")
     assert [record.data for record in open_log(disk=disk.crash_image("none"))] == [b"a"]
 
 
 def test_a_file_that_cannot_be_removed_stops_the_removal_and_the_log_is_still_one(
-    open_log: Opener, disk: SimDisk, data_path: Callable[[int], str], index_path: Callable[[int], str], first: int
+    open_log: Opener, disk: SimDisk, data_path: Callable[[int], str], index_path: Callable[[int], str], first_seq: int
 ) -> None:
     """G108. Method: the second segment to be dropped cannot be removed."""
     log = open_log()
     for number in range(3):
         log.append(b"%d" % number)
         log.seal()
-    disk.fail("remove", path=data_path(first + 1), times=None)
-    disk.fail("remove", path=index_path(first + 1), times=None)
+    disk.fail("remove", path=data_path(first_seq + 1), times=None)
+    disk.fail("remove", path=index_path(first_seq + 1), times=None)
     with pytest.raises(Error):
         log.retain(keep_bytes=0)
-    assert (log.lowest, [record.data for record in log]) == (first + 1, [b"1", b"2"])
-    disk.heal()
+    assert (log.lowest, [record.data for record in log]) == (first_seq + 1, [b"1", b"2"])
+    disk.clear_faults()
     log.close()
     again = open_log()
     assert [record.data for record in again] == [b"1", b"2"]

@@ -11,7 +11,7 @@ import pytest
 
 from tidelog.commitlog import ConsumerOffsets, SegmentedLog, verify
 from tidelog.errors import BadInput, Corrupt, DiskFull, Error, NewerFormat
-from tidelog.formats import envelope
+from tidelog.formats import file_header
 from tidelog.testing import SimDisk
 
 Opener: TypeAlias = Callable[..., SegmentedLog]
@@ -168,8 +168,11 @@ def test_a_damaged_file_is_reported_and_left_as_it_is(disk: SimDisk) -> None:
 
 def test_a_newer_file_is_refused_with_both_versions(disk: SimDisk) -> None:
     opened(disk).commit("group", 1)
-    magic, body = disk.read_file(FILE)[:4], envelope.unwrap(disk.read_file(FILE)[:4], 1, disk.read_file(FILE), FILE)
-    disk.write_file(FILE, envelope.wrap(magic, 2, body))
+    magic, body = (
+        disk.read_file(FILE)[:4],
+        file_header.unwrap_file(disk.read_file(FILE)[:4], 1, disk.read_file(FILE), FILE),
+    )
+    disk.write_file(FILE, file_header.wrap_file(magic, 2, body))
     with pytest.raises(NewerFormat) as refused:
         opened(disk).groups()
     assert (refused.value.found, refused.value.known) == (2, 1)

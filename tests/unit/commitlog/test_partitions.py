@@ -37,7 +37,7 @@ def test_partitions_lie_where_the_design_says(data: PartitionedLog, disk: SimDis
     data.create_topic("orders", 2)
     data.append("orders", 1, b"a")
     assert "data/topics/orders/partitions/1/00000000000000000000.log" in disk.tree()
-    assert disk.names("data/topics/orders/partitions") == ["0", "1"]
+    assert disk.list_dir("data/topics/orders/partitions") == ["0", "1"]
     assert disk.stat("data/tmp") is not None
 
 
@@ -94,7 +94,7 @@ def test_a_crash_while_a_topic_is_made_leaves_it_whole_or_not_there(disk: SimDis
     for ops in range(1, 100):
         machine = disk.reboot()
         data = opened(machine, clock)
-        machine.cut_power_at(machine.ops + ops)
+        machine.cut_power_at(machine.op_count + ops)
         try:
             data.create_topic("orders", 3)
         except PowerOff:
@@ -116,14 +116,14 @@ def test_a_crash_while_a_topic_is_made_leaves_it_whole_or_not_there(disk: SimDis
 
 
 @pytest.mark.parametrize("codec", ["tide", "rustlog", "laminar", "narwhal"])
-def test_every_partition_counts_for_itself(disk: SimDisk, clock: ManualClock, codec: str, first: int) -> None:
+def test_every_partition_counts_for_itself(disk: SimDisk, clock: ManualClock, codec: str, first_seq: int) -> None:
     data = opened(disk, clock, codec=codec)
     data.create_topic("orders", 2)
     data.create_topic("bills", 1)
     for number in range(3):
-        assert data.append("orders", 0, b"%d" % number) == first + number
-    assert data.append("orders", 1, b"other") == first
-    assert data.append("bills", 0, b"bill") == first
+        assert data.append("orders", 0, b"%d" % number) == first_seq + number
+    assert data.append("orders", 1, b"other") == first_seq
+    assert data.append("bills", 0, b"bill") == first_seq
     data.close()
     again = opened(disk, clock, codec=codec)
     assert [record.data for record in again.partition("orders", 0)] == [b"0", b"1", b"2"]
@@ -158,7 +158,7 @@ def test_a_partition_that_cannot_be_opened_leaves_the_others_working(
     for number in (0, 2):
         assert again.append("orders", number, b"x") == 1
         assert [record.data for record in again.partition("orders", number)] == [b"%d" % number, b"x"]
-    disk.heal()
+    disk.clear_faults()
     assert again.append("orders", 1, b"x") == 1, "and it is tried again when it is asked for again"
 
 
@@ -214,7 +214,7 @@ def test_what_was_left_in_tmp_is_swept_at_start(data: PartitionedLog, disk: SimD
     data.close()
     disk.write_file("data/tmp/half", b"done")
     with opened(disk, clock):
-        assert disk.names("data/tmp") == []
+        assert disk.list_dir("data/tmp") == []
 
 
 def test_foreign_names_are_no_topics(data: PartitionedLog, disk: SimDisk) -> None:

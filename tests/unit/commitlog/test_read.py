@@ -12,7 +12,7 @@ import pytest
 from tidelog.commitlog import SegmentedLog
 from tidelog.errors import OutOfRange
 from tidelog.testing import ManualClock, SimDisk
-from tidelog.testing.simfile import SimFile
+from tidelog.testing.simulated_disk import SimFile
 
 Opener: TypeAlias = Callable[..., SegmentedLog]
 Names: TypeAlias = Callable[[int], str]
@@ -130,7 +130,7 @@ def test_the_index_of_narwhal_names_a_record_every_four_kibibytes(
 
 
 def test_sealed_data_is_mapped_and_the_active_segment_is_read(
-    open_log: Opener, first: int, data_path: Names, mapped: list[str], fetched: list[tuple[str, int, int]]
+    open_log: Opener, first_seq: int, data_path: Names, mapped: list[str], fetched: list[tuple[str, int, int]]
 ) -> None:
     log = open_log()
     log.append_many([b"a", b"b"])
@@ -139,11 +139,11 @@ def test_sealed_data_is_mapped_and_the_active_segment_is_read(
     fetched.clear()
     mapped.clear()
     assert [record.data for record in log] == [b"a", b"b", b"c"]
-    assert mapped.count(data_path(first)) == 1
-    assert data_path(first + 2) not in mapped
-    assert data_path(first) not in {path for path, _, _ in fetched}
+    assert mapped.count(data_path(first_seq)) == 1
+    assert data_path(first_seq + 2) not in mapped
+    assert data_path(first_seq) not in {path for path, _, _ in fetched}
     assert [record.data for record in log] == [b"a", b"b", b"c"]
-    assert mapped.count(data_path(first)) == 1, "a mapping is kept"
+    assert mapped.count(data_path(first_seq)) == 1, "a mapping is kept"
 
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "active"])
@@ -228,20 +228,22 @@ def test_readers_of_several_threads_see_whole_records_while_a_writer_goes_on(ope
 
 
 @pytest.mark.parametrize("codec", ["tide", "rustlog", "narwhal"])
-def test_a_time_is_found_in_a_log_of_one_empty_segment_too(open_log: Opener, clock: ManualClock, first: int) -> None:
+def test_a_time_is_found_in_a_log_of_one_empty_segment_too(
+    open_log: Opener, clock: ManualClock, first_seq: int
+) -> None:
     log = open_log()
-    assert log.seek_time(0) == first
+    assert log.seek_time(0) == first_seq
     log.append(b"a")
     log.seal()
     assert (log.seek_time(0), log.seek_time(clock.now_us()), log.seek_time(clock.now_us() + 1)) == (
-        first,
-        first,
-        first + 1,
+        first_seq,
+        first_seq,
+        first_seq + 1,
     )
 
 
 @pytest.mark.parametrize("codec", ["tide", "rustlog", "narwhal"])
-def test_a_time_is_found_behind_what_compaction_took(open_log: Opener, clock: ManualClock, first: int) -> None:
+def test_a_time_is_found_behind_what_compaction_took(open_log: Opener, clock: ManualClock, first_seq: int) -> None:
     log = open_log()
     times = []
     for data in (b"k", b"k", b"x", b"k"):
@@ -250,6 +252,6 @@ def test_a_time_is_found_behind_what_compaction_took(open_log: Opener, clock: Ma
         log.seal()
         clock.tick(10)
     log.compact(lambda record: record.data)
-    assert [record.seq - first for record in log] == [2, 3]
-    assert log.seek_time(0) == log.seek_time(times[1]) == log.seek_time(times[2]) == first + 2
-    assert log.seek_time(times[2] + 1) == first + 3
+    assert [record.seq - first_seq for record in log] == [2, 3]
+    assert log.seek_time(0) == log.seek_time(times[1]) == log.seek_time(times[2]) == first_seq + 2
+    assert log.seek_time(times[2] + 1) == first_seq + 3

@@ -7,9 +7,9 @@ from typing import TypeAlias
 
 import pytest
 
-from tidelog.commitlog import Report, SegmentedLog, verify
+from tidelog.commitlog import RecoveryReport, SegmentedLog, verify
 from tidelog.errors import Corrupt, Damaged, NewerFormat
-from tidelog.formats import envelope
+from tidelog.formats import file_header
 from tidelog.testing import ManualClock, PowerOff, SimDisk
 
 Opener: TypeAlias = Callable[..., SegmentedLog]
@@ -44,7 +44,7 @@ def without_manifest(disk: SimDisk) -> None:
 
 def flip(disk: SimDisk, path: str, text: bytes) -> None:
     """Change one letter of the record that holds `text`."""
-    disk.flip(path, disk.read_file(path).index(text) + len(text) - 1, 1)
+    disk.flip_bit(path, disk.read_file(path).index(text) + len(text) - 1, 1)
 
 
 def settled(open_log: Opener, disk: SimDisk) -> bool:
@@ -61,13 +61,13 @@ def settled(open_log: Opener, disk: SimDisk) -> bool:
 
 @pytest.mark.parametrize("codec", ["tide", "rustlog"])  # the others reserve room in their indexes
 def test_zeros_behind_a_file_beside_the_data_are_cut(
-    open_log: Opener, disk: SimDisk, codec: str, data_path: Names, first: int
+    open_log: Opener, disk: SimDisk, codec: str, data_path: Names, first_seq: int
 ) -> None:
     """As a crash leaves it where a file was made longer and its bytes did not reach the disk."""
     datas = written(open_log(), sealed=0)
-    stem = "log/" + STEM[codec].format(first)
+    stem = "log/" + STEM[codec].format(first_seq)
     beside = {path: content for path, content in disk.tree().items() if path.startswith(stem + ".")}
-    del beside[data_path(first)]
+    del beside[data_path(first_seq)]
     assert beside
     without_manifest(disk)
     for path, content in beside.items():
@@ -80,7 +80,7 @@ def test_zeros_behind_a_file_beside_the_data_are_cut(
 
 @pytest.mark.parametrize("sealed", [0, 3], ids=["only", "behind a sealed one"])
 def test_a_last_record_that_is_torn_anywhere_is_cut_and_nothing_else(
-    open_log: Opener, disk: SimDisk, data_path: Names, first: int, sealed: int
+    open_log: Opener, disk: SimDisk, data_path: Names, first_seq: int, sealed: int
 ) -> None:
     """G97, G144. Method: the data file ends at every byte of its last record, its index still names it."""
     log = open_log()
@@ -89,11 +89,11 @@ def test_a_last_record_that_is_torn_anywhere_is_cut_and_nothing_else(
     log.seal()
     log.append(b"first")
     log.append(b"second")
-    whole = len(disk.read_file(data_path(first + sealed)))
+    whole = len(disk.read_file(data_path(first_seq + sealed)))
     log.append(b"the last record, which is torn")
     log.close()
     without_manifest(disk)
-    path = data_path(first + sealed)
+    path = data_path(first_seq + sealed)
     content = disk.read_file(path)
     keep = [b"sealed %d" % number for number in range(sealed)] + [b"first", b"second"]
     for size in range(whole, len(content)):
@@ -104,7 +104,7 @@ def test_a_last_record_that_is_torn_anywhere_is_cut_and_nothing_else(
         assert again.report.cut_bytes == size - whole, size
         assert not again.report.damage, size
         assert len(image.read_file(path)) == whole
-        assert again.append(b"instead") == first + sealed + 2
+        assert again.append(b"instead") == first_seq + sealed + 2
         again.close()
         final = open_log(disk=image)
         assert (final.report.clean, [record.data for record in final]) == (True, [*keep, b"instead"]), size
@@ -112,11 +112,11 @@ def test_a_last_record_that_is_torn_anywhere_is_cut_and_nothing_else(
 
 @pytest.mark.parametrize("tail", [b"\0", b"\0" * 600, b"\xff" * 9, b"garbage that is no record at all " * 4])
 def test_bytes_behind_the_last_record_are_cut(
-    open_log: Opener, disk: SimDisk, data_path: Names, first: int, tail: bytes
+    open_log: Opener, disk: SimDisk, data_path: Names, first_seq: int, tail: bytes
 ) -> None:
     """G97, G126. Method: what a crash in the middle of a write may leave; only what is not zeros is worth keeping."""
     datas = written(open_log())
-    path = data_path(first + 5)
+    path = data_path(first_seq + 5)
     content = disk.read_file(path)
     disk.write_file(path, content + tail)
     log = open_log()
@@ -124,7 +124,7 @@ def test_bytes_behind_the_last_record_are_cut(
     assert (log.report.cut_bytes, disk.read_file(path)) == (len(tail), content)
     assert log.report.cut_reason
     assert not (log.report.quarantined and not any(tail)), "zeros are no loss"
-    assert log.append(b"next") == first + 10
+    assert log.append(b"next") == first_seq + 10
     log.close()
     assert settled(open_log, disk)
 
@@ -221,12 +221,12 @@ def test_an_index_that_is_no_index_is_made_again_byte_for_byte(
     index_path: Names,
     indexed: list[bytes],
     codec: str,
-    first: int,
+    first_seq: int,
     where: str,
     name: str,
 ) -> None:
     """G66, G101, G102, G149. Method: twice, from the same start: bytes and answers are those of before."""
-    base = first if where == "sealed" else first + 12
+    base = first_seq if where == "sealed" else first_seq + 12
     good, data_bytes = disk.read_file(index_path(base)), disk.read_file(data_path(base))
     width = WIDTH[codec]
     used = -(-len(good.rstrip(b"\0")) // width) * width  # narwhal reserves zeros behind its entries
@@ -237,7 +237,7 @@ def test_an_index_that_is_no_index_is_made_again_byte_for_byte(
         else:
             image.write_file(index_path(base), wrong_indexes(good[:used], width)[name])
         log = open_log(disk=image, index_every=2)
-        assert [log.read(first + number).data for number in range(24)] == indexed
+        assert [log.read(first_seq + number).data for number in range(24)] == indexed
         assert [record.data for record in log] == indexed
         assert not log.report.damage
         log.append(b"goes on")
@@ -249,28 +249,28 @@ def test_an_index_that_is_no_index_is_made_again_byte_for_byte(
             assert found.startswith(good.rstrip(b"\0"))
             assert where == "active" or found == good
             final = open_log(disk=image, index_every=2)
-            assert (final.report.clean, final.read(first + 24).data) == (True, b"goes on")
+            assert (final.report.clean, final.read(first_seq + 24).data) == (True, b"goes on")
 
 
 @pytest.mark.parametrize("codec", DERIVED)
 def test_a_crash_at_any_step_of_a_rebuild_leaves_an_index_that_is_made_again_or_whole(
-    open_log: Opener, disk: SimDisk, data_path: Names, index_path: Names, first: int
+    open_log: Opener, disk: SimDisk, data_path: Names, index_path: Names, first_seq: int
 ) -> None:
     """G103. Method: the index of a sealed segment is gone; restarts from before every operation of the recovery."""
     datas = written(open_log())
-    good, data_bytes = disk.read_file(index_path(first)), disk.read_file(data_path(first))
-    disk.remove(index_path(first))
+    good, data_bytes = disk.read_file(index_path(first_seq)), disk.read_file(data_path(first_seq))
+    disk.remove(index_path(first_seq))
     disk.sync_dir("log")
     labels = []
 
     def examine(_: int) -> None:
         for image in disk.images(limit=12):
             tree = image.disk.tree()
-            assert tree.get(index_path(first), good) == good, image.label
-            assert tree[data_path(first)] == data_bytes, image.label
+            assert tree.get(index_path(first_seq), good) == good, image.label
+            assert tree[data_path(first_seq)] == data_bytes, image.label
             log = open_log(disk=image.disk)
             assert [record.data for record in log] == datas, image.label
-            assert image.disk.read_file(index_path(first)) == good, image.label
+            assert image.disk.read_file(index_path(first_seq)) == good, image.label
             assert not [path for path in image.disk.tree() if path.endswith((".rebuilding", ".tmp"))], image.label
             labels.append(image.label)
 
@@ -282,18 +282,18 @@ def test_a_crash_at_any_step_of_a_rebuild_leaves_an_index_that_is_made_again_or_
 
 @pytest.mark.parametrize("codec", DERIVED)
 def test_a_reader_rebuilds_in_memory_and_changes_nothing(
-    open_log: Opener, disk: SimDisk, data_path: Names, index_path: Names, first: int
+    open_log: Opener, disk: SimDisk, data_path: Names, index_path: Names, first_seq: int
 ) -> None:
     """G30, G101."""
     datas = written(open_log())
     without_manifest(disk)
-    disk.remove(index_path(first))
-    path = data_path(first + 5)
+    disk.remove(index_path(first_seq))
+    path = data_path(first_seq + 5)
     disk.write_file(path, disk.read_file(path)[:-3])
     before = disk.digest()
     reader = open_log(read_only=True)
     assert [record.data for record in reader] == datas[:-1]
-    assert [reader.read(first + number).data for number in range(9)] == datas[:-1]
+    assert [reader.read(first_seq + number).data for number in range(9)] == datas[:-1]
     assert (bool(reader.report.rebuilt), reader.report.cut_bytes > 0) == (True, True)
     reader.close()
     assert disk.digest() == before
@@ -362,7 +362,7 @@ def test_a_footer_of_a_newer_version_is_refused_and_nothing_is_changed(
     written(open_log())
     path = "log/seg-0000000000000001.foot"
     good = disk.read_file(path)
-    disk.write_file(path, envelope.wrap(good[:4], 2, envelope.unwrap(good[:4], 1, good, path)))
+    disk.write_file(path, file_header.wrap_file(good[:4], 2, file_header.unwrap_file(good[:4], 1, good, path)))
     before = disk.digest()
     with pytest.raises(NewerFormat) as refused:
         open_log(read_only=read_only)
@@ -377,40 +377,40 @@ def test_a_footer_of_a_newer_version_is_refused_and_nothing_is_changed(
 
 @pytest.mark.parametrize("bad", [0, 1, 4])
 def test_a_flipped_byte_of_a_sealed_record_is_damage_for_exactly_that_record(
-    open_log: Opener, disk: SimDisk, data_path: Names, first: int, bad: int
+    open_log: Opener, disk: SimDisk, data_path: Names, first_seq: int, bad: int
 ) -> None:
     """G65, G105, G121. Method: the data of one record is changed; its length and its neighbours are as they were."""
     datas = written(open_log())
-    flip(disk, data_path(first), datas[bad])
+    flip(disk, data_path(first_seq), datas[bad])
     log = open_log()
     for number, data in enumerate(datas):
         if number != bad:
-            assert log.read(first + number).data == data
+            assert log.read(first_seq + number).data == data
     with pytest.raises(Corrupt) as damage:
-        log.read(first + bad)
-    assert damage.value.seq == first + bad
-    assert data_path(first) in str(damage.value)
+        log.read(first_seq + bad)
+    assert damage.value.seq == first_seq + bad
+    assert data_path(first_seq) in str(damage.value)
 
 
 def test_a_reader_stops_at_damage_unless_it_asks_to_pass_over_it(
-    open_log: Opener, disk: SimDisk, data_path: Names, first: int
+    open_log: Opener, disk: SimDisk, data_path: Names, first_seq: int
 ) -> None:
     """G65, G105. Method: an index with an entry for every record, so that every layout can go on behind the damage."""
     datas = written(open_log(index_every=1))
-    flip(disk, data_path(first), datas[2])
+    flip(disk, data_path(first_seq), datas[2])
     log = open_log(index_every=1)
     reading = iter(log)
     assert [next(reading).data, next(reading).data] == datas[:2]
     with pytest.raises(Corrupt) as damage:
         next(reading)
-    assert damage.value.seq == first + 2
+    assert damage.value.seq == first_seq + 2
     assert damage.value.resume is not None
     assert log.damage_skipped == 0
     passed = [record.data for record in log.records(skip_damage=True)]
-    lost = damage.value.resume - first - 2
+    lost = damage.value.resume - first_seq - 2
     assert passed == datas[:2] + datas[2 + lost :]
     assert log.damage_skipped == 1
-    page = log.read_range(first, skip_damage=True)
+    page = log.read_range(first_seq, skip_damage=True)
     assert ([record.data for record in page.records], log.damage_skipped) == (passed, 2)
     assert log.to_arrow(skip_damage=True).column("data").to_pylist() == passed
     with pytest.raises(Corrupt):
@@ -419,17 +419,17 @@ def test_a_reader_stops_at_damage_unless_it_asks_to_pass_over_it(
 
 
 def test_sealed_damage_changes_no_byte_and_is_found_again(
-    open_log: Opener, disk: SimDisk, data_path: Names, first: int
+    open_log: Opener, disk: SimDisk, data_path: Names, first_seq: int
 ) -> None:
     """G105."""
     datas = written(open_log())
-    flip(disk, data_path(first), datas[1])
+    flip(disk, data_path(first_seq), datas[1])
     before = disk.digest()
     for _ in range(2):
         log = open_log(verify_on_open=True)
         (damage,) = log.report.damage
-        assert damage.file == data_path(first).removeprefix("log/")
-        assert damage.fault.seq == first + 1
+        assert damage.file == data_path(first_seq).removeprefix("log/")
+        assert damage.fault.seq == first_seq + 1
         assert any(damage.file in line for line in log.report.lines())
         log.close()
         assert disk.digest() == before
@@ -450,20 +450,20 @@ def test_a_sealed_segment_that_ends_early_is_told_with_file_place_and_last_good_
 
 @pytest.mark.parametrize("cut", [1, 7, 30])
 def test_a_sealed_segment_that_lost_its_end_serves_what_is_left(
-    open_log: Opener, disk: SimDisk, data_path: Names, first: int, cut: int
+    open_log: Opener, disk: SimDisk, data_path: Names, first_seq: int, cut: int
 ) -> None:
     """G105, G148."""
     datas = written(open_log())
-    path = data_path(first)
+    path = data_path(first_seq)
     disk.write_file(path, disk.read_file(path)[:-cut])
     before = disk.read_file(path)
     log = open_log()
     assert log.report.damage
-    assert [log.read(first + number).data for number in range(3)] == datas[:3]
-    assert [record.data for record in log.records(first + 5)] == datas[5:]
+    assert [log.read(first_seq + number).data for number in range(3)] == datas[:3]
+    assert [record.data for record in log.records(first_seq + 5)] == datas[5:]
     with pytest.raises(Corrupt):
-        log.read(first + 4)
-    assert log.append(b"goes on") == first + 10
+        log.read(first_seq + 4)
+    assert log.append(b"goes on") == first_seq + 10
     assert disk.read_file(path) == before, "a sealed segment is never changed"
 
 
@@ -487,13 +487,13 @@ def test_a_footer_tells_of_whole_records_that_the_data_lost(
 
 
 def test_damage_in_one_segment_leaves_retention_and_appends_working(
-    open_log: Opener, disk: SimDisk, data_path: Names, first: int
+    open_log: Opener, disk: SimDisk, data_path: Names, first_seq: int
 ) -> None:
     """G105."""
     datas = written(open_log())
-    flip(disk, data_path(first), datas[1])
+    flip(disk, data_path(first_seq), datas[1])
     log = open_log()
-    assert log.append(b"next") == first + 10
+    assert log.append(b"next") == first_seq + 10
     assert log.retain(keep_bytes=0).segments == 1
     assert [record.data for record in log] == [*datas[5:], b"next"]
 
@@ -521,17 +521,17 @@ def test_lost_checksums_are_reported_and_the_records_are_served(open_log: Opener
 @pytest.mark.parametrize("codec", DERIVED)
 @pytest.mark.parametrize("bad", [0, 2, 3])
 def test_a_bad_record_in_the_middle_of_the_active_segment_is_cut_and_kept_in_quarantine(
-    open_log: Opener, disk: SimDisk, data_path: Names, first: int, bad: int
+    open_log: Opener, disk: SimDisk, data_path: Names, first_seq: int, bad: int
 ) -> None:
     """G97, G105. Method: good records follow it, so it is no torn write and may have been acked."""
     datas = written(open_log())
     without_manifest(disk)
-    path = data_path(first + 5)
+    path = data_path(first_seq + 5)
     flip(disk, path, datas[5 + bad])
     content = disk.read_file(path)
     log = open_log()
     assert [record.data for record in log] == datas[: 5 + bad]
-    assert log.append(b"next") == first + 10, "the seqs of the good records that were cut are not given again"
+    assert log.append(b"next") == first_seq + 10, "the seqs of the good records that were cut are not given again"
     (name,) = log.report.quarantined
     kept = disk.read_file(f"log/{name}")
     assert name.startswith("quarantine/")
@@ -545,24 +545,24 @@ def test_a_bad_record_in_the_middle_of_the_active_segment_is_cut_and_kept_in_qua
 
 @pytest.mark.parametrize("bad", [0, 2, 3, 4])
 def test_a_bad_record_of_an_active_segment_that_was_durable_is_damage_and_the_others_are_served(
-    open_log: Opener, disk: SimDisk, data_path: Names, first: int, bad: int
+    open_log: Opener, disk: SimDisk, data_path: Names, first_seq: int, bad: int
 ) -> None:
     """D13, D14. Method: the manifest has where the log ended when it was closed."""
     datas = written(open_log())
-    path = data_path(first + 5)
+    path = data_path(first_seq + 5)
     flip(disk, path, datas[5 + bad])
     content = disk.read_file(path)
     for turn in range(2):
         log = open_log()
         others = [data for number, data in enumerate(datas) if number != 5 + bad]
-        assert [record.data for record in log.records(stop=first + 10, skip_damage=True)] == others
+        assert [record.data for record in log.records(stop=first_seq + 10, skip_damage=True)] == others
         if not turn:
-            assert [damage.fault[:2] for damage in log.report.damage] == [(first + 5 + bad, first + 6 + bad)]
+            assert [damage.fault[:2] for damage in log.report.damage] == [(first_seq + 5 + bad, first_seq + 6 + bad)]
         assert not log.report.quarantined
         assert disk.read_file(path).startswith(content), "not a byte of the evidence changes"
         with pytest.raises(Corrupt):
-            log.read(first + 5 + bad)
-        assert log.append(b"next") >= first + 10
+            log.read(first_seq + 5 + bad)
+        assert log.append(b"next") >= first_seq + 10
         log.close()
 
 
@@ -584,16 +584,16 @@ def test_a_bad_record_in_the_middle_of_the_active_segment_stays_where_its_index_
 
 
 def test_a_flipped_byte_under_an_open_log_is_never_served(
-    open_log: Opener, disk: SimDisk, data_path: Names, first: int
+    open_log: Opener, disk: SimDisk, data_path: Names, first_seq: int
 ) -> None:
     """G121."""
     log = open_log()
     for number in range(5):
         log.append(b"record %d" % number)
-    flip(disk, data_path(first), b"record 2")
+    flip(disk, data_path(first_seq), b"record 2")
     with pytest.raises(Corrupt):
-        log.read(first + 2)
-    assert log.read(first + 1).data == b"record 1"
+        log.read(first_seq + 2)
+    assert log.read(first_seq + 1).data == b"record 1"
     assert b"record 2" not in [record.data for record in log.records(skip_damage=True)]
 
 
@@ -602,11 +602,11 @@ def test_a_flipped_byte_under_an_open_log_is_never_served(
 
 @pytest.mark.parametrize("base", ["sealed", "active"])
 def test_what_an_interrupted_step_left_behind_is_swept(
-    open_log: Opener, disk: SimDisk, codec: str, first: int, base: str
+    open_log: Opener, disk: SimDisk, codec: str, first_seq: int, base: str
 ) -> None:
     """G103, G112."""
     datas = written(open_log())
-    stem = STEM[codec].format(first if base == "sealed" else first + 5)
+    stem = STEM[codec].format(first_seq if base == "sealed" else first_seq + 5)
     stale = [f"{stem}{suffix}" for suffix in TEMPORARIES[codec]]
     stale += [".cleaner_checkpoint.tmp", ".consumer_offsets.tmp"]
     before = disk.tree()
@@ -642,7 +642,7 @@ def test_an_interrupted_swap_of_store_and_index_is_finished_or_forgotten(
 @pytest.mark.parametrize("codec", DERIVED)
 @pytest.mark.parametrize("manifest", [True, False], ids=["with a manifest", "without"])
 def test_a_lone_index_is_evidence_of_lost_data(
-    open_log: Opener, disk: SimDisk, data_path: Names, index_path: Names, first: int, codec: str, manifest: bool
+    open_log: Opener, disk: SimDisk, data_path: Names, index_path: Names, first_seq: int, codec: str, manifest: bool
 ) -> None:
     """D13. Method: retention announces in the manifest what it removes, so a lone index is no half-done removal."""
     if codec == "narwhal" and not manifest:
@@ -650,13 +650,13 @@ def test_a_lone_index_is_evidence_of_lost_data(
     datas = written(open_log())
     if not manifest:
         without_manifest(disk)
-    disk.remove(data_path(first))
-    index = disk.read_file(index_path(first))
+    disk.remove(data_path(first_seq))
+    index = disk.read_file(index_path(first_seq))
     log = open_log()
-    assert [damage.fault[:2] for damage in log.report.damage] == [(first, first + 5)]
-    assert disk.read_file(index_path(first)) == index
+    assert [damage.fault[:2] for damage in log.report.damage] == [(first_seq, first_seq + 5)]
+    assert disk.read_file(index_path(first_seq)) == index
     with pytest.raises(Corrupt):
-        log.read(first + 2)
+        log.read(first_seq + 2)
     assert [record.data for record in log.records(skip_damage=True)] == datas[5:]
 
 
@@ -689,13 +689,13 @@ def test_foreign_files_are_neither_read_nor_touched(open_log: Opener, disk: SimD
 
 
 def test_the_high_watermark_is_one_past_the_last_record_after_an_open(
-    open_log: Opener, disk: SimDisk, first: int
+    open_log: Opener, disk: SimDisk, first_seq: int
 ) -> None:
     """G113."""
     log = open_log(sync="interval")
-    assert log.high_watermark == first
+    assert log.high_watermark == first_seq
     log.append_many([b"a", b"b", b"c"])
-    assert log.high_watermark == first
+    assert log.high_watermark == first_seq
     for image in (disk.reboot(), disk.crash_image("none"), disk.crash_image("all")):
         again = open_log(disk=image)
         assert again.high_watermark == again.durable == again.highest
@@ -703,7 +703,7 @@ def test_the_high_watermark_is_one_past_the_last_record_after_an_open(
         assert final.highest == again.highest, "what counts as recovered is durable"
 
 
-def test_a_number_is_never_given_twice(open_log: Opener, disk: SimDisk, clock: ManualClock, first: int) -> None:
+def test_a_number_is_never_given_twice(open_log: Opener, disk: SimDisk, clock: ManualClock, first_seq: int) -> None:
     """G98. Method: restarts between everything that removes records from the front, the middle or altogether."""
     given: list[int] = []
     machine = disk
@@ -720,11 +720,11 @@ def test_a_number_is_never_given_twice(open_log: Opener, disk: SimDisk, clock: M
             clock.tick(10)
             log.remove_expired(5)
         machine = machine.crash_image("none")
-    assert given == list(range(first, first + 60))
+    assert given == list(range(first_seq, first_seq + 60))
 
 
 def test_a_log_of_one_empty_segment_keeps_its_place(
-    open_log: Opener, disk: SimDisk, clock: ManualClock, first: int
+    open_log: Opener, disk: SimDisk, clock: ManualClock, first_seq: int
 ) -> None:
     """G98."""
     log = open_log()
@@ -734,19 +734,19 @@ def test_a_log_of_one_empty_segment_keeps_its_place(
     for _ in range(3):
         disk = disk.crash_image("none")
         log = open_log(disk=disk)
-        assert (len(log), log.highest) == (0, first + 2)
-    assert log.append(b"c") == first + 2
+        assert (len(log), log.highest) == (0, first_seq + 2)
+    assert log.append(b"c") == first_seq + 2
 
 
 def test_a_reopened_log_is_byte_for_byte_what_it_was(
-    open_log: Opener, disk: SimDisk, data_path: Names, index_path: Names, first: int
+    open_log: Opener, disk: SimDisk, data_path: Names, index_path: Names, first_seq: int
 ) -> None:
     """G47. Method: every kind of damage at once; the first open mends what it can, later ones change nothing."""
     datas = written(open_log(), sealed=6, active=6)
-    flip(disk, data_path(first), datas[2])
-    path = data_path(first + 6)
+    flip(disk, data_path(first_seq), datas[2])
+    path = data_path(first_seq + 6)
     disk.write_file(path, disk.read_file(path)[:-2])
-    disk.write_file(f"{index_path(first)}.rebuilding", b"stale")
+    disk.write_file(f"{index_path(first_seq)}.rebuilding", b"stale")
     disk.write_file("log/notes.txt", b"mine")
     open_log().close()
     assert settled(open_log, disk)
@@ -754,18 +754,18 @@ def test_a_reopened_log_is_byte_for_byte_what_it_was(
 
 
 def test_a_crash_at_any_step_of_recovery_is_recovered_from(
-    open_log: Opener, disk: SimDisk, data_path: Names, index_path: Names, codec: str, first: int
+    open_log: Opener, disk: SimDisk, data_path: Names, index_path: Names, codec: str, first_seq: int
 ) -> None:
     """G48. Method: restarts from before every operation of a recovery that cuts, keeps, rebuilds and sweeps; each of
     them ends with the records of the one that was not disturbed."""
     datas = written(open_log())
     without_manifest(disk)
-    path = data_path(first + 5)
+    path = data_path(first_seq + 5)
     flip(disk, path, datas[9])
     disk.write_file(path, disk.read_file(path) + b"torn")
-    disk.write_file(f"{index_path(first)}.rebuilding", b"stale")
+    disk.write_file(f"{index_path(first_seq)}.rebuilding", b"stale")
     if codec != "laminar":
-        disk.remove(index_path(first))
+        disk.remove(index_path(first_seq))
         disk.sync_dir("log")
     expected = [record.data for record in open_log(disk=disk.reboot())]
     assert expected == datas[:9]
@@ -819,7 +819,7 @@ def test_names_that_a_killed_process_left_are_durable_once_the_log_is_open(open_
         log = open_log(disk=machine)
         log.append_many([b"a", b"b", b"c"])
         log.offsets.commit("group", 1)
-        machine.cut_power_at(machine.ops + ops)
+        machine.cut_power_at(machine.op_count + ops)
         try:
             log.offsets.commit("group", 2)
         except PowerOff:
@@ -891,17 +891,17 @@ def test_a_log_without_birth_files_is_read_and_ages_by_its_index(
 
 
 def test_a_data_file_that_cannot_be_read_stops_the_opening_and_nothing_is_changed(
-    open_log: Opener, disk: SimDisk, data_path: Names, first: int
+    open_log: Opener, disk: SimDisk, data_path: Names, first_seq: int
 ) -> None:
     """G57."""
     datas = written(open_log())
     before = disk.digest()
-    disk.fail("read", path=data_path(first + 5), times=None)
+    disk.fail("read", path=data_path(first_seq + 5), times=None)
     for read_only in (False, True):
         with pytest.raises(Damaged):
             open_log(read_only=read_only)
     assert disk.digest() == before
-    disk.heal()
+    disk.clear_faults()
     assert [record.data for record in open_log()] == datas
 
 
@@ -909,4 +909,4 @@ def test_a_good_log_has_nothing_to_tell(open_log: Opener) -> None:
     written(open_log())
     report = open_log().report
     assert (report.clean, report.lines()) == (True, [])
-    assert report == Report(segments=2), "also what is not shown because nothing was cut"
+    assert report == RecoveryReport(segments=2), "also what is not shown because nothing was cut"

@@ -35,19 +35,19 @@ def source(disk: SimDisk) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("count", range(1, 13))
 def test_a_copy_up_to_a_seq_holds_exactly_that(
-    log: SegmentedLog, open_log: Opener, disk: SimDisk, first: int, count: int
+    log: SegmentedLog, open_log: Opener, disk: SimDisk, first_seq: int, count: int
 ) -> None:
     before, held = source(disk), list(log)
-    done = restore(log, "copy", to_seq=first + count - 1)
-    assert (done.path, done.lowest, done.highest) == ("copy", first, first + count)
+    done = restore(log, "copy", to_seq=first_seq + count - 1)
+    assert (done.path, done.lowest, done.highest) == ("copy", first_seq, first_seq + count)
     assert source(disk) == before
     with open_log("copy") as copy:
         assert copy.report.clean
         assert list(copy) == held[:count]
         assert copy.size == done.bytes
-        assert copy.append(b"goes its own way") == first + count
+        assert copy.append(b"goes its own way") == first_seq + count
     assert verify("copy", disk=disk).ok
-    assert log.append(b"so does this") == first + 12
+    assert log.append(b"so does this") == first_seq + 12
 
 
 @pytest.mark.parametrize("codec", ["tide", "rustlog", "narwhal"])
@@ -69,30 +69,30 @@ def test_a_layout_without_times_is_restored_by_seq_only(log: SegmentedLog, disk:
     assert disk.digest() == before
 
 
-def test_whole_segments_are_copied_byte_for_byte(log: SegmentedLog, disk: SimDisk, first: int) -> None:
-    restore(log, "copy", to_seq=first + 9)
-    stems = [path for path in source(disk) if any(f"{base}." in path for base in (first, first + 4))]
+def test_whole_segments_are_copied_byte_for_byte(log: SegmentedLog, disk: SimDisk, first_seq: int) -> None:
+    restore(log, "copy", to_seq=first_seq + 9)
+    stems = [path for path in source(disk) if any(f"{base}." in path for base in (first_seq, first_seq + 4))]
     assert len(stems) >= 4
     for path in stems:
         assert disk.read_file("copy" + path.removeprefix("log")) == disk.read_file(path)
 
 
-def test_more_than_there_is_gives_all_there_is(log: SegmentedLog, open_log: Opener, first: int) -> None:
-    assert restore(log, "copy", to_seq=first + 999).highest == log.highest
+def test_more_than_there_is_gives_all_there_is(log: SegmentedLog, open_log: Opener, first_seq: int) -> None:
+    assert restore(log, "copy", to_seq=first_seq + 999).highest == log.highest
     assert list(open_log("copy")) == list(log)
 
 
 def test_less_than_there_is_gives_an_empty_log_or_is_refused(
-    log: SegmentedLog, open_log: Opener, disk: SimDisk, first: int
+    log: SegmentedLog, open_log: Opener, disk: SimDisk, first_seq: int
 ) -> None:
     log.retain(keep_bytes=0)
-    assert log.lowest == first + 8
-    assert restore(log, "copy", to_seq=first + 7).highest == first + 8
+    assert log.lowest == first_seq + 8
+    assert restore(log, "copy", to_seq=first_seq + 7).highest == first_seq + 8
     with open_log("copy") as copy:
-        assert (len(copy), copy.append(b"a")) == (0, first + 8)
+        assert (len(copy), copy.append(b"a")) == (0, first_seq + 8)
     before = disk.digest()
-    with pytest.raises(BadInput, match=str(first + 8)):
-        restore(log, "other", to_seq=first + 6)
+    with pytest.raises(BadInput, match=str(first_seq + 8)):
+        restore(log, "other", to_seq=first_seq + 6)
     assert disk.digest() == before
 
 
@@ -106,46 +106,46 @@ def test_it_is_up_to_a_seq_or_up_to_a_time(log: SegmentedLog, disk: SimDisk, goa
 
 @pytest.mark.parametrize("taken", ["copy/notes.txt", "copy"], ids=["directory", "file"])
 def test_a_place_that_is_taken_is_refused_and_left_alone(
-    log: SegmentedLog, disk: SimDisk, first: int, taken: str
+    log: SegmentedLog, disk: SimDisk, first_seq: int, taken: str
 ) -> None:
     disk.write_file(taken, b"mine")
     before = disk.digest()
     with pytest.raises(AlreadyExists, match="copy"):
-        restore(log, "copy", to_seq=first)
+        restore(log, "copy", to_seq=first_seq)
     assert disk.digest() == before
 
 
-def test_an_empty_directory_is_a_new_place(log: SegmentedLog, open_log: Opener, disk: SimDisk, first: int) -> None:
+def test_an_empty_directory_is_a_new_place(log: SegmentedLog, open_log: Opener, disk: SimDisk, first_seq: int) -> None:
     disk.make_dir("copy")
-    restore(log, "copy", to_seq=first + 1)
+    restore(log, "copy", to_seq=first_seq + 1)
     assert len(open_log("copy")) == 2
 
 
-def test_holes_are_restored_as_holes(log: SegmentedLog, open_log: Opener, first: int) -> None:
+def test_holes_are_restored_as_holes(log: SegmentedLog, open_log: Opener, first_seq: int) -> None:
     """Method: compaction keeps the last of every segment's words; copies end before, in and behind holes."""
     log.compact(lambda record: record.data[:1])
     held = list(log)
     for count in range(1, 13):
-        restore(log, f"copy {count}", to_seq=first + count - 1)
+        restore(log, f"copy {count}", to_seq=first_seq + count - 1)
         with open_log(f"copy {count}") as copy:
-            assert list(copy) == [record for record in held if record.seq < first + count]
+            assert list(copy) == [record for record in held if record.seq < first_seq + count]
             assert not copy.report.damage
 
 
-def test_a_reader_can_restore(log: SegmentedLog, open_log: Opener, first: int) -> None:
+def test_a_reader_can_restore(log: SegmentedLog, open_log: Opener, first_seq: int) -> None:
     reader = open_log(read_only=True)
-    restore(reader, "copy", to_seq=first + 5)
+    restore(reader, "copy", to_seq=first_seq + 5)
     assert list(open_log("copy")) == list(log)[:6]
 
 
-def test_progress_counts_segments(log: SegmentedLog, first: int) -> None:
+def test_progress_counts_segments(log: SegmentedLog, first_seq: int) -> None:
     seen: list[tuple[int, int]] = []
-    restore(log, "copy", to_seq=first + 9, progress=lambda done, total: seen.append((done, total)))
+    restore(log, "copy", to_seq=first_seq + 9, progress=lambda done, total: seen.append((done, total)))
     assert seen == [(0, 3), (1, 3), (3, 3)]
 
 
 def test_an_interrupted_restore_is_a_shorter_log_and_never_a_wrong_one(
-    log: SegmentedLog, open_log: Opener, disk: SimDisk, first: int
+    log: SegmentedLog, open_log: Opener, disk: SimDisk, first_seq: int
 ) -> None:
     """Method: the power fails at every operation in turn; what is durable then is opened."""
     held = list(log)
@@ -153,16 +153,16 @@ def test_an_interrupted_restore_is_a_shorter_log_and_never_a_wrong_one(
     for ops in range(1, 200):
         machine = disk.reboot()
         again = open_log(disk=machine)
-        machine.cut_power_at(machine.ops + ops)
+        machine.cut_power_at(machine.op_count + ops)
         try:
-            restore(again, "copy", to_seq=first + 9)
+            restore(again, "copy", to_seq=first_seq + 9)
         except PowerOff:
             pass
         else:
             break
         for keep in ("none", "all"):
             image = machine.crash_image("all" if keep == "all" else "none")
-            if image.stat("copy") is not None and image.names("copy"):
+            if image.stat("copy") is not None and image.list_dir("copy"):
                 found = _records(open_log, image)
                 assert found == held[: len(found)], (ops, keep)
     else:

@@ -7,15 +7,15 @@ from typing import NamedTuple
 
 import pytest
 
-from tidelog.commitlog.retention import Candidate, decide
+from tidelog.commitlog.cleaner import RetentionCandidate, decide_retention
 
 NOW_MS = 1_000_000
 
 
-def segments(*sizes_and_ages: tuple[int, int]) -> list[Candidate]:
+def segments(*sizes_and_ages: tuple[int, int]) -> list[RetentionCandidate]:
     """Candidates of ten seqs each from 0 on; size in bytes, and the age of the newest record in ms."""
     return [
-        Candidate(10 * number, 10 * number + 10, size, (NOW_MS - age_ms) * 1000)
+        RetentionCandidate(10 * number, 10 * number + 10, size, (NOW_MS - age_ms) * 1000)
         for number, (size, age_ms) in enumerate(sizes_and_ages)
     ]
 
@@ -27,7 +27,7 @@ RESTLESS = segments((100, 1_000), (100, 9_000), (100, 9_000))  # a young one in 
 
 class Case(NamedTuple):
     name: str
-    candidates: list[Candidate]
+    candidates: list[RetentionCandidate]
     drop: int
     because: str
     keep_ms: int | None = None
@@ -73,7 +73,7 @@ CASES = [
 
 
 def run(case: Case) -> tuple[int, str]:
-    decision = decide(
+    decision = decide_retention(
         case.candidates,
         now_us=NOW_MS * 1000,
         keep_ms=case.keep_ms,
@@ -82,7 +82,7 @@ def run(case: Case) -> tuple[int, str]:
         committed=case.committed,
         active_bytes=case.active_bytes,
     )
-    return decision.drop, decision.because
+    return decision.drop_count, decision.reason
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])

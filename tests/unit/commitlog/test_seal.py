@@ -16,26 +16,26 @@ HOUR_US = 3_600_000_000
 
 
 def test_a_segment_that_has_reached_its_size_is_sealed_before_the_next_append(
-    open_log: Opener, disk: SimDisk, data_path: Names, first: int
+    open_log: Opener, disk: SimDisk, data_path: Names, first_seq: int
 ) -> None:
     """G127."""
     log = open_log(segment_bytes_max=1_000, segment_overflow_bytes=500)
     log.append(b"x" * 900)
-    if len(disk.read_file(data_path(first))) < 1_000:
+    if len(disk.read_file(data_path(first_seq))) < 1_000:
         log.append(b"x" * 100)
-    held = log.highest - first
-    assert len(disk.read_file(data_path(first))) >= 1_000
+    held = log.highest - first_seq
+    assert len(disk.read_file(data_path(first_seq))) >= 1_000
     assert len(log.segments) == 1, "not after the append that filled it, before the next one"
     log.append(b"y")
     assert [len(segment) for segment in log.segments] == [held, 1]
 
 
-def test_a_record_that_would_pass_the_overflow_goes_to_the_next_segment(open_log: Opener, first: int) -> None:
+def test_a_record_that_would_pass_the_overflow_goes_to_the_next_segment(open_log: Opener, first_seq: int) -> None:
     """G127."""
     log = open_log(segment_bytes_max=1_000, segment_overflow_bytes=100)
     log.append(b"x" * 800)
     log.append(b"y" * 600)
-    assert log.segments == [range(first, first + 1), range(first + 1, first + 2)]
+    assert log.segments == [range(first_seq, first_seq + 1), range(first_seq + 1, first_seq + 2)]
     assert [record.data[:1] for record in log] == [b"x", b"y"]
 
 
@@ -97,7 +97,7 @@ def test_no_age_is_too_old_when_none_is_set(open_log: Opener, clock: ManualClock
 
 
 def test_a_segment_is_on_disk_before_the_next_one_exists(
-    open_log: Opener, disk: SimDisk, data_path: Names, index_path: Names, first: int
+    open_log: Opener, disk: SimDisk, data_path: Names, index_path: Names, first_seq: int
 ) -> None:
     """G62, G114."""
     log = open_log(sync="interval")
@@ -105,15 +105,15 @@ def test_a_segment_is_on_disk_before_the_next_one_exists(
     before = len(disk.trace)
     log.seal()
     steps = disk.trace[before:]
-    born = steps.index(f"create {data_path(first + 3)}")
-    assert steps.index(f"sync {data_path(first)}") < born
-    assert steps.index(f"sync {index_path(first)}") < born
+    born = steps.index(f"create {data_path(first_seq + 3)}")
+    assert steps.index(f"sync {data_path(first_seq)}") < born
+    assert steps.index(f"sync {index_path(first_seq)}") < born
     assert "sync_dir log" in steps[born:], "the new names are durable too"
-    assert not [step for step in steps if step.startswith(f"write {data_path(first)}")]
+    assert not [step for step in steps if step.startswith(f"write {data_path(first_seq)}")]
 
 
 def test_the_bytes_of_a_sealed_segment_never_change(
-    open_log: Opener, disk: SimDisk, clock: ManualClock, first: int
+    open_log: Opener, disk: SimDisk, clock: ManualClock, first_seq: int
 ) -> None:
     """G64."""
     log = open_log()
@@ -132,13 +132,13 @@ def test_the_bytes_of_a_sealed_segment_never_change(
     before = sealed()
     assert len(before) >= 2
     log.append_many([b"c", b"d"])
-    log.offsets.commit("group", first)
+    log.offsets.commit("group", first_seq)
     clock.tick(10)
     list(log)
     log.close()
     log = open_log()
     log.append(b"e")
-    log.truncate(first + 3)
+    log.truncate(first_seq + 3)
     log.close()
     open_log().close()
     after = sealed()
@@ -146,7 +146,7 @@ def test_the_bytes_of_a_sealed_segment_never_change(
 
 
 def test_a_crash_at_any_step_of_a_roll_loses_nothing_and_leaves_a_log_that_goes_on(
-    open_log: Opener, disk: SimDisk, first: int
+    open_log: Opener, disk: SimDisk, first_seq: int
 ) -> None:
     """G63, G114, G146. Method: restarts from before every operation of a seal and of the append behind it."""
     log = open_log()
@@ -159,7 +159,7 @@ def test_a_crash_at_any_step_of_a_roll_loses_nothing_and_leaves_a_log_that_goes_
             again = open_log(disk=image.disk)
             assert [record.data for record in again][:2] == [b"a", b"b"], image.label
             assert not again.report.damage, image.label
-            assert again.append(b"next") in (first + 2, first + 3), image.label
+            assert again.append(b"next") in (first_seq + 2, first_seq + 3), image.label
             seen += 1
 
     disk.on_op = examine

@@ -11,8 +11,8 @@ from typing import TypeAlias
 import pytest
 
 from tidelog.commitlog import SegmentedLog
+from tidelog.commitlog.append import StreamAppend
 from tidelog.commitlog.codec import Batch
-from tidelog.commitlog.stream import Stream
 from tidelog.errors import (
     BadInput,
     Busy,
@@ -62,7 +62,7 @@ def log(open_log: Opener) -> SegmentedLog:
 
 def ceiling(log: SegmentedLog) -> int:
     """The bytes a streamed record may have now: what is left of the segment and the overflow, less what goes around."""
-    return MAX + OVERFLOW - log.state.active.size - HEAD[log.codec]
+    return MAX + OVERFLOW - log._log_state.active.size - HEAD[log.codec]
 
 
 def pieces(total: int, size: int = 100) -> Iterator[bytes]:
@@ -154,15 +154,15 @@ def test_with_no_room_but_for_the_head_only_an_empty_stream_fits(open_log: Opene
 
 
 def test_a_segment_filled_to_its_last_byte_is_sealed_before_the_next_stream(
-    open_log: Opener, disk: SimDisk, data_path: Callable[[int], str], first: int
+    open_log: Opener, disk: SimDisk, data_path: Callable[[int], str], first_seq: int
 ) -> None:
     """G127."""
     log = open_log(segment_bytes_max=MAX, segment_overflow_bytes=OVERFLOW)
     log.append_stream(pieces(MAX - 2_000))
     log.append_stream(pieces(ceiling(log)))
-    assert len(disk.read_file(data_path(first))) == MAX + OVERFLOW
+    assert len(disk.read_file(data_path(first_seq))) == MAX + OVERFLOW
     seq = log.append_stream(pieces(MAX - 200))
-    assert log.segments == [range(first, seq), range(seq, seq + 1)]
+    assert log.segments == [range(first_seq, seq), range(seq, seq + 1)]
     assert log.read(seq).data == b"".join(pieces(MAX - 200))
 
 
@@ -275,7 +275,7 @@ def test_another_write_is_busy_while_an_awaited_stream_is_open(
 
 
 def test_a_tick_leaves_an_open_stream_alone(log: SegmentedLog) -> None:
-    stream = Stream(log.state, Batch((b"",)), None)
+    stream = StreamAppend(log._log_state, Batch((b"",)), None)
     stream.write(b"some")
     log.tick()
     stream.write(b"thing")
@@ -283,9 +283,9 @@ def test_a_tick_leaves_an_open_stream_alone(log: SegmentedLog) -> None:
 
 
 def test_a_stream_ends_once(log: SegmentedLog) -> None:
-    stream = Stream(log.state, Batch((b"",)), None)
+    stream = StreamAppend(log._log_state, Batch((b"",)), None)
     stream.write(b"some")
-    assert stream.limit == ceiling(log)
+    assert stream.bytes_max == ceiling(log)
     seq = stream.commit()
     for call in (stream.commit, lambda: stream.write(b"more")):
         with pytest.raises(Closed):
@@ -297,7 +297,7 @@ def test_a_stream_ends_once(log: SegmentedLog) -> None:
 def test_closing_the_log_rolls_an_open_stream_back(log: SegmentedLog, open_log: Opener, disk: SimDisk) -> None:
     log.close()  # tide writes its index now
     before, log = tree(disk), open_log(disk=disk)
-    stream = Stream(log.state, Batch((b"",)), None)
+    stream = StreamAppend(log._log_state, Batch((b"",)), None)
     stream.write(b"some")
     log.close()
     assert tree(disk) == before
@@ -314,13 +314,13 @@ def test_a_full_disk_midway_rolls_the_stream_back(
     open_log: Opener,
     disk: SimDisk,
     data_path: Callable[[int], str],
-    first: int,
+    first_seq: int,
     at: int,
     landed: int,
 ) -> None:
     """G116."""
     before = tree(disk)
-    disk.fail("write", at, error=errno.ENOSPC, path=data_path(first), partial=landed)
+    disk.fail("write", at, error=errno.ENOSPC, path=data_path(first_seq), partial=landed)
     with pytest.raises(DiskFull):
         append(log, pieces(700))
     assert is_as_before(log, disk, before, open_log)
@@ -334,12 +334,12 @@ def test_a_write_error_midway_rolls_the_stream_back(
     disk: SimDisk,
     codec: str,
     data_path: Callable[[int], str],
-    first: int,
+    first_seq: int,
     at: int,
 ) -> None:
     """G116. The laminar design goes on after a failed write; the others latch."""
     before, held = tree(disk), list(log)
-    disk.fail("write", at, path=data_path(first), partial=10)
+    disk.fail("write", at, path=data_path(first_seq), partial=10)
     if codec == "laminar":
         with pytest.raises(WriteFailed):
             append(log, pieces(700))
@@ -355,12 +355,12 @@ def test_a_write_error_midway_rolls_the_stream_back(
 
 @pytest.mark.parametrize("codec", ["rustlog", "laminar", "narwhal"])  # tide's is written when a segment is sealed
 def test_an_index_that_cannot_be_written_takes_the_record_back(
-    open_log: Opener, disk: SimDisk, append: Append, index_path: Callable[[int], str], first: int
+    open_log: Opener, disk: SimDisk, append: Append, index_path: Callable[[int], str], first_seq: int
 ) -> None:
     """G116, G118, G126."""
     log = open_log(segment_bytes_max=MAX, segment_overflow_bytes=OVERFLOW, index_every=1)
     before = tree(disk)
-    disk.fail("write", error=errno.ENOSPC, path=index_path(first), partial=5)
+    disk.fail("write", error=errno.ENOSPC, path=index_path(first_seq), partial=5)
     with pytest.raises(DiskFull):
         append(log, pieces(700))
     assert is_as_before(log, disk, before, partial(open_log, index_every=1))

@@ -28,28 +28,35 @@ def three_segments(log: SegmentedLog) -> list[bytes]:
     return datas
 
 
-def test_everything_can_be_forgotten_and_numbers_go_on_from_the_mark(open_log: Opener, first: int) -> None:
+def test_everything_can_be_forgotten_and_numbers_go_on_from_the_mark(open_log: Opener, first_seq: int) -> None:
     """G123, G124."""
     log = open_log()
     three_segments(log)
-    assert log.truncate(first) == 12
-    assert (log.lowest, log.highest, list(log), log.segments) == (first, first, [], [range(first, first)])
+    assert log.truncate(first_seq) == 12
+    assert (log.lowest, log.highest, list(log), log.segments) == (
+        first_seq,
+        first_seq,
+        [],
+        [range(first_seq, first_seq)],
+    )
     with pytest.raises(OutOfRange):
-        log.truncate(first)
+        log.truncate(first_seq)
     log.close()
     again = open_log()
-    assert (again.report.clean, again.highest) == (True, first)
-    assert again.append(b"anew") == first
+    assert (again.report.clean, again.highest) == (True, first_seq)
+    assert again.append(b"anew") == first_seq
     assert [record.data for record in again] == [b"anew"]
 
 
 @pytest.mark.parametrize("mark", range(12))
-def test_a_second_truncate_after_new_records_is_as_good_as_the_first(open_log: Opener, first: int, mark: int) -> None:
+def test_a_second_truncate_after_new_records_is_as_good_as_the_first(
+    open_log: Opener, first_seq: int, mark: int
+) -> None:
     log = open_log()
     datas = three_segments(log)
-    log.truncate(first + mark)
+    log.truncate(first_seq + mark)
     log.append_many([b"x", b"y", b"z"])
-    log.truncate(first + mark + 1)
+    log.truncate(first_seq + mark + 1)
     log.append(b"w")
     assert [record.data for record in log] == [*datas[:mark], b"x", b"w"]
     log.close()
@@ -81,13 +88,13 @@ def test_a_truncated_index_has_one_marker_and_contiguous_positions(open_log: Ope
 
 
 @pytest.mark.parametrize("mark", range(12))
-def test_segments_behind_the_mark_leave_no_file(open_log: Opener, disk: SimDisk, first: int, mark: int) -> None:
+def test_segments_behind_the_mark_leave_no_file(open_log: Opener, disk: SimDisk, first_seq: int, mark: int) -> None:
     """G124."""
     log = open_log()
     three_segments(log)
-    log.truncate(first + mark)
+    log.truncate(first_seq + mark)
     kept = {segment.start for segment in log.segments}
-    bases = {first, first + 4, first + 8}
+    bases = {first_seq, first_seq + 4, first_seq + 8}
     for base in bases - kept:
         assert not [path for path in disk.tree() if path.endswith(f"/{base}.store") or f"{base:016d}." in path]
     assert all(segment for segment in log.segments[:-1]), "no empty segment in front of another"
@@ -109,12 +116,12 @@ def test_a_mark_inside_a_batch_of_several_frames_keeps_the_records_before_it(ope
     assert again.read(1 + kept).tag == b"t"
 
 
-def test_times_stay_in_order_after_a_truncate(open_log: Opener, clock: ManualClock, first: int) -> None:
+def test_times_stay_in_order_after_a_truncate(open_log: Opener, clock: ManualClock, first_seq: int) -> None:
     """G99."""
     log = open_log()
     three_segments(log)
     clock.tick(1_000)
-    log.truncate(first + 6)
+    log.truncate(first_seq + 6)
     clock.set_us(1_000_000)
     log.append(b"after")
     times = [record.ts_us for record in log]
@@ -123,36 +130,36 @@ def test_times_stay_in_order_after_a_truncate(open_log: Opener, clock: ManualClo
     assert open_log().report.clean
 
 
-def test_what_was_read_before_stays_what_it_was(open_log: Opener, first: int) -> None:
+def test_what_was_read_before_stays_what_it_was(open_log: Opener, first_seq: int) -> None:
     """Method: a table borrows the mapping of a sealed segment, which must therefore never be cut in place."""
     log = open_log()
     datas = three_segments(log)
     table = log.to_arrow()
-    log.truncate(first + 2)
+    log.truncate(first_seq + 2)
     log.append_many([b"!" * 100] * 3)
     assert table.column("data").to_pylist() == datas
 
 
-def test_a_truncate_inside_a_compacted_segment_counts_on_from_the_mark(open_log: Opener, first: int) -> None:
+def test_a_truncate_inside_a_compacted_segment_counts_on_from_the_mark(open_log: Opener, first_seq: int) -> None:
     """G123. Method: the records just before the mark are holes, so only the numbering can remember it."""
     log = open_log()
     log.append_many([b"a", b"b", b"b", b"b", b"b", b"c"])
     log.seal()
     log.compact(lambda record: record.data)
-    assert [record.seq - first for record in log] == [0, 4, 5]
-    log.truncate(first + 3)
-    assert log.highest == first + 3
-    assert log.append(b"x") == first + 3
-    assert [(record.seq - first, record.data) for record in log] == [(0, b"a"), (3, b"x")]
+    assert [record.seq - first_seq for record in log] == [0, 4, 5]
+    log.truncate(first_seq + 3)
+    assert log.highest == first_seq + 3
+    assert log.append(b"x") == first_seq + 3
+    assert [(record.seq - first_seq, record.data) for record in log] == [(0, b"a"), (3, b"x")]
     log.close()
     again = open_log()
-    assert [(record.seq - first, record.data) for record in again] == [(0, b"a"), (3, b"x")]
+    assert [(record.seq - first_seq, record.data) for record in again] == [(0, b"a"), (3, b"x")]
     assert not again.report.damage
 
 
 @pytest.mark.parametrize("sealed", [True, False], ids=["sealed", "active"])
 def test_truncating_over_a_damaged_record_loses_no_good_one(
-    open_log: Opener, disk: SimDisk, data_path: Names, first: int, sealed: bool
+    open_log: Opener, disk: SimDisk, data_path: Names, first_seq: int, sealed: bool
 ) -> None:
     """G65, G105. Method: the second of ten records is flipped, the mark lies at the ninth. It may be refused; if it
     is done, what lies between the damage and the mark is still there, or is kept in quarantine and told."""
@@ -162,17 +169,17 @@ def test_truncating_over_a_damaged_record_loses_no_good_one(
     if sealed:
         log.seal()
         log.append(b"behind")
-    where = disk.read_file(data_path(first)).index(b"record 1")
-    disk.flip(data_path(first), where + 7, 0)
+    where = disk.read_file(data_path(first_seq)).index(b"record 1")
+    disk.flip_bit(data_path(first_seq), where + 7, 0)
     try:
-        log.truncate(first + 8)
+        log.truncate(first_seq + 8)
     except Error:
         pass
     else:
-        assert log.highest == first + 8
+        assert log.highest == first_seq + 8
     log.close()
     again = open_log(index_every=1)
-    found = {record.seq - first: record.data for record in again.records(skip_damage=True)}
+    found = {record.seq - first_seq: record.data for record in again.records(skip_damage=True)}
     kept = b"".join(data for path, data in disk.tree().items() if "quarantine" in path)
     for number in (0, *range(2, 8)):
         data = b"record %d" % number
@@ -180,7 +187,7 @@ def test_truncating_over_a_damaged_record_loses_no_good_one(
 
 
 def test_a_crash_at_any_step_of_a_truncate_leaves_the_end_between_the_mark_and_where_it_was(
-    open_log: Opener, disk: SimDisk, first: int
+    open_log: Opener, disk: SimDisk, first_seq: int
 ) -> None:
     """G125. Method: restarts from before every operation; the mark lies in a batch of the first segment."""
     log = open_log()
@@ -190,13 +197,13 @@ def test_a_crash_at_any_step_of_a_truncate_leaves_the_end_between_the_mark_and_w
     def examine(_: int) -> None:
         for image in disk.images(("none", "all", "prefixes"), limit=8):
             again = open_log(disk=image.disk)
-            ends.add(again.highest - first)
-            assert [record.data for record in again] == datas[: again.highest - first], image.label
+            ends.add(again.highest - first_seq)
+            assert [record.data for record in again] == datas[: again.highest - first_seq], image.label
             assert not again.report.damage, image.label
             again.append(b"next")
 
     disk.on_op = examine
-    log.truncate(first + 2)
+    log.truncate(first_seq + 2)
     disk.on_op = None
     examine(0)
     assert ends <= {2, 3, 4, 8, 12}
@@ -204,16 +211,16 @@ def test_a_crash_at_any_step_of_a_truncate_leaves_the_end_between_the_mark_and_w
 
 
 def test_a_flipped_record_below_the_mark_is_still_reported_after_it(
-    open_log: Opener, disk: SimDisk, data_path: Names, first: int
+    open_log: Opener, disk: SimDisk, data_path: Names, first_seq: int
 ) -> None:
     """G65. Method: the damage lies in a segment that the truncate does not touch."""
     log = open_log(index_every=1)
     three_segments(log)
-    where = disk.read_file(data_path(first)).index(b"record 1")
-    disk.flip(data_path(first), where, 0)
+    where = disk.read_file(data_path(first_seq)).index(b"record 1")
+    disk.flip_bit(data_path(first_seq), where, 0)
     log.close()
     log = open_log(index_every=1)
-    log.truncate(first + 6)
+    log.truncate(first_seq + 6)
     with pytest.raises(Corrupt):
-        log.read(first + 1)
-    assert log.read(first + 4).data.startswith(b"record 4")
+        log.read(first_seq + 1)
+    assert log.read(first_seq + 4).data.startswith(b"record 4")

@@ -48,33 +48,35 @@ def test_a_log_can_be_verified_beside_its_writer(log: SegmentedLog, disk: SimDis
 
 @pytest.mark.parametrize(("which", "text"), [(0, b"segment 0 record 1"), (1, b"segment 1 last")])
 def test_a_flipped_bit_of_a_sealed_record_is_found_with_file_and_seq(
-    log: SegmentedLog, disk: SimDisk, data_path: Names, first: int, which: int, text: bytes
+    log: SegmentedLog, disk: SimDisk, data_path: Names, first_seq: int, which: int, text: bytes
 ) -> None:
     """G65, G105, G121."""
     log.close()
-    path = data_path(first + 4 * which)
-    disk.flip(path, disk.read_file(path).index(text) + 9, 5)
+    path = data_path(first_seq + 4 * which)
+    disk.flip_bit(path, disk.read_file(path).index(text) + 9, 5)
     before = disk.digest()
     verdict = verify("log", disk=disk)
     assert not verdict.ok
     assert {damage.file for damage in verdict.damage} == {path.removeprefix("log/")}
     seqs = {(damage.fault.seq, damage.fault.resume) for damage in verdict.damage}
-    bad = first + 4 * which + (1 if b"record 1" in text else 3)
+    bad = first_seq + 4 * which + (1 if b"record 1" in text else 3)
     assert any(seq <= bad < resume for seq, resume in seqs)
     assert all(damage.fault.reason for damage in verdict.damage)
     assert disk.digest() == before
 
 
-def test_every_bit_of_sealed_data_is_covered(log: SegmentedLog, disk: SimDisk, data_path: Names, first: int) -> None:
+def test_every_bit_of_sealed_data_is_covered(
+    log: SegmentedLog, disk: SimDisk, data_path: Names, first_seq: int
+) -> None:
     """G121. Method: one bit of every byte of a sealed data file is flipped in turn."""
     log.close()
-    path = data_path(first)
+    path = data_path(first_seq)
     missed = []
     for pos in range(len(disk.read_file(path))):
-        disk.flip(path, pos, pos % 8)
+        disk.flip_bit(path, pos, pos % 8)
         if verify("log", disk=disk).ok:
             missed.append(pos)
-        disk.flip(path, pos, pos % 8)
+        disk.flip_bit(path, pos, pos % 8)
     assert missed == []
     assert verify("log", disk=disk).ok
 
@@ -93,11 +95,11 @@ def test_without_checksums_exactly_data_and_times_are_not_covered(
     path = data_path(0)
     missed = set()
     for pos in range(len(disk.read_file(path))):
-        disk.flip(path, pos, 0)
+        disk.flip_bit(path, pos, 0)
         verdict = verify("log", disk=disk)
         if verdict.ok:
             missed.add(pos)
-        disk.flip(path, pos, 0)
+        disk.flip_bit(path, pos, 0)
     times = {40 * number + pos for number in range(4) for pos in range(12, 20)}
     datas = {40 * number + pos for number in range(4) for pos in range(20, 40)}
     assert datas <= missed, "the hole of the layout"
@@ -106,20 +108,20 @@ def test_without_checksums_exactly_data_and_times_are_not_covered(
 
 @pytest.mark.parametrize("codec", ["tide", "rustlog", "narwhal"])
 def test_an_index_that_can_be_made_again_is_no_damage_but_is_told(
-    log: SegmentedLog, disk: SimDisk, index_path: Names, first: int
+    log: SegmentedLog, disk: SimDisk, index_path: Names, first_seq: int
 ) -> None:
     """G101."""
     log.close()
-    good = disk.read_file(index_path(first))
+    good = disk.read_file(index_path(first_seq))
     for content in (good[:-1], good + b"\0", good[:4] + b"\xff\xff\xff\x7f" + good[8:], b""):
-        disk.write_file(index_path(first), content)
+        disk.write_file(index_path(first_seq), content)
         before = disk.digest()
         verdict = verify("log", disk=disk)
         assert (verdict.ok, verdict.records) == (True, 11)
-        assert any(index_path(first).removeprefix("log/") in note for note in verdict.notes)
+        assert any(index_path(first_seq).removeprefix("log/") in note for note in verdict.notes)
         assert disk.digest() == before
-    disk.remove(index_path(first))
-    assert any(index_path(first).removeprefix("log/") in note for note in verify("log", disk=disk).notes)
+    disk.remove(index_path(first_seq))
+    assert any(index_path(first_seq).removeprefix("log/") in note for note in verify("log", disk=disk).notes)
 
 
 @pytest.mark.parametrize("codec", ["laminar"])
@@ -130,25 +132,25 @@ def test_an_index_that_is_the_truth_is_damage_when_it_is_hurt(
     log.close()
     missed = []
     for pos in range(len(disk.read_file(index_path(0)))):
-        disk.flip(index_path(0), pos, pos % 8)
+        disk.flip_bit(index_path(0), pos, pos % 8)
         if verify("log", disk=disk).ok:
             missed.append(pos)
-        disk.flip(index_path(0), pos, pos % 8)
+        disk.flip_bit(index_path(0), pos, pos % 8)
     assert missed == []
 
 
-def test_a_missing_data_file_is_damage(log: SegmentedLog, disk: SimDisk, data_path: Names, first: int) -> None:
+def test_a_missing_data_file_is_damage(log: SegmentedLog, disk: SimDisk, data_path: Names, first_seq: int) -> None:
     log.close()
-    disk.remove(data_path(first + 4))
+    disk.remove(data_path(first_seq + 4))
     verdict = verify("log", disk=disk)
     assert not verdict.ok
 
 
 def test_an_unfinished_write_is_told_and_is_no_damage(
-    log: SegmentedLog, disk: SimDisk, data_path: Names, first: int
+    log: SegmentedLog, disk: SimDisk, data_path: Names, first_seq: int
 ) -> None:
     log.close()
-    path = data_path(first + 8)
+    path = data_path(first_seq + 8)
     whole = disk.read_file(path)
     disk.write_file(path, whole + whole[:7])
     verdict = verify("log", disk=disk)
@@ -170,12 +172,12 @@ def test_what_is_not_there_cannot_be_verified(disk: SimDisk) -> None:
     assert disk.tree() == {}
 
 
-def test_an_inspection_has_a_line_per_segment(log: SegmentedLog, codec: str, first: int) -> None:
+def test_an_inspection_has_a_line_per_segment(log: SegmentedLog, codec: str, first_seq: int) -> None:
     lines = inspect(log)
     assert [(line.base, line.stop, line.sealed) for line in lines] == [
-        (first, first + 4, True),
-        (first + 4, first + 8, True),
-        (first + 8, first + 11, False),
+        (first_seq, first_seq + 4, True),
+        (first_seq + 4, first_seq + 8, True),
+        (first_seq + 8, first_seq + 11, False),
     ]
     assert {line.index for line in lines} == {"ok"}
     assert sum(line.data_bytes + line.side_bytes for line in lines) == log.size
@@ -188,14 +190,14 @@ def test_an_inspection_has_a_line_per_segment(log: SegmentedLog, codec: str, fir
 
 @pytest.mark.parametrize("codec", ["tide", "rustlog", "narwhal"])
 def test_an_inspection_tells_of_a_rebuilt_index(
-    log: SegmentedLog, open_log: Opener, disk: SimDisk, index_path: Names, first: int
+    log: SegmentedLog, open_log: Opener, disk: SimDisk, index_path: Names, first_seq: int
 ) -> None:
     log.close()
-    disk.remove(index_path(first))
+    disk.remove(index_path(first_seq))
     reader = open_log(read_only=True)
     assert [line.index for line in inspect(reader)] == ["rebuilt", "ok", "ok"]
 
 
-def test_an_empty_log_is_inspected_too(open_log: Opener, first: int) -> None:
+def test_an_empty_log_is_inspected_too(open_log: Opener, first_seq: int) -> None:
     (line,) = inspect(open_log())
-    assert (line.base, line.stop, line.data_bytes, line.first_us) == (first, first, 0, None)
+    assert (line.base, line.stop, line.data_bytes, line.first_us) == (first_seq, first_seq, 0, None)

@@ -19,9 +19,9 @@ def test_files_are_stamped_by_the_clock_that_was_passed_in() -> None:
     file.write(0, b"x")
     assert disk.stat("a") == (1, 5_007, False)
     clock.tick(1)
-    file.reserve(1)
+    file.allocate(1)
     assert disk.stat("a") == (1, 5_007, False)
-    file.cut(0)
+    file.truncate(0)
     assert disk.stat("a") == (0, 5_008, False)
 
 
@@ -30,7 +30,7 @@ def test_relative_and_absolute_paths_start_at_the_same_root() -> None:
     disk.make_dir("/x")
     disk.open("x/a", "create").write(0, b"abc")
     assert disk.open("/x//a").read(0, 10) == disk.open("./x/a").read(0, 10) == b"abc"
-    assert disk.names("") == disk.names("/") == disk.names(".") == ["x"]
+    assert disk.list_dir("") == disk.list_dir("/") == disk.list_dir(".") == ["x"]
 
 
 def test_make_dir_refuses_the_place_of_a_file() -> None:
@@ -44,7 +44,7 @@ def test_make_dir_refuses_the_place_of_a_file() -> None:
 def test_two_disks_know_nothing_of_each_other() -> None:
     disk = MemoryDisk()
     disk.open("a", "create")
-    assert MemoryDisk().names("") == []
+    assert MemoryDisk().list_dir("") == []
 
 
 def test_a_directory_is_not_opened_locked_or_removed_as_a_file() -> None:

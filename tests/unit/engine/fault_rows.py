@@ -140,7 +140,7 @@ class Scenario:
 # ── the stock ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def stock(log: Engine) -> None:
+def fill_engine(log: Engine) -> None:
     """Something in a segment that grows, something deleted, in every class that promises anything."""
     for name, durability in (("f", "fsync"), ("other", "fsync"), ("far", "disk"), ("d", "disk")):
         log.topic(name, durability=durability)
@@ -227,7 +227,7 @@ def append_big(log: Engine, clock: ManualClock) -> None:
 # ── T8, T11: what is removed ──────────────────────────────────────────────────────────────────────
 
 
-def make_litter(log: Engine, clock: ManualClock) -> None:
+def make_obsolete_files(log: Engine, clock: ManualClock) -> None:
     """A WAL file, a snapshot and a segment that the next checkpoint removes."""
     clock.tick(1)
     for _ in range(3):
@@ -299,7 +299,7 @@ def drop(log: Engine, clock: ManualClock) -> None:
     del clock
     log.drop("f")
     with suppress(WriteFailed):  # its files are removed in the background
-        log._upkeep.erase(log._dropped)
+        log._checkpoints.remove_dropped_topics(log._dropped)
 
 
 # ── T5, T16, T17: what an opening finds ───────────────────────────────────────────────────────────
@@ -315,9 +315,9 @@ def lose_an_index(disk: SimDisk) -> SimDisk:
     return disk.crash_image("all")
 
 
-def leave_a_mess(log: Engine, clock: ManualClock) -> None:
+def leave_partial_checkpoint(log: Engine, clock: ManualClock) -> None:
     """A checkpoint that broke off before its snapshot, a topic whose files stayed, and a write behind it all."""
-    disk = log._shared.disk
+    disk = log._context.disk
     assert isinstance(disk, SimDisk)
     log.topic("gone", durability="fsync").append([b"a", b"b"])
     log.checkpoint()  # what follows makes longer files of some
@@ -327,7 +327,7 @@ def leave_a_mess(log: Engine, clock: ManualClock) -> None:
     disk.fail("create", path="/meta/")
     with suppress(WriteFailed):
         log.checkpoint()
-    disk.heal()
+    disk.clear_faults()
     log.topic("f").append([b"behind", b"the mark"])
     log.topic("d").append(b"delta")
 
@@ -370,7 +370,7 @@ ROWS: Final[dict[str, tuple[Scenario, ...]]] = {
     ),
     "T6": (Scenario(lead=write_some, act=checkpoint, picks=on("wal/")),),
     "T7": (Scenario(lead=write_some, act=checkpoint, picks=in_snapshot, derived=True),),
-    "T8": (Scenario(lead=make_litter, act=checkpoint, picks=behind_snapshot, derived=True),),
+    "T8": (Scenario(lead=make_obsolete_files, act=checkpoint, picks=behind_snapshot, derived=True),),
     "T9": (Scenario(lead=write_some, act=checkpoint, picks=on_names_after(".foot"), derived=True),),
     "T10": (
         Scenario(act=delete_seqs, picks=on("wal/")),
@@ -393,9 +393,15 @@ ROWS: Final[dict[str, tuple[Scenario, ...]]] = {
         Scenario(act=drop, picks=on("wal/"), columns="TW SW NS EW EF BF CJ"),
         Scenario(act=drop, columns="C± LU RR"),
     ),
-    "T16": (Scenario(prepare=leave_a_mess, spoil=tear_the_tail, opening=True),),
+    "T16": (Scenario(prepare=leave_partial_checkpoint, spoil=tear_the_tail, opening=True),),
     "T17": (
-        Scenario(prepare=leave_a_mess, spoil=tear_the_tail, opening=True),
-        Scenario(prepare=leave_a_mess, spoil=tear_the_tail, opening=True, settings={"wal_shards": 1}, picks=in_moving),
+        Scenario(prepare=leave_partial_checkpoint, spoil=tear_the_tail, opening=True),
+        Scenario(
+            prepare=leave_partial_checkpoint,
+            spoil=tear_the_tail,
+            opening=True,
+            settings={"wal_shards": 1},
+            picks=in_moving,
+        ),
     ),
 }

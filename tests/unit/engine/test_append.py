@@ -9,7 +9,18 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.engine.world import CLASSES, LOGGED, RESTARTS, TINY, Restart, World, datas, running, seqs, whole
+from tests.unit.engine.harness import (
+    CLASSES,
+    LOGGED,
+    RESTARTS,
+    TINY,
+    EngineHarness,
+    Restart,
+    datas,
+    read_topic,
+    running,
+    seqs,
+)
 
 import tidelog
 from tidelog.engine import Engine, Record
@@ -55,21 +66,21 @@ def found(log: Engine) -> list[str]:
 @pytest.mark.parametrize("durability", CLASSES)
 def test_seqs_begin_at_one_and_a_batch_gets_the_next_ones_in_its_order(durability: str) -> None:
     """Contract 2.5, 3.1."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability=durability)
     one = topic.append("first")
     assert (one.first_seq, one.last_seq, one.head_seq, one.count, one.deduped) == (1, 1, 1, 1, False)
     many = topic.append(["second", "third", "fourth"])
     assert (many.first_seq, many.last_seq, many.head_seq, many.count) == (2, 4, 4, 3)
     assert list(many.seqs) == [2, 3, 4]
-    found = whole(topic)
+    found = read_topic(topic)
     assert found.seqs == [1, 2, 3, 4]
     assert found.datas == ["first", "second", "third", "fourth"]
 
 
 def test_a_batch_has_one_time_and_times_follow_the_clock() -> None:
     """Contract 2.5: one `$ts` for the batch."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a")
     now_ms = world.clock.now_us() // 1000
     topic.append([1, 2, 3])
@@ -81,7 +92,7 @@ def test_a_batch_has_one_time_and_times_follow_the_clock() -> None:
 @pytest.mark.parametrize("restart", [None, *RESTARTS])
 def test_times_do_not_fall_when_the_clock_goes_back(restart: Restart | None) -> None:
     """Contract 3.1, G60: also when it goes back across a restart."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability="fsync")
     topic.append(1)
     before_ms = topic.read().records[0].ts_ms
@@ -91,12 +102,12 @@ def test_times_do_not_fall_when_the_clock_goes_back(restart: Restart | None) -> 
     topic.append(2)
     world.clock.tick(1)
     topic.append(3)
-    assert [record.ts_ms for record in whole(topic).records] == [before_ms] * 3
+    assert [record.ts_ms for record in read_topic(topic).records] == [before_ms] * 3
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_a_list_or_a_tuple_is_a_batch_and_anything_else_one_record(kind: type) -> None:
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     assert topic.append(kind([1, [2, 3], b"x"])).count == 3
     assert topic.append({"a": [1, 2]}).count == 1
     assert topic.append("text").count == 1
@@ -106,8 +117,8 @@ def test_a_list_or_a_tuple_is_a_batch_and_anything_else_one_record(kind: type) -
 @pytest.mark.parametrize("frames", [2, 4096])
 def test_after_a_power_cut_a_batch_is_whole_or_absent(frames: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """G4. Method: every image of every policy while a batch of class `disk`, a chain of frames, is not synced."""
-    monkeypatch.setattr(batch, "FRAME_RECORDS", frames)
-    world = World(head_reserve=100)
+    monkeypatch.setattr(batch, "FRAME_RECORDS_MAX", frames)
+    world = EngineHarness(head_reserve=100)
     topic = world.log.topic("a")
     topic.append([b"before"])
     world.log.tick()
@@ -119,7 +130,7 @@ def test_after_a_power_cut_a_batch_is_whole_or_absent(frames: int, monkeypatch: 
 def test_a_topic_at_full_speed_soon_reserves_for_many_writes() -> None:
     """Decision 0008: eight times as many each time, so that a hundred writes wait for three syncs; and where a
     reservation lasted a second, as few as at first."""
-    world = World(head_reserve=10)
+    world = EngineHarness(head_reserve=10)
     topic = world.log.topic("a", durability="disk")
 
     def syncs(writes: int) -> int:
@@ -132,13 +143,13 @@ def test_a_topic_at_full_speed_soon_reserves_for_many_writes() -> None:
     world.clock.tick(5000)
     assert syncs(733 - 100) == 0
     assert syncs(1) == 1
-    assert topic._core.reserved == topic.head_seq + 10
+    assert topic._state.reserved_seq == topic.head_seq + 10
 
 
 @pytest.mark.parametrize("durability", CLASSES)
 def test_one_bad_record_keeps_the_whole_batch_out_and_takes_no_seq(durability: str) -> None:
     """Contract 2.5: atomic, all or nothing."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability=durability)
     before = world.disk.digest()
     with pytest.raises(BadInput):
@@ -151,10 +162,10 @@ def test_one_bad_record_keeps_the_whole_batch_out_and_takes_no_seq(durability: s
 @pytest.mark.parametrize("durability", CLASSES)
 def test_ten_thousand_records_go_in_at_once(durability: str) -> None:
     """Contract 1.12: exactly the limit is taken, as one batch of several frames."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability=durability)
     assert topic.append([b"%d" % number for number in range(10_000)]).count == 10_000
-    assert whole(topic, 3_333).datas == [b"%d" % number for number in range(10_000)]
+    assert read_topic(topic, 3_333).datas == [b"%d" % number for number in range(10_000)]
 
 
 # Data ---------------------------------------------------------------------------------------------------
@@ -163,7 +174,7 @@ def test_ten_thousand_records_go_in_at_once(durability: str) -> None:
 @pytest.mark.parametrize("value", VALUES, ids=lambda value: ascii(value)[:30])
 def test_a_json_value_comes_back_as_it_was(value: Any) -> None:
     """Contract 1.6, 1.14: alone and in a batch; from memory, from the WAL and from a segment."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability="fsync")
     topic.append([value])
     topic.append([0, value, "x"])
@@ -192,7 +203,7 @@ jsons = st.recursive(
 @given(st.lists(jsons | st.binary(max_size=40), min_size=1, max_size=6))
 def test_any_mix_of_json_and_bytes_comes_back_as_it_was(values: list[Any]) -> None:
     """Contract 1.6: from memory and from the WAL."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a")
     topic.append(values)
     assert found(world.log) == exact(values)
@@ -204,7 +215,7 @@ def test_any_mix_of_json_and_bytes_comes_back_as_it_was(values: list[Any]) -> No
 )
 def test_bytes_are_not_touched(data: bytes) -> None:
     """However much they look like JSON."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability="fsync")
     topic.append(data)
     topic.append([data, "json", data])
@@ -217,7 +228,7 @@ def test_bytes_are_not_touched(data: bytes) -> None:
 
 @pytest.mark.parametrize("kind", [bytearray, memoryview])
 def test_whatever_holds_bytes_is_kept_as_bytes(kind: type) -> None:
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     content = bytearray(b"abc")
     topic.append(kind(content))
     topic.append([kind(content), b"d", {"e": 1}])
@@ -236,7 +247,7 @@ def test_whatever_holds_bytes_is_kept_as_bytes(kind: type) -> None:
 )
 def test_what_json_cannot_say_is_refused(value: object) -> None:
     """Contract, appendix E: NaN, infinities, lone surrogates, foreign objects."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a")
     before = world.disk.digest()
     with pytest.raises(BadInput, match="nothing was written"):
@@ -249,7 +260,7 @@ def test_what_json_cannot_say_is_refused(value: object) -> None:
 @pytest.mark.parametrize("restart", RESTARTS)
 def test_tag_node_and_meta_are_common_or_one_each(restart: Restart) -> None:
     """Contract 1.14."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     topic.append(b"1", tag="t", node="n", meta={"m": 1})
     topic.append([b"2", 3], tag="t", node="n", meta={"m": [None, "ä"]})
@@ -268,10 +279,10 @@ def test_tag_node_and_meta_are_common_or_one_each(restart: Restart) -> None:
         Record(8, ms, b"8", "x", None, None),
         Record(9, ms, b"9", None, None, None),
     ]
-    assert whole(topic).records == expected
-    assert whole(world.restart("kill").topic("a")).records == expected
+    assert read_topic(topic).records == expected
+    assert read_topic(world.restart("kill").topic("a")).records == expected
     world.log.checkpoint()
-    assert whole(world.restart(restart).topic("a")).records == expected
+    assert read_topic(world.restart(restart).topic("a")).records == expected
 
 
 # Idempotency keys ---------------------------------------------------------------------------------------
@@ -280,7 +291,7 @@ def test_tag_node_and_meta_are_common_or_one_each(restart: Restart) -> None:
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_write_sent_again_gets_the_first_ones_answer_and_writes_nothing(durability: str) -> None:
     """Contract 1.11: the head is that of the first write, and what is sent again is not compared."""
-    topic = World().log.topic("a", durability=durability)
+    topic = EngineHarness().log.topic("a", durability=durability)
     first = topic.append([1, 2], key="k")
     topic.append(3)
     again = topic.append(["other", "things", "entirely"], key="k")
@@ -293,7 +304,7 @@ def test_a_write_sent_again_gets_the_first_ones_answer_and_writes_nothing(durabi
 @pytest.mark.parametrize("durability", ["ephemeral", "disk"])
 def test_a_key_counts_until_its_window_is_over(durability: str) -> None:
     """Contract 1.11: valid while now − t ≤ window. The wall clock has no say in it."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability=durability, idempotency_window_ms=1_000)
     topic.append(1, key="k")
     world.clock.tick(1_000)
@@ -308,7 +319,7 @@ def test_a_key_counts_until_its_window_is_over(durability: str) -> None:
 
 
 def test_keys_belong_to_one_topic() -> None:
-    log = World().log
+    log = EngineHarness().log
     log.topic("a").append(1, key="k")
     assert not log.topic("b").append(2, key="k").deduped
 
@@ -316,7 +327,7 @@ def test_keys_belong_to_one_topic() -> None:
 @pytest.mark.parametrize("failing", ["ENOSPC", "full"])
 def test_a_write_that_failed_is_not_remembered(failing: str) -> None:
     """Contract 1.11: failed writes record nothing."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", cap_records=1, discard="reject")
     if failing == "full":
         topic.append("in the way")
@@ -334,14 +345,14 @@ def test_a_write_that_failed_is_not_remembered(failing: str) -> None:
 
 def test_a_key_is_looked_at_before_caps_and_quota() -> None:
     """Contract 1.11: the dedupe lookup comes before the cap and quota checks."""
-    topic = World(total_bytes_max=20).log.topic("a", cap_records=1, discard="reject")
+    topic = EngineHarness(total_bytes_max=20).log.topic("a", cap_records=1, discard="reject")
     topic.append(b"x" * 20, key="k")
     assert topic.append(b"y" * 20, key="k").deduped
 
 
 def test_a_second_write_of_a_key_under_way_waits_for_the_first() -> None:
     """Contract 1.11: same-key concurrent writes serialise; the loser gets the winner's seqs."""
-    topic = World().log.topic("a", durability="fsync")
+    topic = EngineHarness().log.topic("a", durability="fsync")
     first, second = topic.append_nowait([1, 2], key="k"), topic.append_nowait(3, key="k")
     assert not first.done
     assert not second.done
@@ -353,7 +364,7 @@ def test_a_second_write_of_a_key_under_way_waits_for_the_first() -> None:
 
 def test_a_second_write_of_a_key_shares_the_firsts_failure_and_a_third_goes_through() -> None:
     """Contract 1.11: nobody is told of seqs that were never written."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability="fsync")
     first, second = topic.append_nowait(1, key="k"), topic.append_nowait(2, key="k")
     world.disk.fail("write", error=errno.ENOSPC)
@@ -383,7 +394,7 @@ def test_of_many_threads_with_one_key_exactly_one_writes() -> None:
 
 @pytest.mark.parametrize("key", ["k", "é" * 128, "x" * 256])
 def test_a_key_has_up_to_256_bytes(key: str) -> None:
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     topic.append(1, key=key)
     assert topic.append(2, key=key).deduped
     with pytest.raises(BadInput, match="nothing was written"):
@@ -395,7 +406,7 @@ def test_a_key_has_up_to_256_bytes(key: str) -> None:
 
 
 def test_a_write_that_nobody_waited_for_is_not_visible_yet() -> None:
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a")
     token = topic.append_nowait([1, 2])
     early = token.done
@@ -408,7 +419,7 @@ def test_a_write_that_nobody_waited_for_is_not_visible_yet() -> None:
 @pytest.mark.parametrize("how", ["tick", "close", "another"])
 def test_a_write_that_nobody_waits_for_is_done_all_the_same(how: str) -> None:
     """G19, G20."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a")
     token = topic.append_nowait(1)
     if how == "tick":
@@ -425,7 +436,7 @@ def test_a_write_that_nobody_waits_for_is_done_all_the_same(how: str) -> None:
 @pytest.mark.parametrize("durability", LOGGED)
 def test_no_reader_sees_a_record_before_its_commit(durability: str) -> None:
     """G6. Method: the head is looked at before every operation of the disk, the sync included."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability=durability)
     topic.append("first")
     heads: list[int] = []
@@ -440,7 +451,7 @@ def test_no_reader_sees_a_record_before_its_commit(durability: str) -> None:
 
 def test_writes_that_wait_together_share_one_write_and_one_sync() -> None:
     """G15."""
-    world = World()
+    world = EngineHarness()
     topic, other = world.log.topic("a", durability="fsync"), world.log.topic("b", durability="fsync")
     tokens = [topic.append_nowait([1, 2, 3]), other.append_nowait(b"x" * 1_000), topic.append_nowait(4)]
     world.disk.trace.clear()
@@ -450,7 +461,7 @@ def test_writes_that_wait_together_share_one_write_and_one_sync() -> None:
 
 def test_a_full_queue_refuses_the_whole_batch_and_takes_no_seq() -> None:
     """G13."""
-    world = World(queue_max=2)
+    world = EngineHarness(queue_max=2)
     topic = world.log.topic("a")
     tokens = [topic.append_nowait(1), topic.append_nowait([2, 3])]
     with pytest.raises(Busy) as refused:
@@ -464,7 +475,7 @@ def test_a_full_queue_refuses_the_whole_batch_and_takes_no_seq() -> None:
 @pytest.mark.parametrize("restart", RESTARTS)
 def test_a_batch_without_room_is_gone_for_good_and_its_seqs_are_holes(restart: Restart) -> None:
     """G7, G25: not visible before the restart nor behind it, and writing goes on without one."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability="fsync")
     topic.append([1, 2])
     world.disk.fail("write", error=errno.ENOSPC, partial=60)
@@ -477,5 +488,5 @@ def test_a_batch_without_room_is_gone_for_good_and_its_seqs_are_holes(restart: R
     page = topic.read()
     assert (page.counts.holes, page.gap) == (first - 3, None)
     assert datas(topic) == [1, 2, 6]
-    found = whole(world.restart(restart).topic("a"))
+    found = read_topic(world.restart(restart).topic("a"))
     assert (found.datas, found.seqs[-1], found.gap) == ([1, 2, 6], first, None)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.engine.world import CLASSES, RESTARTS, TINY, Restart, World, datas, seqs, whole
+from tests.unit.engine.harness import CLASSES, RESTARTS, TINY, EngineHarness, Restart, datas, read_topic, seqs
 
 from tidelog.engine import Counts, Gap, Record, Topic, read
 from tidelog.errors import BadInput, Error, TooLarge, TopicFull
@@ -41,7 +41,7 @@ def told(table: pa.Table) -> tuple[Gap | None, Counts]:
     return Gap(**found[b"gap"]) if found[b"gap"] else None, Counts(**found[b"counts"])
 
 
-def mixed(world: World, durability: str = "fsync") -> Topic:
+def mixed(world: EngineHarness, durability: str = "fsync") -> Topic:
     topic = world.log.topic("a", durability=durability)
     topic.append([b"1", 2, {"n": 3}, b""], tag=["x", None, "y", "x"], node=[None, "n", None, "n"])
     topic.append(b"5")
@@ -61,26 +61,26 @@ def mixed(world: World, durability: str = "fsync") -> Topic:
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_table_holds_what_pages_hold(durability: str) -> None:
     """Sealed, growing and in memory; types as documented."""
-    topic = mixed(World(**TINY), durability)
+    topic = mixed(EngineHarness(**TINY), durability)
     table = topic.to_arrow()
     assert table.schema.names == NAMES
     assert table.schema.field("seq").type == pa.int64()
     assert table.schema.field("ts").type == pa.timestamp("us", tz="UTC")
     assert table.schema.field("json").type == pa.bool_()
     assert all(table.schema.field(name).type == pa.binary() for name in ("node", "tag", "meta", "data"))
-    assert rows(table) == whole(topic).records
+    assert rows(table) == read_topic(topic).records
     table.validate(full=True)
 
 
 @pytest.mark.parametrize("durability", CLASSES)
 def test_with_and_without_the_kernel_tables_are_the_same(durability: str) -> None:
-    tables = [mixed(World(**TINY, kernel=kernel), durability).to_arrow() for kernel in (True, False)]
+    tables = [mixed(EngineHarness(**TINY, kernel=kernel), durability).to_arrow() for kernel in (True, False)]
     assert tables[0].equals(tables[1], check_metadata=True)
 
 
 @pytest.mark.parametrize("restart", RESTARTS)
 def test_a_table_is_the_same_behind_a_restart(restart: Restart) -> None:
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     before = mixed(world).to_arrow()
     assert world.restart(restart).topic("a").to_arrow().equals(before, check_metadata=True)
     assert world.reader().topic("a").to_arrow().equals(before, check_metadata=True)
@@ -91,7 +91,7 @@ def test_a_table_is_the_same_behind_a_restart(restart: Restart) -> None:
 )
 def test_a_range_is_exclusive_below_and_inclusive_above(from_seq: int, to_seq: int | None) -> None:
     """E8: and its counts are those of the range."""
-    topic = mixed(World(**TINY))
+    topic = mixed(EngineHarness(**TINY))
     table = topic.to_arrow(from_seq, to_seq)
     stop = 16 if to_seq is None else min(to_seq, 16)
     expected = [seq for seq in seqs(topic) if from_seq < seq <= stop]
@@ -106,7 +106,7 @@ def test_a_range_is_exclusive_below_and_inclusive_above(from_seq: int, to_seq: i
 @pytest.mark.parametrize("reason", ["cap", "ttl"])
 def test_a_table_tells_of_a_gap(reason: str) -> None:
     """G70, E8."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     topic.append([1, 2, 3])
     world.clock.tick(10)
@@ -122,15 +122,15 @@ def test_a_table_tells_of_a_gap(reason: str) -> None:
 
 def test_a_table_may_leave_out_nodes() -> None:
     """Contract 3.5."""
-    topic = mixed(World(**TINY))
-    everything = whole(topic).records
+    topic = mixed(EngineHarness(**TINY))
+    everything = read_topic(topic).records
     table = topic.to_arrow(node=["n", "m"])
     assert rows(table) == [record for record in everything if record.node not in ("n", "m")]
     assert told(table)[1].filtered == len(everything) - table.num_rows
 
 
 def test_an_empty_topic_is_an_empty_table() -> None:
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     table = topic.to_arrow()
     assert (table.num_rows, table.schema.names) == (0, NAMES)
     assert told(table) == (None, Counts())
@@ -138,9 +138,9 @@ def test_an_empty_topic_is_an_empty_table() -> None:
 
 def test_a_table_outlives_its_topic() -> None:
     """What was taken stays readable when files and engine are gone."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = mixed(world)
-    expected = whole(topic).records
+    expected = read_topic(topic).records
     table = topic.to_arrow()
     world.log.drop("a")
     world.log.close()
@@ -148,7 +148,7 @@ def test_a_table_outlives_its_topic() -> None:
 
 
 def test_a_table_of_many_segments_is_one_table() -> None:
-    world = World(segment_events_max=100)
+    world = EngineHarness(segment_events_max=100)
     topic = world.log.topic("a")
     for number in range(50):
         topic.append([b"%d" % (number * 100 + at) for at in range(100)])
@@ -162,7 +162,7 @@ def test_a_table_of_many_segments_is_one_table() -> None:
 def test_a_table_of_a_segment_larger_than_a_chunk_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """E8: a chunk that is full is no budget that is spent. Every seq is accounted for, also with huge records."""
     monkeypatch.setattr(read, "_CHUNK_BYTES", 100)
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("t")
     sizes = [10, 90, 300, 1, 1, 99, 500, 0, 40] * 3
     for size in sizes:
@@ -185,18 +185,18 @@ def test_a_table_of_a_segment_larger_than_a_chunk_is_whole(monkeypatch: pytest.M
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_table_that_came_out_goes_in_again(durability: str) -> None:
     """Round trip: the same records under new seqs and the time of the write; `seq` and `ts` are not taken over."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     table = mixed(world).to_arrow()
     world.clock.tick(1_000)
     copy = world.log.topic("copy", durability=durability)
     done = copy.append_arrow(table)
     assert (done.first_seq, done.count) == (1, table.num_rows)
     expected = [record._replace(seq=0, ts_ms=0) for record in rows(table)]
-    assert [record._replace(seq=0, ts_ms=0) for record in whole(copy).records] == expected
-    assert {record.ts_ms for record in whole(copy).records} == {world.clock.now_us() // 1000}
+    assert [record._replace(seq=0, ts_ms=0) for record in read_topic(copy).records] == expected
+    assert {record.ts_ms for record in read_topic(copy).records} == {world.clock.now_us() // 1000}
     if durability != "ephemeral":
         again = world.restart("kill").topic("copy")
-        assert [record._replace(seq=0, ts_ms=0) for record in whole(again).records] == expected
+        assert [record._replace(seq=0, ts_ms=0) for record in read_topic(again).records] == expected
 
 
 names = st.none() | st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5)
@@ -208,14 +208,14 @@ values = st.binary(max_size=20) | st.integers(-9, 9) | st.text(st.characters(exc
 @given(st.lists(st.tuples(values, names, names, metas), min_size=1, max_size=9))
 def test_any_records_go_out_and_in_as_columns(records: list[tuple[Any, Any, Any, Any]]) -> None:
     """Round trip of anything: what append and read say of it, to_arrow and append_arrow say too."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic, copy = world.log.topic("a"), world.log.topic("copy")
     data, tags, nodes, headers = (list(column) for column in zip(*records, strict=True))
     topic.append(data, tag=tags, node=nodes, meta=headers)
     table = topic.to_arrow()
-    assert rows(table) == whole(topic).records
+    assert rows(table) == read_topic(topic).records
     copy.append_arrow(table)
-    assert whole(copy).records == whole(topic).records
+    assert read_topic(copy).records == read_topic(topic).records
     copy.append_arrow(table.to_batches()[0].slice(0, 1))
     assert len(seqs(copy)) == len(records) + 1
 
@@ -239,9 +239,9 @@ def test_any_records_go_out_and_in_as_columns(records: list[tuple[Any, Any, Any,
     ids=range(12),
 )
 def test_data_may_be_bytes_or_text_in_any_layout(table: Any) -> None:
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     assert topic.append_arrow(table).seqs == range(1, 4)
-    assert [(record.data, record.tag, record.meta) for record in whole(topic).records] == [
+    assert [(record.data, record.tag, record.meta) for record in read_topic(topic).records] == [
         (b"1", None, None),
         (b"2", None, None),
         (b"3", None, None),
@@ -249,16 +249,16 @@ def test_data_may_be_bytes_or_text_in_any_layout(table: Any) -> None:
 
 
 def test_a_column_says_which_data_is_json() -> None:
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     topic.append_arrow(pa.table({"data": ["1", '{"a":null}', '"ä"'], "json": [True, True, True]}))
     topic.append_arrow(pa.table({"data": ["1", "2", "[3]"], "json": [True, False, True], "tag": ["t", None, ""]}))
     assert datas(topic) == [1, {"a": None}, "ä", 1, b"2", [3]]
-    assert [record.tag for record in whole(topic).records] == [None, None, None, "t", None, None]
+    assert [record.tag for record in read_topic(topic).records] == [None, None, None, "t", None, None]
 
 
 def test_json_of_a_table_is_stored_without_blanks_and_bytes_as_they_are() -> None:
     """A line end inside a record would end a line for those who read lines."""
-    topic = World().log.topic("t")
+    topic = EngineHarness().log.topic("t")
     topic.append_arrow(pa.table({"data": [b'{\n "a" : "b c" }', b"x \n y"], "json": [True, False]}))
     assert topic.to_arrow().column("data").to_pylist() == [b'{"a":"b c"}', b"x \n y"]
     assert datas(topic) == [{"a": "b c"}, b"x \n y"]
@@ -266,7 +266,7 @@ def test_json_of_a_table_is_stored_without_blanks_and_bytes_as_they_are() -> Non
 
 def test_a_table_is_one_batch_with_one_key_and_one_fate() -> None:
     """Contract 1.11, 2.5; G12."""
-    log = World().log
+    log = EngineHarness().log
     topic = log.topic("a", cap_records=5, discard="reject")
     table = pa.table({"data": [b"x"] * 3})
     assert topic.append_arrow(table, key="k").seqs == range(1, 4)
@@ -305,7 +305,7 @@ def test_a_table_is_one_batch_with_one_key_and_one_fate() -> None:
 )
 def test_a_table_that_could_not_be_read_again_is_refused(error: type[Error], table: Any) -> None:
     """Contract 1.6, 1.12: one bad row would make the topic unreadable for everybody."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a")
     topic.append(b"0")
     before = world.disk.digest()

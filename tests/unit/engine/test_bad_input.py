@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import PATH, TINY, World, datas, whole
+from tests.unit.engine.harness import PATH, TINY, EngineHarness, datas, read_topic
 
 import tidelog
 from tidelog.engine import Topic
@@ -96,10 +96,10 @@ CALLS: dict[str, tuple[type[Error], Call]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_what_cannot_be_taken_is_refused_and_changes_nothing(call: str, durability: str) -> None:
     """Contract 1.6, 1.12, 2.5: a specific error that says nothing was written, and the engine goes on."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability=durability)
     topic.append([b"1", "2"], tag="t")
-    before, state = world.disk.digest(), whole(topic)
+    before, state = world.disk.digest(), read_topic(topic)
     error, use = CALLS[call]
     with pytest.raises(Error) as refused:
         use(topic)
@@ -108,7 +108,7 @@ def test_what_cannot_be_taken_is_refused_and_changes_nothing(call: str, durabili
     assert refused.value.written is False
     assert str(refused.value)
     assert world.disk.digest() == before
-    assert whole(topic) == state
+    assert read_topic(topic) == state
     assert topic.append("goes on").first_seq == 3
     assert datas(topic) == [b"1", "2", "goes on"]
 
@@ -116,7 +116,7 @@ def test_what_cannot_be_taken_is_refused_and_changes_nothing(call: str, durabili
 @pytest.mark.parametrize("durability", ["ephemeral", "disk"])
 def test_exactly_the_limit_is_taken(durability: str) -> None:
     """Contract 1.12."""
-    topic = World(wal_file_bytes=1 << 12).log.topic("a", durability=durability)
+    topic = EngineHarness(wal_file_bytes=1 << 12).log.topic("a", durability=durability)
     topic.append([b""] * 10_000)
     topic.append(b"x" * (1 << 20))
     topic.append("x" * ((1 << 20) - 2))
@@ -131,7 +131,7 @@ def test_exactly_the_limit_is_taken(durability: str) -> None:
 
 
 def test_limits_are_settings() -> None:
-    log = World(
+    log = EngineHarness(
         record_bytes_max=10, batch_records_max=2, meta_bytes_max=7, meta_keys_max=1, tag_bytes_max=1, node_bytes_max=1
     ).log
     topic = log.topic("a")
@@ -155,7 +155,7 @@ def test_limits_are_settings() -> None:
 @pytest.mark.parametrize("value", [nested(128), {"v": nested(100), "n": None}])
 def test_what_was_taken_can_be_read_by_somebody_deep_in_a_stack(value: Any) -> None:
     """Contract, appendix E: nesting beyond about 128 is refused, so that no reader stumbles over it."""
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     topic.append(value)
 
     def down(levels: int) -> Any:
@@ -173,15 +173,15 @@ def opened(disk: SimDisk, **settings: Any) -> object:
 
 def test_a_second_writer_is_refused_and_changes_nothing() -> None:
     """G30."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     world.log.topic("a", durability="fsync").append([1, 2])
-    before, ops = world.disk.digest(), world.disk.ops
+    before, ops = world.disk.digest(), world.disk.op_count
     for shards in (1, 3):
         with pytest.raises(Locked, match="another process") as refused:
             world.open(world.disk, wal_shards=shards)
         assert refused.value.retryable
     assert world.disk.digest() == before
-    assert world.disk.ops <= ops + 2, "no more than making sure that the directory's own name is durable"
+    assert world.disk.op_count <= ops + 2, "no more than making sure that the directory's own name is durable"
     world.log.topic("a").append(3)
     assert datas(world.log.topic("a")) == [1, 2, 3]
     world.log.close()
@@ -190,7 +190,7 @@ def test_a_second_writer_is_refused_and_changes_nothing() -> None:
 
 def test_an_engine_that_failed_to_open_lets_go_of_the_directory() -> None:
     """A second try is not refused as a second writer."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     world.log.topic("a", durability="fsync").append(1)
     disk = world.disk.reboot()
     disk.fail("create", path="/wal", times=1)
@@ -226,7 +226,7 @@ def test_a_file_is_not_a_directory(read_only: bool) -> None:
 @pytest.mark.parametrize("read_only", [False, True])
 def test_a_newer_snapshot_is_refused_and_not_passed_over(read_only: bool) -> None:
     """D8: a reader meeting a newer version says so and refuses."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     for number in range(3):
         topic.append(number)
@@ -253,9 +253,9 @@ def test_a_directory_that_cannot_be_written_is_refused(call: Any, error: int) ->
     with pytest.raises((BadInput, Damaged)) as refused:
         opened(disk)
     assert "nothing" in str(refused.value)
-    disk.heal()
+    disk.clear_faults()
     log = opened(disk)
-    assert isinstance(log, tidelog.Engine)
+    assert isinstance(log, tidelog.Database)
     log.topic("a").append(1)
     assert datas(log.topic("a")) == [1]
 
@@ -264,7 +264,7 @@ def test_a_directory_that_cannot_be_written_is_refused(call: Any, error: int) ->
 @pytest.mark.parametrize("call", ["lock", "create", "write", "sync_dir"])
 def test_data_that_may_not_be_written_is_refused_and_can_be_read(call: Any, error: int) -> None:
     """An existing one: nothing is lost, and a reader needs no right to write."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     topic.append([1, 2])
     world.log.checkpoint()
@@ -274,7 +274,7 @@ def test_data_that_may_not_be_written_is_refused_and_can_be_read(call: Any, erro
     with pytest.raises((BadInput, Damaged)):
         world.open(disk)
     assert datas(world.reader(disk).topic("a")) == [1, 2, 3]
-    disk.heal()
+    disk.clear_faults()
     assert datas(world.open(disk).topic("a")) == [1, 2, 3]
 
 

@@ -18,10 +18,10 @@ import pytest
 
 import tidelog
 from tidelog.engine import Engine, EngineConfig, manifest
-from tidelog.engine.check import Check, Finding, check
+from tidelog.engine.check import DirectoryCheck, Finding, check_directory
 from tidelog.errors import NotFound, Unavailable
-from tidelog.formats import bodies, deletions, envelope, frame, scan, snapshot
-from tidelog.formats.deletions import DeletionVector
+from tidelog.formats import control_frames, deletion_vector, file_header, frame, scan
+from tidelog.formats.deletion_vector import DeletionVector
 from tidelog.testing import ManualClock, SimDisk
 
 ROOT = "data"
@@ -64,7 +64,7 @@ class Bench:
     def look(self) -> list[Finding]:
         """What a check finds, having changed nothing."""
         before = self.disk.digest()
-        found = list(check(ROOT, disk=self.disk))
+        found = list(check_directory(ROOT, disk=self.disk))
         assert self.disk.digest() == before, "a check changes nothing"
         return found
 
@@ -89,12 +89,12 @@ class Bench:
 
     def remake(self, change: Callable[[manifest.Manifest], manifest.Manifest]) -> None:
         """A newest snapshot that says something else, its checksum right."""
-        made = snapshot.decode(manifest.Manifest, self.read(NEWEST))
-        self.write(NEWEST, snapshot.encode(change(made)))
+        made = file_header.decode_snapshot(manifest.Manifest, self.read(NEWEST))
+        self.write(NEWEST, file_header.encode_snapshot(change(made)))
 
 
 @pytest.fixture
-def bench() -> Bench:
+def harness() -> Bench:
     return Bench(directory().reboot())
 
 
@@ -111,21 +111,21 @@ def segment_changed(made: manifest.Manifest, **fields: object) -> manifest.Manif
 # ── what is whole ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_sound_directory_has_no_findings_and_is_counted(bench: Bench) -> None:
-    before = bench.disk.digest()
-    looked = check(ROOT, disk=bench.disk)
+def test_a_sound_directory_has_no_findings_and_is_counted(harness: Bench) -> None:
+    before = harness.disk.digest()
+    looked = check_directory(ROOT, disk=harness.disk)
     assert list(looked) == []
-    assert bench.disk.digest() == before
+    assert harness.disk.digest() == before
     # 12 + 1 orders without 3 + 2, 4 + 2 + 1 records of audit without 1
-    assert (looked.topics, looked.segments, looked.records, looked.damaged) == (2, 3, 14, 0)
-    wal = [content for path, content in bench.disk.tree().items() if path.endswith(".log")]
-    assert looked.frames == sum(len(list(scan.frames(content))) for content in wal) > 15
+    assert (looked.topics, looked.segments, looked.records, looked.damage_count) == (2, 3, 14, 0)
+    wal = [content for path, content in harness.disk.tree().items() if path.endswith(".log")]
+    assert looked.frames == sum(len(list(scan.scan_frames(content))) for content in wal) > 15
     assert looked.bytes > 1000
 
 
-def test_progress_rises_to_its_total(bench: Bench) -> None:
+def test_progress_rises_to_its_total(harness: Bench) -> None:
     told: list[tuple[str, int, int]] = []
-    list(check(ROOT, disk=bench.disk, progress=lambda *said: told.append(said)))
+    list(check_directory(ROOT, disk=harness.disk, progress=lambda *said: told.append(said)))
     assert told == [
         ("WAL shard-00", 1, 5),
         ("WAL shard-01", 2, 5),
@@ -141,7 +141,7 @@ def test_a_directory_without_topics_is_refused(there: list[str]) -> None:
     for path in there:
         disk.write_file(path, b"dear")
     with pytest.raises(NotFound, match="there are no topics in data"):
-        list(check(ROOT, disk=disk))
+        list(check_directory(ROOT, disk=disk))
 
 
 def test_a_directory_that_was_closed_or_never_checkpointed_is_sound() -> None:
@@ -177,12 +177,12 @@ def test_the_table_of_files_is_complete() -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_flipped_bit_of_any_byte_is_found_in_its_file(name: str, bench: Bench) -> None:
+def test_a_flipped_bit_of_any_byte_is_found_in_its_file(name: str, harness: Bench) -> None:
     """G42, G65: and in no other file; a data file's finding names the frame and the records in it."""
-    content = bench.read(name)
+    content = harness.read(name)
     for pos in range(0, len(content), 7 if KINDS[name] == "snapshot" else 3):
-        bench.disk.flip(bench.path(name), pos, pos % 8)
-        found = bench.damage()
+        harness.disk.flip_bit(harness.path(name), pos, pos % 8)
+        found = harness.damage()
         assert {(finding.kind, finding.file) for finding in found} == {(KINDS[name], name)}, pos
         if KINDS[name] == "index":
             assert found[0].pos == pos
@@ -193,41 +193,41 @@ def test_a_flipped_bit_of_any_byte_is_found_in_its_file(name: str, bench: Bench)
             assert found[0].pos <= pos
             assert found[0].topic == "orders"
             assert len(found[0].seqs) == 3, "a batch of three is one frame"
-        bench.disk.flip(bench.path(name), pos, pos % 8)
-    assert bench.look() == []
+        harness.disk.flip_bit(harness.path(name), pos, pos % 8)
+    assert harness.look() == []
 
 
 def last_mark(content: bytes) -> int:
     """How much of a WAL file its last mark says was synced."""
     pos = said = 0
-    while isinstance(found := frame.get(content, pos, len(content)), frame.Frame):
+    while isinstance(found := frame.read_frame(content, pos, len(content)), frame.Frame):
         if found.kind == frame.CHECKPOINT_MARK:
-            body = bodies.decode(found.kind, content[found.data_at : found.data_end])
-            assert isinstance(body, bodies.CheckpointMark)
+            body = control_frames.decode(found.kind, content[found.data_pos : found.data_end])
+            assert isinstance(body, control_frames.CheckpointMark)
             said = body.wal_pos
         pos = found.end
     return said
 
 
 @pytest.mark.parametrize("shard", [0, 1])
-def test_a_flipped_bit_of_the_wal_is_found_at_its_frame(shard: int, bench: Bench) -> None:
+def test_a_flipped_bit_of_the_wal_is_found_at_its_frame(shard: int, harness: Bench) -> None:
     """G56: damage below what was synced, an unfinished write above it; what a snapshot covers is said to be."""
     name = f"wal/shard-{shard:02d}/wal-0000000000000001.log"
-    made = snapshot.decode(manifest.Manifest, bench.read(NEWEST))
+    made = file_header.decode_snapshot(manifest.Manifest, harness.read(NEWEST))
     (position,) = (row.pos for row in made.groups if row.key == f"shard-{shard:02d}")
-    used = len(bench.read(name).rstrip(b"\0"))
-    synced = last_mark(bench.read(name))
+    used = len(harness.read(name).rstrip(b"\0"))
+    synced = last_mark(harness.read(name))
     assert 0 < position < synced < used
-    for pos in range(0, len(bench.read(name)), 37):
-        bench.disk.flip(bench.path(name), pos, pos % 8)
-        finding = bench.only()
+    for pos in range(0, len(harness.read(name)), 37):
+        harness.disk.flip_bit(harness.path(name), pos, pos % 8)
+        finding = harness.only()
         assert (finding.kind, finding.file, finding.damage) == ("wal", name, pos < synced), pos
         assert finding.pos is not None
         assert finding.pos <= pos
         assert ("a snapshot covers it" in finding.reason) == (pos < position)
         assert ("records may be lost with them" in finding.reason) == (position <= pos < synced)
         assert ("an unfinished write" in finding.reason) == (pos >= synced)
-        bench.disk.flip(bench.path(name), pos, pos % 8)
+        harness.disk.flip_bit(harness.path(name), pos, pos % 8)
 
 
 def test_damage_of_the_wal_that_no_snapshot_covers_says_that_records_may_be_lost() -> None:
@@ -240,20 +240,20 @@ def test_damage_of_the_wal_that_no_snapshot_covers_says_that_records_may_be_lost
     with pytest.raises(Unavailable):
         log.checkpoint()
     image = disk.reboot()
-    image.flip("data/wal/wal-0000000000000001.log", 5, 1)
+    image.flip_bit("data/wal/wal-0000000000000001.log", 5, 1)
     finding = next(finding for finding in Bench(image).look() if finding.damage)
     assert (finding.kind, finding.file, finding.pos) == ("wal", "wal/wal-0000000000000001.log", 0)
     assert "acknowledged records may be lost" in finding.reason
 
 
-def test_behind_damage_that_a_snapshot_covers_the_wal_is_looked_at_again(bench: Bench) -> None:
-    sound = check(ROOT, disk=bench.disk)
+def test_behind_damage_that_a_snapshot_covers_the_wal_is_looked_at_again(harness: Bench) -> None:
+    sound = check_directory(ROOT, disk=harness.disk)
     assert list(sound) == []
     name = "wal/shard-00/wal-0000000000000001.log"
-    last = len(bench.read(name).rstrip(b"\0")) - 1
+    last = len(harness.read(name).rstrip(b"\0")) - 1
     for pos in (5, last):
-        bench.disk.flip(bench.path(name), pos, 0)
-    looked = check(ROOT, disk=bench.disk)
+        harness.disk.flip_bit(harness.path(name), pos, 0)
+    looked = check_directory(ROOT, disk=harness.disk)
     covered, torn = looked
     assert (covered.pos, covered.damage) == (0, True)
     assert torn.pos is not None
@@ -269,7 +269,7 @@ def test_a_directory_that_went_on_without_what_was_lost_is_sound_again() -> None
     for _ in range(60):
         topic.append(b"x" * 100)  # three files
     image = disk.reboot()
-    image.flip("data/wal/wal-0000000000000001.log", 200, 0)
+    image.flip_bit("data/wal/wal-0000000000000001.log", 200, 0)
     assert [finding.kind for finding in Bench(image).look() if finding.damage] == ["wal"]
     config = EngineConfig(wal_shards=1, wal_file_bytes=4096)
     tidelog.open(ROOT, disk=image, clock=ManualClock(), threads=False, config=config, accept_loss=True).close()
@@ -279,42 +279,42 @@ def test_a_directory_that_went_on_without_what_was_lost_is_sound_again() -> None
 
 
 @pytest.mark.parametrize("content", [b"garbage", b"wal-0000000000000099.log\n", None])
-def test_a_wrong_pointer_of_the_wal_is_a_note(content: bytes | None, bench: Bench) -> None:
+def test_a_wrong_pointer_of_the_wal_is_a_note(content: bytes | None, harness: Bench) -> None:
     """G33: nothing hangs on CURRENT."""
     name = "wal/shard-01/CURRENT"
-    bench.remove(name) if content is None else bench.write(name, content)
-    finding = bench.only()
+    harness.remove(name) if content is None else harness.write(name, content)
+    finding = harness.only()
     assert (finding.kind, finding.file, finding.damage) == ("wal", name, False)
 
 
 @pytest.mark.parametrize("suffix", [".foot", ".del"])
-def test_a_later_version_is_not_guessed_at(suffix: str, bench: Bench) -> None:
-    content = bench.read(SEALED + suffix)
-    bench.write(SEALED + suffix, envelope.wrap(content[:4], 9, content[envelope.HEAD_BYTES :]))
-    (finding,) = bench.damage()
+def test_a_later_version_is_not_guessed_at(suffix: str, harness: Bench) -> None:
+    content = harness.read(SEALED + suffix)
+    harness.write(SEALED + suffix, file_header.wrap_file(content[:4], 9, content[file_header.FILE_HEADER_BYTES :]))
+    (finding,) = harness.damage()
     assert (finding.file, finding.pos) == (SEALED + suffix, 4)
     assert finding.reason.startswith("version 9 is later than 1")
 
 
-def test_each_damaged_frame_of_a_segment_is_found(bench: Bench) -> None:
+def test_each_damaged_frame_of_a_segment_is_found(harness: Bench) -> None:
     """G65: the index leads past the first."""
-    data = bench.read(f"{SEALED}.data")
+    data = harness.read(f"{SEALED}.data")
     first, third = data.index(b"line 0"), data.rindex(b"line 0")
     for pos in (first, third):
-        bench.disk.flip(bench.path(f"{SEALED}.data"), pos, 0)
-    assert [finding.seqs for finding in bench.damage()] == [range(1, 4), range(7, 10)]
+        harness.disk.flip_bit(harness.path(f"{SEALED}.data"), pos, 0)
+    assert [finding.seqs for finding in harness.damage()] == [range(1, 4), range(7, 10)]
 
 
-def test_without_a_sound_index_the_first_damaged_frame_is_named_and_all_behind_it(bench: Bench) -> None:
+def test_without_a_sound_index_the_first_damaged_frame_is_named_and_all_behind_it(harness: Bench) -> None:
     for suffix, pos in ((".data", 100), (".idx", 1)):
-        bench.disk.flip(bench.path(SEALED + suffix), pos, 0)
-    data, index = bench.damage()
+        harness.disk.flip_bit(harness.path(SEALED + suffix), pos, 0)
+    data, index = harness.damage()
     assert (data.kind, data.seqs) == ("data", range(4, 10))
     assert index.kind == "index"
-    bench = Bench(directory().reboot())
-    bench.disk.flip(bench.path(f"{GROWING}.data"), 60, 0)
-    bench.write(f"{GROWING}.idx", b"\xff" * 60)
-    (data,) = bench.damage()
+    harness = Bench(directory().reboot())
+    harness.disk.flip_bit(harness.path(f"{GROWING}.data"), 60, 0)
+    harness.write(f"{GROWING}.idx", b"\xff" * 60)
+    (data,) = harness.damage()
     assert (data.file, data.seqs) == (f"{GROWING}.data", range(10, 13))
 
 
@@ -331,27 +331,27 @@ def test_without_a_sound_index_the_first_damaged_frame_is_named_and_all_behind_i
         ("wal/shard-00/wal-0000000000000001.log", "it is missing: what was written there after the snapshot is lost"),
     ],
 )
-def test_a_missing_file_is_found(name: str, said: str, bench: Bench) -> None:
-    bench.remove(name)
-    (finding,) = bench.damage()
+def test_a_missing_file_is_found(name: str, said: str, harness: Bench) -> None:
+    harness.remove(name)
+    (finding,) = harness.damage()
     assert finding.file == name
     assert finding.reason.startswith(said)
     assert list(finding.seqs) == (list(range(1, 10)) if name.endswith(".data") else [])
 
 
 @pytest.mark.parametrize("suffix", [".data", ".idx"])
-def test_files_of_another_length_are_found(suffix: str, bench: Bench) -> None:
+def test_files_of_another_length_are_found(suffix: str, harness: Bench) -> None:
     """A growing one may be longer: a checkpoint that did not finish leaves it so (G44)."""
     kinds = {".data": "data", ".idx": "index"}
     for stem in (SEALED, GROWING):
-        content = bench.read(stem + suffix)
-        bench.write(stem + suffix, content[:-1])
-        assert bench.damage()[0][:2] == (kinds[suffix], stem + suffix)
-        bench.write(stem + suffix, content + b"\0")
-        finding = bench.only()
+        content = harness.read(stem + suffix)
+        harness.write(stem + suffix, content[:-1])
+        assert harness.damage()[0][:2] == (kinds[suffix], stem + suffix)
+        harness.write(stem + suffix, content + b"\0")
+        finding = harness.only()
         assert finding[:3] == (kinds[suffix], stem + suffix, len(content))
         assert finding.damage == (stem == SEALED)
-        bench.write(stem + suffix, content)
+        harness.write(stem + suffix, content)
 
 
 # ── files that are whole in themselves and do not belong together ─────────────────────────────────
@@ -369,56 +369,56 @@ def alike() -> SimDisk:
     return disk
 
 
-def test_records_that_are_not_those_that_were_sealed_are_found(bench: Bench) -> None:
+def test_records_that_are_not_those_that_were_sealed_are_found(harness: Bench) -> None:
     """Every frame holds and fits its index; the footer knows better."""
-    bench.write(f"{SEALED}.data", alike().read_file(bench.path(f"{SEALED}.data")))
-    (finding,) = bench.damage()
+    harness.write(f"{SEALED}.data", alike().read_file(harness.path(f"{SEALED}.data")))
+    (finding,) = harness.damage()
     assert (finding.kind, finding.file, finding.pos) == ("data", f"{SEALED}.data", 0)
     assert "are not those that were sealed" in finding.reason
 
 
-def test_a_segment_of_another_topic_is_found(bench: Bench) -> None:
+def test_a_segment_of_another_topic_is_found(harness: Bench) -> None:
     """Its files are whole and fit its row; only the frames say whose they are."""
     for suffix in (".data", ".idx", ".del"):
-        bench.write(SEALED + suffix, bench.read(f"topics/00000002/seg-0000000000000001{suffix}"))
+        harness.write(SEALED + suffix, harness.read(f"topics/00000002/seg-0000000000000001{suffix}"))
 
     def taken_over(made: manifest.Manifest) -> manifest.Manifest:
         return topic_changed(made, segments=made.topics[1].segments, head=6, reserved=6, earliest=1)
 
-    bench.remake(taken_over)
-    (finding,) = bench.damage()
+    harness.remake(taken_over)
+    (finding,) = harness.damage()
     assert (finding.kind, finding.file) == ("data", f"{SEALED}.data")
     assert finding.reason == "these are not the records of seqs 1 to 6"
 
 
-def test_a_footer_and_deletions_of_another_segment_are_found(bench: Bench) -> None:
+def test_a_footer_and_deletions_of_another_segment_are_found(harness: Bench) -> None:
     log = opened(disk := SimDisk())
     log.topic("orders").append([b"x"] * 8)
     log.checkpoint()
-    bench.write(f"{SEALED}.foot", disk.read_file(bench.path(f"{SEALED}.foot")))
-    assert "it vouches for seqs [1, 9)" in bench.damage()[0].reason
-    bench = Bench(directory().reboot())
-    bench.write(f"{SEALED}.del", deletions.encode(DeletionVector(2, 9)))
-    assert "it is about seqs [2, 11)" in bench.damage()[0].reason
-    bench.write(f"{SEALED}.del", deletions.encode(DeletionVector(1, 10)))
-    assert "it is about seqs [1, 11)" in bench.damage()[0].reason
+    harness.write(f"{SEALED}.foot", disk.read_file(harness.path(f"{SEALED}.foot")))
+    assert "it vouches for seqs [1, 9)" in harness.damage()[0].reason
+    harness = Bench(directory().reboot())
+    harness.write(f"{SEALED}.del", deletion_vector.encode(DeletionVector(2, 9)))
+    assert "it is about seqs [2, 11)" in harness.damage()[0].reason
+    harness.write(f"{SEALED}.del", deletion_vector.encode(DeletionVector(1, 10)))
+    assert "it is about seqs [1, 11)" in harness.damage()[0].reason
 
 
-def test_deletions_that_were_lost_are_damage_and_newer_ones_a_note(bench: Bench) -> None:
+def test_deletions_that_were_lost_are_damage_and_newer_ones_a_note(harness: Bench) -> None:
     """G80: a vector older than the snapshot would bring deleted records back."""
-    vector = deletions.decode(bench.read(f"{SEALED}.del"))
+    vector = deletion_vector.decode(harness.read(f"{SEALED}.del"))
     fewer = DeletionVector(vector.base, vector.size)
     fewer.mark(vector.seqs()[:-1])
-    bench.write(f"{SEALED}.del", deletions.encode(fewer))
-    (finding,) = bench.damage()
+    harness.write(f"{SEALED}.del", deletion_vector.encode(fewer))
+    (finding,) = harness.damage()
     assert (finding.kind, finding.file) == ("deletions", f"{SEALED}.del")
     vector.mark([9])
-    bench.write(f"{SEALED}.del", deletions.encode(vector))
+    harness.write(f"{SEALED}.del", deletion_vector.encode(vector))
     longer = DeletionVector(10, 9)
     longer.mark([17])
-    bench.write(f"{GROWING}.del", deletions.encode(longer))
-    assert bench.damage() == []
-    assert [finding.kind for finding in bench.look()] == ["deletions"]
+    harness.write(f"{GROWING}.del", deletion_vector.encode(longer))
+    assert harness.damage() == []
+    assert [finding.kind for finding in harness.look()] == ["deletions"]
 
 
 @pytest.mark.parametrize(
@@ -437,28 +437,28 @@ def test_deletions_that_were_lost_are_damage_and_newer_ones_a_note(bench: Bench)
     ],
 )
 def test_a_snapshot_that_contradicts_itself_or_the_files_is_found(
-    change: Callable[[manifest.Manifest], manifest.Manifest], kind: str, said: str, bench: Bench
+    change: Callable[[manifest.Manifest], manifest.Manifest], kind: str, said: str, harness: Bench
 ) -> None:
-    bench.remake(change)
-    assert any(finding.kind == kind and said in finding.reason for finding in bench.damage()), bench.look()
+    harness.remake(change)
+    assert any(finding.kind == kind and said in finding.reason for finding in harness.damage()), harness.look()
 
 
-def test_without_its_newest_snapshot_a_directory_is_held_against_the_one_before(bench: Bench) -> None:
+def test_without_its_newest_snapshot_a_directory_is_held_against_the_one_before(harness: Bench) -> None:
     """G42: what was added since is nobody's fault."""
-    bench.disk.flip(bench.path(NEWEST), 30, 0)
-    bench.disk.flip(bench.path(f"{SEALED}.data"), 60, 0)
-    assert [finding.file for finding in bench.damage()] == [NEWEST, f"{SEALED}.data"]
-    bench.disk.flip(bench.path("meta/snapshot.0001.bin"), 30, 0)
-    assert [finding.kind for finding in bench.look()] == ["snapshot", "snapshot"], "nobody can say what is left over"
+    harness.disk.flip_bit(harness.path(NEWEST), 30, 0)
+    harness.disk.flip_bit(harness.path(f"{SEALED}.data"), 60, 0)
+    assert [finding.file for finding in harness.damage()] == [NEWEST, f"{SEALED}.data"]
+    harness.disk.flip_bit(harness.path("meta/snapshot.0001.bin"), 30, 0)
+    assert [finding.kind for finding in harness.look()] == ["snapshot", "snapshot"], "nobody can say what is left over"
 
 
-def test_a_file_that_cannot_be_read_is_a_finding(bench: Bench) -> None:
+def test_a_file_that_cannot_be_read_is_a_finding(harness: Bench) -> None:
     """G57."""
     for name, kind in ((NEWEST, "snapshot"), (f"{SEALED}.data", "data"), ("shard-00/wal-", "wal")):
-        bench.disk.fail("read", error=errno.EIO, times=None, path=name)
-        found = [finding for finding in bench.damage() if "cannot be read" in finding.reason]
+        harness.disk.fail("read", error=errno.EIO, times=None, path=name)
+        found = [finding for finding in harness.damage() if "cannot be read" in finding.reason]
         assert [finding.kind for finding in found] == [kind]
-        bench.disk.heal()
+        harness.disk.clear_faults()
 
 
 # ── what is no damage ─────────────────────────────────────────────────────────────────────────────
@@ -486,7 +486,7 @@ def workload(disk: SimDisk) -> None:
     log.close()
 
 
-def test_whatever_a_crash_leaves_is_no_damage(tell: Callable[[str, int], None]) -> None:
+def test_whatever_a_crash_leaves_is_no_damage(record_count: Callable[[str, int], None]) -> None:
     """G44–G47, G53: power cuts before every operation, any subset of what was not synced lost; also the bytes that a
     killed process leaves."""
     disk, states, notes = SimDisk(), 0, 0
@@ -496,9 +496,9 @@ def test_whatever_a_crash_leaves_is_no_damage(tell: Callable[[str, int], None]) 
         images = [image.disk for image in disk.images(random=Random(op), limit=6)]
         for image in (disk.reboot(), *images):
             stat = image.stat(ROOT)
-            if stat is None or not set(image.names(ROOT)) & {"meta", "wal", "topics"}:
+            if stat is None or not set(image.list_dir(ROOT)) & {"meta", "wal", "topics"}:
                 continue
-            found = list(check(ROOT, disk=image))
+            found = list(check_directory(ROOT, disk=image))
             assert not [finding for finding in found if finding.damage], (op, found)
             states, notes = states + 1, notes + len(found)
 
@@ -506,23 +506,23 @@ def test_whatever_a_crash_leaves_is_no_damage(tell: Callable[[str, int], None]) 
     workload(disk)
     assert states > 300
     assert notes > 50, "some crashes leave something to tell"
-    tell("crash states checked for false alarms", states)
+    record_count("crash states checked for false alarms", states)
 
 
-def test_leftovers_and_quarantine_are_notes(bench: Bench) -> None:
+def test_leftovers_and_quarantine_are_notes(harness: Bench) -> None:
     names = ["topics/00000001/seg-0000000000000099.data", f"{SEALED}.del.tmp", "quarantine/wal.1", f"{GROWING}.foot"]
     for name in names:
-        bench.write(name, b"x")
-    bench.write("topics/00000001/letter", b"dear")
-    found = bench.look()
+        harness.write(name, b"x")
+    harness.write("topics/00000001/letter", b"dear")
+    found = harness.look()
     assert not any(finding.damage for finding in found)
     assert {finding.file for finding in found} == set(names), "names that are not ours are nobody's business"
 
 
 @pytest.mark.parametrize("begin", range(6))
-def test_a_writer_at_work_is_not_taken_for_damage(begin: int, bench: Bench) -> None:
+def test_a_writer_at_work_is_not_taken_for_damage(begin: int, harness: Bench) -> None:
     """Topics are dropped, segments emptied and the WAL trimmed while the check is on its way."""
-    log = opened(bench.disk)
+    log = opened(harness.disk)
     orders = log.topic("orders")
     steps: Iterator[Callable[[], object]] = iter(
         [
@@ -542,43 +542,43 @@ def test_a_writer_at_work_is_not_taken_for_damage(begin: int, bench: Bench) -> N
             step()
             worked += 1
 
-    looked = check(ROOT, disk=bench.disk, progress=work)
+    looked = check_directory(ROOT, disk=harness.disk, progress=work)
     assert not [finding for finding in looked if finding.damage]
     assert (worked > 0) == (begin < 5)
 
 
-def test_a_topic_whose_drop_came_after_the_wal_was_looked_at_is_gone_and_not_damaged(bench: Bench) -> None:
+def test_a_topic_whose_drop_came_after_the_wal_was_looked_at_is_gone_and_not_damaged(harness: Bench) -> None:
     """G85: no checkpoint in between, so the snapshot still names its files."""
-    log = opened(bench.disk)
+    log = opened(harness.disk)
 
     def drop(_what: str, done: int, _total: int) -> None:
         if done == 2:
             log.drop("audit")
 
-    assert list(check(ROOT, disk=bench.disk, progress=drop)) == []
+    assert list(check_directory(ROOT, disk=harness.disk, progress=drop)) == []
 
 
-def test_a_wal_file_that_is_trimmed_under_the_check_is_looked_for_again(bench: Bench) -> None:
-    bench.disk.fail("open", error=errno.ENOENT, path="wal-0000")
-    assert bench.look() == []
-    bench.disk.fail("open", error=errno.ENOENT, path="wal-0000", times=None)
+def test_a_wal_file_that_is_trimmed_under_the_check_is_looked_for_again(harness: Bench) -> None:
+    harness.disk.fail("open", error=errno.ENOENT, path="wal-0000")
+    assert harness.look() == []
+    harness.disk.fail("open", error=errno.ENOENT, path="wal-0000", times=None)
     with pytest.raises(Unavailable):
-        bench.look()
+        harness.look()
 
 
 def test_damage_that_is_another_at_every_look_is_not_told_as_damage(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    harness: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer that is faster than the check: nothing is guessed."""
     looks = count()
-    monkeypatch.setattr(Check, "_looked", lambda *_: [Finding("wal", "wal", next(looks), "bad")])
+    monkeypatch.setattr(DirectoryCheck, "_check_shard_once", lambda *_: [Finding("wal", "wal", next(looks), "bad")])
     with pytest.raises(Unavailable, match="changes faster than it can be read"):
-        list(check(ROOT, disk=bench.disk))
+        list(check_directory(ROOT, disk=harness.disk))
 
 
 def test_damage_that_is_gone_at_a_second_look_was_a_writer_at_work(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
+    harness: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = iter([[Finding("wal", "wal", 7, "bad")], *[[]] * 5])
-    monkeypatch.setattr(Check, "_looked", lambda *_: next(looks))
-    assert list(check(ROOT, disk=bench.disk)) == []
+    monkeypatch.setattr(DirectoryCheck, "_check_shard_once", lambda *_: next(looks))
+    assert list(check_directory(ROOT, disk=harness.disk)) == []

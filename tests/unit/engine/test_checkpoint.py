@@ -9,18 +9,29 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import CLASSES, RESTARTS, TINY, Meddler, Restart, Whole, World, datas, seqs, whole
+from tests.unit.engine.harness import (
+    CLASSES,
+    RESTARTS,
+    TINY,
+    EngineHarness,
+    InterposingDisk,
+    Restart,
+    TopicContents,
+    datas,
+    read_topic,
+    seqs,
+)
 
 from tidelog.engine import Engine, Topic
 from tidelog.errors import Closed, DiskFull, TopicNotFound, Unavailable, WriteFailed
-from tidelog.wal.file import MARK_BYTES
+from tidelog.wal.writer import SYNC_MARK_BYTES
 
 
-def everything(log: Engine) -> dict[str, Whole]:
-    return {state.topic: whole(log.topic(state.topic)) for state in log.topics()}
+def everything(log: Engine) -> dict[str, TopicContents]:
+    return {state.topic: read_topic(log.topic(state.topic)) for state in log.topics()}
 
 
-def filled(world: World) -> Topic:
+def filled(world: EngineHarness) -> Topic:
     """A topic in all places: sealed, growing, deleted from, and in memory."""
     topic = world.log.topic("a", durability="fsync")
     topic.append(list(range(1, 8)), tag=["x", "y"] * 3 + ["x"])
@@ -31,7 +42,7 @@ def filled(world: World) -> Topic:
     return topic
 
 
-def snapshots(world: World) -> list[int]:
+def snapshots(world: EngineHarness) -> list[int]:
     return [int(path.split(".")[1]) for path in world.files(".bin", "meta")]
 
 
@@ -41,7 +52,7 @@ def snapshots(world: World) -> list[int]:
 @pytest.mark.parametrize("restart", [None, *RESTARTS])
 def test_a_checkpoint_changes_nothing_that_anybody_can_see(restart: Restart | None) -> None:
     """G41: recovery from snapshot and tail equals recovery from the WAL alone."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     filled(world)
     before = everything(world.log)
     assert everything(world.open(world.disk.reboot())) == before
@@ -56,7 +67,7 @@ def test_a_checkpoint_changes_nothing_that_anybody_can_see(restart: Restart | No
 
 def test_a_power_cut_anywhere_in_a_checkpoint_changes_nothing() -> None:
     """G37, G44, G45, G63. Method: images before each operation of a checkpoint, and behind the last."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     filled(world)
     before = everything(world.log)
     looks = 0
@@ -76,7 +87,7 @@ def test_a_power_cut_anywhere_in_a_checkpoint_changes_nothing() -> None:
 
 
 def test_a_checkpoint_leaves_no_file_of_a_segment_open() -> None:
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     filled(world)
     world.log.checkpoint()
     assert {path.split("/")[1] for path in world.disk.open_files()} == {"wal"}
@@ -84,7 +95,7 @@ def test_a_checkpoint_leaves_no_file_of_a_segment_open() -> None:
 
 def test_what_a_checkpoint_covers_leaves_the_wal() -> None:
     """G35: with the checkpoint after it, because the snapshot before must stay usable."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     for number in range(30):
         topic.append(b"%d" % number * 100)
@@ -100,7 +111,7 @@ def test_what_a_checkpoint_covers_leaves_the_wal() -> None:
 
 def test_two_snapshots_are_kept_and_numbers_rise() -> None:
     """G38."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     for number in range(1, 6):
         topic.append(number)
@@ -115,7 +126,7 @@ def test_two_snapshots_are_kept_and_numbers_rise() -> None:
 @pytest.mark.parametrize("later", ["nothing", "writes"])
 def test_a_snapshot_that_does_not_read_is_passed_over_and_nothing_is_lost(broken: str, later: str) -> None:
     """G38, G42: the one before it and the WAL have everything."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = filled(world)
     world.log.checkpoint()
     topic.append("between")
@@ -129,7 +140,7 @@ def test_a_snapshot_that_does_not_read_is_passed_over_and_nothing_is_lost(broken
     path = sorted(world.files(".bin", "meta"))[-1]
     content = disk.read_file(path)
     if broken == "flipped":
-        disk.flip(path, len(content) // 2, 3)
+        disk.flip_bit(path, len(content) // 2, 3)
     else:
         disk.write_file(path, {"cut": content[:-3], "empty": b"", "garbage": b"x" * 200}[broken])
     log = world.open(disk)
@@ -145,7 +156,7 @@ def test_a_snapshot_that_does_not_read_is_passed_over_and_nothing_is_lost(broken
 
 
 def test_a_checkpoint_is_due_after_so_many_bytes() -> None:
-    world = World(checkpoint_bytes=1_000, checkpoint_ms=1 << 40)
+    world = EngineHarness(checkpoint_bytes=1_000, checkpoint_ms=1 << 40)
     topic = world.log.topic("a")
     topic.append(b"x" * 500)
     world.log.tick()
@@ -156,7 +167,7 @@ def test_a_checkpoint_is_due_after_so_many_bytes() -> None:
 
 
 def test_a_checkpoint_is_due_after_some_time_where_there_is_something_to_move() -> None:
-    world = World(checkpoint_ms=1_000)
+    world = EngineHarness(checkpoint_ms=1_000)
     world.log.topic("a").append(1)
     world.clock.tick(999)
     world.log.tick()
@@ -169,15 +180,15 @@ def test_a_checkpoint_is_due_after_some_time_where_there_is_something_to_move() 
 def test_an_engine_with_nothing_to_do_does_nothing() -> None:
     """`checkpoint_ms`: only while there is something to move. The first tick marks how far the WAL was synced: one
     write and no sync."""
-    world = World(checkpoint_ms=1_000)
+    world = EngineHarness(checkpoint_ms=1_000)
     world.log.topic("a").append(1)
     world.log.checkpoint()
-    before, end = world.disk.ops, sum(shard.position().pos for shard in world.log._shared.shards)
+    before, end = world.disk.op_count, sum(shard.position().pos for shard in world.log._context.shards)
     for _ in range(5):
         world.clock.tick(10_000)
         world.log.tick()
-        assert sum(shard.position().pos for shard in world.log._shared.shards) == end + MARK_BYTES
-        assert world.disk.ops == before + 1
+        assert sum(shard.position().pos for shard in world.log._context.shards) == end + SYNC_MARK_BYTES
+        assert world.disk.op_count == before + 1
 
 
 @pytest.mark.parametrize("trigger", ["count", "bytes", "age", "asked", "jump"])
@@ -188,7 +199,7 @@ def test_a_segment_is_sealed_no_later_than_the_next_append(trigger: str) -> None
         "bytes": {"segment_bytes_max": 400},
         "age": {"segment_age_ms_max": 50},
     }
-    world = World(**limits.get(trigger, {}))
+    world = EngineHarness(**limits.get(trigger, {}))
     topic = world.log.topic("a", durability="fsync")
     for number in range(3):
         topic.append(b"%d" % number * 90)
@@ -213,7 +224,7 @@ def test_a_segment_is_sealed_no_later_than_the_next_append(trigger: str) -> None
 
 def test_an_idle_segment_is_sealed_by_its_age() -> None:
     """G68: at the next pass of the timer, without another append."""
-    world = World(segment_age_ms_max=5_000, checkpoint_ms=1_000)
+    world = EngineHarness(segment_age_ms_max=5_000, checkpoint_ms=1_000)
     world.log.topic("a").append(1)
     for _ in range(10):
         world.clock.tick(1_000)
@@ -225,21 +236,21 @@ def test_sealing_again_changes_no_stored_byte() -> None:
     """G69. Method: a checkpoint is interrupted before each of its operations, then done by the next process: the
     files of complete segments are those of an engine that was never interrupted."""
 
-    def grown() -> World:
-        world = World(**TINY)
+    def grown() -> EngineHarness:
+        world = EngineHarness(**TINY)
         topic = world.log.topic("a", durability="fsync")
         for number in range(10):
             topic.append(number, tag="t")
         return world
 
-    def sealed(world: World) -> dict[str, bytes]:
+    def sealed(world: EngineHarness) -> dict[str, bytes]:
         stems = [path.removesuffix(".foot") for path in world.files(".foot")]
         return {path: world.disk.read_file(path) for path in world.files(under="topics") if path.split(".")[0] in stems}
 
     whole_one = grown()
-    start = whole_one.disk.ops
+    start = whole_one.disk.op_count
     whole_one.log.checkpoint()
-    stop = whole_one.disk.ops
+    stop = whole_one.disk.op_count
     expected = sealed(whole_one)
     assert len(expected) == 8, "two segments of data, index, footer and tags"
     for number in range(start + 1, stop + 1):
@@ -263,7 +274,7 @@ def test_sealing_again_changes_no_stored_byte() -> None:
 @pytest.mark.parametrize("call", ["create", "write", "sync", "sync_dir", "rename"])
 def test_a_checkpoint_that_fails_fails_no_write_and_loses_nothing(error: int, place: str, call: Any) -> None:
     """G29: abandoned, told, and tried again."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = filled(world)
     before = everything(world.log)
     world.disk.fail(call, error=error, path=f"/{place}", times=None)
@@ -276,7 +287,7 @@ def test_a_checkpoint_that_fails_fails_no_write_and_loses_nothing(error: int, pl
     before = everything(world.log)
     assert everything(world.open(world.disk.crash_image("none"))) == before
     assert everything(world.open(world.disk.crash_image("all"))) == before
-    world.disk.heal()
+    world.disk.clear_faults()
     world.log.checkpoint()
     assert everything(world.log) == before
     assert everything(world.restart("crash")) == before
@@ -286,7 +297,7 @@ def test_a_checkpoint_that_fails_fails_no_write_and_loses_nothing(error: int, pl
 @pytest.mark.parametrize("place", [".data", ".idx", ".foot", ".del", "/meta"])
 def test_a_sync_that_fails_in_a_checkpoint_is_not_believed_the_second_time(mode: Any, place: str) -> None:
     """G29, G62: the next checkpoint writes again what the first one could not make durable."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = filled(world)
     topic.delete(seqs=[1])
     topic.append(["completes", "a", "segment"])
@@ -304,7 +315,7 @@ def test_a_sync_that_fails_in_a_checkpoint_is_not_believed_the_second_time(mode:
 
 def test_no_snapshot_appears_where_a_mark_could_not_be_synced() -> None:
     """G43."""
-    world = World(**TINY | {"wal_shards": 3})
+    world = EngineHarness(**TINY | {"wal_shards": 3})
     for number in range(6):
         world.log.topic(f"t{number}", durability="fsync").append(number)
     before = everything(world.log)
@@ -392,12 +403,12 @@ def test_what_happens_during_a_checkpoint_is_not_undone_by_it(act: Callable[[Eng
     every later one shows."""
     steps = number = 1
     while number <= steps:
-        disk = Meddler()
-        world = World(disk, **TINY)
+        disk = InterposingDisk()
+        world = EngineHarness(disk, **TINY)
         filled(world)
-        told: dict[str, Whole] = {}
+        told: dict[str, TopicContents] = {}
 
-        def meddle(world: World = world, told: dict[str, Whole] = told) -> None:
+        def meddle(world: EngineHarness = world, told: dict[str, TopicContents] = told) -> None:
             if final:
                 with suppress(Closed):  # G21: what races with a close is done or refused
                     act(world.log)
@@ -405,7 +416,7 @@ def test_what_happens_during_a_checkpoint_is_not_undone_by_it(act: Callable[[Eng
                 act(world.log)
             told.update(everything(world.log))
 
-        disk.watch(number, meddle)
+        disk.arm(number, meddle)
         if final:
             world.log.close()
         else:
@@ -428,8 +439,8 @@ def test_a_seq_acked_while_the_engine_closes_is_not_given_again() -> None:
     the record may be lost, its seq is taken."""
     steps = number = 1
     while number <= steps:
-        disk = Meddler()
-        world = World(disk, **TINY)
+        disk = InterposingDisk()
+        world = EngineHarness(disk, **TINY)
         topic = world.log.topic("a", durability="disk")
         for _ in range(3):
             topic.append([1, 2])
@@ -439,13 +450,13 @@ def test_a_seq_acked_while_the_engine_closes_is_not_given_again() -> None:
         images: list[Any] = []
 
         def meddle(
-            topic: Topic = topic, disk: Meddler = disk, acked: list[int] = acked, images: list[Any] = images
+            topic: Topic = topic, disk: InterposingDisk = disk, acked: list[int] = acked, images: list[Any] = images
         ) -> None:
             with suppress(Closed):
                 acked.append(topic.append("late").last_seq)
             images.extend((disk.crash_image("none"), disk.crash_image("all")))
 
-        disk.watch(number, meddle)
+        disk.arm(number, meddle)
         world.log.close()
         steps = max(steps, disk.steps)
         for image in images:
@@ -461,7 +472,7 @@ def test_a_seq_acked_while_the_engine_closes_is_not_given_again() -> None:
 @pytest.mark.parametrize("durability", CLASSES)
 def test_writing_goes_on_between_checkpoints(durability: str) -> None:
     """G39, with every class, many checkpoints and a kill at the end."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability=durability)
     for number in range(100):
         topic.append(number)
@@ -477,7 +488,7 @@ def test_writing_goes_on_between_checkpoints(durability: str) -> None:
 
 def test_a_topic_dropped_by_somebody_else_is_not_found_behind_a_checkpoint() -> None:
     """G85."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = filled(world)
     world.log.drop("a")
     for _ in range(3):

@@ -6,7 +6,7 @@ import errno
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import RESTARTS, TINY, Restart, World, datas, seqs
+from tests.unit.engine.harness import RESTARTS, TINY, EngineHarness, Restart, datas, seqs
 
 from tidelog.engine import TopicConfig
 from tidelog.errors import AlreadyExists, BadInput, DiskFull, Throttled, TopicExists, TopicNotFound
@@ -29,7 +29,7 @@ BAD: list[dict[str, Any]] = [
 
 def test_configuring_replaces_and_asking_for_a_topic_merges() -> None:
     """Contract 2.1: fields missing from a PUT revert to defaults."""
-    log = World().log
+    log = EngineHarness().log
     topic, created = log.configure("a", {"ttl_ms": 5_000, "cap_records": 7})
     assert created
     assert (topic.config.ttl_ms, topic.config.cap_records) == (5_000, 7)
@@ -44,17 +44,17 @@ def test_configuring_replaces_and_asking_for_a_topic_merges() -> None:
 
 def test_a_topic_that_is_there_is_given_as_it_is() -> None:
     """Contract 1.11: asking again changes nothing, not even the disk."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability="fsync", cap_records=3)
-    before = world.disk.ops
+    before = world.disk.op_count
     again = world.log.topic("a", cap_records=3)
     assert (again.id, again.epoch, again.config) == (topic.id, topic.epoch, topic.config)
     world.log.configure("a", {"durability": "fsync", "cap_records": 3})
-    assert world.disk.ops == before
+    assert world.disk.op_count == before
 
 
 def test_a_topic_that_is_not_there_is_made_only_where_that_is_allowed() -> None:
-    world = World()
+    world = EngineHarness()
     before = world.disk.digest()
     with pytest.raises(TopicNotFound, match="'a'"):
         world.log.topic("a", create=False)
@@ -65,7 +65,7 @@ def test_a_topic_that_is_not_there_is_made_only_where_that_is_allowed() -> None:
 @pytest.mark.parametrize("fields", BAD, ids=str)
 def test_a_value_that_no_topic_can_have_is_refused(fields: dict[str, Any]) -> None:
     """Contract 1.6, 1.13: nothing is created, nothing is changed, and the engine goes on."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("there", cap_records=3)
     topic.append([1, 2])
     before, config = world.disk.digest(), topic.config
@@ -85,7 +85,7 @@ def test_a_value_that_no_topic_can_have_is_refused(fields: dict[str, Any]) -> No
 )
 def test_a_name_that_no_topic_can_have_is_refused(name: Any) -> None:
     """Contract 1.7."""
-    world = World()
+    world = EngineHarness()
     before = world.disk.digest()
     with pytest.raises(BadInput):
         world.log.topic(name)
@@ -98,7 +98,7 @@ def test_a_name_that_no_topic_can_have_is_refused(name: Any) -> None:
 @pytest.mark.parametrize("name", ["a", "A", "0", "a" * 255, "a.b_c:d-e", "9..", "CON", "a:"])
 def test_a_name_is_kept_as_it_is(name: str) -> None:
     """Contract 1.7, S2: names of topics never reach the file system."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     world.log.topic(name, durability="fsync").append(1)
     world.log.checkpoint()
     assert not [path for path in world.files() if name in path.split("/")]
@@ -106,7 +106,7 @@ def test_a_name_is_kept_as_it_is(name: str) -> None:
 
 
 def test_names_that_differ_in_case_are_different_topics() -> None:
-    log = World().log
+    log = EngineHarness().log
     assert log.topic("Aa").id != log.topic("aA").id
     assert len(log.topics()) == 2
 
@@ -114,7 +114,7 @@ def test_names_that_differ_in_case_are_different_topics() -> None:
 @pytest.mark.parametrize(("first", "then"), [("log", "queue"), ("queue", "log")])
 def test_a_type_never_changes(first: str, then: str) -> None:
     """Contract 1.13, 2.1: so an empty PUT on a queue is refused."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", type=first)
     with pytest.raises(TopicExists) as refused:
         world.log.topic("a", type=then)
@@ -129,7 +129,7 @@ def test_a_type_never_changes(first: str, then: str) -> None:
 
 def test_a_queue_is_not_its_own_dead_letter() -> None:
     """Contract 1.13."""
-    log = World().log
+    log = EngineHarness().log
     with pytest.raises(BadInput, match="dead_letter"):
         log.topic("q", type="queue", dead_letter="q")
     assert log.topics() == []
@@ -143,7 +143,7 @@ def test_a_queue_is_not_its_own_dead_letter() -> None:
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_config_outlives_a_restart_in_every_field(restart: Restart, checkpointed: bool) -> None:
     """Contract 4."""
-    world = World()
+    world = EngineHarness()
     fields: dict[str, Any] = {
         "type": "queue",
         "ttl_ms": 1 << 63,
@@ -176,7 +176,7 @@ def test_a_config_outlives_a_restart_in_every_field(restart: Restart, checkpoint
 @pytest.mark.parametrize("restart", [None, *RESTARTS])
 def test_a_config_that_could_not_be_logged_is_not_in_force(restart: Restart | None) -> None:
     """Contract 2.1: log first, then apply."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     topic.append([1, 2, 3])
     world.disk.fail("write", error=errno.ENOSPC)
@@ -193,7 +193,7 @@ def test_a_config_that_could_not_be_logged_is_not_in_force(restart: Restart | No
 @pytest.mark.parametrize("restart", [None, *RESTARTS])
 def test_a_topic_that_could_not_be_logged_is_not_there(restart: Restart | None) -> None:
     """Contract 4: durable before it is acked."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     world.disk.fail("write", error=errno.ENOSPC)
     with pytest.raises(DiskFull):
         world.log.topic("a")
@@ -208,7 +208,7 @@ def test_a_topic_that_could_not_be_logged_is_not_there(restart: Restart | None) 
 
 def test_topics_are_listed_by_name() -> None:
     """Contract 1.10, 2.3: by bytes, and with a prefix."""
-    log = World().log
+    log = EngineHarness().log
     for name in ("b", "a", "a.1", "a.10", "a.2", "B", "a-1", "ab"):
         log.topic(name)
     assert [state.topic for state in log.topics()] == ["B", "a", "a-1", "a.1", "a.10", "a.2", "ab", "b"]
@@ -218,7 +218,7 @@ def test_topics_are_listed_by_name() -> None:
 
 def test_the_list_tells_what_each_topic_holds() -> None:
     """Contract 2.3: retention applied per row."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", ttl_ms=10, cap_records=3)
     topic.append([b"1", b"22", b"333", b"4444"])
     (state,) = world.log.topics()
@@ -231,7 +231,7 @@ def test_the_list_tells_what_each_topic_holds() -> None:
 
 def test_there_are_no_more_topics_than_allowed() -> None:
     """Contract 1.12: any new one is refused, one that is there always passes."""
-    world = World(topics_max=2)
+    world = EngineHarness(topics_max=2)
     world.log.topic("a")
     world.log.topic("b")
     before = world.disk.digest()
@@ -252,7 +252,7 @@ def test_there_are_no_more_topics_than_allowed() -> None:
 
 def test_a_window_that_is_changed_counts_at_once() -> None:
     """Contract 1.11."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", idempotency_window_ms=100)
     topic.append(1, key="k")
     world.clock.tick(50)

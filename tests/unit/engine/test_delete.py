@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.engine.world import CLASSES, LOGGED, RESTARTS, TINY, Restart, World, datas, seqs, whole
+from tests.unit.engine.harness import (
+    CLASSES,
+    LOGGED,
+    RESTARTS,
+    TINY,
+    EngineHarness,
+    Restart,
+    datas,
+    read_topic,
+    seqs,
+)
 
 from tidelog.engine import Deleted, Topic
 from tidelog.errors import BadInput, DiskFull, TopicNotFound
@@ -17,7 +27,7 @@ from tidelog.testing import SimDisk
 TAGS = ["chat-42:a", "chat-42:b", "chat-420:c", "chat-42", "chat-42:", None, "CHAT-42:a", "x", "é:1", "é:2"]
 
 
-def tagged(world: World, durability: str = "fsync", spread: bool = False) -> Topic:
+def tagged(world: EngineHarness, durability: str = "fsync", spread: bool = False) -> Topic:
     """Ten records with the tags above; spread: some in a sealed segment, some in one that grows, some in memory."""
     topic = world.log.topic("a", durability=durability)
     for number, tag in enumerate(TAGS, 1):
@@ -55,11 +65,11 @@ MATCHES: list[tuple[Any, list[int]]] = [
 @pytest.mark.parametrize(("match", "gone"), MATCHES, ids=[str(match) for match, _ in MATCHES])
 def test_a_match_is_a_tag_or_the_beginning_of_one(match: Any, gone: list[int], spread: bool) -> None:
     """Contract 2.7: `chat-42:*` does not mean `chat-420:c`, and a record without a tag is never meant."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = tagged(world, spread=spread)
     done = topic.delete(match=match)
     left = [seq for seq in range(1, 11) if seq not in gone]
-    assert done == Deleted(len(gone), min(left), 10, len(left), whole(topic).bytes)
+    assert done == Deleted(len(gone), min(left), 10, len(left), read_topic(topic).bytes)
     assert seqs(topic) == left
     assert seqs(world.restart("crash").topic("a")) == left
 
@@ -67,7 +77,7 @@ def test_a_match_is_a_tag_or_the_beginning_of_one(match: Any, gone: list[int], s
 @pytest.mark.parametrize("tag", ["a*", "*", "a?", "[a]", "a.b", "\\", "\x00", "a*b"])
 def test_only_a_star_at_the_end_is_special(tag: str) -> None:
     """Contract 2.7: the prefix is literal."""
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     topic.append([1, 2, 3], tag=["axb", tag, "ab"])
     assert topic.delete(match=["tag", "Eq", tag]).deleted == 1
     assert seqs(topic) == [1, 3]
@@ -96,7 +106,7 @@ def test_only_a_star_at_the_end_is_special(tag: str) -> None:
 )
 def test_a_match_that_means_nothing_is_refused(match: Any) -> None:
     """Contract 2.7."""
-    world = World()
+    world = EngineHarness()
     topic = tagged(world)
     before = world.disk.digest()
     with pytest.raises(BadInput):
@@ -110,7 +120,7 @@ def test_a_match_that_means_nothing_is_refused(match: Any) -> None:
 )
 def test_before_seq_is_not_included(before_seq: int, gone: int) -> None:
     """Contract 2.7: seq < min(before_seq, head + 1)."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = tagged(world, spread=True)
     assert topic.delete(before_seq=before_seq).deleted == gone
     assert seqs(topic) == list(range(gone + 1, 11))
@@ -121,7 +131,7 @@ def test_before_seq_is_not_included(before_seq: int, gone: int) -> None:
 
 def test_both_selectors_mean_what_both_mean() -> None:
     """Contract 2.7: other records below stay."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = tagged(world, spread=True)
     assert topic.delete(match="chat-42:*", before_seq=3).deleted == 2
     assert seqs(topic) == list(range(3, 11))
@@ -144,7 +154,7 @@ def test_both_selectors_mean_what_both_mean() -> None:
 )
 def test_seqs_are_deleted_as_they_are_named(given_seqs: Any, gone: list[int]) -> None:
     """In any order, named twice or not there; no seqs are no records."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = tagged(world, spread=True)
     assert topic.delete(seqs=given_seqs).deleted == len(gone)
     left = [seq for seq in range(1, 11) if seq not in gone]
@@ -155,7 +165,7 @@ def test_seqs_are_deleted_as_they_are_named(given_seqs: Any, gone: list[int]) ->
 @pytest.mark.parametrize("said", [{}, {"match": None}, {"seqs": [1], "before_seq": 2}, {"seqs": [1], "match": "x"}])
 def test_a_delete_says_what(said: Any) -> None:
     """Contract 2.7: neither selector is a bad request."""
-    topic = tagged(World())
+    topic = tagged(EngineHarness())
     with pytest.raises(BadInput, match="nothing was deleted"):
         topic.delete(**said)
     assert len(seqs(topic)) == 10
@@ -167,7 +177,7 @@ def test_a_delete_says_what(said: Any) -> None:
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_delete_tells_the_topic_behind_it(durability: str) -> None:
     """Contract 2.7: values after the delete; where nothing is left, no bytes are."""
-    topic = World().log.topic("a", durability=durability)
+    topic = EngineHarness().log.topic("a", durability=durability)
     topic.append([b"123", b"4567", b"89"], tag=["x", "y", "x"], meta=[None, {"m": 1}, None])
     assert topic.delete(match="y") == Deleted(1, 1, 3, 2, 5)
     assert topic.delete(match="y") == Deleted(0, 1, 3, 2, 5)
@@ -180,7 +190,7 @@ def test_a_delete_tells_the_topic_behind_it(durability: str) -> None:
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_delete_is_silent_and_moves_only_the_earliest(durability: str) -> None:
     """G71, G72; contract 3.2: a run of deleted records at the front counts."""
-    topic = World(**TINY).log.topic("a", durability=durability)
+    topic = EngineHarness(**TINY).log.topic("a", durability=durability)
     topic.append(list(range(1, 11)))
     topic.delete(seqs=[2, 3])
     assert (topic.earliest_seq, topic.evict_floor) == (1, 1)
@@ -188,7 +198,7 @@ def test_a_delete_is_silent_and_moves_only_the_earliest(durability: str) -> None
     assert (topic.earliest_seq, topic.evict_floor) == (4, 1)
     topic.delete(before_seq=6)
     assert (topic.earliest_seq, topic.evict_floor) == (6, 1)
-    assert whole(topic).gap is None
+    assert read_topic(topic).gap is None
     for cursor in range(11):
         assert topic.read(cursor).gap is None
 
@@ -196,14 +206,14 @@ def test_a_delete_is_silent_and_moves_only_the_earliest(durability: str) -> None
 @pytest.mark.parametrize("restart", [None, *RESTARTS])
 def test_deleted_then_evicted_is_a_gap_of_its_cap(restart: Restart | None) -> None:
     """Contract, appendix C: delete-then-cap gives reason cap; 3.4: it ends where the loss did."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync", cap_records=3)
     topic.append([1, 2, 3])
     topic.delete(seqs=[1, 3])
     topic.append([4, 5, 6])
     if restart is not None:
         topic = world.restart(restart).topic("a")
-    found = whole(topic)
+    found = read_topic(topic)
     assert found.seqs == [4, 5, 6]
     assert found.gap is not None
     assert (found.gap.gap_from, found.gap.gap_to, found.gap.reason) == (1, 2, "cap")
@@ -218,7 +228,7 @@ def test_deleted_then_evicted_is_a_gap_of_its_cap(restart: Restart | None) -> No
 @pytest.mark.parametrize("said", [{"match": "t"}, {"match": "*"}, {"before_seq": 100}, {"seqs": [1, 2, 3, 4]}], ids=str)
 def test_what_is_written_later_is_not_meant(said: Any, checkpointed: bool, restart: Restart | None) -> None:
     """G78, contract 2.7: also not by replaying the delete."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     topic.append([1, 2], tag="t")
     assert topic.delete(**said).deleted == 2
@@ -232,7 +242,7 @@ def test_what_is_written_later_is_not_meant(said: Any, checkpointed: bool, resta
 
 def test_a_write_under_way_is_not_meant() -> None:
     """G78, contract 2.7: the bound is the head at the call, also where the write stands before it in the WAL."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability="fsync")
     topic.append(1, tag="t")
     token = topic.append_nowait([2, 3], tag="t")
@@ -250,21 +260,21 @@ def test_a_write_under_way_is_not_meant() -> None:
 @pytest.mark.parametrize("said", [{"match": "chat-42:*"}, {"before_seq": 6}, {"seqs": [3, 5, 8, 10]}], ids=str)
 def test_what_was_deleted_stays_deleted(said: Any, checkpoints: int, restart: Restart) -> None:
     """G77, G80: from the WAL, from the vectors, and when the WAL has forgotten the delete."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = tagged(world, spread=True)
     topic.delete(**said)
-    before = whole(topic)
+    before = read_topic(topic)
     for number in range(checkpoints):
         world.log.checkpoint()
         world.log.topic("other").append(number)
     found = world.restart(restart).topic("a")
-    assert whole(found) == before
-    assert whole(world.restart(restart).topic("a")) == before
+    assert read_topic(found) == before
+    assert read_topic(world.restart(restart).topic("a")) == before
 
 
 def test_the_wal_forgets_a_delete_only_when_a_vector_has_it() -> None:
     """G80. Method: checkpoints until the file with the delete's frame is gone, then a power cut."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = tagged(world, spread=True)
     topic.delete(seqs=[2, 9])
     held = world.files(".log")
@@ -279,19 +289,19 @@ def test_the_wal_forgets_a_delete_only_when_a_vector_has_it() -> None:
 @pytest.mark.parametrize("restart", [None, *RESTARTS])
 def test_a_delete_that_failed_removed_nothing(durability: str, restart: Restart | None) -> None:
     """G79."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = tagged(world, durability, spread=True)
     world.log.tick()
-    before = whole(topic)
+    before = read_topic(topic)
     world.disk.fail("write", error=errno.ENOSPC, times=None, path="/wal-")  # CURRENT is a hint and may fail
     with pytest.raises(DiskFull) as failed:
         topic.delete(match="*")
-    world.disk.heal()
+    world.disk.clear_faults()
     assert failed.value.written is False
-    assert whole(topic) == before
+    assert read_topic(topic) == before
     if restart is not None:
         topic = world.restart(restart).topic("a")
-    found = whole(topic)
+    found = read_topic(topic)
     assert (found.records, found.gap) == (before.records, None)
     assert topic.delete(match="*").deleted == 9, "and it works once there is room"
 
@@ -302,31 +312,31 @@ def test_a_delete_for_which_the_reserve_was_too_small_removed_nothing(restart: R
     delete needs a new WAL file."""
     disk = SimDisk()
     disk.capacity_bytes = 1 << 20
-    world = World(disk, **TINY)
+    world = EngineHarness(disk, **TINY)
     topic = tagged(world, spread=True)
     world.log.tick()
-    reserve = world.log._shared.reserve
+    reserve = world.log._context.disk_reserve
     disk.capacity_bytes = sum(map(len, disk.tree().values())) - reserve.size
     with pytest.raises(DiskFull):
         list(map(topic.append, [b""] * 1000))  # without a tag, until the WAL file has no room for a frame
-    before = whole(topic)
+    before = read_topic(topic)
     assert world.files("/RESERVE"), "records do not use it"
     with pytest.raises(DiskFull) as failed:
         topic.delete(match="*")
     assert not world.files("/RESERVE"), "it was used, and too small"
     assert failed.value.written is False
-    assert whole(topic) == before
+    assert read_topic(topic) == before
     disk.capacity_bytes = 1 << 20
     if restart is not None:
         topic = world.restart(restart).topic("a")
-    found = whole(topic)
+    found = read_topic(topic)
     assert (found.records, found.gap) == (before.records, None)
     assert topic.delete(match="*").deleted == 9, "and it works once there is room"
 
 
 def test_the_data_of_a_segment_never_changes() -> None:
     """G64, D3: deletes lie beside it."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = tagged(world, spread=True)
     world.log.checkpoint()
     before = {path: world.disk.read_file(path) for path in world.files(".data")}
@@ -339,7 +349,7 @@ def test_the_data_of_a_segment_never_changes() -> None:
 
 def test_a_segment_of_which_nothing_is_left_is_removed() -> None:
     """G84: and no other; the checkpoint after the one that no longer names it takes the files."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     for number in range(1, 13):
         topic.append(number)
@@ -356,7 +366,7 @@ def test_a_segment_of_which_nothing_is_left_is_removed() -> None:
 
 def test_a_topic_that_was_dropped_has_nothing_to_delete() -> None:
     """Contract 2.7: an absent topic is not found."""
-    world = World()
+    world = EngineHarness()
     topic = tagged(world)
     world.log.drop("a")
     with pytest.raises(TopicNotFound):
@@ -399,7 +409,7 @@ def _begins(tag: str, match: str) -> bool:
 )
 def test_any_deletes_leave_what_a_dict_would_keep(history: list[Any], restart: Restart) -> None:
     """G77, G78, G80: a list of tags is a batch, None a checkpoint."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     model: dict[int, str | None] = {}
     for step in history:
@@ -412,9 +422,9 @@ def test_any_deletes_leave_what_a_dict_would_keep(history: list[Any], restart: R
             assert topic.delete(**step).deleted == len(gone)
             for seq in gone:
                 del model[seq]
-        found = whole(topic, 5)
+        found = read_topic(topic, 5)
         assert {record.seq: record.tag for record in found.records} == model
         assert found.gap is None
-    found = whole(world.restart(restart).topic("a"))
+    found = read_topic(world.restart(restart).topic("a"))
     assert {record.seq: record.tag for record in found.records} == model
     assert found.gap is None

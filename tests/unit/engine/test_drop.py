@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import CLASSES, RESTARTS, TINY, Restart, World, datas, whole
+from tests.unit.engine.harness import CLASSES, RESTARTS, TINY, EngineHarness, Restart, datas, read_topic
 
 from tidelog.engine import Gap, Topic
 from tidelog.errors import DiskFull, NotEmpty, TopicNotFound, WriteFailed
@@ -27,7 +27,7 @@ USES: dict[str, Callable[[Topic], object]] = {
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_drop_takes_the_topic_and_all_its_records(durability: str) -> None:
     """Contract 2.4."""
-    log = World().log
+    log = EngineHarness().log
     topic = log.topic("a", durability=durability)
     topic.append([1, 2])
     log.topic("b").append(3)
@@ -42,7 +42,7 @@ def test_a_drop_takes_the_topic_and_all_its_records(durability: str) -> None:
 @pytest.mark.parametrize("use", USES)
 def test_whoever_still_holds_a_dropped_topic_is_told(use: str) -> None:
     """Also where there is another one of its name by now."""
-    log = World().log
+    log = EngineHarness().log
     topic = log.topic("a")
     topic.append(1)
     log.drop("a")
@@ -56,7 +56,7 @@ def test_whoever_still_holds_a_dropped_topic_is_told(use: str) -> None:
 
 def test_only_an_empty_topic_is_dropped_where_that_is_asked_for() -> None:
     """Contract 2.4: live records count; nothing is removed otherwise."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", ttl_ms=10)
     topic.append([1, 2])
     before = world.disk.digest()
@@ -77,7 +77,7 @@ def test_only_an_empty_topic_is_dropped_where_that_is_asked_for() -> None:
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_topic_made_again_starts_anew(restart: Restart | None, checkpointed: bool) -> None:
     """G86, contract 2.4, 3.1: a new id and epoch, seq 1, the default config, nothing of the old one."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     first = world.log.topic("a", durability="fsync", cap_records=5)
     first.append(list(range(20)), tag="old")
     if checkpointed:
@@ -90,7 +90,7 @@ def test_a_topic_made_again_starts_anew(restart: Restart | None, checkpointed: b
     if checkpointed:
         world.log.checkpoint()
     topic = second if restart is None else world.restart(restart).topic("a")
-    found = whole(topic)
+    found = read_topic(topic)
     assert (found.datas, found.head_seq, found.gap) == (["new", "newer"], 2, None)
     assert topic.id == second.id
     assert topic.delete(match="old").deleted == 0
@@ -99,7 +99,7 @@ def test_a_topic_made_again_starts_anew(restart: Restart | None, checkpointed: b
 @pytest.mark.parametrize("restart", [None, *RESTARTS])
 def test_a_cursor_of_the_old_topic_is_told_where_it_can_be_noticed(restart: Restart | None) -> None:
     """Contract 3.4: while it exceeds the new head."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     world.log.topic("a", durability="fsync").append([1, 2, 3, 4, 5])
     world.log.drop("a")
     topic = world.log.topic("a", durability="fsync")
@@ -117,7 +117,7 @@ def test_a_cursor_of_the_old_topic_is_told_where_it_can_be_noticed(restart: Rest
 @pytest.mark.parametrize("restart", RESTARTS)
 def test_ids_are_never_given_again(restart: Restart) -> None:
     """G86: neither behind a checkpoint that has forgotten the topic nor behind a restart."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     seen = set()
     for number in range(6):
         topic = world.log.topic("a", durability="fsync")
@@ -135,7 +135,7 @@ def test_ids_are_never_given_again(restart: Restart) -> None:
 @pytest.mark.parametrize("shards", [1, 3])
 def test_old_frames_never_enter_the_new_topic(shards: int) -> None:
     """G86. Method: a name dropped and made again many times, all of it only in the WAL, then every image."""
-    world = World(**TINY | {"wal_shards": shards, "wal_file_bytes": 1 << 14})
+    world = EngineHarness(**TINY | {"wal_shards": shards, "wal_file_bytes": 1 << 14})
     for number in range(8):
         topic = world.log.topic("a", durability="fsync")
         topic.append([f"{number} {position}" for position in range(number + 1)], tag="t")
@@ -153,7 +153,7 @@ def test_old_frames_never_enter_the_new_topic(shards: int) -> None:
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_the_files_of_a_dropped_topic_go(checkpointed: bool) -> None:
     """G83, G85: in the background, and where that fails, at the next start."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     topic.append(list(range(20)))
     if checkpointed:
@@ -171,7 +171,7 @@ def test_the_files_of_a_dropped_topic_go(checkpointed: bool) -> None:
 def test_no_power_cut_brings_a_dropped_topic_back() -> None:
     """G85. Method: the power fails before each operation of a drop and behind the last; from the return on it is gone,
     before it there is all of it or nothing."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     topic.append(list(range(9)))
     world.log.checkpoint()
@@ -194,31 +194,31 @@ def test_no_power_cut_brings_a_dropped_topic_back() -> None:
 @pytest.mark.parametrize("restart", [None, *RESTARTS])
 def test_a_drop_that_failed_removed_nothing(restart: Restart | None) -> None:
     """Contract 2.4: durable before the ack."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     topic.append(list(range(9)))
     world.log.checkpoint()
     world.disk.fail("write", error=errno.ENOSPC)
     with pytest.raises(DiskFull):
         world.log.drop("a")
-    before = whole(topic)
+    before = read_topic(topic)
     assert before.datas == list(range(9))
     if restart is not None:
         topic = world.restart(restart).topic("a", create=False)
-    assert whole(topic) == before
+    assert read_topic(topic) == before
     assert world.log.drop("a")
 
 
 def test_the_keys_of_a_dropped_topic_are_forgotten() -> None:
     """Contract 1.11: dropped with the topic."""
-    log = World().log
+    log = EngineHarness().log
     log.topic("a").append(1, key="k")
     log.drop("a")
     assert not log.topic("a").append(2, key="k").deduped
 
 
 def test_a_drop_does_not_disturb_its_neighbours() -> None:
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topics = [world.log.topic(f"t{number}", durability="fsync") for number in range(6)]
     for topic in topics:
         topic.append([topic.name] * 7)

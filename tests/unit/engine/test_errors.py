@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tidelog.engine.floors import Gap
+from tidelog.engine.watermarks import Gap
 from tidelog.errors import (
     AlreadyExists,
     BatchTooLarge,

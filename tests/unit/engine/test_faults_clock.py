@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 import pytest
-from tests.unit.engine.fault_bench import Bench, View, expect, serving, view
+from tests.unit.engine.fault_harness import FaultHarness, View, expect_state, scenarios_for, view
 from tests.unit.engine.fault_matrix import cells
-from tests.unit.engine.fault_outcomes import judge, judge_use
+from tests.unit.engine.fault_outcomes import check_restart, check_usable
 from tests.unit.engine.fault_rows import TTL_MS
 
 from tidelog.testing import ManualClock, SimDisk
@@ -41,16 +41,16 @@ def expect_times(seen: View, what: str) -> None:
         assert times == sorted(times), f"{what}: {name}: {times}"
 
 
-def run(bench: Bench, words: str, *, first: bool) -> tuple[SimDisk, View, ManualClock]:
+def run(harness: FaultHarness, words: str, *, first: bool) -> tuple[SimDisk, View, ManualClock]:
     """The act with a jump before the opening or in the middle of the work."""
-    disk, clock = bench.machine()
+    disk, clock = harness.new_machine()
     if first:
         jump(clock, words)
-    log = bench.open(disk, clock)
-    bench.scenario.lead(log, clock)
+    log = harness.open(disk, clock)
+    harness.scenario.lead(log, clock)
     if not first:
         jump(clock, words)
-    bench.scenario.act(log, clock)
+    harness.scenario.act(log, clock)
     return disk, view(log, clock), clock
 
 
@@ -58,18 +58,18 @@ def run(bench: Bench, words: str, *, first: bool) -> tuple[SimDisk, View, Manual
 def test_the_clock_jumps(row: str, outcome: str) -> None:
     """G60: no seq, no order, no floor depends on it."""
     assert outcome == "OK"
-    for bench in serving(row, "CJ"):
+    for harness in scenarios_for(row, "CJ"):
         for words in JUMPS_US:
             for first in (True, False):
                 what = f"{words}, {'before the opening' if first else 'before the act'}"
-                disk, seen, clock = run(bench, words, first=first)
-                assert timeless(seen) == timeless(bench.after), what
+                disk, seen, clock = run(harness, words, first=first)
+                assert timeless(seen) == timeless(harness.after), what
                 expect_times(seen, what)
                 image = disk.reboot()
-                judge(bench, image, [seen], f"{what}, opened again when the clock was right")
-                log = bench.open(disk.reboot(), clock)
-                expect(view(log, clock), [seen], f"{what}, opened again when it was not")
-                judge_use(bench, image, what)
+                check_restart(harness, image, [seen], f"{what}, opened again when the clock was right")
+                log = harness.open(disk.reboot(), clock)
+                expect_state(view(log, clock), [seen], f"{what}, opened again when it was not")
+                check_usable(harness, image, what)
 
 
 @pytest.mark.parametrize(("row", "outcome"), cells("CJ", only="T11"))
@@ -77,11 +77,11 @@ def test_a_floor_that_a_jump_has_raised_stays(row: str, outcome: str) -> None:
     """G60, G73: what is too old is the clock's word, and what was said once is not taken back by another word."""
     assert (row, outcome) == ("T11", "OK")
     expired = 0
-    for bench in serving(row, "CJ"):
+    for harness in scenarios_for(row, "CJ"):
         for words in JUMPS_US:
-            disk, seen, clock = run(bench, words, first=False)
+            disk, seen, clock = run(harness, words, first=False)
             now_ms = clock.now_us() // 1_000
-            before, after = bench.before["old"], bench.after["old"]
+            before, after = harness.before["old"], harness.after["old"]
             kept = {seq: row for seq, row in before.rows.items() if now_ms - row.ts_ms <= TTL_MS}
             new = {seq: seen["old"].rows[seq] for seq in after.rows if seq not in before.rows}
             assert seen["old"].rows == kept | new, words
@@ -90,5 +90,5 @@ def test_a_floor_that_a_jump_has_raised_stays(row: str, outcome: str) -> None:
             expired += len(before.rows) - len(kept)
             expect_times(seen, words)
             for image in (disk.reboot(), disk.crash_image("none")):
-                judge(bench, image, [seen], f"{words}, and back")
+                check_restart(harness, image, [seen], f"{words}, and back")
     assert expired

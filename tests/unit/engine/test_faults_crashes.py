@@ -14,16 +14,16 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
-from tests.unit.engine.fault_bench import Bench, serving
+from tests.unit.engine.fault_harness import FaultHarness, scenarios_for
 from tests.unit.engine.fault_matrix import cells
-from tests.unit.engine.fault_outcomes import judge, judge_use
+from tests.unit.engine.fault_outcomes import check_restart, check_usable
 from tests.unit.engine.fault_rows import PATH, Step, used
 
-from tidelog.engine import Engine, Report
+from tidelog.engine import Engine, RecoveryReport
 from tidelog.errors import Damaged
-from tidelog.formats.frame import CHECKPOINT_MARK, KIND_AT
+from tidelog.formats.frame import CHECKPOINT_MARK, KIND_OFFSET
 from tidelog.testing import ManualClock, Policy, SimDisk
-from tidelog.wal.file import MARK_BYTES
+from tidelog.wal.writer import SYNC_MARK_BYTES
 
 POLICIES: dict[str, tuple[Policy, ...]] = {
     "TW": ("torn_last",),
@@ -45,22 +45,22 @@ class Moment(NamedTuple):
     cut: bool  # the power is gone, not only the process
 
 
-def moments(bench: Bench, column: str) -> Iterator[Moment]:
+def moments(harness: FaultHarness, column: str) -> Iterator[Moment]:
     """Before and after each call of a row; for a torn write or lost names, after the calls that can be so."""
     calls = CALLS.get(column, "").split()
-    wanted = [number for number in bench.picks if not calls or bench.steps[number].call in calls]
+    wanted = [number for number in harness.picks if not calls or harness.steps[number].call in calls]
     assert wanted, "this row makes no such call"
     instants = {number + 1 for number in wanted} | ({*wanted} if column == "C±" else set())
     found: list[Moment] = []
-    random = Random(f"{column} {bench.steps}")
-    disk, clock, log, _ = bench.ready()
-    began = disk.ops
+    random = Random(f"{column} {harness.steps}")
+    disk, clock, log, _ = harness.ready()
+    began = disk.op_count
 
     def take(number: int, acked: bool) -> None:
         if number not in instants:
             return
-        last = bench.steps[number - 1] if number else Step("open", PATH, 0)
-        words = f"after {last.call} {last.path} (step {number} of {len(bench.steps)})"
+        last = harness.steps[number - 1] if number else Step("open", PATH, 0)
+        words = f"after {last.call} {last.path} (step {number} of {len(harness.steps)})"
         images = disk.images(POLICIES[column], random, limit=LIMIT)
         found.extend(Moment(f"{words}, {image.label}", image.disk, acked, True) for image in images)
         if column == "C±":
@@ -68,28 +68,28 @@ def moments(bench: Bench, column: str) -> Iterator[Moment]:
 
     disk.on_op = lambda op: take(op - began - 1, False)
     if log is None:
-        bench.open(disk, clock)
+        harness.open(disk, clock)
     else:
-        bench.scenario.act(log, clock)
+        harness.scenario.act(log, clock)
     disk.on_op = None
-    assert disk.ops - began == len(bench.steps), "the act makes other calls than it did"
-    take(len(bench.steps), True)
+    assert disk.op_count - began == len(harness.steps), "the act makes other calls than it did"
+    take(len(harness.steps), True)
     yield from found
 
 
-def crash(bench: Bench, column: str) -> Iterator[Report]:
+def crash(harness: FaultHarness, column: str) -> Iterator[RecoveryReport]:
     """Judge every moment; for a share of them, go on with what was found."""
     seen: set[tuple[bytes, bool, bool]] = set()
-    for moment in moments(bench, column):
+    for moment in moments(harness, column):
         key = moment.image.digest(), moment.acked, moment.cut
         if key in seen:
             continue
         seen.add(key)
-        states = [bench.after] if moment.acked else bench.between
+        states = [harness.after] if moment.acked else harness.between
         use = moment.image.reboot() if len(seen) % 8 == 1 else None
-        yield judge(bench, moment.image, states, moment.words, least=bench.base if moment.cut else None)
+        yield check_restart(harness, moment.image, states, moment.words, least=harness.base if moment.cut else None)
         if use is not None:
-            judge_use(bench, use, moment.words)
+            check_usable(harness, use, moment.words)
 
 
 SECTOR_BYTES = 512
@@ -98,20 +98,20 @@ SECTOR_BYTES = 512
 def to_the_edge(log: Engine, skipped: int) -> None:
     """Let what comes `skipped` bytes after the begin of the next write of each shard begin just before the end of a
     sector, so that power can fail in its middle. The next write begins with a mark: this one was synced."""
-    for name, shard in (("f", log._shared.shards[0]), ("other", log._shared.shards[1])):
-        mark = len(shard._writer._mark()[1])
+    for name, shard in (("f", log._context.shards[0]), ("other", log._context.shards[1])):
+        mark = len(shard._writer._next_mark()[1])
         size = mark + FRAME_BYTES + skipped + 20
         log.topic(name).append(bytes(-(shard.position().pos + size) % SECTOR_BYTES))
         assert (shard.position().pos + skipped) % SECTOR_BYTES == SECTOR_BYTES - 20
-        assert len(shard._writer._mark()[1]) == MARK_BYTES
+        assert len(shard._writer._next_mark()[1]) == SYNC_MARK_BYTES
 
 
-def edged(bench: Bench, skipped: int) -> Bench:
+def edged(harness: FaultHarness, skipped: int) -> FaultHarness:
     def lead(log: Engine, clock: ManualClock) -> None:
-        bench.scenario.lead(log, clock)
+        harness.scenario.lead(log, clock)
         to_the_edge(log, skipped)
 
-    return Bench(replace(bench.scenario, lead=lead))
+    return FaultHarness(replace(harness.scenario, lead=lead))
 
 
 @pytest.mark.parametrize(("row", "outcome"), cells("TW", without="T16"))
@@ -119,11 +119,11 @@ def test_a_torn_write(row: str, outcome: str) -> None:
     """G4, G52, G62, G63, G81: what is torn is cut, made again or passed over, and nothing acked goes with it."""
     frames = row in ("T1", "T6", "T10", "T11", "T15")
     assert frames or outcome in ("RB", "OLD") or row == "T3"  # it is CURRENT that may be torn there
-    for skipped in (0, MARK_BYTES) if frames else (0,):  # the mark is torn, then the frame after it
+    for skipped in (0, SYNC_MARK_BYTES) if frames else (0,):  # the mark is torn, then the frame after it
         cut = 0
-        for bench in serving(row, "TW"):
-            before = bench.open(*bench.machine()).report.snapshot
-            for report in crash(edged(bench, skipped) if frames else bench, "TW"):
+        for harness in scenarios_for(row, "TW"):
+            before = harness.open(*harness.new_machine()).report.snapshot
+            for report in crash(edged(harness, skipped) if frames else harness, "TW"):
                 cut += len(report.cut)
                 if outcome == "OLD":
                     assert report.snapshot == before, "a torn snapshot was taken for one"
@@ -135,17 +135,17 @@ def test_a_frame_that_ends_anywhere_is_cut(row: str, outcome: str) -> None:
     """G52, G53: of the last write any number of bytes is there, and after them zeros, the file's end or garbage. The
     mark with which it begins is a frame of its own: where all of it is there, it stays."""
     assert (row, outcome) == ("T16", "CUT")
-    bench = serving("T1", "TW")[0]
-    disk, clock, log, _ = bench.ready()
+    harness = scenarios_for("T1", "TW")[0]
+    disk, clock, log, _ = harness.ready()
     assert log is not None
-    path = next(step.path for step in bench.steps if step.call == "write")
+    path = next(step.path for step in harness.steps if step.call == "write")
     start = used(disk.read_file(path))
     assert start, "there are frames before it"
-    bench.scenario.act(log, clock)
+    harness.scenario.act(log, clock)
     whole = disk.read_file(path)
     stop = used(whole)
-    assert whole[start + KIND_AT] == CHECKPOINT_MARK
-    assert stop - start - MARK_BYTES > 50
+    assert whole[start + KIND_OFFSET] == CHECKPOINT_MARK
+    assert stop - start - SYNC_MARK_BYTES > 50
     for at in range(start, stop):
         for number, behind in enumerate((bytes(len(whole) - at), b"", b"\xa5" * (at % 7 + 1))):
             if number and at % 4:
@@ -153,44 +153,44 @@ def test_a_frame_that_ends_anywhere_is_cut(row: str, outcome: str) -> None:
             image = disk.reboot()
             image.write_file(path, whole[:at] + behind)
             what = f"{at - start} of {stop - start} bytes and {('zeros', 'nothing', 'garbage')[number]}"
-            report = judge(bench, image, [bench.before], what)
-            kept = start if at < start + MARK_BYTES else start + MARK_BYTES
+            report = check_restart(harness, image, [harness.before], what)
+            kept = start if at < start + SYNC_MARK_BYTES else start + SYNC_MARK_BYTES
             assert bool(report.cut) == bool((whole[kept:at] + behind).strip(b"\0")), f"{what}: {report.cut}"
             assert image.read_file(path).rstrip(b"\0") == whole[:kept], f"{what}: what was cut is still there (G53)"
             if at % 16 == 0:
-                judge_use(bench, image, what)
+                check_usable(harness, image, what)
 
 
 @pytest.mark.parametrize(("row", "outcome"), cells("C±", without="T18"))
 def test_a_crash_before_and_after_each_call(row: str, outcome: str) -> None:
     """G1–G3, G23, G31, G37–G48, G63, G73, G77, G85."""
     del outcome
-    assert sum(1 for bench in serving(row, "C±") for _ in crash(bench, "C±"))
+    assert sum(1 for harness in scenarios_for(row, "C±") for _ in crash(harness, "C±"))
 
 
 @pytest.mark.parametrize(("row", "outcome"), cells("LU"))
 def test_any_part_of_what_was_not_synced_is_lost(row: str, outcome: str) -> None:
     """G1, G3, G4, G8, G9, G31, G37, G44, G45, G62, G77."""
     del outcome
-    assert sum(1 for bench in serving(row, "LU") for _ in crash(bench, "LU"))
+    assert sum(1 for harness in scenarios_for(row, "LU") for _ in crash(harness, "LU"))
 
 
 @pytest.mark.parametrize(("row", "outcome"), cells("RR"))
 def test_names_are_lost_or_come_out_of_order(row: str, outcome: str) -> None:
     """G31, G32, G35, G38, G83, G85."""
     del outcome
-    assert sum(1 for bench in serving(row, "RR") for _ in crash(bench, "RR"))
+    assert sum(1 for harness in scenarios_for(row, "RR") for _ in crash(harness, "RR"))
 
 
 # The lethal order of T8-RR: a WAL file is gone for good, the snapshot that covers it is not there.
 
 
-def lethal(bench: Bench, disk: SimDisk, clock: ManualClock) -> Iterator[SimDisk]:
+def lethal(harness: FaultHarness, disk: SimDisk, clock: ManualClock) -> Iterator[SimDisk]:
     """Of all that a restart could find during a checkpoint that removes WAL files, what lacks one of them and the
     snapshot that was made before."""
-    log = bench.open(disk, clock)
-    bench.scenario.lead(log, clock)
-    snapshot = max(disk.names(f"{PATH}/meta"))
+    log = harness.open(disk, clock)
+    harness.scenario.lead(log, clock)
+    snapshot = max(disk.list_dir(f"{PATH}/meta"))
     first = min(name for name in disk.tree() if "/wal-" in name)
     found: list[SimDisk] = []
 
@@ -202,29 +202,29 @@ def lethal(bench: Bench, disk: SimDisk, clock: ManualClock) -> Iterator[SimDisk]
                 found.append(image)
 
     disk.on_op = look
-    bench.scenario.act(log, clock)
+    harness.scenario.act(log, clock)
     assert first not in disk.tree(), "the checkpoint removed no WAL file"
     yield from found
 
 
 def test_no_wal_file_is_gone_before_the_snapshot_that_covers_it_is_there() -> None:
     """G35, G38, T8-RR."""
-    bench = serving("T8", "RR")[0]
-    assert list(lethal(bench, *bench.machine())) == []
+    harness = scenarios_for("T8", "RR")[0]
+    assert list(lethal(harness, *harness.new_machine())) == []
 
 
 def test_without_the_sync_of_names_wal_files_go_first_and_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """G35: it is the sync of the snapshots' directory that makes the lethal order impossible, and the test sees it."""
-    bench = serving("T8", "RR")[0]
-    disk, clock = bench.machine()
+    harness = scenarios_for("T8", "RR")[0]
+    disk, clock = harness.new_machine()
 
     def forgetful(path: str) -> None:
         if path != f"{PATH}/meta":
             SimDisk.sync_dir(disk, path)
 
     monkeypatch.setattr(disk, "sync_dir", forgetful)
-    found = list(lethal(bench, disk, clock))
+    found = list(lethal(harness, disk, clock))
     assert found
     for image in found:
         with pytest.raises(Damaged, match="may be lost"):
-            bench.open(image, clock)
+            harness.open(image, clock)

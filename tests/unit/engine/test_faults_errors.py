@@ -9,9 +9,9 @@ from functools import partial
 from random import Random
 
 import pytest
-from tests.unit.engine.fault_bench import Bench, Strike, benches, expect, serving, view
+from tests.unit.engine.fault_harness import FaultHarness, InjectedFailure, expect_state, harnesses, scenarios_for, view
 from tests.unit.engine.fault_matrix import NAMES, SYNCS, TIMES, cells
-from tests.unit.engine.fault_outcomes import EXPECT, survives
+from tests.unit.engine.fault_outcomes import EXPECT, check_restarts
 from tests.unit.engine.fault_rows import (
     Scenario,
     Step,
@@ -20,7 +20,7 @@ from tests.unit.engine.fault_rows import (
     delete_some,
     drop,
     expire_segments,
-    make_litter,
+    make_obsolete_files,
     make_old,
     on,
     on_names_after,
@@ -33,7 +33,7 @@ NEEDS_ROOM = "write create reserve mkdir rename"
 WRITES = "write create reserve cut mkdir rename remove rmdir"
 
 
-def thinned(row: str, strikes: list[Strike], times: str) -> list[Strike]:
+def thinned(row: str, strikes: list[InjectedFailure], times: str) -> list[InjectedFailure]:
     """All of them; of an opening that ends at its first error, failing for ever, every third."""
     return strikes[::3] if row == "T17" and times == "forever" else strikes
 
@@ -41,10 +41,10 @@ def thinned(row: str, strikes: list[Strike], times: str) -> list[Strike]:
 @pytest.mark.parametrize(("row", "outcome"), cells("SW"))
 def test_short_writes(row: str, outcome: str) -> None:
     """G26: a short write is completed."""
-    for bench in serving(row, "SW"):
-        assert any(bench.steps[number].call == "write" for number in bench.picks)
+    for harness in scenarios_for(row, "SW"):
+        assert any(harness.steps[number].call == "write" for number in harness.picks)
         for seed in range(3):
-            EXPECT[outcome](bench, Strike(f"seed {seed}", Step("write", "", 0), partial(shorten, seed)))
+            EXPECT[outcome](harness, InjectedFailure(f"seed {seed}", Step("write", "", 0), partial(shorten, seed)))
 
 
 def shorten(seed: int, disk: SimDisk) -> None:
@@ -54,8 +54,8 @@ def shorten(seed: int, disk: SimDisk) -> None:
 @pytest.mark.parametrize(("row", "outcome", "times"), cells("NS", without="T18"))
 def test_no_space(row: str, outcome: str, times: str) -> None:
     """G25, G27, G29, G74, G79. Delayed allocation lets a full device be told by a sync: that is T2."""
-    for bench in serving(row, "NS"):
-        strikes = list(bench.strikes("sync" if row == "T2" else NEEDS_ROOM, times, errno.ENOSPC))
+    for harness in scenarios_for(row, "NS"):
+        strikes = list(harness.failures("sync" if row == "T2" else NEEDS_ROOM, times, errno.ENOSPC))
         assert strikes, "no call of this row needs room"
         for strike in thinned(row, strikes, times):
             # CURRENT and NEWEST are hints, and a start that finds no room for its first file once makes a smaller one.
@@ -63,35 +63,37 @@ def test_no_space(row: str, outcome: str, times: str) -> None:
                 row == "T17" and "/wal-" in strike.step.path and strike.step.call in ("create", "reserve")
             )
             if not hint:
-                EXPECT[outcome](bench, strike)
+                EXPECT[outcome](harness, strike)
             elif times == "once":
-                EXPECT["OK"](bench, strike)
+                EXPECT["OK"](harness, strike)
 
 
 @pytest.mark.parametrize(("row", "outcome", "times"), cells("EW", without="T18"))
 def test_error_on_write(row: str, outcome: str, times: str) -> None:
     """G22, G27–G29, G43, G74, G79."""
-    for bench in serving(row, "EW"):
-        strikes = list(bench.strikes(WRITES, times))
+    for harness in scenarios_for(row, "EW"):
+        strikes = list(harness.failures(WRITES, times))
         assert strikes, "this row writes nothing"
         for strike in thinned(row, strikes, times):
-            EXPECT[outcome](bench, strike)
+            EXPECT[outcome](harness, strike)
 
 
 @pytest.mark.parametrize(("row", "outcome", "mode", "times"), cells("EF"))
 def test_error_on_sync(row: str, outcome: str, mode: str, times: str) -> None:
     """G22–G24, G27–G29, G43, G74, G79."""
-    for bench in serving(row, "EF"):
-        strikes = list(bench.strikes("sync_dir", times) if mode == NAMES else bench.strikes("sync", times, mode=mode))
+    for harness in scenarios_for(row, "EF"):
+        strikes = list(
+            harness.failures("sync_dir", times) if mode == NAMES else harness.failures("sync", times, mode=mode)
+        )
         assert strikes, "this row does not sync so"
         for strike in thinned(row, strikes, times):
-            EXPECT[outcome](bench, strike)
+            EXPECT[outcome](harness, strike)
 
 
 @pytest.mark.parametrize("row", SYNCS)
 def test_a_row_syncs_what_the_table_says(row: str) -> None:
     """So that no way to fail is left out where a row begins to sync something else."""
-    found = {bench.steps[number].call for bench in serving(row, "EF") for number in bench.picks}
+    found = {harness.steps[number].call for harness in scenarios_for(row, "EF") for number in harness.picks}
     assert ("sync" in found, "sync_dir" in found) == ("kept" in SYNCS[row], NAMES in SYNCS[row])
 
 
@@ -104,7 +106,7 @@ EXTRA = {
         "ERR",
     ),
     "a stale snapshot or WAL file": (
-        Scenario(lead=make_litter, act=checkpoint, picks=behind_snapshot, derived=True),
+        Scenario(lead=make_obsolete_files, act=checkpoint, picks=behind_snapshot, derived=True),
         "remove",
         "ERR",
     ),
@@ -128,83 +130,83 @@ def test_what_a_frame_covers_already_is_done_later(what: str, error: int, times:
     """G29, G79, G80, G83, G85, note 3: the delete, the eviction, the drop was acked, and stays. Its files follow when
     they can: by the next checkpoint, or by the next start."""
     scenario, calls, outcome = EXTRA[what]
-    bench = Bench(scenario)
-    strikes = [*bench.strikes(calls, times, error), *bench.strikes("sync", times, mode="dropped")]
+    harness = FaultHarness(scenario)
+    strikes = [*harness.failures(calls, times, error), *harness.failures("sync", times, mode="dropped")]
     assert {strike.step.call for strike in strikes} == set(calls.split())
     for strike in strikes:
-        EXPECT[outcome](bench, strike)
+        EXPECT[outcome](harness, strike)
 
 
 def test_litter_is_gone_in_the_end() -> None:
     """G35, G83: a removal that failed is made up for: by later checkpoints, and at the latest by a restart."""
-    bench = benches("T8")[0]
+    harness = harnesses("T8")[0]
 
     def left(arm: Callable[[SimDisk], None]) -> Counter[str]:
         """How many files of each kind there are after the act, a close and a start."""
-        run = bench.run(arm)
+        run = harness.run(arm)
         assert run.log is not None
         run.log.close()
-        bench.open(run.disk, run.clock).close()
+        harness.open(run.disk, run.clock).close()
         names = (path.rpartition("/")[2] for path in run.disk.tree())
         return Counter("wal" if name.startswith("wal-") else name.rpartition(".")[2] for name in names)
 
     healthy = left(lambda _: None)
-    for strike in bench.strikes("remove sync_dir", "once"):
+    for strike in harness.failures("remove sync_dir", "once"):
         assert not left(strike.arm) - healthy, strike.words
 
 
 def test_a_device_that_fills_up_refuses_until_there_is_room() -> None:
     """G25, G29. Method: real capacity, not a planned failure. A checkpoint finds no room at any of its bytes, while
     appends have theirs: it was reserved."""
-    (bench,) = serving("T4", "NS")
-    disk, clock, log, _ = bench.ready()
+    (harness,) = scenarios_for("T4", "NS")
+    disk, clock, log, _ = harness.ready()
     assert log is not None
     used_bytes = sum(map(len, disk.tree().values()))
     refused = 0
     for room in range(0, 4_000, 211):
-        disk, clock, log, _ = bench.ready()
+        disk, clock, log, _ = harness.ready()
         assert log is not None
         disk.capacity_bytes = used_bytes + room
         try:
             log.checkpoint()
         except DiskFull:
             refused += 1
-            expect(view(log, clock), [bench.before], f"{room} bytes left")
+            expect_state(view(log, clock), [harness.before], f"{room} bytes left")
             log.topic("f").append(b"has room in the WAL")
-            survives(bench, disk, [view(log, clock)], f"{room} bytes left", least=bench.base)
+            check_restarts(harness, disk, [view(log, clock)], f"{room} bytes left", least=harness.base)
             disk.capacity_bytes = None
             log.checkpoint()
         disk.capacity_bytes = None
         log.tick()
-        survives(bench, disk, [view(log, clock)], f"{room} bytes left, then more")
+        check_restarts(harness, disk, [view(log, clock)], f"{room} bytes left, then more")
     assert 5 < refused < 19
 
 
 def test_a_wal_without_room_refuses_until_there_is_some() -> None:
     """G25, G27: the file is full and no other can be made: the write is refused, and goes on when there is room."""
-    (bench,) = serving("T3", "NS")
-    disk, clock, log, _ = bench.ready()
+    (harness,) = scenarios_for("T3", "NS")
+    disk, clock, log, _ = harness.ready()
     assert log is not None
     disk.capacity_bytes = sum(map(len, disk.tree().values()))
     with pytest.raises(DiskFull):
-        bench.scenario.act(log, clock)
-    expect(view(log, clock), [bench.before], "no room for another file")
+        harness.scenario.act(log, clock)
+    expect_state(view(log, clock), [harness.before], "no room for another file")
     log.topic("other").append(b"goes on")
     disk.capacity_bytes = None
-    bench.scenario.act(log, clock)
+    harness.scenario.act(log, clock)
     after = view(log, clock)
     log.close()
-    again = bench.open(disk.crash_image("none"), clock)
+    again = harness.open(disk.crash_image("none"), clock)
     assert again.report.damage == []
     assert again.topic("other").read().records[-1].data == b"goes on"
-    expect({"f": view(again, clock)["f"]}, [{"f": after["f"]}], "restarted")
+    expect_state({"f": view(again, clock)["f"]}, [{"f": after["f"]}], "restarted")
 
 
 def test_pruning_writes_nothing_and_looking_changes_nothing() -> None:
     """The dashes of T8 and T16: these calls are never made."""
-    pruned = {benches("T8")[0].steps[number].call for number in benches("T8")[0].picks}
+    pruned = {harnesses("T8")[0].steps[number].call for number in harnesses("T8")[0].picks}
     assert pruned == {"remove", "sync_dir"}
-    for bench in serving("T16", "C±"):
-        disk, clock = bench.machine()
-        view(bench.open(disk, clock, read_only=True), clock)
-        assert disk.ops == 0
+    for harness in scenarios_for("T16", "C±"):
+        disk, clock = harness.new_machine()
+        view(harness.open(disk, clock, read_only=True), clock)
+        assert disk.op_count == 0

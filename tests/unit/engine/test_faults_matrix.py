@@ -10,12 +10,12 @@ from tests.unit.engine import (
     test_faults_crashes,
     test_faults_errors,
     test_faults_flips,
-    test_faults_opening,
+    test_faults_startup,
 )
 from tests.unit.engine.fault_matrix import COLUMNS, MATRIX, SYNCS, TIMES
 from tests.unit.engine.fault_rows import ROWS
 
-MODULES = (test_faults_clock, test_faults_crashes, test_faults_errors, test_faults_flips, test_faults_opening)
+MODULES = (test_faults_clock, test_faults_crashes, test_faults_errors, test_faults_flips, test_faults_startup)
 
 
 def ids(module: ModuleType) -> set[str]:

@@ -9,7 +9,7 @@ from threading import Event
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import CLASSES, LIMIT_S, TINY, World, running
+from tests.unit.engine.harness import CLASSES, TIMEOUT_S, TINY, EngineHarness, running
 
 import tidelog
 from tidelog.engine import Engine, Gap, Page, Record, Topic, read
@@ -33,7 +33,7 @@ class Looks:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, then: Callable[[int], object] = lambda _: None) -> None:
         self.count, self.happened = 0, Event()
-        real = read.page
+        real = read.read_page
 
         def page(*args: Any, **options: Any) -> Page:
             found = real(*args, **options)
@@ -42,7 +42,7 @@ class Looks:
             then(self.count)
             return found
 
-        monkeypatch.setattr(read, "page", page)
+        monkeypatch.setattr(read, "read_page", page)
 
 
 class Waits(Event):
@@ -68,17 +68,17 @@ def test_a_follower_is_woken_by_an_append(durability: str, monkeypatch: pytest.M
         got: Queue[Any] = Queue()
 
         def follow() -> None:
-            for found in topic.follow(timeout=LIMIT_S):
+            for found in topic.follow(timeout=TIMEOUT_S):
                 got.put(data_of(found))
                 if data_of(found) == "last":
                     return
 
         with running(follow):
             for data in ("first", "second", "last"):
-                assert looks.happened.wait(LIMIT_S)
+                assert looks.happened.wait(TIMEOUT_S)
                 looks.happened.clear()
                 topic.append(data)
-                assert got.get(timeout=LIMIT_S) == data
+                assert got.get(timeout=TIMEOUT_S) == data
         assert looks.count <= 7, "one look for each record, one behind it, and one in the beginning"
 
 
@@ -89,13 +89,13 @@ def test_all_followers_are_woken() -> None:
         heard: Queue[int] = Queue()
 
         def follow(number: int) -> None:
-            follower = topic.follow(timeout=LIMIT_S)
+            follower = topic.follow(timeout=TIMEOUT_S)
             heard.put(number)
             assert [data_of(next(follower)) for _ in range(50)] == list(range(50))
 
         with running(*(lambda number=number: follow(number) for number in range(4))):
             for _ in range(4):
-                heard.get(timeout=LIMIT_S)
+                heard.get(timeout=TIMEOUT_S)
             for number in range(50):
                 topic.append(number)
 
@@ -104,7 +104,7 @@ def test_nothing_is_polled(monkeypatch: pytest.MonkeyPatch) -> None:
     """E4. Method: the event that a reader waits on is asked once, for the whole of the reader's patience."""
     Waits.asked = []
     monkeypatch.setattr(read, "Event", Waits)
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     assert topic.read(timeout=12.5).records == []
     assert Waits.asked == [12.5]
     assert list(topic.follow(timeout=7.5)) == []
@@ -115,7 +115,7 @@ def test_a_record_between_the_look_and_the_wait_is_not_missed(monkeypatch: pytes
     """E4: register first, then read, then wait; contract, appendix D3."""
     Waits.asked = []
     monkeypatch.setattr(read, "Event", Waits)
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
 
     def write(number: int) -> None:
         if number == 1:
@@ -129,21 +129,21 @@ def test_a_record_between_the_look_and_the_wait_is_not_missed(monkeypatch: pytes
 
 def test_a_reader_that_was_served_is_not_woken_any_more() -> None:
     """A waiter that stays registered would be called for ever."""
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     topic.append(1)
-    before = len(topic._core._waiters)
-    assert topic.read(timeout=LIMIT_S).records
+    before = len(topic._state._listeners)
+    assert topic.read(timeout=TIMEOUT_S).records
     assert topic.read(1, timeout=0.001).records == []
-    follower = topic.follow(timeout=LIMIT_S)
+    follower = topic.follow(timeout=TIMEOUT_S)
     next(follower)
     follower.close()  # type: ignore[attr-defined]
-    assert len(topic._core._waiters) == before
+    assert len(topic._state._listeners) == before
 
 
 @pytest.mark.parametrize("timeout", [0.0, 0.001])
 def test_a_long_read_that_gets_nothing_answers_as_a_short_one(timeout: float) -> None:
     """Contract 2.6."""
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     topic.append([1, 2])
     page = topic.read(2, timeout=timeout)
     assert (page.records, page.gap, page.next_from_seq, page.caught_up) == ([], None, 2, True)
@@ -153,14 +153,14 @@ def test_a_long_read_does_not_wait_where_there_is_something(monkeypatch: pytest.
     """Contract 2.6: only if the first read yields no record, no gap and is caught up."""
     Waits.asked = []
     monkeypatch.setattr(read, "Event", Waits)
-    topic = World().log.topic("a", cap_records=2)
+    topic = EngineHarness().log.topic("a", cap_records=2)
     topic.append([1, 2, 3])
-    assert topic.read(1, timeout=LIMIT_S).records
-    assert topic.read(0, timeout=LIMIT_S).gap
+    assert topic.read(1, timeout=TIMEOUT_S).records
+    assert topic.read(0, timeout=TIMEOUT_S).gap
     topic.delete(before_seq=9)
-    assert topic.read(0, timeout=LIMIT_S).gap
-    assert topic.read(7, timeout=LIMIT_S).gap
-    assert topic.read(2, timeout=LIMIT_S).next_from_seq == 3, "a deleted record moves the cursor"
+    assert topic.read(0, timeout=TIMEOUT_S).gap
+    assert topic.read(7, timeout=TIMEOUT_S).gap
+    assert topic.read(2, timeout=TIMEOUT_S).next_from_seq == 3, "a deleted record moves the cursor"
     assert Waits.asked == []
 
 
@@ -179,7 +179,7 @@ def test_a_drop_and_a_close_end_all_waiting(ending: str, error: type[Error], mon
                 list(topic.follow(timeout=None))
 
         with running(follow):
-            assert looks.happened.wait(LIMIT_S)
+            assert looks.happened.wait(TIMEOUT_S)
             if ending == "drop":
                 log.drop("a")
             else:
@@ -187,7 +187,7 @@ def test_a_drop_and_a_close_end_all_waiting(ending: str, error: type[Error], mon
 
 
 def test_a_follower_ends_when_nothing_came_for_its_timeout() -> None:
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     topic.append([1, 2, 3])
     assert [data_of(found) for found in topic.follow(timeout=0.0)] == [1, 2, 3]
     assert [data_of(found) for found in topic.follow(2, timeout=0.0)] == [3]
@@ -196,7 +196,7 @@ def test_a_follower_ends_when_nothing_came_for_its_timeout() -> None:
 
 def test_a_topic_can_be_iterated_over() -> None:
     """All that is there, many pages of it, over what was lost and deleted."""
-    topic = World().log.topic("a", cap_records=2_500)
+    topic = EngineHarness().log.topic("a", cap_records=2_500)
     topic.append([b"%d" % number for number in range(3_000)])
     topic.delete(seqs=[1_000])
     assert [data_of(found) for found in topic] == [b"%d" % number for number in range(500, 3_000) if number != 999]
@@ -204,7 +204,7 @@ def test_a_topic_can_be_iterated_over() -> None:
 
 def test_a_follower_goes_on_over_records_of_its_own_node() -> None:
     """Contract 3.5: skipped records advance the cursor and end nothing."""
-    topic = World(**TINY).log.topic("a")
+    topic = EngineHarness(**TINY).log.topic("a")
     for number in range(30):
         topic.append(number, node="me" if number % 10 else "you")
     assert [data_of(found) for found in topic.follow(timeout=0.0, node="me")] == [0, 10, 20]
@@ -215,7 +215,7 @@ def test_a_follower_goes_on_over_records_of_its_own_node() -> None:
 
 
 def gapped() -> Topic:
-    topic = World().log.topic("a", cap_records=2)
+    topic = EngineHarness().log.topic("a", cap_records=2)
     topic.append([1, 2, 3, 4, 5])
     return topic
 
@@ -247,7 +247,7 @@ def test_a_gap_is_skipped_where_that_was_asked_for() -> None:
 @pytest.mark.parametrize("on_gap", ["emit", "skip"])
 def test_a_follower_who_is_overtaken_is_told_when_it_comes_back(on_gap: Any) -> None:
     """G70: what was lost while it was busy elsewhere, and only that."""
-    topic = World().log.topic("a", cap_records=3)
+    topic = EngineHarness().log.topic("a", cap_records=3)
     topic.append([1, 2])
     follower = topic.follow(timeout=0.0, on_gap=on_gap)
     assert [data_of(next(follower)), data_of(next(follower))] == [1, 2]
@@ -260,7 +260,7 @@ def test_a_follower_who_is_overtaken_is_told_when_it_comes_back(on_gap: Any) -> 
 
 def test_a_follower_whose_topic_was_made_again_is_told() -> None:
     """Contract 3.4: `recreated`."""
-    log = World().log
+    log = EngineHarness().log
     log.topic("a").append([1, 2, 3])
     log.drop("a")
     topic = log.topic("a")
@@ -273,7 +273,7 @@ def test_a_follower_whose_topic_was_made_again_is_told() -> None:
 
 def test_deletes_make_no_gap_for_a_follower() -> None:
     """G72."""
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     topic.append([1, 2, 3, 4])
     topic.delete(before_seq=3)
     topic.delete(seqs=[4])
@@ -282,4 +282,4 @@ def test_deletes_make_no_gap_for_a_follower() -> None:
 
 def test_another_word_for_a_gap_is_refused() -> None:
     with pytest.raises(BadInput, match="fail, emit or skip"):
-        list(World().log.topic("a").follow(timeout=0.0, on_gap="ignore"))  # type: ignore[arg-type]
+        list(EngineHarness().log.topic("a").follow(timeout=0.0, on_gap="ignore"))  # type: ignore[arg-type]

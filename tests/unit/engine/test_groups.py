@@ -9,12 +9,23 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.engine.world import CLASSES, LIMIT_S, LOGGED, RESTARTS, TINY, Meddler, Restart, World, running, whole
+from tests.unit.engine.harness import (
+    CLASSES,
+    LOGGED,
+    RESTARTS,
+    TIMEOUT_S,
+    TINY,
+    EngineHarness,
+    InterposingDisk,
+    Restart,
+    read_topic,
+    running,
+)
 
 from tidelog import Group, Topic, timestamp_ms
 from tidelog.engine import Lag, Preview
-from tidelog.engine.holds import Cursor, limit
-from tidelog.engine.index import TopicIndex
+from tidelog.engine.topic_index import TopicIndex
+from tidelog.engine.watermarks import GroupCursorState, limit_eviction
 from tidelog.errors import BadInput, Closed, CursorConflict, DiskFull, ReadOnly, Throttled, TopicNotFound
 
 
@@ -22,7 +33,7 @@ def places(topic: Topic) -> dict[str, int]:
     return {group.name: group.position for group in topic.groups()}
 
 
-def filled(world: World, count: int = 10, **config: Any) -> tuple[Topic, Group]:
+def filled(world: EngineHarness, count: int = 10, **config: Any) -> tuple[Topic, Group]:
     topic = world.log.topic("t", **config)
     if count:
         topic.append([b"%02d" % number for number in range(count)])
@@ -33,7 +44,7 @@ def filled(world: World, count: int = 10, **config: Any) -> tuple[Topic, Group]:
 
 
 def test_a_group_that_never_moved_is_not_there_and_reads_from_the_start() -> None:
-    topic, group = filled(World())
+    topic, group = filled(EngineHarness())
     assert (group.exists, group.position, group.hold_bytes, group.hold_broken) == (False, 0, 0, False)
     assert [record.seq for record in group.fetch(3).records] == [1, 2, 3]
     assert topic.groups() == []
@@ -43,7 +54,7 @@ def test_a_group_that_never_moved_is_not_there_and_reads_from_the_start() -> Non
 
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_commit_moves_it_and_a_fetch_does_not(durability: str) -> None:
-    topic, group = filled(World(), durability=durability)
+    topic, group = filled(EngineHarness(), durability=durability)
     page = group.fetch(4)
     assert group.position == 0
     assert group.commit(page.next_from_seq) == 4
@@ -54,7 +65,7 @@ def test_a_commit_moves_it_and_a_fetch_does_not(durability: str) -> None:
 
 
 def test_lag_is_of_live_records_and_of_the_oldest_of_them() -> None:
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic, group = filled(world, 0, durability="fsync")
     for number in range(12):
         topic.append(b"x" * number, meta={"m": number})
@@ -63,7 +74,7 @@ def test_lag_is_of_live_records_and_of_the_oldest_of_them() -> None:
             world.log.checkpoint()
     group.commit(4)
     topic.delete(seqs=[5, 9])
-    live = [record for record in whole(topic).records if record.seq > 4]
+    live = [record for record in read_topic(topic).records if record.seq > 4]
     size = sum(len(record.data) + len(b'{"m":%d}' % (record.seq - 1)) for record in live)
     assert group.lag() == Lag(6, size, 7.0), "seq 6 was written 7 s ago"
     group.commit(12)
@@ -75,7 +86,7 @@ def test_lag_is_of_live_records_and_of_the_oldest_of_them() -> None:
 
 
 def test_lag_does_not_count_what_is_too_old() -> None:
-    world = World()
+    world = EngineHarness()
     _, group = filled(world, 3, ttl_ms=1_000)
     world.clock.tick(2_000)
     assert group.lag() == Lag(0, 0, 0.0)
@@ -96,19 +107,19 @@ def test_lag_does_not_count_what_is_too_old() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_and_changes_nothing(seq: int, expect: int | None, words: str) -> None:
-    world = World()
+    world = EngineHarness()
     topic, group = filled(world, durability="fsync")
     group.commit(5)
-    ops = world.disk.ops
+    ops = world.disk.op_count
     for refused in (group.commit, group.would_commit):
         with pytest.raises(CursorConflict, match=words) as caught:
             refused(seq, expect=expect)
         assert (caught.value.position, caught.value.head_seq, caught.value.seq) == (5, 10, seq)
-    assert (places(topic), world.disk.ops) == ({"g": 5}, ops)
+    assert (places(topic), world.disk.op_count) == ({"g": 5}, ops)
 
 
 def test_what_is_expected_is_compared_and_set() -> None:
-    _, group = filled(World())
+    _, group = filled(EngineHarness())
     assert group.commit(2, expect=0) == 2
     assert group.commit(4, expect=2) == 4
     assert group.commit(4) == 4, "a second time is fine"
@@ -117,7 +128,7 @@ def test_what_is_expected_is_compared_and_set() -> None:
 
 
 def test_of_many_that_expect_the_same_one_wins() -> None:
-    world = World()
+    world = EngineHarness()
     _, group = filled(world, durability="fsync")
     won: list[int] = []
 
@@ -144,9 +155,9 @@ class Watched(dict[str, Any]):
 
 def test_a_move_waits_for_the_one_before_it_and_looks_again() -> None:
     """Method: the second caller comes while the first one's frame is being written."""
-    world = World()
+    world = EngineHarness()
     topic, group = filled(world, durability="fsync")
-    moving = topic.core.moving = Watched()
+    moving = topic._topic_state.pending_cursor_commits = Watched()
     outcome: list[object] = []
 
     def second() -> None:
@@ -161,17 +172,17 @@ def test_a_move_waits_for_the_one_before_it_and_looks_again() -> None:
         world.disk.on_op = None
         moving.looked.clear()
         late.start()
-        assert moving.looked.wait(LIMIT_S)
+        assert moving.looked.wait(TIMEOUT_S)
 
     world.disk.on_op = meanwhile
     group.commit(1, expect=0)
-    late.join(LIMIT_S)
+    late.join(TIMEOUT_S)
     assert isinstance(outcome[0], CursorConflict)
     assert group.position == 1
 
 
 def test_a_reset_goes_anywhere_and_a_preview_nowhere() -> None:
-    world = World()
+    world = EngineHarness()
     topic, group = filled(world, 0, durability="fsync")
     for _ in range(8):
         world.clock.tick(1_000)
@@ -179,13 +190,13 @@ def test_a_reset_goes_anywhere_and_a_preview_nowhere() -> None:
     topic.delete(before_seq=3)
     noon = world.clock.now_us() // 1000
     group.commit(6)
-    ops = world.disk.ops
+    ops = world.disk.op_count
     assert group.preview("earliest") == Preview(6, 2, 4, 20, None)
     assert group.preview("latest") == Preview(6, 8, 2, 10, None)
     assert group.preview(0) == Preview(6, 0, 4, 20, None)
     assert group.preview(timestamp_ms(noon - 3_000)) == Preview(6, 4, 2, 10, None), "seq 5 was written then"
     assert group.preview(timestamp_ms(noon + 1)) == Preview(6, 8, 2, 10, None)
-    assert (group.position, world.disk.ops) == (6, ops)
+    assert (group.position, world.disk.op_count) == (6, ops)
     assert group.reset("earliest") == group.position == 2
     assert group.reset("latest") == group.position == 8
     assert group.reset(timestamp_ms(noon - 3_000)) == group.position == 4
@@ -196,7 +207,7 @@ def test_a_reset_goes_anywhere_and_a_preview_nowhere() -> None:
 
 
 def test_a_preview_tells_of_the_gap_that_waits() -> None:
-    topic, group = filled(World(), 10, cap_records=4)
+    topic, group = filled(EngineHarness(), 10, cap_records=4)
     group.commit(8)
     found = group.preview(2)
     assert (found.records, found.bytes) == (2, 4)
@@ -205,7 +216,7 @@ def test_a_preview_tells_of_the_gap_that_waits() -> None:
 
 @pytest.mark.parametrize("to", ["first", None, True, 1.5, b"1", -1, timestamp_ms(-1)])
 def test_no_place(to: object) -> None:
-    _, group = filled(World())
+    _, group = filled(EngineHarness())
     with pytest.raises(BadInput):
         group.reset(to)  # type: ignore[arg-type]
     assert not group.exists
@@ -213,13 +224,13 @@ def test_no_place(to: object) -> None:
 
 @pytest.mark.parametrize("name", ["", "_a", ".a", "a b", "a" * 256, "ä", None, 7])
 def test_no_name(name: object) -> None:
-    topic, _ = filled(World())
+    topic, _ = filled(EngineHarness())
     with pytest.raises(BadInput, match="cannot name a group"):
         topic.group(name)  # type: ignore[arg-type]
 
 
 def test_a_group_that_is_deleted_starts_anew() -> None:
-    topic, group = filled(World())
+    topic, group = filled(EngineHarness())
     assert group.delete() is False
     group.commit(5)
     assert group.delete() is True
@@ -229,7 +240,7 @@ def test_a_group_that_is_deleted_starts_anew() -> None:
 
 
 def test_a_topic_has_so_many_groups() -> None:
-    world = World(groups_max=2)
+    world = EngineHarness(groups_max=2)
     topic, _ = filled(world)
     topic.group("a").commit(1)
     topic.group("b").commit(1)
@@ -247,7 +258,7 @@ def test_a_topic_has_so_many_groups() -> None:
 @pytest.mark.parametrize("restart", RESTARTS)
 @pytest.mark.parametrize("checkpoint", [False, True])
 def test_a_commit_of_class_fsync_survives_everything(restart: Restart, checkpoint: bool) -> None:
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic, group = filled(world, durability="fsync")
     group.commit(3)
     topic.group("gone").commit(2)
@@ -267,14 +278,14 @@ def test_a_commit_of_class_fsync_survives_everything(restart: Restart, checkpoin
 
 @pytest.mark.parametrize("durability", LOGGED)
 def test_a_commit_of_every_logged_class_survives_a_kill(durability: str) -> None:
-    world = World()
+    world = EngineHarness()
     _, group = filled(world, durability=durability)
     group.commit(6)
     assert places(world.restart("kill").topic("t")) == {"g": 6}
 
 
 def test_groups_of_an_ephemeral_topic_are_in_the_checkpoint() -> None:
-    world = World()
+    world = EngineHarness()
     _, group = filled(world, durability="ephemeral")
     group.commit(6)
     assert places(world.restart("reopen").topic("t")) == {"g": 6}
@@ -283,7 +294,7 @@ def test_groups_of_an_ephemeral_topic_are_in_the_checkpoint() -> None:
 
 
 def test_a_group_of_an_empty_ephemeral_topic_is_enough_for_a_last_checkpoint() -> None:
-    world = World()
+    world = EngineHarness()
     topic, group = filled(world, 0, durability="ephemeral")
     world.log.checkpoint()
     group.commit(0)
@@ -293,7 +304,7 @@ def test_a_group_of_an_empty_ephemeral_topic_is_enough_for_a_last_checkpoint() -
 
 @pytest.mark.parametrize("restart", RESTARTS)
 def test_a_topic_that_is_made_again_has_no_groups(restart: Restart) -> None:
-    world = World()
+    world = EngineHarness()
     topic, group = filled(world, durability="fsync")
     group.commit(5)
     world.log.drop("t")
@@ -307,7 +318,7 @@ def test_a_topic_that_is_made_again_has_no_groups(restart: Restart) -> None:
 
 
 def test_a_reader_sees_groups_and_moves_none() -> None:
-    world = World()
+    world = EngineHarness()
     _, group = filled(world)
     group.commit(4)
     reader = world.reader()
@@ -323,7 +334,7 @@ def test_a_reader_sees_groups_and_moves_none() -> None:
 
 
 def test_a_commit_that_fails_leaves_it_where_it_was() -> None:
-    world = World()
+    world = EngineHarness()
     topic, group = filled(world, durability="fsync")
     group.commit(2)
     world.disk.fail("write", at=1, error=28)
@@ -335,7 +346,7 @@ def test_a_commit_that_fails_leaves_it_where_it_was() -> None:
 
 
 def test_a_fetch_waits_for_records_and_tells_of_a_gap() -> None:
-    world = World()
+    world = EngineHarness()
     topic, group = filled(world, 4, cap_records=2)
     page = group.fetch()
     assert page.gap is not None
@@ -350,7 +361,7 @@ def test_a_fetch_waits_for_records_and_tells_of_a_gap() -> None:
 
 
 def test_a_queue_has_groups_too() -> None:
-    _, group = filled(World(), type="queue")
+    _, group = filled(EngineHarness(), type="queue")
     group.commit(3)
     assert group.lag().records == 7
 
@@ -359,7 +370,7 @@ def test_a_queue_has_groups_too() -> None:
 
 
 def test_a_hold_keeps_what_was_not_read_and_lets_go_of_what_was() -> None:
-    world = World()
+    world = EngineHarness()
     topic, group = filled(world, 0, durability="fsync", cap_records=3)
     group.hold(100)
     topic.append([b"12"] * 10)
@@ -373,7 +384,7 @@ def test_a_hold_keeps_what_was_not_read_and_lets_go_of_what_was() -> None:
 
 
 def test_a_hold_past_its_quota_is_broken_and_says_so() -> None:
-    world = World()
+    world = EngineHarness()
     topic, group = filled(world, 0, durability="fsync", cap_records=2)
     group.hold(10)
     topic.append([b"12"] * 7)
@@ -392,7 +403,7 @@ def test_a_hold_past_its_quota_is_broken_and_says_so() -> None:
 
 
 def test_the_slowest_group_that_can_decides() -> None:
-    topic, _ = filled(World(), 0, durability="fsync", cap_records=1)
+    topic, _ = filled(EngineHarness(), 0, durability="fsync", cap_records=1)
     topic.append([b"12"] * 1)
     poor, rich, idle = (topic.group(name) for name in ("poor", "rich", "idle"))
     poor.hold(4)
@@ -406,13 +417,13 @@ def test_the_slowest_group_that_can_decides() -> None:
 
 
 def test_age_is_held_up_too() -> None:
-    world = World()
+    world = EngineHarness()
     topic, group = filled(world, 5, durability="fsync", ttl_ms=1_000)
     group.hold(8)
     group.commit(1)
     world.clock.tick(5_000)
     assert topic.earliest_seq == 2
-    assert topic.is_settled, "what is held is not due: a look waits for no disk"
+    assert topic.is_floor_durable, "what is held is not due: a look waits for no disk"
     topic.append(b"new")
     world.clock.tick(500)
     assert (topic.earliest_seq, group.hold_broken) == (2, False)
@@ -422,7 +433,7 @@ def test_age_is_held_up_too() -> None:
 
 
 def test_a_topic_that_rejects_is_not_held() -> None:
-    world = World()
+    world = EngineHarness()
     topic, group = filled(world, 4, durability="fsync", cap_records=4, discard="reject")
     group.hold(1_000)
     world.log.topic("t", cap_records=2)
@@ -433,7 +444,7 @@ def test_a_topic_that_rejects_is_not_held() -> None:
 @pytest.mark.parametrize("durability", ["disk", "fsync"])
 def test_what_was_held_and_what_was_lost_is_the_same_after_a_restart(durability: str, restart: Restart) -> None:
     """Method: a hold that breaks, deletes that would bring the topic back under its cap, a reader who was told."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic, group = filled(world, 0, durability=durability, cap_records=3)
     group.hold(12)
     topic.append([b"12"] * 8)
@@ -450,7 +461,7 @@ def test_what_was_held_and_what_was_lost_is_the_same_after_a_restart(durability:
 def test_a_floor_that_a_restart_works_out_is_durable_before_it_is_shown() -> None:
     """Method: nobody looks while the hold breaks; the restart finds the floor; deletes then make room under the cap, so
     that the next one would find another."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic, group = filled(world, 0, durability="fsync", cap_records=3)
     group.hold(12)
     topic.append([b"12"] * 8)
@@ -464,8 +475,8 @@ def test_a_floor_that_a_restart_works_out_is_durable_before_it_is_shown() -> Non
 def test_a_floor_from_before_the_first_hold_stays() -> None:
     """Method: the checkpoint's row knows the hold, and replay begins before it; then deletes make room. There is no
     ledger, whose rows would have the floor made durable as well."""
-    disk = Meddler()
-    world = World(disk, **TINY, ledger_records=0)
+    disk = InterposingDisk()
+    world = EngineHarness(disk, **TINY, ledger_records=0)
     topic, group = filled(world, 3, durability="fsync", cap_records=3)
 
     def meddle() -> None:
@@ -475,9 +486,9 @@ def test_a_floor_from_before_the_first_hold_stays() -> None:
         topic.delete(seqs=[7, 8])
 
     for at in range(1, 8):
-        disk.watch(at, meddle)
+        disk.arm(at, meddle)
         world.log.checkpoint()
-        if disk.meddle is None:
+        if disk.action is None:
             break
     assert world.crash().topic("t").evict_floor == 7
 
@@ -487,12 +498,12 @@ class _Weighed(TopicIndex):
 
     def __init__(self, head: int, floor: int) -> None:
         super().__init__()
-        self.publish(1, [], head, head, 1, kept=False)
-        self.marks = self.marks.raised("cap", floor - 1)
+        self.publish(1, [], head, head, 1, persistent=False)
+        self.watermarks = self.watermarks.raise_to("cap", floor - 1)
         self.earliest = floor
 
-    def weigh(self, first: int, stop: int):  # type: ignore[no-untyped-def]
-        return type(super().weigh(1, 1))(max(stop - first, 0), max(stop - first, 0))
+    def measure(self, first: int, stop: int):  # type: ignore[no-untyped-def]
+        return type(super().measure(1, 1))(max(stop - first, 0), max(stop - first, 0))
 
 
 @settings(max_examples=300, deadline=None)
@@ -506,4 +517,4 @@ def test_a_limit_is_what_the_rules_say(floor: int, groups: list[tuple[int, int]]
     index = _Weighed(25, floor)
     whole_ones = [seq for seq, size in groups if size and seq + 1 >= floor and asked - max(seq + 1, floor) <= size]
     expected = min([asked, *(seq + 1 for seq in whole_ones)])
-    assert limit(index, [Cursor(seq, 0, size) for seq, size in groups], asked) == expected
+    assert limit_eviction(index, [GroupCursorState(seq, 0, size) for seq, size in groups], asked) == expected

@@ -8,10 +8,10 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import CLASSES, RESTARTS, TINY, Restart, World, datas
+from tests.unit.engine.harness import CLASSES, RESTARTS, TINY, EngineHarness, Restart, datas
 
 import tidelog
-from tidelog.engine.quota import Quota
+from tidelog.engine.topic_state import Quota
 from tidelog.errors import DiskFull, Throttled, TopicFull, Unavailable
 from tidelog.testing import ManualClock, SimDisk
 
@@ -19,21 +19,21 @@ from tidelog.testing import ManualClock, SimDisk
 def test_exactly_the_cap_is_let_in_and_one_more_is_not() -> None:
     """Nothing of a refused take is counted: the next one that fits is let in."""
     quota = Quota(100)
-    quota.take(60)
+    quota.acquire(60)
     with pytest.raises(Throttled):
-        quota.take(41)
+        quota.acquire(41)
     assert quota.used == 60
-    quota.take(40)
+    quota.acquire(40)
     with pytest.raises(Throttled):
-        quota.take(1)
+        quota.acquire(1)
     assert quota.used == 100
 
 
 def test_the_refusal_says_which_limit_and_how_far_it_is() -> None:
     quota = Quota(100, limit="topics")
-    quota.take(70)
+    quota.acquire(70)
     with pytest.raises(Throttled, match="topics: 70 of 100 are in use and 31 more") as refused:
-        quota.take(31)
+        quota.acquire(31)
     error = refused.value
     assert (error.code, error.limit, error.max, error.used, error.asked) == ("throttled", "topics", 100, 70, 31)
     assert isinstance(error, Unavailable)
@@ -43,47 +43,47 @@ def test_the_refusal_says_which_limit_and_how_far_it_is() -> None:
 
 def test_without_a_cap_everything_is_let_in_and_still_counted() -> None:
     quota = Quota(0)
-    quota.take(1 << 60)
-    quota.take(1 << 60)
+    quota.acquire(1 << 60)
+    quota.acquire(1 << 60)
     assert quota.used == 2 << 60
 
 
 def test_what_is_given_back_can_be_taken_again() -> None:
     quota = Quota(10)
-    quota.take(10)
-    quota.give(4)
-    quota.take(4)
+    quota.acquire(10)
+    quota.release(4)
+    quota.acquire(4)
     with pytest.raises(Throttled):
-        quota.take(1)
+        quota.acquire(1)
 
 
 def test_what_a_restart_finds_is_counted_and_blocks_until_enough_is_given_back() -> None:
     quota = Quota(100)
-    quota.hold(150)
+    quota.acquire_unchecked(150)
     assert quota.used == 150
     for amount in (0, 1):
         with pytest.raises(Throttled):
-            quota.take(amount)
-    quota.give(49)
+            quota.acquire(amount)
+    quota.release(49)
     with pytest.raises(Throttled):
-        quota.take(0)
-    quota.give(2)
-    quota.take(1)
+        quota.acquire(0)
+    quota.release(2)
+    quota.acquire(1)
     assert quota.used == 100
 
 
 def test_more_is_never_given_back_than_was_taken() -> None:
     quota = Quota(0)
-    quota.take(3)
+    quota.acquire(3)
     with pytest.raises(AssertionError, match="only 3"):
-        quota.give(4)
+        quota.release(4)
     assert quota.used == 3
 
 
-@pytest.mark.parametrize("step", ["take", "hold", "give"])
+@pytest.mark.parametrize("step", ["acquire", "acquire_unchecked", "release"])
 def test_amounts_are_not_negative(step: str) -> None:
     quota = Quota(0)
-    quota.take(5)
+    quota.acquire(5)
     with pytest.raises(AssertionError):
         getattr(quota, step)(-1)
     assert quota.used == 5
@@ -107,14 +107,14 @@ class Watching(int):
         return other - int(self)
 
 
-@pytest.mark.parametrize("step", ["take", "hold", "give"])
+@pytest.mark.parametrize("step", ["acquire", "acquire_unchecked", "release"])
 def test_asking_and_counting_are_one_step(step: str) -> None:
     """Method: the interpreter rarely switches threads inside so few lines, so a race alone would prove little."""
     quota = Quota(100)
-    quota.take(50)
+    quota.acquire(50)
     amount = Watching(5).watch(quota)
     getattr(quota, step)(amount)
-    assert len(amount.guarded) == (2 if step == "take" else 1)
+    assert len(amount.guarded) == (2 if step == "acquire" else 1)
     assert all(amount.guarded)
     assert not quota._guard.locked()
 
@@ -128,12 +128,12 @@ def test_writers_that_race_never_pass_the_cap_and_lose_no_count(seed: int) -> No
         random, held, most = Random(seed * 10 + number), 0, 0
         for _ in range(2_000):
             if held and random.random() < 0.5:
-                quota.give(held)
+                quota.release(held)
                 held = 0
             else:
                 amount = random.randrange(1, 20)
                 try:
-                    quota.take(amount)
+                    quota.acquire(amount)
                     held += amount
                 except Throttled:
                     continue
@@ -152,7 +152,7 @@ def test_writers_that_race_never_pass_the_cap_and_lose_no_count(seed: int) -> No
 @pytest.mark.parametrize("durability", CLASSES)
 def test_all_topics_together_hold_exactly_the_quota(durability: str) -> None:
     """Contract 1.12: current + incoming ≤ cap, data and meta of every class; what is refused leaves nothing (G12)."""
-    world = World(total_bytes_max=100)
+    world = EngineHarness(total_bytes_max=100)
     one, other = world.log.topic("a", durability=durability), world.log.topic("b", durability=durability)
     one.append([b"x" * 30, b"y" * 21], meta=[None, {"k": "v"}])
     other.append(b"z" * 30)
@@ -173,7 +173,7 @@ def test_all_topics_together_hold_exactly_the_quota(durability: str) -> None:
 @pytest.mark.parametrize("how", ["delete seqs", "delete before", "delete tag", "cap", "age", "drop"])
 def test_whatever_goes_gives_its_bytes_back(how: str, durability: str) -> None:
     """Contract 1.12: freed by delete, evict, drop."""
-    world = World(**TINY, total_bytes_max=100)
+    world = EngineHarness(**TINY, total_bytes_max=100)
     topic = world.log.topic("a", durability=durability)
     topic.append([b"x" * 50, b"y" * 50], tag="t")
     world.log.checkpoint()
@@ -197,7 +197,7 @@ def test_whatever_goes_gives_its_bytes_back(how: str, durability: str) -> None:
 
 def test_a_write_that_does_not_happen_takes_nothing() -> None:
     """Failed, refused, sent again: the quota is where it was."""
-    world = World(total_bytes_max=100)
+    world = EngineHarness(total_bytes_max=100)
     topic = world.log.topic("a", cap_records=2, discard="reject")
     topic.append(b"x" * 40, key="k")
     world.disk.fail("write", error=errno.ENOSPC)
@@ -216,7 +216,7 @@ def test_a_write_that_does_not_happen_takes_nothing() -> None:
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_the_quota_counts_what_a_restart_finds(restart: Restart, checkpointed: bool) -> None:
     """Deleted, evicted and dropped records are not found."""
-    world = World(**TINY, total_bytes_max=1_000)
+    world = EngineHarness(**TINY, total_bytes_max=1_000)
     topic = world.log.topic("a", durability="fsync", cap_records=3)
     topic.append([b"x" * 50] * 5, tag="t")
     topic.delete(seqs=[4])
@@ -235,7 +235,7 @@ def test_the_quota_counts_what_a_restart_finds(restart: Restart, checkpointed: b
 
 
 def test_a_smaller_quota_keeps_what_is_there() -> None:
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     world.log.topic("a", durability="fsync").append([b"x" * 50] * 5)
     log = world.restart("reopen", total_bytes_max=100)
     assert len(datas(log.topic("a"))) == 5

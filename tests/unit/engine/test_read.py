@@ -10,22 +10,22 @@ from typing import Any, NamedTuple
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.engine.world import (
+from tests.unit.engine.harness import (
     CLASSES,
     RESTARTS,
     TINY,
+    EngineHarness,
     Restart,
-    World,
     check_page,
+    read_topic,
     size_of,
-    whole,
 )
 
 from tidelog.engine import Counts, Gap, Record, Topic
 from tidelog.errors import DiskFull
 
 
-def laid_out(world: World, many: int = 60, **config: Any) -> Topic:
+def laid_out(world: EngineHarness, many: int = 60, **config: Any) -> Topic:
     """A topic whose records lie in sealed segments, in one that grows, and in memory only."""
     topic = world.log.topic("a", **{"durability": "fsync", **config})
     random = Random(many)
@@ -66,7 +66,7 @@ def paged(topic: Topic, from_seq: int = 0, limit: int = 256, **said: Any) -> lis
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_new_topic_is_empty_and_says_so(durability: str) -> None:
     """Contract 2.2, 2.6."""
-    topic = World().log.topic("a", durability=durability)
+    topic = EngineHarness().log.topic("a", durability=durability)
     state = topic.state()
     assert (state.head_seq, state.earliest_seq, state.next_seq, state.count, state.bytes) == (0, 1, 1, 0, 0)
     assert state.last_write_ms is None
@@ -78,7 +78,7 @@ def test_a_new_topic_is_empty_and_says_so(durability: str) -> None:
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_cursor_is_the_last_seq_that_was_read(durability: str) -> None:
     """Contract 2.6: `from_seq` is exclusive."""
-    topic = World(**TINY).log.topic("a", durability=durability)
+    topic = EngineHarness(**TINY).log.topic("a", durability=durability)
     topic.append(list(range(1, 11)))
     for cursor in range(11):
         page = topic.read(cursor)
@@ -88,7 +88,7 @@ def test_a_cursor_is_the_last_seq_that_was_read(durability: str) -> None:
 
 def test_a_page_ends_at_its_limit_and_tells_how_far_it_is_behind() -> None:
     """Contract 2.6: the limit is 256 where none is given."""
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     topic.append(list(range(600)))
     page = topic.read()
     assert (len(page.records), page.next_from_seq, page.caught_up, page.lag) == (256, 256, False, 344)
@@ -100,7 +100,7 @@ def test_a_page_ends_at_its_limit_and_tells_how_far_it_is_behind() -> None:
 
 def test_a_cursor_ahead_of_the_head_belongs_to_an_earlier_topic() -> None:
     """Contract 3.4: the gap is all of this one, and records resume at the earliest."""
-    log = World().log
+    log = EngineHarness().log
     topic = log.topic("a")
     assert topic.read(5).gap == Gap(1, 0, "recreated", 1, 1, 0)
     topic.append([1, 2, 3])
@@ -118,7 +118,7 @@ def test_a_cursor_ahead_of_the_head_belongs_to_an_earlier_topic() -> None:
 @pytest.mark.parametrize("limit", [1, 2, 3, 7, 63, 64, 65, 1000])
 def test_pages_of_any_size_make_the_same_whole(limit: int) -> None:
     """Contract 2.6: sealed, growing and in memory; the borders between them are nobody's business."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = laid_out(world)
     at_once = topic.read(0, 1000).records
     assert [record.seq for record in at_once] == list(range(1, 61))
@@ -130,19 +130,19 @@ def test_pages_of_any_size_make_the_same_whole(limit: int) -> None:
 @pytest.mark.parametrize("restart", RESTARTS)
 def test_a_page_is_the_same_wherever_its_records_lie(restart: Restart) -> None:
     """G5: in memory, in segments, and behind a restart."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = laid_out(world)
-    before = whole(topic)
+    before = read_topic(topic)
     world.log.checkpoint()
-    assert whole(topic) == before
+    assert read_topic(topic) == before
     again = world.restart(restart).topic("a")
-    assert whole(again, 7) == before
+    assert read_topic(again, 7) == before
 
 
 @pytest.mark.parametrize("budget", [1, 10, 11, 29, 30, 31, 100, 1 << 20])
 def test_a_budget_of_bytes_is_kept_and_the_first_record_comes_in_any_case(budget: int) -> None:
     """Contract 3.4: a record that does not fit any more is left for the next page."""
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     topic.append([b"x" * 10, b"y" * 20, b"z" * 30, b"w" * 10])
     for cursor, sizes in ((0, [10, 20, 30, 10]), (1, [20, 30, 10]), (2, [30, 10])):
         page = topic.read(cursor, bytes_max=budget)
@@ -155,7 +155,7 @@ def test_a_budget_of_bytes_is_kept_and_the_first_record_comes_in_any_case(budget
 @pytest.mark.parametrize("budget", [1, 10, 25, 60, 150, 151, 1000])
 def test_a_budget_is_kept_across_segments_and_blocks(budget: int) -> None:
     """Contract 3.4: `if out non-empty and bytes+rec.bytes > budget: break`, wherever the next record lies."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = laid_out(world)
     at_once = topic.read(0, 1000).records
     records: list[Record] = []
@@ -171,7 +171,7 @@ def test_a_budget_is_kept_across_segments_and_blocks(budget: int) -> None:
 
 def test_meta_counts_in_a_budget() -> None:
     """Contract 1.12: bytes are those of data and meta."""
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     topic.append([b"x" * 10, b"y" * 10], meta=[None, {"k": "v"}])
     assert len(topic.read(bytes_max=28).records) == 1
     assert len(topic.read(bytes_max=29).records) == 2
@@ -179,7 +179,7 @@ def test_meta_counts_in_a_budget() -> None:
 
 def test_ten_thousand_records_in_many_segments_are_found_one_by_one() -> None:
     """G67: entry i of an index locates seq first + i."""
-    world = World(segment_events_max=97, segment_bytes_max=1 << 20, wal_file_bytes=1 << 20)
+    world = EngineHarness(segment_events_max=97, segment_bytes_max=1 << 20, wal_file_bytes=1 << 20)
     topic = world.log.topic("a", durability="disk")
     random = Random(7)
     expected: list[Any] = []
@@ -204,7 +204,7 @@ def test_ten_thousand_records_in_many_segments_are_found_one_by_one() -> None:
 
 def test_a_page_shows_one_moment() -> None:
     """What is written while a page is made is in the next one."""
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     topic.append([1, 2])
     page = topic.read()
     topic.append(3)
@@ -221,7 +221,7 @@ def test_a_page_shows_one_moment() -> None:
 )
 def test_a_reader_does_not_get_back_what_its_own_node_wrote(node: Any, hidden: tuple[str, ...]) -> None:
     """Contract 3.5: exact, silent, and records without a node always pass."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = laid_out(world)
     everything = topic.read(0, 1000).records
     expected = [record for record in everything if record.node not in hidden]
@@ -234,7 +234,7 @@ def test_a_reader_does_not_get_back_what_its_own_node_wrote(node: Any, hidden: t
 
 def test_a_page_of_nothing_but_own_records_is_empty_and_moves_on() -> None:
     """Contract 3.4: skipped records advance the cursor."""
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     topic.append([1, 2, 3], node="me")
     page = topic.read(node="me")
     assert (page.records, page.caught_up, page.next_from_seq, page.counts) == ([], True, 3, Counts(filtered=3))
@@ -242,7 +242,7 @@ def test_a_page_of_nothing_but_own_records_is_empty_and_moves_on() -> None:
 
 def test_filtered_records_count_for_neither_limit_nor_budget() -> None:
     """Contract 3.4."""
-    topic = World().log.topic("a")
+    topic = EngineHarness().log.topic("a")
     topic.append([b"x" * 50] * 100, node="me")
     topic.append([b"y", b"z"], node="you")
     page = topic.read(0, 2, node="me", bytes_max=2)
@@ -253,7 +253,7 @@ def test_filtered_records_count_for_neither_limit_nor_budget() -> None:
 
 def test_a_topic_may_ask_for_no_filter() -> None:
     """Contract 1.13: `dedupe_node:false` leaves the filter out."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", dedupe_node=False)
     topic.append([1, 2], node="me")
     assert [record.data for record in topic.read(node="me").records] == [1, 2]
@@ -266,7 +266,7 @@ def test_a_topic_may_ask_for_no_filter() -> None:
 
 def test_a_hole_is_passed_in_silence_and_counted() -> None:
     """E8: a batch that failed leaves seqs that no record ever had."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a")
     topic.append([1, 2])
     world.disk.fail("write", error=errno.ENOSPC)
@@ -288,7 +288,7 @@ def test_a_hole_is_passed_in_silence_and_counted() -> None:
 def test_what_a_power_cut_took_is_a_hole_and_never_called_deleted(left: str) -> None:
     """E8, decision 0008: readers pass over reserved seqs in silence, and the counts say how many. Only seq 1 was ever
     deleted here, if at all."""
-    world = World(head_reserve=10)
+    world = EngineHarness(head_reserve=10)
     topic = world.log.topic("a", durability="disk")
     topic.append(1)
     if left == "nothing":
@@ -304,7 +304,7 @@ def test_what_a_power_cut_took_is_a_hole_and_never_called_deleted(left: str) -> 
 
 def test_deletes_are_counted_where_they_lie() -> None:
     """E8, G72."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = laid_out(world)
     topic.delete(seqs=[1, 2, 10, 11, 12, 40, 59])
     page = topic.read(0, 1000)
@@ -319,7 +319,7 @@ def test_deletes_are_counted_where_they_lie() -> None:
 @pytest.mark.parametrize("later", ["checkpoint", *RESTARTS])
 def test_where_the_seqs_of_a_range_went_does_not_change_with_time(later: Any) -> None:
     """E8: what was deleted stays counted as deleted when its segment is gone."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     for number in range(1, 17):
         topic.append(number)
@@ -383,7 +383,7 @@ def erase(topic: Topic, model: Model, meant: Callable[[int, Held], bool], **said
         del model.rows[seq]
 
 
-def play(world: World, model: Model, verb: str, a: int, b: int) -> None:
+def play(world: EngineHarness, model: Model, verb: str, a: int, b: int) -> None:
     """Do one thing to the topic and to its model."""
     topic = world.log.topic("a")
     now_ms = world.clock.now_us() // 1000
@@ -437,7 +437,7 @@ def test_every_page_of_every_history_accounts_for_every_seq(
     """E8, G70, G72. Method: any history on a topic of class `fsync`; after each step pages from anywhere, of any size
     and for any node: rows and filtered are what the model has there, one gap up to the model's floor or none, and
     going on page by page makes the same as one large page."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     world.log.topic("a", durability="fsync")
     model = Model()
     for verb, a, b in history:
@@ -457,4 +457,4 @@ def test_every_page_of_every_history_accounts_for_every_seq(
             assert len(shown) <= limit
             everything = [seq for seq in sorted(model.rows) if seq > cursor and model.rows[seq].node not in hidden]
             assert [record.seq for record in paged(topic, cursor, limit, node=node)] == everything
-        assert whole(topic).seqs == sorted(model.rows)
+        assert read_topic(topic).seqs == sorted(model.rows)

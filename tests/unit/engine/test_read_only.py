@@ -6,18 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import LOGGED, PATH, TINY, Whole, World, datas, whole
+from tests.unit.engine.harness import LOGGED, PATH, TINY, EngineHarness, TopicContents, datas, read_topic
 
 from tidelog.engine import Engine, Gap
 from tidelog.errors import BadInput, Closed, Error, Locked, NotFound, ReadOnly, TopicNotFound
 from tidelog.testing import SimDisk
 
 
-def everything(log: Engine) -> dict[str, Whole]:
-    return {state.topic: whole(log.topic(state.topic)) for state in log.topics()}
+def everything(log: Engine) -> dict[str, TopicContents]:
+    return {state.topic: read_topic(log.topic(state.topic)) for state in log.topics()}
 
 
-def filled(world: World) -> None:
+def filled(world: EngineHarness) -> None:
     for name in LOGGED:
         topic = world.log.topic(name, durability=name)
         topic.append(list(range(1, 10)), tag="t")
@@ -34,7 +34,7 @@ def filled(world: World) -> None:
 
 def test_a_reader_sees_what_the_writer_shows() -> None:
     """Segments, deletes, and the tail that only the WAL has."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     filled(world)
     assert everything(world.reader()) == everything(world.log)
 
@@ -43,7 +43,7 @@ def test_a_reader_sees_what_the_writer_shows() -> None:
 def test_a_reader_sees_every_acked_record_whatever_the_writer_is_doing(shards: int) -> None:
     """G5. Method: a reader opens the directory before each operation of the disk, through appends, rotations, deletes,
     checkpoints and the removal of files, and finds all that was acked, in order, and nothing that was not written."""
-    world = World(**TINY | {"wal_shards": shards})
+    world = EngineHarness(**TINY | {"wal_shards": shards})
     topic = world.log.topic("a", durability="fsync")
     acked: list[int] = []
     deleted: set[int] = set()
@@ -77,7 +77,7 @@ def test_a_reader_sees_every_acked_record_whatever_the_writer_is_doing(shards: i
 
 def test_a_reader_sees_one_moment_until_it_looks_again() -> None:
     """`refresh`."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     filled(world)
     reader = world.reader()
     before = everything(reader)
@@ -96,7 +96,7 @@ def test_a_reader_sees_one_moment_until_it_looks_again() -> None:
 
 def test_a_reader_sees_a_topic_that_was_made_again() -> None:
     """G86."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     world.log.topic("a", durability="fsync").append([1, 2, 3])
     reader = world.reader()
     old = reader.topic("a").id
@@ -112,7 +112,7 @@ def test_a_reader_sees_a_topic_that_was_made_again() -> None:
 def test_a_reader_that_stayed_behind_is_not_shown_anything_wrong() -> None:
     """Method: the writer evicts, seals, checkpoints and removes files under a reader that holds an old moment. It gets
     the record that was there or an error, never another; when it looks again it sees what is."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     topic.append(list(range(1, 41)))
     world.log.checkpoint()
@@ -137,10 +137,10 @@ def test_a_reader_that_stayed_behind_is_not_shown_anything_wrong() -> None:
 
 def test_gaps_are_told_to_readers_too() -> None:
     """G70."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync", cap_records=3)
     topic.append(list(range(1, 11)))
-    found = whole(world.reader().topic("a"))
+    found = read_topic(world.reader().topic("a"))
     assert (found.seqs, found.gap) == ([8, 9, 10], Gap(1, 7, "cap", 7, 8, 10))
 
 
@@ -148,7 +148,7 @@ def test_gaps_are_told_to_readers_too() -> None:
 def test_a_reader_is_not_shown_what_is_expired(checkpointed: bool) -> None:
     """Contract 1.13, 3.3: expired means now − ts > ttl, whoever looks; the first promise of the design: every reader
     sees a loss as a gap."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync", ttl_ms=100)
     topic.append([1, 2])
     world.clock.tick(50)
@@ -158,14 +158,14 @@ def test_a_reader_is_not_shown_what_is_expired(checkpointed: bool) -> None:
     reader = world.reader()
     assert datas(reader.topic("a")) == [1, 2, 3]
     world.clock.tick(51)
-    found = whole(reader.topic("a"))
+    found = read_topic(reader.topic("a"))
     assert (found.seqs, found.gap) == ([3], Gap(1, 2, "ttl", 2, 3, 3))
     assert datas(world.reader().topic("a")) == [3]
 
 
 def test_a_reader_of_a_topic_of_class_disk_does_not_see_reserved_seqs() -> None:
     """They are the writer's: the head is that of the last record."""
-    world = World(head_reserve=100)
+    world = EngineHarness(head_reserve=100)
     topic = world.log.topic("a", durability="disk")
     topic.append([1, 2])
     found = world.reader().topic("a")
@@ -175,7 +175,7 @@ def test_a_reader_of_a_topic_of_class_disk_does_not_see_reserved_seqs() -> None:
 
 
 def test_a_reader_may_filter_follow_and_take_columns() -> None:
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     filled(world)
     topic = world.reader().topic("fsync")
     assert len(topic.read(node="n").records) == 6
@@ -202,20 +202,20 @@ VERBS: dict[str, Callable[[Engine], object]] = {
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_reader_changes_nothing(verb: str) -> None:
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     filled(world)
-    before, ops = world.disk.digest(), world.disk.ops
+    before, ops = world.disk.digest(), world.disk.op_count
     reader = world.reader()
     with pytest.raises(ReadOnly):
         VERBS[verb](reader)
     assert everything(reader) == everything(world.log)
     reader.close()
-    assert (world.disk.digest(), world.disk.ops) == (before, ops)
+    assert (world.disk.digest(), world.disk.op_count) == (before, ops)
 
 
 def test_a_reader_mends_nothing() -> None:
     """What a crash left is looked at and left as it is."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     filled(world)
     disk = world.disk.reboot()
     path = world.files(".idx")[0]
@@ -229,7 +229,7 @@ def test_a_reader_mends_nothing() -> None:
 
 def test_any_number_may_read_and_one_may_write() -> None:
     """G30."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     filled(world)
     readers = [world.reader() for _ in range(5)]
     with pytest.raises(Locked):
@@ -246,7 +246,7 @@ def test_any_number_may_read_and_one_may_write() -> None:
 
 
 def test_there_must_be_something_to_read() -> None:
-    world = World()
+    world = EngineHarness()
     disk = SimDisk()
     with pytest.raises(NotFound):
         world.reader(disk)
@@ -257,7 +257,7 @@ def test_there_must_be_something_to_read() -> None:
 
 
 def test_only_a_reader_looks_again() -> None:
-    world = World()
+    world = EngineHarness()
     with pytest.raises(BadInput):
         world.log.refresh()
     reader = world.reader()
@@ -271,7 +271,7 @@ def test_only_a_reader_looks_again() -> None:
 @pytest.mark.parametrize("restart", ["kill", "crash"])
 def test_a_reader_needs_no_writer(restart: Any) -> None:
     """It sees what the next writer will recover."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     filled(world)
     disk = world.disk.reboot() if restart == "kill" else world.disk.crash_image("none")
     seen = everything(world.reader(disk))

@@ -7,18 +7,28 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import PATH, RESTARTS, TINY, Restart, Whole, World, datas, seqs, whole
+from tests.unit.engine.harness import (
+    PATH,
+    RESTARTS,
+    TINY,
+    EngineHarness,
+    Restart,
+    TopicContents,
+    datas,
+    read_topic,
+    seqs,
+)
 
 from tidelog.engine import Engine, Topic
 from tidelog.errors import Closed, Corrupt, Damaged, Error, WriteFailed
 from tidelog.testing import SimDisk
 
 
-def everything(log: Engine) -> dict[str, Whole]:
-    return {state.topic: whole(log.topic(state.topic)) for state in log.topics()}
+def everything(log: Engine) -> dict[str, TopicContents]:
+    return {state.topic: read_topic(log.topic(state.topic)) for state in log.topics()}
 
 
-def busy(world: World, seed: int = 0, steps: int = 25) -> None:
+def busy(world: EngineHarness, seed: int = 0, steps: int = 25) -> None:
     """Any verbs on four topics of class fsync, so that nothing of it may be lost."""
     random = Random(seed)
     for step in range(steps):
@@ -49,7 +59,7 @@ def busy(world: World, seed: int = 0, steps: int = 25) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_restart_finds_what_was_there(restart: Restart, seed: int) -> None:
     """G41, G59, G47: and so does another, and another; three more change nothing but the names of empty files."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     busy(world, seed)
     before = everything(world.log)
     for _ in range(3):
@@ -63,7 +73,7 @@ def test_a_restart_finds_what_was_there(restart: Restart, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4))
 def test_recovering_twice_is_recovering_once(seed: int) -> None:
     """G47: same heads, floors, records and file bytes, where nobody wrote in between."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     busy(world, seed)
     world.restart("crash")
     first = world.disk.tree()
@@ -81,7 +91,7 @@ def test_recovering_twice_is_recovering_once(seed: int) -> None:
 @pytest.mark.parametrize("restart", RESTARTS)
 def test_seqs_go_on_where_they_were(restart: Restart) -> None:
     """G8: for many restarts in a row, without a checkpoint in between."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     highest = {"f": 0, "d": 0}
     kept: dict[str, list[int]] = {"f": [], "d": []}
     for number in range(6):
@@ -103,7 +113,7 @@ def test_seqs_go_on_where_they_were(restart: Restart) -> None:
 
 @pytest.mark.parametrize("restart", RESTARTS)
 def test_an_engine_that_is_closed_is_not_used_any_more(restart: Restart) -> None:
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability="fsync")
     topic.append(1)
     old = world.log
@@ -127,7 +137,7 @@ def test_an_engine_that_is_closed_is_not_used_any_more(restart: Restart) -> None
 
 def test_an_engine_that_did_nothing_leaves_nothing_behind() -> None:
     """Opening and closing again and again does not make the directory grow."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     busy(world)
     world.restart("reopen")
     sizes = []
@@ -138,7 +148,7 @@ def test_an_engine_that_did_nothing_leaves_nothing_behind() -> None:
 
 
 def test_leaving_the_block_closes_the_engine() -> None:
-    world = World()
+    world = EngineHarness()
     with world.log as log:
         log.topic("a", durability="memory").append(1)
     with pytest.raises(Closed):
@@ -154,7 +164,7 @@ def test_leaving_the_block_closes_the_engine() -> None:
 def test_the_number_of_shards_may_change_with_every_start(shards: tuple[int, int], restart: Restart) -> None:
     """G49, G50, G51."""
     one, other = shards
-    world = World(**TINY, wal_shards=one)
+    world = EngineHarness(**TINY, wal_shards=one)
     busy(world, one * 10 + other)
     before = everything(world.log)
     assert everything(world.restart(restart, wal_shards=other)) == before
@@ -167,7 +177,7 @@ def test_the_number_of_shards_may_change_with_every_start(shards: tuple[int, int
 @pytest.mark.parametrize("seed", range(4))
 def test_shards_come_and_go_at_random(seed: int) -> None:
     """G49: any number up to sixteen, after any restart."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     random = Random(seed)
     for round_ in range(8):
         busy(world, seed * 100 + round_, steps=8)
@@ -182,7 +192,7 @@ def test_shards_come_and_go_at_random(seed: int) -> None:
 @pytest.mark.parametrize("content", [None, b"", b"garbage", b"\xff" * 100, b"wal-0000000000000001.log\n", b"wal-9\n"])
 def test_current_is_only_a_hint(content: bytes | None) -> None:
     """G33: missing, stale or garbage, nothing changes."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     busy(world)
     before = everything(world.log)
     disk = world.disk.reboot()
@@ -198,7 +208,7 @@ def test_current_is_only_a_hint(content: bytes | None) -> None:
 
 def test_room_that_was_reserved_is_no_damage() -> None:
     """G34."""
-    world = World(wal_file_bytes=1 << 15)
+    world = EngineHarness(wal_file_bytes=1 << 15)
     world.log.topic("a", durability="fsync").append(1)
     log = world.restart("crash")
     assert (log.report.clean, log.report.lines()) == (True, [])
@@ -207,7 +217,7 @@ def test_room_that_was_reserved_is_no_damage() -> None:
 
 def test_wal_files_are_never_used_twice() -> None:
     """G36: a number that was there once is not given to another file."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     contents: dict[str, bytes] = {}
     for number in range(12):
         busy(world, number, steps=6)
@@ -221,7 +231,7 @@ def test_wal_files_are_never_used_twice() -> None:
 @pytest.mark.parametrize("what", ["missing", "short", "empty"])
 def test_an_index_that_is_lost_is_made_again(what: str) -> None:
     """G66: byte for byte, and the report says so."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     for number in range(12):
         topic.append(number, tag="t", meta={"m": number})
@@ -241,7 +251,7 @@ def test_an_index_that_is_lost_is_made_again(what: str) -> None:
 
 
 def test_foreign_files_are_left_alone() -> None:
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     busy(world)
     world.log.close()
     names = [f"{PATH}/notes.txt", f"{PATH}/topics/notes.txt", f"{PATH}/wal/notes.txt", f"{PATH}/meta/notes.txt"]
@@ -256,7 +266,7 @@ def test_foreign_files_are_left_alone() -> None:
 
 def test_what_no_manifest_names_is_swept() -> None:
     """Decision 0007."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     topic.append(list(range(9)))
     world.log.checkpoint()
@@ -280,7 +290,7 @@ def test_what_no_manifest_names_is_swept() -> None:
 
 def test_a_torn_tail_is_cut_and_what_lies_before_it_stays() -> None:
     """G52, G53. Method: a WAL of class disk is cut at every byte; whole writes up to there are found, others not."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability="memory")
     ends = []
     for number in range(1, 5):
@@ -304,14 +314,14 @@ def test_a_torn_tail_is_cut_and_what_lies_before_it_stays() -> None:
 
 def test_damage_in_what_was_synced_stops_a_writer_and_not_a_reader() -> None:
     """G56: reported with its place, kept in quarantine, and not written to without consent."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     for number in range(130):
         topic.append(number)
     files = world.files(".log")
     assert len(files) > 2
     disk = world.disk.reboot()
-    disk.flip(files[0], 1_000, 2)
+    disk.flip_bit(files[0], 1_000, 2)
     before = disk.digest()
     with pytest.raises(Damaged, match="accept_loss") as refused:
         world.open(disk)
@@ -336,7 +346,7 @@ def test_damage_in_what_was_synced_stops_a_writer_and_not_a_reader() -> None:
 @pytest.mark.parametrize("place", ["wal-", "snapshot"])
 def test_a_directory_that_cannot_be_read_is_not_taken_for_a_fresh_one(place: str) -> None:
     """G57."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     busy(world)
     world.log.checkpoint()
     before, disk = everything(world.log), world.disk.reboot()
@@ -346,14 +356,14 @@ def test_a_directory_that_cannot_be_read_is_not_taken_for_a_fresh_one(place: str
         world.open(disk)
     with pytest.raises(Error):
         world.reader(disk)
-    disk.heal()
+    disk.clear_faults()
     assert disk.digest() == digest
     assert everything(world.open(disk)) == before
 
 
 def test_a_directory_without_its_snapshots_is_not_replayed_from_the_middle() -> None:
     """Section 6, step 2; decision 0007."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     busy(world, steps=60)
     for _ in range(3):
         world.log.checkpoint()
@@ -368,7 +378,7 @@ def test_a_directory_without_its_snapshots_is_not_replayed_from_the_middle() -> 
 
 def test_one_bad_record_in_a_segment_does_not_hide_its_neighbours() -> None:
     """G65: the error names it and where to go on."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     for number in range(12):
         topic.append(b"%02d" % number * 20)
@@ -377,7 +387,7 @@ def test_one_bad_record_in_a_segment_does_not_hide_its_neighbours() -> None:
     disk = world.disk.reboot()
     path = world.files(".data")[1]  # seqs 5 to 8
     content = disk.read_file(path)
-    disk.flip(path, content.index(b"05" * 20) + 3, 1)
+    disk.flip_bit(path, content.index(b"05" * 20) + 3, 1)
     log = world.open(disk)
     found = log.topic("a")
     assert [record.seq for record in found.read(0, 5).records] == [1, 2, 3, 4, 5]
@@ -388,7 +398,7 @@ def test_one_bad_record_in_a_segment_does_not_hide_its_neighbours() -> None:
 
 
 def test_reserved_seqs_are_told_in_the_report() -> None:
-    world = World(head_reserve=10)
+    world = EngineHarness(head_reserve=10)
     topic = world.log.topic("a", durability="disk")
     topic.append([1, 2])
     log = world.restart("kill")
@@ -400,7 +410,7 @@ def test_reserved_seqs_are_told_in_the_report() -> None:
 
 
 def test_progress_is_told() -> None:
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     busy(world)
     told: list[tuple[str, int, int]] = []
     world.open(world.disk.reboot(), progress=lambda *said: told.append(said))
@@ -411,7 +421,7 @@ def test_progress_is_told() -> None:
 
 def test_ten_thousand_records_come_back_in_order() -> None:
     """G41, from segments and from the WAL, one at a time and in batches."""
-    world = World(segment_events_max=700, wal_file_bytes=1 << 16)
+    world = EngineHarness(segment_events_max=700, wal_file_bytes=1 << 16)
     topic = world.log.topic("a", durability="fsync")
     expected: list[Any] = []
     for number in range(100):
@@ -421,12 +431,12 @@ def test_ten_thousand_records_come_back_in_order() -> None:
         if number in (30, 60):
             world.log.checkpoint()
     assert len(expected) > 10_000
-    assert whole(world.restart("crash").topic("a"), 1_000).datas == expected
+    assert read_topic(world.restart("crash").topic("a"), 1_000).datas == expected
 
 
 def test_a_close_that_cannot_checkpoint_loses_nothing() -> None:
     """G20, G29: the WAL is synced all the same, and the directory is free again."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     busy(world)
     topic: Topic = world.log.topic("m", durability="memory")
     topic.append([1, 2, 3])
@@ -435,6 +445,6 @@ def test_a_close_that_cannot_checkpoint_loses_nothing() -> None:
     with pytest.raises(WriteFailed):
         world.log.close()
     disk: SimDisk = world.disk
-    disk.heal()
+    disk.clear_faults()
     assert everything(world.open(disk.crash_image("none"))) == before
     assert everything(world.open(disk)) == before

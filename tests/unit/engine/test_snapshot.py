@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.engine.world import RESTARTS, TINY, Restart, World, datas, seqs
+from tests.unit.engine.harness import RESTARTS, TINY, EngineHarness, Restart, datas, seqs
 
 from tidelog.engine import Engine, checkpoint, manifest, retention
-from tidelog.engine.core import Core
+from tidelog.engine.topic_state import TopicState
 from tidelog.errors import DiskFull, Forked, WriteFailed
-from tidelog.wal import Token
+from tidelog.wal import CommitFuture
 
 
 def known(log: Engine) -> dict[str, object]:
@@ -24,7 +24,7 @@ def known(log: Engine) -> dict[str, object]:
     ]
     topic, queue = log.topic("a"), log.queue("jobs", create=False)
     found["groups"] = [(group.name, group.position, group.hold_bytes) for group in topic.groups()]
-    found["writer"] = topic.numbered("etl")
+    found["writer"] = topic.producer_batches("etl")
     found["queue"] = queue.counts()
     found["routers"] = log.routers()
     found["gaps"] = [(gap.topic, gap.cause, gap.first, gap.last, gap.records, gap.bytes) for gap in log.gaps()]
@@ -35,7 +35,7 @@ def known(log: Engine) -> dict[str, object]:
 def test_a_snapshot_holds_all_that_topics_know(restart: Restart) -> None:
     """Method: topics with all that a row can hold; a checkpoint before it, so that rows change, and two after it, so
     that the WAL has nothing of it any more."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     log = world.log
     topic = log.topic("a", durability="fsync", cap_records=8)
     topic.append([1, 2, 3])
@@ -73,20 +73,20 @@ def test_a_snapshot_holds_all_that_topics_know(restart: Restart) -> None:
 
 def test_a_row_claims_nothing_of_records_that_came_after_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """Records are written and deleted between the copying and the row: its floors end with its head."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability="fsync", cap_records=5)
     topic.append([1, 2, 3])
-    write = checkpoint._write
+    write = checkpoint._write_topic
 
-    def written(core: Core, *rest: Any) -> None:
+    def written(core: TopicState, *rest: Any) -> None:
         write(core, *rest)
-        if core is topic._core:
+        if core is topic._state:
             topic.append(list(range(9)))
             topic.delete(before_seq=topic.head_seq + 1)
 
-    monkeypatch.setattr(checkpoint, "_write", written)
+    monkeypatch.setattr(checkpoint, "_write_topic", written)
     world.log.checkpoint()
-    row = next(row for row in manifest.load(world.disk, "data").manifest.topics if row.name == "a")
+    row = next(row for row in manifest.load_newest(world.disk, "data").manifest.topics if row.name == "a")
     assert (row.head, row.earliest, row.cap_mark) == (3, 4, 3)
     log = world.restart("kill")
     assert (log.topic("a").head_seq, log.topic("a").earliest_seq, log.topic("a").evict_floor) == (12, 13, 8)
@@ -97,7 +97,7 @@ def test_a_row_claims_nothing_of_records_that_came_after_its_files(monkeypatch: 
 
 def test_files_that_a_checkpoint_removed_stay_gone_after_a_power_cut() -> None:
     """The directory is synced: room that was made is not taken again."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     topic.append(list(range(4)))
     topic.append(list(range(4)))
@@ -114,7 +114,7 @@ def test_files_that_a_checkpoint_removed_stay_gone_after_a_power_cut() -> None:
 @pytest.mark.parametrize("restart", ["kill", "crash"])
 def test_a_restart_keeps_files_that_only_the_snapshot_before_names(restart: Any) -> None:
     """The newest one may turn out not to read."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     topic = world.log.topic("a", durability="fsync")
     topic.append(list(range(4)))
     topic.append(list(range(4)))
@@ -138,8 +138,8 @@ def test_the_index_of_an_intact_segment_is_written_once(
 ) -> None:
     """A segment is verified before its footer is written, in one piece or in several; only an index that does not fit
     is made again."""
-    monkeypatch.setattr(checkpoint, "_COPY_BYTES", copied)
-    world = World(segment_events_max=24)
+    monkeypatch.setattr(checkpoint, "_COPY_CHUNK_BYTES", copied)
+    world = EngineHarness(segment_events_max=24)
     topic = world.log.topic("a", durability="fsync")
     for number in range(60 // batch):
         topic.append([b"%d" % number * 20] * batch, tag="t")
@@ -153,13 +153,13 @@ def test_the_index_of_an_intact_segment_is_written_once(
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_checkpoint_pauses_after_each_piece(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others get the disk after each piece that is copied, after each that is verified, and after each footer."""
-    world = World(segment_events_max=12)
+    world = EngineHarness(segment_events_max=12)
     topic = world.log.topic("a", durability="fsync")
     for _ in range(12):
         topic.append(bytes(100))
-    monkeypatch.setattr(checkpoint, "_COPY_BYTES", size * topic.bytes // 12)
+    monkeypatch.setattr(checkpoint, "_COPY_CHUNK_BYTES", size * topic.bytes // 12)
     pauses: list[int] = []
-    monkeypatch.setattr(world.log._upkeep, "_resting", lambda: lambda: pauses.append(world.disk.ops))
+    monkeypatch.setattr(world.log._checkpoints, "_throttle", lambda: lambda: pauses.append(world.disk.op_count))
     world.log.checkpoint()
     assert len(world.files(".foot")) == 1
     copied = [words for words in world.disk.trace if words.startswith("write") and words.find(".data") > 0]
@@ -170,22 +170,22 @@ def test_a_checkpoint_pauses_after_each_piece(size: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_a_reader_makes_no_checkpoint(snapshot: bool) -> None:
-    world = World()
+    world = EngineHarness()
     world.log.topic("a", durability="fsync").append([1, 2, 3])
     if snapshot:
         world.log.checkpoint()
     disk = world.disk.reboot()
-    before = disk.ops, disk.digest()
+    before = disk.op_count, disk.digest()
     with world.reader(disk) as reader:
         assert datas(reader.topic("a")) == [1, 2, 3]
-    assert (disk.ops, disk.digest()) == before
+    assert (disk.op_count, disk.digest()) == before
 
 
 @pytest.mark.parametrize("suffix", [".data", ".idx"])
 @pytest.mark.parametrize("base", [1, 5])
 def test_a_checkpoint_without_room_gives_back_what_it_took(base: int, suffix: str) -> None:
     """Files of a growing segment are as long as the snapshot says, also where it is not the first one."""
-    world = World(segment_events_max=4)
+    world = EngineHarness(segment_events_max=4)
     topic = world.log.topic("a", durability="fsync")
     for number in range(base):
         topic.append(number)
@@ -198,14 +198,14 @@ def test_a_checkpoint_without_room_gives_back_what_it_took(base: int, suffix: st
     with pytest.raises(DiskFull):
         world.log.checkpoint()
     assert {path: world.disk.read_file(path) for path in world.files(under=place)} == before
-    world.disk.heal()
+    world.disk.clear_faults()
     world.log.checkpoint()
     assert len(seqs(world.restart("crash").topic("a"))) == base + 2
 
 
 def test_deletes_are_synced_before_their_file_is_written() -> None:
     """Replay may find the file without the frame of a delete that was not synced when it was acked."""
-    world = World()
+    world = EngineHarness()
     topic = world.log.topic("a", durability="memory")
     topic.append([1, 2, 3])
     world.log.checkpoint()
@@ -220,7 +220,7 @@ def test_deletes_are_synced_before_their_file_is_written() -> None:
 @pytest.mark.parametrize("left", [None, 0, 39, 100])
 def test_an_index_that_was_lost_is_made_again_before_it_grows(left: int | None) -> None:
     """The data is whole: no record is hidden by zeros where its entry was."""
-    world = World()
+    world = EngineHarness()
     world.log.topic("a", durability="fsync").append(list(range(6)))
     world.log.checkpoint()
     log = world.restart("kill")
@@ -241,7 +241,7 @@ def test_an_index_that_was_lost_is_made_again_before_it_grows(left: int | None) 
 @pytest.mark.parametrize("keep", ["none", "all"])
 def test_a_power_cut_after_a_checkpoint_leaves_no_index_to_rebuild(keep: Any) -> None:
     """Indexes are synced before a snapshot names them."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     for number in range(7):
         world.log.topic("a", durability="fsync").append(number)
     world.log.checkpoint()
@@ -258,20 +258,20 @@ def test_a_power_cut_after_a_checkpoint_leaves_no_index_to_rebuild(keep: Any) ->
 def test_a_floor_that_cannot_be_made_durable_leaves_out_its_topic_alone(
     shards: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World(wal_shards=shards)
+    world = EngineHarness(wal_shards=shards)
     log = world.log
     topics = {each: log.topic(each, durability="fsync", cap_records=2) for each in ("a", "m", "z")}
     for topic in topics.values():
         topic.append([b"x"] * 5)
-    begin = retention._begin
+    begin = retention._submit_floor
 
-    def failing(core: Core, expiry: int) -> Token[int]:
+    def failing(core: TopicState, expiry: int) -> CommitFuture[int]:
         if core.name == name:
             raise RuntimeError("a bug")
         return begin(core, expiry)
 
     with monkeypatch.context() as patch:
-        patch.setattr(retention, "_begin", failing)
+        patch.setattr(retention, "_submit_floor", failing)
         with pytest.raises(WriteFailed, match=f"left out {name} "):
             log.checkpoint()
     assert log.health().lagging == (name,)
@@ -284,17 +284,17 @@ def test_a_floor_that_cannot_be_made_durable_leaves_out_its_topic_alone(
 
 
 def test_a_new_topic_without_records_that_is_left_out_stays_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World()
+    world = EngineHarness()
     before = world.log.topic("a", durability="fsync").state()
     world.log.topic("b", durability="fsync").append(1)
-    write = checkpoint._write
+    write = checkpoint._write_topic
 
-    def failing(core: Core, *rest: Any) -> None:
+    def failing(core: TopicState, *rest: Any) -> None:
         if core.name == "a":
             raise RuntimeError("a bug")
         write(core, *rest)
 
-    monkeypatch.setattr(checkpoint, "_write", failing)
+    monkeypatch.setattr(checkpoint, "_write_topic", failing)
     with pytest.raises(WriteFailed, match="left out a "):
         world.log.checkpoint()
     log = world.restart("kill")
@@ -302,11 +302,11 @@ def test_a_new_topic_without_records_that_is_left_out_stays_empty(monkeypatch: p
     assert log.topic("a").append(1).first_seq == 1
 
 
-@pytest.mark.parametrize("place", ["_begin", "_write"])
+@pytest.mark.parametrize("place", ["_submit_floor", "_write_topic"])
 def test_a_checkpoint_in_a_fork_leaves_out_no_topic_and_writes_no_snapshot(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = World()
+    world = EngineHarness()
     log = world.log
     for name in ("a", "m"):
         log.topic(name, durability="fsync", cap_records=2).append([b"x"] * 5)
@@ -314,7 +314,7 @@ def test_a_checkpoint_in_a_fork_leaves_out_no_topic_and_writes_no_snapshot(
     def forked(*_: object) -> None:
         raise Forked("data", pid=1)
 
-    monkeypatch.setattr(retention if place == "_begin" else checkpoint, place, forked)
+    monkeypatch.setattr(retention if place == "_submit_floor" else checkpoint, place, forked)
     with pytest.raises(Forked):
         log.checkpoint()
     assert log.health().ok
@@ -325,7 +325,7 @@ def test_a_checkpoint_in_a_fork_leaves_out_no_topic_and_writes_no_snapshot(
 @pytest.mark.parametrize("name", ["s", "d"])
 def test_routers_of_a_new_topic_that_cannot_be_written_survive_a_restart(name: str, shards: int) -> None:
     """The row that stands for it in the manifest holds no router frame: replay finds all of them."""
-    world = World(wal_shards=shards)
+    world = EngineHarness(wal_shards=shards)
     log = world.log
     source, target = (log.topic(each, durability="fsync") for each in "sd")
     log.router("r", "s", "d")
@@ -346,7 +346,7 @@ def test_routers_of_a_new_topic_that_cannot_be_written_survive_a_restart(name: s
 
 def test_a_snapshot_does_not_grow_with_what_routers_have_passed_on() -> None:
     """A source remembers deleted, lost and copied seqs for its routers only from the newest snapshot on."""
-    world = World(segment_events_max=4)
+    world = EngineHarness(segment_events_max=4)
     log = world.log
     source, middle, _ = (log.topic(each, durability="fsync", cap_records=4) for each in "sde")
     log.router("r", "s", "d")
@@ -360,6 +360,6 @@ def test_a_snapshot_does_not_grow_with_what_routers_have_passed_on() -> None:
             topic.delete(seqs=[topic.head_seq - 1])
         log.tick()
         log.checkpoint()
-        rows = manifest.load(world.disk, "data").manifest.topics
+        rows = manifest.load_newest(world.disk, "data").manifest.topics
         sizes.append(sum(len(row.ghosts) + len(row.hops) + len(row.trims) for row in rows))
     assert max(sizes[3:]) <= max(sizes[:3])

@@ -15,11 +15,11 @@ from threading import enumerate as all_threads
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import LIMIT_S, running
+from tests.unit.engine.harness import TIMEOUT_S, running
 
 import tidelog
 from tidelog.engine import Engine, Record, Topic
-from tidelog.engine.upkeep import Upkeep
+from tidelog.engine.background import CheckpointScheduler
 from tidelog.errors import Closed, Error, TopicNotFound
 from tidelog.testing import ManualClock, SimDisk
 from tidelog.wal import Writer
@@ -61,7 +61,7 @@ def test_sixty_four_writers_four_topics_and_their_readers(shards: int) -> None:
         def write(number: int) -> None:
             name = f"t{number % 4}"
             topic, mine = topics[name], 0
-            start.wait(LIMIT_S)
+            start.wait(TIMEOUT_S)
             for turn in range(rounds):
                 batch = [[number, mine + at] for at in range(turn % 3 + 1)]
                 mine += len(batch)
@@ -74,7 +74,7 @@ def test_sixty_four_writers_four_topics_and_their_readers(shards: int) -> None:
                 acks[name].append((done.seqs, batch))
 
         def follow(name: str) -> None:
-            for record in topics[name].follow(timeout=LIMIT_S):
+            for record in topics[name].follow(timeout=TIMEOUT_S):
                 assert isinstance(record, Record)
                 followed[name].append(record)
                 if len(followed[name]) == total:
@@ -158,10 +158,10 @@ def test_an_append_that_races_with_close_is_committed_or_refused(durability: str
                 finally:
                     if not told:
                         told = True
-                        first.wait(LIMIT_S)
+                        first.wait(TIMEOUT_S)
 
         def close() -> None:
-            first.wait(LIMIT_S)
+            first.wait(TIMEOUT_S)
             log.close()
 
         with running(*(partial(write, number) for number in range(8)), close):
@@ -182,13 +182,13 @@ def test_writers_of_a_topic_that_is_dropped_are_told() -> None:
 
         def write() -> None:
             topic.append("old")
-            first.wait(LIMIT_S)
+            first.wait(TIMEOUT_S)
             with suppress(TopicNotFound):
                 while True:
                     topic.append("old")
 
         def drop() -> None:
-            first.wait(LIMIT_S)
+            first.wait(TIMEOUT_S)
             log.drop("a")
             log.topic("a", durability="fsync").append("new")
 
@@ -205,7 +205,7 @@ def test_many_threads_create_one_topic() -> None:
         start, made = Barrier(8), []
 
         def create() -> None:
-            start.wait(LIMIT_S)
+            start.wait(TIMEOUT_S)
             made.append(log.configure("a", {"durability": "fsync"}))
 
         with running(*[create] * 8):
@@ -264,8 +264,8 @@ def test_writes_that_nobody_waits_for_are_done_by_the_thread() -> None:
         topic = log.topic("a", durability="fsync")
         tokens = [topic.append_nowait(number) for number in range(200)]
         told = Event()
-        tokens[-1].add_callback(lambda _: told.set())
-        assert told.wait(LIMIT_S), "nobody waited for the token itself"
+        tokens[-1].add_done_callback(lambda _: told.set())
+        assert told.wait(TIMEOUT_S), "nobody waited for the token itself"
         assert [token.wait(0.0).first_seq for token in tokens] == list(range(1, 201))
 
 
@@ -335,9 +335,9 @@ def test_what_waits_for_a_sync_does_not_wait_for_a_checkpoint(monkeypatch: pytes
     while a record is written, and nobody but the background syncs it."""
     begun, ended, synced = Event(), Event(), Event()
 
-    def checkpoint(self: Upkeep, *, final: bool = False, gently: bool = False) -> None:  # noqa: ARG001
+    def checkpoint(self: CheckpointScheduler, *, final: bool = False, gently: bool = False) -> None:  # noqa: ARG001
         begun.set()
-        assert ended.wait(LIMIT_S)
+        assert ended.wait(TIMEOUT_S)
 
     real = Writer.sync
 
@@ -347,14 +347,14 @@ def test_what_waits_for_a_sync_does_not_wait_for_a_checkpoint(monkeypatch: pytes
             synced.set()
         return done
 
-    monkeypatch.setattr(Upkeep, "checkpoint", checkpoint)
+    monkeypatch.setattr(CheckpointScheduler, "checkpoint", checkpoint)
     with threaded(checkpoint_bytes=1) as log:
         try:
             topic = log.topic("t", durability="disk")
             topic.append(b"the first one reserves, and is reason enough for a checkpoint")
-            assert begun.wait(LIMIT_S)
+            assert begun.wait(TIMEOUT_S)
             monkeypatch.setattr(Writer, "sync", sync)
             topic.append(b"another")
-            assert synced.wait(LIMIT_S)
+            assert synced.wait(TIMEOUT_S)
         finally:
             ended.set()

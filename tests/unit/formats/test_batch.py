@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidelog.errors import BadInput, TooLarge
-from tidelog.formats import batch, frame, laid
+from tidelog.formats import batch, batch_writer, frame
 from tidelog.formats.frame import DURABLE, JSON, MORE, Fault, Frame
-from tidelog.formats.rows import Rows, Stop, records, to_arrow
+from tidelog.formats.rows import Rows, ScanStop, iter_records, to_arrow
 from tidelog.types import Record
 
 TS = 1_700_000_000_000
@@ -52,7 +52,7 @@ def naive_body(
 
 
 def decoded(buf: bytes) -> Rows:
-    found = frame.get(buf, 0, len(buf))
+    found = frame.read_frame(buf, 0, len(buf))
     assert isinstance(found, Frame), found
     assert found.end == len(buf)
     rows = batch.decode(buf, found)
@@ -62,11 +62,11 @@ def decoded(buf: bytes) -> Rows:
 
 def fault(body: bytes, **header: Any) -> str:
     buf = sealed(body, **header)
-    found = frame.get(buf, 0, len(buf))
+    found = frame.read_frame(buf, 0, len(buf))
     assert isinstance(found, Frame), found
     rows = batch.decode(buf, found)
-    assert isinstance(rows, Fault), list(records(rows))
-    assert rows.stop is Stop.BAD
+    assert isinstance(rows, Fault), list(iter_records(rows))
+    assert rows.stop is ScanStop.BAD
     return rows.reason
 
 
@@ -88,7 +88,7 @@ def batches(draw: st.DrawFn, count_max: int = 8) -> dict[str, Any]:
         "kinds": draw(st.none() | st.lists(st.sampled_from([0, 1, 255]), min_size=count, max_size=count).map(bytes)),
     }
     for i, kind in enumerate(made["kinds"] or ()):
-        if kind == batch.HOLE:
+        if kind == batch.KIND_HOLE:
             for values in (made["datas"], made["tags"], made["nodes"], made["metas"]):
                 if values is not None:
                     values[i] = b""
@@ -105,7 +105,7 @@ def expected(first: int, made: dict[str, Any]) -> list[Record]:
     return [
         Record(first + i, TS * 1000, made["datas"][i], nodes[i], tags[i], metas[i])
         for i in range(count)
-        if made["kinds"] is None or made["kinds"][i] != batch.HOLE
+        if made["kinds"] is None or made["kinds"][i] != batch.KIND_HOLE
     ]
 
 
@@ -116,12 +116,12 @@ def test_a_batch_comes_back_as_it_went_in(made: dict[str, Any], first: int, flag
     columns = [made[name] for name in ("datas", "tags", "nodes", "metas", "kinds")]
     assert buf == sealed(naive_body(*columns), flags=flags, node=made["node"], tag=made["tag"], seq=first)
     rows = decoded(buf)
-    assert list(records(rows)) == expected(first, made)
-    assert set(rows.at.tolist()) <= {0}
-    found = frame.get(buf, 0, len(buf))
+    assert list(iter_records(rows)) == expected(first, made)
+    assert set(rows.frame_pos.tolist()) <= {0}
+    found = frame.read_frame(buf, 0, len(buf))
     assert isinstance(found, Frame)
     kinds = made["kinds"] or bytes(len(made["datas"]))
-    assert bytes(batch.kinds(buf, found)) == bytes(kind for kind in kinds if kind != batch.HOLE)
+    assert bytes(batch.record_kinds(buf, found)) == bytes(kind for kind in kinds if kind != batch.KIND_HOLE)
 
 
 @quick
@@ -252,9 +252,9 @@ def test_a_large_batch_is_split_and_chained(columns: tuple[str, ...], count: int
     if "kinds" in columns:
         made["kinds"] = bytes(i % 2 for i in range(count))
     got = batch.encode_many(10, 5, TS, **made, flags=DURABLE)
-    heads = [frame.get(buf, 0, len(buf)) for buf in got]
+    heads = [frame.read_frame(buf, 0, len(buf)) for buf in got]
     assert [isinstance(head, Frame) and head.flags for head in heads] == [DURABLE | MORE] * (len(got) - 1) + [DURABLE]
-    found = [record for buf in got for record in records(decoded(buf))]
+    found = [record for buf in got for record in iter_records(decoded(buf))]
     assert [record.seq for record in found] == list(range(5, 5 + count))
     assert [record.data for record in found] == made["datas"]
     for name, field in (("tags", "tag"), ("nodes", "node"), ("metas", "meta")):
@@ -262,8 +262,8 @@ def test_a_large_batch_is_split_and_chained(columns: tuple[str, ...], count: int
     if not columns:
         assert len(got) == frames
     counts = [len(decoded(buf)) for buf in got]
-    assert max(counts) <= batch.FRAME_RECORDS
-    assert all(len(buf) < batch.FRAME_BYTES * 1.5 or count == 1 for buf, count in zip(got, counts, strict=True))
+    assert max(counts) <= batch.FRAME_RECORDS_MAX
+    assert all(len(buf) < batch.FRAME_BYTES_TARGET * 1.5 or count == 1 for buf, count in zip(got, counts, strict=True))
     arrays = {name: pa.array(values, pa.binary()) for name, values in made.items() if name not in ("datas", "kinds")}
     data = pa.array(made["datas"], pa.binary())
     assert got == batch.encode_arrow(10, 5, TS, data, **arrays, kinds=made.get("kinds"), flags=DURABLE)
@@ -278,22 +278,24 @@ def test_a_planned_batch_is_the_same_bytes_made_one_frame_at_a_time(
     datas = [random.randbytes(size) for _ in range(count)]
     want = batch.encode_many(10, 5, TS, datas, **named)
     lengths = np.array([len(data) for data in datas], "<u4")
-    planned = laid.plan(10, 5, TS, datas, lengths, **named)
+    planned = batch_writer.plan_frames(10, 5, TS, datas, lengths, **named)
     got = [b"".join(make()) for make in planned.frames]
     assert got == want
     assert planned.starts == [sum(map(len, want[:number])) for number in range(len(want))]
     assert planned.counts == [len(decoded(buf)) for buf in want]
     used = bytearray(b"\xff" * (sum(map(len, want)) + 7))  # by an earlier batch
     for compiled in (True, False):
-        made = laid.lay(lambda size: used[:size], 10, 5, TS, datas, lengths.tolist(), compiled=compiled, **named)
+        made = batch_writer.write_frames(
+            lambda size: used[:size], 10, 5, TS, datas, lengths.tolist(), compiled=compiled, **named
+        )
         assert made.frames == want
         assert made.counts == planned.counts
-        assert bytes(made.memory) == b"".join(want), "as much as was asked for, and nothing between"
+        assert bytes(made.buffer) == b"".join(want), "as much as was asked for, and nothing between"
 
 
 def test_one_large_frame_is_the_same_bytes_however_its_parts_are_joined() -> None:
     datas = [bytes([i % 256]) * 1000 for i in range(400)]
-    assert sum(map(len, datas)) > batch.FRAME_BYTES
+    assert sum(map(len, datas)) > batch.FRAME_BYTES_TARGET
     assert batch.encode(10, 1, TS, datas) == sealed(naive_body(datas))
     assert batch.encode(10, 1, TS, datas, metas=datas) == sealed(naive_body(datas, metas=datas))
 
@@ -335,7 +337,7 @@ def test_a_name_of_the_batch_and_of_each_record_is_bad() -> None:
     assert "both" in fault(naive_body([b"x"], tags=[b"t"]), tag=b"t")
     assert "both" in fault(naive_body([b"x"], nodes=[b"t"]), node=b"t")
     both_ways = sealed(naive_body([b"x"], tags=[b"t"]), node=b"n")
-    assert next(records(decoded(both_ways))) == Record(1, TS * 1000, b"x", b"n", b"t")
+    assert next(iter_records(decoded(both_ways))) == Record(1, TS * 1000, b"x", b"n", b"t")
 
 
 @pytest.mark.parametrize("count", [3, 5000])
@@ -347,7 +349,7 @@ def test_the_flag_of_a_batch_says_of_every_record_that_it_is_json(count: int) ->
     flags = DURABLE | JSON
     ways = [
         batch.encode_many(10, 1, TS, datas, flags=flags),
-        [b"".join(make()) for make in laid.plan(10, 1, TS, datas, lengths, flags=flags).frames],
+        [b"".join(make()) for make in batch_writer.plan_frames(10, 1, TS, datas, lengths, flags=flags).frames],
         batch.encode_arrow(10, 1, TS, array, flags=flags),
         batch.encode_many(10, 1, TS, datas, metas=[b"m"] * count, flags=flags),
         batch.encode_many(10, 1, TS, datas, kinds=b"\1" * count, flags=flags),
@@ -356,12 +358,12 @@ def test_the_flag_of_a_batch_says_of_every_record_that_it_is_json(count: int) ->
     assert ways[0] == ways[1] == ways[2]
     for way in ways:
         for buf in way:
-            found = frame.get(buf, 0, len(buf))
+            found = frame.read_frame(buf, 0, len(buf))
             assert isinstance(found, Frame)
             assert found.flags & ~MORE == flags
-            kinds = batch.kinds(buf, found)
+            kinds = batch.record_kinds(buf, found)
             assert len(kinds) == len(decoded(buf))
-            assert (kinds == batch.JSON).all()
+            assert (kinds == batch.KIND_JSON).all()
 
 
 def test_under_the_flag_a_batch_may_have_holes_and_no_record_of_bytes() -> None:
@@ -369,7 +371,7 @@ def test_under_the_flag_a_batch_may_have_holes_and_no_record_of_bytes() -> None:
     body = naive_body([b"{}", b"", b"[]"], kinds=b"\1\xff\1")
     written = batch.encode(10, 1, TS, [b"{}", b"", b"[]"], kinds=b"\1\xff\1", flags=JSON)
     assert written == sealed(body, flags=JSON)
-    assert [record.seq for record in records(decoded(written))] == [1, 3]
+    assert [record.seq for record in iter_records(decoded(written))] == [1, 3]
     assert "all JSON" in fault(naive_body([b"{}", b"", b"[]"], kinds=b"\1\xff\0"), flags=JSON)
     assert "all JSON" in fault(naive_body([b"{}"], kinds=b"\0"), flags=JSON)
     assert "kind 2" in fault(naive_body([b"{}"], kinds=b"\2"), flags=JSON)
@@ -396,7 +398,7 @@ def test_many_batches_read_at_once_are_the_batches_read_one_by_one(seed: int) ->
     buf = b"".join(pieces)
     frames = []
     pos = 0
-    while isinstance(found := frame.get(buf, pos, len(buf)), Frame):
+    while isinstance(found := frame.read_frame(buf, pos, len(buf)), Frame):
         frames.append(found)
         pos = found.end
     assert len(frames) == len(pieces)
@@ -407,11 +409,13 @@ def test_many_batches_read_at_once_are_the_batches_read_one_by_one(seed: int) ->
         if isinstance(rows, Fault):
             wrong = (found.pos, rows)
             break
-        want += records(rows)
+        want += iter_records(rows)
     got, bad = batch.decode_all(buf, frames)
-    assert [record for rows in got for record in records(rows)] == want, seed
+    assert [record for rows in got for record in iter_records(rows)] == want, seed
     assert bad == wrong, seed
-    assert {at for rows in got for at in rows.at.tolist()} == {f.pos for f in frames if not bad or f.pos < bad[0]}
+    assert {at for rows in got for at in rows.frame_pos.tolist()} == {
+        f.pos for f in frames if not bad or f.pos < bad[0]
+    }
 
 
 def test_batches_at_the_end_of_all_seqs_are_read_at_once_or_refused() -> None:
@@ -420,7 +424,7 @@ def test_batches_at_the_end_of_all_seqs_are_read_at_once_or_refused() -> None:
     far_beyond = sealed(naive_body([b"x", b"y", b"z"]), seq=frame.SEQ_MAX)
     for pieces, good in (([last, last], 2), ([last, beyond], 1), ([last, far_beyond], 1)):
         buf = b"".join(pieces)
-        found = [frame.get(buf, pos, len(buf)) for pos in (0, len(pieces[0]))]
+        found = [frame.read_frame(buf, pos, len(buf)) for pos in (0, len(pieces[0]))]
         rows, bad = batch.decode_all(buf, [f for f in found if isinstance(f, Frame)])
         assert sum(map(len, rows)) == 2 * good
         assert bad is None or "runs out" in bad[1].reason
@@ -432,7 +436,7 @@ def test_a_head_whose_padding_hides_in_an_overflow_is_refused_among_others() -> 
     good = naive_body([b"x", b"y"])
     lying = good[:7] + b"\x40" + good[8:]
     buf = sealed(good) + sealed(lying)
-    found = [frame.get(buf, pos, len(buf)) for pos in (0, len(buf) // 2)]
+    found = [frame.read_frame(buf, pos, len(buf)) for pos in (0, len(buf) // 2)]
     rows, bad = batch.decode_all(buf, [f for f in found if isinstance(f, Frame)])
     assert sum(map(len, rows)) == 2
     assert bad is not None
@@ -442,7 +446,7 @@ def test_a_head_whose_padding_hides_in_an_overflow_is_refused_among_others() -> 
 def test_a_batch_of_holes_only_has_no_records() -> None:
     rows = decoded(batch.encode(10, 1, TS, [b"", b""], kinds=b"\xff\xff", tag=b"t"))
     assert not len(rows)
-    assert list(records(rows)) == []
+    assert list(iter_records(rows)) == []
     assert to_arrow(rows).num_rows == 0
 
 
@@ -457,7 +461,7 @@ def test_a_random_body_with_a_good_checksum_gets_a_verdict_or_rows_inside_itself
         if random.random() < 0.3:
             body = body[: random.randrange(len(body) + 1)]
         buf = sealed(bytes(body), tag=random.choice((b"", b"t")))
-        found = frame.get(buf, 0, len(buf))
+        found = frame.read_frame(buf, 0, len(buf))
         assert isinstance(found, Frame)
         rows = batch.decode(buf, found)
         if isinstance(rows, Fault):
@@ -465,6 +469,6 @@ def test_a_random_body_with_a_good_checksum_gets_a_verdict_or_rows_inside_itself
             continue
         for span in (rows.data, rows.node, rows.tag, rows.meta):
             if span is not None and len(rows):
-                assert int(span.pos.min()) >= found.node_at
+                assert int(span.pos.min()) >= found.node_pos
                 assert int((span.pos + span.size).max()) <= found.data_end
-        assert len(list(records(rows))) == len(rows) == len(batch.kinds(buf, found))
+        assert len(list(iter_records(rows))) == len(rows) == len(batch.record_kinds(buf, found))

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tidelog.errors import BadInput, Corrupt, NewerFormat
-from tidelog.formats import batch, envelope, footer, frame, idx, scan
+from tidelog.formats import batch, file_header, footer, frame, scan, segment_index
 from tidelog.formats.footer import Footer
-from tidelog.formats.rows import none
+from tidelog.formats.rows import empty_rows
 
 TS = 1_700_000_000_000
 quick = settings(max_examples=150, deadline=None, database=None)
@@ -23,73 +23,73 @@ def segment(count: int = 9, size: int = 40) -> tuple[bytes, bytes]:
     """Seqs 5 and 7 up; an index of [4, …) that starts and ends with a hole."""
     data = frame.encode(frame.APPEND, topic_id=1, seq=5, ts_ms=TS, data=b"first")
     data += batch.encode(1, 7, TS + 3, [bytes([i]) * size for i in range(count)])
-    walk = scan.walk(data)
-    return data, idx.to_bytes(idx.entries(walk.rows, 4, 7 + count + 1, len(data)))
+    walk = scan.scan_records(data)
+    return data, segment_index.entries_to_bytes(segment_index.build_entries(walk.rows, 4, 7 + count + 1, len(data)))
 
 
 def test_a_footer_counts_what_the_segment_holds() -> None:
     data, index = segment()
-    made = footer.make(data, index, first_seq=4, chunk_bytes=100)
+    made = footer.build_footer(data, index, first_seq=4, chunk_bytes=100)
     assert (made.first_seq, made.last_seq, made.stop_seq, made.records) == (4, 15, 17, 10)
     assert (made.ts_first_ms, made.ts_last_ms) == (TS, TS + 3)
     assert (made.data_bytes, made.idx_bytes) == (len(data), len(index)) == (len(data), 13 * 20)
     assert len(made.chunks) == -(-len(data) // 100)
     assert footer.decode(footer.encode(made)) == made
-    assert footer.make(data, index, first_seq=4).chunk_bytes == 1 << 20
+    assert footer.build_footer(data, index, first_seq=4).chunk_bytes == 1 << 20
 
 
 def test_a_segment_of_holes_only_has_no_last_record() -> None:
-    index = idx.to_bytes(idx.entries(none(), 4, 6, 0))
-    made = footer.make(b"", index, first_seq=4)
+    index = segment_index.entries_to_bytes(segment_index.build_entries(empty_rows(), 4, 6, 0))
+    made = footer.build_footer(b"", index, first_seq=4)
     assert (made.last_seq, made.stop_seq, made.records, made.chunks) == (None, 6, 0, ())
     assert footer.decode(footer.encode(made)) == made
-    assert footer.check(made, b"") == []
-    nothing = footer.make(b"", b"", first_seq=0)
+    assert footer.find_bad_ranges(made, b"") == []
+    nothing = footer.build_footer(b"", b"", first_seq=0)
     assert footer.decode(footer.encode(nothing)) == nothing
 
 
 def test_half_an_entry_is_refused() -> None:
     with pytest.raises(BadInput, match="middle of an entry"):
-        footer.make(b"", bytes(19), first_seq=1)
+        footer.build_footer(b"", bytes(19), first_seq=1)
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_a_damaged_byte_is_found_in_its_chunk_and_in_no_other(seed: int) -> None:
     random = Random(seed)
     data = random.randbytes(random.randrange(1, 400))
-    made = footer.make(data, b"", first_seq=1, chunk_bytes=64)
-    assert footer.check(made, data) == []
+    made = footer.build_footer(data, b"", first_seq=1, chunk_bytes=64)
+    assert footer.find_bad_ranges(made, data) == []
     at = random.randrange(len(data))
     broken = data[:at] + bytes((data[at] ^ random.randrange(1, 256),)) + data[at + 1 :]
     chunk = (at - at % 64, min(at - at % 64 + 64, len(data)))
-    assert footer.check(made, broken) == [chunk]
+    assert footer.find_bad_ranges(made, broken) == [chunk]
     for _ in range(20):
         pos = random.randrange(len(data) + 1)
         end = random.randrange(pos, len(data) + 1)
         touched = pos < end and pos - pos % 64 <= at < end + -end % 64
-        assert footer.check(made, broken, pos=pos, end=end) == ([chunk] if touched else []), (seed, pos, end)
+        assert footer.find_bad_ranges(made, broken, pos=pos, end=end) == ([chunk] if touched else []), (seed, pos, end)
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 128, 199])
 def test_missing_bytes_and_bytes_too_many_are_found(size: int) -> None:
     data = bytes(range(200))
-    made = footer.make(data, b"", first_seq=1, chunk_bytes=64)
-    bad = footer.check(made, data[:size])
+    made = footer.build_footer(data, b"", first_seq=1, chunk_bytes=64)
+    bad = footer.find_bad_ranges(made, data[:size])
     assert bad == [(at, min(at + 64, 200)) for at in range(size - size % 64, 200, 64)]
-    assert footer.check(made, data + bytes(5)) == [(200, 205)]
-    assert footer.check(made, data + bytes(5), pos=0, end=200) == []
-    assert footer.check(made, data[:size], pos=0, end=size - size % 64) == []
+    assert footer.find_bad_ranges(made, data + bytes(5)) == [(200, 205)]
+    assert footer.find_bad_ranges(made, data + bytes(5), pos=0, end=200) == []
+    assert footer.find_bad_ranges(made, data[:size], pos=0, end=size - size % 64) == []
 
 
 def test_the_index_is_held_against_its_checksum() -> None:
     data, index = segment()
-    made = footer.make(data, index, first_seq=4)
-    assert footer.check_index(made, index) is None
-    assert "260 were sealed" in (footer.check_index(made, index[:-1]) or "")
-    assert "checksum" in (footer.check_index(made, index[:-1] + b"x") or "")
+    made = footer.build_footer(data, index, first_seq=4)
+    assert footer.find_index_fault(made, index) is None
+    assert "260 were sealed" in (footer.find_index_fault(made, index[:-1]) or "")
+    assert "checksum" in (footer.find_index_fault(made, index[:-1] + b"x") or "")
 
 
-GOOD = footer.make(*segment(), first_seq=4, chunk_bytes=100)
+GOOD = footer.build_footer(*segment(), first_seq=4, chunk_bytes=100)
 
 
 @pytest.mark.parametrize(
@@ -118,25 +118,25 @@ def test_a_footer_that_contradicts_itself_is_corrupt(lie: Footer) -> None:
 
 
 def test_a_body_with_bytes_left_over_or_missing_is_corrupt() -> None:
-    body = footer.encode(GOOD)[envelope.HEAD_BYTES :]
+    body = footer.encode(GOOD)[file_header.FILE_HEADER_BYTES :]
     for size in (0, 79, 80, len(body) - 1):
         with pytest.raises(Corrupt):
-            footer.decode(envelope.wrap(footer.MAGIC, footer.VERSION, body[:size]))
+            footer.decode(file_header.wrap_file(footer.MAGIC, footer.VERSION, body[:size]))
     with pytest.raises(Corrupt):
-        footer.decode(envelope.wrap(footer.MAGIC, footer.VERSION, body + bytes(8)))
+        footer.decode(file_header.wrap_file(footer.MAGIC, footer.VERSION, body + bytes(8)))
 
 
 def test_a_chunk_count_is_believed_only_with_its_bytes() -> None:
     body = struct.pack("<9Q2I", 1, (1 << 64) - 1, 1, 0, 0, 0, (1 << 32) - 1, 0, 0, 1, (1 << 32) - 1)
     with pytest.raises(Corrupt, match="chunks"):
-        footer.decode(envelope.wrap(footer.MAGIC, footer.VERSION, body))
+        footer.decode(file_header.wrap_file(footer.MAGIC, footer.VERSION, body))
 
 
 @quick
 @given(st.binary(max_size=130), st.booleans())
 def test_random_bytes_are_a_footer_or_a_typed_error(buf: bytes, wrapped: bool) -> None:
     if wrapped:
-        buf = envelope.wrap(footer.MAGIC, footer.VERSION, buf)
+        buf = file_header.wrap_file(footer.MAGIC, footer.VERSION, buf)
     try:
         made = footer.decode(buf)
     except (Corrupt, NewerFormat):

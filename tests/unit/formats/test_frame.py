@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tidelog.errors import BadInput, TooLarge
 from tidelog.formats import frame
 from tidelog.formats.frame import APPEND, APPEND_BATCH, DURABLE, HAS_NODE, HAS_TAG, JSON, MORE, Fault, Frame
-from tidelog.formats.rows import Stop
+from tidelog.formats.rows import ScanStop
 
 names = st.text(max_size=12).map(str.encode)
 seqs = st.integers(0, frame.SEQ_MAX)
@@ -35,14 +35,14 @@ def naive(kind: int, flags: int, topic_id: int, seq: int, ts_ms: int, node: byte
 
 
 def verdict(buf: bytes, pos: int = 0, end: int | None = None) -> Fault:
-    found = frame.get(buf, pos, len(buf) if end is None else end)
+    found = frame.read_frame(buf, pos, len(buf) if end is None else end)
     assert isinstance(found, Fault), found
     return found
 
 
 @quick
 @given(
-    kind=st.sampled_from(sorted(frame.NAMES)),
+    kind=st.sampled_from(sorted(frame.FRAME_NAMES)),
     topic_id=ids,
     seq=seqs,
     ts_ms=times,
@@ -70,7 +70,7 @@ def test_a_frame_comes_back_as_it_went_in(
     flags |= (HAS_NODE if node else 0) | (HAS_TAG if tag else 0)
     assert made == naive(kind, flags, topic_id, seq, ts_ms, node, tag, data)
     buf = before + made + after
-    found = frame.get(buf, len(before), len(buf))
+    found = frame.read_frame(buf, len(before), len(buf))
     assert isinstance(found, Frame)
     assert (found.kind, found.flags, found.topic_id, found.seq, found.ts_ms) == (
         kind,
@@ -80,9 +80,9 @@ def test_a_frame_comes_back_as_it_went_in(
         ts_ms,
     )
     assert (found.pos, found.end) == (len(before), len(before) + len(made))
-    assert buf[found.node_at : found.tag_at] == node
-    assert buf[found.tag_at : found.data_at] == tag
-    assert buf[found.data_at : found.data_end] == data
+    assert buf[found.node_pos : found.tag_pos] == node
+    assert buf[found.tag_pos : found.data_pos] == tag
+    assert buf[found.data_pos : found.data_end] == data
 
 
 @quick
@@ -117,7 +117,7 @@ def test_a_frame_from_parts_is_the_frame_of_their_concatenation(parts: list[byte
 @quick
 @given(node=names, tag=names, data=st.binary(max_size=40), seq=seqs)
 def test_a_head_its_data_and_their_checksum_are_a_frame(node: bytes, tag: bytes, data: bytes, seq: int) -> None:
-    head = frame.head(APPEND, topic_id=3, seq=seq, ts_ms=7, data_len=len(data), node=node, tag=tag)
+    head = frame.encode_header(APPEND, topic_id=3, seq=seq, ts_ms=7, data_len=len(data), node=node, tag=tag)
     made = head + data + struct.pack("<Q", xxhash.xxh3_64(head[4:] + data).intdigest())
     assert made == frame.encode(APPEND, topic_id=3, seq=seq, ts_ms=7, data=data, node=node, tag=tag)
 
@@ -160,7 +160,7 @@ def test_a_name_over_64_kib_is_refused_and_never_cut(what: str) -> None:
         frame.encode(APPEND, ts_ms=1, **{what: b"x" * 65_536})  # type: ignore[arg-type]
     assert (caught.value.size, caught.value.limit) == (65_536, 65_535)
     full = frame.encode(APPEND, ts_ms=1, node=b"n" * 65_535, tag=b"t" * 65_535)
-    assert isinstance(frame.get(full, 0, len(full)), Frame)
+    assert isinstance(frame.read_frame(full, 0, len(full)), Frame)
 
 
 def test_data_over_4_gib_is_refused() -> None:
@@ -195,71 +195,74 @@ def resealed(**fields: int) -> bytes:
 @pytest.mark.parametrize(
     ("buf", "stop", "words"),
     [
-        (b"", Stop.END, ""),
-        (b"\0", Stop.END, ""),
-        (b"\0\0\0", Stop.END, ""),
-        (b"\0\0\1", Stop.TORN, "too few"),
-        (b"\x2a", Stop.TORN, "too few"),
-        (bytes(4), Stop.END, ""),
-        (bytes(46), Stop.END, ""),
-        (bytes(38) + b"x", Stop.END, ""),
-        (bytes(37) + b"x", Stop.BAD, "below the smallest"),
-        (b"\0" + GOOD[1:], Stop.BAD, "below the smallest"),
-        (struct.pack("<I", 41) + bytes(60), Stop.BAD, "below the smallest"),
-        (struct.pack("<I", 42) + bytes(41), Stop.TORN, "wants 42 bytes, 41"),
-        (b"\xff\xff\xff\xff" + bytes(60), Stop.TORN, "wants"),
-        (GOOD[:-1], Stop.TORN, "wants"),
-        (struct.pack("<I", 42) + bytes(42), Stop.BAD, "checksum"),
-        (struct.pack("<I", 43) + bytes(43), Stop.BAD, "add up"),
-        (GOOD[:-1] + bytes((GOOD[-1] ^ 1,)), Stop.BAD, "checksum"),
-        (GOOD[:40] + b"x" + GOOD[41:], Stop.BAD, "checksum"),
-        (resealed(kind=0), Stop.BAD, "unknown frame type 0"),
-        (resealed(kind=17), Stop.BAD, "unknown frame type 17"),
-        (resealed(flags=32 | 3), Stop.BAD, "unknown flags"),
-        (resealed(kind=frame.DELETE, flags=MORE | 3), Stop.BAD, "Delete frame says that more of its batch"),
-        *((resealed(kind=kind, flags=JSON | 3), Stop.BAD, "says that its records are JSON") for kind in range(2, 12)),
-        (resealed(seq=frame.SEQ_MAX + 1), Stop.BAD, "beyond"),
-        (resealed(ts=frame.TS_MS_MAX + 1), Stop.BAD, "beyond"),
-        (resealed(flags=HAS_TAG), Stop.BAD, "node"),
-        (resealed(flags=HAS_NODE), Stop.BAD, "tag"),
-        (resealed(node=3), Stop.BAD, "add up"),
-        (resealed(data=5), Stop.BAD, "add up"),
-        (naive(APPEND, 3, 10, 1, 5, b"\xff", b"t", b""), Stop.BAD, "node"),
-        (naive(APPEND, 3, 10, 1, 5, b"n", b"\xff", b""), Stop.BAD, "tag"),
-        (naive(APPEND, 3, 10, 1, 5, b"\xc3", b"\xa9", b""), Stop.BAD, "node"),
+        (b"", ScanStop.END, ""),
+        (b"\0", ScanStop.END, ""),
+        (b"\0\0\0", ScanStop.END, ""),
+        (b"\0\0\1", ScanStop.TORN, "too few"),
+        (b"\x2a", ScanStop.TORN, "too few"),
+        (bytes(4), ScanStop.END, ""),
+        (bytes(46), ScanStop.END, ""),
+        (bytes(38) + b"x", ScanStop.END, ""),
+        (bytes(37) + b"x", ScanStop.BAD, "below the smallest"),
+        (b"\0" + GOOD[1:], ScanStop.BAD, "below the smallest"),
+        (struct.pack("<I", 41) + bytes(60), ScanStop.BAD, "below the smallest"),
+        (struct.pack("<I", 42) + bytes(41), ScanStop.TORN, "wants 42 bytes, 41"),
+        (b"\xff\xff\xff\xff" + bytes(60), ScanStop.TORN, "wants"),
+        (GOOD[:-1], ScanStop.TORN, "wants"),
+        (struct.pack("<I", 42) + bytes(42), ScanStop.BAD, "checksum"),
+        (struct.pack("<I", 43) + bytes(43), ScanStop.BAD, "add up"),
+        (GOOD[:-1] + bytes((GOOD[-1] ^ 1,)), ScanStop.BAD, "checksum"),
+        (GOOD[:40] + b"x" + GOOD[41:], ScanStop.BAD, "checksum"),
+        (resealed(kind=0), ScanStop.BAD, "unknown frame type 0"),
+        (resealed(kind=17), ScanStop.BAD, "unknown frame type 17"),
+        (resealed(flags=32 | 3), ScanStop.BAD, "unknown flags"),
+        (resealed(kind=frame.DELETE, flags=MORE | 3), ScanStop.BAD, "Delete frame says that more of its batch"),
+        *(
+            (resealed(kind=kind, flags=JSON | 3), ScanStop.BAD, "says that its records are JSON")
+            for kind in range(2, 12)
+        ),
+        (resealed(seq=frame.SEQ_MAX + 1), ScanStop.BAD, "beyond"),
+        (resealed(ts=frame.TS_MS_MAX + 1), ScanStop.BAD, "beyond"),
+        (resealed(flags=HAS_TAG), ScanStop.BAD, "node"),
+        (resealed(flags=HAS_NODE), ScanStop.BAD, "tag"),
+        (resealed(node=3), ScanStop.BAD, "add up"),
+        (resealed(data=5), ScanStop.BAD, "add up"),
+        (naive(APPEND, 3, 10, 1, 5, b"\xff", b"t", b""), ScanStop.BAD, "node"),
+        (naive(APPEND, 3, 10, 1, 5, b"n", b"\xff", b""), ScanStop.BAD, "tag"),
+        (naive(APPEND, 3, 10, 1, 5, b"\xc3", b"\xa9", b""), ScanStop.BAD, "node"),
     ],
 )
-def test_bytes_that_are_no_frame_get_a_verdict_in_words(buf: bytes, stop: Stop, words: str) -> None:
+def test_bytes_that_are_no_frame_get_a_verdict_in_words(buf: bytes, stop: ScanStop, words: str) -> None:
     found = verdict(buf)
     assert found.stop is stop
     assert words in found.reason
-    assert bool(found.reason) == (stop is not Stop.END)
+    assert bool(found.reason) == (stop is not ScanStop.END)
     shifted = b"xyz" + buf
     assert verdict(shifted, 3) == found, "the verdict is about the bytes, not about where they lie"
 
 
 def test_a_flag_without_a_name_is_an_empty_name() -> None:
     buf = naive(APPEND, HAS_NODE | HAS_TAG, 10, 1, 5, b"", b"", b"data")
-    found = frame.get(buf, 0, len(buf))
+    found = frame.read_frame(buf, 0, len(buf))
     assert isinstance(found, Frame)
-    assert found.node_at == found.tag_at == found.data_at
+    assert found.node_pos == found.tag_pos == found.data_pos
 
 
 def test_nothing_behind_the_end_is_looked_at() -> None:
     buf = GOOD + GOOD
-    assert isinstance(frame.get(buf, 0, len(GOOD)), Frame)
+    assert isinstance(frame.read_frame(buf, 0, len(GOOD)), Frame)
     for end in range(1, len(GOOD)):
-        assert verdict(buf, 0, end).stop is Stop.TORN, end
-    assert verdict(buf, 0, 0).stop is Stop.END
+        assert verdict(buf, 0, end).stop is ScanStop.TORN, end
+    assert verdict(buf, 0, 0).stop is ScanStop.END
     zeros = bytes(8) + GOOD
-    assert verdict(zeros, 0, 8).stop is Stop.END
-    assert verdict(zeros).stop is Stop.BAD, "seen in whole, the zeros hide a frame"
+    assert verdict(zeros, 0, 8).stop is ScanStop.END
+    assert verdict(zeros).stop is ScanStop.BAD, "seen in whole, the zeros hide a frame"
 
 
 def test_bytes_that_were_verified_elsewhere_need_not_be_hashed_again() -> None:
     broken = GOOD[:-1] + bytes((GOOD[-1] ^ 1,))
-    assert isinstance(frame.get(broken, 0, len(broken), check=False), Frame)
-    torn = frame.get(broken, 0, len(broken) - 1, check=False)
+    assert isinstance(frame.read_frame(broken, 0, len(broken), check=False), Frame)
+    torn = frame.read_frame(broken, 0, len(broken) - 1, check=False)
     assert isinstance(torn, Fault), "lengths are held against the bytes all the same"
 
 
@@ -267,7 +270,7 @@ def test_bytes_that_were_verified_elsewhere_need_not_be_hashed_again() -> None:
 @given(buf=st.binary(max_size=120), pos=st.integers(0, 20))
 def test_random_bytes_get_a_verdict(buf: bytes, pos: int) -> None:
     pos = min(pos, len(buf))
-    assert isinstance(frame.get(buf, pos, len(buf)), Frame | Fault)
+    assert isinstance(frame.read_frame(buf, pos, len(buf)), Frame | Fault)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -278,12 +281,12 @@ def test_random_headers_with_a_good_checksum_get_a_verdict(seed: int) -> None:
         for _ in range(random.randint(1, 4)):
             covered[random.randrange(len(covered))] = random.randrange(256)
         buf = sealed(bytes(covered))
-        found = frame.get(buf, 0, len(buf))
+        found = frame.read_frame(buf, 0, len(buf))
         if isinstance(found, Frame):
             assert found.end == len(buf)
-            assert found.pos + 38 == found.node_at <= found.tag_at <= found.data_at <= found.data_end
+            assert found.pos + 38 == found.node_pos <= found.tag_pos <= found.data_pos <= found.data_end
         else:
-            assert found.stop is Stop.BAD
+            assert found.stop is ScanStop.BAD
 
 
 @quick
@@ -300,23 +303,23 @@ def test_values_are_texts_together_exactly_when_each_is_one(values: list[bytes])
         return True
 
     lengths = np.array([len(value) for value in values], np.uint16)
-    assert frame.are_texts(b"".join(values), lengths) == all(map(is_text, values))
+    assert frame.are_utf8(b"".join(values), lengths) == all(map(is_text, values))
 
 
 def test_headers_are_gathered_from_any_position() -> None:
     buf = b"odd" + frame.encode_appends(7, 3, 9, [b"a", b"", b"ccc"], node=b"n", tag=b"tt")
     at = []
     pos = 3
-    while isinstance(found := frame.get(buf, pos, len(buf)), Frame):
+    while isinstance(found := frame.read_frame(buf, pos, len(buf)), Frame):
         at.append(pos)
         pos = found.end
-    heads = frame.headers(buf, np.array(at, np.int64))
+    heads = frame.read_headers(buf, np.array(at, np.int64))
     assert heads["seq"].tolist() == [3, 4, 5]
     assert heads["data_len"].tolist() == [1, 0, 3]
     assert set(heads["topic_id"].tolist()) == {7}
     assert set(heads["node_len"].tolist()) == {1}
     assert set(heads["tag_len"].tolist()) == {2}
-    assert not len(frame.headers(b"", np.zeros(0, np.int64)))
+    assert not len(frame.read_headers(b"", np.zeros(0, np.int64)))
 
 
 @given(

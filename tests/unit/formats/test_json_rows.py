@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidelog.formats import batch, idx, json_rows, scan
+from tidelog.formats import batch, json_rows, scan, segment_index
 from tidelog.formats.frame import JSON
-from tidelog.formats.json_rows import Show
+from tidelog.formats.json_rows import FieldSelection
 
 Row = tuple[bytes, str, str, dict[str, str] | None]
 names = st.text('ab"\\é\n ', max_size=4)
 datas = st.recursive(st.none() | st.integers() | st.text(max_size=8), lambda inner: st.lists(inner, max_size=3))
 
 
-def rendered(datas: list[bytes], *, flags: int, show: Show, **columns: Any) -> list[dict[str, Any]]:
-    walk = scan.walk(b"".join(batch.encode_many(1, 5, 1_700_000_000_000, datas, flags=flags, **columns)))
-    is_json = (idx.flags(walk.rows) & idx.JSON) != 0
-    lines = json_rows.plain(walk.rows, is_json, show, b"\n", b"").split(b"\n")
+def rendered(datas: list[bytes], *, flags: int, show: FieldSelection, **columns: Any) -> list[dict[str, Any]]:
+    walk = scan.scan_records(b"".join(batch.encode_many(1, 5, 1_700_000_000_000, datas, flags=flags, **columns)))
+    is_json = (segment_index.record_flags(walk.rows) & segment_index.JSON) != 0
+    lines = json_rows.encode_rows_py(walk.rows, is_json, show, b"\n", b"").split(b"\n")
     assert len(lines) == len(datas), "one line a record"
-    assert json_rows.joined(walk.rows, is_json, show) == b",".join(lines)
+    assert json_rows.encode_rows(walk.rows, is_json, show) == b",".join(lines)
     return [json.loads(text) for text in lines]
 
 
@@ -35,7 +35,7 @@ def rendered(datas: list[bytes], *, flags: int, show: Show, **columns: Any) -> l
 )
 def test_every_record_comes_out_as_it_went_in(rows: list[tuple[Any, str, str, Any]], full: bool) -> None:
     texts = [json.dumps(data, separators=(",", ":")).encode() for data, *_ in rows]
-    show = Show(data=True, tags=full, meta=full)
+    show = FieldSelection(data=True, tags=full, meta=full)
     made = rendered(
         texts,
         flags=JSON,
@@ -53,10 +53,10 @@ def test_every_record_comes_out_as_it_went_in(rows: list[tuple[Any, str, str, An
 
 
 def test_the_keys_stand_in_the_contracts_order() -> None:
-    walk = scan.walk(
+    walk = scan.scan_records(
         b"".join(batch.encode_many(1, 1, 9, [b"1"], flags=JSON, tags=[b"t"], nodes=[b"n"], metas=[b'{"k":1}']))
     )
-    made = json_rows.joined(walk.rows, np.ones(1, bool), Show(tags=True))
+    made = json_rows.encode_rows(walk.rows, np.ones(1, bool), FieldSelection(tags=True))
     assert made == b'{"$seq":1,"$ts":9,"$node":"n","$tag":"t","data":1,"meta":{"k":1}}'
 
 
@@ -66,19 +66,19 @@ def test_plain_records_take_the_short_way_to_the_same_text(later: int, compiled:
     frames = batch.encode_many(1, 1, 9, [b'{"a":"%d"}', b"null"], flags=JSON) + batch.encode_many(
         1, 3, later, [b"3", b"4"], flags=JSON
     )
-    walk = scan.walk(b"".join(frames))
-    made = json_rows.joined(walk.rows, np.ones(4, bool), between=b"%", last=b"!", compiled=compiled)
+    walk = scan.scan_records(b"".join(frames))
+    made = json_rows.encode_rows(walk.rows, np.ones(4, bool), separator=b"%", terminator=b"!", compiled=compiled)
     heads = [(1, 9, b'{"a":"%d"}'), (2, 9, b"null"), (3, later, b"3"), (4, later, b"4")]
     assert made == b"%".join([b'{"$seq":%d,"$ts":%d,"data":%b}' % row for row in heads]) + b"!"
-    assert json_rows.joined(walk.rows.part(0, 0), np.ones(0, bool), last=b"!", compiled=compiled) == b""
+    assert json_rows.encode_rows(walk.rows.slice(0, 0), np.ones(0, bool), terminator=b"!", compiled=compiled) == b""
 
 
 def test_bytes_go_out_as_base64_and_say_so() -> None:
-    found = rendered([b"\x00\xff", b""], flags=0, show=Show())
+    found = rendered([b"\x00\xff", b""], flags=0, show=FieldSelection())
     assert [b64decode(row["data"]) for row in found] == [b"\x00\xff", b""]
     assert [row["$encoding"] for row in found] == ["base64", "base64"]
 
 
 @pytest.mark.parametrize("flags", [0, JSON])
 def test_without_data_there_is_no_data(flags: int) -> None:
-    assert rendered([b"1"], flags=flags, show=Show(data=False)) == [{"$seq": 5, "$ts": 1_700_000_000_000}]
+    assert rendered([b"1"], flags=flags, show=FieldSelection(data=False)) == [{"$seq": 5, "$ts": 1_700_000_000_000}]

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tidelog.errors import Corrupt, NewerFormat
-from tidelog.formats import envelope, log_manifest
+from tidelog.formats import file_header, log_manifest
 from tidelog.formats.log_manifest import Entry, LogManifest
 
 MANIFEST = LogManifest(
@@ -42,7 +42,7 @@ def test_not_one_bit_can_change() -> None:
 )
 def test_a_body_of_another_shape_is_corrupt(content: object) -> None:
     with pytest.raises(Corrupt):
-        log_manifest.decode(envelope.wrap(b"TLLM", 1, msgspec.msgpack.encode(content)))
+        log_manifest.decode(file_header.wrap_file(b"TLLM", 1, msgspec.msgpack.encode(content)))
 
 
 def test_bases_that_do_not_rise_are_corrupt() -> None:
@@ -53,4 +53,4 @@ def test_bases_that_do_not_rise_are_corrupt() -> None:
 
 def test_a_newer_version_is_refused() -> None:
     with pytest.raises(NewerFormat):
-        log_manifest.decode(envelope.wrap(b"TLLM", 2, b"anything"))
+        log_manifest.decode(file_header.wrap_file(b"TLLM", 2, b"anything"))

@@ -17,9 +17,9 @@ import pytest
 import xxhash
 
 from tidelog.errors import Corrupt
-from tidelog.formats import batch, frame, idx, scan
+from tidelog.formats import batch, frame, scan, segment_index
 from tidelog.formats.frame import APPEND, DURABLE, JSON, MORE
-from tidelog.formats.rows import Rows, Stop, records, to_arrow
+from tidelog.formats.rows import Rows, ScanStop, iter_records, to_arrow
 from tidelog.types import Record
 
 TS = 1_700_000_000_000
@@ -53,23 +53,23 @@ def is_text(value: bytes) -> bool:
     return True
 
 
-def slow_frame(buf: bytes, pos: int) -> Seen | Stop:
+def slow_frame(buf: bytes, pos: int) -> Seen | ScanStop:
     left = buf[pos:]
     if not left.strip(b"\0")[:1] or not left[:38].strip(b"\0"):
-        return Stop.END
+        return ScanStop.END
     if len(left) < 4:
-        return Stop.TORN
+        return ScanStop.TORN
     size = int.from_bytes(left[:4], "little")
     if size < 42:
-        return Stop.BAD
+        return ScanStop.BAD
     if 4 + size > len(left):
-        return Stop.TORN
+        return ScanStop.TORN
     covered, checksum = left[4 : size - 4], left[size - 4 : size + 4]
     if xxhash.xxh3_64(covered).digest()[::-1] != checksum:
-        return Stop.BAD
+        return ScanStop.BAD
     kind, flags, topic, seq, ts, n, m, p = struct.unpack("<BBQQQHHI", covered[:34])
     if 34 + n + m + p != len(covered):
-        return Stop.BAD
+        return ScanStop.BAD
     node, tag, data = covered[34 : 34 + n], covered[34 + n : 34 + n + m], covered[34 + n + m :]
     good = (
         1 <= kind <= 16
@@ -82,7 +82,7 @@ def slow_frame(buf: bytes, pos: int) -> Seen | Stop:
         and is_text(node)
         and is_text(tag)
     )
-    return Seen(kind, flags, topic, seq, ts, node, tag, data, pos + 4 + size) if good else Stop.BAD
+    return Seen(kind, flags, topic, seq, ts, node, tag, data, pos + 4 + size) if good else ScanStop.BAD
 
 
 def slow_batch(found: Seen) -> list[Record] | None:
@@ -129,7 +129,7 @@ def slow_batch(found: Seen) -> list[Record] | None:
     return out
 
 
-def slow_walk(buf: bytes, pos: int = 0, above: int = -1) -> tuple[list[Record], int, Stop]:
+def slow_walk(buf: bytes, pos: int = 0, above: int = -1) -> tuple[list[Record], int, ScanStop]:
     done: list[Record] = []
     pending: list[Record] = []
     chain_at, chain_topic = None, None
@@ -138,11 +138,11 @@ def slow_walk(buf: bytes, pos: int = 0, above: int = -1) -> tuple[list[Record], 
     while True:
         found = slow_frame(buf, pos)
         back = pos if chain_at is None else chain_at
-        if isinstance(found, Stop):
-            return done, back, Stop.TORN if chain_at is not None and found is Stop.END else found
+        if isinstance(found, ScanStop):
+            return done, back, ScanStop.TORN if chain_at is not None and found is ScanStop.END else found
         if found.kind not in (1, 12) or (chain_at is not None and found.topic != chain_topic):
             if chain_at is not None:
-                return done, back, Stop.BAD
+                return done, back, ScanStop.BAD
             pos = found.end
             continue
         if found.kind == 1:
@@ -150,13 +150,13 @@ def slow_walk(buf: bytes, pos: int = 0, above: int = -1) -> tuple[list[Record], 
         else:
             decoded = slow_batch(found)
             if decoded is None:
-                return done, back, Stop.BAD
+                return done, back, ScanStop.BAD
             got = decoded
         if got:
             if topic is None:
                 topic = found.topic
             if found.topic != topic or got[0].seq <= last_seq or found.ts < last_ts:
-                return done, back, Stop.BAD
+                return done, back, ScanStop.BAD
             last_seq, last_ts = got[-1].seq, found.ts
         pending += got
         if found.flags & 8:
@@ -260,10 +260,10 @@ def test_the_walk_agrees_with_the_slow_walk_on_logs_good_and_damaged(seed: int) 
         good, starts = make_log(random)
         buf = damage(random, good, starts)
         want, end, stop = slow_walk(buf)
-        got = scan.walk(buf)
-        assert (list(records(got.rows)), got.end, got.stop) == (want, end, stop), (seed, buf.hex(), got.reason)
-        assert bool(got.reason) == (stop is not Stop.END)
-        again = scan.walk(b"\xee" * 5 + buf + b"\xee" * 50, 5, 5 + len(buf))
+        got = scan.scan_records(buf)
+        assert (list(iter_records(got.rows)), got.end, got.stop) == (want, end, stop), (seed, buf.hex(), got.reason)
+        assert bool(got.reason) == (stop is not ScanStop.END)
+        again = scan.scan_records(b"\xee" * 5 + buf + b"\xee" * 50, 5, 5 + len(buf))
         assert (len(again.rows), again.end, again.stop) == (len(want), end + 5, stop), (seed, buf.hex())
 
 
@@ -273,7 +273,7 @@ def test_every_frame_is_seen_and_a_broken_batch_is_not_whole(seed: int) -> None:
     for _ in range(10):
         good, starts = make_log(random)
         buf = damage(random, good, starts)
-        scanner = scan.frames(buf)
+        scanner = scan.scan_frames(buf)
         seen = list(scanner)
         pos, whole, chained = 0, 0, None
         for found in seen:
@@ -284,13 +284,13 @@ def test_every_frame_is_seen_and_a_broken_batch_is_not_whole(seed: int) -> None:
             pos = found.end
             chained = found.topic_id if found.flags & MORE else None
             whole = whole if found.flags & MORE else pos
-        assert (scanner.end, scanner.whole) == (pos, whole)
+        assert (scanner.end, scanner.whole_end) == (pos, whole)
         last = slow_frame(buf, pos)
         if isinstance(last, Seen):
             assert chained is not None
-            assert scanner.stop is Stop.BAD, "a batch that something else interrupts"
-        elif chained is not None and last is Stop.END:
-            assert scanner.stop is Stop.TORN
+            assert scanner.stop is ScanStop.BAD, "a batch that something else interrupts"
+        elif chained is not None and last is ScanStop.END:
+            assert scanner.stop is ScanStop.TORN
             assert f"byte {whole} " in scanner.reason
         else:
             assert scanner.stop is last
@@ -301,19 +301,19 @@ def test_a_sealed_segment_reads_the_same_through_its_index(seed: int) -> None:
     random = Random(seed)
     for _ in range(5):
         buf, _ = make_log(random, control=False)
-        walk = scan.walk(buf)
-        assert walk.stop is Stop.END
+        walk = scan.scan_records(buf)
+        assert walk.stop is ScanStop.END
         base = int(walk.rows.seq[0]) - random.randrange(2) if len(walk.rows) else 1
         stop = (int(walk.rows.seq[-1]) if len(walk.rows) else base) + random.randrange(1, 4)
-        entries = idx.entries(walk.rows, base, stop, len(buf))
-        assert idx.fault(entries, len(buf)) is None
-        want = list(records(walk.rows))
+        entries = segment_index.build_entries(walk.rows, base, stop, len(buf))
+        assert segment_index.find_index_fault(entries, len(buf)) is None
+        want = list(iter_records(walk.rows))
         for _ in range(8):
             lo = random.randrange(stop - base + 1)
             hi = random.randrange(lo, stop - base + 1)
-            rows = scan.walk_indexed(buf, entries, lo, hi, base, check=random.random() < 0.5)
-            assert list(records(rows)) == [record for record in want if base + lo <= record.seq < base + hi]
-        whole = scan.walk_indexed(buf, entries, 0, stop - base, base, check=True)
+            rows = scan.scan_indexed(buf, entries, lo, hi, base, check=random.random() < 0.5)
+            assert list(iter_records(rows)) == [record for record in want if base + lo <= record.seq < base + hi]
+        whole = scan.scan_indexed(buf, entries, 0, stop - base, base, check=True)
         assert to_arrow(whole).equals(to_arrow(walk.rows))
 
 
@@ -323,12 +323,12 @@ def test_no_damage_to_a_segment_is_read_through_its_index_in_silence(seed: int) 
     random = Random(seed)
     for _ in range(15):
         good, starts = make_log(random, control=False)
-        rows = scan.walk(good).rows
+        rows = scan.scan_records(good).rows
         if not len(rows):
             continue
         base, stop = int(rows.seq[0]), int(rows.seq[-1]) + 1
-        entries = idx.entries(rows, base, stop, len(good))
-        data, index = good, idx.to_bytes(entries)
+        entries = segment_index.build_entries(rows, base, stop, len(good))
+        data, index = good, segment_index.entries_to_bytes(entries)
         if random.random() < 0.5:
             data = damage(random, good, starts)
             resealed = slow_walk(data)[0] != slow_walk(good)[0]
@@ -336,13 +336,17 @@ def test_no_damage_to_a_segment_is_read_through_its_index_in_silence(seed: int) 
             broken = bytearray(index)
             broken[random.randrange(len(broken))] ^= random.randrange(1, 256)
             index, resealed = bytes(broken), False
-            if idx.fault(idx.read(index), len(data)) is not None:
+            if segment_index.find_index_fault(segment_index.read_entries(index), len(data)) is not None:
                 continue
         try:
-            found = list(records(scan.walk_indexed(data, idx.read(index), 0, stop - base, base, check=True)))
+            found = list(
+                iter_records(
+                    scan.scan_indexed(data, segment_index.read_entries(index), 0, stop - base, base, check=True)
+                )
+            )
         except Corrupt:
             continue
-        wanted = list(records(rows))
+        wanted = list(iter_records(rows))
         lost = {record.seq for record in wanted} - {record.seq for record in found}
         empty = {record.seq for record in wanted if not record.data and not record.tag}
         assert resealed or all(record in wanted for record in found), seed
@@ -368,7 +372,7 @@ def seqs(walk: Any) -> list[int]:
 def test_a_batch_that_breaks_off_is_not_there() -> None:
     whole = ONE + TWO + FOUR + FIVE
     for size in range(len(whole) + 1):
-        got = scan.walk(whole[:size])
+        got = scan.scan_records(whole[:size])
         if size < len(ONE):
             wanted: list[int] = []
         elif size < len(ONE + TWO + FOUR):
@@ -380,14 +384,14 @@ def test_a_batch_that_breaks_off_is_not_there() -> None:
         assert seqs(got) == wanted, size
         assert got.end == (0, len(ONE), 0, 0, len(ONE + TWO + FOUR), len(whole))[len(wanted)], size
         clean = size in (0, len(ONE), len(ONE + TWO + FOUR), len(whole))
-        assert got.stop is (Stop.END if clean else Stop.TORN), size
-    assert "byte 49 breaks off" in scan.walk(ONE + TWO).reason
+        assert got.stop is (ScanStop.END if clean else ScanStop.TORN), size
+    assert "byte 49 breaks off" in scan.scan_records(ONE + TWO).reason
 
 
 @pytest.mark.parametrize("between", [MARK, frame.encode(APPEND, topic_id=11, seq=4, ts_ms=TS)])
 def test_a_batch_that_something_interrupts_is_bad(between: bytes) -> None:
-    got = scan.walk(ONE + TWO + between + FOUR)
-    assert (seqs(got), got.end, got.stop) == ([1], len(ONE), Stop.BAD)
+    got = scan.scan_records(ONE + TWO + between + FOUR)
+    assert (seqs(got), got.end, got.stop) == ([1], len(ONE), ScanStop.BAD)
     assert "interrupted" in got.reason
 
 
@@ -403,71 +407,71 @@ def test_a_batch_that_something_interrupts_is_bad(between: bytes) -> None:
     ],
 )
 def test_records_out_of_order_end_the_walk(log: bytes, kept: int, words: str) -> None:
-    got = scan.walk(log)
+    got = scan.scan_records(log)
     assert len(got.rows) == kept
-    assert got.stop is Stop.BAD
+    assert got.stop is ScanStop.BAD
     assert words in got.reason
 
 
 def test_the_walk_starts_above_a_seq() -> None:
-    assert seqs(scan.walk(FOUR + FIVE, above=3)) == [4, 5]
-    refused = scan.walk(FOUR + FIVE, above=4)
-    assert (len(refused.rows), refused.end, refused.stop) == (0, 0, Stop.BAD)
+    assert seqs(scan.scan_records(FOUR + FIVE, above=3)) == [4, 5]
+    refused = scan.scan_records(FOUR + FIVE, above=4)
+    assert (len(refused.rows), refused.end, refused.stop) == (0, 0, ScanStop.BAD)
 
 
 def test_limits_are_looked_at_between_batches() -> None:
     log = ONE + TWO + FOUR + FIVE
     ends = [0, len(ONE), len(ONE + TWO + FOUR), len(log)]
     for count_max, end in ((0, 0), (1, 1), (2, 2), (3, 2), (4, 2), (5, 3), (99, 3)):
-        got = scan.walk(log, count_max=count_max)
-        assert (got.end, got.stop) == (ends[end], Stop.END), count_max
+        got = scan.scan_records(log, count_max=count_max)
+        assert (got.end, got.stop) == (ends[end], ScanStop.END), count_max
     for bytes_max, end in ((0, 0), (1, 1), (ends[1], 1), (ends[1] + 1, 2), (ends[2], 2), (ends[2] + 1, 3), (9999, 3)):
-        assert scan.walk(log, bytes_max=bytes_max).end == ends[end], bytes_max
+        assert scan.scan_records(log, bytes_max=bytes_max).end == ends[end], bytes_max
     many = frame.encode_appends(TOPIC, 1, TS, [b"x"] * 50)
-    assert len(scan.walk(many, count_max=7).rows) == 7
-    assert len(scan.walk(many, bytes_max=47 * 7).rows) == 7
+    assert len(scan.scan_records(many, count_max=7).rows) == 7
+    assert len(scan.scan_records(many, bytes_max=47 * 7).rows) == 7
     pos = 0
     got_seqs: list[int] = []
     while pos < len(many):
-        page = scan.walk(many, pos, above=got_seqs[-1] if got_seqs else -1, count_max=8)
+        page = scan.scan_records(many, pos, above=got_seqs[-1] if got_seqs else -1, count_max=8)
         got_seqs += page.rows.seq.tolist()
         pos = page.end
     assert got_seqs == list(range(1, 51))
 
 
 def test_control_frames_are_stepped_over() -> None:
-    got = scan.walk(MARK + ONE + MARK + FIVE + MARK + bytes(100))
-    assert (seqs(got), got.end, got.stop) == ([1, 5], len(MARK) * 3 + len(ONE + FIVE), Stop.END)
+    got = scan.scan_records(MARK + ONE + MARK + FIVE + MARK + bytes(100))
+    assert (seqs(got), got.end, got.stop) == ([1, 5], len(MARK) * 3 + len(ONE + FIVE), ScanStop.END)
 
 
 def test_an_empty_log_and_one_of_zeros_end_cleanly() -> None:
     for buf in (b"", bytes(3), bytes(4), bytes(5000)):
-        got = scan.walk(buf)
-        assert (len(got.rows), got.end, got.stop, got.reason) == (0, 0, Stop.END, "")
-        scanner = scan.frames(buf)
-        assert (list(scanner), scanner.end, scanner.whole, scanner.stop) == ([], 0, 0, Stop.END)
+        got = scan.scan_records(buf)
+        assert (len(got.rows), got.end, got.stop, got.reason) == (0, 0, ScanStop.END, "")
+        scanner = scan.scan_frames(buf)
+        assert (list(scanner), scanner.end, scanner.whole_end, scanner.stop) == ([], 0, 0, ScanStop.END)
 
 
 def test_columns_of_mixed_frames_line_up() -> None:
-    rows = scan.walk(ONE + FOUR + FIVE).rows
-    assert [(r.data, r.node, r.tag) for r in records(rows)] == [
+    rows = scan.scan_records(ONE + FOUR + FIVE).rows
+    assert [(r.data, r.node, r.tag) for r in iter_records(rows)] == [
         (b"one", b"", b""),
         (b"four", b"", b"t"),
         (b"five", b"n", b"t"),
     ]
-    assert rows.at.tolist() == [0, len(ONE), len(ONE + FOUR)]
+    assert rows.frame_pos.tolist() == [0, len(ONE), len(ONE + FOUR)]
     assert rows.tag is not None
     assert (np.diff(rows.tag.pos) >= 0).all()
     assert to_arrow(rows).column("tag").to_pylist() == [b"", b"t", b"t"]
-    assert scan.walk(ONE).rows.tag is None
+    assert scan.scan_records(ONE).rows.tag is None
 
 
 def test_a_batch_of_holes_only_leaves_the_columns_of_others_as_they_are() -> None:
     """A record without a node reads as null, through the index, which knows no such batch, and without it."""
     log = ONE + batch.encode(TOPIC, 2, TS, [b""], nodes=[b""], kinds=b"\xff") + append(3, TS, b"three")
-    rows = scan.walk(log).rows
-    entries = idx.entries(rows, 1, 4, len(log))
-    assert to_arrow(rows).equals(to_arrow(scan.walk_indexed(log, entries, 0, 3, 1, check=True)))
+    rows = scan.scan_records(log).rows
+    entries = segment_index.build_entries(rows, 1, 4, len(log))
+    assert to_arrow(rows).equals(to_arrow(scan.scan_indexed(log, entries, 0, 3, 1, check=True)))
     assert rows.node is None
 
 
@@ -478,15 +482,15 @@ def test_random_bytes_never_raise(seed: int) -> None:
         buf = random.randbytes(random.randrange(200))
         if random.random() < 0.5:
             buf = ONE + struct.pack("<I", random.randrange(200)) + buf
-        assert isinstance(scan.walk(buf).rows, Rows)
-        list(scan.frames(buf))
-        entries = idx.read(random.randbytes(20 * random.randrange(1, 5)))
+        assert isinstance(scan.scan_records(buf).rows, Rows)
+        list(scan.scan_frames(buf))
+        entries = segment_index.read_entries(random.randbytes(20 * random.randrange(1, 5)))
         small = entries.copy()
         small["frame_offset"] %= max(len(buf), 1)
         for some in (entries, small):
             with suppress(Corrupt):
-                scan.walk_indexed(buf, some, 0, len(some), 1, check=random.random() < 0.5)
-            idx.fault(some, len(buf))
+                scan.scan_indexed(buf, some, 0, len(some), 1, check=random.random() < 0.5)
+            segment_index.find_index_fault(some, len(buf))
 
 
 def lying(**fields: int) -> bytes:
@@ -515,23 +519,23 @@ LIES = [
 def test_what_one_frame_may_not_say_no_frame_of_a_run_may_say(fields: dict[str, int]) -> None:
     """Many frames are judged together; the rules are those for one."""
     bad = lying(**fields)
-    alone = frame.get(bad, 0, len(bad))
+    alone = frame.read_frame(bad, 0, len(bad))
     assert isinstance(alone, frame.Fault)
-    got = scan.walk(ONE + bad + append(3, TS, b"three") + append(4, TS, b"four"))
-    assert (seqs(got), got.end, got.stop, got.reason) == ([1], len(ONE), Stop.BAD, alone.reason)
+    got = scan.scan_records(ONE + bad + append(3, TS, b"three") + append(4, TS, b"four"))
+    assert (seqs(got), got.end, got.stop, got.reason) == ([1], len(ONE), ScanStop.BAD, alone.reason)
 
 
 @pytest.mark.parametrize("fields", [*LIES, {"kind": frame.LEASE}, {"kind": 0}, {"seq": 3}, {"ts": TS + 1}])
 @pytest.mark.parametrize("check", [False, True])
 def test_an_index_cannot_pass_off_such_a_frame_as_a_record(fields: dict[str, int], check: bool) -> None:
     good = ONE + lying() + append(3, TS, b"three")
-    entries = idx.entries(scan.walk(good).rows, 1, 4, len(good))
-    assert len(scan.walk_indexed(good, entries, 0, 3, 1, check=check)) == 3
+    entries = segment_index.build_entries(scan.scan_records(good).rows, 1, 4, len(good))
+    assert len(scan.scan_indexed(good, entries, 0, 3, 1, check=check)) == 3
     bad = ONE + lying(**fields) + append(3, TS, b"three")
     with pytest.raises(Corrupt) as caught:
-        scan.walk_indexed(bad, entries, 0, 3, 1, check=check)
+        scan.scan_indexed(bad, entries, 0, 3, 1, check=check)
     assert caught.value.pos == len(ONE)
-    assert len(scan.walk_indexed(bad, entries, 0, 1, 1, check=check)) == 1
+    assert len(scan.scan_indexed(bad, entries, 0, 1, 1, check=check)) == 1
 
 
 @pytest.mark.parametrize(
@@ -540,28 +544,28 @@ def test_an_index_cannot_pass_off_such_a_frame_as_a_record(fields: dict[str, int
         (0, "data_len", 4),
         (0, "ts", TS + 1),
         (0, "ts", TS + (1 << 61)),
-        (0, "flags", idx.HAS_TAG),
-        (0, "flags", idx.JSON),
-        (0, "flags", idx.HAS_META),
-        (3, "flags", idx.BATCH | idx.JSON),
-        (4, "flags", idx.BATCH | idx.HAS_META),
-        (2, "flags", idx.HAS_TAG | idx.BATCH),
+        (0, "flags", segment_index.HAS_TAG),
+        (0, "flags", segment_index.JSON),
+        (0, "flags", segment_index.HAS_META),
+        (3, "flags", segment_index.BATCH | segment_index.JSON),
+        (4, "flags", segment_index.BATCH | segment_index.HAS_META),
+        (2, "flags", segment_index.HAS_TAG | segment_index.BATCH),
         (3, "data_len", 2),
         (3, "ts", TS + 1),
         (1, "frame_offset", 2 * 49),
         (2, "frame_offset", 3 * 49),
-        (0, "flags", idx.BATCH),
+        (0, "flags", segment_index.BATCH),
         (3, "flags", 0),
     ],
 )
 def test_an_entry_that_disagrees_with_its_frame_is_corrupt(index: int, field: str, value: int) -> None:
     single = frame.encode_appends(TOPIC, 1, TS, [b"one", b"two"])
     log = single + batch.encode(TOPIC, 3, TS, [b"x"]) + batch.encode(TOPIC, 4, TS, [b"y", b"z"])
-    entries = idx.entries(scan.walk(log).rows, 1, 6, len(log)).copy()
-    assert len(scan.walk_indexed(log, entries, 0, 5, 1, check=True)) == 5
+    entries = segment_index.build_entries(scan.scan_records(log).rows, 1, 6, len(log)).copy()
+    assert len(scan.scan_indexed(log, entries, 0, 5, 1, check=True)) == 5
     entries[field][index] = value
     with pytest.raises(Corrupt):
-        scan.walk_indexed(log, entries, 0, 5, 1, check=True)
+        scan.scan_indexed(log, entries, 0, 5, 1, check=True)
 
 
 @pytest.mark.parametrize("index", range(4))
@@ -570,53 +574,57 @@ def test_an_entry_that_forgets_json_or_a_meta_is_corrupt(index: int) -> None:
     log = append(1, TS, b"{}", flags=JSON)
     log += batch.encode(TOPIC, 2, TS, [b"x"], metas=[b"m"])
     log += batch.encode(TOPIC, 3, TS, [b"{}", b"", b"y", b"{}"], kinds=b"\1\xff\0\1")
-    entries = idx.entries(scan.walk(log).rows, 1, 7, len(log)).copy()
-    assert len(scan.walk_indexed(log, entries, 0, 6, 1, check=True)) == 5
+    entries = segment_index.build_entries(scan.scan_records(log).rows, 1, 7, len(log)).copy()
+    assert len(scan.scan_indexed(log, entries, 0, 6, 1, check=True)) == 5
     which = (0, 1, 2, 5)[index]
-    assert entries["flags"][which] in (idx.JSON, idx.BATCH | idx.JSON, idx.BATCH | idx.HAS_META)
-    entries["flags"][which] &= ~np.uint8(idx.JSON | idx.HAS_META)
+    assert entries["flags"][which] in (
+        segment_index.JSON,
+        segment_index.BATCH | segment_index.JSON,
+        segment_index.BATCH | segment_index.HAS_META,
+    )
+    entries["flags"][which] &= ~np.uint8(segment_index.JSON | segment_index.HAS_META)
     with pytest.raises(Corrupt, match="different records"):
-        scan.walk_indexed(log, entries, 0, 6, 1, check=True)
+        scan.scan_indexed(log, entries, 0, 6, 1, check=True)
 
 
 @pytest.mark.parametrize("check", [False, True])
 def test_a_segment_that_lost_the_end_of_its_last_frame_is_corrupt_through_its_index(check: bool) -> None:
     """G58, G65: no position outside the bytes that are there is ever believed."""
     log = ONE + append(2, TS, b"x" * 100)
-    entries = idx.entries(scan.walk(log).rows, 1, 3, len(log))
+    entries = segment_index.build_entries(scan.scan_records(log).rows, 1, 3, len(log))
     for size in range(len(ONE) + frame.OVERHEAD_BYTES, len(log)):
         with pytest.raises(Corrupt) as caught:
-            scan.walk_indexed(log[:size], entries, 0, 2, 1, check=check)
+            scan.scan_indexed(log[:size], entries, 0, 2, 1, check=check)
         assert caught.value.pos == len(ONE)
 
 
 def test_records_said_to_lie_in_their_neighbours_frame_are_corrupt() -> None:
     """Method: entries whose frames exist, agree in number and size, and are not theirs."""
     twice = frame.encode_appends(TOPIC, 1, TS, [b"one", b"two", b"six"])
-    entries = idx.entries(scan.walk(twice).rows, 1, 4, len(twice)).copy()
+    entries = segment_index.build_entries(scan.scan_records(twice).rows, 1, 4, len(twice)).copy()
     entries["frame_offset"][1] = entries["frame_offset"][2]
     with pytest.raises(Corrupt):
-        scan.walk_indexed(twice, entries, 0, 3, 1, check=True)
+        scan.scan_indexed(twice, entries, 0, 3, 1, check=True)
     many = frame.encode_appends(TOPIC, 1, TS, [b"one"] * 40)
     for check in (False, True):
-        entries = idx.entries(scan.walk(many).rows, 1, 41, len(many)).copy()
+        entries = segment_index.build_entries(scan.scan_records(many).rows, 1, 41, len(many)).copy()
         entries["frame_offset"][20] = entries["frame_offset"][21]
         with pytest.raises(Corrupt) as caught:
-            scan.walk_indexed(many, entries, 0, 40, 1, check=check)
+            scan.scan_indexed(many, entries, 0, 40, 1, check=check)
         assert caught.value.pos == entries["frame_offset"][20]
     one, two = batch.encode(TOPIC, 1, TS, [b"x"]), batch.encode(TOPIC, 2, TS, [b"y", b"z"])
-    entries = idx.entries(scan.walk(one + two).rows, 1, 4, len(one + two)).copy()
+    entries = segment_index.build_entries(scan.scan_records(one + two).rows, 1, 4, len(one + two)).copy()
     entries["frame_offset"][1] = 0
     with pytest.raises(Corrupt):
-        scan.walk_indexed(one + two, entries, 0, 3, 1, check=True)
+        scan.scan_indexed(one + two, entries, 0, 3, 1, check=True)
 
 
 def test_a_walk_to_an_end_is_the_walk_of_the_bytes_before_it() -> None:
     log = ONE + append(2, TS, b"two") + append(3, TS, b"three") + batch.encode(TOPIC, 4, TS, [b"4"]) + FIVE
     for end in range(len(log) + 1):
-        got, want = scan.walk(log, 0, end), scan.walk(log[:end])
+        got, want = scan.scan_records(log, 0, end), scan.scan_records(log[:end])
         assert (seqs(got), got.end, got.stop) == (seqs(want), want.end, want.stop), end
-        frames, wanted = scan.frames(log, 0, end), scan.frames(log[:end])
+        frames, wanted = scan.scan_frames(log, 0, end), scan.scan_frames(log[:end])
         assert [f.end for f in frames] == [f.end for f in wanted]
         assert frames.stop is wanted.stop
 
@@ -624,14 +632,14 @@ def test_a_walk_to_an_end_is_the_walk_of_the_bytes_before_it() -> None:
 @pytest.mark.parametrize("check", [False, True])
 def test_a_broken_checksum_is_seen_through_the_index_when_asked_for(check: bool) -> None:
     log = ONE + FOUR + FIVE
-    entries = idx.entries(scan.walk(log).rows, 1, 6, len(log))
+    entries = segment_index.build_entries(scan.scan_records(log).rows, 1, 6, len(log))
     for at, first, stop in ((len(ONE) - 1, 0, 1), (len(ONE + FOUR) - 1, 3, 4), (len(log) - 1, 4, 5)):
         broken = log[:at] + bytes((log[at] ^ 1,)) + log[at + 1 :]
         if check:
             with pytest.raises(Corrupt, match="checksum"):
-                scan.walk_indexed(broken, entries, first, stop, 1, check=True)
+                scan.scan_indexed(broken, entries, first, stop, 1, check=True)
         else:
-            assert len(scan.walk_indexed(broken, entries, first, stop, 1, check=False)) == 1
+            assert len(scan.scan_indexed(broken, entries, first, stop, 1, check=False)) == 1
         others = [i for i in (0, 3, 4) if not first <= i < stop]
         for i in others:
-            assert len(scan.walk_indexed(broken, entries, i, i + 1, 1, check=True)) == 1, "neighbours stay readable"
+            assert len(scan.scan_indexed(broken, entries, i, i + 1, 1, check=True)) == 1, "neighbours stay readable"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tidelog.engine.tags import TagIndex
+from tidelog.engine.tag_search import TagIndex
 from tidelog.errors import Corrupt, NewerFormat
 from tidelog.formats import tag_index
 
@@ -19,7 +19,7 @@ TAGS = st.lists(st.none() | st.binary(max_size=12), max_size=60)
 
 def made(tags: list[bytes | None], base: int = 7, foot: int = 5) -> bytes:
     index = TagIndex.build(pa.array(tags, pa.binary()))
-    return tag_index.encode(base, foot, len(tags), index.block())
+    return tag_index.encode(base, foot, len(tags), index.to_block())
 
 
 def rows(tags: list[bytes | None]) -> dict[bytes, list[int]]:
@@ -35,22 +35,22 @@ def rows(tags: list[bytes | None]) -> dict[bytes, list[int]]:
 def test_every_tag_comes_back_with_its_rows(tags: list[bytes | None]) -> None:
     content = made(tags)
     assert tag_index.decode(content) == rows(tags)
-    found = tag_index.directory(content, len(content))
-    assert (found.base, found.foot, found.records, found.tags) == (7, 5, len(tags), len(rows(tags)))
+    found = tag_index.decode_directory(content, len(content))
+    assert (found.base, found.footer_xxh3, found.records, found.tags) == (7, 5, len(tags), len(rows(tags)))
 
 
 @pytest.mark.parametrize("count", [1, 100, 5_000, 70_000])
 def test_blocks_are_about_four_kibibytes_and_each_is_read_alone(count: int) -> None:
     tags: list[bytes | None] = [b"tag-%08d" % (number * 7_919 % count) for number in range(count)]
     content = made(tags)
-    found = tag_index.directory(content[: tag_index.lead_bytes(content)], len(content))
-    sizes = [stop - start for start, stop in pairwise(found.at.tolist())]
+    found = tag_index.decode_directory(content[: tag_index.directory_end(content)], len(content))
+    sizes = [stop - start for start, stop in pairwise(found.block_pos.tolist())]
     assert all(tag_index.BLOCK_BYTES <= size < 2 * tag_index.BLOCK_BYTES for size in sizes[:-1])
     assert found.nbytes <= 40 * (count // 150 + 2), "the directory has an entry a block, not a tag"
-    first = [found.first(number) for number in range(found.blocks)]
+    first = [found.first_tag(number) for number in range(found.blocks)]
     assert first == sorted(first)
     number = found.blocks // 2
-    some = tag_index.block(found, number, content[found.at[number] : found.at[number + 1]])
+    some = tag_index.decode_block(found, number, content[found.block_pos[number] : found.block_pos[number + 1]])
     assert some.tag(0) == first[number]
 
 
@@ -64,7 +64,7 @@ def test_newer_version_is_named_and_a_changed_version_byte_is_damage() -> None:
     content[4] = 2
     with pytest.raises(Corrupt, match="checksum"):
         tag_index.decode(bytes(content))
-    lead = tag_index.lead_bytes(content)
+    lead = tag_index.directory_end(content)
     content[40:48] = tag_index._checksum(bytes(content[:40]), bytes(content[48:lead])).to_bytes(8, "little")
     with pytest.raises(NewerFormat):
         tag_index.decode(bytes(content))
@@ -87,7 +87,7 @@ def test_no_byte_can_change_and_no_end_be_cut_unnoticed(tags: list[bytes | None]
 
 def test_row_that_the_segment_does_not_have_is_damage() -> None:
     index = TagIndex.build(pa.array([b"a", b"b"], pa.binary()))
-    content = tag_index.encode(1, 0, 1, index.block())
+    content = tag_index.encode(1, 0, 1, index.to_block())
     with pytest.raises(Corrupt, match="row"):
         tag_index.decode(content)
-    assert np.array_equal(index.exact(b"b"), [1])
+    assert np.array_equal(index.find_exact(b"b"), [1])

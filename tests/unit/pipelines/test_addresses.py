@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.pipelines.world import Bench
+from tests.unit.pipelines.helpers import PipelineHarness
 
-from tidelog import pipelines
+from tidelog import addresses, pipelines
 from tidelog.cli.main import main
 from tidelog.errors import BadInput, Refused
-from tidelog.pipelines import addresses
 
 REFUSED = [
     "s3://bucket/table",
@@ -55,20 +54,20 @@ MEANT = {
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_is_no_directory_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match=r"(?s)^the table is .*; nothing was done\. Give a directory"):
-        addresses.directory(text, "the table")
+        addresses.local_directory(text, "the table")
 
 
 @pytest.mark.parametrize("text", MEANT)
 def test_what_is_a_directory(text: str) -> None:
-    assert addresses.directory(text, "the table") == MEANT[text]
+    assert addresses.local_directory(text, "the table") == MEANT[text]
 
 
 def test_topics_are_read_from_more_places() -> None:
     for text in ("http://127.0.0.1:1", "HTTPS://host", "s3://bucket/data", "gs://bucket/data"):
-        assert addresses.topics(text, "topics") == text
+        assert addresses.topics_address(text, "topics") == text
     for text in ("C:\\data", "c:/data", "~/data", ""):
         with pytest.raises(BadInput):
-            addresses.topics(text, "topics")
+            addresses.topics_address(text, "topics")
 
 
 Job = Callable[[str, str], Any]
@@ -88,12 +87,12 @@ JOBS: dict[str, Job] = {
 def test_every_job_refuses_them_before_it_starts(
     job: str, bad: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path)
-    bench.fill(10)
+    harness = PipelineHarness(tmp_path)
+    harness.fill(10)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tidelog.pipelines.jobs.session", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setattr("tidelog.pipelines.api.session", lambda *_: pytest.fail("Spark was started"))
     with pytest.raises(BadInput, match="nothing was done"):
-        JOBS[job](bench.data, bad)
+        JOBS[job](harness.data, bad)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"], "nothing was made"
 
 
@@ -108,13 +107,13 @@ def test_a_place_of_topics_that_is_none(job: str, tmp_path: Path, monkeypatch: p
 
 
 def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    bench = Bench(tmp_path)
-    bench.fill(10)
+    harness = PipelineHarness(tmp_path)
+    harness.fill(10)
     monkeypatch.chdir(tmp_path)
     for args in (
-        ["export", bench.data, "orders", "s3://bucket/table", "--once"],
-        ["stats", bench.data, "orders", "--plot", "s3://bucket/a.svg"],
-        ["backfill", "s3://bucket/in.parquet", bench.data, "--topic", "copy"],
+        ["export", harness.data, "orders", "s3://bucket/table", "--once"],
+        ["stats", harness.data, "orders", "--plot", "s3://bucket/a.svg"],
+        ["backfill", "s3://bucket/in.parquet", harness.data, "--topic", "copy"],
     ):
         assert main(["pipeline", *args]) != 0
         assert "nothing was done. Give a directory" in capsys.readouterr().err
@@ -122,9 +121,9 @@ def test_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsy
 
 
 def test_a_file_address_is_the_directory(tmp_path: Path) -> None:
-    bench = Bench(tmp_path / "a b")
-    bench.fill(20)
-    bench.table = f"file://{str(tmp_path).replace(' ', '%20')}/a%20b/table"
-    bench.once()
-    with bench.opened(write=False) as table:
+    harness = PipelineHarness(tmp_path / "a b")
+    harness.fill(20)
+    harness.table = f"file://{str(tmp_path).replace(' ', '%20')}/a%20b/table"
+    harness.export_once()
+    with harness.open_table(write=False) as table:
         assert table.path == str(tmp_path / "a b" / "table")

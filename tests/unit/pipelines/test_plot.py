@@ -9,8 +9,8 @@ import pytest
 
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput
-from tidelog.pipelines import plot
-from tidelog.pipelines.measuring import Stats, save
+from tidelog.pipelines import stats_job
+from tidelog.pipelines.stats_job import Stats, save_plot
 
 
 @pytest.mark.parametrize(
@@ -18,22 +18,22 @@ from tidelog.pipelines.measuring import Stats, save
     [(0, 10, ""), (10, 10, "████"), (5, 10, "██"), (0.001, 10, "▏"), (3, 0, ""), (7.5, 10, "███")],
 )
 def test_a_bar(value: float, most: float, drawn: str) -> None:
-    assert plot.bar(value, most, 4) == drawn
+    assert stats_job.render_bar(value, most, 4) == drawn
 
 
 @pytest.mark.parametrize(("value", "said"), [(0, "0"), (999, "999"), (1234, "1.23k"), (5e6, "5M"), (2.5e9, "2.5G")])
 def test_a_figure(value: float, said: str) -> None:
-    assert plot.figure(value) == said
+    assert stats_job.format_number(value) == said
 
 
 def test_a_drawing_reads_as_one(tmp_path: Path) -> None:
     rates = [{"from": f"2026-01-01T00:0{at}:00Z", "records_s": at * 1.0, "bytes_s": at * 10.0} for at in range(5)]
     waits = [{"from": "2026-01-01T00:07:00Z", "wait_ms_p99": 12}]
     stats = Stats("a <topic>", 60_000, rates, waits)
-    save(stats, PosixDisk(), str(tmp_path / "a.svg"))
+    save_plot(stats, PosixDisk(), str(tmp_path / "a.svg"))
     tree = ElementTree.fromstring((tmp_path / "a.svg").read_text())
     bars = [each for each in tree.iter() if each.tag.endswith("title")]
     assert len(bars) == 3 * 6
     assert "a <topic>, every 60 s" in [each.text for each in tree.iter()]
     with pytest.raises(BadInput, match=r"ends in \.svg"):
-        save(stats, PosixDisk(), str(tmp_path / "a.png"))
+        save_plot(stats, PosixDisk(), str(tmp_path / "a.png"))

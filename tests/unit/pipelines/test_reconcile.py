@@ -10,19 +10,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from tests.unit.pipelines.world import FORMATS, Bench
+from tests.unit.pipelines.helpers import FORMATS, PipelineHarness
 
 from tidelog.errors import Damaged
-from tidelog.pipelines.compare import BLOCK, Sums
+from tidelog.pipelines.compare import BLOCK_SEQS, BlockSums
 
 Change = Callable[[pa.Table], pa.Table]
 
 
 @pytest.fixture(params=FORMATS)
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
-    made = Bench(tmp_path, request.param)
+def harness(request: pytest.FixtureRequest, tmp_path: Path) -> PipelineHarness:
+    made = PipelineHarness(tmp_path, request.param)
     made.fill(300)
-    made.once()
+    made.export_once()
     return made
 
 
@@ -60,11 +60,11 @@ def plant(path: Path, change: Change) -> int:
 
 
 @pytest.mark.parametrize("change", [missing, doubled, changed, swapped, nulled])
-def test_a_planted_difference_is_found_and_mended(bench: Bench, change: Change) -> None:
-    files = bench.files()
+def test_a_planted_difference_is_found_and_mended(harness: PipelineHarness, change: Change) -> None:
+    files = harness.files()
     seq = plant(files[2], change)
-    assert bench.table_rows() != bench.log_rows(), "something was planted"
-    found = bench.reconcile()
+    assert harness.table_rows() != harness.log_rows(), "something was planted"
+    found = harness.reconcile()
     assert not found.equal
     assert found.difference is not None
     assert found.difference.seq == seq
@@ -77,125 +77,125 @@ def test_a_planted_difference_is_found_and_mended(bench: Bench, change: Change) 
         assert f'"n":{seq - 1}' in found.difference.log
         assert f'"n":{seq - 1}' in found.difference.table
         assert found.difference.log != found.difference.table
-    mended = bench.reconcile(repair=True)
+    mended = harness.reconcile(repair=True)
     assert (mended.repaired, mended.equal) == (1, False)
-    bench.check()
-    assert bench.reconcile().equal
-    assert len(set(files) - set(bench.files())) == 1, "one file was replaced, the others were left alone"
-    bench.fill(20, start=300)
-    bench.once()
-    bench.check()
+    harness.check()
+    assert harness.reconcile().equal
+    assert len(set(files) - set(harness.files())) == 1, "one file was replaced, the others were left alone"
+    harness.fill(20, start=300)
+    harness.export_once()
+    harness.check()
 
 
-def test_rows_in_another_order_are_the_same_rows(bench: Bench) -> None:
-    plant(bench.files()[1], lambda table: table.take(pa.array(range(len(table) - 1, -1, -1))))
-    assert bench.reconcile().equal
+def test_rows_in_another_order_are_the_same_rows(harness: PipelineHarness) -> None:
+    plant(harness.files()[1], lambda table: table.take(pa.array(range(len(table) - 1, -1, -1))))
+    assert harness.reconcile().equal
 
 
-def test_a_file_that_is_gone(bench: Bench) -> None:
-    file = bench.files()[3]
+def test_a_file_that_is_gone(harness: PipelineHarness) -> None:
+    file = harness.files()[3]
     first = pq.read_table(file)["seq"].to_pylist()[0]
     file.unlink()
-    found = bench.reconcile()
+    found = harness.reconcile()
     assert found.difference is not None
     assert (found.difference.seq, found.difference.table) == (first, "nothing")
-    assert bench.reconcile(repair=True).repaired == 1
-    bench.check()
+    assert harness.reconcile(repair=True).repaired == 1
+    harness.check()
 
 
-def test_rows_that_somebody_else_put_there(bench: Bench) -> None:
-    extra = pq.read_table(bench.files()[2]).slice(3, 2)
+def test_rows_that_somebody_else_put_there(harness: PipelineHarness) -> None:
+    extra = pq.read_table(harness.files()[2]).slice(3, 2)
     seq = extra["seq"].to_pylist()[0]
-    _append(bench, extra)
-    found = bench.reconcile()
+    _append(harness, extra)
+    found = harness.reconcile()
     assert not found.equal
     assert found.difference is not None
     assert (found.difference.seq, found.difference.table.startswith("2 rows")) == (seq, True)
-    bench.reconcile(repair=True)
-    bench.check()
-    assert bench.reconcile().equal
+    harness.reconcile(repair=True)
+    harness.check()
+    assert harness.reconcile().equal
 
 
-def test_rows_beyond_the_last_commit(bench: Bench) -> None:
-    extra = pq.read_table(bench.files()[0]).slice(0, 2)
+def test_rows_beyond_the_last_commit(harness: PipelineHarness) -> None:
+    extra = pq.read_table(harness.files()[0]).slice(0, 2)
     later = pa.array([1000, 1001], pa.int64())
-    _append(bench, extra.set_column(0, extra.schema.field("seq"), later))
-    found = bench.reconcile()
+    _append(harness, extra.set_column(0, extra.schema.field("seq"), later))
+    found = harness.reconcile()
     assert (found.equal, found.beyond, found.differing) == (False, 2, ())
-    kept = bench.reconcile(repair=True)
+    kept = harness.reconcile(repair=True)
     assert (kept.repaired, kept.left_beyond, kept.whole) == (0, 2, False)
-    assert [row[0] for row in bench.table_rows()][-2:] == [1000, 1001], (
+    assert [row[0] for row in harness.table_rows()][-2:] == [1000, 1001], (
         "the log never had them: it cannot give them back"
     )
-    bench.fill(800, start=300)
-    assert bench.reconcile(repair=True).whole, "now it can"
-    assert len(bench.table_rows()) == 300
-    bench.once()
-    bench.check()
+    harness.fill(800, start=300)
+    assert harness.reconcile(repair=True).whole, "now it can"
+    assert len(harness.table_rows()) == 300
+    harness.export_once()
+    harness.check()
 
 
-def _append(bench: Bench, rows: pa.Table) -> None:
-    if bench.format == "delta":
-        write_deltalake(bench.table, rows, mode="append")
+def _append(harness: PipelineHarness, rows: pa.Table) -> None:
+    if harness.format == "delta":
+        write_deltalake(harness.table, rows, mode="append")
     else:
-        pq.write_table(rows, Path(bench.table) / "stray.parquet")
+        pq.write_table(rows, Path(harness.table) / "stray.parquet")
 
 
 def test_a_delta_table_that_was_compacted_is_still_the_log(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, "delta")
-    bench.fill(300)
-    bench.once()
-    DeltaTable(bench.table).optimize.compact()
-    assert len(bench.files()) == 1
-    found = bench.reconcile()
+    harness = PipelineHarness(tmp_path, "delta")
+    harness.fill(300)
+    harness.export_once()
+    DeltaTable(harness.table).optimize.compact()
+    assert len(harness.files()) == 1
+    found = harness.reconcile()
     assert (found.equal, found.table_rows, len(found.foreign)) == (True, 300, 1)
-    plant(bench.files()[0], missing)
-    assert not bench.reconcile().equal
-    bench.reconcile(repair=True)
-    bench.check()
-    bench.fill(20, start=300)
-    bench.once()
-    bench.check()
+    plant(harness.files()[0], missing)
+    assert not harness.reconcile().equal
+    harness.reconcile(repair=True)
+    harness.check()
+    harness.fill(20, start=300)
+    harness.export_once()
+    harness.check()
 
 
-def test_a_record_that_was_deleted_since_is_a_difference_and_repair_takes_it_out(bench: Bench) -> None:
-    with bench.engine() as engine:
+def test_a_record_that_was_deleted_since_is_a_difference_and_repair_takes_it_out(harness: PipelineHarness) -> None:
+    with harness.engine() as engine:
         engine.topic("orders").delete(seqs=[123])
-    found = bench.reconcile()
+    found = harness.reconcile()
     assert found.difference is not None
     assert (found.difference.seq, found.difference.log) == (123, "nothing: it was deleted, or never there")
-    bench.reconcile(repair=True)
-    bench.check()
+    harness.reconcile(repair=True)
+    harness.check()
 
 
-def test_what_the_log_lost_is_held_against_the_commits(bench: Bench) -> None:
-    with bench.engine() as engine:
+def test_what_the_log_lost_is_held_against_the_commits(harness: PipelineHarness) -> None:
+    with harness.engine() as engine:
         engine.topic("orders", cap_records=10)
-    found = bench.reconcile()
+    found = harness.reconcile()
     assert (found.equal, found.alone, found.table_rows) == (True, 290, 300)
-    plant(bench.files()[0], changed)
-    found = bench.reconcile()
+    plant(harness.files()[0], changed)
+    found = harness.reconcile()
     assert found.difference is not None
     assert found.difference.seq is None
-    assert bench.files()[0].name in found.difference.table
-    assert bench.reconcile(repair=True).repaired == 0, "nobody knows what should be there"
+    assert harness.files()[0].name in found.difference.table
+    assert harness.reconcile(repair=True).repaired == 0, "nobody knows what should be there"
 
 
-def test_a_file_that_does_not_read(bench: Bench) -> None:
-    bench.files()[1].write_bytes(b"PAR1 not really PAR1")
+def test_a_file_that_does_not_read(harness: PipelineHarness) -> None:
+    harness.files()[1].write_bytes(b"PAR1 not really PAR1")
     with pytest.raises(Damaged, match="cannot be read"):
-        bench.reconcile()
+        harness.reconcile()
 
 
 def test_sums_by_block() -> None:
     import numpy as np
 
-    one, other = Sums(100, 100 + 3 * BLOCK), Sums(100, 100 + 3 * BLOCK)
-    seqs = np.arange(100, 100 + 3 * BLOCK)
-    hashes = np.arange(3 * BLOCK, dtype=np.uint64)
+    one, other = BlockSums(100, 100 + 3 * BLOCK_SEQS), BlockSums(100, 100 + 3 * BLOCK_SEQS)
+    seqs = np.arange(100, 100 + 3 * BLOCK_SEQS)
+    hashes = np.arange(3 * BLOCK_SEQS, dtype=np.uint64)
     one.add(seqs, hashes)
-    for part in np.array_split(np.random.default_rng(1).permutation(3 * BLOCK), 5):
+    for part in np.array_split(np.random.default_rng(1).permutation(3 * BLOCK_SEQS), 5):
         other.add(seqs[part], hashes[part])
     assert list(one.differences(other)) == []
-    other.add(seqs[BLOCK : BLOCK + 1], hashes[:1])
-    assert list(one.differences(other)) == [(100 + BLOCK, 100 + 2 * BLOCK)]
+    other.add(seqs[BLOCK_SEQS : BLOCK_SEQS + 1], hashes[:1])
+    assert list(one.differences(other)) == [(100 + BLOCK_SEQS, 100 + 2 * BLOCK_SEQS)]

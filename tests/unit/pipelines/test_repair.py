@@ -27,18 +27,18 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import LongType, StructField, StructType
-from tests.unit.pipelines.world import FORMATS, Bench, Row, rows_of
+from tests.unit.pipelines.helpers import FORMATS, PipelineHarness, Row, table_rows
 
 from tidelog.errors import Damaged, GapFound
-from tidelog.pipelines import reconciling, repairing, writing
-from tidelog.pipelines.columns import Shape
-from tidelog.pipelines.commits import Commit, DataFile
-from tidelog.pipelines.compare import Compared, Piece
-from tidelog.pipelines.footers import Footer
-from tidelog.pipelines.sizing import Sizes
-from tidelog.pipelines.tables import Format
-from tidelog.spark.path import PathPlace
-from tidelog.spark.place import Sight
+from tidelog.pipelines import export_job, reconcile_job
+from tidelog.pipelines.compare import ComparisonResult, ComparisonTask
+from tidelog.pipelines.export_job import Sizes
+from tidelog.pipelines.record_mapping import RecordMapping
+from tidelog.pipelines.table_formats.commits import Commit, DataFile
+from tidelog.pipelines.table_formats.interface import Format
+from tidelog.pipelines.table_formats.parquet_files import FileFooter
+from tidelog.spark.backends.directory import DirectoryBackend
+from tidelog.spark.backends.interface import TopicSnapshot
 
 Op = Callable[[], str]
 
@@ -47,22 +47,23 @@ class History:
     """One table, its topic, and other programs that write the table."""
 
     def __init__(self, root: Path, format: Format, random: Random) -> None:
-        self.bench, self.random = Bench(root, format), random
+        self.bench, self.random = PipelineHarness(root, format), random
         self.bench.sizes = Sizes(file_bytes=1_500, age_ms=1_000, commit_bytes=4_500)
         self.written = self.files = self.repairs = self.copied = 0
         self.said: list[str] = []
 
-    def sight(self) -> Sight:
-        with closing(PathPlace(self.bench.data)) as place:
-            found = place.look("orders")
+    def sight(self) -> TopicSnapshot:
+        with closing(DirectoryBackend(self.bench.data)) as place:
+            found = place.snapshot("orders")
         assert found is not None
         return found
 
     def rows(self) -> list[Row]:
         if self.bench.format == "delta":
-            return rows_of(DeltaTable(self.bench.table).to_pyarrow_table())
+            return table_rows(DeltaTable(self.bench.table).to_pyarrow_table())
         return sorted(
-            (row for path in self.visible() for row in rows_of(pq.read_table(path))), key=lambda row: (row[0], str(row))
+            (row for path in self.visible() for row in table_rows(pq.read_table(path))),
+            key=lambda row: (row[0], str(row)),
         )
 
     def visible(self) -> list[Path]:
@@ -77,7 +78,7 @@ class History:
         return f"append {count}"
 
     def export(self) -> str:
-        self.bench.once(onGap="skip")
+        self.bench.export_once(onGap="skip")
         return "export"
 
     def delete(self) -> str:
@@ -185,27 +186,27 @@ class History:
 
     def repair(self) -> str:
         sight = self.sight()
-        with self.bench.opened(write=False) as table:
-            last = table.last()
+        with self.bench.open_table(write=False) as table:
+            last = table.last_commit()
         assert last is not None
         before = self.rows()
         looked = self.bench.reconcile()
         done = self.bench.reconcile(repair=True)
         assert looked == done._replace(repaired=0, left=(), left_beyond=0), "looking changes nothing"
-        after, log, stop = self.rows(), self.bench.log_rows(), min(last.stop, sight.next)
+        after, log, stop = self.rows(), self.bench.log_rows(), min(last.stop, sight.next_seq)
         said = " | ".join(self.said)
 
         def outside(rows: list[Row]) -> Counter[Row]:
-            return Counter(row for row in rows if not sight.floor <= row[0] < sight.next)
+            return Counter(row for row in rows if not sight.evict_floor <= row[0] < sight.next_seq)
 
         assert outside(after) == outside(before), f"a row that the log cannot give back: {said}"
         expected = Counter(row for row in log if row[0] < stop)
-        assert Counter(row for row in after if sight.floor <= row[0] < stop) == expected, f"not the log's: {said}"
-        come = range(max(stop, sight.floor), sight.next)
+        assert Counter(row for row in after if sight.evict_floor <= row[0] < stop) == expected, f"not the log's: {said}"
+        come = range(max(stop, sight.evict_floor), sight.next_seq)
         assert not [row for row in after if row[0] in come], f"rows that come again: {said}"
-        was_equal = sight.floor <= 1 and Counter(before) == expected
+        was_equal = sight.evict_floor <= 1 and Counter(before) == expected
         assert looked.equal or not was_equal, f"a difference that is none: {said}"
-        assert all(first < sight.floor for first, _ in done.left), f"something is left that the log has: {said}"
+        assert all(first < sight.evict_floor for first, _ in done.left), f"something is left that the log has: {said}"
         again = self.bench.reconcile()
         assert (again.differing, again.beyond) == (done.left if done.repaired else looked.differing, again.beyond), said
         self.repairs += done.repaired > 0
@@ -262,34 +263,34 @@ def test_a_repair_keeps_what_the_log_cannot_give_back_long(format: Format, part:
 def test_a_compacted_table_whose_log_was_cut_is_not_emptied(format: Format, tmp_path: Path) -> None:
     """Export 200 rows, OPTIMIZE, retention drops 1 to 150, delete one record: 199 rows are left, not none."""
     history = History(tmp_path, format, Random(1))
-    bench = history.bench
-    bench.fill(200)
-    bench.once()
+    harness = history.bench
+    harness.fill(200)
+    harness.export_once()
     if format == "delta":
         history.compact()
     else:
         history._replace(history.visible(), pa.concat_tables([pq.read_table(path) for path in history.visible()]))
-    with bench.engine() as engine:
+    with harness.engine() as engine:
         engine.topic("orders", cap_records=50)
         engine.topic("orders").delete(seqs=[180])
         engine.checkpoint()
-    found = bench.reconcile(repair=True)
+    found = harness.reconcile(repair=True)
     assert (found.repaired, found.left, found.whole) == (1, (), True)
     assert [row[0] for row in history.rows()] == [seq for seq in range(1, 201) if seq != 180]
-    assert bench.reconcile().equal
+    assert harness.reconcile().equal
 
 
-def _dropped(task: repairing.Foreign) -> repairing.Copied:
-    return repairing.Copied(task.name, 1, None)
+def _dropped(task: reconcile_job.ForeignFileTask) -> reconcile_job.CopyResult:
+    return reconcile_job.CopyResult(task.name, 1, None)
 
 
-def _unclipped(_: Sight, piece: Piece, seen: Compared) -> list[tuple[int, int]]:
-    return [(piece.first, piece.stop)] if piece.told else list(seen.blocks)
+def _unclipped(_: TopicSnapshot, piece: ComparisonTask, seen: ComparisonResult) -> list[tuple[int, int]]:
+    return [(piece.first, piece.stop)] if piece.committed_files else list(seen.differing_blocks)
 
 
 @pytest.mark.parametrize(
     ("where", "name", "planted"),
-    [(repairing, "copied", _dropped), (reconciling, "_cuts", _unclipped)],
+    [(reconcile_job, "copy_foreign_file", _dropped), (reconcile_job, "_ranges_to_rewrite", _unclipped)],
     ids=["files_of_others_are_disowned", "ranges_below_the_floor_are_cut"],
 )
 def test_planted_bugs_are_found(
@@ -303,186 +304,190 @@ def test_planted_bugs_are_found(
 @pytest.mark.parametrize("format", FORMATS)
 def test_records_that_a_power_cut_took_stay_in_the_table(format: Format, tmp_path: Path) -> None:
     """Seqs above the floor that were neither deleted nor evicted: the log pads them, and the table is the last copy."""
-    bench = Bench(tmp_path, format)
-    lose = _losing(bench, tmp_path)
-    bench.once()
-    before = bench.table_rows()
+    harness = PipelineHarness(tmp_path, format)
+    lose = _losing(harness, tmp_path)
+    harness.export_once()
+    before = harness.table_rows()
     lose()
-    with bench.engine() as engine:
+    with harness.engine() as engine:
         engine.topic("orders").delete(seqs=[5, 66])
-    log = bench.log_rows()
+    log = harness.log_rows()
     assert len(log) < 70, "records were lost"
-    found = bench.reconcile(repair=True)
+    found = harness.reconcile(repair=True)
     assert (found.repaired > 0, found.whole) == (True, True)
-    assert bench.table_rows() == [row for row in before if row[0] not in (5, 66)]
-    again = bench.reconcile()
+    assert harness.table_rows() == [row for row in before if row[0] not in (5, 66)]
+    again = harness.reconcile()
     assert (again.equal, again.alone) == (True, 80 - 2 - len(log))
-    bench.fill(20, start=80)
-    bench.once()
-    assert bench.reconcile().equal
+    harness.fill(20, start=80)
+    harness.export_once()
+    assert harness.reconcile().equal
 
 
 def test_a_repair_of_a_file_across_the_floor_keeps_the_alarm_below_it(tmp_path: Path) -> None:
     """Rows below the floor that were changed cannot be made again, and a repair of the rest does not hide that."""
     for change, left in ((False, 0), (True, 1)):
-        bench = Bench(tmp_path / str(change), "delta")
-        bench.sizes = Sizes(file_bytes=1 << 20, age_ms=1_000, commit_bytes=1 << 20)
-        bench.fill(60)
-        bench.once()
-        with bench.engine() as engine:
+        harness = PipelineHarness(tmp_path / str(change), "delta")
+        harness.sizes = Sizes(file_bytes=1 << 20, age_ms=1_000, commit_bytes=1 << 20)
+        harness.fill(60)
+        harness.export_once()
+        with harness.engine() as engine:
             engine.topic("orders", cap_records=30)
             engine.topic("orders").delete(seqs=[45])
             engine.checkpoint()
         if change:
-            (file,) = bench.files()
+            (file,) = harness.files()
             table = pq.read_table(file)
             pq.write_table(table.filter(pc.not_equal(table["seq"], 7)), file)
-        before = bench.table_rows()
-        found = bench.reconcile(repair=True)
+        before = harness.table_rows()
+        found = harness.reconcile(repair=True)
         assert (found.repaired, len(found.left)) == (1, left)
-        assert bench.table_rows() == [row for row in before if row[0] != 45]
-        assert bench.reconcile().equal is not change
+        assert harness.table_rows() == [row for row in before if row[0] != 45]
+        assert harness.reconcile().equal is not change
 
 
 def test_what_is_lost_while_a_repair_runs_stops_it(tmp_path: Path) -> None:
-    bench = Bench(tmp_path, "delta")
-    bench.fill(100)
-    bench.once()
-    with bench.engine() as engine:
+    harness = PipelineHarness(tmp_path, "delta")
+    harness.fill(100)
+    harness.export_once()
+    with harness.engine() as engine:
         engine.topic("orders").delete(seqs=[20])
 
     def step(name: str) -> None:
         if name == "plan":
-            with bench.engine() as engine:
+            with harness.engine() as engine:
                 engine.topic("orders", cap_records=10)
                 engine.checkpoint()
 
-    bench.step = step
-    before = bench.table_rows()
+    harness.on_step = step
+    before = harness.table_rows()
     with pytest.raises(GapFound):
-        bench.reconcile(repair=True)
-    assert bench.table_rows() == before
+        harness.reconcile(repair=True)
+    assert harness.table_rows() == before
 
 
 def test_a_table_that_others_change_while_it_is_repaired(tmp_path: Path) -> None:
     """OPTIMIZE takes the file away that a repair replaces: the repair is planned again."""
-    bench = Bench(tmp_path, "delta")
-    bench.fill(200)
-    bench.once()
-    with bench.engine() as engine:
+    harness = PipelineHarness(tmp_path, "delta")
+    harness.fill(200)
+    harness.export_once()
+    with harness.engine() as engine:
         engine.topic("orders").delete(seqs=[20, 150])
     left = [2]
 
     def step(name: str) -> None:
         if name == "write the commit" and left[0]:
             left[0] -= 1
-            DeltaTable(bench.table).optimize.compact()
+            DeltaTable(harness.table).optimize.compact()
             rows = pa.table({"seq": pa.array([5_000 + left[0]], pa.int64())})
-            write_deltalake(bench.table, rows, mode="append", schema_mode="merge")
+            write_deltalake(harness.table, rows, mode="append", schema_mode="merge")
 
-    bench.step = step
-    found = bench.reconcile(repair=True)
+    harness.on_step = step
+    found = harness.reconcile(repair=True)
     assert (left, found.left, found.left_beyond) == ([0], (), 2)
-    assert [row for row in bench.table_rows() if row[0] < 5_000] == bench.log_rows()
+    assert [row for row in harness.table_rows() if row[0] < 5_000] == harness.log_rows()
 
 
 def test_files_after_a_hole_are_not_removed_where_the_log_lost_their_records(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.fill(200)
-    bench.once()
-    shutil.rmtree(Path(bench.table) / "_tidelog")
-    bench.files()[1].unlink()
-    before = bench.files()
-    with bench.engine() as engine:
+    harness = PipelineHarness(tmp_path)
+    harness.fill(200)
+    harness.export_once()
+    shutil.rmtree(Path(harness.table) / "_tidelog")
+    harness.files()[1].unlink()
+    before = harness.files()
+    with harness.engine() as engine:
         engine.topic("orders", cap_records=20)
         engine.checkpoint()
-    for act in (lambda: bench.once(onGap="skip"), lambda: bench.reconcile(repair=True)):
+    for act in (lambda: harness.export_once(onGap="skip"), lambda: harness.reconcile(repair=True)):
         with pytest.raises(Damaged, match=r"a file before it is missing.*nothing was changed"):
             act()
-        assert bench.files() == before
+        assert harness.files() == before
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_rows_of_a_function_are_compared_with_their_commits_and_not_repaired(format: Format, tmp_path: Path) -> None:
-    bench = Bench(tmp_path, format)
-    bench.fill(60)
-    shape = Shape(StructType([StructField("n", LongType())]).json())
-    with bench.opened() as table:
-        footer = Footer("orders", 1, 1, 61, "1", shape.schema, shape.told, transform="shop:by_day")
-        target = writing.Target(table.path, format, shape, footer, bench.disk)
+    harness = PipelineHarness(tmp_path, format)
+    harness.fill(60)
+    shape = RecordMapping(StructType([StructField("n", LongType())]).json())
+    with harness.open_table() as table:
+        footer = FileFooter("orders", 1, 1, 61, "1", shape.schema, shape.options_json, transform="shop:by_day")
+        target = export_job.CommitTarget(table.path, format, shape, footer, harness.disk)
         batches = [pa.RecordBatch.from_pydict({"n": list(range(at, at + 30))}) for at in (0, 30)]
         files = [
-            msgspec.json.decode(writing.of_frame(replace_run(target, number), 1, 61, [batch], 0, 0), type=DataFile)
+            msgspec.json.decode(
+                export_job.write_frame_partition(replace_run(target, number), 1, 61, [batch], 0, 0), type=DataFile
+            )
             for number, batch in enumerate(batches)
         ]
-        table.commit(Commit("orders", 1, 1, 61, tuple(files), shape.schema, shape.told, transform="shop:by_day"))
-    assert bench.reconcile().equal
-    visible = bench.files()
+        table.commit(
+            Commit("orders", 1, 1, 61, tuple(files), shape.schema, shape.options_json, transform="shop:by_day")
+        )
+    assert harness.reconcile().equal
+    visible = harness.files()
     if format == "delta":
-        DeltaTable(bench.table).optimize.compact()
-        assert bench.reconcile().equal, "the sums are those of the commits"
+        DeltaTable(harness.table).optimize.compact()
+        assert harness.reconcile().equal, "the sums are those of the commits"
     first = visible[0]
     if format == "parquet":
         pq.write_table(pq.read_table(first).slice(1), first)
     else:
-        DeltaTable(bench.table).delete("n = 3")
-    found = bench.reconcile(repair=True)
+        DeltaTable(harness.table).delete("n = 3")
+    found = harness.reconcile(repair=True)
     assert (found.equal, found.repaired, found.whole, len(found.left)) == (False, 0, False, 1)
-    assert bench.read().num_rows == 59
+    assert harness.read_table().num_rows == 59
 
 
-def replace_run(target: writing.Target, number: int) -> writing.Target:
+def replace_run(target: export_job.CommitTarget, number: int) -> export_job.CommitTarget:
     return replace(target, footer=msgspec.structs.replace(target.footer, run=str(number)))
 
 
 def test_rows_of_others_after_the_table_that_the_log_lost_stay(tmp_path: Path) -> None:
     """Seqs that the table does not stand for yet: the next export brings those that the log has, and no others."""
-    bench = Bench(tmp_path)
-    lose = _losing(bench, tmp_path)
-    bench.once()
+    harness = PipelineHarness(tmp_path)
+    lose = _losing(harness, tmp_path)
+    harness.export_once()
     lose()
-    with bench.engine() as engine:
+    with harness.engine() as engine:
         made = engine.topic("orders").append([{"n": 80, "text": "x"}])
-    rows = pq.read_table(bench.files()[0]).slice(0, 4)
+    rows = pq.read_table(harness.files()[0]).slice(0, 4)
     seqs = pa.array([100, 101, made.first_seq, made.first_seq + 50], pa.int64())
     rows = rows.set_column(rows.schema.get_field_index("seq"), rows.schema.field("seq"), seqs)
-    pq.write_table(rows.replace_schema_metadata(None), Path(bench.table) / "other.parquet")
-    found = bench.reconcile(repair=True)
+    pq.write_table(rows.replace_schema_metadata(None), Path(harness.table) / "other.parquet")
+    found = harness.reconcile(repair=True)
     assert (found.beyond, found.repaired, found.left_beyond, found.whole) == (4, 1, 3, False)
     stay = [100, 101, made.first_seq + 50]
-    assert [row[0] for row in bench.table_rows() if row[0] > 80] == stay
-    bench.once()
-    assert [row[0] for row in bench.table_rows() if row[0] > 80] == [100, 101, made.first_seq, made.first_seq + 50]
+    assert [row[0] for row in harness.table_rows() if row[0] > 80] == stay
+    harness.export_once()
+    assert [row[0] for row in harness.table_rows() if row[0] > 80] == [100, 101, made.first_seq, made.first_seq + 50]
 
 
 def test_files_after_a_hole_are_not_removed_where_a_power_cut_took_their_records(tmp_path: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.sizes = Sizes(file_bytes=1_500, age_ms=1_000, commit_bytes=4_500)
-    lose = _losing(bench, tmp_path)
-    bench.once()
+    harness = PipelineHarness(tmp_path)
+    harness.sizes = Sizes(file_bytes=1_500, age_ms=1_000, commit_bytes=4_500)
+    lose = _losing(harness, tmp_path)
+    harness.export_once()
     lose()
-    shutil.rmtree(Path(bench.table) / "_tidelog")
-    bench.files()[1].unlink()
-    before = bench.files()
-    for act in (bench.once, lambda: bench.reconcile(repair=True)):
+    shutil.rmtree(Path(harness.table) / "_tidelog")
+    harness.files()[1].unlink()
+    before = harness.files()
+    for act in (harness.export_once, lambda: harness.reconcile(repair=True)):
         with pytest.raises(Damaged, match=r"a file before it is missing.*nothing was changed"):
             act()
-        assert bench.files() == before
+        assert harness.files() == before
 
 
-def _losing(bench: Bench, root: Path) -> Callable[[], None]:
+def _losing(harness: PipelineHarness, root: Path) -> Callable[[], None]:
     """Write 80 records; the function that this returns takes the last ten away, as a power cut does."""
-    bench.fill(60)
-    with bench.engine() as engine:
+    harness.fill(60)
+    with harness.engine() as engine:
         topic = engine.topic("orders")
         for number in range(60, 80):
             topic.append([{"n": number, "text": "x"}])
-        shutil.copytree(bench.data, root / "killed")
+        shutil.copytree(harness.data, root / "killed")
 
     def lose() -> None:
-        shutil.rmtree(bench.data)
+        shutil.rmtree(harness.data)
         (wal,) = [path for path in (root / "killed").glob("wal/*/wal-*.log") if b'"n":70' in path.read_bytes()]
         wal.write_bytes(wal.read_bytes().replace(b'{"n":70', b'{"n":7\xff'))
-        shutil.move(root / "killed", bench.data)
+        shutil.move(root / "killed", harness.data)
 
     return lose

@@ -5,32 +5,32 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.unit.pipelines.world import Bench, Inline
+from tests.unit.pipelines.helpers import InlineRunner, PipelineHarness
 
 import tidelog
-from tidelog.channels.check import ChannelCheck
-from tidelog.engine.check import check
+from tidelog.channels.store import ChannelCheck
+from tidelog.engine.check import check_directory
 from tidelog.errors import BadInput, NotFound
-from tidelog.pipelines.scrubbing import scrubbed
+from tidelog.pipelines.scrub_job import run_scrub
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    bench = Bench(tmp_path)
-    bench.fill(300)
-    with bench.engine() as engine:
+    harness = PipelineHarness(tmp_path)
+    harness.fill(300)
+    with harness.engine() as engine:
         engine.topic("others").append([b"x"] * 30)
         engine.topic("orders").delete(seqs=[5, 6])
         engine.topic("orders").seal()
         engine.checkpoint()
         engine.topic("orders").append([b"tail"])
-    return Path(bench.data)
+    return Path(harness.data)
 
 
 def test_a_whole_directory(data: Path) -> None:
-    runner, looked = Inline(), check(str(data))
+    runner, looked = InlineRunner(), check_directory(str(data))
     assert not [finding for finding in looked if finding.damage]
-    found = scrubbed(str(data), runner)
+    found = run_scrub(str(data), runner)
     assert found.damage == ()
     assert (found.topics, found.segments, found.frames, found.bytes) == (
         looked.topics,
@@ -49,14 +49,14 @@ def test_damage_anywhere_is_named_by_its_place(data: Path, pattern: str) -> None
     content = bytearray(path.read_bytes())
     content[len(content) // 3 if "wal" not in pattern else 40] ^= 0x10
     path.write_bytes(content)
-    found, expected = scrubbed(str(data), Inline()), list(check(str(data)))
+    found, expected = run_scrub(str(data), InlineRunner()), list(check_directory(str(data)))
     assert set(found.findings) == set(expected)
     assert found.damage
     assert any(finding.file == path.relative_to(data).as_posix() for finding in found.damage)
 
 
 @pytest.fixture
-def rooms(data: Path) -> Path:
+def data_with_channels(data: Path) -> Path:
     """Thirty rooms beside the topics, and what is left of one that ended."""
     with tidelog.open(str(data)) as log:
         for number in range(30):
@@ -66,38 +66,38 @@ def rooms(data: Path) -> Path:
     return data
 
 
-def test_channels_are_shared_out_too(rooms: Path) -> None:
-    runner, looked = Inline(), ChannelCheck(str(rooms))
+def test_channels_are_shared_out_too(data_with_channels: Path) -> None:
+    runner, looked = InlineRunner(), ChannelCheck(str(data_with_channels))
     notes = list(looked)
     assert [finding.kind for finding in notes] == ["leftover"]
-    found = scrubbed(str(rooms), runner)
+    found = run_scrub(str(data_with_channels), runner)
     assert [finding for finding in found.findings if finding in notes] == notes
     assert (found.damage, found.channels, found.messages) == ((), looked.channels, looked.messages) == ((), 30, 300)
-    assert found.bytes == check_bytes(rooms) + looked.bytes
+    assert found.bytes == check_bytes(data_with_channels) + looked.bytes
     assert runner.tasks == found.parts
 
 
-def test_damage_in_a_channel_is_named_by_its_place(rooms: Path) -> None:
-    path = sorted(rooms.glob("channels/*/*.log"))[17]
+def test_damage_in_a_channel_is_named_by_its_place(data_with_channels: Path) -> None:
+    path = sorted(data_with_channels.glob("channels/*/*.log"))[17]
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 0x10
     path.write_bytes(content)
-    found = scrubbed(str(rooms), Inline())
-    assert [finding.file for finding in found.damage] == [path.relative_to(rooms).as_posix()]
-    assert set(found.damage) <= set(ChannelCheck(str(rooms)))
+    found = run_scrub(str(data_with_channels), InlineRunner())
+    assert [finding.file for finding in found.damage] == [path.relative_to(data_with_channels).as_posix()]
+    assert set(found.damage) <= set(ChannelCheck(str(data_with_channels)))
 
 
 def check_bytes(data: Path) -> int:
-    looked = check(str(data))
+    looked = check_directory(str(data))
     list(looked)
     return looked.bytes
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match="there is nothing at"):
-        scrubbed(str(tmp_path / "nowhere"), Inline())
+        run_scrub(str(tmp_path / "nowhere"), InlineRunner())
     (tmp_path / "file").write_text("")
     with pytest.raises(BadInput, match="is a file"):
-        scrubbed(str(tmp_path / "file"), Inline())
+        run_scrub(str(tmp_path / "file"), InlineRunner())
     with pytest.raises(NotFound, match="there are no topics in"):
-        scrubbed(str(tmp_path), Inline())
+        run_scrub(str(tmp_path), InlineRunner())

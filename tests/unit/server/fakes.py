@@ -24,15 +24,15 @@ from typing import Any, NamedTuple, Self, TypeVar
 import tidelog.engine
 from tidelog.disk.memory import MemoryDisk
 from tidelog.engine import Engine, Topic
-from tidelog.server import logs
-from tidelog.server.api.app import App
+from tidelog.http.interface import AnyResponse, BodyPolicy, ClientDisconnected, Request, Response, Stream, Upgrade
+from tidelog.server import lifecycle
+from tidelog.server.app import App
 from tidelog.server.config import LogFormat, ServerConfig
-from tidelog.server.http.seam import Answer, Body, Gone, Request, Response, Stream, Upgrade
 from tidelog.server.service import Service
 from tidelog.testing import ManualClock
 
 T = TypeVar("T")
-LIMIT_S = 3_600.0  # of the loop's time: only so that a mistake fails and does not hang
+TIMEOUT_S = 3_600.0  # of the loop's time: only so that a mistake fails and does not hang
 _HANG_S = 30.0  # of real time, for the same reason
 
 
@@ -75,19 +75,19 @@ class JumpingLoop(asyncio.SelectorEventLoop):
         self.working -= 1
 
 
-class _Taker:
+class _FakePeer:
     """A peer: takes everything at once, or nothing while it is `stuck`."""
 
     def __init__(self) -> None:
         self.stuck = self.gone = False
-        self.waiting = 0
+        self.pending_bytes = 0
         self.most = 0  # the most that ever waited
         self.held_most = 0  # by whoever writes
         self._changed = asyncio.Event()
 
     def take(self, size: int | None = None) -> None:
         """Take what waits, or so many bytes of it."""
-        self.waiting = 0 if size is None else max(self.waiting - size, 0)
+        self.pending_bytes = 0 if size is None else max(self.pending_bytes - size, 0)
         self._changed.set()
 
     def leave(self) -> None:
@@ -96,27 +96,27 @@ class _Taker:
 
     def _put(self, size: int) -> None:
         if self.stuck:
-            self.waiting += size
-            self.most = max(self.most, self.waiting)
+            self.pending_bytes += size
+            self.most = max(self.most, self.pending_bytes)
         self._changed.set()
 
-    def hold(self, size: int) -> None:
+    def reserve(self, size: int) -> None:
         self.held_most = max(self.held_most, size)
 
     @property
-    def is_pressed(self) -> bool:
+    def is_under_pressure(self) -> bool:
         return False
 
-    async def ready(self) -> None:
-        await self.drained()
+    async def wait_ready(self) -> None:
+        await self.drain()
 
-    async def drained(self) -> None:
-        await self._until(lambda: self.gone or not self.waiting)
+    async def drain(self) -> None:
+        await self._until(lambda: self.gone or not self.pending_bytes)
         if self.gone:
-            raise Gone
+            raise ClientDisconnected
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not is_so():
                 self._changed.clear()
                 await self._changed.wait()
@@ -130,7 +130,7 @@ class Event(NamedTuple):
     data: Any
 
 
-def parsed(frame: bytes) -> Event:
+def parse_event(frame: bytes) -> Event:
     """An event from its bytes; a comment is an event without a name."""
     fields = dict(line.split(": ", 1) for line in frame.decode().rstrip("\n").split("\n"))
     if "" in fields or "retry" in fields:
@@ -139,7 +139,7 @@ def parsed(frame: bytes) -> Event:
     return Event(at, fields["event"], json.loads(fields["data"]))
 
 
-class Tap(_Taker):
+class FakeSink(_FakePeer):
     """A sink: what a stream wrote, write by write."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ class Tap(_Taker):
 
     @property
     def events(self) -> list[Event]:
-        return [event for event in map(parsed, self.frames) if event.event]
+        return [event for event in map(parse_event, self.frames) if event.event]
 
     async def until(self, count: int) -> list[Event]:
         """The first so many events, as soon as they are there."""
@@ -170,7 +170,7 @@ class Tap(_Taker):
         return self.events
 
 
-class Line(_Taker):
+class FakeWebSocket(_FakePeer):
     """A WebSocket, from the peer's side."""
 
     def __init__(self) -> None:
@@ -182,7 +182,7 @@ class Line(_Taker):
     # The server's side.
 
     async def receive(self) -> str | bytes | None:
-        async with asyncio.timeout(2 * LIMIT_S):
+        async with asyncio.timeout(2 * TIMEOUT_S):
             while not self._inbox:
                 self._changed.clear()
                 await self._changed.wait()
@@ -200,40 +200,40 @@ class Line(_Taker):
     # The peer's side.
 
     @property
-    def said(self) -> list[dict[str, Any]]:
+    def sent_messages(self) -> list[dict[str, Any]]:
         return [json.loads(text) for text in self.sent]
 
-    def tell(self, message: Mapping[str, Any] | str | bytes) -> None:
+    def receive_from_peer(self, message: Mapping[str, Any] | str | bytes) -> None:
         self._inbox.append(message if isinstance(message, str | bytes) else json.dumps(message))
         self._changed.set()
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         self._inbox.append(None)
         self._changed.set()
 
     async def until(self, count: int) -> list[dict[str, Any]]:
         """The first so many messages, as soon as they are there."""
         await self._until(lambda: len(self.sent) >= count)
-        return self.said
+        return self.sent_messages
 
 
-class Asked:
+class FakeExchange:
     """An exchange: one request and what came of it."""
 
     def __init__(self) -> None:
-        self.gone = self.answered = False
+        self.is_disconnected = self.answered = False
         self.kept = 0  # bytes of the body
-        self._answer: Answer | None = None
+        self._answer: AnyResponse | None = None
         self._done = asyncio.Event()
         self._calls: list[Callable[[], None]] = []
 
-    def respond(self, answer: Answer) -> None:
+    def respond(self, answer: AnyResponse) -> None:
         assert not self.answered, "answered twice"
         self.answered = True
-        self._answer = None if self.gone else answer
+        self._answer = None if self.is_disconnected else answer
         self._done.set()
 
-    def on_gone(self, call: Callable[[], None]) -> None:
+    def add_disconnect_callback(self, call: Callable[[], None]) -> None:
         self._calls.append(call)
 
     def keep_body(self, size: int) -> None:
@@ -241,20 +241,20 @@ class Asked:
 
     def leave(self) -> None:
         """The peer leaves before it got an answer."""
-        self.gone = True
+        self.is_disconnected = True
         for call in self._calls:
             call()
 
-    async def answer(self) -> Answer:
+    async def answer(self) -> AnyResponse:
         """The answer, which is the caller's from here on: a front end does not keep one either."""
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await self._done.wait()
         answer, self._answer = self._answer, None
         assert answer is not None, "taken before, or its peer had left"
         return answer
 
 
-class Running:
+class RunningStream:
     """A stream or a socket under way. Left open it is cancelled, as when the peer goes: after its first step at the
     earliest, which the front end promises."""
 
@@ -263,7 +263,7 @@ class Running:
 
     async def ended(self) -> None:
         """It ends by itself."""
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await self.task
 
     async def __aenter__(self) -> Self:
@@ -295,13 +295,13 @@ class LoopClock(ManualClock):
         return 0 if self.loop is None else round(self.loop.now_s * 1_000_000)
 
 
-class World:
+class ServerHarness:
     """A server with an engine that has no threads, to be asked as a front end would."""
 
     def __init__(self, engine: Engine, clock: ManualClock, config: ServerConfig) -> None:
         self.engine, self.clock = engine, clock
         self.service = Service(config, clock, asyncio.get_running_loop())
-        self.service.ready(engine)
+        self.service.on_recovered(engine)
         self.app = App(self.service)
 
     def topic(self, name: str, **config: Any) -> Topic:
@@ -316,8 +316,8 @@ class World:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
         upgrade: bool = False,
-        asked: Asked | None = None,
-    ) -> Asked:
+        asked: FakeExchange | None = None,
+    ) -> FakeExchange:
         """Send a request; what comes of it is the exchange's to tell."""
         path, _, query = target.partition("?")
         sent = {"content-type": "application/json"} if body is not None else {}
@@ -327,9 +327,9 @@ class World:
         request = Request(
             method, path, query, [(name.encode(), value.encode()) for name, value in sent.items()], upgrade=upgrade
         )
-        asked = asked or Asked()
+        asked = asked or FakeExchange()
         wanted = self.app.begin(request)
-        if isinstance(wanted, Body):
+        if isinstance(wanted, BodyPolicy):
             request.body = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
             self.app.handle(request, asked)
         else:
@@ -349,23 +349,30 @@ class World:
         wid: str = body["wid"]
         return wid
 
-    async def stream(self, wid: str, tap: Tap, **more: Any) -> Running:
+    async def stream(self, wid: str, tap: FakeSink, **more: Any) -> RunningStream:
         answer = await self.begin("GET", f"/v0/watch/{wid}", **more).answer()
         assert isinstance(answer, Stream), answer
-        return Running(answer.run(tap))
+        return RunningStream(answer.run(tap))
 
-    async def connect(self, line: Line, **more: Any) -> Running:
+    async def connect(self, line: FakeWebSocket, **more: Any) -> RunningStream:
         answer = await self.begin("GET", "/v0/ws", upgrade=True, **more).answer()
         assert isinstance(answer, Upgrade), answer
-        return Running(answer.run(line))
+        return RunningStream(answer.run(line))
 
     def is_quiet(self) -> bool:
         """Nobody holds anything any more."""
         service = self.service
-        return not (service.streams.held or service.inflight.held or len(service.bells) or len(service.desks))
+        return not (
+            service.stream_limit.count
+            or service.inflight_limit.count
+            or len(service.notifiers)
+            or len(service.claim_queues)
+        )
 
 
-def play(scenario: Callable[[World], Awaitable[None]], *, clock: ManualClock | None = None, **settings: Any) -> None:
+def run_scenario(
+    scenario: Callable[[ServerHarness], Awaitable[None]], *, clock: ManualClock | None = None, **settings: Any
+) -> None:
     """Act out a scenario in a world of its own, with these settings of the server. Nothing may be held at its end."""
     clock = clock or ManualClock()
     config = ServerConfig(**{"commit": "loop", **settings})
@@ -377,7 +384,7 @@ def play(scenario: Callable[[World], Awaitable[None]], *, clock: ManualClock | N
             loop = asyncio.get_running_loop()
             if isinstance(clock, LoopClock) and isinstance(loop, JumpingLoop):
                 clock.loop = loop
-            world = World(engine, clock, config)
+            world = ServerHarness(engine, clock, config)
             try:
                 await scenario(world)
                 await asyncio.sleep(0)
@@ -390,12 +397,12 @@ def play(scenario: Callable[[World], Awaitable[None]], *, clock: ManualClock | N
 
 
 @contextmanager
-def logged(how: LogFormat = "json") -> Iterator[StringIO]:
+def captured_log(how: LogFormat = "json") -> Iterator[StringIO]:
     """What the server logs meanwhile."""
     logger = logging.getLogger("tidelog")
     handlers, level, propagate = logger.handlers[:], logger.level, logger.propagate
     text = StringIO()
-    logs.configure(how, text)
+    lifecycle.configure_logging(how, text)
     try:
         yield text
     finally:
@@ -403,12 +410,12 @@ def logged(how: LogFormat = "json") -> Iterator[StringIO]:
         logger.setLevel(level)
 
 
-def parsed_log(text: StringIO) -> list[dict[str, Any]]:
+def parse_log(text: StringIO) -> list[dict[str, Any]]:
     """The lines of a log in JSON, without when they were written."""
     found = [json.loads(line) for line in text.getvalue().splitlines()]
     return [{name: said for name, said in line.items() if name != "ts_ms"} for line in found]
 
 
-async def quiet(seconds: float = 1.0) -> None:
+async def let_idle(seconds: float = 1.0) -> None:
     """Let everybody do what is left to do, and then some time of the loop pass."""
     await asyncio.sleep(seconds)

@@ -7,10 +7,10 @@ import json
 from typing import Any
 
 import pytest
-from tests.unit.server.fakes import Asked, Line, World, play, quiet
+from tests.unit.server.fakes import FakeExchange, FakeWebSocket, ServerHarness, let_idle, run_scenario
 
 from tidelog.engine import Shard
-from tidelog.server.http.seam import Response
+from tidelog.http.interface import Response
 
 WRITE = "/v0/topics/t"
 
@@ -24,7 +24,7 @@ def plain(data: Any) -> dict[str, Any]:
     return {"records": [{"data": data}]}
 
 
-async def answer(asked: Asked) -> tuple[int, Any]:
+async def answer(asked: FakeExchange) -> tuple[int, Any]:
     found = await asked.answer()
     assert isinstance(found, Response)
     if found.status == 429:
@@ -32,35 +32,35 @@ async def answer(asked: Asked) -> tuple[int, Any]:
     return found.status, json.loads(found.body)
 
 
-def narrow(world: World, queue_max: int) -> Shard:
+def narrow(world: ServerHarness, queue_max: int) -> Shard:
     """A queue so short that it is full at once; commits wait until `let`."""
     shard = world.engine.shards[0]
     shard._queue_max = queue_max
     return shard
 
 
-def saturate(world: World, pressure: float = 1.0) -> None:
+def saturate(world: ServerHarness, pressure: float = 1.0) -> None:
     world.service.governor.sample = lambda *_, **__: None  # type: ignore[method-assign]
     world.service.governor.pressure = pressure
 
 
 def test_what_finds_no_room_waits_in_line_and_keeps_its_order() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         narrow(world, 2)
         asked = [world.begin("POST", WRITE, one(number)) for number in range(4)]
-        assert world.service.admission.waiting == 2
+        assert world.service.admission.queued_writes == 2
         found = [await answer(each) for each in asked]
         assert [status for status, _ in found] == [200] * 4
         assert [body["seqs"] for _, body in found] == [[1], [2], [3], [4]]
         assert [record.data for record in topic.read(0).records] == [0, 1, 2, 3]
-        assert world.service.admission.waiting == 0
+        assert world.service.admission.queued_writes == 0
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_line_is_as_long_as_its_queue_and_behind_it_a_write_is_refused() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         narrow(world, 2)
         found = [await answer(each) for each in [world.begin("POST", WRITE, one(number)) for number in range(6)]]
@@ -68,14 +68,14 @@ def test_a_line_is_as_long_as_its_queue_and_behind_it_a_write_is_refused() -> No
         assert found[4][1]["error"]["code"] == "throttled"
         assert "detail" not in found[4][1]["error"]
         assert [record.data for record in topic.read(0).records] == [0, 1, 2, 3]
-        assert world.service.admission.throttled == 2
+        assert world.service.admission.rejected_total == 2
         assert world.service.metrics.summary()["throttled_total"] == 2
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_saturated_what_would_wait_is_refused_unless_it_insists() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         narrow(world, 1)
         saturate(world)
@@ -84,21 +84,21 @@ def test_saturated_what_would_wait_is_refused_unless_it_insists() -> None:
         assert [status for status, _ in found] == [200, 429, 200, 429, 200]
         assert [record.data for record in topic.read(0).records] == [0, 2, 4]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_saturated_what_finds_room_is_taken() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("t")
         saturate(world)
         assert (await answer(world.begin("POST", WRITE, one(0))))[0] == 200
         assert (await answer(world.begin("POST", WRITE, plain(0))))[0] == 200
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_plain_writes_of_a_turn_wait_or_are_refused_together() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         narrow(world, 1)
         first = world.begin("POST", WRITE, one("first"))
@@ -111,11 +111,11 @@ def test_plain_writes_of_a_turn_wait_or_are_refused_together() -> None:
         assert [status for status, _ in [await answer(each) for each in (first, *gathered)]] == [200] + [429] * 3
         assert topic.count == 5
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_topic_in_memory_alone_has_no_line() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("t", durability="ephemeral")
         world.topic("other")
         narrow(world, 1)
@@ -124,11 +124,11 @@ def test_a_topic_in_memory_alone_has_no_line() -> None:
         assert (await answer(world.begin("POST", WRITE, one(1))))[0] == 200
         assert (await answer(blocking))[0] == 200
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_the_wait_in_line_is_told() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("t")
         narrow(world, 1)
         free, held = world.begin("POST", WRITE, one(0)), world.begin("POST", WRITE, one(1))
@@ -136,13 +136,13 @@ def test_the_wait_in_line_is_told() -> None:
         assert "throttle_wait_ms" not in (await answer(free))[1]["performance"]
         assert (await answer(held))[1]["performance"]["throttle_wait_ms"] == 7.0
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_the_wider_window_is_told_and_shared() -> None:
     """Method: pressure of 0.5 is a window of 5 ms; a write in every slice keeps it open to its end."""
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t", durability="fsync")
         saturate(world, 0.5)
         before = world.engine.shards[0].stats.fsyncs
@@ -158,11 +158,11 @@ def test_the_wider_window_is_told_and_shared() -> None:
         assert waits[0] >= 3.0
         assert world.engine.shards[0].stats.fsyncs == before + 1, "one sync for all of them"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_without_pressure_nothing_is_gathered() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("t", durability="fsync")
         saturate(world, 0.4)
         loop = asyncio.get_running_loop()
@@ -171,11 +171,11 @@ def test_without_pressure_nothing_is_gathered() -> None:
         assert (status, loop.time()) == (200, began_s)
         assert "throttle_wait_ms" not in body["performance"]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_window_is_broken_off_for_somebody_who_waits_for_room() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("t", durability="fsync")
         narrow(world, 1)
         saturate(world, 0.9)
@@ -186,20 +186,20 @@ def test_a_window_is_broken_off_for_somebody_who_waits_for_room() -> None:
         assert loop.time() == began_s
         assert (await answer(second))[0] == 200
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 @pytest.mark.parametrize("insists", [False, True])
 def test_over_a_socket_it_is_the_same(insists: bool) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         narrow(world, 1)
-        line = Line()
+        line = FakeWebSocket()
         async with await world.connect(line):
             blocking = world.begin("POST", WRITE, one("first"))
             saturate(world)
             for number in range(3):
-                line.tell(
+                line.receive_from_peer(
                     {
                         "op": "publish",
                         "topic": "t",
@@ -216,77 +216,77 @@ def test_over_a_socket_it_is_the_same(insists: bool) -> None:
             assert acked == sorted(acked)
             assert refused == ["throttled"] * (3 - len(acked))
             assert (len(acked) == 3) == insists
-            line.hang_up()
+            line.disconnect()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_nobody_overtakes_who_waits_though_there_is_room_by_now() -> None:
     """Method: another thread's commit makes room behind the back of the line."""
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("t")
         shard = narrow(world, 2)
         asked = [world.begin("POST", WRITE, one(number)) for number in range(3)]
-        shard.pump()
+        shard.commit_pending()
         asked.append(world.begin("POST", WRITE, one(3)))
         assert [(await answer(each))[1]["seqs"] for each in asked] == [[1], [2], [3], [4]]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_write_whose_topic_went_while_it_waited_is_told_so() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         shard = narrow(world, 1)
         first, second = world.begin("POST", WRITE, one(0)), world.begin("POST", WRITE, one(1))
-        shard.pump()
+        shard.commit_pending()
         shard._queue_max = 10
         world.engine.drop("t")
-        assert topic.dropped
+        assert topic.is_dropped
         assert (await answer(first))[0] == 200
         status, body = await answer(second)
         assert (status, body["error"]["code"]) == (404, "topic_not_found")
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_two_who_are_let_in_for_one_place_both_get_one() -> None:
     """Method: those who await their turn stage a turn of the loop later, when another may have been quicker."""
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         narrow(world, 1)
-        lines = [Line(), Line()]
+        lines = [FakeWebSocket(), FakeWebSocket()]
         async with await world.connect(lines[0]), await world.connect(lines[1]):
-            await quiet(0.001)
+            await let_idle(0.001)
             blocking = world.begin("POST", WRITE, one("first"))
             saturate(world)
             for line in lines:
                 publish = {"op": "publish", "topic": "t", "records": [{"data": 1}], "disable_backpressure": True}
-                line.tell(publish)
+                line.receive_from_peer(publish)
             assert [(await line.until(1))[0]["op"] for line in lines] == ["ack", "ack"]
             assert (await answer(blocking))[0] == 200
             assert topic.count == 3
             for line in lines:
-                line.hang_up()
+                line.disconnect()
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_room_that_nobody_tells_of_is_found() -> None:
     """Method: another thread has the turn while ours is tried, and then commits what is not ours."""
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         topic = world.topic("t")
         shard = narrow(world, 1)
         foreign = topic.append_nowait([0])
-        with shard._turn:
+        with shard._commit_lock:
             asked = world.begin("POST", WRITE, one(1))
-            await quiet(0.001)
-        assert world.service.admission.waiting == 1
-        shard.pump()
+            await let_idle(0.001)
+        assert world.service.admission.queued_writes == 1
+        shard.commit_pending()
         assert foreign.done
         assert (await answer(asked))[1]["seqs"] == [2]
 
-    play(scenario)
+    run_scenario(scenario)

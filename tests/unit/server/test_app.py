@@ -6,13 +6,13 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.unit.server.bulk_world import act, listening
-from tests.unit.server.fakes import World, logged, parsed_log, play
+from tests.unit.server.bulk_fixtures import listening, run_with_engine
+from tests.unit.server.fakes import ServerHarness, captured_log, parse_log, run_scenario
 
 from tidelog.engine import Engine, Topic
 from tidelog.errors import InDoubt
-from tidelog.server.api import diff
 from tidelog.server.config import LogFormat
+from tidelog.server.handlers import records
 
 
 @pytest.mark.filterwarnings("error")
@@ -20,7 +20,7 @@ from tidelog.server.config import LogFormat
 def test_a_client_that_leaves_gives_back_what_it_held(turns: int) -> None:
     """§1.12: also one that leaves before its handler took its first step, whose work is then never begun."""
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("t")
         for target, body in (
             ("/v0/topics/t/diff", {"wait_ms": 20_000}),
@@ -29,16 +29,16 @@ def test_a_client_that_leaves_gives_back_what_it_held(turns: int) -> None:
             ("/v0/topics/t/delete", {"before_seq": 1}),
         ):
             asked = world.begin("POST", target, body, key="k")
-            assert world.service.inflight.held == 1
+            assert world.service.inflight_limit.count == 1
             for _ in range(turns):
                 await asyncio.sleep(0)
             asked.leave()
             for _ in range(5):
                 await asyncio.sleep(0)
-            assert world.service.inflight.held == 0
-        assert not len(world.service.bells)
+            assert world.service.inflight_limit.count == 0
+        assert not len(world.service.notifiers)
 
-    play(scenario, api_keys="k")
+    run_scenario(scenario, api_keys="k")
 
 
 # Answers that no handler gave -----------------------------------------------------------------------------
@@ -60,16 +60,16 @@ def test_a_client_that_leaves_gives_back_what_it_held(turns: int) -> None:
 def test_an_answer_that_no_handler_gave_has_an_id_and_is_counted(
     sent: bytes, name: str | None, row: tuple[str, str, int], tmp_path: Path
 ) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         async with listening(world, body_timeout_s=0.1, header_timeout_s=0.1) as client:
             client.send(sent)
             got = await client.reply()
         assert got.status == row[2]
         assert got.json["error"]["message"].endswith("; nothing was done")
         assert name in (None, got.headers["x-request-id"])
-        assert [key for key, answers in world.service.metrics._answers.items() if sum(answers.counts) == 1] == [row]
+        assert [key for key, answers in world.service.metrics._responses.items() if sum(answers.counts) == 1] == [row]
 
-    act(scenario, tmp_path)
+    run_with_engine(scenario, tmp_path)
 
 
 # The log --------------------------------------------------------------------------------------------------
@@ -82,24 +82,24 @@ def test_a_request_that_fails_is_in_the_log_by_its_id_and_its_topic(monkeypatch:
     def divide(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(Topic, "stage", fail)
-    monkeypatch.setattr(diff, "look_of", divide)
+    monkeypatch.setattr(Topic, "submit", fail)
+    monkeypatch.setattr(records, "plan_read", divide)
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("t")
         mine, body = {"x-request-id": "mine"}, {"records": [{"data": 1}]}
-        with logged() as text:
+        with captured_log() as text:
             assert (await world.ask("POST", "/v0/topics/t", body, key="sesame", headers=mine))[0] == 500
             assert (await world.ask("POST", "/v0/topics/t/diff", {"wait_ms": 1}, key="sesame"))[0] == 500
             assert (await world.ask("POST", "/v0/topics/none/diff", {}, key="sesame"))[0] == 404
-        first, second = parsed_log(text)
+        first, second = parse_log(text)
         assert (first["message"], first["request_id"]) == ("POST /v0/topics/{topic}: planted", "mine")
         assert (second["message"], second["request_id"][-2:]) == ("POST /v0/topics/{topic}/diff broke", "-1")
         assert first["topic"] == second["topic"] == "t"
         assert "ZeroDivisionError" in second["trace"]
         assert "sesame" not in text.getvalue()
 
-    play(scenario, api_keys="sesame")
+    run_scenario(scenario, api_keys="sesame")
 
 
 @pytest.mark.parametrize("how", ["text", "json"])
@@ -107,8 +107,8 @@ def test_what_a_client_says_of_itself_makes_no_line_of_its_own(how: LogFormat) -
     def fail(*_: object) -> None:
         raise InDoubt("planted")
 
-    async def scenario(world: World) -> None:
-        with logged(how) as text, pytest.MonkeyPatch.context() as patch:
+    async def scenario(world: ServerHarness) -> None:
+        with captured_log(how) as text, pytest.MonkeyPatch.context() as patch:
             patch.setattr(Engine, "find", fail)
             status, _ = await world.ask("POST", "/v0/topics/a%0Ab/diff", {}, headers={"x-request-id": 'a"b'})
         assert status == 500
@@ -116,7 +116,7 @@ def test_what_a_client_says_of_itself_makes_no_line_of_its_own(how: LogFormat) -
         if how == "text":
             assert line.endswith(r' ERROR POST /v0/topics/{topic}/diff: planted request_id="a\"b" topic="a\nb"')
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_the_id_of_a_session_is_in_no_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,14 +125,14 @@ def test_the_id_of_a_session_is_in_no_log(monkeypatch: pytest.MonkeyPatch) -> No
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("t")
         wid = await world.watch({"t": {}})
-        monkeypatch.setattr(type(world.service.sessions), "find", fail)
-        with logged() as text:
+        monkeypatch.setattr(type(world.service.watch_sessions), "find", fail)
+        with captured_log() as text:
             assert (await world.ask("GET", f"/v0/watch/{wid}"))[0] == 500
-        (line,) = parsed_log(text)
+        (line,) = parse_log(text)
         assert line["message"] == "GET /v0/watch/{wid} broke"
         assert wid not in text.getvalue()
 
-    play(scenario)
+    run_scenario(scenario)

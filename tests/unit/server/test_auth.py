@@ -5,24 +5,24 @@ from __future__ import annotations
 from hashlib import sha256
 
 import pytest
-from tests.unit.server.fakes import World, play
+from tests.unit.server.fakes import ServerHarness, run_scenario
 
 from tidelog.errors import BadInput
-from tidelog.server.api.auth import ADMIN, ALL, ANYBODY, DELETE, READ, WRITE, Keyring, bearer
+from tidelog.server.auth import ADMIN, ALL_SCOPES, ANONYMOUS, DELETE, READ, WRITE, Keyring, bearer_token
 
 
 @pytest.mark.parametrize(
     ("entry", "scopes", "prefixes"),
     [
-        ("k", ALL, ()),
+        ("k", ALL_SCOPES, ()),
         ("k:read", {READ}, ()),
         ("k:r+W", {READ, WRITE}, ()),
         ("k:rw+del", {READ, WRITE, DELETE}, ()),
         ("k:admin+d+delete+a", {ADMIN, DELETE}, ()),
-        ("k::orders", ALL, ("orders",)),
+        ("k::orders", ALL_SCOPES, ("orders",)),
         ("k:r:a|b:c|", {READ}, ("a", "b:c")),
         (" k : r : a ", {READ}, (" a",)),
-        ("k::", ALL, ()),
+        ("k::", ALL_SCOPES, ()),
     ],
 )
 def test_a_key_says_what_it_is_for(entry: str, scopes: set[str], prefixes: tuple[str, ...]) -> None:
@@ -42,9 +42,9 @@ def test_what_does_not_parse_keeps_the_server_from_starting(keys: str) -> None:
 
 
 def test_no_keys_is_open_and_one_key_is_not() -> None:
-    assert Keyring("").open
-    assert Keyring("  ").open
-    assert not Keyring("k").open
+    assert Keyring("").is_empty
+    assert Keyring("  ").is_empty
+    assert not Keyring("k").is_empty
 
 
 def test_only_the_digest_is_kept() -> None:
@@ -60,24 +60,24 @@ def test_only_the_digest_is_kept() -> None:
 def test_a_service_forgets_the_keys_once_it_has_their_digests() -> None:
     """§1.5: from then on a dump of its memory gives nobody a key through its settings."""
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         assert world.service.config.api_keys == ""
         assert world.service.keys.find("s3cret") is not None
-        assert not world.service.keys.open
+        assert not world.service.keys.is_empty
         assert (await world.ask("GET", "/v0/topics"))[0] == 401
         assert (await world.ask("GET", "/v0/topics", key="s3cret"))[0] == 200
 
-    play(scenario, api_keys="s3cret:r")
+    run_scenario(scenario, api_keys="s3cret:r")
 
 
 def test_a_scope_and_a_name_are_asked_for_together() -> None:
     found = Keyring("k:r+w:orders|jobs").find("k")
     assert found is not None
-    assert found.may(frozenset((READ, WRITE)))
-    assert not found.may(frozenset((READ, ADMIN)))
-    assert found.owns("orders.eu")
-    assert not found.owns("order")
-    assert ANYBODY.owns("anything")
+    assert found.has_scopes(frozenset((READ, WRITE)))
+    assert not found.has_scopes(frozenset((READ, ADMIN)))
+    assert found.may_use_name("orders.eu")
+    assert not found.may_use_name("order")
+    assert ANONYMOUS.may_use_name("anything")
 
 
 @pytest.mark.parametrize(
@@ -92,18 +92,18 @@ def test_a_scope_and_a_name_are_asked_for_together() -> None:
     ],
 )
 def test_a_bearer_is_spelt_exactly(header: bytes | None, secret: str | None) -> None:
-    assert bearer(header) == secret
+    assert bearer_token(header) == secret
 
 
 @pytest.mark.parametrize(
     ("entry", "secret", "user", "scopes"),
     [
-        ("ann@example.org=k", "k", "ann@example.org", ALL),
+        ("ann@example.org=k", "k", "ann@example.org", ALL_SCOPES),
         ("ann@example.org:81=k:r", "k", "ann@example.org:81", {READ}),
         ("ann@[::1]=k=:r", "k=", "ann@[::1]", {READ}),
         ("k=:r", "k=", None, {READ}),
         ("k:r:a@b=c", "k", None, {READ}),
-        ("k==", "k==", None, ALL),
+        ("k==", "k==", None, ALL_SCOPES),
     ],
 )
 def test_a_key_may_say_who_it_is(entry: str, secret: str, user: str | None, scopes: set[str]) -> None:

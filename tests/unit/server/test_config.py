@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tidelog.errors import BadInput
-from tidelog.server.config import ServerConfig, check, from_env, from_file
+from tidelog.server.config import ServerConfig, check_config, config_from_env, config_from_file
 
 BASE = ServerConfig()
 
 
 def test_the_environment_is_read_by_name() -> None:
-    made = from_env(
+    made = config_from_env(
         BASE,
         {
             "TIDELOG_PORT": "0",
@@ -29,11 +29,11 @@ def test_the_environment_is_read_by_name() -> None:
 
 @pytest.mark.parametrize("text", ["", "many", "-1", "1.5"])
 def test_a_cap_that_does_not_parse_is_its_default(text: str) -> None:
-    assert from_env(BASE, {"TIDELOG_MAX_TOPICS": text}).max_topics == BASE.max_topics
+    assert config_from_env(BASE, {"TIDELOG_MAX_TOPICS": text}).max_topics == BASE.max_topics
 
 
 def test_a_cap_of_zero_is_kept() -> None:
-    assert from_env(BASE, {"TIDELOG_MAX_SSE_CONNECTIONS": "0"}).max_sse_connections == 0
+    assert config_from_env(BASE, {"TIDELOG_MAX_SSE_CONNECTIONS": "0"}).max_sse_connections == 0
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_a_cap_of_zero_is_kept() -> None:
 )
 def test_other_settings_that_do_not_parse_are_refused(name: str, text: str) -> None:
     with pytest.raises(BadInput, match="not started"):
-        from_env(BASE, {f"TIDELOG_{name}": text})
+        config_from_env(BASE, {f"TIDELOG_{name}": text})
 
 
 @pytest.mark.parametrize(
@@ -54,32 +54,32 @@ def test_other_settings_that_do_not_parse_are_refused(name: str, text: str) -> N
     ],
 )
 def test_a_host_with_a_port_is_a_whole_address(host: str, found: tuple[str, int]) -> None:
-    made = from_env(BASE, {"TIDELOG_HOST": host, "TIDELOG_PORT": "4000"})
+    made = config_from_env(BASE, {"TIDELOG_HOST": host, "TIDELOG_PORT": "4000"})
     assert (made.host, made.port) == found
 
 
 def test_a_file_says_the_same_by_the_same_names() -> None:
-    made = from_file(BASE, {"port": 1, "probe_auth": True, "api_keys": "k:r"}, "t.toml")
+    made = config_from_file(BASE, {"port": 1, "probe_auth": True, "api_keys": "k:r"}, "t.toml")
     assert (made.port, made.probe_auth, made.api_keys) == (1, True, "k:r")
 
 
 def test_an_unknown_name_in_a_file_is_refused() -> None:
     with pytest.raises(BadInput, match="api_key'"):
-        from_file(BASE, {"api_key": "k"}, "t.toml")
+        config_from_file(BASE, {"api_key": "k"}, "t.toml")
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "example.test", "10.0.0.1", ""])
 def test_a_public_address_needs_keys(host: str) -> None:
     config = ServerConfig(host=host)
     with pytest.raises(BadInput, match="no keys"):
-        check(config)
-    check(ServerConfig(host=host, api_keys="k"))
-    check(ServerConfig(host=host, allow_insecure_no_auth=True))
+        check_config(config)
+    check_config(ServerConfig(host=host, api_keys="k"))
+    check_config(ServerConfig(host=host, allow_insecure_no_auth=True))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost"])
 def test_loopback_does_not(host: str) -> None:
-    check(ServerConfig(host=host))
+    check_config(ServerConfig(host=host))
 
 
 def test_keys_do_not_show_in_a_print() -> None:

@@ -15,22 +15,22 @@ from random import Random
 import pyarrow as pa
 import pytest
 from tests.contract_http.test_batches import body, told
-from tests.unit.server.bulk_world import ARROW, NDJSON, Client, act, listening, send
-from tests.unit.server.fakes import Line, World
+from tests.unit.server.bulk_fixtures import ARROW, NDJSON, Client, listening, run_with_engine, send
+from tests.unit.server.fakes import FakeWebSocket, ServerHarness
 
 import tidelog.engine
+from tidelog import api_types
+from tidelog.decompression import ExpansionLimit
 from tidelog.engine import EngineConfig
+from tidelog.engine.background import CHECKPOINT_TASK
 from tidelog.engine.engine import Engine
-from tidelog.engine.expansion import Allowance
-from tidelog.engine.upkeep import CHECKPOINT
+from tidelog.http.interface import Response
 from tidelog.server import service
-from tidelog.server.api import write
-from tidelog.server.api.arrow_feed import Messages
-from tidelog.server.api.problem import Problem
 from tidelog.server.decoding import DecodeBudget
-from tidelog.server.http.seam import Response
+from tidelog.server.errors import ApiError
+from tidelog.server.handlers import write
+from tidelog.server.handlers.bulk_write import ArrowBatchReader
 from tidelog.testing import ManualClock, SimDisk
-from tidelog.wire import requests
 
 MIB = 1 << 20
 
@@ -129,18 +129,18 @@ def test_a_refused_stream_keeps_no_decoded_batch() -> None:
     """The refusal referred to the frames that had decoded the batch before it: 60 MiB for each refused request, until
     the garbage collector ran. 40 requests of 90 KB took the server to 3.4 GB."""
     before = pa.total_allocated_bytes()
-    feed = Messages(EngineConfig(), 64 * MIB, Allowance(5 * MIB, 1).start())
-    feed.add(zeros(3))
-    with pytest.raises(Problem):  # noqa: PT012 - the second batch is the one that is refused
-        while feed.due:
-            feed.take()
+    feed = ArrowBatchReader(EngineConfig(), 64 * MIB, ExpansionLimit(5 * MIB, 1).start())
+    feed.feed(zeros(3))
+    with pytest.raises(ApiError):  # noqa: PT012 - the second batch is the one that is refused
+        while feed.has_batch:
+            feed.next_batch()
     del feed
     assert pa.total_allocated_bytes() == before
 
 
 @pytest.mark.usefixtures("no_gc")
 def test_a_refused_request_keeps_no_decoded_batch(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         before = pa.total_allocated_bytes()
         for _ in range(3):
             answer = await send(world, "/v0/topics/a", [zeros(3)], ARROW).answer()
@@ -150,12 +150,12 @@ def test_a_refused_request_keeps_no_decoded_batch(tmp_path: Path) -> None:
         await asyncio.sleep(0)
         assert pa.total_allocated_bytes() - before < 4 * MIB
 
-    act(scenario, tmp_path, server={"max_body_bytes": 5 * MIB, "max_expansion": 1})
+    run_with_engine(scenario, tmp_path, server={"max_body_bytes": 5 * MIB, "max_expansion": 1})
 
 
 @pytest.mark.parametrize("bound", [6 * MIB, 1])
 def test_streams_decode_one_after_the_other_where_the_bound_says_so(tmp_path: Path, bound: int) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         budget, most = world.service.decoding, []
         plain = budget.reserve
 
@@ -173,11 +173,11 @@ def test_streams_decode_one_after_the_other_where_the_bound_says_so(tmp_path: Pa
         assert all(used <= bound or used == size for used, size in most), most
         assert (budget.used, budget.waiting) == (0, 0)
 
-    act(scenario, tmp_path, server={"max_decoded_bytes": bound})
+    run_with_engine(scenario, tmp_path, server={"max_decoded_bytes": bound})
 
 
 def test_a_peer_that_leaves_while_it_waits_gives_its_place_back(tmp_path: Path) -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         budget = world.service.decoding
         await budget.reserve(1)
         asked = send(world, "/v0/topics/t", [zeros(1)], ARROW)
@@ -189,7 +189,7 @@ def test_a_peer_that_leaves_while_it_waits_gives_its_place_back(tmp_path: Path) 
         budget.release(1)
         assert budget.used == 0
 
-    act(scenario, tmp_path, server={"max_decoded_bytes": 1})
+    run_with_engine(scenario, tmp_path, server={"max_decoded_bytes": 1})
 
 
 @pytest.mark.parametrize("kind", [ARROW, NDJSON])
@@ -206,7 +206,7 @@ def test_what_streams_keep_counts_among_request_bodies(tmp_path: Path, kind: str
         body = b'{"data":1}\n' + b'"' + b"x" * (2 * MIB)
     head = f"POST /v0/topics/a HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: {8 * MIB}\r\n\r\n"
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         async with listening(world, body_bytes_max=5 * MIB) as first:
             address = first.writer.get_extra_info("peername")
             clients = [first, *[Client(*await asyncio.open_connection(*address)) for _ in range(2)]]
@@ -222,7 +222,7 @@ def test_what_streams_keep_counts_among_request_bodies(tmp_path: Path, kind: str
             for client in clients:
                 client.writer.close()
 
-    act(scenario, tmp_path)
+    run_with_engine(scenario, tmp_path)
 
 
 def test_a_stream_waits_while_the_engine_is_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_a_stream_waits_while_the_engine_is_behind(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(Engine, "is_behind", property(is_behind))
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         nonlocal behind
         asked = send(world, "/v0/topics/t", [b'{"data":1}\n'], NDJSON)
         while looks < 3:
@@ -248,7 +248,7 @@ def test_a_stream_waits_while_the_engine_is_behind(tmp_path: Path, monkeypatch: 
         assert isinstance(answer, Response)
         assert answer.status == 201
 
-    act(scenario, tmp_path)
+    run_with_engine(scenario, tmp_path)
 
 
 class Behind:
@@ -279,23 +279,23 @@ def test_a_large_write_is_refused_while_the_engine_stays_behind(
     """Only streamed writes waited: plain bodies of 60 MiB went to memory faster than checkpoints moved them."""
     behind = Behind(monkeypatch, wait_s=0.05)
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("t")
         answer = await world.begin("POST", "/v0/topics/t", large()).answer()
         assert isinstance(answer, Response)
         assert (answer.status, json.loads(answer.body)["error"]["code"]) == (429, "throttled")
         assert (b"retry-after", b"1") in answer.headers
         assert b"nothing was written" in answer.body
-        line = Line()
+        line = FakeWebSocket()
         async with await world.connect(line):
-            line.tell({"op": "publish", "topic": "t", **json.loads(large())})
+            line.receive_from_peer({"op": "publish", "topic": "t", **json.loads(large())})
             assert (await line.until(1))[0]["code"] == "throttled"
         assert (await world.ask("GET", "/v0/topics/t"))[1]["head_seq"] == 0
         assert (await world.ask("POST", "/v0/topics/t", {"records": [{"data": 1}]}))[0] == 200, "a small one is written"
         behind.is_behind = False
         assert (await world.ask("POST", "/v0/topics/t", large()))[0] == 200
 
-    act(scenario, tmp_path)
+    run_with_engine(scenario, tmp_path)
 
 
 @pytest.mark.parametrize(("wait_s", "more"), [(60.0, {}), (0.001, {"disable_backpressure": True})])
@@ -305,12 +305,12 @@ def test_a_large_write_waits_for_the_checkpoint(
     """For a while, or until it is done where the write asks for that."""
     behind = Behind(monkeypatch, wait_s)
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("t")
         asked = world.begin("POST", "/v0/topics/t", large(**more))
-        line = Line()
+        line = FakeWebSocket()
         async with await world.connect(line):
-            line.tell({"op": "publish", "topic": "t", **json.loads(large(**more))})
+            line.receive_from_peer({"op": "publish", "topic": "t", **json.loads(large(**more))})
             await behind.looked(8)
             assert not asked.answered
             assert not line.sent
@@ -320,13 +320,13 @@ def test_a_large_write_waits_for_the_checkpoint(
             assert answer.status == 200
             assert (await line.until(1))[0]["op"] == "ack"
 
-    act(scenario, tmp_path)
+    run_with_engine(scenario, tmp_path)
 
 
 def test_a_numbered_batch_waits_for_the_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     behind = Behind(monkeypatch, wait_s=0.001)
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         asked = world.begin("POST", "/v0/topics/t/batches", body(told(1, 1, b"absent")))
         await behind.looked()
         assert not asked.answered
@@ -335,7 +335,7 @@ def test_a_numbered_batch_waits_for_the_checkpoint(tmp_path: Path, monkeypatch: 
         assert isinstance(answer, Response)
         assert answer.status in (400, 404, 409), "the chunk is looked for after the wait"
 
-    act(scenario, tmp_path)
+    run_with_engine(scenario, tmp_path)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -345,19 +345,19 @@ def test_a_body_over_the_size_of_one_call_is_decoded_record_by_record(
     used: list[int] = []
 
     class Counting:
-        def decode(self, text: bytes) -> requests.LargeWrite:
+        def decode(self, text: bytes) -> api_types.LargeWrite:
             used.append(len(text))
-            return requests.decoder(requests.LargeWrite).decode(text)
+            return api_types.json_decoder(api_types.LargeWrite).decode(text)
 
     monkeypatch.setattr(write, "_large_decoder", Counting())
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("t")
         text = json.dumps({"records": [{"data": "x" * 1_000_000}] * count}).encode()
         assert (await world.ask("POST", "/v0/topics/t", text))[0] == 200
         assert used == [len(text)] * (len(text) > 2 * MIB)
 
-    act(scenario, tmp_path)
+    run_with_engine(scenario, tmp_path)
 
 
 def test_an_engine_is_behind_until_a_checkpoint_or_while_none_can_work() -> None:
@@ -367,13 +367,13 @@ def test_an_engine_is_behind_until_a_checkpoint_or_while_none_can_work() -> None
         topic = engine.topic("t")
 
         def behind() -> bool:
-            return engine._upkeep.is_behind
+            return engine._checkpoints.is_behind
 
         assert not behind()
         topic.append(["x" * 4_000])
         assert behind()
         assert not engine.is_behind, "without threads nothing would end it"
-        engine._shared.health.failed(CHECKPOINT, OSError("no room"))
+        engine._context.health.failed(CHECKPOINT_TASK, OSError("no room"))
         assert not behind(), "a checkpoint that fails does not block writers"
         engine.checkpoint()
         assert not behind()

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.unit.server.bulk_world import act, get, post
-from tests.unit.server.fakes import World, play
+from tests.unit.server.bulk_fixtures import get, post, run_with_engine
+from tests.unit.server.fakes import ServerHarness, run_scenario
 
-from tidelog.server.metrics import SYNC_US, Metrics
+from tidelog.server.metrics import FSYNC_BUCKETS_US, ServerMetrics
 from tidelog.server.service import Service
 from tidelog.testing import ManualClock
-from tidelog.wal import stats
+from tidelog.wal import group_commit
 
 BUCKETS = ["50", "100", "250", "500", "1000", "5000", "10000", "50000", "100000", "+Inf"]
 
@@ -84,14 +84,14 @@ class Scrape:
         return [dict(labels)[label] for known, labels in self.values if known == f"tidelog_{name}"]
 
 
-async def scraped(world: World) -> Scrape:
+async def scraped(world: ServerHarness) -> Scrape:
     got = await get(world, "/v0/metrics")
     assert (got.status, got.content_type) == (200, "text/plain; version=0.0.4")
     return Scrape(got.body.decode())
 
 
 def test_every_metric_of_the_contract_is_there_with_its_type() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         queue = world.topic("q", type="queue")
         queue.append(b"job")
         queue.group("g").commit(0)
@@ -102,11 +102,11 @@ def test_every_metric_of_the_contract_is_there_with_its_type() -> None:
         shown = {line.partition(" ")[0].partition("{")[0] for line in found.text.splitlines() if line[0] != "#"}
         assert {f"tidelog_{name}" for name in (*GAUGES, *COUNTERS)} - shown == {"tidelog_requests_total"}
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_totals_are_those_of_all_topics() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("a", durability="fsync").append([b"12345", b"67890"])
         world.topic("b", durability="ephemeral").append(b"xyz")
         world.topic("q", type="queue").append([b"1", b"2", b"3"])
@@ -126,11 +126,11 @@ def test_totals_are_those_of_all_topics() -> None:
         assert (found("topic_queue_ready", topic="q"), found("topic_queue_in_flight", topic="q")) == (3, 0)
         assert found.labels("topic_queue_ready", "topic") == ["q"], "of queues alone"
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_json_has_the_keys_of_the_contract_and_the_figures_of_the_text() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("a", durability="fsync").append([b"12345"] * 3)
         world.clock.tick(1_234)
         got = await get(world, "/v0/metrics", accept="text/html, application/json;q=0.1")
@@ -147,13 +147,13 @@ def test_json_has_the_keys_of_the_contract_and_the_figures_of_the_text() -> None
         assert said["wal"]["fsync_count"] == said["wal"]["fsyncs"] > 0
         assert said["wal"]["read_only"] is False
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_the_histogram_of_syncs_is_cumulative_and_counts_every_sync(tmp_path: Path) -> None:
     """Its buckets are the WAL's own, so nothing is counted twice or between two of them."""
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a", durability="fsync")
         for _ in range(5):
             topic.append(b"x")
@@ -165,12 +165,12 @@ def test_the_histogram_of_syncs_is_cumulative_and_counts_every_sync(tmp_path: Pa
         assert found("wal_fsync_latency_us_sum") == sum(each.sync_us for each in every)
         assert counts[0] == sum(each.sync_us_counts[0] for each in every)
 
-    assert SYNC_US == stats.SYNC_US == tuple(int(bound) for bound in BUCKETS[:-1])
-    act(scenario, tmp_path)
+    assert FSYNC_BUCKETS_US == group_commit.SYNC_BUCKETS_US == tuple(int(bound) for bound in BUCKETS[:-1])
+    run_with_engine(scenario, tmp_path)
 
 
 def test_copies_of_routers_are_counted_apart() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         source = world.topic("a", durability="fsync")
         world.topic("b", durability="fsync")
         world.engine.router("r", "a", "b")
@@ -179,22 +179,22 @@ def test_copies_of_routers_are_counted_apart() -> None:
         assert world.engine.topic("b").state().head_seq == 3
         found = await scraped(world)
         copied = found("wal_copied_frames_total") - before("wal_copied_frames_total")
-        assert copied == sum(shard.stats.copied for shard in world.engine.shards) >= 2, "records and the pass"
+        assert copied == sum(shard.stats.copied_frames for shard in world.engine.shards) >= 2, "records and the pass"
         assert found("wal_frames_total") - before("wal_frames_total") < copied + 3
         assert (await get(world, "/v0/metrics", accept="application/json")).json["wal"]["copied_frames"] == copied
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_syncs_fall_into_the_buckets_of_their_durations() -> None:
-    figures = stats.Stats()
+    figures = group_commit.ShardStats()
     for us in (50, 51, 100, 100_000, 100_001):
-        figures.synced(us)
+        figures.record_sync(us)
     assert figures.sync_us_counts == [1, 2, 0, 0, 0, 0, 0, 0, 1, 1], "a bound belongs to its own bucket"
 
 
 def test_at_rest_nothing_waits_and_a_stopped_disk_shows() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         await post(world, "/v0/topics/a", [b'{"data":1}\n'] * 3)
         found = await scraped(world)
         assert found("wal_queue_depth") == 0
@@ -202,11 +202,11 @@ def test_at_rest_nothing_waits_and_a_stopped_disk_shows() -> None:
         world.engine.shards[0]._latch.trip(OSError(5, "gone"), "a test")
         assert (await scraped(world))("wal_read_only") == 1
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_traffic_is_counted_by_topic() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("a", cap_records=3)
         write = {"records": [{"data": number} for number in range(5)], "idempotency_key": "k"}
         await world.ask("POST", "/v0/topics/a", write)
@@ -221,22 +221,22 @@ def test_traffic_is_counted_by_topic() -> None:
         assert found("topic_gaps_total", topic="a") == 2
         assert found("topic_evicted_total", topic="a") == 3
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_topic_that_is_gone_has_no_series_and_starts_anew() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         for _ in range(2):
             await world.ask("POST", "/v0/topics/a", {"records": [{"data": 1}]})
             assert (await scraped(world))("topic_appended_total", topic="a") == 1
             await world.ask("DELETE", "/v0/topics/a")
             assert (await scraped(world)).labels("topic_head_seq", "topic") == []
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_requests_are_counted_by_route_and_not_by_name() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         for name in ("a", "b"):
             await world.ask("PUT", f"/v0/topics/{name}", {})
         world.clock.tick(3)
@@ -259,14 +259,14 @@ def test_requests_are_counted_by_route_and_not_by_name() -> None:
         assert count("other", "GET", "404") == 2, "nobody makes series by asking for what is not there"
         assert count("/v0/topics/{topic}", "other", "405") == 2
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_times_fall_into_their_buckets() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         metrics = world.service.metrics
         for seconds in (0.0005, 0.0006, 2.0, 99.0):
-            metrics.answered("/x", "GET", 200, seconds)
+            metrics.count_responses("/x", "GET", 200, seconds)
         found = await scraped(world)
         labels = {"route": "/x", "method": "GET", "status": "200"}
         shown = [
@@ -275,11 +275,11 @@ def test_times_fall_into_their_buckets() -> None:
         assert shown == [1, 2, 2, 3, 3, 4]
         assert found("request_seconds_sum", **labels) == pytest.approx(101.0011)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_only_the_first_thousand_topics_have_series() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         for number in range(1_001):
             world.topic(f"t{number:04d}", durability="ephemeral")
             if number == 999:
@@ -289,26 +289,26 @@ def test_only_the_first_thousand_topics_have_series() -> None:
         assert found.labels("topic_head_seq", "topic") == [f"t{number:04d}" for number in range(1_000)]
         assert found.labels("topic_appended_total", "topic") == [f"t{number:04d}" for number in range(1_000)]
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_streams_and_sessions_are_counted_while_they_last() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("a")
         await world.watch({"a": {}})
-        world.service.streams.take(world.app.service.keys.find("x") or _anybody())
+        world.service.stream_limit.acquire(world.app.service.keys.find("x") or _anybody())
         found = await scraped(world)
         assert (found("watch_sessions"), found("sse_connections")) == (1, 1)
-        world.service.streams.give(_anybody())
+        world.service.stream_limit.release(_anybody())
         assert (await scraped(world))("sse_connections") == 0
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def _anybody() -> Any:
-    from tidelog.server.api.auth import ANYBODY
+    from tidelog.server.auth import ANONYMOUS
 
-    return ANYBODY
+    return ANONYMOUS
 
 
 def test_figures_are_there_before_the_engine_is() -> None:
@@ -319,11 +319,11 @@ def test_figures_are_there_before_the_engine_is() -> None:
 
         service = Service(ServerConfig(), ManualClock(), asyncio.get_running_loop())
         try:
-            service.progress = 0.25
-            found = Scrape(Metrics(service).text().decode())
+            service.recovery_progress = 0.25
+            found = Scrape(ServerMetrics(service).prometheus_text().decode())
             assert (found("ready"), found("recovery_progress"), found("topics")) == (0, 0.25, 0)
             assert ("tidelog_wal_fsyncs_total", frozenset()) not in found.values, "there is no WAL yet"
-            said = Metrics(service).summary()
+            said = ServerMetrics(service).summary()
             assert (list(said), said["ready"], list(said["wal"])) == (JSON_KEYS, False, WAL_KEYS)
         finally:
             service.close()
@@ -332,19 +332,19 @@ def test_figures_are_there_before_the_engine_is() -> None:
 
 
 def test_labels_are_escaped_and_whole_numbers_look_like_it() -> None:
-    async def scenario(world: World) -> None:
-        world.service.metrics.answered('a"b\\c\nd', "GET", 200, 0.5)
+    async def scenario(world: ServerHarness) -> None:
+        world.service.metrics.count_responses('a"b\\c\nd', "GET", 200, 0.5)
         found = await scraped(world)
         assert 'route="a\\"b\\\\c\\nd"' in found.text
         assert found("requests_total", route='a"b\\c\nd', method="GET", status="200") == 1
         assert re.search(r"^tidelog_topics 0$", found.text, re.MULTILINE)
         assert re.search(r"^tidelog_uptime_ms 0$", found.text, re.MULTILINE)
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_looking_at_figures_expires_nothing_and_reads_nobody() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a", ttl_ms=10)
         topic.append(b"x")
         world.clock.tick(50)
@@ -355,4 +355,4 @@ def test_looking_at_figures_expires_nothing_and_reads_nobody() -> None:
         assert (await scraped(world))("topic_evicted_total", topic="a") == 1
         assert topic.state().last_read_ms is None
 
-    play(scenario)
+    run_scenario(scenario)

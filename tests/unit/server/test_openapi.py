@@ -11,39 +11,39 @@ from typing import Any
 import pytest
 from openapi_schema_validator import OAS31Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
-from tests.unit.server.bulk_world import get, post
-from tests.unit.server.fakes import World, play
+from tests.unit.server.bulk_fixtures import get, post
+from tests.unit.server.fakes import ServerHarness, run_scenario
 
 from tidelog import __version__
-from tidelog.server.api import openapi, routes
-from tidelog.server.api.problem import _STATUS
+from tidelog.server import openapi, routes
+from tidelog.server.errors import STATUS_BY_CODE
 
-DOCUMENT: dict[str, Any] = json.loads(openapi._text())
+DOCUMENT: dict[str, Any] = json.loads(openapi._document_bytes())
 OPERATIONS = [
     (path, method.upper(), operation)
     for path, item in DOCUMENT["paths"].items()
     for method, operation in item.items()
     if method != "parameters"
 ]
-ROUTES = [(route.path, method, endpoint) for route in routes.TABLE for method, endpoint in route.methods.items()]
+ROUTES = [(route.path, method, endpoint) for route in routes.ROUTES for method, endpoint in route.methods.items()]
 
 
 def test_it_is_served() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         got = await get(world, "/v0/openapi.json")
         assert (got.status, got.content_type) == (200, "application/json")
         assert got.json == DOCUMENT
         assert got.json["info"]["version"] == __version__
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_it_needs_a_key_and_no_scope() -> None:
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         assert (await world.ask("GET", "/v0/openapi.json"))[0] == 401
         assert (await world.ask("GET", "/v0/openapi.json", key="w"))[0] == 200
 
-    play(scenario, api_keys="w:write")
+    run_scenario(scenario, api_keys="w:write")
 
 
 def test_it_is_an_openapi_document() -> None:
@@ -65,11 +65,11 @@ def test_who_may_is_what_the_route_asks_for(path: str, method: str, operation: d
         assert ways == {}
     else:
         assert set(ways["bearer"]) == endpoint.scopes
-    assert ("token" in ways) == (endpoint.token_in_query or endpoint.own_auth)
+    assert ("token" in ways) == (endpoint.token_in_query or endpoint.handler_authenticates)
     assert "403" in operation["responses"], "a page of another site is refused everywhere"
     streamed = {kind.encode() for kind in operation.get("requestBody", {}).get("content", {})} - {b"application/json"}
     streamed.discard(b"application/octet-stream")  # taken whole
-    assert streamed == endpoint.streams
+    assert streamed == endpoint.streamed_types
 
 
 @pytest.mark.parametrize(("path", "method", "operation"), OPERATIONS)
@@ -77,7 +77,7 @@ def test_every_status_is_one_of_ours(path: str, method: str, operation: dict[str
     statuses = {int(status) for status in operation["responses"]}
     fine = {status for status in statuses if 200 <= status < 300}
     assert fine or path == "/v0/ws", "something can come of it"
-    assert statuses - fine - ({101} if path == "/v0/ws" else set()) <= set(_STATUS.values())
+    assert statuses - fine - ({101} if path == "/v0/ws" else set()) <= set(STATUS_BY_CODE.values())
     assert (503 in statuses) == (path not in ("/v0/health", "/healthz")), method
 
 
@@ -90,27 +90,27 @@ def test_every_status_is_one_of_ours(path: str, method: str, operation: dict[str
         (400, "GET", "/v0/watch/{wid}"),
         (401, "GET", "/v0/topics"),
         *((401, "GET", path) for path in ("/v0/health", "/healthz", "/v0/ready", "/readyz")),
-        *((405, "PATCH", route.path) for route in routes.TABLE),
+        *((405, "PATCH", route.path) for route in routes.ROUTES),
     ],
 )
 def test_a_refusal_that_occurs_is_described(status: int, method: str, target: str) -> None:
     """405 is told by the methods that a path has. 426 is the front end's own: contract_http/test_auth.py."""
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         asked = re.sub(r"{\w+}", "%ff" if status == 400 else "x", target)
         assert (await world.ask(method, asked, key=None if status == 401 else "k"))[0] == status
         described = {name: set(item["responses"]) for path, name, item in OPERATIONS if path == target}
         told = described.values() if status == 405 else [described[method]]
         assert all(str(status) in statuses for statuses in told)
 
-    play(scenario, api_keys="k", probe_auth=True)
+    run_scenario(scenario, api_keys="k", probe_auth=True)
 
 
 def test_every_error_is_the_envelope_with_all_its_codes() -> None:
-    assert set(DOCUMENT["components"]["responses"]) == {str(status) for status in _STATUS.values()}
+    assert set(DOCUMENT["components"]["responses"]) == {str(status) for status in STATUS_BY_CODE.values()}
     for status, response in DOCUMENT["components"]["responses"].items():
         assert response["content"] == {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
-        assert all(code in response["description"] for code, known in _STATUS.items() if str(known) == status)
+        assert all(code in response["description"] for code, known in STATUS_BY_CODE.items() if str(known) == status)
         assert ("headers" in response) == (status in ("429", "503"))
 
 
@@ -158,14 +158,14 @@ def _closed(value: Any) -> Any:
     return made
 
 
-async def asked(world: World, method: str, target: str, body: Any = None) -> Any:
+async def asked(world: ServerHarness, method: str, target: str, body: Any = None) -> Any:
     return (await world.ask(method, target, body))[1]
 
 
 def test_real_answers_are_what_the_document_says() -> None:
     """Each field of each answer is described, and no other."""
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         topic = world.topic("a", cap_records=4)
         records = [
             {"data": {"n": 1}, "tag": "t", "node": "n", "meta": {"m": 1}},
@@ -217,7 +217,7 @@ def test_real_answers_are_what_the_document_says() -> None:
         assert not [error for line in lines[:-1] for error in checker("Record").iter_errors(line)]
         assert not list(checker("End").iter_errors(lines[-1]))
 
-    play(scenario)
+    run_scenario(scenario)
 
 
 def test_a_planted_difference_is_caught() -> None:
@@ -256,7 +256,7 @@ def test_bodies_that_the_document_allows_are_taken_and_others_are_not(name: str,
         **{name: ("POST", f"/v0/topics/q/{name.lower()}") for name in ("Claim", "Ack", "Nack", "Extend", "Redrive")},
     }
 
-    async def scenario(world: World) -> None:
+    async def scenario(world: ServerHarness) -> None:
         world.topic("a")
         world.topic("q", type="queue")
         assert not list(checker(name).iter_errors(good))
@@ -264,4 +264,4 @@ def test_bodies_that_the_document_allows_are_taken_and_others_are_not(name: str,
         assert (await world.ask(*targets[name], good))[0] == 200
         assert (await world.ask(*targets[name], bad))[0] == 400
 
-    play(scenario)
+    run_scenario(scenario)

@@ -10,33 +10,33 @@ from typing import Any
 import pytest
 
 from tidelog.errors import BadInput
-from tidelog.server.api.origins import Origins
-from tidelog.server.api.problem import Problem
+from tidelog.http.interface import Request
+from tidelog.server.asgi_app import asgi
+from tidelog.server.auth import OriginPolicy
 from tidelog.server.config import ServerConfig
-from tidelog.server.http.seam import Request
-from tidelog.server.mount import asgi
+from tidelog.server.errors import ApiError
 
 
-def asks(origins: Origins, host: str | None, **headers: str) -> bool:
+def asks(origins: OriginPolicy, host: str | None, **headers: str) -> bool:
     """Whether a write with this host is let in."""
     lines = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     if host is not None:
         lines.insert(0, (b"host", host.encode()))
     try:
         origins.check(Request("POST", "/", "", lines), changes=True, is_public=False)
-    except Problem as problem:
+    except ApiError as problem:
         return problem.status != 403
     return True
 
 
 def test_the_address_it_listens_on_is_its_own() -> None:
-    made = Origins("tide.internal", "", "", keys=False)
+    made = OriginPolicy("tide.internal", "", "", keys=False)
     assert asks(made, "TIDE.internal:4000")
     assert asks(made, "192.0.2.1")
     assert not asks(made, "tide.internal.evil.example")
-    assert asks(Origins("::1", "", "", keys=False), "[::1]:4000")
-    assert not asks(Origins("127.0.0.1", "", "", keys=False), "192.0.2.1")
-    assert asks(Origins("127.0.0.1", "", "", keys=False), None), "HTTP/1.0, which no browser speaks"
+    assert asks(OriginPolicy("::1", "", "", keys=False), "[::1]:4000")
+    assert not asks(OriginPolicy("127.0.0.1", "", "", keys=False), "192.0.2.1")
+    assert asks(OriginPolicy("127.0.0.1", "", "", keys=False), None), "HTTP/1.0, which no browser speaks"
 
 
 BAD_HOSTS = (
@@ -48,12 +48,12 @@ BAD_HOSTS = (
 @pytest.mark.parametrize("host", BAD_HOSTS)
 def test_what_is_no_host_is_none_of_the_servers(host: str) -> None:
     for listens in ("127.0.0.1", "", "0.0.0.0"):
-        assert not asks(Origins(listens, "", "", keys=False), host)
+        assert not asks(OriginPolicy(listens, "", "", keys=False), host)
 
 
 @pytest.mark.parametrize("host", ["[::1%lo]:4000", "localhost.:4000", "127.0.0.1.", "localhost:"])
 def test_other_ways_to_write_a_loopback_host(host: str) -> None:
-    assert asks(Origins("127.0.0.1", "", "", keys=False), host)
+    assert asks(OriginPolicy("127.0.0.1", "", "", keys=False), host)
 
 
 @pytest.mark.parametrize("keys", [False, True])
@@ -61,23 +61,23 @@ def test_other_ways_to_write_a_loopback_host(host: str) -> None:
 @pytest.mark.parametrize("origin", ["null", "", "http://", "://", "evil", "http://:4000", "file://"])
 def test_a_page_without_an_origin_is_never_the_servers_own(host: str | None, origin: str, keys: bool) -> None:
     """`null` is the origin of a sandboxed page: with an empty Host it counted as the same."""
-    assert not asks(Origins("127.0.0.1", "*", "", keys=keys), host, origin=origin)
+    assert not asks(OriginPolicy("127.0.0.1", "*", "", keys=keys), host, origin=origin)
 
 
 def test_an_origin_of_another_scheme_is_not_the_servers_own() -> None:
-    made = Origins("127.0.0.1", "", "", keys=True)
+    made = OriginPolicy("127.0.0.1", "", "", keys=True)
     assert asks(made, "tide.test", origin="https://tide.test")
     assert not asks(made, "tide.test", origin="ftp://tide.test")
     assert not asks(made, "tide.test", origin="chrome-extension://tide.test")
 
 
 def test_headers_that_come_twice() -> None:
-    made = Origins("127.0.0.1", "", "", keys=True)
+    made = OriginPolicy("127.0.0.1", "", "", keys=True)
 
     def status(*lines: tuple[bytes, bytes]) -> int:
         try:
             made.check(Request("POST", "/", "", lines), changes=True, is_public=False)
-        except Problem as problem:
+        except ApiError as problem:
             return problem.status
         return 200
 
@@ -89,14 +89,14 @@ def test_headers_that_come_twice() -> None:
 
 
 def test_everything_may_be_allowed() -> None:
-    made = Origins("127.0.0.1", "*", "*", keys=False)
+    made = OriginPolicy("127.0.0.1", "*", "*", keys=False)
     assert asks(made, "any.example", origin="https://other.example")
 
 
 @pytest.mark.parametrize("origin", ["ui.example", "https://ui.example/"])
 def test_what_is_no_origin_is_refused_at_the_start(origin: str) -> None:
     with pytest.raises(BadInput, match="without a slash"):
-        Origins("127.0.0.1", "", origin, keys=False)
+        OriginPolicy("127.0.0.1", "", origin, keys=False)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,9 @@ from tidelog.server.config import ServerConfig
 
 PAGE: Final = Path(__file__).parents[3] / "docs" / "security.md"
 PREFIX: Final = "TIDELOG_"
-LIMITS: Final = sorted({*config._CAPS, "write_timeout_ms", "turn_units", "wal_queue_max", "channel_messages_max"})
+LIMITS: Final = sorted(
+    {*config._LENIENT_SETTINGS, "write_timeout_ms", "turn_units", "wal_queue_max", "channel_messages_max"}
+)
 SECTION: Final = ("Setting", "Default")
 
 

@@ -15,14 +15,13 @@ import pyarrow as pa
 import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
-from tests.unit.server.bulk_world import ARROW, LIMIT_S, NDJSON, Client, act, listening
-from tests.unit.server.fakes import World
+from tests.unit.server.bulk_fixtures import ARROW, NDJSON, TIMEOUT_S, Client, listening, run_with_engine
+from tests.unit.server.fakes import ServerHarness
 
-from tidelog.engine.expansion import STEP_BYTES
-from tidelog.server.api.arrow_feed import Messages
-from tidelog.server.api.line_feed import Lines
-from tidelog.server.http.house import House
-from tidelog.server.http.limits import Limits
+from tidelog.decompression import DECODE_STEP_BYTES
+from tidelog.http.limits import Limits
+from tidelog.http.server_state import ServerState
+from tidelog.server.handlers.bulk_write import ArrowBatchReader, NdjsonBatchReader
 
 PIECE_BYTES = 256 << 10  # of a body that is not compressed: what the transport reads ahead
 SENT_BYTES = 60 << 10  # HTTP/2's first window takes it, and a receive buffer: the kernel takes the end that follows it
@@ -84,23 +83,23 @@ class Counted:
 def test_a_bomb_gives_way_after_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waited while a body of blank lines was inflated: no record was ever staged."""
 
-    async def scenario(world: World) -> None:
-        counted = Counted(monkeypatch, Lines)
+    async def scenario(world: ServerHarness) -> None:
+        counted = Counted(monkeypatch, NdjsonBatchReader)
         async with listening(world) as client:
             ticking = asyncio.ensure_future(counted.tick())
             post(client, NDJSON, newlines(32 << 20), "Content-Encoding: gzip")
             reply = await client.reply()
             ticking.cancel()
         assert (reply.status, reply.json["error"]["code"]) == (400, "invalid_request")
-        assert counted.calls > (32 << 20) // STEP_BYTES
-        assert counted.most <= 2 * STEP_BYTES
+        assert counted.calls > (32 << 20) // DECODE_STEP_BYTES
+        assert counted.most <= 2 * DECODE_STEP_BYTES
 
-    act(scenario, tmp_path)
+    run_with_engine(scenario, tmp_path)
 
 
 def test_messages_without_rows_give_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario(world: World) -> None:
-        counted = Counted(monkeypatch, Messages)
+    async def scenario(world: ServerHarness) -> None:
+        counted = Counted(monkeypatch, ArrowBatchReader)
         async with listening(world) as client:
             ticking = asyncio.ensure_future(counted.tick())
             post(client, ARROW, empty_batches(20_000))
@@ -110,19 +109,19 @@ def test_messages_without_rows_give_way(tmp_path: Path, monkeypatch: pytest.Monk
         assert counted.calls > 20_000
         assert counted.most <= 4 * PIECE_BYTES
 
-    act(scenario, tmp_path)
+    run_with_engine(scenario, tmp_path)
 
 
 def record_connections(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return a list to which every connection that a server accepts is added."""
     accepted: list[Any] = []
-    enter = House.enter
+    enter = ServerState.add_connection
 
-    def recorded(house: House, connection: Any) -> None:
+    def recorded(house: ServerState, connection: Any) -> None:
         accepted.append(connection)
         enter(house, connection)
 
-    monkeypatch.setattr(House, "enter", recorded)
+    monkeypatch.setattr(ServerState, "add_connection", recorded)
     return accepted
 
 
@@ -132,7 +131,7 @@ def await_end_in_kernel(connection: Any) -> None:
     if descriptor >= 0:
         poll = select.poll()
         poll.register(descriptor, select.POLLRDHUP)
-        assert poll.poll(LIMIT_S * 1_000), "the end of the connection did not arrive"
+        assert poll.poll(TIMEOUT_S * 1_000), "the end of the connection did not arrive"
 
 
 def send_unfinished(client: Client, framing: str, body: bytes) -> None:
@@ -164,10 +163,10 @@ def test_a_bomb_ends_when_its_peer_leaves(
     which the kernel has the end of the connection: neither depends on how fast the machine is."""
     monkeypatch.setattr(Limits, "tick_s", 0.0)
     accepted = record_connections(monkeypatch)
-    sent_pieces = SENT_BYTES * 1_000 // STEP_BYTES  # at least: newlines shrink by more than 1,000
+    sent_pieces = SENT_BYTES * 1_000 // DECODE_STEP_BYTES  # at least: newlines shrink by more than 1,000
 
-    async def scenario(world: World) -> None:
-        counted = Counted(monkeypatch, Lines)
+    async def scenario(world: ServerHarness) -> None:
+        counted = Counted(monkeypatch, NdjsonBatchReader)
         async with listening(world, ahead_bytes_max=16 << 10) as client:
             send_unfinished(client, framing, newlines(64 << 20)[:SENT_BYTES])
             while not counted.calls:
@@ -183,4 +182,4 @@ def test_a_bomb_ends_when_its_peer_leaves(
         assert counted.pieces - before <= PIECES_AFTER_END_MAX
         assert counted.pieces < sent_pieces // 2
 
-    act(scenario, tmp_path, server={"max_expansion": 0})
+    run_with_engine(scenario, tmp_path, server={"max_expansion": 0})

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from tests.unit.spark.world import MODES, Mode, read, serving, stream
+from tests.unit.spark.helpers import MODES, Mode, read, run_server, stream
 
 import tidelog
 from tidelog.commitlog import SegmentedLog
 from tidelog.engine import Engine
 from tidelog.errors import BadInput, Locked
-from tidelog.spark.groups import PathGroups, ServerGroups
+from tidelog.spark.groups import DirectoryGroups, ServerGroups
 
 
-class Shop:
+class GroupEnv:
     """A topic that nobody holds while a query runs by path; by server, the server does."""
 
     def __init__(self, path: Path, engine: Engine | None, address: str) -> None:
@@ -44,49 +44,49 @@ class Shop:
             found = log.topic(topic).group(group)
             return found.position if found.exists else None
 
-    def at(self, seq: int, topic: str = "orders") -> dict[str, Any]:
+    def offsets_at(self, seq: int, topic: str = "orders") -> dict[str, Any]:
         with self.log() as log:
             return {topic: {"epoch": log.topic(topic).epoch, "seq": seq}}
 
 
 @pytest.fixture(params=MODES)
-def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Shop]:
+def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[GroupEnv]:
     mode: Mode = request.param
     if mode == "path":
-        yield Shop(tmp_path / "data", None, "")
+        yield GroupEnv(tmp_path / "data", None, "")
     else:
-        with serving(str(tmp_path / "data")) as (engine, address):
-            yield Shop(tmp_path / "data", engine, address)
+        with run_server(str(tmp_path / "data")) as (engine, address):
+            yield GroupEnv(tmp_path / "data", engine, address)
 
 
-def test_a_commit_moves_the_group_and_lag_is_seen(shop: Shop) -> None:
-    reader = stream(shop.options(group="etl", startingOffsets="group:etl"))
-    assert reader.initialOffset() == shop.at(1), "a group that is new starts with what is there"
-    reader.commit(shop.at(8))
-    assert shop.position() == 7
-    with shop.log() as log:
+def test_a_commit_moves_the_group_and_lag_is_seen(env: GroupEnv) -> None:
+    reader = stream(env.options(group="etl", startingOffsets="group:etl"))
+    assert reader.initialOffset() == env.offsets_at(1), "a group that is new starts with what is there"
+    reader.commit(env.offsets_at(8))
+    assert env.position() == 7
+    with env.log() as log:
         assert log.topic("orders").group("etl").lag().records == 3
-        assert [(topic, state.lag.records) for topic, state in log.glance_groups(10)] == [("orders", 3)], "for metrics"
-    reader.commit(shop.at(11))
-    assert shop.position() == 10
+        assert [(topic, state.lag.records) for topic, state in log.groups_cached(10)] == [("orders", 3)], "for metrics"
+    reader.commit(env.offsets_at(11))
+    assert env.position() == 10
     reader.stop()
 
 
-def test_a_query_starts_and_a_batch_ends_where_a_group_stands(shop: Shop) -> None:
-    with shop.log() as log:
+def test_a_query_starts_and_a_batch_ends_where_a_group_stands(env: GroupEnv) -> None:
+    with env.log() as log:
         log.topic("orders").group("etl").commit(4)
-    started = stream(shop.options(startingOffsets="group:etl"))
-    assert started.initialOffset() == shop.at(5)
+    started = stream(env.options(startingOffsets="group:etl"))
+    assert started.initialOffset() == env.offsets_at(5)
     started.stop()
-    assert read(shop.options(startingOffsets="group:etl")).seqs == [5, 6, 7, 8, 9, 10]
-    assert read(shop.options(endingOffsets="group:etl")).seqs == [1, 2, 3, 4]
+    assert read(env.options(startingOffsets="group:etl")).seqs == [5, 6, 7, 8, 9, 10]
+    assert read(env.options(endingOffsets="group:etl")).seqs == [1, 2, 3, 4]
 
 
-def test_a_topic_that_the_group_has_not_read_is_read_from_its_start(shop: Shop) -> None:
-    with shop.log() as log:
+def test_a_topic_that_the_group_has_not_read_is_read_from_its_start(env: GroupEnv) -> None:
+    with env.log() as log:
         log.topic("orders").group("etl").commit(9)
         log.topic("more").append([b"y"] * 2)
-    found = read(shop.options(subscribe="orders,more", startingOffsets="group:etl"))
+    found = read(env.options(subscribe="orders,more", startingOffsets="group:etl"))
     assert sorted(zip(found.table.column("topic").to_pylist(), found.seqs, strict=True)) == [
         ("more", 1),
         ("more", 2),
@@ -94,26 +94,26 @@ def test_a_topic_that_the_group_has_not_read_is_read_from_its_start(shop: Shop) 
     ]
 
 
-def test_a_group_that_nobody_has_is_refused(shop: Shop) -> None:
+def test_a_group_that_nobody_has_is_refused(env: GroupEnv) -> None:
     for make in (read, lambda options: stream(options).initialOffset()):
         with pytest.raises(BadInput, match=r"orders of .* has no group 'eti'; nothing was read"):
-            make(shop.options(startingOffsets="group:eti"))
+            make(env.options(startingOffsets="group:eti"))
     with pytest.raises(BadInput, match=r"option endingOffsets: .* has no group 'eti'"):
-        read(shop.options(endingOffsets="group:eti"))
+        read(env.options(endingOffsets="group:eti"))
 
 
-def test_a_group_that_is_ahead_or_of_another_topic_stays(shop: Shop) -> None:
-    reader = stream(shop.options(group="etl"))
-    reader.commit(shop.at(8))
-    reader.commit(shop.at(3))
-    assert shop.position() == 7
-    old = shop.at(5)
-    with shop.log() as log:
+def test_a_group_that_is_ahead_or_of_another_topic_stays(env: GroupEnv) -> None:
+    reader = stream(env.options(group="etl"))
+    reader.commit(env.offsets_at(8))
+    reader.commit(env.offsets_at(3))
+    assert env.position() == 7
+    old = env.offsets_at(5)
+    with env.log() as log:
         log.drop("orders")
         log.topic("orders").append([b"z"] * 10)
     reader.commit(old)
-    assert shop.position() is None, "its offsets are of records that are gone"
-    with shop.log() as log:
+    assert env.position() is None, "its offsets are of records that are gone"
+    with env.log() as log:
         log.drop("orders")
     reader.commit(old)
     reader.stop()
@@ -122,18 +122,18 @@ def test_a_group_that_is_ahead_or_of_another_topic_stays(shop: Shop) -> None:
 def test_by_path_another_writer_is_an_error_at_the_start_and_a_warning_later(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    shop = Shop(tmp_path / "data", None, "")
-    reader = stream(shop.options(group="etl"))
-    where = shop.at(8)
+    env = GroupEnv(tmp_path / "data", None, "")
+    reader = stream(env.options(group="etl"))
+    where = env.offsets_at(8)
     with tidelog.open(str(tmp_path / "data")):
         with pytest.raises(Locked, match="name the server that has it"):
             reader.initialOffset()
         with caplog.at_level(logging.WARNING, "tidelog.spark"):
             reader.commit(where)
         assert "stays where it is until the next batch" in caplog.text
-    assert shop.position() is None
+    assert env.position() is None
     reader.commit(where)
-    assert shop.position() == 7
+    assert env.position() == 7
     reader.stop()
 
 
@@ -141,9 +141,9 @@ def test_by_path_a_group_that_is_there_already_needs_no_writer(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The source and the listener of a query both move a group: the second one does not lock the directory."""
-    shop = Shop(tmp_path / "data", None, "")
-    reader, second = stream(shop.options(group="etl")), stream(shop.options(group="etl"))
-    where, before, after = shop.at(8), shop.at(3), shop.at(9)
+    env = GroupEnv(tmp_path / "data", None, "")
+    reader, second = stream(env.options(group="etl")), stream(env.options(group="etl"))
+    where, before, after = env.offsets_at(8), env.offsets_at(3), env.offsets_at(9)
     reader.commit(where)
     with tidelog.open(str(tmp_path / "data")), caplog.at_level(logging.WARNING, "tidelog.spark"):
         second.commit(where)
@@ -151,7 +151,7 @@ def test_by_path_a_group_that_is_there_already_needs_no_writer(
         assert not caplog.records
         second.commit(after)
         assert "stays where it is until the next batch" in caplog.text
-    assert shop.position() == 7
+    assert env.position() == 7
     reader.stop()
     second.stop()
 
@@ -164,7 +164,7 @@ def test_logs_of_the_library_have_no_groups(tmp_path: Path) -> None:
 
 
 def test_a_key_that_may_only_read_cannot_move_a_group(tmp_path: Path) -> None:
-    with serving(str(tmp_path / "data"), keys="r:read") as (engine, address):
+    with run_server(str(tmp_path / "data"), keys="r:read") as (engine, address):
         engine.topic("orders").append([b"x"])
         reader = stream({"server": address, "key": "r", "subscribe": "orders", "group": "etl"})
         with pytest.raises(BadInput, match=r"option key: .* 403"):
@@ -172,42 +172,42 @@ def test_a_key_that_may_only_read_cannot_move_a_group(tmp_path: Path) -> None:
         reader.stop()
 
 
-def test_planning_from_an_offset_says_that_everything_before_it_is_done(shop: Shop) -> None:
+def test_planning_from_an_offset_says_that_everything_before_it_is_done(env: GroupEnv) -> None:
     """Spark never commits the last batch of a run: the group stayed one batch behind for good."""
-    reader = stream(shop.options(group="etl", startingOffsets="earliest"))
+    reader = stream(env.options(group="etl", startingOffsets="earliest"))
     start = reader.initialOffset()
     reader.prepareForTriggerAvailableNow()
     end = reader.latestOffset(start, ReadMaxRows(6))
-    assert shop.position() is None, "nothing was processed yet"
+    assert env.position() is None, "nothing was processed yet"
     last = reader.latestOffset(end, ReadMaxRows(6))
-    assert (shop.position(), last) == (6, shop.at(11))
+    assert (env.position(), last) == (6, env.offsets_at(11))
     reader.commit(end)
     assert reader.latestOffset(last, ReadMaxRows(6)) == last
-    assert shop.position() == 10
+    assert env.position() == 10
     reader.stop()
 
 
-def test_a_start_at_the_latest_moves_no_group(shop: Shop) -> None:
-    reader = stream(shop.options(group="etl", startingOffsets="latest"))
+def test_a_start_at_the_latest_moves_no_group(env: GroupEnv) -> None:
+    reader = stream(env.options(group="etl", startingOffsets="latest"))
     start = reader.initialOffset()
     assert reader.latestOffset(start, ReadAllAvailable()) == start
-    assert shop.position() is None
+    assert env.position() is None
     reader.stop()
 
 
-def test_a_group_is_told_once_for_each_offset(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_group_is_told_once_for_each_offset(env: GroupEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
 
     def commit(_: object, group: str, spots: Any) -> bool:
         told.append((group, spots["orders"].seq))
         return True
 
-    for kind in (PathGroups, ServerGroups):
+    for kind in (DirectoryGroups, ServerGroups):
         monkeypatch.setattr(kind, "commit", commit)
-    reader = stream(shop.options(group="etl"))
+    reader = stream(env.options(group="etl"))
     for seq in (5, 5, 5, 8, 8):
-        reader.latestOffset(shop.at(seq), ReadAllAvailable())
-    reader.commit(shop.at(8))
+        reader.latestOffset(env.offsets_at(seq), ReadAllAvailable())
+    reader.commit(env.offsets_at(8))
     assert told == [("etl", 5), ("etl", 8)]
     reader.stop()
 
@@ -215,7 +215,7 @@ def test_a_group_is_told_once_for_each_offset(shop: Shop, monkeypatch: pytest.Mo
 def test_a_server_that_is_away_when_the_group_is_told_does_not_stop_the_query(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with serving(str(tmp_path / "data")) as (engine, address):
+    with run_server(str(tmp_path / "data")) as (engine, address):
         engine.topic("orders").append([b"x"] * 10)
         reader = stream({"server": address, "subscribe": "orders", "group": "etl", "retryTimeout": "0s"})
     reader.commit({"orders": {"epoch": 1, "seq": 5}})

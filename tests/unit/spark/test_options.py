@@ -9,21 +9,21 @@ import pytest
 
 from tidelog.errors import BadInput
 from tidelog.spark import options as reading
-from tidelog.spark import sink_options as writing
-from tidelog.spark.options import EARLIEST, LATEST, NAMES, Bound, Options
-from tidelog.spark.where import Where, parse
+from tidelog.spark import sink as writing
+from tidelog.spark.filters import RecordFilter, parse_filter
+from tidelog.spark.options import EARLIEST, LATEST, OPTION_NAMES, Bound, Options
 
 BASE = {"path": "data", "subscribe": "orders"}
 
 
 def made(**given: str) -> Options:
-    return reading.read({**BASE, **given})
+    return reading.parse_options({**BASE, **given})
 
 
 def test_what_is_not_given_has_its_default() -> None:
     options = made()
     assert (options.on_gap, options.payload, options.verify, options.codec) == ("fail", "bytes", True, "tide")
-    assert (options.start, options.end, options.columns, options.where) == (None, None, None, Where())
+    assert (options.start, options.end, options.columns, options.where) == (None, None, None, RecordFilter())
     assert options.split_bytes == 32 << 20
 
 
@@ -31,7 +31,12 @@ def test_names_are_taken_in_any_case_and_values_are_read() -> None:
     options = made(
         SPLITBYTES="64m", maxbytespertrigger="1k", minOffsetsPerTrigger="5", maxTriggerDelay="2m", COLUMNS="seq, data"
     )
-    assert (options.split_bytes, options.bytes_max, options.rows_min, options.delay_ms) == (64 << 20, 1024, 5, 120_000)
+    assert (options.split_bytes, options.bytes_max, options.rows_min, options.max_trigger_delay_ms) == (
+        64 << 20,
+        1024,
+        5,
+        120_000,
+    )
     assert options.columns == ("seq", "data")
 
 
@@ -93,7 +98,9 @@ def test_times_are_milliseconds_or_iso() -> None:
 )
 def test_a_value_that_cannot_be_meant_is_named(name: str, value: str) -> None:
     with pytest.raises(BadInput) as caught:
-        reading.read({**({} if name == "server" else BASE), name: value, "maxOffsetsPerTrigger": "1"} | {name: value})
+        reading.parse_options(
+            {**({} if name == "server" else BASE), name: value, "maxOffsetsPerTrigger": "1"} | {name: value}
+        )
     said = str(caught.value)
     assert name in said
     assert repr(value) in said
@@ -124,7 +131,7 @@ def test_a_value_that_cannot_be_meant_is_named(name: str, value: str) -> None:
 )
 def test_options_that_contradict_each_other_are_refused(given: dict[str, str], why: str) -> None:
     with pytest.raises(BadInput, match=why):
-        reading.read(given)
+        reading.parse_options(given)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +161,7 @@ def test_an_end_is_refused_for_a_stream(name: str, value: str) -> None:
 
 
 def test_options_travel_and_do_not_show_the_key() -> None:
-    options = reading.read({"server": "http://h:1/", "key": "s3cret", "subscribe": "a", "where": "seq > 5"})
+    options = reading.parse_options({"server": "http://h:1/", "key": "s3cret", "subscribe": "a", "where": "seq > 5"})
     assert pickle.loads(pickle.dumps(options)) == options
     assert "s3cret" not in repr(options)
     assert options.server == "http://h:1"
@@ -186,25 +193,25 @@ def test_every_option_does_something() -> None:
         "payload": "json",
     }
     for name, value in other.items():
-        assert reading.read({**BASE, name: value}) != made(), name
+        assert reading.parse_options({**BASE, name: value}) != made(), name
     rest = {"server", "key", "subscribePattern", "maxTriggerDelay", "includeGaps", "retryTimeout"}
-    assert {*other, *rest} == set(NAMES)
+    assert {*other, *rest} == set(OPTION_NAMES)
     assert made(minOffsetsPerTrigger="1", maxTriggerDelay="1s") != made(minOffsetsPerTrigger="1")
 
 
 def test_how_long_a_server_is_waited_for() -> None:
     server = {"server": "http://h:1", "subscribe": "a"}
     for given, retry_ms in (({}, 120_000), ({"retryTimeout": "0s"}, 0), ({"retryTimeout": "5m"}, 300_000)):
-        assert reading.read({**server, **given}).retry_ms == retry_ms
-        assert writing.read({"server": "http://h:1", "topic": "a", **given}).retry_ms == retry_ms
+        assert reading.parse_options({**server, **given}).retry_ms == retry_ms
+        assert writing.parse_sink_options({"server": "http://h:1", "topic": "a", **given}).retry_ms == retry_ms
     with pytest.raises(BadInput, match=r"retryTimeout is 'soon', .* nothing was read"):
-        reading.read({**server, "retryTimeout": "soon"})
+        reading.parse_options({**server, "retryTimeout": "soon"})
     with pytest.raises(BadInput, match=r"retryTimeout is 'soon', .* nothing was written"):
-        writing.read({"server": "http://h:1", "topic": "a", "retryTimeout": "soon"})
+        writing.parse_sink_options({"server": "http://h:1", "topic": "a", "retryTimeout": "soon"})
     with pytest.raises(BadInput, match="it is for a server, and path is given; nothing was read"):
         made(retryTimeout="5s")
     with pytest.raises(BadInput, match="it is for a server, and path is given; nothing was written"):
-        writing.read({"path": "d", "topic": "a", "retryTimeout": "5s"})
+        writing.parse_sink_options({"path": "d", "topic": "a", "retryTimeout": "5s"})
 
 
 # ── conditions ────────────────────────────────────────────────────────────────────────────────────
@@ -230,12 +237,12 @@ def test_how_long_a_server_is_waited_for() -> None:
 )
 def test_a_condition_that_makes_no_sense_says_where(text: str, at: int) -> None:
     with pytest.raises(BadInput, match=rf"at character {at};"):
-        parse("where", text)
+        parse_filter("where", text)
 
 
 def test_a_wildcard_inside_is_refused() -> None:
     with pytest.raises(BadInput, match="has a wildcard inside"):
-        parse("where", "tag like 'a%b'")
+        parse_filter("where", "tag like 'a%b'")
 
 
 @pytest.mark.parametrize(
@@ -244,9 +251,9 @@ def test_a_wildcard_inside_is_refused() -> None:
 )
 def test_a_path_is_the_same_to_readers_and_writers(text: str, path: str) -> None:
     """`file:/lake`, as Hadoop writes it, was a directory `file:` of the working directory."""
-    found = reading.read({"path": text, "subscribe": "orders"})
-    assert (found.path, found.is_store) == (path, False)
-    assert writing.read({"path": text, "topic": "copy"}).path == path
+    found = reading.parse_options({"path": text, "subscribe": "orders"})
+    assert (found.path, found.is_object_store) == (path, False)
+    assert writing.parse_sink_options({"path": text, "topic": "copy"}).path == path
 
 
 @pytest.mark.parametrize(
@@ -254,11 +261,11 @@ def test_a_path_is_the_same_to_readers_and_writers(text: str, path: str) -> None
 )
 def test_what_is_no_path_is_refused_by_readers_and_writers(text: str) -> None:
     with pytest.raises(BadInput, match=r"^option path is .*nothing was read"):
-        reading.read({"path": text, "subscribe": "orders"})
+        reading.parse_options({"path": text, "subscribe": "orders"})
     with pytest.raises(BadInput, match=r"^option path is .*nothing was written"):
-        writing.read({"path": text, "topic": "copy"})
+        writing.parse_sink_options({"path": text, "topic": "copy"})
 
 
 def test_a_store_is_read_also_without_slashes() -> None:
-    found = reading.read({"path": "s3:bucket/data", "subscribe": "orders"})
-    assert found.is_store, "it is refused by the store, and not read as a directory"
+    found = reading.parse_options({"path": "s3:bucket/data", "subscribe": "orders"})
+    assert found.is_object_store, "it is refused by the store, and not read as a directory"

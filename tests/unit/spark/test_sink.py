@@ -15,21 +15,21 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.spark.sinking import data, micro, save, stream_writer, tasks, writer
-from tests.unit.spark.world import MODES, Mode, serving, source
+from tests.unit.spark.helpers import MODES, Mode, run_server, source
+from tests.unit.spark.sink_helpers import batch_of, run_tasks, save, save_micro_batch, stream_writer, writer
 
 import tidelog
 from tidelog import engine
 from tidelog.disk.posix import PosixDisk
-from tidelog.engine import Topic, publication
-from tidelog.engine.staging import KEPT_MS, Staging, name_of
+from tidelog.engine import Topic, producer_batches
+from tidelog.engine.producer_batches import STAGED_CHUNK_TTL_MS, StagingArea, chunk_name
 from tidelog.errors import BadInput, BatchConflict, Error, InDoubt, Locked, TopicFull, Unavailable, WriteFailed
-from tidelog.spark import fingerprint, rows, sink, target
-from tidelog.spark.sink import Sink, Staged
-from tidelog.spark.sink_options import WriteOptions
+from tidelog.spark import row_encoder, sink, sink_backends
+from tidelog.spark import row_encoder as rows
+from tidelog.spark.sink import SinkWriter, StagedTask, WriteOptions
 
 
-class Desk:
+class SinkEnv:
     """Where a sink writes, and how a test looks at it."""
 
     def __init__(self, mode: Mode, path: Path, engine: Any, address: str) -> None:
@@ -40,7 +40,7 @@ class Desk:
         return {**where, "topic": "copy", **{name: str(value) for name, value in more.items()}}
 
     def stream(self, **more: Any) -> dict[str, str]:
-        return self.options(query="etl", **more)
+        return self.options(set_query_id="etl", **more)
 
     @contextmanager
     def log(self) -> Iterator[Any]:
@@ -50,12 +50,12 @@ class Desk:
             with tidelog.open(str(self.path), threads=False) as log:
                 yield log
 
-    def look(self, what: Callable[[Topic], Any], topic: str = "copy") -> Any:
+    def with_topic(self, what: Callable[[Topic], Any], topic: str = "copy") -> Any:
         with self.log() as log:
             return what(log.topic(topic))
 
-    def datas(self, topic: str = "copy") -> list[bytes]:
-        found: list[bytes] = self.look(lambda made: made.to_arrow().column("data").to_pylist(), topic)
+    def topic_data(self, topic: str = "copy") -> list[bytes]:
+        found: list[bytes] = self.with_topic(lambda made: made.to_arrow().column("data").to_pylist(), topic)
         return found
 
     def staged(self) -> list[str]:
@@ -64,40 +64,40 @@ class Desk:
 
 
 @pytest.fixture(params=MODES)
-def desk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Desk]:
+def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SinkEnv]:
     mode: Mode = request.param
     if mode == "path":
-        yield Desk(mode, tmp_path / "data", None, "")
+        yield SinkEnv(mode, tmp_path / "data", None, "")
     else:
-        with serving(str(tmp_path / "data")) as (engine, address):
-            yield Desk(mode, tmp_path / "data", engine, address)
+        with run_server(str(tmp_path / "data")) as (engine, address):
+            yield SinkEnv(mode, tmp_path / "data", engine, address)
 
 
-def test_a_batch_is_one_range_of_all_tasks(desk: Desk) -> None:
-    save(desk.options(), [data(b"a", b"b"), data(b"c")], [data()], [data(b"d")])
-    assert desk.datas() == [b"a", b"b", b"c", b"d"]
-    save(desk.options(), [data(b"a")])
-    assert desk.datas() == [b"a", b"b", b"c", b"d", b"a"], "a batch that is run twice is two"
-    assert desk.staged() == []
+def test_a_batch_is_one_range_of_all_tasks(env: SinkEnv) -> None:
+    save(env.options(), [batch_of(b"a", b"b"), batch_of(b"c")], [batch_of()], [batch_of(b"d")])
+    assert env.topic_data() == [b"a", b"b", b"c", b"d"]
+    save(env.options(), [batch_of(b"a")])
+    assert env.topic_data() == [b"a", b"b", b"c", b"d", b"a"], "a batch that is run twice is two"
+    assert env.staged() == []
 
 
-def test_a_batch_without_rows_writes_nothing(desk: Desk) -> None:
-    save(desk.options(), [data()], [data()])
-    micro(desk.stream(), 0, [data()])
-    with desk.log() as log:
+def test_a_batch_without_rows_writes_nothing(env: SinkEnv) -> None:
+    save(env.options(), [batch_of()], [batch_of()])
+    save_micro_batch(env.stream(), 0, [batch_of()])
+    with env.log() as log:
         assert log.find("copy") is None
-    micro(desk.stream(), 1, [data(b"a")])
-    micro(desk.stream(), 2, [data()])
-    assert desk.datas() == [b"a"]
+    save_micro_batch(env.stream(), 1, [batch_of(b"a")])
+    save_micro_batch(env.stream(), 2, [batch_of()])
+    assert env.topic_data() == [b"a"]
 
 
 def test_a_task_tells_what_it_staged(tmp_path: Path) -> None:
-    place = target.PathTarget(str(tmp_path / "data"))
+    place = sink_backends.DirectorySinkBackend(str(tmp_path / "data"))
     place.prepare()
     options = WriteOptions(str(tmp_path / "data"), None, None, "copy", None, None, False)
-    parts = [data(b"a", b"bb"), data(b"ccc")]
-    told = sink.Staging(place, "ab" * 8, options).run(iter(parts))
-    made = [records for part in parts for _, records, _ in rows.made(part, "copy", json=False)]
+    parts = [batch_of(b"a", b"bb"), batch_of(b"ccc")]
+    told = sink.TaskStaging(place, "ab" * 8, options).run(iter(parts))
+    made = [records for part in parts for _, records, _ in rows.encode_rows(part, "copy", json=False)]
     assert (told.rows, told.size) == (3, sum(records.nbytes for records in made))
     ((topic, chunk),) = told.chunks
     content = (tmp_path / "data" / "staging" / chunk.name).read_bytes()
@@ -105,22 +105,22 @@ def test_a_task_tells_what_it_staged(tmp_path: Path) -> None:
     assert content.endswith(b"\xff\xff\xff\xff\0\0\0\0"), "a whole Arrow stream says where it ends"
 
 
-def test_a_repeated_batch_is_where_it_was_whatever_tasks_its_rows_come_in(desk: Desk) -> None:
-    micro(desk.stream(), 0, [data(b"a", b"b")], [data(b"c")])
-    micro(desk.stream(), 1, [data(b"d")])
-    micro(desk.stream(), 1, [data(b"d")])
-    micro(desk.stream(), 0, [data(b"c")], [], [data(b"b"), data(b"a")])
-    assert desk.datas() == [b"a", b"b", b"c", b"d"]
-    micro(desk.stream(), 2, [data(b"e")])
-    assert desk.datas() == [b"a", b"b", b"c", b"d", b"e"]
-    assert desk.staged() == []
+def test_a_repeated_batch_is_where_it_was_whatever_tasks_its_rows_come_in(env: SinkEnv) -> None:
+    save_micro_batch(env.stream(), 0, [batch_of(b"a", b"b")], [batch_of(b"c")])
+    save_micro_batch(env.stream(), 1, [batch_of(b"d")])
+    save_micro_batch(env.stream(), 1, [batch_of(b"d")])
+    save_micro_batch(env.stream(), 0, [batch_of(b"c")], [], [batch_of(b"b"), batch_of(b"a")])
+    assert env.topic_data() == [b"a", b"b", b"c", b"d"]
+    save_micro_batch(env.stream(), 2, [batch_of(b"e")])
+    assert env.topic_data() == [b"a", b"b", b"c", b"d", b"e"]
+    assert env.staged() == []
 
 
 def test_a_restart_in_between_changes_nothing(tmp_path: Path) -> None:
     for _ in range(2):
-        with serving(str(tmp_path / "data")) as (engine, address):
+        with run_server(str(tmp_path / "data")) as (engine, address):
             options = {"server": address, "topic": "copy", "query": "etl"}
-            micro(options, 0, [data(b"a")])
+            save_micro_batch(options, 0, [batch_of(b"a")])
             assert engine.topic("copy").head_seq == 1
 
 
@@ -128,148 +128,150 @@ def test_a_restart_in_between_changes_nothing(tmp_path: Path) -> None:
     ("number", "rows"),
     [(3, [b"a", b"c"]), (3, [b"a"]), (3, [b"a", b"b", b"b"]), (2, [b"a", b"b"]), (0, [b"x"])],
 )
-def test_other_content_and_a_batch_id_that_fell_are_loud(desk: Desk, number: int, rows: list[bytes]) -> None:
-    micro(desk.stream(), 3, [data(b"a", b"b")])
+def test_other_content_and_a_batch_id_that_fell_are_loud(env: SinkEnv, number: int, rows: list[bytes]) -> None:
+    save_micro_batch(env.stream(), 3, [batch_of(b"a", b"b")])
     with pytest.raises(BatchConflict) as caught:
-        micro(desk.stream(), number, [data(*rows)])
+        save_micro_batch(env.stream(), number, [batch_of(*rows)])
     for way in ("bring back the checkpoint", "under another name (option query)", "drop the topic"):
         assert way in str(caught.value)
-    assert desk.datas() == [b"a", b"b"]
-    micro(desk.options(query="another"), number, [data(*rows)])
-    assert desk.datas() == [b"a", b"b", *rows]
+    assert env.topic_data() == [b"a", b"b"]
+    save_micro_batch(env.options(set_query_id="another"), number, [batch_of(*rows)])
+    assert env.topic_data() == [b"a", b"b", *rows]
 
 
 @pytest.fixture
-def query(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+def set_query_id(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """Set the query id that tasks find."""
 
     def set_to(query_id: str) -> None:
-        monkeypatch.setattr(sink, "query_id_here", lambda: query_id)
+        monkeypatch.setattr(sink, "current_query_id", lambda: query_id)
 
     return set_to
 
 
 def test_replay_keeps_what_is_there_where_the_source_has_changed(
-    desk: Desk, query: Callable[[str], None], caplog: pytest.LogCaptureFixture
+    env: SinkEnv, set_query_id: Callable[[str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     """The newest batch is repeated without a record that was deleted meanwhile. It was a conflict for good."""
-    query("one")
-    micro(desk.stream(), 0, [data(b"a")])
-    micro(desk.stream(), 1, [data(b"b", b"c")])
-    for again in ([data(b"b")], [data(b"b", b"x")], [data()]):
-        micro(desk.stream(), 1, again)
-    assert desk.datas() == [b"a", b"b", b"c"]
+    set_query_id("one")
+    save_micro_batch(env.stream(), 0, [batch_of(b"a")])
+    save_micro_batch(env.stream(), 1, [batch_of(b"b", b"c")])
+    for again in ([batch_of(b"b")], [batch_of(b"b", b"x")], [batch_of()]):
+        save_micro_batch(env.stream(), 1, again)
+    assert env.topic_data() == [b"a", b"b", b"c"]
     assert "was written before with 2 records, seqs 2 to 3, and is repeated with 1" in caplog.text
-    micro(desk.stream(), 2, [data(b"d")])
-    assert desk.datas() == [b"a", b"b", b"c", b"d"]
-    assert desk.staged() == []
+    save_micro_batch(env.stream(), 2, [batch_of(b"d")])
+    assert env.topic_data() == [b"a", b"b", b"c", b"d"]
+    assert env.staged() == []
 
 
-def test_another_query_id_is_a_reset_and_every_way_out_helps(desk: Desk, query: Callable[[str], None]) -> None:
-    query("one")
-    micro(desk.stream(), 0, [data(b"a")])
-    query("two")
-    for number, given in ((0, data(b"a")), (0, data(b"x")), (1, data(b"b"))):
+def test_another_query_id_is_a_reset_and_every_way_out_helps(env: SinkEnv, set_query_id: Callable[[str], None]) -> None:
+    set_query_id("one")
+    save_micro_batch(env.stream(), 0, [batch_of(b"a")])
+    set_query_id("two")
+    for number, given in ((0, batch_of(b"a")), (0, batch_of(b"x")), (1, batch_of(b"b"))):
         with pytest.raises(BatchConflict, match="checkpoint was deleted or replaced"):
-            micro(desk.stream(), number, [given])
-    assert desk.datas() == [b"a"]
-    query("one")  # the checkpoint is back
-    micro(desk.stream(), 1, [data(b"b")])
-    query("two")
-    micro(desk.options(query="other"), 0, [data(b"c")])
-    assert desk.datas() == [b"a", b"b", b"c"]
-    with desk.log() as log:
+            save_micro_batch(env.stream(), number, [given])
+    assert env.topic_data() == [b"a"]
+    set_query_id("one")  # the checkpoint is back
+    save_micro_batch(env.stream(), 1, [batch_of(b"b")])
+    set_query_id("two")
+    save_micro_batch(env.options(set_query_id="other"), 0, [batch_of(b"c")])
+    assert env.topic_data() == [b"a", b"b", b"c"]
+    with env.log() as log:
         log.drop("copy")
-    micro(desk.stream(), 0, [data(b"d")])
-    assert desk.datas() == [b"d"]
+    save_micro_batch(env.stream(), 0, [batch_of(b"d")])
+    assert env.topic_data() == [b"d"]
 
 
-def test_a_reset_is_refused_for_all_topics_before_one_is_written(desk: Desk, query: Callable[[str], None]) -> None:
+def test_a_reset_is_refused_for_all_topics_before_one_is_written(
+    env: SinkEnv, set_query_id: Callable[[str], None]
+) -> None:
     def both(number: int, *topics: str) -> None:
-        rows = data(*(name.encode() for name in topics), topic=pa.array(topics))
-        micro(_without_topic(desk), number, [rows])
+        rows = batch_of(*(name.encode() for name in topics), topic=pa.array(topics))
+        save_micro_batch(_without_topic(env), number, [rows])
 
-    query("one")
+    set_query_id("one")
     both(0, "one", "two")
-    query("two")
+    set_query_id("two")
     with pytest.raises(BatchConflict):
         both(1, "new", "two")
-    with desk.log() as log:
+    with env.log() as log:
         assert log.find("new") is None
-    assert (desk.datas("one"), desk.datas("two")) == ([b"one"], [b"two"])
+    assert (env.topic_data("one"), env.topic_data("two")) == ([b"one"], [b"two"])
 
 
-def _without_topic(desk: Desk) -> dict[str, str]:
-    return {name: value for name, value in desk.stream().items() if name != "topic"}
+def _without_topic(env: SinkEnv) -> dict[str, str]:
+    return {name: value for name, value in env.stream().items() if name != "topic"}
 
 
 @pytest.mark.parametrize("place", [{}, {"checkpointLocation": "check/point"}, {"checkpointLocation": "./c"}])
 def test_two_jobs_with_the_same_relative_checkpoint_are_two_writers(
-    desk: Desk, query: Callable[[str], None], place: dict[str, str]
+    env: SinkEnv, set_query_id: Callable[[str], None], place: dict[str, str]
 ) -> None:
     """They were one: the second job's first batch counted as a repetition of the first one's."""
     for query_id in ("one", "two"):
-        query(query_id)
+        set_query_id(query_id)
         for _ in range(2):
-            micro(desk.options(**place), 0, [data(b"same")])
-    assert desk.datas() == [b"same", b"same"]
-    query("one")
-    micro(desk.options(**place), 1, [data(b"more")])
-    assert desk.datas() == [b"same", b"same", b"more"]
-    assert desk.staged() == []
-    made = stream_writer(desk.options(**place), data().schema)
-    left = tasks(made, [[data(b"a")]])
+            save_micro_batch(env.options(**place), 0, [batch_of(b"same")])
+    assert env.topic_data() == [b"same", b"same"]
+    set_query_id("one")
+    save_micro_batch(env.options(**place), 1, [batch_of(b"more")])
+    assert env.topic_data() == [b"same", b"same", b"more"]
+    assert env.staged() == []
+    made = stream_writer(env.options(**place), batch_of().schema)
+    left = run_tasks(made, [[batch_of(b"a")]])
     made.abort([None], 2)
-    assert len(desk.staged()) == 1, "no task told whose it is: the next batch sweeps it"
+    assert len(env.staged()) == 1, "no task told whose it is: the next batch sweeps it"
     made.abort(left, 2)
-    assert desk.staged() == []
+    assert env.staged() == []
     made.commit([None], 2)
 
 
-def test_only_the_attempt_that_is_committed_counts(desk: Desk) -> None:
-    made = stream_writer(desk.stream(), data().schema)
-    tasks(made, [[data(b"lost")], [data(b"ran twice")]])
-    kept = tasks(made, [[data(b"ran twice")]])
-    assert len(desk.staged()) == 3
+def test_only_the_attempt_that_is_committed_counts(env: SinkEnv) -> None:
+    made = stream_writer(env.stream(), batch_of().schema)
+    run_tasks(made, [[batch_of(b"lost")], [batch_of(b"ran twice")]])
+    kept = run_tasks(made, [[batch_of(b"ran twice")]])
+    assert len(env.staged()) == 3
     made.commit([*kept, None], 0)
-    assert desk.datas() == [b"ran twice"]
-    assert desk.staged() == [], "what nobody told of is swept"
+    assert env.topic_data() == [b"ran twice"]
+    assert env.staged() == [], "what nobody told of is swept"
 
 
-def test_an_abort_clears_and_the_next_run_goes_on(desk: Desk) -> None:
-    made = stream_writer(desk.stream(), data().schema)
-    made.abort(tasks(made, [[data(b"a")], [data(b"b")]]), 0)
-    batch = writer(desk.options(), data().schema)
-    batch.abort([*tasks(batch, [[data(b"c")]]), None])
-    assert desk.staged() == []
-    micro(desk.stream(), 0, [data(b"a")])
-    assert desk.datas() == [b"a"]
+def test_an_abort_clears_and_the_next_run_goes_on(env: SinkEnv) -> None:
+    made = stream_writer(env.stream(), batch_of().schema)
+    made.abort(run_tasks(made, [[batch_of(b"a")], [batch_of(b"b")]]), 0)
+    batch = writer(env.options(), batch_of().schema)
+    batch.abort([*run_tasks(batch, [[batch_of(b"c")]]), None])
+    assert env.staged() == []
+    save_micro_batch(env.stream(), 0, [batch_of(b"a")])
+    assert env.topic_data() == [b"a"]
 
 
-def test_what_a_killed_driver_left_goes_with_the_next_batch(desk: Desk) -> None:
-    tasks(stream_writer(desk.stream(), data().schema), [[data(b"a")]])
-    assert len(desk.staged()) == 1
-    micro(desk.stream(), 0, [data(b"a")])
-    assert (desk.staged(), desk.datas()) == ([], [b"a"])
+def test_what_a_killed_driver_left_goes_with_the_next_batch(env: SinkEnv) -> None:
+    run_tasks(stream_writer(env.stream(), batch_of().schema), [[batch_of(b"a")]])
+    assert len(env.staged()) == 1
+    save_micro_batch(env.stream(), 0, [batch_of(b"a")])
+    assert (env.staged(), env.topic_data()) == ([], [b"a"])
 
 
 def test_what_nobody_comes_back_for_is_swept_in_the_end(tmp_path: Path) -> None:
-    staging = Staging(PosixDisk(), str(tmp_path))
-    staging.make()
-    for name in (name_of("ab" * 8, 1000, b"\0" * 8), name_of("ab" * 8, 2000, b"\1" * 8)):
+    staging = StagingArea(PosixDisk(), str(tmp_path))
+    staging.create()
+    for name in (chunk_name("ab" * 8, 1000, b"\0" * 8), chunk_name("ab" * 8, 2000, b"\1" * 8)):
         upload = staging.begin(name)
         upload.write([b"x"])
         upload.finish()
-    staging.begin(name_of("ab" * 8, 1500, b"\2" * 8))  # never finished
+    staging.begin(chunk_name("ab" * 8, 1500, b"\2" * 8))  # never finished
     (tmp_path / "staging" / "somebody.else").write_bytes(b"")
-    assert staging.sweep(1500 + KEPT_MS) == 1
-    assert staging.sweep(2001 + KEPT_MS) == 2
+    assert staging.sweep(1500 + STAGED_CHUNK_TTL_MS) == 1
+    assert staging.sweep(2001 + STAGED_CHUNK_TTL_MS) == 2
     assert [path.name for path in (tmp_path / "staging").iterdir()] == ["somebody.else"]
 
 
-def test_every_column_arrives(desk: Desk) -> None:
+def test_every_column_arrives(env: SinkEnv) -> None:
     moment = datetime(2026, 1, 31, 12, 0, 0, 250_000, tzinfo=UTC)
-    given = data(
+    given = batch_of(
         b"1",
         b"2",
         b"3",
@@ -279,64 +281,64 @@ def test_every_column_arrives(desk: Desk) -> None:
         ts=pa.array([moment, moment, moment], pa.timestamp("us", "UTC")),
         seq=pa.array([7, 8, 9]),
     )
-    save(desk.options(), [given])
-    first, second, third = desk.look(lambda topic: topic.read(0).records)
+    save(env.options(), [given])
+    first, second, third = env.with_topic(lambda topic: topic.read(0).records)
     when = "2026-01-31T12:00:00.250000Z"
     assert (first.data, first.tag, first.node, first.meta) == (b"1", "t", None, {"ts": when, "k": 'a"\\\n', "z": None})
     assert (second.data, second.tag, second.node, second.meta) == (b"2", None, "n", {"ts": when})
     assert (third.seq, third.meta) == (3, {"ts": "mine"})
 
 
-def test_text_and_structs(desk: Desk) -> None:
-    save(desk.options(), [pa.RecordBatch.from_pydict({"data": pa.array(["plain"])})])
-    save(desk.options(payload="json"), [pa.RecordBatch.from_pydict({"data": pa.array(['{"a": 1}'])})])
+def test_text_and_structs(env: SinkEnv) -> None:
+    save(env.options(), [pa.RecordBatch.from_pydict({"data": pa.array(["plain"])})])
+    save(env.options(payload="json"), [pa.RecordBatch.from_pydict({"data": pa.array(['{"a": 1}'])})])
     struct = pa.array(
         [{"a": 1, "m": [("k", "v")]}], pa.struct([("a", pa.int32()), ("m", pa.map_(pa.string(), pa.string()))])
     )
-    save(desk.options(), [pa.RecordBatch.from_pydict({"data": struct})])
-    found = [record.data for record in desk.look(lambda topic: topic.read(0).records)]
+    save(env.options(), [pa.RecordBatch.from_pydict({"data": struct})])
+    found = [record.data for record in env.with_topic(lambda topic: topic.read(0).records)]
     assert found == [b"plain", {"a": 1}, {"a": 1, "m": {"k": "v"}}]
     with pytest.raises(BadInput, match="not JSON"):
-        save(desk.options(payload="json"), [pa.RecordBatch.from_pydict({"data": pa.array(["{"])})])
-    assert desk.look(lambda topic: topic.head_seq) == 3
+        save(env.options(payload="json"), [pa.RecordBatch.from_pydict({"data": pa.array(["{"])})])
+    assert env.with_topic(lambda topic: topic.head_seq) == 3
 
 
-def test_rows_go_where_their_topic_says_and_an_option_says_it_for_all(desk: Desk) -> None:
-    options = desk.stream()
+def test_rows_go_where_their_topic_says_and_an_option_says_it_for_all(env: SinkEnv) -> None:
+    options = env.stream()
     del options["topic"]
-    given = data(b"1", b"2", b"3", topic=pa.array(["x", "y", "x"]))
+    given = batch_of(b"1", b"2", b"3", topic=pa.array(["x", "y", "x"]))
     for _ in range(2):
-        micro(options, 0, [given], [data(b"4", topic=pa.array(["y"]))])
-    assert (desk.datas("x"), desk.datas("y")) == ([b"1", b"3"], [b"2", b"4"])
-    save(desk.options(), [given])
-    assert desk.datas("copy") == [b"1", b"2", b"3"]
+        save_micro_batch(options, 0, [given], [batch_of(b"4", topic=pa.array(["y"]))])
+    assert (env.topic_data("x"), env.topic_data("y")) == ([b"1", b"3"], [b"2", b"4"])
+    save(env.options(), [given])
+    assert env.topic_data("copy") == [b"1", b"2", b"3"]
 
 
-def test_a_batch_that_was_cut_off_between_two_topics_is_finished(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = desk.stream()
+def test_a_batch_that_was_cut_off_between_two_topics_is_finished(env: SinkEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = env.stream()
     del options["topic"]
-    given = data(b"1", b"2", topic=pa.array(["x", "y"]))
+    given = batch_of(b"1", b"2", topic=pa.array(["x", "y"]))
     with monkeypatch.context() as patch:
-        kind = target.PathTarget if desk.mode == "path" else target.ServerTarget
+        kind = sink_backends.DirectorySinkBackend if env.mode == "path" else sink_backends.ServerSinkBackend
         real = kind.publish
         patch.setattr(kind, "publish", lambda self, batch, chunks: real(self, batch, {"x": chunks["x"]}) and 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            micro(options, 5, [given])
-    micro(options, 5, [given])
-    assert (desk.datas("x"), desk.datas("y")) == ([b"1"], [b"2"])
+            save_micro_batch(options, 5, [given])
+    save_micro_batch(options, 5, [given])
+    assert (env.topic_data("x"), env.topic_data("y")) == ([b"1"], [b"2"])
     with pytest.raises(BatchConflict):
-        micro(options, 5, [data(b"1", b"2", b"3", topic=pa.array(["x", "y", "a"]))])
-    with desk.log() as log:
+        save_micro_batch(options, 5, [batch_of(b"1", b"2", b"3", topic=pa.array(["x", "y", "a"]))])
+    with env.log() as log:
         assert log.find("a") is None, "what is refused for one topic is for all, also for the first"
 
 
-def test_a_batch_of_many_chunks_is_one_range(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sink, "STAGED_BYTES", 100_000)
-    monkeypatch.setattr(rows, "BYTES_MAX", 30_000)
+def test_a_batch_of_many_chunks_is_one_range(env: SinkEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sink, "STAGED_CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(rows, "STAGED_BATCH_BYTES_MAX", 30_000)
     values = [bytes([number % 256]) * 1000 for number in range(600)]
-    micro(desk.stream(), 0, [data(*values[:400])], [data(*values[400:])])
-    assert desk.datas() == values
-    assert desk.look(lambda topic: topic.numbered("etl")[0])[:2] == (1, 600)
+    save_micro_batch(env.stream(), 0, [batch_of(*values[:400])], [batch_of(*values[400:])])
+    assert env.topic_data() == values
+    assert env.with_topic(lambda topic: topic.producer_batches("etl")[0])[:2] == (1, 600)
 
 
 # ── what is refused ───────────────────────────────────────────────────────────────────────────────
@@ -365,7 +367,7 @@ def test_a_batch_of_many_chunks_is_one_range(desk: Desk, monkeypatch: pytest.Mon
 )
 def test_options_of_a_batch(tmp_path: Path, options: dict[str, str], words: str) -> None:
     with pytest.raises(BadInput, match=re.escape(words)):
-        writer({"path": str(tmp_path / "data"), "topic": "copy", **options}, data().schema)
+        writer({"path": str(tmp_path / "data"), "topic": "copy", **options}, batch_of().schema)
     assert not (tmp_path / "data").exists()
 
 
@@ -373,16 +375,16 @@ def test_options_of_a_stream(tmp_path: Path) -> None:
     options = {"path": str(tmp_path / "data"), "topic": "copy"}
     for unnamed in ({}, {"checkpointLocation": "check/point"}):
         with pytest.raises(BadInput, match="Spark names no query id here"):
-            micro({**options, **unnamed}, 0, [data(b"a")])
+            save_micro_batch({**options, **unnamed}, 0, [batch_of(b"a")])
     with pytest.raises(BadInput, match="Spark numbers the batches of a stream"):
-        stream_writer({**options, "query": "x", "batch": "1"}, data().schema)
-    micro({**options, "checkpointLocation": "/check/point/"}, 0, [data(b"a")])
-    micro({**options, "checkpointLocation": "/check/point"}, 0, [data(b"a")])
-    micro({**options, "checkpointLocation": "/check/point", "queryName": "other"}, 0, [data(b"a")])
+        stream_writer({**options, "query": "x", "batch": "1"}, batch_of().schema)
+    save_micro_batch({**options, "checkpointLocation": "/check/point/"}, 0, [batch_of(b"a")])
+    save_micro_batch({**options, "checkpointLocation": "/check/point"}, 0, [batch_of(b"a")])
+    save_micro_batch({**options, "checkpointLocation": "/check/point", "queryName": "other"}, 0, [batch_of(b"a")])
     with tidelog.open(str(tmp_path / "data")) as log:
         assert log.topic("copy").head_seq == 2
     with pytest.raises(BadInput, match="neither is given"):
-        stream_writer({"topic": "copy", "query": "x"}, data().schema)
+        stream_writer({"topic": "copy", "query": "x"}, batch_of().schema)
     for made in (source(options).writer, source({**options, "query": "x"}).streamWriter):
         with pytest.raises(BadInput, match="only appended to"):
             made(None, True)  # type: ignore[arg-type]
@@ -414,43 +416,43 @@ def test_columns_that_do_not_fit(tmp_path: Path, columns: dict[str, pa.DataType]
 
 def test_a_topic_is_named_somewhere(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no topic is named and there is no column topic"):
-        writer({"path": str(tmp_path / "data")}, data().schema)
+        writer({"path": str(tmp_path / "data")}, batch_of().schema)
 
 
-def test_rows_that_are_no_records(desk: Desk) -> None:
-    options = desk.options()
+def test_rows_that_are_no_records(env: SinkEnv) -> None:
+    options = env.options()
     del options["topic"]
     for batch, words in (
         (pa.RecordBatch.from_pydict({"data": pa.array([b"a", None]), "topic": pa.array(["x", "x"])}), "data has nulls"),
-        (data(b"a", topic=pa.array([None], TEXT)), "topic has nulls"),
-        (data(b"a", topic=pa.array(["no such name!"])), "no such name!"),
+        (batch_of(b"a", topic=pa.array([None], TEXT)), "topic has nulls"),
+        (batch_of(b"a", topic=pa.array(["no such name!"])), "no such name!"),
     ):
         with pytest.raises(BadInput, match=words):
             save(options, [batch])
     with pytest.raises(Error, match=r"the limit is|limit of"):
-        save(desk.options(), [data(b"fine", bytes(1 << 21))])
-    with desk.log() as log:
+        save(env.options(), [batch_of(b"fine", bytes(1 << 21))])
+    with env.log() as log:
         assert log.names() == []
 
 
 def test_a_directory_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     with pytest.raises(BadInput, match="it belongs to something else"):
-        writer({"path": str(tmp_path), "topic": "copy"}, data().schema)
+        writer({"path": str(tmp_path), "topic": "copy"}, batch_of().schema)
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A commit takes 1,000 bytes, a part 600; tasks stage chunks of about 200."""
-    monkeypatch.setattr(publication, "ONE_MAX_BYTES", 1_000)
-    monkeypatch.setattr(publication, "PART_MAX_BYTES", 600)
-    monkeypatch.setattr(sink, "STAGED_BYTES", 200)
+    monkeypatch.setattr(producer_batches, "SINGLE_COMMIT_BYTES_MAX", 1_000)
+    monkeypatch.setattr(producer_batches, "PART_BYTES_MAX", 600)
+    monkeypatch.setattr(sink, "STAGED_CHUNK_BYTES", 200)
 
 
-def parts_of(desk: Desk, writer: str = "etl") -> list[int]:
+def parts_of(env: SinkEnv, writer: str = "etl") -> list[int]:
     """How many chunks each part ended with."""
-    found = desk.look(lambda topic: topic.numbered(publication.parts_writer(writer)))
+    found = env.with_topic(lambda topic: topic.producer_batches(producer_batches.parts_writer(writer)))
     return [number & 0xFFFFF for number in found]
 
 
@@ -461,28 +463,28 @@ def rows_from(first: int, count: int) -> list[bytes]:
 def in_tasks(rows: list[bytes], *cuts: int) -> list[list[pa.RecordBatch]]:
     """Rows as tasks have them, a row a record batch."""
     bounds = [0, *cuts, len(rows)]
-    return [[data(row) for row in rows[low:high]] for low, high in pairwise(bounds)]
+    return [[batch_of(row) for row in rows[low:high]] for low, high in pairwise(bounds)]
 
 
-@pytest.mark.usefixtures("small")
-def test_a_batch_of_more_than_a_commit_takes_is_published_in_parts(desk: Desk) -> None:
+@pytest.mark.usefixtures("small_limits")
+def test_a_batch_of_more_than_a_commit_takes_is_published_in_parts(env: SinkEnv) -> None:
     one, two = rows_from(0, 9), rows_from(100, 40)
-    micro(desk.stream(), 0, *in_tasks(one))
-    assert parts_of(desk) == [], "it fits"
-    micro(desk.stream(), 1, *in_tasks(two, 13, 30))
-    assert desk.datas() == one + two, "in the order of the tasks"
-    assert len(parts_of(desk)) >= 4
-    assert desk.staged() == []
-    micro(desk.stream(), 1, *in_tasks(two[::-1], 7))
-    micro(desk.stream(), 2, *in_tasks(one))
-    assert desk.datas() == one + two + one, "a repetition is known"
-    save(desk.options(), *in_tasks(two, 20))
-    assert desk.datas() == one + two + one + two
-    assert desk.staged() == []
+    save_micro_batch(env.stream(), 0, *in_tasks(one))
+    assert parts_of(env) == [], "it fits"
+    save_micro_batch(env.stream(), 1, *in_tasks(two, 13, 30))
+    assert env.topic_data() == one + two, "in the order of the tasks"
+    assert len(parts_of(env)) >= 4
+    assert env.staged() == []
+    save_micro_batch(env.stream(), 1, *in_tasks(two[::-1], 7))
+    save_micro_batch(env.stream(), 2, *in_tasks(one))
+    assert env.topic_data() == one + two + one, "a repetition is known"
+    save(env.options(), *in_tasks(two, 20))
+    assert env.topic_data() == one + two + one + two
+    assert env.staged() == []
 
 
-@pytest.mark.usefixtures("small")
-def test_parts_do_not_gather_in_memory(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("small_limits")
+def test_parts_do_not_gather_in_memory(env: SinkEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     """A part is in segments before the next one is read: measured, 0.7 GB of memory for a batch of 2 GB."""
     made = engine.Engine.checkpoint
     heads: list[int] = []
@@ -492,15 +494,15 @@ def test_parts_do_not_gather_in_memory(desk: Desk, monkeypatch: pytest.MonkeyPat
         return made(self, *args, **more)
 
     monkeypatch.setattr(engine.Engine, "checkpoint", counted)
-    micro(desk.stream(), 0, *in_tasks(rows_from(0, 40)))
+    save_micro_batch(env.stream(), 0, *in_tasks(rows_from(0, 40)))
     monkeypatch.undo()
-    assert len({head for head in heads if head < 40}) == len(parts_of(desk)) > 4
+    assert len({head for head in heads if head < 40}) == len(parts_of(env)) > 4
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_limits")
 @pytest.mark.parametrize("again", ["same", "other order", "other tasks"])
 def test_a_batch_that_broke_off_between_two_parts_is_finished(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, again: str
+    env: SinkEnv, monkeypatch: pytest.MonkeyPatch, again: str
 ) -> None:
     """Ended before or after each of its commits, with the records of others between, and repeated: once, all of it."""
     rows = rows_from(0, 30)
@@ -524,21 +526,21 @@ def test_a_batch_that_broke_off_between_two_parts_is_finished(
             with monkeypatch.context() as patch:
                 patch.setattr(Topic, "append_numbered", dying)
                 with pytest.raises(Error):
-                    micro(desk.stream(), at, *in_tasks(mine, 11))
-            desk.look(lambda topic: topic.append([b"other"]))
+                    save_micro_batch(env.stream(), at, *in_tasks(mine, 11))
+            env.with_topic(lambda topic: topic.append([b"other"]))
             tasks = {
                 "same": in_tasks(mine, 11),
                 "other order": in_tasks(mine[::-1], 11),
                 "other tasks": in_tasks(mine, 3, 4, 25),
             }
-            micro(desk.stream(), at, *tasks[again])
+            save_micro_batch(env.stream(), at, *tasks[again])
             expected.update([*mine, b"other"])
-            assert Counter(desk.datas()) == expected, (after, last)
-            assert desk.staged() == [], (after, last)
+            assert Counter(env.topic_data()) == expected, (after, last)
+            assert env.staged() == [], (after, last)
 
 
-@pytest.mark.usefixtures("small")
-def test_what_is_half_published_is_finished_before_anything_else(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("small_limits")
+def test_what_is_half_published_is_finished_before_anything_else(env: SinkEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, later = rows_from(0, 30), rows_from(100, 30)
     append, calls = Topic.append_numbered, 0
 
@@ -552,25 +554,25 @@ def test_what_is_half_published_is_finished_before_anything_else(desk: Desk, mon
     with monkeypatch.context() as patch:
         patch.setattr(Topic, "append_numbered", dying)
         with pytest.raises(Error, match=r"of \d+ chunks of batch 4 were published in copy; repeat the batch"):
-            micro(desk.stream(), 4, *in_tasks(rows))
-    before = desk.datas()
+            save_micro_batch(env.stream(), 4, *in_tasks(rows))
+    before = env.topic_data()
     assert 0 < len(before) < len(rows)
-    stream_writer(desk.stream(), data().schema).abort([], 4)  # as Spark does then
-    Staging(PosixDisk(), str(desk.path)).sweep(1 << 47)
-    assert len(desk.staged()) > 1, "what is needed to finish it is kept, however long that takes"
+    stream_writer(env.stream(), batch_of().schema).abort([], 4)  # as Spark does then
+    StagingArea(PosixDisk(), str(env.path)).sweep(1 << 47)
+    assert len(env.staged()) > 1, "what is needed to finish it is kept, however long that takes"
     with pytest.raises(BatchConflict, match=r"of batch 4 a part is, in seqs 1 to .*repeat that batch first"):
-        micro(desk.stream(), 5, *in_tasks(later))
+        save_micro_batch(env.stream(), 5, *in_tasks(later))
     with pytest.raises(BatchConflict, match="with other records"):
-        micro(desk.stream(), 4, *in_tasks(later))
-    assert desk.datas() == before
-    micro(desk.stream(), 4, *in_tasks(rows))
-    micro(desk.stream(), 5, *in_tasks(later))
-    assert desk.datas() == rows + later
-    assert desk.staged() == []
+        save_micro_batch(env.stream(), 4, *in_tasks(later))
+    assert env.topic_data() == before
+    save_micro_batch(env.stream(), 4, *in_tasks(rows))
+    save_micro_batch(env.stream(), 5, *in_tasks(later))
+    assert env.topic_data() == rows + later
+    assert env.staged() == []
 
 
-@pytest.mark.usefixtures("small")
-def test_half_a_save_that_nobody_can_repeat_is_swept(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("small_limits")
+def test_half_a_save_that_nobody_can_repeat_is_swept(env: SinkEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     append, calls = Topic.append_numbered, 0
 
     def dying(self: Topic, *args: Any, **more: Any) -> Any:
@@ -583,14 +585,14 @@ def test_half_a_save_that_nobody_can_repeat_is_swept(desk: Desk, monkeypatch: py
     with monkeypatch.context() as patch:
         patch.setattr(Topic, "append_numbered", dying)
         with pytest.raises(Error, match=r"of \d+ chunks of batch 0 were published in copy"):
-            save(desk.options(), *in_tasks(rows_from(0, 30)))
-    assert 0 < len(desk.datas()) < 30, "readers see the parts as they come"
-    Staging(PosixDisk(), str(desk.path)).sweep(1 << 47)
-    assert desk.staged() == []
+            save(env.options(), *in_tasks(rows_from(0, 30)))
+    assert 0 < len(env.topic_data()) < 30, "readers see the parts as they come"
+    StagingArea(PosixDisk(), str(env.path)).sweep(1 << 47)
+    assert env.staged() == []
 
 
-@pytest.mark.usefixtures("small")
-def test_a_half_published_batch_whose_chunks_are_gone_is_loud(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("small_limits")
+def test_a_half_published_batch_whose_chunks_are_gone_is_loud(env: SinkEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = rows_from(0, 30)
     append, calls = Topic.append_numbered, 0
 
@@ -604,38 +606,38 @@ def test_a_half_published_batch_whose_chunks_are_gone_is_loud(desk: Desk, monkey
     with monkeypatch.context() as patch:
         patch.setattr(Topic, "append_numbered", dying)
         with pytest.raises(Error):
-            micro(desk.stream(), 4, *in_tasks(rows))
-    for path in (desk.path / "staging").iterdir():
+            save_micro_batch(env.stream(), 4, *in_tasks(rows))
+    for path in (env.path / "staging").iterdir():
         path.unlink()
-    before = desk.datas()
+    before = env.topic_data()
     with pytest.raises(BatchConflict, match="is no longer in the staging area"):
-        micro(desk.stream(), 4, *in_tasks(rows))
-    assert desk.datas() == before
+        save_micro_batch(env.stream(), 4, *in_tasks(rows))
+    assert env.topic_data() == before
 
 
-def test_a_full_topic_refuses_the_batch_and_takes_it_when_there_is_room(desk: Desk) -> None:
-    with desk.log() as log:
+def test_a_full_topic_refuses_the_batch_and_takes_it_when_there_is_room(env: SinkEnv) -> None:
+    with env.log() as log:
         log.topic("copy", cap_records=3, discard="reject")
-    micro(desk.stream(), 0, [data(b"a", b"b")])
+    save_micro_batch(env.stream(), 0, [batch_of(b"a", b"b")])
     kinds = (TopicFull, BadInput)  # by server it is the server's own words
     with pytest.raises(kinds, match="is full"):
-        micro(desk.stream(), 1, [data(b"c", b"d")])
-    assert desk.datas() == [b"a", b"b"]
-    desk.look(lambda topic: topic.delete(before_seq=2))
-    micro(desk.stream(), 1, [data(b"c", b"d")])
-    assert desk.datas() == [b"b", b"c", b"d"]
+        save_micro_batch(env.stream(), 1, [batch_of(b"c", b"d")])
+    assert env.topic_data() == [b"a", b"b"]
+    env.with_topic(lambda topic: topic.delete(before_seq=2))
+    save_micro_batch(env.stream(), 1, [batch_of(b"c", b"d")])
+    assert env.topic_data() == [b"b", b"c", b"d"]
 
 
 def test_an_executor_that_cannot_see_the_path(tmp_path: Path) -> None:
-    made = stream_writer({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, data().schema)
+    made = stream_writer({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, batch_of().schema)
     (tmp_path / "data" / "staging").rmdir()
     with pytest.raises(Unavailable, match="This is an executor"):
-        tasks(made, [[data(b"a")]])
+        run_tasks(made, [[batch_of(b"a")]])
 
 
 def test_chunks_that_the_driver_cannot_see(tmp_path: Path) -> None:
-    made = stream_writer({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, data().schema)
-    messages = tasks(made, [[data(b"a")]])
+    made = stream_writer({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, batch_of().schema)
+    messages = run_tasks(made, [[batch_of(b"a")]])
     for path in (tmp_path / "data" / "staging").iterdir():
         path.unlink()
     with pytest.raises(Error, match="sees another directory, or it was swept"):
@@ -645,8 +647,8 @@ def test_chunks_that_the_driver_cannot_see(tmp_path: Path) -> None:
 
 
 def test_a_chunk_that_changed_is_not_published(tmp_path: Path) -> None:
-    made = stream_writer({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, data().schema)
-    messages = tasks(made, [[data(b"a" * 100)]])
+    made = stream_writer({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, batch_of().schema)
+    messages = run_tasks(made, [[batch_of(b"a" * 100)]])
     for path in (tmp_path / "data" / "staging").iterdir():
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
@@ -656,11 +658,11 @@ def test_a_chunk_that_changed_is_not_published(tmp_path: Path) -> None:
 
 
 def test_another_writer_has_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target, "PATIENCE_MS", 0)
-    monkeypatch.setattr(target.waiting, "__defaults__", (0,))
+    monkeypatch.setattr(sink_backends, "WRITE_LOCK_WAIT_MS", 0)
+    monkeypatch.setattr(sink_backends.open_when_unlocked, "__defaults__", (0,))
     options = {"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}
-    made = stream_writer(options, data().schema)
-    messages = tasks(made, [[data(b"a")]])
+    made = stream_writer(options, batch_of().schema)
+    messages = run_tasks(made, [[batch_of(b"a")]])
     with tidelog.open(str(tmp_path / "data")) as log:
         with pytest.raises(Locked, match=r"name it \(option server\)"):
             made.commit(messages, 0)
@@ -671,43 +673,43 @@ def test_another_writer_has_the_directory(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_server_that_goes_away(tmp_path: Path) -> None:
-    with serving(str(tmp_path / "data")) as (_, address):
+    with run_server(str(tmp_path / "data")) as (_, address):
         options = {"server": address, "topic": "copy", "query": "etl", "retryTimeout": "0s"}
-        made = stream_writer(options, data().schema)
-        messages = tasks(made, [[data(b"a")]])
+        made = stream_writer(options, batch_of().schema)
+        messages = run_tasks(made, [[batch_of(b"a")]])
     with pytest.raises(InDoubt, match="what is there is not written twice"):
         made.commit(messages, 0)
     with pytest.raises(Unavailable, match="cannot be reached"):
-        tasks(made, [[data(b"b")]])
+        run_tasks(made, [[batch_of(b"b")]])
     made.abort(messages, 0)  # says so in the log, and does not hide why the batch failed
-    with serving(str(tmp_path / "data")) as (engine, address):
-        micro({**options, "server": address}, 0, [data(b"a")])
+    with run_server(str(tmp_path / "data")) as (engine, address):
+        save_micro_batch({**options, "server": address}, 0, [batch_of(b"a")])
         assert [record.data for record in engine.topic("copy").read(0).records] == [b"a"]
 
 
 def test_a_save_to_a_wrong_address_fails_before_a_task_waits_for_it() -> None:
     options = {"server": "http://127.0.0.1:9", "topic": "copy"}
     with pytest.raises(Unavailable, match="cannot be reached"):
-        writer(options, data().schema)
-    made = writer({**options, "query": "etl", "batch": "1", "retryTimeout": "0s"}, data().schema)
+        writer(options, batch_of().schema)
+    made = writer({**options, "query": "etl", "batch": "1", "retryTimeout": "0s"}, batch_of().schema)
     with pytest.raises(Unavailable, match="cannot be reached"):
-        tasks(made, [[data(b"a")]])
+        run_tasks(made, [[batch_of(b"a")]])
 
 
 def test_a_key_that_may_not_write(tmp_path: Path) -> None:
     with (
-        serving(str(tmp_path / "data"), keys="r:read") as (_, address),
+        run_server(str(tmp_path / "data"), keys="r:read") as (_, address),
         pytest.raises(BadInput, match=r"option key: .* 403, .*nothing was written, give a key that may"),
     ):
-        save({"server": address, "key": "r", "topic": "copy"}, [data(b"a")])
+        save({"server": address, "key": "r", "topic": "copy"}, [batch_of(b"a")])
 
 
 def test_what_travels_is_small(tmp_path: Path) -> None:
-    made = stream_writer({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, data().schema)
-    (message,) = tasks(made, [[data(*[bytes(1000)] * 1000)]])
-    assert isinstance(message, Staged)
+    made = stream_writer({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, batch_of().schema)
+    (message,) = run_tasks(made, [[batch_of(*[bytes(1000)] * 1000)]])
+    assert isinstance(message, StagedTask)
     assert (message.rows, len(message.chunks)) == (1000, 1)
-    assert isinstance(made._sink, Sink)
+    assert isinstance(made._sink, SinkWriter)
 
 
 def test_queries_take_turns_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -720,7 +722,7 @@ def test_queries_take_turns_in_one_directory(tmp_path: Path, monkeypatch: pytest
         return real(*given, **more)
 
     monkeypatch.setattr(engine, "open", opened)
-    micro({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, 0, [data(b"a")])
+    save_micro_batch({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, 0, [batch_of(b"a")])
     assert not held
     with tidelog.open(str(tmp_path / "data")) as log:
         assert log.topic("copy").head_seq == 1
@@ -729,7 +731,7 @@ def test_queries_take_turns_in_one_directory(tmp_path: Path, monkeypatch: pytest
 def test_nobody_gets_into_the_range_of_a_batch(tmp_path: Path) -> None:
     """Others write, delete and checkpoint meanwhile."""
     over = Event()
-    with serving(str(tmp_path / "data")) as (engine, address):
+    with run_server(str(tmp_path / "data")) as (engine, address):
         topic = engine.topic("copy")
 
         def others() -> None:
@@ -743,19 +745,22 @@ def test_nobody_gets_into_the_range_of_a_batch(tmp_path: Path) -> None:
         try:
             for number in range(20):
                 mine = [b"%d:%d" % (number, at) for at in range(50)]
-                micro(
-                    {"server": address, "topic": "copy", "query": "x"}, number, [data(*mine[:20])], [data(*mine[20:])]
+                save_micro_batch(
+                    {"server": address, "topic": "copy", "query": "x"},
+                    number,
+                    [batch_of(*mine[:20])],
+                    [batch_of(*mine[20:])],
                 )
         finally:
             over.set()
             thread.join(60)
         table = topic.to_arrow()
         held = dict(zip(table.column("seq").to_pylist(), table.column("data").to_pylist(), strict=True))
-        for number, each in topic.numbered("x").items():
+        for number, each in topic.producer_batches("x").items():
             assert [held[seq] for seq in range(each.first, each.last + 1)] == [
                 b"%d:%d" % (number, at) for at in range(50)
             ]
-        assert len(topic.numbered("x")) == 20
+        assert len(topic.producer_batches("x")) == 20
 
 
 @pytest.mark.parametrize("cuts", [[1000], [1, 999], [500, 0, 250, 250], [10] * 100])
@@ -768,9 +773,9 @@ def test_the_sum_of_a_batch_does_not_know_of_tasks_or_order(cuts: list[int]) -> 
         found, at = (0, 0), 0
         for cut in cuts:
             some = order[at : at + cut]
-            batch = data(*(values[each] for each in some), tag=pa.array([tags[each] for each in some], pa.string()))
-            for made in rows.made(batch, "copy", json=False):
-                found = fingerprint.added(found, made.sum)
+            batch = batch_of(*(values[each] for each in some), tag=pa.array([tags[each] for each in some], pa.string()))
+            for made in rows.encode_rows(batch, "copy", json=False):
+                found = row_encoder.add_fingerprints(found, made.fingerprint)
             at += cut
         return found
 

@@ -21,15 +21,24 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.unit.wal.bench import FILE_BYTES, Bench, Found, Write, append, look, recover
+from tests.unit.wal.harness import (
+    FILE_BYTES,
+    SubmittedWrite,
+    WalContents,
+    WalHarness,
+    append,
+    inspect_wal,
+    recover,
+)
 
-from tidelog.disk.latch import Latch
-from tidelog.disk.seam import File
+from tidelog.disk.durability import WriteLatch
+from tidelog.disk.interface import File
 from tidelog.errors import DiskFull, Error, Latched
-from tidelog.formats import survey
+from tidelog.formats import scan
 from tidelog.testing import SimDisk, SyncMode
-from tidelog.wal import Position, Shard, Writer, file, replay
-from tidelog.wal.spare import Spare
+from tidelog.wal import Position, Shard, Writer, recovery
+from tidelog.wal import writer as file
+from tidelog.wal.writer import PreallocatedFile
 
 Patch = pytest.MonkeyPatch
 
@@ -43,22 +52,24 @@ class History:
     """One WAL through several processes, and what its callers were told."""
 
     disk: SimDisk
-    writes: list[Write] = field(default_factory=list)
-    must: list[Write] = field(default_factory=list)
-    gone: list[Write] = field(default_factory=list)
+    writes: list[SubmittedWrite] = field(default_factory=list)
+    must: list[SubmittedWrite] = field(default_factory=list)
+    gone: list[SubmittedWrite] = field(default_factory=list)
 
-    def start(self, *, batch_frames: int = 4096) -> Bench:
+    def start(self, *, batch_frames: int = 4096) -> WalHarness:
         """A process: recovers what is there, begins a new file. What it found stays, what it did not is gone."""
         found = recover(self.disk)
         self._settled(found)
-        return Bench(self.disk, first=found.next_first, history=self.writes, told=self._told, batch_frames=batch_frames)
+        return WalHarness(
+            self.disk, first=found.next_first, history=self.writes, told=self._told, batch_frames=batch_frames
+        )
 
-    def _settled(self, found: Found) -> None:
+    def _settled(self, found: WalContents) -> None:
         there = present(self.writes, found.datas)
         self.must[:] = there
         self.gone[:] = [write for write in self.writes if write not in there]
 
-    def _told(self, write: Write) -> None:
+    def _told(self, write: SubmittedWrite) -> None:
         if write.acked and write.durable:
             self.synced()
             self.must.append(write)
@@ -69,7 +80,7 @@ class History:
         """All that was told of success so far is durable."""
         self.must += [write for write in self.writes if write.acked and write not in self.must + self.gone]
 
-    def judge(self, found: Found) -> str | None:
+    def judge(self, found: WalContents) -> str | None:
         """What is wrong with this recovery, or None."""
         if found.losses or found.missing:
             return f"a crash is taken for damage: {found.losses}, missing {found.missing}"
@@ -91,7 +102,7 @@ class History:
         return None
 
 
-def present(writes: list[Write], datas: list[bytes]) -> list[Write]:
+def present(writes: list[SubmittedWrite], datas: list[bytes]) -> list[SubmittedWrite]:
     """The writes that these records belong to. No two writes of a history have a record in common."""
     return [write for write in writes if write.datas[0] in datas]
 
@@ -134,7 +145,7 @@ def sweep(workload: Workload, *, limit: int | None = None, again: int = 1, tally
     disk.on_op = examine
     with suppress(Wrong):
         workload(history)
-        examine(disk.ops + 1)
+        examine(disk.op_count + 1)
     return tally
 
 
@@ -148,8 +159,8 @@ def _judge(disk: SimDisk, history: History) -> str | None:
         return f"a second recovery finds {again}, the first found {found}"
     if disk.digest() != before:
         return "a second recovery changed something"
-    Bench(disk, first=found.next_first).write(b"after the crash")
-    after = look(disk.crash_image("none"))
+    WalHarness(disk, first=found.next_first).write(b"after the crash")
+    after = inspect_wal(disk.crash_image("none"))
     if (after.datas, after.cut, after.missing) != ([*found.datas, b"after the crash"], None, []):
         return f"a write after the crash is not found: {after}"
     return None
@@ -168,7 +179,7 @@ def _crash_in_recovery(disk: SimDisk, history: History, tally: Tally) -> str | N
     disk.on_op = examine
     with suppress(Wrong):
         found = recover(disk)
-        Bench(disk, first=found.next_first)
+        WalHarness(disk, first=found.next_first)
     return wrongs[0] if wrongs else None
 
 
@@ -205,8 +216,8 @@ def with_and_without_promise(history: History) -> None:
 def behind_the_disk(history: History) -> None:
     """More waits for the disk than a rotation should wait for: files are made longer, and left when they are synced."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file, "LAGGING_BYTES", FILE_BYTES // 2)
-        patch.setattr(file, "COARSE_BYTES", 1)
+        patch.setattr(file, "EXTEND_UNSYNCED_BYTES_MIN", FILE_BYTES // 2)
+        patch.setattr(file, "LARGE_SYNC_BYTES", 1)
         bench = history.start()
         for data in (A, B, C, D, E, F):
             bench.write(data, durable=False)
@@ -222,11 +233,11 @@ def batches(history: History) -> None:
     bench = history.start(batch_frames=5)
     for datas, durable in (([A], False), ([b"1", B, b"2"], False), ([C], True), ([b"3", b"4"], False), ([D, E], False)):
         bench.submit(datas, durable=durable)
-    while bench.shard.pump():
+    while bench.shard.commit_pending():
         pass
     bench.submit([F], durable=False)
     bench.submit([b"5", b"6", b"7"], durable=True)
-    bench.shard.pump()
+    bench.shard.commit_pending()
 
 
 def begun_and_ended(history: History) -> None:
@@ -235,14 +246,14 @@ def begun_and_ended(history: History) -> None:
     shard = bench.shard
 
     def end() -> None:
-        if shard.is_begun:
-            assert shard._end()
+        if shard.has_inflight_batch:
+            assert shard._finish_handed_over()
 
     for number, data in enumerate((A, B, C, D, E, F)):
         bench.submit([data], durable=number % 3 != 1)
-        if not shard.begin():
+        if not shard.begin_commit():
             end()
-            shard.pump()  # a new file, which is the writer thread's
+            shard.commit_pending()  # a new file, which is the writer thread's
         bench.submit([b"meanwhile %d" % number], durable=number % 2 == 0)
         end()
     if bench.writer.is_full(600):
@@ -251,10 +262,10 @@ def begun_and_ended(history: History) -> None:
     history.disk.fail("write", error=errno.ENOSPC, partial=70 + 55 + 166 + 10)
     for data in (b"no frame.", b"room" * 30, b"more" * 30):
         bench.submit([data])
-    assert shard.begin()
+    assert shard.begin_commit()
     bench.submit([b"behind it"])
     end()
-    while shard.begin():
+    while shard.begin_commit():
         end()
 
 
@@ -360,19 +371,19 @@ WORKLOADS: list[Workload] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
-def test_a_crash_anywhere_keeps_what_was_promised(workload: Workload, tell: Callable[[str, int], None]) -> None:
+def test_a_crash_anywhere_keeps_what_was_promised(workload: Workload, record_count: Callable[[str, int], None]) -> None:
     tally = sweep(workload, limit=3)
     assert not tally.failures, tally.failures[0]
     assert tally.states > 20
-    tell("crash states", tally.states)
+    record_count("crash states", tally.states)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
-def test_every_state_of_every_history(workload: Workload, tell: Callable[[str, int], None]) -> None:
+def test_every_state_of_every_history(workload: Workload, record_count: Callable[[str, int], None]) -> None:
     tally = sweep(workload, limit=None, again=8)
     assert not tally.failures, tally.failures[0]
-    tell("crash states", tally.states)
+    record_count("crash states", tally.states)
 
 
 def test_the_histories_rotate_and_come_to_an_end() -> None:
@@ -382,7 +393,7 @@ def test_the_histories_rotate_and_come_to_an_end() -> None:
         disk.make_dir("data")
         history = History(disk)
         workload(history)
-        found = look(disk)
+        found = inspect_wal(disk)
         assert history.judge(found) is None, workload.__name__
         assert len([name for name in disk.tree() if name.endswith(".log")]) > 1, workload.__name__
 
@@ -399,16 +410,16 @@ def ack_before_the_sync(patch: Patch) -> None:
 
 
 def ack_what_was_only_begun(patch: Patch) -> None:
-    begin = Shard.begin
+    begin = Shard.begin_commit
 
     def told(self: Shard, *, gathered_us: int = 0) -> bool:
         done = begin(self, gathered_us=gathered_us)
-        if self._begun is not None:
-            self._tell(self._begun.batch, None)
-            self._begun = self._begun._replace(batch=[])
+        if self._inflight is not None:
+            self._notify_batch(self._inflight.batch, None)
+            self._inflight = self._inflight._replace(batch=[])
         return done
 
-    patch.setattr(Shard, "begin", told)
+    patch.setattr(Shard, "begin_commit", told)
 
 
 def no_directory_sync(patch: Patch) -> None:
@@ -427,65 +438,65 @@ def rotate_without_a_sync(patch: Patch) -> None:
 
 
 def a_failed_write_stays_where_it_is(patch: Patch) -> None:
-    patch.setattr(Writer, "undo", lambda self, error: self.latch.refused(error, "writing"))
+    patch.setattr(Writer, "rollback", lambda self, error: self.latch.retryable_error(error, "writing"))
 
 
 def a_failed_write_is_taken_back_but_not_durably(patch: Patch) -> None:
     def undo(self: Writer, error: OSError) -> Error:
-        self._file.cut(self._pos)
-        self._file.reserve(FILE_BYTES)
-        return self.latch.refused(error, "writing")
+        self._file.truncate(self._pos)
+        self._file.allocate(FILE_BYTES)
+        return self.latch.retryable_error(error, "writing")
 
-    patch.setattr(Writer, "undo", undo)
+    patch.setattr(Writer, "rollback", undo)
 
 
 def write_on_after_a_failed_sync(patch: Patch) -> None:
-    def sync(self: Latch, file: File) -> None:
+    def sync(self: WriteLatch, file: File) -> None:
         try:
             file.sync()
         except OSError as error:
             raise Latched(f"{self} is not really") from error
 
-    patch.setattr(Latch, "sync", sync)
+    patch.setattr(WriteLatch, "sync_or_trip", sync)
 
 
 def half_a_batch_counts(patch: Patch) -> None:
-    patch.setattr(survey, "MORE", 0)
+    patch.setattr(scan, "MORE", 0)
 
 
 def a_torn_tail_stays(patch: Patch) -> None:
-    patch.setattr(replay, "_settle", nothing)
+    patch.setattr(recovery, "_rewrite_and_sync", nothing)
 
 
 def recovered_bytes_are_synced_but_not_written_again(patch: Patch) -> None:
-    real = replay._settle
-    patch.setattr(replay, "_settle", lambda disk, path, _, hi: real(disk, path, hi, hi))
+    real = recovery._rewrite_and_sync
+    patch.setattr(recovery, "_rewrite_and_sync", lambda disk, path, _, hi: real(disk, path, hi, hi))
 
 
 def recovery_syncs_nothing(patch: Patch) -> None:
-    real = replay._settle
+    real = recovery._rewrite_and_sync
 
     def settle(disk: Any, path: str, lo: int | None, hi: int | None) -> None:
         with patch.context() as inner:
-            inner.setattr("tidelog.testing.simfile.SimFile.sync", nothing)
+            inner.setattr("tidelog.testing.simulated_disk.SimFile.sync", nothing)
             real(disk, path, lo, hi)
 
-    patch.setattr(replay, "_settle", settle)
+    patch.setattr(recovery, "_rewrite_and_sync", settle)
 
 
 def the_number_of_the_newest_file_is_used_again(patch: Patch) -> None:
-    real = replay.Replay.__iter__
+    real = recovery.Replay.__iter__
 
-    def found(self: replay.Replay) -> Iterator[replay.Window]:
+    def found(self: recovery.Replay) -> Iterator[recovery.FrameWindow]:
         yield from real(self)
-        self.next_first = max(self.numbers, default=1)
+        self.next_file_number = max(self.file_numbers, default=1)
 
-    patch.setattr(replay.Replay, "__iter__", found)
+    patch.setattr(recovery.Replay, "__iter__", found)
 
 
 def marks_are_written_before_the_sync(patch: Patch) -> None:
     """A mark names what was written, and not what was synced."""
-    real = Writer._mark
+    real = Writer._next_mark
 
     def mark(self: Writer) -> tuple[Position, bytes]:
         synced, self._synced = self._synced, self._pos
@@ -494,23 +505,23 @@ def marks_are_written_before_the_sync(patch: Patch) -> None:
         finally:
             self._synced = synced
 
-    patch.setattr(Writer, "_mark", mark)
+    patch.setattr(Writer, "_next_mark", mark)
 
 
 def a_spare_is_named_before_it_is_whole(patch: Patch) -> None:
     """Stale bytes in a file that is thought to be zeros."""
 
-    def make(self: Spare, size: int) -> bool:
-        if self._size:
+    def make(self: PreallocatedFile, size: int) -> bool:
+        if self._ready_bytes:
             return True
         file = self._disk.open(self._path, "create")
         file.write(0, append(b"from an earlier life") * 20)
-        file.reserve(FILE_BYTES)
+        file.allocate(FILE_BYTES)
         file.close()
-        self._size = size
+        self._ready_bytes = size
         return True
 
-    patch.setattr(Spare, "make", make)
+    patch.setattr(PreallocatedFile, "fill_step", make)
 
 
 PLANTED: list[tuple[Callable[[Patch], None], Workload]] = [

@@ -25,10 +25,20 @@ from random import Random
 from typing import Any
 
 import pytest
-from tests.unit.wal.bench import FILE_BYTES, QUARANTINE, WAL, Bench, append, look, path, recover, reopened
+from tests.unit.wal.harness import (
+    FILE_BYTES,
+    QUARANTINE,
+    WAL,
+    WalHarness,
+    append,
+    inspect_wal,
+    recover,
+    reopened,
+    wal_path,
+)
 
 from tidelog.errors import Damaged, DiskFull, Error, Latched
-from tidelog.testing import Call, ManualClock, SimDisk, SyncMode
+from tidelog.testing import DiskCall, ManualClock, SimDisk, SyncMode
 from tidelog.wal import Position
 
 COLUMNS = ("TW", "SW", "NS", "EW", "EF", "C±", "BF", "LU", "RR", "CJ")
@@ -62,16 +72,16 @@ class Operation:
         self.calls = disk.trace[began:]
         self.after = [*self.before, self.data]
 
-    def bench(self, disk: SimDisk) -> Bench:
-        bench = Bench(disk, marks=False)
+    def bench(self, disk: SimDisk) -> WalHarness:
+        bench = WalHarness(disk, marks=False)
         for data in self.before:
             bench.write(data, durable=data in self.must)
         if self.row == "T2":
             bench.submit([self.data], durable=False)
-            bench.shard.pump()
+            bench.shard.commit_pending()
         return bench
 
-    def act(self, bench: Bench) -> None:
+    def act(self, bench: WalHarness) -> None:
         if self.row == "T2":
             bench.shard.tick()
         else:
@@ -80,7 +90,7 @@ class Operation:
     def count(self, call: str) -> int:
         return sum(1 for words in self.calls if words.startswith(f"{call} "))
 
-    def run(self, arm: Callable[[SimDisk], object]) -> tuple[SimDisk, Bench, Error | None]:
+    def run(self, arm: Callable[[SimDisk], object]) -> tuple[SimDisk, WalHarness, Error | None]:
         disk = SimDisk()
         bench = self.bench(disk)
         arm(disk)
@@ -94,11 +104,11 @@ class Operation:
 Arming = tuple[str, Callable[[SimDisk], object]]
 
 
-def partial_fault(call: Call, at: int, error: int, times: int | None, partial: int) -> Callable[[SimDisk], None]:
+def partial_fault(call: DiskCall, at: int, error: int, times: int | None, partial: int) -> Callable[[SimDisk], None]:
     return lambda disk: disk.fail(call, at, error, times, partial=partial)
 
 
-def failing(operation: Operation, calls: Sequence[Call], error: int) -> Iterator[Arming]:
+def failing(operation: Operation, calls: Sequence[DiskCall], error: int) -> Iterator[Arming]:
     for call in calls:
         for at in range(1, operation.count(call) + 1):
             for times in (1, None):
@@ -106,7 +116,7 @@ def failing(operation: Operation, calls: Sequence[Call], error: int) -> Iterator
 
                     def arm(
                         disk: SimDisk,
-                        call: Call = call,
+                        call: DiskCall = call,
                         at: int = at,
                         times: int | None = times,
                         partial: int = partial,
@@ -136,7 +146,7 @@ def expect_ok(operation: Operation, arm: Callable[[SimDisk], object], what: str)
     assert error is None, f"{what}: {error}"
     bench.write(b"goes on")
     for image in (disk.reboot(), disk.crash_image("none")):
-        found = look(image)
+        found = inspect_wal(image)
         assert (found.datas, found.cut) == ([*operation.after, b"goes on"], None), what
 
 
@@ -144,16 +154,16 @@ def expect_refusal(operation: Operation, arm: Callable[[SimDisk], object], what:
     """ERR: nothing of it is written, and it goes on when the disk does."""
     disk, bench, error = operation.run(arm)
     assert isinstance(error, DiskFull), f"{what}: {error!r}"
-    assert not bench.shard.latched, what
+    assert not bench.shard.is_latched, what
     for image in (disk.reboot(), disk.crash_image("none"), disk.crash_image("all")):
-        found = look(image)
+        found = inspect_wal(image)
         assert (found.datas, found.cut) == (operation.before, None), what
-    disk.heal()
+    disk.clear_faults()
     bench.write(b"x")  # shorter: a frame of the failed batch would lie behind it
     operation.act(bench)
     bench.shard.close()
     for image in (disk.reboot(), disk.crash_image("none")):
-        found = look(image)
+        found = inspect_wal(image)
         assert (found.datas, found.cut) == ([*operation.before, b"x", operation.data], None), what
         assert found.missing == [], what
 
@@ -162,8 +172,8 @@ def expect_latch(operation: Operation, arm: Callable[[SimDisk], object], what: s
     """RO: nothing is written any more; after a restart every ack is there, and it goes on under a new number."""
     disk, bench, error = operation.run(arm)
     assert isinstance(error, Latched), f"{what}: {error!r}"
-    disk.heal()
-    before = disk.ops
+    disk.clear_faults()
+    before = disk.op_count
     for durable in (True, False):
         with pytest.raises(Latched):
             bench.write(b"x", durable=durable)
@@ -174,15 +184,15 @@ def expect_latch(operation: Operation, arm: Callable[[SimDisk], object], what: s
     except Latched:
         pass
     else:
-        assert look(disk.crash_image("none")).datas[: len(acked)] == acked, f"{what}: closed in silence"
-    assert disk.ops == before, f"{what}: a latched shard touches nothing"
+        assert inspect_wal(disk.crash_image("none")).datas[: len(acked)] == acked, f"{what}: closed in silence"
+    assert disk.op_count == before, f"{what}: a latched shard touches nothing"
     for image in (disk.reboot(), disk.crash_image("none"), disk.crash_image("all")):
         again, found = reopened(image)
         assert found.datas in (operation.must, operation.before, operation.after), what
         assert found.verdict != "damaged", what
         assert found.missing == [], what
         again.write(b"goes on")
-        after = look(image.crash_image("none"))
+        after = inspect_wal(image.crash_image("none"))
         assert (after.datas, after.cut, after.missing) == ([*found.datas, b"goes on"], None, []), what
         assert again.writer.next_frame == len(after.datas) + 1, what
 
@@ -205,8 +215,8 @@ def expect(row: str, column: str, arms: Iterator[Arming]) -> None:
 
 def test_the_operations_make_the_calls_they_should() -> None:
     """Method: a dash in the matrix is a call that is not made."""
-    assert Operation("T1").calls == [f"write {path(1)}@103+51"]
-    assert Operation("T2").calls == [f"sync {path(1)}"]
+    assert Operation("T1").calls == [f"write {wal_path(1)}@103+51"]
+    assert Operation("T2").calls == [f"sync {wal_path(1)}"]
     assert [words.split()[0] for words in Operation("T3").calls] == [
         *("sync", "create", "reserve", "sync", "sync_dir"),
         *("rename", "create", "write", "sync", "rename", "sync_dir", "write"),
@@ -233,7 +243,7 @@ def test_no_space(row: str) -> None:
     """G25, G27: a write that finds no room is refused and goes on, also where it needs a new file; a sync without room
     ends writing. CURRENT is a hint: a rotation does without it."""
     operation = Operation(row)
-    calls: list[Call] = ["sync"] if row == "T2" else ["write", "create", "reserve", "rename"]
+    calls: list[DiskCall] = ["sync"] if row == "T2" else ["write", "create", "reserve", "rename"]
     for error in (errno.ENOSPC, errno.EDQUOT):
         tried = 0
         for what, arm in failing(operation, calls, error):
@@ -277,7 +287,7 @@ def test_the_clock_jumps(row: str, jump_us: int) -> None:
     operation.act(bench)
     operation.act(operation.bench(plain))
     assert disk.tree() == plain.tree()
-    assert look(disk).datas == operation.after
+    assert inspect_wal(disk).datas == operation.after
 
 
 @pytest.mark.parametrize("row", cells("CJ", "T16"))
@@ -287,9 +297,9 @@ def test_a_replay_asks_no_clock(row: str) -> None:
     clock = ManualClock()
     disk = SimDisk(clock=clock)
     Operation("T3").act(Operation("T3").bench(disk))
-    before = look(disk)
+    before = inspect_wal(disk)
     clock.set_us(0)
-    assert look(disk) == before
+    assert inspect_wal(disk) == before
 
 
 @pytest.mark.parametrize("row", cells("BF", "T1", "T16"))
@@ -302,9 +312,9 @@ def test_a_flipped_bit_is_told_and_never_served(row: str) -> None:
     operation.act(bench)
     truth = operation.after
     for pos in range(103 if row == "T16" else 154):
-        disk.flip(path(1), pos, pos % 8)
-        found = look(disk)
-        disk.flip(path(1), pos, pos % 8)
+        disk.flip_bit(wal_path(1), pos, pos % 8)
+        found = inspect_wal(disk)
+        disk.flip_bit(wal_path(1), pos, pos % 8)
         assert found.verdict == ("damaged" if row == "T16" else "torn"), pos
         assert found.datas == [data for data in truth if data in found.datas], pos
         assert len(found.datas) < len(truth), pos
@@ -319,11 +329,11 @@ def test_a_flipped_bit_of_current_harms_nobody(row: str) -> None:
     for pos in range(25):
         for bit in range(8):
             image = disk.reboot()
-            image.flip(f"{WAL}/CURRENT", pos, bit)
+            image.flip_bit(f"{WAL}/CURRENT", pos, bit)
             again, found = reopened(image)
             assert (found.datas, found.cut) == (operation.after, None)
             again.write(b"goes on")
-            assert look(image).datas == [*operation.after, b"goes on"]
+            assert inspect_wal(image).datas == [*operation.after, b"goes on"]
 
 
 # Recovery that cuts: T17.
@@ -332,22 +342,22 @@ def test_a_flipped_bit_of_current_harms_nobody(row: str) -> None:
 def spoilt(what: str) -> tuple[SimDisk, Position | None, list[bytes]]:
     """A WAL that wants work before it is written again, what is known of it, and what it still holds."""
     disk = SimDisk(trace=True)
-    bench = Bench(disk, marks=False)
+    bench = WalHarness(disk, marks=False)
     datas = [b"%d" % number * 900 for number in range(5)]
     for data in datas:
         bench.write(data)
     if what == "torn":
-        disk.flip(path(5), 100, 0)
+        disk.flip_bit(wal_path(5), 100, 0)
         return disk, None, datas[:4]
     if what == "empty":
-        disk.write_file(path(6), bytes(FILE_BYTES))
+        disk.write_file(wal_path(6), bytes(FILE_BYTES))
         return disk, None, datas
     if what == "clean":
         return disk, None, datas
     if what == "damaged at the end":
-        disk.flip(path(5), 100, 0)
+        disk.flip_bit(wal_path(5), 100, 0)
         return disk, Position(5, 946), datas[:4]
-    disk.flip(path(1), 1000, 0)
+    disk.flip_bit(wal_path(1), 1000, 0)
     return disk, None, datas[:1] + datas[2:]
 
 
@@ -362,13 +372,13 @@ def test_a_recovery_that_cannot_finish_refuses_to_start(what: str, column: str) 
     disk, durable, datas = spoilt(what)
     healthy = disk.reboot()
     plain = recover(healthy, durable=durable)
-    Bench(healthy, first=plain.next_first)
+    WalHarness(healthy, first=plain.next_first)
     disk, _, _ = spoilt(what)
     began = len(disk.trace)
     recover(disk, durable=durable)
-    Bench(disk, first=plain.next_first)
+    WalHarness(disk, first=plain.next_first)
     calls = [words.split()[0] for words in disk.trace[began:]]
-    wanted: tuple[Call, ...] = (
+    wanted: tuple[DiskCall, ...] = (
         ("sync", "sync_dir") if column == "EF" else ("write", "create", "cut", "reserve", "rename")
     )
     tried = 0
@@ -382,10 +392,10 @@ def test_a_recovery_that_cannot_finish_refuses_to_start(what: str, column: str) 
                 disk.fail(call, at, errno.ENOSPC if column == "NS" else errno.EIO, times)
             if column == "NS":  # a smaller file may do, and CURRENT is a hint
                 with suppress(Damaged, DiskFull):
-                    Bench(disk, first=recover(disk, durable=durable).next_first)
+                    WalHarness(disk, first=recover(disk, durable=durable).next_first)
             else:
                 with pytest.raises(Damaged):
-                    Bench(disk, first=recover(disk, durable=durable).next_first)
+                    WalHarness(disk, first=recover(disk, durable=durable).next_first)
             tried += 1
             for image in (disk.reboot(), disk.crash_image("none"), disk.crash_image("all")):
                 check_ready(image, durable, datas, healthy, f"{call} {at} {mode}")
@@ -396,8 +406,8 @@ def check_ready(image: SimDisk, durable: Position | None, datas: list[bytes], he
     """Another recovery comes to the same end, and what is written then is found after a power cut."""
     found = recover(image, durable=durable)
     assert found.datas == datas, what
-    Bench(image, first=found.next_first).write(b"goes on")
-    after = look(image.crash_image("none"))
+    WalHarness(image, first=found.next_first).write(b"goes on")
+    after = inspect_wal(image.crash_image("none"))
     assert (after.datas, after.cut) == ([*datas, b"goes on"], None), what
     kept = {name for name in image.tree() if name.startswith(QUARANTINE) and not name.endswith(".tmp")}
     assert kept == {name for name in healthy.tree() if name.startswith(QUARANTINE)}, what
@@ -425,23 +435,23 @@ def test_a_directory_that_cannot_be_made_is_no_wal() -> None:
         disk.make_dir("data")
         disk.fail(call)
         with pytest.raises(Damaged):
-            Bench(disk)
-        disk.heal()
-        Bench(disk).write(b"a")
-        assert look(disk.crash_image("none")).datas == [b"a"]
+            WalHarness(disk)
+        disk.clear_faults()
+        WalHarness(disk).write(b"a")
+        assert inspect_wal(disk.crash_image("none")).datas == [b"a"]
 
 
 def test_a_lying_disk_makes_nothing_up() -> None:
     """G52, G58: when syncs lie, records are lost; but what is replayed was written, in order, and a hole is told."""
     for seed in range(50):
         disk = SimDisk()
-        bench = Bench(disk)
-        disk.lying_sync = True
+        bench = WalHarness(disk)
+        disk.ignores_syncs = True
         datas = [b"%d" % number * 500 for number in range(6)]
         with suppress(Latched):
             for data in datas:
                 bench.write(data)
-        found = look(disk.crash_image(Random(seed)))
+        found = inspect_wal(disk.crash_image(Random(seed)))
         assert found.datas == [data for data in datas if data in found.datas]
         assert found.verdict == "damaged" or found.datas == datas[: len(found.datas)]
 

@@ -15,18 +15,18 @@ from threading import enumerate as all_threads
 from typing import Any
 
 import pytest
-from tests.unit.wal.bench import LIMIT_S, Bench, append, look, run_all
+from tests.unit.wal.harness import TIMEOUT_S, WalHarness, append, inspect_wal, run_all
 
 from tidelog.clock import SystemClock
-from tidelog.disk.latch import Latch
+from tidelog.disk.durability import WriteLatch
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import Closed, Error, InDoubt, Latched
 from tidelog.testing import ManualClock, PowerOff, SimDisk
-from tidelog.wal import Commit, Shard, Token, Writer, read
+from tidelog.wal import Commit, CommitFuture, Shard, Writer, replay_shard
 
 
 @contextmanager
-def started(bench: Bench) -> Iterator[Bench]:
+def started(bench: WalHarness) -> Iterator[WalHarness]:
     bench.shard.start()
     try:
         yield bench
@@ -44,7 +44,7 @@ class Gate:
     def _hold(self, operation: int) -> None:
         if operation == self._operation:
             self.reached.set()
-            assert self._open.wait(LIMIT_S)
+            assert self._open.wait(TIMEOUT_S)
 
     def open(self) -> None:
         self._open.set()
@@ -52,7 +52,7 @@ class Gate:
 
 def hold_first_sync(disk: SimDisk) -> Gate:
     """The first batch is one write and one sync: the sync is the second operation from now."""
-    return Gate(disk, disk.ops + 2)
+    return Gate(disk, disk.op_count + 2)
 
 
 def test_a_lone_durable_write_is_committed_by_its_own_thread_without_a_window() -> None:
@@ -64,18 +64,18 @@ def test_a_lone_durable_write_is_committed_by_its_own_thread_without_a_window() 
         return 10.0
 
     disk = SimDisk()
-    bench = Bench(disk)
+    bench = WalHarness(disk)
     shard = Shard(bench.writer, clock=ManualClock(), window_ms=window_ms)
     shard.start()
     committers: list[Thread] = []
     for number in range(20):
-        token: Token[int] = Token(shard)
+        token: CommitFuture[int] = CommitFuture(shard)
 
-        def done(error: Error | None, token: Token[int] = token, number: int = number) -> None:
+        def done(error: Error | None, token: CommitFuture[int] = token, number: int = number) -> None:
             committers.append(current_thread())
-            token.set(error or number)
+            token.set_result(error or number)
 
-        shard.submit(Commit([append(b"a")], frames=1, durable=True, done=done))
+        shard.submit(Commit([append(b"a")], frames=1, durable=True, on_done=done))
         assert token.wait() == number
     assert set(committers) == {current_thread()}
     assert asked == []
@@ -86,26 +86,26 @@ def test_a_lone_durable_write_is_committed_by_its_own_thread_without_a_window() 
 def test_while_one_batch_syncs_the_next_one_fills() -> None:
     """G15, G17, E2. Method: the first sync is held until all others are queued."""
     disk = SimDisk()
-    with started(Bench(disk)) as bench:
+    with started(WalHarness(disk)) as bench:
         gate = hold_first_sync(disk)
         first = bench.submit([b"first"])
         leader = Thread(target=first.wait)
         leader.start()
-        assert gate.reached.wait(LIMIT_S)
+        assert gate.reached.wait(TIMEOUT_S)
         others = [bench.submit([b"%d" % number]) for number in range(63)]
         gate.open()
-        assert [token.wait(LIMIT_S) for token in others] == [1] * 63
-        leader.join(LIMIT_S)
+        assert [token.wait(TIMEOUT_S) for token in others] == [1] * 63
+        leader.join(TIMEOUT_S)
         assert not leader.is_alive()
         figures = bench.shard.stats
         assert (figures.batches, figures.fsyncs, figures.frames) == (2, 2, 64)
-    assert look(disk.crash_image("none")).datas == [b"first", *(b"%d" % number for number in range(63))]
+    assert inspect_wal(disk.crash_image("none")).datas == [b"first", *(b"%d" % number for number in range(63))]
 
 
 def test_sixty_four_writers_share_syncs() -> None:
     """G17, G19. Method: real threads; the first sync is held until every thread has its first write queued."""
     disk = SimDisk()
-    with started(Bench(disk, file_bytes=1 << 16)) as bench:
+    with started(WalHarness(disk, file_bytes=1 << 16)) as bench:
         gate = hold_first_sync(disk)
         queued, guard = 0, Lock()
 
@@ -117,63 +117,63 @@ def test_sixty_four_writers_share_syncs() -> None:
                     queued += 1
                     if queued == 64:
                         gate.open()
-                assert token.wait(LIMIT_S) == 1
+                assert token.wait(TIMEOUT_S) == 1
 
         run_all([lambda name=name: write(name) for name in range(64)])  # type: ignore[misc]
         figures = bench.shard.stats
         assert figures.frames == 640
         assert figures.fsyncs == figures.batches < 640 - 60
-    datas = look(disk.crash_image("none")).datas
+    datas = inspect_wal(disk.crash_image("none")).datas
     for name in range(64):
         assert [data for data in datas if data.startswith(b"%d/" % name)] == [b"%d/%d" % (name, n) for n in range(10)]
 
 
 def test_writers_on_a_real_disk_lose_nothing(tmp_path: Path) -> None:
     """G14, G17, G19. Method: threads on the machine's own disk, with rotations, durable or not, waited for or not."""
-    writer = Writer(PosixDisk(), str(tmp_path / "wal"), first=1, file_bytes=1 << 14, latch=Latch("wal"))
+    writer = Writer(PosixDisk(), str(tmp_path / "wal"), file_number=1, file_bytes=1 << 14, latch=WriteLatch("wal"))
     shard = Shard(writer, clock=SystemClock(), queue_max=1 << 16, window_ms=lambda: 5.0)
     shard.start()
     outcomes: list[Error | None] = []
 
     def write(name: int) -> None:
-        tokens: list[Token[None]] = []
+        tokens: list[CommitFuture[None]] = []
         for number in range(100):
-            token: Token[None] = Token(shard)
+            token: CommitFuture[None] = CommitFuture(shard)
 
-            def done(error: Error | None, token: Token[None] = token) -> None:
+            def done(error: Error | None, token: CommitFuture[None] = token) -> None:
                 outcomes.append(error)
-                token.set(error)
+                token.set_result(error)
 
-            commit = Commit([append(b"%d/%d" % (name, number))], frames=1, durable=number % 3 == 0, done=done)
+            commit = Commit([append(b"%d/%d" % (name, number))], frames=1, durable=number % 3 == 0, on_done=done)
             shard.submit(commit, nowait=number % 2 == 1)
             if number % 2:
                 tokens.append(token)
             else:
-                token.wait(LIMIT_S)
+                token.wait(TIMEOUT_S)
         for token in tokens:
-            token.wait(LIMIT_S)
+            token.wait(TIMEOUT_S)
 
     run_all([lambda name=name: write(name) for name in range(16)])  # type: ignore[misc]
     shard.close()
     assert outcomes == [None] * 1600
     assert shard.stats.frames == 1600
     assert shard.stats.fsyncs <= shard.stats.batches + 1
-    replay = read(PosixDisk(), str(tmp_path / "wal"))
+    replay = replay_shard(PosixDisk(), str(tmp_path / "wal"))
     frames = [
         (int(kind), window.buf[at + 38 : at + 38 + n])
         for window in replay
-        for at, n, kind in zip(window.at, window.heads["data_len"], window.heads["kind"], strict=True)
+        for at, n, kind in zip(window.frame_pos, window.headers["data_len"], window.headers["kind"], strict=True)
     ]
     datas = [data for kind, data in frames if kind == 1]
     assert len(datas) == 1600 < len(frames), "and marks"
-    assert (replay.cut, replay.losses, replay.next_first) == (None, [], len(frames) + 1)
+    assert (replay.torn_tail, replay.losses, replay.next_file_number) == (None, [], len(frames) + 1)
     for name in range(16):
         assert [data for data in datas if data.startswith(b"%d/" % name)] == [b"%d/%d" % (name, n) for n in range(100)]
 
 
 def test_a_write_that_nobody_waits_for_is_committed_by_the_writer_thread() -> None:
     disk = SimDisk()
-    with started(Bench(disk)) as bench:
+    with started(WalHarness(disk)) as bench:
         told = Event()
         committer: list[Thread] = []
 
@@ -181,28 +181,28 @@ def test_a_write_that_nobody_waits_for_is_committed_by_the_writer_thread() -> No
             committer.append(current_thread())
             told.set()
 
-        bench.shard.submit(Commit([append(b"a")], frames=1, durable=False, done=done), nowait=True)
-        assert told.wait(LIMIT_S)
+        bench.shard.submit(Commit([append(b"a")], frames=1, durable=False, on_done=done), nowait=True)
+        assert told.wait(TIMEOUT_S)
         assert committer == [bench.shard._thread]
 
 
 def test_a_callback_is_somebody_who_does_not_wait() -> None:
     disk = SimDisk()
-    with started(Bench(disk)) as bench:
+    with started(WalHarness(disk)) as bench:
         told = Event()
-        bench.submit([b"a"]).add_callback(lambda _: told.set())
-        assert told.wait(LIMIT_S)
+        bench.submit([b"a"]).add_done_callback(lambda _: told.set())
+        assert told.wait(TIMEOUT_S)
 
 
 def test_under_pressure_the_writer_thread_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
     """G17. Method: five writes are queued while the thread asks how long it may gather; then it makes one batch."""
     disk = SimDisk()
-    bench = Bench(disk)
+    bench = WalHarness(disk)
     asked, go_on = Event(), Event()
 
     def window_ms() -> float:
         asked.set()
-        assert go_on.wait(LIMIT_S)
+        assert go_on.wait(TIMEOUT_S)
         return 10.0
 
     shard = Shard(bench.writer, clock=ManualClock(), window_ms=window_ms)
@@ -217,12 +217,12 @@ def test_under_pressure_the_writer_thread_gathers(monkeypatch: pytest.MonkeyPatc
     shard.start()
     told = Event()
     shard.submit(Commit([append(b"0")], frames=1, durable=True), nowait=True)
-    assert asked.wait(LIMIT_S)
+    assert asked.wait(TIMEOUT_S)
     for number in range(1, 5):
         shard.submit(Commit([append(b"%d" % number)], frames=1, durable=True), nowait=True)
-    shard.submit(Commit([append(b"5")], frames=1, durable=True, done=lambda _: told.set()), nowait=True)
+    shard.submit(Commit([append(b"5")], frames=1, durable=True, on_done=lambda _: told.set()), nowait=True)
     go_on.set()
-    assert told.wait(LIMIT_S)
+    assert told.wait(TIMEOUT_S)
     assert (shard.stats.batches, shard.stats.fsyncs) == (1, 1)
     assert pauses == [0.00025], "one slice, which brought nothing"
     shard.close()
@@ -235,14 +235,14 @@ def test_whoever_holds_the_turn_for_a_moment_sends_somebody_for_what_came_meanwh
     """G19. Method: a caller finds the turn taken by somebody who does not commit, and goes to sleep."""
     disk = SimDisk()
     parking = Event()
-    real = Token._park
+    real = CommitFuture._block
 
-    def park(self: Token[Any], timeout: float | None) -> None:
+    def park(self: CommitFuture[Any], timeout: float | None) -> None:
         parking.set()
         real(self, timeout)
 
-    monkeypatch.setattr(Token, "_park", park)
-    with started(Bench(disk)) as bench:
+    monkeypatch.setattr(CommitFuture, "_block", park)
+    with started(WalHarness(disk)) as bench:
         bench.write(b"before", durable=False)
         shard = bench.shard
         waiter = Thread(target=lambda: bench.write(b"a"), daemon=True)
@@ -250,13 +250,13 @@ def test_whoever_holds_the_turn_for_a_moment_sends_somebody_for_what_came_meanwh
         def meanwhile(*_: object) -> object:
             if not waiter.ident:
                 waiter.start()
-                assert parking.wait(LIMIT_S)
+                assert parking.wait(TIMEOUT_S)
             return None
 
         monkeypatch.setattr(type(bench.writer), turn, property(meanwhile))
         getattr(shard, turn)()
         monkeypatch.undo()
-        waiter.join(LIMIT_S)
+        waiter.join(TIMEOUT_S)
         assert not waiter.is_alive(), "the sleeper was forgotten"
 
 
@@ -265,18 +265,18 @@ def test_a_sync_in_the_background_holds_up_no_write_that_does_not_wait_for_it(mo
     to wait, is not acknowledged when the tick's fails: the kernel would have told only one of the two."""
     disk = SimDisk()
     entered, go_on, asked = Event(), Event(), Event()
-    with started(Bench(disk)) as bench:
+    with started(WalHarness(disk)) as bench:
         bench.write(b"before", durable=False)
 
         def broken(*_: object) -> None:
             entered.set()
-            assert go_on.wait(LIMIT_S)
+            assert go_on.wait(TIMEOUT_S)
             raise bench.writer.latch.trip(OSError(5, "a write-back failed"), "syncing")
 
-        monkeypatch.setattr(bench.writer.latch, "sync", broken)
+        monkeypatch.setattr(bench.writer.latch, "sync_or_trip", broken)
         ticker = Thread(target=lambda: _swallow(bench.shard.tick), daemon=True)
         ticker.start()
-        assert entered.wait(LIMIT_S)
+        assert entered.wait(TIMEOUT_S)
         bench.write(b"meanwhile", durable=False)
         real = bench.writer.sync
 
@@ -288,10 +288,10 @@ def test_a_sync_in_the_background_holds_up_no_write_that_does_not_wait_for_it(mo
         told: list[Error | None] = []
         waiter = Thread(target=lambda: told.append(_swallow(lambda: bench.write(b"durable"))), daemon=True)
         waiter.start()
-        assert asked.wait(LIMIT_S)
+        assert asked.wait(TIMEOUT_S)
         go_on.set()
-        waiter.join(LIMIT_S)
-        ticker.join(LIMIT_S)
+        waiter.join(TIMEOUT_S)
+        ticker.join(TIMEOUT_S)
         assert [type(error) for error in told] == [Latched]
         with pytest.raises(Latched, match="may not survive a power cut"):
             bench.shard.close()
@@ -308,18 +308,18 @@ def _swallow(work: Callable[[], object]) -> Error | None:
 def test_a_caller_that_gives_up_is_replaced_by_the_writer_thread() -> None:
     """P11. Method: it gives up while another's sync is held; its write is committed all the same."""
     disk = SimDisk()
-    with started(Bench(disk)) as bench:
+    with started(WalHarness(disk)) as bench:
         gate = hold_first_sync(disk)
         first = bench.submit([b"first"])
         leader = Thread(target=first.wait)
         leader.start()
-        assert gate.reached.wait(LIMIT_S)
+        assert gate.reached.wait(TIMEOUT_S)
         token = bench.submit([b"second"])
         with pytest.raises(InDoubt):
             token.wait(0.001)
         gate.open()
-        leader.join(LIMIT_S)
-        assert token.wait(LIMIT_S) == 1
+        leader.join(TIMEOUT_S)
+        assert token.wait(TIMEOUT_S) == 1
 
 
 def test_without_a_writer_thread_a_caller_waits_for_its_turn_and_not_to_be_woken(
@@ -327,7 +327,7 @@ def test_without_a_writer_thread_a_caller_waits_for_its_turn_and_not_to_be_woken
 ) -> None:
     """G19. Method: the second caller finds the turn taken by one who will not look at the queue again."""
     disk = SimDisk()
-    bench = Bench(disk)
+    bench = WalHarness(disk)
     taken = Event()
 
     class Turn:
@@ -341,30 +341,30 @@ def test_without_a_writer_thread_a_caller_waits_for_its_turn_and_not_to_be_woken
             taken.set()
             return blocking and self._lock.acquire(True, timeout)
 
-    def park(self: Token[Any], timeout: float | None) -> None:
+    def park(self: CommitFuture[Any], timeout: float | None) -> None:
         raise AssertionError(f"{self} sleeps for {timeout} and nobody will wake it")
 
-    monkeypatch.setattr(bench.shard, "_turn", Turn())
-    monkeypatch.setattr(Token, "_park", park)
+    monkeypatch.setattr(bench.shard, "_commit_lock", Turn())
+    monkeypatch.setattr(CommitFuture, "_block", park)
     gate = hold_first_sync(disk)
     first = bench.submit([b"first"])
     leader = Thread(target=first.wait)
     leader.start()
-    assert gate.reached.wait(LIMIT_S)
+    assert gate.reached.wait(TIMEOUT_S)
 
     def let_go() -> None:
-        assert taken.wait(LIMIT_S)
+        assert taken.wait(TIMEOUT_S)
         gate.open()
 
     run_all([lambda: bench.write(b"second"), let_go])
-    leader.join(LIMIT_S)
-    assert look(disk.crash_image("none")).datas == [b"first", b"second"]
+    leader.join(TIMEOUT_S)
+    assert inspect_wal(disk.crash_image("none")).datas == [b"first", b"second"]
 
 
 def test_threads_without_a_writer_thread_commit_for_each_other() -> None:
     """Method: inline only; whoever comes second waits for its turn and not for somebody to wake it."""
     disk = SimDisk()
-    bench = Bench(disk, file_bytes=1 << 16)
+    bench = WalHarness(disk, file_bytes=1 << 16)
     gate = hold_first_sync(disk)
     queued, guard = 0, Lock()
 
@@ -376,7 +376,7 @@ def test_threads_without_a_writer_thread_commit_for_each_other() -> None:
                 queued += 1
                 if queued == 8:
                     gate.open()
-            assert token.wait(LIMIT_S) == 1
+            assert token.wait(TIMEOUT_S) == 1
 
     run_all([lambda name=name: write(name) for name in range(8)])  # type: ignore[misc]
     assert bench.shard.stats.frames == 160
@@ -388,14 +388,14 @@ def test_threads_without_a_writer_thread_commit_for_each_other() -> None:
 def test_a_submit_that_races_with_close_is_refused_or_committed(accepted_first: int) -> None:
     """G19, G20, G21."""
     disk = SimDisk()
-    bench = Bench(disk, file_bytes=1 << 16)
+    bench = WalHarness(disk, file_bytes=1 << 16)
     bench.shard.start()
     ready, enough = Barrier(5), Event()
     accepted: list[bytes] = []
-    tokens: list[Token[int]] = []
+    tokens: list[CommitFuture[int]] = []
 
     def write(name: int) -> None:
-        ready.wait(LIMIT_S)
+        ready.wait(TIMEOUT_S)
         number = 0
         while True:
             data = b"%d/%d" % (name, number)
@@ -408,45 +408,45 @@ def test_a_submit_that_races_with_close_is_refused_or_committed(accepted_first: 
             accepted.append(data)
             tokens.append(token)
             if number % 3 == 1:
-                token.wait(LIMIT_S)
+                token.wait(TIMEOUT_S)
             number += 1
 
     def close() -> None:
-        ready.wait(LIMIT_S)
-        assert enough.wait(LIMIT_S)
+        ready.wait(TIMEOUT_S)
+        assert enough.wait(TIMEOUT_S)
         bench.shard.close()
 
     run_all([*(lambda name=name: write(name) for name in range(4)), close])
     assert [token.wait(0) for token in tokens] == [1] * len(tokens)
-    assert sorted(look(disk.crash_image("none")).datas) == sorted(accepted)
+    assert sorted(inspect_wal(disk.crash_image("none")).datas) == sorted(accepted)
     assert [len(one.outcomes) for one in bench.history] == [1] * len(bench.history)
 
 
 def test_a_failed_sync_wakes_every_waiter() -> None:
     """G19, G22. Method: threads sleep on tokens of the batch that fails and of the one behind it."""
     disk = SimDisk()
-    with started(Bench(disk, batch_frames=4)) as bench:
+    with started(WalHarness(disk, batch_frames=4)) as bench:
         gate = hold_first_sync(disk)
         disk.fail_sync("dropped")
         tokens = [bench.submit([b"%d" % number]) for number in range(4)]
         errors: list[Error] = []
 
-        def wait(token: Token[int]) -> None:
+        def wait(token: CommitFuture[int]) -> None:
             with pytest.raises(Latched) as caught:
-                token.wait(LIMIT_S)
+                token.wait(TIMEOUT_S)
             errors.append(caught.value)
 
         threads = [Thread(target=wait, args=(token,)) for token in tokens]
         for thread in threads:
             thread.start()
-        assert gate.reached.wait(LIMIT_S)
+        assert gate.reached.wait(TIMEOUT_S)
         late = [bench.submit([b"late %d" % number]) for number in range(3)]
         threads += [Thread(target=wait, args=(token,)) for token in late]
         for thread in threads[4:]:
             thread.start()
         gate.open()
         for thread in threads:
-            thread.join(LIMIT_S)
+            thread.join(TIMEOUT_S)
         assert not any(thread.is_alive() for thread in threads)
         assert len(errors) == 7
         with pytest.raises(Latched):
@@ -457,17 +457,17 @@ def test_a_failed_sync_wakes_every_waiter() -> None:
 def test_nobody_waits_for_a_writer_thread_that_died() -> None:
     """G19, P10. Method: the power fails under the writer thread; the thread ends, and every token has its outcome."""
     disk = SimDisk()
-    bench = Bench(disk, batch_frames=2)
+    bench = WalHarness(disk, batch_frames=2)
     bench.shard.start()
-    with bench.shard._my_turn():
+    with bench.shard._hold_commit_lock():
         tokens = [bench.submit([b"%d" % number], nowait=True) for number in range(5)]
         told = Event()
-        tokens[-1].add_callback(lambda _: told.set())
-        disk.cut_power_at(disk.ops + 2)
-    assert told.wait(LIMIT_S)
+        tokens[-1].add_done_callback(lambda _: told.set())
+        disk.cut_power_at(disk.op_count + 2)
+    assert told.wait(TIMEOUT_S)
     for token in tokens:
         with pytest.raises(Latched, match="the power failed"):
-            token.wait(LIMIT_S)
+            token.wait(TIMEOUT_S)
     with pytest.raises(Latched):
         bench.submit([b"late"])
     with pytest.raises(PowerOff):
@@ -479,10 +479,10 @@ def test_nobody_waits_for_a_writer_thread_that_died() -> None:
 
 def test_the_writer_thread_ends_with_the_shard() -> None:
     before = set(all_threads())
-    bench = Bench(SimDisk())
+    bench = WalHarness(SimDisk())
     bench.shard.start()
     bench.shard.start()
-    assert bench.shard.threaded
+    assert bench.shard.has_writer_thread
     assert len(set(all_threads()) - before) == 1
     thread = bench.shard._thread
     assert thread is not None

@@ -18,23 +18,23 @@ _CODECS: dict[str, Callable[[LogConfig], Codec]] = {
     "laminar": LaminarCodec,
     "narwhal": NarwhalCodec,
 }
-NAMES = tuple(_CODECS)
+CODEC_NAMES = tuple(_CODECS)
 
 
-def codec_named(name: str, config: LogConfig) -> Codec:
+def make_codec(name: str, config: LogConfig) -> Codec:
     try:
         return _CODECS[name](config)
     except KeyError:
-        raise BadInput(f"there is no codec {name!r}; choose one of {', '.join(NAMES)}") from None
+        raise BadInput(f"there is no codec {name!r}; choose one of {', '.join(CODEC_NAMES)}") from None
 
 
-def guess(names: Sequence[str]) -> str | None:
+def guess_codec(names: Sequence[str]) -> str | None:
     """The codec that wrote these files, by their names; None where nothing is known or two fit equally."""
     fits: dict[str, int] = {}
     for name, make in _CODECS.items():
         codec = make(LogConfig())
         # Also what an interrupted swap left: in the middle of one the data file can be all that has its own name.
-        count = sum(1 for file in names if codec.base_of(file) is not None or codec.is_temporary(file))
+        count = sum(1 for file in names if codec.parse_file_name(file) is not None or codec.is_temporary(file))
         if count:
             fits[name] = count
     best = max(fits.values(), default=0)
@@ -42,7 +42,7 @@ def guess(names: Sequence[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def is_ours(names: Sequence[str]) -> bool:
+def has_segment_files(names: Sequence[str]) -> bool:
     """Whether any of these names belongs to a segment of any codec."""
     codecs = [make(LogConfig()) for make in _CODECS.values()]
-    return any(codec.base_of(name) is not None for name in names for codec in codecs)
+    return any(codec.parse_file_name(name) is not None for name in names for codec in codecs)

@@ -18,74 +18,83 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Recovered, Salvage, Shape, refuse
+from tidelog.commitlog.codec import (
+    Batch,
+    Chunk,
+    Codec,
+    Fault,
+    RecoveredSegment,
+    Salvage,
+    SegmentContent,
+    check_columns_supported,
+)
+from tidelog.commitlog.codecs import laminar_layout
+from tidelog.commitlog.vectorized import count_leading_true, siphash
 from tidelog.config import LogConfig
 from tidelog.errors import BadInput, UnknownLayout
-from tidelog.formats import laminar
-from tidelog.formats.lanes import first_false, siphash
-from tidelog.formats.rows import Rows, Span, Stop, none, together
+from tidelog.formats.rows import Rows, ScanStop, Span, concat_rows, empty_rows
 from tidelog.types import Buffer, Ints
 
-_UNIT_BYTES = (5, 9)  # how long the metadata is that holds nothing but the record's own index
-_DETECT_ENTRIES = 64  # looked at to tell hash function and width
-_NAME = re.compile(r"(0|[1-9]\d*)(\.store|\.index|\.created)")
-_TEMPORARY = re.compile(r"(0|[1-9]\d*)(\.index\.rebuilding|\.store\.compacted|\.index\.compacted)")
+_SEQ_META_BYTES = (5, 9)  # how long the metadata is that holds nothing but the record's own index
+_DETECT_ENTRIES_MAX = 64  # looked at to tell hash function and width
+_NAME_PATTERN = re.compile(r"(0|[1-9]\d*)(\.store|\.index|\.created)")
+_TEMPORARY_PATTERN = re.compile(r"(0|[1-9]\d*)(\.index\.rebuilding|\.store\.compacted|\.index\.compacted)")
 
 
 class LaminarCodec(Codec):
     name = "laminar"
-    stem = "{}"
+    name_format = "{}"
     data_suffix = ".store"
-    names, temporaries = _NAME, _TEMPORARY
+    name_pattern, temporary_pattern = _NAME_PATTERN, _TEMPORARY_PATTERN
     first_seq = 0
     segment_bytes_limit = (1 << 32) - 1
     record_bytes_max = segment_bytes_limit - 16
     side_suffixes: tuple[str, ...] = (".index",)
-    truths: frozenset[int] = frozenset((0,))
-    sync_data_first = True
-    latch_on_write_error = False  # the seed: a failed write is rolled back and the log goes on
-    full_check_on_open = False
-    room: frozenset[str] = frozenset(("meta",))
-    extra_suffix: str | None = None
-    birth_suffix: str | None = ".created"
-    reserve_bytes = 0
+    authoritative_sides: frozenset[int] = frozenset((0,))
+    syncs_data_first = True
+    latches_on_write_error = False  # the seed: a failed write is rolled back and the log goes on
+    verifies_on_open = False
+    supported_columns: frozenset[str] = frozenset(("meta",))
+    footer_suffix: str | None = None
+    created_suffix: str | None = ".created"
+    index_prealloc_bytes = 0
 
     def __init__(self, config: LogConfig) -> None:
-        self._asked = config.index_width
+        self._requested_width = config.index_width
         self._width: Literal[4, 8] = config.index_width or 4
-        self._hasher = laminar.HASHERS["CRC-32"]
-        self._foreign: frozenset[int] = frozenset()  # segments that another program wrote
-        self._doubled: set[int] = set()  # segments whose index begins with its marker twice
+        self._hasher = laminar_layout.HASHERS["CRC-32"]
+        self._foreign_bases: frozenset[int] = frozenset()  # segments that another program wrote
+        self._double_marker_bases: set[int] = set()  # segments whose index begins with its marker twice
 
-    def detect(self, names: Sequence[str], read: Callable[[str], Buffer | None], /) -> None:
+    def detect_layout(self, names: Sequence[str], read: Callable[[str], Buffer | None], /) -> None:
         ours: dict[int, set[str]] = {}
         for name in names:
-            if (known := self.base_of(name)) is not None:
+            if (known := self.parse_file_name(name)) is not None:
                 ours.setdefault(known[0], set()).add(known[1])
-        self._foreign = frozenset(base for base, suffixes in ours.items() if self.is_foreign(suffixes))
+        self._foreign_bases = frozenset(base for base, suffixes in ours.items() if self.is_foreign(suffixes))
         # The newest segment with records tells: an append goes on where it ends.
         for base in sorted((base for base, suffixes in ours.items() if ".index" in suffixes), reverse=True):
             index, store = read(self.side_name(base, ".index")) or b"", read(self.data_name(base)) or b""
             view = memoryview(store)
-            entries = self._entries(index, view.__getitem__, base)[:_DETECT_ENTRIES]
+            entries = self._parse_entries(index, view.__getitem__, base)[:_DETECT_ENTRIES_MAX]
             pos = entries["position"].astype(np.int64)
             inside = np.flatnonzero((entries["length"] > 0) & (pos + entries["length"] <= len(store)))
             if len(inside):
-                foreign = base in self._foreign
-                self._use(store, entries[inside], base + inside, self.data_name(base), foreign=foreign)
+                foreign = base in self._foreign_bases
+                self._adopt_layout(store, entries[inside], base + inside, self.data_name(base), foreign=foreign)
                 return
 
-    def _use(self, store: Buffer, entries: NDArray[np.void], seqs: Ints, name: str, *, foreign: bool) -> None:
+    def _adopt_layout(self, store: Buffer, entries: NDArray[np.void], seqs: Ints, name: str, *, foreign: bool) -> None:
         """Take over the hash function and the width of seqs that these entries and their contents show."""
         pos = entries["position"].astype(np.int64)
         ends, right = pos + entries["length"], np.zeros(0, np.int64)
-        for hasher in laminar.HASHERS.values():
+        for hasher in laminar_layout.HASHERS.values():
             right = np.flatnonzero(hasher(store, pos, ends) == entries["checksum"])
             if len(right):
                 self._hasher = hasher
                 pos, seqs = pos[right], seqs[right]
                 break
-        narrow, wide = laminar.seq_support(store, pos, seqs)
+        narrow, wide = laminar_layout.count_stored_seqs(store, pos, seqs)
         # A segment of ours may be torn all over; one that another program closed is not.
         if (
             foreign
@@ -94,16 +103,18 @@ class LaminarCodec(Codec):
             and (len(pos) in (narrow, wide) or (entries["checksum"] >> np.uint64(32)).all())
         ):
             raise UnknownLayout(
-                f"none of the first {len(pos)} checksums of {name} is the {' or the '.join(laminar.HASHERS)} of its "
+                f"none of the first {len(pos)} checksums of {name} is the {' or the '.join(laminar_layout.HASHERS)} "
+                f"of its "
                 "record: the store was written with another hash function; nothing was changed. Copy it with the "
                 "program that wrote it, into a store with CRC-32"
             )
         if narrow == wide:
             return  # metadata without a seq, or no record is sound: nothing tells
         found: Literal[4, 8] = 8 if wide > narrow else 4
-        if self._asked not in (None, found):
+        if self._requested_width not in (None, found):
             raise BadInput(
-                f"the records of {name} have seqs of {found} bytes, not {self._asked}; nothing was changed, leave "
+                f"the records of {name} have seqs of {found} bytes, not {self._requested_width}; nothing was changed, "
+                f"leave "
                 "index_width out or convert the log"
             )
         self._width = found
@@ -112,34 +123,34 @@ class LaminarCodec(Codec):
         return ".created" not in suffixes
 
     def checksum(self, pieces: Iterable[Buffer], /) -> int:
-        if self._hasher is laminar.HASHERS["CRC-32"]:
+        if self._hasher is laminar_layout.HASHERS["CRC-32"]:
             return super().checksum(pieces)
         return siphash(b"".join(pieces))
 
-    def _entries(self, index: Buffer, store: Callable[[slice], Buffer], base: int) -> NDArray[np.void]:
+    def _parse_entries(self, index: Buffer, store: Callable[[slice], Buffer], base: int) -> NDArray[np.void]:
         """The entries of an index file, the first of them for seq `base`."""
-        _, entries = laminar.read_index(index)
-        if laminar.has_second_marker(index, store, base):
-            self._doubled.add(base)
+        _, entries = laminar_layout.read_index(index)
+        if laminar_layout.has_second_marker(index, store, base):
+            self._double_marker_bases.add(base)
             return entries[1:]
-        self._doubled.discard(base)
+        self._double_marker_bases.discard(base)
         return entries
 
-    def _of(self, shape: Shape) -> NDArray[np.void]:
-        data = shape.data
+    def _read_entries(self, segment: SegmentContent) -> NDArray[np.void]:
+        data = segment.data
 
         def store(part: slice) -> Buffer:
             return data.fetch(min(part.start, data.size), min(part.stop, data.size))
 
-        return self._entries(shape.index, store, shape.base)
+        return self._parse_entries(segment.index, store, segment.base)
 
-    def first_mark(self, base: int, /) -> int:
+    def initial_side_state(self, base: int, /) -> int:
         return base
 
     def encode(self, seq: int, ts_us: int, batch: Batch, /) -> Rows:
-        refuse(batch, self.name, "node", "tag")
+        check_columns_supported(batch, self.name, "node", "tag")
         count = len(batch.datas)
-        heads = [self._head(seq + i, meta) for i, meta in enumerate(_each(batch.meta, count))]
+        heads = [self._encode_header(seq + i, meta) for i, meta in enumerate(_column_values(batch.meta, count))]
         pieces = [piece for pair in zip(heads, batch.datas, strict=True) for piece in pair]
         head_size = np.fromiter(map(len, heads), np.int64, count)
         size = np.fromiter(map(len, batch.datas), np.int64, count)
@@ -153,61 +164,64 @@ class LaminarCodec(Codec):
             Span(at + head_size, size),
         )
 
-    def _head(self, seq: int, meta: bytes) -> bytes:
+    def _encode_header(self, seq: int, meta: bytes) -> bytes:
         if _reads_as_seq(meta, seq, self._width):
             raise BadInput(f"a meta of {len(meta)} bytes that begins with 01 reads as an index; nothing was written")
         if meta:
             return len(meta).to_bytes(4, "little") + meta
-        return laminar.content_header(seq, self._width)
+        return laminar_layout.encode_content_header(seq, self._width)
 
-    def stream_head(self, seq: int, ts_us: int, batch: Batch, size: int, /) -> bytes:
-        refuse(batch, self.name, "node", "tag")
-        return self._head(seq, batch.meta if isinstance(batch.meta, bytes) else batch.meta[0])
+    def encode_stream_header(self, seq: int, ts_us: int, batch: Batch, size: int, /) -> bytes:
+        check_columns_supported(batch, self.name, "node", "tag")
+        return self._encode_header(seq, batch.meta if isinstance(batch.meta, bytes) else batch.meta[0])
 
-    def stream_tail(self, head: bytes, data: Iterable[Buffer], /) -> bytes:
+    def encode_stream_trailer(self, header: bytes, data: Iterable[Buffer], /) -> bytes:
         return b""
 
-    def sides(
-        self, rows: Rows, shift: int, base: int, mark: int, crcs: Ints | None = None, /
+    def encode_sides(
+        self, rows: Rows, file_pos: int, base: int, side_state: int, crcs: Ints | None = None, /
     ) -> tuple[tuple[bytes, ...], int]:
         if not len(rows):
-            return (b"",), mark
+            return (b"",), side_state
         ends = rows.data.pos + rows.data.size
         stop = int(rows.seq[-1]) + 1
-        entries = np.zeros(stop - mark, laminar.INDEX)
-        where = rows.seq - mark
+        entries = np.zeros(stop - side_state, laminar_layout.INDEX)
+        where = rows.seq - side_state
         entries["checksum"][where] = self._checksums(rows) if crcs is None else crcs
-        entries["length"][where] = ends - rows.at
-        entries["position"][where] = rows.at + shift
+        entries["length"][where] = ends - rows.frame_pos
+        entries["position"][where] = rows.frame_pos + file_pos
         # A hole lies, with no length, where the next record starts, so that positions stay contiguous.
-        holes = np.setdiff1d(np.arange(stop - mark), where, assume_unique=True)
-        entries["position"][holes] = (rows.at + shift)[np.searchsorted(where, holes)]
-        head = laminar.marker(base) if mark == base else b""
+        holes = np.setdiff1d(np.arange(stop - side_state), where, assume_unique=True)
+        entries["position"][holes] = (rows.frame_pos + file_pos)[np.searchsorted(where, holes)]
+        head = laminar_layout.encode_marker(base) if side_state == base else b""
         return (head + entries.tobytes(),), stop
 
     def _checksums(self, rows: Rows) -> NDArray[np.integer[Any]]:
-        return self._hasher(rows.buf, rows.at, rows.data.pos + rows.data.size)
+        return self._hasher(rows.buf, rows.frame_pos, rows.data.pos + rows.data.size)
 
-    def fill(self, sides: tuple[bytes, ...], base: int, stop: int, size: int, /) -> tuple[bytes, ...]:
-        index = sides[0] or laminar.marker(base)
-        _, entries = laminar.read_index(index)
-        holes = np.zeros(stop - base - len(entries), laminar.INDEX)
+    def fill_holes(self, sides: tuple[bytes, ...], base: int, stop: int, size: int, /) -> tuple[bytes, ...]:
+        index = sides[0] or laminar_layout.encode_marker(base)
+        _, entries = laminar_layout.read_index(index)
+        holes = np.zeros(stop - base - len(entries), laminar_layout.INDEX)
         holes["position"] = size
         return (index + holes.tobytes(),)
 
-    def trim(self, sides: list[bytes | None], base: int, seq: int, /) -> list[bytes | None]:
+    def truncate_sides(self, sides: list[bytes | None], base: int, seq: int, /) -> list[bytes | None]:
         # Holes take no bytes of the store, so cutting the store does not take them away.
-        keep = laminar.MARKER.size + (seq - base + (base in self._doubled)) * laminar.INDEX.itemsize
+        keep = (
+            laminar_layout.MARKER.size
+            + (seq - base + (base in self._double_marker_bases)) * laminar_layout.INDEX.itemsize
+        )
         return [None if side is None else side[:keep] for side in sides]
 
-    def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> Recovered:
+    def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> RecoveredSegment:
         # The marker repeats the file's name, and a position mostly repeats the lengths before it: where either is
         # damaged and the records still match their checksums, they are only written anew.
         view = memoryview(data)
-        entries = self._entries(sides[0] or b"", view.__getitem__, base)
-        bad = self._faults(data, entries, base)
+        entries = self._parse_entries(sides[0] or b"", view.__getitem__, base)
+        bad = self._find_faults(data, entries, base)
         if bad:
-            entries, bad = self._moved(data, entries, bad, base)
+            entries, bad = self._repair_positions(data, entries, bad, base)
         keep, reason, cut_inside = len(entries), "", False
         wrong = {at for at, _ in bad}
         held = [at for at in np.flatnonzero(entries["length"]).tolist() if at not in wrong]
@@ -218,145 +232,157 @@ class LaminarCodec(Codec):
             cut_inside |= int(entries["position"][keep]) + int(entries["length"][keep]) <= len(data)
         faults = [Fault(base + at, base + at + 1, int(entries["position"][at]), why) for at, why in bad]
         kept = entries[:keep]
-        end = laminar.end_of(np.delete(kept, [at for at, _ in bad]))
-        content = laminar.marker(base) + kept.tobytes() if keep else b""
-        found = Recovered(end, (content,), base + keep, 0, 0, keep, base + keep, Stop.END, "", faults)
+        end = laminar_layout.find_data_end(np.delete(kept, [at for at, _ in bad]))
+        content = laminar_layout.encode_marker(base) + kept.tobytes() if keep else b""
+        found = RecoveredSegment(end, (content,), base + keep, 0, 0, keep, base + keep, ScanStop.END, "", faults)
         if end == len(data):
-            dead = 0 if faults else laminar.dead_bytes(kept, end)
+            dead = 0 if faults else laminar_layout.count_dead_bytes(kept, end)
             return found._replace(
                 notes=(f"{dead} bytes belong to no record; they are skipped and stay",) if dead else ()
             )
-        if base in self._foreign:
+        if base in self._foreign_bases:
             # Another program goes on after what its index does not name, and so do we. But entries that it wrote and
             # that are wrong are more than that.
             if cut_inside:
-                return found._replace(stop=Stop.BAD, reason=reason, unexplained=True)
+                return found._replace(stop=ScanStop.BAD, reason=reason, has_unexplained_tail=True)
             note = f"{len(data) - end} bytes at the end belong to no record; they stay, and appends go after them"
             return found._replace(end=len(data), notes=(note,))
-        stop = Stop.BAD if reason else Stop.TORN  # with a reason, records that may have been acked are about to be cut
+        stop = (
+            ScanStop.BAD if reason else ScanStop.TORN
+        )  # with a reason, records that may have been acked are about to be cut
         return found._replace(stop=stop, reason=reason or "bytes that no good index entry names")
 
-    def _faults(self, data: Buffer, entries: NDArray[np.void], base: int) -> list[tuple[int, str]]:
-        return laminar.faults(data, entries, base, width=self._width, hasher=self._hasher)
+    def _find_faults(self, data: Buffer, entries: NDArray[np.void], base: int) -> list[tuple[int, str]]:
+        return laminar_layout.find_faults(data, entries, base, width=self._width, hasher=self._hasher)
 
-    def _moved(
+    def _repair_positions(
         self, data: Buffer, entries: NDArray[np.void], bad: list[tuple[int, str]], base: int
     ) -> tuple[NDArray[np.void], list[tuple[int, str]]]:
         """The entries with positions put right where the content lies after the one before it, or before the next."""
         for after in (True, False):
             moved = entries.copy()
             for at, _ in bad if after else reversed(bad):
-                place = laminar.end_of(moved[at - 1 : at]) if after else _start_of_next(moved, at, len(data))
-                if 0 <= place <= laminar.STORE_BYTES_MAX:
+                place = (
+                    laminar_layout.find_data_end(moved[at - 1 : at])
+                    if after
+                    else _start_before_next(moved, at, len(data))
+                )
+                if 0 <= place <= laminar_layout.STORE_BYTES_MAX:
                     moved["position"][at] = place
-            still = {at for at, _ in self._faults(data, moved, base)}
+            still = {at for at, _ in self._find_faults(data, moved, base)}
             for at, _ in bad:
                 if at not in still:
                     entries = entries.copy() if entries.base is not None else entries
                     entries["position"][at] = moved["position"][at]
-            bad = self._faults(data, entries, base)
+            bad = self._find_faults(data, entries, base)
         return entries, bad
 
     def salvage(self, data: Buffer, sides: Sequence[Buffer | None], base: int, stop: int, /) -> Salvage:
         index = sides[0] or b""
-        entries = self._entries(index, memoryview(data).__getitem__, base)[: max(stop - base, 0)]
-        bad = self._faults(data, entries, base)
+        entries = self._parse_entries(index, memoryview(data).__getitem__, base)[: max(stop - base, 0)]
+        bad = self._find_faults(data, entries, base)
         if bad:
-            entries, bad = self._moved(data, entries, bad, base)
+            entries, bad = self._repair_positions(data, entries, bad, base)
         good = np.ones(len(entries), np.bool_)
         good[[at for at, _ in bad]] = False
         parts = [
-            laminar.walk(
+            laminar_layout.scan_records(
                 data, entries, base, first=base + lo, stop=base + hi, width=self._width, hasher=self._hasher
             ).rows
-            for lo, hi in _runs(good)
+            for lo, hi in _true_ranges(good)
         ]
         why = dict(bad)
-        faults = [Fault(base + lo, base + hi, int(entries["position"][lo]), why[lo]) for lo, hi in _runs(~good)]
+        faults = [Fault(base + lo, base + hi, int(entries["position"][lo]), why[lo]) for lo, hi in _true_ranges(~good)]
         if base + len(entries) < stop:
             reason = "the index ends before the segment does" if len(index) else "the index is missing"
             faults.append(Fault(base + len(entries), stop, len(data), reason))
-        return Salvage(together(data, parts), faults)
+        return Salvage(concat_rows(data, parts), faults)
 
-    def reach(self, shape: Shape, /) -> int:
-        return shape.base + len(self._of(shape))
+    def end_seq(self, segment: SegmentContent, /) -> int:
+        return segment.base + len(self._read_entries(segment))
 
-    def sealed_fault(self, shape: Shape, /) -> tuple[str | None, Fault | None]:
-        if shape.sides[0] is None:
+    def check_sealed(self, segment: SegmentContent, /) -> tuple[str | None, Fault | None]:
+        if segment.sides[0] is None:
             return "the index is missing", None
-        entries = self._of(shape)
-        index = laminar.marker(shape.base) + entries.tobytes() if shape.base in self._doubled else shape.index
-        fault = laminar.index_fault(index, shape.base, shape.data.size)
+        entries = self._read_entries(segment)
+        index = (
+            laminar_layout.encode_marker(segment.base) + entries.tobytes()
+            if segment.base in self._double_marker_bases
+            else segment.index
+        )
+        fault = laminar_layout.index_fault(index, segment.base, segment.data.size)
         if fault is None:
             return None, None
-        past = np.flatnonzero(entries["position"].astype(np.int64) + entries["length"] > shape.data.size)
+        past = np.flatnonzero(entries["position"].astype(np.int64) + entries["length"] > segment.data.size)
         if len(past):
-            return None, Fault(shape.base + int(past[0]), shape.stop, shape.data.size, fault)
+            return None, Fault(segment.base + int(past[0]), segment.stop, segment.data.size, fault)
         return fault, None
 
-    def dead_bytes(self, shape: Shape, /) -> int:
-        return laminar.dead_bytes(self._of(shape), shape.data.size)
+    def count_dead_bytes(self, segment: SegmentContent, /) -> int:
+        return laminar_layout.count_dead_bytes(self._read_entries(segment), segment.data.size)
 
-    def read(self, shape: Shape, first: int, stop: int, bytes_max: int, /) -> Chunk:
-        entries = self._of(shape)
-        stop = min(stop, shape.base + len(entries))
+    def read(self, segment: SegmentContent, first: int, stop: int, bytes_max: int, /) -> Chunk:
+        entries = self._read_entries(segment)
+        stop = min(stop, segment.base + len(entries))
         if first >= stop:
-            if first < shape.stop:
+            if first < segment.stop:
                 return Chunk(
-                    none(),
+                    empty_rows(),
                     first,
-                    Fault(first, shape.stop, shape.data.size, "the index ends before the segment does"),
+                    Fault(first, segment.stop, segment.data.size, "the index ends before the segment does"),
                 )
-            return Chunk(none(), first)
-        lo = first - shape.base
-        part = entries[lo : stop - shape.base]
+            return Chunk(empty_rows(), first)
+        lo = first - segment.base
+        part = entries[lo : stop - segment.base]
         pos = part["position"].astype(np.int64)
         ends, held = pos + part["length"], part["length"] > 0
-        start = min(int(pos[held][0]), shape.data.size) if held.any() else 0
+        start = min(int(pos[held][0]), segment.data.size) if held.any() else 0
         # As far as contents lie in order within the budget; what does not is looked at by itself.
         fits = ~held | ((pos >= start) & (ends <= start + bytes_max))
         fits[: int(held.argmax()) + 1] = True
-        part = part[: first_false(fits)].copy()
-        high = max(min(laminar.end_of(part), shape.data.size), start)
+        part = part[: count_leading_true(fits)].copy()
+        high = max(min(laminar_layout.find_data_end(part), segment.data.size), start)
         part["position"] = np.maximum(part["position"], start) - np.uint32(start)
-        walk = laminar.walk(shape.data.fetch(start, high), part, first, width=self._width, hasher=self._hasher)
-        if walk.stop is Stop.END:
+        walk = laminar_layout.scan_records(
+            segment.data.fetch(start, high), part, first, width=self._width, hasher=self._hasher
+        )
+        if walk.stop is ScanStop.END:
             return Chunk(walk.rows, first + len(part))
-        bad = first + int(self._faults(shape.data.fetch(start, high), part, first)[0][0])
+        bad = first + int(self._find_faults(segment.data.fetch(start, high), part, first)[0][0])
         if bad > first:
             return Chunk(walk.rows, bad)
-        return Chunk(none(), first, Fault(first, first + 1, int(pos[0]), walk.reason))
+        return Chunk(empty_rows(), first, Fault(first, first + 1, int(pos[0]), walk.reason))
 
-    def position(self, shape: Shape, seq: int, /) -> tuple[int, Rows | None]:
-        entries, at = self._of(shape), seq - shape.base
-        return (laminar.end_of(entries[:at]) if at < len(entries) else shape.data.size), None
+    def find_split(self, segment: SegmentContent, seq: int, /) -> tuple[int, Rows | None]:
+        entries, at = self._read_entries(segment), seq - segment.base
+        return (laminar_layout.find_data_end(entries[:at]) if at < len(entries) else segment.data.size), None
 
-    def seal(self, shape: Shape, /) -> bytes | None:
+    def build_footer(self, segment: SegmentContent, /) -> bytes | None:
         return None
 
-    def times(self, shape: Shape, /) -> tuple[int, int] | None:
+    def time_range(self, segment: SegmentContent, /) -> tuple[int, int] | None:
         return None
 
 
-def _runs(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
+def _true_ranges(flags: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """Where flags are set, as ranges."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], flags, [False])).astype(np.int8)))
     return [(int(lo), int(hi)) for lo, hi in edges.reshape(-1, 2)]
 
 
-def _each(column: bytes | Sequence[bytes], count: int) -> Sequence[bytes]:
+def _column_values(column: bytes | Sequence[bytes], count: int) -> Sequence[bytes]:
     return [column] * count if isinstance(column, bytes) else column
 
 
 def _reads_as_seq(meta: bytes, seq: int, width: int) -> bool:
     """Whether this metadata would be taken for a plain seq when it is read back."""
-    if len(meta) not in _UNIT_BYTES or meta[0] != 1:
+    if len(meta) not in _SEQ_META_BYTES or meta[0] != 1:
         return False
     # Metadata that another program wrote ends with the seq, which says by itself what it is.
     return len(meta) == 1 + width or not meta.endswith(b"\1" + (seq % (1 << 8 * width)).to_bytes(width, "little"))
 
 
-def _start_of_next(entries: NDArray[np.void], at: int, size: int) -> int:
+def _start_before_next(entries: NDArray[np.void], at: int, size: int) -> int:
     """Where the content of an entry would begin if it ended where the next one begins, or the store ends."""
     end = int(entries["position"][at + 1]) if at + 1 < len(entries) else size
     return end - int(entries["length"][at])

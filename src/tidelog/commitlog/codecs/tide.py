@@ -18,52 +18,65 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64
 
-from tidelog.commitlog.codec import Batch, Chunk, Codec, Fault, Placed, Recovered, Salvage, Shape, recovered, salvaged
+from tidelog.commitlog.codec import (
+    Batch,
+    Chunk,
+    Codec,
+    EncodedAppend,
+    Fault,
+    RecoveredSegment,
+    Salvage,
+    SegmentContent,
+    recovered_from_scan,
+    salvage_records,
+)
 from tidelog.config import LogConfig
 from tidelog.errors import Corrupt, NewerFormat
 from tidelog.formats import batch as batches
-from tidelog.formats import footer, frame, idx, laid, scan
+from tidelog.formats import batch_writer, footer, frame, scan, segment_index
 from tidelog.formats.footer import Footer
-from tidelog.formats.rows import Rows, Span, Walk, none, together
+from tidelog.formats.rows import Rows, ScanResult, Span, concat_rows, empty_rows
 from tidelog.types import Buffer, Ints
 
 _log = logging.getLogger("tidelog.commitlog")
-_NAME = re.compile(r"seg-(\d{16,20})(\.data|\.idx|\.foot)")
-_TEMPORARY = re.compile(r"seg-\d{16,20}(\.idx\.rebuilding|\.foot\.tmp|\.data\.compacted)")
+_NAME_PATTERN = re.compile(r"seg-(\d{16,20})(\.data|\.idx|\.foot)")
+_TEMPORARY_PATTERN = re.compile(r"seg-\d{16,20}(\.idx\.rebuilding|\.foot\.tmp|\.data\.compacted)")
 _SEQ_BITS = 64
-_MEMORY_BYTES_MAX = 1 << 20
-_VERIFY_BYTES = 4 << 20
+_REUSED_BUFFER_BYTES_MAX = 1 << 20
+_VERIFY_CHUNK_BYTES = 4 << 20
 
 
-_decoded = lru_cache(maxsize=256)(footer.decode)  # every read asks for it; the bytes of a footer never change
+_decode_footer_cached = lru_cache(maxsize=256)(
+    footer.decode
+)  # every read asks for it; the bytes of a footer never change
 
 
 class TideCodec(Codec):
     name = "tide"
-    stem = "seg-{:016d}"
+    name_format = "seg-{:016d}"
     data_suffix = ".data"
-    names, temporaries = _NAME, _TEMPORARY
+    name_pattern, temporary_pattern = _NAME_PATTERN, _TEMPORARY_PATTERN
     first_seq = 1
     segment_bytes_limit = 1 << 31
     record_bytes_max = segment_bytes_limit - (1 << 20)
     side_suffixes: tuple[str, ...] = (".idx",)
-    truths: frozenset[int] = frozenset()
-    sync_data_first = False
-    latch_on_write_error = True
-    full_check_on_open = False
-    room: frozenset[str] = frozenset(("node", "tag", "meta"))
-    extra_suffix: str | None = ".foot"
-    birth_suffix: str | None = None
-    late_index = True
-    reserve_bytes = 0
-    INDEX = -1  # in Shape.verified, beside the numbers of data chunks: the index was checked
+    authoritative_sides: frozenset[int] = frozenset()
+    syncs_data_first = False
+    latches_on_write_error = True
+    verifies_on_open = False
+    supported_columns: frozenset[str] = frozenset(("node", "tag", "meta"))
+    footer_suffix: str | None = ".foot"
+    created_suffix: str | None = None
+    writes_index_on_seal = True
+    index_prealloc_bytes = 0
+    INDEX_VERIFIED = -1  # in Shape.verified, beside the numbers of data chunks: the index was checked
 
     def __init__(self, config: LogConfig) -> None:
-        self._memory = bytearray()  # of the frame that is being written
+        self._buffer = bytearray()  # of the frame that is being written
 
     # ── writing ───────────────────────────────────────────────────────────────────────────────
 
-    def first_mark(self, base: int, /) -> int:
+    def initial_side_state(self, base: int, /) -> int:
         return base
 
     def encode(self, seq: int, ts_us: int, batch: Batch, /) -> Rows:
@@ -71,7 +84,7 @@ class TideCodec(Codec):
         if count == 1:
             node, tag, meta = (c if isinstance(c, bytes) else c[0] for c in (batch.node, batch.tag, batch.meta))
             if not meta:
-                return self._one(seq, ts_ms, batch.datas[0], node, tag)
+                return self._encode_single(seq, ts_ms, batch.datas[0], node, tag)
         metas = [batch.meta] * count if isinstance(batch.meta, bytes) else batch.meta
         frames = batches.encode_many(
             0,
@@ -85,40 +98,42 @@ class TideCodec(Codec):
             tag=batch.tag if isinstance(batch.tag, bytes) else b"",
         )
         buf = frames[0] if len(frames) == 1 else b"".join(frames)
-        return scan.walk(buf).rows
+        return scan.scan_records(buf).rows
 
-    def place(self, seq: int, ts_us: int, batch: Batch, shift: int, base: int, mark: int, /) -> Placed:
+    def encode_append(
+        self, seq: int, ts_us: int, batch: Batch, file_pos: int, base: int, side_state: int, /
+    ) -> EncodedAppend:
         ts_ms = ts_us // 1000
         alike = isinstance(batch.node, bytes) and isinstance(batch.tag, bytes) and batch.meta == b""
-        if not alike or len(batch.datas) == 1 or mark % (1 << _SEQ_BITS) != seq:
-            return super().place(seq, ts_us, batch, shift, base, mark)
+        if not alike or len(batch.datas) == 1 or side_state % (1 << _SEQ_BITS) != seq:
+            return super().encode_append(seq, ts_us, batch, file_pos, base, side_state)
         node, tag = bytes(batch.node), bytes(batch.tag)  # type: ignore[arg-type]
-        made = laid.plan(
+        made = batch_writer.plan_frames(
             0,
             seq,
             ts_ms,
             batch.datas,
-            batch.lengths,
+            batch.data_lengths,
             node=node,
             tag=tag,
-            shift=shift,
-            take=self._take,
-            compiled=batch.are_bytes,
+            start=file_pos,
+            allocate=self._allocate,
+            compiled=batch.are_plain_bytes,
         )
-        flags = idx.BATCH | (idx.HAS_NODE if node else 0) | (idx.HAS_TAG if tag else 0)
-        run = idx.Run(made.starts, made.counts, batch.lengths, ts_ms, flags)
+        flags = segment_index.BATCH | (segment_index.HAS_NODE if node else 0) | (segment_index.HAS_TAG if tag else 0)
+        run = segment_index.EntryRun(made.starts, made.counts, batch.data_lengths, ts_ms, flags)
         stop = seq + len(batch.datas)
-        return Placed(made.frames, (run,), ts_ms << _SEQ_BITS | stop, stop, ts_ms * 1000, ts_ms * 1000)
+        return EncodedAppend(made.frames, (run,), ts_ms << _SEQ_BITS | stop, stop, ts_ms * 1000, ts_ms * 1000)
 
-    def _take(self, size: int) -> bytearray:
+    def _allocate(self, size: int) -> bytearray:
         """Memory for a frame, the same one again unless it is a large one: a log writes one frame after the other."""
-        if size > _MEMORY_BYTES_MAX:
+        if size > _REUSED_BUFFER_BYTES_MAX:
             return bytearray(size)
-        if size > len(self._memory):
-            self._memory = bytearray(min(2 * size, _MEMORY_BYTES_MAX))
-        return self._memory
+        if size > len(self._buffer):
+            self._buffer = bytearray(min(2 * size, _REUSED_BUFFER_BYTES_MAX))
+        return self._buffer
 
-    def _one(self, seq: int, ts_ms: int, data: bytes, node: bytes, tag: bytes) -> Rows:
+    def _encode_single(self, seq: int, ts_ms: int, data: bytes, node: bytes, tag: bytes) -> Rows:
         buf = frame.encode(frame.APPEND, seq=seq, ts_ms=ts_ms, data=data, node=node, tag=tag)
         node_at, node_end = frame.HEADER_BYTES, frame.HEADER_BYTES + len(node)
         start = node_end + len(tag)
@@ -133,112 +148,120 @@ class TideCodec(Codec):
             Span(cells[7:8], cells[8:9]) if tag else None,
         )
 
-    def stream_head(self, seq: int, ts_us: int, batch: Batch, size: int, /) -> bytes:
+    def encode_stream_header(self, seq: int, ts_us: int, batch: Batch, size: int, /) -> bytes:
         node, tag = (c if isinstance(c, bytes) else c[0] for c in (batch.node, batch.tag))
-        head = frame.head(frame.APPEND, seq=seq, ts_ms=ts_us // 1000, data_len=max(size, 0), node=node, tag=tag)
+        head = frame.encode_header(
+            frame.APPEND, seq=seq, ts_ms=ts_us // 1000, data_len=max(size, 0), node=node, tag=tag
+        )
         return bytes(len(head)) if size < 0 else head  # zeros are where a log ends
 
-    def stream_tail(self, head: bytes, data: Iterable[Buffer], /) -> bytes:
-        digest = xxh3_64(head[4:])
+    def encode_stream_trailer(self, header: bytes, data: Iterable[Buffer], /) -> bytes:
+        digest = xxh3_64(header[4:])
         for piece in data:
             digest.update(piece)
         return digest.intdigest().to_bytes(8, "little")
 
-    def sides(
-        self, rows: Rows, shift: int, base: int, mark: int, crcs: Ints | None = None, /
+    def encode_sides(
+        self, rows: Rows, file_pos: int, base: int, side_state: int, crcs: Ints | None = None, /
     ) -> tuple[tuple[bytes, ...], int]:
         if not len(rows):
-            return (b"",), mark
+            return (b"",), side_state
         # The mark is the next seq, with the time of the last entry above it: holes repeat that time.
-        ts_before, first = divmod(mark, 1 << _SEQ_BITS)
+        ts_before, first = divmod(side_state, 1 << _SEQ_BITS)
         stop = int(rows.seq[-1]) + 1
-        size = shift + max(len(rows.buf), int(rows.data.pos[-1] + rows.data.size[-1]) + 8)
+        size = file_pos + max(len(rows.buf), int(rows.data.pos[-1] + rows.data.size[-1]) + 8)
         if len(rows) == 1 and stop == first + 1:
-            made = idx.entry(rows, shift)
+            made = segment_index.build_entry(rows, file_pos)
         else:
-            made = idx.to_bytes(idx.entries(rows, first, stop, size, origin=shift, ts_before_ms=ts_before))
+            made = segment_index.entries_to_bytes(
+                segment_index.build_entries(rows, first, stop, size, origin=file_pos, ts_before_ms=ts_before)
+            )
         return (made,), int(rows.ts_us[-1]) // 1000 << _SEQ_BITS | stop
 
-    def fill(self, sides: tuple[bytes, ...], base: int, stop: int, size: int, /) -> tuple[bytes, ...]:
-        entries = idx.read(sides[0])
-        holes = np.zeros(max(stop - base - len(entries), 0), idx.ENTRY)
-        holes["frame_offset"], holes["flags"] = size, idx.HOLE
+    def fill_holes(self, sides: tuple[bytes, ...], base: int, stop: int, size: int, /) -> tuple[bytes, ...]:
+        entries = segment_index.read_entries(sides[0])
+        holes = np.zeros(max(stop - base - len(entries), 0), segment_index.ENTRY)
+        holes["frame_offset"], holes["flags"] = size, segment_index.HOLE
         holes["ts"] = entries["ts"][-1] if len(entries) else 0
-        return (sides[0] + idx.to_bytes(holes),)
+        return (sides[0] + segment_index.entries_to_bytes(holes),)
 
-    def seal(self, shape: Shape, /) -> bytes | None:
+    def build_footer(self, segment: SegmentContent, /) -> bytes | None:
         """The footer. Every frame is verified first: a chunk with one that does not hold gets a checksum that no bytes
         of it have, so that reads go on to check it frame by frame."""
-        made = footer.make(shape.data.fetch(0, shape.data.size), shape.index, first_seq=shape.base)
-        faults = self.faults(shape)
+        made = footer.build_footer(segment.data.fetch(0, segment.data.size), segment.index, first_seq=segment.base)
+        faults = self.find_faults(segment)
         for span, reason in faults:
-            where = f"bytes {span.start} to {span.stop - 1} of {self.data_name(shape.base)}"
+            where = f"bytes {span.start} to {span.stop - 1} of {self.data_name(segment.base)}"
             _log.error("%s do not verify and are sealed as damaged: %s", where, reason)
-        return footer.encode(footer.excluding(made, (span for span, _ in faults)))
+        return footer.encode(footer.exclude_ranges(made, (span for span, _ in faults)))
 
-    def faults(self, shape: Shape, /) -> list[tuple[range, str]]:
+    def find_faults(self, segment: SegmentContent, /) -> list[tuple[range, str]]:
         """The bytes of every frame that does not verify, or is missing, and why. The index is believed; footer and
         earlier checks are not."""
-        at, found = idx.read(shape.index)["frame_offset"], list[tuple[range, str]]()
-        bare, seq = Shape(shape.base, shape.stop, shape.data, shape.index, shape.sides), shape.base
-        while seq < shape.stop:
-            _, seq, fault = self.read(bare, seq, shape.stop, _VERIFY_BYTES)
+        at, found = segment_index.read_entries(segment.index)["frame_offset"], list[tuple[range, str]]()
+        bare, seq = SegmentContent(segment.base, segment.stop, segment.data, segment.index, segment.sides), segment.base
+        while seq < segment.stop:
+            _, seq, fault = self.read(bare, seq, segment.stop, _VERIFY_CHUNK_BYTES)
             if fault is not None:
-                first, seq = fault.seq - shape.base, max(fault.resume, seq + 1)
-                end = int(at[seq - shape.base]) if seq < shape.stop else int(shape.data.size)
+                first, seq = fault.seq - segment.base, max(fault.resume, seq + 1)
+                end = int(at[seq - segment.base]) if seq < segment.stop else int(segment.data.size)
                 found.append((range(int(at[first]), max(end, int(at[first]) + 1)), fault.reason))
         return found
 
     # ── recovering ────────────────────────────────────────────────────────────────────────────
 
-    def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> Recovered:
-        walk = scan.walk(data, above=base - 1)
-        pieces, mark = self.sides(walk.rows, 0, base, self.first_mark(base))
-        return recovered(walk, base, pieces, mark)
+    def recover(self, data: Buffer, sides: Sequence[bytes | None], base: int, /) -> RecoveredSegment:
+        walk = scan.scan_records(data, above=base - 1)
+        pieces, mark = self.encode_sides(walk.rows, 0, base, self.initial_side_state(base))
+        return recovered_from_scan(walk, base, pieces, mark)
 
     def salvage(self, data: Buffer, sides: Sequence[Buffer | None], base: int, stop: int, /) -> Salvage:
         view = memoryview(data)
 
-        def walk(pos: int, above: int) -> Walk:
+        def walk(pos: int, above: int) -> ScanResult:
             parts: list[Rows] = []
             while True:
-                found = scan.walk(view, pos, above=above)
+                found = scan.scan_records(view, pos, above=above)
                 parts.append(found.rows)
                 above = int(found.rows.seq[-1]) if len(found.rows) else above
                 # A frame of a batch that another frame of it broke: its records were acked and are good by themselves.
-                one = scan.alone(view, found.end) if found.end < len(view) else found._replace(rows=none(view))
+                one = (
+                    scan.scan_single_frame(view, found.end)
+                    if found.end < len(view)
+                    else found._replace(rows=empty_rows(view))
+                )
                 if not len(one.rows) or int(one.rows.seq[0]) <= above:
-                    return found._replace(rows=together(view, parts))
+                    return found._replace(rows=concat_rows(view, parts))
                 parts.append(one.rows)
                 pos, above = one.end, int(one.rows.seq[-1])
 
-        return salvaged(view, base, stop, walk, lambda pos, above: scan.resync(view, pos, above, stop))
+        return salvage_records(view, base, stop, walk, lambda pos, above: scan.find_next_frame(view, pos, above, stop))
 
-    def reach(self, shape: Shape, /) -> int:
-        return shape.base + len(shape.index) // idx.ENTRY_BYTES
+    def end_seq(self, segment: SegmentContent, /) -> int:
+        return segment.base + len(segment.index) // segment_index.ENTRY_BYTES
 
-    def sealed_fault(self, shape: Shape, /) -> tuple[str | None, Fault | None]:
+    def check_sealed(self, segment: SegmentContent, /) -> tuple[str | None, Fault | None]:
         # Sizes only: hashing every index here would read all of it at each start. The first read of a
         # segment checks its index, each chunk of data when it is read.
-        if shape.sides[0] is None:
+        if segment.sides[0] is None:
             return "the index is missing", None
-        foot = self._footer(shape)
+        foot = self._read_footer(segment)
         if foot is None:
             return "the footer is missing or damaged", None
-        if len(shape.index) != foot.idx_bytes:
-            return f"the index has {len(shape.index)} bytes, {foot.idx_bytes} were sealed", None
-        if shape.data.size == foot.data_bytes:
+        if len(segment.index) != foot.idx_bytes:
+            return f"the index has {len(segment.index)} bytes, {foot.idx_bytes} were sealed", None
+        if segment.data.size == foot.data_bytes:
             return None, None
-        at = idx.read(shape.index)["frame_offset"]
-        seq = shape.base + int(np.searchsorted(at, min(shape.data.size, foot.data_bytes)))
-        reason = f"the data has {shape.data.size} bytes, {foot.data_bytes} were sealed"
-        return None, Fault(max(seq - 1, shape.base), shape.stop, shape.data.size, reason)
+        at = segment_index.read_entries(segment.index)["frame_offset"]
+        seq = segment.base + int(np.searchsorted(at, min(segment.data.size, foot.data_bytes)))
+        reason = f"the data has {segment.data.size} bytes, {foot.data_bytes} were sealed"
+        return None, Fault(max(seq - 1, segment.base), segment.stop, segment.data.size, reason)
 
-    def _footer(self, shape: Shape) -> Footer | None:
-        if shape.extra is None:
+    def _read_footer(self, segment: SegmentContent) -> Footer | None:
+        if segment.footer is None:
             return None
         try:
-            return _decoded(shape.extra)
+            return _decode_footer_cached(segment.footer)
         except NewerFormat:
             raise
         except Corrupt:
@@ -246,99 +269,105 @@ class TideCodec(Codec):
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 
-    def index(self, shape: Shape) -> NDArray[np.void]:
+    def read_index(self, segment: SegmentContent) -> NDArray[np.void]:
         """The entries of a segment; those of a sealed one are what was sealed."""
-        foot = self._footer(shape)
-        return idx.read(shape.index) if foot is None else self._checked_index(shape, foot)
+        foot = self._read_footer(segment)
+        return segment_index.read_entries(segment.index) if foot is None else self._verified_index(segment, foot)
 
-    def read(self, shape: Shape, first: int, stop: int, bytes_max: int, /, *, compiled: bool = True) -> Chunk:
-        foot, entries = self._footer(shape), self.index(shape)
-        lo, hi = first - shape.base, min(stop - shape.base, len(entries))
+    def read(
+        self, segment: SegmentContent, first: int, stop: int, bytes_max: int, /, *, compiled: bool = True
+    ) -> Chunk:
+        foot, entries = self._read_footer(segment), self.read_index(segment)
+        lo, hi = first - segment.base, min(stop - segment.base, len(entries))
         if lo >= hi:
-            return Chunk(none(), stop)
-        hi, low, high = self._bytes(entries["frame_offset"], lo, hi, bytes_max, shape.data.size)
-        trusted = foot is not None and self._vouched(shape, foot, low, high)
-        return self._decode(
-            shape.data.fetch(low, high), entries[lo:hi], first, low, check=not trusted, compiled=compiled
+            return Chunk(empty_rows(), stop)
+        hi, low, high = self._byte_range(entries["frame_offset"], lo, hi, bytes_max, segment.data.size)
+        trusted = foot is not None and self._verify_chunks(segment, foot, low, high)
+        return self._decode_rows(
+            segment.data.fetch(low, high), entries[lo:hi], first, low, check=not trusted, compiled=compiled
         )
 
-    def window(self, shape: Shape, first: int, stop: int, bytes_max: int, /) -> tuple[int, int] | None:
+    def verified_range(
+        self, segment: SegmentContent, first: int, stop: int, bytes_max: int, /
+    ) -> tuple[int, int] | None:
         """Which bytes of the data `read` would look at, if all that it trusts was checked before; else None."""
-        foot = self._footer(shape)
-        if foot is None or self.INDEX not in shape.verified:
+        foot = self._read_footer(segment)
+        if foot is None or self.INDEX_VERIFIED not in segment.verified_chunks:
             return None
-        at = idx.read(shape.index)["frame_offset"]
-        low, high = self._bytes(at, first - shape.base, stop - shape.base, bytes_max, shape.data.size)[1:]
-        return (low, high) if self.is_checked(shape, low, high) else None
+        at = segment_index.read_entries(segment.index)["frame_offset"]
+        low, high = self._byte_range(at, first - segment.base, stop - segment.base, bytes_max, segment.data.size)[1:]
+        return (low, high) if self.is_verified(segment, low, high) else None
 
-    def is_checked(self, shape: Shape, low: int, high: int, /) -> bool:
+    def is_verified(self, segment: SegmentContent, low: int, high: int, /) -> bool:
         """Whether these bytes of the data of a sealed segment were held against its footer before."""
-        foot = self._footer(shape)
-        if foot is None or self.INDEX not in shape.verified or high > shape.data.size:
+        foot = self._read_footer(segment)
+        if foot is None or self.INDEX_VERIFIED not in segment.verified_chunks or high > segment.data.size:
             return False
-        return shape.verified.issuperset(range(low // foot.chunk_bytes, -(-high // foot.chunk_bytes)))
+        return segment.verified_chunks.issuperset(range(low // foot.chunk_bytes, -(-high // foot.chunk_bytes)))
 
-    def _bytes(self, at: NDArray[np.uint32], lo: int, hi: int, bytes_max: int, size: int) -> tuple[int, int, int]:
+    def _byte_range(self, at: NDArray[np.uint32], lo: int, hi: int, bytes_max: int, size: int) -> tuple[int, int, int]:
         """Where a read of entries [lo, hi) has to stop, and the bytes that hold their frames."""
         low = int(at[lo])
         # Bisection by hand: searchsorted first copies a column of an index, which is strided, as a whole.
         hi = max(bisect_left(at, low + bytes_max, lo, hi), lo + 1)
         return hi, low, self._frame_end(at, hi, size)
 
-    def _checked_index(self, shape: Shape, foot: Footer) -> NDArray[np.void]:
+    def _verified_index(self, segment: SegmentContent, foot: Footer) -> NDArray[np.void]:
         """The index that was sealed; made again from the data, in memory, where the file is not that any more."""
-        if self.INDEX not in shape.verified:
-            if footer.check_index(foot, shape.index) is not None:
-                found = self.recover(shape.data.fetch(0, shape.data.size), [], shape.base)
-                return idx.read(self.fill(found.sides, shape.base, foot.stop_seq, found.end)[0])
-            shape.verified.add(self.INDEX)
-        return idx.read(shape.index)
+        if self.INDEX_VERIFIED not in segment.verified_chunks:
+            if footer.find_index_fault(foot, segment.index) is not None:
+                found = self.recover(segment.data.fetch(0, segment.data.size), [], segment.base)
+                return segment_index.read_entries(
+                    self.fill_holes(found.sides, segment.base, foot.stop_seq, found.end)[0]
+                )
+            segment.verified_chunks.add(self.INDEX_VERIFIED)
+        return segment_index.read_entries(segment.index)
 
     def _frame_end(self, at: NDArray[np.uint32], hi: int, size: int) -> int:
         """Where the frame of the record before `hi` ends: where the next one starts."""
         later = bisect_right(at, int(at[hi - 1]), hi)
         return int(at[later]) if later < len(at) else size
 
-    def _vouched(self, shape: Shape, foot: Footer, low: int, high: int) -> bool:
+    def _verify_chunks(self, segment: SegmentContent, foot: Footer, low: int, high: int) -> bool:
         """Whether the footer's checksums hold for these bytes; each chunk is hashed once per open log."""
-        step, whole = foot.chunk_bytes, shape.data.fetch(0, shape.data.size)
+        step, whole = foot.chunk_bytes, segment.data.fetch(0, segment.data.size)
         for chunk in range(low // step, -(-high // step)):
-            if chunk not in shape.verified:
-                if footer.check(foot, whole, pos=chunk * step, end=chunk * step + 1):
+            if chunk not in segment.verified_chunks:
+                if footer.find_bad_ranges(foot, whole, pos=chunk * step, end=chunk * step + 1):
                     return False
-                shape.verified.add(chunk)
+                segment.verified_chunks.add(chunk)
         return True
 
-    def _decode(
-        self, buf: Buffer, part: NDArray[np.void], first: int, low: int, *, check: bool, compiled: bool
+    def _decode_rows(
+        self, buf: Buffer, entries: NDArray[np.void], first: int, low: int, *, check: bool, compiled: bool
     ) -> Chunk:
-        stop = len(part)
+        stop = len(entries)
         fault = None
         while stop:
             try:
-                rows = scan.walk_indexed(buf, part, 0, stop, first, check=check, origin=low, compiled=compiled)
+                rows = scan.scan_indexed(buf, entries, 0, stop, first, check=check, origin=low, compiled=compiled)
             except Corrupt as error:
                 # What lies before the damaged frame is still good: ask for that much less.
-                at, bad = part["frame_offset"], low + error.pos
+                at, bad = entries["frame_offset"], low + error.pos
                 stop = min(int(np.searchsorted(at, bad)), stop - 1)
                 resume = first + max(int(np.searchsorted(at, bad, "right")), stop + 1)
                 fault = Fault(first + stop, resume, low + error.pos, error.reason)
             else:
                 return Chunk(rows, first + stop)
-        return Chunk(none(), first, fault)
+        return Chunk(empty_rows(), first, fault)
 
-    def position(self, shape: Shape, seq: int, /) -> tuple[int, Rows | None]:
-        entries = idx.read(shape.index)
-        at, index = entries["frame_offset"], seq - shape.base
-        pos = int(at[index]) if index < len(at) else shape.data.size
-        start = self._chain_start(shape, at, index, pos)
+    def find_split(self, segment: SegmentContent, seq: int, /) -> tuple[int, Rows | None]:
+        entries = segment_index.read_entries(segment.index)
+        at, index = entries["frame_offset"], seq - segment.base
+        pos = int(at[index]) if index < len(at) else segment.data.size
+        start = self._chain_start(segment, at, index, pos)
         low = int(np.searchsorted(at, start))
         if low >= index:
             return pos, None
-        window = shape.data.fetch(start, self._frame_end(at, index, shape.data.size))
-        return start, scan.walk_indexed(window, entries, low, index, shape.base, check=True, origin=start)
+        window = segment.data.fetch(start, self._frame_end(at, index, segment.data.size))
+        return start, scan.scan_indexed(window, entries, low, index, segment.base, check=True, origin=start)
 
-    def _chain_start(self, shape: Shape, at: NDArray[np.uint32], index: int, pos: int) -> int:
+    def _chain_start(self, segment: SegmentContent, at: NDArray[np.uint32], index: int, pos: int) -> int:
         """The first byte of the caller's batch that `pos` would cut, or `pos` where it cuts none."""
         start = pos
         while index > 0:
@@ -346,17 +375,17 @@ class TideCodec(Codec):
             before = int(at[index])
             if before == start:
                 continue  # holes name the frame behind them
-            if not shape.data.fetch(before + 5, before + 6)[0] & frame.MORE:
+            if not segment.data.fetch(before + 5, before + 6)[0] & frame.MORE:
                 break
             start = before
         return start
 
-    def times(self, shape: Shape, /) -> tuple[int, int] | None:
-        foot = self._footer(shape)
+    def time_range(self, segment: SegmentContent, /) -> tuple[int, int] | None:
+        foot = self._read_footer(segment)
         if foot is not None:
             return (foot.ts_first_ms * 1000, foot.ts_last_ms * 1000) if foot.records else None
-        entries = idx.read(shape.index)
-        live = np.flatnonzero(entries["flags"] != idx.HOLE)
+        entries = segment_index.read_entries(segment.index)
+        live = np.flatnonzero(entries["flags"] != segment_index.HOLE)
         if not len(live):
             return None
         return int(entries["ts"][live[0]]) * 1000, int(entries["ts"][live[-1]]) * 1000

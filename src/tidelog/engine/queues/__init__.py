@@ -8,34 +8,34 @@ reading.py, schedule.py, jobs.py, steps.py    records by their seqs, as columns;
 gate.py, worker.py, history.py                waiting together; working; what happened
 """
 
-from tidelog.engine.queues.cohort import Cohort, Want, divide
-from tidelog.engine.queues.door import Queue
+from tidelog.engine.queues.claim import ClaimRequest, ClaimWindow, divide_jobs
+from tidelog.engine.queues.dead_letter import RedriveResult
 from tidelog.engine.queues.history import History
 from tidelog.engine.queues.jobs import (
-    Extended,
+    AckResult,
+    ClaimResult,
+    ExtendResult,
     Job,
-    Leased,
     QueueCounts,
-    Settled,
     lease_token,
     parse_lease_token,
 )
-from tidelog.engine.queues.redrive import Redriven
+from tidelog.engine.queues.queue import Queue
 from tidelog.engine.queues.worker import Worker
 
 __all__ = [
-    "Cohort",
-    "Extended",
+    "AckResult",
+    "ClaimRequest",
+    "ClaimResult",
+    "ClaimWindow",
+    "ExtendResult",
     "History",
     "Job",
-    "Leased",
     "Queue",
     "QueueCounts",
-    "Redriven",
-    "Settled",
-    "Want",
+    "RedriveResult",
     "Worker",
-    "divide",
+    "divide_jobs",
     "lease_token",
     "parse_lease_token",
 ]

@@ -27,34 +27,34 @@ from tidelog.disk import fork
 from tidelog.engine.queues.jobs import Job
 from tidelog.errors import BadInput, Error, Refused
 
-_POLL_MS: Final = 250
-_DOUBLINGS_MAX: Final = 32
+_POLL_MS_DEFAULT: Final = 250
+_BACKOFF_DOUBLINGS_MAX: Final = 32
 _log = logging.getLogger("tidelog.worker")
 
 
-class Counted(Protocol):
+class HasCount(Protocol):
     @property
     def count(self) -> int: ...
 
 
-class Source(Protocol):
+class JobSource(Protocol):
     """Where jobs come from: a `Queue`, or a `RemoteQueue`, whose jobs have the same fields."""
 
     def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> Sequence[Any]: ...
-    def ack(self, node: str, seqs: Sequence[Any], /) -> Counted: ...
-    def nack(self, node: str, seqs: Sequence[Any], /, *, delay_ms: int = 0) -> Counted: ...
-    def extend(self, node: str, seqs: Sequence[Any], /, *, lease_ms: int) -> Counted: ...
+    def ack(self, node: str, seqs: Sequence[Any], /) -> HasCount: ...
+    def nack(self, node: str, seqs: Sequence[Any], /, *, delay_ms: int = 0) -> HasCount: ...
+    def extend(self, node: str, seqs: Sequence[Any], /, *, lease_ms: int) -> HasCount: ...
 
 
 @runtime_checkable
-class Bell(Protocol):
+class JobNotifier(Protocol):
     """A source that says when there may be a job; others are asked now and then."""
 
-    def listen(self, wake: Callable[[], None]) -> None: ...
-    def unlisten(self, wake: Callable[[], None]) -> None: ...
+    def add_listener(self, wake: Callable[[], None]) -> None: ...
+    def remove_listener(self, wake: Callable[[], None]) -> None: ...
 
 
-class Tally(NamedTuple):
+class WorkerStats(NamedTuple):
     done: int  # acked
     failed: int  # the function raised
     lost: int  # done too late: somebody else may have had it by then
@@ -65,7 +65,7 @@ class Worker:
 
     def __init__(
         self,
-        source: Source,
+        source: JobSource,
         function: Callable[[Job], Any],
         *,
         node: str,
@@ -73,7 +73,7 @@ class Worker:
         lease_ms: int = 30_000,
         backoff_ms: int = 1_000,
         backoff_ms_max: int = 60_000,
-        poll_ms: int = _POLL_MS,
+        poll_ms: int = _POLL_MS_DEFAULT,
         on_error: Callable[[Job, BaseException], object] | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -102,18 +102,18 @@ class Worker:
         self._woken = Event()
         self._stopping = False
         self._thread: Thread | None = None
-        self.trouble: Error | None = None  # what last kept it from claiming or settling
-        fork.guard(self)
+        self.last_error: Error | None = None  # what last kept it from claiming or settling
+        fork.register(self)
 
-    def forked(self, pid: int) -> None:
+    def on_fork(self, pid: int) -> None:
         """Give up in a forked child: its threads, and the jobs that they work on, are the parent's."""
         self._stopping, self._thread, self._woken = True, None, Event()
-        fork.poison(f"the worker {self._node}", pid, self)
+        fork.poison_locks(f"the worker {self._node}", pid, self)
 
     @property
-    def tally(self) -> Tally:
+    def stats(self) -> WorkerStats:
         with self._lock:
-            return Tally(self._done, self._failed, self._lost)
+            return WorkerStats(self._done, self._failed, self._lost)
 
     @property
     def running(self) -> int:
@@ -151,9 +151,9 @@ class Worker:
     # ── the thread that claims and extends ────────────────────────────────────────────────────
 
     def _run(self) -> None:
-        bell = self._source if isinstance(self._source, Bell) else None
+        bell = self._source if isinstance(self._source, JobNotifier) else None
         if bell is not None:
-            bell.listen(self._woken.set)
+            bell.add_listener(self._woken.set)
         beat_ms = max(self._lease_ms // 3, 1)
         next_beat_ms = self._clock.monotonic_ms() + beat_ms
         try:
@@ -170,13 +170,13 @@ class Worker:
                         self._woken.wait(min(next_beat_ms - now_ms, self._poll_ms) / 1000)
         finally:
             if bell is not None:
-                bell.unlisten(self._woken.set)
+                bell.remove_listener(self._woken.set)
 
     def _claim(self, hands: ThreadPoolExecutor) -> None:
         free = self._concurrency - len(self._running)
         if free < 1:
             return
-        jobs = self._try(lambda: self._source.claim(self._node, free, self._lease_ms)) or ()
+        jobs = self._call_source(lambda: self._source.claim(self._node, free, self._lease_ms)) or ()
         for job in jobs:
             with self._lock:
                 self._running[job.lease_id] = job
@@ -186,21 +186,21 @@ class Worker:
         with self._lock:
             jobs = list(self._running.values())
         if jobs:
-            self._try(lambda: self._source.extend(self._node, jobs, lease_ms=self._lease_ms))
+            self._call_source(lambda: self._source.extend(self._node, jobs, lease_ms=self._lease_ms))
 
     # ── the hands ─────────────────────────────────────────────────────────────────────────────
 
     def _work(self, job: Job) -> None:
         try:
             if self._stopping:
-                self._try(lambda: self._source.nack(self._node, [job]))
+                self._call_source(lambda: self._source.nack(self._node, [job]))
                 return
             try:
-                _completed(self._function(job))
+                _run_to_completion(self._function(job))
             except BaseException as error:  # also a cancelled coroutine: the job's failure, not the worker's
                 self._fail(job, error)
             else:
-                acked = self._try(lambda: self._source.ack(self._node, [job]).count)
+                acked = self._call_source(lambda: self._source.ack(self._node, [job]).count)
                 with self._lock:
                     if acked:
                         self._done += 1
@@ -215,30 +215,30 @@ class Worker:
     def _fail(self, job: Job, error: BaseException) -> None:
         with self._lock:
             self._failed += 1
-        rest_ms = min(self._backoff_ms << min(max(job.deliveries - 1, 0), _DOUBLINGS_MAX), self._backoff_ms_max)
-        self._try(lambda: self._source.nack(self._node, [job], delay_ms=rest_ms))
+        rest_ms = min(self._backoff_ms << min(max(job.deliveries - 1, 0), _BACKOFF_DOUBLINGS_MAX), self._backoff_ms_max)
+        self._call_source(lambda: self._source.nack(self._node, [job], delay_ms=rest_ms))
         if self._on_error is not None:
             try:
                 self._on_error(job, error)
             except Exception:
                 _log.exception("on_error of the worker %s raised; the job %d was given back", self._node, job.seq)
 
-    def _try(self, call: Callable[[], Any]) -> Any:
+    def _call_source(self, call: Callable[[], Any]) -> Any:
         """What a call of the source came to; None where it failed: leases end by themselves, and jobs come back."""
         try:
             return call()
         except Error as error:
-            self.trouble = error
+            self.last_error = error
         except Exception as error:
             _log.exception("the worker %s cannot claim or settle jobs", self._node)
-            self.trouble = Refused(
+            self.last_error = Refused(
                 f"the source of jobs failed with {error!r:.200}; jobs that were not settled come back when their "
                 "leases end"
             )
         return None
 
 
-def _completed(result: object) -> None:
+def _run_to_completion(result: object) -> None:
     """Run a coroutine to its end. Raises BadInput for what has not run and cannot be run here."""
     if isinstance(result, Coroutine):
         asyncio.run(result)

@@ -9,17 +9,25 @@ Rules for a new one, in order of authority:
   2. A router never changes its ends: copies that were made would not be its own any more.
   3. A dest that already leads to the source makes a circle, which is refused unless it is asked for; then the
      number of routers a record came over ends it.
+
+[policy] Over how many routers the records of a topic came: stretches of seqs, kept only where it matters.
+
+A record that was written directly came over none and is in no stretch. What lies behind every cursor that
+still needs it is let go of.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, NamedTuple, TypeAlias
 
+import numpy as np
+
 from tidelog.errors import BadInput, RouterCycle, TopicExists
-from tidelog.formats.bodies import Match, MatchOp, RouterCreate
+from tidelog.formats.control_frames import Match, MatchOp, RouterCreate
+from tidelog.types import Ints
 
 Guarantee: TypeAlias = Literal["at_least_once", "exactly_once"]
 GUARANTEES: Final = ("at_least_once", "exactly_once")
@@ -40,9 +48,9 @@ class Router:
     exactly_once: bool = False
     match: Match | None = None
     start: int = 0  # it passes on what lies behind this seq of the source
-    base: int = 0  # the dest's head when it was made
+    dest_head_at_creation: int = 0  # the dest's head when it was made
 
-    def as_body(self) -> RouterCreate:
+    def to_body(self) -> RouterCreate:
         return RouterCreate(
             name=self.name,
             source=self.source,
@@ -53,11 +61,11 @@ class Router:
             exactly_once=self.exactly_once,
             match=self.match,
             initial_cursor=self.start,
-            initial_dest_base=self.base,
+            initial_dest_base=self.dest_head_at_creation,
         )
 
     @classmethod
-    def of_body(cls, body: RouterCreate) -> Router:
+    def from_body(cls, body: RouterCreate) -> Router:
         return cls(
             name=body.name,
             source=body.source,
@@ -68,11 +76,11 @@ class Router:
             exactly_once=body.exactly_once,
             match=body.match,
             start=body.initial_cursor,
-            base=body.initial_dest_base,
+            dest_head_at_creation=body.initial_dest_base,
         )
 
     @property
-    def wish(self) -> tuple[object, ...]:
+    def settings(self) -> tuple[object, ...]:
         """What a caller asked for: two that are equal in this pass on the same."""
         flags = (self.preserve_node, self.preserve_tag, self.allow_cycle, self.exactly_once)
         return (self.name, self.source, self.dest, *flags, self.match)
@@ -93,7 +101,7 @@ class RouterState(NamedTuple):
     created: bool = False  # by this call
 
 
-def shown(router: Router, forwarded: int, *, created: bool = False) -> RouterState:
+def router_state(router: Router, forwarded: int, *, created: bool = False) -> RouterState:
     match = router.match
     told = None
     if match is not None:
@@ -121,7 +129,7 @@ def check_router_name(name: object) -> None:
         )
 
 
-def check_fits(wanted: Router, routers: Iterable[Router]) -> Router | None:
+def check_endpoints(wanted: Router, routers: Iterable[Router]) -> Router | None:
     """The router of this name, where there is one. Raises where the wanted one cannot be beside those there are."""
     known: Router | None = None
     for router in routers:
@@ -147,7 +155,7 @@ def check_fits(wanted: Router, routers: Iterable[Router]) -> Router | None:
     return known
 
 
-def check_circle(wanted: Router, routers: Iterable[Router]) -> None:
+def check_cycle(wanted: Router, routers: Iterable[Router]) -> None:
     """Raise where the dest leads to the source already, over other routers, unless that is what is wanted."""
     if wanted.allow_cycle:
         return
@@ -164,3 +172,46 @@ def check_circle(wanted: Router, routers: Iterable[Router]) -> None:
             if further not in seen:
                 seen.add(further)
                 paths.append([*path, further])
+
+
+HopRange = tuple[int, int, int]  # seqs [lo, hi) came over so many
+
+
+class HopCounts:
+    """The owner's lock guards it."""
+
+    def __init__(self, stretches: Iterable[HopRange] = ()) -> None:
+        self._ranges: list[HopRange] = list(stretches)
+
+    def __bool__(self) -> bool:
+        return bool(self._ranges)
+
+    def add_runs(self, lo: int, runs: Sequence[int]) -> None:
+        """Seqs from `lo` on, in pairs of how many and how far they came."""
+        for count, hops in zip(runs[::2], runs[1::2], strict=True):
+            self.add(lo, lo + count, hops)
+            lo += count
+
+    def add(self, lo: int, hi: int, hops: int) -> None:
+        """Seqs [lo, hi), behind all that were added before."""
+        if self._ranges and self._ranges[-1][1:] == (lo, hops):
+            lo = self._ranges.pop()[0]
+        self._ranges.append((lo, hi, hops))
+
+    def forget_below(self, below: int) -> None:
+        """Nobody will ask about seqs below this one."""
+        keep = next((at for at, (_, hi, _) in enumerate(self._ranges) if hi > below), len(self._ranges))
+        del self._ranges[:keep]
+
+    def ranges_up_to(self, head: int) -> tuple[HopRange, ...]:
+        """All that lies at or below `head`."""
+        return tuple((lo, min(hi, head + 1), hops) for lo, hi, hops in self._ranges if lo <= head)
+
+    def between(self, lo: int, hi: int) -> Ints:
+        """One number a seq of [lo, hi)."""
+        found: Ints = np.zeros(hi - lo, np.int64)
+        for first, stop, hops in reversed(self._ranges):
+            if stop <= lo:
+                break
+            found[max(first - lo, 0) : max(stop - lo, 0)] = hops
+        return found

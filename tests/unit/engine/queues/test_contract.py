@@ -6,19 +6,19 @@ import json
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import CLASSES, World
+from tests.unit.engine.harness import CLASSES, EngineHarness
 
-from tidelog.engine import Job, Queue, Want, lease_token, parse_lease_token
+from tidelog.engine import ClaimRequest, Job, Queue, lease_token, parse_lease_token
 from tidelog.errors import BadInput, Closed, Corrupt, NotAQueue, ReadOnly, TopicExists, TopicNotFound
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def harness() -> EngineHarness:
+    return EngineHarness()
 
 
-def queue(world: World, count: int = 0, **config: Any) -> Queue:
-    made = world.log.queue("jobs", **{"lease_ms": 1_000, **config})
+def queue(harness: EngineHarness, count: int = 0, **config: Any) -> Queue:
+    made = harness.log.queue("jobs", **{"lease_ms": 1_000, **config})
     if count:
         made.put([{"n": number} for number in range(1, count + 1)])
     return made
@@ -32,70 +32,70 @@ def seqs(jobs: list[Job]) -> list[int]:
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_a_claim_leases_the_first_jobs(world: World, durability: str) -> None:
-    jobs = queue(world, 3, durability=durability).claim("w", 2)
-    now_ms = world.clock.now_us() // 1000
+def test_a_claim_leases_the_first_jobs(harness: EngineHarness, durability: str) -> None:
+    jobs = queue(harness, 3, durability=durability).claim("w", 2)
+    now_ms = harness.clock.now_us() // 1000
     assert jobs == [
         Job(1, 1, now_ms + 1_000, now_ms, 1, {"n": 1}),
         Job(2, 2, now_ms + 1_000, now_ms, 1, {"n": 2}),
     ]
-    assert [job.token for job in jobs] == ["lease_1", "lease_2"]
+    assert [job.lease_token for job in jobs] == ["lease_1", "lease_2"]
 
 
-def test_what_is_held_is_given_to_nobody_else(world: World) -> None:
-    jobs = queue(world, 3)
+def test_what_is_held_is_given_to_nobody_else(harness: EngineHarness) -> None:
+    jobs = queue(harness, 3)
     assert seqs(jobs.claim("a", 2)) == [1, 2]
     assert seqs(jobs.claim("b", 10)) == [3]
     assert jobs.claim("a", 10) == []
     assert jobs.counts() == (0, 3, 0)
 
 
-def test_a_lease_ends_behind_its_deadline_and_not_at_it(world: World) -> None:
-    jobs = queue(world, 1)
+def test_a_lease_ends_behind_its_deadline_and_not_at_it(harness: EngineHarness) -> None:
+    jobs = queue(harness, 1)
     jobs.claim("a")
-    world.clock.tick(1_000)
+    harness.clock.tick(1_000)
     assert jobs.claim("b") == []
     assert jobs.counts() == (0, 1, 0)
-    world.clock.tick(1)
+    harness.clock.tick(1)
     assert jobs.counts() == (1, 0, 0)
     (again,) = jobs.claim("b")
     assert (again.seq, again.deliveries, again.lease_id) == (1, 2, 2)
 
 
-def test_what_comes_back_goes_before_what_is_fresh_lowest_first(world: World) -> None:
-    jobs = queue(world, 6)
+def test_what_comes_back_goes_before_what_is_fresh_lowest_first(harness: EngineHarness) -> None:
+    jobs = queue(harness, 6)
     held = jobs.claim("a", 4)
     jobs.nack("a", [held[3], held[1]])
     assert seqs(jobs.claim("b", 3)) == [2, 4, 5]
 
 
 @pytest.mark.parametrize(("asked", "given"), [(None, 1_000), (5_000, 5_000), (1, 100), (1 << 60, 86_400_000)])
-def test_a_claim_says_how_long_it_wants_to_hold(world: World, asked: int | None, given: int) -> None:
-    (job,) = queue(world, 1).claim("a", lease_ms=asked)
-    assert job.deadline_ms == world.clock.now_us() // 1000 + given
+def test_a_claim_says_how_long_it_wants_to_hold(harness: EngineHarness, asked: int | None, given: int) -> None:
+    (job,) = queue(harness, 1).claim("a", lease_ms=asked)
+    assert job.deadline_ms == harness.clock.now_us() // 1000 + given
 
 
-def test_a_pass_gives_at_most_a_thousand_to_one(world: World) -> None:
-    assert len(queue(world, 1_200).claim("a", 5_000)) == 1_000
+def test_a_pass_gives_at_most_a_thousand_to_one(harness: EngineHarness) -> None:
+    assert len(queue(harness, 1_200).claim("a", 5_000)) == 1_000
 
 
-def test_a_cohort_shares_one_at_a_time_in_its_order(world: World) -> None:
-    jobs = queue(world, 9)
-    first, second = jobs.claim_now([Want("a", 2, 500), Want("b", 100)])
+def test_a_cohort_shares_one_at_a_time_in_its_order(harness: EngineHarness) -> None:
+    jobs = queue(harness, 9)
+    first, second = jobs.claim_for_all([ClaimRequest("a", 2, 500), ClaimRequest("b", 100)])
     assert (first.seqs, second.seqs) == ([1, 3], [2, 4, 5, 6, 7, 8, 9])
-    now_ms = world.clock.now_us() // 1000
+    now_ms = harness.clock.now_us() // 1000
     assert first.deadlines == [now_ms + 500] * 2, "each has its own lease length"
     assert second.deadlines == [now_ms + 1_000] * 7
     assert len({*first.lease_ids, *second.lease_ids}) == 9
     assert [job.data["n"] for job in second.jobs()] == second.seqs
 
 
-def test_jobs_as_text_are_the_objects_of_the_contract(world: World) -> None:
-    jobs = queue(world)
+def test_jobs_as_text_are_the_objects_of_the_contract(harness: EngineHarness) -> None:
+    jobs = queue(harness)
     jobs.put([{"a": "ä"}, b"\x00\xff"], tag=["t", None], meta=[None, {"k": 1}], node="origin")
-    now_ms = world.clock.now_us() // 1000
-    (leased,) = jobs.claim_now([Want("w", 10)])
-    assert [json.loads(text) for text in leased.texts()] == [
+    now_ms = harness.clock.now_us() // 1000
+    (leased,) = jobs.claim_for_all([ClaimRequest("w", 10)])
+    assert [json.loads(text) for text in leased.to_json_texts()] == [
         {
             "$seq": 1,
             "lease_id": "lease_1",
@@ -116,7 +116,7 @@ def test_jobs_as_text_are_the_objects_of_the_contract(world: World) -> None:
             "meta": {"k": 1},
         },
     ]
-    assert leased.texts()[0].startswith(b'{"$seq":1,"lease_id":"lease_1","deadline":')
+    assert leased.to_json_texts()[0].startswith(b'{"$seq":1,"lease_id":"lease_1","deadline":')
 
 
 def test_a_lease_id_is_shown_in_lower_hex() -> None:
@@ -137,28 +137,28 @@ def test_what_is_no_lease_token_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-def test_an_ack_deletes_the_job(world: World, durability: str) -> None:
-    jobs = queue(world, 3, durability=durability)
+def test_an_ack_deletes_the_job(harness: EngineHarness, durability: str) -> None:
+    jobs = queue(harness, 3, durability=durability)
     held = jobs.claim("w", 2)
     assert jobs.ack("w", held) == (2, [], 1, 0)
     assert jobs.topic.count == 1
-    world.clock.tick(5_000)
+    harness.clock.tick(5_000)
     assert seqs(jobs.claim("w", 10)) == [3], "what was acked never comes back"
 
 
-def test_whoever_does_not_hold_a_job_is_skipped_in_the_order_it_asked(world: World) -> None:
-    jobs = queue(world, 3)
+def test_whoever_does_not_hold_a_job_is_skipped_in_the_order_it_asked(harness: EngineHarness) -> None:
+    jobs = queue(harness, 3)
     jobs.claim("a", 2)
     assert jobs.ack("b", [1, 99]) == (0, [1, 99], 1, 2)
     assert jobs.ack("a", [99, 2, 2, 3, 1]) == (2, [99, 2, 3], 1, 0)
 
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
-def test_a_lease_id_that_is_not_the_current_one_is_skipped(world: World, verb: str) -> None:
+def test_a_lease_id_that_is_not_the_current_one_is_skipped(harness: EngineHarness, verb: str) -> None:
     """G95 while the process lives."""
-    jobs = queue(world, 1)
+    jobs = queue(harness, 1)
     (old,) = jobs.claim("a")
-    world.clock.tick(1_001)
+    harness.clock.tick(1_001)
     (new,) = jobs.claim("a")
     more: dict[str, Any] = {"lease_ms": 500} if verb == "extend" else {}
     late = getattr(jobs, verb)("a", old, **more)
@@ -167,133 +167,133 @@ def test_a_lease_id_that_is_not_the_current_one_is_skipped(world: World, verb: s
     assert getattr(jobs, verb)("a", [1], [new.lease_id], **more).count == 1
 
 
-def test_an_expired_lease_is_skipped_even_if_nobody_claimed_again(world: World) -> None:
-    jobs = queue(world, 1)
+def test_an_expired_lease_is_skipped_even_if_nobody_claimed_again(harness: EngineHarness) -> None:
+    jobs = queue(harness, 1)
     held = jobs.claim("a")
-    world.clock.tick(1_001)
+    harness.clock.tick(1_001)
     assert jobs.ack("a", held) == (0, [1], 1, 0)
 
 
-def test_a_nack_gives_the_job_back_at_once(world: World) -> None:
-    jobs = queue(world, 1)
+def test_a_nack_gives_the_job_back_at_once(harness: EngineHarness) -> None:
+    jobs = queue(harness, 1)
     assert jobs.nack("a", jobs.claim("a")) == (1, [], 1, 0)
     assert jobs.claim("b")[0].deliveries == 2
 
 
-def test_a_delayed_nack_is_in_neither_count_until_its_time(world: World) -> None:
-    jobs = queue(world, 1)
+def test_a_delayed_nack_is_in_neither_count_until_its_time(harness: EngineHarness) -> None:
+    jobs = queue(harness, 1)
     assert jobs.nack("a", jobs.claim("a"), delay_ms=300) == (1, [], 0, 0)
-    assert jobs.next_due_ms() == world.clock.now_us() // 1000 + 300
-    world.clock.tick(299)
+    assert jobs.next_due_ms() == harness.clock.now_us() // 1000 + 300
+    harness.clock.tick(299)
     assert jobs.claim("b") == []
-    world.clock.tick(1)
+    harness.clock.tick(1)
     assert jobs.counts() == (1, 0, 0)
     assert jobs.claim("b")[0].deliveries == 2
 
 
-def test_an_extension_moves_the_deadline_and_nothing_else(world: World) -> None:
-    jobs = queue(world, 2)
+def test_an_extension_moves_the_deadline_and_nothing_else(harness: EngineHarness) -> None:
+    jobs = queue(harness, 2)
     (job, _) = jobs.claim("a", 2)
-    world.clock.tick(900)
-    deadline = world.clock.now_us() // 1000 + 5_000
+    harness.clock.tick(900)
+    deadline = harness.clock.now_us() // 1000 + 5_000
     assert jobs.extend("a", [1, 7, 1], lease_ms=5_000) == (1, [7, 1], {1: deadline})
-    world.clock.tick(4_000)
+    harness.clock.tick(4_000)
     assert seqs(jobs.claim("b", 10)) == [2]
     assert jobs.ack("a", job).count == 1
-    assert jobs.next_due_ms() == world.clock.now_us() // 1000 + 1_001
+    assert jobs.next_due_ms() == harness.clock.now_us() // 1000 + 1_001
 
 
-def test_an_extension_may_shorten(world: World) -> None:
-    jobs = queue(world, 1)
+def test_an_extension_may_shorten(harness: EngineHarness) -> None:
+    jobs = queue(harness, 1)
     jobs.extend("a", jobs.claim("a"), lease_ms=100)
-    world.clock.tick(101)
+    harness.clock.tick(101)
     assert seqs(jobs.claim("b")) == [1]
 
 
-def test_a_connection_that_ends_gives_its_jobs_back_and_no_others(world: World) -> None:
-    jobs = queue(world, 4)
+def test_a_connection_that_ends_gives_its_jobs_back_and_no_others(harness: EngineHarness) -> None:
+    jobs = queue(harness, 4)
     here, there = object(), object()
     jobs.claim("w", 1)
-    jobs.claim_now([Want("w", 2, None, here), Want("w", 1, None, there)])
-    assert (jobs.held(here), jobs.held(there)) == (2, 1)
+    jobs.claim_for_all([ClaimRequest("w", 2, None, here), ClaimRequest("w", 1, None, there)])
+    assert (jobs.count_leases(here), jobs.count_leases(there)) == (2, 1)
     jobs.ack("w", [2])
-    assert jobs.held(here) == 1
-    assert jobs.release(here) == 1
-    assert jobs.release(here) == 0
+    assert jobs.count_leases(here) == 1
+    assert jobs.release_connection(here) == 1
+    assert jobs.release_connection(here) == 0
     assert jobs.counts() == (1, 2, 0)
     assert jobs.claim("w")[0].deliveries == 2, "a delivery that was given up is one"
-    world.clock.tick(1_001)
-    assert jobs.held(there) == 0
+    harness.clock.tick(1_001)
+    assert jobs.count_leases(there) == 0
 
 
 # Time -----------------------------------------------------------------------------------------------------
 
 
-def test_a_clock_that_jumps_back_makes_leases_longer_and_breaks_nothing(world: World) -> None:
-    jobs = queue(world, 2)
+def test_a_clock_that_jumps_back_makes_leases_longer_and_breaks_nothing(harness: EngineHarness) -> None:
+    jobs = queue(harness, 2)
     jobs.claim("a", 1)
-    world.clock.set_us(world.clock.now_us() - 3_600_000_000)
+    harness.clock.set_us(harness.clock.now_us() - 3_600_000_000)
     assert seqs(jobs.claim("b", 10)) == [2]
-    world.clock.tick(1_001)
+    harness.clock.tick(1_001)
     assert seqs(jobs.claim("c", 10)) == [2]
-    world.clock.tick(3_600_000)
+    harness.clock.tick(3_600_000)
     assert seqs(jobs.claim("d", 10)) == [1, 2]
 
 
 # What else happens to a topic -----------------------------------------------------------------------------
 
 
-def test_deleted_jobs_are_in_no_count_and_never_handed_out(world: World) -> None:
-    jobs = queue(world, 6)
+def test_deleted_jobs_are_in_no_count_and_never_handed_out(harness: EngineHarness) -> None:
+    jobs = queue(harness, 6)
     held = jobs.claim("a", 2)
     jobs.nack("a", held[0], delay_ms=500)
     jobs.topic.delete(seqs=[1, 2, 4])
     assert jobs.counts() == (3, 0, 0)
     assert jobs.ack("a", held[1]).skipped == [2]
     assert seqs(jobs.claim("b", 10)) == [3, 5, 6]
-    assert jobs.next_due_ms() == world.clock.now_us() // 1000 + 1_001
+    assert jobs.next_due_ms() == harness.clock.now_us() // 1000 + 1_001
 
 
-def test_jobs_lost_to_a_cap_or_to_age_are_gone_for_the_queue_too(world: World) -> None:
-    jobs = queue(world, 4, cap_records=4, ttl_ms=10_000)
+def test_jobs_lost_to_a_cap_or_to_age_are_gone_for_the_queue_too(harness: EngineHarness) -> None:
+    jobs = queue(harness, 4, cap_records=4, ttl_ms=10_000)
     jobs.claim("a", 2, 60_000)
-    world.clock.tick(1)
+    harness.clock.tick(1)
     jobs.put(["x", "y"])
     assert jobs.counts() == (4, 0, 0)
-    world.clock.tick(10_000)
+    harness.clock.tick(10_000)
     assert jobs.counts() == (2, 0, 0)
     assert seqs(jobs.claim("b", 10)) == [5, 6]
 
 
-def test_long_runs_of_dead_jobs_are_passed_over(world: World) -> None:
-    jobs = queue(world, 3_000)
+def test_long_runs_of_dead_jobs_are_passed_over(harness: EngineHarness) -> None:
+    jobs = queue(harness, 3_000)
     jobs.topic.delete(seqs=[seq for seq in range(1, 3_001) if seq not in (5, 2_999)])
     assert seqs(jobs.claim("a", 1)) == [5]
     assert seqs(jobs.claim("a", 10)) == [2_999]
 
 
-def test_jobs_are_read_wherever_they_lie(world: World) -> None:
-    world = World(segment_events_max=4)
-    jobs = queue(world, 10)
-    world.log.checkpoint()
+def test_jobs_are_read_wherever_they_lie(harness: EngineHarness) -> None:
+    harness = EngineHarness(segment_events_max=4)
+    jobs = queue(harness, 10)
+    harness.log.checkpoint()
     jobs.put([{"n": 11}])
     held = jobs.claim("a", 11)
     jobs.nack("a", [held[0], held[5], held[10]])
     assert [(job.seq, job.data) for job in jobs.claim("b", 9)] == [(n, {"n": n}) for n in (1, 6, 11)]
 
 
-def test_reads_and_counts_do_not_touch_leases(world: World) -> None:
-    jobs = queue(world, 2)
+def test_reads_and_counts_do_not_touch_leases(harness: EngineHarness) -> None:
+    jobs = queue(harness, 2)
     jobs.claim("a", 1)
     assert [record.seq for record in jobs.topic.read().records] == [1, 2]
     assert jobs.counts() == (1, 1, 0)
 
 
-def test_listeners_hear_of_everything_that_may_bring_a_job(world: World) -> None:
-    jobs = queue(world, 3)
+def test_listeners_hear_of_everything_that_may_bring_a_job(harness: EngineHarness) -> None:
+    jobs = queue(harness, 3)
     rung: list[int] = []
     wake = lambda: rung.append(1)  # noqa: E731
-    jobs.listen(wake)
+    jobs.add_listener(wake)
 
     def rings(call: Any) -> bool:
         rung.clear()
@@ -301,89 +301,89 @@ def test_listeners_hear_of_everything_that_may_bring_a_job(world: World) -> None
         return bool(rung)
 
     assert rings(lambda: jobs.put("x"))
-    held = jobs.claim_now([Want("a", 3, None, "conn")])[0].jobs()
+    held = jobs.claim_for_all([ClaimRequest("a", 3, None, "conn")])[0].jobs()
     assert rings(lambda: jobs.ack("a", held[0]))
     assert rings(lambda: jobs.nack("a", held[1]))
-    assert rings(lambda: jobs.release("conn"))
+    assert rings(lambda: jobs.release_connection("conn"))
     jobs.claim("a", 1)
-    world.clock.tick(1_001)
+    harness.clock.tick(1_001)
     assert rings(jobs.counts)
-    jobs.unlisten(wake)
+    jobs.remove_listener(wake)
     assert not rings(lambda: jobs.put("y"))
 
 
-def test_a_claim_that_ends_leases_of_others_wakes_listeners(world: World) -> None:
-    jobs = queue(world, 3)
+def test_a_claim_that_ends_leases_of_others_wakes_listeners(harness: EngineHarness) -> None:
+    jobs = queue(harness, 3)
     jobs.claim("a", 2)
     rung: list[int] = []
-    jobs.listen(lambda: rung.append(1))
-    world.clock.tick(1_001)
+    jobs.add_listener(lambda: rung.append(1))
+    harness.clock.tick(1_001)
     assert seqs(jobs.claim("b", 1)) == [1]
     assert rung, "job 2 became claimable, and a waiting worker has to hear of it"
 
 
 def test_a_claim_leaves_out_jobs_that_do_not_read_and_fails_where_none_does() -> None:
-    world = World(segment_events_max=2)
-    jobs = queue(world, 2)
-    world.log.checkpoint()
+    harness = EngineHarness(segment_events_max=2)
+    jobs = queue(harness, 2)
+    harness.log.checkpoint()
     jobs.put([{"n": 3}, {"n": 4}])
-    world.log.checkpoint()
-    damaged = min(world.files(".data"))
-    for pos in range(len(world.disk.tree()[damaged])):
-        world.disk.flip(damaged, pos, 0)
-    jobs = world.restart("kill").queue("jobs")
+    harness.log.checkpoint()
+    damaged = min(harness.files(".data"))
+    for pos in range(len(harness.disk.tree()[damaged])):
+        harness.disk.flip_bit(damaged, pos, 0)
+    jobs = harness.restart("kill").queue("jobs")
     assert seqs(jobs.claim("a", 4)) == [3, 4]
-    world.clock.tick(1_001)
+    harness.clock.tick(1_001)
     with pytest.raises(Corrupt, match=r"jobs \[1, 2\] do not read"):
         jobs.claim("b", 2)
     assert seqs(jobs.claim("c", 2)) == [3, 4]
 
 
-def test_a_pass_is_quick_while_it_needs_memory_alone(world: World) -> None:
-    jobs = queue(world, 3)
-    assert not jobs.is_quick(1), "lease ids are put on record first"
+def test_a_pass_is_quick_while_it_needs_memory_alone(harness: EngineHarness) -> None:
+    jobs = queue(harness, 3)
+    assert not jobs.can_claim_without_blocking(1), "lease ids are put on record first"
     jobs.claim("a", 1)
-    assert jobs.is_quick(1)
-    assert not jobs.is_quick(1 << 20)
-    world.log.checkpoint()
-    assert not jobs.is_quick(1), "the next job lies in a file"
-    durable = world.log.queue("durable", leases_durable=True)
+    assert jobs.can_claim_without_blocking(1)
+    assert not jobs.can_claim_without_blocking(1 << 20)
+    harness.log.checkpoint()
+    assert not jobs.can_claim_without_blocking(1), "the next job lies in a file"
+    durable = harness.log.queue("durable", leases_durable=True)
     durable.put("x")
-    assert not durable.is_quick(1)
+    assert not durable.can_claim_without_blocking(1)
 
 
-def test_a_pass_that_may_move_a_job_to_another_topic_is_not_quick(world: World) -> None:
+def test_a_pass_that_may_move_a_job_to_another_topic_is_not_quick(harness: EngineHarness) -> None:
     """Only a job that was delivered before can be moved; fresh ones need memory alone."""
-    jobs = world.log.queue("dying", durability="ephemeral", max_deliveries=2, dead_letter="dead")
+    jobs = harness.log.queue("dying", durability="ephemeral", max_deliveries=2, dead_letter="dead")
     jobs.put([1, 2])
-    assert jobs.is_quick(1)
+    assert jobs.can_claim_without_blocking(1)
     held = jobs.claim("w")
-    assert not jobs.is_quick(1)
+    assert not jobs.can_claim_without_blocking(1)
     jobs.nack("w", held)
-    assert not jobs.is_quick(1)
+    assert not jobs.can_claim_without_blocking(1)
     jobs.ack("w", jobs.claim("w"))
-    assert jobs.is_quick(1)
+    assert jobs.can_claim_without_blocking(1)
 
 
 # Doors ----------------------------------------------------------------------------------------------------
 
 
-def test_a_log_is_not_a_queue(world: World) -> None:
-    log = world.log.topic("log")
-    for ask in (log.queue, lambda: world.log.queue("log"), lambda: world.log.queue("log", lease_ms=5)):
+def test_a_log_is_not_a_queue(harness: EngineHarness) -> None:
+    log = harness.log.topic("log")
+    for ask in (log.queue, lambda: harness.log.queue("log"), lambda: harness.log.queue("log", lease_ms=5)):
         with pytest.raises(NotAQueue) as caught:
             ask()
         assert caught.value.code == "not_a_queue"
     with pytest.raises(TopicExists):
-        world.log.topic("log", type="queue")
+        harness.log.topic("log", type="queue")
 
 
-def test_a_queue_is_made_once_and_configured_later(world: World) -> None:
+def test_a_queue_is_made_once_and_configured_later(harness: EngineHarness) -> None:
     with pytest.raises(TopicNotFound):
-        world.log.queue("jobs", create=False)
-    first = queue(world, 2)
+        harness.log.queue("jobs", create=False)
+    first = queue(harness, 2)
     first.claim("a")
-    second = world.log.queue("jobs", create=False, lease_ms=7_000)
+    second = harness.log.queue("jobs", create=False, lease_ms=7_000)
     assert second.counts() == (1, 1, 0), "handles share one state"
     assert second.topic.config.lease_ms == 7_000
 
@@ -406,8 +406,8 @@ def test_a_queue_is_made_once_and_configured_later(world: World) -> None:
         lambda jobs: jobs.put(["x"], meta=[{}, {}], priority=1),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(world: World, call: Any) -> None:
-    jobs = queue(world, 2)
+def test_what_makes_no_sense_is_refused_and_changes_nothing(harness: EngineHarness, call: Any) -> None:
+    jobs = queue(harness, 2)
     jobs.claim("a", 1)
     with pytest.raises(BadInput):
         call(jobs)
@@ -415,24 +415,24 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(world: World, call: 
     assert jobs.topic.head_seq == 2
 
 
-def test_a_reader_can_count_and_not_claim(world: World) -> None:
-    queue(world, 2)
-    jobs = world.reader().queue("jobs", create=False)
+def test_a_reader_can_count_and_not_claim(harness: EngineHarness) -> None:
+    queue(harness, 2)
+    jobs = harness.reader().queue("jobs", create=False)
     assert jobs.counts() == (2, 0, 0)
     with pytest.raises(ReadOnly):
         jobs.claim("a")
 
 
-def test_a_queue_that_is_gone_says_so(world: World) -> None:
-    jobs = queue(world, 1)
+def test_a_queue_that_is_gone_says_so(harness: EngineHarness) -> None:
+    jobs = queue(harness, 1)
     held = jobs.claim("a")
-    world.log.drop("jobs")
+    harness.log.drop("jobs")
     for call in (lambda: jobs.claim("a"), lambda: jobs.ack("a", held), jobs.counts):
         with pytest.raises(TopicNotFound):
             call()
-    assert jobs.release("conn") == 0
-    again = queue(world, 1)
+    assert jobs.release_connection("conn") == 0
+    again = queue(harness, 1)
     assert again.claim("a")[0].lease_id == 1, "another queue of that name starts anew"
-    world.log.close()
+    harness.log.close()
     with pytest.raises(Closed):
         again.claim("a")

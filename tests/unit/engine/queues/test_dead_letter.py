@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import CLASSES, World, running
+from tests.unit.engine.harness import CLASSES, EngineHarness, running
 
 from tidelog.engine import Queue, Record
 from tidelog.errors import BadInput, Error, NotAQueue, TopicNotFound
 
 
-def queue(world: World, **config: Any) -> Queue:
+def queue(world: EngineHarness, **config: Any) -> Queue:
     fields = {"lease_ms": 1_000, "max_deliveries": 2, "dead_letter": "dead", **config}
     return world.log.queue("jobs", **fields)
 
@@ -21,14 +21,14 @@ def fail(jobs: Queue, times: int, most: int = 10) -> None:
         jobs.nack("w", jobs.claim("w", most))
 
 
-def dead(world: World) -> list[Record]:
+def dead(world: EngineHarness) -> list[Record]:
     topic = world.log.find("dead")
     return [] if topic is None else topic.read().records
 
 
 @pytest.mark.parametrize("durability", CLASSES)
 def test_a_job_that_was_delivered_too_often_goes_to_another_topic(durability: str) -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world, durability=durability)
     jobs.put([{"n": 1}, b"\x00"], tag=["t", None], node=["origin", None], meta=[{"k": 1}, None])
     fail(jobs, 2)
@@ -49,7 +49,7 @@ def test_a_job_that_was_delivered_too_often_goes_to_another_topic(durability: st
 
 
 def test_the_pass_goes_on_with_the_next_job() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world)
     jobs.put("bad")
     fail(jobs, 2)
@@ -59,7 +59,7 @@ def test_the_pass_goes_on_with_the_next_job() -> None:
 
 
 def test_a_claim_gets_no_more_than_it_asked_for_after_jobs_that_went_to_the_dead() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world)
     jobs.put(["bad", "bad"])
     fail(jobs, 2)
@@ -70,7 +70,7 @@ def test_a_claim_gets_no_more_than_it_asked_for_after_jobs_that_went_to_the_dead
 
 @pytest.mark.parametrize("config", [{"dead_letter": None}, {"max_deliveries": 0}])
 def test_without_another_topic_or_a_limit_a_job_comes_back_for_ever(config: dict[str, Any]) -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world, **config)
     jobs.put("x")
     fail(jobs, 5)
@@ -79,7 +79,7 @@ def test_without_another_topic_or_a_limit_a_job_comes_back_for_ever(config: dict
 
 
 def test_where_the_other_topic_has_no_room_the_job_comes_back_and_nothing_is_counted() -> None:
-    world = World()
+    world = EngineHarness()
     world.log.topic("dead", cap_records=1, discard="reject")
     jobs = queue(world)
     jobs.put(["a", "b", "c"])
@@ -93,7 +93,7 @@ def test_where_the_other_topic_has_no_room_the_job_comes_back_and_nothing_is_cou
 
 
 def test_the_quota_holds_for_dead_letters_too() -> None:
-    world = World(total_bytes_max=120, queue_history_records=0)
+    world = EngineHarness(total_bytes_max=120, queue_history_records=0)
     jobs = queue(world)
     jobs.put("x" * 60)
     fail(jobs, 2)
@@ -102,7 +102,7 @@ def test_the_quota_holds_for_dead_letters_too() -> None:
 
 
 def test_a_meta_that_is_as_large_as_one_may_be_is_no_obstacle() -> None:
-    world = World(meta_bytes_max=40, meta_keys_max=1)
+    world = EngineHarness(meta_bytes_max=40, meta_keys_max=1)
     jobs = queue(world)
     jobs.put("x", meta={"k": "v" * 30})
     fail(jobs, 2)
@@ -111,7 +111,7 @@ def test_a_meta_that_is_as_large_as_one_may_be_is_no_obstacle() -> None:
 
 
 def test_a_dead_letter_topic_may_be_a_queue() -> None:
-    world = World()
+    world = EngineHarness()
     other = world.log.queue("dead")
     jobs = queue(world)
     jobs.put("x")
@@ -122,7 +122,7 @@ def test_a_dead_letter_topic_may_be_a_queue() -> None:
 
 def test_the_counter_outlives_a_crash_with_what_it_counted() -> None:
     for how in ("reopen", "kill", "crash"):
-        world = World()
+        world = EngineHarness()
         jobs = queue(world, durability="fsync")
         world.log.topic("dead", durability="fsync")
         jobs.put(["x", "y"])
@@ -135,8 +135,8 @@ def test_the_counter_outlives_a_crash_with_what_it_counted() -> None:
 # Redrive --------------------------------------------------------------------------------------------------
 
 
-def buried(count: int = 4) -> tuple[World, Queue]:
-    world = World()
+def buried(count: int = 4) -> tuple[EngineHarness, Queue]:
+    world = EngineHarness()
     jobs = queue(world)
     jobs.put(
         [{"n": number} for number in range(count)], tag=["a" if n % 2 else "b" for n in range(count)], meta={"k": 1}
@@ -199,7 +199,7 @@ def test_a_redrive_that_cannot_be_is_refused() -> None:
 
 
 def test_what_somebody_holds_of_a_dead_letter_queue_is_left() -> None:
-    world = World()
+    world = EngineHarness()
     other, jobs = world.log.queue("dead"), queue(world)
     jobs.put(["x", "y"])
     fail(jobs, 2)

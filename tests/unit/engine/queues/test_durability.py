@@ -6,25 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import RESTARTS, Restart, World
+from tests.unit.engine.harness import RESTARTS, EngineHarness, Restart
 
-from tidelog.engine import Queue, Want
+from tidelog.engine import ClaimRequest, Queue
 from tidelog.engine.manifest import QueueRow
-from tidelog.engine.queues.leases import Lease
-from tidelog.engine.queues.projection import Projection
+from tidelog.engine.queues.leases import Lease, QueueSnapshot
 from tidelog.errors import Busy, Error
-from tidelog.formats import bodies
-from tidelog.formats.bodies import LeaseEvent
+from tidelog.formats import control_frames
+from tidelog.formats.control_frames import LeaseEvent
 
 restarts = pytest.mark.parametrize("how", RESTARTS)
 checkpoints = pytest.mark.parametrize("checkpoints", [0, 1, 2])
 
 
-def queue(world: World, **config: Any) -> Queue:
+def queue(world: EngineHarness, **config: Any) -> Queue:
     return world.log.queue("jobs", **{"durability": "fsync", "lease_ms": 10_000, **config})
 
 
-def again(world: World, how: Restart) -> Queue:
+def again(world: EngineHarness, how: Restart) -> Queue:
     world.restart(how)
     return world.log.queue("jobs", create=False)
 
@@ -35,7 +34,7 @@ def test_leases_that_are_not_durable_are_gone_after_a_restart_and_acked_jobs_too
     how: Restart, checkpoints: int
 ) -> None:
     """G93."""
-    world = World()
+    world = EngineHarness()
     jobs = queue(world)
     jobs.put([1, 2, 3, 4])
     held = jobs.claim("a", 3)
@@ -54,7 +53,7 @@ def test_leases_that_are_not_durable_are_gone_after_a_restart_and_acked_jobs_too
 @pytest.mark.parametrize("leases_durable", [False, True])
 @pytest.mark.parametrize("durability", ["memory", "disk", "fsync"])
 def test_a_lease_id_is_never_given_twice(how: Restart, checkpoints: int, durability: str, leases_durable: bool) -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world, durability=durability, leases_durable=leases_durable)
     seen: set[int] = set()
     for _ in range(3):
@@ -68,7 +67,7 @@ def test_a_lease_id_is_never_given_twice(how: Restart, checkpoints: int, durabil
     assert 1 in seen
 
 
-def _fresh(world: World) -> Queue:
+def _fresh(world: EngineHarness) -> Queue:
     world.log.tick()
     return again(world, "crash")
 
@@ -77,7 +76,7 @@ def _fresh(world: World) -> Queue:
 @checkpoints
 def test_durable_leases_and_counts_outlive_a_restart(how: Restart, checkpoints: int) -> None:
     """G94."""
-    world = World()
+    world = EngineHarness()
     jobs = queue(world, leases_durable=True)
     jobs.put([1, 2, 3, 4, 5])
     first = jobs.claim("a", 4)
@@ -102,18 +101,18 @@ def test_durable_leases_and_counts_outlive_a_restart(how: Restart, checkpoints: 
 
 @restarts
 def test_a_release_is_written_down_where_leases_are_durable(how: Restart) -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world, leases_durable=True)
     jobs.put([1, 2])
-    jobs.claim_now([Want("a", 2, None, "conn")])
-    jobs.release("conn")
+    jobs.claim_for_all([ClaimRequest("a", 2, None, "conn")])
+    jobs.release_connection("conn")
     jobs.put(3)  # what is written behind it is synced with it
     jobs = again(world, how)
     assert [(job.seq, job.deliveries) for job in jobs.claim("b", 10)] == [(1, 2), (2, 2), (3, 1)]
 
 
 def test_an_ephemeral_queue_starts_again_from_nothing_but_its_ids() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world, durability="ephemeral", leases_durable=True)
     jobs.put([1, 2])
     assert [job.lease_id for job in jobs.claim("a", 2)] == [1, 2]
@@ -127,7 +126,7 @@ def test_an_ephemeral_queue_starts_again_from_nothing_but_its_ids() -> None:
     ("verb", "leases_durable"), [("ack", False), ("ack", True), ("nack", True), ("extend", True), ("claim", True)]
 )
 def test_a_step_that_fails_leaves_every_lease_as_it_was(verb: str, leases_durable: bool) -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world, leases_durable=leases_durable)
     jobs.put([1, 2, 3])
     held = jobs.claim("a", 2)
@@ -148,7 +147,7 @@ def test_a_step_that_fails_leaves_every_lease_as_it_was(verb: str, leases_durabl
 
 @pytest.mark.parametrize("verb", ["ack", "nack", "extend"])
 def test_a_step_that_the_wal_refuses_leaves_every_lease_as_it_was(verb: str) -> None:
-    world = World(queue_max=1)
+    world = EngineHarness(queue_max=1)
     jobs = queue(world, leases_durable=True)
     jobs.put([1, 2, 3])
     held = jobs.claim("a", 2)
@@ -167,7 +166,7 @@ def test_a_step_that_the_wal_refuses_leaves_every_lease_as_it_was(verb: str) -> 
 
 
 def test_a_failed_reservation_hands_out_nothing() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world)
     jobs.put([1])
     world.disk.fail("write", at=1, error=28)
@@ -178,14 +177,14 @@ def test_a_failed_reservation_hands_out_nothing() -> None:
 
 
 def test_while_an_ack_is_on_its_way_the_job_is_neither_ready_nor_claimable() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world)
     jobs.put([1, 2])
     held = jobs.claim("a")
-    token = jobs.stage_ack("a", [1])
+    token = jobs.submit_ack("a", [1])
     assert not token.done
     world.clock.tick(60_000)
-    assert jobs._state.leases.settling.keys() == {1}
+    assert jobs._state.leases.pending.keys() == {1}
     assert [job.seq for job in jobs.claim("b", 10)] == [2]
     assert token.wait().count == 1
     assert jobs.ack("a", held).skipped == [1]
@@ -194,8 +193,10 @@ def test_while_an_ack_is_on_its_way_the_job_is_neither_ready_nor_claimable() -> 
 # The projection: frames in any stretch of their order come to the same end ------------------------------------
 
 
-def _lease(event: LeaseEvent, lease_id: int, deadline_ms: int = 0, count: int = 0, node: str = "a") -> bodies.Lease:
-    return bodies.Lease(event=event, lease_id=lease_id, deadline_ms=deadline_ms, deliveries=count, node=node)
+def _lease(
+    event: LeaseEvent, lease_id: int, deadline_ms: int = 0, count: int = 0, node: str = "a"
+) -> control_frames.Lease:
+    return control_frames.Lease(event=event, lease_id=lease_id, deadline_ms=deadline_ms, deliveries=count, node=node)
 
 
 CLAIMED, RELEASED, EXTENDED = LeaseEvent.CLAIMED, LeaseEvent.RELEASED, LeaseEvent.EXTENDED
@@ -217,10 +218,10 @@ STORY = [
 
 def test_stale_frames_change_nothing() -> None:
     """G95."""
-    projection = Projection()
+    projection = QueueSnapshot()
     for seq, body in STORY:
         projection.apply(seq, body)
-    assert projection.held == {7: Lease("b", 3, 300), 9: Lease("a", 4, 120)}
+    assert projection.leased == {7: Lease("b", 3, 300), 9: Lease("a", 4, 120)}
     assert projection.deliveries == {7: 2, 8: 1, 9: 1}
     assert projection.delayed == {}
     assert (projection.lease_id, projection.dead_lettered) == (100, 4)
@@ -228,19 +229,19 @@ def test_stale_frames_change_nothing() -> None:
 
 @pytest.mark.parametrize("row_at", range(len(STORY) + 1))
 def test_replay_that_begins_before_the_row_comes_to_the_same_end(row_at: int) -> None:
-    whole = Projection()
+    whole = QueueSnapshot()
     for seq, body in STORY:
         whole.apply(seq, body)
     for begin in range(row_at + 1):
-        early = Projection()
+        early = QueueSnapshot()
         for seq, body in STORY[:row_at]:
             early.apply(seq, body)
-        projection = Projection(early.row())
+        projection = QueueSnapshot(early.row())
         for seq, body in STORY[begin:]:
             projection.apply(seq, body)
         assert projection.row() == whole.row(), (begin, row_at)
 
 
 def test_a_queue_that_nobody_used_has_no_row() -> None:
-    assert Projection().row() is None
-    assert Projection(QueueRow(5, 0)).row() == QueueRow(5, 0)
+    assert QueueSnapshot().row() is None
+    assert QueueSnapshot(QueueRow(5, 0)).row() == QueueRow(5, 0)

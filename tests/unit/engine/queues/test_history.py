@@ -6,14 +6,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.unit.engine.world import RESTARTS, Restart, World
+from tests.unit.engine.harness import RESTARTS, EngineHarness, Restart
 
-from tidelog.engine import Queue, Want
+from tidelog.engine import ClaimRequest, Queue
 
 HISTORY = "_tidelog.history.jobs"
 
 
-def queue(world: World, **config: Any) -> Queue:
+def queue(world: EngineHarness, **config: Any) -> Queue:
     return world.log.queue("jobs", **{"lease_ms": 1_000, **config})
 
 
@@ -22,7 +22,7 @@ def steps(jobs: Queue) -> list[tuple[str, int | None]]:
 
 
 def test_every_step_is_told_in_its_order() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world, max_deliveries=2, dead_letter="dead")
     jobs.put(["a", "b"])
     world.clock.tick(5)
@@ -31,8 +31,8 @@ def test_every_step_is_told_in_its_order() -> None:
     jobs.ack("w", first)
     jobs.nack("w", second, delay_ms=100)
     world.clock.tick(100)
-    jobs.claim_now([Want("v", 1, None, "conn")])
-    jobs.release("conn")
+    jobs.claim_for_all([ClaimRequest("v", 1, None, "conn")])
+    jobs.release_connection("conn")
     jobs.claim("w")
     world.log.topic("dead").redrive()
     jobs.claim("w")
@@ -56,7 +56,7 @@ def test_every_step_is_told_in_its_order() -> None:
 
 
 def test_a_step_says_who_when_and_under_which_lease() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world)
     jobs.put(["a", "b"])
     world.clock.tick(7)
@@ -79,7 +79,7 @@ def test_a_step_says_who_when_and_under_which_lease() -> None:
 
 
 def test_as_a_table_its_columns_have_types() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world)
     assert jobs.history().to_arrow().num_rows == 0
     jobs.put(["a"])
@@ -92,7 +92,7 @@ def test_as_a_table_its_columns_have_types() -> None:
 
 
 def test_it_is_written_by_a_tick_and_by_the_end() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world)
     jobs.put("a")
     jobs.claim("w")
@@ -109,7 +109,7 @@ def test_it_is_written_by_a_tick_and_by_the_end() -> None:
 
 @pytest.mark.parametrize("how", RESTARTS)
 def test_a_restart_is_a_step_told_with_the_first_one_behind_it(how: Restart) -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world, durability="fsync")
     jobs.put(["a", "b"])
     jobs.claim("w")
@@ -125,12 +125,12 @@ def test_a_restart_is_a_step_told_with_the_first_one_behind_it(how: Restart) -> 
 
 
 def test_it_is_kept_up_to_its_cap_and_not_at_all_where_that_is_nothing() -> None:
-    world = World(queue_history_records=10)
+    world = EngineHarness(queue_history_records=10)
     jobs = queue(world)
     jobs.put(list(range(50)))
     jobs.claim("w", 50)
     assert len(jobs.history().read(0, 1_000)) == 10
-    world = World(queue_history_records=0)
+    world = EngineHarness(queue_history_records=0)
     jobs = queue(world)
     jobs.put("a")
     jobs.claim("w")
@@ -139,7 +139,7 @@ def test_it_is_kept_up_to_its_cap_and_not_at_all_where_that_is_nothing() -> None
 
 
 def test_it_goes_with_its_queue_and_is_nobodys_topic() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world)
     jobs.put("a")
     jobs.claim("w")
@@ -154,7 +154,7 @@ def test_it_goes_with_its_queue_and_is_nobodys_topic() -> None:
 
 
 def test_where_it_cannot_be_written_the_queue_goes_on() -> None:
-    world = World(total_bytes_max=100)
+    world = EngineHarness(total_bytes_max=100)
     jobs = queue(world)
     jobs.put("x" * 90)
     assert jobs.claim("w")[0].seq == 1

@@ -7,19 +7,19 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.unit.engine.world import World
+from tests.unit.engine.harness import EngineHarness
 
-from tidelog.engine import Queue, Want
-from tidelog.engine.queues import reading, steps
-from tidelog.engine.queues.history import Row
-from tidelog.engine.queues.jobs import Leased
-from tidelog.engine.queues.leases import Leases
-from tidelog.engine.queues.steps import Note
+from tidelog.engine import ClaimRequest, Queue
+from tidelog.engine.queues import history
+from tidelog.engine.queues import jobs as reading
+from tidelog.engine.queues.history import HistoryRow, JobStep
+from tidelog.engine.queues.jobs import ClaimResult
+from tidelog.engine.queues.leases import LeaseTable
 
 NO_BYTES = 1 << 62
 
 
-def queue(world: World, **config: Any) -> Queue:
+def queue(world: EngineHarness, **config: Any) -> Queue:
     return world.log.queue("jobs", **{"lease_ms": 1_000, **config})
 
 
@@ -36,15 +36,17 @@ def put(jobs: Queue, random: Random) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_jobs_read_either_way_are_the_same(seed: int, durability: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def claimed(*, plainly: bool) -> list[Any]:
-        world, random = World(), Random(seed)
+        world, random = EngineHarness(), Random(seed)
         jobs, found = queue(world, durability=durability), []
         for _ in range(12):
             put(jobs, random)
             with monkeypatch.context() as patched:
                 if not plainly:
-                    patched.setattr(reading, "texts", lambda *_: None)
-                leased = jobs.claim_now([Want("w", random.randrange(1, 9)), Want("v", random.randrange(3))])
-            found += [(each.jobs(), each.texts(), each.waiting_since(), each.ready) for each in leased]
+                    patched.setattr(reading, "read_job_texts", lambda *_: None)
+                leased = jobs.claim_for_all(
+                    [ClaimRequest("w", random.randrange(1, 9)), ClaimRequest("v", random.randrange(3))]
+                )
+            found += [(each.jobs(), each.to_json_texts(), each.enqueued_at_ms(), each.ready) for each in leased]
             held = leased[0]
             jobs.ack("w", held.seqs[: random.randrange(9)])
             jobs.nack("w", held.seqs)
@@ -58,8 +60,8 @@ def test_jobs_read_either_way_are_the_same(seed: int, durability: str, monkeypat
 
 def test_plain_jobs_are_read_without_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else what they cost would be that of thousands."""
-    jobs = queue(World())
-    monkeypatch.setattr(reading, "plan", lambda *_: pytest.fail("plain jobs in memory need no plan"))
+    jobs = queue(EngineHarness())
+    monkeypatch.setattr(reading, "plan_reads", lambda *_: pytest.fail("plain jobs in memory need no plan"))
     jobs.put(["a", "b", "c"])
     jobs.put("d")
     assert [job.data for job in jobs.claim("w", 2)] == ["a", "b"]
@@ -67,7 +69,7 @@ def test_plain_jobs_are_read_without_columns(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_wish_behind_plain_jobs_is_heard() -> None:
-    jobs = queue(World())
+    jobs = queue(EngineHarness())
     jobs.put([1, 2])
     assert jobs.claim("w")[0].data == 1
     jobs.put("urgent", priority=5)
@@ -77,7 +79,7 @@ def test_a_wish_behind_plain_jobs_is_heard() -> None:
 
 def test_a_wish_in_the_next_segment_is_known_before_the_first_claim() -> None:
     """The first segment has plain jobs only, which are not looked at one by one; the search goes on after it."""
-    world = World(segment_events_max=2)
+    world = EngineHarness(segment_events_max=2)
     jobs = queue(world)
     jobs.put([1, 2])
     jobs.put("later", delay_ms=500)
@@ -91,59 +93,65 @@ def test_a_wish_in_the_next_segment_is_known_before_the_first_claim() -> None:
 # ── bytes ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def handed(leased: list[Leased]) -> list[list[int]]:
+def handed(leased: list[ClaimResult]) -> list[list[int]]:
     return [each.seqs for each in leased]
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_claim_takes_no_more_bytes_than_it_asks_for(checkpointed: bool) -> None:
     """What is left is nobody's, in its old order, and was not delivered."""
-    world = World()
+    world = EngineHarness()
     jobs = queue(world)
     jobs.put([b"x" * 100 for _ in range(6)])
     if checkpointed:
         world.log.checkpoint()
-    first = jobs.claim_now([Want("w", 6, bytes_max=250)])
+    first = jobs.claim_for_all([ClaimRequest("w", 6, bytes_max=250)])
     assert handed(first) == [[1, 2]]
     assert first[0].ready == 4 == jobs.counts().ready
-    assert handed(jobs.claim_now([Want("w", 6, bytes_max=300)])) == [[3, 4, 5]]
-    assert handed(jobs.claim_now([Want("w", 6, bytes_max=10)])) == [[6]], "one in any case"
+    assert handed(jobs.claim_for_all([ClaimRequest("w", 6, bytes_max=300)])) == [[3, 4, 5]]
+    assert handed(jobs.claim_for_all([ClaimRequest("w", 6, bytes_max=10)])) == [[6]], "one in any case"
     world.clock.tick(1_001)
-    again = jobs.claim_now([Want("w", 6, bytes_max=NO_BYTES)])[0]
+    again = jobs.claim_for_all([ClaimRequest("w", 6, bytes_max=NO_BYTES)])[0]
     assert again.deliveries == [2] * 6, "those that were left were delivered once before"
 
 
 def test_each_of_a_cohort_has_bytes_of_its_own() -> None:
-    jobs = queue(World())
+    jobs = queue(EngineHarness())
     jobs.put([b"x" * 100 for _ in range(8)])
-    assert handed(jobs.claim_now([Want("w", 4, bytes_max=150), Want("v", 4)])) == [[1], [2, 4, 6, 8]]
-    assert handed(jobs.claim_now([Want("w", 8)])) == [[3, 5, 7]]
+    assert handed(jobs.claim_for_all([ClaimRequest("w", 4, bytes_max=150), ClaimRequest("v", 4)])) == [
+        [1],
+        [2, 4, 6, 8],
+    ]
+    assert handed(jobs.claim_for_all([ClaimRequest("w", 8)])) == [[3, 5, 7]]
 
 
 def test_urgent_jobs_come_before_what_a_claim_left() -> None:
-    jobs = queue(World())
+    jobs = queue(EngineHarness())
     jobs.put([b"x" * 100 for _ in range(4)])
-    assert handed(jobs.claim_now([Want("w", 4, bytes_max=100)])) == [[1]]
+    assert handed(jobs.claim_for_all([ClaimRequest("w", 4, bytes_max=100)])) == [[1]]
     jobs.put(b"y", priority=1)
-    assert handed([jobs.claim_now([Want("w", 1)])[0], jobs.claim_now([Want("w", 1)])[0]]) == [[5], [2]]
+    assert handed([jobs.claim_for_all([ClaimRequest("w", 1)])[0], jobs.claim_for_all([ClaimRequest("w", 1)])[0]]) == [
+        [5],
+        [2],
+    ]
 
 
 # ── steps ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 NOTES = [
-    Note(5, "restarted"),
-    Note(5, "enqueued", (3, 9)),
-    Note(5, "claimed", [3, 4], "w", [7, 8], [1, 2], [0, 5], [99, 99]),
-    Note(5, "acked", [3], 'quote" % \\ ä %d', [7]),
-    Note(5, "dead_lettered", [3, 4], None, None, [2, 2]),
-    Note(5, "redriven", range(3, 6)),
-    Note(5, "nacked", [3], "w", [7], None, None, [100]),
+    JobStep(5, "restarted"),
+    JobStep(5, "enqueued", (3, 9)),
+    JobStep(5, "claimed", [3, 4], "w", [7, 8], [1, 2], [0, 5], [99, 99]),
+    JobStep(5, "acked", [3], 'quote" % \\ ä %d', [7]),
+    JobStep(5, "dead_lettered", [3, 4], None, None, [2, 2]),
+    JobStep(5, "redriven", range(3, 6)),
+    JobStep(5, "nacked", [3], "w", [7], None, None, [100]),
 ]
 
 
 @pytest.mark.parametrize("note", NOTES, ids=lambda note: note.event)
-def test_a_step_is_the_text_of_its_row(note: Note) -> None:
+def test_a_step_is_the_text_of_its_row(note: JobStep) -> None:
     def rows() -> list[dict[str, Any]]:
         if note.seqs is None:
             return [{}]
@@ -155,31 +163,33 @@ def test_a_step_is_the_text_of_its_row(note: Note) -> None:
         return [{"seq": seq, **node, **{n: c[at] for n, c in columns}} for at, seq in enumerate(note.seqs)]
 
     wanted = [{"ts_ms": 5, "event": note.event, **row} for row in rows()]
-    assert steps.texts(note) == [msgspec.json.encode(row) for row in wanted]
-    assert [msgspec.json.decode(text, type=Row).ts_ms for text in steps.texts(note)] == [5] * len(wanted)
+    assert history.encode_steps(note) == [msgspec.json.encode(row) for row in wanted]
+    assert [msgspec.json.decode(text, type=HistoryRow).ts_ms for text in history.encode_steps(note)] == [5] * len(
+        wanted
+    )
 
 
 # ── the machine, a batch at a time ────────────────────────────────────────────────────────────────
 
 
 def test_settling_names_what_was_not_theirs() -> None:
-    leases = Leases()
+    leases = LeaseTable()
     leases.cursor = 10
     leases.grant([1, 2, 3], "w", 100)
     leases.grant([4], "v", 100, "conn")
-    ended, skipped = leases.settle([1, 1, 2, 4, 9], "w", [1, None, 99, None, None])
+    ended, skipped = leases.begin_settle([1, 1, 2, 4, 9], "w", [1, None, 99, None, None])
     assert ([seq for seq, _ in ended], skipped) == ([1], [1, 2, 4, 9])
-    assert leases.settle([4], "v", [4])[0][0][0] == 4
-    assert leases.of("conn") == 0
-    assert (sorted(leases.held), sorted(leases.settling)) == ([2, 3], [1, 4])
+    assert leases.begin_settle([4], "v", [4])[0][0][0] == 4
+    assert leases.count_for_connection("conn") == 0
+    assert (sorted(leases.leased), sorted(leases.pending)) == ([2, 3], [1, 4])
 
 
 def test_a_sweep_finds_what_ends_and_what_comes_due_at_its_time() -> None:
-    leases = Leases()
+    leases = LeaseTable()
     leases.cursor = 10
     leases.grant([1], "w", 100)
     leases.schedule(11, 200, 0, 50)
     assert not leases.sweep(100), "a lease ends past its deadline"
     assert [seq for seq, _ in leases.sweep(101).expired] == [1]
     assert not leases.sweep(199)
-    assert leases.sweep(200).due == [11], "a delay ends at its time"
+    assert leases.sweep(200).ready == [11], "a delay ends at its time"

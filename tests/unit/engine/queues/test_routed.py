@@ -6,7 +6,7 @@ import tidelog
 from tidelog.testing import ManualClock, SimDisk
 
 
-def opened() -> tidelog.Engine:
+def opened() -> tidelog.Database:
     return tidelog.open("data", disk=SimDisk(), clock=ManualClock(), threads=False, wal_file_bytes=1 << 14)
 
 
@@ -25,7 +25,7 @@ def test_jobs_are_passed_on_before_an_ack_takes_them() -> None:
         log.router("r", "jobs", "copies")
         jobs.put(["a", "b", "c"])
         held = jobs.claim("n", 2)
-        assert jobs.is_routed
+        assert jobs.has_routers
         assert jobs.ack("n", held).count == 2
         assert [record.data for record in copies.read().records] == ["a", "b", "c"]
         assert log.topic("jobs").count == 1

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import RESTARTS, Restart, World
+from tests.unit.engine.harness import RESTARTS, EngineHarness, Restart
 
 from tidelog.engine import Queue
-from tidelog.engine.queues.schedule import Wish, wishes
+from tidelog.engine.queues.jobs import JobSchedule, read_schedules
 from tidelog.formats.rows import Rows
 
 
-def queue(world: World, **config: Any) -> Queue:
+def queue(world: EngineHarness, **config: Any) -> Queue:
     return world.log.queue("jobs", **{"lease_ms": 1_000, "durability": "fsync", **config})
 
 
@@ -22,7 +22,7 @@ def seqs(jobs: Queue, most: int = 100) -> list[int]:
 
 
 def test_a_job_is_not_had_before_its_time() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world)
     jobs.put("later", delay_ms=500)
     jobs.put("at", run_at_ms=world.clock.now_us() // 1000 + 300)
@@ -39,7 +39,7 @@ def test_a_job_is_not_had_before_its_time() -> None:
 
 
 def test_priority_goes_first_then_what_comes_back_then_seq() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world)
     jobs.put(["a", "b"])  # 1, 2
     jobs.put("low", priority=-5)  # 3
@@ -54,7 +54,7 @@ def test_priority_goes_first_then_what_comes_back_then_seq() -> None:
 
 
 def test_a_job_of_low_priority_waits_for_all_that_are_fresh() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world)
     jobs.put("low", priority=-1)
     jobs.put(["a", "b"])
@@ -64,7 +64,7 @@ def test_a_job_of_low_priority_waits_for_all_that_are_fresh() -> None:
 
 
 def test_a_meta_of_ones_own_is_kept_beside_it() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world)
     jobs.put(["x", "y"], meta=[{"k": 1}, None], priority=2)
     assert [job.meta for job in jobs.claim("w", 2)] == [{"k": 1, "$priority": 2}, {"$priority": 2}]
@@ -73,7 +73,7 @@ def test_a_meta_of_ones_own_is_kept_beside_it() -> None:
 @pytest.mark.parametrize("how", RESTARTS)
 @pytest.mark.parametrize("checkpointed", [False, True])
 def test_a_restart_finds_the_same_schedule(how: Restart, checkpointed: bool) -> None:
-    world = World(segment_events_max=3)
+    world = EngineHarness(segment_events_max=3)
     jobs = queue(world)
     jobs.put(["a", "b", "c"])
     jobs.put("later", delay_ms=500)
@@ -89,7 +89,7 @@ def test_a_restart_finds_the_same_schedule(how: Restart, checkpointed: bool) -> 
 
 
 def test_jobs_that_were_deleted_before_anybody_looked_ask_for_nothing() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = queue(world)
     jobs.put(["hot", "late"], meta=[{"$priority": 3}, {"$run_at_ms": 1 << 62}])
     jobs.put("x")
@@ -102,11 +102,11 @@ def test_jobs_that_were_deleted_before_anybody_looked_ask_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("meta", "wish"),
     [
-        ({"$run_at_ms": 5}, Wish(1, 5, 0)),
-        ({"$priority": 7, "$run_at_ms": 5, "k": [1]}, Wish(1, 5, 7)),
-        ({"$priority": 5_000}, Wish(1, None, 1_000)),
-        ({"$priority": -5_000}, Wish(1, None, -1_000)),
-        ({"$run_at_ms": 1 << 70}, Wish(1, (1 << 63) - 1, 0)),
+        ({"$run_at_ms": 5}, JobSchedule(1, 5, 0)),
+        ({"$priority": 7, "$run_at_ms": 5, "k": [1]}, JobSchedule(1, 5, 7)),
+        ({"$priority": 5_000}, JobSchedule(1, None, 1_000)),
+        ({"$priority": -5_000}, JobSchedule(1, None, -1_000)),
+        ({"$run_at_ms": 1 << 70}, JobSchedule(1, (1 << 63) - 1, 0)),
         ({"$priority": 0}, None),
         ({"$priority": True}, None),
         ({"$priority": "7"}, None),
@@ -117,14 +117,14 @@ def test_jobs_that_were_deleted_before_anybody_looked_ask_for_nothing() -> None:
         ({"k": 1}, None),
     ],
 )
-def test_what_a_meta_asks_for(meta: dict[str, Any], wish: Wish | None) -> None:
-    world = World()
+def test_what_a_meta_asks_for(meta: dict[str, Any], wish: JobSchedule | None) -> None:
+    world = EngineHarness()
     topic = world.log.topic("t")
     topic.append(["x", "y"], meta=[meta, None])
-    assert wishes(_rows(world)) == ([] if wish is None else [wish])
+    assert read_schedules(_rows(world)) == ([] if wish is None else [wish])
 
 
-def _rows(world: World) -> Rows:
-    index = world.log.topic("t")._core.index
+def _rows(world: EngineHarness) -> Rows:
+    index = world.log.topic("t")._state.index
     (found,) = index.slices(1, index.head + 1)
-    return found.part.look(1, index.head + 1, 1 << 62)().rows
+    return found.part.reader(1, index.head + 1, 1 << 62)().rows

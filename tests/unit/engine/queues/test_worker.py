@@ -10,11 +10,11 @@ from threading import Event
 from typing import Any
 
 import pytest
-from tests.unit.engine.world import LIMIT_S, World
+from tests.unit.engine.harness import TIMEOUT_S, EngineHarness
 
 import tidelog
 from tidelog.engine import Job, Queue, Worker
-from tidelog.engine.queues.jobs import Extended, Settled
+from tidelog.engine.queues.jobs import AckResult, ExtendResult
 from tidelog.errors import BadInput, Unavailable
 from tidelog.testing import ManualClock
 
@@ -27,7 +27,7 @@ def jobs(tmp_path: Any) -> Iterator[Queue]:
 
 def until(condition: Callable[[], bool]) -> None:
     pause = Event()
-    for _ in range(LIMIT_S * 1000):
+    for _ in range(TIMEOUT_S * 1000):
         if condition():
             return
         pause.wait(0.001)
@@ -38,7 +38,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_work_hands_out_what_there_is_and_ends_when_nothing_comes() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = world.log.queue("jobs")
     jobs.put([1, 2, 3])
     seen = []
@@ -50,7 +50,7 @@ def test_work_hands_out_what_there_is_and_ends_when_nothing_comes() -> None:
 
 
 def test_work_holds_at_most_so_many_and_gives_back_what_is_unsettled_at_its_end() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = world.log.queue("jobs")
     jobs.put(list(range(5)))
     work = jobs.work("w", 2, timeout=0)
@@ -74,7 +74,7 @@ def test_work_waits_for_a_job(jobs: Queue) -> None:
 
 
 def test_a_job_whose_lease_ran_out_before_it_was_looked_at_is_not_handed_out() -> None:
-    world = World()
+    world = EngineHarness()
     jobs = world.log.queue("jobs", lease_ms=1_000)
     jobs.put([1, 2])
     work = jobs.work("w", 2, timeout=0)
@@ -90,9 +90,9 @@ def test_a_worker_does_every_job_once(jobs: Queue) -> None:
     seen: list[int] = []
     with Worker(jobs, lambda job: seen.append(job.data), node="w", concurrency=3) as worker:
         jobs.put(list(range(40)))
-        assert worker.wait(40, LIMIT_S)
+        assert worker.wait(40, TIMEOUT_S)
     assert sorted(seen) == list(range(40))
-    assert worker.tally == (40, 0, 0)
+    assert worker.stats == (40, 0, 0)
     assert not worker.wait(41, 0)
     assert jobs.topic.count == 0
 
@@ -101,7 +101,7 @@ def test_a_job_that_fails_rests_longer_each_time(jobs: Queue) -> None:
     delays: list[int] = []
     real = jobs.nack
 
-    def nack(node: str, seqs: Any, lease_ids: Any = None, delay_ms: int = 0) -> Settled:
+    def nack(node: str, seqs: Any, lease_ids: Any = None, delay_ms: int = 0) -> AckResult:
         delays.append(delay_ms)
         return real(node, seqs, lease_ids)
 
@@ -121,10 +121,10 @@ def test_a_job_that_fails_rests_longer_each_time(jobs: Queue) -> None:
     )
     with worker:
         jobs.put("bad")
-        until(lambda: worker.tally.failed >= 5)
+        until(lambda: worker.stats.failed >= 5)
     assert delays[:5] == [10, 20, 40, 65, 65]
     assert told[:2] == ["1 bad", "2 bad"]
-    assert worker.tally.done == 0
+    assert worker.stats.done == 0
     assert jobs.topic.count == 1
 
 
@@ -133,16 +133,16 @@ def test_a_stop_lets_running_jobs_finish_and_takes_no_more(jobs: Queue) -> None:
 
     def slow(_: Job) -> None:
         begun.set()
-        assert go_on.wait(LIMIT_S)
+        assert go_on.wait(TIMEOUT_S)
 
     worker = Worker(jobs, slow, node="w").start()
     jobs.put([1, 2])
-    assert begun.wait(LIMIT_S)
+    assert begun.wait(TIMEOUT_S)
     assert worker.running == 1
     assert not worker.stop(timeout=0.01), "one still runs"
     go_on.set()
-    assert worker.stop(LIMIT_S)
-    assert worker.tally == (1, 0, 0)
+    assert worker.stop(TIMEOUT_S)
+    assert worker.stats == (1, 0, 0)
     assert jobs.counts() == (1, 0, 0)
     assert worker.stop()
 
@@ -163,24 +163,24 @@ class Fake:
         given, self.jobs = self.jobs[:most], self.jobs[most:]
         return given
 
-    def ack(self, node: str, seqs: Sequence[Job], /) -> Settled:
+    def ack(self, node: str, seqs: Sequence[Job], /) -> AckResult:
         self.calls.append(("ack", node, [job.seq for job in seqs]))
-        return Settled(0 if seqs[0].data == "late" else len(seqs), [], 0, 0)
+        return AckResult(0 if seqs[0].data == "late" else len(seqs), [], 0, 0)
 
-    def nack(self, node: str, seqs: Sequence[Job], /, *, delay_ms: int = 0) -> Settled:
+    def nack(self, node: str, seqs: Sequence[Job], /, *, delay_ms: int = 0) -> AckResult:
         self.calls.append(("nack", node, [job.seq for job in seqs], delay_ms))
-        return Settled(len(seqs), [], 0, 0)
+        return AckResult(len(seqs), [], 0, 0)
 
-    def extend(self, node: str, seqs: Sequence[Job], /, *, lease_ms: int) -> Extended:
+    def extend(self, node: str, seqs: Sequence[Job], /, *, lease_ms: int) -> ExtendResult:
         self.calls.append(("extend", node, sorted(job.seq for job in seqs), lease_ms))
-        return Extended(len(seqs), [], {})
+        return ExtendResult(len(seqs), [], {})
 
 
 def test_leases_of_running_jobs_are_extended_every_third_of_their_length() -> None:
     source, clock, go_on = Fake(), ManualClock(), Event()
     source.jobs = [Job(seq, seq, 0, 0, 1, "x") for seq in (1, 2)]
     worker = Worker(
-        source, lambda _: go_on.wait(LIMIT_S), node="w", concurrency=2, lease_ms=3_000, poll_ms=1, clock=clock
+        source, lambda _: go_on.wait(TIMEOUT_S), node="w", concurrency=2, lease_ms=3_000, poll_ms=1, clock=clock
     )
     with worker:
         until(lambda: worker.running == 2)
@@ -191,15 +191,15 @@ def test_leases_of_running_jobs_are_extended_every_third_of_their_length() -> No
             until(lambda beats=beats: len(source.calls) == beats)  # type: ignore[misc]
         go_on.set()
     assert source.calls[:3] == [("extend", "w", [1, 2], 3_000)] * 3
-    assert worker.tally.done == 2
+    assert worker.stats.done == 2
 
 
 def test_a_source_that_fails_for_a_while_is_asked_again() -> None:
     source = Fake()
     source.broken, source.jobs = 3, [Job(1, 1, 0, 0, 1, "x"), Job(2, 2, 0, 0, 1, "late")]
     with Worker(source, lambda _: None, node="w", poll_ms=1) as worker:
-        until(lambda: worker.tally == (1, 0, 1))
-    assert str(worker.trouble) == "not now"
+        until(lambda: worker.stats == (1, 0, 1))
+    assert str(worker.last_error) == "not now"
 
 
 @pytest.mark.parametrize("wrong", [{"concurrency": 0}, {"lease_ms": 0}, {"backoff_ms": 5, "backoff_ms_max": 1}])
@@ -233,8 +233,8 @@ def test_a_coroutine_function_is_run_before_its_job_is_acked(jobs: Queue) -> Non
     for function in functions:
         with Worker(jobs, function, node="w", concurrency=2) as worker:
             jobs.put([1, 2, 3])
-            assert worker.wait(3, LIMIT_S)
-        assert worker.tally == (3, 0, 0)
+            assert worker.wait(3, TIMEOUT_S)
+        assert worker.stats == (3, 0, 0)
         assert sorted(seen) == [1, 2, 3]
         seen.clear()
     assert jobs.topic.count == 0
@@ -257,8 +257,8 @@ def test_a_job_that_is_cancelled_or_exits_is_given_back(jobs: Queue, error: Base
     )
     with worker:
         jobs.put(1)
-        assert worker.wait(1, LIMIT_S)
-    assert worker.tally == (0, 1, 0)
+        assert worker.wait(1, TIMEOUT_S)
+    assert worker.stats == (0, 1, 0)
     assert [type(each) for each in raised] == [type(error)]
     assert jobs.topic.count == 1
 
@@ -283,8 +283,8 @@ def test_what_has_not_run_when_it_returns_is_refused(jobs: Queue) -> None:
         worker = Worker(jobs, returned, node="w", backoff_ms=60_000, on_error=lambda _, error: raised.append(error))
         with worker:
             jobs.put(1)
-            assert worker.wait(1, LIMIT_S)
-        assert worker.tally == (0, 1, 0)
+            assert worker.wait(1, TIMEOUT_S)
+        assert worker.stats == (0, 1, 0)
     assert jobs.topic.count == 3
     assert all("which has not run" in str(error) for error in raised)
     assert len(raised) == 3
@@ -296,6 +296,6 @@ def test_a_source_that_breaks_its_contract_does_not_stop_the_worker(jobs: Queue)
     jobs.ack = lambda *args: real(*args)._asdict()  # type: ignore[method-assign, assignment]
     with Worker(jobs, lambda _: None, node="w") as worker:
         jobs.put([1, 2])
-        assert worker.wait(2, LIMIT_S)
-    assert worker.tally.lost == 2
-    assert "has no attribute 'count'" in str(worker.trouble)
+        assert worker.wait(2, TIMEOUT_S)
+    assert worker.stats.lost == 2
+    assert "has no attribute 'count'" in str(worker.last_error)

@@ -7,26 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.engine.routing.test_lanes import rows
-from tests.unit.engine.world import TINY, World
+from tests.unit.engine.harness import TINY, EngineHarness
+from tests.unit.engine.routing.test_forwarder import rows
 
 from tidelog.engine import checkpoint
-from tidelog.engine.core import Core
-from tidelog.engine.routing import holding
+from tidelog.engine.routing import recovery
+from tidelog.engine.topic_state import TopicState
 
 Patch = pytest.MonkeyPatch
 
 
-def interrupted(patch: Patch, *, first: str) -> World:
+def interrupted(patch: Patch, *, first: str) -> EngineHarness:
     """A checkpoint of a and b during which a gets records, b their copies, and a lets go of them: between the
     writing and the row of each topic, and between the topics. `first` is the one that was made first."""
-    world = World(**TINY)
+    world = EngineHarness(**TINY)
     for name in (first, "b" if first == "a" else "a"):
         world.log.topic(name, durability="fsync", cap_records=3 if name == "a" else 0)
     world.log.router("r", "a", "b")
     world.log.topic("a").append(["begin"])
     rows(world.log, "b")
-    real, number = checkpoint._stock, iter(range(1000))
+    real, number = checkpoint._build_topic_row, iter(range(1000))
 
     def busy() -> None:
         for _ in range(9):
@@ -35,21 +35,21 @@ def interrupted(patch: Patch, *, first: str) -> World:
         world.log.topic("b").append(f"direct {next(number)}")
         world.log.topic("a").append(next(number))
 
-    def stock(core: Core, *, final: bool) -> Any:
+    def stock(core: TopicState, *, final: bool) -> Any:
         busy()
         found = real(core, final=final)
         busy()
         return found
 
     with patch.context() as while_it_runs:
-        while_it_runs.setattr(checkpoint, "_stock", stock)
+        while_it_runs.setattr(checkpoint, "_build_topic_row", stock)
         for _ in range(2):
             world.log.checkpoint()
             busy()
     return world
 
 
-def check(world: World) -> None:
+def check(world: EngineHarness) -> None:
     before = rows(world.log, "b")
     state = world.log.find_router("r")
     assert len(before) > 100
@@ -76,32 +76,34 @@ def test_the_manifest_before_is_as_good(first: str, monkeypatch: Patch) -> None:
     before = rows(world.log, "b")
     disk = world.disk.crash_image("none")
     newest = max(name for name in disk.tree() if name.startswith("data/meta/snapshot."))
-    disk.flip(newest, 30, 3)
+    disk.flip_bit(newest, 30, 3)
     log = world.open(disk)
     assert log.report.snapshots_skipped
     assert rows(log, "b") == before
 
 
 def a_row_has_numbers_of_later_frames(patch: Patch) -> None:
-    real = checkpoint._stock
+    real = checkpoint._build_topic_row
 
-    def stock(core: Core, *, final: bool) -> Any:
-        if core.frozen is not None:
-            core.frozen = replace(core.frozen, wired=core.wired)
+    def stock(core: TopicState, *, final: bool) -> Any:
+        if core.forwarder_snapshot is not None:
+            core.forwarder_snapshot = replace(core.forwarder_snapshot, applied_router_frame=core.applied_router_frame)
         return real(core, final=final)
 
-    patch.setattr(checkpoint, "_stock", stock)
+    patch.setattr(checkpoint, "_build_topic_row", stock)
 
 
 def a_row_has_numbers_of_earlier_frames(patch: Patch) -> None:
-    real = holding.freeze
+    real = recovery.snapshot_forwarder
 
-    def freeze(core: Core) -> None:
+    def freeze(core: TopicState) -> None:
         real(core)
-        if core.frozen is not None:
-            core.frozen = replace(core.frozen, wired=max(core.frozen.wired - 1, 0))
+        if core.forwarder_snapshot is not None:
+            core.forwarder_snapshot = replace(
+                core.forwarder_snapshot, applied_router_frame=max(core.forwarder_snapshot.applied_router_frame - 1, 0)
+            )
 
-    patch.setattr(holding, "freeze", freeze)
+    patch.setattr(recovery, "snapshot_forwarder", freeze)
 
 
 @pytest.mark.parametrize("bug", [a_row_has_numbers_of_later_frames, a_row_has_numbers_of_earlier_frames])

@@ -5,11 +5,17 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tidelog.engine.routing.copies import evidence
-from tidelog.engine.routing.hops import Hops
-from tidelog.engine.routing.router import Router, check_circle, check_fits, check_router_name, shown
+from tidelog.engine.routing.forward_plan import encode_evidence
+from tidelog.engine.routing.router import (
+    HopCounts,
+    Router,
+    check_cycle,
+    check_endpoints,
+    check_router_name,
+    router_state,
+)
 from tidelog.errors import BadInput, RouterCycle, TopicExists
-from tidelog.formats.bodies import Match, MatchOp
+from tidelog.formats.control_frames import Match, MatchOp
 
 
 def way(name: str, source: str, dest: str, *, allow_cycle: bool = False) -> Router:
@@ -29,57 +35,64 @@ def test_what_is_no_name(name: object) -> None:
 
 def test_a_dest_has_one_source_and_a_router_never_moves() -> None:
     there = [way("r", "a", "b"), way("s", "a", "b"), way("t", "b", "c")]
-    assert check_fits(way("r", "a", "b"), there) is there[0]
-    assert check_fits(way("new", "a", "b"), there) is None, "the same source twice"
-    assert check_fits(way("new", "a", "d"), there) is None
+    assert check_endpoints(way("r", "a", "b"), there) is there[0]
+    assert check_endpoints(way("new", "a", "b"), there) is None, "the same source twice"
+    assert check_endpoints(way("new", "a", "d"), there) is None
     with pytest.raises(TopicExists) as fan_in:
-        check_fits(way("new", "x", "b", allow_cycle=True), there)
+        check_endpoints(way("new", "x", "b", allow_cycle=True), there)
     assert fan_in.value.detail == {"reason": "router_dest_fan_in"}
     with pytest.raises(TopicExists) as moved:
-        check_fits(way("t", "b", "d"), there)
+        check_endpoints(way("t", "b", "d"), there)
     assert moved.value.detail["reason"] == "router_repoint_forbidden"
     assert (moved.value.detail["existing_source"], moved.value.detail["existing_dest"]) == ("b", "c")
     with pytest.raises(TopicExists) as first:
-        check_fits(way("t", "x", "b"), there)
+        check_endpoints(way("t", "x", "b"), there)
     assert first.value.detail["reason"] == "router_dest_fan_in", "asked before the other"
 
 
 def test_the_shortest_circle_is_told() -> None:
     there = [way("r1", "a", "b"), way("r2", "b", "c"), way("r3", "b", "d"), way("r4", "d", "e")]
     with pytest.raises(RouterCycle) as circle:
-        check_circle(way("new", "c", "a"), there)
+        check_cycle(way("new", "c", "a"), there)
     assert circle.value.cycle == ["c", "a", "b", "c"]
     with pytest.raises(RouterCycle) as circle:
-        check_circle(way("new", "e", "a"), there)
+        check_cycle(way("new", "e", "a"), there)
     assert circle.value.cycle == ["e", "a", "b", "d", "e"]
-    check_circle(way("new", "e", "a", allow_cycle=True), there)
-    check_circle(way("r2", "b", "c"), there)
-    check_circle(way("new", "c", "z"), there)
+    check_cycle(way("new", "e", "a", allow_cycle=True), there)
+    check_cycle(way("r2", "b", "c"), there)
+    check_cycle(way("new", "c", "z"), there)
 
 
 def test_a_router_goes_through_its_frame_and_back() -> None:
     for match in (None, Match(MatchOp.EXACT, "v"), Match(MatchOp.PREFIX, "p")):
         made = Router(
-            name="r", source="a", dest="b", preserve_tag=False, exactly_once=True, match=match, start=3, base=9
+            name="r",
+            source="a",
+            dest="b",
+            preserve_tag=False,
+            exactly_once=True,
+            match=match,
+            start=3,
+            dest_head_at_creation=9,
         )
-        assert Router.of_body(made.as_body()) == made
-        assert shown(made, 4).forwarded_total == 4
-    assert shown(Router(name="r", source="a", dest="b", match=match), 0).filter == ("tag", "Glob", "p*")
+        assert Router.from_body(made.to_body()) == made
+        assert router_state(made, 4).forwarded_total == 4
+    assert router_state(Router(name="r", source="a", dest="b", match=match), 0).filter == ("tag", "Glob", "p*")
 
 
 def test_hops_are_kept_as_stretches() -> None:
-    hops = Hops()
+    hops = HopCounts()
     assert not hops
     hops.add(3, 5, 1)
     hops.add(5, 7, 1)
     hops.add(9, 10, 2)
-    assert hops.rows(20) == ((3, 7, 1), (9, 10, 2))
-    assert hops.rows(5) == ((3, 6, 1),)
+    assert hops.ranges_up_to(20) == ((3, 7, 1), (9, 10, 2))
+    assert hops.ranges_up_to(5) == ((3, 6, 1),)
     assert hops.between(1, 12).tolist() == [0, 0, 1, 1, 1, 1, 0, 0, 2, 0, 0]
     assert hops.between(4, 6).tolist() == [1, 1]
-    hops.forget(7)
-    assert hops.rows(20) == ((9, 10, 2),)
-    hops.forget(99)
+    hops.forget_below(7)
+    assert hops.ranges_up_to(20) == ((9, 10, 2),)
+    hops.forget_below(99)
     assert not hops
 
 
@@ -96,7 +109,7 @@ def test_evidence_stands_beside_what_meta_there_is() -> None:
     full = {f"k{number}": number for number in range(64)}
 
     def made(meta: object) -> object:
-        return decode(evidence(b"" if meta is None else msgspec.json.encode(meta), router, 7, 3))
+        return decode(encode_evidence(b"" if meta is None else msgspec.json.encode(meta), router, 7, 3))
 
     assert made(None) == {"_topics_router": told}
     assert made({"a": 1.0}) == {"a": 1.0, "_topics_router": told}

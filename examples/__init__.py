@@ -1,0 +1,1 @@
+"""Runnable examples. `examples/demo` is the guided tour of `make demo`."""

@@ -1,0 +1,78 @@
+"""What `kernel.pyx` offers once it is compiled; see there."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+_Buffer: TypeAlias = bytes | bytearray | memoryview
+_Ints: TypeAlias = NDArray[np.int64]
+_Span: TypeAlias = tuple[_Ints, _Ints]
+
+def encode_json_rows(
+    buf: _Buffer,
+    seq: _Ints,
+    ts_us: _Ints,
+    json: NDArray[np.bool_],
+    data: _Span | None,
+    node: _Span | None,
+    tag: _Span | None,
+    meta: _Span | None,
+    between: bytes,
+    last: bytes,
+) -> bytes: ...
+def encode_json_batch(
+    buf: _Buffer, lengths_at: int, count: int, data_end: int, lo: int, hi: int, seq: int, ts_ms: int
+) -> bytes | None: ...
+def fill_indexed_records(
+    buf: _Buffer,
+    entries: NDArray[np.void],
+    seq: int,
+    origin: int,
+    ts_us: _Ints,
+    at: _Ints,
+    flags: NDArray[np.uint8],
+    data: _Span,
+    node: _Span | None,
+    tag: _Span | None,
+) -> int: ...
+def borrow_buffer(size: int) -> _Buffer: ...
+def copy_values(target: pa.Buffer, edges: pa.Buffer, buf: _Buffer, pos: _Ints, size: _Ints) -> None: ...
+def parse_plain_body(body: bytes, records_max: int) -> list[bytes] | None: ...
+def parse_plain_bodies(
+    bodies: list[bytes], records_max: int, size_max: int
+) -> tuple[list[bytes], list[int]] | None: ...
+def json_depth(text: bytes) -> int: ...
+def remove_json_escapes(text: bytes) -> bytes | None: ...
+def find_frames(buf: _Buffer, pos: int, end: int, frames_max: int) -> tuple[bytes, int]: ...
+def fsync_loop(request_fd: int, result_fd: int) -> None: ...
+def all_bytes(values: Sequence[object]) -> bool: ...
+def value_lengths(datas: Sequence[object]) -> tuple[bytes, int] | None: ...
+def split_by_size(
+    lengths: Sequence[int] | NDArray[np.uint32], size_max: int, count_max: int
+) -> list[tuple[int, int, int]]: ...
+def copy_values_into(target: bytearray, pos: int, datas: Sequence[object], lo: int, hi: int) -> int: ...
+
+class FastPathReader:
+    owner: Any
+    write: Callable[[bytes], None]
+    is_closing: Callable[[], bool]
+    is_armed: bool
+    is_undisturbed: bool
+    disconnected: bool
+    was_served: bool
+    def __init__(self, owner: Any, buffer: memoryview, fallback: Callable[[int], None]) -> None: ...
+    def get_buffer(self, sizehint: int) -> memoryview: ...
+    def submit(
+        self, head_before_length: bytes, head_after_length: bytes, batcher: Any, transport: Any, body: bytes
+    ) -> None: ...
+    def buffer_updated(self, nbytes: int) -> None: ...
+
+def encode_write_responses(
+    first: int, counts: Sequence[int], took_us: Sequence[int], start: bytes, head: bytes, middle: bytes, took: bytes
+) -> list[bytes]: ...
+def send_responses(
+    requests: list[Any], bodies: list[bytes], first: bytes, second: bytes, third: bytes, prefix: bytes, number: int
+) -> None: ...

@@ -1,0 +1,147 @@
+"""[shell] Where a command finds what it is about: `DIR NAME`, opened here; or `NAME --server URL`, of a server.
+
+[shell] A directory of topics, opened as a command needs it.
+
+Opening for writing makes what is not there, which is right for the first write and wrong for
+everything else: a mistyped path must not become an empty directory of topics. One process writes;
+readers need no leave of it and see what was there when they looked.
+"""
+
+from __future__ import annotations
+
+import re
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import tidelog
+from tidelog.addresses import check_path
+from tidelog.cli.render import Screen
+from tidelog.client import Client
+from tidelog.commitlog.codecs import guess_codec
+from tidelog.commitlog.log import LOCK_FILE
+from tidelog.database import Database
+from tidelog.disk.durability import read_file
+from tidelog.disk.interface import join
+from tidelog.disk.posix import PosixDisk
+from tidelog.engine import manifest
+from tidelog.engine.read import iter_wal_files
+from tidelog.engine.topic_state import TOPICS_DIR, WAL_DIR
+from tidelog.errors import BadInput, Corrupt, Locked, NotFound
+
+_WAL_FILE_BYTES = 4 << 20  # a command writes little and goes: no reason to reserve what a server would
+
+
+def check_holds_topics(path: str) -> None:
+    """Raise where there are no topics in `path`."""
+    check_path(path)
+    disk = PosixDisk()
+    stat = disk.stat(path)
+    if stat is None:
+        raise NotFound(f"there is nothing at {path}; nothing was changed, check the path")
+    if not stat.is_dir:
+        raise BadInput(f"{path} is a file, topics lie in a directory; nothing was changed, check the path")
+    found = disk.list_dir(path)
+    if not set(found) & {manifest.MANIFEST_DIR, WAL_DIR, TOPICS_DIR}:
+        what = f"a log: use tidelog log with {path}" if guess_codec(found) is not None else "no topics, check the path"
+        raise NotFound(f"{path} holds {what}; nothing was changed")
+
+
+@contextmanager
+def open_for_reading(path: str, screen: Screen) -> Iterator[tidelog.Database]:
+    """The topics as they are now; a writer may be at work. Damage that recovery knows of is remarked on."""
+    check_holds_topics(path)
+    with _point_to_check(path):
+        log = _open_database(path, screen, read_only=True)
+        try:
+            for line in log.report.damage:
+                screen.print_note(f"damage: {line}; tidelog check {path} tells all of it")
+            yield log
+        finally:
+            log.close()
+
+
+@contextmanager
+def open_for_writing(
+    path: str, screen: Screen, *, create: bool = False, accept_loss: bool = False
+) -> Iterator[tidelog.Database]:
+    """The topics for this process alone; what recovery did is remarked on. Everything is on disk when this ends."""
+    if not create:
+        check_holds_topics(path)
+    with _point_to_check(path):
+        try:
+            log = _open_database(path, screen, wal_file_bytes=_WAL_FILE_BYTES, accept_loss=accept_loss)
+        except Locked:
+            raise Locked(
+                f"{path} is being written by another process{_lock_holder(path)}; nothing was changed, stop it first, "
+                f"or "
+                "only look: tidelog topic ls, show, read, follow and tidelog check work beside it"
+            ) from None
+        with log:
+            for line in log.report.lines():
+                screen.print_note(f"recovery: {line}")
+            yield log
+
+
+def _open_database(path: str, screen: Screen, **settings: Any) -> tidelog.Database:
+    with screen.progress_bar(f"opening {path}", total=1) as bar:
+        return tidelog.open(path, progress=lambda _, done, total: bar(done, total), **settings)
+
+
+def _lock_holder(path: str) -> str:
+    found = re.fullmatch(rb"pid=(\d+)\n", read_file(PosixDisk(), join(path, LOCK_FILE)) or b"")
+    return f" (pid {int(found[1])})" if found else ""
+
+
+@contextmanager
+def _point_to_check(path: str) -> Iterator[None]:
+    """Damage that is met points to the command that tells all of it."""
+    try:
+        yield
+    except Corrupt as error:
+        step = f"tidelog check {path} tells all of it"
+        raise Corrupt(error.where, pos=error.pos, reason=error.reason, next_step=step) from error
+
+
+def wal_bytes(path: str) -> int:
+    """Bytes of all WAL files that are there."""
+    return sum(stat.size for _, stat in iter_wal_files(PosixDisk(), path) if stat is not None)
+
+
+Backend = TypeVar("Backend")
+
+
+def target_name(args: Namespace, metavar: str) -> str:
+    """The name that is meant. A directory stands before it, where there is no server."""
+    given: list[str] = list(args.places)
+    if len(given) != (1 if args.server else 2):
+        form = f"{metavar} --server URL" if args.server else f"DIR {metavar}"
+        raise BadInput(f"this takes {form}, not {' '.join(given)!r:.200}; nothing was done")
+    args.dir = None if args.server else given[0]
+    return given[-1]
+
+
+@contextmanager
+def open_target(
+    args: Namespace,
+    screen: Screen,
+    make_local: Callable[[Database], Backend],
+    make_remote: Callable[[Client], Backend],
+    *,
+    write: bool,
+    create: bool = False,
+) -> Iterator[Backend]:
+    """The door that the command line names. Everything is on disk when this ends."""
+    if args.server:
+        with Client(args.server, key=args.key) as client:
+            yield make_remote(client)
+        return
+    if args.key:
+        raise BadInput("--key is for a server; nothing was done, leave it out or name a --server")
+    if write:
+        with open_for_writing(args.dir, screen, create=create) as log:
+            yield make_local(log)
+    else:
+        with open_for_reading(args.dir, screen) as log:
+            yield make_local(log)

@@ -1,0 +1,401 @@
+"""[hot] A caller's values → the frames of a batch, and back.
+
+Bytes go in as they are and cost nothing. Anything else is JSON: it is encoded once, stored as text, and
+handed out as what that text says. So a date, a UUID or a Decimal comes back as its text, a tuple or a set as a
+list, and bytes inside a value as base64. A batch is atomic: its frames are chained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import add
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from tidelog.engine.config import EngineConfig
+from tidelog.engine.json_codec import compact_json, decode_meta, may_compact, to_json
+from tidelog.errors import BadInput, BatchTooLarge, TooLarge
+from tidelog.formats import batch as batches
+from tidelog.formats import batch_writer as values
+from tidelog.formats import frame
+from tidelog.formats import lazy_compute as pc
+from tidelog.formats.batch_writer import FrameBuffers, write_frames
+from tidelog.formats.frame import DURABLE, JSON, MORE
+
+Column = bytes | list[bytes]  # one value for all, or one each
+
+_values_decoder = msgspec.json.Decoder()
+_metas_decoder = msgspec.json.Decoder(dict[str, Any])
+_encode = msgspec.json.Encoder().encode
+_TABLE_BYTES_MAX: Final = 64 << 20
+
+
+def is_utf8_text(value: object) -> bool:
+    """Whether this is text that UTF-8 can say: half a character is not."""
+    try:
+        return isinstance(value, str) and value.encode() is not None
+    except UnicodeEncodeError:
+        return False
+
+
+def check_int(what: str, value: object, minimum: int, maximum: int) -> None:
+    """Refuse what is not a whole number in the range; true is not 1."""
+    if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
+        raise BadInput(f"{what} is a whole number from {minimum} to {maximum}, not {value!r}; nothing was done")
+
+
+@dataclass(slots=True)
+class Batch:
+    """Records that were checked and encoded, on their way into frames."""
+
+    datas: list[bytes]
+    json: bool | list[bool]  # of all of them, or of each
+    tag: Column = b""
+    node: Column = b""
+    metas: list[bytes] | None = None
+    compiled: bool = True  # the kernel may be asked
+    lengths: Sequence[int] = field(init=False)  # of each data, asked once
+    weight: int = field(init=False)  # bytes of data and meta
+
+    def __post_init__(self) -> None:
+        self.lengths, self.weight = values.value_lengths(self.datas, compiled=self.compiled)
+        if self.metas:
+            self.weight += sum(map(len, self.metas))
+
+    def __len__(self) -> int:
+        return len(self.datas)
+
+
+def prepare_batch(limits: EngineConfig, records: object, tag: object, node: object, meta: object) -> Batch:
+    """Check and encode what a caller wants to append. A list or a tuple is many records, anything else is one."""
+    many = records if isinstance(records, list | tuple) else (records,)
+    check_count(limits, len(many))
+    return batch_from_texts(limits, *_encode_datas(many, compiled=limits.kernel), tag, node, meta)
+
+
+def check_count(limits: EngineConfig, count: int) -> None:
+    """Refuse a write of no records or of too many, before anything is made of them."""
+    if not count:
+        raise BadInput("a write has at least one record; nothing was written")
+    if count > limits.batch_records_max:
+        raise BatchTooLarge("records", count=count, limit=limits.batch_records_max)
+
+
+def batch_from_texts(
+    limits: EngineConfig,
+    datas: list[bytes],
+    json: bool | list[bool],
+    tags: object,
+    nodes: object,
+    metas: object,
+) -> Batch:
+    """A batch whose data is JSON text already, or bytes where `json` says so. Checked record by record in the order
+    of the wire contract: tag, node, meta, then the whole."""
+    count = len(datas)
+    check_count(limits, count)
+    made = Batch(
+        datas,
+        json,
+        _encode_names(tags, "tag", count, limits.tag_bytes_max),
+        _encode_names(nodes, "node", count, limits.node_bytes_max),
+        _encode_metas(metas, count, limits),
+        compiled=limits.kernel,
+    )
+    _check_sizes(made, limits)
+    return made
+
+
+def _check_sizes(made: Batch, limits: EngineConfig) -> None:
+    if made.weight <= limits.record_bytes_max:
+        return  # all of them together are no larger than one may be
+    largest = max(made.lengths if made.metas is None else map(add, made.lengths, map(len, made.metas)))
+    if largest > limits.record_bytes_max:
+        raise TooLarge("a record", size=largest, limit=limits.record_bytes_max)
+
+
+def _encode_datas(many: Sequence[object], *, compiled: bool) -> tuple[list[bytes], bool | list[bool]]:
+    if values.are_bytes(many, compiled=compiled):
+        return list(many), False  # type: ignore[arg-type]  # the plain case, at a tenth of the price of looking closer
+    raw = [isinstance(item, bytes | bytearray | memoryview) for item in many]
+    if all(raw):
+        return [item if type(item) is bytes else bytes(item) for item in many], False  # type: ignore[call-overload]
+    if not any(raw):
+        return to_json(many), True
+    texts = iter(to_json([item for item, is_raw in zip(many, raw, strict=True) if not is_raw]))
+    mixed = [bytes(item) if is_raw else next(texts) for item, is_raw in zip(many, raw, strict=True)]  # type: ignore[call-overload]
+    return mixed, [not is_raw for is_raw in raw]
+
+
+def _encode_names(value: object, what: str, count: int, limit: int) -> Column:
+    if value is None:
+        return b""
+    if isinstance(value, str):
+        return _encode_name(value, what, limit)
+    if isinstance(value, list | tuple):
+        if len(value) != count:
+            raise BadInput(f"{count} records came with {len(value)} values of {what}; nothing was written")
+        return [b"" if item is None else _encode_name(item, what, limit) for item in value]
+    raise BadInput(
+        f"a {what} is text, or a list with one for each record, not {type(value).__name__}; nothing was written"
+    )
+
+
+def _encode_name(value: object, what: str, limit: int) -> bytes:
+    if not isinstance(value, str):
+        raise BadInput(f"a {what} is text, not {type(value).__name__}; nothing was written")
+    try:
+        made = value.encode()
+    except UnicodeEncodeError:
+        raise BadInput(f"the {what} {value!r} cannot be written as UTF-8; nothing was written") from None
+    if len(made) > limit:
+        raise BadInput(f"a {what} of {len(made)} bytes is over the limit of {limit}; nothing was written")
+    return made
+
+
+def _encode_metas(value: object, count: int, limits: EngineConfig) -> list[bytes] | None:
+    if value is None:
+        return None
+    each = value if isinstance(value, list | tuple) else [value] * count
+    if len(each) != count:
+        raise BadInput(f"{count} records came with {len(each)} values of meta; nothing was written")
+    if any(type(meta) is msgspec.Raw for meta in each):
+        return _reencode_metas(each, limits)
+    for meta in each:
+        if meta is not None and not isinstance(meta, dict):
+            raise BadInput(f"a meta is a dict, not {type(meta).__name__}; nothing was written")
+        _check_meta_keys(meta, limits)
+    made = iter(to_json([meta for meta in each if meta is not None]) if any(m is not None for m in each) else [])
+    metas = [b"" if meta is None else next(made) for meta in each]
+    return _check_meta_sizes(metas, limits)
+
+
+def _reencode_metas(each: Sequence[Any], limits: EngineConfig) -> list[bytes] | None:
+    """Metas that came as text: decoded and written again one by one."""
+    metas = []
+    for text in each:
+        meta = None if text is None else decode_meta(bytes(text))
+        _check_meta_keys(meta, limits)
+        metas.append(b"" if meta is None else _encode(meta))
+    return _check_meta_sizes(metas, limits)
+
+
+def _check_meta_keys(meta: dict[str, Any] | None, limits: EngineConfig) -> None:
+    if meta is not None and len(meta) > limits.meta_keys_max:
+        raise BadInput(f"a meta of {len(meta)} keys is over the limit of {limits.meta_keys_max}; nothing was written")
+
+
+def _check_meta_sizes(metas: list[bytes], limits: EngineConfig) -> list[bytes] | None:
+    largest = max(map(len, metas))
+    if largest > limits.meta_bytes_max:
+        raise BadInput(f"a meta of {largest} bytes is over the limit of {limits.meta_bytes_max}; nothing was written")
+    return metas if largest else None
+
+
+@dataclass(slots=True)
+class ArrowBatch:
+    """A batch that came as Arrow columns and stays columns."""
+
+    data: pa.Array
+    json: bool
+    tags: pa.Array | None
+    nodes: pa.Array | None
+    metas: pa.Array | None
+    weight: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        lengths = [
+            pc.sum(pc.binary_length(array)).as_py() or 0 for array in (self.data, self.metas) if array is not None
+        ]
+        self.weight = sum(lengths)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+@dataclass(slots=True)
+class MultiBatch:
+    """Tables of one caller that are written as one batch, in their order."""
+
+    parts: list[Batch | ArrowBatch]
+    weight: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.weight = sum(part.weight for part in self.parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+
+def _sum_bytes(array: pa.Array) -> int:
+    return pc.sum(pc.binary_length(array)).as_py() or 0
+
+
+def batch_from_table(limits: EngineConfig, table: pa.Table | pa.RecordBatch) -> Batch | ArrowBatch:
+    """A batch from Arrow columns: `data`, and optionally `tag`, `node`, `meta` (JSON text) and `json` (bool)."""
+    if not isinstance(table, pa.Table | pa.RecordBatch):
+        raise BadInput(f"append_arrow takes a table or a record batch, not {type(table).__name__}; nothing was written")
+    names = set(table.schema.names)
+    if "data" not in names:
+        raise BadInput("a table to append has a column `data`; nothing was written")
+    if unknown := names - {"data", "tag", "node", "meta", "json", "seq", "ts"}:
+        raise BadInput(f"no column {sorted(unknown)[0]!r} can be appended; nothing was written")
+    if not table.num_rows:
+        raise BadInput("a write has at least one record; nothing was written")
+    data = _binary_column(table, "data", limits.record_bytes_max)
+    if data.null_count:
+        raise BadInput("the column `data` has nulls; nothing was written")
+    tags = _binary_column(table, "tag", limits.tag_bytes_max) if "tag" in names else None
+    nodes = _binary_column(table, "node", limits.node_bytes_max) if "node" in names else None
+    metas = _binary_column(table, "meta", limits.meta_bytes_max) if "meta" in names else None
+    if (size := _sum_bytes(data)) > _TABLE_BYTES_MAX:
+        raise TooLarge("a table", size=size, limit=_TABLE_BYTES_MAX)
+    _check_json(data, metas, table.column("json") if "json" in names else None, limits)
+    if "json" in names:
+        data = _compact_json(data, pc.fill_null(table.column("json"), False).to_pylist())
+    kinds = pc.fill_null(table.column("json"), False).unique().to_pylist() if "json" in names else [False]
+    if len(kinds) == 1:
+        return ArrowBatch(data, bool(kinds[0]), tags, nodes, metas)
+    json = pc.fill_null(table.column("json"), False).to_pylist()
+    lists = [None if array is None else [value or b"" for value in array.to_pylist()] for array in (tags, nodes, metas)]
+    return Batch(data.to_pylist(), json, lists[0] or b"", lists[1] or b"", lists[2])
+
+
+def _compact_json(data: pa.Array, json: list[bool]) -> pa.Array:
+    values = data.buffers()[-1]
+    if values is None or not may_compact(values.to_pybytes()):
+        return data
+    pairs = zip(data.to_pylist(), json, strict=True)
+    return pa.array([compact_json(text) if is_json else text for text, is_json in pairs], pa.binary())
+
+
+def _check_json(data: pa.Array, metas: pa.Array | None, json: pa.ChunkedArray | None, limits: EngineConfig) -> None:
+    """Refuse what could not be read again: text that claims to be JSON and is not."""
+    if json is not None and not pa.types.is_boolean(json.type):
+        raise BadInput(f"the column 'json' is {json.type}, not bool; nothing was written")
+    if metas is not None:
+        sizes = pc.add(pc.binary_length(data), pc.fill_null(pc.binary_length(metas), 0))
+        if (largest := pc.max(sizes).as_py()) > limits.record_bytes_max:
+            raise TooLarge("a record", size=largest, limit=limits.record_bytes_max)
+        _check_decodable([meta for meta in metas.to_pylist() if meta], _metas_decoder, "a meta is not a JSON object")
+    if json is not None:
+        mask = (
+            pc.fill_null(json, False).combine_chunks()
+            if isinstance(json, pa.ChunkedArray)
+            else pc.fill_null(json, False)
+        )
+        _check_decodable(data.filter(mask).to_pylist(), _values_decoder, "a record is not JSON")
+
+
+def _check_decodable(texts: list[bytes], decoder: msgspec.json.Decoder[Any], complaint: str) -> None:
+    try:
+        for text in texts:
+            decoder.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadInput(f"{complaint}: {error}; nothing was written") from None
+
+
+def _binary_column(table: pa.Table | pa.RecordBatch, name: str, limit: int) -> pa.Array:
+    array = table.column(name)
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    try:
+        if name in ("tag", "node"):
+            array.cast(pa.binary()).cast(pa.string())
+        array = array.cast(pa.binary())
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        raise BadInput(f"the column {name!r} is {array.type} and not what it must be; nothing was written") from None
+    longest = pc.max(pc.binary_length(array)).as_py() or 0
+    if longest > limit:
+        raise TooLarge(f"a {name}", size=longest, limit=limit)
+    return array
+
+
+def encode_into_buffer(
+    allocate: Callable[[int], bytearray], topic_id: int, first_seq: int, ts_ms: int, batch: Batch, *, durable: bool
+) -> FrameBuffers:
+    """`frames` of a batch whose records differ in their data alone, in memory that is used again."""
+    assert isinstance(batch.tag, bytes), "one for all"
+    assert isinstance(batch.node, bytes), "one for all"
+    return write_frames(
+        allocate,
+        topic_id,
+        first_seq,
+        ts_ms,
+        batch.datas,
+        batch.lengths,
+        tag=batch.tag,
+        node=batch.node,
+        flags=(DURABLE if durable else 0) | (JSON if batch.json else 0),
+        compiled=batch.compiled,
+    )
+
+
+def encode_frames(
+    topic_id: int,
+    first_seq: int,
+    ts_ms: int,
+    batch: Batch | ArrowBatch | MultiBatch,
+    *,
+    durable: bool,
+    chained: bool = False,
+) -> list[bytes]:
+    """The frames of a batch, chained into one; `chained`: and to what follows."""
+    out: list[bytes] = []
+    if isinstance(batch, MultiBatch):
+        for number, each in enumerate(batch.parts, 1):
+            out += encode_frames(topic_id, first_seq, ts_ms, each, durable=durable, chained=number < len(batch.parts))
+            first_seq += len(each)
+        return out
+    gated = (DURABLE if durable else 0) | (MORE if chained else 0)
+    if isinstance(batch, ArrowBatch):
+        flags = gated | (JSON if batch.json else 0)
+        return batches.encode_arrow(
+            topic_id,
+            first_seq,
+            ts_ms,
+            batch.data,
+            tags=batch.tags,
+            nodes=batch.nodes,
+            metas=batch.metas,
+            flags=flags,
+        )
+    if isinstance(batch.json, bool):
+        return _encode_run(topic_id, first_seq, ts_ms, batch, gated | (JSON if batch.json else 0))
+    at = 0
+    runs = [(is_json, len(list(run))) for is_json, run in groupby(batch.json)]
+    for number, (is_json, count) in enumerate(runs):
+        part = _slice_batch(batch, at, at + count)
+        more = MORE if number < len(runs) - 1 else 0
+        out += _encode_run(topic_id, first_seq + at, ts_ms, part, gated | more | (JSON if is_json else 0))
+        at += count
+    return out
+
+
+def _slice_batch(batch: Batch, lo: int, hi: int) -> Batch:
+    tag, node = (c if isinstance(c, bytes) else c[lo:hi] for c in (batch.tag, batch.node))
+    return Batch(batch.datas[lo:hi], True, tag, node, batch.metas[lo:hi] if batch.metas else None)
+
+
+def _encode_run(topic_id: int, first_seq: int, ts_ms: int, batch: Batch, flags: int) -> list[bytes]:
+    tag, node = batch.tag, batch.node
+    if len(batch) == 1 and not batch.metas:
+        one_tag = tag if isinstance(tag, bytes) else tag[0]
+        one_node = node if isinstance(node, bytes) else node[0]
+        return [frame.encode_append(topic_id, first_seq, ts_ms, batch.datas[0], one_node, one_tag, flags)]
+    return batches.encode_many(
+        topic_id,
+        first_seq,
+        ts_ms,
+        batch.datas,
+        lengths=batch.lengths,
+        tags=None if isinstance(tag, bytes) else tag,
+        nodes=None if isinstance(node, bytes) else node,
+        metas=batch.metas,
+        tag=tag if isinstance(tag, bytes) else b"",
+        node=node if isinstance(node, bytes) else b"",
+        flags=flags,
+    )

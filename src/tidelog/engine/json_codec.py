@@ -1,0 +1,164 @@
+"""[hot] JSON texts: values → what is stored, and back; and a client's own text as it is stored and measured.
+
+[hot] JSON that came as text: its value, how deep it is nested, and its escapes that UTF-8 does not need.
+
+Compiled where that was built (`depth` and `unescaped` of the kernel); `plain_depth` and `plain_unescaped` say what is
+right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from json import loads
+from math import isfinite
+from typing import Any, Final
+
+import msgspec
+
+from tidelog.errors import BadInput
+
+_encode_string = msgspec.json.Encoder().encode
+_decode_string = msgspec.json.Decoder().decode
+_ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|.)")
+_BRACKET_OR_QUOTE: Final = re.compile(rb'[\[\]{}"]|\\.', re.DOTALL)
+
+
+def from_json(text: bytes) -> object:
+    """Decode JSON that a server accepted. JSON sets numbers no bounds, but the decoders do: a number that no float
+    holds is an infinity, and so is an integer of more digits than Python converts (4,300 unless that was changed).
+    Raises msgspec.DecodeError."""
+    try:
+        return _decode_string(text)
+    except msgspec.DecodeError as error:
+        try:
+            return loads(text.decode(), parse_int=_integer)
+        except ValueError:
+            raise error from None
+
+
+def _integer(digits: str) -> int | float:
+    try:
+        return int(digits)
+    except ValueError:  # converting them takes time by the square of their number
+        return float(digits)
+
+
+def unescape(text: bytes) -> bytes:
+    """The same JSON without escapes that UTF-8 does not need. Raises msgspec.DecodeError for what is no escape."""
+    made = _unescaped(text)
+    return unescape_py(text) if made is None else made
+
+
+def unescape_py(text: bytes) -> bytes:
+    return _ESCAPE.sub(_unescape_one, text)
+
+
+def _unescape_one(escape: re.Match[bytes]) -> bytes:
+    said = escape[0]
+    if said == b"\\/":
+        return b"/"
+    return _encode_string(_decode_string(b'"%b"' % said))[1:-1] if said[1:2] == b"u" else said
+
+
+def nesting_depth_py(text: bytes) -> int:
+    """It is not decoded: a list of empty lists would take 30 times its text."""
+    now = most = 0
+    is_quoted = False
+    for found in _BRACKET_OR_QUOTE.finditer(text):
+        mark = found[0]
+        if mark == b'"':
+            is_quoted = not is_quoted
+        elif is_quoted or mark[:1] == b"\\":
+            continue
+        elif mark in (b"[", b"{"):
+            now += 1
+            most = max(most, now)
+        else:
+            now -= 1
+    return most
+
+
+def nesting_depth(text: bytes) -> int:
+    """How deep JSON is nested."""
+    return _depth(text)
+
+
+try:
+    from tidelog._native import json_depth as _depth
+    from tidelog._native import remove_json_escapes as _unescaped
+except ImportError:  # built where there was no compiler
+    _depth, _unescaped = nesting_depth_py, unescape_py
+
+
+_encoder = msgspec.json.Encoder()
+_decode_meta = msgspec.json.Decoder(dict[str, Any] | None).decode
+_JSON_BLANKS: Final = (b" ", b"\n", b"\t", b"\r")
+_JSON_DEPTH_MAX: Final = 128
+_META_TEXT_BYTES_MAX: Final = 1 << 20  # with its blanks and escapes; far more than a meta may have
+
+
+def to_json(values: Sequence[object]) -> list[bytes]:
+    """Each value as compact JSON. Refuses what JSON cannot say: NaN, infinities, lone surrogates, unknown types."""
+    try:
+        # One call for all of them: a newline inside a text is escaped, so lines are values.
+        lines = _encoder.encode_lines(values).split(b"\n")[:-1]
+    except (TypeError, ValueError, UnicodeEncodeError, RecursionError, OverflowError) as error:
+        raise BadInput(f"a record is not JSON and not bytes: {error}; nothing was written") from None
+    for value, line in zip(values, lines, strict=True):
+        # The encoder writes null for a number that is not one.
+        deep = line.count(b"[") + line.count(b"{") > _JSON_DEPTH_MAX
+        if (deep or b"null" in line) and not _is_finite(value):
+            raise BadInput("a record holds NaN or an infinity, which JSON cannot say; nothing was written")
+    return lines
+
+
+def _is_finite(value: object, depth: int = 0) -> bool:
+    if depth > _JSON_DEPTH_MAX:
+        raise BadInput(f"a record is nested deeper than {_JSON_DEPTH_MAX} levels; nothing was written")
+    if isinstance(value, float):
+        return isfinite(value)
+    if isinstance(value, dict):
+        return all(_is_finite(item, depth + 1) for item in value.values())
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(_is_finite(item, depth + 1) for item in value)
+    return True
+
+
+def decode_meta(text: bytes) -> dict[str, Any] | None:
+    """The meta of a record, by its text; one at a time, because those of a whole body can take 30 times its bytes."""
+    if len(text) > _META_TEXT_BYTES_MAX:
+        raise BadInput(f"a meta of {len(text)} bytes is over the limit; nothing was written")
+    check_depth(text)
+    try:
+        meta: dict[str, Any] | None = _decode_meta(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadInput(f"a meta is not what it must be: {error}; nothing was written") from None
+    return meta
+
+
+def may_compact(text: bytes) -> bool:
+    """Whether JSON may be longer than it has to be."""
+    return b" " in text or b"\n" in text or b"\\" in text or b"\t" in text or b"\r" in text
+
+
+def compact_json(text: bytes) -> bytes:
+    """JSON as it is stored and measured: no blanks between its words, no escapes that UTF-8 does not need. Numbers stay
+    as they were written. A line end between words would end a line for those who read lines."""
+    if any(blank in text for blank in _JSON_BLANKS):
+        text = msgspec.json.format(text, indent=-1)
+    if b"\\u" not in text and b"\\/" not in text:
+        return text
+    return unescape(text)
+
+
+def check_depths(text: bytes, datas: Sequence[bytes]) -> None:
+    """Refuse JSON that a reader's stack could not hold. `text` holds all of `datas`."""
+    if text.count(b"[") + text.count(b"{") > _JSON_DEPTH_MAX + len(datas):
+        for data in datas:
+            check_depth(data)
+
+
+def check_depth(data: bytes) -> None:
+    if data.count(b"[") + data.count(b"{") > _JSON_DEPTH_MAX and nesting_depth(data) > _JSON_DEPTH_MAX:
+        raise BadInput(f"a record is nested deeper than {_JSON_DEPTH_MAX} levels; nothing was written")

@@ -1,0 +1,449 @@
+"""[shell] Tag search: which rows of a segment carry a tag, or one that begins so.
+
+    rows      0    1    2    3    4    5        tags, sorted, each once     starts   rows by tag
+    tags      b    ∅    a    ab   b    a        a                           0        2 5
+                                                ab                          2        3
+                                                b                           3        0 4
+                                                                            5
+    exact "a"   →  rows[0:2]       →  2 5
+    prefix "a"  →  rows[0:3]       →  2 5 3, sorted
+    prefix ""   →  every tagged row; an untagged one is never found
+
+A sealed segment has its index in a file (`formats/tag_index.py`), written when it is sealed and from frames that were
+verified at that moment. A search keeps the directory of the file in memory and reads one block of 4 KiB for a tag:
+its cost does not grow with the number of tags that all segments have together. Where the file is missing or does not
+hold, the segment is scanned and the file is written again. What is not sealed yet is indexed in memory: an index
+of the first rows is kept, and what came since is indexed when a search asks.
+
+Tags are bytes and compare as bytes. Built by Arrow and NumPy, 10 000 rows in 0.5 to 2 ms by how many tags differ; a
+search halves, 7 to 27 µs.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Callable
+from threading import Lock
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from tidelog.commitlog.codec import Chunk
+from tidelog.disk.durability import remove_if_exists, replace_file, write_temporary
+from tidelog.engine.segment import Part, Segment
+from tidelog.errors import Corrupt, Damaged, NewerFormat
+from tidelog.formats import lazy_compute as pc
+from tidelog.formats import segment_index, tag_index
+from tidelog.formats.control_frames import Match, MatchOp
+from tidelog.formats.rows import Rows, to_binary_array
+from tidelog.formats.tag_index import TagBlock, TagDirectory
+from tidelog.types import Ints
+
+if TYPE_CHECKING:
+    from tidelog.engine.segment import SegmentFiles
+    from tidelog.engine.topic_state import TopicState
+
+_log = logging.getLogger("tidelog.engine")
+TAG_INDEX_SUFFIX: Final = ".tag"
+_NO_LIMIT: Final = 1 << 62
+_UNINDEXED_ROWS_MAX: Final = (
+    1024  # that are indexed anew by each search, before the index of what is not sealed is made again
+)
+
+TagCacheKey: TypeAlias = tuple[int, int, int]  # topic id, base of the segment, rows that were indexed
+
+_INDEX_OVERHEAD_BYTES: Final = (
+    1_024  # what an index costs besides its values: four headers, a key, a place in the cache
+)
+
+
+class TagIndex:
+    """Which rows carry which tag. Never changes, so threads share it freely."""
+
+    __slots__ = ("_blob", "_bounds", "_first_row", "_rows", "_starts")
+
+    def __init__(self, blob: bytes, bounds: Ints, starts: Ints, rows: NDArray[np.uint32], first_row: int) -> None:
+        self._blob = blob  # the sorted tags, one behind the other
+        self._bounds = bounds  # tag i is blob[bounds[i] : bounds[i + 1]]
+        self._starts = starts  # its rows are rows[starts[i] : starts[i + 1]]
+        self._rows = rows  # rising within a tag; half the size of Ints, and a segment never has 2³² of them
+        self._first_row = first_row
+
+    @classmethod
+    def build(cls, tags: pa.Array, first_row: int = 0) -> TagIndex:
+        """The index of this column, whose first value is row `first_row`. Null and empty mean untagged."""
+        tags = tags if tags.type == pa.binary() else tags.cast(pa.binary())
+        tagged = pc.fill_null(pc.greater(pc.binary_length(tags), 0), False)
+        rows = np.flatnonzero(tagged.to_numpy(zero_copy_only=False)).astype(np.uint32)
+        encoded = tags.filter(tagged).dictionary_encode()
+        order = pc.array_sort_indices(encoded.dictionary)
+        # 16 bits where they do: NumPy then sorts by digits, 10 000 rows in 0.05 ms instead of 0.3 to 0.65.
+        rank = np.empty(len(order), np.uint16 if len(order) <= 1 << 16 else np.uint32)
+        rank[order.to_numpy()] = np.arange(len(order))
+        ranks = rank[encoded.indices.to_numpy()]
+        # Stable: rows of one tag stay in their order, which is rising.
+        by_tag = rows[np.argsort(ranks, kind="stable")]
+        starts = np.zeros(len(order) + 1, np.int64)
+        np.cumsum(np.bincount(ranks, minlength=len(order)), out=starts[1:])
+        return cls(*_blob_and_offsets(encoded.dictionary.take(order)), starts, by_tag, first_row)
+
+    def to_block(self) -> TagBlock:
+        """All of it, as the file of an index has it."""
+        return TagBlock(self._blob, self._bounds, self._rows, self._starts)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it holds, about."""
+        return len(self._blob) + self._bounds.nbytes + self._starts.nbytes + self._rows.nbytes + _INDEX_OVERHEAD_BYTES
+
+    def find_exact(self, tag: bytes) -> Ints:
+        """The rows that carry this tag, rising."""
+        at = self._count_before(tag)
+        there = at < len(self._starts) - 1 and self._tag(at) == tag
+        return self._rows_between(at, at + there)
+
+    def find_prefix(self, start: bytes) -> Ints:
+        """The rows whose tag begins so, rising; every tagged row where it is empty."""
+        behind = _prefix_upper_bound(start)
+        rows = self._rows_between(
+            self._count_before(start), len(self._starts) - 1 if behind is None else self._count_before(behind)
+        )
+        rows.sort()
+        return rows
+
+    def _tag(self, at: int) -> bytes:
+        return self._blob[self._bounds[at] : self._bounds[at + 1]]
+
+    def _count_before(self, tag: bytes) -> int:
+        """How many of the tags sort before this one."""
+        return bisect_left(range(len(self._starts) - 1), tag, key=self._tag)
+
+    def _rows_between(self, lo: int, hi: int) -> Ints:
+        return self._rows[self._starts[lo] : self._starts[hi]].astype(np.int64) + self._first_row
+
+
+class TagFile:
+    """The index of a sealed segment in its file: the directory in memory, blocks read when they are needed. Threads
+    share it freely. Where a block does not hold its checksum, `exact` and `prefix` raise Corrupt."""
+
+    __slots__ = ("_directory", "_home")
+
+    def __init__(self, home: SegmentFiles, directory: TagDirectory) -> None:
+        self._home, self._directory = home, directory
+
+    @classmethod
+    def load(cls, home: SegmentFiles, base: int, records: int, foot: bytes) -> TagFile | None:
+        """The index of this segment; None where it has no file. Raises Corrupt, NewerFormat or Damaged."""
+        path = home.path(base, TAG_INDEX_SUFFIX)
+        found = home.disk.stat(path)
+        if found is None:
+            return None
+        head = home.read_range(base, TAG_INDEX_SUFFIX, 0, tag_index.HEAD_BYTES)
+        lead = tag_index.directory_end(head, path)
+        if lead > found.size:
+            raise Corrupt(path, pos=36, reason=f"its directory ends at byte {lead}, the file at {found.size}")
+        directory = tag_index.decode_directory(home.read_range(base, TAG_INDEX_SUFFIX, 0, lead), found.size, path)
+        if (directory.base, directory.records, directory.footer_xxh3) != (base, records, xxh3_64_intdigest(foot)):
+            raise Corrupt(path, pos=8, reason="it is the index of another segment")
+        return cls(home, directory)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that it holds, about."""
+        return self._directory.nbytes + _INDEX_OVERHEAD_BYTES
+
+    def find_exact(self, tag: bytes) -> Ints:
+        """The rows that carry this tag, rising."""
+        directory = self._directory
+        number = bisect_right(range(directory.blocks), tag, key=directory.first_tag) - 1
+        if number < 0:
+            return _NO_ROWS
+        (block,) = self._read_blocks(number, number + 1)
+        at = bisect_left(range(len(block.bounds) - 1), tag, key=block.tag)
+        there = at < len(block.bounds) - 1 and block.tag(at) == tag
+        return block.rows[block.starts[at] : block.starts[at + there]].astype(np.int64)
+
+    def find_prefix(self, start: bytes) -> Ints:
+        """The rows whose tag begins so, rising; every tagged row where it is empty."""
+        directory, behind = self._directory, _prefix_upper_bound(start)
+        every = range(directory.blocks)
+        first = max(bisect_right(every, start, key=directory.first_tag) - 1, 0)
+        stop = directory.blocks if behind is None else bisect_left(every, behind, key=directory.first_tag)
+        found = [_NO_ROWS]
+        for block in self._read_blocks(first, stop):
+            some = range(len(block.bounds) - 1)
+            lo = bisect_left(some, start, key=block.tag)
+            hi = len(some) if behind is None else bisect_left(some, behind, key=block.tag)
+            found.append(block.rows[block.starts[lo] : block.starts[hi]].astype(np.int64))
+        rows = np.concatenate(found)
+        rows.sort()
+        return rows
+
+    def _read_blocks(self, first: int, stop: int) -> list[TagBlock]:
+        """Blocks [first, stop), with one read."""
+        if first >= stop:
+            return []
+        directory = self._directory
+        at = directory.block_pos
+        start = int(at[first])
+        buf = memoryview(self._home.read_range(directory.base, TAG_INDEX_SUFFIX, start, int(at[stop])))
+        path = self._home.path(directory.base, TAG_INDEX_SUFFIX)
+        return [
+            tag_index.decode_block(directory, number, buf[int(at[number]) - start : int(at[number + 1]) - start], path)
+            for number in range(first, stop)
+        ]
+
+
+Searchable: TypeAlias = TagIndex | TagFile
+_NO_ROWS: Final = np.zeros(0, np.int64)
+
+
+# ── searching a part ──────────────────────────────────────────────────────────────────────────────
+
+
+def search_part(topic: TopicState, part: Part, first: int, stop: int, match: Match) -> Ints:
+    """The seqs of [first, stop) of a part whose tag matches, rising. Without the topic's lock: it is taken for what a
+    part that still grows needs. Raises Corrupt where the records cannot be read."""
+    if isinstance(part, Segment) and part.is_sealed:
+        rows = _search_sealed(topic, part, match)
+    else:
+        with topic.lock:
+            grown = _GrowingPart(topic, part, stop)
+        rows = grown.search(match)
+    seqs = rows + part.base
+    return seqs[(seqs >= first) & (seqs < stop)]
+
+
+def search_part_locked(topic: TopicState, part: Part, first: int, stop: int, match: Match) -> Ints:
+    """`search` of a few rows with the topic's lock held, and of any by replay, when no other thread is there."""
+    if isinstance(part, Segment) and part.is_sealed:
+        seqs = _search_sealed(topic, part, match, locked=True) + part.base
+        return seqs[(seqs >= first) & (seqs < stop)]
+    if not _has_tags(part, first, stop):
+        return _NO_ROWS
+    return _matching_rows(build_index(part, first, stop), match) + part.base
+
+
+def _matching_rows(index: Searchable, match: Match) -> Ints:
+    value = match.value.encode()
+    return index.find_exact(value) if match.op is MatchOp.EXACT else index.find_prefix(value)
+
+
+def _has_tags(part: Part, first: int, stop: int) -> bool:
+    return bool((part.entries()["flags"][first - part.base : stop - part.base] & segment_index.HAS_TAG).any())
+
+
+def build_index(part: Part, first: int, stop: int) -> TagIndex:
+    """The index of these records, made from frames that are verified by reading them. With the topic's lock where the
+    part still grows."""
+    return _index_of_chunk(part, first, part.reader(first, stop, _NO_LIMIT)())
+
+
+def _index_of_chunk(part: Part, first: int, chunk: Chunk) -> TagIndex:
+    if chunk.fault is not None:
+        raise Corrupt(f"segment {part.base}", pos=chunk.fault.pos, reason=chunk.fault.reason)
+    rows = chunk.rows
+    tags = pa.nulls(len(rows), pa.binary()) if rows.tag is None else to_binary_array(rows.buf, rows.tag)
+    return TagIndex.build(tags, first - part.base)
+
+
+class _GrowingPart:
+    """A part that is not sealed, as it is now. Made with the topic's lock held, searched without it."""
+
+    def __init__(self, topic: TopicState, part: Part, stop: int) -> None:
+        self._tags, self._part, self._key = topic.context.tag_cache, part, (topic.id, part.base)
+        self._rows = stop - part.base
+        held = self._tags.get_with_rows(*self._key)
+        self._held = held[1] if held is not None and held[0] <= self._rows else None
+        indexed = held[0] if held is not None and self._held is not None else 0
+        if self._rows - indexed > max(_UNINDEXED_ROWS_MAX, indexed // 2):
+            self._held, indexed = None, 0
+        self._first = part.base + indexed
+        self._look = part.reader(self._first, stop, _NO_LIMIT) if indexed < self._rows else None
+        self._tagged = self._look is not None and _has_tags(part, self._first, stop)
+
+    def search(self, match: Match) -> Ints:
+        found = [] if self._held is None else [_matching_rows(self._held, match)]
+        if self._look is not None and self._tagged:
+            fresh = _index_of_chunk(self._part, self._first, self._look())
+            if self._held is None:
+                self._tags.put((*self._key, self._rows), fresh)
+            found.append(_matching_rows(fresh, match))
+        return np.concatenate([_NO_ROWS, *found])
+
+
+def _search_sealed(topic: TopicState, segment: Segment, match: Match, *, locked: bool = False) -> Ints:
+    if segment.has_tags is None:
+        # A stat, where the index would be read whole: a first search after a start looks at every segment.
+        there = segment.files.disk.stat(segment.files.path(segment.base, TAG_INDEX_SUFFIX)) is not None
+        segment.has_tags = there or _has_tags(segment, segment.base, segment.stop)
+    if not segment.has_tags:
+        return _NO_ROWS
+    key = (topic.id, segment.base, segment.stop - segment.base)
+    try:
+        return _matching_rows(
+            topic.context.tag_cache.get(key, lambda: _load_index(topic, segment, locked=locked)), match
+        )
+    except (Corrupt, Damaged) as error:
+        if not isinstance(topic.context.tag_cache.peek(topic.id, segment.base), TagFile):
+            raise
+        # A block of the file does not hold, or the file is gone: the records say the same.
+        topic.context.tag_cache.drop(topic.id, segment.base)
+        index = _rebuild_index(topic, segment, str(error), locked=locked)
+        topic.context.tag_cache.put(key, index)
+        return _matching_rows(index, match)
+
+
+def _load_index(topic: TopicState, segment: Segment, *, locked: bool) -> Searchable:
+    """The index of a sealed segment from its file, or from its records where the file does not serve."""
+    foot = segment.read_footer()
+    reason = "there is no file"
+    if foot is not None:
+        try:
+            found = TagFile.load(segment.files, segment.base, segment.stop - segment.base, foot)
+            if found is not None:
+                return found
+        except (Corrupt, Damaged, NewerFormat) as error:
+            reason = str(error)
+    return _rebuild_index(topic, segment, reason, locked=locked)
+
+
+def _rebuild_index(topic: TopicState, segment: Segment, reason: str, *, locked: bool) -> Searchable:
+    """The index from the records, and its file written again. A failure to write leaves the index in memory."""
+    index = build_index(segment, segment.base, segment.stop)
+    topic.context.tag_cache.scan_count += 1
+    _log.info("%s: segment %d was scanned for its tags: %s", topic.name, segment.base, reason)
+    foot = segment.read_footer()
+    if foot is None or locked or not topic.context.shards or topic.context.is_replaying:
+        return index
+    home, base = segment.files, segment.base
+    with topic.context.tag_cache.write_lock:
+        try:
+            made = tag_index.encode(base, xxh3_64_intdigest(foot), segment.stop - base, index.to_block())
+            replace_file(home.disk, home.path(base, TAG_INDEX_SUFFIX), made)
+            with topic.lock:
+                gone = topic.is_dropped or segment not in topic.index.parts
+            if gone:  # a checkpoint let go of it meanwhile
+                remove_if_exists(home.disk, home.path(base, TAG_INDEX_SUFFIX))
+                return index
+        except OSError as error:
+            _log.warning("%s: the tag index of segment %d was not written: %s", topic.name, base, error)
+            return index
+    return TagFile.load(home, base, segment.stop - base, foot) or index
+
+
+def encode_tag_index(base: int, foot: bytes, rows: Rows) -> bytes | None:
+    """The file of the index of a segment with this footer and these rows; None where no row has a tag."""
+    if rows.tag is None or not len(rows) or not int(rows.tag.size.max()):
+        return None
+    made = TagIndex.build(to_binary_array(rows.buf, rows.tag))
+    return tag_index.encode(base, xxh3_64_intdigest(foot), len(rows), made.to_block())
+
+
+def write_tag_index(home: SegmentFiles, base: int, foot: bytes, rows: Rows) -> None:
+    """Write the index of a segment that is being sealed, from rows whose frames were verified; none where it has no
+    tags. The name is durable with the footer's, which follows."""
+    path, content = home.path(base, TAG_INDEX_SUFFIX), encode_tag_index(base, foot, rows)
+    if content is None:
+        remove_if_exists(home.disk, path)  # an earlier attempt's
+        return
+    write_temporary(home.disk, f"{path}.tmp", content)
+    home.disk.rename(f"{path}.tmp", path)
+
+
+def _prefix_upper_bound(start: bytes) -> bytes | None:
+    """The least value that sorts behind everything that begins so; None where there is nothing behind."""
+    head = start.rstrip(b"\xff")
+    return head[:-1] + bytes((head[-1] + 1,)) if head else None
+
+
+def _blob_and_offsets(values: pa.Array) -> tuple[bytes, Ints]:
+    """The values of a binary column one behind the other, and where each begins and the last one ends."""
+    _, ends, data = values.buffers()
+    at = np.frombuffer(ends, np.int32)[values.offset : values.offset + len(values) + 1].astype(np.int64)
+    return bytes(memoryview(data)[at[0] : at[-1]]), at - at[0]
+
+
+class CacheStats(NamedTuple):
+    hits: int
+    misses: int
+    evictions: int  # left to make room
+    entries: int
+    nbytes: int
+
+
+class TagCache:
+    """Keeps the indexes used last, `bytes_max` of them together. Safe to call from any thread.
+
+    A segment that grew is asked for with more rows; its index then takes the place of the shorter
+    one, so that a topic which is written and deleted from in turn does not fill the cache with its
+    own past. Ids and bases are never given to other records: what is late is useless, not wrong.
+    """
+
+    def __init__(self, bytes_max: int) -> None:
+        self.scan_count = 0  # sealed segments whose records were read because no file served
+        self.write_lock = Lock()  # one file at a time
+        self._bytes_max = bytes_max
+        self._entries: OrderedDict[tuple[int, int], tuple[int, Searchable]] = OrderedDict()
+        self._nbytes = self._hits = self._misses = self._evictions = 0
+        self._guard = Lock()
+
+    def get_with_rows(self, topic_id: int, base: int) -> tuple[int, Searchable] | None:
+        """The index of this segment that is kept, and how many rows it has."""
+        with self._guard:
+            return self._entries.get((topic_id, base))
+
+    def peek(self, topic_id: int, base: int) -> Searchable | None:
+        held = self.get_with_rows(topic_id, base)
+        return None if held is None else held[1]
+
+    def put(self, key: TagCacheKey, index: Searchable) -> None:
+        """Keep an index for the next search."""
+        with self._guard:
+            self._put(key[:2], key[2], index)
+
+    def get(self, key: TagCacheKey, build: Callable[[], Searchable]) -> Searchable:
+        """The index of these rows. It is built outside the lock, so one slow segment holds up nobody else's."""
+        topic_id, base, rows = key
+        with self._guard:
+            held = self._entries.get((topic_id, base))
+            if held is not None and held[0] == rows:
+                self._hits += 1
+                self._entries.move_to_end((topic_id, base))
+                return held[1]
+            self._misses += 1
+        index = build()
+        with self._guard:
+            self._put((topic_id, base), rows, index)
+        return index
+
+    def drop(self, topic_id: int, base: int | None = None) -> None:
+        """Forget one segment's index, or all of a topic's."""
+        with self._guard:
+            gone = [key for key in self._entries if key[0] == topic_id and base in (None, key[1])]
+            for key in gone:
+                self._nbytes -= self._entries.pop(key)[1].nbytes
+
+    def stats(self) -> CacheStats:
+        with self._guard:
+            return CacheStats(self._hits, self._misses, self._evictions, len(self._entries), self._nbytes)
+
+    def _put(self, segment: tuple[int, int], rows: int, index: Searchable) -> None:
+        held = self._entries.get(segment)
+        # Another thread may have built the same rows, or more of them, in the meantime.
+        if index.nbytes > self._bytes_max or (held is not None and held[0] >= rows):
+            return
+        if held is not None:
+            self._nbytes -= held[1].nbytes
+        self._entries[segment] = rows, index
+        self._entries.move_to_end(segment)
+        self._nbytes += index.nbytes
+        while self._nbytes > self._bytes_max:
+            _, (_, oldest) = self._entries.popitem(last=False)
+            self._nbytes -= oldest.nbytes
+            self._evictions += 1

@@ -1,0 +1,132 @@
+"""[hot] The bytes of an HTTP/1.1 answer. No other module knows what they look like.
+
+    HTTP/1.1 200 OK␍␊                        made once
+    date: Sun, 06 Nov 1994 08:49:37 GMT␍␊    made once a second
+    content-type: application/json␍␊
+    content-length: 2␍␊                      or transfer-encoding: chunked␍␊
+    retry-after: 1␍␊                         what the application adds
+    connection: close␍␊                      when it is the last, or when a 1.0 peer asked for more
+    ␍␊
+    {}
+
+A chunk of a stream:    2␍␊ {} ␍␊            and 0␍␊␍␊ after the last one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Final
+
+from tidelog.http.interface import Headers, Response
+
+CONTINUE_RESPONSE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+LAST_CHUNK: Final = b"0\r\n\r\n"
+CONNECTION_CLOSE: Final = b"connection: close\r\n"
+KEEP_ALIVE: Final = b"connection: keep-alive\r\n"
+CHUNKED_ENCODING: Final = b"transfer-encoding: chunked\r\n"
+
+# Above this a body is handed over as it is: copying it behind its head would cost more than a second buffer.
+_JOIN_BODY_BYTES_MAX: Final = 64 << 10
+_STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
+_BODYLESS_STATUSES: Final = frozenset((204, 304))
+
+
+class DateHeader:
+    """The time of day as answers carry it."""
+
+    __slots__ = ("_now_us", "_second", "line", "value")
+
+    def __init__(self, now_us: Callable[[], int]) -> None:
+        self._now_us, self._second = now_us, -1
+        self.value = self.line = b""
+
+    def refresh(self) -> DateHeader:
+        """Make `line` and `value` those of the present second."""
+        second = self._now_us() // 1_000_000
+        if second != self._second:
+            self._second = second
+            self.value = formatdate(second, usegmt=True).encode()
+            self.line = b"date: %b\r\n" % self.value
+        return self
+
+
+def is_bodyless(status: int) -> bool:
+    """Whether answers of this status have no body, and say nothing of its length."""
+    return status in _BODYLESS_STATUSES
+
+
+def encode_headers(headers: Headers) -> bytes:
+    """Header lines. Raises ValueError where one would be two: an answer must not be split by what it quotes."""
+    for name, value in headers:
+        if b"\r" in value or b"\n" in value or b"\r" in name or b"\n" in name:
+            raise ValueError(f"header {name!r} has a line end in it: {value!r}")
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def encode_response(response: Response, date: bytes, connection: bytes, head_only: bool) -> tuple[bytes, ...]:
+    """An answer, in as few buffers as is cheap."""
+    status, body = response.status, response.body
+    first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    if response.headers:
+        connection += encode_headers(response.headers)
+    if status in _BODYLESS_STATUSES:
+        return (b"%b%b%b\r\n" % (first, date, connection),)
+    if head_only or len(body) > _JOIN_BODY_BYTES_MAX:
+        head = b"%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n" % (
+            *(first, date, response.content_type, len(body), connection),
+        )
+        return (head,) if head_only else (head, body)
+    return (
+        b"%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
+        % (first, date, response.content_type, len(body), connection, body),
+    )
+
+
+def encode_json_response(body: bytes, request_id: bytes, date: bytes, connection: bytes) -> bytes:
+    """200 and a small JSON body, as `whole` would write it."""
+    return (
+        b"HTTP/1.1 200 OK\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n%bx-request-id: %b\r\n\r\n%b"
+        % (date, len(body), connection, request_id, body)
+    )
+
+
+def json_response_parts(date: bytes) -> tuple[bytes, bytes, bytes]:
+    """What stands in `json` before the length, between it and the name of the request, and before the body."""
+    return (
+        b"HTTP/1.1 200 OK\r\n%bcontent-type: application/json\r\ncontent-length: " % date,
+        b"\r\nx-request-id: ",
+        b"\r\n\r\n",
+    )
+
+
+def encode_json_head(length: int, request_id: bytes, date: bytes, connection: bytes) -> bytes:
+    """What stands before the body in `json`."""
+    return (
+        b"HTTP/1.1 200 OK\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n%bx-request-id: %b\r\n\r\n"
+        % (*(date, length, connection, request_id),)
+    )
+
+
+def encode_stream_head(status: int, content_type: bytes, headers: Headers, date: bytes, framing: bytes) -> bytes:
+    """The head of an answer whose length is not known."""
+    first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
+    if status in _BODYLESS_STATUSES:
+        return b"%b%b%b%b\r\n" % (first, date, framing, encode_headers(headers))
+    return b"%b%bcontent-type: %b\r\n%b%b\r\n" % (first, date, content_type, framing, encode_headers(headers))
+
+
+def encode_chunk(data: bytes) -> tuple[bytes, ...]:
+    """A chunk of a stream. Of nothing it would be the last one: callers leave that out."""
+    if len(data) > _JOIN_BODY_BYTES_MAX:
+        return (b"%x\r\n" % len(data), data, b"\r\n")
+    return (b"%x\r\n%b\r\n" % (len(data), data),)
+
+
+def encode_switching_protocols(accept: bytes) -> bytes:
+    """The head after which the connection is a WebSocket."""
+    return (
+        b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
+        b"sec-websocket-accept: %b\r\n\r\n" % accept
+    )

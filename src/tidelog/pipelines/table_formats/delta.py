@@ -1,0 +1,415 @@
+"""[shell] A Delta table whose commits are ours: files that executors wrote, added in one transaction of the table.
+
+    commitInfo    "tidelog": the commit, as a directory of Parquet files would have it in its log
+    txn           tidelog/<topic>/<epoch> → the seq where the next commit begins
+
+The second is kept by the table's checkpoints and outlives the first, which goes with old log files; and a transaction
+of the same name that came in between makes ours fail, so two exporters on two machines cannot double anything. Files
+lie in the table's directory before they are committed: only the log makes them part of the table.
+
+Others may commit at any time (append, OPTIMIZE, DELETE, VACUUM). A commit of ours is written for exactly one version of
+the table; where that version is taken, the table is looked at again and the commit is tried for the next one, after a
+pause that grows, `TRIES` times. It is given up at once where it would no longer be right: another exporter went on, or
+a file that a repair replaces is no longer there.
+
+[shell] Rows of a Delta table as its readers see them, through the library that knows its format.
+
+    plain       one task a file, read where the task runs
+    special     mapped column names, deletion vectors, other features of readers: one task, by the library's own engine
+
+Partition columns are no columns of the files: both ways add them. Text and bytes are Arrow's plain types. A version
+that the library cannot read is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import Event
+from typing import Any, Final, NamedTuple
+
+import deltalake
+import msgspec
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+from deltalake.exceptions import CommitFailedError, DeltaError, DeltaProtocolError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from tidelog.disk.durability import remove_if_exists
+from tidelog.disk.interface import Disk, join
+from tidelog.errors import BadInput, Damaged, NotFound
+from tidelog.pipelines.record_mapping import RecordMapping
+from tidelog.pipelines.table_formats import commits, interface, parquet_files
+from tidelog.pipelines.table_formats.commits import Commit, DataFile, KeptFile
+from tidelog.pipelines.table_formats.interface import QUARANTINE_DIR, Leftover, OnStep, TableChanged
+
+COLUMN_MAPPING_KEY: Final = "delta.columnMapping.mode"
+_SPARK_FORMAT: Final = "tidelog-delta"
+_BATCH_ROWS: Final = 8192
+
+
+class DeltaVersion(NamedTuple):
+    version: int
+    description: str  # the table and its version, in a few words
+
+
+def latest_version(path: str) -> DeltaVersion:
+    """The newest version of a table."""
+    table = _open_delta(path, None)
+    return DeltaVersion(table.version(), f"{table.metadata().id} version {table.version()}")
+
+
+def read_frame(spark: SparkSession, path: str, version: int) -> DataFrame:
+    """A version of a table as a DataFrame."""
+    spark.dataSource.register(DeltaSource)
+    return spark.read.format(_SPARK_FORMAT).option("path", path).option("version", str(version)).load()
+
+
+def has_column_mapping(table: DeltaTable) -> bool:
+    """Whether the names of columns in the files are not those of the table."""
+    return (table.metadata().configuration.get(COLUMN_MAPPING_KEY) or "none").lower() != "none"
+
+
+class DeltaSource(DataSource):
+    @classmethod
+    def name(cls) -> str:
+        return _SPARK_FORMAT
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(_arrow_schema(self._table()))
+
+    def reader(self, schema: StructType) -> DataSourceReader:  # noqa: ARG002
+        table = self._table()
+        names = None if has_column_mapping(table) else _file_names(table)
+        return DeltaReader(self.options["path"], table.version(), names)
+
+    def _table(self) -> DeltaTable:
+        return _open_delta(self.options["path"], int(self.options["version"]))
+
+
+@dataclass
+class DeltaPartition(InputPartition):
+    name: str | None  # None: the whole table
+
+
+class DeltaReader(DataSourceReader):
+    def __init__(self, path: str, version: int, names: Sequence[str] | None) -> None:
+        self._path, self._version, self._names = path, version, names
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return [DeltaPartition(None)] if self._names is None else [DeltaPartition(name) for name in self._names]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, DeltaPartition), "it was planned here"
+        table = _open_delta(self._path, self._version)
+        schema = _arrow_schema(table)
+        if partition.name is None:
+            for batch in _scan(self._path, self._version, None, None):
+                yield parquet_files.conform(batch, schema)
+            return
+        data = table.to_pyarrow_dataset(schema=schema)
+        (mine,) = [each for each in data.get_fragments() if each.path == partition.name]
+        yield from mine.scanner(schema=schema, batch_size=_BATCH_ROWS).to_batches()
+
+
+def _arrow_schema(table: DeltaTable) -> pa.Schema:
+    return parquet_files.schema_without_views(pa.schema(table.schema().to_arrow()))
+
+
+def _file_names(table: DeltaTable) -> list[str] | None:
+    """The files of a table; None where they cannot be read one by one."""
+    try:
+        return [each.path for each in table.to_pyarrow_dataset(schema=_arrow_schema(table)).get_fragments()]
+    except DeltaProtocolError:
+        return None
+
+
+def read_rows(
+    path: str, version: int, first: int | None, stop: int | None, schema: pa.Schema
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a version with seqs in [first, stop), as columns of a schema; without bounds, all of them."""
+    asked = None if first is None or stop is None else f"seq >= {first} AND seq < {stop}"
+    for batch in _scan(path, version, asked, None):
+        yield parquet_files.conform(batch, schema)
+
+
+def count_rows_outside(path: str, version: int, first: int, stop: int) -> int:
+    """How many rows of a version have other seqs, or none."""
+    asked = f"seq < {first} OR seq >= {stop} OR seq IS NULL"
+    return sum(batch.num_rows for batch in _scan(path, version, asked, ["seq"]))
+
+
+def _open_delta(path: str, version: int | None) -> DeltaTable:
+    try:
+        return DeltaTable(path, version=version)
+    except TableNotFoundError:
+        raise NotFound(f"there is no Delta table at {path}; nothing was done, check the path") from None
+    except DeltaProtocolError as error:
+        raise _unsupported_error(path, error) from None
+    except DeltaError as error:
+        raise Damaged(f"{path} cannot be read as a Delta table ({error}); nothing was changed") from None
+
+
+def _scan(path: str, version: int, predicate: str | None, columns: list[str] | None) -> Iterator[pa.RecordBatch]:
+    try:
+        reader: Any = _open_delta(path, version).scan(columns=columns, predicate=predicate)
+        yield from pa.RecordBatchReader.from_stream(reader)
+    except DeltaProtocolError as error:
+        raise _unsupported_error(path, error) from None
+    except (DeltaError, pa.ArrowException, OSError) as error:
+        raise Damaged(f"{path} cannot be read as a Delta table ({error}); nothing was changed") from None
+
+
+def _unsupported_error(path: str, error: Exception) -> BadInput:
+    return BadInput(
+        f"{path} needs features that deltalake {deltalake.__version__} does not read ({error}); nothing was done. Have "
+        "its own engine write it without them, or copy it into files that Spark reads"
+    )
+
+
+DELTA_LOG_DIR: Final = "_delta_log"
+_COMMIT_KEY: Final = "tidelog"
+_RECENT_VERSIONS: Final = 20  # versions that are looked at before all of them are
+COMMIT_ATTEMPTS: Final = 20
+_FIRST_PAUSE_S: Final = 0.02  # before the second try; it doubles up to _PAUSE_MAX_S
+_MAX_PAUSE_S: Final = 2.0
+_DELETION_VECTORS: Final = "deletionVectors"
+
+
+def transaction_app_id(topic: str, epoch: int) -> str:
+    return f"tidelog/{topic}/{epoch}"
+
+
+class DeltaLakeTable:
+    format: interface.Format = "delta"
+
+    def __init__(self, disk: Disk, path: str, *, write: bool, step: OnStep = interface.no_step) -> None:
+        self._disk, self.path, self._step = disk, path, step
+        self._table: DeltaTable | None = None
+        self._pause: Callable[[float], object] = Event().wait
+        interface.check_table_directory(disk, path, must_exist=not write)
+        self._release = interface.lock_table(disk, path) if write else None
+        try:
+            if write:
+                # Before any file: a directory with files and without a log would pass for another format.
+                disk.make_dir(join(path, DELTA_LOG_DIR))
+            self._load()
+            if write:
+                self._remove_uncommitted()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._release is not None:
+            self._release()
+            self._release = None
+
+    def _load(self) -> None:
+        try:
+            self._table = DeltaTable(self.path)
+        except TableNotFoundError:
+            if self._release is None:  # a log without a commit: somebody removed the first one
+                raise BadInput(f"{self.path} is a Delta table without a commit; nothing was done, export it") from None
+        except DeltaError as error:
+            raise Damaged(f"{self.path} cannot be read as a Delta table ({error}); nothing was changed") from None
+
+    # ── what it holds ─────────────────────────────────────────────────────────────────────────
+
+    def _own_commits(self, limit: int | None = None) -> Iterator[Commit]:
+        """Commits of ours, newest first."""
+        for info in self._table.history(limit) if self._table is not None else ():
+            if _COMMIT_KEY in info:
+                made = commits.decode_commit(info[_COMMIT_KEY], f"{self.path}, version {info['version']}")
+                yield msgspec.structs.replace(made, number=info["version"])
+
+    def commits(self) -> list[Commit]:
+        return list(self._own_commits())[::-1]
+
+    def last_commit(self) -> Commit | None:
+        """The newest commit of ours. A repair that came later leaves the end where it was, so it is as good."""
+        if self._table is not None:
+            self._table.update_incremental()  # its history is always of now, and what it says of itself is not
+        elif self._release is not None:
+            self._load()  # another process may have made it
+        made = next(self._own_commits(_RECENT_VERSIONS), None) or next(self._own_commits(), None)
+        if made is None or self._table is None:
+            return None
+        stop = self.next_export_seq(made.topic, made.epoch)
+        if stop is None or stop < made.stop:
+            raise Damaged(
+                f"{self.path}: its newest commit ends at seq {made.stop - 1} and its transaction says {stop}; nothing "
+                "was written, look at the table's history"
+            )
+        # What a checkpoint of the table knows outlives the commits it was made from.
+        return made if stop == made.stop else msgspec.structs.replace(made, first=made.stop, stop=stop, files=())
+
+    def next_export_seq(self, topic: str, epoch: int) -> int | None:
+        return None if self._table is None else self._table.transaction_version(transaction_app_id(topic, epoch))
+
+    def visible_files(self) -> list[str]:
+        found = [] if self._table is None else pa.table(self._table.get_add_actions())["path"].to_pylist()
+        for name in found:
+            if name.startswith("/") or "://" in name:
+                raise BadInput(
+                    f"{self.path} has a file outside of its directory ({name:.200}), as a shallow clone has; nothing "
+                    "was changed, make a deep copy of the table"
+                )
+        return found
+
+    def scan_version(self) -> int | None:
+        if self._table is None:
+            return None
+        mapped = has_column_mapping(self._table)
+        special = bool(self._table.metadata().partition_columns) or mapped or self._has_deletion_vectors()
+        return self._table.version() if special else None
+
+    def _has_deletion_vectors(self) -> bool:
+        assert self._table is not None, "asked of a table that is there"
+        if _DELETION_VECTORS not in (self._table.protocol().reader_features or ()):
+            return False
+        return any(pa.record_batch(batch).num_rows for batch in self._table.deletion_vectors())
+
+    def own_files(self) -> list[DataFile]:
+        told = {file.name: file for file in commits.active_files(self.commits())}
+        found = [
+            told[name] if name in told else parquet_files.data_file_from_footer(self._disk, self.path, name)
+            for name in self.visible_files()
+        ]
+        return sorted((file for file in found if file is not None), key=lambda file: (file.first, file.name))
+
+    def foreign_files(self) -> list[str]:
+        ours = {file.name for file in self.own_files()}
+        return [name for name in self.visible_files() if name not in ours]
+
+    def leftovers(self) -> list[Leftover]:
+        """None: only the log makes a file part of the table, and what it does not name is no row of it."""
+        return []
+
+    def drop_leftovers(self) -> None:
+        """There are none."""
+
+    # ── writing ───────────────────────────────────────────────────────────────────────────────
+
+    def staged_path(self, name: str) -> str:
+        return join(self.path, name)
+
+    def commit(self, commit: Commit) -> None:
+        actions: list[AddAction | RemoveAction] = [_add_action(file, commit) for file in commit.files]
+        actions += [_kept_add_action(file, commit) for file in commit.kept]
+        actions += [RemoveAction(name, True, commit.ts_ms) for name in (*commit.removed, *commit.retired)]
+        pause_s = _FIRST_PAUSE_S
+        for left in range(COMMIT_ATTEMPTS - 1, -1, -1):
+            self._check_still_valid(commit)
+            self._step("sync the names of staged files")
+            # Also where only a foreign commit came in between: VACUUM removes files that no version names.
+            interface.check_staged(self._disk, commit, self.staged_path)
+            for place in {self.path, *(join(self.path, QUARANTINE_DIR) for file in commit.files if file.bad_name)}:
+                self._disk.sync_dir(place)
+            try:
+                self._write(commit, actions)
+                break
+            except TableChanged:
+                if not left:
+                    raise
+            self._pause(pause_s)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+        self._step("sync the commit")
+        self._sync_log()
+        for name in commit.removed:
+            remove_if_exists(self._disk, join(self.path, f"{QUARANTINE_DIR}/{name}"))
+        self._step("done")
+
+    def _check_still_valid(self, commit: Commit) -> None:
+        """Refuse a commit that the table, as it is now, must not get."""
+        last = self.last_commit()
+        commits.check_continues(last, commit, self.path)
+        if self._table is None:
+            return
+        gone = {*commit.removed, *commit.retired}.difference(self.visible_files())
+        if gone or (commit.repair and last is not None and last.stop != commit.stop):
+            raise TableChanged(
+                f"{self.path} was changed by another process while a part of it was repaired; nothing was committed, "
+                "run it again"
+            )
+        if self._table.metadata().partition_columns or has_column_mapping(self._table):
+            raise BadInput(
+                f"{self.path} has partition columns or mapped column names, which an export does not write; nothing "
+                "was committed, export into another table"
+            )
+        there = pa.schema(self._table.schema().to_arrow())
+        for field in RecordMapping(commit.schema).arrow:
+            if field.name not in there.names:
+                raise BadInput(
+                    f"{self.path} has no column {field.name!r} any more, another process dropped or renamed it; "
+                    "nothing was committed, export into another table"
+                )
+
+    def _write(self, commit: Commit, actions: Sequence[AddAction | RemoveAction]) -> None:
+        properties = CommitProperties(
+            custom_metadata={_COMMIT_KEY: commits.encode_commit(commit).decode()},
+            max_commit_retries=0,
+            app_transactions=[Transaction(transaction_app_id(commit.topic, commit.epoch), commit.stop)],
+        )
+        schema = Schema.from_arrow(RecordMapping(commit.schema).arrow)
+        self._step("write the commit")
+        try:
+            if self._table is None:
+                added = [action for action in actions if isinstance(action, AddAction)]
+                create_table_with_add_actions(self.path, schema, added, commit_properties=properties)
+            else:
+                schema = self._table.schema()
+                self._table.create_write_transaction(list(actions), "append", schema, commit_properties=properties)
+        except CommitFailedError as error:
+            raise TableChanged(
+                f"{self.path} was written by other processes meanwhile ({error}), {COMMIT_ATTEMPTS} times in a row; "
+                f"nothing was "
+                "committed, run it again when they write less often"
+            ) from None
+        except DeltaError as error:
+            if self._table is None and DeltaTable.is_deltatable(self.path):
+                raise TableChanged(
+                    f"{self.path} was made by another process meanwhile; nothing was committed, run it again"
+                ) from None
+            raise BadInput(f"{self.path} does not take these rows ({error}); nothing was committed") from None
+        self._table = DeltaTable(self.path)
+
+    def _sync_log(self) -> None:
+        """What the library wrote survives a kill; this makes it survive a power cut."""
+        assert self._table is not None, "a commit makes it"
+        log = join(self.path, DELTA_LOG_DIR)
+        file = self._disk.open(join(log, f"{self._table.version():020d}.json"))
+        try:
+            file.sync()
+        finally:
+            file.close()
+        self._disk.sync_dir(log)
+        self._disk.sync_dir(self.path)
+
+    def _remove_uncommitted(self) -> None:
+        """Remove what was written behind the newest commit and is part of no version."""
+        last, there = self.last_commit(), set(self.visible_files())
+        stop = 0 if last is None else last.stop
+        for place, prefix in ((self.path, ""), (join(self.path, QUARANTINE_DIR), f"{QUARANTINE_DIR}/")):
+            with suppress(FileNotFoundError):
+                for name in self._disk.list_dir(place):
+                    where = interface.parse_file_range(name)
+                    if where is not None and where[0] >= stop and f"{prefix}{name}" not in there:
+                        self._disk.remove(join(place, name))
+
+
+def _add_action(file: DataFile, commit: Commit) -> AddAction:
+    stats: dict[str, Any] = {"numRecords": file.rows if file.held is None else file.held}
+    if stats["numRecords"] and commit.transform is None:
+        stats |= {"minValues": {"seq": file.first}, "maxValues": {"seq": file.stop - 1}, "nullCount": {"seq": 0}}
+    return AddAction(file.name, file.bytes, {}, commit.ts_ms, True, msgspec.json.encode(stats).decode())
+
+
+def _kept_add_action(file: KeptFile, commit: Commit) -> AddAction:
+    stats = msgspec.json.encode({"numRecords": file.rows}).decode()
+    return AddAction(file.name, file.bytes, {}, commit.ts_ms, True, stats)

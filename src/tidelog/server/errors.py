@@ -1,0 +1,193 @@
+"""Errors on the wire: one envelope, one table from our error tree to statuses and codes.
+
+{"error":{"code":"topic_not_found","message":"…","detail":{"topic":"jobs"}}}
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from tidelog import errors
+from tidelog.errors import Error
+from tidelog.http.interface import Headers, Response
+
+_encode = msgspec.json.Encoder().encode
+RETRY_AFTER_HEADERS: Final = ((b"retry-after", b"1"),)
+
+STATUS_BY_CODE: Final = {
+    "invalid_request": 400,
+    "batch_too_large": 400,
+    "record_too_large": 400,
+    "unauthorized": 401,
+    "forbidden": 403,
+    "not_a_member": 403,
+    "topic_not_found": 404,
+    "router_not_found": 404,
+    "group_not_found": 404,
+    "channel_not_found": 404,
+    "not_found": 404,
+    "method_not_allowed": 405,
+    "not_acceptable": 406,
+    "request_timeout": 408,
+    "router_cycle": 409,
+    "topic_exists_incompatible": 409,
+    "topic_not_empty": 409,
+    "not_a_queue": 409,
+    "cursor_conflict": 409,
+    "user_in_channel": 409,
+    "channel_full": 409,
+    "wrong_type": 409,
+    "persistence_not_enabled": 409,
+    "queue_empty": 409,
+    "cursor_recovery_required": 409,
+    "batch_conflict": 409,
+    "payload_too_large": 413,
+    "uri_too_long": 414,
+    "unsupported_media_type": 415,
+    "range_not_satisfiable": 416,
+    "topic_full": 422,
+    "queue_full": 422,
+    "rejected": 422,
+    "upgrade_required": 426,
+    "throttled": 429,
+    "headers_too_large": 431,
+    "internal": 500,
+    "channel_offline": 500,
+    "not_implemented": 501,
+    "not_ready": 503,
+    "shutting_down": 503,
+    "hook_failed": 503,
+    "disk_full": 507,
+}
+_CODE_BY_STATUS: Final = {status: code for code, status in reversed(STATUS_BY_CODE.items())}
+
+# Most specific first; an error of none of these is ours.
+_CODE_BY_ERROR: Final[tuple[tuple[type[Error], str], ...]] = (
+    (errors.TooLarge, "record_too_large"),
+    (errors.BatchTooLarge, "batch_too_large"),
+    (errors.TopicFull, "topic_full"),
+    (errors.TopicNotFound, "topic_not_found"),
+    (errors.NotAQueue, "not_a_queue"),
+    (errors.GroupNotFound, "group_not_found"),
+    (errors.CursorConflict, "cursor_conflict"),
+    (errors.BatchConflict, "batch_conflict"),
+    (errors.RouterNotFound, "router_not_found"),
+    (errors.ChannelNotFound, "channel_not_found"),
+    (errors.NotFound, "not_found"),
+    (errors.NotMember, "not_a_member"),
+    (errors.Forbidden, "forbidden"),
+    (errors.AlreadyMember, "user_in_channel"),
+    (errors.ChannelFull, "channel_full"),
+    (errors.WrongType, "wrong_type"),
+    (errors.NotPersistent, "persistence_not_enabled"),
+    (errors.Rejected, "rejected"),
+    (errors.FifoEmpty, "queue_empty"),
+    (errors.FifoFull, "queue_full"),
+    (errors.HookFailed, "hook_failed"),
+    (errors.CursorLost, "cursor_recovery_required"),
+    (errors.ChannelOffline, "channel_offline"),
+    (errors.NotEmpty, "topic_not_empty"),
+    (errors.AlreadyExists, "topic_exists_incompatible"),
+    (errors.RouterCycle, "router_cycle"),
+    (errors.Closed, "shutting_down"),
+    (errors.Forked, "internal"),
+    (errors.ReadOnly, "internal"),
+    (errors.NewerFormat, "internal"),
+    (errors.Refused, "invalid_request"),
+    (errors.Throttled, "throttled"),
+    (errors.Busy, "throttled"),
+    (errors.DiskFull, "disk_full"),
+)
+
+
+class ApiError(Exception):
+    """An answer that is an error."""
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        detail: dict[str, Any] | None = None,
+        *,
+        status: int | None = None,
+        headers: Headers = (),
+    ) -> None:
+        super().__init__(message)
+        self.code, self.message, self.detail, self.headers = code, message, detail, headers
+        self.status = STATUS_BY_CODE[code] if status is None else status
+
+    def response(self) -> Response:
+        body: dict[str, Any] = {"code": self.code, "message": self.message}
+        if self.detail is not None:
+            body["detail"] = self.detail
+        headers = RETRY_AFTER_HEADERS if self.status in (429, 503, 507) else self.headers
+        return Response(self.status, _encode({"error": body}), headers=headers)
+
+
+def api_error_from(error: Error) -> ApiError:
+    """What a client is told of an error of the engine: what happened, whether it was written, what to do."""
+    code = next((code for kind, code in _CODE_BY_ERROR if isinstance(error, kind)), "internal")
+    return ApiError(code, str(error) or type(error).__name__, _error_detail(error))
+
+
+def api_error_for_status(status: int, message: str) -> ApiError:
+    """For what the HTTP layer refuses by itself."""
+    return ApiError(_CODE_BY_STATUS.get(status, "invalid_request"), message, status=status)
+
+
+def _error_detail(error: Error) -> dict[str, Any] | None:
+    match error:
+        case errors.TopicFull():
+            return {
+                "topic": error.topic,
+                "cap_records": error.cap_records,
+                "cap_bytes": error.cap_bytes,
+                "head_seq": error.head_seq,
+                "earliest_seq": error.earliest_seq,
+            }
+        case errors.TopicNotFound() | errors.NotAQueue():
+            return {"topic": error.topic}
+        case errors.GroupNotFound():
+            return {"topic": error.topic, "group": error.group}
+        case errors.CursorConflict():
+            return {
+                "topic": error.topic,
+                "group": error.group,
+                "seq": error.seq,
+                "position": error.position,
+                "head_seq": error.head_seq,
+            }
+        case errors.BatchConflict():
+            return {
+                "topic": error.topic,
+                "writer": error.writer,
+                "number": error.number,
+                "newest": error.newest,
+            }
+        case errors.RouterNotFound():
+            return {"router": error.router}
+        case errors.RouterCycle():
+            return {"cycle": error.cycle}
+        case errors.NotEmpty():
+            return {"topic": error.topic, "count": error.count}
+        case errors.TopicExists():
+            return error.detail if "router" in error.detail else {"topic": error.topic, **error.detail}
+        case errors.NotMember() | errors.AlreadyMember():
+            return {"channel": error.channel, "user": error.user}
+        case errors.ChannelFull() | errors.FifoFull():
+            return {"channel": error.channel, "limit": error.limit}
+        case errors.WrongType():
+            return {"channel": error.channel, "type": error.type, "wanted": error.wanted}
+        case errors.ChannelNotFound() | errors.NotPersistent() | errors.FifoEmpty():
+            return {"channel": error.channel}
+        case errors.CursorLost() | errors.ChannelOffline():
+            return {"channel": error.channel, "reason": error.reason}
+        case errors.Throttled():
+            return {"limit": error.limit, "max": error.max}
+        case errors.Damaged() | errors.InDoubt() | errors.DiskFull() | errors.WriteFailed():
+            # The contract has one code for all of these; what a client must know is whether to send it again.
+            return {"reason": error.code, "written": error.written}
+        case _:
+            return None

@@ -1,0 +1,161 @@
+"""[shell] Numbered batches over HTTP: chunks are staged by many, one request makes a batch of them.
+
+    PUT    …/staging/{chunk}      an Arrow stream, kept beside the data until it is published or swept
+    DELETE …/staging/{owner}      everything that an owner has staged
+    POST   …/batches              {"writer","number","sum","query_id","chunks"} → one range of seqs, once; in parts
+                                  where it is more than one commit takes
+    GET    …/batches?writer=      what a writer has written last
+
+The chunks of a topic are told from those of another by its name in front of theirs, as a hash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from hashlib import sha256
+from typing import Final
+
+from tidelog import api_types
+from tidelog.engine import producer_batches
+from tidelog.engine.producer_batches import (
+    BatchId,
+    PublishResult,
+    StagedChunk,
+    StagedUpload,
+    StagingArea,
+    check_chunk_name,
+)
+from tidelog.errors import BadInput
+from tidelog.http.interface import BodyError, ClientDisconnected, Response
+from tidelog.server.errors import ApiError, api_error_for_status
+from tidelog.server.handlers.topics import get_topic
+from tidelog.server.request import ARROW, RequestContext, json_response
+
+_put_decoder = api_types.json_decoder(api_types.PutBatch)
+_UPLOAD_STEP_BYTES: Final = 1 << 20
+STAGING_CONTENT_TYPES: Final = frozenset({ARROW})
+
+
+def _staging_area(context: RequestContext) -> StagingArea:
+    return context.service.engine.staging
+
+
+def _topic_chunk_name(context: RequestContext, name: str) -> str:
+    return f"{sha256(context.topic.encode()).hexdigest()[:16]}{name}"
+
+
+async def stage_chunk(context: RequestContext) -> Response:
+    """A chunk, as it comes. It is there when this answers, and nowhere if the body breaks off."""
+    name, pieces = _topic_chunk_name(context, check_chunk_name(context.path_names[1])), context.request.body_stream
+    if pieces is None:
+        raise ApiError("unsupported_media_type", f"a chunk is {ARROW.decode()}; nothing was written, set Content-Type")
+    staging, work = _staging_area(context), context.service.run_blocking
+
+    def begin() -> StagedUpload:
+        staging.create()
+        return staging.begin(name)
+
+    upload = await work(begin)
+    try:
+        await _copy_upload(context, upload, pieces)
+        made = await work(upload.finish)
+    except (ClientDisconnected, BodyError) as error:
+        await work(upload.abandon)
+        broken = error if isinstance(error, BodyError) else BodyError(400, "the body broke off")
+        raise api_error_for_status(
+            broken.status, f"{broken.reason}; nothing of the chunk was kept, send it again"
+        ) from error
+    except BaseException:
+        await work(upload.abandon)
+        raise
+    return json_response(
+        {
+            "topic": context.topic,
+            "chunk": context.path_names[1],
+            "bytes": made.size,
+            "performance": context.performance(),
+        }
+    )
+
+
+async def _copy_upload(context: RequestContext, upload: StagedUpload, body_stream: AsyncIterator[bytes]) -> None:
+    held: list[bytes] = []
+    size = 0
+    async for piece in body_stream:
+        context.check_key()
+        held.append(piece)
+        size += len(piece)
+        assert context.exchange is not None, "a call that reached its handler has one"
+        context.exchange.keep_body(size)
+        if size >= _UPLOAD_STEP_BYTES:
+            await context.service.run_blocking(partial(upload.write, held))
+            held, size = [], 0
+    if held:
+        await context.service.run_blocking(partial(upload.write, held))
+
+
+async def clear_staging(context: RequestContext) -> Response:
+    owner = _topic_chunk_name(context, context.path_names[1])
+    removed = await context.service.run_blocking(lambda: _staging_area(context).remove_chunks(owner))
+    return json_response({"topic": context.topic, "removed": removed, "performance": context.performance()})
+
+
+async def publish_batch(context: RequestContext) -> Response:
+    """One batch of chunks. The topic is made where there is none."""
+    body = context.decode_body(_put_decoder)
+    if not body.chunks:
+        raise BadInput("a numbered batch has at least one chunk; nothing was written")
+    if len({one.chunk for one in body.chunks}) < len(body.chunks):
+        raise BadInput("a chunk is named twice; nothing was written, name each chunk of the batch once")
+    service, staging = context.service, _staging_area(context)
+    chunks = [
+        StagedChunk(_topic_chunk_name(context, check_chunk_name(one.chunk)), one.rows, one.bytes, int(one.sum, 16))
+        for one in body.chunks
+    ]
+
+    def work() -> PublishResult:
+        staging.sweep(service.now_ms())
+        batch = BatchId(body.writer, body.number, body.checksum_words, body.query_id)
+        return producer_batches.publish_batch(service.engine, staging, context.topic, batch, chunks)
+
+    await service.caught_up()  # a batch is up to 1 GiB, which stays in memory until a checkpoint
+    context.check_key()
+    published = await service.run_blocking(work)
+    done, created = published.appended, published.created
+    service.metrics.count_written(context.topic, published.written)
+    topic = service.engine.find(context.topic)
+    is_kept = topic is None or topic.config.durability != "ephemeral"  # then it is synced, whatever the class is
+    said = {
+        "topic": context.topic,
+        "first_seq": done.first_seq,
+        "last_seq": done.last_seq,
+        "head_seq": done.head_seq,
+        "count": published.rows,
+        "deduped": done.deduped,
+        "durability": "fsync" if is_kept else "ephemeral",
+        "created": created,
+        "performance": context.performance(),
+    }
+    return json_response(said, status=201 if created else 200)
+
+
+async def list_batches(context: RequestContext) -> Response:
+    """The last batches of one writer."""
+    writer = context.query.text("writer")
+    if not writer:
+        raise ApiError("invalid_request", "writer is missing: whose batches? Nothing was read")
+    topic = get_topic(context.service.engine, context.topic)
+    rows = [
+        {
+            "number": number,
+            "first_seq": each.first,
+            "last_seq": each.last,
+            "sum": api_types.PutBatch.checksum_hex(each.sum),
+            "query_id": each.query_id,
+        }
+        for number, each in topic.producer_batches(writer).items()
+    ]
+    return json_response(
+        {"topic": context.topic, "writer": writer, "batches": rows, "performance": context.performance()}
+    )

@@ -1,0 +1,251 @@
+"""[shell] Many records at once, in and out, as Arrow or as lines of JSON.
+
+    GET  …/records      application/x-ndjson                   one record a line, and a last line:
+                                                               {"$end":{"next_from_seq","head_seq","earliest_seq",
+                                                               "gap","gaps","counts"}}
+                        application/vnd.apache.arrow.stream    what is known at the start in the schema's metadata,
+                                                               the rest in the custom metadata of a last batch
+                                                               without rows
+    POST …              the same two, cut into atomic batches: see `intake`
+
+A stream that ends without its last line, or without its last batch, was cut off: what came is good, and the seq of
+the last record is where to go on. Memory holds two chunks of records a reader, however long the stream is: one is
+made while the other is on its way. Chunks start small and grow while the reader takes them, and nothing is made for one
+that reads nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, Final, Protocol
+from urllib.parse import unquote_plus
+
+import msgspec
+import pyarrow as pa
+
+from tidelog.engine import SEQ_MAX, BulkScan, FieldSelection
+from tidelog.engine.read import SCHEMA, ExcludedNodes
+from tidelog.http.interface import Sink, Stream
+from tidelog.server.errors import ApiError
+from tidelog.server.handlers.records import clamp_seq, wants_strong_read
+from tidelog.server.handlers.topics import get_topic
+from tidelog.server.push.topic_stream import StreamSlot
+from tidelog.server.request import ARROW, BULK_CONTENT_TYPES, NDJSON, RequestContext
+from tidelog.server.service import Service
+
+_FORMATS: Final = {"arrow": ARROW, "ndjson": NDJSON}
+_WRITE_STEP_BYTES: Final = 256 << 10  # handed to the peer at once; others get their turn between two of them
+_CHUNK_BYTES_FIRST: Final = 256 << 10  # of frames, read at once: doubled whenever the peer takes them
+_CHUNK_BYTES_MAX: Final = 2 << 20
+_READ_AHEAD_BELOW_BYTES: Final = (
+    64 << 10
+)  # that wait, at most, where the peer takes what it is sent and the next chunk is made
+_encode = msgspec.json.Encoder().encode
+
+
+# ── out ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def read_records(context: RequestContext) -> Stream:
+    """All records behind a seq, or a range of them."""
+    kind = _negotiate_format(context)
+    service, query = context.service, context.query
+    topic = get_topic(service.engine, context.topic)
+    topic.record_access()
+    from_seq = clamp_seq(query.number("from_seq", 0))
+    to_seq = None if query.text("to_seq") is None else clamp_seq(query.number("to_seq", SEQ_MAX))
+    limit = query.number("limit", 0) or SEQ_MAX
+    nodes, show = _excluded_nodes(context.request.query), _shown_fields(context)
+    look = partial(topic.scan, from_seq, to_seq, nodes=nodes, limit=limit, strong=wants_strong_read(context))
+    scan = await service.run_blocking(look)
+    if kind == ARROW:
+        about = {"topic": topic.name, "epoch": topic.epoch, "from_seq": from_seq, "gap": _gap_json(scan)}
+        made = _arrow_chunks(scan, show, about)
+    else:
+        made = _ndjson_chunks(scan, show)
+
+    slot = StreamSlot(service, context.principal)
+
+    async def run(sink: Sink) -> None:
+        try:
+            slot.start()
+            await _send_chunks(service, sink, scan, made)
+        finally:
+            slot.release()
+            service.metrics.count_read(topic.name, scan.counts.rows, gap=scan.gap is not None)
+
+    return Stream(200, run, kind, ((b"cache-control", b"no-store"),))
+
+
+class ResizableScan(Protocol):
+    """A pass whose chunk size can be set."""
+
+    def set_chunk_bytes(self, size: int) -> None: ...
+
+
+async def _send_chunks(service: Service, sink: Sink, scan: ResizableScan, chunks: Iterator[list[bytes]]) -> None:
+    """Write chunks that are made in a thread, the next one while the last one is on its way. What is ready and not
+    written counts as held for the peer."""
+
+    def make(size: int) -> asyncio.Future[list[bytes] | None]:
+        scan.set_chunk_bytes(size)
+        return asyncio.ensure_future(service.run_blocking(lambda: next(chunks, None)))
+
+    size = _CHUNK_BYTES_FIRST
+    await sink.wait_ready()
+    making = make(size)
+    try:
+        while (pieces := await making) is not None:
+            held, is_ahead = sum(map(len, pieces)), False
+            pieces.reverse()
+            while pieces:
+                held -= len(pieces[-1])
+                sink.write(pieces.pop())
+                sink.reserve(held + size if is_ahead else held)
+                await sink.drain()
+                if not is_ahead and sink.pending_bytes <= _READ_AHEAD_BELOW_BYTES and not sink.is_under_pressure:
+                    is_ahead, size = True, min(2 * size, _CHUNK_BYTES_MAX)
+                    making = make(size)
+            if not is_ahead:
+                await sink.wait_ready()
+                making = make(size)
+    finally:
+        sink.reserve(0)
+        if not making.cancel() and not making.cancelled():
+            making.exception()  # retrieved: its reader has left
+
+
+def _negotiate_format(context: RequestContext) -> bytes:
+    """What the reader takes: as the query says, or else as its Accept header does; lines where it says nothing."""
+    named = context.query.text("format")
+    if named is not None:
+        if named not in _FORMATS:
+            raise ApiError("invalid_request", f"format is arrow or ndjson, not {named[:80]!r}; nothing was read")
+        return _FORMATS[named]
+    header = (context.request.header(b"accept") or b"").strip()
+    if not header:
+        return NDJSON
+    best, chosen = 0.0, b""
+    for item in header.lower().split(b","):
+        name, *parameters = (part.strip() for part in item.split(b";"))
+        kind = NDJSON if name in (b"*/*", b"application/*") else name
+        weight = _quality(parameters)
+        if kind in BULK_CONTENT_TYPES and weight > best:
+            best, chosen = weight, kind
+    if not chosen:
+        known = " or ".join(sorted(kind.decode() for kind in BULK_CONTENT_TYPES))
+        raise ApiError("not_acceptable", f"records go out as {known}; nothing was read, accept one of them")
+    return chosen
+
+
+def _quality(parameters: list[bytes]) -> float:
+    for parameter in parameters:
+        if parameter.startswith(b"q="):
+            try:
+                return float(parameter[2:])
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def _excluded_nodes(query: str) -> ExcludedNodes:
+    """Whose records are left out. Split before it is decoded, so that a name may have a comma in it."""
+    given = (pair.partition("=") for pair in query.split("&"))
+    values = [value for name, _, value in given if unquote_plus(name) == "node"]
+    names = (unquote_plus(name) for value in values for name in value.split(","))
+    return frozenset(name.encode("utf-8", "surrogatepass") for name in names if name)
+
+
+def _shown_fields(context: RequestContext) -> FieldSelection:
+    """Everything, unless it is asked not to be: this is how a topic is copied."""
+    flag = context.query.flag
+    return FieldSelection(
+        data=flag("include_data", True), tags=flag("include_tags", True), meta=flag("include_meta", True)
+    )
+
+
+def _gap_json(scan: BulkScan) -> dict[str, Any] | None:
+    return None if scan.gap is None else scan.gap._asdict()
+
+
+def _end_json(scan: BulkScan) -> dict[str, Any]:
+    """What is known once the last record was sent."""
+    return {
+        "next_from_seq": scan.next_from_seq,
+        "head_seq": scan.head_seq,
+        "earliest_seq": scan.earliest_seq,
+        "gap": _gap_json(scan),
+        "gaps": [gap._asdict() for gap in scan.gaps],
+        "counts": scan.counts._asdict(),
+    }
+
+
+def _ndjson_chunks(scan: BulkScan, show: FieldSelection) -> Iterator[list[bytes]]:
+    yield from map(_split_text, scan.iter_json_lines(show))  # a loop would hold each of them until the next
+    yield [_encode({"$end": _end_json(scan)}) + b"\n"]
+
+
+def _split_text(text: bytes) -> list[bytes]:
+    return [text] if len(text) <= _WRITE_STEP_BYTES else _split_parts([text])
+
+
+def _arrow_chunks(scan: BulkScan, show: FieldSelection, metadata: dict[str, Any]) -> Iterator[list[bytes]]:
+    hidden = {"tag": show.tags, "meta": show.meta, "data": show.data, "json": show.data}
+    columns = [name for name in SCHEMA.names if hidden.get(name, True)]
+    start = {**metadata, "head_seq": scan.head_seq, "earliest_seq": scan.earliest_seq}
+    schema = pa.schema([SCHEMA.field(name) for name in columns], metadata=_arrow_metadata(start))
+    spout = _ArrowSink()
+    with pa.ipc.new_stream(spout, schema) as writer:
+
+        def written(batch: pa.RecordBatch) -> list[bytes]:
+            writer.write_batch(batch.select(columns).replace_schema_metadata(schema.metadata))
+            return spout.take_chunks()
+
+        yield from map(written, scan.iter_arrow_batches())
+        nothing = pa.record_batch([pa.array([], field.type) for field in schema], schema=schema)
+        writer.write_batch(nothing, custom_metadata=_arrow_metadata(_end_json(scan)))
+    yield spout.take_chunks()
+
+
+def _split_parts(parts: Iterable[bytes | pa.Buffer]) -> list[bytes]:
+    """The parts back to back, in pieces that are handed to the peer one at a time; copied once."""
+    pieces: list[list[memoryview]] = [[]]
+    room = _WRITE_STEP_BYTES
+    for part in parts:
+        view = memoryview(part)
+        while len(view):
+            if not room:
+                pieces.append([])
+                room = _WRITE_STEP_BYTES
+            pieces[-1].append(view[:room])
+            view, room = view[room:], max(room - len(view), 0)
+    return [b"".join(piece) for piece in pieces]
+
+
+class _ArrowSink:
+    """A file that only remembers, for a writer that wants one. What it is given are the columns themselves."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._parts: list[bytes | pa.Buffer] = []
+
+    def write(self, part: bytes | pa.Buffer) -> int:
+        self._parts.append(part)
+        return len(part)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def take_chunks(self) -> list[bytes]:
+        parts, self._parts = self._parts, []
+        return _split_parts(parts)
+
+
+def _arrow_metadata(values: dict[str, Any]) -> dict[bytes, bytes]:
+    """As Arrow keeps it: text and numbers plain, the rest as JSON."""
+    return {
+        name.encode(): value.encode() if isinstance(value, str) else _encode(value) for name, value in values.items()
+    }

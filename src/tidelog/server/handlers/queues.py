@@ -1,0 +1,336 @@
+"""[hot] Claiming jobs and settling them: claim, ack, nack, extend.
+
+A claim looks at its body, then for the queue, then at the node; the others look at all of their body first. Answers
+are put together from text: a job's data is not decoded on its way.
+
+What happened to the jobs of a queue: as a page of JSON, as lines, or as Arrow.
+
+Dead letters back into their queues, so many of them and so many a second that a request comes to its end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, Final, TypeVar
+
+import msgspec
+import pyarrow as pa
+
+from tidelog import api_types
+from tidelog.engine import CommitFuture, Record, Topic
+from tidelog.engine.config import LEASE_MS_MAX, LEASE_MS_MIN
+from tidelog.engine.queues import AckResult, ClaimRequest, ClaimResult, ExtendResult, History, Queue, parse_lease_token
+from tidelog.engine.queues.dead_letter import DEAD_LETTER_FROM
+from tidelog.engine.queues.history import HISTORY_SCHEMA
+from tidelog.errors import Error
+from tidelog.http.interface import AnyResponse, Response
+from tidelog.server.auth import Principal
+from tidelog.server.errors import ApiError
+from tidelog.server.handlers.records import clamp_seq
+from tidelog.server.handlers.topics import get_topic
+from tidelog.server.request import ARROW, JSON_TYPE, NDJSON, RequestContext, json_response
+
+T = TypeVar("T")
+_claim_decoder = api_types.json_decoder(api_types.Claim)
+_ack_decoder = api_types.json_decoder(api_types.Ack)
+_nack_decoder = api_types.json_decoder(api_types.Nack)
+_extend_decoder = api_types.json_decoder(api_types.Extend)
+_encode = msgspec.json.Encoder().encode
+
+
+def requested_queue(context: RequestContext) -> Queue:
+    """The queue of the path. Never creates."""
+    return get_topic(context.service.engine, context.topic).queue()
+
+
+def check_node(node: str) -> None:
+    if not node:
+        raise ApiError("invalid_request", "a node has a name: it holds the leases; nothing was done, say node")
+    if len(node.encode("utf-8", "surrogatepass")) > api_types.NODE_BYTES_MAX:
+        raise ApiError("invalid_request", f"a node has at most {api_types.NODE_BYTES_MAX} bytes; nothing was done")
+
+
+def clamp_lease_ms(given: int | None) -> int | None:
+    """A lease within its bounds; None: the queue's own."""
+    return None if given is None else min(max(given, LEASE_MS_MIN), LEASE_MS_MAX)
+
+
+# ── claim ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def claim_jobs(context: RequestContext) -> AnyResponse | Coroutine[Any, Any, AnyResponse]:
+    if not context.request.body:
+        raise ApiError("invalid_request", 'a claim says who claims: {"node": …}; nothing was done')
+    body = context.decode_body(_claim_decoder)
+    queue = requested_queue(context)
+    want = _claim_request(body)
+    leased = context.service.claim_queues.try_claim(queue, want)
+    return _claim_async(context, queue, want) if leased is None else _claim_response(context, leased, leased.ready)
+
+
+def decode_claim(text: bytes) -> ClaimRequest:
+    """What the body of a claim asks for. Raises BadBody or Problem."""
+    return _claim_request(api_types.decode_body(_claim_decoder, text))
+
+
+def _claim_request(body: api_types.Claim) -> ClaimRequest:
+    check_node(body.node)
+    most = min(body.max or 1, api_types.CLAIM_JOBS_MAX)
+    return ClaimRequest(body.node, most, clamp_lease_ms(body.lease_ms), bytes_max=api_types.CLAIM_BYTES_MAX)
+
+
+async def _claim_async(context: RequestContext, queue: Queue, request: ClaimRequest) -> Response:
+    leased = await context.service.claim_queues.queue_for(queue).claim(request, context.principal)
+    counts = queue.counts() if queue.topic.is_floor_durable else await context.service.run_blocking(queue.counts)
+    return _claim_response(context, leased, counts.ready)
+
+
+def _claim_response(context: RequestContext, leased: ClaimResult, ready: int) -> Response:
+    context.service.metrics.queues.count_claimed(context.topic, leased.count)
+    return Response(200, encode_claimed(context.topic, leased, ready, context.elapsed_ms()))
+
+
+def encode_claimed(topic: str, leased: ClaimResult, ready: int, elapsed_ms: float) -> bytes:
+    """The body of the answer to a claim."""
+    return b'{"topic":%b,"claimed":[%b],"count":%d,"ready":%d,"performance":{"server_total_ms":%b}}' % (
+        _encode(topic),
+        b",".join(leased.to_json_texts()),
+        leased.count,
+        ready,
+        _encode(elapsed_ms),
+    )
+
+
+# ── ack, nack, extend ─────────────────────────────────────────────────────────────────────────────
+
+
+def decode_ack(text: bytes) -> tuple[api_types.Ack, list[int | None] | None]:
+    """The body of an ack that is in order, and its lease ids. Raises BadBody, Problem or BadInput."""
+    body = api_types.decode_body(_ack_decoder, text)
+    return body, _check_settle(body)
+
+
+def encode_acked(topic: str, done: AckResult, elapsed_ms: float) -> bytes:
+    """The body of the answer to an ack."""
+    return b'{"topic":%b,"acked":%d,"skipped":%b,"ready":%d,"in_flight":%d,"performance":{"server_total_ms":%b}}' % (
+        _encode(topic),
+        done.count,
+        _encode(done.skipped),
+        done.ready,
+        done.in_flight,
+        _encode(elapsed_ms),
+    )
+
+
+def ack_jobs(context: RequestContext) -> Coroutine[Any, Any, AnyResponse] | None:
+    body = context.decode_body(_ack_decoder)
+    lease_ids = _check_settle(body)
+    queue = requested_queue(context)
+    stage = partial(queue.submit_ack, body.node, body.seqs, lease_ids)
+    if queue.has_routers:
+        return _ack_routed(context, stage)
+    _respond_when_done(context, stage(), _ack_body)
+    return None
+
+
+async def _ack_routed(context: RequestContext, stage: Callable[[], CommitFuture[AckResult]]) -> AnyResponse:
+    """Jobs are passed on before they go, which may wait for a disk."""
+    done = await context.service.commit_driver.wait(await context.service.run_blocking(stage))
+    return Response(200, _ack_body(context, done))
+
+
+def nack_jobs(context: RequestContext) -> None:
+    body = context.decode_body(_nack_decoder)
+    lease_ids = _check_settle(body)
+    delay_ms = min(body.delay_ms, api_types.DELAY_MS_MAX)
+    _respond_when_done(
+        context, requested_queue(context).submit_nack(body.node, body.seqs, lease_ids, delay_ms), _nack_body
+    )
+
+
+def extend_leases(context: RequestContext) -> None:
+    body = context.decode_body(_extend_decoder)
+    lease_ids = _check_settle(body)
+    length_ms = clamp_lease_ms(body.lease_ms)
+    assert length_ms is not None, "an extend says how long"
+    _respond_when_done(
+        context,
+        requested_queue(context).submit_extend(body.node, body.seqs, lease_ids, lease_ms=length_ms),
+        _extend_body,
+    )
+
+
+def _check_settle(body: api_types.Ack) -> list[int | None] | None:
+    """The lease ids of a body that is in order, checked in the contract's order; None: whoever the node is."""
+    lease_ids = [parse_lease_token(token) for token in body.lease_ids]
+    check_node(body.node)
+    count = len(body.seqs)
+    if count > api_types.SETTLE_SEQS_MAX:
+        raise ApiError(
+            "batch_too_large",
+            f"{count} seqs in one call, the limit is {api_types.SETTLE_SEQS_MAX}; nothing was done, send them in parts",
+            {"seqs": count, "max": api_types.SETTLE_SEQS_MAX},
+        )
+    if lease_ids and len(lease_ids) != count:
+        raise ApiError(
+            "invalid_request", f"{count} seqs came with {len(lease_ids)} lease_ids; nothing was done, give one for each"
+        )
+    return lease_ids or None
+
+
+def _respond_when_done(
+    context: RequestContext, token: CommitFuture[T], encode: Callable[[RequestContext, T], bytes]
+) -> None:
+    context.service.commit_driver.add_done_callback(token, partial(_on_done, context, encode))
+
+
+def _on_done(context: RequestContext, encode: Callable[[RequestContext, T], bytes], token: CommitFuture[T]) -> None:
+    try:
+        done = token.wait()  # its outcome is known
+    except Error as error:
+        context.fail(error)
+        return
+    context.respond(Response(200, encode(context, done)))
+
+
+def _encode_settled(context: RequestContext, fields: dict[str, Any]) -> bytes:
+    return _encode({"topic": context.topic, **fields, "performance": context.performance()})
+
+
+def _ack_body(context: RequestContext, done: AckResult) -> bytes:
+    context.service.metrics.queues.count_acked(context.topic, done.count)
+    return encode_acked(context.topic, done, context.elapsed_ms())
+
+
+def _nack_body(context: RequestContext, done: AckResult) -> bytes:
+    context.service.metrics.queues.count_nacked(context.topic, done.count)
+    told = {"nacked": done.count, "skipped": done.skipped, "ready": done.ready, "in_flight": done.in_flight}
+    return _encode_settled(context, told)
+
+
+def _extend_body(context: RequestContext, done: ExtendResult) -> bytes:
+    context.service.metrics.queues.count_extended(context.topic, done.count)
+    deadlines = {str(seq): deadline for seq, deadline in done.deadlines.items()}
+    return _encode_settled(context, {"extended": done.count, "skipped": done.skipped, "deadlines": deadlines})
+
+
+HISTORY_LIMIT: Final = 256
+HISTORY_LIMIT_MAX: Final = 10_000
+HISTORY_COLUMNS: Final = ("at", *HISTORY_SCHEMA.names)
+_HISTORY_SCHEMA: Final = pa.schema([pa.field("at", pa.int64(), nullable=False), *HISTORY_SCHEMA])
+_HISTORY_FORMATS: Final = {"json": JSON_TYPE, "ndjson": NDJSON, "arrow": ARROW}
+_encode_event = msgspec.json.Encoder().encode
+
+
+async def queue_history(context: RequestContext) -> Response:
+    """Steps behind `from_seq`, oldest first; `at` of the last one is where to go on."""
+    kind = _negotiate_history_format(context)
+    queue = requested_queue(context)
+    from_seq = clamp_seq(context.query.number("from_seq", 0))
+    limit = min(context.query.number("limit", HISTORY_LIMIT) or HISTORY_LIMIT, HISTORY_LIMIT_MAX)
+    told: History = queue.history()
+    steps = await context.service.run_blocking(lambda: told.read(from_seq, limit))
+    if kind == ARROW:
+        return Response(200, _encode_history_arrow(steps), ARROW)
+    if kind == NDJSON:
+        return Response(200, b"".join(_encode_event(step) + b"\n" for step in steps), NDJSON)
+    next_from_seq = steps[-1]["at"] if steps else from_seq
+    return json_response(
+        {
+            "topic": context.topic,
+            "events": steps,
+            "count": len(steps),
+            "next_from_seq": next_from_seq,
+            "performance": context.performance(),
+        }
+    )
+
+
+def _negotiate_history_format(context: RequestContext) -> bytes:
+    """What the reader takes: as the query says, or else as its Accept header does; a page where it says nothing."""
+    named = context.query.text("format")
+    if named is not None:
+        if named not in _HISTORY_FORMATS:
+            raise ApiError("invalid_request", f"format is json, ndjson or arrow, not {named[:80]!r}; nothing was read")
+        return _HISTORY_FORMATS[named]
+    header = (context.request.header(b"accept") or b"*/*").lower()
+    for item in header.split(b","):
+        name = item.partition(b";")[0].strip()
+        if name in (b"*/*", b"application/*", b""):
+            return JSON_TYPE
+        if name in _HISTORY_FORMATS.values():
+            return name
+    known = " or ".join(kind.decode() for kind in _HISTORY_FORMATS.values())
+    raise ApiError("not_acceptable", f"a history goes out as {known}; nothing was read, accept one of them")
+
+
+def _encode_history_arrow(steps: list[dict[str, Any]]) -> bytes:
+    table = pa.Table.from_pylist(steps, schema=_HISTORY_SCHEMA)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, _HISTORY_SCHEMA) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+REDRIVE_LIMIT = 1_000
+_redrive_decoder = api_types.json_decoder(api_types.Redrive)
+
+
+class _RedriveFilter:
+    """Which records are meant: behind those that were looked at before, and only for queues that the key is for."""
+
+    def __init__(self, principal: Principal, to: str | None) -> None:
+        self._may_use_name, self._to = principal.may_use_name, to
+        self._last_seq = 0
+        self.remaining = 0  # of this step
+
+    def __call__(self, record: Record) -> bool:
+        if record.seq <= self._last_seq or not self.remaining:
+            return False
+        self._last_seq = record.seq
+        home: Any = self._to if self._to is not None else (record.meta or {}).get(DEAD_LETTER_FROM)
+        if isinstance(home, str) and not self._may_use_name(home):
+            return False
+        self.remaining -= 1
+        return True
+
+
+async def redrive_records(context: RequestContext) -> Response:
+    body = context.decode_body(_redrive_decoder, default=api_types.Redrive())
+    if body.rate == 0:
+        raise ApiError("invalid_request", "rate is at least one record a second; nothing was moved, or leave it out")
+    if body.to is not None:
+        context.check_name_allowed(body.to)
+    topic = get_topic(context.service.engine, context.topic)
+    left = min(body.limit or REDRIVE_LIMIT, api_types.REDRIVE_RECORDS_MAX)
+    if body.rate is not None:
+        left = min(left, body.rate * api_types.REDRIVE_S_MAX)
+    step = body.rate or left
+    chosen = _RedriveFilter(context.principal, body.to)
+    queues: Counter[str] = Counter()
+    skipped = 0
+    while True:
+        chosen.remaining = size = min(step, left)
+        done = await context.service.run_blocking(lambda: _redrive_step(topic, body, chosen))
+        queues.update(done.queues)
+        skipped += done.skipped
+        left -= size
+        if left <= 0 or chosen.remaining or context.service.stopping.is_set():
+            break
+        await asyncio.sleep(1.0)
+    return json_response(
+        {
+            "topic": context.topic,
+            "redriven": sum(queues.values()),
+            "queues": dict(queues),
+            "skipped": skipped,
+            "performance": context.performance(),
+        }
+    )
+
+
+def _redrive_step(topic: Topic, body: api_types.Redrive, redrive_filter: _RedriveFilter) -> Any:
+    return topic.redrive(to=body.to, match=body.match, where=redrive_filter)

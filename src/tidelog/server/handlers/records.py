@@ -1,0 +1,203 @@
+"""[hot] Reading behind a cursor, with a long poll where there is nothing yet.
+
+Where a topic was at a time.
+
+Deleting records: below a seq, by tag, or both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from tidelog import api_types
+from tidelog.engine import SEQ_MAX, FieldSelection, JsonPage, Topic
+from tidelog.engine.delete import parse_tag_match
+from tidelog.engine.read import ExcludedNodes, parse_nodes
+from tidelog.http.interface import AnyResponse, Response
+from tidelog.server.errors import ApiError
+from tidelog.server.handlers.topics import get_topic
+from tidelog.server.request import RequestContext, json_response
+
+READ_LIMIT: Final = 256
+READ_LIMIT_MAX: Final = 1_000
+READ_BYTES: Final = 1 << 20
+READ_BYTES_MAX: Final = 8 << 20
+WAIT_MS_MAX: Final = 30_000
+_diff_decoder = api_types.json_decoder(api_types.Diff)
+_encode = msgspec.json.Encoder().encode
+
+
+def page_budget(limit: int, bytes_max: int) -> tuple[int, int]:
+    """How many records and bytes a page may have; 0 is the default."""
+    return min(limit or READ_LIMIT, READ_LIMIT_MAX), min(bytes_max or READ_BYTES, READ_BYTES_MAX)
+
+
+def clamp_seq(given: int) -> int:
+    """A cursor within what the engine can count: further ahead is ahead as well."""
+    return min(given, SEQ_MAX)
+
+
+def wants_strong_read(context: RequestContext) -> bool:
+    """Whether the query asks for records that survive a power cut, and no others."""
+    named = context.query.text("consistency") or "eventual"
+    if named not in ("eventual", "strong"):
+        raise ApiError("invalid_request", f"consistency is eventual or strong, not {named[:80]!r}; nothing was read")
+    return named == "strong"
+
+
+def diff(context: RequestContext) -> AnyResponse | Coroutine[Any, Any, AnyResponse]:
+    body = context.decode_body(_diff_decoder, default=api_types.Diff())
+    return read_after(context, get_topic(context.service.engine, context.topic), clamp_seq(body.from_seq), body)
+
+
+class ReadPlan(NamedTuple):
+    """One page, as it was asked for."""
+
+    topic: Topic
+    from_seq: int
+    limit: int
+    bytes_max: int
+    nodes: ExcludedNodes
+    show: FieldSelection
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether nobody has to wait for it."""
+        return self.topic.can_read_without_blocking(self.from_seq, 0 if self.nodes else self.limit, self.bytes_max)
+
+    def read_cached(self) -> JsonPage | None:
+        """The page, where nobody has to wait for it."""
+        found = self.topic.read_cached_json(self.from_seq, self.limit, self.bytes_max)
+        return found if found is not None or not self.is_cached else self.read()
+
+    def read(self) -> JsonPage:
+        return self.topic.read_json(self.from_seq, self.limit, self.bytes_max, nodes=self.nodes, show=self.show)
+
+
+def plan_read(topic: Topic, from_seq: int, body: api_types.Diff | api_types.Fetch) -> ReadPlan:
+    limit, bytes_max = page_budget(body.limit, body.max_batch_bytes)
+    show = FieldSelection(tags=body.include_tags, meta=body.include_meta)
+    return ReadPlan(topic, from_seq, limit, bytes_max, parse_nodes(body.node), show)
+
+
+def read_after(
+    context: RequestContext, topic: Topic, from_seq: int, body: api_types.Diff | api_types.Fetch
+) -> AnyResponse | Coroutine[Any, Any, AnyResponse]:
+    """What lies behind a cursor, wherever that came from."""
+    topic.record_access()
+    look = plan_read(topic, from_seq, body)
+    wait_ms = min(body.wait_ms, WAIT_MS_MAX)
+    if wait_ms:
+        return _long_poll(context, look, wait_ms)
+    page = look.read_cached()
+    return _read_blocking(context, look) if page is None else page_response(context, page)
+
+
+async def _read_blocking(context: RequestContext, plan: ReadPlan) -> Response:
+    return page_response(context, await context.service.run_blocking(plan.read))
+
+
+async def _long_poll(context: RequestContext, plan: ReadPlan, wait_ms: int) -> Response:
+    """Look; where there is nothing, wait for a write and look again until the time is over."""
+    service, topic = context.service, plan.topic
+    woken = asyncio.Event()
+    until_ms = service.clock.monotonic_ms() + wait_ms
+    service.notifiers.add(topic, woken.set)  # before the first look
+    try:
+        while True:
+            woken.clear()
+            context.check_key()
+            page = (
+                plan.read() if topic.can_read_without_blocking(plan.from_seq) else await service.run_blocking(plan.read)
+            )
+            left_ms = until_ms - service.clock.monotonic_ms()
+            if page.text or page.gap or not page.caught_up or left_ms <= 0 or service.stopping.is_set():
+                return page_response(context, page)
+            try:
+                async with asyncio.timeout(left_ms / 1000):
+                    await woken.wait()
+            except TimeoutError:
+                until_ms = service.clock.monotonic_ms()  # a last look: a topic that is put off does not ring
+    finally:
+        service.notifiers.remove(topic, woken.set)
+
+
+def page_response(context: RequestContext, page: JsonPage) -> Response:
+    context.service.metrics.count_read(context.topic, page.counts.rows, gap=page.gap is not None)
+    return Response(200, b"".join(encode_page_parts(context.topic, page, context.elapsed_ms())))
+
+
+def encode_page_parts(name: str, page: JsonPage, took_ms: float) -> tuple[bytes, bytes, bytes]:
+    """The body of an answer, put together by hand: the records are text already."""
+    head = b'{"topic":%b,"records":[' % _encode(name)
+    tail = (
+        b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d,'
+        b'"performance":{"server_total_ms":%b,"records_scanned":%d}}'
+    ) % (
+        page.next_from_seq,
+        page.head_seq,
+        page.earliest_seq,
+        b"true" if page.caught_up else b"false",
+        b"null" if page.gap is None else _encode(page.gap._asdict()),
+        page.head_seq - page.next_from_seq,
+        _encode(took_ms),
+        sum(page.counts),
+    )
+    return head, page.text, tail
+
+
+_seek_decoder = api_types.json_decoder(api_types.Seek)
+
+
+async def seek_by_time(context: RequestContext) -> Response:
+    """The first record of a time or later, and the cursor before it. Nobody is a reader by asking this."""
+    body = context.decode_body(_seek_decoder)
+    topic = get_topic(context.service.engine, context.topic)
+    seq, head_seq, earliest_seq = await context.service.run_blocking(lambda: _find_seq(topic, body.ts))
+    return json_response(
+        {
+            "topic": context.topic,
+            "ts": body.ts,
+            "seq": seq,
+            "from_seq": seq - 1,
+            "head_seq": head_seq,
+            "earliest_seq": earliest_seq,
+            "performance": context.performance(),
+        }
+    )
+
+
+def _find_seq(topic: Topic, ts_ms: int) -> tuple[int, int, int]:
+    now = topic.state()
+    seq = topic.seek(ts_ms)
+    # Records may have come between the two: the head is never told to be behind what was found.
+    return seq, max(now.head_seq, seq - 1), now.earliest_seq
+
+
+_delete_decoder = api_types.json_decoder(api_types.Delete)
+
+
+async def delete_records(context: RequestContext) -> Response:
+    body = context.decode_body(_delete_decoder)
+    if body.before_seq is None and body.match is None:
+        raise ApiError("invalid_request", "a delete names before_seq, match or both; nothing was deleted")
+    match, before = body.match, None if body.before_seq is None else clamp_seq(body.before_seq)
+    parse_tag_match(match)  # what is no match is none, whether there is such a topic or not
+    service, actor = context.service, context.principal.name
+    topic = get_topic(service.engine, context.topic)
+    done = await service.run_blocking(lambda: topic.delete(match=match, before_seq=before, actor=actor))
+    return json_response(
+        {
+            "topic": context.topic,
+            "deleted": done.deleted,
+            "earliest_seq": done.earliest_seq,
+            "head_seq": done.head_seq,
+            "count": done.count,
+            "bytes": done.bytes,
+            "performance": context.performance(),
+        }
+    )

@@ -1,0 +1,279 @@
+"""Watching topics: a session says what, and a stream of Server-Sent Events tells of it.
+
+[shell] Jobs pushed to a worker, as Server-Sent Events.
+
+    retry: 2000                                       first, once
+    id: <seq>␊event: job␊data: {"topic",…}␊␊          as many as it may hold without settling them
+    event: error␊data: {"code","error","topic"}␊␊     then the end
+    : hb 1700000000000␊␊                              when nothing was said for long
+
+    room? ──► stand in line ──► jobs, leased to this connection ──► frames ──► room? …
+
+A worker holds at most `max` jobs: every ack, nack and lease that ran out makes room for another. When the connection
+ends, whatever it still holds is free at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from hmac import compare_digest
+from typing import Final
+
+import msgspec
+
+from tidelog import api_types
+from tidelog.api_types import Cursor
+from tidelog.engine import FieldSelection, Topic, TopicInfo
+from tidelog.engine.queues import ClaimRequest, ClaimResult, Queue
+from tidelog.engine.read import parse_nodes
+from tidelog.errors import Error, NotAQueue, TopicNotFound
+from tidelog.http.interface import AnyResponse, Headers, Response, Sink, Stream
+from tidelog.server.auth import Principal, bearer_token
+from tidelog.server.errors import ApiError, api_error_from
+from tidelog.server.handlers.queues import check_node, clamp_lease_ms, requested_queue
+from tidelog.server.handlers.records import page_budget
+from tidelog.server.handlers.topics import get_topic
+from tidelog.server.push.page_cache import ReadOptions
+from tidelog.server.push.peers import (
+    HIGH_WATER_BYTES,
+    RETRY_FRAME,
+    SHUTDOWN_MESSAGE,
+    SLOW_MESSAGE,
+    SlowConsumerGuard,
+    SsePeer,
+    TopicSsePeer,
+)
+from tidelog.server.push.topic_stream import Heartbeat, StreamSlot, TopicStream
+from tidelog.server.push.watch_sessions import TTL_MS, WatchSession
+from tidelog.server.request import RequestContext, json_response
+from tidelog.server.service import Service
+
+WATCH_TOPICS_MAX: Final = 256
+HEARTBEAT_MS_MAX: Final = 60_000
+EVENT_STREAM: Final = b"text/event-stream"
+STREAM_HEADERS: Final[Headers] = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
+_watch_decoder = api_types.json_decoder(api_types.Watch)
+
+
+async def create_watch(context: RequestContext) -> Response:
+    body = context.decode_body(_watch_decoder)
+    if not 1 <= len(body.topics) <= WATCH_TOPICS_MAX:
+        raise ApiError("invalid_request", f"a session follows 1 to {WATCH_TOPICS_MAX} topics; nothing was done")
+    for name in body.topics:
+        context.check_name_allowed(name)
+    service = context.service
+    engine, sessions = service.engine, service.watch_sessions
+    sessions.remove_expired()
+    limit, bytes_max = page_budget(body.limit, body.max_batch_bytes)
+    show = FieldSelection(data=body.include_data, tags=body.include_tags, meta=body.include_meta)
+    view = ReadOptions(limit, bytes_max, parse_nodes(body.node), show, body.consistency == "strong")
+    if context.query.flag("lenient", False):
+        topics = {name: topic for name in body.topics if (topic := engine.find(name)) is not None}
+    else:
+        topics = {name: get_topic(engine, name) for name in body.topics}
+    for topic in topics.values() if view.strong else ():
+        topic.check_strong_supported()
+    marks = {name: await topic_state(service, topic) for name, topic in topics.items()}
+    cursors = {name: start_cursor(body.topics[name], now) for name, now in marks.items()}
+    heartbeat_ms = min(max(body.heartbeat_ms, service.config.heartbeat_ms_min), HEARTBEAT_MS_MAX)
+    epochs = {name: topic.epoch for name, topic in topics.items()}
+    session = sessions.add(context.principal, view, heartbeat_ms, dict(cursors), epochs)
+    return json_response(
+        {
+            "wid": session.wid,
+            "stream_url": f"/v0/watch/{session.wid}",
+            "session_ttl_ms": TTL_MS,
+            "topics": {name: watermarks_json(cursors[name], now) for name, now in marks.items()},
+            "performance": context.performance(),
+        }
+    )
+
+
+async def topic_state(service: Service, topic: Topic) -> TopicInfo:
+    return topic.state() if topic.is_floor_durable else await service.run_blocking(topic.state)
+
+
+def start_cursor(wanted: Cursor, now: TopicInfo) -> int:
+    """Where to begin; `tail` is behind everything that is there."""
+    return now.head_seq if wanted.tail else wanted.from_seq
+
+
+def watermarks_json(from_seq: int, now: TopicInfo) -> dict[str, int]:
+    return {"from_seq": from_seq, "head_seq": now.head_seq, "earliest_seq": now.earliest_seq}
+
+
+def stream_watch(context: RequestContext) -> AnyResponse:
+    request, service = context.request, context.service
+    principal = None if service.keys.is_empty else _authenticate(context)
+    check_accepts_events(request.header(b"accept"))
+    session = service.watch_sessions.find(context.path_names[0])
+    if session is None:
+        raise ApiError("not_found", "there is no such watch session, or it was idle for too long; watch again")
+    if principal is not None and not compare_digest(principal.identity, session.principal.identity):
+        raise ApiError("unauthorized", "the key that made this session is needed; nothing was done")
+    if request.method == "HEAD":
+        return Response(200, content_type=EVENT_STREAM, headers=STREAM_HEADERS)
+    topics = {name: service.engine.find(name) for name in session.epochs}
+    epochs = {name: topic.epoch for name, topic in topics.items() if topic is not None}
+    cursors = session.stream_cursors(_decode_last_event_id(request.header(b"last-event-id")), epochs)
+    slot = StreamSlot(service, session.principal, partial(service.watch_sessions.on_stream_closed, session, cursors))
+    service.watch_sessions.on_stream_opened(session, cursors)
+    return Stream(200, partial(_run_watch, service, session, topics, cursors, slot), EVENT_STREAM, STREAM_HEADERS)
+
+
+def check_accepts_events(header: bytes | None) -> None:
+    """Refuse a client that does not take events."""
+    if header and header.strip() and EVENT_STREAM not in header and b"*/*" not in header:
+        raise ApiError("not_acceptable", "this is text/event-stream and nothing else; nothing was done, accept that")
+
+
+def _authenticate(context: RequestContext) -> Principal:
+    """Who asks. A request without a valid key learns nothing, not even which sessions there are."""
+    secret = bearer_token(context.request.header(b"authorization")) or context.query.text("token")
+    principal = None if secret is None else context.service.keys.find(secret)
+    if principal is None:
+        raise ApiError("unauthorized", "the key that made this session is needed; nothing was done")
+    return principal
+
+
+def _decode_last_event_id(header: bytes | None) -> dict[str, int]:
+    """Decode the cursors that the client has seen last; an id that this server did not make is ignored."""
+    if not header:
+        return {}
+    try:
+        return api_types.decode_positions(header.decode("latin-1").strip())
+    except api_types.BadCursor:
+        return {}
+
+
+async def _run_watch(
+    service: Service,
+    session: WatchSession,
+    topics: dict[str, Topic | None],
+    cursors: dict[str, int],
+    slot: StreamSlot,
+    sink: Sink,
+) -> None:
+    events = TopicSsePeer(sink, cursors, service.loop.time)
+    delivery = TopicStream(service, events, cursors)
+    pulse = Heartbeat(service, events, session.heartbeat_ms)
+    try:
+        slot.start()
+        events.send_retry()
+        if not service.stopping.is_set():
+            for name, topic in topics.items():
+                delivery.follow(name, topic, session.options, cursors[name])
+        await delivery.run()
+    finally:
+        pulse.stop()
+        delivery.close()
+        slot.release()
+
+
+WORK_HEARTBEAT_MS: Final = 15_000
+_ROUND_BYTES: Final = 1 << 20  # about so much is claimed at once: a peer that stalls has leased no more
+_FIRST_ROUND_JOBS: Final = 32  # jobs, before it is known how large they are
+_CONFLICT_STATUS: Final = 409
+_TOO_SLOW_STATUS: Final = 429
+_encode_json = msgspec.json.Encoder().encode
+
+
+def stream_jobs(context: RequestContext) -> AnyResponse:
+    request, service, query = context.request, context.service, context.query
+    check_accepts_events(request.header(b"accept"))
+    node = query.text("node") or ""
+    check_node(node)
+    queue = requested_queue(context)
+    most = min(max(query.number("max", 1), 1), api_types.CLAIM_JOBS_MAX)
+    length_ms = query.number("lease_ms", -1)
+    worker = JobStream(service, queue, node, most, None if length_ms < 0 else clamp_lease_ms(length_ms))
+    if request.method == "HEAD":
+        return Response(200, content_type=EVENT_STREAM, headers=STREAM_HEADERS)
+    return Stream(200, partial(worker.run, StreamSlot(service, context.principal)), EVENT_STREAM, STREAM_HEADERS)
+
+
+class JobSsePeer(SsePeer):
+    """What a worker is told, as bytes."""
+
+    def __init__(self, sink: Sink, topic: str, loop_time: Callable[[], float]) -> None:
+        super().__init__(sink, loop_time)
+        self._topic = _encode_json(topic)
+
+    def send_retry(self) -> None:
+        self._write(RETRY_FRAME)
+
+    def send_jobs(self, leased: ClaimResult) -> int:
+        """Each job is a frame, and all of them one write; how many bytes that was."""
+        topic = self._topic
+        text = b"".join(
+            b'id: %d\nevent: job\ndata: {"topic":%b,%b\n\n' % (seq, topic, job[1:])
+            for seq, job in zip(leased.seqs, leased.to_json_texts(), strict=True)
+        )
+        self._write(text)
+        return len(text)
+
+    def send_shutdown(self) -> None:
+        self._write_error(b'"server_shutting_down"', SHUTDOWN_MESSAGE)
+
+    def send_slow_warning(self) -> None:
+        self._write_error(b"%d" % _TOO_SLOW_STATUS, SLOW_MESSAGE)
+
+    def send_error(self, error: Error) -> None:
+        """A queue that is gone, or is none any more, is 409 to the contract; anything else has its own code."""
+        gone = isinstance(error, TopicNotFound | NotAQueue)
+        self._write_error(b"%d" % _CONFLICT_STATUS if gone else _encode_json(api_error_from(error).code), str(error))
+
+    def _write_error(self, code: bytes, said: str) -> None:
+        self._write(
+            b'event: error\ndata: {"code":%b,"error":%b,"topic":%b}\n\n' % (code, _encode_json(said), self._topic)
+        )
+
+
+class JobStream:
+    """One connection that works. Its leases are known by it, so that they end with it."""
+
+    def __init__(self, service: Service, queue: Queue, node: str, jobs_max: int, length_ms: int | None) -> None:
+        self._service, self._queue = service, queue
+        self._node, self._jobs_max, self._lease_ms = node, jobs_max, length_ms
+        self._round_jobs_max = _FIRST_ROUND_JOBS
+
+    def _next_request(self) -> ClaimRequest | None:
+        """What it has room for now."""
+        room = min(self._jobs_max - self._queue.count_leases(self), self._round_jobs_max)
+        return ClaimRequest(self._node, room, self._lease_ms, self) if room > 0 else None
+
+    async def run(self, slot: StreamSlot, sink: Sink) -> None:
+        service = self._service
+        frames = JobSsePeer(sink, self._queue.topic.name, service.loop.time)
+        patience = SlowConsumerGuard(service.loop, frames, service.stopping.is_set, service.limit_counters)
+        pulse = Heartbeat(service, frames, WORK_HEARTBEAT_MS)
+        desk = service.claim_queues.queue_for(self._queue)
+        desk.add_worker(patience.on_shutdown)
+        try:
+            slot.start()
+            frames.send_retry()
+            while not service.stopping.is_set():
+                if frames.pending_bytes > HIGH_WATER_BYTES:
+                    await patience.wait_writable()  # back at once where the server stops
+                leased = await desk.wait_for_jobs(self._next_request)
+                if leased is not None:
+                    self._adapt_round_size(frames.send_jobs(leased), leased.count)
+                    service.metrics.queues.count_claimed(self._queue.topic.name, leased.count)
+            frames.send_shutdown()
+        except Error as error:
+            frames.send_error(error)
+        finally:
+            pulse.stop()
+            desk.remove_worker(patience.on_shutdown)
+            self._release()
+            slot.release()
+
+    def _adapt_round_size(self, size: int, count: int) -> None:
+        self._round_jobs_max = min(max(_ROUND_BYTES * count // size, 1), api_types.CLAIM_JOBS_MAX)
+
+    def _release(self) -> None:
+        """What it holds is free at once; of a queue that is gone, or of an engine that is closed, nothing is held."""
+        with suppress(Error):
+            self._queue.release_connection(self)

@@ -1,0 +1,625 @@
+"""[shell] Channels over a WebSocket: one user a connection, who hears and says, on as many channels as it likes.
+
+    command ──► publishes that are under way end ──► done, off the loop ──► its answer      one behind the other
+    publish ──► its lane ──► ack, when it is done                                           many under way, in order
+    receivers ──► the socket, beside it
+
+The user is found out with the first command, once. What the connection does itself it is not told of.
+
+[shell] Topics over a WebSocket: follow many, write to many, on one connection. Channels: `channel_socket`.
+
+    receive ──► command ──► its answer          in the order they came; only commits are under way together,
+                   └──► staged ──► ack           and are acknowledged as they are done
+    delivery ──► records of what is followed    beside it, and never before `subscribed`
+
+A command that fails is answered with an error and the socket stays open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from tidelog import api_types
+from tidelog.api_types import JSON_NULL, BadBody, Cursor
+from tidelog.channels import Ack, Message, membership, messaging
+from tidelog.engine import Appended, CommitFuture, FieldSelection
+from tidelog.engine.append import check_idempotency_key
+from tidelog.engine.batch_encoder import check_count
+from tidelog.engine.config import OWN, check_topic_name
+from tidelog.engine.read import parse_nodes
+from tidelog.errors import Error
+from tidelog.http.interface import AnyResponse, ClientDisconnected, Socket, Upgrade
+from tidelog.server.auth import ADMIN, DELETE, READ, WRITE
+from tidelog.server.errors import ApiError, api_error_from
+from tidelog.server.handlers import channels as rooms_api
+from tidelog.server.handlers import channels as said
+from tidelog.server.handlers import websocket_commands as ops
+from tidelog.server.handlers import write
+from tidelog.server.handlers.channels import ClaimedIdentity, claimed_identity, resolve_user
+from tidelog.server.handlers.records import page_budget
+from tidelog.server.handlers.sse import start_cursor, topic_state, watermarks_json
+from tidelog.server.handlers.topics import get_topic
+from tidelog.server.handlers.websocket_commands import (
+    Command,
+    ErrorReply,
+    PingCommand,
+    PongReply,
+    PublishAck,
+    PublishCommand,
+    SubscribeCommand,
+    SubscribedReply,
+    UnsubscribeCommand,
+    UnsubscribedReply,
+    decode_command,
+    encode_reply,
+    extract_request_id,
+)
+from tidelog.server.handlers.write import check_is_queue, move_schedule_to_meta
+from tidelog.server.push.channel_stream import ChannelStream
+from tidelog.server.push.page_cache import ReadOptions
+from tidelog.server.push.peers import (
+    HIGH_WATER_BYTES,
+    ChannelWebSocketPeer,
+    SlowConsumer,
+    TopicWebSocketPeer,
+    encode_message_fields,
+)
+from tidelog.server.push.topic_stream import StreamSlot, TopicStream
+from tidelog.server.request import RequestContext
+from tidelog.server.service import Service
+
+_CHANNEL_READ, _CHANNEL_WRITE, _CHANNEL_DELETE = (frozenset((scope,)) for scope in (READ, WRITE, DELETE))
+_COMMAND_SCOPES: Final[dict[type[ops.ChannelCommandBase], frozenset[str]]] = {
+    ops.ChannelJoinCommand: _CHANNEL_WRITE,
+    ops.ChannelLeaveCommand: _CHANNEL_WRITE,
+    ops.ChannelSubscribeCommand: _CHANNEL_READ,
+    ops.ChannelUnsubscribeCommand: _CHANNEL_READ,
+    ops.ChannelPublishCommand: _CHANNEL_WRITE,
+    ops.ChannelHistoryCommand: _CHANNEL_READ,
+    ops.ChannelMembersCommand: _CHANNEL_READ,
+    ops.ChannelConfigureCommand: _CHANNEL_WRITE,
+    ops.ChannelSetAclCommand: _CHANNEL_WRITE,
+    ops.ChannelDeleteCommand: _CHANNEL_DELETE,
+    ops.ChannelPushCommand: _CHANNEL_WRITE,
+    ops.ChannelPopCommand: _CHANNEL_READ | _CHANNEL_WRITE,
+    ops.ChannelClearCommand: _CHANNEL_DELETE,
+}
+_encode = msgspec.json.Encoder().encode
+
+
+class SessionHost(Protocol):
+    """The conversation that this is part of."""
+
+    def fail(self, command: ops.ChannelCommand, error: BaseException) -> None:
+        """Answer a command with an error."""
+
+    def add_pending_bytes(self, size: int) -> None:
+        """So many bytes more, or less, wait for their ack."""
+
+    async def wait_writable(self) -> None: ...
+    def close_slow_consumer(self) -> None: ...
+
+
+class ChannelSession:
+    """The channels of one connection."""
+
+    def __init__(self, service: Service, identity: ClaimedIdentity, socket: Socket, host: SessionHost) -> None:
+        self._service, self._identity, self._socket, self._host = service, identity, socket, host
+        self._peer = ChannelWebSocketPeer(socket)
+        self._user: str | None = None
+        self._streams: dict[str, ChannelStream] = {}
+        self._publishes_in_flight: set[asyncio.Future[Ack]] = set()
+        self._drain_task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def close(self) -> None:
+        self._closed = True
+        for receiver in self._streams.values():
+            receiver.close()
+        self._streams.clear()
+        if self._drain_task is not None:
+            self._drain_task.cancel()
+        if self._user is not None:
+            self._service.channels.on_disconnect(self._user)
+
+    # ── commands ──────────────────────────────────────────────────────────────────────────────
+
+    async def execute(self, command: ops.ChannelCommand, size: int) -> None:
+        principal = self._identity.principal
+        scopes = _COMMAND_SCOPES[type(command)]
+        if not principal.has_scopes(scopes):
+            raise ApiError("forbidden", f"this key lacks a scope of {', '.join(sorted(scopes))}; nothing was done")
+        if not principal.may_use_name(command.channel):
+            raise ApiError("forbidden", f"this key is not for the channel {command.channel!r}; nothing was done")
+        user = self._user
+        if user is None:
+            user = await resolve_user(self._service.channels, self._identity)
+            if self._closed:
+                return
+            self._user = user
+            self._service.channels.on_connect(user)
+        if isinstance(command, ops.ChannelPublishCommand):
+            self._publish(command, user, size)
+            return
+        if self._publishes_in_flight:  # what was said before this was said before it
+            await asyncio.wait(self._publishes_in_flight)
+        match command:
+            case ops.ChannelSubscribeCommand():
+                await self._subscribe(command, user)
+            case ops.ChannelUnsubscribeCommand():
+                self._unsubscribe(command)
+            case _:
+                await self._execute_blocking(command, user)
+
+    async def _execute_blocking(self, command: ops.ChannelCommand, user: str) -> None:
+        """Whatever is one call that may wait."""
+        work = self._command_call(command, user)
+        self._socket.send(await self._service.channels.run_blocking(work))
+
+    def _command_call(self, command: ops.ChannelCommand, user: str) -> Callable[[], bytes]:
+        manager, channel, asked = self._service.channels.manager, command.channel, command.request_id
+        answer = partial(_encode_reply, asked)
+        match command:
+            case ops.ChannelJoinCommand():
+                body = api_types.ChannelJoin(command.user, command.config)
+                join = partial(self._join, body, user)
+                return lambda: answer("channel_joined", **rooms_api.joined_json(join(channel), body.user or user))
+            case ops.ChannelLeaveCommand():
+                leave = rooms_api.leave_action(
+                    manager, channel, user, api_types.ChannelLeave(command.user), source=self
+                )
+                return lambda: answer("channel_left", **leave())
+            case ops.ChannelMembersCommand():
+                members = rooms_api.members_action(manager, channel, user, command.page, command.page_size)
+                return lambda: answer("channel_members", **members())
+            case ops.ChannelConfigureCommand():
+                return lambda: answer(
+                    "channel_configured",
+                    channel=channel,
+                    config=rooms_api.config_json(
+                        membership.configure(manager, channel, user, command.config, source=self).config
+                    ),
+                )
+            case ops.ChannelSetAclCommand():
+                return lambda: answer(
+                    "channel_acl",
+                    channel=channel,
+                    kind=command.kind,
+                    listed=membership.set_acl(
+                        manager, channel, user, command.kind, add=command.add, remove=command.remove
+                    ),
+                )
+            case ops.ChannelDeleteCommand():
+                return lambda: answer(
+                    "channel_deleted", channel=channel, deleted=membership.delete(manager, channel, user, source=self)
+                )
+            case ops.ChannelHistoryCommand():
+                return lambda: _encode_history_reply(
+                    command, messaging.history(manager, channel, user, **_history_range(command))
+                )
+            case ops.ChannelPushCommand():
+                payload = said.message_payload(api_types.ChannelMessage(command.payload, command.payload_base64))
+                return lambda: _encode_pushed(asked, channel, messaging.push(manager, channel, user, payload))
+            case ops.ChannelPopCommand():
+                return lambda: _encode_popped(asked, messaging.pop(manager, channel, user))
+            case ops.ChannelClearCommand():
+                return lambda: answer(
+                    "channel_cleared", channel=channel, cleared=messaging.clear(manager, channel, user)
+                )
+            case _:
+                raise AssertionError("answered before")
+
+    def _join(self, body: api_types.ChannelJoin, user: str, channel: str) -> Any:
+        return rooms_api.join_action(self._service.channels.manager, channel, user, body, source=self)()
+
+    # ── hearing ───────────────────────────────────────────────────────────────────────────────
+
+    async def _subscribe(self, command: ops.ChannelSubscribeCommand, user: str) -> None:
+        """In place of how it was heard before: from where that was, unless the command says another place."""
+        channel, rooms = command.channel, self._service.channels
+        if command.from_seq is not None and command.from_seq < 0:
+            raise ApiError("invalid_request", "from_seq is a seq, or 0 before the first; nothing was done")
+        receiver = ChannelStream(rooms, channel, user, self._on_stream_change, self)
+        await receiver.open()
+        before, after = self._streams.pop(channel, None), command.from_seq
+        if before is not None:
+            before.close()
+            after = before.sent_seq or None if after is None else after
+        if self._closed:
+            receiver.close()
+            return
+        self._streams[channel] = receiver
+        self._socket.send(_encode_reply(command.request_id, "channel_subscribed", channel=channel, user=user))
+        if after is not None:
+            await receiver.catch_up(self._peer, after, self._host.wait_writable)
+        receiver.start(self._peer)
+
+    def _unsubscribe(self, command: ops.ChannelUnsubscribeCommand) -> None:
+        receiver = self._streams.pop(command.channel, None)
+        if receiver is not None:
+            receiver.close()
+        self._socket.send(
+            _encode_reply(command.request_id, "channel_unsubscribed", channel=command.channel, was=receiver is not None)
+        )
+
+    def _on_stream_change(self) -> None:
+        """A receiver is held, or over."""
+        for channel, receiver in list(self._streams.items()):
+            if receiver.is_ended:
+                del self._streams[channel]
+                receiver.close()
+        if self._drain_task is None and not self._closed and any(each.is_paused for each in self._streams.values()):
+            self._drain_task = self._service.spawn(self._resume_when_writable())
+
+    async def _resume_when_writable(self) -> None:
+        """Wait for a peer that is behind, then go on."""
+        try:
+            await self._host.wait_writable()
+        except SlowConsumer:
+            self._host.close_slow_consumer()
+            return
+        except ClientDisconnected:
+            return
+        finally:
+            self._drain_task = None
+        if not self._closed:
+            for receiver in list(self._streams.values()):
+                if receiver.is_paused:
+                    receiver.resume()
+
+    # ── saying ────────────────────────────────────────────────────────────────────────────────
+
+    def _publish(self, command: ops.ChannelPublishCommand, user: str, size: int) -> None:
+        body = api_types.ChannelPublish(command.payload, command.payload_base64, command.messages, command.qos)
+        payloads = said.publish_payloads(body)
+        future = self._service.channels.publish(command.channel, user, payloads, qos=command.qos, source=self)
+        if future.done() and not self._publishes_in_flight:  # an earlier one may be done and not told yet
+            self._send_ack(command, future)
+            return
+        self._publishes_in_flight.add(future)
+        self._host.add_pending_bytes(size)
+        future.add_done_callback(partial(self._on_publish_done, command, size))
+
+    def _on_publish_done(self, command: ops.ChannelPublishCommand, size: int, future: asyncio.Future[Ack]) -> None:
+        self._publishes_in_flight.discard(future)
+        self._host.add_pending_bytes(-size)
+        self._send_ack(command, future)
+
+    def _send_ack(self, command: ops.ChannelPublishCommand, future: asyncio.Future[Ack]) -> None:
+        error = future.exception()
+        if error is None:
+            self._socket.send(_encode_reply(command.request_id, "channel_ack", **said.ack_json(future.result())))
+        else:
+            self._host.fail(command, error)
+
+
+def _encode_reply(request_id: Raw, op: str, /, **fields: Any) -> bytes:
+    return _encode({"op": op, "request_id": request_id, **fields})
+
+
+def _history_range(command: ops.ChannelHistoryCommand) -> dict[str, Any]:
+    return {
+        "first": command.first,
+        "last": command.last,
+        "newest": command.newest,
+        "since_ms": command.since,
+        "until_ms": command.until,
+        "limit": command.limit,
+    }
+
+
+def _encode_history_reply(command: ops.ChannelHistoryCommand, page: messaging.HistoryPage) -> bytes:
+    return (
+        b'{"op":"channel_history","request_id":%b,"channel":%b,"messages":[%b],"count":%d,"next_seq":%d,'
+        b'"first_seq":%d,"last_seq":%d}'
+        % (
+            _encode(command.request_id),
+            _encode(command.channel),
+            b",".join(b"{" + encode_message_fields(message) for message in page.messages),
+            len(page.messages),
+            page.next_seq,
+            page.first_seq,
+            page.last_seq,
+        )
+    )
+
+
+def _encode_pushed(request_id: Raw, channel: str, message: Message) -> bytes:
+    return _encode_reply(request_id, "channel_pushed", channel=channel, seq=message.seq, ts=message.ts_ms)
+
+
+def _encode_popped(request_id: Raw, message: Message) -> bytes:
+    return b'{"op":"channel_popped","request_id":%b,%b' % (_encode(request_id), encode_message_fields(message))
+
+
+T = TypeVar("T")
+PENDING_BYTES_MAX: Final = 8 << 20  # of writes that wait for the disk; past it no more commands are read
+_NO_MESSAGE_LIMIT: Final = 1 << 62
+_LOGGED_ID_BYTES_MAX: Final = 128  # of what a client calls a command, in the log
+_CLOSE_GOING_AWAY: Final = 1001
+_CLOSE_POLICY_VIOLATION: Final = 1008
+_log = logging.getLogger("tidelog.server")
+_READ, _WRITE, _ADMIN = (frozenset((scope,)) for scope in (READ, WRITE, ADMIN))
+
+
+def open_websocket(context: RequestContext) -> AnyResponse:
+    service = context.service
+    if not context.request.upgrade:
+        raise ApiError("invalid_request", "this is a WebSocket, over HTTP/1.1; nothing was done, ask for an upgrade")
+    _ = service.engine  # raises where there is none yet
+    slot = StreamSlot(service, context.principal)
+    run = partial(_run_session, service, claimed_identity(context), context.request_id.decode(), slot)
+    return Upgrade(run, service.config.max_body_bytes or _NO_MESSAGE_LIMIT)
+
+
+async def _run_session(
+    service: Service, identity: ClaimedIdentity, name: str, slot: StreamSlot, socket: Socket
+) -> None:
+    try:
+        slot.start()
+        await WebSocketSession(service, identity, name, socket).run()
+    except asyncio.CancelledError:
+        if not slot.is_revoked:
+            raise
+        socket.close(_CLOSE_POLICY_VIOLATION, "the key was removed")
+    finally:
+        slot.release()
+
+
+class WebSocketSession:
+    def __init__(self, service: Service, identity: ClaimedIdentity, connection_id: str, socket: Socket) -> None:
+        """`name` is the id of the request that it began with."""
+        self._service, self._principal, self._connection_id, self._socket = (
+            service,
+            identity.principal,
+            connection_id,
+            socket,
+        )
+        self._channels = ChannelSession(service, identity, socket, self)
+        self._peer = TopicWebSocketPeer(socket)
+        self._topic_stream = TopicStream(service, self._peer, {}, persistent=True)
+        self._pending_bytes = 0  # bytes
+        self._pending_changed = asyncio.Event()
+
+    async def run(self) -> None:
+        service, delivery = self._service, self._topic_stream
+        listening = service.loop.create_task(self._receive_loop())
+        listening.add_done_callback(self._on_receive_done)
+        stopping = service.loop.create_task(service.stopping.wait())
+        stopping.add_done_callback(lambda _: delivery.wake())
+        try:
+            await delivery.run()
+            if listening.done():
+                listening.result()  # the peer closed, or is gone, or is too slow for its answers
+            else:
+                self._socket.close(_CLOSE_GOING_AWAY, "shutting down")
+        except SlowConsumer:
+            self._socket.close(_CLOSE_POLICY_VIOLATION, "too slow")
+        finally:
+            listening.cancel()
+            stopping.cancel()
+            delivery.close()
+            self._channels.close()
+
+    def _on_receive_done(self, listening: asyncio.Task[None]) -> None:
+        if not listening.cancelled():
+            listening.exception()  # looked at here: `run` may be at its own end already
+        self._topic_stream.end()
+
+    async def _receive_loop(self) -> None:
+        socket = self._socket
+        while (message := await socket.receive()) is not None:
+            if isinstance(message, str):
+                await self._execute_message(message.encode())
+            else:
+                self._peer.send_error_message(
+                    "unsupported_message", "messages are text; nothing was done, send JSON as text"
+                )
+            if socket.pending_bytes > HIGH_WATER_BYTES:
+                await self._topic_stream.wait_writable()
+            while self._pending_bytes > PENDING_BYTES_MAX:
+                self._pending_changed.clear()
+                await self._pending_changed.wait()
+
+    # ── commands ──────────────────────────────────────────────────────────────────────────────
+
+    async def _execute_message(self, text: bytes) -> None:
+        try:
+            command = await self._run_by_size(len(text), partial(decode_command, text))
+        except BadBody as error:
+            asked = await self._run_by_size(len(text), partial(extract_request_id, text))
+            self._send(ErrorReply(asked, "invalid_json", f"{error}; nothing was done"))
+            return
+        try:
+            await self._execute(command, text)
+        except Exception as error:  # the rim: a mistake of ours is one command's error
+            self.fail(command, error)
+
+    async def _run_by_size(self, size: int, call: Callable[[], T]) -> T:
+        """Look at a message of this size: on the loop where that takes no time, and in a thread else."""
+        return call() if size <= write.BLOCKING_PARSE_BYTES else await self._service.run_blocking(call)
+
+    async def _execute(self, command: Command, text: bytes) -> None:
+        if not self._service.keys.contains(self._principal):
+            raise ApiError("unauthorized", "this key was removed from the settings; nothing was done, use another one")
+        match command:
+            case PublishCommand():
+                await self._publish(command, text)
+            case SubscribeCommand():
+                await self._subscribe(command)
+            case UnsubscribeCommand():
+                self._unsubscribe(command)
+            case PingCommand():
+                self._send(PongReply(command.request_id))
+            case _:
+                await self._channels.execute(command, len(text))
+
+    def _check_allowed(self, scopes: frozenset[str], *names: str) -> None:
+        if not self._principal.has_scopes(scopes):
+            raise ApiError("forbidden", f"this key lacks a scope of {', '.join(sorted(scopes))}; nothing was done")
+        for name in names:
+            if not self._principal.may_use_name(name):
+                raise ApiError("forbidden", f"this key is not for the topic {name!r}; nothing was done")
+
+    async def _subscribe(self, command: SubscribeCommand) -> None:
+        wanted = dict(command.topics)
+        if command.topic is not None:
+            wanted.setdefault(command.topic, Cursor(command.from_seq, command.tail))
+        if not wanted:
+            raise ApiError("invalid_request", "subscribe names a topic or topics; nothing was done")
+        self._check_allowed(_READ, *wanted)
+        service, engine = self._service, self._service.engine
+        limit, bytes_max = page_budget(command.limit, command.max_batch_bytes)
+        show = FieldSelection(data=command.include_data, tags=command.include_tags, meta=command.include_meta)
+        view = ReadOptions(limit, bytes_max, parse_nodes(command.node), show, command.consistency == "strong")
+        if command.lenient:
+            topics = {name: topic for name in wanted if (topic := engine.find(name)) is not None}
+        else:
+            topics = {name: get_topic(engine, name) for name in wanted}
+        for topic in topics.values() if view.strong else ():
+            topic.check_strong_supported()
+        marks = {name: await topic_state(service, topic) for name, topic in topics.items()}
+        cursors = {name: start_cursor(wanted[name], now) for name, now in marks.items()}
+        self._send(
+            SubscribedReply(
+                command.request_id, {name: watermarks_json(cursors[name], now) for name, now in marks.items()}
+            )
+        )
+        for name, topic in topics.items():
+            self._topic_stream.follow(name, topic, view, cursors[name])
+
+    def _unsubscribe(self, command: UnsubscribeCommand) -> None:
+        names = [*([] if command.topic is None else [command.topic]), *command.topics]
+        if not names:
+            raise ApiError("invalid_request", "unsubscribe names a topic or topics; nothing was done")
+        for name in names:
+            self._topic_stream.unfollow(name)
+        self._send(UnsubscribedReply(command.request_id, names))
+
+    # ── writes ────────────────────────────────────────────────────────────────────────────────
+
+    async def _publish(self, command: PublishCommand, text: bytes) -> None:
+        """Stage a write and go on; its ack follows when it is done."""
+        service, name = self._service, command.topic
+        began_us = service.clock.monotonic_us()
+        self._check_allowed(_WRITE, name)
+        engine = service.engine
+        if name.startswith(OWN):
+            check_topic_name(name)  # which it cannot be
+        if len(text) > write.BLOCKING_PARSE_BYTES and not await service.admit_large():
+            await service.refuse_behind(insists=command.disable_backpressure)
+        config = await self._run_by_size(len(text), partial(write.parse_write_config, name, command.config))
+        if config is not None:
+            self._check_allowed(_ADMIN)
+        check_count(engine.limits, len(command.records))
+        check_idempotency_key(command.idempotency_key)
+        if move_schedule_to_meta(command.records, service.now_ms()):
+            known = engine.find(name)
+            check_is_queue(name, write.topic_type(config) if known is None else known.config.type)
+        batch = await self._run_by_size(
+            len(text), partial(write.build_batch, engine.limits, command.records, command.node, text)
+        )
+        topic, created = engine.find(name), False
+        if topic is None:
+            topic, created = await write.ensure_topic(service, name, command.create, config, batch, self._principal)
+        durability = topic.config.durability
+        # The next command waits for this, so that what a client writes to a topic stays in its order.
+        token, held_us = await service.admission.submit_async(
+            topic,
+            batch,
+            command.idempotency_key,
+            wait_if_full=created or command.disable_backpressure,
+            run_blocking=service.run_blocking if topic.needs_expiry else None,
+        )
+        self._pending_bytes += len(text)
+        service.commit_driver.add_done_callback(
+            token, partial(self._on_publish_done, command, len(text), began_us, held_us, created, durability)
+        )
+
+    def _on_publish_done(
+        self,
+        command: PublishCommand,
+        size: int,
+        began_us: int,
+        held_us: int,
+        created: bool,
+        durability: str,
+        token: CommitFuture[Appended],
+    ) -> None:
+        self._pending_bytes -= size
+        self._pending_changed.set()
+        try:
+            done = token.wait()  # its outcome is known
+        except Error as error:
+            self.fail(command, error)
+            return
+        service = self._service
+        service.metrics.count_written(command.topic, 0 if done.deduped else done.count)
+        took = write.write_performance((service.clock.monotonic_us() - began_us) / 1000, done, held_us)
+        self._send(
+            PublishAck(
+                command.request_id,
+                command.topic,
+                done.first_seq,
+                done.last_seq,
+                list(done.seqs) if command.return_seqs else None,
+                done.head_seq,
+                done.count,
+                created and not done.deduped,
+                done.deduped,
+                durability,
+                took,
+            )
+        )
+
+    # ── answers ───────────────────────────────────────────────────────────────────────────────
+
+    def _send(self, answer: msgspec.Struct) -> None:
+        self._socket.send(encode_reply(answer))
+
+    def fail(self, command: Command, error: BaseException) -> None:
+        """Answer a command with an error."""
+        if isinstance(error, ApiError):
+            problem = error
+        elif isinstance(error, Error):
+            problem = api_error_from(error)
+            if problem.status >= 500:
+                _log.error("a command over a WebSocket: %s", error, extra={"fields": self._log_fields(command)})
+        else:
+            _log.error("a command over a WebSocket broke", exc_info=error, extra={"fields": self._log_fields(command)})
+            problem = ApiError("internal", "the server broke on this command; see its log")
+        self._send(ErrorReply(command.request_id, problem.code, problem.message))
+
+    def _log_fields(self, command: Command) -> dict[str, str]:
+        """For the log: the command's own id, or its connection's, and what it was about."""
+        asked = (
+            ""
+            if command.request_id == JSON_NULL
+            else bytes(command.request_id)[:_LOGGED_ID_BYTES_MAX].decode(errors="replace")
+        )
+        named = {place: getattr(command, place, None) for place in ("topic", "channel")}
+        return {
+            "request_id": asked.strip('"') or self._connection_id,
+            **{place: name for place, name in named.items() if name},
+        }
+
+    # ── for its channels ──────────────────────────────────────────────────────────────────────
+
+    def add_pending_bytes(self, size: int) -> None:
+        """So many bytes more, or less, wait for their ack."""
+        self._pending_bytes += size
+        self._pending_changed.set()
+
+    async def wait_writable(self) -> None:
+        await self._topic_stream.wait_writable()
+
+    def close_slow_consumer(self) -> None:
+        self._socket.close(_CLOSE_POLICY_VIOLATION, "too slow")
+        self._topic_stream.end()

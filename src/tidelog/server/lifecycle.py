@@ -1,0 +1,318 @@
+"""[shell] The life of a service, whoever listens for it: recovery, and an end that leaves nothing open.
+
+    recover ──► serve ──► part: streams get their last frame ──► requests under way end ──► close: checkpoint
+
+Between `part` and `close` whoever listens lets the requests end; what they wrote is in the last checkpoint.
+
+Log lines for people or for machines. What clients sent as a key never gets here: handlers do not log headers.
+
+[shell] The server process: bind, recover, serve, drain, checkpoint.
+
+    bind ──► port file ──► recover (probes answer, the rest is 503) ──► serve ──► SIGTERM
+    stop accepting ──► streams get their last frame ──► requests under way end ──► checkpoint ──► exit
+
+The port is open before recovery begins: whoever waits for readiness sees how far it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import msgspec
+
+from tidelog.channels import ChannelLimits
+from tidelog.clock import Clock
+from tidelog.database import open as open_engine
+from tidelog.disk.durability import replace_file
+from tidelog.disk.interface import Disk
+from tidelog.engine import EngineConfig
+from tidelog.engine.results import STARTUP_PASSES
+from tidelog.engine.startup import check_not_locked
+from tidelog.errors import Error
+from tidelog.http.limits import Limits
+from tidelog.http.listener import Listener, listen
+from tidelog.server.app import App
+from tidelog.server.config import RELOADABLE_SETTINGS, LogFormat, LogLevel, ServerConfig, check_config
+from tidelog.server.service import Service
+from tidelog.version import __version__
+
+_NO_CHANNEL_LIMIT = 1 << 31
+_STREAM_DRAIN_MS = 3_000  # streams are told and gone well before that
+
+
+def engine_config(config: ServerConfig) -> EngineConfig:
+    return EngineConfig(
+        wal_shards=config.wal_shards,
+        segment_events_max=config.segment_max_events,
+        segment_bytes_max=config.segment_max_bytes,
+        segment_age_ms_max=config.segment_max_age_ms,
+        topics_max=config.max_topics,
+        routers_max=config.max_routers,
+        total_bytes_max=config.max_total_bytes,
+        queue_max=config.wal_queue_max,
+        kernel=config.kernel,
+    )
+
+
+def channel_limits(config: ServerConfig, *, auth: bool) -> ChannelLimits:
+    """`auth`: users are who they say they are, so that what they are members of can be kept."""
+    usual = ChannelLimits()
+    return ChannelLimits(
+        auth=auth,
+        domain=config.channel_domain or None,
+        channels_max=config.max_channels or _NO_CHANNEL_LIMIT,
+        clients_max=config.max_channel_members or _NO_CHANNEL_LIMIT,
+        channels_per_client_max=config.max_channels_per_user or _NO_CHANNEL_LIMIT,
+        payload_bytes_max=min(config.max_channel_payload_bytes or usual.segment_bytes, usual.segment_bytes),
+        persist_messages_max=config.channel_messages_max,
+    )
+
+
+async def recover(service: Service, disk: Disk, log_line: Callable[[str], None]) -> None:
+    """Return when the service is ready."""
+    config, clock = service.config, service.clock
+    began_ms = clock.monotonic_ms()
+
+    def progress(what: str, done: int, total: int) -> None:
+        """Each pass has its share, so that what was reached is never taken back."""
+        service.recovery_progress = min((STARTUP_PASSES.index(what) + done / total) / len(STARTUP_PASSES), 0.999)
+
+    engine = await service.run_blocking(
+        lambda: open_engine(
+            config.data_dir,
+            disk=disk,
+            clock=clock,
+            config=engine_config(config),
+            accept_loss=config.accept_loss,
+            progress=progress,
+            channels=channel_limits(config, auth=service.channels.auth),
+            hook=service.channels.hook,
+        )
+    )
+    try:
+        manager = await service.run_blocking(lambda: engine.channels)
+        service.on_recovered(engine)
+    except BaseException:
+        await service.run_blocking(engine.close)
+        raise
+    service.channels.set_manager(manager)
+    report = engine.report
+    took_s = (clock.monotonic_ms() - began_ms) / 1000
+    log_line(f"ready in {took_s:.1f} s: {report.topics} topics, {report.frames} frames replayed from the WAL")
+    for line in report.lines():
+        log_line(f"  {line}")
+    if manager.report.restored or manager.report.skipped:
+        log_line(f"  {manager.report.restored} channels restored, {len(manager.report.skipped)} passed over")
+
+
+async def end_streams(service: Service) -> None:
+    """Tell everybody who waits, and see the streams off."""
+    service.stop()
+    await service.wait_streams_closed(_STREAM_DRAIN_MS / 1000)
+
+
+async def close_service(service: Service) -> None:
+    """A last checkpoint; the directory is free when this returns."""
+    await service.finish_tasks()
+    if service.is_ready:
+        service.commit_driver.close()
+        await service.run_blocking(service.engine.close)
+    service.close()
+
+
+_encode = msgspec.json.Encoder(enc_hook=str).encode
+_TEXT_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+
+def _log_fields(record: logging.LogRecord) -> Mapping[str, Any]:
+    """What a line says beside its message: `extra={"fields": {…}}`."""
+    found = getattr(record, "fields", None)
+    return found if isinstance(found, Mapping) else {}
+
+
+class TextFormatter(logging.Formatter):
+    """One line, and its fields behind the message. As JSON: what came from a client makes no line of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
+        more = [f" {name}={_encode(value).decode()}" for name, value in _log_fields(record).items()]
+        return super().formatMessage(record) + "".join(more)
+
+
+class JsonLineFormatter(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        said: dict[str, object] = {
+            "ts_ms": int(record.created * 1000),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        said |= _log_fields(record)
+        if record.exc_info:
+            said["trace"] = self.formatException(record.exc_info)
+        return _encode(said).decode()
+
+
+def configure_logging(log_format: LogFormat, output: TextIO, level: LogLevel = "info") -> logging.Logger:
+    """Send what the server logs to this stream; returns its logger."""
+    logger = logging.getLogger("tidelog")
+    handler = logging.StreamHandler(output)
+    handler.setFormatter(JsonLineFormatter() if log_format == "json" else TextFormatter(_TEXT_FORMAT))
+    logger.handlers[:] = [handler]
+    logger.setLevel(level.upper())
+    logger.propagate = False
+    return logger
+
+
+_log = logging.getLogger("tidelog.server")
+_DISCARD_MARGIN_BYTES = (
+    64 << 20
+)  # a body that is too large by no more costs its peer the answer 413, and not the connection
+_NO_HTTP_LIMIT = 1 << 62
+_SWITCH_INTERVAL_S = 0.0005  # threads that sync must not wait for a busy loop to give way by itself
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that listens, and perhaps still recovers."""
+
+    service: Service
+    listener: Listener
+    recovery: asyncio.Task[None]
+
+
+def run_server(
+    config: ServerConfig,
+    *,
+    clock: Clock,
+    disk: Disk,
+    log_line: Callable[[str], None],
+    reload_config: Callable[[], ServerConfig] | None = None,
+) -> None:
+    """Serve until a signal says to stop. Raises what keeps it from starting. `again` reads the settings once more, on
+    SIGHUP; None: SIGHUP changes nothing. It never ends the process."""
+    check_config(config)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_serve_until_signal(config, clock, disk, log_line, reload_config))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    try:
+        from uvloop import new_event_loop
+    except ImportError:  # another platform: slower and the same otherwise
+        return asyncio.new_event_loop
+    return new_event_loop
+
+
+async def _serve_until_signal(
+    config: ServerConfig,
+    clock: Clock,
+    disk: Disk,
+    log_line: Callable[[str], None],
+    reload_config: Callable[[], ServerConfig] | None,
+) -> None:
+    asked = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, asked.set)
+    started = await start_server(config, clock=clock, disk=disk, log_line=log_line)
+    loop.add_signal_handler(signal.SIGHUP, _reload_settings, started.service, reload_config)
+    stop = asyncio.ensure_future(asked.wait())
+    try:
+        await asyncio.wait((started.recovery, stop), return_when=asyncio.FIRST_COMPLETED)
+        if started.recovery.done():
+            started.recovery.result()  # recovery that failed ends the process
+            # What is there now stays: a search for garbage need not go through it each time, which takes 10 ms and more
+            # with many topics. It is not searched first, for the same reason.
+            gc.freeze()
+        await stop
+    finally:
+        stop.cancel()
+        await shutdown(started)
+    log_line("stopped; everything acknowledged is on disk")
+
+
+def _reload_settings(service: Service, reload_config: Callable[[], ServerConfig] | None) -> None:
+    """Take over what may change while the server runs. Settings that do not read leave everything as it is."""
+    if reload_config is None:
+        _log.warning("SIGHUP: there is no file of settings to read again, nothing has changed")
+        return
+    try:
+        service.reload(reload_config())
+    except (OSError, Error) as error:
+        _log.error("SIGHUP: the settings were not reloaded, the old ones stay: %s", error)
+        return
+    logging.getLogger("tidelog").setLevel(service.config.log_level.upper())
+    _log.warning("SIGHUP: reloaded %s", ", ".join(RELOADABLE_SETTINGS))
+
+
+async def start_server(
+    config: ServerConfig, *, clock: Clock, disk: Disk, log_line: Callable[[str], None]
+) -> RunningServer:
+    """Listen, and recover in the background."""
+    loop = asyncio.get_running_loop()
+    service = Service(config, clock, loop)
+    listener = await listen(
+        App(service),
+        config.host,
+        config.port,
+        http_limits(config),
+        now_us=clock.now_us,
+        use_native=config.kernel,
+        limit_counters=service.limit_counters,
+    )
+    host, port = listener.address
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if config.port_file:
+            check_not_locked(disk, config.data_dir)  # whoever reads the port file of another server is to find it there
+            replace_file(disk, config.port_file, shown.encode())
+    except (OSError, Error):
+        await listener.close()
+        service.close()
+        raise
+    who = (
+        "keys are required"
+        if not service.keys.is_empty
+        else "NO AUTHENTICATION: anybody who reaches it may do anything"
+    )
+    log_line(f"tidelog {__version__} listens on http://{shown}, data in {config.data_dir}; {who}")
+    return RunningServer(service, listener, loop.create_task(recover(service, disk, log_line)))
+
+
+def http_limits(config: ServerConfig) -> Limits:
+    """What a peer may cost, by the settings. Settings say 0 for no limit."""
+    return Limits(
+        discard_bytes_max=config.max_body_bytes + _DISCARD_MARGIN_BYTES,
+        connections_max=config.max_connections or _NO_HTTP_LIMIT,
+        connection_streams_max=config.max_connection_streams,
+        connection_header_bytes_max=config.max_connection_header_bytes or _NO_HTTP_LIMIT,
+        control_frames_max=config.max_control_frames,
+        resets_max=config.max_resets,
+        body_bytes_max=config.max_request_bytes,
+        unsent_bytes_max=config.max_unsent_bytes,
+        write_timeout_s=config.write_timeout_ms / 1000,
+        turn_units=config.turn_units,
+    )
+
+
+async def shutdown(started: RunningServer) -> None:
+    """Stop as the contract says: streams are told, requests end, a last checkpoint."""
+    service, listener = started.service, started.listener
+    listener.stop_accepting()
+    with suppress(Exception):
+        await started.recovery  # a recovery is not left half way, though it could be
+    await end_streams(service)
+    await listener.drain(service.config.drain_ms / 1000)
+    await listener.close()
+    await close_service(service)

@@ -1,0 +1,383 @@
+"""[shell] A peer that is slow, and how long it is waited for.
+
+    waiting ≤ 256 KiB ──► more is made for it
+    waiting > 256 KiB ──► nothing is, until it has taken most of it ──► told after 5 s ──► let go after 30 s
+
+Whoever takes anything at all has time; only a peer that takes nothing is given up. Nobody else notices.
+
+[hot] What a watcher is told, as bytes: Server-Sent Events and WebSocket messages.
+
+    retry: 2000                                     first, once
+    id: <cursor>␊event: record␊data: {…}␊␊          record, tombstone, caught-up, topic-deleted, error
+    : hb 1700000000000␊␊                            when nothing was said for long
+
+    {"op":"record",…}                               record, tombstone, caught_up, topic_deleted, error
+
+`<cursor>` has every topic of the session, so that a client which comes back with it misses nothing. The two say the
+same in other words; what is said and when is `delivery`'s.
+
+[hot] What a member of a channel is told, as bytes: Server-Sent Events and WebSocket messages.
+
+    id: 7␊event: message␊data: {"channel","seq","ts","sender","payload"}␊␊     the seq is where to come back to
+    event: presence␊data: {"channel","kind","user","owner","ts"}␊␊             no id: it is in no history
+    event: gap␊data: {"channel","from_seq","to_seq"}␊␊                         messages that are not kept any more
+    event: end␊data: {"channel","reason","last_seq"}␊␊                         then the end
+
+    {"op":"message",…}    {"op":"presence",…}    {"op":"gap",…}    {"op":"channel_end",…}
+
+A payload that is UTF-8 is text (`payload`), any other is `payload_base64`. The frame of an event is made once for all
+who are told of it in one turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from tidelog import api_types
+from tidelog.channels import ChannelEvent, Message, Presence, SubscriptionEnded
+from tidelog.engine import Gap
+from tidelog.http.interface import ClientDisconnected, Sink, Socket
+from tidelog.http.limits import LimitCounters
+from tidelog.server.push.page_cache import EncodedPage
+
+HIGH_WATER_BYTES: Final = 256 << 10  # not taken yet: past it nothing more is read for a peer
+WARN_AFTER_S: Final = 5.0  # without taking anything, before a peer is told
+CLOSE_AFTER_S: Final = 30.0  # and before it is let go; a multiple of the grace
+
+
+class SlowConsumer(ClientDisconnected):
+    """A peer that takes nothing. As good as gone: an end would not reach it either."""
+
+
+class DrainablePeer(Protocol):
+    """Who is sent something."""
+
+    @property
+    def pending_bytes(self) -> int: ...
+    async def drain(self) -> None: ...
+    def send_slow_warning(self) -> None:
+        """Tell it that it takes nothing."""
+
+
+class SlowConsumerGuard:
+    """With one peer. `is_ending`: nobody is waited for any more."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        peer: DrainablePeer,
+        is_ending: Callable[[], bool],
+        limit_counters: LimitCounters,
+    ) -> None:
+        self._loop, self._peer, self._is_ending, self._limit_counters = loop, peer, is_ending, limit_counters
+        self._drain_lock = asyncio.Lock()  # one at a time waits for the peer
+        self._timeout: asyncio.Timeout | None = None
+
+    def on_shutdown(self) -> None:
+        """At the end nobody waits for the peer."""
+        if self._is_ending() and self._timeout is not None and not self._timeout.expired():
+            self._timeout.reschedule(self._loop.time())
+
+    async def wait_writable(self) -> None:
+        """Wait until the peer has taken most of what it was sent, or all is over. Raises TooSlow, and Gone."""
+        async with self._drain_lock:
+            left, stalled_s = self._peer.pending_bytes, 0.0
+            while self._peer.pending_bytes > HIGH_WATER_BYTES and not self._is_ending():
+                try:
+                    async with asyncio.timeout(WARN_AFTER_S) as self._timeout:
+                        await self._peer.drain()
+                    return
+                except TimeoutError:
+                    pass
+                finally:
+                    self._timeout = None
+                if self._is_ending():
+                    return
+                stalled_s = 0.0 if self._peer.pending_bytes < left else stalled_s + WARN_AFTER_S
+                if stalled_s >= CLOSE_AFTER_S:
+                    said = f"a consumer took nothing for {CLOSE_AFTER_S:g} s; its stream was closed"
+                    self._limit_counters.count("slow_consumer", "", said)
+                    raise SlowConsumer
+                if stalled_s == WARN_AFTER_S:
+                    self._peer.send_slow_warning()
+                left = self._peer.pending_bytes
+
+
+RETRY_FRAME: Final = b"retry: 2000\n\n"
+SHUTDOWN_MESSAGE: Final = "the server is shutting down; nothing more comes on this connection, connect again"
+SLOW_MESSAGE: Final = "nothing is taken from this connection: it is closed soon, read faster or ask for less"
+_SSE_EVENT: Final = b"id: %b\nevent: %b\ndata: {%b\n\n"
+_encode_json_value = msgspec.json.Encoder().encode
+
+
+def _encode_gap_fields(name: str, gap: Gap, reason: str) -> bytes:
+    return b'"topic":%b,"reason":"%b","gap_from":%d,"gap_to":%d,"earliest_seq":%d,"head_seq":%d}' % (
+        _encode_json_value(name),
+        reason.encode(),
+        gap.gap_from,
+        gap.gap_to,
+        gap.earliest_seq,
+        gap.head_seq,
+    )
+
+
+def _encode_head_fields(name: str, head_seq: int) -> bytes:
+    return b'"topic":%b,"head_seq":%d}' % (_encode_json_value(name), head_seq)
+
+
+def _encode_deleted_fields(name: str) -> bytes:
+    return b'"topic":%b,"head_seq":0,"reason":"deleted"}' % _encode_json_value(name)
+
+
+def _encode_record_event(cursor_id: bytes, page: EncodedPage) -> bytes:
+    """Records, and behind the last ones that they are the last: one piece, which costs a peer one write."""
+    record = _SSE_EVENT % (cursor_id, b"record", page.body)
+    return (
+        record + _SSE_EVENT % (cursor_id, b"caught-up", _encode_head_fields(page.name, page.head_seq))
+        if page.caught_up
+        else record
+    )
+
+
+def _encode_record_message(page: EncodedPage) -> bytes:
+    return b'{"op":"record",' + page.body
+
+
+class SsePeer:
+    """A peer that is sent Server-Sent Events, of whatever kind."""
+
+    def __init__(self, sink: Sink, loop_time: Callable[[], float]) -> None:
+        self._sink, self._time = sink, loop_time
+        self.last_sent_s = loop_time()  # when something was last said
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._sink.pending_bytes
+
+    async def drain(self) -> None:
+        await self._sink.drain()
+
+    def send_heartbeat(self, epoch_ms: int) -> None:
+        self._write(b": hb %d\n\n" % epoch_ms)
+
+    def _write(self, frame: bytes) -> None:
+        self._sink.write(frame)
+        self.last_sent_s = self._time()
+
+
+class TopicSsePeer(SsePeer):
+    """A peer that watches topics. `cursors` are the session's, as they move."""
+
+    def __init__(self, sink: Sink, cursors: Mapping[str, int], loop_time: Callable[[], float]) -> None:
+        super().__init__(sink, loop_time)
+        self._cursors = cursors
+
+    def send_retry(self) -> None:
+        self._write(RETRY_FRAME)
+
+    def send_page(self, page: EncodedPage) -> None:
+        at = api_types.encode_positions(self._cursors)
+        self._write(page.frame(at, lambda page: _encode_record_event(at, page)))
+
+    def send_tombstone(self, name: str, gap: Gap, *, first: bool) -> None:
+        """On the first read of a connection a loss is one of the cursor it came with; that the topic is another one
+        is said in any case."""
+        reason = "from_seq_too_old" if first and gap.reason != "recreated" else gap.reason
+        self._write_event(b"tombstone", _encode_gap_fields(name, gap, reason))
+
+    def send_caught_up(self, name: str, head_seq: int) -> None:
+        self._write_event(b"caught-up", _encode_head_fields(name, head_seq))
+
+    def send_topic_deleted(self, name: str) -> None:
+        self._write_event(b"topic-deleted", _encode_deleted_fields(name))
+
+    def send_shutdown(self) -> None:
+        self._write_event(
+            b"error", b'"code":"server_shutting_down","message":%b}' % _encode_json_value(SHUTDOWN_MESSAGE)
+        )
+
+    def send_slow_warning(self) -> None:
+        self._write_event(b"error", b'"code":429,"message":%b}' % _encode_json_value(SLOW_MESSAGE))
+
+    def send_error(self, name: str, code: str, message: str) -> None:
+        self._write_event(
+            b"error",
+            b'"code":%b,"message":%b,"topic":%b}'
+            % (_encode_json_value(code), _encode_json_value(message), _encode_json_value(name)),
+        )
+
+    def _write_event(self, event: bytes, data: bytes) -> None:
+        self._write(_SSE_EVENT % (api_types.encode_positions(self._cursors), event, data))
+
+
+class TopicWebSocketPeer:
+    """A peer that is sent WebSocket messages."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._socket.pending_bytes
+
+    async def drain(self) -> None:
+        await self._socket.drain()
+
+    def send_page(self, page: EncodedPage) -> None:
+        self._socket.send(page.frame(b"", _encode_record_message))
+        if page.caught_up:
+            self.send_caught_up(page.name, page.head_seq)
+
+    def send_tombstone(self, name: str, gap: Gap, *, first: bool) -> None:  # noqa: ARG002 - always the real reason
+        self._send(b"tombstone", _encode_gap_fields(name, gap, gap.reason))
+
+    def send_caught_up(self, name: str, head_seq: int) -> None:
+        self._send(b"caught_up", _encode_head_fields(name, head_seq))
+
+    def send_topic_deleted(self, name: str) -> None:
+        self._send(b"topic_deleted", _encode_deleted_fields(name))
+
+    def send_shutdown(self) -> None:
+        self.send_error_message("server_shutting_down", SHUTDOWN_MESSAGE)
+
+    def send_slow_warning(self) -> None:
+        self.send_error_message("slow_consumer", SLOW_MESSAGE)
+
+    def send_error(self, name: str, code: str, message: str) -> None:
+        self.send_error_message(code, message, topic=name)
+
+    def send_error_message(self, code: str, message: str, **more: str) -> None:
+        """Something that is no answer to a command."""
+        self._socket.send(_encode_json_value({"op": "error", "code": code, "message": message, **more}))
+
+    def _send(self, op: bytes, rest: bytes) -> None:
+        self._socket.send(b'{"op":"%b",%b' % (op, rest))
+
+
+_CACHED_FRAMES_MAX: Final = 1_024  # events whose frames are kept while receivers are told
+_encode_json = msgspec.json.Encoder().encode
+
+
+def payload_field(payload: bytes) -> bytes:
+    """A payload as a field of JSON."""
+    try:
+        return b'"payload":%b' % _encode_json(payload.decode())
+    except UnicodeDecodeError:
+        return b'"payload_base64":"%b"' % b64encode(payload)
+
+
+def encode_message_fields(message: Message) -> bytes:
+    """A message as the inside of an object, its brace behind it."""
+    return b'"channel":%b,"seq":%d,"ts":%d,"sender":%b,%b}' % (
+        _encode_json(message.channel),
+        message.seq,
+        message.ts_ms,
+        _encode_json(message.sender),
+        payload_field(message.payload),
+    )
+
+
+def _encode_event_fields(event: ChannelEvent) -> bytes:
+    if isinstance(event, Message):
+        return encode_message_fields(event)
+    if isinstance(event, Presence):
+        kind, owner = event.kind.encode(), b"true" if event.owner else b"false"
+        told = _encode_json(event.channel), kind, _encode_json(event.user), owner, event.ts_ms
+        return b'"channel":%b,"kind":"%b","user":%b,"owner":%b,"ts":%d}' % told
+    return b'"channel":%b,"reason":"%b","last_seq":%d}' % (
+        _encode_json(event.channel),
+        event.reason.encode(),
+        event.last_seq,
+    )
+
+
+def encode_sse_event(event: ChannelEvent) -> bytes:
+    if isinstance(event, Message):
+        return b"id: %d\nevent: message\ndata: {%b\n\n" % (event.seq, _encode_event_fields(event))
+    return b"event: %b\ndata: {%b\n\n" % (
+        b"end" if isinstance(event, SubscriptionEnded) else b"presence",
+        _encode_event_fields(event),
+    )
+
+
+def encode_ws_event(event: ChannelEvent) -> bytes:
+    op = {Message: b"message", Presence: b"presence", SubscriptionEnded: b"channel_end"}[type(event)]
+    return b'{"op":"%b",%b' % (op, _encode_event_fields(event))
+
+
+EventEncoder = Callable[[ChannelEvent], bytes]
+
+
+class FrameCache:
+    """Frames of events by what renders them. An event that is kept here is alive, so its id is its own."""
+
+    def __init__(self) -> None:
+        self._frames: dict[tuple[int, EventEncoder], tuple[ChannelEvent, bytes]] = {}
+
+    def get(self, event: ChannelEvent, encode: EventEncoder) -> bytes:
+        key = (id(event), encode)
+        found = self._frames.get(key)
+        if found is None:
+            if len(self._frames) >= _CACHED_FRAMES_MAX:
+                self._frames.clear()
+            found = self._frames[key] = (event, encode(event))
+        return found[1]
+
+    def clear(self) -> None:
+        self._frames.clear()
+
+
+class ChannelSsePeer(SsePeer):
+    """A peer that hears one channel."""
+
+    encode = staticmethod(encode_sse_event)
+
+    def send_subscribed(self, **fields: Any) -> None:
+        self._write(RETRY_FRAME + b"event: subscribed\ndata: %b\n\n" % _encode_json(fields))
+
+    def send_frames(self, frames: list[bytes]) -> None:
+        """Several events are one write."""
+        self._write(frames[0] if len(frames) == 1 else b"".join(frames))
+
+    def send_gap(self, channel: str, first: int, last: int) -> None:
+        self._write(b"event: gap\ndata: %b\n\n" % _encode_json({"channel": channel, "from_seq": first, "to_seq": last}))
+
+    def send_shutdown(self) -> None:
+        self._write_error("server_shutting_down", SHUTDOWN_MESSAGE)
+
+    def send_slow_warning(self) -> None:
+        self._write_error(429, SLOW_MESSAGE)
+
+    def send_error(self, channel: str, code: str, message: str) -> None:
+        self._write_error(code, message, channel=channel)
+
+    def _write_error(self, code: str | int, message: str, **more: str) -> None:
+        self._write(b"event: error\ndata: %b\n\n" % _encode_json({"code": code, "message": message, **more}))
+
+
+class ChannelWebSocketPeer:
+    """A peer that is sent WebSocket messages; of as many channels as it likes."""
+
+    encode = staticmethod(encode_ws_event)
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket = socket
+
+    @property
+    def pending_bytes(self) -> int:
+        return self._socket.pending_bytes
+
+    def send_frames(self, frames: list[bytes]) -> None:
+        for frame in frames:
+            self._socket.send(frame)
+
+    def send_gap(self, channel: str, first: int, last: int) -> None:
+        self._socket.send(_encode_json({"op": "gap", "channel": channel, "from_seq": first, "to_seq": last}))
+
+    def send_error(self, channel: str, code: str, message: str) -> None:
+        self._socket.send(_encode_json({"op": "error", "code": code, "message": message, "channel": channel}))

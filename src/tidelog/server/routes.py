@@ -1,0 +1,178 @@
+"""Which path is whose. `{…}` stands for one part of the path, decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from tidelog.server import openapi
+from tidelog.server.auth import ADMIN, DELETE, READ, WRITE
+from tidelog.server.handlers import (
+    batches,
+    bulk_read,
+    bulk_write,
+    channels,
+    groups,
+    health,
+    queues,
+    records,
+    routers,
+    segments,
+    sse,
+    topics,
+    websocket,
+)
+from tidelog.server.request import BULK_CONTENT_TYPES, Endpoint
+from tidelog.server.request import path_segments as parts_of
+
+
+class Route(NamedTuple):
+    path: str
+    family: str  # whose names the first `{…}` is one of: "topics", "routers", "channels"; "": nobody's
+    methods: Mapping[str, Endpoint]
+
+    @property
+    def is_probe(self) -> bool:
+        return any(endpoint.is_probe for endpoint in self.methods.values())
+
+
+class RouteMatch(NamedTuple):
+    route: Route
+    path_names: tuple[str, ...]
+
+
+_READ, _WRITE, _DELETE, _ADMIN = (frozenset((scope,)) for scope in (READ, WRITE, DELETE, ADMIN))
+_READ_WRITE = _READ | _WRITE
+_PROBE_HANDLERS: Final = {
+    "/v0/health": health.get_health,
+    "/healthz": health.get_health,
+    "/v0/ready": health.get_ready,
+    "/readyz": health.get_ready,
+}
+
+ROUTES: Final[tuple[Route, ...]] = (
+    Route("/v0/topics", "", {"GET": Endpoint(topics.list_topics, _READ)}),
+    Route(
+        "/v0/topics/{topic}",
+        "topics",
+        {
+            "PUT": Endpoint(topics.configure_topic, _ADMIN),
+            "GET": Endpoint(topics.describe_topic, _READ),
+            "DELETE": Endpoint(topics.delete_topic, _DELETE),
+            "POST": Endpoint(
+                bulk_write.append_records,
+                _WRITE,
+                accepts_large_body=True,
+                streamed_types=BULK_CONTENT_TYPES,
+                fast_kind="write",
+            ),
+        },
+    ),
+    Route("/v0/topics/{topic}/diff", "topics", {"POST": Endpoint(records.diff, _READ, fast_kind="diff")}),
+    Route("/v0/topics/{topic}/delete", "topics", {"POST": Endpoint(records.delete_records, _DELETE)}),
+    Route("/v0/topics/{topic}/records", "topics", {"GET": Endpoint(bulk_read.read_records, _READ)}),
+    Route("/v0/topics/{topic}/seek", "topics", {"POST": Endpoint(records.seek_by_time, _READ)}),
+    Route("/v0/topics/{topic}/claim", "topics", {"POST": Endpoint(queues.claim_jobs, _READ_WRITE, fast_kind="claim")}),
+    Route("/v0/topics/{topic}/ack", "topics", {"POST": Endpoint(queues.ack_jobs, _WRITE, fast_kind="ack")}),
+    Route("/v0/topics/{topic}/nack", "topics", {"POST": Endpoint(queues.nack_jobs, _WRITE)}),
+    Route("/v0/topics/{topic}/extend", "topics", {"POST": Endpoint(queues.extend_leases, _WRITE)}),
+    Route("/v0/topics/{topic}/work", "topics", {"GET": Endpoint(sse.stream_jobs, _READ_WRITE, token_in_query=True)}),
+    Route("/v0/topics/{topic}/history", "topics", {"GET": Endpoint(queues.queue_history, _READ)}),
+    Route("/v0/topics/{topic}/redrive", "topics", {"POST": Endpoint(queues.redrive_records, _WRITE)}),
+    Route("/v0/topics/{topic}/segments", "topics", {"GET": Endpoint(segments.list_segments, _READ)}),
+    Route("/v0/topics/{topic}/segments/{base}/{file}", "topics", {"GET": Endpoint(segments.read_segment_file, _READ)}),
+    Route("/v0/topics/{topic}/groups", "topics", {"GET": Endpoint(groups.list_groups, _READ)}),
+    Route(
+        "/v0/topics/{topic}/groups/{group}",
+        "topics",
+        {
+            "GET": Endpoint(groups.get_group, _READ),
+            "PUT": Endpoint(groups.put_group, _WRITE),
+            "DELETE": Endpoint(groups.delete_group, _DELETE),
+        },
+    ),
+    Route("/v0/topics/{topic}/groups/{group}/commit", "topics", {"POST": Endpoint(groups.commit_group, _WRITE)}),
+    Route("/v0/topics/{topic}/groups/{group}/fetch", "topics", {"POST": Endpoint(groups.fetch_group, _READ)}),
+    Route("/v0/topics/{topic}/groups/{group}/reset", "topics", {"POST": Endpoint(groups.reset_group, _WRITE)}),
+    Route(
+        "/v0/topics/{topic}/batches",
+        "topics",
+        {
+            "GET": Endpoint(batches.list_batches, _READ),
+            "POST": Endpoint(batches.publish_batch, _WRITE, accepts_large_body=True),
+        },
+    ),
+    Route(
+        "/v0/topics/{topic}/staging/{chunk}",
+        "topics",
+        {
+            "PUT": Endpoint(
+                batches.stage_chunk, _WRITE, accepts_large_body=True, streamed_types=batches.STAGING_CONTENT_TYPES
+            ),
+            "DELETE": Endpoint(batches.clear_staging, _WRITE),
+        },
+    ),
+    Route("/v0/topics/{topic}/gaps", "topics", {"GET": Endpoint(topics.list_topic_gaps, _READ)}),
+    Route("/v0/gaps", "", {"GET": Endpoint(topics.list_gaps, _READ)}),
+    Route("/v0/routers", "", {"GET": Endpoint(routers.list_routers, _READ)}),
+    Route(
+        "/v0/routers/{router}",
+        "routers",
+        {
+            "PUT": Endpoint(routers.put_router, _ADMIN),
+            "GET": Endpoint(routers.get_router, _READ),
+            "DELETE": Endpoint(routers.delete_router, _DELETE),
+        },
+    ),
+    Route("/v0/channels", "", {"GET": Endpoint(channels.list_channels, _READ)}),
+    Route(
+        "/v0/channels/{channel}",
+        "channels",
+        {
+            "PUT": Endpoint(channels.put_channel, _WRITE),
+            "GET": Endpoint(channels.get_channel, _READ),
+            "DELETE": Endpoint(channels.delete_channel, _DELETE),
+        },
+    ),
+    Route("/v0/channels/{channel}/join", "channels", {"POST": Endpoint(channels.join_channel, _WRITE)}),
+    Route("/v0/channels/{channel}/leave", "channels", {"POST": Endpoint(channels.leave_channel, _WRITE)}),
+    Route("/v0/channels/{channel}/members", "channels", {"GET": Endpoint(channels.list_members, _READ)}),
+    Route(
+        "/v0/channels/{channel}/acl",
+        "channels",
+        {"GET": Endpoint(channels.get_channel_acl, _READ), "POST": Endpoint(channels.set_channel_acl, _WRITE)},
+    ),
+    Route("/v0/channels/{channel}/publish", "channels", {"POST": Endpoint(channels.publish_to_channel, _WRITE)}),
+    Route("/v0/channels/{channel}/history", "channels", {"GET": Endpoint(channels.channel_history, _READ)}),
+    Route(
+        "/v0/channels/{channel}/events",
+        "channels",
+        {"GET": Endpoint(channels.follow_channel, _READ, token_in_query=True)},
+    ),
+    Route("/v0/channels/{channel}/push", "channels", {"POST": Endpoint(channels.push_to_channel, _WRITE)}),
+    Route("/v0/channels/{channel}/pop", "channels", {"POST": Endpoint(channels.pop_from_channel, _READ_WRITE)}),
+    Route("/v0/channels/{channel}/clear", "channels", {"POST": Endpoint(channels.clear_channel, _DELETE)}),
+    Route("/v0/watch", "", {"POST": Endpoint(sse.create_watch, _READ)}),
+    Route("/v0/watch/{wid}", "", {"GET": Endpoint(sse.stream_watch, handler_authenticates=True)}),
+    Route("/v0/ws", "", {"GET": Endpoint(websocket.open_websocket)}),
+    Route("/v0/metrics", "", {"GET": Endpoint(health.get_metrics, _READ, before_recovery=True)}),
+    Route("/v0/openapi.json", "", {"GET": Endpoint(openapi.get_openapi, before_recovery=True)}),
+    *(
+        Route(path, "", {"GET": Endpoint(handler, is_probe=True, before_recovery=True)})
+        for path, handler in _PROBE_HANDLERS.items()
+    ),
+)
+
+_ROUTES_BY_LENGTH: Final[dict[int, list[tuple[list[str], Route]]]] = {}
+for _route in ROUTES:
+    _pattern = _route.path.split("/")[1:]
+    _ROUTES_BY_LENGTH.setdefault(len(_pattern), []).append((_pattern, _route))
+
+
+def find_route(path: str) -> RouteMatch | None:
+    """The route of a path and the names in it; None where there is none."""
+    parts = parts_of(path)
+    for pattern, route in _ROUTES_BY_LENGTH.get(len(parts), ()):
+        if all((want[0] == "{" and part) or want == part for want, part in zip(pattern, parts, strict=True)):
+            return RouteMatch(route, tuple(part for want, part in zip(pattern, parts, strict=True) if want[0] == "{"))
+    return None

@@ -1,0 +1,76 @@
+"""[shell] A stretch of a segment by ranges of its files, wherever they are: behind a server, or in an object store.
+
+Of the index only the entries of the stretch are fetched, and those behind them up to the next frame; of the data a few
+megabytes at a time. Frames are checked one by one, because the sums of whole chunks need whole chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tidelog.engine import Counts
+from tidelog.errors import Corrupt, NotFound
+from tidelog.formats import frame, scan, segment_index
+from tidelog.formats.rows import Rows
+from tidelog.spark.backends.interface import PlannedFile, ReadChunk, ReadRange
+
+CHUNK_BYTES: Final = 4 << 20
+INDEX_BLOCK_ENTRIES: Final = 4096  # index entries that are asked for at once
+FetchRange: TypeAlias = Callable[
+    [str, int, int], bytes
+]  # of "idx" or "data", bytes [lo, hi); NotFound where they are gone
+
+
+def read_segment_ranges(
+    fetch: FetchRange, label: str, read_range: ReadRange, file: PlannedFile, *, verify: bool
+) -> Iterator[tuple[ReadChunk, int]]:
+    """Records of a stretch, each time with the seq behind them. NotFound: the file is another topic's, or gone."""
+    entries, ends = _index_entries(fetch, read_range, file)
+    positions = entries["frame_offset"].astype(np.int64)
+    dead, at = read_range.deleted_mask(), 0
+    while at < read_range.seq_count:
+        low = int(positions[at])
+        until = max(int(np.searchsorted(positions, low + CHUNK_BYTES)), at + 1)
+        until = int(np.searchsorted(positions, positions[until - 1], "right"))  # a frame is read once
+        buf = fetch("data", low, ends if until == read_range.seq_count else int(positions[until]))
+        some = entries[at:until]
+        rows = scan.scan_indexed(buf, some, 0, until - at, read_range.first + at, check=verify, origin=low)
+        if not _belongs_to_topic(rows, read_range.epoch):
+            raise NotFound(f"segment {file.base} of {read_range.topic} is another topic's now")
+        holes = until - at - len(rows)
+        if holes != int((some["flags"] & segment_index.HOLE > 0).sum()):
+            reason = f"seqs {read_range.first + at} and behind are not all where their index says"
+            raise Corrupt(f"{label}/data", pos=low, reason=reason)
+        deleted = 0
+        if dead is not None:
+            gone = dead[rows.seq - read_range.first]
+            deleted = int(gone.sum())
+            rows = rows.take(np.flatnonzero(~gone)) if deleted else rows
+        yield ReadChunk(rows if len(rows) else None, Counts(deleted=deleted, holes=holes)), read_range.first + until
+        at = until
+
+
+def _index_entries(fetch: FetchRange, read_range: ReadRange, file: PlannedFile) -> tuple[NDArray[np.void], int]:
+    """The index of a stretch, and where its last frame ends: where the index names another one."""
+    lo, hi = read_range.first - file.base, read_range.stop - file.base
+    found = segment_index.read_entries(fetch("idx", lo * segment_index.ENTRY_BYTES, hi * segment_index.ENTRY_BYTES))
+    last = int(found["frame_offset"][-1])
+    while hi < file.stop - file.base:
+        more = min(hi + INDEX_BLOCK_ENTRIES, file.stop - file.base)
+        some = segment_index.read_entries(
+            fetch("idx", hi * segment_index.ENTRY_BYTES, more * segment_index.ENTRY_BYTES)
+        )
+        later = some["frame_offset"][some["frame_offset"] != last]
+        if len(later):
+            return found, int(later[0])
+        hi = more
+    return found, file.size
+
+
+def _belongs_to_topic(rows: Rows, epoch: int) -> bool:
+    """Whether the frames of these rows are of the topic that was planned for."""
+    return not len(rows) or bool((frame.read_headers(rows.buf, np.unique(rows.frame_pos))["topic_id"] == epoch).all())

@@ -1,0 +1,328 @@
+"""[shell] Topics behind a server, without a disk in common: its listing of files, ranges of them, the tail as Arrow.
+
+driver      GET …/segments                     what lies in files; of an index only the entries where a cut may fall
+executor    GET …/segments/{base}/data, idx    the bytes of a stretch, frames checked one by one
+            GET …/records                      the tail, and whatever lies in no file any more
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+from http.client import HTTPException
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tidelog.engine import Counts
+from tidelog.errors import Corrupt, NotFound, TopicNotFound, Unavailable
+from tidelog.formats import deletion_vector, segment_index
+from tidelog.spark.backends import range_reader
+from tidelog.spark.backends.interface import (
+    BoolArray,
+    ColumnSet,
+    InlineRecords,
+    ReadChunk,
+    ReadRange,
+    SegmentInfo,
+    TopicGap,
+    TopicSnapshot,
+    clip_counts,
+    estimate_bytes,
+)
+from tidelog.spark.backends.range_reader import INDEX_BLOCK_ENTRIES
+from tidelog.spark.groups import ServerGroups
+from tidelog.spark.http_client import ServerHttpClient, ServerUnreachable, connection_error, quote_name
+from tidelog.spark.options import IS_JSON
+
+_PAGE_SIZE: Final = 1000
+_decode = msgspec.json.decode
+
+
+class ServerBackend:
+    has_timestamps = has_json_flag = True
+
+    def __init__(
+        self,
+        server: str,
+        key: str | None,
+        *,
+        retry_ms: int = 0,
+        http: ServerHttpClient | None = None,
+        strong: bool = False,
+    ) -> None:
+        """`strong`: plans end with the last record that survives a power cut."""
+        self._consistency = {"consistency": "strong"} if strong else {}
+        self._server, self._http = server, http or ServerHttpClient(server, key, retry_ms=retry_ms)
+
+    def refresh(self) -> None:
+        """Every look asks the server."""
+
+    def close(self) -> None:
+        self._http.close()
+
+    @property
+    def groups(self) -> ServerGroups:
+        return ServerGroups(self._http)
+
+    # ── planning ──────────────────────────────────────────────────────────────────────────────
+
+    def names(self) -> list[str]:
+        found: list[str] = []
+        query: dict[str, object] = {"page_size": _PAGE_SIZE}
+        while True:
+            page = self._http.get("/v0/topics", **query)
+            found += [row["topic"] for row in page["topics"]]
+            if not page.get("next_cursor"):
+                return found
+            query["cursor"] = page["next_cursor"]
+
+    def snapshot(self, topic: str) -> TopicSnapshot | None:
+        path = f"/v0/topics/{quote_name(topic)}"
+        try:
+            listing = self._http.get(f"{path}/segments", sums="false", **self._consistency)
+            state = self._http.get(path, touch="false")
+        except TopicNotFound:
+            return None
+        head, tail = listing["head_seq"], listing["tail"]["from_seq"]
+        segments = [self._segment_info(path, row) for row in listing["segments"]]
+        return TopicSnapshot(
+            topic,
+            listing["epoch"],
+            1,
+            head + 1,
+            listing["earliest_seq"],
+            listing["evict_floor"],
+            segments,
+            estimate_bytes(head - tail, state["count"], state["bytes"]),
+        )
+
+    def _segment_info(self, path: str, row: dict[str, Any]) -> SegmentInfo:
+        base, stop, size = row["base"], row["stop"], row["files"]["data"]["bytes"]
+        where = f"{path}/segments/{base}"
+
+        @lru_cache(maxsize=64)
+        def index_block(number: int) -> NDArray[np.void]:
+            lo, hi = number * INDEX_BLOCK_ENTRIES, min((number + 1) * INDEX_BLOCK_ENTRIES, stop - base)
+            return segment_index.read_entries(
+                self._http.get_range(f"{where}/idx", lo * segment_index.ENTRY_BYTES, hi * segment_index.ENTRY_BYTES)
+            )
+
+        def frame_offset(seq: int) -> int:
+            place = seq - base
+            return (
+                size
+                if seq >= stop
+                else int(index_block(place // INDEX_BLOCK_ENTRIES)["frame_offset"][place % INDEX_BLOCK_ENTRIES])
+            )
+
+        def load_deleted() -> BoolArray | None:
+            if "del" not in row["files"]:
+                return None
+            vector = deletion_vector.decode(self._http.get_bytes(f"{where}/del"))
+            found = np.zeros(stop - base, bool)
+            which = vector.seqs() - base
+            found[which[which < len(found)]] = True
+            return found
+
+        return SegmentInfo(base, stop, size, row["sealed"], frame_offset, load_deleted)
+
+    def seek(self, topic: str, ts_ms: int) -> int:
+        return int(self._http.post(f"/v0/topics/{quote_name(topic)}/seek", {"ts": ts_ms})["seq"])
+
+    def gap_before(self, topic: str, first: int) -> TopicGap | None:
+        said = self._http.post(f"/v0/topics/{quote_name(topic)}/diff", {"from_seq": first - 1, "limit": 1})
+        return _to_gap(topic, said["tombstone"])
+
+    def account_missing(self, topic: str, first: int, stop: int) -> tuple[Counts, tuple[TopicGap, ...]]:
+        retry = self._http.new_backoff()
+        while True:
+            try:
+                return self._account_once(topic, first, stop)
+            except ServerUnreachable as error:
+                retry.wait_or_raise(error)
+
+    def _account_once(self, topic: str, first: int, stop: int) -> tuple[Counts, tuple[TopicGap, ...]]:
+        for found, about in self._stream_records(topic, first, stop, frozenset(("seq",))):
+            if found is not None:
+                reason = f"{topic}: {found.num_rows} records where none should be"
+                raise Corrupt(self._server, pos=0, reason=reason)
+            if "counts" in about:
+                lost = _stream_gaps(topic, about)
+                return clip_counts(Counts(**about["counts"]), lost, first, stop), lost
+        raise AssertionError("a stream ends with its counts or raises")
+
+    def last_seq_before_drop(self, topic: str, epoch: int) -> int | None:
+        query: dict[str, object] = {"limit": _PAGE_SIZE}
+        while True:
+            try:
+                page = self._http.get(f"/v0/topics/{quote_name(topic)}/gaps", **query)
+            except TopicNotFound:
+                return None
+            for row in page["gaps"]:
+                if row["cause"] == "drop" and row["topic_id"] == epoch:
+                    return int(row["last"])
+            if not page.get("next_cursor"):
+                return None
+            query["cursor"] = page["next_cursor"]
+
+    def read_tail_inline(self, topic: str, first: int, stop: int) -> InlineRecords | None:  # noqa: ARG002
+        return None  # executors ask the server as well as a driver can
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────
+
+    def read(self, read_range: ReadRange, columns: ColumnSet, *, verify: bool) -> Iterator[ReadChunk]:
+        if read_range.file is None:
+            yield from self._read_records(read_range, read_range.first, columns)
+            return
+        where, at = f"/v0/topics/{quote_name(read_range.topic)}/segments/{read_range.file.base}", read_range.first
+
+        def fetch(kind: str, lo: int, hi: int) -> bytes:
+            return self._http.get_range(f"{where}/{kind}", lo, hi)
+
+        try:
+            for found, until in range_reader.read_segment_ranges(
+                fetch, where, read_range, read_range.file, verify=verify
+            ):
+                yield found
+                at = until
+        except NotFound:
+            yield from self._read_records(read_range, at, columns)
+
+    def _read_records(self, read_range: ReadRange, first: int, columns: ColumnSet) -> Iterator[ReadChunk]:
+        """Seqs from `first` to the end of the stretch as records, with what was lost or deleted since."""
+        at = first
+        while at < read_range.stop:
+            asked = _ResumableRead(read_range, at)
+            retry = self._http.new_backoff()
+            while asked.next_seq is None:
+                try:
+                    before = asked.last_seen_seq
+                    for found in self._request_rest(asked, columns):
+                        if asked.last_seen_seq > before:
+                            retry.reset()
+                        yield found
+                except ServerUnreachable as error:
+                    retry.wait_or_raise(error)
+            at = asked.next_seq
+
+    def _request_rest(self, resumable: _ResumableRead, columns: ColumnSet) -> Iterator[ReadChunk]:
+        """One request for the rest of a stretch. Rows that an earlier request has handed over before it broke off are
+        passed over."""
+        stretch, start = resumable.read_range, resumable.start
+        hidden = 0
+        try:
+            for batch, about in self._stream_records(stretch.topic, start, stretch.stop, columns):
+                if about.get("epoch", stretch.epoch) != stretch.epoch:
+                    yield resumable.topic_gone("recreated")
+                    return
+                if batch is not None:
+                    seqs = batch.column("seq").to_numpy()
+                    known = int(np.searchsorted(seqs, resumable.last_seen_seq, "right"))
+                    kept, dead = batch.slice(known), resumable.deleted
+                    if dead is not None:
+                        alive = ~dead[seqs - stretch.first]
+                        kept = kept.filter(pa.array(alive[known:]))
+                        hidden += int((~alive).sum())
+                    resumable.last_seen_seq = (
+                        max(resumable.last_seen_seq, int(seqs[-1])) if len(seqs) else resumable.last_seen_seq
+                    )
+                    resumable.rows_returned += kept.num_rows
+                    yield ReadChunk(kept if kept.num_rows else None, Counts())
+                if "counts" not in about:
+                    continue
+                lost, counts = _stream_gaps(stretch.topic, about), Counts(**about["counts"])
+                if about["head_seq"] < stretch.stop - 1:
+                    raise Unavailable(
+                        f"{stretch.topic} ends at seq {about['head_seq']} on {self._server}, the query was planned "
+                        f"up to {stretch.stop - 1}; nothing was written, run it again"
+                    )
+                next_seq = int(about["next_from_seq"]) + 1
+                # Rows of a request that broke off which this one does not have: they were removed in between, and
+                # are among its counts, but they were handed over.
+                twice = resumable.rows_returned - (counts.rows - hidden)
+                if not counts.rows and not resumable.rows_returned and next_seq >= stretch.stop:
+                    clipped = tuple(_clip_gap(each, min(each.last, stretch.stop - 1)) for each in lost)
+                    yield ReadChunk(None, clip_counts(counts, lost, start, stretch.stop), clipped)
+                else:
+                    yield ReadChunk(None, _subtract_rows(counts._replace(rows=0), twice) + Counts(deleted=hidden), lost)
+                resumable.next_seq = next_seq
+        except TopicNotFound:
+            yield resumable.topic_gone("dropped")
+
+    def _stream_records(
+        self, topic: str, first: int, stop: int, wanted_columns: ColumnSet
+    ) -> Iterator[tuple[pa.RecordBatch | None, dict[str, Any]]]:
+        """Batches of records, and what the stream says: before the first, and behind the last with its counts."""
+        shown = {
+            f"include_{word}": str(not wanted_columns.isdisjoint(columns)).lower() for word, columns in _INCLUDE_PARAMS
+        }
+        query = {"from_seq": first - 1, "to_seq": stop - 1, "format": "arrow", **shown}
+        with self._http.stream(f"/v0/topics/{quote_name(topic)}/records", query=query) as answer:
+            try:
+                with pa.ipc.open_stream(answer) as reader:
+                    yield None, _parse_metadata(reader.schema.metadata)
+                    while True:
+                        batch, about = reader.read_next_batch_with_custom_metadata()
+                        if about is not None:
+                            answer.read()
+                            yield None, _parse_metadata(about)
+                            return
+                        yield batch, {}
+            except (StopIteration, pa.ArrowInvalid, HTTPException, OSError) as error:
+                raise connection_error(self._server, error) from error
+
+
+_INCLUDE_PARAMS: Final = (("data", ("data", IS_JSON)), ("tags", ("tag",)), ("meta", ("meta",)))
+
+
+def _parse_metadata(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+    found = {key.decode(): value for key, value in (metadata or {}).items()}
+    return {key: value.decode() if key == "topic" else _decode(value) for key, value in found.items()}
+
+
+def _to_gap(topic: str, gap: dict[str, Any] | None) -> TopicGap | None:
+    if gap is None:
+        return None
+    return TopicGap(topic, gap["gap_from"], gap["gap_to"], gap["reason"], gap["earliest_seq"], gap["head_seq"])
+
+
+def _stream_gaps(topic: str, metadata: dict[str, Any]) -> tuple[TopicGap, ...]:
+    """All that the end of a stream says was lost."""
+    gaps = (
+        metadata["gaps"] if "gaps" in metadata else [metadata["gap"]]
+    )  # a server of an earlier version says the first alone
+    return tuple(lost for gap in gaps if (lost := _to_gap(topic, gap)) is not None)
+
+
+def _clip_gap(gap: TopicGap, last: int) -> TopicGap:
+    return TopicGap(gap.topic, gap.first, last, gap.cause, gap.earliest_seq, gap.head_seq)
+
+
+class _ResumableRead:
+    """Seqs of a stretch that are being asked for, across requests that break off."""
+
+    def __init__(self, read_range: ReadRange, start: int) -> None:
+        self.read_range, self.start, self.deleted = read_range, start, read_range.deleted_mask()
+        self.last_seen_seq = start - 1  # the last seq that was looked at
+        self.rows_returned = 0  # that were handed over
+        self.next_seq: int | None = None  # where the next one begins, once this is answered in full
+
+    def topic_gone(self, cause: str) -> ReadChunk:
+        """The rest is gone with its topic."""
+        self.next_seq = self.read_range.stop
+        lost = TopicGap(self.read_range.topic, self.last_seen_seq + 1, self.read_range.stop - 1, cause, 1, 0)
+        gone = self.read_range.stop - self.start - self.rows_returned
+        return ReadChunk(None, Counts(evicted=gone), (lost,) if self.last_seen_seq + 1 < self.read_range.stop else ())
+
+
+def _subtract_rows(counts: Counts, rows: int) -> Counts:
+    """Counts less so many seqs that were handed over as rows before they were removed."""
+    found = counts._asdict()
+    for cause in ("deleted", "evicted", "expired", "holes"):
+        taken = min(found[cause], rows)
+        found[cause], rows = found[cause] - taken, rows - taken
+    return Counts(**found)

@@ -1,0 +1,87 @@
+"""[shell] Starting Spark, and what a session needs for this source: a Java, an interpreter that can import it, and a
+setting. Nothing else of a session is changed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from tidelog.disk.host import command_output, find_program, get_environment, set_environment
+from tidelog.errors import NotFound
+from tidelog.spark.java import MIN_JAVA_VERSION, find_java
+
+FILTER_PUSHDOWN_CONF: Final = "spark.sql.python.filterPushdown.enabled"
+_IMPORT_OK: Final = "tidelog is there"
+
+
+def start_session(master: str, app: str, conf: Mapping[str, str]) -> SparkSession:
+    """A session, or the one that runs already."""
+    java = find_java()
+    if java is None or not java.is_supported:
+        found = (
+            "there is no Java" if java is None else f"the Java of {java.origin} is version {java.version or 'unknown'}"
+        )
+        raise NotFound(
+            f"{found} and Spark needs {MIN_JAVA_VERSION} or newer; nothing was started, run `pip install "
+            f"'tidelog[spark]'` which "
+            "brings one, or set JAVA_HOME"
+        )
+    if java.home is not None:
+        set_environment("JAVA_HOME", java.home)
+    if get_environment("PYSPARK_PYTHON") is None and master.startswith("local"):
+        # Spark would take the `python3` of the path, which need not have this package. Executors on other machines
+        # would be sent this path as well, and need not have it.
+        set_environment("PYSPARK_PYTHON", sys.executable)
+    check_interpreter(get_environment("PYSPARK_PYTHON") or "python3")
+    builder = SparkSession.builder.master(master).appName(app)
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def check_workers(spark: SparkSession) -> None:
+    """Raise NotFound where the Python workers of a session could not import tidelog."""
+    try:
+        interpreter = spark.sparkContext.pythonExec
+    except (PySparkException, AttributeError):
+        return  # Spark Connect: the workers are the server's
+    check_interpreter(interpreter)
+
+
+def check_interpreter(
+    interpreter: str,
+    *,
+    find_program: Callable[[str], str | None] = find_program,
+    command_output: Callable[[list[str]], str] = command_output,
+) -> None:
+    """Raise NotFound where an interpreter cannot import tidelog. Spark would fail with "Failed to create Python data
+    source instance" and a traceback of its own."""
+    found = find_program(interpreter)
+    if found == sys.executable:
+        return
+    command = [interpreter, "-c", f"import pyspark, tidelog.spark; print('{_IMPORT_OK}')"]
+    if found is not None and _IMPORT_OK in command_output(command):
+        return
+    what = "is not there" if found is None else f"({found}) cannot import tidelog and pyspark"
+    raise NotFound(
+        f"Spark runs its Python workers with {interpreter}, which {what}; nothing was registered. Set the environment "
+        f"variable PYSPARK_PYTHON before the session is started: to {sys.executable} on this machine, on a cluster to "
+        "an interpreter that every machine has, with tidelog[spark] installed; tidelog.spark.session() does it for "
+        "local masters"
+    )
+
+
+def enable_filter_pushdown(spark: SparkSession) -> bool:
+    """Whether Spark pushes filters down to Python sources, after asking it to. Without the setting it refuses a source
+    that could take filters, even where there are none."""
+    if spark.conf.get(FILTER_PUSHDOWN_CONF, "false") == "true":
+        return True
+    try:
+        spark.conf.set(FILTER_PUSHDOWN_CONF, "true")
+    except PySparkException:
+        return False  # the definitions of Declarative Pipelines change no settings
+    return True

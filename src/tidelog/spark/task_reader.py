@@ -1,0 +1,124 @@
+"""[shell] One task: the stretches of a split, one after the other, as batches of the columns that were asked for.
+
+Every seq of the split is accounted for when it ends: rows that were handed over, deleted, expired, evicted, filtered,
+holes. Where the sum is another than was planned the task fails, because somebody would otherwise miss records and not
+know it; where it is right, it goes to the worker's log. What was lost since the plan was made follows `onGap`, as it
+does there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from tidelog.engine import Counts
+from tidelog.errors import Damaged
+from tidelog.spark import decode
+from tidelog.spark.backends.interface import Backend, ColumnSet, ReadChunk, ReadRange, ReadTask, TopicGap
+from tidelog.spark.decode import ColumnArrays
+from tidelog.spark.filters import RecordFilter
+from tidelog.spark.options import COLUMNS, IS_JSON, Options
+from tidelog.spark.plan import raise_on_gap
+from tidelog.spark.schema import RESCUED, json_fields
+
+_log = logging.getLogger("tidelog.spark")
+_log.setLevel(logging.INFO)  # Spark gathers what workers log, where it is asked to; nobody else hears of it
+
+
+class TaskReader:
+    """One pass over a split. `counts` is whole when it has ended."""
+
+    def __init__(
+        self, backend: Backend, options: Options, schema: StructType, record_filter: RecordFilter, task: ReadTask
+    ) -> None:
+        self._backend, self._options, self._filter, self._task = backend, options, record_filter.without_topic(), task
+        self._json_fields = json_fields(schema)
+        self._has_rescued = RESCUED in schema.names
+        self._schema: pa.Schema = to_arrow_schema(schema, timezone="UTC")
+        own = {name for name in schema.names if name in (*COLUMNS, IS_JSON)}
+        self._columns: ColumnSet = frozenset(
+            {*own, *self._filter.columns, "seq", *(["data"] if self._json_fields else [])}
+        )
+        self.counts = task.counts
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for lost in self._task.gaps:
+            yield from self._emit_gap(lost)
+        for stretch in self._task.ranges:
+            for found in self._read_range(stretch):
+                for lost in found.gaps:
+                    yield from self._emit_gap(lost)
+                self.counts += found.counts
+                if found.rows is not None:
+                    yield from self._decode_chunk(found, stretch.topic)
+        if sum(self.counts) != self._task.seq_count:
+            raise Damaged(
+                f"a task was to account for {self._task.seq_count} seqs and found {sum(self.counts)} ({self.counts}); "
+                "nothing was written, this is a bug in tidelog or damage that `tidelog check` shows"
+            )
+        _log.info("%s", self._counts_json())
+
+    def _counts_json(self) -> str:
+        """Where the seqs of this task went, as JSON: what a worker's log keeps of it."""
+        ranges = [[each.topic, each.first, each.stop] for each in self._task.ranges]
+        return msgspec.json.encode({"seqs": self._task.seq_count, **self.counts._asdict(), "ranges": ranges}).decode()
+
+    def _read_range(self, read_range: ReadRange) -> Iterator[ReadChunk]:
+        if read_range.inline_records is None:
+            return self._backend.read(read_range, self._columns, verify=self._options.verify)
+        return _inline_chunks(read_range)
+
+    def _emit_gap(self, gap: TopicGap | None) -> Iterator[pa.RecordBatch]:
+        if gap is None:
+            return
+        raise_on_gap(self._options, gap)
+        if self._options.emits_gaps:
+            last = None if gap.is_unbounded else gap.last
+            yield decode.gap_row(gap.first, last, gap.cause, gap.topic, self._schema)
+
+    def _decode_chunk(self, chunk: ReadChunk, topic: str) -> Iterator[pa.RecordBatch]:
+        assert chunk.rows is not None, "asked of records"
+        cells = decode.decode_columns(
+            chunk.rows,
+            self._columns,
+            has_timestamps=self._backend.has_timestamps,
+            has_json_flag=self._backend.has_json_flag,
+        )
+        count = len(cells["seq"])
+        mask = self._filter.row_mask(cells)
+        if mask is not None:
+            cells = {name: column.filter(mask) for name, column in cells.items()}
+        kept = len(cells["seq"])
+        self.counts += Counts(rows=kept, filtered=count - kept)
+        if kept:
+            yield self._to_schema(cells, topic, kept)
+
+    def _to_schema(self, arrays: ColumnArrays, topic: str, count: int) -> pa.RecordBatch:
+        if self._json_fields:
+            arrays |= decode.parse_json_columns(
+                arrays["data"], arrays["seq"], topic, self._json_fields, self._schema, rescue=self._has_rescued
+            )
+        columns = []
+        for field in self._schema:
+            if field.name == "topic":
+                columns.append(pa.repeat(topic, count))
+            elif field.name == "data" and self._options.payload != "bytes":
+                columns.append(decode.data_as_text(arrays["data"], arrays["seq"], topic))
+            elif field.name in arrays:
+                columns.append(arrays[field.name])
+            else:
+                columns.append(pa.nulls(count, field.type))
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _inline_chunks(read_range: ReadRange) -> Iterator[ReadChunk]:
+    with pa.ipc.open_stream(read_range.inline_records) as stream:
+        for batch in stream:
+            yield ReadChunk(batch, Counts())
+    assert read_range.inline_counts is not None, "records in a plan come with their counts"
+    yield ReadChunk(None, read_range.inline_counts)

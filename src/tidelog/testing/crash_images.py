@@ -1,0 +1,293 @@
+"""[policy] All that a restart could find: the crash images of one instant.
+
+Pending operations of the whole disk are numbered in the order they were issued, so one
+choice of survivors is one integer, bit i for operation i:
+
+    bit      0        1        2        3        4         5
+             link a   size a   a@0      size a   a@512     move a -> b
+    mask     1        1        0        1        1         0
+
+Rules of what may survive together are those of `inodes`: some operations form a *log* (the
+sizes of one file, the names of one directory) of which a prefix survives; the rest, the
+pieces of writes, are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations, pairwise, product
+from random import Random
+from typing import Literal, NamedTuple, TypeAlias
+
+from tidelog.testing.inodes import (
+    DirNode,
+    FileChange,
+    FileNode,
+    Link,
+    Move,
+    NameChange,
+    Node,
+    Resize,
+    SectorWrite,
+    apply_changes,
+    apply_name_change,
+)
+
+Policy: TypeAlias = Literal[
+    "none",  # only what was synced
+    "all",  # everything that was issued
+    "prefixes",  # the first n operations, for every n
+    "all_but_one",  # everything but one operation, and what its log keeps behind it
+    "only_one",  # one operation, and what its log keeps before it
+    "torn_last",  # the last write torn at each sector, with its whole size and with its size cut as well
+    "random",  # sixteen draws
+    "directories",  # every prefix of each directory's log, every pair for two; with all data and with none
+]
+ALL_POLICIES: tuple[Policy, ...] = (
+    "none",
+    "all",
+    "prefixes",
+    "all_but_one",
+    "only_one",
+    "torn_last",
+    "random",
+    "directories",
+)
+RANDOM_DRAWS = 16
+
+_LabelledMasks: TypeAlias = Iterator[tuple[str, int]]
+LabelByMask: TypeAlias = dict[int, str]  # mask of survivors, and how it was chosen
+_TreeKey: TypeAlias = bytes | frozenset[tuple[str, "_TreeKey"]]
+
+
+class _PendingChange(NamedTuple):
+    node: Node
+    change: FileChange | NameChange
+    description: str
+
+
+class _FileAtCrash:
+    """A file of this instant: what is durable, what may survive, and each content once it was asked for."""
+
+    def __init__(self, node: FileNode) -> None:
+        self._contents = {0: node.durable}
+        self._changes: list[tuple[int, FileChange]] = []
+        self._mask = 0
+        self.modified_ms = node.modified_ms
+
+    def add(self, bit: int, change: FileChange) -> None:
+        self._changes.append((bit, change))
+        self._mask |= bit
+
+    def surviving(self, mask: int) -> bytes:
+        mask &= self._mask
+        found = self._contents.get(mask)
+        if found is None:
+            content = bytearray(self._contents[0])
+            apply_changes(content, (change for bit, change in self._changes if mask & bit))
+            found = self._contents[mask] = bytes(content)
+        return found
+
+
+class _DirAtCrash:
+    """A directory of this instant."""
+
+    def __init__(self, node: DirNode) -> None:
+        self._durable = node.durable  # a sync puts another in its place and leaves this one as it is
+        self._changes: list[tuple[int, NameChange]] = []
+        self.modified_ms = node.modified_ms
+
+    def add(self, bit: int, change: NameChange) -> None:
+        self._changes.append((bit, change))
+
+    def surviving(self, mask: int) -> dict[str, Node]:
+        if not self._changes:
+            return self._durable
+        entries = self._durable.copy()
+        for bit, change in self._changes:
+            if mask & bit:
+                apply_name_change(entries, change)
+        return entries
+
+
+class CrashPoint:
+    """One instant of a disk, held still: the disk may go on, the images stay those of this instant."""
+
+    def __init__(self, root: DirNode) -> None:
+        self._root = root
+        nodes: dict[Node, str] = {}
+        _collect_nodes(root, "", nodes)
+        self._files = {node: _FileAtCrash(node) for node in nodes if isinstance(node, FileNode)}
+        self._dirs = {node: _DirAtCrash(node) for node in nodes if isinstance(node, DirNode)}
+        self._pending = sorted(
+            (
+                _PendingChange(node, change, _describe_change(change, path))
+                for node, path in nodes.items()
+                for change in node.pending
+            ),
+            key=lambda pending: pending.change.serial,
+        )
+        self._data_mask = 0  # the mask of all pieces
+        self._name_logs: dict[Node, list[int]] = {}  # the numbers of a log's operations
+        self._size_logs: dict[Node, list[int]] = {}
+        for number, (node, change, _) in enumerate(self._pending):
+            if isinstance(change, SectorWrite):
+                self._data_mask |= 1 << number
+            else:
+                logs = self._size_logs if isinstance(change, Resize) else self._name_logs
+                logs.setdefault(node, []).append(number)
+            if isinstance(change, SectorWrite | Resize):
+                assert isinstance(node, FileNode)
+                self._files[node].add(1 << number, change)
+            else:
+                assert isinstance(node, DirNode)
+                self._dirs[node].add(1 << number, change)
+        # What surely survives if an operation does, and what is lost with it: its log up to, or from, itself.
+        self._required_masks = [1 << number for number in range(len(self._pending))]
+        self._dependent_masks = self._required_masks.copy()
+        for log in (*self._size_logs.values(), *self._name_logs.values()):
+            for before, number in pairwise(log):
+                self._required_masks[number] |= self._required_masks[before]
+            for number, after in pairwise(reversed(log)):
+                self._dependent_masks[after] |= self._dependent_masks[number]
+
+    @property
+    def full_mask(self) -> int:
+        """The mask under which all that was issued survives."""
+        return (1 << len(self._pending)) - 1
+
+    def choices(self, policies: Iterable[Policy], random: Random, limit: int | None = None) -> LabelByMask:
+        """What to try, each mask once. Over `limit` a sample is drawn, which the two extremes always pass."""
+        found: LabelByMask = {}
+        for policy in policies:
+            for label, mask in _POLICIES[policy](self, random):
+                found.setdefault(mask, label)
+        if limit is None or len(found) <= limit:
+            return found
+        extremes = [mask for mask in (0, self.full_mask) if mask in found][:limit]
+        rest = [mask for mask in found if mask not in extremes]
+        kept = {*extremes, *random.sample(rest, limit - len(extremes))}
+        return {mask: label for mask, label in found.items() if mask in kept}
+
+    def random_mask(self, random: Random) -> int:
+        """Survivors by chance: any subset of the pieces, any prefix of every log."""
+        mask = random.getrandbits(len(self._pending) + 1) & self._data_mask
+        for log in (*self._size_logs.values(), *self._name_logs.values()):
+            mask |= self._log_prefix(log, random.randint(0, len(log)))
+        return mask
+
+    def trees(self, choices: LabelByMask) -> Iterator[tuple[str, DirNode]]:
+        """What a restart finds under each choice; the same tree comes once, under its first label."""
+        seen: set[_TreeKey] = set()
+        for mask, label in choices.items():
+            tree, key = self._build(self._root, mask)
+            if key not in seen:
+                seen.add(key)
+                yield label, tree
+
+    def tree(self, mask: int) -> DirNode:
+        """What a restart finds when these survive."""
+        return self._build(self._root, mask)[0]
+
+    def _build(self, node: DirNode, mask: int) -> tuple[DirNode, _TreeKey]:
+        held = self._dirs[node]
+        built = DirNode(held.modified_ms)
+        keys: list[tuple[str, _TreeKey]] = []
+        for name, child in held.surviving(mask).items():
+            if isinstance(child, FileNode):
+                file = self._files[child]
+                content = file.surviving(mask)
+                built.live[name] = FileNode(content, file.modified_ms)
+                keys.append((name, content))
+            else:
+                built.live[name], key = self._build(child, mask)
+                keys.append((name, key))
+        built.durable = built.live.copy()
+        # Bytes remember their hash and images share most of them, so this costs little more than the walk.
+        return built, frozenset(keys)
+
+    def _log_prefix(self, log: list[int], count: int) -> int:
+        return self._required_masks[log[count - 1]] if count else 0
+
+    def _none(self, _: Random) -> _LabelledMasks:
+        yield "none", 0
+
+    def _all(self, _: Random) -> _LabelledMasks:
+        yield "all", self.full_mask
+
+    def _prefixes(self, _: Random) -> _LabelledMasks:
+        yield f"prefixes 0/{len(self._pending)}", 0
+        for count, pending in enumerate(self._pending, 1):
+            yield f"prefixes {count}/{len(self._pending)}, up to {pending.description}", (1 << count) - 1
+
+    def _all_but_one(self, _: Random) -> _LabelledMasks:
+        for pending, lost in zip(self._pending, self._dependent_masks, strict=True):
+            yield f"all_but_one, not {pending.description}", self.full_mask ^ lost
+
+    def _only_one(self, _: Random) -> _LabelledMasks:
+        for pending, kept in zip(self._pending, self._required_masks, strict=True):
+            yield f"only_one, {pending.description}", kept
+
+    def _torn_last(self, _: Random) -> _LabelledMasks:
+        changes = [(number, change) for number, (_, change, _) in enumerate(self._pending)]
+        pieces = [(number, change) for number, change in changes if isinstance(change, SectorWrite)]
+        last = max((piece.write for _, piece in pieces), default=0)
+        pieces = [(number, piece) for number, piece in pieces if piece.write == last]
+        sizes = [(number, size) for number, size in changes if isinstance(size, Resize) and size.write == last]
+        lost = sum(1 << number for number, _ in pieces)
+        for number, piece in pieces:
+            yield f"torn_last at byte {piece.pos}, size kept", self.full_mask ^ lost
+            beyond = [at for at, size in sizes if size.size > piece.pos]
+            if beyond:
+                sizes_lost = self._dependent_masks[beyond[0]]
+                yield f"torn_last at byte {piece.pos}, size cut", self.full_mask ^ lost ^ sizes_lost
+            lost ^= 1 << number
+
+    def _random(self, random: Random) -> _LabelledMasks:
+        for number in range(1, RANDOM_DRAWS + 1):
+            yield f"random {number}/{RANDOM_DRAWS}", self.random_mask(random)
+
+    def _directories(self, _: Random) -> _LabelledMasks:
+        logs = list(self._name_logs.values())
+        logs += [[] for _ in range(2 - len(logs))]
+        names = sum(self._log_prefix(log, len(log)) for log in logs)
+        for data, kept in (("all", self.full_mask ^ names), ("none", 0)):
+            for one, other in combinations(logs, 2):
+                others = names ^ self._log_prefix(one, len(one)) ^ self._log_prefix(other, len(other))
+                for count, count_other in product(range(len(one) + 1), range(len(other) + 1)):
+                    label = f"directories {count}/{len(one)} and {count_other}/{len(other)}, {data} data"
+                    yield label, kept | others | self._log_prefix(one, count) | self._log_prefix(other, count_other)
+
+
+_POLICIES: dict[Policy, Callable[[CrashPoint, Random], _LabelledMasks]] = {
+    "none": CrashPoint._none,
+    "all": CrashPoint._all,
+    "prefixes": CrashPoint._prefixes,
+    "all_but_one": CrashPoint._all_but_one,
+    "only_one": CrashPoint._only_one,
+    "torn_last": CrashPoint._torn_last,
+    "random": CrashPoint._random,
+    "directories": CrashPoint._directories,
+}
+
+
+def _collect_nodes(node: Node, path: str, nodes: dict[Node, str]) -> None:
+    """Every inode that some image can hold, with a path to call it by."""
+    if node in nodes:
+        return
+    nodes[node] = path
+    if isinstance(node, DirNode):
+        links = ((change.name, change.node) for change in node.pending if isinstance(change, Link))
+        for name, child in (*node.durable.items(), *links):
+            _collect_nodes(child, f"{path}/{name}" if path else name, nodes)
+
+
+def _describe_change(change: FileChange | NameChange, path: str) -> str:
+    """A pending operation in words, for the label of an image."""
+    if isinstance(change, SectorWrite):
+        return f"{path}@{change.pos}+{len(change.data)}"
+    if isinstance(change, Resize):
+        return f"size {change.size} of {path}"
+    if isinstance(change, Move):
+        return f"move {change.old} -> {change.new} in {path or '.'}"
+    return f"{type(change).__name__.lower()} {change.name} in {path or '.'}"

@@ -1,0 +1,68 @@
+"""The process that gets killed: an export that ends itself with SIGKILL at its nth step, which it tells.
+
+python exporter.py DATA TABLE FORMAT NUMBER      NUMBER 0: it is let live
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from typing import TypeVar
+
+from tidelog.clock import SystemClock
+from tidelog.disk.posix import PosixDisk
+from tidelog.pipelines import record_mapping, table_formats
+from tidelog.pipelines.export_job import ExportJob, JobContext, Sizes
+from tidelog.pipelines.spark_tasks import run_guarded, unwrap_results
+from tidelog.pipelines.table_formats import interface
+from tidelog.spark import options as reading
+
+T = TypeVar("T")
+R = TypeVar("R")
+SIZES = Sizes(file_bytes=2_000, age_ms=1_000, commit_bytes=6_000)
+
+
+class KillAtStep:
+    def __init__(self, last: int) -> None:
+        self._last, self._done = last, 0
+
+    def __call__(self, step: str) -> None:
+        self._done += 1
+        os.write(1, f"{step}\n".encode())
+        if self._done == self._last:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class InlineRunner:
+    """Tasks in this process: what is killed is the driver, and with it whatever its executors had not finished."""
+
+    def __init__(self, step: KillAtStep) -> None:
+        self._step = step
+
+    def run(self, function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
+        found = []
+        for task in tasks:
+            found.append(run_guarded(function, task))
+            self._step("a file is written")
+        return unwrap_results(found)
+
+
+def main(data: str, table: str, format: str, last: str) -> None:
+    step = KillAtStep(int(last))
+    options = reading.parse_options(
+        {"path": data, "subscribe": "orders", "columns": ",".join(record_mapping.RECORD_COLUMNS)}
+    )
+    work = JobContext(InlineRunner(step), PosixDisk(), SystemClock(), step)
+    kind: interface.Format = "delta" if format == "delta" else "parquet"
+    with (
+        closing(table_formats.open_table(PosixDisk(), table, kind, write=True, step=step)) as into,
+        closing(ExportJob(options, into, lambda _: record_mapping.new_mapping(None), work, SIZES)) as job,
+    ):
+        job.run_once()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,58 @@
+"""What is in memory is told apart from what a disk would be waited for."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import pytest
+
+from tidelog.disk import host
+from tidelog.disk.host import is_resident
+from tidelog.disk.posix import PosixDisk
+
+FAR = 32 << 20  # further than any kernel reads ahead
+
+
+def mapped(path: Path, size: int) -> memoryview:
+    with path.open("wb") as made:
+        made.truncate(size)  # a hole: no page of it was ever in memory
+    file = PosixDisk().open(str(path))
+    try:
+        return file.map()
+    finally:
+        file.close()
+
+
+def test_what_was_never_read_is_not_there_and_what_was_read_is(tmp_path: Path) -> None:
+    view = mapped(tmp_path / "a", 2 * FAR)
+    assert not is_resident(view)
+    assert not is_resident(view[:1])
+    assert view[0] == 0
+    assert is_resident(view[:1])
+    assert not is_resident(view[FAR : FAR + 1])
+    assert not is_resident(view[: FAR + 1]), "every page counts"
+
+
+@pytest.mark.parametrize("size", [1, mmap.PAGESIZE - 1, mmap.PAGESIZE, mmap.PAGESIZE + 1])
+def test_bytes_that_begin_and_end_anywhere(tmp_path: Path, size: int) -> None:
+    view = mapped(tmp_path / "a", 2 * FAR)
+    start = FAR + mmap.PAGESIZE - 1
+    assert not is_resident(view[start : start + size])
+    assert not any(view[start : start + size])
+    assert is_resident(view[start : start + size])
+
+
+def test_memory_is_memory(tmp_path: Path) -> None:
+    assert is_resident(memoryview(b"abc"))
+    assert is_resident(memoryview(b""))
+    assert is_resident(mapped(tmp_path / "a", 0))
+
+
+def test_where_nobody_can_tell_it_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = mapped(tmp_path / "a", 10)
+    assert view[0] == 0
+    assert is_resident(view)
+    monkeypatch.setattr(host, "_mincore", None)
+    assert not is_resident(view)
+    assert is_resident(memoryview(b"abc"))

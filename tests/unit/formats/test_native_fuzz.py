@@ -1,0 +1,144 @@
+"""Every function of the kernel with arguments by chance, also those that no caller gives: it answers as its Python
+counterpart does, or raises, and reads and writes nothing outside of what it was given (`make asan` sees that).
+
+Method: seeded chance; `TIDELOG_FUZZ_ROUNDS` says how often.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from contextlib import suppress
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+
+from tidelog import _native
+from tidelog.formats import batch_writer
+from tidelog.server.handlers.write import _encode_write_responses_py
+
+ROUNDS: Final = int(os.environ.get("TIDELOG_FUZZ_ROUNDS", "1500"))
+EDGES: Final = (
+    *(0, 1, 2, 3, 7, 8, 9, 255, 256, 4095, 1 << 16),
+    *((1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 62, (1 << 63) - 1),
+)
+WORDS: Final = (
+    *(b'{"records":[', b'{"data":', b"}", b"]}", b",", b'"', b"\\", b"1"),
+    *(b"-", b".5", b"true", b"nul", b"[", b"{", b":"),
+)
+
+
+def number(random: Random) -> int:
+    edge = random.choice(EDGES)
+    return random.choice([edge, -edge, edge - 1, random.randrange(64)])
+
+
+def octets(random: Random, most: int = 200) -> bytes:
+    return random.randbytes(random.choice([0, 1, 3, 4, 7, 8, random.randrange(most)]))
+
+
+def tried(call: Any, *args: Any) -> Any:
+    """What a function returns; None where it refuses its arguments."""
+    with suppress(ValueError, OverflowError, TypeError, UnicodeDecodeError, MemoryError):
+        return call(*args)
+    return None
+
+
+def test_cuts_return_for_every_bound() -> None:
+    """A bound of no values never returned."""
+    lengths = array("I", [3, 0, 5, 9])
+    for count_max in (0, -1, -(1 << 62), 1, 2, 1 << 62):
+        assert _native.split_by_size(lengths, 8, count_max) == batch_writer.split_values_py(lengths, 8, count_max)
+
+
+def test_values_by_chance() -> None:
+    for seed in range(ROUNDS):
+        random = Random(seed)
+        datas = [octets(random, 40) for _ in range(random.randrange(12))]
+        lengths, _ = batch_writer.value_lengths_py(datas)
+        size_max, count_max = abs(number(random)), number(random)
+        expected = batch_writer.split_values_py(lengths, size_max, count_max)  # type: ignore[arg-type]
+        assert _native.split_by_size(lengths, size_max, count_max) == expected, seed
+        into, twin = bytearray(octets(random)), bytearray()
+        twin[:] = into
+        pos, lo, hi = (random.choice([number(random), random.randrange(12)]) for _ in range(3))
+        made = tried(_native.copy_values_into, into, pos, datas, lo, hi)
+        wanted = tried(batch_writer.copy_into_py, twin, pos, datas, lo, hi)
+        assert made == wanted, seed
+        if made is not None:
+            assert into == twin, seed
+        tried(_native.borrow_buffer, random.choice([-1, 0, 1 << 62, (1 << 63) - 1, random.randrange(99_999)]))
+        tried(_native.find_frames, octets(random), number(random), number(random), number(random))
+        tried(_native.find_frames, octets(random), 0, random.randrange(200), random.randrange(9))
+
+
+def test_bodies_by_chance() -> None:
+    for seed in range(ROUNDS):
+        random = Random(seed)
+        body = b"".join(random.choice([*WORDS, octets(random, 9)]) for _ in range(random.randrange(16)))
+        if random.random() < 0.7:
+            body = b'{"records":[{"data":' + body
+        cut = body[: random.randrange(len(body) + 1)]
+        for text in (body, cut):
+            tried(_native.parse_plain_body, text, number(random))
+            tried(_native.parse_plain_bodies, [text, cut], number(random), number(random))
+        alone = _native.parse_plain_body(body, 10)
+        if alone is not None and body.isascii():
+            assert _native.parse_plain_bodies([body], 10, len(body)) == (alone, [len(alone)]), seed
+
+
+def test_rows_by_chance() -> None:
+    for seed in range(ROUNDS):
+        random = Random(seed)
+        count, buf = random.randrange(5), octets(random)
+
+        def column(near: int, count: int = count, random: Random = random) -> Any:
+            made = [random.choice([number(random), random.randrange(near + 1)]) % (1 << 64) for _ in range(count)]
+            return np.array(made, np.uint64).view(np.int64)
+
+        def span(buf: bytes = buf, random: Random = random, column: Any = column) -> Any:
+            return None if random.random() < 0.2 else (column(len(buf)), column(9))
+
+        flags = np.array([random.random() < 0.5 for _ in range(count)], bool)
+        tried(
+            _native.encode_json_rows,
+            buf,
+            column(9),
+            column(9),
+            flags,
+            span(),
+            span(),
+            span(),
+            span(),
+            octets(random, 5),
+            b"]",
+        )
+        tried(
+            _native.encode_json_batch, buf, *(random.choice([number(random), random.randrange(200)]) for _ in range(7))
+        )
+        into, edges = bytearray(random.randrange(64)), bytearray(4 * (count + random.choice([0, 1, 1, 1, 2])))
+        tried(_native.copy_values, into, edges, buf, column(len(buf)), column(9))
+        entries = octets(random, 8 * 24)
+        room = [np.zeros(random.choice([8, 9]), np.int64) for _ in range(8)]
+        node, tag = (random.choice([None, (room[at], room[at + 1])]) for at in (4, 6))
+        marks = np.zeros(9, np.uint8)
+        columns = (room[0], room[1], marks, (room[2], room[3]), node, tag)
+        tried(_native.fill_indexed_records, buf, entries, number(random), number(random), *columns)
+
+
+def test_answers_by_chance() -> None:
+    for seed in range(ROUNDS):
+        random = Random(seed)
+        first = random.choice([random.randrange(1 << 62), number(random)])
+        counts = [random.choice([random.randrange(1, 50), number(random)]) for _ in range(random.randrange(4))]
+        took_us = [random.choice([random.randrange(10**6), number(random)]) for _ in counts]
+        parts = [octets(random, 30) for _ in range(4)]
+        small = all(0 < count < 1000 for count in counts) and min(took_us, default=0) >= 0
+        if small and 0 <= first <= (1 << 63) - 10_000 and max(took_us, default=0) < 10**12:
+            assert _native.encode_write_responses(first, counts, took_us, *parts) == _encode_write_responses_py(
+                first, counts, took_us, *parts
+            ), seed
+        elif sum(abs(count) for count in counts) < 10_000:
+            tried(_native.encode_write_responses, first, counts, took_us, *parts)
+        tried(_native.encode_write_responses, first, [1 << 62, -1], [0, 0], *parts)

@@ -1,0 +1,136 @@
+"""What the tests of pipelines stand on: a topic, tables beside it, and readers of both that share no code with them.
+
+Inline      tasks in this process, pickled there and back as Spark would
+Bench       a topic in a directory, a table of either format, an export that a test drives
+log_rows    the topic as the engine reads it;  table_rows: the table as pyarrow or delta-rs reads it
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+import tidelog
+from tidelog.clock import Clock, SystemClock
+from tidelog.disk.interface import Disk
+from tidelog.disk.posix import PosixDisk
+from tidelog.engine import Engine
+from tidelog.pipelines import record_mapping, table_formats
+from tidelog.pipelines.export_job import Exported, ExportJob, JobContext, Sizes
+from tidelog.pipelines.reconcile_job import Reconciled, ReconcileJob
+from tidelog.pipelines.record_mapping import RecordMapping
+from tidelog.pipelines.spark_tasks import run_guarded, unwrap_results
+from tidelog.pipelines.table_formats import interface
+from tidelog.pipelines.table_formats.interface import Format, OnStep, Table
+from tidelog.spark import options as reading
+
+T = TypeVar("T")
+R = TypeVar("R")
+FORMATS: tuple[Format, ...] = ("parquet", "delta")
+SMALL_SIZES = Sizes(file_bytes=3_000, age_ms=1_000, commit_bytes=9_000)
+Row = tuple[int, bytes, str | None, str | None]
+
+
+class InlineRunner:
+    def __init__(self, *, pickled: bool = True) -> None:
+        self._pickled, self.tasks = pickled, 0
+
+    def run(self, function: Callable[[T], R], tasks: Sequence[T]) -> list[R]:
+        self.tasks += len(tasks)
+        sent = [pickle.loads(pickle.dumps(task)) if self._pickled else task for task in tasks]
+        return unwrap_results([run_guarded(function, task) for task in sent])
+
+
+class PipelineHarness:
+    def __init__(self, root: Path, format: Format = "parquet", *, table: str | None = None) -> None:
+        self.data, self.format = str(root / "data"), format
+        self.table = table or str(root / "table")
+        self.mapping: RecordMapping = record_mapping.new_mapping(None)
+        self.sizes = SMALL_SIZES
+        self.clock: Clock = SystemClock()
+        self.on_step: OnStep = interface.no_step
+        self.disk: Disk = PosixDisk()
+        self.pickled = True
+
+    @contextmanager
+    def engine(self) -> Iterator[Engine]:
+        with tidelog.open(self.data, threads=False, segment_events_max=40) as made:
+            yield made
+
+    def fill(self, count: int, *, start: int = 0) -> None:
+        """Records of several batches, most of them in segments and some in the WAL."""
+        with self.engine() as engine:
+            topic = engine.topic("orders")
+            for at in range(start, start + count, 20):
+                rows = [{"n": number, "text": "x" * (number % 50)} for number in range(at, min(at + 20, start + count))]
+                topic.append(rows, tag=f"t{at}", node="a", meta={"at": at})
+                if at == start + count // 2 // 20 * 20:
+                    engine.checkpoint()
+
+    def options(self, **more: str) -> Any:
+        asked = {"path": self.data, "subscribe": "orders", "columns": ",".join(record_mapping.RECORD_COLUMNS), **more}
+        return reading.parse_options(asked)
+
+    def context(self) -> JobContext:
+        return JobContext(InlineRunner(pickled=self.pickled), self.disk, self.clock, self.on_step)
+
+    def open_table(self, *, write: bool = True) -> closing[Table]:
+        return closing(table_formats.open_table(self.disk, self.table, self.format, write=write, step=self.on_step))
+
+    @contextmanager
+    def export(self, **more: str) -> Iterator[ExportJob]:
+        with (
+            self.open_table() as table,
+            closing(ExportJob(self.options(**more), table, lambda _: self.mapping, self.context(), self.sizes)) as job,
+        ):
+            yield job
+
+    def export_once(self, **more: str) -> Exported:
+        with self.export(**more) as job:
+            return job.run_once()
+
+    def reconcile(self, *, repair: bool = False) -> Reconciled:
+        with (
+            self.open_table(write=repair) as table,
+            closing(ReconcileJob(self.options(), table, self.context())) as job,
+        ):
+            return job.run(repair=repair)
+
+    def log_rows(self) -> list[Row]:
+        with tidelog.open(self.data, read_only=True) as engine:
+            table = engine.topic("orders", create=False).to_arrow()
+        texts = ((value.decode() or None if value is not None else None) for value in table["tag"].to_pylist())
+        nodes = ((value.decode() or None if value is not None else None) for value in table["node"].to_pylist())
+        return list(zip(table["seq"].to_pylist(), table["data"].to_pylist(), texts, nodes, strict=True))
+
+    def table_rows(self) -> list[Row]:
+        """Every row that a reader of the table sees, by seq, doubles and all."""
+        return table_rows(self.read_table())
+
+    def read_table(self) -> pa.Table:
+        if self.format == "delta":
+            # File by file: as a whole it is read by sizes that a planted difference does not have.
+            whole = pa.schema(DeltaTable(self.table).schema().to_arrow())
+            return pa.concat_tables([pq.read_table(file).cast(whole) for file in self.files()] or [whole.empty_table()])
+        return pq.read_table(self.table)
+
+    def files(self) -> list[Path]:
+        if self.format == "delta":
+            return sorted(Path(uri.removeprefix("file://")) for uri in DeltaTable(self.table).file_uris())
+        return sorted(Path(self.table).glob("part-*.parquet"))
+
+    def check(self) -> None:
+        """Table = log, by readers that know nothing of either's making."""
+        assert self.table_rows() == self.log_rows()
+
+
+def table_rows(table: pa.Table) -> list[Row]:
+    kept = table.select(["seq", "data", "tag", "node"]).sort_by("seq")
+    return list(zip(*(kept[name].to_pylist() for name in kept.schema.names), strict=True))

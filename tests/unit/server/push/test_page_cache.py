@@ -1,0 +1,261 @@
+"""Pages are made once for all who ask for the same (S3), and are never older than what they are asked of."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from threading import Event
+from typing import Any
+
+import pytest
+from tests.unit.server.fakes import ServerHarness, let_idle, run_scenario
+
+from tidelog.engine import FieldSelection, Topic
+from tidelog.errors import Corrupt, TopicNotFound
+from tidelog.server.push import page_cache
+from tidelog.server.push.page_cache import EncodedPage, PageCache, ReadOptions
+
+VIEW = ReadOptions(256, 262_144, frozenset(), FieldSelection())
+
+
+class Rendered:
+    """Counts how often a page was made."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, before: Callable[[], object] = lambda: None) -> None:
+        self.count = 0
+        real = page_cache.read_page
+
+        def render(topic: Topic, from_seq: int, view: ReadOptions) -> EncodedPage:
+            self.count += 1
+            before()
+            return real(topic, from_seq, view)
+
+        monkeypatch.setattr(page_cache, "read_page", render)
+
+
+async def body(world: ServerHarness, topic: Topic, from_seq: int = 0, view: ReadOptions = VIEW) -> bytes:
+    page = await world.service.watch_sessions.page_cache.get(topic, from_seq, view, world.service.run_blocking)
+    return page.body
+
+
+def records(text: bytes) -> list[int]:
+
+    return [record["$seq"] for record in json.loads(b"{" + text)["records"]] if text else []
+
+
+def test_what_the_same_is_asked_of_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Rendered(monkeypatch)
+
+    async def scenario(world: ServerHarness) -> None:
+        topic = world.topic("a")
+        topic.append([1, 2, 3])
+        first = await body(world, topic)
+        assert first == (
+            b'"topic":"a","from_seq":0,"to_seq":3,"head_seq":3,"records":[{"$seq":1,"$ts":1700000000000,"data":1},'
+            b'{"$seq":2,"$ts":1700000000000,"data":2},{"$seq":3,"$ts":1700000000000,"data":3}]}'
+        )
+        assert await body(world, topic) is first
+        assert made.count == 1
+        others = [
+            await body(world, topic, 1),
+            await body(world, topic, 0, VIEW._replace(limit=2)),
+            await body(world, topic, 0, VIEW._replace(bytes_max=1)),
+            await body(world, topic, 0, VIEW._replace(show=FieldSelection(data=False))),
+            await body(world, topic, 0, VIEW._replace(nodes=frozenset((b"n",)))),
+            await body(world, world.topic("b")),
+        ]
+        assert made.count == 1 + len(others), "each of these is another question"
+        assert [records(text) for text in others] == [[2, 3], [1, 2], [1], [1, 2, 3], [1, 2, 3], []]
+
+    run_scenario(scenario)
+
+
+def test_a_record_is_not_shown_after_its_delete_returned() -> None:
+    """G70, contract 2.7. Method: the page with it was asked for just before, and lies there."""
+
+    async def scenario(world: ServerHarness) -> None:
+        topic = world.topic("a")
+        topic.append([1, 2, 3], tag=["x", "y", "x"])
+        assert records(await body(world, topic)) == [1, 2, 3]
+        topic.delete(match="y")
+        assert records(await body(world, topic)) == [1, 3]
+        topic.delete(before_seq=2)
+        assert records(await body(world, topic)) == [3]
+        topic.delete(seqs=[3])
+        assert records(await body(world, topic)) == []
+
+    run_scenario(scenario)
+
+
+def test_a_write_beside_a_delete_makes_another_page_although_as_many_records_live() -> None:
+    async def scenario(world: ServerHarness) -> None:
+        topic = world.topic("a")
+        topic.append([1, 2])
+        assert records(await body(world, topic)) == [1, 2]
+        topic.append([3])
+        topic.delete(seqs=[2])
+        assert records(await body(world, topic)) == [1, 3]
+
+    run_scenario(scenario)
+
+
+def test_records_past_their_age_are_not_shown_and_their_loss_is() -> None:
+    """Contract 3.3: exact to whoever looks, also where nothing was written since."""
+
+    async def scenario(world: ServerHarness) -> None:
+        topic = world.topic("a", ttl_ms=1000)
+        topic.append([1])
+        world.clock.tick(600)
+        topic.append([2])
+        assert records(await body(world, topic)) == [1, 2]
+        world.clock.tick(500)
+        assert not topic.is_floor_durable, "the loss has to be made durable first, off the loop"
+        page = await world.service.watch_sessions.page_cache.get(topic, 0, VIEW, world.service.run_blocking)
+        assert records(page.body) == [2]
+        assert page.gap is not None
+        assert page.gap.reason == "ttl"
+
+    run_scenario(scenario)
+
+
+def test_a_topic_that_stops_to_filter_by_node_shows_what_it_hid() -> None:
+    async def scenario(world: ServerHarness) -> None:
+        view = VIEW._replace(nodes=frozenset((b"me",)))
+        topic = world.topic("a")
+        topic.append([1, 2], node=["me", "you"])
+        assert records(await body(world, topic, 0, view)) == [2]
+        world.topic("a", dedupe_node=False)
+        assert records(await body(world, topic, 0, view)) == [1, 2]
+
+    run_scenario(scenario)
+
+
+def test_a_topic_made_again_is_another_one_and_a_dropped_one_is_gone() -> None:
+    async def scenario(world: ServerHarness) -> None:
+        old = world.topic("a")
+        old.append([1])
+        assert records(await body(world, old)) == [1]
+        world.engine.drop("a")
+        with pytest.raises(TopicNotFound):
+            await body(world, old)
+        new = world.topic("a")
+        new.append([7])
+        assert b'"data":7' in await body(world, new)
+
+    run_scenario(scenario)
+
+
+def test_what_is_kept_is_bounded_in_bytes_and_in_number_and_the_oldest_goes() -> None:
+    async def scenario(world: ServerHarness) -> None:
+        kept = PageCache(bytes_max=1000, pages_max=3)
+        world.service.watch_sessions.page_cache = kept
+        topic = world.topic("a")
+        topic.append(["x" * 200] * 4)
+        first = await body(world, topic, 3)
+        size = len(first)
+        for from_seq in (2, 1):
+            await body(world, topic, from_seq, VIEW._replace(limit=1))
+        assert (len(kept), kept.bytes) == (3, 3 * size)
+        assert await body(world, topic, 3) is first
+        await body(world, topic, 0, VIEW._replace(limit=1))
+        assert (len(kept), kept.bytes) == (3, 3 * size), "number"
+        assert await body(world, topic, 3) is not first, "the oldest went"
+        await body(world, topic, 0)
+        assert kept.bytes <= 1000, "a page of its own size does not stay"
+        assert len(kept) == 0
+
+    run_scenario(scenario)
+
+
+def cold(world: ServerHarness, count: int = 3) -> Topic:
+    """A topic whose records lie in a sealed segment."""
+    topic = world.topic("a")
+    topic.append(list(range(1, count + 1)))
+    topic.seal()
+    world.engine.checkpoint()
+    assert not topic.can_read_without_blocking(0)
+    return topic
+
+
+def test_a_page_from_disk_is_read_off_the_loop_once_for_all_who_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: nobody gets it before all have asked, since the reading thread is held up."""
+    go = Event()
+    made = Rendered(monkeypatch, lambda: go.wait(30))
+
+    async def scenario(world: ServerHarness) -> None:
+        topic = cold(world)
+        asked = [asyncio.ensure_future(body(world, topic)) for _ in range(10)]
+        await asyncio.sleep(0)
+        asked[0].cancel()
+        await asyncio.sleep(0)
+        go.set()
+        found = await asyncio.gather(*asked[1:])
+        assert asked[0].cancelled(), "who leaves does not take it from the others"
+        assert made.count == 1
+        assert all(text is found[0] for text in found)
+        assert records(found[0]) == [1, 2, 3]
+        assert await body(world, topic) is found[0]
+
+    run_scenario(scenario)
+
+
+def test_a_delete_while_a_page_is_read_from_disk_is_seen_by_whoever_asks_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go = Event()
+    Rendered(monkeypatch, lambda: go.wait(30))
+
+    async def scenario(world: ServerHarness) -> None:
+        topic = cold(world)
+        early = asyncio.ensure_future(body(world, topic))
+        await asyncio.sleep(0)
+        await world.service.run_blocking(lambda: topic.delete(seqs=[2]))
+        late = asyncio.ensure_future(body(world, topic))
+        await asyncio.sleep(0)
+        go.set()
+        assert records(await late) == [1, 3]
+        await early
+        assert records(await body(world, topic)) == [1, 3]
+
+    run_scenario(scenario)
+
+
+def test_an_error_of_a_shared_read_reaches_all_and_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def damaged() -> None:
+        raise Corrupt("a segment", pos=7, reason="planted")
+
+    trouble: list[Any] = []
+
+    async def scenario(world: ServerHarness) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: trouble.append(context))
+        topic = cold(world)
+        with monkeypatch.context() as patch:
+            Rendered(patch, damaged)
+            asked = [asyncio.ensure_future(body(world, topic)) for _ in range(3)]
+            lonely = asyncio.ensure_future(body(world, topic, 1))
+            await asyncio.sleep(0)
+            lonely.cancel()
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(error) for error in found] == [Corrupt] * 3
+            await let_idle()
+        assert records(await body(world, topic)) == [1, 2, 3]
+
+    run_scenario(scenario)
+    assert not trouble, "nobody was left to hear of it, and that is no trouble"
+
+
+def test_peers_to_whom_the_same_is_said_share_one_object_and_few_are_kept() -> None:
+    page = EncodedPage("a", b'"records":[]}', 1, None, 1, 1)
+    made: list[bytes] = []
+
+    def make(page: EncodedPage) -> bytes:
+        made.append(page.body)
+        return b"{" + page.body
+
+    first = page.frame(b"x", make)
+    assert page.frame(b"x", make) is first
+    assert len(made) == 1
+    for key in (b"y", b"z", b"z"):
+        assert page.frame(key, make) == first
+    assert len(made) == 4, "the third is made for everybody anew: what a page keeps is bounded"

@@ -1,0 +1,138 @@
+"""Plain writes of one turn become one batch, and nobody can tell but by the speed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.unit.server.fakes import ServerHarness, run_scenario
+
+from tidelog.errors import Busy
+from tidelog.http.interface import Response
+
+WRITE = "/v0/topics/t"
+
+
+def one(data: Any, **more: Any) -> dict[str, Any]:
+    return {"records": [{"data": data, **more}]}
+
+
+async def answers(asked: list[Any]) -> list[tuple[int, Any]]:
+    found = []
+    for each in asked:
+        answer = await each.answer()
+        assert isinstance(answer, Response)
+        found.append((answer.status, json.loads(answer.body)))
+    return found
+
+
+def frames(world: ServerHarness) -> int:
+    return sum(shard.stats.frames for shard in world.engine.shards)
+
+
+def test_writes_of_one_turn_are_one_frame_and_each_has_its_seqs() -> None:
+    async def scenario(world: ServerHarness) -> None:
+        topic = world.topic("t", durability="fsync")
+        before = frames(world)
+        asked = [world.begin("POST", WRITE, {"records": [{"data": [n, at]} for at in range(n)]}) for n in (1, 2, 3)]
+        assert topic.head_seq == 0, "at the end of the turn"
+        found = await answers(asked)
+        assert [status for status, _ in found] == [200] * 3
+        assert [body["seqs"] for _, body in found] == [[1], [2, 3], [4, 5, 6]]
+        assert [(body["first_seq"], body["last_seq"], body["count"]) for _, body in found] == [
+            (1, 1, 1),
+            (2, 3, 2),
+            (4, 6, 3),
+        ]
+        assert {body["head_seq"] for _, body in found} == {6}
+        assert not any(body["created"] or body["deduped"] for _, body in found)
+        assert frames(world) == before + 1
+        assert [record.data for record in topic.read(0).records] == [[1, 0], [2, 0], [2, 1], [3, 0], [3, 1], [3, 2]]
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        one(1, tag="a"),
+        one(1, node="n"),
+        one(1, meta={"k": 1}),
+        {**one(1), "node": "n"},
+        {**one(1), "idempotency_key": "k"},
+        {**one(1), "config": {"ttl_ms": 5}},
+        one("eA==", **{"$encoding": "base64"}),
+        {"records": [{"data": 1}] * 1001},
+        one("x" * 270_000),
+    ],
+)
+def test_what_is_not_plain_goes_by_itself(body: dict[str, Any]) -> None:
+    async def scenario(world: ServerHarness) -> None:
+        topic = world.topic("t")
+        first = world.begin("POST", WRITE, body)
+        second = world.begin("POST", WRITE, one(2))
+        (_, alone), (_, plain) = await answers([first, second])
+        assert alone["count"] == len(body["records"])
+        assert sorted([*alone["seqs"], *plain["seqs"]]) == list(range(1, topic.head_seq + 1))
+
+    run_scenario(scenario)
+
+
+@pytest.mark.parametrize("config", [{"discard": "reject", "cap_records": 2}, {"ttl_ms": 1000}])
+def test_a_topic_that_may_refuse_is_asked_write_by_write(config: dict[str, Any]) -> None:
+    async def scenario(world: ServerHarness) -> None:
+        world.topic("t", **config)
+        found = await answers([world.begin("POST", WRITE, one(n)) for n in range(3)])
+        refused = [status for status, _ in found]
+        assert refused == ([200, 200, 422] if "discard" in config else [200] * 3)
+
+    run_scenario(scenario)
+
+
+def test_texts_are_stored_compact_as_on_every_other_way() -> None:
+    async def scenario(world: ServerHarness) -> None:
+        topic = world.topic("t")
+        texts = [b'{"records":[{"data":{"a" : "\\u00e9 \\/"}}]}', b'{"records":[{"data":[1,\n2]}]}']
+        await answers([world.begin("POST", WRITE, text) for text in texts])
+        assert topic.to_arrow().column("data").to_pylist() == ['{"a":"é /"}'.encode(), b"[1,2]"]
+
+    run_scenario(scenario)
+
+
+def test_a_write_that_is_nested_too_deep_is_refused_alone() -> None:
+    async def scenario(world: ServerHarness) -> None:
+        topic = world.topic("t")
+        deep = b'{"records":[{"data":%b}]}' % (b"[" * 140 + b"]" * 140)
+        (bad, _), (good, _) = await answers([world.begin("POST", WRITE, deep), world.begin("POST", WRITE, one(1))])
+        assert (bad, good) == (400, 200)
+        assert topic.count == 1
+
+    run_scenario(scenario)
+
+
+def test_one_fate_is_told_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(world: ServerHarness) -> None:
+        topic = world.topic("t")
+        asked = [world.begin("POST", WRITE, one(n)) for n in range(3)]
+
+        def busy(*_: object, **__: object) -> None:
+            raise Busy("the disk is slow; nothing was written, retry later")
+
+        monkeypatch.setattr(type(topic), "submit", busy)
+        found = await answers(asked)
+        assert [(status, body["error"]["code"]) for status, body in found] == [(429, "throttled")] * 3
+        assert topic.head_seq == 0
+
+    run_scenario(scenario)
+
+
+def test_a_turn_that_brings_a_lot_does_not_wait_for_its_end() -> None:
+    async def scenario(world: ServerHarness) -> None:
+        topic = world.topic("t")
+        asked = [world.begin("POST", WRITE, one("x" * 200_000)) for _ in range(40)]
+        found = await answers(asked)
+        assert [body["first_seq"] for _, body in found] == list(range(1, 41))
+        assert topic.count == 40
+
+    run_scenario(scenario)
