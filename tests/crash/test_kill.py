@@ -41,7 +41,7 @@ def test_a_killed_writer_loses_nothing_it_acked(codec: str, sync: str, rounds: i
 
 def kill_after(path: str, codec: str, sync: str, *, acks: int) -> int | None:
     """Run the writer, kill -9 it once it said so many acks; return the last seq it acked."""
-    writer = Path(__file__).with_name("writer.py")
+    writer = Path(__file__).with_name("kill_writer.py")
     child = subprocess.Popen([sys.executable, str(writer), path, codec, sync], stdout=subprocess.PIPE)
     assert child.stdout is not None
     last = None

@@ -20,7 +20,7 @@ import numpy as np
 from tidelog.formats import json_rows, rows
 one = np.ones(1, np.int64)
 made = rows.Rows(b"?\\xff", one, one, one, rows.Span(one, one))
-print(json_rows.COMPILED, json_rows.joined(made, np.zeros(1, bool)).decode())
+print(json_rows.COMPILED, json_rows.encode_rows(made, np.zeros(1, bool)).decode())
 """
 TEXT = '{"$seq":1,"$ts":0,"data":"/w==","$encoding":"base64"}'
 
@@ -75,7 +75,7 @@ def test_without_a_compiler_the_twin_serves(tree: Path, compiler: str) -> None:
     assert names >= SOURCES
     assert not [name for name in names if name.endswith(".so")]
     assert found.stem.endswith("py3-none-any")
-    assert "without its compiled kernel" in said
+    assert "without its compiled module" in said
     assert run(tree, "-c", SAY, PYTHONPATH=str(tree / "there")).strip() == f"False {TEXT}"
 
 
@@ -84,7 +84,7 @@ def test_a_kernel_that_does_not_compile_fails_no_install(tree: Path) -> None:
         source.write("\nthis is no Cython\n")
     found, said = wheel(tree)
     assert found.stem.endswith("py3-none-any")
-    assert "without its compiled kernel" in said
+    assert "without its compiled module" in said
 
 
 def test_an_editable_install_compiles_beside_the_source(tree: Path) -> None:
@@ -92,7 +92,7 @@ def test_an_editable_install_compiles_beside_the_source(tree: Path) -> None:
     for compiler, there in (("/nowhere/cc", False), ("", True)):
         environ = {"CC": compiler} if compiler else {}
         run(tree, "-c", say, **environ)
-        assert bool([*(tree / "src/tidelog").glob("kernel.*.so")]) == there
+        assert bool([*(tree / "src/tidelog").glob("_native.*.so")]) == there
         assert run(tree, "-c", SAY, PYTHONPATH=str(tree / "src")).strip() == f"{there} {TEXT}"
 
 

@@ -42,7 +42,7 @@ class Probe:
     def __init__(self, patch: pytest.MonkeyPatch, core: TopicState) -> None:
         self.core, self.searches, self.locked_rows = core, 0, 0
         for kind in (TagIndex, TagFile):
-            for verb in ("exact", "prefix"):
+            for verb in ("find_exact", "find_prefix"):
                 patch.setattr(kind, verb, self._counted(getattr(kind, verb)))
         build = TagIndex.build.__func__  # type: ignore[attr-defined]
 

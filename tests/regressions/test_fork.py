@@ -52,7 +52,7 @@ def echoing(ports: set[int], asked: Event | None = None, go: Event | None = None
             thread.join()
 
 
-PARENT = Path(__file__).with_name("forking.py")
+PARENT = Path(__file__).with_name("forked_process.py")
 CODECS = ["tide", "rustlog", "laminar", "narwhal"]
 
 

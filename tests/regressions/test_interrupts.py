@@ -20,7 +20,7 @@ from tidelog.disk.interrupts import DEFER_SIGNALS
 from tidelog.errors import AlreadyMember
 from tidelog.testing import ManualClock, SimDisk
 
-WRITER = Path(__file__).with_name("interrupting.py")
+WRITER = Path(__file__).with_name("interrupted_process.py")
 USER, ROOM = "ann@example.org", "!room@example.org"
 CODECS = ["tide", "rustlog", "laminar", "narwhal"]
 CLASSES = ["fsync", "disk", "memory"]

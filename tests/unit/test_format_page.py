@@ -360,7 +360,8 @@ def constant_complaints(text: str) -> Iterator[str]:
         yield "numbers are missing"
     for name, said in pairs:
         module, _, constant = name.strip("`").partition(".")
-        right = getattr(importlib.import_module(f"tidelog.formats.{module}"), constant)
+        package = "commitlog.codecs" if module.endswith("_layout") else "formats"
+        right = getattr(importlib.import_module(f"tidelog.{package}.{module}"), constant)
         if number(said) != right:
             yield f"{name} is {right}, not {said}"
 

@@ -64,7 +64,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._attempted_positions: Positions | None = None  # and what it was to be told
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_open": None}  # what is open stays here; an executor opens its own
+        return {**self.__dict__, "_opened_backend": None}  # what is open stays here; an executor opens its own
 
     @property
     def _backend(self) -> Backend:

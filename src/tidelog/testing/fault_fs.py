@@ -35,6 +35,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
@@ -423,10 +424,15 @@ def _serve(mount: str, source: str, cut_at: str, suffix: str, number: str, bytes
     }
 
     def listen() -> None:
-        for line in sys.stdin:
-            what, *values = json.loads(line)
-            sys.stdout.write(json.dumps(answers[what](*values)) + "\n")
-            sys.stdout.flush()
+        try:
+            for line in sys.stdin:
+                what, *values = json.loads(line)
+                sys.stdout.write(json.dumps(answers[what](*values)) + "\n")
+                sys.stdout.flush()
+        except BaseException:
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(1)  # a client that waits for the response must not wait for ever
 
     threading.Thread(target=listen, daemon=True).start()
 

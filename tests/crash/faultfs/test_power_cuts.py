@@ -90,7 +90,7 @@ def cut_topics(power_cut: Power, rounds: int) -> int:
     """Return how many times recovery cut a torn tail."""
     random, ledger, torn = Random(rounds), Ledger(), 0
     for spin in range(rounds):
-        for line in power_cut.run("topics/writer.py", spin, random.randint(1, 3)):
+        for line in power_cut.run("topics/kill_writer.py", spin, random.randint(1, 3)):
             ledger.hear(line)
         torn += judge_topics(ledger, power_cut, random.randint(1, 3))
     assert sum(map(len, ledger.acked.values()))
@@ -165,7 +165,7 @@ CODECS = ("tide", "rustlog", "laminar", "narwhal")
 def cut_log(power_cut: Power, codec: str, sync: str, rounds: int) -> None:
     acked = -1
     for _ in range(rounds):
-        said = [int(line) for line in power_cut.run("writer.py", codec, sync) if line.strip().isdigit()]
+        said = [int(line) for line in power_cut.run("kill_writer.py", codec, sync) if line.strip().isdigit()]
         acked = max([acked, *said])
         where = power_cut.labels[-1]
         if not power_cut.data.exists():
@@ -202,7 +202,7 @@ def cut_queue(power_cut: Power, durability: str, rounds: int) -> None:
     said: dict[str, set[int]] = {"P": set(), "a": set(), "A": set(), "M": set()}
     random = Random(durability)
     for spin in range(rounds):
-        for line in power_cut.run("faultfs/writer.py", spin, random.randint(1, 3), durability):
+        for line in power_cut.run("faultfs/kill_writer.py", spin, random.randint(1, 3), durability):
             what, number = line.decode().split()
             said[what].add(int(number))
         judge_queue(said, power_cut)

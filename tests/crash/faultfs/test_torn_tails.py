@@ -61,7 +61,7 @@ def tear_once(folder: Path, spin: int, place: str, shards: int, durability: str,
     said = folder / "said"
     tear = TearPlan(WAL_FILE, random.randint(3, WRITES_MAX), SECTOR_BYTES + 1 if place == "sectors" else 1)
     with MountedFS(folder / "mount", before if spin else None, tear=tear) as fs, said.open("wb") as out:
-        writer = str(TESTS / "topics/writer.py")
+        writer = str(TESTS / "topics/kill_writer.py")
         command = [sys.executable, writer, str(fs.mount / "data"), str(spin), str(shards), durability]
         child = subprocess.Popen(command, stdout=out, stderr=subprocess.DEVNULL)
         try:

@@ -26,7 +26,7 @@ Tell = Callable[[str, int], None]
 
 def run(bench: PipelineHarness, step: int) -> list[str]:
     """Export in a child; the steps that it came to."""
-    command = [sys.executable, str(Path(__file__).with_name("exporter.py")), bench.data, bench.table, bench.format]
+    command = [sys.executable, str(Path(__file__).with_name("kill_exporter.py")), bench.data, bench.table, bench.format]
     done = subprocess.run([*command, str(step)], capture_output=True, text=True, timeout=100)
     expected = -signal.SIGKILL if step and len(done.stdout.splitlines()) == step else 0
     assert done.returncode == expected, done.stderr

@@ -24,7 +24,7 @@ Tell = Callable[[str, int], None]
 
 def run(data: Path, number: int, last: int, when: str) -> int:
     """Save in a child; how many commits it made."""
-    command = [sys.executable, str(Path(__file__).with_name("saver.py")), str(data), str(number), str(last), when]
+    command = [sys.executable, str(Path(__file__).with_name("kill_saver.py")), str(data), str(number), str(last), when]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode in ((0, -signal.SIGKILL) if last else (0,)), done.stderr
     return done.stdout.count("a commit")

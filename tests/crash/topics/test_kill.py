@@ -65,7 +65,7 @@ def kill_and_judge(tmp_path: Path, random: Random, *, rounds: int) -> None:
 
 def kill_after(ledger: Ledger, path: str, spin: int, shards: int, *, acks: int) -> None:
     """Run the writer, and kill -9 it once it said so much."""
-    writer = Path(__file__).with_name("writer.py")
+    writer = Path(__file__).with_name("kill_writer.py")
     command = [sys.executable, str(writer), path, str(spin), str(shards)]
     child = subprocess.Popen(command, stdout=subprocess.PIPE)
     assert child.stdout is not None

@@ -227,7 +227,7 @@ def caps_are_counted_in_seqs(patch: Patch) -> None:
 
 def caps_are_kept_once_at_the_end_of_recovery(patch: Patch) -> None:
     real = TopicState.enforce_caps
-    patch.setattr(TopicState, "enforce_caps", lambda self: None if from_module("replay.py") else real(self))
+    patch.setattr(TopicState, "enforce_caps", lambda self: None if from_module("recovery.py") else real(self))
 
 
 def floors_are_not_hardened(patch: Patch) -> None:

@@ -335,7 +335,7 @@ def test_what_waits_for_a_sync_does_not_wait_for_a_checkpoint(monkeypatch: pytes
     while a record is written, and nobody but the background syncs it."""
     begun, ended, synced = Event(), Event(), Event()
 
-    def checkpoint(self: CheckpointScheduler, *, final: bool = False, gently: bool = False) -> None:  # noqa: ARG001
+    def checkpoint(self: CheckpointScheduler, *, final: bool = False, throttled: bool = False) -> None:  # noqa: ARG001
         begun.set()
         assert ended.wait(TIMEOUT_S)
 

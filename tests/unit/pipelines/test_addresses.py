@@ -90,7 +90,7 @@ def test_every_job_refuses_them_before_it_starts(
     harness = PipelineHarness(tmp_path)
     harness.fill(10)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tidelog.pipelines.api.session", lambda *_: pytest.fail("Spark was started"))
+    monkeypatch.setattr("tidelog.pipelines.api.job_session", lambda *_: pytest.fail("Spark was started"))
     with pytest.raises(BadInput, match="nothing was done"):
         JOBS[job](harness.data, bad)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data"], "nothing was made"

@@ -17,7 +17,7 @@ class Watched(Service):
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        if name == "progress":
+        if name == "recovery_progress":
             self.__dict__.setdefault("told", []).append(value)
 
 

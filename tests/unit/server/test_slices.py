@@ -57,8 +57,8 @@ class Counted:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, feed: Any) -> None:
         self.turns = self.calls = self.pieces = self.most = 0
         self._since, self._turn = 0, -1
-        self._wrap(monkeypatch, feed, "add", lambda _, piece: len(piece))
-        self._wrap(monkeypatch, feed, "take", lambda made: min(made.size, 64 << 10))
+        self._wrap(monkeypatch, feed, "feed", lambda _, piece: len(piece))
+        self._wrap(monkeypatch, feed, "next_batch", lambda made: min(made.next_batch_bytes, 64 << 10))
 
     def _wrap(self, monkeypatch: pytest.MonkeyPatch, feed: Any, name: str, size: Callable[..., int]) -> None:
         plain = getattr(feed, name)
@@ -69,7 +69,7 @@ class Counted:
             self._since += size(*args)
             self.most = max(self.most, self._since)
             self.calls += 1
-            self.pieces += name == "add"
+            self.pieces += name == "feed"
             return plain(*args)
 
         monkeypatch.setattr(feed, name, call)

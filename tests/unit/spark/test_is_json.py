@@ -18,7 +18,8 @@ from pyspark.sql.types import BooleanType, LongType, StringType, StructField, St
 from tests.unit.spark.helpers import MODES, SourceEnv, read, read_micro_batch, source, source_env, stream
 from tests.unit.spark.sink_helpers import batch_of, save, save_micro_batch, writer
 from tests.unit.spark.test_object_store_backend import ADDRESS, Bucket
-from tests.unit.spark.test_sink import SinkEnv
+from tests.unit.spark.test_object_store_backend import bucket as bucket
+from tests.unit.spark.test_sink import SinkEnv, open_sink_env
 
 import tidelog
 from tidelog.commitlog import SegmentedLog
@@ -35,6 +36,12 @@ Kinds = dict[int, bool]
 def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SourceEnv]:
     with source_env(request.param, tmp_path) as made:
         yield made
+
+
+@pytest.fixture(params=MODES)
+def sink_env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SinkEnv]:
+    with open_sink_env(request.param, tmp_path) as opened:
+        yield opened
 
 
 def value(number: int, is_json: bool) -> object:
@@ -202,41 +209,45 @@ def mixed(*values: bytes, said: Sequence[bool | None], **columns: Any) -> pa.Rec
     return batch_of(*values, is_json=pa.array(said, pa.bool_()), **columns)
 
 
-def found_in(desk: SinkEnv, topic: str = "copy") -> list[Any]:
-    return [record.data for record in desk.with_topic(lambda made: made.read(0, 10_000).records, topic)]
+def found_in(sink_env: SinkEnv, topic: str = "copy") -> list[Any]:
+    return [record.data for record in sink_env.with_topic(lambda made: made.read(0, 10_000).records, topic)]
 
 
-def test_rows_are_written_as_they_say(desk: SinkEnv) -> None:
-    save(desk.options(), [mixed(b"1", b"2", b"{", b'"t"', said=[True, False, None, True])], [mixed(b"5", said=[None])])
-    assert found_in(desk) == [1, b"2", b"{", "t", b"5"]
+def test_rows_are_written_as_they_say(sink_env: SinkEnv) -> None:
+    save(
+        sink_env.options(),
+        [mixed(b"1", b"2", b"{", b'"t"', said=[True, False, None, True])],
+        [mixed(b"5", said=[None])],
+    )
+    assert found_in(sink_env) == [1, b"2", b"{", "t", b"5"]
     texts = pa.RecordBatch.from_pydict({"data": pa.array(["6", "7"]), "is_json": pa.array([False, True])})
-    save(desk.options(), [texts])
-    assert found_in(desk)[5:] == [b"6", 7]
+    save(sink_env.options(), [texts])
+    assert found_in(sink_env)[5:] == [b"6", 7]
 
 
-def test_rows_for_several_topics_keep_their_kind(desk: SinkEnv) -> None:
-    options = desk.options()
+def test_rows_for_several_topics_keep_their_kind(sink_env: SinkEnv) -> None:
+    options = sink_env.options()
     del options["topic"]
     names, said = pa.array(["x", "y", "x", "y", "x"]), [True, True, False, False, True]
     save(options, [mixed(b"1", b"2", b"3", b"4", b"5", said=said, topic=names)])
-    assert (found_in(desk, "x"), found_in(desk, "y")) == ([1, b"3", 5], [2, b"4"])
+    assert (found_in(sink_env, "x"), found_in(sink_env, "y")) == ([1, b"3", 5], [2, b"4"])
 
 
-def test_a_large_batch_is_cut_with_its_kinds(desk: SinkEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_batch_is_cut_with_its_kinds(sink_env: SinkEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_encoder, "STAGED_BATCH_BYTES_MAX", 3000)
     chance = Random(3)
     said = [chance.random() < 0.5 for _ in range(500)]
-    save(desk.options(), [mixed(*(b"%d" % number * 3 for number in range(1, 501)), said=said)])
-    assert [isinstance(each, int) for each in found_in(desk)] == said
+    save(sink_env.options(), [mixed(*(b"%d" % number * 3 for number in range(1, 501)), said=said)])
+    assert [isinstance(each, int) for each in found_in(sink_env)] == said
 
 
-def test_a_batch_of_the_same_bytes_and_another_kind_is_another_batch(desk: SinkEnv) -> None:
-    save_micro_batch(desk.stream(), 0, [mixed(b"1", b"2", said=[True, False])])
-    save_micro_batch(desk.stream(), 0, [mixed(b"2", said=[None])], [mixed(b"1", said=[True])])
+def test_a_batch_of_the_same_bytes_and_another_kind_is_another_batch(sink_env: SinkEnv) -> None:
+    save_micro_batch(sink_env.stream(), 0, [mixed(b"1", b"2", said=[True, False])])
+    save_micro_batch(sink_env.stream(), 0, [mixed(b"2", said=[None])], [mixed(b"1", said=[True])])
     for other in ([True, True], [False, False], [False, True]):
         with pytest.raises(BatchConflict):
-            save_micro_batch(desk.stream(), 0, [mixed(b"1", b"2", said=other)])
-    assert found_in(desk) == [1, b"2"]
+            save_micro_batch(sink_env.stream(), 0, [mixed(b"1", b"2", said=other)])
+    assert found_in(sink_env) == [1, b"2"]
 
 
 def test_a_batch_is_the_same_whoever_says_what_it_is() -> None:
@@ -251,11 +262,11 @@ def test_a_batch_is_the_same_whoever_says_what_it_is() -> None:
     assert total(batch_of(b"1", b"2")) != total(batch_of(b"1", b"2"), json=True)
 
 
-def test_text_that_is_no_json_is_refused_as_a_whole(desk: SinkEnv) -> None:
+def test_text_that_is_no_json_is_refused_as_a_whole(sink_env: SinkEnv) -> None:
     with pytest.raises(BadInput, match="a record is not JSON"):
-        save(desk.options(), [mixed(b"{", b"1", said=[False, True])], [mixed(b"{", said=[True])])
-    assert desk.with_topic(lambda topic: topic.head_seq) == 0
-    assert found_in(desk) == []
+        save(sink_env.options(), [mixed(b"{", b"1", said=[False, True])], [mixed(b"{", said=[True])])
+    assert sink_env.with_topic(lambda topic: topic.head_seq) == 0
+    assert found_in(sink_env) == []
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ class SinkEnv:
         return {**where, "topic": "copy", **{name: str(value) for name, value in more.items()}}
 
     def stream(self, **more: Any) -> dict[str, str]:
-        return self.options(set_query_id="etl", **more)
+        return self.options(query="etl", **more)
 
     @contextmanager
     def log(self) -> Iterator[Any]:
@@ -63,14 +63,19 @@ class SinkEnv:
         return sorted(path.name for path in place.iterdir()) if place.exists() else []
 
 
+@contextmanager
+def open_sink_env(mode: Mode, folder: Path) -> Iterator[SinkEnv]:
+    if mode == "path":
+        yield SinkEnv(mode, folder / "data", None, "")
+    else:
+        with run_server(str(folder / "data")) as (engine, address):
+            yield SinkEnv(mode, folder / "data", engine, address)
+
+
 @pytest.fixture(params=MODES)
 def env(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SinkEnv]:
-    mode: Mode = request.param
-    if mode == "path":
-        yield SinkEnv(mode, tmp_path / "data", None, "")
-    else:
-        with run_server(str(tmp_path / "data")) as (engine, address):
-            yield SinkEnv(mode, tmp_path / "data", engine, address)
+    with open_sink_env(request.param, tmp_path) as opened:
+        yield opened
 
 
 def test_a_batch_is_one_range_of_all_tasks(env: SinkEnv) -> None:
@@ -135,7 +140,7 @@ def test_other_content_and_a_batch_id_that_fell_are_loud(env: SinkEnv, number: i
     for way in ("bring back the checkpoint", "under another name (option query)", "drop the topic"):
         assert way in str(caught.value)
     assert env.topic_data() == [b"a", b"b"]
-    save_micro_batch(env.options(set_query_id="another"), number, [batch_of(*rows)])
+    save_micro_batch(env.options(query="another"), number, [batch_of(*rows)])
     assert env.topic_data() == [b"a", b"b", *rows]
 
 
@@ -176,7 +181,7 @@ def test_another_query_id_is_a_reset_and_every_way_out_helps(env: SinkEnv, set_q
     set_query_id("one")  # the checkpoint is back
     save_micro_batch(env.stream(), 1, [batch_of(b"b")])
     set_query_id("two")
-    save_micro_batch(env.options(set_query_id="other"), 0, [batch_of(b"c")])
+    save_micro_batch(env.options(query="other"), 0, [batch_of(b"c")])
     assert env.topic_data() == [b"a", b"b", b"c"]
     with env.log() as log:
         log.drop("copy")

@@ -15,15 +15,15 @@ TESTS = """
 import pytest
 
 @pytest.fixture
-def at_the_end(tell):
+def at_the_end(record_count):
     yield
-    tell("rounds", 7)
+    record_count("rounds", 7)
 
-def test_small(tell, at_the_end):
-    tell("states", 3)
+def test_small(record_count, at_the_end):
+    record_count("states", 3)
 
-def test_more(tell):
-    tell("states", 4_000)
+def test_more(record_count):
+    record_count("states", 4_000)
 
 def test_large():
     assert len(bytearray(b"x") * (200 << 20))

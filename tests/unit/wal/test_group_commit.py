@@ -88,7 +88,7 @@ def test_a_commit_may_put_a_durable_frame_in_front_at_the_last_moment(disk: SimD
     bench = WalHarness(disk)
 
     class Led(Commit):
-        def prepare(self) -> None:
+        def before_write(self) -> None:
             self.prepend_durable(append(b"first"))
 
     outcomes: list[Error | None] = []

@@ -228,9 +228,9 @@ def test_under_pressure_the_writer_thread_gathers(monkeypatch: pytest.MonkeyPatc
     shard.close()
 
 
-@pytest.mark.parametrize("turn", ["position", "synced"])
-def test_whoever_holds_the_turn_for_a_moment_sends_somebody_for_what_came_meanwhile(
-    turn: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("read", "of_writer"), [("position", "position"), ("synced_position", "synced")])
+def test_brief_holder_of_the_commit_lock_wakes_a_committer_for_what_was_queued_meanwhile(
+    read: str, of_writer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """G19. Method: a caller finds the turn taken by somebody who does not commit, and goes to sleep."""
     disk = SimDisk()
@@ -253,8 +253,8 @@ def test_whoever_holds_the_turn_for_a_moment_sends_somebody_for_what_came_meanwh
                 assert parking.wait(TIMEOUT_S)
             return None
 
-        monkeypatch.setattr(type(bench.writer), turn, property(meanwhile))
-        getattr(shard, turn)()
+        monkeypatch.setattr(type(bench.writer), of_writer, property(meanwhile))
+        getattr(shard, read)()
         monkeypatch.undo()
         waiter.join(TIMEOUT_S)
         assert not waiter.is_alive(), "the sleeper was forgotten"

@@ -354,7 +354,7 @@ def test_bells_that_other_threads_strike_are_heard_once_each() -> None:
 def test_a_topic_whose_readers_break_keeps_no_other_from_its_turn() -> None:
     async def scenario(stage: Stage) -> None:
         class Broken(Gong):
-            def ring(self) -> int:
+            def deliver(self) -> int:
                 raise ZeroDivisionError("a bug")
 
         stage.pump.schedule(Broken("x", stage.log))

@@ -900,7 +900,7 @@ def test_who_follows_a_topic_counts_as_its_reader() -> None:
 
     async def scenario(world: ServerHarness) -> None:
         class Metrics(type(world.service.metrics)):  # type: ignore[misc]  # whatever it is: only this is replaced
-            def read(self, topic: str, records: int, *, gap: bool) -> None:
+            def count_read(self, topic: str, records: int, *, gap: bool) -> None:
                 counted.append((topic, records, gap))
 
         world.service.metrics = Metrics(world.service)
