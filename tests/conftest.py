@@ -74,8 +74,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"peak memory of {process}: {peak:,} MiB", red=peak > MEMORY_LIMIT_MIB)
         if peak > MEMORY_LIMIT_MIB:
             terminalreporter.write_line(f"  that is more than {MEMORY_LIMIT_MIB:,} MiB; raised most by", red=True)
-            for test, growth in grown:
-                terminalreporter.write_line(f"  {growth:,} MiB {test}", red=True)
+        for test, growth in grown if peak > MEMORY_LIMIT_MIB else grown[:3]:
+            terminalreporter.write_line(f"  {growth:,} MiB {test}", red=peak > MEMORY_LIMIT_MIB)
 
 
 def _memory_kib(field: str) -> int:
