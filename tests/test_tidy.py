@@ -185,7 +185,7 @@ def within(name: str, entries: Iterable[str]) -> bool:
 
 # 1. Layers ------------------------------------------------------------------------------------------
 
-_LEAVES = {"errors", "types", "config", "clock", "version", "addresses", "decompression"}
+_LEAVES = {"errors", "types", "config", "clock", "version", "addresses", "decompression", "native"}
 _STORAGE = {"formats", "disk", *_LEAVES}
 
 # What each layer may import besides itself. `tidelog` is the package's own door, `__init__.py`.
@@ -194,15 +194,17 @@ LAYERS: dict[str, set[str]] = {
     "types": set(),
     "version": set(),
     "_native": set(),  # compiled: it knows buffers and descriptors, and nothing of ours
+    "_pure_python": {"types"},
+    "native": {"_native", "_pure_python"},  # the only importer of both
     "clock": {"errors", "types"},
     "config": {"errors", "types"},
     "addresses": {"errors"},
     "decompression": {"errors", "types"},
-    "disk": {"_native", *_LEAVES},
-    "formats": {"errors", "types", "_native", "decompression"},  # pure bytes: no disk, no clock, no settings
+    "disk": {*_LEAVES},
+    "formats": {"errors", "types", "native", "decompression"},  # pure bytes: no disk, no clock, no settings
     "commitlog": {*_STORAGE},
     "wal": {*_STORAGE},
-    "engine": {"commitlog", "wal", "_native", *_STORAGE},
+    "engine": {"commitlog", "wal", *_STORAGE},
     "channels": {"engine", "commitlog", *_STORAGE},
     "database": {"channels", "engine", *_STORAGE},
     "api_types": {*_LEAVES},
@@ -389,6 +391,13 @@ EXCUSES = (
         "a wait",
         "it replaces conditions in a forked child and waits for none",
         ("threading.Condition",),
+    ),
+    Excuse("native.py", "the file system", "which implementation is used is a setting of the process", ("os.environ",)),
+    Excuse(
+        "_pure_python.py",
+        "the file system",
+        "it syncs descriptors that `disk` hands it",
+        ("os.read", "os.write", "os.fdatasync"),
     ),
     Excuse("clock.py", "the clock", "it is the seam"),
     Excuse("commitlog/append.py", "a wait", "a thread that keeps an interval has to sleep between two syncs"),

@@ -38,6 +38,7 @@ cdef extern from "Python.h":
     Py_ssize_t fast_size "PySequence_Fast_GET_SIZE" (object many)
     PyObject** fast_items "PySequence_Fast_ITEMS" (object many)
     bint is_bytes "PyBytes_CheckExact" (PyObject* value)
+    bint is_derived_bytes "PyBytes_Check" (PyObject* value)
     Py_ssize_t bytes_size "PyBytes_GET_SIZE" (PyObject* value)
 
 cdef extern from "unistd.h" nogil:
@@ -1097,11 +1098,11 @@ def copy_values_into(bytearray target not None, Py_ssize_t pos, datas, Py_ssize_
     if not 0 <= pos <= limit or not 0 <= lo <= hi <= fast_size(values):
         raise ValueError("no such values, or no such place")
     for i in range(lo, hi):
-        if not is_bytes(items[i]):
+        if not is_derived_bytes(items[i]):
             raise ValueError("a value is not bytes")
         size = bytes_size(items[i])
         if pos > limit - size:
-            raise ValueError("the values do not fit target the memory")
+            raise ValueError("the values do not fit the memory")
         memcpy(out + pos, inside(items[i]), size)
         pos += size
     return pos

@@ -17,10 +17,11 @@ SOURCES = {"tidelog/_native.pyx", "tidelog/_native.pyi", "tidelog/py.typed", "ti
 # A row of bytes, with names: what both must say the same of.
 SAY = """
 import numpy as np
+from tidelog import native
 from tidelog.formats import json_rows, rows
 one = np.ones(1, np.int64)
 made = rows.Rows(b"?\\xff", one, one, one, rows.Span(one, one))
-print(json_rows.COMPILED, json_rows.encode_rows(made, np.zeros(1, bool)).decode())
+print(native.COMPILED, json_rows.encode_rows(made, np.zeros(1, bool)).decode())
 """
 TEXT = '{"$seq":1,"$ts":0,"data":"/w==","$encoding":"base64"}'
 

@@ -6,10 +6,11 @@ import tracemalloc
 from random import Random
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import Raw
 
-from tidelog import _native
+from tidelog import _native, _pure_python
 from tidelog.engine import EngineConfig, batch_encoder, json_codec
 from tidelog.errors import BadInput
 from tidelog.http.limits import TurnScheduler
@@ -29,8 +30,8 @@ def test_escapes_and_depths_are_the_same_in_both(seed: int) -> None:
         text = b'"' + b"".join(chance.choice(PARTS) for _ in range(chance.randrange(9))) + b'"'
         deep = chance.randrange(4)
         text = b"[" * deep + text + b"]" * deep
-        assert _native.remove_json_escapes(text) == json_codec.unescape_py(text)
-        assert _native.json_depth(text) == json_codec.nesting_depth_py(text) == deep
+        assert _native.remove_json_escapes(text) == _pure_python.remove_json_escapes(text)
+        assert _native.json_depth(text) == _pure_python.json_depth(text) == deep
 
 
 @pytest.mark.parametrize(
@@ -39,6 +40,12 @@ def test_escapes_and_depths_are_the_same_in_both(seed: int) -> None:
 )
 def test_what_is_no_escape_is_left_to_the_other(text: bytes) -> None:
     assert _native.remove_json_escapes(text) is None
+    assert _pure_python.remove_json_escapes(text) is None
+
+
+def test_an_escape_that_is_no_character_is_refused() -> None:
+    with pytest.raises(msgspec.DecodeError, match="escape"):
+        json_codec.compact_json(b'"\\ud800"')
 
 
 def test_a_list_of_lists_is_not_decoded_to_see_how_deep_it_is() -> None:

@@ -56,11 +56,6 @@ class Batch:
             raise TooLarge("a record", size=max(found), limit=U32_MAX)
         return np.asarray(found, "<u4")
 
-    @cached_property
-    def are_plain_bytes(self) -> bool:
-        """Whether each record's data is bytes and of no class derived from it, which is all that the kernel knows."""
-        return all_values.are_bytes(self.datas)
-
     def slice(self, lo: int, hi: int) -> Batch:
         columns = (c if isinstance(c, bytes) else c[lo:hi] for c in (self.node, self.tag, self.meta))
         return Batch(self.datas[lo:hi], *columns)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 
+from tidelog import native
 from tidelog.addresses import check_path
 from tidelog.clock import Clock, SystemClock
 from tidelog.commitlog import append, cleaner, log_state, read, segment
@@ -51,7 +52,6 @@ from tidelog.disk.interrupts import defer_signals_in
 from tidelog.disk.posix import PosixDisk
 from tidelog.errors import BadInput, Damaged, Locked, NotFound
 from tidelog.formats import rows as columns
-from tidelog.formats.batch_writer import are_bytes
 from tidelog.formats.log_manifest import NAME as MANIFEST_FILE
 from tidelog.formats.rows import Rows
 from tidelog.types import Buffer, Record
@@ -611,7 +611,7 @@ class SegmentedLog:
 
 
 def _check_bytes(datas: Sequence[object]) -> None:
-    if are_bytes(datas):
+    if native.all_bytes(datas):
         return
     for kind in set(map(type, datas)) - {bytes}:
         if not issubclass(kind, bytes):

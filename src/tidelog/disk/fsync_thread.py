@@ -5,7 +5,7 @@
                                           what an event loop listens to
 
 The compiled thread never holds the interpreter's lock, which a busy loop would make it wait for, before the sync and
-behind it. `synced` is its twin and says what is right.
+behind it.
 """
 
 from __future__ import annotations
@@ -16,44 +16,22 @@ from select import POLLIN, poll
 from threading import Thread
 from typing import Final
 
+from tidelog import native
 from tidelog.disk import fork
 
-try:
-    from tidelog import _native
-except ImportError:
-    COMPILED = False
-else:
-    COMPILED = True
-
 _MESSAGE: Final = struct.Struct("=i")
-
-
-def sync_loop(request_fd: int, result_fd: int) -> None:
-    """Sync each descriptor that can be read from `asks` and write what came of it, an errno or 0, to `tells`; until
-    one is below 0, or there are none any more."""
-    while word := os.read(request_fd, _MESSAGE.size):
-        (descriptor,) = _MESSAGE.unpack(word)
-        if descriptor < 0:
-            return
-        code = 0
-        try:
-            os.fdatasync(descriptor)
-        except OSError as error:
-            code = error.errno or -1
-        os.write(result_fd, _MESSAGE.pack(code))
 
 
 class FsyncThread:
     """One sync at a time. `ask` and `close` by whoever has the turn, `outcome` by anybody."""
 
-    def __init__(self, name: str, *, compiled: bool = True) -> None:
+    def __init__(self, name: str) -> None:
         asks, self._request_fd = os.pipe()
         self.descriptor, tells = os.pipe()
         self._thread_fds = (asks, tells)
         os.set_blocking(self.descriptor, False)
-        work = _native.fsync_loop if COMPILED and compiled else sync_loop
         # It does not keep a process alive: what was asked for and never heard of was never acknowledged either.
-        self._thread = Thread(target=work, args=self._thread_fds, name=name, daemon=True)
+        self._thread = Thread(target=native.fsync_loop, args=self._thread_fds, name=name, daemon=True)
         self._thread.start()
         fork.register(self)
 

@@ -287,14 +287,10 @@ class EngineConfig:
     queue_history_records: int = 100_000
     """Steps of jobs that are kept of each queue: who claimed what, and what became of it. 0: none."""
 
-    kernel: bool = True
-    """Pages are put together by compiled code, where it was built. False: in Python, the same bytes; to compare."""
-
     def __post_init__(self) -> None:
         for name, (least, most) in _BOUNDS.items():
             if name != "wal_shards" or self.wal_shards is not None:
                 _check_int(name, getattr(self, name), least, most)
-        _check_bool("kernel", self.kernel)
 
     def shards(self, processors: int) -> int:
         """How many WAL shards there are on a machine with this many processors."""

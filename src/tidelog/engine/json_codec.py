@@ -1,14 +1,10 @@
 """[hot] JSON texts: values → what is stored, and back; and a client's own text as it is stored and measured.
 
 [hot] JSON that came as text: its value, how deep it is nested, and its escapes that UTF-8 does not need.
-
-Compiled where that was built (`depth` and `unescaped` of the kernel); `plain_depth` and `plain_unescaped` say what is
-right.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from json import loads
 from math import isfinite
@@ -16,12 +12,10 @@ from typing import Any, Final
 
 import msgspec
 
+from tidelog import native
 from tidelog.errors import BadInput
 
-_encode_string = msgspec.json.Encoder().encode
 _decode_string = msgspec.json.Decoder().decode
-_ESCAPE: Final = re.compile(rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|u....|.)")
-_BRACKET_OR_QUOTE: Final = re.compile(rb'[\[\]{}"]|\\.', re.DOTALL)
 
 
 def from_json(text: bytes) -> object:
@@ -42,53 +36,6 @@ def _integer(digits: str) -> int | float:
         return int(digits)
     except ValueError:  # converting them takes time by the square of their number
         return float(digits)
-
-
-def unescape(text: bytes) -> bytes:
-    """The same JSON without escapes that UTF-8 does not need. Raises msgspec.DecodeError for what is no escape."""
-    made = _unescaped(text)
-    return unescape_py(text) if made is None else made
-
-
-def unescape_py(text: bytes) -> bytes:
-    return _ESCAPE.sub(_unescape_one, text)
-
-
-def _unescape_one(escape: re.Match[bytes]) -> bytes:
-    said = escape[0]
-    if said == b"\\/":
-        return b"/"
-    return _encode_string(_decode_string(b'"%b"' % said))[1:-1] if said[1:2] == b"u" else said
-
-
-def nesting_depth_py(text: bytes) -> int:
-    """It is not decoded: a list of empty lists would take 30 times its text."""
-    now = most = 0
-    is_quoted = False
-    for found in _BRACKET_OR_QUOTE.finditer(text):
-        mark = found[0]
-        if mark == b'"':
-            is_quoted = not is_quoted
-        elif is_quoted or mark[:1] == b"\\":
-            continue
-        elif mark in (b"[", b"{"):
-            now += 1
-            most = max(most, now)
-        else:
-            now -= 1
-    return most
-
-
-def nesting_depth(text: bytes) -> int:
-    """How deep JSON is nested."""
-    return _depth(text)
-
-
-try:
-    from tidelog._native import json_depth as _depth
-    from tidelog._native import remove_json_escapes as _unescaped
-except ImportError:  # built where there was no compiler
-    _depth, _unescaped = nesting_depth_py, unescape_py
 
 
 _encoder = msgspec.json.Encoder()
@@ -149,7 +96,10 @@ def compact_json(text: bytes) -> bytes:
         text = msgspec.json.format(text, indent=-1)
     if b"\\u" not in text and b"\\/" not in text:
         return text
-    return unescape(text)
+    compact = native.remove_json_escapes(text)
+    if compact is None:
+        raise msgspec.DecodeError("JSON has an escape that is not a character")
+    return compact
 
 
 def check_depths(text: bytes, datas: Sequence[bytes]) -> None:
@@ -160,5 +110,5 @@ def check_depths(text: bytes, datas: Sequence[bytes]) -> None:
 
 
 def check_depth(data: bytes) -> None:
-    if data.count(b"[") + data.count(b"{") > _JSON_DEPTH_MAX and nesting_depth(data) > _JSON_DEPTH_MAX:
+    if data.count(b"[") + data.count(b"{") > _JSON_DEPTH_MAX and native.json_depth(data) > _JSON_DEPTH_MAX:
         raise BadInput(f"a record is nested deeper than {_JSON_DEPTH_MAX} levels; nothing was written")

@@ -81,7 +81,7 @@ def read_json_page(
         return short
     scan = TopicScan(topic, from_seq, nodes, strong=strong)
     texts = [
-        json_rows.encode_rows(stretch.rows, stretch.json, show, compiled=topic.context.limits.kernel)
+        json_rows.encode_rows(stretch.rows, stretch.json, show)
         for stretch in scan.iter_chunks(limit, bytes_max)
         if len(stretch.rows)
     ]
@@ -163,8 +163,7 @@ def _encode_plain_ranges(topic: TopicState, bare: list[_PlainRange], bytes_max: 
                 at, pos = batch.seq + hi, batch.end
         if at != stop or bytes_max < 0:
             return None
-    compiled = topic.context.limits.kernel
-    texts = [json_rows.encode_batch(*cut, compiled=compiled) for cut in cuts]
+    texts = [json_rows.encode_batch(*cut) for cut in cuts]
     return None if None in texts else b",".join(text for text in texts if text is not None)
 
 
@@ -221,17 +220,14 @@ class BulkScan:
 
     def iter_json_lines(self, show: FieldSelection) -> Iterator[bytes]:
         """Stretches of newline-terminated JSON objects."""
-        compiled = self._core.context.limits.kernel
 
         def text(stretch: RecordChunk) -> bytes:
-            return json_rows.encode_rows(stretch.rows, stretch.json, show, b"\n", b"\n", compiled=compiled)
+            return json_rows.encode_rows(stretch.rows, stretch.json, show, b"\n", b"\n")
 
         return map(text, self._chunks())
 
     def iter_arrow_batches(self) -> Iterator[pa.RecordBatch]:
-        compiled = self._core.context.limits.kernel
-
         def batch(stretch: RecordChunk) -> pa.RecordBatch:
-            return to_arrow(stretch.rows, compiled=compiled).append_column("json", pa.array(stretch.json))
+            return to_arrow(stretch.rows).append_column("json", pa.array(stretch.json))
 
         return map(batch, self._chunks())

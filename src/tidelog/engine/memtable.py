@@ -197,7 +197,7 @@ class MemTable:
             self.live_records, self.live_bytes = self.live_records - 1, self.live_bytes - size
         return size
 
-    def reader(self, first: int, stop: int, bytes_max: int, *, compiled: bool = True) -> Callable[[], Chunk]:
+    def reader(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
         newest = self._last_write
         if newest is not None and first >= newest[0]:
             fresh = scan.read_single_frame(newest[1])
@@ -216,7 +216,7 @@ class MemTable:
 
         def read() -> Chunk:
             window = _read_window(pieces, start, low, high)
-            rows = scan.scan_indexed(window, entries, lo, hi, base, check=check, origin=low, compiled=compiled)
+            rows = scan.scan_indexed(window, entries, lo, hi, base, check=check, origin=low)
             return Chunk(rows, base + hi)
 
         return read

@@ -207,7 +207,7 @@ class TopicScan:
                 stop = min(stop, start + max(count_max, 64))
                 dead = part.deleted_mask()
                 gone = None if dead is None else dead[start - part.base : stop - part.base].copy()
-                look = part.reader(start, stop, min(bytes_max, self.chunk_bytes), compiled=core.context.limits.kernel)
+                look = part.reader(start, stop, min(bytes_max, self.chunk_bytes))
             counts = self._count_missing(first, start)
         if look is None:
             return RecordChunk(empty_rows(), np.zeros(0, bool), counts, self.last, is_full=False)
@@ -399,7 +399,7 @@ def read_table(
     batches = []
     for stretch in scan.iter_chunks():
         if len(stretch.rows):
-            batch = to_arrow(stretch.rows, compiled=topic.context.limits.kernel)
+            batch = to_arrow(stretch.rows)
             batches.append(batch.append_column("json", pa.array(stretch.json)))
     retention.persist_gap_floor(topic, scan.gap, scan.watermarks.evict_floor)
     told = {

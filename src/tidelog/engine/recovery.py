@@ -780,7 +780,7 @@ def _read_shards(
         directory = paths.shard_directory(wal, key)
         unknown = Position(2 if begun.get(key) == 2 else 1, 0)  # none of its files can have been let go of
         start = replay_start(loaded, key) or unknown
-        replay, contents = replay_shard(context.disk, directory, start, compiled=context.limits.kernel), ShardContents()
+        replay, contents = replay_shard(context.disk, directory, start), ShardContents()
         for window in replay:
             contents.add(window)
         progress(READING_WAL, number + 1, len(keys))

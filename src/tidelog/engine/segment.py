@@ -280,9 +280,8 @@ class Part(Protocol):
         """`bury` of one place: its bytes, or None where it was deleted before."""
         ...
 
-    def reader(self, first: int, stop: int, bytes_max: int, *, compiled: bool = True) -> Callable[[], Chunk]:
-        """What reads these seqs. Made under the topic's lock, called without it: a long read stops no writer.
-        `compiled`: the kernel may be asked."""
+    def reader(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
+        """What reads these seqs. Made under the topic's lock, called without it: a long read stops no writer."""
         ...
 
 
@@ -598,20 +597,20 @@ class Segment:
                 self._resident_until_us[chunk] = now_us + _RESIDENCY_TTL_US
         return True
 
-    def reader(self, first: int, stop: int, bytes_max: int, *, compiled: bool = True) -> Callable[[], Chunk]:
-        return partial(self._read, self.shape(), first, stop, bytes_max, compiled=compiled)
+    def reader(self, first: int, stop: int, bytes_max: int) -> Callable[[], Chunk]:
+        return partial(self._read, self.shape(), first, stop, bytes_max)
 
-    def _read(self, shape: SegmentContent, first: int, stop: int, bytes_max: int, *, compiled: bool) -> Chunk:
+    def _read(self, shape: SegmentContent, first: int, stop: int, bytes_max: int) -> Chunk:
         if len(shape.index) < (shape.stop - shape.base) * segment_index.ENTRY_BYTES and not self.rebuild_index():
             return Chunk(
                 empty_rows(), first, Fault(first, shape.stop, 0, "its index is missing and its data is not whole")
             )
         shown = self.shape() if self.rebuilt_index else shape
-        found = self._check_topic(CODEC.read(shown, first, stop, bytes_max, compiled=compiled))
+        found = self._check_topic(CODEC.read(shown, first, stop, bytes_max))
         if found.fault is None or self.rebuilt_index is not None or shape.stop != self.stop or not self.rebuild_index():
             return found
         # It was the index that was wrong, not the data.
-        return self._check_topic(CODEC.read(self.shape(), first, stop, bytes_max, compiled=compiled))
+        return self._check_topic(CODEC.read(self.shape(), first, stop, bytes_max))
 
     def _check_topic(self, chunk: Chunk) -> Chunk:
         """The chunk, if its frames are this topic's: a file in another one's place is as good as damaged."""

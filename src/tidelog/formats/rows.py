@@ -22,19 +22,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tidelog import native
 from tidelog.types import Buffer, Ints, Record
-
-try:
-    from tidelog import _native
-except ImportError:  # built where there was no compiler
-    COMPILED = False
-else:
-    COMPILED = True
 
 Flags: TypeAlias = NDArray[np.uint8]
 EMPTY_INTS: Ints = np.zeros(0, np.int64)
 _NULLS_CACHED: Final = 1 << 16
-_POOLED_BYTES_MIN: Final = 1 << 15  # bytes; less is as quickly had elsewhere
+_POOLED_BYTES_MIN: Final = 1 << 15  # less is allocated as quickly elsewhere
 
 
 class Span(NamedTuple):
@@ -148,14 +142,7 @@ class ScanResult(NamedTuple):
 
 def copy_values(buf: Buffer, span: Span) -> list[bytes]:
     """Copy a column out as bytes objects."""
-    if not len(span.pos):
-        return []
-    lo, hi = int(span.pos[0]), int((span.pos + span.size).max())
-    # One copy of the stretch, then slices of bytes: half the cost of slicing a memoryview per record.
-    blob = bytes(memoryview(buf)[lo:hi])
-    starts = (span.pos - lo).tolist()
-    ends = (span.pos + span.size - lo).tolist()
-    return [blob[start:end] for start, end in zip(starts, ends, strict=True)]
+    return native.slice_values(buf, *span)
 
 
 def iter_records(rows: Rows) -> Iterator[Record]:
@@ -169,69 +156,27 @@ def iter_records(rows: Rows) -> Iterator[Record]:
 
 
 def allocate_column(size: int) -> pa.Buffer:
-    """Memory for a column that a table may keep; that of columns that are gone, where the kernel has it. To touch
-    memory for the first time takes as long as to fill it four times, and what Arrow's own pool keeps, it keeps for a
-    moment."""
-    return (
-        pa.py_buffer(_native.borrow_buffer(size))
-        if COMPILED and size >= _POOLED_BYTES_MIN
-        else pa.allocate_buffer(size)
-    )
+    """Allocate memory for a column that a table may keep: memory of columns that are gone, where there is some.
+    Touching memory for the first time takes as long as filling it four times, and Arrow's own pool gives memory back
+    to the system within moments."""
+    return pa.py_buffer(native.borrow_buffer(size)) if size >= _POOLED_BYTES_MIN else pa.allocate_buffer(size)
 
 
-def to_binary_array(buf: Buffer, span: Span, *, compiled: bool = True) -> pa.Array:
-    """A column as an Arrow binary array: without a copy where values lie back to back, else one copy. `compiled`: the
-    kernel may make it."""
+def to_binary_array(buf: Buffer, span: Span) -> pa.Array:
+    """Return a column as an Arrow binary array: without a copy where the values are adjacent, else with one."""
     pos, size = span
     count = len(pos)
     if count == 0:
         return pa.array([], pa.binary())
     total, start = int(size.sum()), int(pos[0])
+    assert total < 1 << 31, "a batch of rows stays under 2 GiB: segments are sealed before"
     if int(pos[-1] + size[-1]) - start == total and np.array_equal(pos[1:], pos[:-1] + size[:-1]):
-        return _wrap_buffer(buf, start, np.append(pos, start + total))
-    if not (COMPILED and compiled) or total >= 1 << 31:
-        return to_binary_array_py(buf, span)
-    edges, window = allocate_column(4 * (count + 1)), allocate_column(total)
-    _native.copy_values(window, edges, buf, pos, size)
-    return pa.Array.from_buffers(pa.binary(), count, [None, edges, window])
-
-
-def to_binary_array_py(buf: Buffer, span: Span) -> pa.Array:
-    """`binary` of values that do not lie back to back, in Python alone."""
-    pos, size = span
-    count = len(pos)
-    ends = pos + size
-    start = int(pos[0])
-    gaps = np.flatnonzero(pos[1:] != ends[:-1]) + 1
-    if 8 * len(gaps) < count and bool((pos[gaps] >= ends[gaps - 1]).all()):
-        # Many values to a stretch (a batch frame is one): copying the stretches is three times as fast.
-        view = memoryview(buf)
-        stretches = zip([start, *pos[gaps].tolist()], [*ends[gaps - 1].tolist(), int(ends[-1])], strict=True)
-        window = b"".join([view[lo:hi] for lo, hi in stretches])
-        assert len(window) < 1 << 31, "a batch of rows stays under 2 GiB: segments are sealed before"
-        offsets = np.zeros(count + 1, np.int32)
-        np.cumsum(size, out=offsets[1:])
-        return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(window)])
-    if bool((pos[1:] >= ends[:-1]).all()):
-        # Values and the gaps between them are one array laid over the buffer; taking every
-        # second piece copies in C++. A gather by byte index in NumPy is far slower.
-        edges = np.empty(2 * count, np.int64)
-        edges[0::2], edges[1::2] = pos, ends
-        return _wrap_buffer(buf, start, edges).take(pa.array(np.arange(0, 2 * count - 1, 2, dtype=np.int64)))
-    # Records of one frame share a value (a batch-wide tag): keep each run once, then repeat it.
-    fresh = np.empty(count, bool)
-    fresh[0] = True
-    fresh[1:] = (pos[1:] != pos[:-1]) | (size[1:] != size[:-1])
-    first = np.flatnonzero(fresh)
-    return to_binary_array(buf, span.take(first), compiled=False).take(pa.array(np.cumsum(fresh) - 1))
-
-
-def _wrap_buffer(buf: Buffer, start: int, edges: Ints) -> pa.Array:
-    stop = int(edges[-1])
-    assert stop - start < 1 << 31, "a batch of rows stays under 2 GiB: segments are sealed before"
-    offsets = (edges - start).astype(np.int32)
-    window = pa.py_buffer(memoryview(buf)[start:stop])
-    return pa.Array.from_buffers(pa.binary(), len(edges) - 1, [None, pa.py_buffer(offsets), window])
+        offsets = (np.append(pos, start + total) - start).astype(np.int32)
+        window = pa.py_buffer(memoryview(buf)[start : start + total])
+        return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), window])
+    edges, values = allocate_column(4 * (count + 1)), allocate_column(total)
+    native.copy_values(values, edges, buf, pos, size)
+    return pa.Array.from_buffers(pa.binary(), count, [None, edges, values])
 
 
 _TIMESTAMP_TYPE = pa.timestamp("us", tz="UTC")
@@ -257,17 +202,17 @@ def _null_column(count: int) -> pa.Array:
     return _nulls().slice(0, count) if count <= _NULLS_CACHED else pa.nulls(count, pa.binary())
 
 
-def to_arrow(rows: Rows, *, compiled: bool = True) -> pa.RecordBatch:
+def to_arrow(rows: Rows) -> pa.RecordBatch:
     """The rows as an Arrow batch. `data` borrows the buffer wherever the layout allows it."""
     count = len(rows)
     optional = [
-        _null_column(count) if span is None else to_binary_array(rows.buf, span, compiled=compiled)
+        _null_column(count) if span is None else to_binary_array(rows.buf, span)
         for span in (rows.node, rows.tag, rows.meta)
     ]
     columns = [
         pa.array(rows.seq),
         pa.Array.from_buffers(_TIMESTAMP_TYPE, count, [None, pa.py_buffer(np.ascontiguousarray(rows.ts_us))]),
         *optional,
-        to_binary_array(rows.buf, rows.data, compiled=compiled),
+        to_binary_array(rows.buf, rows.data),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)

@@ -48,6 +48,7 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from tidelog import native
 from tidelog.errors import Corrupt
 from tidelog.formats import batch, frame, segment_index
 from tidelog.formats.frame import (
@@ -75,19 +76,10 @@ from tidelog.formats.frame import (
 from tidelog.formats.rows import Rows, ScanResult, ScanStop, Span, concat_rows, empty_rows
 from tidelog.types import Buffer, Ints
 
-try:
-    from tidelog import _native
-except ImportError:  # built where there was no compiler
-    COMPILED = False
-else:
-    COMPILED = True
-
 _FRAMES_PER_CALL: Final = 1 << 16  # frames that are looked for at once
 _SHORT_BYTES: Final = 1024  # a copy of a frame shorter than this costs less than a view of it
 _NO_FRAMES: Final = np.zeros(0, np.int64)
 _SUM_DTYPE: Final = np.dtype("<u8")
-_LEN = Struct("<I")
-_CHECKSUM_AND_LENGTH = Struct("<QI")  # a frame's checksum and the length of the one behind it
 # Type and flags as one number, and which of them go together.
 _KIND_AND_FLAGS: Final = np.dtype(
     {"names": ["lead"], "formats": ["<u2"], "offsets": [KIND_OFFSET], "itemsize": HEADER_BYTES}
@@ -112,16 +104,15 @@ class HeaderScan(NamedTuple):
     reason: str  # in words, for BAD and TORN
 
 
-def scan_headers(buf: Buffer, pos: int = 0, end: int | None = None, *, compiled: bool = True) -> HeaderScan:
+def scan_headers(buf: Buffer, pos: int = 0, end: int | None = None) -> HeaderScan:
     """Every good frame from `pos` on, every checksum verified: what `scan.frames` says, without an object a frame."""
     view = memoryview(buf)
     limit = len(view) if end is None else end
     runs: list[Ints] = []
-    run = _run_native if COMPILED and compiled else _run_py
-    far = run(buf, pos, limit, runs)
+    far = _collect_frames(buf, pos, limit, runs)
     while isinstance(found := read_frame(view, far, limit), Frame):
         runs.append(np.array([far], np.int64))
-        far = run(buf, found.end, limit, runs)
+        far = _collect_frames(buf, found.end, limit, runs)
     at = np.concatenate([_NO_FRAMES, *runs])
     heads = read_headers(view, at)
     more = (heads["flags"] & MORE) != 0
@@ -191,12 +182,14 @@ def _join_ranges(buf: Buffer, at: Ints, size: Ints) -> bytes:
     return octets.tobytes()
 
 
-def _run_native(buf: Buffer, pos: int, end: int, out: list[Ints]) -> int:
-    """As `_run`, where the kernel says where frames begin. What it says is bytes that nobody has verified: behind the
-    first checksum that does not hold nothing of it counts."""
+def _collect_frames(buf: Buffer, pos: int, end: int, out: list[Ints]) -> int:
+    """Append the starts of frames whose checksum holds to `out`; return where the last of them ends.
+
+    Stops without a verdict at the first frame that is anything else, or that ends too near the end.
+    """
     view = memoryview(buf)
     while pos + OVERHEAD_BYTES <= end:
-        made, far = _native.find_frames(view, pos, end, _FRAMES_PER_CALL)
+        made, far = native.find_frames(view, pos, end, _FRAMES_PER_CALL)
         if not made:
             break
         at = np.frombuffer(made, np.int64)
@@ -210,31 +203,6 @@ def _run_native(buf: Buffer, pos: int, end: int, out: list[Ints]) -> int:
         pos = far if good == len(at) else int(at[good])
         if good < _FRAMES_PER_CALL:
             break
-    return pos
-
-
-def _run_py(buf: Buffer, pos: int, end: int, out: list[Ints]) -> int:
-    """Put the starts of frames whose checksum holds on `out`; return where they end.
-
-    Stops without a verdict at the first one that is anything else, or too near the end to look behind it.
-    """
-    if pos + OVERHEAD_BYTES > end:
-        return pos
-    view = memoryview(buf)[:end]
-    starts: list[int] = []
-    seam, digest, put = _CHECKSUM_AND_LENGTH.unpack_from, xxh3_64_intdigest, starts.append
-    (frame_len,) = _LEN.unpack_from(view, pos)
-    try:
-        while frame_len >= FRAME_LEN_MIN:
-            sum_at = pos + frame_len - 4
-            checksum, frame_len = seam(view, sum_at)
-            if digest(view[pos + 4 : sum_at]) != checksum:
-                break
-            put(pos)
-            pos = sum_at + 8
-    except error:
-        pass  # The frame ends too near the end, or behind it.
-    out.append(np.array(starts, np.int64))
     return pos
 
 
@@ -431,18 +399,16 @@ def scan_indexed(
     *,
     check: bool,
     origin: int = 0,
-    compiled: bool = True,
 ) -> Rows:
     """Records [first_index, stop_index) of a sealed segment whose entry 0 is seq `base`. `origin` is where the first
     byte of `buf` lies in the segment's data.
 
     Headers are always held against the index; checksums only with `check`, which is for bytes that the
-    segment's footer has not vouched for. A disagreement raises Corrupt with its position. `compiled`: the kernel may
-    have the first look.
+    segment's footer has not vouched for. A disagreement raises Corrupt with its position.
     """
     view = memoryview(buf)
     part = entries[first_index:stop_index]
-    for quick in (segment_index.read_indexed_rows, read_single_batch) if compiled else (read_single_batch,):
+    for quick in (segment_index.read_indexed_rows, read_single_batch):
         if len(part) and (found := quick(view, part, base + first_index, check=check, origin=origin)) is not None:
             return found
     # Column by column: picking whole entries moves them field by field.

@@ -36,10 +36,11 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh3_64_intdigest
 
+from tidelog import native
 from tidelog.errors import BadInput, TooLarge
 from tidelog.formats import batch, frame
 from tidelog.formats.frame import APPEND_BATCH, FLAGS_OFFSET, KIND_OFFSET, OVERHEAD_BYTES, U32_MAX, read_headers
-from tidelog.formats.rows import COMPILED, EMPTY_INTS, Flags, Rows, Span, allocate_column
+from tidelog.formats.rows import EMPTY_INTS, Flags, Rows, Span, allocate_column
 from tidelog.types import Buffer, Ints
 
 HAS_TAG: Final = frame.HAS_TAG
@@ -251,9 +252,6 @@ def find_index_fault(entries: NDArray[np.void], data_size: int) -> str | None:
     return None
 
 
-if COMPILED:
-    from tidelog import _native
-
 _SUM: Final = np.dtype("<u8")
 
 
@@ -261,20 +259,18 @@ def read_indexed_rows(
     buf: Buffer, entries: NDArray[np.void], first_seq: int, *, check: bool, origin: int
 ) -> Rows | None:
     """The records of these entries, the first of which is of `first_seq`. `check`: and the checksum of each of their
-    frames holds. None where there is no kernel, or anything is out of the ordinary."""
-    if not COMPILED:
-        return None
+    frames holds. None where a frame is not an ordinary one."""
     count = len(entries)
     # What a table keeps is apart from what nobody wants any more once there is one.
     seq, ts_us = (np.frombuffer(allocate_column(8 * count), np.int64) for _ in range(2))
     at, pos, size = np.empty((3, count), np.int64)
     flags, data = np.empty(count, np.uint8), Span(pos, size)
     node = tag = None
-    found = _native.fill_indexed_records(buf, entries, first_seq, origin, ts_us, at, flags, data, node, tag)
+    found = native.fill_indexed_records(buf, entries, first_seq, origin, ts_us, at, flags, data, node, tag)
     if found < 0:
         said = int(np.bitwise_or.reduce(entries["flags"]))
         node, tag = (_empty_span(count) if said & flag else None for flag in (HAS_NODE, HAS_TAG))
-        found = _native.fill_indexed_records(buf, entries, first_seq, origin, ts_us, at, flags, data, node, tag)
+        found = native.fill_indexed_records(buf, entries, first_seq, origin, ts_us, at, flags, data, node, tag)
     if found <= 0 or (check and not _checksums_hold(buf, at)):
         return None
     seq[:] = np.arange(first_seq, first_seq + count)

@@ -58,7 +58,6 @@ def engine_config(config: ServerConfig) -> EngineConfig:
         routers_max=config.max_routers,
         total_bytes_max=config.max_total_bytes,
         queue_max=config.wal_queue_max,
-        kernel=config.kernel,
     )
 
 

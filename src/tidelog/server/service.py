@@ -129,8 +129,8 @@ class Service:
     def on_recovered(self, engine: Engine) -> None:
         """Recovery is done."""
         governor = self.governor
-        window_ms, kernel = (lambda: governor.commit_delay_ms), self.config.kernel
-        self._commit_driver = CommitDriver(self.loop, engine.shards, self.config.commit, window_ms, use_native=kernel)
+        window_ms = lambda: governor.commit_delay_ms  # noqa: E731
+        self._commit_driver = CommitDriver(self.loop, engine.shards, self.config.commit, window_ms)
         self._commit_driver.on_committed = self.notify_scheduler.notify_now
         micros, stir = self.clock.monotonic_us, self.notify_scheduler.start_sampling
         self._admission = WriteAdmission(self.loop, micros, self._commit_driver, governor, stir, self.health)

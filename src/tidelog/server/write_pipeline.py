@@ -69,10 +69,8 @@ class CommitDriver:
         shards: Sequence[Shard],
         mode: CommitMode,
         window_ms: Callable[[], float] = lambda: 0.0,
-        *,
-        use_native: bool = True,
     ) -> None:
-        """`window_ms`: how long commits that need a sync may be gathered. `compiled`: the kernel may sync."""
+        """`window_ms`: how long commits that need a sync may be gathered."""
         self._loop, self._shards, self._window_ms = loop, shards, window_ms
         self._thread = get_ident()
         self.on_loop = mode == "loop"
@@ -103,7 +101,7 @@ class CommitDriver:
             try:
                 for shard in shards:
                     assert shard.has_writer_thread, "somebody has to end what cannot be synced beside"
-                    self._fsync_fds.append(shard.enable_async(self._on_commit_ended, compiled=use_native))
+                    self._fsync_fds.append(shard.enable_async(self._on_commit_ended))
                     loop.add_reader(self._fsync_fds[-1], self._on_fsync_done, shard)
             except BaseException:
                 self.close()

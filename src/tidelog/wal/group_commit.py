@@ -381,13 +381,11 @@ class AsyncCommitter(BatchCommitter):
         self._last_seen: tuple[int, InflightBatch | None] = (0, None)  # what the writer thread saw of that
         self._is_sleeping = False  # it sleeps until it is woken
 
-    def enable_async(self, on_finished_elsewhere: Callable[[], None], *, compiled: bool = True) -> int:
+    def enable_async(self, on_finished_elsewhere: Callable[[], None]) -> int:
         """Be ready for `begin`, with a writer thread; return the descriptor that can be read when `finish` has
         something to tell. `over` is called, in any thread, where something else ended what was begun."""
         self._on_finished_elsewhere = on_finished_elsewhere
-        self._fsync_thread = self._fsync_thread or FsyncThread(
-            f"tidelog sync {self._writer.directory}", compiled=compiled
-        )
+        self._fsync_thread = self._fsync_thread or FsyncThread(f"tidelog sync {self._writer.directory}")
         return self._fsync_thread.descriptor
 
     @property

@@ -136,10 +136,8 @@ class MissingFile(NamedTuple):
 class Replay:
     """The files of one group, oldest first, read window by window. The rest is known after the loop."""
 
-    def __init__(
-        self, disk: Disk, directory: str, start: Position | None, durable: Position | None, *, compiled: bool
-    ) -> None:
-        self._disk, self.directory, self._compiled = disk, directory, compiled
+    def __init__(self, disk: Disk, directory: str, start: Position | None, durable: Position | None) -> None:
+        self._disk, self.directory = disk, directory
         self._start = start or Position(1, 0)
         self._durable = max(self._start, durable or _BEFORE_ALL)
         said, self.file_numbers = _list_files(disk, directory)  # the numbers of all files that are there
@@ -182,7 +180,7 @@ class Replay:
                 break
             file = _WalFileReader(self._disk, paths.file_path(self.directory, first))
             try:
-                reading = _FileReplay(self, file, first, following, self._durable, compiled=self._compiled)
+                reading = _FileReplay(self, file, first, following, self._durable)
                 lo = self._start.pos if first == self._start.file_number else 0
                 for window in reading.windows(lo):
                     self._cache_window(window)
@@ -223,7 +221,7 @@ class Replay:
             path = paths.file_path(self.directory, extent.file_number)
             file = _WalFileReader(self._disk, path)
             try:
-                walk = _BatchWalk(file, extent.file_number, extent.lo, extent.hi, compiled=self._compiled)
+                walk = _BatchWalk(file, extent.file_number, extent.lo, extent.hi)
                 for window in walk:
                     doubtful = extent.doubtful if window.file_offset == extent.lo else 0
                     yield window._replace(losses_before=extent.losses, doubtful=doubtful)
@@ -260,14 +258,13 @@ def replay_shard(
     start: Position | None = None,
     *,
     durable: Position | None = None,
-    compiled: bool = True,
 ) -> Replay:
     """The files of a group from `start` on; iterate, then ask for `losses`, `cut`, `next_first` and the rest.
 
     `durable` is a position before which everything is known to be durable; `start` is one in any case.
     Changes nothing. Raises Damaged when a file cannot be read: guessing what it holds would lose it.
     """
-    return Replay(disk, directory, start, durable, compiled=compiled)
+    return Replay(disk, directory, start, durable)
 
 
 # ── one file ──────────────────────────────────────────────────────────────────────────────────────
@@ -283,11 +280,8 @@ class _FileReplay:
         first: int,
         following: int | None,
         durable: Position,
-        *,
-        compiled: bool,
     ) -> None:
         self._replay, self._file, self._file_number, self._next_file_number = replay, file, first, following
-        self._compiled = compiled
         self._is_newest = following is None and durable.file_number <= first
         self._known_durable = durable.pos if durable.file_number == first else 0
         self.extents: list[ReplayedExtent] = []
@@ -300,7 +294,7 @@ class _FileReplay:
         if lo:
             self.frames = self._count_frames_before(lo)
         while True:
-            walk = _BatchWalk(file, self._file_number, pos, None, compiled=self._compiled)
+            walk = _BatchWalk(file, self._file_number, pos, None)
             for window in walk:
                 self.frames_seen += len(window.frame_pos)
                 yield window._replace(
@@ -321,7 +315,7 @@ class _FileReplay:
         """Frames before `lo`; None where what is there is damaged, which is no matter: a snapshot has it."""
         if lo > self._file.size:
             return None
-        walk = _BatchWalk(self._file, self._file_number, 0, lo, compiled=self._compiled)
+        walk = _BatchWalk(self._file, self._file_number, 0, lo)
         frames = sum(len(window.frame_pos) for window in walk)
         return frames if walk.whole_end == lo else None
 
@@ -343,11 +337,11 @@ class _FileReplay:
             self._classify_end(walk, durable, end)
             return None
         # A writer may be at work: what was not there a moment ago is there now, and the marks after it as well.
-        again = _BatchWalk(file, self._file_number, whole, None, compiled=self._compiled)
+        again = _BatchWalk(file, self._file_number, whole, None)
         if any(len(window.frame_pos) for window in again):
             return whole, 0
         anchors = {pos for pos, _ in marks} | {said.pos for _, said in marks if said.file_number == self._file_number}
-        resync = _Resync(file, used, anchors | ({end} if end else set()), compiled=self._compiled)
+        resync = _Resync(file, used, anchors | ({end} if end else set()))
         if whole >= durable:
             frames = resync.count_frames_after(walk.end)
             if resync.synced_by_marks(self._file_number) <= whole:
@@ -422,8 +416,8 @@ _ZEROS_REASON: Final = "zeros where a frame should start"
 class _BatchWalk:
     """Whole batches from one position on, window by window. After the loop it is known where and why they end."""
 
-    def __init__(self, file: _WalFileReader, first: int, pos: int, limit: int | None, *, compiled: bool) -> None:
-        self._file, self._first, self._compiled = file, first, compiled
+    def __init__(self, file: _WalFileReader, first: int, pos: int, limit: int | None) -> None:
+        self._file, self._first = file, first
         self._limit = file.size if limit is None else min(limit, file.size)
         self.whole_end = self.end = pos  # one past the last whole batch; one past the last good frame
         self.stop, self.reason = ScanStop.END, ""
@@ -434,7 +428,7 @@ class _BatchWalk:
             pos = self.whole_end
             buf = self._file.read(pos, min(pos + size, self._limit))
             is_last = pos + len(buf) >= self._limit
-            found = scan.scan_headers(buf, compiled=self._compiled)
+            found = scan.scan_headers(buf)
             want = 0 if is_last else self._bytes_needed(buf, found)
             kept, whole = len(found.frame_pos), found.whole_end
             if want and kept and found.headers["kind"][-1] in _ANNOUNCING_KINDS:
@@ -499,8 +493,8 @@ class _Resync:
     the synced position names, or the end of the file.
     """
 
-    def __init__(self, file: _WalFileReader, used: int, anchors: set[int], *, compiled: bool) -> None:
-        self._file, self._used, self._anchors, self._compiled = file, used, anchors, compiled
+    def __init__(self, file: _WalFileReader, used: int, anchors: set[int]) -> None:
+        self._file, self._used, self._anchors = file, used, anchors
         self._durable: dict[int, int] = {}
         self.kinds: set[int] | None = set()  # of the frames that were passed over; None: they cannot be told
         self.records = 0  # at most so many were in them
@@ -521,7 +515,7 @@ class _Resync:
             found = self._search_frame(found + 1, anchored=False) if hop is None else hop[0]
             if found is None:
                 break
-            walk = _BatchWalk(self._file, 0, found, None, compiled=self._compiled)
+            walk = _BatchWalk(self._file, 0, found, None)
             for window in walk:
                 count += len(window.frame_pos)
                 plain = (window.headers["kind"] == CHECKPOINT_MARK) & (window.headers["seq"] == 0) & is_sure
@@ -672,7 +666,7 @@ class _Resync:
     def _first_unproven(self, pos: int) -> int | None:
         """None where the frames from `pos` on lead to a proven place; else where they end."""
         while True:
-            walk = _BatchWalk(self._file, 0, pos, None, compiled=self._compiled)
+            walk = _BatchWalk(self._file, 0, pos, None)
             for window in walk:
                 starts = window.frame_pos + window.file_offset
                 if pos in self._anchors or np.isin(starts, list(self._anchors)).any():

@@ -8,11 +8,11 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.implementations import BOTH, implementation
 
 from tidelog.disk.fsync_thread import FsyncThread
 
 LIMIT_S = 60
-BOTH = pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "twin"])
 
 
 def heard(beside: FsyncThread) -> int:
@@ -28,7 +28,8 @@ def nothing_is_heard(beside: FsyncThread) -> None:
 
 @BOTH
 def test_a_descriptor_is_synced_and_what_came_of_it_is_told_once(tmp_path: Path, compiled: bool) -> None:
-    beside = FsyncThread("test", compiled=compiled)
+    with implementation(compiled=compiled):
+        beside = FsyncThread("test")
     nothing_is_heard(beside)
     with (tmp_path / "file").open("wb") as file:
         for _ in range(3):
@@ -51,7 +52,8 @@ def test_a_descriptor_is_synced_and_what_came_of_it_is_told_once(tmp_path: Path,
 @BOTH
 def test_its_thread_and_its_descriptors_end_with_it(compiled: bool) -> None:
     before = os.listdir("/proc/self/fd")
-    beside = FsyncThread("test", compiled=compiled)
+    with implementation(compiled=compiled):
+        beside = FsyncThread("test")
     beside.close()
     assert not beside._thread.is_alive()
     assert len(os.listdir("/proc/self/fd")) == len(before)
@@ -60,7 +62,8 @@ def test_its_thread_and_its_descriptors_end_with_it(compiled: bool) -> None:
 @BOTH
 def test_a_forked_child_that_holds_its_pipes_holds_up_nobody(compiled: bool) -> None:
     """Method: a second descriptor of the pipe, which is what a child has."""
-    beside = FsyncThread("test", compiled=compiled)
+    with implementation(compiled=compiled):
+        beside = FsyncThread("test")
     held = os.dup(beside._request_fd)
     beside.close()
     assert not beside._thread.is_alive()

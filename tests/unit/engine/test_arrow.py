@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.implementations import implementation
 from tests.unit.engine.harness import CLASSES, RESTARTS, TINY, EngineHarness, Restart, datas, read_topic, seqs
 
 from tidelog.engine import Counts, Gap, Record, Topic, read
@@ -74,7 +75,10 @@ def test_a_table_holds_what_pages_hold(durability: str) -> None:
 
 @pytest.mark.parametrize("durability", CLASSES)
 def test_with_and_without_the_kernel_tables_are_the_same(durability: str) -> None:
-    tables = [mixed(EngineHarness(**TINY, kernel=kernel), durability).to_arrow() for kernel in (True, False)]
+    tables = []
+    for compiled in (True, False):
+        with implementation(compiled=compiled):
+            tables.append(mixed(EngineHarness(**TINY), durability).to_arrow())
     assert tables[0].equals(tables[1], check_metadata=True)
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import errno
 
 import pytest
+from tests.implementations import implementation
 from tests.unit.engine.harness import EngineHarness, Restart, datas
 
 from tidelog.engine import Topic, append
 from tidelog.engine.batch_encoder import Batch
 from tidelog.engine.topic_state import BufferPool
 from tidelog.errors import DiskFull
-from tidelog.formats import batch_writer
 
 
 def test_what_is_given_back_is_taken_again() -> None:
@@ -78,10 +78,10 @@ def test_a_write_that_failed_gives_its_memory_back() -> None:
 
 @pytest.mark.usefixtures("large_buffers")
 @pytest.mark.parametrize("how", ["reopen", "kill"])
-def test_a_program_that_does_without_the_kernel_writes_the_same(how: Restart, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_writer, "_native", None)
-    world = EngineHarness(kernel=False)
+def test_a_program_that_does_without_the_kernel_writes_the_same(how: Restart) -> None:
+    world = EngineHarness()
     topic = world.log.topic("t", durability="fsync")
-    topic.append([b"x" * 30, b"", b"y" * 300])
-    topic.append([b"z"])
+    with implementation(compiled=False):
+        topic.append([b"x" * 30, b"", b"y" * 300])
+        topic.append([b"z"])
     assert datas(world.restart(how).topic("t")) == [b"x" * 30, b"", b"y" * 300, b"z"]

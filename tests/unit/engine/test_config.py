@@ -311,8 +311,7 @@ LIMITS: dict[str, tuple[int | None, int, int]] = {
 def test_the_engine_has_these_settings_and_defaults() -> None:
     made = EngineConfig()
     assert {field.name: getattr(made, field.name) for field in fields(EngineConfig)} == {
-        **{name: default for name, (default, _, _) in LIMITS.items()},
-        "kernel": True,
+        name: default for name, (default, _, _) in LIMITS.items()
     }
     with pytest.raises(FrozenInstanceError):
         made.queue_max = 1  # type: ignore[misc]
@@ -329,13 +328,6 @@ def test_a_limit_of_the_engine_is_held_to_what_makes_sense(name: str) -> None:
         settled: dict[str, Any] = {name: bad}
         with pytest.raises(BadInput, match=f"^{name} is .*whole number from {least} to"):
             EngineConfig(**settled)
-
-
-@pytest.mark.parametrize("bad", [0, 1, "1", None])
-def test_whether_to_use_the_kernel_is_true_or_false(bad: Any) -> None:
-    assert not EngineConfig(kernel=False).kernel
-    with pytest.raises(BadInput, match=r"^kernel is .*true or false"):
-        EngineConfig(kernel=bad)
 
 
 def test_only_the_number_of_shards_may_be_left_open() -> None:

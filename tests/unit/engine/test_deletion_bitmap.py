@@ -93,8 +93,8 @@ def meddled(monkeypatch: pytest.MonkeyPatch, meddle: Callable[[], object]) -> No
     plain = MemTable.reader
     left = [meddle]
 
-    def look(block: MemTable, *asked: int, compiled: bool = True) -> Callable[[], Chunk]:
-        read = plain(block, *asked, compiled=compiled)
+    def look(block: MemTable, *asked: int) -> Callable[[], Chunk]:
+        read = plain(block, *asked)
 
         def late() -> Chunk:
             while left:

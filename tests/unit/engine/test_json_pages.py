@@ -7,6 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.implementations import both_implementations as both_implementations
+from tests.implementations import implementation
 from tests.unit.engine.harness import CLASSES, EngineHarness, InterposingDisk
 
 from tidelog.engine import (
@@ -61,12 +63,12 @@ def test_text_and_records_say_the_same(durability: str) -> None:
 @pytest.mark.parametrize("durability", CLASSES)
 def test_with_and_without_the_kernel_pages_are_the_same_bytes(durability: str) -> None:
     said: list[list[object]] = []
-    for kernel in (True, False):
-        world = EngineHarness(kernel=kernel)
-        topic = filled(world, durability)
-        show = FieldSelection(tags=True)
-        said.append([topic.read_json(at, 3, 1 << 20, show=show) for at in range(7)])
-        said.append([b"".join(topic.scan().iter_json_lines(show))])
+    for compiled in (True, False):
+        with implementation(compiled=compiled):
+            topic = filled(EngineHarness(), durability)
+            show = FieldSelection(tags=True)
+            said.append([topic.read_json(at, 3, 1 << 20, show=show) for at in range(7)])
+            said.append([b"".join(topic.scan().iter_json_lines(show))])
     assert said[:2] == said[2:]
 
 
@@ -110,13 +112,13 @@ class Short:
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.usefixtures("both_implementations")
 def test_the_short_way_to_the_newest_write_says_what_a_scan_says(
-    durability: str, kernel: bool, monkeypatch: pytest.MonkeyPatch
+    durability: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: after each of many different writes and deletes, from every cursor around it; and the short way is taken
     where it is meant to be."""
-    topic = EngineHarness(kernel=kernel).log.topic("t", durability=durability, cap_records=1000)
+    topic = EngineHarness().log.topic("t", durability=durability, cap_records=1000)
     short = Short(topic, monkeypatch)
     writes: list[tuple[Any, dict[str, Any], int]] = [
         ([{"n": 1}], {}, 1),
@@ -154,13 +156,13 @@ def test_the_short_way_to_the_newest_write_says_what_a_scan_says(
 
 
 @pytest.mark.parametrize("durability", CLASSES)
-@pytest.mark.parametrize("kernel", [True, False])
+@pytest.mark.usefixtures("both_implementations")
 def test_the_short_way_to_records_of_batches_says_what_a_scan_says(
-    durability: str, kernel: bool, monkeypatch: pytest.MonkeyPatch
+    durability: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Method: batches of many sizes among other writes, over parts in memory and, where the class has any, segments;
     from every cursor, before and after deletes and a hole."""
-    world = EngineHarness(kernel=kernel, segment_events_max=40)
+    world = EngineHarness(segment_events_max=40)
     topic = world.log.topic("t", durability=durability)
     short = Short(topic, monkeypatch)
     for size in (3, 1, 2, 30, 4, 5, 40, 2, 2, 50, 7):

@@ -13,6 +13,7 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.implementations import implementation
 
 from tidelog.errors import BadInput, TooLarge
 from tidelog.formats import batch, batch_writer, frame
@@ -285,9 +286,8 @@ def test_a_planned_batch_is_the_same_bytes_made_one_frame_at_a_time(
     assert planned.counts == [len(decoded(buf)) for buf in want]
     used = bytearray(b"\xff" * (sum(map(len, want)) + 7))  # by an earlier batch
     for compiled in (True, False):
-        made = batch_writer.write_frames(
-            lambda size: used[:size], 10, 5, TS, datas, lengths.tolist(), compiled=compiled, **named
-        )
+        with implementation(compiled=compiled):
+            made = batch_writer.write_frames(lambda size: used[:size], 10, 5, TS, datas, lengths.tolist(), **named)
         assert made.frames == want
         assert made.counts == planned.counts
         assert bytes(made.buffer) == b"".join(want), "as much as was asked for, and nothing between"

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.implementations import implementation
 
-from tidelog import _native
+from tidelog import _native, _pure_python
 from tidelog.formats import batch_writer
 
 batches = st.lists(st.binary(max_size=9) | st.binary(min_size=200, max_size=300), max_size=12)
-PUTS = [_native.copy_values_into, batch_writer.copy_into_py]
+PUTS = [_native.copy_values_into, _pure_python.copy_values_into]
 
 
 class Derived(bytes):
@@ -36,13 +37,14 @@ class Derived(bytes):
 )
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_what_is_bytes_and_what_is_not(many: list[Any], wanted: bool, kind: Callable[[list[Any]], Any]) -> None:
-    assert [batch_writer.are_bytes(kind(many), compiled=compiled) for compiled in (True, False)] == [wanted, wanted]
+    assert [module.all_bytes(kind(many)) for module in (_native, _pure_python)] == [wanted, wanted]
 
 
 @given(batches)
 def test_lengths_are_the_same_from_both(datas: list[bytes]) -> None:
     for compiled in (True, False):
-        found, total = batch_writer.value_lengths(datas, compiled=compiled)
+        with implementation(compiled=compiled):
+            found, total = batch_writer.value_lengths(datas)
         assert list(found) == [len(data) for data in datas]
         assert total == sum(map(len, datas))
         assert memoryview(found).itemsize == 4  # type: ignore[arg-type]
@@ -54,6 +56,7 @@ def test_what_the_kernel_does_not_measure_is_left_to_the_twin() -> None:
             return 1 << 32
 
     assert _native.value_lengths([b"a", Huge()]) is None
+    assert _pure_python.value_lengths([b"a", Huge()]) is None
     found, total = batch_writer.value_lengths([b"a", Huge()])
     assert (list(found), total) == ([1, 1 << 32], (1 << 32) + 1)
 
@@ -63,9 +66,9 @@ def test_what_the_kernel_does_not_measure_is_left_to_the_twin() -> None:
 )
 def test_values_are_cut_alike_and_none_is_left_out(sizes: list[int], size_max: int, count_max: int) -> None:
     lengths = array("I", sizes)
-    found = batch_writer.split_values(lengths, size_max, count_max)
-    assert found == batch_writer.split_values(lengths, size_max, count_max, compiled=False)
-    assert found == batch_writer.split_values(np.asarray(lengths, np.uint32), size_max, count_max)
+    found = _native.split_by_size(lengths, size_max, count_max)
+    assert found == _pure_python.split_by_size(lengths, size_max, count_max)
+    assert found == _native.split_by_size(np.asarray(lengths, np.uint32), size_max, count_max)
     assert [value for lo, hi, _ in found for value in sizes[lo:hi]] == sizes
     for lo, hi, size in found:
         assert size == sum(sizes[lo:hi])
@@ -99,4 +102,11 @@ def test_nothing_is_written_outside_the_memory(put: Any, size: int, pos: int, lo
 
 def test_the_kernel_gathers_bytes_only() -> None:
     with pytest.raises(ValueError, match="not bytes"):
-        _native.copy_values_into(bytearray(9), 0, [b"a", "b"], 0, 2)
+        _native.copy_values_into(bytearray(9), 0, [b"a", "b"], 0, 2)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("put", PUTS)
+def test_values_of_a_derived_class_are_copied(put: Any) -> None:
+    memory = bytearray(3)
+    assert put(memory, 0, [Derived(b"ab"), b"c"], 0, 2) == 3
+    assert memory == b"abc"

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
+from tests.implementations import implementation
 
 from tidelog import _native
 from tidelog.errors import Corrupt
@@ -31,7 +32,8 @@ NAMES = [b"", b"n1", "knöten".encode(), b"long" * 40, "名".encode() * 50]
 def surveyed(buf: bytes, pos: int = 0, end: int | None = None) -> tuple[object, ...]:
     at, heads, *rest = scan.scan_headers(buf, pos, end)
     assert heads.dtype == frame.HEADER
-    plain_at, plain_heads, *plain = scan.scan_headers(buf, pos, end, compiled=False)
+    with implementation(compiled=False):
+        plain_at, plain_heads, *plain = scan.scan_headers(buf, pos, end)
     assert (plain_at.tolist(), plain_heads.tobytes(), plain) == (at.tolist(), heads.tobytes(), rest)
     return at.tolist(), heads.tobytes(), *rest
 

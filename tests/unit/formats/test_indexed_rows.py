@@ -15,9 +15,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.implementations import implementation
 from tests.unit.formats.test_scan import TOPIC, TS, append, make_log
 
-from tidelog import _native
+from tidelog import _native, _pure_python
 from tidelog.errors import Corrupt
 from tidelog.formats import batch, scan, segment_index
 from tidelog.formats.frame import DURABLE, JSON, MORE
@@ -56,9 +57,12 @@ def told(rows: Rows) -> tuple[Any, ...]:
     return (*places, *spans, segment_index.record_flags(rows).tolist(), segment_index.record_flags(fresh).tolist())
 
 
-def outcome(buf: bytes, entries: NDArray[np.void], lo: int, hi: int, base: int, **how: Any) -> tuple[Any, ...]:
+def outcome(
+    buf: bytes, entries: NDArray[np.void], lo: int, hi: int, base: int, *, compiled: bool = True, **how: Any
+) -> tuple[Any, ...]:
     try:
-        return told(scan.scan_indexed(buf, entries, lo, hi, base, **how))
+        with implementation(compiled=compiled):
+            return told(scan.scan_indexed(buf, entries, lo, hi, base, **how))
     except Corrupt as error:
         return error.pos, error.reason
 
@@ -73,7 +77,7 @@ def test_ordinary_frames_are_read_alike_and_by_the_kernel(seed: int) -> None:
         hi = random.randrange(lo, len(entries)) + 1
         low = random.choice((0, int(entries["frame_offset"][lo])))
         for check in (False, True):
-            window, how = log[low:], {"check": check, "origin": low}
+            window, how = log[low:], dict[str, Any](check=check, origin=low)
             found = segment_index.read_indexed_rows(window, entries[lo:hi], base + lo, check=check, origin=low)
             assert found is not None, "it is as ordinary as can be"
             assert told(found) == outcome(window, entries, lo, hi, base, compiled=False, **how)
@@ -176,9 +180,11 @@ places = st.lists(st.tuples(st.integers(0, 200), st.integers(0, 56)), max_size=2
 def test_values_are_copied_as_they_lie(found: list[tuple[int, int]], repeated: int) -> None:
     """In any order, apart, one behind the other, one of them many times."""
     found = [place for place in found for _ in range(repeated)]
-    made = to_binary_array(BUF, span(found))
-    made.validate(full=True)
-    assert made.to_pylist() == [BUF[pos : pos + size] for pos, size in found]
+    for compiled in (True, False):
+        with implementation(compiled=compiled):
+            made = to_binary_array(BUF, span(found))
+        made.validate(full=True)
+        assert made.to_pylist() == [BUF[pos : pos + size] for pos, size in found]
 
 
 @given(places.map(sorted), st.integers(1, 3))
@@ -188,8 +194,9 @@ def test_twins_make_the_same_column(found: list[tuple[int, int]], repeated: int)
     ends = np.cumsum([0, *(size + pos % 3 for pos, size in found)]).tolist()
     laid = [(at, size) for at, (_, size) in zip(ends[:-1], found, strict=True) if at + size <= len(BUF)]
     where = span([place for place in laid for _ in range(repeated)])
-    got, want = (to_binary_array(BUF, where, compiled=compiled) for compiled in (True, False))
-    assert got.equals(want)
+    got = to_binary_array(BUF, where)
+    with implementation(compiled=False):
+        assert got.equals(to_binary_array(BUF, where))
     assert got.to_pylist() == copy_values(BUF, where)
 
 
@@ -200,14 +207,16 @@ def test_twins_make_the_same_column(found: list[tuple[int, int]], repeated: int)
 def test_a_value_outside_is_refused_and_none_is_written_outside(place: tuple[int, int], room: int) -> None:
     memory = bytearray(b"." * (room + 8))
     edges = np.zeros(2, np.int32)
-    with pytest.raises(ValueError, match="outside of the buffer"):
-        _native.copy_values(memoryview(memory)[:room], edges, b"12345678", *span([place]))
-    assert memory[room:] == b"." * 8
+    for copy in (_native.copy_values, _pure_python.copy_values):
+        with pytest.raises(ValueError, match="outside of the buffer"):
+            copy(memoryview(memory)[:room], edges, b"12345678", *span([place]))
+        assert memory[room:] == b"." * 8
 
 
 def test_edges_are_one_more_than_values() -> None:
-    with pytest.raises(ValueError, match="edges"):
-        _native.copy_values(bytearray(1), np.zeros(1, np.int32), b"1", *span([(0, 1)]))
+    for copy in (_native.copy_values, _pure_python.copy_values):
+        with pytest.raises(ValueError, match="edges"):
+            copy(bytearray(1), np.zeros(1, np.int32), b"1", *span([(0, 1)]))
 
 
 # Memory that is used again -----------------------------------------------------------------------------

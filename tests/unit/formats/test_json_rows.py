@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.implementations import BOTH, implementation
 
 from tidelog.formats import batch, json_rows, scan, segment_index
 from tidelog.formats.frame import JSON
@@ -23,7 +24,8 @@ datas = st.recursive(st.none() | st.integers() | st.text(max_size=8), lambda inn
 def rendered(datas: list[bytes], *, flags: int, show: FieldSelection, **columns: Any) -> list[dict[str, Any]]:
     walk = scan.scan_records(b"".join(batch.encode_many(1, 5, 1_700_000_000_000, datas, flags=flags, **columns)))
     is_json = (segment_index.record_flags(walk.rows) & segment_index.JSON) != 0
-    lines = json_rows.encode_rows_py(walk.rows, is_json, show, b"\n", b"").split(b"\n")
+    with implementation(compiled=False):
+        lines = json_rows.encode_rows(walk.rows, is_json, show, b"\n").split(b"\n")
     assert len(lines) == len(datas), "one line a record"
     assert json_rows.encode_rows(walk.rows, is_json, show) == b",".join(lines)
     return [json.loads(text) for text in lines]
@@ -60,17 +62,19 @@ def test_the_keys_stand_in_the_contracts_order() -> None:
     assert made == b'{"$seq":1,"$ts":9,"$node":"n","$tag":"t","data":1,"meta":{"k":1}}'
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@BOTH
 @pytest.mark.parametrize("later", [9, 10])
 def test_plain_records_take_the_short_way_to_the_same_text(later: int, compiled: bool) -> None:
     frames = batch.encode_many(1, 1, 9, [b'{"a":"%d"}', b"null"], flags=JSON) + batch.encode_many(
         1, 3, later, [b"3", b"4"], flags=JSON
     )
     walk = scan.scan_records(b"".join(frames))
-    made = json_rows.encode_rows(walk.rows, np.ones(4, bool), separator=b"%", terminator=b"!", compiled=compiled)
+    with implementation(compiled=compiled):
+        made = json_rows.encode_rows(walk.rows, np.ones(4, bool), separator=b"%", terminator=b"!")
+        empty = json_rows.encode_rows(walk.rows.slice(0, 0), np.ones(0, bool), terminator=b"!")
     heads = [(1, 9, b'{"a":"%d"}'), (2, 9, b"null"), (3, later, b"3"), (4, later, b"4")]
     assert made == b"%".join([b'{"$seq":%d,"$ts":%d,"data":%b}' % row for row in heads]) + b"!"
-    assert json_rows.encode_rows(walk.rows.slice(0, 0), np.ones(0, bool), terminator=b"!", compiled=compiled) == b""
+    assert empty == b""
 
 
 def test_bytes_go_out_as_base64_and_say_so() -> None:

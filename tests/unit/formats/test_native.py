@@ -14,8 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.implementations import implementation
 
-from tidelog import _native
+from tidelog import _native, _pure_python, native
 from tidelog.formats import json_rows
 from tidelog.formats.json_rows import FieldSelection
 from tidelog.formats.rows import Rows, Span
@@ -48,13 +49,16 @@ def laid(rows: list[Row], gap: bytes = b"?", shared: bool = False) -> tuple[Rows
 
 
 def both(rows: Rows, json: NDArray[np.bool_], show: FieldSelection, between: bytes = b",", last: bytes = b"") -> bytes:
-    made = json_rows.encode_rows(rows, json, show, between, last)
-    assert made == json_rows.encode_rows_py(rows, json, show, between, last)
-    return made
+    made = []
+    for compiled in (True, False):
+        with implementation(compiled=compiled):
+            made.append(json_rows.encode_rows(rows, json, show, between, last))
+    assert made[0] == made[1]
+    return made[0]
 
 
 def test_the_kernel_is_there() -> None:
-    assert json_rows.COMPILED
+    assert native.COMPILED
 
 
 @given(
@@ -85,7 +89,8 @@ def test_a_name_that_is_not_utf_8_is_the_same_error(found: list[tuple[bytes, byt
     said = []
     for compiled in (False, True):
         try:
-            said.append(repr(json_rows.encode_rows(made, json, FieldSelection(tags=True), compiled=compiled)))
+            with implementation(compiled=compiled):
+                said.append(repr(json_rows.encode_rows(made, json, FieldSelection(tags=True))))
         except UnicodeDecodeError as error:
             said.append(str(error))
     assert said[0] == said[1]
@@ -194,11 +199,11 @@ def test_a_batch_is_the_same_text_by_both_and_by_columns(
     hi = len(datas) if drawn is None else drawn.draw(st.integers(lo + 1, len(datas)))
     given = (*batch_of(datas, before), lo, hi, seq, ts_ms)
     made = _native.encode_json_batch(*given)
-    assert made == json_rows.encode_batch_py(*given)
+    assert made == _pure_python.encode_json_batch(*given)
     assert (
         made
         == _native.encode_json_batch(memoryview(given[0]), *given[1:])
-        == json_rows.encode_batch_py(memoryview(given[0]), *given[1:])
+        == _pure_python.encode_json_batch(memoryview(given[0]), *given[1:])
     )
     rows = [b'{"$seq":%d,"$ts":%d,"data":%b}' % (seq + at, ts_ms, data) for at, data in enumerate(datas[lo:hi])]
     assert made == b",".join(rows)
@@ -207,17 +212,17 @@ def test_a_batch_is_the_same_text_by_both_and_by_columns(
 @pytest.mark.parametrize("size", [1 << 10, 3 << 20])
 def test_a_large_batch(size: int) -> None:
     given = (*batch_of([b"x" * size, b"", b"y" * size]), 0, 3, 7, 8)
-    assert _native.encode_json_batch(*given) == json_rows.encode_batch_py(*given)
+    assert _native.encode_json_batch(*given) == _pure_python.encode_json_batch(*given)
 
 
 def test_lengths_that_do_not_add_up_are_no_batch() -> None:
     body, at, count, end = batch_of([b"one", b"two"])
     for wrong in (0, 2, 4, 1 << 31, (1 << 32) - 1):
         lie = pack("<I", wrong) + body[4:]
-        for ask in (_native.encode_json_batch, json_rows.encode_batch_py):
+        for ask in (_native.encode_json_batch, _pure_python.encode_json_batch):
             assert ask(lie, at, count, end, 0, 1, 1, 1) is None
             assert ask(lie, at, count, end, 1, 2, 1, 1) is None
-    for ask in (_native.encode_json_batch, json_rows.encode_batch_py):
+    for ask in (_native.encode_json_batch, _pure_python.encode_json_batch):
         assert ask(body, at, count, end + 1, 0, 1, 1, 1) is None
 
 
@@ -241,8 +246,9 @@ def test_lengths_that_do_not_add_up_are_no_batch() -> None:
 def test_a_batch_outside_of_its_buffer_is_refused(wrong: dict[str, int]) -> None:
     body, at, count, end = batch_of([b"one", b"two"])
     given = {"lengths_at": at, "count": count, "data_end": end, "lo": 0, "hi": 2, "seq": 1, "ts_ms": 1, **wrong}
-    with pytest.raises(ValueError, match="outside of the buffer"):
-        _native.encode_json_batch(body, *given.values())
+    for encode in (_native.encode_json_batch, _pure_python.encode_json_batch):
+        with pytest.raises(ValueError, match="outside of the buffer"):
+            encode(body, *given.values())
 
 
 def test_nothing_is_held_afterwards() -> None:

@@ -14,8 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from tidelog import _native
-from tidelog.formats import batch_writer
+from tidelog import _native, _pure_python
 from tidelog.server.handlers.write import _encode_write_responses_py
 
 ROUNDS: Final = int(os.environ.get("TIDELOG_FUZZ_ROUNDS", "1500"))
@@ -45,32 +44,44 @@ def tried(call: Any, *args: Any) -> Any:
     return None
 
 
+def copied(module: Any, *args: Any) -> bool:
+    try:
+        module.copy_values(*args)
+    except ValueError:
+        return False
+    return True
+
+
 def test_cuts_return_for_every_bound() -> None:
     """A bound of no values never returned."""
     lengths = array("I", [3, 0, 5, 9])
     for count_max in (0, -1, -(1 << 62), 1, 2, 1 << 62):
-        assert _native.split_by_size(lengths, 8, count_max) == batch_writer.split_values_py(lengths, 8, count_max)
+        assert _native.split_by_size(lengths, 8, count_max) == _pure_python.split_by_size(lengths, 8, count_max)
 
 
 def test_values_by_chance() -> None:
     for seed in range(ROUNDS):
         random = Random(seed)
         datas = [octets(random, 40) for _ in range(random.randrange(12))]
-        lengths, _ = batch_writer.value_lengths_py(datas)
+        assert _native.value_lengths(datas) == _pure_python.value_lengths(datas), seed
+        lengths = array("I", map(len, datas))
         size_max, count_max = abs(number(random)), number(random)
-        expected = batch_writer.split_values_py(lengths, size_max, count_max)  # type: ignore[arg-type]
+        expected = _pure_python.split_by_size(lengths, size_max, count_max)
         assert _native.split_by_size(lengths, size_max, count_max) == expected, seed
         into, twin = bytearray(octets(random)), bytearray()
         twin[:] = into
         pos, lo, hi = (random.choice([number(random), random.randrange(12)]) for _ in range(3))
         made = tried(_native.copy_values_into, into, pos, datas, lo, hi)
-        wanted = tried(batch_writer.copy_into_py, twin, pos, datas, lo, hi)
+        wanted = tried(_pure_python.copy_values_into, twin, pos, datas, lo, hi)
         assert made == wanted, seed
         if made is not None:
             assert into == twin, seed
         tried(_native.borrow_buffer, random.choice([-1, 0, 1 << 62, (1 << 63) - 1, random.randrange(99_999)]))
-        tried(_native.find_frames, octets(random), number(random), number(random), number(random))
-        tried(_native.find_frames, octets(random), 0, random.randrange(200), random.randrange(9))
+        for place in (
+            (octets(random), number(random), number(random), number(random)),
+            (octets(random), 0, random.randrange(200), random.randrange(9)),
+        ):
+            assert tried(_native.find_frames, *place) == tried(_pure_python.find_frames, *place), seed
 
 
 def test_bodies_by_chance() -> None:
@@ -114,11 +125,15 @@ def test_rows_by_chance() -> None:
             octets(random, 5),
             b"]",
         )
-        tried(
-            _native.encode_json_batch, buf, *(random.choice([number(random), random.randrange(200)]) for _ in range(7))
-        )
+        place = [random.choice([number(random), random.randrange(200)]) for _ in range(7)]
+        made = tried(_native.encode_json_batch, buf, *place)
+        assert made is None or made == _pure_python.encode_json_batch(buf, *place), seed
         into, edges = bytearray(random.randrange(64)), bytearray(4 * (count + random.choice([0, 1, 1, 1, 2])))
-        tried(_native.copy_values, into, edges, buf, column(len(buf)), column(9))
+        values, reference = (buf, column(len(buf)), column(9)), (bytearray(into), bytearray(edges))
+        made = [copied(_native, into, edges, *values), copied(_pure_python, *reference, *values)]
+        assert made[0] == made[1], seed
+        if made[0]:
+            assert (into, edges) == reference, seed
         entries = octets(random, 8 * 24)
         room = [np.zeros(random.choice([8, 9]), np.int64) for _ in range(8)]
         node, tag = (random.choice([None, (room[at], room[at + 1])]) for at in (4, 6))

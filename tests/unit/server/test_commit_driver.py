@@ -11,6 +11,7 @@ from threading import Thread, get_ident
 from typing import Any
 
 import pytest
+from tests.implementations import BOTH, implementation
 from tests.unit.spark.helpers import run_server
 from tests.unit.wal.harness import FILE_BYTES, TIMEOUT_S, WalHarness
 
@@ -171,7 +172,7 @@ def test_who_was_answered_with_others_has_a_turn_to_come_again() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "twin"])
+@BOTH
 def test_no_sync_runs_on_the_loop(compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Method: a real disk; every sync that Python runs says in which thread. Files are small, new ones are many."""
     synced_by = spied_syncs(monkeypatch)
@@ -182,7 +183,8 @@ def test_no_sync_runs_on_the_loop(compiled: bool, tmp_path: Path, monkeypatch: p
         disk.make_dir("data")
         bench = WalHarness(disk)
         bench.shard.start()
-        commits = CommitDriver(asyncio.get_running_loop(), [bench.shard], "beside", use_native=compiled)
+        with implementation(compiled=compiled):
+            commits = CommitDriver(asyncio.get_running_loop(), [bench.shard], "beside")
         synced_by.clear()
         for number in range(200):
             token = bench.submit([b"%d" % number], durable=number % 3 != 0)

@@ -17,6 +17,7 @@ from time import monotonic
 from typing import Any
 
 import pytest
+from tests.implementations import BOTH, implementation
 from tests.unit.wal.harness import TIMEOUT_S, WalHarness, inspect_wal, run_all
 
 from tidelog.disk.posix import PosixDisk
@@ -26,9 +27,6 @@ from tidelog.testing import SimDisk
 from tidelog.testing.simulated_disk import SimFile
 from tidelog.wal import CommitFuture, Writer
 from tidelog.wal.group_commit import COMPLETION_POLL_S, PREPENDED_BYTES_MAX
-
-BOTH = pytest.mark.parametrize("compiled", [True, False], ids=["kernel", "twin"])
-
 
 # ── a shard on a real disk ────────────────────────────────────────────────────────────────────────
 
@@ -46,7 +44,9 @@ def real(
         bench = WalHarness(disk, file_bytes=1 << 16)
         bench.shard.start()
         try:
-            yield bench, bench.shard.enable_async(lambda: None, compiled=compiled)
+            with implementation(compiled=compiled):
+                descriptor = bench.shard.enable_async(lambda: None)
+            yield bench, descriptor
         finally:
             bench.shard.close()
 

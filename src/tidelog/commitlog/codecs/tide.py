@@ -118,7 +118,6 @@ class TideCodec(Codec):
             tag=tag,
             start=file_pos,
             allocate=self._allocate,
-            compiled=batch.are_plain_bytes,
         )
         flags = segment_index.BATCH | (segment_index.HAS_NODE if node else 0) | (segment_index.HAS_TAG if tag else 0)
         run = segment_index.EntryRun(made.starts, made.counts, batch.data_lengths, ts_ms, flags)
@@ -274,18 +273,14 @@ class TideCodec(Codec):
         foot = self._read_footer(segment)
         return segment_index.read_entries(segment.index) if foot is None else self._verified_index(segment, foot)
 
-    def read(
-        self, segment: SegmentContent, first: int, stop: int, bytes_max: int, /, *, compiled: bool = True
-    ) -> Chunk:
+    def read(self, segment: SegmentContent, first: int, stop: int, bytes_max: int, /) -> Chunk:
         foot, entries = self._read_footer(segment), self.read_index(segment)
         lo, hi = first - segment.base, min(stop - segment.base, len(entries))
         if lo >= hi:
             return Chunk(empty_rows(), stop)
         hi, low, high = self._byte_range(entries["frame_offset"], lo, hi, bytes_max, segment.data.size)
         trusted = foot is not None and self._verify_chunks(segment, foot, low, high)
-        return self._decode_rows(
-            segment.data.fetch(low, high), entries[lo:hi], first, low, check=not trusted, compiled=compiled
-        )
+        return self._decode_rows(segment.data.fetch(low, high), entries[lo:hi], first, low, check=not trusted)
 
     def verified_range(
         self, segment: SegmentContent, first: int, stop: int, bytes_max: int, /
@@ -338,14 +333,12 @@ class TideCodec(Codec):
                 segment.verified_chunks.add(chunk)
         return True
 
-    def _decode_rows(
-        self, buf: Buffer, entries: NDArray[np.void], first: int, low: int, *, check: bool, compiled: bool
-    ) -> Chunk:
+    def _decode_rows(self, buf: Buffer, entries: NDArray[np.void], first: int, low: int, *, check: bool) -> Chunk:
         stop = len(entries)
         fault = None
         while stop:
             try:
-                rows = scan.scan_indexed(buf, entries, 0, stop, first, check=check, origin=low, compiled=compiled)
+                rows = scan.scan_indexed(buf, entries, 0, stop, first, check=check, origin=low)
             except Corrupt as error:
                 # What lies before the damaged frame is still good: ask for that much less.
                 at, bad = entries["frame_offset"], low + error.pos

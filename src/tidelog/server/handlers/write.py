@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.json import Encoder
 
-from tidelog import api_types
+from tidelog import api_types, native
 from tidelog.api_types import JSON_NULL, Record
 from tidelog.engine import (
     Appended,
@@ -49,18 +49,6 @@ from tidelog.server.handlers.topics import check_dead_letter_allowed, parse_topi
 from tidelog.server.request import RequestContext
 from tidelog.server.service import Service
 from tidelog.server.write_pipeline import BatchSlice
-
-try:
-    from tidelog._native import parse_plain_bodies as _compiled_all
-    from tidelog._native import parse_plain_body as _compiled
-except ImportError:  # built where there was no compiler
-
-    def _parse_plain_body(body: bytes, most: int) -> list[bytes] | None:  # noqa: ARG001 - as the kernel has it
-        return None
-
-    def _parse_plain_bodies(bodies: list[bytes], most: int, size_max: int) -> tuple[list[bytes], list[int]] | None:  # noqa: ARG001
-        return None
-
 
 _SLICE_BYTES: Final = 1 << 20  # searched at once
 _BRACES_PER_RECORD: Final = 16
@@ -117,7 +105,7 @@ def plain_records(body: bytes, limits: EngineConfig) -> list[bytes] | None:
     except UnicodeDecodeError:
         return None
     most = limits.batch_records_max
-    datas = _compiled(body, most) if limits.kernel else None
+    datas = native.parse_plain_body(body, most)
     if datas is None:
         datas = _plain_records_py(body, most)
     if datas is None or (len(body) > limits.record_bytes_max and max(map(len, datas)) > limits.record_bytes_max):
@@ -128,7 +116,7 @@ def plain_records(body: bytes, limits: EngineConfig) -> list[bytes] | None:
 def plain_records_of(bodies: list[bytes], limits: EngineConfig, records_max: int) -> tuple[list[bytes], list[int]]:
     """The records of all of them, and how many are each one's: 0 where it is not plain or they are more than `most`."""
     records_max = min(records_max, limits.batch_records_max)
-    found = _compiled_all(bodies, records_max, limits.record_bytes_max) if limits.kernel else None
+    found = native.parse_plain_bodies(bodies, records_max, limits.record_bytes_max)
     if found is not None:
         return found
     datas: list[bytes] = []

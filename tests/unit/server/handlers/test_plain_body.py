@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.implementations import implementation
 
 from tidelog import _native
 from tidelog.engine import EngineConfig
@@ -18,8 +19,7 @@ from tidelog.errors import BadInput
 from tidelog.server.handlers.write import plain_records, plain_records_of
 
 MOST = EngineConfig().batch_records_max
-OURS = EngineConfig()
-TWIN = EngineConfig(kernel=False)
+LIMITS = EngineConfig()
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
@@ -31,9 +31,10 @@ def body_of(*datas: bytes) -> bytes:
     return b'{"records":[' + b",".join(b'{"data":%b}' % data for data in datas) + b"]}"
 
 
-def outcome(body: bytes, limits: EngineConfig) -> Any:
+def outcome(body: bytes, *, compiled: bool) -> Any:
     try:
-        return plain_records(body, limits)
+        with implementation(compiled=compiled):
+            return plain_records(body, LIMITS)
     except BadInput as error:
         return str(error)
 
@@ -47,16 +48,16 @@ def test_whatever_json_says_both_store_the_same(records: list[Any], compact: boo
         body = body_of(*(data.encode() for data in datas))
     except UnicodeEncodeError:
         return  # half a character, which no body can say
-    assert outcome(body, OURS) == outcome(body, TWIN)
+    assert outcome(body, compiled=True) == outcome(body, compiled=False)
 
 
 @given(st.binary(max_size=12) | st.text('{}[]",:\\ntrue0-.1eé \t', max_size=16).map(str.encode))
 def test_no_text_is_taken_that_the_twin_would_not_take(data: bytes) -> None:
     body = body_of(data)
     found = _native.parse_plain_body(body, MOST)
-    if found is not None and outcome(body, OURS) is not None:
-        assert found == outcome(body, TWIN)
-    assert outcome(body, OURS) == outcome(body, TWIN)
+    if found is not None and outcome(body, compiled=True) is not None:
+        assert found == outcome(body, compiled=False)
+    assert outcome(body, compiled=True) == outcome(body, compiled=False)
 
 
 def test_no_broken_or_changed_body_is_taken_otherwise() -> None:
@@ -64,11 +65,11 @@ def test_no_broken_or_changed_body_is_taken_otherwise() -> None:
     body = body_of(b'{"a":[1,-2.5,"x\\n"],"b":{}}', b'"text that is longer than a word"', b"[[],true,null,false]")
     assert _native.parse_plain_body(body, MOST) is not None
     for end in range(len(body)):
-        assert outcome(body[:end], OURS) == outcome(body[:end], TWIN), body[:end]
+        assert outcome(body[:end], compiled=True) == outcome(body[:end], compiled=False), body[:end]
     for at in range(len(body)):
         for byte in b'{}[]",:\\-.0e \x00\x1f\n\x80x':
             changed = body[:at] + bytes([byte]) + body[at + 1 :]
-            assert outcome(changed, OURS) == outcome(changed, TWIN), changed
+            assert outcome(changed, compiled=True) == outcome(changed, compiled=False), changed
 
 
 @pytest.mark.parametrize(
@@ -103,7 +104,7 @@ def test_as_many_records_as_are_allowed_and_no_more() -> None:
 
 
 def test_text_that_is_not_utf8_is_not_plain() -> None:
-    assert plain_records(body_of(b'"\xff"'), OURS) is None
+    assert plain_records(body_of(b'"\xff"'), LIMITS) is None
 
 
 def test_a_record_that_is_too_large_is_not_plain() -> None:
@@ -114,9 +115,9 @@ def test_a_record_that_is_too_large_is_not_plain() -> None:
 
 def test_depth_is_refused_by_both() -> None:
     deep = body_of(b"[" * 129 + b"]" * 129)
-    for limits in (OURS, TWIN):
-        with pytest.raises(BadInput, match="nested deeper"):
-            plain_records(deep, limits)
+    for compiled in (True, False):
+        with implementation(compiled=compiled), pytest.raises(BadInput, match="nested deeper"):
+            plain_records(deep, LIMITS)
 
 
 @given(
@@ -129,9 +130,10 @@ def test_of_many_bodies_each_gives_what_it_gives_alone(bodies: list[list[Any]], 
     texts = [body_of(*(json.dumps(record, separators=(",", ":")).encode() for record in records)) for records in bodies]
     if odd is not None:
         texts.insert(1, odd)
-    for limits in (OURS, TWIN):
-        datas, counts = plain_records_of(texts, limits, 3)
-        alone = [outcome(text, TWIN) for text in texts]
+    for compiled in (True, False):
+        with implementation(compiled=compiled):
+            datas, counts = plain_records_of(texts, LIMITS, 3)
+        alone = [outcome(text, compiled=False) for text in texts]
         each = [found if isinstance(found, list) and len(found) <= 3 else [] for found in alone]
         assert counts == [len(found) for found in each]
         assert datas == [data for found in each for data in found]
@@ -139,7 +141,8 @@ def test_of_many_bodies_each_gives_what_it_gives_alone(bodies: list[list[Any]], 
 
 def test_a_record_over_the_limit_is_not_plain_in_company_either() -> None:
     body, small = body_of(b'"%b"' % (b"x" * 2000)), body_of(b"1")
-    for kernel_on in (True, False):
-        limits = EngineConfig(kernel=kernel_on, record_bytes_max=1024)
-        assert plain_records_of([small, body, small], limits, 9) == ([b"1", b"1"], [1, 0, 1])
-        assert plain_records_of([body_of(*[b"1"] * 200)], limits, 999)[1] == [200], "it is the record that counts"
+    limits = EngineConfig(record_bytes_max=1024)
+    for compiled in (True, False):
+        with implementation(compiled=compiled):
+            assert plain_records_of([small, body, small], limits, 9) == ([b"1", b"1"], [1, 0, 1])
+            assert plain_records_of([body_of(*[b"1"] * 200)], limits, 999)[1] == [200], "it is the record that counts"

@@ -1,0 +1,74 @@
+"""The compiled functions, or the Python functions that return the same: chosen once, when this module is imported.
+
+`tidelog._native` is used where the package was built with a compiler, else `tidelog._pure_python`, which is also the
+reference of the tests. TIDELOG_KERNEL=0 in the environment selects the second. Call the functions through this module
+(`native.find_frames(...)`): callers do not know which implementation they get. What each function does is documented
+in `_pure_python`; see docs/decisions/0012-a-compiled-kernel.md for what they gain.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tidelog._pure_python import slice_values as slice_values  # has no compiled implementation
+
+__all__ = (
+    "all_bytes",
+    "borrow_buffer",
+    "copy_values",
+    "copy_values_into",
+    "encode_json_batch",
+    "encode_json_rows",
+    "fill_indexed_records",
+    "find_frames",
+    "fsync_loop",
+    "json_depth",
+    "parse_plain_bodies",
+    "parse_plain_body",
+    "remove_json_escapes",
+    "split_by_size",
+    "value_lengths",
+)
+
+try:
+    if os.environ.get("TIDELOG_KERNEL", "1").strip().lower() in ("", "0", "false"):
+        raise ImportError("switched off by TIDELOG_KERNEL")
+    from tidelog._native import (
+        all_bytes,
+        borrow_buffer,
+        copy_values,
+        copy_values_into,
+        encode_json_batch,
+        encode_json_rows,
+        fill_indexed_records,
+        find_frames,
+        fsync_loop,
+        json_depth,
+        parse_plain_bodies,
+        parse_plain_body,
+        remove_json_escapes,
+        split_by_size,
+        value_lengths,
+    )
+except ImportError:
+    from tidelog._pure_python import (
+        all_bytes,
+        borrow_buffer,
+        copy_values,
+        copy_values_into,
+        encode_json_batch,
+        encode_json_rows,
+        fill_indexed_records,
+        find_frames,
+        fsync_loop,
+        json_depth,
+        parse_plain_bodies,
+        parse_plain_body,
+        remove_json_escapes,
+        split_by_size,
+        value_lengths,
+    )
+
+    COMPILED = False
+else:
+    COMPILED = True
