@@ -122,7 +122,7 @@ async def close_service(service: Service) -> None:
     """A last checkpoint; the directory is free when this returns."""
     await service.finish_tasks()
     if service.is_ready:
-        service.commit_driver.close()
+        service.writes.close()
         await service.run_blocking(service.engine.close)
     service.close()
 

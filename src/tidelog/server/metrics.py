@@ -507,7 +507,7 @@ def _scheduling_totals(service: Service) -> SchedulingTotals:
         service.notify_scheduler.ready_count + service.notify_scheduler.delayed_count,
         ready.deferred_count,
         round(governor.latency_us / 1000, 4),
-        service.admission.rejected_total if service.is_ready else 0,
+        service.writes.admission.rejected_total if service.is_ready else 0,
     )
 
 

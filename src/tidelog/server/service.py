@@ -30,7 +30,7 @@ from tidelog.server.push.claim_queue import ClaimQueues
 from tidelog.server.push.notifier import Notifiers, NotifyScheduler
 from tidelog.server.push.watch_sessions import WatchSessions
 from tidelog.server.scheduling.governor import Governor
-from tidelog.server.write_pipeline import CommitDriver, WriteAdmission, WriteBatcher
+from tidelog.server.write_pipeline import WritePipeline
 
 
 def load_hook(spec: str | None) -> Hook | None:
@@ -102,9 +102,7 @@ class Service:
         self.started_ms = clock.monotonic_ms()
         self._engine: Engine | None = None
         self._recovery_done = asyncio.Event()
-        self._commit_driver: CommitDriver | None = None
-        self._write_batcher: WriteBatcher | None = None
-        self._admission: WriteAdmission | None = None
+        self._writes: WritePipeline | None = None
         self._pool_calls = 0  # calls in the pool
         self._pool = ThreadPoolExecutor(_POOL_THREADS, thread_name_prefix="tidelog work")
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -128,15 +126,16 @@ class Service:
 
     def on_recovered(self, engine: Engine) -> None:
         """Recovery is done."""
-        governor = self.governor
-        window_ms = lambda: governor.commit_delay_ms  # noqa: E731
-        self._commit_driver = CommitDriver(self.loop, engine.shards, self.config.commit, window_ms)
-        self._commit_driver.on_committed = self.notify_scheduler.notify_now
-        micros, stir = self.clock.monotonic_us, self.notify_scheduler.start_sampling
-        self._admission = WriteAdmission(self.loop, micros, self._commit_driver, governor, stir, self.health)
-        self._write_batcher = WriteBatcher(self._commit_driver, self._admission)
+        self._writes = WritePipeline(
+            self.loop,
+            engine.shards,
+            self.config.commit,
+            self.clock.monotonic_us,
+            self.notify_scheduler,
+            self.health,
+        )
         for shard in engine.shards:
-            shard.window_ms = window_ms
+            shard.window_ms = lambda: self.governor.commit_delay_ms
         self._engine, self.recovery_progress = engine, 1.0
         self._recovery_done.set()
 
@@ -161,23 +160,13 @@ class Service:
         return self._engine
 
     @property
-    def commit_driver(self) -> CommitDriver:
-        assert self._commit_driver is not None, "asked behind `engine`"
-        return self._commit_driver
-
-    @property
-    def write_batcher(self) -> WriteBatcher:
-        assert self._write_batcher is not None, "asked behind `engine`"
-        return self._write_batcher
+    def writes(self) -> WritePipeline:
+        assert self._writes is not None, "used after `engine`, which raises before recovery is done"
+        return self._writes
 
     def now_ms(self) -> int:
         """Wall time, as records and leases have it."""
         return self.clock.now_us() // 1000
-
-    @property
-    def admission(self) -> WriteAdmission:
-        assert self._admission is not None, "asked behind `engine`"
-        return self._admission
 
     async def run_blocking(self, call: Callable[[], T]) -> T:
         """Run what may wait for a disk, off the loop."""
@@ -205,7 +194,7 @@ class Service:
     async def refuse_behind(self, *, insists: bool) -> None:
         """For a large write that `admit_large` did not admit. `insists`: it would rather wait than be refused."""
         if not insists:
-            self.admission.rejected_total += 1
+            self.writes.admission.rejected_total += 1
             raise Busy(
                 f"records in memory have waited {_LARGE_WAIT_S:g} s for a checkpoint that is slower than the writers; "
                 "nothing was written, retry later or set disable_backpressure to wait"
@@ -214,7 +203,7 @@ class Service:
 
     def _load(self) -> tuple[int, float]:
         """What the governor is told: calls in the pool, and how full the fullest WAL queue is."""
-        return self._pool_calls, 0.0 if self._engine is None else self.admission.fill_ratio(self._engine.shards)
+        return self._pool_calls, 0.0 if self._engine is None else self.writes.admission.fill_ratio(self._engine.shards)
 
     def spawn(self, running: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = self.loop.create_task(running)

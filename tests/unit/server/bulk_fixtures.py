@@ -154,7 +154,7 @@ def run_with_engine(
                 async with asyncio.timeout(TIMEOUT_S):
                     await scenario(world)
             finally:
-                world.service.commit_driver.close()
+                world.service.writes.close()
                 world.service.close()
 
         asyncio.run(run())

@@ -49,12 +49,12 @@ def test_what_finds_no_room_waits_in_line_and_keeps_its_order() -> None:
         topic = world.topic("t")
         narrow(world, 2)
         asked = [world.begin("POST", WRITE, one(number)) for number in range(4)]
-        assert world.service.admission.queued_writes == 2
+        assert world.service.writes.admission.queued_writes == 2
         found = [await answer(each) for each in asked]
         assert [status for status, _ in found] == [200] * 4
         assert [body["seqs"] for _, body in found] == [[1], [2], [3], [4]]
         assert [record.data for record in topic.read(0).records] == [0, 1, 2, 3]
-        assert world.service.admission.queued_writes == 0
+        assert world.service.writes.admission.queued_writes == 0
 
     run_scenario(scenario)
 
@@ -68,7 +68,7 @@ def test_a_line_is_as_long_as_its_queue_and_behind_it_a_write_is_refused() -> No
         assert found[4][1]["error"]["code"] == "throttled"
         assert "detail" not in found[4][1]["error"]
         assert [record.data for record in topic.read(0).records] == [0, 1, 2, 3]
-        assert world.service.admission.rejected_total == 2
+        assert world.service.writes.admission.rejected_total == 2
         assert world.service.metrics.summary()["throttled_total"] == 2
 
     run_scenario(scenario)
@@ -284,7 +284,7 @@ def test_room_that_nobody_tells_of_is_found() -> None:
         with shard._commit_lock:
             asked = world.begin("POST", WRITE, one(1))
             await let_idle(0.001)
-        assert world.service.admission.queued_writes == 1
+        assert world.service.writes.admission.queued_writes == 1
         shard.commit_pending()
         assert foreign.done
         assert (await answer(asked))[1]["seqs"] == [2]

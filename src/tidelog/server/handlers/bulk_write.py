@@ -569,7 +569,7 @@ class StreamingWrite:
         topic, key = self._topic, None if self._key is None else f"{self._key}:{self._batch_count}"
         far = topic.needs_expiry or cut.batch.weight > _INLINE_DECODE_BYTES_MAX
         # A stream waits rather than break off: it takes in no more meanwhile, which its sender feels.
-        token, held_us = await self._service.admission.submit_async(
+        token, held_us = await self._service.writes.submit_async(
             topic, cut.batch, key, wait_if_full=True, run_blocking=self._service.run_blocking if far else None
         )
         self._throttled_us += held_us
@@ -588,8 +588,8 @@ class StreamingWrite:
 
     async def _wait_committed(self, token: CommitFuture[Appended]) -> Appended:
         """Not on the loop, even where small writes are committed there: this one is megabytes."""
-        commits = self._service.commit_driver
-        return await (self._service.run_blocking(token.wait) if commits.on_loop else commits.wait(token))
+        commits = self._service.writes
+        return await (self._service.run_blocking(token.wait) if commits.syncs_on_loop else commits.wait(token))
 
     async def _wait_oldest(self) -> None:
         """Wait for the oldest batch under way."""

@@ -88,7 +88,7 @@ class FastWrites:
 
     def _call_at_turn_end(self, call: Callable[[], None]) -> None:
         if self._service.is_ready:
-            self._service.write_batcher.call_at_turn_end(call)
+            self._service.writes.call_at_turn_end(call)
         else:
             self._service.loop.call_soon(call)
 
@@ -120,7 +120,7 @@ class FastWrites:
         try:
             size = sum(map(len, requests.bodies))
             writes = _WriteBatch(name, principal, requests, counts, topic.config.durability)
-            service.write_batcher.add(topic, datas, size, self._on_committed, writes)
+            service.writes.add_to_batch(topic, datas, size, self._on_committed, writes)
         except Error:
             service.inflight_limit.release(principal, len(requests))
             requests.reparse_and_drop(range(len(requests)))
@@ -261,7 +261,7 @@ class FastQueueRequests:
         except Error:
             service.inflight_limit.release(principal)
             return False
-        service.commit_driver.add_done_callback(token, partial(self._respond_ack, name, principal, began_us, responder))
+        service.writes.add_done_callback(token, partial(self._respond_ack, name, principal, began_us, responder))
         return True
 
     def _respond_ack(

@@ -138,7 +138,7 @@ def ack_jobs(context: RequestContext) -> Coroutine[Any, Any, AnyResponse] | None
 
 async def _ack_routed(context: RequestContext, stage: Callable[[], CommitFuture[AckResult]]) -> AnyResponse:
     """Jobs are passed on before they go, which may wait for a disk."""
-    done = await context.service.commit_driver.wait(await context.service.run_blocking(stage))
+    done = await context.service.writes.wait(await context.service.run_blocking(stage))
     return Response(200, _ack_body(context, done))
 
 
@@ -184,7 +184,7 @@ def _check_settle(body: api_types.Ack) -> list[int | None] | None:
 def _respond_when_done(
     context: RequestContext, token: CommitFuture[T], encode: Callable[[RequestContext, T], bytes]
 ) -> None:
-    context.service.commit_driver.add_done_callback(token, partial(_on_done, context, encode))
+    context.service.writes.add_done_callback(token, partial(_on_done, context, encode))
 
 
 def _on_done(context: RequestContext, encode: Callable[[RequestContext, T], bytes], token: CommitFuture[T]) -> None:

@@ -531,7 +531,7 @@ class WebSocketSession:
             topic, created = await write.ensure_topic(service, name, command.create, config, batch, self._principal)
         durability = topic.config.durability
         # The next command waits for this, so that what a client writes to a topic stays in its order.
-        token, held_us = await service.admission.submit_async(
+        token, held_us = await service.writes.submit_async(
             topic,
             batch,
             command.idempotency_key,
@@ -539,7 +539,7 @@ class WebSocketSession:
             run_blocking=service.run_blocking if topic.needs_expiry else None,
         )
         self._pending_bytes += len(text)
-        service.commit_driver.add_done_callback(
+        service.writes.add_done_callback(
             token, partial(self._on_publish_done, command, len(text), began_us, held_us, created, durability)
         )
 

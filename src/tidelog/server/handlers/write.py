@@ -294,7 +294,7 @@ def _try_batched_write(context: RequestContext, topic: Topic) -> bool:
         return False
     context.durability = topic.config.durability
     if len(datas) <= _BATCHED_RECORDS_MAX and topic.has_no_write_limits:
-        context.service.write_batcher.add(topic, datas, len(request.body), _on_batch_committed, context)
+        context.service.writes.add_to_batch(topic, datas, len(request.body), _on_batch_committed, context)
     else:
         _submit(context, topic, Batch(datas, True), None)
     return True
@@ -338,14 +338,14 @@ def _submit(
     context: RequestContext, topic: Topic, batch: Batch, key: str | None, *, wait_if_full: bool = False
 ) -> None:
     context.durability = topic.config.durability
-    context.service.admission.submit(topic, batch, key, partial(_on_submitted, context), wait_if_full=wait_if_full)
+    context.service.writes.submit(topic, batch, key, partial(_on_submitted, context), wait_if_full=wait_if_full)
 
 
 def _on_submitted(context: RequestContext, token: CommitFuture[Appended] | Error, held_us: int) -> None:
     if isinstance(token, Error):
         context.fail(token)
     else:
-        context.service.commit_driver.add_done_callback(token, partial(_on_committed, context, held_us))
+        context.service.writes.add_done_callback(token, partial(_on_committed, context, held_us))
 
 
 def _on_committed(context: RequestContext, held_us: int, token: CommitFuture[Appended]) -> None:
@@ -452,14 +452,14 @@ async def _write_async(context: RequestContext, parsed: _ParsedWrite) -> Respons
         service, context.topic, parsed.body.create, parsed.config, batch, context.principal
     )
     context.durability = topic.config.durability
-    token, held_us = await service.admission.submit_async(
+    token, held_us = await service.writes.submit_async(
         topic,
         batch,
         parsed.key,
         wait_if_full=created or parsed.body.disable_backpressure,
         run_blocking=service.run_blocking,
     )
-    done = await service.commit_driver.wait(token)
+    done = await service.writes.wait(token)
     service.metrics.count_written(context.topic, 0 if done.deduped else done.count)
     # Another call with its key may have been quicker to write to the topic that this one has made.
     return write_response(context, done, held_us, created=created and not done.deduped)

@@ -290,7 +290,7 @@ class ClaimQueue:
         """Its claimer left while the pass was at the disk: others may have these at once."""
         if not got.count:
             return
-        commits = self._service.commit_driver
+        commits = self._service.writes
         commits.add_done_callback(self._queue.submit_nack(request.node, got.seqs, list(got.lease_ids)), _ignore_outcome)
 
     def _fail_waiters(self, waiters: Iterable[ClaimWaiter], error: Exception) -> None:

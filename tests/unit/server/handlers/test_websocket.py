@@ -725,7 +725,7 @@ def test_several_writes_are_under_way_at_once_and_commands_go_on(monkeypatch: py
         world.topic("a")
         world.topic("b")
         line = FakeWebSocket()
-        monkeypatch.setattr(world.service.commit_driver, "_run_commit_turn", lambda: None)
+        monkeypatch.setattr(world.service.writes, "_run_turn", lambda: None)
         async with await world.connect(line):
             for n in range(10):
                 line.receive_from_peer({"op": "publish", "topic": "ab"[n % 2], "records": records(n), "request_id": n})
@@ -747,7 +747,7 @@ def test_what_waits_for_the_disk_is_bounded(monkeypatch: pytest.MonkeyPatch) -> 
     async def scenario(world: ServerHarness) -> None:
         world.topic("a")
         line = FakeWebSocket()
-        monkeypatch.setattr(world.service.commit_driver, "_run_commit_turn", lambda: None)
+        monkeypatch.setattr(world.service.writes, "_run_turn", lambda: None)
         async with await world.connect(line):
             for _ in range(100):
                 line.receive_from_peer({"op": "publish", "topic": "a", "records": records(KB)})
