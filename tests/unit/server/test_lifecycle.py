@@ -12,16 +12,16 @@ from tidelog.server.service import Service
 from tidelog.testing import ManualClock, SimDisk
 
 
-class Watched(Service):
-    """Remembers every figure that it was told."""
+class RecordingService(Service):
+    """Records every value of the recovery progress."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if name == "recovery_progress":
-            self.__dict__.setdefault("told", []).append(value)
+            self.__dict__.setdefault("progress_values", []).append(value)
 
 
-def test_the_progress_of_recovery_never_falls_and_comes_from_both_of_its_passes() -> None:
+def test_recovery_progress_never_falls_and_covers_both_passes() -> None:
     clock = ManualClock()
     disk = SimDisk()
     limits: dict[str, Any] = {"wal_shards": 2, "wal_file_bytes": 1 << 16}
@@ -31,14 +31,16 @@ def test_the_progress_of_recovery_never_falls_and_comes_from_both_of_its_passes(
     disk = disk.reboot()
 
     async def recovered() -> list[float]:
-        service = Watched(ServerConfig(data_dir="data", wal_shards=2, commit="loop"), clock, asyncio.get_running_loop())
+        service = RecordingService(
+            ServerConfig(data_dir="data", wal_shards=2, commit="loop"), clock, asyncio.get_running_loop()
+        )
         await lifecycle.recover(service, disk, lambda _: None)
         await lifecycle.close_service(service)
-        told: list[float] = service.__dict__["told"]
-        return told
+        values: list[float] = service.__dict__["progress_values"]
+        return values
 
-    told = asyncio.run(recovered())
-    assert told == sorted(told)
-    assert (told[0], told[-1]) == (0.0, 1.0)
-    assert len([at for at in told if 0 < at <= 0.5]) == 2, "shards that are read"
-    assert len([at for at in told if 0.5 < at < 1]) >= 8, "topics that are replayed"
+    values = asyncio.run(recovered())
+    assert values == sorted(values)
+    assert (values[0], values[-1]) == (0.0, 1.0)
+    assert len([value for value in values if 0 < value <= 0.5]) == 2, "shards that are read"
+    assert len([value for value in values if 0.5 < value < 1]) >= 8, "topics that are replayed"

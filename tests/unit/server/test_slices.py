@@ -58,7 +58,7 @@ class Counted:
         self.turns = self.calls = self.pieces = self.most = 0
         self._since, self._turn = 0, -1
         self._wrap(monkeypatch, feed, "feed", lambda _, piece: len(piece))
-        self._wrap(monkeypatch, feed, "next_batch", lambda made: min(made.next_batch_bytes, 64 << 10))
+        self._wrap(monkeypatch, feed, "next_batch", lambda reader: min(reader.next_batch_bytes, 64 << 10))
 
     def _wrap(self, monkeypatch: pytest.MonkeyPatch, feed: Any, name: str, size: Callable[..., int]) -> None:
         plain = getattr(feed, name)
