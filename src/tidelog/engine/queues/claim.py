@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from operator import lt
 from threading import Event, Lock
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from tidelog.clock import Clock
 from tidelog.engine import consistency, retention
@@ -50,29 +50,37 @@ class ClaimRequest(NamedTuple):
     bytes_max: int | None = None  # of data, about; one job in any case
 
 
-class ClaimWindow:
+WaiterT = TypeVar("WaiterT")
+
+
+class ClaimWindow(Generic[WaiterT]):
+    """The claimers of one open window. A waiter is a thread's or a task's: whatever the caller wakes it with."""
+
     def __init__(self, window_ms: int) -> None:
         self.window_ms = window_ms
-        self.due_ms: int | None = None  # None: nobody waits
-        self._last_ticket = 0
-        self._requests: dict[int, ClaimRequest] = {}
+        self.due_ms: int | None = None  # None: the window is not open
+        self._requests: dict[WaiterT, ClaimRequest] = {}
 
-    def join(self, now_ms: int, want: ClaimRequest) -> int:
-        """Wait with the others, or open a window; the ticket tells one from another."""
+    def __contains__(self, waiter: WaiterT) -> bool:
+        return waiter in self._requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def join(self, now_ms: int, waiter: WaiterT, request: ClaimRequest) -> None:
+        """Add a claimer; the first one opens the window."""
         if self.due_ms is None:
             self.due_ms = now_ms + self.window_ms
-        self._last_ticket += 1
-        self._requests[self._last_ticket] = want
-        return self._last_ticket
+        self._requests[waiter] = request
 
-    def leave(self, ticket: int) -> None:
-        """Wait no longer. Harmless where the window was closed already."""
-        self._requests.pop(ticket, None)
+    def leave(self, waiter: WaiterT) -> None:
+        """Remove a claimer, if it is still in the window."""
+        self._requests.pop(waiter, None)
         if not self._requests:
             self.due_ms = None
 
-    def close(self) -> list[tuple[int, ClaimRequest]]:
-        """Everybody who waits, in the order of their arrival; the next one opens another window."""
+    def close(self) -> list[tuple[WaiterT, ClaimRequest]]:
+        """Return the claimers in the order of arrival; the next one opens another window."""
         members, self._requests, self.due_ms = list(self._requests.items()), {}, None
         return members
 
@@ -331,57 +339,55 @@ class BlockingClaimWindow:
     ) -> None:
         self._clock, self._run_round, self._return_jobs = clock, run_round, return_jobs
         self._lock = Lock()
-        self._window = ClaimWindow(0)
-        self._waiters: dict[int, _Waiter] = {}
+        self._window: ClaimWindow[_Waiter] = ClaimWindow(0)
 
     def claim(self, want: ClaimRequest, window_ms: int) -> ClaimResult:
-        seat = _Waiter()
+        waiter = _Waiter()
         with self._lock:
             self._window.window_ms = window_ms
-            ticket = self._window.join(self._clock.monotonic_ms(), want)
-            self._waiters[ticket] = seat
+            self._window.join(self._clock.monotonic_ms(), waiter, want)
         try:
-            while not seat.is_served.is_set():
-                seat.is_served.wait(self._left_s(ticket))
-                self._serve_if_due(ticket)
+            while not waiter.is_served.is_set():
+                waiter.is_served.wait(self._left_s(waiter))
+                self._serve_if_due(waiter)
         except BaseException:
-            self._leave(ticket, want, seat)
+            self._leave(waiter, want)
             raise
-        if seat.error is not None:
-            raise seat.error
-        assert seat.result is not None, "whoever is served has an answer or an error"
-        return seat.result
+        if waiter.error is not None:
+            raise waiter.error
+        assert waiter.result is not None, "a served waiter has a result or an error"
+        return waiter.result
 
-    def _left_s(self, ticket: int) -> float | None:
-        """How long the window is still open; None where somebody runs the pass of this ticket already."""
+    def _left_s(self, waiter: _Waiter) -> float | None:
+        """Return how long the window is still open; None where another thread runs the round of this waiter."""
         with self._lock:
             due_ms = self._window.due_ms
-            if ticket not in self._waiters or due_ms is None:
+            if waiter not in self._window or due_ms is None:
                 return None
             return max(due_ms - self._clock.monotonic_ms(), 0) / 1000
 
-    def _serve_if_due(self, ticket: int) -> None:
+    def _serve_if_due(self, waiter: _Waiter) -> None:
         with self._lock:
             due_ms = self._window.due_ms
-            if ticket not in self._waiters or due_ms is None or self._clock.monotonic_ms() < due_ms:
+            if waiter not in self._window or due_ms is None or self._clock.monotonic_ms() < due_ms:
                 return
-            members = [(self._waiters.pop(each), want) for each, want in self._window.close()]
+            members = self._window.close()
         try:
             answers = self._run_round([want for _, want in members])
         except BaseException as error:
-            for seat, _ in members:
-                seat.error = error
-                seat.is_served.set()
+            for member, _ in members:
+                member.error = error
+                member.is_served.set()
             return
-        for (seat, _), answer in zip(members, answers, strict=True):
-            seat.result = answer
-            seat.is_served.set()
+        for (member, _), answer in zip(members, answers, strict=True):
+            member.result = answer
+            member.is_served.set()
 
-    def _leave(self, ticket: int, want: ClaimRequest, seat: _Waiter) -> None:
+    def _leave(self, waiter: _Waiter, want: ClaimRequest) -> None:
         with self._lock:
-            if self._waiters.pop(ticket, None) is not None:
-                self._window.leave(ticket)
+            if waiter in self._window:
+                self._window.leave(waiter)
                 return
-        seat.is_served.wait()  # its pass runs: what comes of it is given back
-        if seat.result is not None and seat.result.count:
-            self._return_jobs(want, seat.result)
+        waiter.is_served.wait()  # its round runs: its jobs are returned
+        if waiter.result is not None and waiter.result.count:
+            self._return_jobs(want, waiter.result)

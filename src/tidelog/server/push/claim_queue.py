@@ -1,15 +1,15 @@
-"""[shell] Who waits for jobs of a queue, and the one pass that hands them out to all of them.
+"""Claimers that wait for jobs of a queue, and the rounds that hand jobs out to all of them.
 
-    POST claim ──────────────► ask ─┐                                          ┌─► an answer, also an empty one
-                                    ├─► (window, where the queue has one) pass ┤
-    GET work, while it has room ► ask ─┘      ▲                                └─► frames; empty: it waits on
-                                              └─ a write, ack, nack, release, or the moment that something is due
+    POST claim ─────────────────────► waiter ─┐                                        ┌─► a response, even if empty
+                                              ├─► (window, if the queue has one) round ┤
+    GET work, while it has capacity ► waiter ─┘      ▲                                 └─► frames; empty: it waits on
+                                                     └─ a write, ack, nack, release, or a job that becomes due
 
-A claim is answered at once, or at the end of the window that it opened or joined. A worker stands in line: what
-wakes the queue looks once for everybody, and only as many of the line as there are jobs take part, so a thousand idle
-workers cost one look. The window's timer is the desk's: whoever leaves it leaves nobody waiting.
+A claim is served at once, or at the end of the window that it opened or joined. Workers wait in order of arrival. An
+event of the queue checks once for all of them, and only as many workers as there are jobs take part in a round: a
+thousand idle workers cost one check. A claimer that leaves a window does not end it for the others.
 
-While a pass waits for the disk the next one gathers. Whoever has left by the time it is done gives back what it got.
+While a round waits for the disk the next one collects. Jobs of a claimer that left meanwhile are returned.
 """
 
 from __future__ import annotations
@@ -29,75 +29,75 @@ from tidelog.server.push.notifier import TopicNotifier
 if TYPE_CHECKING:
     from tidelog.server.service import Service
 
-_ROUND_WORKERS_MAX: Final = 256  # of a line in one pass where it is not known how many jobs there are
-_BACKOFF_S: Final = 0.25  # behind a pass that found jobs and could hand out none: their dead-letter topic is full
-_RECHECK_S_MAX: Final = 60.0  # between two looks while somebody waits: a wall clock may be put forward
+_ROUND_WORKERS_MAX: Final = 256  # in one round where the number of ready jobs is unknown
+_BACKOFF_S: Final = 0.25  # after a round that found jobs and handed out none: the dead-letter topic is full
+_RECHECK_S_MAX: Final = 60.0  # between two checks while a claimer waits: the wall clock may be set forward
 
 
 class ClaimWaiter:
-    """One claimer that waits. `want` is asked for when a pass begins: None, it has enough at the moment."""
+    """One claimer that waits. `request` is called when a round begins; None: it has no capacity at the moment."""
 
-    __slots__ = ("future", "request", "window_ticket")
+    __slots__ = ("future", "request")
 
     def __init__(self, future: asyncio.Future[ClaimResult | None], request: Callable[[], ClaimRequest | None]) -> None:
         self.future, self.request = future, request
-        self.window_ticket: Any = None  # its place in an open window
 
-    @property
-    def can_claim(self) -> bool:
-        """Whether it takes part in the next pass, and in none already."""
-        return self.window_ticket is None and not self.future.done() and self.request() is not None
+    def resolve(self, result: ClaimResult | None) -> None:
+        if not self.future.done():
+            self.future.set_result(result)
+
+    def fail(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
 class PendingClaim:
-    """A claim that waits for its window or for the disk. It ends when its key is removed."""
+    """A claim that waits for its window or for the disk. It fails when its key is removed."""
 
-    def __init__(self, principal: Principal, future: asyncio.Future[ClaimResult | None]) -> None:
-        self.principal, self._future = principal, future
+    def __init__(self, principal: Principal, waiter: ClaimWaiter) -> None:
+        self.principal, self._waiter = principal, waiter
 
     def revoke(self) -> None:
-        if not self._future.done():
-            self._future.set_exception(
-                ApiError("unauthorized", "this key was removed or changed in the settings; nothing was claimed")
-            )
+        self._waiter.fail(
+            ApiError("unauthorized", "this key was removed or changed in the settings; nothing was claimed")
+        )
 
 
 class ClaimQueue:
-    """Everybody who waits for one queue. On the event loop's thread."""
+    """The waiting claimers of one queue. On the event loop's thread."""
 
     def __init__(self, service: Service, queue: Queue, on_empty: Callable[[], None]) -> None:
         self._service, self._queue, self._on_empty = service, queue, on_empty
         self._notifier = TopicNotifier(queue.topic, service.notifiers)
         self._notifier.wakers[self._check_ready] = None
-        self._waiters: dict[ClaimWaiter, None] = {}  # workers, in the order they came
-        self._claim_window = ClaimWindow(0)  # as long as the queue says when it opens
-        self._in_window: dict[Any, ClaimWaiter] = {}  # ticket → who has it
-        self._window_timer: asyncio.TimerHandle | None = None  # the window's end
-        self._recheck_timer: asyncio.TimerHandle | None = None  # the next look, where nobody rings before
-        self._next_round: list[ClaimWaiter] = []  # waits for the pass under way
-        self._round_running = False
-        self._recheck_after_round = False  # something happened meanwhile
-        self._in_backoff = False  # the next look is not before its time
-        self._shutdown_callbacks: dict[Callable[[], None], None] = {}  # what each of them has to be told at the end
+        self._workers: dict[ClaimWaiter, None] = {}  # in order of arrival
+        self._window: ClaimWindow[ClaimWaiter] = ClaimWindow(0)  # its length is the queue's setting when it opens
+        self._window_timer: asyncio.TimerHandle | None = None
+        self._recheck_timer: asyncio.TimerHandle | None = None
+        self._next_round: list[ClaimWaiter] = []  # claimers that wait for the running round
+        self.is_round_running = False  # a round waits for the disk
+        self._recheck_after_round = False
+        self._in_backoff = False
+        self._shutdown_callbacks: dict[Callable[[], None], None] = {}  # one for each connected worker
 
-    # ── asking ────────────────────────────────────────────────────────────────────────────────
+    # ── claimers ──────────────────────────────────────────────────────────────────────────────
 
     async def claim(self, request: ClaimRequest, principal: Principal) -> ClaimResult:
-        """Jobs for one claimer, perhaps none. Raises what the pass did, and Problem where its key is removed while it
-        waits: jobs of a pass that is under way are given back."""
-        ask = ClaimWaiter(self._service.loop.create_future(), lambda: request)
-        pending = PendingClaim(principal, ask.future)
+        """Return jobs for one claimer, perhaps none. Raises the error of its round, and ApiError where its key is
+        removed while it waits: jobs of a running round are returned then."""
+        waiter = ClaimWaiter(self._service.loop.create_future(), lambda: request)
+        pending = PendingClaim(principal, waiter)
         self._service.stream_slots.add(pending)  # by a weak reference, so it ends with this call
         if self._jitter_ms:
-            self._join_window([ask])
+            self._join_window([waiter])
         else:
-            self._run_round([ask])
-        leased = await self._wait_for_jobs(ask)
-        assert leased is not None, "only who stands in line is sent away without an answer"
-        return leased
+            self._run_round([waiter])
+        result = await self._wait(waiter)
+        assert result is not None, "only workers are resolved without a result"
+        return result
 
     def add_worker(self, on_shutdown: Callable[[], None]) -> None:
-        """A worker comes; the queue rings from here on. `stopping` is called when the server stops."""
+        """Register a worker; the first one makes the queue notify. `on_shutdown` is called when the server stops."""
         if not self._shutdown_callbacks:
             self._queue.add_listener(self._notifier.notify)
         self._shutdown_callbacks[on_shutdown] = None
@@ -110,81 +110,78 @@ class ClaimQueue:
             self._release_if_empty()
 
     async def wait_for_jobs(self, request: Callable[[], ClaimRequest | None]) -> ClaimResult | None:
-        """Jobs for a worker, as soon as there are any that it has room for; None: the server stops."""
+        """Return jobs for a worker as soon as there are any that it has capacity for; None: the server stops."""
         if self._service.stopping.is_set():
             return None
-        ask = ClaimWaiter(self._service.loop.create_future(), request)
-        self._waiters[ask] = None
+        waiter = ClaimWaiter(self._service.loop.create_future(), request)
+        self._workers[waiter] = None
         self._check_ready()
-        return await self._wait_for_jobs(ask)
+        return await self._wait(waiter)
 
-    async def _wait_for_jobs(self, waiter: ClaimWaiter) -> ClaimResult | None:
+    async def _wait(self, waiter: ClaimWaiter) -> ClaimResult | None:
         try:
             return await waiter.future
         finally:
-            self._waiters.pop(waiter, None)
-            if waiter.window_ticket is not None:
-                self._claim_window.leave(waiter.window_ticket)
-                self._in_window.pop(waiter.window_ticket, None)
+            self._workers.pop(waiter, None)
+            self._window.leave(waiter)
             self._release_if_empty()
 
     def stop(self) -> None:
-        """The server stops: workers are sent away, and nobody waits for the end of a window."""
-        for stopping in list(self._shutdown_callbacks):
-            stopping()
-        for ask in list(self._waiters):
-            _resolve_waiter(ask, None)
+        """The server stops: workers are sent away, and an open window is closed."""
+        for on_shutdown in list(self._shutdown_callbacks):
+            on_shutdown()
+        for waiter in list(self._workers):
+            waiter.resolve(None)
         if self._window_timer is not None:
             self._close_window()
-
-    @property
-    def is_round_running(self) -> bool:
-        """Whether a pass is at the disk, behind which others wait."""
-        return self._round_running
 
     @property
     def _jitter_ms(self) -> int:
         return self._queue.topic.config.claim_jitter_ms
 
     def _release_if_empty(self) -> None:
-        """Let go of what nobody needs any more."""
-        if not self._waiters and self._recheck_timer is not None:
+        """Cancel timers without a waiter, and drop a queue without claimers."""
+        if not self._workers and self._recheck_timer is not None:
             self._recheck_timer.cancel()
             self._recheck_timer = None
-        if not self._in_window and self._window_timer is not None:
+        if not self._window and self._window_timer is not None:
             self._window_timer.cancel()
             self._window_timer = None
-        if not (self._shutdown_callbacks or self._in_window or self._next_round or self._round_running):
+        if not (self._shutdown_callbacks or self._window or self._next_round or self.is_round_running):
             self._on_empty()
 
-    # ── looking ───────────────────────────────────────────────────────────────────────────────
+    # ── checks ────────────────────────────────────────────────────────────────────────────────
 
     def _check_ready(self) -> None:
-        """Whether there is something for those in line."""
-        if self._round_running:
+        """Run a round for the workers where there are jobs for them."""
+        if self.is_round_running:
             self._recheck_after_round = True
-        if self._round_running or self._in_backoff or not self._waiters:
+        if self.is_round_running or self._in_backoff or not self._workers:
             return
         if self._recheck_timer is not None:
             self._recheck_timer.cancel()
             self._recheck_timer = None
         queue = self._queue
         if queue.topic.is_dropped:
-            self._fail_waiters(self._waiters, TopicNotFound(queue.topic.name))
+            _fail_all(self._workers, TopicNotFound(queue.topic.name))
             return
         try:
-            most = queue.counts().ready if queue.can_claim_without_blocking(1) else _ROUND_WORKERS_MAX
-            asks = list(islice((ask for ask in self._waiters if ask.can_claim), most))
-            if asks and self._jitter_ms:
-                self._join_window(asks)
-            elif asks and self._run_round(asks) and not any(ask.future.done() for ask in asks):
+            count_max = queue.counts().ready if queue.can_claim_without_blocking(1) else _ROUND_WORKERS_MAX
+            waiters = list(islice(filter(self._can_claim, self._workers), count_max))
+            if waiters and self._jitter_ms:
+                self._join_window(waiters)
+            elif waiters and self._run_round(waiters) and not any(waiter.future.done() for waiter in waiters):
                 self._start_backoff()
             self._schedule_recheck()
-        except Exception as error:  # all who wait are told, whatever it is
-            self._fail_waiters(self._waiters, error)
+        except Exception as error:  # every waiter gets it, whatever it is
+            _fail_all(self._workers, error)
+
+    def _can_claim(self, waiter: ClaimWaiter) -> bool:
+        """Whether a worker takes part in the next round, and not in an open window already."""
+        return waiter not in self._window and not waiter.future.done() and waiter.request() is not None
 
     def _start_backoff(self) -> None:
-        """There are jobs and nobody got one: to look again at once would find the same."""
+        """There are jobs and no worker got one: another check now would find the same."""
         self._in_backoff = True
         self._service.loop.call_later(_BACKOFF_S, self._on_backoff_end)
 
@@ -193,8 +190,8 @@ class ClaimQueue:
         self._check_ready()
 
     def _schedule_recheck(self) -> None:
-        """Look again when something becomes claimable by itself: a lease that runs out, a job whose time has come."""
-        if self._round_running or self._recheck_timer is not None or not self._waiters:
+        """Check again when a lease expires or a delayed job becomes due."""
+        if self.is_round_running or self._recheck_timer is not None or not self._workers:
             return
         due_ms = self._queue.next_due_ms()
         if due_ms is None:
@@ -211,13 +208,12 @@ class ClaimQueue:
     def _join_window(self, waiters: Iterable[ClaimWaiter]) -> None:
         loop = self._service.loop
         now_ms = int(loop.time() * 1000)
-        self._claim_window.window_ms = self._jitter_ms
-        for ask in waiters:
-            want = ask.request()
-            if want is not None:
-                ask.window_ticket = self._claim_window.join(now_ms, want)
-                self._in_window[ask.window_ticket] = ask
-        due_ms = self._claim_window.due_ms
+        self._window.window_ms = self._jitter_ms
+        for waiter in waiters:
+            request = waiter.request()
+            if request is not None:
+                self._window.join(now_ms, waiter, request)
+        due_ms = self._window.due_ms
         if due_ms is not None and self._window_timer is None:
             self._window_timer = loop.call_later(max(due_ms - now_ms, 0) / 1000, self._close_window)
 
@@ -225,51 +221,46 @@ class ClaimQueue:
         if self._window_timer is not None:
             self._window_timer.cancel()
             self._window_timer = None
-        asks = [self._in_window.pop(ticket) for ticket, _ in self._claim_window.close()]
-        for ask in asks:
-            ask.window_ticket = None
-        self._run_round(asks)
+        self._run_round([waiter for waiter, _ in self._window.close()])
 
-    # ── the pass ──────────────────────────────────────────────────────────────────────────────
+    # ── rounds ────────────────────────────────────────────────────────────────────────────────
 
     def _run_round(self, waiters: list[ClaimWaiter]) -> bool:
-        """Hand out jobs to these, in the order they came; whether that is done, or has to wait."""
-        if self._round_running:
+        """Hand out jobs in order of arrival. False: the round waits for the disk or for a running one."""
+        if self.is_round_running:
             self._next_round += waiters
             return False
-        wanted = _active_requests(waiters)
-        if not wanted:
+        requests = _active_requests(waiters)
+        if not requests:
             return True
-        if not self._queue.can_claim_without_blocking(sum(want.count_max for _, want in wanted)):
-            self._round_running = True
-            self._service.spawn(self._run_blocking_rounds(wanted))
+        if not self._queue.can_claim_without_blocking(sum(request.count_max for _, request in requests)):
+            self.is_round_running = True
+            self._service.spawn(self._run_blocking_rounds(requests))
             return False
         try:
-            self._deliver(wanted, self._queue.claim_for_all([want for _, want in wanted]))
+            self._deliver(requests, self._queue.claim_for_all([request for _, request in requests]))
         except Exception as error:
-            self._fail_waiters([ask for ask, _ in wanted], error)
+            _fail_all([waiter for waiter, _ in requests], error)
         return True
 
     async def _run_blocking_rounds(self, requests: list[tuple[ClaimWaiter, ClaimRequest]]) -> None:
-        """Passes that wait for the disk, one behind the other."""
+        """Run rounds that wait for the disk, one after the other."""
         try:
             while requests:
-                wants = [want for _, want in requests]
-                may_skip = all(ask in self._waiters for ask, _ in requests)
+                may_skip = all(waiter in self._workers for waiter, _ in requests)
+                claim = partial(_claim_jobs, self._queue, [request for _, request in requests], may_skip=may_skip)
                 try:
-                    leased = await self._service.run_blocking(
-                        partial(_claim_jobs, self._queue, wants, may_skip=may_skip)
-                    )
-                except Exception as error:  # all who wait are told, whatever it is
-                    self._fail_waiters([ask for ask, _ in requests], error)
+                    results = await self._service.run_blocking(claim)
+                except Exception as error:  # every waiter gets it, whatever it is
+                    _fail_all([waiter for waiter, _ in requests], error)
                 else:
-                    self._deliver(requests, leased)
-                    if may_skip and leased and not any(got.count for got in leased):
+                    self._deliver(requests, results)
+                    if may_skip and results and not any(result.count for result in results):
                         self._start_backoff()
-                asks, self._next_round = self._next_round, []
-                requests = _active_requests(asks)
+                waiters, self._next_round = self._next_round, []
+                requests = _active_requests(waiters)
         finally:
-            self._round_running = False
+            self.is_round_running = False
             if self._recheck_after_round:
                 self._recheck_after_round = False
                 self._check_ready()
@@ -277,50 +268,48 @@ class ClaimQueue:
                 self._schedule_recheck()
             self._release_if_empty()
 
-    def _deliver(self, requests: list[tuple[ClaimWaiter, ClaimRequest]], leased: list[ClaimResult]) -> None:
-        if not leased:
-            return  # there was nothing, and all of them wait on
-        for (ask, want), got in zip(requests, leased, strict=True):
-            if ask.future.done():
-                self._return_jobs(want, got)
-            elif got.count or ask not in self._waiters:
-                _resolve_waiter(ask, got)
+    def _deliver(self, requests: list[tuple[ClaimWaiter, ClaimRequest]], results: list[ClaimResult]) -> None:
+        if not results:
+            return  # there were no jobs, and all of them are workers that wait on
+        for (waiter, request), result in zip(requests, results, strict=True):
+            if waiter.future.done():
+                self._return_jobs(request, result)
+            elif result.count or waiter not in self._workers:
+                waiter.resolve(result)
 
-    def _return_jobs(self, request: ClaimRequest, got: ClaimResult) -> None:
-        """Its claimer left while the pass was at the disk: others may have these at once."""
-        if not got.count:
-            return
-        commits = self._service.writes
-        commits.add_done_callback(self._queue.submit_nack(request.node, got.seqs, list(got.lease_ids)), _ignore_outcome)
-
-    def _fail_waiters(self, waiters: Iterable[ClaimWaiter], error: Exception) -> None:
-        for ask in list(waiters):
-            if not ask.future.done():
-                ask.future.set_exception(error)
+    def _return_jobs(self, request: ClaimRequest, result: ClaimResult) -> None:
+        """Return the jobs of a claimer that left while its round waited for the disk."""
+        if result.count:
+            token = self._queue.submit_nack(request.node, result.seqs, list(result.lease_ids))
+            self._service.writes.add_done_callback(token, _ignore_outcome)
 
 
 def _active_requests(waiters: Iterable[ClaimWaiter]) -> list[tuple[ClaimWaiter, ClaimRequest]]:
-    """Those who are still there and have room."""
-    return [(ask, want) for ask in waiters if not ask.future.done() and (want := ask.request()) is not None]
+    """Return the waiters that have not left and have capacity."""
+    return [
+        (waiter, request)
+        for waiter in waiters
+        if not waiter.future.done() and (request := waiter.request()) is not None
+    ]
+
+
+def _fail_all(waiters: Iterable[ClaimWaiter], error: Exception) -> None:
+    for waiter in list(waiters):
+        waiter.fail(error)
 
 
 def _claim_jobs(queue: Queue, requests: list[ClaimRequest], *, may_skip: bool) -> list[ClaimResult]:
-    """Jobs for these; nothing at all where there is nothing to hand out and nobody needs to be told so."""
+    """Claim for these; `may_skip`: return no results at all where no job is ready."""
     return [] if may_skip and not queue.counts().ready else queue.claim_for_all(requests)
 
 
-def _resolve_waiter(waiter: ClaimWaiter, got: ClaimResult | None) -> None:
-    if not waiter.future.done():
-        waiter.future.set_result(got)
-
-
 def _ignore_outcome(token: Any) -> None:
-    """Nobody waits for this outcome: a lease that could not be given back runs out."""
-    assert token.done, "told when it is"
+    """The lease of a job that could not be returned expires."""
+    assert token.done, "called when it is"
 
 
 class ClaimQueues:
-    """The desks of all queues that somebody waits for."""
+    """The claim queues with a waiting claimer or a connected worker."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -330,26 +319,26 @@ class ClaimQueues:
         return len(self._by_topic)
 
     def try_claim(self, queue: Queue, request: ClaimRequest) -> ClaimResult | None:
-        """Jobs for a claimer without waiting; None where it has to, and `claim` of its desk does that."""
+        """Claim jobs without waiting; None where the claimer has to wait with `ClaimQueue.claim`."""
         return queue.claim_for_all([request])[0] if self.can_claim_now(queue, request) else None
 
     def can_claim_now(self, queue: Queue, request: ClaimRequest) -> bool:
-        """Whether this claimer need not wait: for others of its window, for a pass that is at the disk, or for it."""
-        desk = self._by_topic.get(queue.topic.id)
-        if queue.topic.config.claim_jitter_ms or (desk is not None and desk.is_round_running):
+        """Whether this claimer waits neither for a window, nor for a running round, nor for the disk."""
+        claim_queue = self._by_topic.get(queue.topic.id)
+        if queue.topic.config.claim_jitter_ms or (claim_queue is not None and claim_queue.is_round_running):
             return False
         return queue.can_claim_without_blocking(request.count_max)
 
     def queue_for(self, queue: Queue) -> ClaimQueue:
         key = queue.topic.id
-        desk = self._by_topic.get(key)
-        if desk is None:
-            desk = self._by_topic[key] = ClaimQueue(self._service, queue, lambda: self._remove(key))
-        return desk
+        claim_queue = self._by_topic.get(key)
+        if claim_queue is None:
+            claim_queue = self._by_topic[key] = ClaimQueue(self._service, queue, lambda: self._remove(key))
+        return claim_queue
 
     def _remove(self, key: int) -> None:
         self._by_topic.pop(key, None)
 
     def stop(self) -> None:
-        for desk in list(self._by_topic.values()):
-            desk.stop()
+        for claim_queue in list(self._by_topic.values()):
+            claim_queue.stop()

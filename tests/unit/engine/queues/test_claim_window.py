@@ -45,19 +45,19 @@ def test_shares_are_dealt_one_at_a_time_whatever_the_numbers() -> None:
 
 
 def test_the_first_opens_the_window_and_the_last_to_leave_closes_it() -> None:
-    cohort = ClaimWindow(100)
+    cohort: ClaimWindow[str] = ClaimWindow(100)
     assert [cohort.due_ms] == [None]
-    first = cohort.join(1_000, ClaimRequest("a", 1))
-    second = cohort.join(1_050, ClaimRequest("b", 2))
+    cohort.join(1_000, "first", ClaimRequest("a", 1))
+    cohort.join(1_050, "second", ClaimRequest("b", 2))
     assert cohort.due_ms == 1_100
-    cohort.leave(first)
+    cohort.leave("first")
     assert cohort.due_ms == 1_100, "whoever leaves strands nobody"
-    assert cohort.close() == [(second, ClaimRequest("b", 2))]
+    assert cohort.close() == [("second", ClaimRequest("b", 2))]
     assert [cohort.due_ms] == [None]
-    third = cohort.join(2_000, ClaimRequest("c", 1))
+    cohort.join(2_000, "third", ClaimRequest("c", 1))
     assert [cohort.due_ms] == [2_100]
-    cohort.leave(second)  # served long ago
-    cohort.leave(third)
+    cohort.leave("second")  # served long ago
+    cohort.leave("third")
     assert [cohort.due_ms] == [None]
     assert cohort.close() == []
 
@@ -76,7 +76,7 @@ def test_threads_that_claim_within_the_window_share_fairly() -> None:
         thread.start()
     gate = jobs._state.claim_window
     assert gate is not None
-    _until(lambda: len(gate._waiters) == 4)
+    _until(lambda: len(gate._window) == 4)
     assert got == {}, "the window is open by the clock, which stands still"
     world.clock.tick(20)
     for thread in threads:
@@ -97,7 +97,7 @@ class _Refuses(Exception):
     pass
 
 
-def _refuse(_: int) -> float | None:
+def _refuse(_: object) -> float | None:
     raise _Refuses
 
 
@@ -114,7 +114,7 @@ def test_whoever_gives_up_leaves_and_what_it_was_given_goes_back() -> None:
     gate = BlockingClaimWindow(clock, serve, lambda want, _: returned.append(want.node))
     answers: list[ClaimResult] = []
     with running(lambda: answers.append(gate.claim(ClaimRequest("stays", 1), 10))):
-        _until(lambda: len(gate._waiters) == 1)
+        _until(lambda: len(gate._window) == 1)
         real = gate._left_s
         gate._left_s = _refuse  # type: ignore[method-assign,assignment]
         with pytest.raises(_Refuses):
@@ -142,6 +142,6 @@ def test_what_goes_wrong_in_a_pass_is_told_to_all_of_its_claimers() -> None:
             failed.append(str(error))
 
     with running(claim, claim):
-        _until(lambda: len(gate._waiters) == 2)
+        _until(lambda: len(gate._window) == 2)
         clock.tick(10)
     assert failed == ["gone"] * 2
