@@ -1,20 +1,19 @@
-"""[hot] Figures of queues: what they hold, asked when somebody scrapes, and what clients did with them, counted.
+"""Metrics of a server: counted by the handlers, read from the engine, published for Prometheus and as JSON.
 
-Figures of channels: what their manager counts, told as Prometheus wants it. The names are the manager's own.
+Tables of `_Metric` are the registry: each row has a name, a kind, a help text, how its value is read, and its key in
+the JSON document. `ServerMetrics.collect` and `ServerMetrics.summary` iterate over them.
 
-[hot] Figures of a server, for Prometheus and as JSON.
-
-Counting happens on the event loop's thread, in plain integers and without a lock: about half a microsecond a
-request. Everything else is read from the engine when somebody asks, so a server that nobody watches pays nothing.
-Whoever asks makes nothing expire: the figures are of what is held.
+Handlers count on the event loop's thread, in plain integers and without a lock: about half a microsecond a request.
+All other values are read at a scrape, on any thread, so a server that is not scraped pays nothing. A scrape expires
+no records: the values are of what is stored.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -23,192 +22,69 @@ from prometheus_client.registry import Collector
 from tidelog.channels import ChannelManager
 from tidelog.channels.metrics import DURATION_BOUNDS_S, SUCCESS, DurationHistogram
 from tidelog.engine import Engine, HealthState, TopicInfo
+from tidelog.engine.groups import GroupState
+from tidelog.engine.health import TaskState
 from tidelog.errors import NotAQueue, TopicNotFound
+from tidelog.server.push.notifier import NotifyScheduler
+from tidelog.wal.group_commit import ShardStats
 
 if TYPE_CHECKING:
     from tidelog.server.service import Service
 
-
-class QueueTotals(NamedTuple):
-    """What one queue holds."""
-
-    ready: int
-    in_flight: int
-    dead_lettered: int
-    expired: int
-
-
-class QueueCounters:
-    """What clients did with one queue since the server started."""
-
-    __slots__ = ("acked", "claimed", "extended", "nacked")
-
-    def __init__(self) -> None:
-        self.claimed = self.acked = self.nacked = self.extended = 0
-
-
-class QueueMetrics:
-    """Counted on the event loop's thread, told on any."""
-
-    def __init__(self) -> None:
-        self._counters: dict[str, QueueCounters] = {}
-
-    def _counters_for(self, topic: str) -> QueueCounters:
-        row = self._counters.get(topic)
-        if row is None:
-            row = self._counters[topic] = QueueCounters()
-        return row
-
-    def count_claimed(self, topic: str, jobs: int) -> None:
-        self._counters_for(topic).claimed += jobs
-
-    def count_acked(self, topic: str, jobs: int) -> None:
-        self._counters_for(topic).acked += jobs
-
-    def count_nacked(self, topic: str, jobs: int) -> None:
-        self._counters_for(topic).nacked += jobs
-
-    def count_extended(self, topic: str, jobs: int) -> None:
-        self._counters_for(topic).extended += jobs
-
-    def forget_dropped(self, known: Collection[str]) -> None:
-        """Drop the figures of queues that are gone: one made again starts from nothing."""
-        for name in list(self._counters):
-            if name not in known:
-                self._counters.pop(name, None)
-
-    def totals(self, engine: Engine, topics: Sequence[TopicInfo]) -> dict[str, QueueTotals]:
-        """What every queue holds now. A lease that has run out is none."""
-        found: dict[str, QueueTotals] = {}
-        for state in topics:
-            topic = engine.find(state.topic) if state.config.type == "queue" else None
-            if topic is None:
-                continue  # a log, or dropped meanwhile
-            try:
-                queue = topic.queue()
-                found[state.topic] = QueueTotals(*queue.counts(), queue.expired_leases)
-            except (NotAQueue, TopicNotFound):
-                continue  # dropped meanwhile, and perhaps made again as a log
-        return found
-
-    def collect(self, queues: Sequence[tuple[str, QueueTotals]]) -> Iterator[Metric]:
-        """Series by queue."""
-        nothing = QueueCounters()
-        rows = [(name, held, self._counters.get(name, nothing)) for name, held in queues]
-        for what, text, values in (
-            ("ready", "Jobs that can be claimed.", [held.ready for _, held, _ in rows]),
-            ("in_flight", "Jobs under a lease.", [held.in_flight for _, held, _ in rows]),
-        ):
-            gauge = GaugeMetricFamily(f"tidelog_topic_queue_{what}", text, labels=["topic"])
-            for (name, _, _), value in zip(rows, values, strict=True):
-                gauge.add_metric([name], value)
-            yield gauge
-        for what, text, values in (
-            ("claimed", "Jobs that were handed out.", [done.claimed for _, _, done in rows]),
-            ("acked", "Jobs that were done.", [done.acked for _, _, done in rows]),
-            ("nacked", "Jobs that were given back.", [done.nacked for _, _, done in rows]),
-            ("extended", "Leases that were made longer.", [done.extended for _, _, done in rows]),
-            ("expired", "Leases that ran out.", [held.expired for _, held, _ in rows]),
-            ("dead_lettered", "Jobs that were delivered too often, ever.", [held.dead_lettered for _, held, _ in rows]),
-        ):
-            counter = CounterMetricFamily(f"tidelog_topic_queue_{what}", text, labels=["topic"])
-            for (name, _, _), value in zip(rows, values, strict=True):
-                counter.add_metric([name], value)
-            yield counter
-
-
-_COUNTERS: Final = {
-    "channel_leaves": "Memberships that ended.",
-    "channels_deleted": "Channels that ended.",
-    "message_log_entries_returned": "Messages that were read from history.",
-    "message_log_segments_rolled": "Segments of message logs that were sealed.",
-    "message_log_segments_evicted": "Segments of message logs that were dropped.",
-    "message_log_evicted_bytes": "Bytes of them.",
-    "message_log_crc_failures": "Messages whose checksum did not hold.",
-    "message_log_sealed_segment_truncations": "Damaged places in sealed segments.",
-    "message_log_hole_seqs": "Messages that power cuts took before their sync, in the logs opened since the start.",
-    "fifo_seqs_passed_over": "Seqs without a message that pops and clears passed over.",
-    "broadcast_payload_bytes": "Bytes that were published.",
-    "deliveries": "Messages handed to receivers.",
-}
-_RESULT_COUNTERS: Final = {
-    "channel_joins": "Joins.",
-    "store_saves": "Saves of metadata.",
-    "store_deletes": "Deletes of channels.",
-    "store_loads": "Loads of metadata.",
-    "store_sweeps": "Removals of what was left of channels.",
-    "message_log_flushes": "Syncs of message logs.",
-    "message_log_reads": "Reads of history.",
-    "message_log_deletes": "Deletes of message logs.",
-    "message_log_upkeep": "Sealing and dropping that failed.",
-    "broadcasts": "Publishes.",
-    "outbound_queue_full": "Receivers that were cut off.",
-    "fifo_pushes": "Pushes.",
-    "fifo_pops": "Pops.",
-    "fifo_clears": "Clears.",
-    "hook_payloads": "What the hook said of payloads.",
-    "auth_attempts": "What the hook said of users.",
-}
-_DEFAULT_RESULTS: Final = {"outbound_queue_full": "slow", "hook_payloads": "valid", "message_log_upkeep": "disk_full"}
-_DURATIONS: Final = {
-    "store_save_duration": "Time of a save.",
-    "store_load_duration": "Time of a load.",
-    "message_log_append_duration": "Time of an append.",
-    "message_log_flush_duration": "Time of a sync.",
-    "message_log_read_duration": "Time of a read.",
-    "message_log_recovery_duration": "Time to open a message log.",
-    "fifo_cursor_duration": "Time to move a cursor.",
-}
-
-
-def collect_channel_metrics(manager: ChannelManager | None, receivers: int) -> Iterator[Metric]:
-    """All of it; nothing but zeros where there are no channels yet."""
-    counts = {} if manager is None else dict(manager.metrics.counts)
-    durations = {} if manager is None else dict(manager.metrics.durations)
-    for name, text, value in (
-        ("channels_active", "Channels.", counts.get(("channels_active", ""), 0)),
-        ("channels_skipped", "Channels that cannot be read.", 0 if manager is None else len(manager.report.skipped)),
-        ("channel_receivers", "Connections that listen to a channel, for each channel.", receivers),
-    ):
-        yield GaugeMetricFamily(f"tidelog_{name}", text, value)
-    for name, text in _COUNTERS.items():
-        yield CounterMetricFamily(f"tidelog_{name}", text, counts.get((name, ""), 0))
-    results: dict[str, dict[str, int]] = {name: {_DEFAULT_RESULTS.get(name, SUCCESS): 0} for name in _RESULT_COUNTERS}
-    for (name, result), value in counts.items():
-        if name in results:
-            results[name][result] = value
-    for name, text in _RESULT_COUNTERS.items():
-        counter = CounterMetricFamily(f"tidelog_{name}", text, labels=["result"])
-        for result, value in sorted(results[name].items()):
-            counter.add_metric([result], value)
-        yield counter
-    for name, text in _DURATIONS.items():
-        yield _duration_histogram(name, text, durations.get(name) or DurationHistogram())
-
-
-def _duration_histogram(name: str, text: str, duration: DurationHistogram) -> Metric:
-    made = HistogramMetricFamily(f"tidelog_{name}_seconds", text)
-    counts = duration.buckets.copy()
-    bounds = (*(f"{bound:g}" for bound in DURATION_BOUNDS_S), "+Inf")
-    made.add_metric([], list(zip(bounds, accumulate(counts), strict=True)), duration.sum_s)
-    return made
-
-
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4"
 TOPICS_MAX: Final = 1_000
-"""Topics that have series of their own; a scrape of all of a hundred thousand would help nobody."""
+"""Topics with series of their own: a scrape of a hundred thousand topics would be of no use."""
 
 GROUPS_MAX: Final = 1_000
-"""Groups of consumers that have series of their own, for the same reason."""
+"""Consumer groups with series of their own, for the same reason."""
 
 REQUEST_BUCKETS_S: Final = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-FSYNC_BUCKETS_US: Final = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)  # as the WAL counts its syncs
+FSYNC_BUCKETS_US: Final = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)  # as the WAL counts its fsyncs
 DURABILITY_CLASSES: Final = ("ephemeral", "memory", "disk", "fsync")
 _METHODS: Final = frozenset(("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS"))
 
+SourceT = TypeVar("SourceT")
+_GAUGE: Final = "gauge"
+_COUNTER: Final = "counter"
+_JSON: Final = "json"
+
+
+class _Metric(NamedTuple, Generic[SourceT]):
+    """One row of a table: a value that is read from a source."""
+
+    name: str  # in Prometheus after `tidelog_` and the prefix of the table; a counter gets `_total`
+    kind: Literal["gauge", "counter", "json"]  # json: only in the JSON document
+    help: str
+    read: Callable[[SourceT], float]
+    json_key: str = ""  # empty: the name
+
+
+def _collect(
+    table: Iterable[_Metric[SourceT]],
+    sources: Sequence[tuple[Sequence[str], SourceT]],
+    labels: Sequence[str] = (),
+    prefix: str = "",
+) -> Iterator[Metric]:
+    """Yield a family for each row, with a sample for each source and its label values."""
+    for row in table:
+        if row.kind != _JSON:
+            family = (GaugeMetricFamily if row.kind == _GAUGE else CounterMetricFamily)(
+                f"tidelog_{prefix}{row.name}", row.help, labels=labels
+            )
+            for label_values, source in sources:
+                family.add_metric(label_values, row.read(source))
+            yield family
+
+
+def _summarize(table: Iterable[_Metric[SourceT]], source: SourceT) -> dict[str, float]:
+    return {row.json_key or row.name: row.read(source) for row in table}
+
+
+# ── sources ───────────────────────────────────────────────────────────────────────────────────
+
 
 class ResponseStats:
-    """The answers of one route, method and status."""
+    """The responses of one route, method and status."""
 
     __slots__ = ("counts", "seconds")
 
@@ -217,75 +93,275 @@ class ResponseStats:
         self.seconds = 0.0
 
 
-class TopicTraffic:
-    """What clients did with one topic since the server started."""
+class TopicCounters:
+    """Operations of clients on one topic since the server started."""
 
-    __slots__ = ("gaps", "read", "written")
+    __slots__ = ("acked", "claimed", "extended", "gaps", "nacked", "read", "written")
 
     def __init__(self) -> None:
-        self.written = self.read = self.gaps = 0
+        self.written = self.read = self.gaps = self.claimed = self.acked = self.nacked = self.extended = 0
 
 
-class WalTotals(NamedTuple):
-    """The figures of all shards together."""
+class QueueTotals(NamedTuple):
+    """Jobs of one queue."""
 
-    fsyncs: int
-    frames: int
-    copied_frames: int  # of routers' copies, which `frames` leaves out
-    batches: int
-    bytes_written: int
-    rotations: int
-    queue_depth: int
-    queue_depth_peak: int
-    submit_full_total: int
-    read_only: bool
-    fsync_micros_total: int
-    fsync_counts: list[int]  # one for each bucket, not added up
+    ready: int
+    in_flight: int
+    dead_lettered: int
+    expired: int
 
 
-class SchedulingTotals(NamedTuple):
-    """How hard the server is pressed, and what it does about it."""
+class _WalTotals(NamedTuple):
+    """The statistics of all shards; empty where the engine is not open or has no WAL."""
 
-    pressure: float
-    ready_topics: int
-    deferred_topics: int
-    sched_latency_ms: float
-    throttled_total: int
+    shards: Sequence[ShardStats] = ()
+    is_latched: bool = False
+
+    @property
+    def fsync_counts(self) -> list[int]:
+        """Fsyncs by bucket, not cumulative."""
+        return [sum(counts) for counts in zip(*(stats.sync_us_counts for stats in self.shards), strict=True)]
 
 
-class ServerTotals(NamedTuple):
-    """What a server holds, at one moment."""
+class _Snapshot(NamedTuple):
+    """State of a server at one moment."""
 
+    engine: Engine | None  # None: the log is not recovered yet
     topics: Sequence[TopicInfo]
-    by_class: dict[str, int]
-    routers: int
-    records_live: int
-    bytes_live: int
     queues: dict[str, QueueTotals]
-    sse_connections: int
-    watch_sessions: int
-    channels: int
-    ready: bool
-    progress: float
-    uptime_ms: int
-    scheduling: SchedulingTotals
-    wal: WalTotals | None
+    wal: _WalTotals
     health: HealthState | None
+    scheduler: NotifyScheduler
+    rejected_writes: int
+    streams: int
+    watch_sessions: int
+    channels: ChannelManager | None
+    receivers: int
+    recovery_progress: float
+    uptime_ms: int
+
+
+# ── tables ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _count_of_class(durability: str) -> Callable[[_Snapshot], int]:
+    return lambda now: sum(info.config.durability == durability for info in now.topics)
+
+
+def _wal_sum(name: str) -> Callable[[_WalTotals], int]:
+    return lambda wal: sum(getattr(stats, name) for stats in wal.shards)
+
+
+_BYTES_HELP: Final = "Bytes of data and meta of the readable records."
+_STREAMS_HELP: Final = "Open streams: watch, work, WebSocket and bulk reads."
+_DEFERRED_HELP: Final = "Topics of negative priority whose readers are not notified until the pressure falls."
+
+_SERVER: Final[tuple[_Metric[_Snapshot], ...]] = (
+    _Metric("topics", _GAUGE, "Topics.", lambda now: len(now.topics)),
+    *(_Metric(f"topics_{name}", _JSON, "", _count_of_class(name)) for name in DURABILITY_CLASSES),
+    _Metric("routers", _GAUGE, "Routers.", lambda now: now.engine.router_count if now.engine else 0),
+    _Metric("records_live", _GAUGE, "Readable records.", lambda now: sum(info.count for info in now.topics)),
+    _Metric("bytes_live", _GAUGE, _BYTES_HELP, lambda now: sum(info.bytes for info in now.topics)),
+    _Metric("queue_topics", _GAUGE, "Topics that are queues.", lambda now: len(now.queues)),
+    _Metric(
+        "queue_leases_in_flight",
+        _GAUGE,
+        "Leases that were neither acknowledged nor expired.",
+        lambda now: sum(totals.in_flight for totals in now.queues.values()),
+    ),
+    _Metric("sse_connections", _GAUGE, _STREAMS_HELP, lambda now: now.streams),
+    _Metric("watch_sessions", _GAUGE, "Watch sessions.", lambda now: now.watch_sessions),
+    _Metric("channels", _JSON, "", lambda now: 0 if now.channels is None else now.channels.channel_count()),
+    _Metric("channel_receivers", _JSON, "", lambda now: now.receivers),
+    _Metric("ready", _GAUGE, "1 when the log is recovered.", lambda now: now.engine is not None),
+    _Metric(
+        "recovery_progress",
+        _GAUGE,
+        "Progress of recovery, 0 to 1.",
+        lambda now: now.recovery_progress,
+        json_key="replay_progress",
+    ),
+    _Metric("uptime_ms", _COUNTER, "Milliseconds since the server started.", lambda now: now.uptime_ms),
+)
+
+_SCHEDULING: Final[tuple[_Metric[_Snapshot], ...]] = (
+    _Metric("pressure", _GAUGE, "Load of the server, 0 to 1.", lambda now: round(now.scheduler.governor.pressure, 4)),
+    _Metric(
+        "ready_topics",
+        _GAUGE,
+        "Topics whose readers are not notified yet.",
+        lambda now: now.scheduler.ready_count + now.scheduler.delayed_count,
+    ),
+    _Metric("deferred_topics", _GAUGE, _DEFERRED_HELP, lambda now: now.scheduler.fair_queue.deferred_count),
+    _Metric(
+        "sched_latency_ms",
+        _GAUGE,
+        "Milliseconds from ready to notified, smoothed.",
+        lambda now: round(now.scheduler.governor.latency_us / 1000, 4),
+    ),
+    _Metric(
+        "throttled",
+        _COUNTER,
+        "Writes rejected because the server is saturated.",
+        lambda now: now.rejected_writes,
+        json_key="throttled_total",
+    ),
+)
+
+_WAL: Final[tuple[_Metric[_WalTotals], ...]] = (
+    _Metric("fsyncs", _COUNTER, "Fsyncs of commits.", _wal_sum("fsyncs")),
+    _Metric("frames", _COUNTER, "Frames written, without the copies of routers.", _wal_sum("frames")),
+    _Metric(
+        "copied_frames",
+        _COUNTER,
+        "Frames of copies by routers, including one for each pass.",
+        _wal_sum("copied_frames"),
+    ),
+    _Metric("batches", _COUNTER, "Commit batches written.", _wal_sum("batches")),
+    _Metric("bytes_written", _COUNTER, "Bytes written.", _wal_sum("bytes")),
+    _Metric("rotations", _COUNTER, "Files that became full.", _wal_sum("rotations")),
+    _Metric("queue_depth", _GAUGE, "Writes that wait for the disk.", _wal_sum("queue_depth")),
+    _Metric(
+        "queue_depth_peak",
+        _GAUGE,
+        "Highest number of writes that waited for the disk.",
+        lambda wal: max((stats.queue_peak for stats in wal.shards), default=0),
+    ),
+    _Metric(
+        "submit_full",
+        _COUNTER,
+        "Writes rejected because the queue was full.",
+        _wal_sum("queue_full_count"),
+        json_key="submit_full_total",
+    ),
+    _Metric("read_only", _GAUGE, "1 when a shard rejects writes because an fsync failed.", lambda wal: wal.is_latched),
+    _Metric("fsync_count", _JSON, "", lambda wal: sum(wal.fsync_counts)),
+    _Metric("fsync_micros_total", _JSON, "", _wal_sum("sync_us")),
+)
+
+_HEALTHY_HELP: Final = "1 when no background task fails and no stored byte is known to be corrupt."
+_CHECKPOINT_AGE_HELP: Final = "Seconds since the last checkpoint of all topics, or the start."
+_LAGGING_HELP: Final = "Topics that the last checkpoint could not write."
+
+_HEALTH: Final[tuple[_Metric[HealthState], ...]] = (
+    _Metric("healthy", _GAUGE, _HEALTHY_HELP, lambda health: health.ok),
+    _Metric("checkpoint_age_seconds", _GAUGE, _CHECKPOINT_AGE_HELP, lambda health: health.checkpoint_age_ms / 1000),
+    _Metric("checkpoint_lagging_topics", _GAUGE, _LAGGING_HELP, lambda health: len(health.lagging)),
+    _Metric(
+        "wal_uncovered_bytes",
+        _GAUGE,
+        "Bytes of the WAL that no checkpoint covers.",
+        lambda health: health.uncovered_bytes,
+    ),
+    _Metric("corruptions", _COUNTER, "Places whose checksum did not match.", lambda health: health.corruptions),
+)
+
+_BACKGROUND_TASK: Final[tuple[_Metric[TaskState], ...]] = (
+    _Metric("runs", _COUNTER, "Runs of background tasks.", lambda task: task.runs),
+    _Metric("failures", _COUNTER, "Runs that failed.", lambda task: task.failures),
+    _Metric("failing", _GAUGE, "Failures since the last success.", lambda task: task.failing),
+)
+
+_TOPIC: Final[tuple[_Metric[tuple[TopicInfo, TopicCounters]], ...]] = (
+    _Metric("head_seq", _GAUGE, "The last seq.", lambda row: row[0].head_seq),
+    _Metric("earliest_seq", _GAUGE, "The seq of the first readable record.", lambda row: row[0].earliest_seq),
+    _Metric("records_live", _GAUGE, "Readable records.", lambda row: row[0].count),
+    _Metric("bytes_live", _GAUGE, _BYTES_HELP, lambda row: row[0].bytes),
+    _Metric("appended", _COUNTER, "Records written by clients.", lambda row: row[1].written),
+    _Metric("read", _COUNTER, "Records sent to clients.", lambda row: row[1].read),
+    _Metric("gaps", _COUNTER, "Gaps reported to readers.", lambda row: row[1].gaps),
+    _Metric("evicted", _COUNTER, "Seqs evicted since creation.", lambda row: row[0].evict_floor - 1),
+)
+
+_QUEUE: Final[tuple[_Metric[tuple[QueueTotals, TopicCounters]], ...]] = (
+    _Metric("ready", _GAUGE, "Jobs that can be claimed.", lambda row: row[0].ready),
+    _Metric("in_flight", _GAUGE, "Jobs under a lease.", lambda row: row[0].in_flight),
+    _Metric("claimed", _COUNTER, "Jobs that were claimed.", lambda row: row[1].claimed),
+    _Metric("acked", _COUNTER, "Jobs that were acknowledged.", lambda row: row[1].acked),
+    _Metric("nacked", _COUNTER, "Jobs that were returned by nack.", lambda row: row[1].nacked),
+    _Metric("extended", _COUNTER, "Leases that were extended.", lambda row: row[1].extended),
+    _Metric("expired", _COUNTER, "Leases that expired.", lambda row: row[0].expired),
+    _Metric("dead_lettered", _COUNTER, "Jobs dead-lettered since creation.", lambda row: row[0].dead_lettered),
+)
+
+_GROUP: Final[tuple[_Metric[GroupState], ...]] = (
+    _Metric("records", _GAUGE, "Records that a consumer group has not read yet.", lambda group: group.lag.records),
+    _Metric("bytes", _GAUGE, "Bytes of data and meta of these records.", lambda group: group.lag.bytes),
+    _Metric("seconds", _GAUGE, "Age of the first of these records.", lambda group: group.lag.seconds),
+)
+
+_ENGINE: Final[tuple[_Metric[Engine | None], ...]] = (
+    _Metric(
+        "group_hold_broken",
+        _COUNTER,
+        "Holds of consumer groups that were broken.",
+        lambda engine: engine.holds_broken if engine else 0,
+    ),
+    _Metric(
+        "listener_failures",
+        _COUNTER,
+        "Listeners of topics and queues that raised.",
+        lambda engine: engine.listener_failures if engine else 0,
+    ),
+)
+
+# Channel metrics are counted by the channel manager, under these names.
+_CHANNEL_COUNTERS: Final = {
+    "channel_leaves": "Memberships that ended.",
+    "channels_deleted": "Channels that were deleted.",
+    "message_log_entries_returned": "Messages read from history.",
+    "message_log_segments_rolled": "Segments of message logs that were sealed.",
+    "message_log_segments_evicted": "Segments of message logs that were evicted.",
+    "message_log_evicted_bytes": "Bytes of the evicted segments.",
+    "message_log_crc_failures": "Messages whose checksum did not match.",
+    "message_log_sealed_segment_truncations": "Damaged places in sealed segments.",
+    "message_log_hole_seqs": "Messages lost in a power cut before their fsync, in the logs opened since the start.",
+    "fifo_seqs_passed_over": "Seqs without a message that pops and clears skipped.",
+    "broadcast_payload_bytes": "Bytes published.",
+    "deliveries": "Messages delivered to receivers.",
+}
+_CHANNEL_RESULT_COUNTERS: Final = {
+    "channel_joins": "Joins.",
+    "store_saves": "Saves of metadata.",
+    "store_deletes": "Deletes of channels.",
+    "store_loads": "Loads of metadata.",
+    "store_sweeps": "Removals of leftovers of channels.",
+    "message_log_flushes": "Fsyncs of message logs.",
+    "message_log_reads": "Reads of history.",
+    "message_log_deletes": "Deletes of message logs.",
+    "message_log_upkeep": "Failures to seal or evict segments.",
+    "broadcasts": "Publishes.",
+    "outbound_queue_full": "Receivers that were disconnected because their queue was full.",
+    "fifo_pushes": "Pushes.",
+    "fifo_pops": "Pops.",
+    "fifo_clears": "Clears.",
+    "hook_payloads": "Decisions of the hook about payloads.",
+    "auth_attempts": "Decisions of the hook about users.",
+}
+_DEFAULT_RESULTS: Final = {"outbound_queue_full": "slow", "hook_payloads": "valid", "message_log_upkeep": "disk_full"}
+_CHANNEL_DURATIONS: Final = {
+    "store_save_duration": "Time of a save.",
+    "store_load_duration": "Time of a load.",
+    "message_log_append_duration": "Time of an append.",
+    "message_log_flush_duration": "Time of an fsync.",
+    "message_log_read_duration": "Time of a read.",
+    "message_log_recovery_duration": "Time to open a message log.",
+    "fifo_cursor_duration": "Time to move a cursor.",
+}
 
 
 class ServerMetrics(Collector):
     def __init__(self, service: Service) -> None:
         self._service = service
         self._responses: dict[tuple[str, str, int], ResponseStats] = {}
-        self._traffic: dict[str, TopicTraffic] = {}
-        self.queues = QueueMetrics()
+        self._topics: dict[str, TopicCounters] = {}
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
     # ── counting, on the loop's thread ────────────────────────────────────────────────────────
 
     def count_responses(self, path: str, method: str, status: int, *seconds: float) -> None:
-        """Requests of the route `path` got their answers. An unknown one is "": clients cannot invent series."""
+        """Count responses of the route `path`. An unknown one is "", so that clients cannot create series."""
         key = (path, method if method in _METHODS else "other", status)
         row = self._responses.get(key)
         if row is None:
@@ -295,7 +371,7 @@ class ServerMetrics(Collector):
             row.counts[bisect_left(REQUEST_BUCKETS_S, took)] += 1
 
     def count_response_batch(self, path: str, method: str, status: int, took_us: list[int]) -> None:
-        """`answered` for many that came together: they took about as long as each other."""
+        """`count_responses` for many at once: most of them fall into one bucket."""
         least, most = (
             bisect_left(REQUEST_BUCKETS_S, min(took_us) / 1e6),
             bisect_left(REQUEST_BUCKETS_S, max(took_us) / 1e6),
@@ -308,181 +384,125 @@ class ServerMetrics(Collector):
         row.seconds += sum(took_us) / 1e6
         row.counts[least] += len(took_us)
 
+    def _counters(self, topic: str) -> TopicCounters:
+        counters = self._topics.get(topic)
+        if counters is None:
+            counters = self._topics[topic] = TopicCounters()
+        return counters
+
     def count_written(self, topic: str, records: int) -> None:
-        """Records were acknowledged."""
-        row = self._traffic.get(topic)
-        if row is None:
-            row = self._traffic[topic] = TopicTraffic()
-        row.written += records
+        self._counters(topic).written += records
 
     def count_read(self, topic: str, records: int, *, gap: bool) -> None:
-        """Records were sent, perhaps with word of a gap before them."""
-        row = self._traffic.get(topic)
-        if row is None:
-            row = self._traffic[topic] = TopicTraffic()
-        row.read += records
-        row.gaps += gap
+        counters = self._counters(topic)
+        counters.read += records
+        counters.gaps += gap
 
-    # ── telling, on any thread ────────────────────────────────────────────────────────────────
+    def count_claimed(self, topic: str, jobs: int) -> None:
+        self._counters(topic).claimed += jobs
+
+    def count_acked(self, topic: str, jobs: int) -> None:
+        self._counters(topic).acked += jobs
+
+    def count_nacked(self, topic: str, jobs: int) -> None:
+        self._counters(topic).nacked += jobs
+
+    def count_extended(self, topic: str, jobs: int) -> None:
+        self._counters(topic).extended += jobs
+
+    # ── publishing, on any thread ─────────────────────────────────────────────────────────────
 
     def prometheus_text(self) -> bytes:
-        """All of it as Prometheus reads it."""
-        # The contract's counter has no `_total`, which the library insists on, and whole numbers are to look like it.
-        made = generate_latest(self._registry).replace(b"tidelog_uptime_ms_total", b"tidelog_uptime_ms")
-        return made.replace(b".0\n", b"\n")
+        """Return all metrics in the text format of Prometheus."""
+        # The contract's counter has no `_total`, which the library adds, and integers have no fraction.
+        text = generate_latest(self._registry).replace(b"tidelog_uptime_ms_total", b"tidelog_uptime_ms")
+        return text.replace(b".0\n", b"\n")
 
     def summary(self) -> dict[str, Any]:
-        """The figures of the whole server, for whoever reads JSON."""
-        now = self._totals()
-        wal = now.wal or WalTotals(0, 0, 0, 0, 0, 0, 0, 0, 0, False, 0, [])
+        """Return the metrics of the whole server as JSON."""
+        now = self._snapshot()
         return {
-            "topics": len(now.topics),
-            **{f"topics_{name}": count for name, count in now.by_class.items()},
-            "routers": now.routers,
-            "records_live": now.records_live,
-            "bytes_live": now.bytes_live,
-            "queue_topics": len(now.queues),
-            "queue_leases_in_flight": sum(held.in_flight for held in now.queues.values()),
-            "sse_connections": now.sse_connections,
-            "watch_sessions": now.watch_sessions,
-            "channels": now.channels,
-            "channel_receivers": len(self._service.channels.streams),
-            "ready": now.ready,
-            "replay_progress": now.progress,
-            "uptime_ms": now.uptime_ms,
-            "wal": {
-                "fsyncs": wal.fsyncs,
-                "frames": wal.frames,
-                "copied_frames": wal.copied_frames,
-                "batches": wal.batches,
-                "bytes_written": wal.bytes_written,
-                "rotations": wal.rotations,
-                "queue_depth": wal.queue_depth,
-                "queue_depth_peak": wal.queue_depth_peak,
-                "submit_full_total": wal.submit_full_total,
-                "read_only": wal.read_only,
-                "fsync_count": sum(wal.fsync_counts),
-                "fsync_micros_total": wal.fsync_micros_total,
-            },
-            **now.scheduling._asdict(),
+            **_summarize(_SERVER, now),
+            "wal": _summarize(_WAL, now.wal),
+            **_summarize(_SCHEDULING, now),
             "health": None if now.health is None else health_json(now.health),
         }
 
-    def _totals(self) -> ServerTotals:
+    def _snapshot(self) -> _Snapshot:
         service = self._service
-        topics = service.engine.topics_cached() if service.is_ready else []
-        by_class = dict.fromkeys(DURABILITY_CLASSES, 0)
-        for state in topics:
-            by_class[state.config.durability] += 1
-        return ServerTotals(
-            topics,
-            by_class,
-            service.engine.router_count if service.is_ready else 0,
-            sum(state.count for state in topics),
-            sum(state.bytes for state in topics),
-            self.queues.totals(service.engine, topics) if service.is_ready else {},
-            service.stream_limit.count,
-            len(service.watch_sessions),
-            0 if service.channels.manager_or_none is None else service.channels.manager_or_none.channel_count(),
-            service.is_ready,
-            service.recovery_progress,
-            service.clock.monotonic_ms() - service.started_ms,
-            _scheduling_totals(service),
-            _wal_totals(service.engine) if service.is_ready else None,
-            server_health(service) if service.is_ready else None,
+        engine = service.engine if service.is_ready else None
+        topics = engine.topics_cached() if engine else []
+        shards = engine.shards if engine else ()
+        return _Snapshot(
+            engine=engine,
+            topics=topics,
+            queues=_queue_totals(engine, topics) if engine else {},
+            wal=_WalTotals([shard.stats for shard in shards], any(shard.is_latched for shard in shards)),
+            health=server_health(service) if engine else None,
+            scheduler=service.notify_scheduler,
+            rejected_writes=service.writes.admission.rejected_total if engine else 0,
+            streams=service.stream_limit.count,
+            watch_sessions=len(service.watch_sessions),
+            channels=service.channels.manager_or_none,
+            receivers=len(service.channels.streams),
+            recovery_progress=service.recovery_progress,
+            uptime_ms=service.clock.monotonic_ms() - service.started_ms,
         )
 
     def collect(self) -> Iterator[Metric]:
-        """What the registry asks for at every scrape."""
-        now = self._totals()
-        yield _gauge("topics", "Topics.", len(now.topics))
+        """Called by the registry at every scrape."""
+        now = self._snapshot()
+        yield from _collect(_SERVER, [((), now)])
         by_class = GaugeMetricFamily("tidelog_topics_by_class", "Topics by durability class.", labels=["class"])
-        for name, count in now.by_class.items():
-            by_class.add_metric([name], count)
+        for name in DURABILITY_CLASSES:
+            by_class.add_metric([name], _count_of_class(name)(now))
         yield by_class
-        yield _gauge("routers", "Routers.", now.routers)
-        yield _gauge("records_live", "Records that can be read.", now.records_live)
-        yield _gauge("bytes_live", "Bytes of their data and meta.", now.bytes_live)
-        yield _gauge("queue_topics", "Topics that are queues.", len(now.queues))
-        leases = sum(held.in_flight for held in now.queues.values())
-        yield _gauge("queue_leases_in_flight", "Leases that were neither acknowledged nor ran out.", leases)
-        yield _gauge("sse_connections", "Open streams: watch, work, WebSocket and bulk reads.", now.sse_connections)
-        yield _gauge("watch_sessions", "Watch sessions.", now.watch_sessions)
-        yield _gauge("ready", "1 once the log is recovered.", now.ready)
-        yield _gauge("recovery_progress", "How far recovery is, 0 to 1.", now.progress)
-        yield CounterMetricFamily("tidelog_uptime_ms", "Milliseconds since the server started.", now.uptime_ms)
-        yield from _scheduling_metrics(now.scheduling)
+        yield from _collect(_SCHEDULING, [((), now)])
         yield self._limit_metrics()
-        yield from self._topic_metrics(now.topics)
-        shown = [state.topic for state in now.topics[:TOPICS_MAX] if state.topic in now.queues]
-        yield from self.queues.collect([(name, now.queues[name]) for name in shown])
-        yield from self._group_metrics()
+        yield from self._topic_metrics(now)
+        groups = now.engine.groups_cached(GROUPS_MAX) if now.engine else []
+        rows = [((topic, group.group), group) for topic, group in groups]
+        yield from _collect(_GROUP, rows, ["topic", "group"], "group_lag_")
+        yield from _collect(_ENGINE, [((), now.engine)])
         yield from self._request_metrics()
-        yield from collect_channel_metrics(self._service.channels.manager_or_none, len(self._service.channels.streams))
-        if now.wal is not None:
-            yield from _wal_metrics(now.wal)
+        yield from _collect_channel_metrics(now.channels, now.receivers)
+        if now.wal.shards:
+            yield from _collect(_WAL, [((), now.wal)], prefix="wal_")
+            fsync_us = sum(stats.sync_us for stats in now.wal.shards)
+            fsyncs = HistogramMetricFamily("tidelog_wal_fsync_latency_us", "Microseconds of an fsync.")
+            fsyncs.add_metric([], _cumulative_buckets(FSYNC_BUCKETS_US, now.wal.fsync_counts), fsync_us)
+            yield fsyncs
         if now.health is not None:
-            yield from _health_metrics(now.health)
+            yield from _collect(_HEALTH, [((), now.health)])
+            tasks = [((task.name,), task) for task in now.health.tasks]
+            yield from _collect(_BACKGROUND_TASK, tasks, ["task"], "background_")
 
-    def _topic_metrics(self, topics: Sequence[TopicInfo]) -> Iterator[Metric]:
-        """Series by topic, of the first so many by name."""
-        self._forget_dropped_topics(topics)
-        shown = topics[:TOPICS_MAX]
-        yield _gauge("topic_metrics_truncated", "1 where not every topic has series.", len(shown) < len(topics))
-        held = (
-            ("head_seq", "The last seq.", [state.head_seq for state in shown]),
-            ("earliest_seq", "The first record that is there.", [state.earliest_seq for state in shown]),
-            ("records_live", "Records that can be read.", [state.count for state in shown]),
-            ("bytes_live", "Bytes of their data and meta.", [state.bytes for state in shown]),
-        )
-        for name, what, values in held:
-            gauge = GaugeMetricFamily(f"tidelog_topic_{name}", what, labels=["topic"])
-            for state, value in zip(shown, values, strict=True):
-                gauge.add_metric([state.topic], value)
-            yield gauge
-        nobody = TopicTraffic()
-        rows = [self._traffic.get(state.topic, nobody) for state in shown]
-        passed = (
-            ("appended", "Records that clients wrote.", [row.written for row in rows]),
-            ("read", "Records that clients were sent.", [row.read for row in rows]),
-            ("gaps", "Times that a reader was told of a gap.", [row.gaps for row in rows]),
-            ("evicted", "Seqs lost to a cap or to age, ever.", [state.evict_floor - 1 for state in shown]),
-        )
-        for name, what, values in passed:
-            counter = CounterMetricFamily(f"tidelog_topic_{name}", what, labels=["topic"])
-            for state, value in zip(shown, values, strict=True):
-                counter.add_metric([state.topic], value)
-            yield counter
+    def _topic_metrics(self, now: _Snapshot) -> Iterator[Metric]:
+        """Series of the first `TOPICS_MAX` topics by name."""
+        self._forget_dropped_topics(now)
+        shown = now.topics[:TOPICS_MAX]
+        truncated = len(shown) < len(now.topics)
+        yield GaugeMetricFamily("tidelog_topic_metrics_truncated", "1 when not every topic has series.", truncated)
+        zeros = TopicCounters()
+        rows = [((info.topic,), (info, self._topics.get(info.topic, zeros))) for info in shown]
+        yield from _collect(_TOPIC, rows, ["topic"], "topic_")
+        queues = [
+            (labels, (now.queues[info.topic], counters))
+            for labels, (info, counters) in rows
+            if info.topic in now.queues
+        ]
+        yield from _collect(_QUEUE, queues, ["topic"], "topic_queue_")
 
-    def _group_metrics(self) -> Iterator[Metric]:
-        """Series by group of consumers, of the first so many by topic and name."""
-        service = self._service
-        shown = service.engine.groups_cached(GROUPS_MAX) if service.is_ready else []
-        for name, what, values in (
-            ("records", "Records that a group has still to read.", [state.lag.records for _, state in shown]),
-            ("bytes", "Bytes of their data and meta.", [state.lag.bytes for _, state in shown]),
-            ("seconds", "Age of the first of them.", [state.lag.seconds for _, state in shown]),
-        ):
-            gauge = GaugeMetricFamily(f"tidelog_group_lag_{name}", what, labels=["topic", "group"])
-            for (topic, state), value in zip(shown, values, strict=True):
-                gauge.add_metric([topic, state.group], value)
-            yield gauge
-        broken = service.engine.holds_broken if service.is_ready else 0
-        yield CounterMetricFamily("tidelog_group_hold_broken", "Holds of groups that were broken.", broken)
-        raised = service.engine.listener_failures if service.is_ready else 0
-        yield CounterMetricFamily("tidelog_listener_failures", "Listeners of topics and queues that raised.", raised)
-
-    def _forget_dropped_topics(self, topics: Sequence[TopicInfo]) -> None:
-        """Drop the traffic of topics that are gone. One made again starts from nothing, as its seqs do."""
-        known = {state.topic for state in topics}
-        for name in list(self._traffic):
-            if name not in known and self._service.is_ready and self._service.engine.find(name) is None:
-                self._traffic.pop(name, None)
-        self.queues.forget_dropped(known)
+    def _forget_dropped_topics(self, now: _Snapshot) -> None:
+        """Drop the counters of dropped topics. A topic that is created again starts from zero, as its seqs do."""
+        known = {info.topic for info in now.topics}
+        for name in list(self._topics):
+            if name not in known and now.engine is not None and now.engine.find(name) is None:
+                self._topics.pop(name, None)
 
     def _limit_metrics(self) -> Metric:
-        what = "Connections, streams and requests that were ended or refused because a limit was met."
-        counter = CounterMetricFamily("tidelog_limits_met", what, labels=["limit"])
+        text = "Connections, streams and requests that were ended or rejected because a limit was reached."
+        counter = CounterMetricFamily("tidelog_limits_met", text, labels=["limit"])
         for name, count in sorted(self._service.limit_counters.counts.items()):
             counter.add_metric([name], count)
         return counter
@@ -490,94 +510,65 @@ class ServerMetrics(Collector):
     def _request_metrics(self) -> Iterator[Metric]:
         labels = ["route", "method", "status"]
         counter = CounterMetricFamily("tidelog_requests", "Requests that were answered.", labels=labels)
-        times = HistogramMetricFamily("tidelog_request_seconds", "Time to the answer.", labels=labels)
+        times = HistogramMetricFamily("tidelog_request_seconds", "Time to the response.", labels=labels)
         for (path, method, status), row in sorted(self._responses.items()):
-            named = [path or "other", method, str(status)]
+            label_values = [path or "other", method, str(status)]
             counts = row.counts.copy()
-            counter.add_metric(named, sum(counts))
-            times.add_metric(named, _cumulative_buckets(REQUEST_BUCKETS_S, counts), row.seconds)
+            counter.add_metric(label_values, sum(counts))
+            times.add_metric(label_values, _cumulative_buckets(REQUEST_BUCKETS_S, counts), row.seconds)
         yield counter
         yield times
 
 
-def _scheduling_totals(service: Service) -> SchedulingTotals:
-    governor, ready = service.governor, service.notify_scheduler.fair_queue
-    return SchedulingTotals(
-        round(governor.pressure, 4),
-        service.notify_scheduler.ready_count + service.notify_scheduler.delayed_count,
-        ready.deferred_count,
-        round(governor.latency_us / 1000, 4),
-        service.writes.admission.rejected_total if service.is_ready else 0,
-    )
+def _queue_totals(engine: Engine, topics: Sequence[TopicInfo]) -> dict[str, QueueTotals]:
+    """Return the jobs of every queue. An expired lease does not count."""
+    totals: dict[str, QueueTotals] = {}
+    for info in topics:
+        topic = engine.find(info.topic) if info.config.type == "queue" else None
+        if topic is None:
+            continue  # a log, or dropped meanwhile
+        try:
+            queue = topic.queue()
+            totals[info.topic] = QueueTotals(*queue.counts(), queue.expired_leases)
+        except (NotAQueue, TopicNotFound):
+            continue  # dropped meanwhile, and perhaps created again as a log
+    return totals
 
 
-def _scheduling_metrics(totals: SchedulingTotals) -> Iterator[Metric]:
-    yield _gauge("pressure", "How hard the server is pressed, 0 to 1.", totals.pressure)
-    yield _gauge("ready_topics", "Topics whose readers are to be told and were not yet.", totals.ready_topics)
-    yield _gauge(
-        "deferred_topics",
-        "Topics of negative priority that are not told of until pressure falls.",
-        totals.deferred_topics,
-    )
-    yield _gauge("sched_latency_ms", "Milliseconds from ready to told, smoothed.", totals.sched_latency_ms)
-    yield CounterMetricFamily(
-        "tidelog_throttled", "Writes refused because the server is saturated.", totals.throttled_total
-    )
-
-
-def _wal_totals(engine: Engine) -> WalTotals | None:
-    """None: opened for reading, so there is no WAL to have figures."""
-    shards = engine.shards
-    if not shards:
-        return None
-    every = [shard.stats for shard in shards]
-    return WalTotals(
-        sum(stats.fsyncs for stats in every),
-        sum(stats.frames for stats in every),
-        sum(stats.copied_frames for stats in every),
-        sum(stats.batches for stats in every),
-        sum(stats.bytes for stats in every),
-        sum(stats.rotations for stats in every),
-        sum(stats.queue_depth for stats in every),
-        max(stats.queue_peak for stats in every),
-        sum(stats.queue_full_count for stats in every),
-        any(shard.is_latched for shard in shards),
-        sum(stats.sync_us for stats in every),
-        [sum(counts) for counts in zip(*(stats.sync_us_counts for stats in every), strict=True)],
-    )
-
-
-def _wal_metrics(wal: WalTotals) -> Iterator[Metric]:
-    for name, what, value in (
-        ("frames", "Frames written, without those of routers' copies.", wal.frames),
-        (
-            "copied_frames",
-            "Frames of copies that routers made, one for each pass included.",
-            wal.copied_frames,
-        ),
-        ("batches", "Commit batches written.", wal.batches),
-        ("fsyncs", "Syncs of commits.", wal.fsyncs),
-        ("bytes_written", "Bytes written.", wal.bytes_written),
-        ("rotations", "Files that were full.", wal.rotations),
-        ("submit_full", "Writes refused because too many waited.", wal.submit_full_total),
+def _collect_channel_metrics(manager: ChannelManager | None, receivers: int) -> Iterator[Metric]:
+    """Yield the metrics of channels; zeros before they are restored."""
+    counts = {} if manager is None else dict(manager.metrics.counts)
+    durations = {} if manager is None else dict(manager.metrics.durations)
+    for name, text, value in (
+        ("channels_active", "Channels.", counts.get(("channels_active", ""), 0)),
+        ("channels_skipped", "Channels that cannot be read.", 0 if manager is None else len(manager.report.skipped)),
+        ("channel_receivers", "Subscriptions of connections to channels.", receivers),
     ):
-        yield CounterMetricFamily(f"tidelog_wal_{name}", what, value)
-    yield _gauge("wal_queue_depth", "Writes that wait for the disk.", wal.queue_depth)
-    yield _gauge("wal_queue_depth_peak", "The most that ever waited.", wal.queue_depth_peak)
-    yield _gauge("wal_read_only", "1 once a shard refuses writes because a sync failed.", wal.read_only)
-    times = HistogramMetricFamily("tidelog_wal_fsync_latency_us", "Microseconds of a sync.")
-    times.add_metric([], _cumulative_buckets(FSYNC_BUCKETS_US, wal.fsync_counts), wal.fsync_micros_total)
-    yield times
+        yield GaugeMetricFamily(f"tidelog_{name}", text, value)
+    for name, text in _CHANNEL_COUNTERS.items():
+        yield CounterMetricFamily(f"tidelog_{name}", text, counts.get((name, ""), 0))
+    for name, text in _CHANNEL_RESULT_COUNTERS.items():
+        counter = CounterMetricFamily(f"tidelog_{name}", text, labels=["result"])
+        results = {_DEFAULT_RESULTS.get(name, SUCCESS): 0}
+        results |= {result: value for (counted, result), value in counts.items() if counted == name}
+        for result, value in sorted(results.items()):
+            counter.add_metric([result], value)
+        yield counter
+    for name, text in _CHANNEL_DURATIONS.items():
+        duration = durations.get(name) or DurationHistogram()
+        histogram = HistogramMetricFamily(f"tidelog_{name}_seconds", text)
+        histogram.add_metric([], _cumulative_buckets(DURATION_BOUNDS_S, duration.buckets.copy()), duration.sum_s)
+        yield histogram
 
 
 def server_health(service: Service) -> HealthState:
-    """The engine's health, with the tasks of the server's loop."""
-    found, mine = service.engine.health(), service.health.tasks()
-    return found._replace(ok=found.ok and not any(task.failing for task in mine), tasks=(*found.tasks, *mine))
+    """Return the engine's health with the tasks of the server's loop."""
+    health, tasks = service.engine.health(), service.health.tasks()
+    return health._replace(ok=health.ok and not any(task.failing for task in tasks), tasks=(*health.tasks, *tasks))
 
 
 def health_json(health: HealthState) -> dict[str, Any]:
-    """Background work and stored bytes as JSON. The corrupt places are in the log, and `tidelog check` finds them."""
+    """Return health as JSON. The corrupt places are in the log, and `tidelog check` finds them."""
     return {
         "ok": health.ok,
         "checkpoint_age_ms": health.checkpoint_age_ms,
@@ -598,27 +589,6 @@ def health_json(health: HealthState) -> dict[str, Any]:
     }
 
 
-def _health_metrics(health: HealthState) -> Iterator[Metric]:
-    yield _gauge("healthy", "1 where no background task fails and no stored byte is known to be corrupt.", health.ok)
-    age_s = health.checkpoint_age_ms / 1000
-    yield _gauge("checkpoint_age_seconds", "Since the last checkpoint of all topics, or the start.", age_s)
-    yield _gauge("checkpoint_lagging_topics", "Topics that the last checkpoint could not write.", len(health.lagging))
-    yield _gauge("wal_uncovered_bytes", "Bytes of the WAL that no checkpoint covers.", health.uncovered_bytes)
-    yield CounterMetricFamily("tidelog_corruptions", "Places whose bytes did not verify.", health.corruptions)
-    runs = CounterMetricFamily("tidelog_background_runs", "Runs of background tasks.", labels=["task"])
-    failures = CounterMetricFamily("tidelog_background_failures", "Runs that failed.", labels=["task"])
-    failing = GaugeMetricFamily("tidelog_background_failing", "Failures since the last success.", labels=["task"])
-    for task in health.tasks:
-        runs.add_metric([task.name], task.runs)
-        failures.add_metric([task.name], task.failures)
-        failing.add_metric([task.name], task.failing)
-    yield from (runs, failures, failing)
-
-
-def _gauge(name: str, help_text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"tidelog_{name}", help_text, value)
-
-
 def _cumulative_buckets(bounds: Iterable[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Each bucket with everything below it, as Prometheus wants them."""
+    """Return bucket bounds with cumulative counts, as Prometheus needs them."""
     return list(zip((*(f"{bound:g}" for bound in bounds), "+Inf"), accumulate(counts), strict=True))

@@ -228,7 +228,7 @@ class FastQueueRequests:
 
     def _respond_claim(self, name: str, leased: ClaimResult, began_us: int, responder: FastResponder) -> None:
         service, took_us = self._service, self._now_us() - began_us
-        service.metrics.queues.count_claimed(name, leased.count)
+        service.metrics.count_claimed(name, leased.count)
         answer = queues.encode_claimed(name, leased, leased.ready, took_us / 1000)
         service.metrics.count_responses(_CLAIM_PATH, "POST", 200, took_us / 1e6)
         if len(answer) <= _JOIN_RESPONSE_BYTES_MAX:
@@ -275,7 +275,7 @@ class FastQueueRequests:
             self._respond_error(_ACK_PATH, name, began_us, error, responder)
             return
         took_us = self._now_us() - began_us
-        service.metrics.queues.count_acked(name, done.count)
+        service.metrics.count_acked(name, done.count)
         service.metrics.count_responses(_ACK_PATH, "POST", 200, took_us / 1e6)
         responder.respond_json(queues.encode_acked(name, done, took_us / 1000), self._next_id())
 

@@ -89,7 +89,7 @@ async def _claim_async(context: RequestContext, queue: Queue, request: ClaimRequ
 
 
 def _claim_response(context: RequestContext, leased: ClaimResult, ready: int) -> Response:
-    context.service.metrics.queues.count_claimed(context.topic, leased.count)
+    context.service.metrics.count_claimed(context.topic, leased.count)
     return Response(200, encode_claimed(context.topic, leased, ready, context.elapsed_ms()))
 
 
@@ -201,18 +201,18 @@ def _encode_settled(context: RequestContext, fields: dict[str, Any]) -> bytes:
 
 
 def _ack_body(context: RequestContext, done: AckResult) -> bytes:
-    context.service.metrics.queues.count_acked(context.topic, done.count)
+    context.service.metrics.count_acked(context.topic, done.count)
     return encode_acked(context.topic, done, context.elapsed_ms())
 
 
 def _nack_body(context: RequestContext, done: AckResult) -> bytes:
-    context.service.metrics.queues.count_nacked(context.topic, done.count)
+    context.service.metrics.count_nacked(context.topic, done.count)
     told = {"nacked": done.count, "skipped": done.skipped, "ready": done.ready, "in_flight": done.in_flight}
     return _encode_settled(context, told)
 
 
 def _extend_body(context: RequestContext, done: ExtendResult) -> bytes:
-    context.service.metrics.queues.count_extended(context.topic, done.count)
+    context.service.metrics.count_extended(context.topic, done.count)
     deadlines = {str(seq): deadline for seq, deadline in done.deadlines.items()}
     return _encode_settled(context, {"extended": done.count, "skipped": done.skipped, "deadlines": deadlines})
 

@@ -260,7 +260,7 @@ class JobStream:
                 leased = await desk.wait_for_jobs(self._next_request)
                 if leased is not None:
                     self._adapt_round_size(frames.send_jobs(leased), leased.count)
-                    service.metrics.queues.count_claimed(self._queue.topic.name, leased.count)
+                    service.metrics.count_claimed(self._queue.topic.name, leased.count)
             frames.send_shutdown()
         except Error as error:
             frames.send_error(error)

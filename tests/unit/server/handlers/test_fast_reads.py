@@ -156,7 +156,7 @@ def test_reads_are_counted_and_count_as_reading() -> None:
         assert topic.state().last_read_ms is not None
         answers = world.service.metrics._responses["/v0/topics/{topic}/diff", "POST", 200]
         assert sum(answers.counts) == 2
-        traffic = world.service.metrics._traffic["t"]
+        traffic = world.service.metrics._topics["t"]
         assert (traffic.read, traffic.gaps) == (44, 1)
 
     run_scenario(scenario)
