@@ -93,7 +93,7 @@ class App:
         call.exchange = exchange
         try:
             if (
-                call.counts_as_inflight and call.generation != self.service.auth_generation
+                call.counts_as_inflight and call.generation != self.service.auth.generation
             ):  # keys were reloaded while its body came
                 call.check_key()
             answer = call.endpoint.handler(call) if self._is_available(call.endpoint) else self._handle_when_ready(call)
@@ -201,7 +201,7 @@ class App:
     def _release(self, context: RequestContext) -> None:
         if context.counts_as_inflight:
             context.counts_as_inflight = False
-            self.service.inflight_limit.release(context.principal)
+            self.service.auth.inflight_limit.release(context.principal)
 
     def next_request_id(self) -> bytes:
         ids = self._allocate_ids(1)
@@ -221,9 +221,9 @@ class App:
         try:
             found = self._find_route(request.path)
         except ApiError:  # no text: that is told to whoever has a key, as with a path that is not there
-            if not service.keys.is_empty:
+            if not service.auth.keys.is_empty:
                 self._authorize(context, None, None)
-            service.origins.check(request, changes=True, is_public=False)
+            service.auth.origins.check(request, changes=True, is_public=False)
             raise
         method = "GET" if request.method == "HEAD" else request.method
         endpoint = None if found is None else found.route.methods.get(method)
@@ -231,7 +231,7 @@ class App:
         context.endpoint = endpoint
         if found is not None:
             context.path_names = found.path_names
-        if service.keys.is_empty or (found is not None and found.route.is_probe and not service.config.probe_auth):
+        if service.auth.keys.is_empty or (found is not None and found.route.is_probe and not service.config.probe_auth):
             context.principal = ANONYMOUS
         elif endpoint is not None and endpoint.handler_authenticates:
             pass
@@ -239,7 +239,7 @@ class App:
             self._authorize(context, endpoint, found)
         is_public = found is not None and found.route.is_probe
         changes = request.upgrade or (endpoint is not None and bool(endpoint.scopes - {auth.READ}))
-        service.origins.check(request, changes=changes, is_public=is_public)
+        service.auth.origins.check(request, changes=changes, is_public=is_public)
         if found is None:
             raise ApiError("not_found", f"there is nothing at {request.path[:200]}; nothing was done")
         if endpoint is None:
@@ -253,11 +253,11 @@ class App:
         secret = bearer_token(context.request.header(b"authorization"))
         if secret is None and endpoint is not None and endpoint.token_in_query:
             secret = context.query.text("token")
-        principal = None if secret is None else self.service.keys.find(secret)
+        principal = None if secret is None else self.service.auth.keys.find(secret)
         if principal is None:
             raise ApiError("unauthorized", "a valid key is needed: Authorization: Bearer <key>; nothing was done")
         context.principal = principal
-        self.service.inflight_limit.acquire(principal)
+        self.service.auth.inflight_limit.acquire(principal)
         context.counts_as_inflight = True
         scopes = (
             _SCOPES_OF_UNKNOWN_METHOD.get(match.route.family, frozenset())

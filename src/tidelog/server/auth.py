@@ -1,31 +1,14 @@
-"""[policy] Who may do what: keys, scopes, and the names a key is for.
+"""Access control: keys with scopes and prefixes, limits of concurrent use, and the origin policy for browsers.
 
     secret                    full access
     secret:scopes             only these scopes, any name
     secret:scopes:prefixes    both; prefixes may contain ':'
-    secret::prefixes          every scope, only names that begin so
-    user@domain=secret…       any of these, and who it is in channels. A secret has '=' at its end alone
+    secret::prefixes          every scope, only names with these prefixes
+    user@domain=secret…       any of these, and the user in channels. A secret has '=' at its end only
 
-Keys are kept as SHA-256 and compared in constant time against all of them. Whatever does not parse is
-refused at the start: a misspelt scope must never mean full access.
-
-[policy] Caps on what clients hold at once: requests in flight, streams, sessions. Taken and given back in pairs.
-
-All of it happens on the event loop's thread, so a check and what it allows are one step.
-
-[policy] Which hosts a server answers for, and which web pages may use it.
-
-A browser sends requests wherever a page tells it to. Two headers, which no page can set, say whose page it was:
-
-    Host     without keys it must be a loopback name, the address that the server listens on, or one of
-             `allowed_hosts`: a name that an attacker's DNS points at 127.0.0.1 is none of them
-    Origin   where there is one, it must be the server's own (same host and port as `Host`), or one of
-             `allowed_origins`. Programs send none
-
-A page can make a browser send a GET without Origin, as the address of an image. Current browsers then say
-`Sec-Fetch-Site`; a request that changes something is refused where that says another site.
-
-Probes answer under any host: they are public with keys, too.
+`AccessControl` holds all of it for one server. Keys are kept as SHA-256 digests and compared in constant time with all
+of them. A setting that does not parse keeps the server from starting: a misspelt scope must never mean full access.
+Everything runs on the event loop's thread, so a check and the acquisition that it allows are one step.
 """
 
 from __future__ import annotations
@@ -38,11 +21,13 @@ from functools import lru_cache
 from hashlib import sha256
 from hmac import compare_digest
 from ipaddress import ip_address
-from typing import Final
+from typing import Final, Protocol
+from weakref import WeakSet
 
 from tidelog.channels.rules import is_user
 from tidelog.errors import BadInput
 from tidelog.http.interface import Request
+from tidelog.server.config import ServerConfig
 from tidelog.server.errors import ApiError
 
 READ: Final = "read"
@@ -66,23 +51,23 @@ _SCOPE_NAMES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whoever presented a key. Its identity is the key's digest, never the key."""
+    """The holder of a key. Its identity is the key's digest, never the key."""
 
     identity: bytes
     scopes: frozenset[str] = ALL_SCOPES
     prefixes: tuple[str, ...] = ()
-    user: str | None = None  # who that is in channels, where the key says so
+    user: str | None = None  # the user in channels, where the key names one
 
     @property
     def name(self) -> str | None:
-        """How the ledger calls whoever it was: the beginning of the key's digest. None with authentication off."""
+        """The name in the ledger: the beginning of the key's digest. None with authentication off."""
         return self.identity.hex()[:16] or None
 
     def has_scopes(self, scopes: frozenset[str]) -> bool:
         return scopes <= self.scopes
 
     def may_use_name(self, name: str) -> bool:
-        """Whether this name is one the key is for."""
+        """Whether the key's prefixes allow this name."""
         return not self.prefixes or name.startswith(self.prefixes)
 
 
@@ -97,20 +82,20 @@ class Keyring:
 
     @property
     def is_empty(self) -> bool:
-        """No keys: everybody may do everything."""
+        """Whether there are no keys: then every request has full access."""
         return not self._principals
 
     def contains(self, principal: Principal) -> bool:
-        """Whether the key of a principal is one of these, and still for the same."""
+        """Whether the key of a principal is one of these, with the same scopes and prefixes."""
         return self.is_empty or principal in self._principals
 
     def find(self, secret: str) -> Principal | None:
         digest = sha256(secret.encode("utf-8", "surrogateescape")).digest()
-        found = None
-        for principal in self._principals:  # all of them, found or not: time tells nothing
+        match = None
+        for principal in self._principals:  # all of them, so that the time does not depend on the match
             if compare_digest(principal.identity, digest):
-                found = principal
-        return found
+                match = principal
+        return match
 
 
 def _parse_key(entry: str) -> Principal | None:
@@ -123,11 +108,11 @@ def _parse_key(entry: str) -> Principal | None:
     if not secret:
         raise BadInput("a key in TIDELOG_API_KEYS has no secret before its colon; the server was not started")
     granted: set[str] = set()
-    for word in scopes.split("+") if scopes.strip() else []:
-        known = _SCOPE_NAMES.get(word.strip().lower())
+    for scope in scopes.split("+") if scopes.strip() else []:
+        known = _SCOPE_NAMES.get(scope.strip().lower())
         if known is None:
             raise BadInput(
-                f"a key in TIDELOG_API_KEYS has the scope {word.strip()!r}; known are read, write, delete, admin and "
+                f"a key in TIDELOG_API_KEYS has the scope {scope.strip()!r}; known are read, write, delete, admin and "
                 "rw, joined by '+'; the server was not started"
             )
         granted |= known
@@ -136,8 +121,8 @@ def _parse_key(entry: str) -> Principal | None:
 
 
 def _split_user(entry: str) -> tuple[str | None, str]:
-    """The user before `=`, where there is one, and the rest. A secret may end with `=`, as base64 does, and have none
-    elsewhere: `name=key` was meant to name a user, and all of it would be the secret."""
+    """Split `user@domain=rest`. A secret may end with `=`, as base64 does. A `=` elsewhere is an error: `name=key` was
+    meant to name a user, and without this check all of it would be the secret."""
     user, separator, rest = entry.partition("=")
     if not separator or ":" in user.partition("@")[0]:
         return None, entry
@@ -157,14 +142,14 @@ def _split_user(entry: str) -> tuple[str | None, str]:
 
 
 def bearer_token(header: bytes | None) -> str | None:
-    """The key of an Authorization header."""
+    """Return the key of an Authorization header."""
     if header is None or not header.startswith(b"Bearer "):
         return None
     return header[7:].decode("utf-8", "surrogateescape").strip() or None
 
 
 class ConcurrencyLimit:
-    """How many of one thing everybody together and each key may hold; 0: as many as they like."""
+    """A limit of concurrent use, in total and by key; 0: no limit."""
 
     def __init__(self, resource: str, total: int, per_key: int = 0) -> None:
         self._resource, self._total, self._per_key = resource, total, per_key
@@ -173,7 +158,7 @@ class ConcurrencyLimit:
         self._by_key: Counter[bytes] = Counter()
 
     def check(self, principal: Principal, count: int = 1) -> None:
-        """Raises where there is no room. Without keys there is nobody to count by key."""
+        """Raise ApiError where the limit is reached. Without keys only the total counts."""
         if self._total and self.count + count > self._total:
             raise ApiError(
                 "throttled", f"{self._total} {self._resource} at once are the limit; nothing was done, retry"
@@ -186,14 +171,14 @@ class ConcurrencyLimit:
             )
 
     def acquire(self, principal: Principal, count: int = 1) -> None:
-        """Take a place, or so many at once. Raises where there are none, and has taken none then."""
+        """Acquire `count` units. Raises ApiError where the limit is reached, and has acquired none then."""
         self.check(principal, count)
         self.count += count
         if principal.identity:
             self._by_key[principal.identity] += count
 
     async def wait_empty(self) -> None:
-        """Return when nobody holds any."""
+        """Wait until all units are released."""
         while self.count:
             self._emptied = asyncio.Event()
             await self._emptied.wait()
@@ -219,8 +204,22 @@ _SAFE_METHODS: Final = frozenset(("GET", "HEAD"))
 
 
 class OriginPolicy:
+    """Hosts that the server answers for, and web pages that may use it.
+
+    A browser sends requests wherever a page makes it. Two headers that no page can set name the page's site:
+
+        Host     without keys it must be a loopback name, the address that the server listens on, or one of
+                 `allowed_hosts`: a name that an attacker's DNS resolves to 127.0.0.1 is none of them
+        Origin   if present, it must be the server's own (same host and port as `Host`), or one of
+                 `allowed_origins`. Programs send none
+
+    A page can make a browser send a GET without Origin, as the address of an image. Current browsers then send
+    `Sec-Fetch-Site`; a request that changes something is rejected where it names another site. Probes answer under any
+    host: they are public with keys, too.
+    """
+
     def __init__(self, host: str, allowed_hosts: str, allowed_origins: str, *, keys: bool) -> None:
-        """`host` is where the server listens. `keys`: requests need one, and then any host will do unless some are
+        """`host` is the address to listen on. `keys`: requests need one, and then any host is accepted unless some are
         named."""
         self._hosts = frozenset(_split_list(allowed_hosts))
         self._origins = frozenset(_split_list(allowed_origins))
@@ -235,12 +234,12 @@ class OriginPolicy:
         self._is_known_host = lru_cache(1024)(self._check_host)
 
     def check(self, request: Request, *, changes: bool, is_public: bool) -> None:
-        """Refuse a request that a page of another site made, or that was sent to a name which is not the server's."""
+        """Raise ApiError for a request from a page of another site, or to a host that is not the server's."""
         host = site = None
         origins: tuple[bytes, ...] = ()
         for name, value in request.headers:
             if name == b"host":
-                if host is not None and value != host:  # another server in front may have taken the other one
+                if host is not None and value != host:  # a proxy in front may have used the other one
                     raise ApiError("invalid_request", "a request has exactly one Host header; nothing was done")
                 host = value
             elif name == b"origin":
@@ -283,7 +282,7 @@ class OriginPolicy:
             return False
         if text in self._hosts or name in self._hosts or name == self._listen_name or _is_loopback(name):
             return True
-        return self._accepts_addresses and _is_address(name)  # DNS cannot point a number elsewhere
+        return self._accepts_addresses and _is_address(name)  # DNS cannot redirect an address
 
 
 def _split_list(text: str) -> list[str]:
@@ -291,11 +290,11 @@ def _split_list(text: str) -> list[str]:
 
 
 def _host_name(host: str) -> str:
-    """A host without its port and brackets; empty where it is no host: with a user's name, a path or two ports."""
-    found = _HOST.fullmatch(host)
-    if found is None:
+    """Return a host without port and brackets; empty where it is invalid: with a user name, a path or two ports."""
+    match = _HOST.fullmatch(host)
+    if match is None:
         return ""
-    return found["address"] or (found["name"] or "").removesuffix(".")
+    return match["address"] or (match["name"] or "").removesuffix(".")
 
 
 def _is_address(name: str) -> bool:
@@ -308,3 +307,43 @@ def _is_address(name: str) -> bool:
 
 def _is_loopback(name: str) -> bool:
     return name == "localhost" or (_is_address(name) and ip_address(name).is_loopback)
+
+
+class Revocable(Protocol):
+    """A stream, a socket or a waiting claim of a key."""
+
+    principal: Principal
+
+    def revoke(self) -> None: ...
+
+
+class AccessControl:
+    """Keys, origin policy and limits of one server."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self.keys = Keyring(config.api_keys)
+        self.origins = _origin_policy(config, self.keys)
+        self.generation = 0  # of keys and origins: a cached head that an older one admitted is checked again
+        self.inflight_limit = ConcurrencyLimit("requests in flight", 0, config.max_inflight_per_key)
+        self.stream_limit = ConcurrencyLimit(
+            "streams and sockets", config.max_sse_connections, config.max_sse_connections_per_key
+        )
+        self.stream_slots: WeakSet[Revocable] = WeakSet()  # of the open streams and sockets
+
+    def reload(self, config: ServerConfig) -> None:
+        """Replace keys and origins, and revoke the streams of removed keys. Raises BadInput and changes nothing."""
+        keys = Keyring(config.api_keys)
+        if keys.is_empty != self.keys.is_empty:
+            raise BadInput(
+                "keys cannot be added to a server without any, nor all be removed, while it runs; restart it"
+            )
+        self.origins = _origin_policy(config, keys)  # first: it may raise
+        self.keys = keys
+        self.generation += 1
+        for slot in list(self.stream_slots):
+            if not keys.contains(slot.principal):
+                slot.revoke()
+
+
+def _origin_policy(config: ServerConfig, keys: Keyring) -> OriginPolicy:
+    return OriginPolicy(config.host, config.allowed_hosts, config.allowed_origins, keys=not keys.is_empty)

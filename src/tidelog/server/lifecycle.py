@@ -282,7 +282,7 @@ async def start_server(
         raise
     who = (
         "keys are required"
-        if not service.keys.is_empty
+        if not service.auth.keys.is_empty
         else "NO AUTHENTICATION: anybody who reaches it may do anything"
     )
     log_line(f"tidelog {__version__} listens on http://{shown}, data in {config.data_dir}; {who}")

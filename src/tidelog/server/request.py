@@ -121,7 +121,7 @@ class RequestContext:
     def __init__(self, responder: Responder, service: Service, request: Request) -> None:
         self._responder, self.service, self.request = responder, service, request
         self.started_us = service.clock.monotonic_us()
-        self.generation = service.auth_generation  # of the keys that its head was checked against
+        self.generation = service.auth.generation  # of the keys that its head was checked against
         self.principal: Principal = ANONYMOUS
         self.query = QueryParams(request.query) if request.query else _EMPTY_QUERY
         self.path_names: tuple[str, ...] = ()
@@ -189,7 +189,7 @@ class RequestContext:
 
     def check_key(self) -> None:
         """Refuse to go on with a call whose key was removed, or is for less than before, since it began."""
-        if not self.service.keys.contains(self.principal):
+        if not self.service.auth.keys.contains(self.principal):
             raise ApiError("unauthorized", "this key was removed or changed in the settings; nothing more was done")
 
     def check_name_allowed(self, name: str) -> None:

@@ -363,10 +363,10 @@ class ServerHarness:
         """Nobody holds anything any more."""
         service = self.service
         return not (
-            service.stream_limit.count
-            or service.inflight_limit.count
-            or len(service.notifiers)
-            or len(service.claim_queues)
+            service.auth.stream_limit.count
+            or service.auth.inflight_limit.count
+            or len(service.push.notifiers)
+            or len(service.push.claim_queues)
         )
 
 

@@ -40,8 +40,8 @@ def narrow(world: ServerHarness, queue_max: int) -> Shard:
 
 
 def saturate(world: ServerHarness, pressure: float = 1.0) -> None:
-    world.service.governor.sample = lambda *_, **__: None  # type: ignore[method-assign]
-    world.service.governor.pressure = pressure
+    world.service.push.governor.sample = lambda *_, **__: None  # type: ignore[method-assign]
+    world.service.push.governor.pressure = pressure
 
 
 def test_what_finds_no_room_waits_in_line_and_keeps_its_order() -> None:

@@ -29,14 +29,14 @@ def test_a_client_that_leaves_gives_back_what_it_held(turns: int) -> None:
             ("/v0/topics/t/delete", {"before_seq": 1}),
         ):
             asked = world.begin("POST", target, body, key="k")
-            assert world.service.inflight_limit.count == 1
+            assert world.service.auth.inflight_limit.count == 1
             for _ in range(turns):
                 await asyncio.sleep(0)
             asked.leave()
             for _ in range(5):
                 await asyncio.sleep(0)
-            assert world.service.inflight_limit.count == 0
-        assert not len(world.service.notifiers)
+            assert world.service.auth.inflight_limit.count == 0
+        assert not len(world.service.push.notifiers)
 
     run_scenario(scenario, api_keys="k")
 
@@ -128,7 +128,7 @@ def test_the_id_of_a_session_is_in_no_log(monkeypatch: pytest.MonkeyPatch) -> No
     async def scenario(world: ServerHarness) -> None:
         world.topic("t")
         wid = await world.watch({"t": {}})
-        monkeypatch.setattr(type(world.service.watch_sessions), "find", fail)
+        monkeypatch.setattr(type(world.service.push.watch_sessions), "find", fail)
         with captured_log() as text:
             assert (await world.ask("GET", f"/v0/watch/{wid}"))[0] == 500
         (line,) = parse_log(text)

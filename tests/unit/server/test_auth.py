@@ -62,8 +62,8 @@ def test_a_service_forgets_the_keys_once_it_has_their_digests() -> None:
 
     async def scenario(world: ServerHarness) -> None:
         assert world.service.config.api_keys == ""
-        assert world.service.keys.find("s3cret") is not None
-        assert not world.service.keys.is_empty
+        assert world.service.auth.keys.find("s3cret") is not None
+        assert not world.service.auth.keys.is_empty
         assert (await world.ask("GET", "/v0/topics"))[0] == 401
         assert (await world.ask("GET", "/v0/topics", key="s3cret"))[0] == 200
 

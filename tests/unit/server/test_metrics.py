@@ -296,10 +296,10 @@ def test_streams_and_sessions_are_counted_while_they_last() -> None:
     async def scenario(world: ServerHarness) -> None:
         world.topic("a")
         await world.watch({"a": {}})
-        world.service.stream_limit.acquire(world.app.service.keys.find("x") or _anybody())
+        world.service.auth.stream_limit.acquire(world.app.service.auth.keys.find("x") or _anybody())
         found = await scraped(world)
         assert (found("watch_sessions"), found("sse_connections")) == (1, 1)
-        world.service.stream_limit.release(_anybody())
+        world.service.auth.stream_limit.release(_anybody())
         assert (await scraped(world))("sse_connections") == 0
 
     run_scenario(scenario)

@@ -119,7 +119,7 @@ async def publish_batch(context: RequestContext) -> Response:
         batch = BatchId(body.writer, body.number, body.checksum_words, body.query_id)
         return producer_batches.publish_batch(service.engine, staging, context.topic, batch, chunks)
 
-    await service.caught_up()  # a batch is up to 1 GiB, which stays in memory until a checkpoint
+    await service.wait_caught_up()  # a batch is up to 1 GiB, which stays in memory until a checkpoint
     context.check_key()
     published = await service.run_blocking(work)
     done, created = published.appended, published.created

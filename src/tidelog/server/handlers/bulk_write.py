@@ -532,7 +532,7 @@ class StreamingWrite:
 
     async def _submit_next(self) -> None:
         """Cut the next batch and stage it after the one before."""
-        await self._service.caught_up()
+        await self._service.wait_caught_up()
         self._context.check_key()
         if claimed := self._reader.claimed:
             self._keep()

@@ -76,7 +76,7 @@ class FastWrites:
         most = (answer_bytes_max - _WRITE_RESPONSE_BYTES - len(topic_name)) // _WRITE_SEQ_BYTES
         if most <= 0:
             return None
-        admitted = self._service.auth_generation
+        admitted = self._service.auth.generation
         key = (topic_name, principal.identity, most, admitted)
         way = self._handlers.get(key)
         if way is None:
@@ -100,7 +100,7 @@ class FastWrites:
             engine = service.engine
             topic = engine.find(name)
             if (
-                auth_generation != service.auth_generation
+                auth_generation != service.auth.generation
                 or topic is None
                 or topic.needs_expiry
                 or not topic.has_no_write_limits
@@ -113,7 +113,7 @@ class FastWrites:
                 counts = [count for count in counts if count]
                 if not counts:
                     return
-            service.inflight_limit.acquire(principal, len(requests))
+            service.auth.inflight_limit.acquire(principal, len(requests))
         except (ApiError, Error):
             requests.reparse_and_drop(range(len(requests)))
             return
@@ -122,7 +122,7 @@ class FastWrites:
             writes = _WriteBatch(name, principal, requests, counts, topic.config.durability)
             service.writes.add_to_batch(topic, datas, size, self._on_committed, writes)
         except Error:
-            service.inflight_limit.release(principal, len(requests))
+            service.auth.inflight_limit.release(principal, len(requests))
             requests.reparse_and_drop(range(len(requests)))
 
     def _on_batch_committed(self, done: Appended | Error, parts: list[BatchSlice[_WriteBatch]]) -> None:
@@ -141,7 +141,7 @@ class FastWrites:
             fields = {"request_id": f"{prefix.decode()}{at:x}", "requests": count, "topic": all_writes[0].name}
             _log.error("POST %s, %d written together: %s", _WRITE_PATH, count, error, extra={"fields": fields})
         for _, principal, crowd, *_ in all_writes:
-            service.inflight_limit.release(principal, len(crowd))
+            service.auth.inflight_limit.release(principal, len(crowd))
             service.metrics.count_response_batch(
                 _WRITE_PATH, "POST", problem.status, [now_us - since for since in crowd.received_us]
             )
@@ -153,7 +153,7 @@ class FastWrites:
     def _respond(self, done: Appended, offset: int, writes: _WriteBatch) -> None:
         service, (name, principal, crowd, counts, durability) = self._service, writes
         now_us, ids = self._now_us(), self._next_ids(len(crowd))
-        service.inflight_limit.release(principal, len(crowd))
+        service.auth.inflight_limit.release(principal, len(crowd))
         took_us = [now_us - since_us for since_us in crowd.received_us]
         service.metrics.count_written(name, sum(counts))
         service.metrics.count_response_batch(_WRITE_PATH, "POST", 200, took_us)
@@ -189,7 +189,7 @@ class FastQueueRequests:
     def claim_handler(self, name: str, principal: Principal, answer_bytes_max: int) -> SingleHandler | None:
         """Who takes claims of this principal from this queue."""
         return (
-            partial(self._handle_claim, name, principal, self._service.auth_generation)
+            partial(self._handle_claim, name, principal, self._service.auth.generation)
             if answer_bytes_max >= _UNLIMITED_RESPONSE_BYTES
             else None
         )
@@ -197,12 +197,12 @@ class FastQueueRequests:
     def ack_handler(self, name: str, principal: Principal, answer_bytes_max: int) -> SingleHandler | None:
         """Who takes its acks."""
         most = (answer_bytes_max - _ACK_RESPONSE_BYTES - len(name)) // _ACK_SEQ_BYTES
-        return partial(self._handle_ack, name, principal, most, self._service.auth_generation) if most > 0 else None
+        return partial(self._handle_ack, name, principal, most, self._service.auth.generation) if most > 0 else None
 
     def _queue(self, name: str, auth_generation: int) -> Queue | None:
         """None also where keys or hosts were reloaded since the head was admitted."""
         service = self._service
-        topic = service.engine.find(name) if service.is_ready and auth_generation == service.auth_generation else None
+        topic = service.engine.find(name) if service.is_ready and auth_generation == service.auth.generation else None
         return None if topic is None else topic.queue()
 
     def _handle_claim(
@@ -212,9 +212,9 @@ class FastQueueRequests:
         try:
             queue = self._queue(name, auth_generation)
             want = queues.decode_claim(body)
-            if queue is None or not service.claim_queues.can_claim_now(queue, want):
+            if queue is None or not service.push.claim_queues.can_claim_now(queue, want):
                 return False
-            service.inflight_limit.acquire(principal)
+            service.auth.inflight_limit.acquire(principal)
         except (ApiError, Error, BadBody):
             return False
         try:
@@ -223,7 +223,7 @@ class FastQueueRequests:
         except Exception as error:  # told as by the ordinary way: jobs may have been handed out
             self._respond_error(_CLAIM_PATH, name, began_us, error, responder)
         finally:
-            service.inflight_limit.release(principal)
+            service.auth.inflight_limit.release(principal)
         return True
 
     def _respond_claim(self, name: str, leased: ClaimResult, began_us: int, responder: FastResponder) -> None:
@@ -253,13 +253,13 @@ class FastQueueRequests:
             asked, lease_ids = queues.decode_ack(body)
             if len(asked.seqs) > seqs_max:
                 return False
-            service.inflight_limit.acquire(principal)
+            service.auth.inflight_limit.acquire(principal)
         except (ApiError, Error, BadBody):
             return False
         try:
             token = queue.submit_ack(asked.node, asked.seqs, lease_ids)
         except Error:
-            service.inflight_limit.release(principal)
+            service.auth.inflight_limit.release(principal)
             return False
         service.writes.add_done_callback(token, partial(self._respond_ack, name, principal, began_us, responder))
         return True
@@ -268,7 +268,7 @@ class FastQueueRequests:
         self, name: str, principal: Principal, began_us: int, responder: FastResponder, token: CommitFuture[AckResult]
     ) -> None:
         service = self._service
-        service.inflight_limit.release(principal)
+        service.auth.inflight_limit.release(principal)
         try:
             done = token.wait()  # its outcome is known
         except Error as error:
@@ -304,7 +304,7 @@ class FastReads:
     def diff_handler(self, name: str, principal: Principal, answer_bytes_max: int) -> SingleHandler | None:
         """Who takes reads of this principal from this topic."""
         return (
-            partial(self._handle_diff, name, principal, self._service.auth_generation)
+            partial(self._handle_diff, name, principal, self._service.auth.generation)
             if answer_bytes_max >= _UNLIMITED_READ_BYTES
             else None
         )
@@ -313,7 +313,7 @@ class FastReads:
         self, name: str, principal: Principal, auth_generation: int, body: bytes, responder: FastResponder
     ) -> bool:
         service = self._service
-        if not service.is_ready or auth_generation != service.auth_generation:
+        if not service.is_ready or auth_generation != service.auth.generation:
             return False
         began_us = self._now_us()
         try:
@@ -321,7 +321,7 @@ class FastReads:
             topic = service.engine.find(name)
             if topic is None or asked.wait_ms:
                 return False
-            service.inflight_limit.check(principal)
+            service.auth.inflight_limit.check(principal)
             from_seq = records.clamp_seq(asked.from_seq)
             page = topic.read_cached_json(from_seq, *records.page_budget(asked.limit, asked.max_batch_bytes))
             if page is None and (look := records.plan_read(topic, from_seq, asked)).is_cached:

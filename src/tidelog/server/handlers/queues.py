@@ -67,7 +67,7 @@ def claim_jobs(context: RequestContext) -> AnyResponse | Coroutine[Any, Any, Any
     body = context.decode_body(_claim_decoder)
     queue = requested_queue(context)
     want = _claim_request(body)
-    leased = context.service.claim_queues.try_claim(queue, want)
+    leased = context.service.push.claim_queues.try_claim(queue, want)
     return _claim_async(context, queue, want) if leased is None else _claim_response(context, leased, leased.ready)
 
 
@@ -83,7 +83,7 @@ def _claim_request(body: api_types.Claim) -> ClaimRequest:
 
 
 async def _claim_async(context: RequestContext, queue: Queue, request: ClaimRequest) -> Response:
-    leased = await context.service.claim_queues.queue_for(queue).claim(request, context.principal)
+    leased = await context.service.push.claim_queues.queue_for(queue).claim(request, context.principal)
     counts = queue.counts() if queue.topic.is_floor_durable else await context.service.run_blocking(queue.counts)
     return _claim_response(context, leased, counts.ready)
 

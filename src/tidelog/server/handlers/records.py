@@ -106,7 +106,7 @@ async def _long_poll(context: RequestContext, plan: ReadPlan, wait_ms: int) -> R
     service, topic = context.service, plan.topic
     woken = asyncio.Event()
     until_ms = service.clock.monotonic_ms() + wait_ms
-    service.notifiers.add(topic, woken.set)  # before the first look
+    service.push.notifiers.add(topic, woken.set)  # before the first look
     try:
         while True:
             woken.clear()
@@ -123,7 +123,7 @@ async def _long_poll(context: RequestContext, plan: ReadPlan, wait_ms: int) -> R
             except TimeoutError:
                 until_ms = service.clock.monotonic_ms()  # a last look: a topic that is put off does not ring
     finally:
-        service.notifiers.remove(topic, woken.set)
+        service.push.notifiers.remove(topic, woken.set)
 
 
 def page_response(context: RequestContext, page: JsonPage) -> Response:

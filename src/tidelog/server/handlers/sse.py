@@ -64,7 +64,7 @@ async def create_watch(context: RequestContext) -> Response:
     for name in body.topics:
         context.check_name_allowed(name)
     service = context.service
-    engine, sessions = service.engine, service.watch_sessions
+    engine, sessions = service.engine, service.push.watch_sessions
     sessions.remove_expired()
     limit, bytes_max = page_budget(body.limit, body.max_batch_bytes)
     show = FieldSelection(data=body.include_data, tags=body.include_tags, meta=body.include_meta)
@@ -106,9 +106,9 @@ def watermarks_json(from_seq: int, now: TopicInfo) -> dict[str, int]:
 
 def stream_watch(context: RequestContext) -> AnyResponse:
     request, service = context.request, context.service
-    principal = None if service.keys.is_empty else _authenticate(context)
+    principal = None if service.auth.keys.is_empty else _authenticate(context)
     check_accepts_events(request.header(b"accept"))
-    session = service.watch_sessions.find(context.path_names[0])
+    session = service.push.watch_sessions.find(context.path_names[0])
     if session is None:
         raise ApiError("not_found", "there is no such watch session, or it was idle for too long; watch again")
     if principal is not None and not compare_digest(principal.identity, session.principal.identity):
@@ -118,8 +118,10 @@ def stream_watch(context: RequestContext) -> AnyResponse:
     topics = {name: service.engine.find(name) for name in session.epochs}
     epochs = {name: topic.epoch for name, topic in topics.items() if topic is not None}
     cursors = session.stream_cursors(_decode_last_event_id(request.header(b"last-event-id")), epochs)
-    slot = StreamSlot(service, session.principal, partial(service.watch_sessions.on_stream_closed, session, cursors))
-    service.watch_sessions.on_stream_opened(session, cursors)
+    slot = StreamSlot(
+        service, session.principal, partial(service.push.watch_sessions.on_stream_closed, session, cursors)
+    )
+    service.push.watch_sessions.on_stream_opened(session, cursors)
     return Stream(200, partial(_run_watch, service, session, topics, cursors, slot), EVENT_STREAM, STREAM_HEADERS)
 
 
@@ -132,7 +134,7 @@ def check_accepts_events(header: bytes | None) -> None:
 def _authenticate(context: RequestContext) -> Principal:
     """Who asks. A request without a valid key learns nothing, not even which sessions there are."""
     secret = bearer_token(context.request.header(b"authorization")) or context.query.text("token")
-    principal = None if secret is None else context.service.keys.find(secret)
+    principal = None if secret is None else context.service.auth.keys.find(secret)
     if principal is None:
         raise ApiError("unauthorized", "the key that made this session is needed; nothing was done")
     return principal
@@ -249,7 +251,7 @@ class JobStream:
         frames = JobSsePeer(sink, self._queue.topic.name, service.loop.time)
         patience = SlowConsumerGuard(service.loop, frames, service.stopping.is_set, service.limit_counters)
         pulse = Heartbeat(service, frames, WORK_HEARTBEAT_MS)
-        desk = service.claim_queues.queue_for(self._queue)
+        desk = service.push.claim_queues.queue_for(self._queue)
         desk.add_worker(patience.on_shutdown)
         try:
             slot.start()

@@ -447,7 +447,7 @@ class WebSocketSession:
         return call() if size <= write.BLOCKING_PARSE_BYTES else await self._service.run_blocking(call)
 
     async def _execute(self, command: Command, text: bytes) -> None:
-        if not self._service.keys.contains(self._principal):
+        if not self._service.auth.keys.contains(self._principal):
             raise ApiError("unauthorized", "this key was removed from the settings; nothing was done, use another one")
         match command:
             case PublishCommand():
@@ -514,7 +514,7 @@ class WebSocketSession:
         if name.startswith(OWN):
             check_topic_name(name)  # which it cannot be
         if len(text) > write.BLOCKING_PARSE_BYTES and not await service.admit_large():
-            await service.refuse_behind(insists=command.disable_backpressure)
+            await service.reject_large(wait_if_full=command.disable_backpressure)
         config = await self._run_by_size(len(text), partial(write.parse_write_config, name, command.config))
         if config is not None:
             self._check_allowed(_ADMIN)

@@ -251,7 +251,7 @@ async def _write_large(context: RequestContext, topic: Topic | None) -> Response
     is_admitted = await service.admit_large()
     asked = await service.run_blocking(partial(_parse_large, context, topic))
     if not is_admitted:
-        await service.refuse_behind(insists=asked.body.disable_backpressure)
+        await service.reject_large(wait_if_full=asked.body.disable_backpressure)
     context.check_key()
     return await _write_async(context, asked)
 

@@ -68,7 +68,7 @@ class ClaimQueue:
 
     def __init__(self, service: Service, queue: Queue, on_empty: Callable[[], None]) -> None:
         self._service, self._queue, self._on_empty = service, queue, on_empty
-        self._notifier = TopicNotifier(queue.topic, service.notifiers)
+        self._notifier = TopicNotifier(queue.topic, service.push.notifiers)
         self._notifier.wakers[self._check_ready] = None
         self._workers: dict[ClaimWaiter, None] = {}  # in order of arrival
         self._window: ClaimWindow[ClaimWaiter] = ClaimWindow(0)  # its length is the queue's setting when it opens
@@ -87,7 +87,7 @@ class ClaimQueue:
         removed while it waits: jobs of a running round are returned then."""
         waiter = ClaimWaiter(self._service.loop.create_future(), lambda: request)
         pending = PendingClaim(principal, waiter)
-        self._service.stream_slots.add(pending)  # by a weak reference, so it ends with this call
+        self._service.auth.stream_slots.add(pending)  # by a weak reference, so it ends with this call
         if self._jitter_ms:
             self._join_window([waiter])
         else:
@@ -106,7 +106,7 @@ class ClaimQueue:
         del self._shutdown_callbacks[on_shutdown]
         if not self._shutdown_callbacks:
             self._queue.remove_listener(self._notifier.notify)
-            self._service.notify_scheduler.forget(self._notifier)
+            self._service.push.scheduler.forget(self._notifier)
             self._release_if_empty()
 
     async def wait_for_jobs(self, request: Callable[[], ClaimRequest | None]) -> ClaimResult | None:

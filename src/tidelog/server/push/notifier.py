@@ -30,7 +30,7 @@ from typing import Final, Protocol
 
 from tidelog.engine import Topic
 from tidelog.engine.health import HealthMonitor
-from tidelog.server.push.page_cache import EncodedPage, ReadOptions
+from tidelog.server.push.page_cache import PageCache
 from tidelog.server.scheduling.fair_queue import FairQueue
 from tidelog.server.scheduling.governor import SAMPLE_US, Governor
 
@@ -271,24 +271,21 @@ class TopicNotifier:
 
     def deliver(self) -> int:
         self._is_pending = False  # first: a record that comes while it rings strikes again
-        woken, found = list(self.wakers), self._notifiers.page_memo
+        wakers = list(self.wakers)
         try:
-            for wake in woken:
+            for wake in wakers:
                 wake()
         finally:
-            found.clear()
-        return len(woken)
+            self._notifiers.page_cache.end_delivery()
+        return len(wakers)
 
 
 class Notifiers:
     """The bells of all topics that somebody waits for."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, scheduler: NotifyScheduler) -> None:
-        self._loop, self._thread, self._scheduler = loop, get_ident(), scheduler
+    def __init__(self, loop: asyncio.AbstractEventLoop, scheduler: NotifyScheduler, page_cache: PageCache) -> None:
+        self._loop, self._thread, self._scheduler, self.page_cache = loop, get_ident(), scheduler, page_cache
         self._by_topic: dict[int, TopicNotifier] = {}
-        self.page_memo: dict[tuple[int, ReadOptions], EncodedPage | None] = {}
-        """What those for whom the bell rings right now are told, by where they are: most are in one place, and nothing
-        that the loop has acknowledged comes between them."""
         self._from_threads: deque[TopicNotifier] = deque()  # struck by other threads
         self._drain_scheduled = False
 

@@ -52,15 +52,15 @@ class StreamSlot:
 
     def __init__(self, service: Service, principal: Principal, on_release: Callable[[], None] | None = None) -> None:
         self._is_held = self.is_revoked = False
-        if not service.keys.contains(principal):
+        if not service.auth.keys.contains(principal):
             raise ApiError(
                 "unauthorized", "this key was removed or changed in the settings; nothing was done, ask anew"
             )
-        service.stream_limit.acquire(principal)
+        service.auth.stream_limit.acquire(principal)
         self._service, self.principal, self._on_release = service, principal, on_release
         self._task: asyncio.Task[Any] | None = None
         self._is_held = True
-        service.stream_slots.add(self)
+        service.auth.stream_slots.add(self)
 
     def start(self) -> None:
         """The stream runs, in this task. Raises Gone where its key was removed meanwhile."""
@@ -78,8 +78,8 @@ class StreamSlot:
         if self._is_held:
             self._is_held = False
             self._task = None
-            self._service.stream_slots.discard(self)
-            self._service.stream_limit.release(self.principal)
+            self._service.auth.stream_slots.discard(self)
+            self._service.auth.stream_limit.release(self.principal)
             if self._on_release is not None:
                 self._on_release()
 
@@ -108,7 +108,7 @@ class TopicStream:
 
     def __init__(self, service: Service, peer: TopicPeer, cursors: dict[str, int], *, persistent: bool = False) -> None:
         self._service, self._peer, self._cursors = service, peer, cursors
-        self._page_cache = service.watch_sessions.page_cache
+        self._page_cache = service.push.page_cache
         self._is_persistent = persistent  # goes on when there is nothing to follow
         self._subscriptions: dict[str, TopicSubscription] = {}
         self._pending: dict[str, TopicSubscription] = {}
@@ -126,14 +126,14 @@ class TopicStream:
         self._cursors[name] = from_seq
         follow = self._subscriptions[name] = TopicSubscription(name, topic, options, self._on_notified)
         if topic is not None:
-            self._service.notifiers.add(topic, follow.wake)  # before the first look
+            self._service.push.notifiers.add(topic, follow.wake)  # before the first look
         self._enqueue(follow)
 
     def unfollow(self, name: str) -> None:
         """Nothing more is said of this topic."""
         follow = self._subscriptions.pop(name, None)
         if follow is not None and follow.topic is not None:
-            self._service.notifiers.remove(follow.topic, follow.wake)
+            self._service.push.notifiers.remove(follow.topic, follow.wake)
         if self._is_persistent:
             self._cursors.pop(name, None)  # a session keeps its own: they are in every id
 
@@ -168,12 +168,8 @@ class TopicStream:
         topic = subscription.topic
         if topic is None or self._is_ending() or self._peer.pending_bytes > HIGH_WATER_BYTES:
             return False
-        found, key = self._service.notifiers.page_memo, (self._cursors[subscription.name], subscription.options)
         try:
-            if key not in found:
-                found[key] = self._page_cache.get_latest(topic, *key)
-                topic.record_access()
-            page = found[key]
+            page = self._page_cache.get_latest(topic, self._cursors[subscription.name], subscription.options)
         except Exception:  # whatever it is, it is this peer's: the bell's turn is everybody's
             return False
         if page is None or not page.caught_up:

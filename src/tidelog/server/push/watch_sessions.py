@@ -23,7 +23,7 @@ from tidelog.clock import Clock
 from tidelog.engine import SEQ_MAX
 from tidelog.server.auth import Principal
 from tidelog.server.errors import ApiError
-from tidelog.server.push.page_cache import PageCache, ReadOptions
+from tidelog.server.push.page_cache import ReadOptions
 
 TTL_MS: Final = 300_000
 _SESSION_ID_BYTES: Final = 16
@@ -83,7 +83,7 @@ class WatchSession:
 
 
 class WatchSessions:
-    """The sessions of a server, and the pages that watchers share. All of it on the event loop's thread."""
+    """The watch sessions of a server. On the event loop's thread."""
 
     def __init__(
         self,
@@ -96,7 +96,6 @@ class WatchSessions:
         self._by_key: Counter[bytes] = Counter()
         self._by_id: dict[str, WatchSession] = {}
         self._idle: dict[str, WatchSession] = {}  # without a stream; who was used longest ago comes first
-        self.page_cache = PageCache()
 
     def __len__(self) -> int:
         return len(self._by_id)

@@ -79,7 +79,7 @@ def test_both_ways_answer_alike(durability: str) -> None:
         again = await ordinary(world, "ack", node="w", seqs=[4, 5, 9])
         assert list(again) == list(acked)
         assert again == {**acked, "in_flight": 1}
-        assert world.service.inflight_limit.count == 0
+        assert world.service.auth.inflight_limit.count == 0
         assert world.service.metrics._counters("q").claimed == 5
         assert world.service.metrics._counters("q").acked == 4
 
@@ -109,7 +109,7 @@ def test_what_has_to_be_refused_is_not_taken(verb: str, text: bytes) -> None:
         slip = Slip()
         assert not way(world, verb)(text, slip)
         assert not slip.said
-        assert world.service.inflight_limit.count == 0
+        assert world.service.auth.inflight_limit.count == 0
 
     run_scenario(scenario)
 
@@ -200,7 +200,7 @@ def test_what_fails_behind_a_claim_is_its_answer(monkeypatch: pytest.MonkeyPatch
         assert [status for status, _ in slip.said] == [500]
         (line,) = parse_log(text)
         assert (line["request_id"], line["topic"]) == (slip.id.decode(), "q")
-        assert world.service.inflight_limit.count == 0
+        assert world.service.auth.inflight_limit.count == 0
 
     run_scenario(scenario)
 
@@ -214,6 +214,6 @@ def test_an_ack_for_which_there_is_no_room_comes_again(monkeypatch: pytest.Monke
 
         monkeypatch.setattr(Queue, "submit_ack", busy)
         assert not way(world, "ack")(body(node="first", seqs=[1]), Slip())
-        assert world.service.inflight_limit.count == 0
+        assert world.service.auth.inflight_limit.count == 0
 
     run_scenario(scenario)

@@ -76,7 +76,7 @@ def test_both_ways_answer_alike(asked: dict[str, Any]) -> None:
         assert list(mine["performance"]) == list(theirs["performance"])
         assert mine.pop("performance")["records_scanned"] == theirs.pop("performance")["records_scanned"]
         assert mine == theirs
-        assert world.service.inflight_limit.count == 0
+        assert world.service.auth.inflight_limit.count == 0
 
     run_scenario(scenario)
 
@@ -102,7 +102,7 @@ def test_what_has_to_wait_or_to_be_refused_is_not_taken(body: bytes) -> None:
         assert way is not None
         assert not way(body, slip)
         assert not slip.said
-        assert world.service.inflight_limit.count == 0
+        assert world.service.auth.inflight_limit.count == 0
 
     run_scenario(scenario)
 
@@ -137,7 +137,7 @@ def test_a_topic_that_is_not_there_and_records_that_cannot_be_read_are_told_of_t
         for way in ("read_json", "read_cached_json"):
             monkeypatch.setattr(Topic, way, broken)
         assert taken(world) is None
-        assert world.service.inflight_limit.count == 0
+        assert world.service.auth.inflight_limit.count == 0
         status, answer = await world.ask("POST", PATH, {})
         assert (status, answer["error"]["code"]) == (500, "internal")
         world.engine.drop("t")
@@ -165,11 +165,11 @@ def test_reads_are_counted_and_count_as_reading() -> None:
 def test_who_has_as_much_in_flight_as_may_be_is_told_so_the_ordinary_way() -> None:
     async def scenario(world: ServerHarness) -> None:
         filled(world)
-        world.service.inflight_limit = ConcurrencyLimit("requests in flight", 1, 0)
+        world.service.auth.inflight_limit = ConcurrencyLimit("requests in flight", 1, 0)
         assert taken(world) is not None
-        world.service.inflight_limit.acquire(ANONYMOUS)
+        world.service.auth.inflight_limit.acquire(ANONYMOUS)
         assert taken(world) is None
-        world.service.inflight_limit.release(ANONYMOUS)
+        world.service.auth.inflight_limit.release(ANONYMOUS)
         assert taken(world) is not None
 
     run_scenario(scenario)

@@ -159,7 +159,7 @@ def test_a_batch_that_is_full_is_followed_by_another_in_the_same_turn(monkeypatc
             await asyncio.sleep(0)
         assert [answer["seqs"] for slip in slips for _, answer in slip.said] == [[n, n + 1] for n in (1, 3, 5, 7, 9)]
         assert frames(world) == before + 3, "the one that reserves seqs is not counted"
-        assert world.service.inflight_limit.count == 0
+        assert world.service.auth.inflight_limit.count == 0
         world.engine.drop("t")
         assert await taken(world, [BODY]) == [False], "what was found out in one turn is not believed in the next"
 
@@ -224,7 +224,7 @@ def test_a_failure_is_everybodys_and_each_is_told(monkeypatch: pytest.MonkeyPatc
         assert [status for slip in slips for status, _ in slip.said] == [429, 429]
         assert not left
         assert not text.getvalue(), "a client that has to wait is no news"
-        assert world.service.inflight_limit.count == 0
+        assert world.service.auth.inflight_limit.count == 0
 
     run_scenario(scenario)
 
@@ -254,7 +254,7 @@ def test_a_batch_that_fails_is_logged_once_with_the_first_id_of_those_in_it(monk
             "requests": 5,
             "topic": "t",
         }
-        assert world.service.inflight_limit.count == 0
+        assert world.service.auth.inflight_limit.count == 0
 
     run_scenario(scenario)
 
@@ -265,16 +265,16 @@ def test_no_more_are_taken_than_one_key_may_have_under_way() -> None:
         principal = Principal(b"somebody", frozenset((WRITE,)), ())
         way = FastWrites(world.service, world.app._allocate_ids).handler_for("t", principal, 1 << 16)
         assert way is not None
-        world.service.inflight_limit = ConcurrencyLimit("requests", 0, 2)
+        world.service.auth.inflight_limit = ConcurrencyLimit("requests", 0, 2)
         slips, left = send(way, [BODY] * 3)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert left == slips, "each comes as any other, and the first two find room"
-        assert world.service.inflight_limit.count == 0
+        assert world.service.auth.inflight_limit.count == 0
         slips, left = send(way, [BODY] * 2)
         while not slips[-1].said:
             await asyncio.sleep(0)
-        assert (left, world.service.inflight_limit.count) == ([], 0)
+        assert (left, world.service.auth.inflight_limit.count) == ([], 0)
 
     run_scenario(scenario)
 

@@ -141,7 +141,7 @@ def test_strong_readers_of_a_class_without_promises_are_refused(durability: str)
         world.topic("a", durability=durability)
         status, body = await world.ask("POST", "/v0/watch", {"topics": {"a": {}}, "consistency": "strong"})
         assert (status, body["error"]["code"]) == (400, "invalid_request")
-        assert len(world.service.watch_sessions) == 0
+        assert len(world.service.push.watch_sessions) == 0
         line = FakeWebSocket()
         async with await world.connect(line):
             line.receive_from_peer({"op": "subscribe", "topic": "a", "consistency": "strong"})

@@ -96,7 +96,7 @@ def test_limits_have_defaults_and_bounds(asked: dict[str, int], limit: int, byte
     async def scenario(world: ServerHarness) -> None:
         world.topic("a")
         _, body = await world.ask("POST", "/v0/watch", {"topics": {"a": {}}, **asked})
-        session = world.service.watch_sessions.find(body["wid"])
+        session = world.service.push.watch_sessions.find(body["wid"])
         assert session is not None
         assert (session.options.limit, session.options.bytes_max) == (limit, bytes_max)
 
@@ -138,7 +138,7 @@ def test_a_body_that_is_not_as_it_should_be_is_400(body: Any) -> None:
         world.topic("a")
         status, said = await world.ask("POST", "/v0/watch", body)
         assert (status, code(said)) == (400, "invalid_request")
-        assert len(world.service.watch_sessions) == 0
+        assert len(world.service.push.watch_sessions) == 0
 
     run_scenario(scenario)
 
@@ -171,7 +171,7 @@ def test_checks_come_in_their_order() -> None:
 
     async def scenario(world: ServerHarness) -> None:
         world.topic("my.a")
-        ask, sessions = world.ask, world.service.watch_sessions
+        ask, sessions = world.ask, world.service.push.watch_sessions
         status, said = await ask("POST", "/v0/watch", {"topics": {}})
         assert (status, code(said)) == (401, "unauthorized")
         status, said = await ask("POST", "/v0/watch?token=mine", {"topics": {"my.a": {}}})
@@ -237,7 +237,7 @@ def test_the_head_of_a_stream() -> None:
         head = await world.begin("HEAD", f"/v0/watch/{wid}").answer()
         assert isinstance(head, Response)
         assert (head.status, head.content_type, head.headers[:2]) == (200, answer.content_type, answer.headers[:2])
-        assert world.service.stream_limit.count == 1, "the first answer may still be run; the head is no stream"
+        assert world.service.auth.stream_limit.count == 1, "the first answer may still be run; the head is no stream"
 
     run_scenario(scenario)
 
@@ -291,7 +291,7 @@ def test_only_the_key_that_made_a_session_opens_it(key: str | None, token: str |
             assert isinstance(answer, Response)
             assert (answer.status, answer.headers[0][0]) == (401, b"x-request-id"), "and no WWW-Authenticate"
             assert b'"code":"unauthorized"' in answer.body
-            assert world.service.stream_limit.count == 0
+            assert world.service.auth.stream_limit.count == 0
         for query in ("", "?token=mine", "?token=wrong"):
             status, said = await world.ask("GET", f"/v0/watch/wid_0000000000000000000000{query}", key=key)
             valid = (key or query.partition("=")[2]) in ("mine", "full")
@@ -445,7 +445,7 @@ def test_streams_are_capped_for_all_and_a_slot_is_free_when_its_stream_is_over()
         async with await world.stream(wid, tap), await world.stream(wid, tap):
             await refused(world, wid)
         async with await world.stream(wid, tap), await world.stream(wid, tap):
-            assert world.service.stream_limit.count == 2
+            assert world.service.auth.stream_limit.count == 2
 
     run_scenario(scenario, max_sse_connections=2)
 
@@ -562,11 +562,11 @@ def test_a_stream_gives_everything_back_however_it_ends(way: Callable[[ServerHar
         await way(world, wid)
         await let_idle()
         assert world.is_quiet()
-        session = world.service.watch_sessions.find(wid)
+        session = world.service.push.watch_sessions.find(wid)
         assert session is not None
         assert session.stream_count == 0
         world.clock.tick(TTL_MS + 1)
-        world.service.watch_sessions.remove_expired()
-        assert world.service.watch_sessions.find(wid) is None, "an open stream that was not counted down keeps it"
+        world.service.push.watch_sessions.remove_expired()
+        assert world.service.push.watch_sessions.find(wid) is None, "an open stream that was not counted down keeps it"
 
     run_scenario(scenario)

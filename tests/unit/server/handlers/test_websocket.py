@@ -88,9 +88,9 @@ def test_sockets_count_among_streams_and_messages_are_as_long_as_bodies() -> Non
         upgrade = await world.begin("GET", "/v0/ws", upgrade=True).answer()
         assert isinstance(upgrade, Upgrade)
         assert upgrade.message_bytes_max == 12_345
-        assert world.service.stream_limit.count == 1
+        assert world.service.auth.stream_limit.count == 1
         del upgrade
-        assert world.service.stream_limit.count == 0, "dropped unread"
+        assert world.service.auth.stream_limit.count == 0, "dropped unread"
 
     run_scenario(scenario, max_sse_connections=2, max_body_bytes=12_345)
 
@@ -442,7 +442,7 @@ def test_nothing_comes_after_an_unsubscribe_and_the_others_go_on() -> None:
             await line.until(3)
             said = await told(line, {"op": "unsubscribe", "topic": "a", "request_id": 9})
             assert said == [{"op": "unsubscribed", "request_id": 9, "topics": ["a"]}]
-            assert len(world.service.notifiers) == 1
+            assert len(world.service.push.notifiers) == 1
             a.append([1])
             b.append([1])
             await line.until(6)
@@ -539,7 +539,7 @@ def test_a_deleted_topic_is_told_of_and_can_be_followed_anew() -> None:
             world.engine.drop("a")
             await line.until(3)
             assert ops(line)[2] == "topic_deleted"
-            assert len(world.service.notifiers) == 0, "its subscription is gone"
+            assert len(world.service.push.notifiers) == 0, "its subscription is gone"
             world.topic("a").append(["new"])
             await let_idle()
             assert len(line.sent) == 3

@@ -421,7 +421,7 @@ def test_what_a_claimer_got_that_left_meanwhile_is_free_at_once(monkeypatch: pyt
         await gate.until_reached()
         asked.leave()
         gate.open()
-        await until(lambda: queue.counts()[:2] == (3, 0) and not len(world.service.claim_queues))
+        await until(lambda: queue.counts()[:2] == (3, 0) and not len(world.service.push.claim_queues))
         assert gate.passes == 1
 
     play(scenario)
@@ -436,7 +436,7 @@ def test_what_a_worker_got_that_left_meanwhile_is_free_at_once(monkeypatch: pyte
         async with working(world, tap, max=2):
             await gate.until_reached()
         gate.open()
-        await until(lambda: queue.counts()[:2] == (3, 0) and not len(world.service.claim_queues))
+        await until(lambda: queue.counts()[:2] == (3, 0) and not len(world.service.push.claim_queues))
         assert jobs(tap) == []
 
     play(scenario)
@@ -456,7 +456,7 @@ def test_what_happens_while_a_pass_is_at_the_disk_is_looked_at_behind_it(monkeyp
             gate.open()
             assert await first == [1, 2]
             await until(lambda: jobs(tap) == [3])
-        await until(lambda: queue.counts()[:2] == (1, 2) and not len(world.service.claim_queues))
+        await until(lambda: queue.counts()[:2] == (1, 2) and not len(world.service.push.claim_queues))
 
     play(scenario)
 

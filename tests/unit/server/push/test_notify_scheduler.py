@@ -252,13 +252,13 @@ def test_nothing_beats_while_nothing_is_going_on() -> None:
 
 def press(world: ServerHarness, pressure: float, *, deferring: bool = False) -> None:
     """Have the server be pressed, without anybody sampling it."""
-    governor = world.service.governor
+    governor = world.service.push.governor
     governor.sample = lambda *_, **__: None  # type: ignore[method-assign]
     governor.pressure = pressure
     governor.notify_delay_us = 0
     if deferring:
         governor.is_deferring = True
-        world.service.notify_scheduler.fair_queue.defer()
+        world.service.push.scheduler.fair_queue.defer()
 
 
 def test_a_deferred_topic_is_not_pushed_and_answers_all_the_same() -> None:
@@ -281,8 +281,8 @@ def test_a_deferred_topic_is_not_pushed_and_answers_all_the_same() -> None:
             answer = await polled.answer()
             assert isinstance(answer, Response)
             assert [record["$seq"] for record in json.loads(answer.body)["records"]] == [3], "and at its end again"
-            world.service.notify_scheduler.fair_queue.resume_deferred(world.clock.monotonic_us())
-            world.service.notify_scheduler._schedule_turn()
+            world.service.push.scheduler.fair_queue.resume_deferred(world.clock.monotonic_us())
+            world.service.push.scheduler._schedule_turn()
             events = await tap.until(6)
             assert [record["$seq"] for record in events[4].data["records"]] == [1, 2, 3]
 
@@ -332,7 +332,7 @@ def test_bells_that_other_threads_strike_are_heard_once_each() -> None:
                 heard[number] += 1
 
             wakes.append(wake)
-            world.service.notifiers.add(topic, wake)
+            world.service.push.notifiers.add(topic, wake)
 
         def write() -> None:
             for topic in topics:
@@ -346,7 +346,7 @@ def test_bells_that_other_threads_strike_are_heard_once_each() -> None:
             await let_idle(0.01)
             assert heard == [times] * len(topics), "two writes before anybody listened, one ring"
         for topic, wake in zip(topics, wakes, strict=True):
-            world.service.notifiers.remove(topic, wake)
+            world.service.push.notifiers.remove(topic, wake)
 
     run_scenario(scenario)
 

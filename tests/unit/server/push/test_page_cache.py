@@ -35,7 +35,7 @@ class Rendered:
 
 
 async def body(world: ServerHarness, topic: Topic, from_seq: int = 0, view: ReadOptions = VIEW) -> bytes:
-    page = await world.service.watch_sessions.page_cache.get(topic, from_seq, view, world.service.run_blocking)
+    page = await world.service.push.page_cache.get(topic, from_seq, view, world.service.run_blocking)
     return page.body
 
 
@@ -111,7 +111,7 @@ def test_records_past_their_age_are_not_shown_and_their_loss_is() -> None:
         assert records(await body(world, topic)) == [1, 2]
         world.clock.tick(500)
         assert not topic.is_floor_durable, "the loss has to be made durable first, off the loop"
-        page = await world.service.watch_sessions.page_cache.get(topic, 0, VIEW, world.service.run_blocking)
+        page = await world.service.push.page_cache.get(topic, 0, VIEW, world.service.run_blocking)
         assert records(page.body) == [2]
         assert page.gap is not None
         assert page.gap.reason == "ttl"
@@ -149,7 +149,7 @@ def test_a_topic_made_again_is_another_one_and_a_dropped_one_is_gone() -> None:
 def test_what_is_kept_is_bounded_in_bytes_and_in_number_and_the_oldest_goes() -> None:
     async def scenario(world: ServerHarness) -> None:
         kept = PageCache(bytes_max=1000, pages_max=3)
-        world.service.watch_sessions.page_cache = kept
+        world.service.push.page_cache = kept
         topic = world.topic("a")
         topic.append(["x" * 200] * 4)
         first = await body(world, topic, 3)

@@ -493,7 +493,7 @@ def test_a_peer_that_waits_is_told_in_the_turn_in_which_the_bell_rings() -> None
         await settled()
         for number in range(1, 4):
             topic.append([number])
-            world.service.notifiers.notify_all()
+            world.service.push.notifiers.notify_all()
             for tap in taps:
                 assert brief(tap.events)[-2:] == [("record", "a", [number]), ("caught-up", "a", number)]
                 assert [event.id for event in tap.events[-2:]] == [{"a": number}] * 2
@@ -514,10 +514,10 @@ def test_whatever_is_out_of_the_ordinary_is_the_loops() -> None:
         async with await world.stream(await world.watch({"a": {}, "b": {}}, limit=2), tap) as stream:
             await settled()
             topic.append([1, 2, 3])
-            world.service.notifiers.notify_all()
+            world.service.push.notifiers.notify_all()
             assert len(tap.events) == 2, "only half of it is in a page"
             other.append([1])
-            world.service.notifiers.notify_all()
+            world.service.push.notifiers.notify_all()
             assert len(tap.events) == 2, "the loop has something to do already"
             await settled()
             tap.stuck, tap.pending_bytes = True, HIGH_WATER_BYTES + 1
@@ -586,7 +586,7 @@ def test_a_mistake_in_making_a_page_is_its_watchers_and_the_turn_goes_on(monkeyp
                 await first.ended()
             assert brief(tap.events)[-2:] == [("record", "b", [2]), ("caught-up", "b", 2)]
         broken.append([3])
-        assert not world.service.notify_scheduler.fair_queue._serving, "nobody is being served for ever"
+        assert not world.service.push.scheduler.fair_queue._serving, "nobody is being served for ever"
 
     run_scenario(scenario)
 
@@ -778,7 +778,7 @@ def test_a_peer_that_takes_nothing_is_told_after_the_grace_and_let_go_later() ->
             assert issubclass(SlowConsumer, ClientDisconnected), "the front end knows what to make of it"
             assert world.service.limit_counters.counts["slow_consumer"] == 1
         assert len(tap.events) == 3, "told once"
-        assert len(world.service.watch_sessions) == 1
+        assert len(world.service.push.watch_sessions) == 1
 
     run_scenario(scenario)
 
@@ -922,15 +922,15 @@ def test_a_slot_is_given_back_once_whoever_lets_go_of_it() -> None:
     async def scenario(world: ServerHarness) -> None:
         closed: list[int] = []
         slot = StreamSlot(world.service, ANONYMOUS, lambda: closed.append(1))
-        assert world.service.stream_limit.count == 1
+        assert world.service.auth.stream_limit.count == 1
         slot.release()
         slot.release()
         del slot
-        assert (world.service.stream_limit.count, closed) == (0, [1])
+        assert (world.service.auth.stream_limit.count, closed) == (0, [1])
         unused = StreamSlot(world.service, ANONYMOUS)
-        assert world.service.stream_limit.count == 1
+        assert world.service.auth.stream_limit.count == 1
         del unused
-        assert world.service.stream_limit.count == 0
+        assert world.service.auth.stream_limit.count == 0
 
     run_scenario(scenario)
 
