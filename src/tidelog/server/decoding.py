@@ -1,11 +1,11 @@
-"""[policy] Bytes that streamed bodies are decoded to at the same time, bounded over the whole process.
+"""Budget of decoded bytes of streamed bodies, for the whole process.
 
     reserve ──► used + size ≤ bytes_max, or nothing is used ──► decode, stage every batch ──► release
        └──────► otherwise: wait, first come, first served
 
 The size of an Arrow message is known from its metadata before it is decoded. A stream that has decoded a message needs
-no more input to stage it, so a reservation always ends and waiting cannot deadlock. While a stream waits, its peer is
-not read.
+no more input to stage it, so a reservation always ends and waiting cannot deadlock. While a stream waits, its
+connection is not read.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class DecodeBudget:
 
     @property
     def waiting(self) -> int:
-        """Reservations that wait."""
+        """The number of waiting reservations."""
         return len(self._waiters)
 
     async def reserve(self, size: int) -> None:
-        """Return when so many bytes may be decoded. A size over the bound waits until nothing else is used."""
+        """Wait until `size` bytes may be decoded. A size over the limit waits until nothing else is reserved."""
         if not self._waiters and self._fits(size):
             self.used += size
             return
@@ -47,13 +47,13 @@ class DecodeBudget:
             if waiter.admitted.done() and not waiter.admitted.cancelled():
                 self.release(size)  # admitted and cancelled in the same turn of the loop
             else:
-                with suppress(ValueError):  # a release after the cancel has passed over it already
+                with suppress(ValueError):  # a release after the cancel has skipped it already
                     self._waiters.remove(waiter)
                 self._admit()
             raise
 
     def release(self, size: int) -> None:
-        """Give back what `reserve` granted."""
+        """Release a reservation."""
         self.used -= size
         self._admit()
 

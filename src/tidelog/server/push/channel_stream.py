@@ -1,23 +1,13 @@
-"""[shell] Channels on an event loop: what waits for a disk, a lock or a hook does so elsewhere, and comes back at once.
+"""Channels on the event loop: calls that block run in threads, and their results come back to the loop.
 
-    publish ──► nothing keeps it waiting? ──► delivered in this turn
-                 └──► the lane of its channel ──► a thread: accepted, one sync for the batch, delivered ──► answers
-                        └── what comes meanwhile is the next batch, once the receivers of this one were told
+    publish ──► can it be delivered without blocking? ──► delivered in this turn
+                 └──► the queue of its channel ──► a thread: accepted, one fsync for the batch, delivered ──► acks
+                        └── publishes meanwhile are the next batch, once the streams of this one had their turn
 
-    delivered ──► wake, from any thread ──► one call to the loop for all who were woken ──► turns of 128 receivers
+    delivered ──► wake, from any thread ──► one call to the loop for all woken streams ──► turns of 128 streams
 
-Threads are the channels' own: a hook that hangs keeps channels waiting and no topic. A user whose last connection is
-gone leaves the channels that do not persist, a while later, so that one who comes back at once has missed nothing.
-
-[shell] One member who listens to one channel, over whatever carries it.
-
-    open ──► (catch up from the history) ──► begin ──► push, whenever it is woken ──► over
-                                                        │  ▲
-                             takes nothing: held ───────┘  └── resume, once it has taken most of it
-
-Subscribed first and caught up then: what is said meanwhile waits in the queue, and what is in both is sent once, by its
-seq. A receiver that is held keeps nobody waiting: its queue is bounded, and one that runs full is the end of it, told
-as such. The history has the rest, from the last seq that was sent.
+The threads belong to the channels: a hook that hangs blocks channels and no topic. A user without a connection leaves
+the channels that do not persist after a grace period, so that a user who reconnects at once has missed nothing.
 """
 
 from __future__ import annotations
@@ -48,17 +38,15 @@ from tidelog.server.errors import ApiError, api_error_from
 from tidelog.server.push.peers import HIGH_WATER_BYTES, EventEncoder, FrameCache
 
 T = TypeVar("T")
-CHANNEL_THREADS: Final = 4  # they wait for syncs and hooks more than they work
-TURN_STREAMS_MAX: Final = 128  # receivers in one turn of the loop
-BATCH_MESSAGES_MAX: Final = (
-    512  # messages, about, before receivers have a turn: with one more publish their queues hold it
-)
+CHANNEL_THREADS: Final = 4  # they mostly wait for fsyncs and hooks
+TURN_STREAMS_MAX: Final = 128  # streams in one turn of the loop
+BATCH_MESSAGES_MAX: Final = 512  # about, before receivers get a turn: their queues hold that and one more publish
 DEFAULT_DOMAIN: Final = "localhost"  # of users whose key names none
 _log = logging.getLogger("tidelog.server")
 
 
 class PendingPublish(NamedTuple):
-    """One publish that waits."""
+    """A publish that waits for its batch."""
 
     user: str
     payloads: list[bytes]
@@ -68,7 +56,7 @@ class PendingPublish(NamedTuple):
 
 
 class ChannelService:
-    """On the loop's thread, but for what says otherwise."""
+    """Channels of a server. On the loop's thread, except where a method says otherwise."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, config: ServerConfig, *, keys: bool, hook: Hook | None) -> None:
         self._loop, self.hook = loop, hook
@@ -77,13 +65,11 @@ class ChannelService:
         self._grace_s = config.channel_grace_ms / 1000
         self._manager: ChannelManager | None = None
         self._pool = ThreadPoolExecutor(CHANNEL_THREADS, thread_name_prefix="tidelog channels")
-        self._publish_queues: dict[
-            str, list[PendingPublish]
-        ] = {}  # channel → what waits behind the batch that is under way
+        self._publish_queues: dict[str, list[PendingPublish]] = {}  # by channel, after its running batch
         self._woken: deque[ChannelStream] = deque()
-        self._turn_scheduled = False  # a turn for them is asked for
-        self._served_count = 0  # receivers that had their turn
-        self._immediate_messages = 0  # messages that were delivered at once since all of them had
+        self._turn_scheduled = False
+        self._served_count = 0  # streams that had their turn
+        self._immediate_messages = 0  # messages delivered at once since every woken stream had its turn
         self._frame_cache = FrameCache()
         self._stream_count = 0
         self.streams: dict[ChannelStream, None] = {}
@@ -103,23 +89,23 @@ class ChannelService:
 
     @property
     def manager_or_none(self) -> ChannelManager | None:
-        """For whoever only looks."""
+        """The manager for metrics: None before the channels are restored."""
         return self._manager
 
     async def run_blocking(self, call: Callable[[], T]) -> T:
-        """Run what may wait, off the loop."""
+        """Run a blocking call in a thread of the channels."""
         return await self._loop.run_in_executor(self._pool, call)
 
     def run_in_background(self, call: Callable[[], object]) -> None:
-        """The same, for what nobody waits for. At the end the channels are closed as a whole."""
+        """Run a call in a thread without waiting for it. Does nothing after `close`, which closes all channels."""
         if not self._stopped:
             self._pool.submit(_run_logged, call)
 
     def stop(self) -> None:
-        """Everybody is told; nobody leaves a channel because the server does."""
+        """Notify every stream. Users stay members when the server stops."""
         self._stopping = True
-        for receiver in list(self.streams):
-            receiver.on_shutdown()
+        for stream in list(self.streams):
+            stream.on_shutdown()
         for timer in self._leave_timers.values():
             timer.cancel()
         self._leave_timers.clear()
@@ -133,31 +119,23 @@ class ChannelService:
     def publish(
         self, channel: str, user: str, payloads: list[bytes], *, qos: int, source: object
     ) -> asyncio.Future[Ack]:
-        """The ack, or the error. Publishes of one channel are accepted in the order of these calls."""
+        """Return a future of the ack. Publishes of one channel are accepted in the order of these calls."""
         manager = self.manager
         check_channel(channel)
         if qos not in (0, 1):
             raise BadInput(f"qos is 0 or 1, not {qos!r}; nothing was written")
         future: asyncio.Future[Ack] = self._loop.create_future()
-        lane = self._publish_queues.get(channel)
-        if lane is not None:
-            lane.append(PendingPublish(user, payloads, qos, source, future))
-        elif not self._try_publish_now(manager, channel, user, payloads, qos, source, future):
-            self._publish_queues[channel] = [PendingPublish(user, payloads, qos, source, future)]
+        publish = PendingPublish(user, payloads, qos, source, future)
+        queue = self._publish_queues.get(channel)
+        if queue is not None:
+            queue.append(publish)
+        elif not self._try_publish_now(manager, channel, publish):
+            self._publish_queues[channel] = [publish]
             self._start_next_batch(channel)
         return future
 
-    def _try_publish_now(
-        self,
-        manager: ChannelManager,
-        channel: str,
-        user: str,
-        payloads: list[bytes],
-        qos: int,
-        source: object,
-        future: asyncio.Future[Ack],
-    ) -> bool:
-        """Publish to a channel that keeps nothing, unless that would wait for somebody."""
+    def _try_publish_now(self, manager: ChannelManager, channel: str, publish: PendingPublish) -> bool:
+        """Publish to a channel that does not persist, unless that would block."""
         shard = manager.shard(channel)
         if (
             self.hook is not None
@@ -166,25 +144,24 @@ class ChannelService:
         ):
             return False
         try:
-            room = shard.channels.get(channel)
-            if room is not None and (room.meta.config.persist or room.committing or room.has_waiting_change()):
+            state = shard.channels.get(channel)
+            if state is not None and (state.meta.config.persist or state.committing or state.has_waiting_change()):
                 return False
-            pending = messaging.submit(manager, channel, user, payloads, qos=qos, source=source)
-            pending.deliver()
+            token = _submit(manager, channel, publish)
+            token.deliver()
         finally:
             shard.lock.release()
-        self._immediate_messages += len(payloads)
-        if pending.done:
-            future.set_result(pending.result())
-        else:  # a change of the channel has its turn first, and its thread delivers
-            ask = PendingPublish(user, payloads, qos, source, future)
-            pending.add_done_callback(
-                lambda known: self._loop.call_soon_threadsafe(_resolve_publishes, [(ask, _publish_outcome(known))])
+        self._immediate_messages += len(publish.payloads)
+        if token.done:
+            publish.future.set_result(token.result())
+        else:  # a change of the channel comes first, and its thread delivers
+            token.add_done_callback(
+                lambda done: self._loop.call_soon_threadsafe(_resolve_publishes, [(publish, _publish_outcome(done))])
             )
         return True
 
     def _start_next_batch(self, channel: str) -> None:
-        """Begin another batch, when those who were woken by the last one were told."""
+        """Start the next batch after the streams that the last one woke had their turn."""
         self._start_batch_after(channel, self._served_count + len(self._woken))
 
     def _start_batch_after(self, channel: str, served_count: int) -> None:
@@ -204,52 +181,50 @@ class ChannelService:
         running.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._start_next_batch, channel))
 
     def _publish_batch(self, channel: str, publishes: list[PendingPublish]) -> None:
-        """A batch, in a thread: all of it accepted, then one commit for it."""
+        """In a thread: accept all publishes, then commit them together."""
         manager = self._manager
-        assert manager is not None, "asked behind `manager`"
+        assert manager is not None, "checked by `publish`"
         accepted: list[tuple[PendingPublish, PublishFuture]] = []
-        told: list[tuple[PendingPublish, Ack | Exception]] = []
-        for ask in publishes:
+        outcomes: list[tuple[PendingPublish, Ack | Exception]] = []
+        for publish in publishes:
             try:
-                pending = messaging.submit(manager, channel, ask.user, ask.payloads, qos=ask.qos, source=ask.source)
-            except Exception as error:  # one publisher's, whatever it is
-                told.append((ask, error))
-            else:
-                accepted.append((ask, pending))
-        told += [(ask, pending.result()) for ask, pending in accepted if not ask.qos]  # known before it is delivered
-        if told:
-            self._loop.call_soon_threadsafe(_resolve_publishes, told)
-        done: list[tuple[PendingPublish, Ack | Exception]] = []
-        for ask, pending in accepted:
+                accepted.append((publish, _submit(manager, channel, publish)))
+            except Exception as error:  # of this publisher only, whatever it is
+                outcomes.append((publish, error))
+        outcomes += [(publish, token.result()) for publish, token in accepted if not publish.qos]  # before the delivery
+        if outcomes:
+            self._loop.call_soon_threadsafe(_resolve_publishes, outcomes)
+        outcomes = []
+        for publish, token in accepted:
             try:
-                if ask.qos:
-                    done.append((ask, pending.wait()))
+                if publish.qos:
+                    outcomes.append((publish, token.wait()))
                 else:
-                    pending.deliver()
+                    token.deliver()
             except Exception as error:
-                done.append((ask, error))
-        if done:
-            self._loop.call_soon_threadsafe(_resolve_publishes, done)
+                outcomes.append((publish, error))
+        if outcomes:
+            self._loop.call_soon_threadsafe(_resolve_publishes, outcomes)
 
     # ── delivery ──────────────────────────────────────────────────────────────────────────────
 
     def wake(self, stream: ChannelStream) -> None:
-        """Something waits for a receiver. From any thread."""
+        """Give a stream a turn: it has events. From any thread."""
         self._woken.append(stream)
         if not self._turn_scheduled:
             self._turn_scheduled = True
             self._loop.call_soon_threadsafe(self._run_turn)
 
     def _run_turn(self) -> None:
-        self._turn_scheduled = False  # first: who is woken from here on asks for another turn
+        self._turn_scheduled = False  # first: a stream that is woken from here on schedules another turn
         for _ in range(min(len(self._woken), TURN_STREAMS_MAX)):
-            receiver = self._woken.popleft()
+            stream = self._woken.popleft()
             self._served_count += 1
             try:
-                receiver.push(self._frame_cache)
-            except Exception as error:  # the rim: what is wrong with one receiver is its own end and nobody else's
-                _log.error("a receiver of %s broke", receiver.channel, exc_info=error)
-                receiver.end()
+                stream.push(self._frame_cache)
+            except Exception as error:  # of this stream only: the others get their turn
+                _log.error("a stream of channel %s failed", stream.channel, exc_info=error)
+                stream.end()
         if not self._woken:
             self._frame_cache.clear()
             self._immediate_messages = 0
@@ -258,14 +233,14 @@ class ChannelService:
             self._loop.call_soon(self._run_turn)
 
     def stream_name(self) -> str:
-        """A name that no other stream of this process has."""
+        """Return a name that is unique in this process."""
         self._stream_count += 1
         return f"st_{self._stream_count:x}"
 
-    # ── who is here ───────────────────────────────────────────────────────────────────────────
+    # ── presence ──────────────────────────────────────────────────────────────────────────────
 
     def on_connect(self, user: str) -> None:
-        """A connection of a user."""
+        """Count a connection of a user, and cancel its leave."""
         self._connections[user] += 1
         timer = self._leave_timers.pop(user, None)
         if timer is not None:
@@ -287,13 +262,17 @@ class ChannelService:
 
 
 def _resolve_publishes(outcomes: Iterable[tuple[PendingPublish, Ack | Exception]]) -> None:
-    for ask, outcome in outcomes:
-        if ask.future.done():
-            continue  # whoever asked has left
+    for publish, outcome in outcomes:
+        if publish.future.done():
+            continue  # the publisher has left
         if isinstance(outcome, Exception):
-            ask.future.set_exception(outcome)
+            publish.future.set_exception(outcome)
         else:
-            ask.future.set_result(outcome)
+            publish.future.set_result(outcome)
+
+
+def _submit(manager: ChannelManager, channel: str, publish: PendingPublish) -> PublishFuture:
+    return messaging.submit(manager, channel, publish.user, publish.payloads, qos=publish.qos, source=publish.source)
 
 
 def _publish_outcome(future: PublishFuture) -> Ack | Exception:
@@ -307,16 +286,16 @@ def _run_logged(call: Callable[[], object]) -> None:
     try:
         call()
     except Error as error:
-        _log.warning("behind a connection that ended: %s", error)
-    except Exception as error:  # the rim of a thread: nobody else would hear of it
-        _log.error("behind a connection that ended", exc_info=error)
+        _log.warning("background call of the channels: %s", error)
+    except Exception as error:  # in a thread without a waiter: it would be lost
+        _log.error("background call of the channels failed", exc_info=error)
 
 
-_EVENTS_PER_STEP: Final = 64  # events between two looks at what the peer has taken
+_EVENTS_PER_STEP: Final = 64  # events between two checks of the unsent bytes
 
 
 class ChannelPeer(Protocol):
-    """Who is told."""
+    """A subscriber over its transport."""
 
     @property
     def encode(self) -> EventEncoder: ...
@@ -328,25 +307,35 @@ class ChannelPeer(Protocol):
 
 
 class ChannelStream:
-    """On the loop's thread. `stirred` is called when it is held or over."""
+    """One subscriber of one channel, over any transport. On the loop's thread.
+
+        open ──► (catch_up from the history) ──► start ──► push, whenever it is woken ──► end
+                                                            │  ▲
+                              unsent bytes: paused ─────────┘  └── resume, once the peer has read most of them
+
+    The stream subscribes first and then catches up: messages that come meanwhile wait in the queue, and a message in
+    both is sent once, by its seq. A paused stream delays no other: its queue is bounded, and a full queue ends the
+    stream with an event that says so. The history has the rest, after the last seq that was sent. `on_change` is
+    called when the stream is paused or ends.
+    """
 
     def __init__(
         self, channels: ChannelService, channel: str, user: str, on_change: Callable[[], None], source: object
     ) -> None:
         self._channels, self.channel, self.user, self._on_change = channels, channel, user, on_change
         self.source = source
-        self.head_seq = 0  # of the channel when it was subscribed to, where it keeps nothing
-        self.sent_seq = 0  # the last seq that was handed to the peer
+        self.head_seq = 0  # of the channel at the subscription, where it does not persist
+        self.sent_seq = 0  # the last seq that was sent
         self.is_ended = False
-        self.is_paused = True  # until it begins
+        self.is_paused = True  # until it starts
         self._closed = False
         self._peer: ChannelPeer | None = None
         self._subscription: Subscription | None = None
 
-    # ── the beginning and the end ─────────────────────────────────────────────────────────────
+    # ── open and close ────────────────────────────────────────────────────────────────────────
 
     async def open(self) -> None:
-        """Hear of everything from now on. Raises what the channel says."""
+        """Subscribe to the channel. Raises its error."""
         self._channels.streams[self] = None
         try:
             await self._channels.run_blocking(self._subscribe)
@@ -357,15 +346,15 @@ class ChannelStream:
     def _subscribe(self) -> None:
         manager = self._channels.manager
         with manager.locked(self.channel):
-            made = messaging.subscribe(manager, self.channel, self.user, wake=self._wake, source=self.source)
-            room = manager.get_channel(self.channel)
-            self.head_seq = 0 if room.meta.config.persist else room.next_seq - 1
-        self._subscription = made
-        if self._closed:  # by the loop meanwhile: one of the two sees the other
-            made.close()
+            subscription = messaging.subscribe(manager, self.channel, self.user, wake=self._wake, source=self.source)
+            state = manager.get_channel(self.channel)
+            self.head_seq = 0 if state.meta.config.persist else state.next_seq - 1
+        self._subscription = subscription
+        if self._closed:  # by the loop meanwhile: one of the two closes it
+            subscription.close()
 
     def close(self) -> None:
-        """Hear no more. Membership stays."""
+        """Unsubscribe. Membership stays."""
         if not self._closed:
             self._closed = self.is_ended = True
             self._channels.streams.pop(self, None)
@@ -376,14 +365,13 @@ class ChannelStream:
         self._channels.wake(self)
 
     def on_shutdown(self) -> None:
-        """The server stops."""
         self._on_change()
 
-    # ── what was missed ───────────────────────────────────────────────────────────────────────
+    # ── catch up ──────────────────────────────────────────────────────────────────────────────
 
     async def catch_up(self, peer: ChannelPeer, after_seq: int, wait_writable: Callable[[], Awaitable[None]]) -> None:
-        """Send what the history has behind seq `after`, up to where it was when this began."""
-        manager, channel, last = self._channels.manager, self.channel, 0
+        """Send the history after `after_seq`, up to the seq that it had when this began."""
+        manager, channel, last_seq = self._channels.manager, self.channel, 0
         self.sent_seq = after_seq
         while not self.is_ended:
             first = self.sent_seq + 1
@@ -397,40 +385,40 @@ class ChannelStream:
                     self.sent_seq = self.head_seq
                 return
             except (WrongType, Forbidden):
-                return  # there is nothing that this user could have missed
+                return  # this user cannot have missed anything
             except Error as error:
                 problem = api_error_from(error)
                 peer.send_error(channel, problem.code, problem.message)
                 self.end()
                 return
-            last = last or page.last_seq
+            last_seq = last_seq or page.last_seq
             if first > page.last_seq + 1:
-                self.sent_seq = page.last_seq  # of a channel that ended and was made again
+                self.sent_seq = page.last_seq  # of a channel that was deleted and created again
             elif first < page.first_seq:
                 peer.send_gap(channel, first, page.first_seq - 1)
                 self.sent_seq = page.first_seq - 1
             if page.messages:
                 peer.send_frames([peer.encode(message) for message in page.messages])
                 self.sent_seq = page.messages[-1].seq
-            if self.sent_seq >= last or not page.messages:
+            if self.sent_seq >= last_seq or not page.messages:
                 return
             if peer.pending_bytes > HIGH_WATER_BYTES:
                 await wait_writable()
 
-    # ── what comes ────────────────────────────────────────────────────────────────────────────
+    # ── push ──────────────────────────────────────────────────────────────────────────────────
 
     def start(self, peer: ChannelPeer) -> None:
-        """Send what waits, and whatever comes from now on."""
+        """Send queued events, and every further one."""
         self._peer = peer
         self.resume()
 
     def resume(self) -> None:
-        """The peer has taken most of what it was sent."""
+        """Continue: the peer has read most of its bytes."""
         self.is_paused = False
         self.push(FrameCache())
 
     def push(self, frame_cache: FrameCache) -> None:
-        """Send what waits, as far as the peer takes it."""
+        """Send queued events until too many bytes are unsent."""
         subscription, peer = self._subscription, self._peer
         if subscription is None or peer is None or self.is_ended:
             return
@@ -452,7 +440,7 @@ class ChannelStream:
                 return
 
     def _send_last_event(self, subscription: Subscription, peer: ChannelPeer) -> None:
-        """It is over for a peer that takes nothing: what it has no room for is not sent to it any more."""
+        """End a paused stream: after `slow` and `broken` the queued events are not sent."""
         events = subscription.take()
         last = events[-1] if events else None
         if isinstance(last, SubscriptionEnded) and last.reason in ("slow", "broken"):
@@ -461,24 +449,24 @@ class ChannelStream:
         self.end()
 
     def _send(self, events: list[ChannelEvent], peer: ChannelPeer, frame_cache: FrameCache) -> None:
-        made, render = [], peer.encode
+        frames = []
         for event in events:
             if isinstance(event, Message):
                 if event.seq <= self.sent_seq:
                     continue  # it was in the history
                 self.sent_seq = event.seq
-            made.append(frame_cache.get(event, render))
-        if made:
-            peer.send_frames(made)
+            frames.append(frame_cache.get(event, peer.encode))
+        if frames:
+            peer.send_frames(frames)
 
     def end(self) -> None:
-        """Nothing more is said to it."""
+        """Send nothing more."""
         self.is_ended = True
         self._on_change()
 
 
 class WakeEvent:
-    """Something happened to a receiver that its own task has to look at."""
+    """An event that `wait` clears. Called when a stream is paused or ends."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()

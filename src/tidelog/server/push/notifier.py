@@ -1,22 +1,15 @@
-"""[shell] Topics take turns on the loop: which one is told of next is the ready set's word, how often the governor's.
+"""Notification of readers after a write: one listener a topic, and turns of the loop for all topics.
 
-    mark ──► left alone? ──► ready set ──► a turn of the loop: told of, in order, until it is full ──► another turn
-               │ (rung less than a window ago)     ▲
-               └──► held until that is over ───────┘
+    committer's thread ──► TopicNotifier.notify ──► (once until delivered) the loop ──► NotifyScheduler.schedule
+    schedule ──► delayed? ──► fair queue ──► a turn of the loop: topics in order, until it is full ──► another turn
+                   │ (notified less than the governor's delay ago)  ▲
+                   └──► waits until that is over ───────────────────┘
 
-With nothing else ready and no pressure a topic is told of in the very next turn, as if there were no set, and where but
-few wait for it before those who wrote are answered (`first`). A turn is
-full when it has woken so many peers or taken so long: those that were woken, and whoever else has something to do,
-come before the next turn. Bells that are deferred, or held, keep what they have to tell.
-
-The beat samples the governor every 100 ms while anything is going on, and not at all when nothing is.
-
-[shell] Waking readers: one listener a topic, however many wait for it.
-
-    committer's thread ──► Bell.strike ──► (once until it rang) the loop ──► its turn (`pump`) ──► everybody who waits
-
-Whoever waits registers first, then looks, then waits: a record between the look and the wait rings. A topic that was
-dropped is told of out of turn: there is nothing left that could be put off.
+A reader registers first, then reads, then waits: a record between the read and the wait notifies it. With one ready
+topic and no pressure its readers are notified in the next turn, and where they are few before the writers get their
+responses (`notify_now`). A turn is full when it has notified 128 readers or taken 2 ms; the readers and other work of
+the loop come before the next turn. Deferred and delayed topics keep their notification. A dropped topic is notified out
+of turn. The governor is sampled every 100 ms while there is work, and not at all when the server is idle.
 """
 
 from __future__ import annotations
@@ -34,15 +27,15 @@ from tidelog.server.push.page_cache import PageCache
 from tidelog.server.scheduling.fair_queue import FairQueue
 from tidelog.server.scheduling.governor import SAMPLE_US, Governor
 
-TURN_WAITERS_MAX: Final = 128  # peers a turn: about 5 ms of rendering and sending, the ceiling of the latency
+TURN_WAITERS_MAX: Final = 128  # readers in a turn: about 5 ms of encoding and sending, the limit of the latency
 TURN_US_MAX: Final = 2_000
-NOTIFY_NOW_WAITERS_MAX: Final = 4  # peers that are told before those who wrote are answered
+NOTIFY_NOW_WAITERS_MAX: Final = 4  # readers that are notified before the writers get their responses
 
 
 class Notifiable(Hashable, Protocol):
-    """What is scheduled: a topic with somebody who waits for it."""
+    """A unit of scheduling: a topic with waiting readers."""
 
-    notified_us: int  # when it was last told of
+    notified_us: int  # when its readers were last notified
 
     @property
     def priority(self) -> int: ...
@@ -51,12 +44,10 @@ class Notifiable(Hashable, Protocol):
     def is_fan_out(self) -> bool: ...
 
     @property
-    def waiter_count(self) -> int:
-        """How many wait for it."""
-        ...
+    def waiter_count(self) -> int: ...
 
     def deliver(self) -> int:
-        """Tell everybody; return how many that were."""
+        """Notify all readers; return how many there were."""
         ...
 
 
@@ -71,43 +62,40 @@ class NotifyScheduler:
         load: Callable[[], tuple[int, float]],
         health: HealthMonitor,
     ) -> None:
-        self._health = health  # is told of what breaks; the pump goes on
-        """`load`: calls in the pool, and how full the fullest WAL queue is."""
+        """`load` returns the calls in the pool and the fill level of the fullest WAL queue."""
+        self._health = health
         self._loop, self._monotonic_us, self.governor, self._load = loop, monotonic_us, governor, load
         self.fair_queue: FairQueue[Notifiable] = FairQueue()
         self._delayed_heap: list[tuple[int, int, Notifiable]] = []  # (until when, order, unit)
-        self._delayed_orders: dict[
-            Notifiable, int
-        ] = {}  # unit → its order above; one that is gone from here is passed over
+        self._delayed_orders: dict[Notifiable, int] = {}  # unit → its order; a unit without one is skipped in the heap
         self._next_order = 0
-        self._release_timer: asyncio.TimerHandle | None = None  # for the first that is held
+        self._release_timer: asyncio.TimerHandle | None = None  # for the first delayed unit
         self._turn_scheduled = False
-        self._single: Notifiable | None = (
-            None  # the only one there is, and in no set: most are told of before another comes
-        )
-        self._single_since_us = 0  # when it was marked
+        # The only ready unit, outside the queue: most units are notified before another one is ready.
+        self._single: Notifiable | None = None
+        self._single_since_us = 0
         self._sample_timer: asyncio.TimerHandle | None = None
 
     @property
     def ready_count(self) -> int:
-        """Topics that can be told of now."""
+        """The number of topics whose readers can be notified now."""
         return len(self.fair_queue) + (self._single is not None)
 
     @property
     def delayed_count(self) -> int:
-        """Topics that are left alone until their window is over."""
+        """The number of topics that wait for the end of their delay."""
         return len(self._delayed_orders)
 
-    # ── in ────────────────────────────────────────────────────────────────────────────────────
+    # ── ready ──────────────────────────────────────────────────────────────────────────────────
 
     def schedule(self, unit: Notifiable) -> None:
-        """There is something to tell."""
+        """Notify the readers of a topic in one of the next turns."""
         now_us, governor = self._monotonic_us(), self.governor
-        window_us = governor.notify_delay_us
+        delay_us = governor.notify_delay_us
         if unit is self._single:
             return
-        if window_us and unit.notified_us + window_us > now_us and unit not in self.fair_queue:
-            self._delay(unit, unit.notified_us + window_us)
+        if delay_us and unit.notified_us + delay_us > now_us and unit not in self.fair_queue:
+            self._delay(unit, unit.notified_us + delay_us)
         else:
             if self._single is None and not governor.is_deferring and not len(self.fair_queue):
                 self._single, self._single_since_us = unit, now_us
@@ -118,13 +106,13 @@ class NotifyScheduler:
         self.start_sampling()
 
     def _enqueue_single(self) -> None:
-        """There is another one, or its turn has come: whose it is, the set says."""
+        """Move the single unit into the queue: another one is ready, or a turn begins."""
         unit, self._single = self._single, None
         if unit is not None:
             self.fair_queue.add(unit, unit.priority, self._single_since_us, fan_out=unit.is_fan_out)
 
     def forget(self, unit: Notifiable) -> None:
-        """Nobody waits for it any more, or everybody was told."""
+        """Remove a topic that has no readers any more, or whose readers were notified."""
         if unit is self._single:
             self._single = None
         self.fair_queue.discard(unit)
@@ -148,21 +136,21 @@ class NotifyScheduler:
         )
 
     def _release_delayed(self, until_us: int) -> None:
-        """What was held until now is ready."""
+        """Make units ready whose delay is over."""
         self._release_timer = None
-        now_us = max(until_us, self._monotonic_us())  # a timer may come a little early
-        held = self._delayed_heap
+        now_us = max(until_us, self._monotonic_us())  # a timer may fire a little early
+        delayed = self._delayed_heap
         self._enqueue_single()
-        while held and held[0][0] <= now_us:
-            _, order, unit = heappop(held)
+        while delayed and delayed[0][0] <= now_us:
+            _, order, unit = heappop(delayed)
             if self._delayed_orders.get(unit) == order:
                 del self._delayed_orders[unit]
                 self.fair_queue.add(unit, unit.priority, now_us, fan_out=unit.is_fan_out)
-        if held:
+        if delayed:
             self._set_release_timer()
         self._schedule_turn()
 
-    # ── out ───────────────────────────────────────────────────────────────────────────────────
+    # ── turns ─────────────────────────────────────────────────────────────────────────────────
 
     def _schedule_turn(self) -> None:
         if not self._turn_scheduled and self.ready_count:
@@ -170,8 +158,8 @@ class NotifyScheduler:
             self._loop.call_soon(self._run_turn)
 
     def notify_now(self) -> None:
-        """Something was committed: where it is one topic, and few wait for it, they are told now and not in a turn of
-        their own."""
+        """Called after a commit: notify the readers of a single ready topic now, where they are few, and not in a turn
+        of their own."""
         unit = self._single
         if unit is not None and unit.waiter_count <= NOTIFY_NOW_WAITERS_MAX and not len(self.fair_queue):
             self._single = None
@@ -182,35 +170,35 @@ class NotifyScheduler:
     def _run_turn(self) -> None:
         self._turn_scheduled = False
         self._enqueue_single()
-        ready, governor, micros = self.fair_queue, self.governor, self._monotonic_us
-        now_us = micros()
-        until_us, woken, broke = now_us + TURN_US_MAX, 0, False
-        while (turn := ready.pop(now_us)) is not None:
-            unit = turn.key
-            governor.record_delay(turn.scheduler_delay_us)
+        queue, governor, monotonic_us = self.fair_queue, self.governor, self._monotonic_us
+        now_us = monotonic_us()
+        until_us, notified_count, has_failed = now_us + TURN_US_MAX, 0, False
+        while (item := queue.pop(now_us)) is not None:
+            unit = item.key
+            governor.record_delay(item.scheduler_delay_us)
             unit.notified_us = now_us
             try:
-                woken += unit.deliver()
-            except Exception as error:  # of one topic's readers: all others are told
+                notified_count += unit.deliver()
+            except Exception as error:  # of this topic's readers only: the other topics get their turn
                 self._health.failed("turns", error)
-                broke = True
-            ready.done(unit)
-            now_us = micros()
-            if woken >= TURN_WAITERS_MAX or now_us >= until_us:
+                has_failed = True
+            queue.done(unit)
+            now_us = monotonic_us()
+            if notified_count >= TURN_WAITERS_MAX or now_us >= until_us:
                 break
-        if not broke:
+        if not has_failed:
             self._health.recovered("turns")
         self._schedule_turn()
 
-    # ── the beat ──────────────────────────────────────────────────────────────────────────────
+    # ── samples ───────────────────────────────────────────────────────────────────────────────
 
     def start_sampling(self) -> None:
-        """Something is going on: have it sampled until it is over."""
+        """Sample the governor every 100 ms until the server is idle."""
         if self._sample_timer is None:
             self._sample_timer = self._loop.call_later(SAMPLE_US / 1e6, self._on_sample_timer)
 
     def _on_sample_timer(self) -> None:
-        self._sample_timer = None  # first: a beat that breaks must not be the last one
+        self._sample_timer = None  # first: a sample that raises must not be the last one
         try:
             self._sample()
         except Exception as error:
@@ -220,20 +208,20 @@ class NotifyScheduler:
             self._health.recovered("pressure")
 
     def _sample(self) -> None:
-        governor, ready = self.governor, self.fair_queue
+        governor, queue = self.governor, self.fair_queue
         busy, ingest = self._load()
-        was = governor.is_deferring
+        was_deferring = governor.is_deferring
         governor.sample(self._monotonic_us(), ready=self.ready_count, busy=busy, ingest=ingest)
-        if governor.is_deferring and not was:
-            ready.defer()
-        elif was and not governor.is_deferring:
-            ready.resume_deferred(self._monotonic_us())
+        if governor.is_deferring and not was_deferring:
+            queue.defer()
+        elif was_deferring and not governor.is_deferring:
+            queue.resume_deferred(self._monotonic_us())
             self._schedule_turn()
         if not (governor.is_calm and not self.ready_count and not self._delayed_orders and not busy and not ingest):
             self.start_sampling()
 
     def stop(self) -> None:
-        """Nothing is told any more."""
+        """Cancel the timers."""
         for timer in (self._sample_timer, self._release_timer):
             if timer is not None:
                 timer.cancel()
@@ -244,6 +232,8 @@ WakeCallback = Callable[[], None]
 
 
 class TopicNotifier:
+    """The waiting readers of one topic, with one listener for all of them."""
+
     def __init__(self, topic: Topic, notifiers: Notifiers) -> None:
         self.topic, self._notifiers = topic, notifiers
         self._is_pending = False
@@ -270,7 +260,7 @@ class TopicNotifier:
         self._notifiers.schedule(self)
 
     def deliver(self) -> int:
-        self._is_pending = False  # first: a record that comes while it rings strikes again
+        self._is_pending = False  # first: a write during the delivery schedules another one
         wakers = list(self.wakers)
         try:
             for wake in wakers:
@@ -281,12 +271,12 @@ class TopicNotifier:
 
 
 class Notifiers:
-    """The bells of all topics that somebody waits for."""
+    """The notifiers of all topics with waiting readers."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, scheduler: NotifyScheduler, page_cache: PageCache) -> None:
         self._loop, self._thread, self._scheduler, self.page_cache = loop, get_ident(), scheduler, page_cache
         self._by_topic: dict[int, TopicNotifier] = {}
-        self._from_threads: deque[TopicNotifier] = deque()  # struck by other threads
+        self._from_threads: deque[TopicNotifier] = deque()  # notified by other threads
         self._drain_scheduled = False
 
     def __len__(self) -> int:
@@ -294,24 +284,24 @@ class Notifiers:
 
     def add(self, topic: Topic, wake: WakeCallback) -> None:
         """Call `wake` on the loop after every write to the topic, its drop and the engine's close."""
-        bell = self._by_topic.get(topic.id)
-        if bell is None:
-            bell = self._by_topic[topic.id] = TopicNotifier(topic, self)
-            topic.add_listener(bell.notify)
-        bell.wakers[wake] = None
+        notifier = self._by_topic.get(topic.id)
+        if notifier is None:
+            notifier = self._by_topic[topic.id] = TopicNotifier(topic, self)
+            topic.add_listener(notifier.notify)
+        notifier.wakers[wake] = None
 
     def remove(self, topic: Topic, wake: WakeCallback) -> None:
-        bell = self._by_topic.get(topic.id)
-        if bell is None:
+        notifier = self._by_topic.get(topic.id)
+        if notifier is None:
             return
-        bell.wakers.pop(wake, None)
-        if not bell.wakers:
-            bell.topic.remove_listener(bell.notify)
+        notifier.wakers.pop(wake, None)
+        if not notifier.wakers:
+            notifier.topic.remove_listener(notifier.notify)
             del self._by_topic[topic.id]
-            self._scheduler.forget(bell)
+            self._scheduler.forget(notifier)
 
     def schedule(self, notifier: TopicNotifier) -> None:
-        """From any thread: its turn is to come."""
+        """From any thread: notify its readers in one of the next turns."""
         if get_ident() == self._thread:
             self._schedule_on_loop(notifier)
             return
@@ -321,7 +311,7 @@ class Notifiers:
             self._loop.call_soon_threadsafe(self._drain_from_threads)
 
     def _drain_from_threads(self) -> None:
-        self._drain_scheduled = False  # first: what is struck from here on asks for another call
+        self._drain_scheduled = False  # first: a notification from here on schedules another call
         while self._from_threads:
             self._schedule_on_loop(self._from_threads.popleft())
 
@@ -335,7 +325,7 @@ class Notifiers:
             self._scheduler.schedule(notifier)
 
     def notify_all(self) -> None:
-        """Everybody looks again, whoever's turn it is: the server is stopping."""
-        for bell in list(self._by_topic.values()):
-            self._scheduler.forget(bell)
-            bell.deliver()
+        """Notify every reader out of turn: the server stops."""
+        for notifier in list(self._by_topic.values()):
+            self._scheduler.forget(notifier)
+            notifier.deliver()

@@ -1,32 +1,26 @@
-"""[shell] A peer that is slow, and how long it is waited for.
+"""Peers: how pages and events are written to a client, and the limits for a slow one.
 
-    waiting ≤ 256 KiB ──► more is made for it
-    waiting > 256 KiB ──► nothing is, until it has taken most of it ──► told after 5 s ──► let go after 30 s
-
-Whoever takes anything at all has time; only a peer that takes nothing is given up. Nobody else notices.
-
-[hot] What a watcher is told, as bytes: Server-Sent Events and WebSocket messages.
+Topics, as Server-Sent Events and as WebSocket messages:
 
     retry: 2000                                     first, once
     id: <cursor>␊event: record␊data: {…}␊␊          record, tombstone, caught-up, topic-deleted, error
-    : hb 1700000000000␊␊                            when nothing was said for long
+    : hb 1700000000000␊␊                            heartbeat, when nothing was sent for long
 
     {"op":"record",…}                               record, tombstone, caught_up, topic_deleted, error
 
-`<cursor>` has every topic of the session, so that a client which comes back with it misses nothing. The two say the
-same in other words; what is said and when is `delivery`'s.
+`<cursor>` has every topic of the session, so that a client that reconnects with it misses nothing.
 
-[hot] What a member of a channel is told, as bytes: Server-Sent Events and WebSocket messages.
+Channels:
 
-    id: 7␊event: message␊data: {"channel","seq","ts","sender","payload"}␊␊     the seq is where to come back to
-    event: presence␊data: {"channel","kind","user","owner","ts"}␊␊             no id: it is in no history
+    id: 7␊event: message␊data: {"channel","seq","ts","sender","payload"}␊␊     the seq is the position to resume from
+    event: presence␊data: {"channel","kind","user","owner","ts"}␊␊             no id: it is not in the history
     event: gap␊data: {"channel","from_seq","to_seq"}␊␊                         messages that are not kept any more
-    event: end␊data: {"channel","reason","last_seq"}␊␊                         then the end
+    event: end␊data: {"channel","reason","last_seq"}␊␊                         the last event
 
     {"op":"message",…}    {"op":"presence",…}    {"op":"gap",…}    {"op":"channel_end",…}
 
-A payload that is UTF-8 is text (`payload`), any other is `payload_base64`. The frame of an event is made once for all
-who are told of it in one turn.
+A payload that is UTF-8 is text (`payload`), any other is `payload_base64`. The frame of an event is encoded once for
+all receivers of one turn.
 """
 
 from __future__ import annotations
@@ -45,27 +39,40 @@ from tidelog.http.interface import ClientDisconnected, Sink, Socket
 from tidelog.http.limits import LimitCounters
 from tidelog.server.push.page_cache import EncodedPage
 
-HIGH_WATER_BYTES: Final = 256 << 10  # not taken yet: past it nothing more is read for a peer
-WARN_AFTER_S: Final = 5.0  # without taking anything, before a peer is told
-CLOSE_AFTER_S: Final = 30.0  # and before it is let go; a multiple of the grace
+HIGH_WATER_BYTES: Final = 256 << 10  # with more unsent bytes nothing is read for a peer
+WARN_AFTER_S: Final = 5.0  # a peer that reads nothing for this long is warned
+CLOSE_AFTER_S: Final = 30.0  # and closed after this long, a multiple of the above
+RETRY_FRAME: Final = b"retry: 2000\n\n"
+SHUTDOWN_MESSAGE: Final = "the server is shutting down; nothing more comes on this connection, connect again"
+SLOW_MESSAGE: Final = "this connection is not read: it is closed soon, read faster or request less"
+_SSE_EVENT: Final = b"id: %b\nevent: %b\ndata: {%b\n\n"
+_CACHED_FRAMES_MAX: Final = 1_024  # events
+_encode_json = msgspec.json.Encoder().encode
+
+
+# ── slow clients ──────────────────────────────────────────────────────────────────────────────
 
 
 class SlowConsumer(ClientDisconnected):
-    """A peer that takes nothing. As good as gone: an end would not reach it either."""
+    """A peer that reads nothing. It counts as disconnected: a last frame would not reach it either."""
 
 
 class DrainablePeer(Protocol):
-    """Who is sent something."""
-
     @property
     def pending_bytes(self) -> int: ...
     async def drain(self) -> None: ...
-    def send_slow_warning(self) -> None:
-        """Tell it that it takes nothing."""
+    def send_slow_warning(self) -> None: ...
 
 
 class SlowConsumerGuard:
-    """With one peer. `is_ending`: nobody is waited for any more."""
+    """Wait for a slow peer, and disconnect one that reads nothing.
+
+        unsent ≤ 256 KiB ──► more is sent to it
+        unsent > 256 KiB ──► nothing is, until it has read most of it ──► a warning after 5 s ──► closed after 30 s
+
+    A peer that makes progress is never disconnected. Other peers are unaffected. `is_ending`: the stream ends, and no
+    peer is waited for any more.
+    """
 
     def __init__(
         self,
@@ -75,18 +82,19 @@ class SlowConsumerGuard:
         limit_counters: LimitCounters,
     ) -> None:
         self._loop, self._peer, self._is_ending, self._limit_counters = loop, peer, is_ending, limit_counters
-        self._drain_lock = asyncio.Lock()  # one at a time waits for the peer
+        self._drain_lock = asyncio.Lock()
         self._timeout: asyncio.Timeout | None = None
 
     def on_shutdown(self) -> None:
-        """At the end nobody waits for the peer."""
+        """End a wait if the stream ends."""
         if self._is_ending() and self._timeout is not None and not self._timeout.expired():
             self._timeout.reschedule(self._loop.time())
 
     async def wait_writable(self) -> None:
-        """Wait until the peer has taken most of what it was sent, or all is over. Raises TooSlow, and Gone."""
+        """Wait until the peer has read most of its bytes, or the stream ends. Raises SlowConsumer and
+        ClientDisconnected."""
         async with self._drain_lock:
-            left, stalled_s = self._peer.pending_bytes, 0.0
+            unsent_bytes, stalled_s = self._peer.pending_bytes, 0.0
             while self._peer.pending_bytes > HIGH_WATER_BYTES and not self._is_ending():
                 try:
                     async with asyncio.timeout(WARN_AFTER_S) as self._timeout:
@@ -98,62 +106,25 @@ class SlowConsumerGuard:
                     self._timeout = None
                 if self._is_ending():
                     return
-                stalled_s = 0.0 if self._peer.pending_bytes < left else stalled_s + WARN_AFTER_S
+                stalled_s = 0.0 if self._peer.pending_bytes < unsent_bytes else stalled_s + WARN_AFTER_S
                 if stalled_s >= CLOSE_AFTER_S:
-                    said = f"a consumer took nothing for {CLOSE_AFTER_S:g} s; its stream was closed"
-                    self._limit_counters.count("slow_consumer", "", said)
+                    message = f"a consumer read nothing for {CLOSE_AFTER_S:g} s; its stream was closed"
+                    self._limit_counters.count("slow_consumer", "", message)
                     raise SlowConsumer
                 if stalled_s == WARN_AFTER_S:
                     self._peer.send_slow_warning()
-                left = self._peer.pending_bytes
+                unsent_bytes = self._peer.pending_bytes
 
 
-RETRY_FRAME: Final = b"retry: 2000\n\n"
-SHUTDOWN_MESSAGE: Final = "the server is shutting down; nothing more comes on this connection, connect again"
-SLOW_MESSAGE: Final = "nothing is taken from this connection: it is closed soon, read faster or ask for less"
-_SSE_EVENT: Final = b"id: %b\nevent: %b\ndata: {%b\n\n"
-_encode_json_value = msgspec.json.Encoder().encode
-
-
-def _encode_gap_fields(name: str, gap: Gap, reason: str) -> bytes:
-    return b'"topic":%b,"reason":"%b","gap_from":%d,"gap_to":%d,"earliest_seq":%d,"head_seq":%d}' % (
-        _encode_json_value(name),
-        reason.encode(),
-        gap.gap_from,
-        gap.gap_to,
-        gap.earliest_seq,
-        gap.head_seq,
-    )
-
-
-def _encode_head_fields(name: str, head_seq: int) -> bytes:
-    return b'"topic":%b,"head_seq":%d}' % (_encode_json_value(name), head_seq)
-
-
-def _encode_deleted_fields(name: str) -> bytes:
-    return b'"topic":%b,"head_seq":0,"reason":"deleted"}' % _encode_json_value(name)
-
-
-def _encode_record_event(cursor_id: bytes, page: EncodedPage) -> bytes:
-    """Records, and behind the last ones that they are the last: one piece, which costs a peer one write."""
-    record = _SSE_EVENT % (cursor_id, b"record", page.body)
-    return (
-        record + _SSE_EVENT % (cursor_id, b"caught-up", _encode_head_fields(page.name, page.head_seq))
-        if page.caught_up
-        else record
-    )
-
-
-def _encode_record_message(page: EncodedPage) -> bytes:
-    return b'{"op":"record",' + page.body
+# ── transports ────────────────────────────────────────────────────────────────────────────────
 
 
 class SsePeer:
-    """A peer that is sent Server-Sent Events, of whatever kind."""
+    """A peer that receives Server-Sent Events of any kind."""
 
     def __init__(self, sink: Sink, loop_time: Callable[[], float]) -> None:
         self._sink, self._time = sink, loop_time
-        self.last_sent_s = loop_time()  # when something was last said
+        self.last_sent_s = loop_time()
 
     @property
     def pending_bytes(self) -> int:
@@ -170,54 +141,7 @@ class SsePeer:
         self.last_sent_s = self._time()
 
 
-class TopicSsePeer(SsePeer):
-    """A peer that watches topics. `cursors` are the session's, as they move."""
-
-    def __init__(self, sink: Sink, cursors: Mapping[str, int], loop_time: Callable[[], float]) -> None:
-        super().__init__(sink, loop_time)
-        self._cursors = cursors
-
-    def send_retry(self) -> None:
-        self._write(RETRY_FRAME)
-
-    def send_page(self, page: EncodedPage) -> None:
-        at = api_types.encode_positions(self._cursors)
-        self._write(page.frame(at, lambda page: _encode_record_event(at, page)))
-
-    def send_tombstone(self, name: str, gap: Gap, *, first: bool) -> None:
-        """On the first read of a connection a loss is one of the cursor it came with; that the topic is another one
-        is said in any case."""
-        reason = "from_seq_too_old" if first and gap.reason != "recreated" else gap.reason
-        self._write_event(b"tombstone", _encode_gap_fields(name, gap, reason))
-
-    def send_caught_up(self, name: str, head_seq: int) -> None:
-        self._write_event(b"caught-up", _encode_head_fields(name, head_seq))
-
-    def send_topic_deleted(self, name: str) -> None:
-        self._write_event(b"topic-deleted", _encode_deleted_fields(name))
-
-    def send_shutdown(self) -> None:
-        self._write_event(
-            b"error", b'"code":"server_shutting_down","message":%b}' % _encode_json_value(SHUTDOWN_MESSAGE)
-        )
-
-    def send_slow_warning(self) -> None:
-        self._write_event(b"error", b'"code":429,"message":%b}' % _encode_json_value(SLOW_MESSAGE))
-
-    def send_error(self, name: str, code: str, message: str) -> None:
-        self._write_event(
-            b"error",
-            b'"code":%b,"message":%b,"topic":%b}'
-            % (_encode_json_value(code), _encode_json_value(message), _encode_json_value(name)),
-        )
-
-    def _write_event(self, event: bytes, data: bytes) -> None:
-        self._write(_SSE_EVENT % (api_types.encode_positions(self._cursors), event, data))
-
-
-class TopicWebSocketPeer:
-    """A peer that is sent WebSocket messages."""
-
+class _WebSocketPeer:
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
 
@@ -228,6 +152,87 @@ class TopicWebSocketPeer:
     async def drain(self) -> None:
         await self._socket.drain()
 
+    def send_error_message(self, code: str, message: str, **fields: str) -> None:
+        """Send an error that is no response to a command."""
+        self._socket.send(_encode_json({"op": "error", "code": code, "message": message, **fields}))
+
+
+# ── topics ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _encode_gap_fields(name: str, gap: Gap, reason: str) -> bytes:
+    return b'"topic":%b,"reason":"%b","gap_from":%d,"gap_to":%d,"earliest_seq":%d,"head_seq":%d}' % (
+        _encode_json(name),
+        reason.encode(),
+        gap.gap_from,
+        gap.gap_to,
+        gap.earliest_seq,
+        gap.head_seq,
+    )
+
+
+def _encode_head_fields(name: str, head_seq: int) -> bytes:
+    return b'"topic":%b,"head_seq":%d}' % (_encode_json(name), head_seq)
+
+
+def _encode_deleted_fields(name: str) -> bytes:
+    return b'"topic":%b,"head_seq":0,"reason":"deleted"}' % _encode_json(name)
+
+
+def _encode_record_event(cursor_id: bytes, page: EncodedPage) -> bytes:
+    """Encode a page, and `caught-up` after the last one, as one frame: it costs a peer one write."""
+    record = _SSE_EVENT % (cursor_id, b"record", page.body)
+    if not page.caught_up:
+        return record
+    return record + _SSE_EVENT % (cursor_id, b"caught-up", _encode_head_fields(page.name, page.head_seq))
+
+
+def _encode_record_message(page: EncodedPage) -> bytes:
+    return b'{"op":"record",' + page.body
+
+
+class TopicSsePeer(SsePeer):
+    """A peer that watches topics. `cursors` are the session's, which move with every frame."""
+
+    def __init__(self, sink: Sink, cursors: Mapping[str, int], loop_time: Callable[[], float]) -> None:
+        super().__init__(sink, loop_time)
+        self._cursors = cursors
+
+    def send_retry(self) -> None:
+        self._write(RETRY_FRAME)
+
+    def send_page(self, page: EncodedPage) -> None:
+        cursor_id = api_types.encode_positions(self._cursors)
+        self._write(page.frame(cursor_id, lambda page: _encode_record_event(cursor_id, page)))
+
+    def send_tombstone(self, name: str, gap: Gap, *, first: bool) -> None:
+        """In the first read of a connection a gap is due to its old cursor, unless the topic was created again."""
+        reason = "from_seq_too_old" if first and gap.reason != "recreated" else gap.reason
+        self._write_event(b"tombstone", _encode_gap_fields(name, gap, reason))
+
+    def send_caught_up(self, name: str, head_seq: int) -> None:
+        self._write_event(b"caught-up", _encode_head_fields(name, head_seq))
+
+    def send_topic_deleted(self, name: str) -> None:
+        self._write_event(b"topic-deleted", _encode_deleted_fields(name))
+
+    def send_shutdown(self) -> None:
+        self._write_error("server_shutting_down", SHUTDOWN_MESSAGE)
+
+    def send_slow_warning(self) -> None:
+        self._write_error(429, SLOW_MESSAGE)
+
+    def send_error(self, name: str, code: str, message: str) -> None:
+        self._write_error(code, message, topic=name)
+
+    def _write_error(self, code: str | int, message: str, **fields: str) -> None:
+        self._write_event(b"error", _encode_json({"code": code, "message": message, **fields})[1:])
+
+    def _write_event(self, event: bytes, data: bytes) -> None:
+        self._write(_SSE_EVENT % (api_types.encode_positions(self._cursors), event, data))
+
+
+class TopicWebSocketPeer(_WebSocketPeer):
     def send_page(self, page: EncodedPage) -> None:
         self._socket.send(page.frame(b"", _encode_record_message))
         if page.caught_up:
@@ -251,20 +256,15 @@ class TopicWebSocketPeer:
     def send_error(self, name: str, code: str, message: str) -> None:
         self.send_error_message(code, message, topic=name)
 
-    def send_error_message(self, code: str, message: str, **more: str) -> None:
-        """Something that is no answer to a command."""
-        self._socket.send(_encode_json_value({"op": "error", "code": code, "message": message, **more}))
-
-    def _send(self, op: bytes, rest: bytes) -> None:
-        self._socket.send(b'{"op":"%b",%b' % (op, rest))
+    def _send(self, op: bytes, fields: bytes) -> None:
+        self._socket.send(b'{"op":"%b",%b' % (op, fields))
 
 
-_CACHED_FRAMES_MAX: Final = 1_024  # events whose frames are kept while receivers are told
-_encode_json = msgspec.json.Encoder().encode
+# ── channels ──────────────────────────────────────────────────────────────────────────────────
 
 
 def payload_field(payload: bytes) -> bytes:
-    """A payload as a field of JSON."""
+    """Encode a payload as a field of JSON."""
     try:
         return b'"payload":%b' % _encode_json(payload.decode())
     except UnicodeDecodeError:
@@ -272,7 +272,7 @@ def payload_field(payload: bytes) -> bytes:
 
 
 def encode_message_fields(message: Message) -> bytes:
-    """A message as the inside of an object, its brace behind it."""
+    """Encode a message as a JSON object without its opening brace."""
     return b'"channel":%b,"seq":%d,"ts":%d,"sender":%b,%b}' % (
         _encode_json(message.channel),
         message.seq,
@@ -286,9 +286,13 @@ def _encode_event_fields(event: ChannelEvent) -> bytes:
     if isinstance(event, Message):
         return encode_message_fields(event)
     if isinstance(event, Presence):
-        kind, owner = event.kind.encode(), b"true" if event.owner else b"false"
-        told = _encode_json(event.channel), kind, _encode_json(event.user), owner, event.ts_ms
-        return b'"channel":%b,"kind":"%b","user":%b,"owner":%b,"ts":%d}' % told
+        return b'"channel":%b,"kind":"%b","user":%b,"owner":%b,"ts":%d}' % (
+            _encode_json(event.channel),
+            event.kind.encode(),
+            _encode_json(event.user),
+            b"true" if event.owner else b"false",
+            event.ts_ms,
+        )
     return b'"channel":%b,"reason":"%b","last_seq":%d}' % (
         _encode_json(event.channel),
         event.reason.encode(),
@@ -297,12 +301,10 @@ def _encode_event_fields(event: ChannelEvent) -> bytes:
 
 
 def encode_sse_event(event: ChannelEvent) -> bytes:
+    fields = _encode_event_fields(event)
     if isinstance(event, Message):
-        return b"id: %d\nevent: message\ndata: {%b\n\n" % (event.seq, _encode_event_fields(event))
-    return b"event: %b\ndata: {%b\n\n" % (
-        b"end" if isinstance(event, SubscriptionEnded) else b"presence",
-        _encode_event_fields(event),
-    )
+        return b"id: %d\nevent: message\ndata: {%b\n\n" % (event.seq, fields)
+    return b"event: %b\ndata: {%b\n\n" % (b"end" if isinstance(event, SubscriptionEnded) else b"presence", fields)
 
 
 def encode_ws_event(event: ChannelEvent) -> bytes:
@@ -314,26 +316,26 @@ EventEncoder = Callable[[ChannelEvent], bytes]
 
 
 class FrameCache:
-    """Frames of events by what renders them. An event that is kept here is alive, so its id is its own."""
+    """Frames of the events of one turn, by event and encoder. A cached event is alive, so its id is unique."""
 
     def __init__(self) -> None:
         self._frames: dict[tuple[int, EventEncoder], tuple[ChannelEvent, bytes]] = {}
 
     def get(self, event: ChannelEvent, encode: EventEncoder) -> bytes:
         key = (id(event), encode)
-        found = self._frames.get(key)
-        if found is None:
+        cached = self._frames.get(key)
+        if cached is None:
             if len(self._frames) >= _CACHED_FRAMES_MAX:
                 self._frames.clear()
-            found = self._frames[key] = (event, encode(event))
-        return found[1]
+            cached = self._frames[key] = (event, encode(event))
+        return cached[1]
 
     def clear(self) -> None:
         self._frames.clear()
 
 
 class ChannelSsePeer(SsePeer):
-    """A peer that hears one channel."""
+    """A peer that is subscribed to one channel."""
 
     encode = staticmethod(encode_sse_event)
 
@@ -341,7 +343,7 @@ class ChannelSsePeer(SsePeer):
         self._write(RETRY_FRAME + b"event: subscribed\ndata: %b\n\n" % _encode_json(fields))
 
     def send_frames(self, frames: list[bytes]) -> None:
-        """Several events are one write."""
+        """Send several events in one write."""
         self._write(frames[0] if len(frames) == 1 else b"".join(frames))
 
     def send_gap(self, channel: str, first: int, last: int) -> None:
@@ -356,21 +358,14 @@ class ChannelSsePeer(SsePeer):
     def send_error(self, channel: str, code: str, message: str) -> None:
         self._write_error(code, message, channel=channel)
 
-    def _write_error(self, code: str | int, message: str, **more: str) -> None:
-        self._write(b"event: error\ndata: %b\n\n" % _encode_json({"code": code, "message": message, **more}))
+    def _write_error(self, code: str | int, message: str, **fields: str) -> None:
+        self._write(b"event: error\ndata: %b\n\n" % _encode_json({"code": code, "message": message, **fields}))
 
 
-class ChannelWebSocketPeer:
-    """A peer that is sent WebSocket messages; of as many channels as it likes."""
+class ChannelWebSocketPeer(_WebSocketPeer):
+    """A peer that is subscribed to any number of channels."""
 
     encode = staticmethod(encode_ws_event)
-
-    def __init__(self, socket: Socket) -> None:
-        self._socket = socket
-
-    @property
-    def pending_bytes(self) -> int:
-        return self._socket.pending_bytes
 
     def send_frames(self, frames: list[bytes]) -> None:
         for frame in frames:
@@ -380,4 +375,4 @@ class ChannelWebSocketPeer:
         self._socket.send(_encode_json({"op": "gap", "channel": channel, "from_seq": first, "to_seq": last}))
 
     def send_error(self, channel: str, code: str, message: str) -> None:
-        self._socket.send(_encode_json({"op": "error", "code": code, "message": message, "channel": channel}))
+        self.send_error_message(code, message, channel=channel)

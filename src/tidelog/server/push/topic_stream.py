@@ -1,17 +1,17 @@
-"""[shell] One loop that follows topics for one peer, whatever carries it.
+"""The loop that follows topics for one peer, over any transport.
 
-    bell ──► due ──► a page from its cursor ──► tombstone? ──► records? ──► caught up? ──► wait
-      │                ▲                                            │                       │
-      │                └──────── there is more ─────────────────────┘                       │
-      └── while it waits: is all that is new at hand? then it is told, and the loop waits on ┘
+    notifier ──► pending ──► a page from its cursor ──► tombstone? ──► records? ──► caught up? ──► wait
+      │                         ▲                                          │                         │
+      │                         └──────── there is more ───────────────────┘                         │
+      └── while it waits: are all new records in memory? then they are sent, and the loop waits on ──┘
 
-A topic is registered with the bells first, then looked at, then waited for. Nearly every write finds a peer that has
-everything before it, and a page that is in memory: telling it where the bell rings spares a turn of the loop and a
-change of tasks for each peer. Everything else is the loop's. Topics are visited in the order of their
-names, each up to the head it had at the visit, so that one that is written all the time does not hold up the others.
+A topic is registered with its notifier first, then read, then waited for. Nearly every write finds a peer that has
+everything before it, and a page in memory: sending it in the notification saves a turn of the loop and a task switch
+for each peer. Every other case is the loop's. Topics are visited in the order of their names, each up to the head it
+had at the visit, so that a topic with constant writes does not delay the others.
 
-What a peer has not taken yet is bounded (`patience`): past a mark nothing is read for it, and when it is ready again
-it gets larger pages.
+The unsent bytes of a peer are bounded (`SlowConsumerGuard`): above 256 KiB nothing is read for it, and when it is ready
+again it gets larger pages.
 """
 
 from __future__ import annotations
@@ -26,29 +26,25 @@ from tidelog.http.interface import ClientDisconnected
 from tidelog.server.auth import Principal
 from tidelog.server.errors import ApiError, api_error_from
 from tidelog.server.push.page_cache import EncodedPage, ReadOptions
-from tidelog.server.push.peers import HIGH_WATER_BYTES, SlowConsumerGuard
+from tidelog.server.push.peers import HIGH_WATER_BYTES, DrainablePeer, SlowConsumerGuard
 from tidelog.server.service import Service
 
 
-class TopicPeer(Protocol):
-    """Who is told. Says it in its transport's words, and never waits except in `drained`."""
+class TopicPeer(DrainablePeer, Protocol):
+    """A client over its transport. Only `drain` waits."""
 
-    @property
-    def pending_bytes(self) -> int: ...
-    async def drain(self) -> None: ...
     def send_page(self, page: EncodedPage) -> None:
-        """The records of a page, and behind the last ones there are that the peer is caught up."""
+        """Send the records of a page, and after the last one that the peer is caught up."""
 
     def send_tombstone(self, name: str, gap: Gap, *, first: bool) -> None: ...
     def send_caught_up(self, name: str, head_seq: int) -> None: ...
     def send_topic_deleted(self, name: str) -> None: ...
     def send_shutdown(self) -> None: ...
-    def send_slow_warning(self) -> None: ...
     def send_error(self, name: str, code: str, message: str) -> None: ...
 
 
 class StreamSlot:
-    """A place among the streams: given back when the stream is over, or when a stream that never began is let go."""
+    """A unit of the stream limit, released when its stream ends, or when a stream that never started is dropped."""
 
     def __init__(self, service: Service, principal: Principal, on_release: Callable[[], None] | None = None) -> None:
         self._is_held = self.is_revoked = False
@@ -63,13 +59,13 @@ class StreamSlot:
         service.auth.stream_slots.add(self)
 
     def start(self) -> None:
-        """The stream runs, in this task. Raises Gone where its key was removed meanwhile."""
+        """Bind the slot to the running task. Raises ClientDisconnected where its key was removed meanwhile."""
         if self.is_revoked:
             raise ClientDisconnected
         self._task = asyncio.current_task()
 
     def revoke(self) -> None:
-        """The key was removed, or is for less than before: cut the stream off."""
+        """Cancel the stream: its key was removed or lost scopes."""
         self.is_revoked = True
         if self._task is not None:
             self._task.cancel()
@@ -83,12 +79,12 @@ class StreamSlot:
             if self._on_release is not None:
                 self._on_release()
 
-    # Whoever was handed the answer may drop it unread: the peer left meanwhile, or asked for the head alone.
+    # A response may be dropped before its stream starts: the client left, or requested the head only.
     __del__ = release
 
 
 class TopicSubscription:
-    """One topic, as one peer follows it."""
+    """One topic that a peer follows."""
 
     __slots__ = ("_on_wake", "caught_up", "is_first_read", "name", "options", "topic")
 
@@ -96,38 +92,38 @@ class TopicSubscription:
         self, name: str, topic: Topic | None, options: ReadOptions, on_wake: Callable[[TopicSubscription], None]
     ) -> None:
         self.name, self.topic, self.options, self._on_wake = name, topic, options, on_wake
-        self.is_first_read = True  # nothing was read yet
-        self.caught_up = False  # and the peer was told so
+        self.is_first_read = True
+        self.caught_up = False  # the peer was sent a caught-up event
 
     def wake(self) -> None:
         self._on_wake(self)
 
 
 class TopicStream:
-    """What one peer follows. `cursors` are moved with every frame that is handed over."""
+    """The topics that one peer follows. Every frame moves `cursors`."""
 
     def __init__(self, service: Service, peer: TopicPeer, cursors: dict[str, int], *, persistent: bool = False) -> None:
         self._service, self._peer, self._cursors = service, peer, cursors
         self._page_cache = service.push.page_cache
-        self._is_persistent = persistent  # goes on when there is nothing to follow
+        self._is_persistent = persistent  # continues without a topic to follow
         self._subscriptions: dict[str, TopicSubscription] = {}
         self._pending: dict[str, TopicSubscription] = {}
         self._woken = asyncio.Event()
-        self._is_idle = False  # the loop: everybody was told everything
-        self._error: Exception | None = None  # the server's own mistake, for the loop to raise
+        self._is_idle = False  # the loop waits: the peer is up to date
+        self._error: Exception | None = None  # of a push outside the loop, for the loop to raise
         self._ended = False
         self._slow_consumer_guard = SlowConsumerGuard(service.loop, peer, self._is_ending, service.limit_counters)
 
-    # ── what to follow ────────────────────────────────────────────────────────────────────────
+    # ── subscriptions ──────────────────────────────────────────────────────────────────────────
 
     def follow(self, name: str, topic: Topic | None, options: ReadOptions, from_seq: int) -> None:
-        """Follow a topic from here, in place of how it was followed before. None: it is not there any more."""
+        """Follow a topic from a position, instead of its previous subscription. None: the topic was dropped."""
         self.unfollow(name)
         self._cursors[name] = from_seq
-        follow = self._subscriptions[name] = TopicSubscription(name, topic, options, self._on_notified)
+        subscription = self._subscriptions[name] = TopicSubscription(name, topic, options, self._on_notified)
         if topic is not None:
-            self._service.push.notifiers.add(topic, follow.wake)  # before the first look
-        self._enqueue(follow)
+            self._service.push.notifiers.add(topic, subscription.wake)  # before the first read
+        self._enqueue(subscription)
 
     def unfollow(self, name: str) -> None:
         """Nothing more is said of this topic."""
@@ -142,7 +138,7 @@ class TopicStream:
             self.unfollow(name)
 
     def end(self) -> None:
-        """Have `run` return."""
+        """Make `run` return."""
         self._ended = True
         self.wake()
 
@@ -163,20 +159,20 @@ class TopicStream:
         self.wake()
 
     def _try_push_now(self, subscription: TopicSubscription) -> bool:
-        """Whether the peer was told all there is, here and now. Whatever is out of the ordinary is left to the loop,
-        which looks again and finds the same."""
+        """Send all new records now, and return whether that was possible. Every unusual case is left to the loop,
+        which reads again."""
         topic = subscription.topic
         if topic is None or self._is_ending() or self._peer.pending_bytes > HIGH_WATER_BYTES:
             return False
         try:
             page = self._page_cache.get_latest(topic, self._cursors[subscription.name], subscription.options)
-        except Exception:  # whatever it is, it is this peer's: the bell's turn is everybody's
+        except Exception:  # of this peer only: the delivery is shared by all readers
             return False
         if page is None or not page.caught_up:
             return False
         try:
             self._send_page(subscription, page)
-        except Exception as error:  # as above, and the loop would not find it again
+        except Exception as error:  # as above, and the loop would not run into it again
             self._error = error
             self.wake()
         return True
@@ -184,7 +180,7 @@ class TopicStream:
     # ── the loop ──────────────────────────────────────────────────────────────────────────────
 
     async def run(self) -> None:
-        """Deliver until the server stops or nothing is left to follow. Raises Gone where the peer is, and TooSlow."""
+        """Deliver until the server stops or no topic is left. Raises ClientDisconnected and SlowConsumer."""
         stopping = self._service.stopping
         while not stopping.is_set():
             due, self._pending = self._pending, {}
@@ -205,11 +201,11 @@ class TopicStream:
             self._peer.send_shutdown()
 
     def _is_active(self, subscription: TopicSubscription) -> bool:
-        """Whether this is still wanted: it may have been given up, or replaced, while something was waited for."""
+        """Whether a subscription was neither removed nor replaced during a wait."""
         return self._subscriptions.get(subscription.name) is subscription and not self._is_ending()
 
     async def _catch_up(self, subscription: TopicSubscription) -> None:
-        """Bring a peer up to the head that the topic has now."""
+        """Send records up to the head that the topic has now."""
         name, topic, service = subscription.name, subscription.topic, self._service
         head_seq = 0 if topic is None else topic.head_seq
         while self._is_active(subscription):
@@ -239,14 +235,14 @@ class TopicStream:
             if page.caught_up:
                 return
             if page.next_from_seq >= head_seq:
-                self._pending[name] = subscription  # written meanwhile: after the others
+                self._pending[name] = subscription  # written meanwhile: after the other topics
                 return
             await asyncio.sleep(0)
 
     def _send_page(self, subscription: TopicSubscription, page: EncodedPage) -> None:
         name, gap = subscription.name, page.gap
         if gap is not None:
-            # Where the topic is another one now, this is its beginning and not the end of what is missing.
+            # Where the topic was created again, this is its beginning and not the end of the gap.
             self._cursors[name] = gap.earliest_seq - 1
             self._peer.send_tombstone(name, gap, first=subscription.is_first_read)
         subscription.is_first_read = False
@@ -261,21 +257,21 @@ class TopicStream:
         subscription.caught_up = subscription.caught_up or page.caught_up
 
     def _fail_subscription(self, subscription: TopicSubscription, error: Error) -> None:
-        """Records that cannot be read: going on behind them would hide that."""
+        """End a subscription whose records cannot be read: skipping them would hide the loss."""
         problem = api_error_from(error)
         self.unfollow(subscription.name)
         self._peer.send_error(subscription.name, problem.code, problem.message)
         self._ended = self._ended or not self._is_persistent
 
     async def wait_writable(self) -> None:
-        """Wait until the peer has taken most of what it was sent, or all is over."""
+        """Wait until the peer has read most of its bytes, or the stream ends."""
         await self._slow_consumer_guard.wait_writable()
 
 
 class HeartbeatPeer(Protocol):
-    """A stream that is kept alive."""
+    """A stream with heartbeats."""
 
-    last_sent_s: float  # when something was last said, by the loop's clock
+    last_sent_s: float  # by the loop's clock
 
     @property
     def pending_bytes(self) -> int: ...
@@ -283,19 +279,19 @@ class HeartbeatPeer(Protocol):
 
 
 class Heartbeat:
-    """Heartbeats of one stream: something is said when nothing was said for so long."""
+    """Send a heartbeat on a stream when nothing was sent for an interval."""
 
     def __init__(self, service: Service, peer: HeartbeatPeer, every_ms: int) -> None:
         self._service, self._peer, self._interval_s = service, peer, every_ms / 1000
         self._timer = service.loop.call_later(self._interval_s, self._on_timer)
 
     def _on_timer(self) -> None:
-        loop, events = self._service.loop, self._peer
-        due_s = events.last_sent_s + self._interval_s
+        loop, peer = self._service.loop, self._peer
+        due_s = peer.last_sent_s + self._interval_s
         if loop.time() >= due_s:
             try:
-                if not events.pending_bytes:  # a peer that has not taken the last word needs no other
-                    events.send_heartbeat(self._service.clock.now_us() // 1000)
+                if not peer.pending_bytes:  # a peer with unsent bytes needs no heartbeat
+                    peer.send_heartbeat(self._service.clock.now_us() // 1000)
             except Exception as error:
                 self._service.health.failed("heartbeats", error)
             else:

@@ -1,13 +1,13 @@
-"""[policy] Watch sessions: the topics and options of a watch, kept between `POST /v0/watch` and its streams.
+"""Watch sessions: the topics and options of a watch, kept between `POST /v0/watch` and its streams.
 
-    POST watch ──► Session ──► GET stream, as often as its connection breaks ──► idle for five minutes: collected
-                      └── cursors of each stream: its own
+    POST watch ──► WatchSession ──► GET stream, as often as its connection breaks ──► idle for five minutes: removed
+                      └── every stream has cursors of its own
 
-Every stream has cursors of its own. A server may notice the end of a connection minutes after the client has opened
-the next one; if both moved one cursor, the new stream would skip what only the old one was sent.
+A server may notice the end of a connection minutes after the client has opened the next one; if both moved one cursor,
+the new stream would skip records that only the old one was sent.
 
-A session's id is the secret that opens it where there are no keys, so it comes from a source that cannot be guessed.
-Nothing of this outlives the process.
+Without keys a session's id is the secret that opens it, so it comes from a cryptographic random source. Sessions do not
+outlive the process.
 """
 
 from __future__ import annotations
@@ -33,26 +33,26 @@ _EPOCH_PREFIX: Final = "\0"  # before a topic's name, in cursors; no name has it
 @dataclass(slots=True, eq=False)
 class WatchSession:
     wid: str
-    principal: Principal  # who made it: nobody else may open it, and its streams count as theirs
+    principal: Principal  # its creator: only that key may open it, and its streams count for that key
     options: ReadOptions
     heartbeat_ms: int
     cursors: dict[str, int]  # by topic: the last seq that the newest stream was sent
-    epochs: dict[str, int]  # by topic: of the topics that were there when the session was made
+    epochs: dict[str, int]  # by topic: of the topics that existed when the session was created
     stream_count: int = field(default=0, init=False)
-    last_used_ms: int = field(default=0, init=False)  # when it was made, or its last stream ended
+    last_used_ms: int = field(default=0, init=False)  # when it was created, or its last stream ended
     _open_cursors: list[dict[str, int]] = field(default_factory=list, init=False)  # the cursors of the open streams
     _highest_sent: dict[str, int] = field(
         default_factory=dict, init=False
     )  # by topic: the highest seq of an ended stream
 
     def stream_cursors(self, last_event_id: Mapping[str, int], epochs: Mapping[str, int]) -> dict[str, int]:
-        """Return the cursors of a new stream. `epochs` are those of the topics that are there now.
+        """Return the cursors of a new stream. `epochs` are those of the topics that exist now.
 
         A topic that the client's last event id names continues there, but never after the highest seq that any
         stream of this session was sent. The others continue where the newest stream is.
 
-        Where a topic was dropped and made again, a position of the old one says nothing. Cursors of the new one carry
-        its epoch, in an entry of its own; without that entry the stream begins past every seq, which reads as a
+        Where a topic was dropped and created again, a position of the old one is meaningless. Cursors of the new one
+        carry its epoch, in an entry of its own; without that entry the stream begins after every seq, which reads as a
         `recreated` gap and then the first record.
         """
         cursors = dict(self.cursors)
@@ -69,13 +69,12 @@ class WatchSession:
         return cursors
 
     def on_stream_opened(self, cursors: dict[str, int]) -> None:
-        """A stream begins, with these cursors. It moves them; the session continues from the newest stream's."""
+        """Register a stream, which moves these cursors; the session continues from the newest stream's."""
         self.stream_count += 1
         self._open_cursors.append(cursors)
         self.cursors = cursors
 
     def on_stream_closed(self, cursors: dict[str, int]) -> None:
-        """A stream has ended."""
         self.stream_count -= 1
         self._open_cursors = [stream for stream in self._open_cursors if stream is not cursors]
         for name, seq in cursors.items():
@@ -95,7 +94,7 @@ class WatchSessions:
         self._limit, self._limit_per_key, self._clock, self._random_bytes = limit, limit_per_key, clock, random_bytes
         self._by_key: Counter[bytes] = Counter()
         self._by_id: dict[str, WatchSession] = {}
-        self._idle: dict[str, WatchSession] = {}  # without a stream; who was used longest ago comes first
+        self._idle: dict[str, WatchSession] = {}  # without a stream; the least recently used comes first
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -108,7 +107,7 @@ class WatchSessions:
         cursors: dict[str, int],
         epochs: dict[str, int],
     ) -> WatchSession:
-        """Make a session. Raises where there are as many as may be."""
+        """Create a session. Raises ApiError where a limit is reached."""
         if self._limit and len(self._by_id) >= self._limit:
             raise ApiError(
                 "throttled",
@@ -133,19 +132,18 @@ class WatchSessions:
         return self._by_id.get(wid)
 
     def on_stream_opened(self, session: WatchSession, cursors: dict[str, int]) -> None:
-        """A stream of a session begins. A session that was not collected yet lives on, however long it was idle."""
+        """Register a stream. A session that was not removed yet is kept, however long it was idle."""
         session.on_stream_opened(cursors)
         self._idle.pop(session.wid, None)
         self.remove_expired()
 
     def on_stream_closed(self, session: WatchSession, cursors: dict[str, int]) -> None:
-        """A stream of a session has ended."""
         session.on_stream_closed(cursors)
         if not session.stream_count:
             self._mark_idle(session)
 
     def remove_expired(self) -> None:
-        """Forget the sessions that have had no stream for too long."""
+        """Remove the sessions that have had no stream for `TTL_MS`."""
         oldest_ms = self._clock.monotonic_ms() - TTL_MS
         while self._idle:
             wid, session = next(iter(self._idle.items()))

@@ -1,4 +1,4 @@
-"""[policy] Bands of urgency, and how waiting lifts a topic from one to the next.
+"""Fair queue of topics whose readers are to be notified: priority bands, and ageing between them.
 
     band   effective priority   weight        a topic of priority 0, while it waits
     B4     750 and more              8                              ┌────────
@@ -7,36 +7,32 @@
     B1     0 to 249                  1      ────────┘
     B0     below 0                   1      0      2.5 s   5 s     7.5 s
 
-Effective priority is the topic's own and 100 for every second that it has waited. After ten seconds it is in the top
-band whatever its own was: the boost alone, which ends at 1000, would leave a topic below −250 short of it, and that
-nobody waits longer outranks the sum. It is looked at every 50 ms, on a grid, so that nobody has to be looked at in
-between and one who looks late sees the same.
+Effective priority is the topic's own plus 100 for every second of waiting. After ten seconds a topic is in the top band
+whatever its own priority: the boost alone, which ends at 1000, would not lift a topic below −250 so far. Bands are
+updated every 50 ms, on a grid, so a late update gives the same result.
 
-[policy] The ready set: topics with something to tell, and whose turn it is.
-
-            mark                      pop                         done
+            add                       pop                         done
     idle ─────────► ready, once ─────────────► in service ─────────────────► idle
-                      │    ▲                       │ mark: once more             ▲
-              defer   ▼    │ release               └──────────► done ──► ready ──┘
-                    aside (own priority below 0)
+                      │    ▲                       │ add: once more              ▲
+              defer   ▼    │ resume_deferred       └──────────► done ──► ready ──┘
+                    deferred (own priority below 0)
 
-  1. A topic is in the set at most once, however often it is marked. Marked while it is served, it is queued again
-     behind that, once.
+  1. A topic is queued at most once, however often it is added. Added while it is served, it is queued again after
+     that, once.
   2. A round gives each band its weight: 8, 4, 2, 1, 1. The highest band that has a topic and credit is served; when
      none has, the next round begins. Unspent credit does not outlive its round.
-  3. Within a band the one that has been ready longest comes first.
-  4. Waiting lifts a topic through the bands (`bands`); being served is the only thing that starts its wait anew.
-  5. While low work is deferred, topics whose own priority is negative stand aside, and copies that a fan-out made are
-     queued one band lower. Standing aside is part of a topic's wait, and none of the scheduler's delay.
+  3. Within a band the topic that has been ready longest comes first.
+  4. Waiting lifts a topic through the bands; only being served restarts its wait.
+  5. While low work is deferred, topics whose own priority is negative are not served, and copies of a fan-out are
+     queued one band lower. Deferral is part of a topic's wait, and not of the scheduler's delay.
 
-Bound: a topic that does not stand aside is in the top band after 10 s and one tick, and with k topics there that were
-ready no later than it, itself counted, it is served within 2k + 8 turns from then: at most the 8 turns that are left
-to lower bands in the current round, its place among the k, and 8 turns of lower bands for every further 8 of those.
-None of the k can be served twice before it, because being served puts a topic behind it.
+Bound: a topic that is not deferred is in the top band after 10 s and one tick. With k topics there that were ready no
+later than it, itself counted, it is served within 2k + 8 turns from then: at most the 8 turns that are left to lower
+bands in the current round, its place among the k, and 8 turns of lower bands for every further 8 of those. None of the
+k can be served twice before it, because a served topic is queued after it.
 
-Every call costs O(log n), and a tick only what it lifts: heaps by wait in each band, and by the moment of the next
-rise for those that have waited a tick. What is out of place in a heap is passed over when it comes up, and swept
-once it is more than half; an entry that came back beside its own trace counts once, because the first one out is gone.
+Every call costs O(log n), and a tick only what it promotes: each band has a heap by wait, and one by the moment of the
+next promotion. A stale entry of a heap is skipped when it is popped; they are swept once they are more than half.
 """
 
 from __future__ import annotations
@@ -50,19 +46,19 @@ BAND_WEIGHTS: Final = (1, 1, 2, 4, 8)  # of B0 to B4
 TOP_BAND: Final = len(BAND_WEIGHTS) - 1
 AGING_TICK_US: Final = 50_000
 TOP_BAND_AFTER_US: Final = 10_000_000
-US_PER_PRIORITY_POINT: Final = 10_000  # of waiting are worth one point of priority
+US_PER_PRIORITY_POINT: Final = 10_000  # this much waiting adds one point of priority
 NEVER_US: Final = 1 << 62
 _BAND_STARTS: Final = (0, 250, 500, 750)  # where B1 to B4 begin
 _BAND_WIDTH: Final = 250
 
 
 def band_of(priority: int) -> int:
-    """The band of a topic that has not waited."""
+    """Return the band of a topic that has not waited."""
     return bisect_right(_BAND_STARTS, priority)
 
 
 def aged_band(priority: int, waited_us: int) -> int:
-    """The band of a topic that has waited so long."""
+    """Return the band of a topic that has waited for `waited_us`."""
     return (
         TOP_BAND
         if waited_us >= TOP_BAND_AFTER_US
@@ -71,49 +67,49 @@ def aged_band(priority: int, waited_us: int) -> int:
 
 
 def next_band_after_us(priority: int, band: int) -> int:
-    """How long a topic of this priority has waited when it leaves this band upwards."""
+    """Return the wait after which a topic of this priority leaves this band upwards."""
     if band == TOP_BAND:
         return NEVER_US
     return min((_BAND_STARTS[band] - priority) * US_PER_PRIORITY_POINT, TOP_BAND_AFTER_US)
 
 
 def lower_priority(priority: int) -> int:
-    """A priority that is one band lower. What is not negative does not become so: only its owner calls a topic
-    worth less than nothing."""
+    """Return a priority that is one band lower. A priority that is not negative stays so: only the owner of a topic
+    makes it deferrable."""
     return (
         min(priority, _BAND_STARTS[-1] + _BAND_WIDTH - 1) - _BAND_WIDTH if priority >= _BAND_WIDTH else min(priority, 0)
     )
 
 
 def aging_tick(now_us: int) -> int:
-    """The last moment at which bands were looked at."""
+    """Return the last tick at or before `now_us`."""
     return now_us - now_us % AGING_TICK_US
 
 
 K = TypeVar("K", bound=Hashable)
 _GONE: Final = -1
 _DEFERRED: Final = -2
-_STALE_ENTRIES_ALLOWED: Final = 64  # entries out of place that are not worth a sweep
+_STALE_ENTRIES_ALLOWED: Final = 64  # stale entries of a heap that are not worth a sweep
 
 
 class ScheduledItem(NamedTuple, Generic[K]):
-    """Whose turn it is."""
+    """The topic to serve now."""
 
     key: K
-    waited_us: int  # since it was marked
-    scheduler_delay_us: int  # of that, what the scheduler is to blame for
+    waited_us: int  # since it was added
+    scheduler_delay_us: int  # of that, without the time for which it was deferred
 
 
 class _Entry(Generic[K]):
     __slots__ = ("band", "eligible_us", "key", "order", "priority", "ready_us")
 
-    def __init__(self, key: K, priority: int, at_us: int, order: int, band: int) -> None:
-        self.key, self.priority, self.ready_us, self.order, self.band = key, priority, at_us, order, band
-        self.eligible_us = at_us  # since when it could have been served
+    def __init__(self, key: K, priority: int, ready_us: int, order: int, band: int) -> None:
+        self.key, self.priority, self.ready_us, self.order, self.band = key, priority, ready_us, order, band
+        self.eligible_us = ready_us  # since when it could have been served
 
 
 class _RequeueRequest(NamedTuple):
-    """A mark that came while its topic was served."""
+    """An `add` while its topic was served."""
 
     priority: int
     ready_us: int
@@ -124,23 +120,23 @@ _Heap: TypeAlias = list[tuple[int, int, _Entry[K]]]
 
 
 class FairQueue(Generic[K]):
-    """Not safe for threads: one loop owns it."""
+    """Not thread-safe: one loop owns it."""
 
     def __init__(self) -> None:
-        self._entries: dict[K, _Entry[K]] = {}  # ready or aside
+        self._entries: dict[K, _Entry[K]] = {}  # ready or deferred
         self._serving: dict[K, _RequeueRequest | None] = {}
         self._deferred: dict[K, _Entry[K]] = {}
-        self._queues: list[_Heap[K]] = [[] for _ in BAND_WEIGHTS]  # (at_us, order, entry)
+        self._queues: list[_Heap[K]] = [[] for _ in BAND_WEIGHTS]  # (ready_us, order, entry)
         self._promotions: list[_Heap[K]] = [[] for _ in BAND_WEIGHTS]  # (when it leaves this band, order, entry)
         self._band_sizes = [0] * len(BAND_WEIGHTS)
         self._credits = list(BAND_WEIGHTS)
-        self._unaged: list[_Entry[K]] = []  # not waited a tick yet: most are served before they have
+        self._unaged: list[_Entry[K]] = []  # added since the last tick: most are served before the next one
         self._last_tick_us = 0
         self._next_order = 0
         self._is_deferring = False
 
     def __len__(self) -> int:
-        """Topics that can be served now."""
+        """The number of topics that can be served now."""
         return len(self._entries) - len(self._deferred)
 
     def __contains__(self, key: K) -> bool:
@@ -148,20 +144,20 @@ class FairQueue(Generic[K]):
 
     @property
     def deferred_count(self) -> int:
-        """Topics that stand aside."""
+        """The number of deferred topics."""
         return len(self._deferred)
 
-    # ── in ────────────────────────────────────────────────────────────────────────────────────
+    # ── add ───────────────────────────────────────────────────────────────────────────────────
 
     def add(self, key: K, priority: int, now_us: int, *, fan_out: bool = False) -> bool:
-        """A topic has something to tell. Says whether that was news."""
+        """Add a topic whose readers are to be notified. Return whether it was new."""
         if key in self._entries:
             return False
         if key in self._serving:
-            news = self._serving[key] is None
-            if news:
+            is_new = self._serving[key] is None
+            if is_new:
                 self._serving[key] = _RequeueRequest(priority, now_us, fan_out)
-            return news
+            return is_new
         self._insert(key, priority, now_us, fan_out)
         return True
 
@@ -173,7 +169,7 @@ class FairQueue(Generic[K]):
         if self._is_deferring and priority < 0:
             self._deferred[key] = entry
             return
-        # One that was marked while it was served may have waited past a tick already.
+        # A topic that was added while it was served may have waited past a tick already.
         self._push_to_band(entry, aged_band(priority, max(self._last_tick_us - ready_us, 0)))
         if entry.band < TOP_BAND:
             self._unaged.append(entry)
@@ -183,10 +179,10 @@ class FairQueue(Generic[K]):
         self._band_sizes[band] += 1
         heappush(self._queues[band], (entry.ready_us, entry.order, entry))
 
-    # ── out ───────────────────────────────────────────────────────────────────────────────────
+    # ── serve ─────────────────────────────────────────────────────────────────────────────────
 
     def pop(self, now_us: int) -> ScheduledItem[K] | None:
-        """The topic whose turn it is, in service from now on until `done`; None where none can be served."""
+        """Return the next topic, in service until `done`; None where none can be served."""
         if len(self._entries) == len(self._deferred):
             return None
         if now_us - self._last_tick_us >= AGING_TICK_US:
@@ -197,11 +193,11 @@ class FairQueue(Generic[K]):
         return ScheduledItem(entry.key, now_us - entry.ready_us, now_us - entry.eligible_us)
 
     def _next_band(self) -> int:
-        """The highest band with a topic and credit, in this round or the next."""
-        live, credit = self._band_sizes, self._credits
+        """Return the highest band with a topic and credit, in this round or the next."""
+        sizes, credits = self._band_sizes, self._credits
         for band in range(TOP_BAND, -1, -1):
-            if live[band] and credit[band]:
-                credit[band] -= 1
+            if sizes[band] and credits[band]:
+                credits[band] -= 1
                 return band
         self._credits[:] = BAND_WEIGHTS
         return self._next_band()
@@ -209,28 +205,28 @@ class FairQueue(Generic[K]):
     def _pop_from_band(self, band: int) -> _Entry[K]:
         queue = self._queues[band]
         entry = heappop(queue)[2]
-        while entry.band != band:  # it rose, or was forgotten
+        while entry.band != band:  # it was promoted or discarded
             entry = heappop(queue)[2]
         self._remove_from_band(entry, _GONE)
         return entry
 
     def _remove_from_band(self, entry: _Entry[K], new_band: int) -> None:
-        """Take an entry out of its band; where it lies in the queue it is passed over from now on."""
+        """Take an entry out of its band; its place in the heap becomes stale."""
         band, entry.band = entry.band, new_band
         self._band_sizes[band] -= 1
         if len(self._queues[band]) > 2 * self._band_sizes[band] + _STALE_ENTRIES_ALLOWED:
             _drop_stale_entries(self._queues[band], band)
 
     def done(self, key: K) -> bool:
-        """A topic was served. Says whether it is ready again, because it was marked meanwhile."""
-        again = self._serving.pop(key)
-        if again is None:
+        """End the service of a topic. Return whether it is ready again, because it was added meanwhile."""
+        request = self._serving.pop(key)
+        if request is None:
             return False
-        self._insert(key, *again)
+        self._insert(key, *request)
         return True
 
     def discard(self, key: K) -> None:
-        """Nobody wants to hear of this topic any more."""
+        """Remove a topic that has no readers any more."""
         if key in self._serving:
             self._serving[key] = None
         entry = self._entries.pop(key, None)
@@ -242,43 +238,43 @@ class FairQueue(Generic[K]):
         else:
             self._remove_from_band(entry, _GONE)
 
-    # ── over time ─────────────────────────────────────────────────────────────────────────────
+    # ── ageing ────────────────────────────────────────────────────────────────────────────────
 
-    def _promote_aged(self, at_us: int) -> None:
-        self._last_tick_us = at_us
-        fresh, self._unaged = self._unaged, []
-        for entry in fresh:
+    def _promote_aged(self, tick_us: int) -> None:
+        self._last_tick_us = tick_us
+        unaged, self._unaged = self._unaged, []
+        for entry in unaged:
             if entry.band >= 0:
                 self._schedule_promotion(entry)
-        for band, rises in enumerate(self._promotions):
-            if len(rises) > 2 * self._band_sizes[band] + _STALE_ENTRIES_ALLOWED:
-                _drop_stale_entries(rises, band)
-            while rises and rises[0][0] <= at_us:
-                entry = heappop(rises)[2]
+        for band, promotions in enumerate(self._promotions):
+            if len(promotions) > 2 * self._band_sizes[band] + _STALE_ENTRIES_ALLOWED:
+                _drop_stale_entries(promotions, band)
+            while promotions and promotions[0][0] <= tick_us:
+                entry = heappop(promotions)[2]
                 if entry.band == band:
                     self._remove_from_band(entry, _GONE)
-                    self._push_to_band(entry, aged_band(entry.priority, at_us - entry.ready_us))
+                    self._push_to_band(entry, aged_band(entry.priority, tick_us - entry.ready_us))
                     self._schedule_promotion(entry)
 
     def _schedule_promotion(self, entry: _Entry[K]) -> None:
-        """Have it looked at when it leaves its band."""
+        """Schedule the tick at which it leaves its band."""
         if entry.band < TOP_BAND:
             due_us = entry.ready_us + next_band_after_us(entry.priority, entry.band)
             heappush(self._promotions[entry.band], (due_us, entry.order, entry))
 
     def defer(self) -> None:
-        """From now on what is worth less than nothing stands aside. Costs a look at every topic that is ready."""
+        """Defer topics of negative priority from now on. Visits every ready topic."""
         self._is_deferring = True
         for entry in [entry for entry in self._entries.values() if entry.priority < 0 and entry.band >= 0]:
             self._remove_from_band(entry, _DEFERRED)
             self._deferred[entry.key] = entry
 
     def resume_deferred(self, now_us: int) -> None:
-        """What stood aside takes its place again, by how long it has waited."""
+        """Make deferred topics ready again, in the band of their wait."""
         self._is_deferring = False
-        aside, self._deferred = self._deferred, {}
+        deferred, self._deferred = self._deferred, {}
         tick_us = aging_tick(now_us)
-        for entry in aside.values():
+        for entry in deferred.values():
             entry.eligible_us = now_us
             self._push_to_band(entry, aged_band(entry.priority, max(tick_us - entry.ready_us, 0)))
             self._schedule_promotion(entry)

@@ -206,7 +206,7 @@ def test_a_receiver_that_breaks_is_its_own_end(caplog: pytest.LogCaptureFixture)
         assert [receiver.is_ended for receiver in heard[:3]] == [False, True, False]
 
     play(scenario)
-    assert [record.message for record in caplog.records] == [f"a receiver of {ROOM} broke"]
+    assert [record.message for record in caplog.records] == [f"a stream of channel {ROOM} failed"]
 
 
 def test_kept_frames_are_bounded_and_never_of_another_event(monkeypatch: pytest.MonkeyPatch) -> None:
