@@ -1,7 +1,7 @@
-"""[shell] The application: which handler, who may call it, and that every answer is one.
+"""The application: finds the handler of a request, checks access, and sends exactly one response.
 
-Checks come in the contract's order: key → requests in flight → scope → name → body → media type → JSON →
-whatever the endpoint itself checks.
+Checks come in the contract's order: key → requests in flight → scope → name → body → media type → JSON → the checks of
+the endpoint itself.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Mapping
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tidelog.engine.config import OWN, check_topic_name
 from tidelog.errors import BadInput, Error
@@ -35,16 +35,15 @@ from tidelog.server.service import Service
 
 _log = logging.getLogger("tidelog.server")
 _NO_BODY_LIMIT: Final = 1 << 62
-_SMALL_BODY_BYTES_MAX: Final = 1 << 20  # of a body that is no write: it is decoded on the loop
-_CACHED_PATH_CHARS_MAX: Final = 1_024  # of a path whose route is remembered
-_RECOVERY_WAIT_S: Final = 2.0  # for which a request waits for the log to be recovered
-_UNCACHEABLE_HEADERS: Final = frozenset(
-    (b"idempotency-key", b"x-request-id")
-)  # what makes one write differ from the next
+_SMALL_BODY_BYTES_MAX: Final = 1 << 20  # of a body that is not a write: it is decoded on the loop
+_CACHED_PATH_CHARS_MAX: Final = 1_024  # longer paths are not cached
+_RECOVERY_WAIT_S: Final = 2.0  # a request waits so long for the end of recovery
+_UNCACHEABLE_HEADERS: Final = frozenset((b"idempotency-key", b"x-request-id"))  # they differ from write to write
+_ResponseT = TypeVar("_ResponseT", bound=AnyResponse)
 
 
 class App:
-    """`Application` of the front end, over a service."""
+    """The `Application` that the HTTP layer calls, over a service."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
@@ -54,10 +53,8 @@ class App:
         self._streamed_body = BodyPolicy(_NO_BODY_LIMIT, is_streamed=True, allowance=service.config.decoding_allowance)
         self._cached_route = lru_cache(4096)(routes.find_route)
         self._request_count, self._request_id_prefix = 0, b"%x-" % service.started_ms
-        writes, jobs = (
-            FastWrites(service, self._allocate_ids),
-            FastQueueRequests(service, self.next_request_id, error_response),
-        )
+        writes = FastWrites(service, self._allocate_ids)
+        jobs = FastQueueRequests(service, self.next_request_id, error_response)
         reads = FastReads(service, self.next_request_id)
         self._fast_handlers = {
             "write": writes.handler_for,
@@ -66,7 +63,7 @@ class App:
             "diff": reads.diff_handler,
         }
 
-    # ── the front end's side ──────────────────────────────────────────────────────────────────
+    # ── called by the HTTP layer ─────────────────────────────────────────────────────────────────
 
     def begin(self, request: Request) -> Response | BodyPolicy:
         call = RequestContext(self, self.service, request)
@@ -74,9 +71,9 @@ class App:
         try:
             self._admit(call)
         except ApiError as problem:
-            return self._finish_response(call, problem.response())
+            return self._finish(call, problem.response())
         except BadInput as error:
-            return self._finish_response(call, api_error_from(error).response())
+            return self._finish(call, api_error_from(error).response())
         endpoint = call.endpoint
         assert endpoint is not None, "an admitted call has one"
         if (
@@ -88,33 +85,31 @@ class App:
 
     def handle(self, request: Request, exchange: Exchange) -> None:
         call = request.context
-        assert isinstance(call, RequestContext), "what `begin` left there"
+        assert isinstance(call, RequestContext), "set by `begin`"
         assert call.endpoint is not None, "an admitted call has one"
         call.exchange = exchange
         try:
-            if (
-                call.counts_as_inflight and call.generation != self.service.auth.generation
-            ):  # keys were reloaded while its body came
-                call.check_key()
+            if call.counts_as_inflight and call.generation != self.service.auth.generation:
+                call.check_key()  # keys were reloaded while its body arrived
             answer = call.endpoint.handler(call) if self._is_available(call.endpoint) else self._handle_when_ready(call)
         except Exception as error:
             answer = self._error_response(call, error)
         if answer is None:
-            return  # it answers later, by `answer`
+            return  # the handler calls `respond` later
         if isinstance(answer, Response | Stream | Upgrade):
             self.respond(call, answer)
         else:
-            running = answer
-            task = self.service.spawn(self._handle_async(call, running))
-            task.add_done_callback(lambda _: self._on_handler_done(call, running))
+            handling = answer
+            task = self.service.spawn(self._handle_async(call, handling))
+            task.add_done_callback(lambda _: self._on_handler_done(call, handling))
             exchange.add_disconnect_callback(lambda: _cancel(task))
 
     def fast_handler(self, request: Request, answer_bytes_max: int) -> FastHandler | None:
-        """For what was admitted by its head and that nothing in it makes special."""
+        """Return the fast handler for requests with this head; None where the normal path has to serve them."""
         call = RequestContext(self, self.service, request)
-        special = request.query or any(name in _UNCACHEABLE_HEADERS for name, _ in request.headers)
-        kind = request.header(b"content-type") or b""
-        if special or not kind.startswith(JSON_TYPE) or self._large_body.bytes_max < FAST_REQUEST_BYTES_MAX:
+        is_special = request.query or any(name in _UNCACHEABLE_HEADERS for name, _ in request.headers)
+        content_type = request.header(b"content-type") or b""
+        if is_special or not content_type.startswith(JSON_TYPE) or self._large_body.bytes_max < FAST_REQUEST_BYTES_MAX:
             return None
         try:
             self._admit(call)
@@ -122,32 +117,26 @@ class App:
             return None
         finally:
             self._release(call)
-        way = None if call.endpoint is None else self._fast_handlers.get(call.endpoint.fast_kind)
-        return None if way is None else way(call.topic, call.principal, answer_bytes_max)
+        handler_for = None if call.endpoint is None else self._fast_handlers.get(call.endpoint.fast_kind)
+        return None if handler_for is None else handler_for(call.topic, call.principal, answer_bytes_max)
 
     def malformed(self, request: Request, status: int, reason: str) -> Response:
         call = request.context
-        if not isinstance(call, RequestContext):  # it did not get as far as `begin`
+        if not isinstance(call, RequestContext):  # `begin` was not called
             call = RequestContext(self, self.service, request)
             call.route_path = _route_path(request.path)
         advice = ", send it in parts" if status == 413 else ""
-        return self._finish_response(
-            call, api_error_for_status(status, f"{reason}; nothing was done{advice}").response()
-        )
+        return self._finish(call, api_error_for_status(status, f"{reason}; nothing was done{advice}").response())
 
     def on_abandoned(self, request: Request) -> None:
         if isinstance(request.context, RequestContext):
             self._release(request.context)
 
-    # ── answering ─────────────────────────────────────────────────────────────────────────────
+    # ── responses ─────────────────────────────────────────────────────────────────────────────
 
     def respond(self, context: RequestContext, answer: AnyResponse) -> None:
         assert context.exchange is not None, "a call that reached its handler has one"
-        context.exchange.respond(
-            self._finish_response(context, answer)
-            if isinstance(answer, Response)
-            else self._finish_stream(context, answer)
-        )
+        context.exchange.respond(self._finish(context, answer))
 
     def fail(self, context: RequestContext, error: Exception) -> None:
         self.respond(context, self._error_response(context, error))
@@ -156,47 +145,39 @@ class App:
         return self.service.is_ready or endpoint.before_recovery
 
     async def _handle_when_ready(self, context: RequestContext) -> AnyResponse | None:
-        """Whoever comes right behind the start is not sent away for the moment that it takes. Where it takes longer the
-        handler says so."""
+        """Wait a while for recovery, so that a request right after the start succeeds. After that the handler responds
+        with `not_ready`."""
         await self.service.wait_recovered(_RECOVERY_WAIT_S)
         assert context.endpoint is not None, "an admitted call has one"
         answer = context.endpoint.handler(context)
         return answer if answer is None or isinstance(answer, Response | Stream | Upgrade) else await answer
 
-    async def _handle_async(self, context: RequestContext, running: Coroutine[Any, Any, AnyResponse | None]) -> None:
+    async def _handle_async(self, context: RequestContext, handling: Coroutine[Any, Any, AnyResponse | None]) -> None:
         try:
-            answer = await running
+            answer = await handling
         except Exception as error:
             answer = self._error_response(context, error)
         if answer is not None:
             self.respond(context, answer)
 
-    def _on_handler_done(self, context: RequestContext, running: Coroutine[Any, Any, AnyResponse | None]) -> None:
-        """The handler has ended, or was cancelled, perhaps before its first step."""
-        running.close()
+    def _on_handler_done(self, context: RequestContext, handling: Coroutine[Any, Any, AnyResponse | None]) -> None:
+        """Called when the handler has ended or was cancelled, perhaps before its first step."""
+        handling.close()
         self._release(context)
 
     def _error_response(self, context: RequestContext, error: Exception) -> Response:
         return error_response(context.request.method, context.route_path, error, context.log_fields)
 
-    def _finish_response(self, context: RequestContext, response: Response) -> Response:
+    def _finish(self, context: RequestContext, response: _ResponseT) -> _ResponseT:
+        """Count a response and name its request. A stream is no request in flight: it has a limit of its own."""
         self._release(context)
-        self.service.metrics.count_responses(
-            context.route_path, context.request.method, response.status, context.elapsed_ms() / 1000
-        )
-        response.headers = (*response.headers, (b"x-request-id", context.request_id))
-        return response
-
-    def _finish_stream(self, context: RequestContext, answer: Stream | Upgrade) -> AnyResponse:
-        """A stream is not a request in flight: it has a cap of its own."""
-        self._release(context)
-        status = answer.status if isinstance(answer, Stream) else 101
+        status = 101 if isinstance(response, Upgrade) else response.status
         self.service.metrics.count_responses(
             context.route_path, context.request.method, status, context.elapsed_ms() / 1000
         )
-        if isinstance(answer, Stream):
-            answer.headers = (*answer.headers, (b"x-request-id", context.request_id))
-        return answer
+        if not isinstance(response, Upgrade):
+            response.headers = (*response.headers, (b"x-request-id", context.request_id))
+        return response
 
     def _release(self, context: RequestContext) -> None:
         if context.counts_as_inflight:
@@ -211,7 +192,7 @@ class App:
         first, self._request_count = self._request_count + 1, self._request_count + count
         return RequestIds(self._request_id_prefix, first)
 
-    # ── the checks ────────────────────────────────────────────────────────────────────────────
+    # ── checks ────────────────────────────────────────────────────────────────────────────────
 
     def _find_route(self, path: str) -> routes.RouteMatch | None:
         return self._cached_route(path) if len(path) <= _CACHED_PATH_CHARS_MAX else routes.find_route(path)
@@ -219,35 +200,35 @@ class App:
     def _admit(self, context: RequestContext) -> None:
         request, service = context.request, self.service
         try:
-            found = self._find_route(request.path)
-        except ApiError:  # no text: that is told to whoever has a key, as with a path that is not there
+            match = self._find_route(request.path)
+        except ApiError:  # the path is not UTF-8: as with an unknown path, the key is checked first
             if not service.auth.keys.is_empty:
                 self._authorize(context, None, None)
             service.auth.origins.check(request, changes=True, is_public=False)
             raise
         method = "GET" if request.method == "HEAD" else request.method
-        endpoint = None if found is None else found.route.methods.get(method)
-        context.route_path = "" if found is None else found.route.path
+        endpoint = None if match is None else match.route.methods.get(method)
+        context.route_path = "" if match is None else match.route.path
         context.endpoint = endpoint
-        if found is not None:
-            context.path_names = found.path_names
-        if service.auth.keys.is_empty or (found is not None and found.route.is_probe and not service.config.probe_auth):
+        if match is not None:
+            context.path_names = match.path_names
+        if service.auth.keys.is_empty or (match is not None and match.route.is_probe and not service.config.probe_auth):
             context.principal = ANONYMOUS
         elif endpoint is not None and endpoint.handler_authenticates:
             pass
         else:
-            self._authorize(context, endpoint, found)
-        is_public = found is not None and found.route.is_probe
+            self._authorize(context, endpoint, match)
+        is_public = match is not None and match.route.is_probe
         changes = request.upgrade or (endpoint is not None and bool(endpoint.scopes - {auth.READ}))
         service.auth.origins.check(request, changes=changes, is_public=is_public)
-        if found is None:
+        if match is None:
             raise ApiError("not_found", f"there is nothing at {request.path[:200]}; nothing was done")
         if endpoint is None:
-            allowed = ", ".join(sorted({*found.route.methods, *(["HEAD"] if "GET" in found.route.methods else [])}))
-            said = f"{found.route.path} takes {allowed}; nothing was done"
-            raise ApiError("method_not_allowed", said, headers=((b"allow", allowed.encode()),))
+            allowed = ", ".join(sorted({*match.route.methods, *(["HEAD"] if "GET" in match.route.methods else [])}))
+            message = f"{match.route.path} takes {allowed}; nothing was done"
+            raise ApiError("method_not_allowed", message, headers=((b"allow", allowed.encode()),))
         if context.path_names and context.path_names[0].startswith(OWN) and endpoint.scopes - {auth.READ}:
-            check_topic_name(context.path_names[0])  # which it cannot be: the engine's own are read and nothing else
+            check_topic_name(context.path_names[0])  # raises: the engine's own topics are read-only
 
     def _authorize(self, context: RequestContext, endpoint: Endpoint | None, match: routes.RouteMatch | None) -> None:
         secret = bearer_token(context.request.header(b"authorization"))
@@ -259,13 +240,11 @@ class App:
         context.principal = principal
         self.service.auth.inflight_limit.acquire(principal)
         context.counts_as_inflight = True
-        scopes = (
-            _SCOPES_OF_UNKNOWN_METHOD.get(match.route.family, frozenset())
-            if endpoint is None and match
-            else frozenset()
-        )
+        scopes: frozenset[str] = frozenset()
         if endpoint is not None:
             scopes = endpoint.scopes
+        elif match is not None:
+            scopes = _SCOPES_OF_UNKNOWN_METHOD.get(match.route.family, scopes)
         if not principal.has_scopes(scopes):
             raise ApiError("forbidden", f"this key lacks a scope of {', '.join(sorted(scopes))}; nothing was done")
         if (
@@ -278,19 +257,19 @@ class App:
 
 
 def _route_path(path: str) -> str:
-    """The route of a path that may be anything; not remembered."""
+    """Return the route of any path, without the cache."""
     try:
-        found = routes.find_route(path)
+        match = routes.find_route(path)
     except ApiError:
         return ""
-    return "" if found is None else found.route.path
+    return "" if match is None else match.route.path
 
 
 def error_response(method: str, path: str, error: Exception, fields: Mapping[str, str]) -> Response:
-    """What is answered where a handler raised."""
+    """Return the response for an error of a handler, and log errors of the server."""
     extra = {"fields": fields}
     if isinstance(error, ApiError):
-        if error.code in ("internal", "disk_full"):  # an error of the engine's with what the handler knows of it
+        if error.code in ("internal", "disk_full"):  # an error of the engine, with the fields of the handler
             _log.error("%s %s: %s", method, path, error, extra=extra)
         return error.response()
     if isinstance(error, Error):
@@ -298,15 +277,15 @@ def error_response(method: str, path: str, error: Exception, fields: Mapping[str
         if problem.status >= 500:
             _log.error("%s %s: %s", method, path, error, extra=extra)
         return problem.response()
-    _log.error("%s %s broke", method, path, exc_info=error, extra=extra)
-    return ApiError("internal", "the server broke on this request; it may have been written, see its log").response()
+    _log.error("%s %s failed", method, path, exc_info=error, extra=extra)
+    return ApiError("internal", "the server failed on this request; it may have been written, see its log").response()
 
 
 def _cancel(task: asyncio.Task[None]) -> None:
     task.cancel()
 
 
-# A method that a path does not have: a key that could not have used it is told so first.
+# Scopes for a method that a path does not have: a key without them gets 403 instead of 405.
 _SCOPES_OF_UNKNOWN_METHOD: Final[Mapping[str, frozenset[str]]] = {
     "topics": frozenset((auth.WRITE,)),
     "routers": frozenset((auth.ADMIN,)),

@@ -1,8 +1,8 @@
-"""[shell] The server's application for somebody else's ASGI server, alone or under a path of another application.
+"""The server's application for another ASGI server, alone or mounted under a path of another application.
 
     lifespan startup, or `async with` ──► recover ──► requests ──► lifespan shutdown, or its end ──► checkpoint
 
-Requests before the first and after the last are answered with 503: an application whose lifespan nobody runs says so.
+Requests before the start and after the stop get 503, also where the lifespan is never run.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _log = logging.getLogger("tidelog.server")
 
 
 def asgi(config: ServerConfig, *, clock: Clock | None = None, disk: Disk | None = None) -> AsgiApp:
-    """An ASGI application over the topics of a directory. Nothing is opened before it is started."""
+    """Create an ASGI application over the topics of a directory. Nothing is opened before it starts."""
     return AsgiApp(config, clock or SystemClock(), disk or PosixDisk())
 
 
 class AsgiApp:
-    """Started and stopped by its server's lifespan, or by `async with` where a framework does not pass that on."""
+    """Started and stopped by its server's lifespan, or by `async with` where a framework does not forward that."""
 
     def __init__(self, config: ServerConfig, clock: Clock, disk: Disk) -> None:
         self._config, self._clock, self._disk = config, clock, disk
@@ -62,13 +62,13 @@ class AsgiApp:
             await asyncio.shield(ready)
         except BaseException:
             with suppress(Exception):
-                await ready  # a recovery is not left half way: its engine would stay open
+                await ready  # recovery is not abandoned: its engine would stay open
             await lifecycle.close_service(service)
             raise
         self._service, self._asgi = service, AsgiAdapter(App(service))
 
     async def _stop(self) -> None:
-        """The directory is free when this returns. The server has let its requests end before, or gave them up."""
+        """Close the directory. The server has ended or abandoned its requests before."""
         service = self._service
         if service is not None:
             self._service, self._asgi = None, self._not_started
@@ -77,22 +77,22 @@ class AsgiApp:
 
 
 class _NotStartedApp:
-    """The application while there is none."""
+    """The application before the start and after the stop."""
 
-    def begin(self, request: Request) -> Response | BodyPolicy:  # noqa: ARG002 - whatever is asked
+    def begin(self, request: Request) -> Response | BodyPolicy:  # noqa: ARG002 - the same for every request
         return ApiError(
             "not_ready",
             "the application was not started, or was stopped; nothing was done, have the server run its lifespan",
         ).response()
 
     def handle(self, request: Request, exchange: Exchange) -> None:  # noqa: ARG002
-        raise AssertionError("nothing gets past `begin`")
+        raise AssertionError("`begin` has rejected it")
 
     def malformed(self, request: Request, status: int, reason: str) -> Response:  # noqa: ARG002
         return api_error_for_status(status, f"{reason}; nothing was done").response()
 
     def fast_handler(self, request: Request, answer_bytes_max: int) -> None:
-        """Nobody is let through here, by whatever way."""
+        """Return None: `begin` rejects every request."""
 
     def on_abandoned(self, request: Request) -> None:
-        """Nothing was taken."""
+        """Nothing was acquired."""

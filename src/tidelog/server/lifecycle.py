@@ -1,17 +1,11 @@
-"""[shell] The life of a service, whoever listens for it: recovery, and an end that leaves nothing open.
-
-    recover ──► serve ──► part: streams get their last frame ──► requests under way end ──► close: checkpoint
-
-Between `part` and `close` whoever listens lets the requests end; what they wrote is in the last checkpoint.
-
-Log lines for people or for machines. What clients sent as a key never gets here: handlers do not log headers.
-
-[shell] The server process: bind, recover, serve, drain, checkpoint.
+"""Start and stop of a server: recovery, logging, signals, shutdown.
 
     bind ──► port file ──► recover (probes answer, the rest is 503) ──► serve ──► SIGTERM
-    stop accepting ──► streams get their last frame ──► requests under way end ──► checkpoint ──► exit
+    stop accepting ──► streams get their last frame ──► requests in flight end ──► checkpoint ──► exit
 
-The port is open before recovery begins: whoever waits for readiness sees how far it is.
+`recover`, `end_streams` and `close_service` serve any listener, also ASGI: between the last two the listener lets its
+requests end, and their writes are in the last checkpoint. `run_server` is the server process. Keys are never logged:
+handlers do not log headers.
 """
 
 from __future__ import annotations
@@ -45,7 +39,7 @@ from tidelog.server.service import Service
 from tidelog.version import __version__
 
 _NO_CHANNEL_LIMIT = 1 << 31
-_STREAM_DRAIN_MS = 3_000  # streams are told and gone well before that
+_STREAM_DRAIN_MS = 3_000  # streams normally end well before that
 
 
 def engine_config(config: ServerConfig) -> EngineConfig:
@@ -62,27 +56,27 @@ def engine_config(config: ServerConfig) -> EngineConfig:
 
 
 def channel_limits(config: ServerConfig, *, auth: bool) -> ChannelLimits:
-    """`auth`: users are who they say they are, so that what they are members of can be kept."""
-    usual = ChannelLimits()
+    """`auth`: users are authenticated, so that their memberships can be persisted."""
+    defaults = ChannelLimits()
     return ChannelLimits(
         auth=auth,
         domain=config.channel_domain or None,
         channels_max=config.max_channels or _NO_CHANNEL_LIMIT,
         clients_max=config.max_channel_members or _NO_CHANNEL_LIMIT,
         channels_per_client_max=config.max_channels_per_user or _NO_CHANNEL_LIMIT,
-        payload_bytes_max=min(config.max_channel_payload_bytes or usual.segment_bytes, usual.segment_bytes),
+        payload_bytes_max=min(config.max_channel_payload_bytes or defaults.segment_bytes, defaults.segment_bytes),
         persist_messages_max=config.channel_messages_max,
     )
 
 
 async def recover(service: Service, disk: Disk, log_line: Callable[[str], None]) -> None:
-    """Return when the service is ready."""
+    """Open the engine and the channels, and make the service ready."""
     config, clock = service.config, service.clock
-    began_ms = clock.monotonic_ms()
+    started_ms = clock.monotonic_ms()
 
-    def progress(what: str, done: int, total: int) -> None:
-        """Each pass has its share, so that what was reached is never taken back."""
-        service.recovery_progress = min((STARTUP_PASSES.index(what) + done / total) / len(STARTUP_PASSES), 0.999)
+    def on_progress(name: str, done: int, total: int) -> None:
+        """Give each pass an equal share, so that the progress never falls."""
+        service.recovery_progress = min((STARTUP_PASSES.index(name) + done / total) / len(STARTUP_PASSES), 0.999)
 
     engine = await service.run_blocking(
         lambda: open_engine(
@@ -91,7 +85,7 @@ async def recover(service: Service, disk: Disk, log_line: Callable[[str], None])
             clock=clock,
             config=engine_config(config),
             accept_loss=config.accept_loss,
-            progress=progress,
+            progress=on_progress,
             channels=channel_limits(config, auth=service.channels.auth),
             hook=service.channels.hook,
         )
@@ -104,22 +98,22 @@ async def recover(service: Service, disk: Disk, log_line: Callable[[str], None])
         raise
     service.channels.set_manager(manager)
     report = engine.report
-    took_s = (clock.monotonic_ms() - began_ms) / 1000
+    took_s = (clock.monotonic_ms() - started_ms) / 1000
     log_line(f"ready in {took_s:.1f} s: {report.topics} topics, {report.frames} frames replayed from the WAL")
     for line in report.lines():
         log_line(f"  {line}")
     if manager.report.restored or manager.report.skipped:
-        log_line(f"  {manager.report.restored} channels restored, {len(manager.report.skipped)} passed over")
+        log_line(f"  {manager.report.restored} channels restored, {len(manager.report.skipped)} skipped")
 
 
 async def end_streams(service: Service) -> None:
-    """Tell everybody who waits, and see the streams off."""
+    """End every stream and wait, and wait until the streams have ended."""
     service.stop()
     await service.wait_streams_closed(_STREAM_DRAIN_MS / 1000)
 
 
 async def close_service(service: Service) -> None:
-    """A last checkpoint; the directory is free when this returns."""
+    """Write a last checkpoint and close the directory."""
     await service.finish_tasks()
     if service.is_ready:
         service.writes.close()
@@ -132,37 +126,37 @@ _TEXT_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 def _log_fields(record: logging.LogRecord) -> Mapping[str, Any]:
-    """What a line says beside its message: `extra={"fields": {…}}`."""
-    found = getattr(record, "fields", None)
-    return found if isinstance(found, Mapping) else {}
+    """Return the fields of a log record: `extra={"fields": {…}}`."""
+    fields = getattr(record, "fields", None)
+    return fields if isinstance(fields, Mapping) else {}
 
 
 class TextFormatter(logging.Formatter):
-    """One line, and its fields behind the message. As JSON: what came from a client makes no line of its own."""
+    """One line, with its fields after the message, as JSON: text of a client cannot start a new line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the library's name
-        more = [f" {name}={_encode(value).decode()}" for name, value in _log_fields(record).items()]
-        return super().formatMessage(record) + "".join(more)
+        fields = [f" {name}={_encode(value).decode()}" for name, value in _log_fields(record).items()]
+        return super().formatMessage(record) + "".join(fields)
 
 
 class JsonLineFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """One JSON object for each line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said: dict[str, object] = {
+        fields: dict[str, object] = {
             "ts_ms": int(record.created * 1000),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
         }
-        said |= _log_fields(record)
+        fields |= _log_fields(record)
         if record.exc_info:
-            said["trace"] = self.formatException(record.exc_info)
-        return _encode(said).decode()
+            fields["trace"] = self.formatException(record.exc_info)
+        return _encode(fields).decode()
 
 
 def configure_logging(log_format: LogFormat, output: TextIO, level: LogLevel = "info") -> logging.Logger:
-    """Send what the server logs to this stream; returns its logger."""
+    """Log to this stream; return the logger."""
     logger = logging.getLogger("tidelog")
     handler = logging.StreamHandler(output)
     handler.setFormatter(JsonLineFormatter() if log_format == "json" else TextFormatter(_TEXT_FORMAT))
@@ -173,16 +167,14 @@ def configure_logging(log_format: LogFormat, output: TextIO, level: LogLevel = "
 
 
 _log = logging.getLogger("tidelog.server")
-_DISCARD_MARGIN_BYTES = (
-    64 << 20
-)  # a body that is too large by no more costs its peer the answer 413, and not the connection
+_DISCARD_MARGIN_BYTES = 64 << 20  # a body that is too large by less gets 413 and keeps its connection
 _NO_HTTP_LIMIT = 1 << 62
-_SWITCH_INTERVAL_S = 0.0005  # threads that sync must not wait for a busy loop to give way by itself
+_SWITCH_INTERVAL_S = 0.0005  # threads that sync must not wait long for a busy loop
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """A server that listens, and perhaps still recovers."""
+    """A listening server, perhaps in recovery."""
 
     service: Service
     listener: Listener
@@ -197,8 +189,8 @@ def run_server(
     log_line: Callable[[str], None],
     reload_config: Callable[[], ServerConfig] | None = None,
 ) -> None:
-    """Serve until a signal says to stop. Raises what keeps it from starting. `again` reads the settings once more, on
-    SIGHUP; None: SIGHUP changes nothing. It never ends the process."""
+    """Serve until SIGTERM or SIGINT. Raises where the server cannot start. `reload_config` reads the settings again, on
+    SIGHUP; None: SIGHUP changes nothing. SIGHUP never ends the process."""
     check_config(config)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
@@ -208,7 +200,7 @@ def run_server(
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
     try:
         from uvloop import new_event_loop
-    except ImportError:  # another platform: slower and the same otherwise
+    except ImportError:  # not on this platform: asyncio's loop is slower, otherwise equal
         return asyncio.new_event_loop
     return new_event_loop
 
@@ -220,19 +212,19 @@ async def _serve_until_signal(
     log_line: Callable[[str], None],
     reload_config: Callable[[], ServerConfig] | None,
 ) -> None:
-    asked = asyncio.Event()
+    stop_signal = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, asked.set)
+        loop.add_signal_handler(number, stop_signal.set)
     started = await start_server(config, clock=clock, disk=disk, log_line=log_line)
     loop.add_signal_handler(signal.SIGHUP, _reload_settings, started.service, reload_config)
-    stop = asyncio.ensure_future(asked.wait())
+    stop = asyncio.ensure_future(stop_signal.wait())
     try:
         await asyncio.wait((started.recovery, stop), return_when=asyncio.FIRST_COMPLETED)
         if started.recovery.done():
             started.recovery.result()  # recovery that failed ends the process
-            # What is there now stays: a search for garbage need not go through it each time, which takes 10 ms and more
-            # with many topics. It is not searched first, for the same reason.
+            # The objects of recovery stay: the garbage collector need not visit them each time, which takes 10 ms and
+            # more with many topics. They are not collected first, for the same reason.
             gc.freeze()
         await stop
     finally:
@@ -242,7 +234,7 @@ async def _serve_until_signal(
 
 
 def _reload_settings(service: Service, reload_config: Callable[[], ServerConfig] | None) -> None:
-    """Take over what may change while the server runs. Settings that do not read leave everything as it is."""
+    """Apply the reloadable settings. Settings that do not parse change nothing."""
     if reload_config is None:
         _log.warning("SIGHUP: there is no file of settings to read again, nothing has changed")
         return
@@ -258,7 +250,7 @@ def _reload_settings(service: Service, reload_config: Callable[[], ServerConfig]
 async def start_server(
     config: ServerConfig, *, clock: Clock, disk: Disk, log_line: Callable[[str], None]
 ) -> RunningServer:
-    """Listen, and recover in the background."""
+    """Listen, and recover in the background: clients that wait for readiness see the progress."""
     loop = asyncio.get_running_loop()
     service = Service(config, clock, loop)
     listener = await listen(
@@ -271,26 +263,22 @@ async def start_server(
         limit_counters=service.limit_counters,
     )
     host, port = listener.address
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         if config.port_file:
-            check_not_locked(disk, config.data_dir)  # whoever reads the port file of another server is to find it there
-            replace_file(disk, config.port_file, shown.encode())
+            check_not_locked(disk, config.data_dir)  # the port file of a running server must not be replaced
+            replace_file(disk, config.port_file, address.encode())
     except (OSError, Error):
         await listener.close()
         service.close()
         raise
-    who = (
-        "keys are required"
-        if not service.auth.keys.is_empty
-        else "NO AUTHENTICATION: anybody who reaches it may do anything"
-    )
-    log_line(f"tidelog {__version__} listens on http://{shown}, data in {config.data_dir}; {who}")
+    access = "NO AUTHENTICATION: every client has full access" if service.auth.keys.is_empty else "keys are required"
+    log_line(f"tidelog {__version__} listens on http://{address}, data in {config.data_dir}; {access}")
     return RunningServer(service, listener, loop.create_task(recover(service, disk, log_line)))
 
 
 def http_limits(config: ServerConfig) -> Limits:
-    """What a peer may cost, by the settings. Settings say 0 for no limit."""
+    """Return the limits of the HTTP layer. 0 in the settings means no limit."""
     return Limits(
         discard_bytes_max=config.max_body_bytes + _DISCARD_MARGIN_BYTES,
         connections_max=config.max_connections or _NO_HTTP_LIMIT,
@@ -306,11 +294,11 @@ def http_limits(config: ServerConfig) -> Limits:
 
 
 async def shutdown(started: RunningServer) -> None:
-    """Stop as the contract says: streams are told, requests end, a last checkpoint."""
+    """Stop as the contract says: end streams, finish requests, write a last checkpoint."""
     service, listener = started.service, started.listener
     listener.stop_accepting()
     with suppress(Exception):
-        await started.recovery  # a recovery is not left half way, though it could be
+        await started.recovery  # recovery is not interrupted
     await end_streams(service)
     await listener.drain(service.config.drain_ms / 1000)
     await listener.close()

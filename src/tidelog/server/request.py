@@ -1,7 +1,4 @@
-"""Query strings and paths, read as the contract says: what does not parse is the default, except a cursor.
-
-[shell] One request on its way through the checks to its handler and back.
-"""
+"""What a handler gets: the context of one request, its query parameters and its endpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ BULK_CONTENT_TYPES: Final = frozenset({ARROW, NDJSON})
 
 
 class QueryParams:
-    """The parameters of a query string; of several with one name the first counts."""
+    """The parameters of a query string; the first one of a name counts. A value that does not parse is the default."""
 
     __slots__ = ("_values",)
 
@@ -48,7 +45,7 @@ class QueryParams:
 
 
 def path_segments(path: str) -> list[str]:
-    """The parts of a path between slashes, each decoded once. Half a percent sign or bytes that are no text are bad."""
+    """Split a path at slashes and decode each part once. Raises ApiError for bytes that are not UTF-8."""
     parts = path.split("/")[1:]
     if "%" not in path and path.isascii():
         return parts
@@ -64,9 +61,7 @@ JSON_TYPE = b"application/json"
 _EMPTY_QUERY = QueryParams("")
 _REQUEST_ID_BYTES_MAX: Final = 128
 _PATH_PARAMETER: Final = re.compile(r"\{(\w+)\}")
-_LOGGED_PARAMETERS: Final = frozenset(
-    ("topic", "group", "router", "channel")
-)  # of the names in a path; a wid opens a session
+_LOGGED_PARAMETERS: Final = frozenset(("topic", "group", "router", "channel"))  # not a wid: it opens a session
 
 Handler = Callable[["RequestContext"], AnyResponse | Coroutine[Any, Any, AnyResponse] | None]
 
@@ -78,28 +73,28 @@ class Endpoint:
     handler: Handler
     scopes: frozenset[str] = frozenset()
     is_probe: bool = False
-    before_recovery: bool = False  # answers before the log is recovered
-    handler_authenticates: bool = False  # the handler finds out who asks
+    before_recovery: bool = False  # available before the log is recovered
+    handler_authenticates: bool = False
     token_in_query: bool = False  # for clients that cannot set headers
-    accepts_large_body: bool = False  # takes whole bodies up to `max_body_bytes`; the others are small
-    streamed_types: frozenset[bytes] = frozenset()  # content types whose bodies are handed over in pieces
-    fast_kind: str = ""  # which shorter way its requests take when their heads are known, where there is one
+    accepts_large_body: bool = False  # up to `max_body_bytes`; other bodies are small
+    streamed_types: frozenset[bytes] = frozenset()  # content types whose bodies are passed on in pieces
+    fast_kind: str = ""  # the fast handler for requests with a cached head; empty: none
 
 
 class Responder(Protocol):
-    """What finishes a call: the application."""
+    """Sends the response of a request: the application."""
 
     def respond(self, context: RequestContext, answer: AnyResponse) -> None: ...
 
     def fail(self, context: RequestContext, error: Exception) -> None: ...
 
     def next_request_id(self) -> bytes:
-        """For a request that brought none."""
+        """Return an id for a request that has none."""
         ...
 
 
 class RequestContext:
-    """Who asks what. Handlers read from it; the application answers through it."""
+    """One request on its way through the checks to its handler and back."""
 
     __slots__ = (
         "_request_id",
@@ -121,15 +116,15 @@ class RequestContext:
     def __init__(self, responder: Responder, service: Service, request: Request) -> None:
         self._responder, self.service, self.request = responder, service, request
         self.started_us = service.clock.monotonic_us()
-        self.generation = service.auth.generation  # of the keys that its head was checked against
+        self.generation = service.auth.generation  # of the keys that its head was checked with
         self.principal: Principal = ANONYMOUS
         self.query = QueryParams(request.query) if request.query else _EMPTY_QUERY
         self.path_names: tuple[str, ...] = ()
-        self.route_path = ""  # as the route names it, for figures
+        self.route_path = ""  # of the route, for metrics
         self.endpoint: Endpoint | None = None
         self.exchange: Exchange | None = None
-        self.durability = ""  # of the topic that is written to, when the write was staged
-        self.counts_as_inflight = False  # counts among the key's requests in flight
+        self.durability = ""  # of the topic, when the write was submitted
+        self.counts_as_inflight = False  # it holds a unit of the key's limit
         self._request_id: bytes | None = None
 
     @property
@@ -138,7 +133,7 @@ class RequestContext:
 
     @property
     def request_id(self) -> bytes:
-        """What its answer and the log call it: what the client calls it, where that can be said again."""
+        """The id in the response and the log: the client's, where it is printable and short."""
         if self._request_id is None:
             given = self.request.header(b"x-request-id")
             fits = given and len(given) <= _REQUEST_ID_BYTES_MAX and given.isascii() and given.decode().isprintable()
@@ -147,24 +142,24 @@ class RequestContext:
 
     @property
     def log_fields(self) -> dict[str, str]:
-        """What a line of the log says of it beside its message."""
-        named = zip(_PATH_PARAMETER.findall(self.route_path), self.path_names, strict=False)
+        """The fields of its log lines."""
+        parameters = zip(_PATH_PARAMETER.findall(self.route_path), self.path_names, strict=False)
         return {
             "request_id": self.request_id.decode(),
-            **{place: name for place, name in named if place in _LOGGED_PARAMETERS},
+            **{parameter: name for parameter, name in parameters if parameter in _LOGGED_PARAMETERS},
         }
 
     def elapsed_ms(self) -> float:
         return (self.service.clock.monotonic_us() - self.started_us) / 1000
 
-    def performance(self, **more: object) -> dict[str, Any]:
-        return {"server_total_ms": self.elapsed_ms(), **more}
+    def performance(self, **fields: object) -> dict[str, Any]:
+        return {"server_total_ms": self.elapsed_ms(), **fields}
 
     def decode_body(self, decoder: msgspec.json.Decoder[T], *, default: T | None = None) -> T:
-        """The body as its type. `empty`: what no body at all means, where it means something."""
+        """Decode the body. `default`: the value of an empty body, where that is allowed."""
         request = self.request
         if default is not None and not request.body:
-            return default  # whatever it would have been: `curl -d ''` says it is a form
+            return default  # whatever its content type: `curl -d ''` sends that of a form
         self.check_json_type()
         try:
             return api_types.decode_body(decoder, request.body)
@@ -172,28 +167,28 @@ class RequestContext:
             raise ApiError("invalid_request", f"{error}; nothing was done") from None
 
     def check_json_type(self) -> None:
-        """Refuse a body that does not say it is JSON."""
-        kind = self.request.header(b"content-type")
-        if kind is None or not kind.lstrip().startswith(JSON_TYPE):
+        """Raise ApiError where the content type is not JSON."""
+        content_type = self.request.header(b"content-type")
+        if content_type is None or not content_type.lstrip().startswith(JSON_TYPE):
             raise ApiError(
                 "unsupported_media_type", "the body must be application/json; nothing was done, set Content-Type"
             )
 
     def respond(self, answer: AnyResponse) -> None:
-        """Answer now: for handlers that returned None. On the loop's thread, once."""
+        """Send the response, for handlers that returned None. On the loop's thread, once."""
         self._responder.respond(self, answer)
 
     def fail(self, error: Exception) -> None:
-        """Answer with an error."""
+        """Respond with an error."""
         self._responder.fail(self, error)
 
     def check_key(self) -> None:
-        """Refuse to go on with a call whose key was removed, or is for less than before, since it began."""
+        """Raise ApiError where the key was removed or lost scopes since the request began."""
         if not self.service.auth.keys.contains(self.principal):
             raise ApiError("unauthorized", "this key was removed or changed in the settings; nothing more was done")
 
     def check_name_allowed(self, name: str) -> None:
-        """Refuse a name from the body that the key is not for."""
+        """Raise ApiError for a name from the body that the key's prefixes do not allow."""
         if not self.principal.may_use_name(name):
             raise ApiError("forbidden", f"this key is not for the topic {name!r}; nothing was done", {"topic": name})
 

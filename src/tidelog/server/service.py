@@ -41,7 +41,7 @@ from tidelog.server.write_pipeline import WritePipeline
 T = TypeVar("T")
 _POOL_THREADS: Final = 2  # more would compete for the interpreter: their work is mostly Python
 _NOTIFY_WORKERS: Final = 1  # threads that notify readers: the loop
-_BEHIND_RECHECK_S: Final = 0.02
+_LAG_RECHECK_S: Final = 0.02
 _LARGE_WAIT_S: Final = 10.0  # a large write waits so long for a checkpoint before it is rejected
 
 
@@ -197,7 +197,7 @@ class Service:
         """Wait until the engine keeps up with moving records from memory to segments."""
         while self.engine.is_behind and not self.stopping.is_set():
             self.push.scheduler.start_sampling()
-            await asyncio.sleep(_BEHIND_RECHECK_S)
+            await asyncio.sleep(_LAG_RECHECK_S)
 
     async def admit_large(self) -> bool:
         """Wait a while for an engine that lags, before a large body takes more memory. False: it still lags, and

@@ -94,7 +94,7 @@ def test_a_request_that_fails_is_in_the_log_by_its_id_and_its_topic(monkeypatch:
             assert (await world.ask("POST", "/v0/topics/none/diff", {}, key="sesame"))[0] == 404
         first, second = parse_log(text)
         assert (first["message"], first["request_id"]) == ("POST /v0/topics/{topic}: planted", "mine")
-        assert (second["message"], second["request_id"][-2:]) == ("POST /v0/topics/{topic}/diff broke", "-1")
+        assert (second["message"], second["request_id"][-2:]) == ("POST /v0/topics/{topic}/diff failed", "-1")
         assert first["topic"] == second["topic"] == "t"
         assert "ZeroDivisionError" in second["trace"]
         assert "sesame" not in text.getvalue()
@@ -132,7 +132,7 @@ def test_the_id_of_a_session_is_in_no_log(monkeypatch: pytest.MonkeyPatch) -> No
         with captured_log() as text:
             assert (await world.ask("GET", f"/v0/watch/{wid}"))[0] == 500
         (line,) = parse_log(text)
-        assert line["message"] == "GET /v0/watch/{wid} broke"
+        assert line["message"] == "GET /v0/watch/{wid} failed"
         assert wid not in text.getvalue()
 
     run_scenario(scenario)
