@@ -1,7 +1,7 @@
-"""Time, as something that is passed in. The only module that asks the operating system what time it is.
+"""Clocks, passed in as arguments. The only module that reads the system time.
 
-Wall time stamps records and ages segments; it may step in either direction, so callers never
-subtract two of its readings to measure a wait. Monotonic time measures waits and nothing else.
+Wall time is for timestamps and the age of segments. It may step in either direction, so callers never measure a
+duration with it; durations use monotonic time.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from typing import Protocol
 
 class Clock(Protocol):
     def now_us(self) -> int:
-        """Microseconds since the UNIX epoch. May go backwards when the machine's clock is set."""
+        """Microseconds since the UNIX epoch. May go backwards when the system clock is set."""
         ...
 
     def monotonic_ms(self) -> int:
-        """Milliseconds since some fixed moment. Never goes backwards."""
+        """Milliseconds since a fixed, arbitrary moment. Never goes backwards."""
         ...
 
     def monotonic_us(self) -> int:
-        """The same in microseconds, for figures that people look at."""
+        """The same in microseconds, for measured latencies."""
         ...
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The clocks of the operating system."""
 
     def now_us(self) -> int:
         return time.time_ns() // 1_000

@@ -1,12 +1,12 @@
-"""Atomic replacement of a small file: a reader finds the whole old content or the whole new one.
+"""Durable changes to files on any disk.
 
-The order is the guarantee: write a sibling, sync its bytes, rename it over the target, sync
-the directory. Sync after the rename and a power cut can show an empty file under the final name.
+`replace_file` is atomic: a reader sees the whole old content or the whole new content. The order is the guarantee:
+write a temporary file, sync it, rename it over the target, sync the directory. A sync after the rename would let a
+power cut leave an empty file under the final name.
 
-The latch: once a sync failed, nothing may be written until the log is reopened.
-
-Linux marks pages clean after a failed sync, so a later sync can succeed while earlier bytes
-never reached the device. A record acked after that would sit behind a hole.
+`WriteLatch` stops all writing after a failed sync until the log is reopened. Linux marks pages clean after a failed
+sync, so a later sync can succeed although earlier bytes never reached the device. A record acked after that would
+follow a hole.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from tidelog.types import Buffer
 
 
 class SyncFailed(OSError):
-    """A sync failed, as opposed to a write: what the kernel still holds can no longer be trusted."""
+    """A sync failed, as opposed to a write: the content of the page cache can no longer be trusted."""
 
 
 def sync_file(file: File) -> None:
-    """`file.sync`, telling its failure from that of a write."""
+    """Sync a file; a failure raises SyncFailed, so that callers can distinguish it from a failed write."""
     try:
         file.sync()
     except OSError as error:
@@ -33,7 +33,7 @@ def sync_file(file: File) -> None:
 
 
 def sync_directory(disk: Disk, directory: str) -> None:
-    """`disk.sync_dir`, telling its failure from that of a write."""
+    """Sync a directory; a failure raises SyncFailed."""
     try:
         disk.sync_dir(directory)
     except OSError as error:
@@ -41,7 +41,7 @@ def sync_directory(disk: Disk, directory: str) -> None:
 
 
 def write_temporary(disk: Disk, temporary: str, data: Buffer) -> None:
-    """Write `data` to `temporary`, replacing a stale one; its bytes are durable on return, its name is not."""
+    """Write `data` to `temporary`, replacing a stale file. Its bytes are durable on return, its name is not."""
     with suppress(FileNotFoundError):
         disk.remove(temporary)
     file = disk.open(temporary, "create")
@@ -57,8 +57,8 @@ def write_temporary(disk: Disk, temporary: str, data: Buffer) -> None:
 
 
 def replace_file(disk: Disk, path: str, data: Buffer, *, temporary: str | None = None) -> None:
-    """Make `data` the content of `path`. On return it survives a power cut. On an error a reader finds the old
-    content, or, where only the last directory sync failed, the new one; a power cut then shows either."""
+    """Replace the content of `path` with `data`. On return it survives a power cut. After an error readers see the old
+    content or, if only the final directory sync failed, the new content; a power cut then leaves either."""
     temporary = temporary or f"{path}.tmp"
     write_temporary(disk, temporary, data)
     disk.rename(temporary, path)
@@ -66,8 +66,8 @@ def replace_file(disk: Disk, path: str, data: Buffer, *, temporary: str | None =
 
 
 def overwrite_in_place(disk: Disk, path: str, data: Buffer) -> None:
-    """Make `data` the content of a file where it is: no new blocks, so it may work on a full disk. A power cut can
-    leave any mix of the old and the new content, so `data` needs a checksum of its own."""
+    """Overwrite the content of a file without a temporary file. It needs no new blocks, so it may succeed on a full
+    disk. A power cut can leave any mix of old and new bytes, so `data` needs a checksum."""
     file = disk.open(path, "write")
     try:
         file.write(0, data)
@@ -78,7 +78,7 @@ def overwrite_in_place(disk: Disk, path: str, data: Buffer) -> None:
 
 
 def read_file(disk: Disk, path: str) -> bytes | None:
-    """A whole small file, or None where there is none."""
+    """Read a whole small file; None if it does not exist."""
     try:
         file = disk.open(path)
     except FileNotFoundError:
@@ -90,7 +90,7 @@ def read_file(disk: Disk, path: str) -> bytes | None:
 
 
 def remove_if_exists(disk: Disk, path: str) -> bool:
-    """Remove a file that may be gone already; say whether it was there."""
+    """Remove a file; return whether it existed."""
     try:
         disk.remove(path)
     except FileNotFoundError:
@@ -108,6 +108,8 @@ class Syncable(Protocol):
 
 
 class WriteLatch:
+    """Closed by the first failure that leaves the files in doubt; writing stops until the log is reopened."""
+
     def __init__(self, log: str) -> None:
         self._log = log
         self._cause: BaseException | None = None
@@ -117,55 +119,58 @@ class WriteLatch:
         return self._cause is not None
 
     def check(self) -> None:
-        """Raise when an earlier failure ended writing. For who has written nothing yet."""
+        """Raise Latched if an earlier failure stopped writing. For a caller that has written nothing yet."""
         if self._cause is not None:
-            late = Latched(
+            error = Latched(
                 f"{self._log} is read-only since an earlier failure ({self._cause}); this call wrote nothing, "
                 "reopen the log on a healthy disk"
             )
-            late.written = False  # what is in doubt is the write that failed, and no other
-            raise late from self._cause
+            error.written = False  # only the write that failed is in doubt
+            raise error from self._cause
 
     def check_before_sync(self) -> None:
-        """`check`, for who is about to sync: what it has written may be what the earlier failure was about."""
+        """Raise Latched for a caller that is about to sync: its own write may be in doubt."""
         if self._cause is not None:
             raise Latched(
                 f"{self._log} is read-only since an earlier failure ({self._cause}); whether what was written last "
                 "is on disk is unknown, reopen the log on a healthy disk"
             ) from self._cause
 
-    def trip(self, error: BaseException, what: str) -> Latched:
+    def trip(self, error: BaseException, step: str) -> Latched:
         """Close the latch; return the error to raise."""
         self._cause = self._cause or error
         return Latched(
-            f"{self._log}: {what} failed ({error}); whether the last write is on disk is unknown, earlier acked "
+            f"{self._log}: {step} failed ({error}); whether the last write is on disk is unknown, earlier acked "
             "records are safe; reopen the log on a healthy disk"
         )
 
     def unsynced_error(self) -> Latched:
-        """The error for who closes what was latched while acked records waited for a sync."""
+        """The error for closing a latched log that holds acked but unsynced records."""
         return Latched(
-            f"{self._log}: an earlier failure ({self._cause}) kept records from the disk that were acked without a "
-            "sync; they are as the system has them and may not survive a power cut, reopen the log on a healthy disk"
+            f"{self._log}: records that were acked without a sync could not be synced after an earlier failure "
+            f"({self._cause}); they may not survive a power cut, reopen the log on a healthy disk"
         )
 
     def sync_or_trip(self, file: Syncable) -> None:
-        """Sync, or latch."""
+        """Sync a file; trip the latch and raise Latched on failure."""
         try:
             file.sync()
         except OSError as error:
-            self._cause = self._cause or error  # before any call: an interrupt in between must not lose it
+            self._cause = self._cause or error  # before any call: an interrupt in between must not lose the failure
             raise self.trip(error, f"syncing {file.path}") from error
 
-    def retryable_error(self, error: OSError, what: str) -> Error:
-        """The error for a failed step that changed nothing which acked records hang on: it may be tried again."""
+    def retryable_error(self, error: OSError, step: str) -> Error:
+        """The error for a failed step that did not affect acked records and may be retried."""
         if error.errno in DISK_FULL_ERRNOS:
-            return self._disk_full_error(what)
-        return WriteFailed(f"{self._log}: {what} failed ({error}); every record is as before, mend the disk and retry")
+            return self._disk_full_error(step)
+        return WriteFailed(f"{self._log}: {step} failed ({error}); no record was changed, repair the disk and retry")
 
-    def write_error(self, error: OSError, what: str) -> Error:
-        """The error for a failed step behind which writing cannot go on: no room is temporary, the rest latches."""
-        return self._disk_full_error(what) if error.errno in DISK_FULL_ERRNOS else self.trip(error, what)
+    def write_error(self, error: OSError, step: str) -> Error:
+        """The error for a failed step after which writing cannot continue: a full disk is temporary, any other failure
+        trips the latch."""
+        return self._disk_full_error(step) if error.errno in DISK_FULL_ERRNOS else self.trip(error, step)
 
-    def _disk_full_error(self, what: str) -> DiskFull:
-        return DiskFull(f"{self._log}: no room on the device while {what}; nothing was written, free space and retry")
+    def _disk_full_error(self, step: str) -> DiskFull:
+        return DiskFull(
+            f"{self._log}: no space left on the device while {step}; nothing was written, free space and retry"
+        )

@@ -1,4 +1,4 @@
-"""[shell] Forks: a handle belongs to the process that opened it.
+"""Forks: a handle belongs to the process that opened it.
 
 A forked child inherits descriptors, locks and buffers, but none of the threads. If it wrote with them, it would
 overwrite records of its parent; if it closed them, it would truncate and sync its parent's files. So a child gives up
@@ -10,8 +10,8 @@ everything that it inherited, in `os.register_at_fork`, before any other code ru
   using them raises Forked and never waits for a thread that does not exist in the child. `close` does nothing.
 - A fork by C code runs no hooks. Files and disks therefore compare process ids before they change anything.
 
-`guard(handle)` registers an object whose `forked(pid)` is called in each child. A write pays one `getpid` per batch
-(0.2 µs) and nothing else.
+`register(handle)` adds an object whose `on_fork(pid)` is called in each child. The cost for a write is one `getpid` per
+batch (0.2 µs).
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ _registered: WeakSet[ForkAware] = WeakSet()
 
 
 def register(handle: ForkAware) -> None:
-    """Have `handle.forked` called in every child of this process, as long as the handle lives."""
+    """Call `handle.on_fork` in every child of this process, as long as the handle is alive."""
     _registered.add(handle)
 
 
 def poison_locks(what: str, pid: int, *handles: object) -> None:
-    """Put a `ForkedLock` in the place of every lock that is an attribute of these."""
+    """Replace every lock that is an attribute of these handles by a `ForkedLock`."""
     for handle in handles:
         names = {*getattr(handle, "__dict__", ()), *chain.from_iterable(_slots(kind) for kind in type(handle).__mro__)}
         for name in names:
@@ -82,7 +82,7 @@ def process_id() -> int:
 
 
 def check_process(what: str, pid: int) -> None:
-    """Raise Forked where this is not the process `pid`, which opened `what`."""
+    """Raise Forked if this is not the process `pid`, which opened `what`."""
     if os.getpid() != pid:
         raise Forked(what, pid=pid)
 

@@ -1,11 +1,11 @@
-"""[shell] Syncs beside an event loop: a thread that does nothing else, and needs no interpreter for it.
+"""A thread that runs fdatasync for an event loop.
 
-    ask ──descriptor──► a pipe ──► fdatasync ──► a pipe ──its errno, or 0──► outcome
-                                                   ▲
-                                          what an event loop listens to
+    request ──descriptor──► pipe ──► fdatasync ──► pipe ──errno, or 0──► result
+                                                    ▲
+                                           watched by the event loop
 
-The compiled thread never holds the interpreter's lock, which a busy loop would make it wait for, before the sync and
-behind it.
+The compiled thread never takes the interpreter lock, so it does not wait for a busy event loop before or after the
+sync.
 """
 
 from __future__ import annotations
@@ -23,39 +23,42 @@ _MESSAGE: Final = struct.Struct("=i")
 
 
 class FsyncThread:
-    """One sync at a time. `ask` and `close` by whoever has the turn, `outcome` by anybody."""
+    """Runs one sync at a time. Only the holder of the commit lock calls `request` and `close`; any thread may call
+    `result`."""
 
     def __init__(self, name: str) -> None:
-        asks, self._request_fd = os.pipe()
-        self.descriptor, tells = os.pipe()
-        self._thread_fds = (asks, tells)
+        request_reader, self._request_fd = os.pipe()
+        self.descriptor, result_writer = os.pipe()
+        self._thread_fds = (request_reader, result_writer)
         os.set_blocking(self.descriptor, False)
-        # It does not keep a process alive: what was asked for and never heard of was never acknowledged either.
+        # A daemon: a sync whose result was not read has acknowledged nothing, so the process may exit.
         self._thread = Thread(target=native.fsync_loop, args=self._thread_fds, name=name, daemon=True)
         self._thread.start()
         fork.register(self)
 
     def on_fork(self, pid: int) -> None:  # noqa: ARG002
-        # A word written to these pipes would end the parent's thread, and one read from them would never reach it.
+        # Writing to these pipes could stop the parent's thread, and reading would steal its results.
         self._close_pipes()
 
     def request(self, descriptor: int) -> None:
-        """Have this synced."""
+        """Start a sync of this descriptor."""
         os.write(self._request_fd, _MESSAGE.pack(descriptor))
 
     def result(self) -> OSError | None:
-        """What came of it. Raises BlockingIOError while it is under way, and where somebody else has heard of it."""
+        """The result of the requested sync: its error, or None. Raises BlockingIOError while it is running, and if
+        another thread has read the result."""
         (code,) = _MESSAGE.unpack(os.read(self.descriptor, _MESSAGE.size))
         return OSError(code, os.strerror(code)) if code else None
 
     def wait(self, seconds: float) -> None:
-        """Return when there is something to hear, and in any case after so long."""
-        waiter = poll()  # `select` knows no descriptor above 1023
+        """Return when a result can be read, or after `seconds`."""
+        waiter = poll()  # `select` cannot watch descriptors above 1023
         waiter.register(self.descriptor, POLLIN)
         waiter.poll(seconds * 1000)
 
     def close(self) -> None:
-        """End the thread, once what was asked for is done. By a word: a forked child may hold the pipe open."""
+        """Stop the thread after the running sync. By a message, not by end of file: a forked child may hold the pipe
+        open."""
         if self._request_fd < 0:
             return
         self.request(-1)
@@ -63,12 +66,9 @@ class FsyncThread:
         self._close_pipes()
 
     def _close_pipes(self) -> None:
-        ends = (*self._thread_fds, self._request_fd, self.descriptor)
-        self._thread_fds, self._request_fd, self.descriptor = (
-            (-1, -1),
-            -1,
-            -1,
-        )  # first: a number is used again once it is closed
-        for descriptor in ends:
+        descriptors = (*self._thread_fds, self._request_fd, self.descriptor)
+        # Cleared before closing: the numbers are reused as soon as they are closed.
+        self._thread_fds, self._request_fd, self.descriptor = (-1, -1), -1, -1
+        for descriptor in descriptors:
             if descriptor >= 0:
                 os.close(descriptor)

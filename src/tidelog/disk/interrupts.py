@@ -1,15 +1,11 @@
-"""[shell] Interrupts: a signal handler that raises does not cut a commit in two.
+"""Signal deferral: a signal handler that raises does not interrupt a commit half-way.
 
 Python runs signal handlers in the main thread, between any two bytecodes. A handler that raises (Ctrl-C, an alarm, a
-SIGTERM that ends the program) would leave a commit written and not published, or published and not acknowledged. So
-whatever changes shared state does it inside
-
-    with DEFERRED:
-        ...
-
-While the main thread is inside, handlers are replaced by one that remembers the signal. On the way out they are put
-back and called: the commit is completed, then the interrupt is raised. An append's wait for another thread is outside.
-Other threads pay a comparison: Python delivers no signal to them. Entering and leaving costs the main thread 1.5 µs.
+SIGTERM that ends the program) would leave a commit written but not published, or published but not acknowledged. So
+code that changes shared state runs inside `with DEFER_SIGNALS:`. While the main thread is inside, the handlers are
+replaced by one that records the signal. On exit they are restored and called: the commit is completed, then the
+interrupt is raised. An append's wait for another thread is outside the block. Other threads only compare thread ids:
+Python delivers no signal to them. Entering and leaving costs the main thread 1.5 µs.
 """
 
 from __future__ import annotations
@@ -27,21 +23,19 @@ P = ParamSpec("P")
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
-# Those for which programs install handlers that may raise. SIGINT first: it is deferred before the others.
+# Signals for which programs install handlers that may raise. SIGINT first: it is deferred before the others.
 _DEFERRED_SIGNALS: Final = tuple(
     int(getattr(signal, name))
-    for name in (*("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD"),)
+    for name in ("SIGINT", "SIGTERM", "SIGALRM", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2", "SIGCHLD")
     if hasattr(signal, name)
 )
-_get_handler, _set_handler = (
-    _signal.getsignal,
-    _signal.signal,
-)  # without the enums of `signal`, which cost ten times as much
+# From `_signal`: the functions of `signal` convert to enums, which costs ten times as much.
+_get_handler, _set_handler = _signal.getsignal, _signal.signal
 
 _main_thread_id = main_thread().ident
-_saved_handlers: list[tuple[int, Any]] = []  # handlers that were replaced
-_last_handlers: dict[int, Any] = {}  # of each signal, the handler that was replaced last
-_pending_signals: list[tuple[int, FrameType | None]] = []  # signals that came meanwhile
+_saved_handlers: list[tuple[int, Any]] = []  # handlers that were replaced by this block
+_last_handlers: dict[int, Any] = {}  # the handler of each signal that was replaced last
+_pending_signals: list[tuple[int, FrameType | None]] = []  # signals that arrived inside the block
 
 
 def _record_signal(number: int, frame: FrameType | None) -> None:
@@ -49,10 +43,10 @@ def _record_signal(number: int, frame: FrameType | None) -> None:
 
 
 class SignalDeferral:
-    """The block in which signals wait. May be nested."""
+    """A block in which signals are deferred. May be nested."""
 
     def __init__(self) -> None:
-        self.depth = 0  # of the main thread
+        self.depth = 0  # nesting depth of the main thread
 
     def __enter__(self) -> None:
         if get_ident() != _main_thread_id:
@@ -73,7 +67,7 @@ DEFER_SIGNALS: Final = SignalDeferral()
 
 
 def defer_signals(function: Callable[P, T]) -> Callable[P, T]:
-    """`function`, called with signals deferred."""
+    """Wrap `function` so that it runs with signals deferred."""
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -84,14 +78,14 @@ def defer_signals(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def defer_signals_in(*names: str) -> Callable[[C], C]:
-    """Let these methods of a class run with signals deferred."""
+    """Class decorator: run these methods with signals deferred."""
 
-    def change(kind: C) -> C:
+    def decorate(cls: C) -> C:
         for name in names:
-            setattr(kind, name, defer_signals(kind.__dict__[name]))
-        return kind
+            setattr(cls, name, defer_signals(cls.__dict__[name]))
+        return cls
 
-    return change
+    return decorate
 
 
 def _install_recorders() -> None:
@@ -99,13 +93,13 @@ def _install_recorders() -> None:
     try:
         for number in _DEFERRED_SIGNALS:
             handler = _get_handler(number)
-            if handler is _record_signal:  # a second signal broke off the way out of an earlier block
+            if handler is _record_signal:  # a second signal interrupted the exit of an earlier block
                 _saved_handlers.append((number, _last_handlers[number]))
             elif callable(handler):
                 _last_handlers[number] = handler
                 _saved_handlers.append((number, handler))
                 _set_handler(number, _record_signal)
-    except ValueError:  # not the main interpreter, which gets no signals either
+    except ValueError:  # a subinterpreter, which receives no signals
         _saved_handlers.clear()
     except BaseException:
         _restore_and_deliver()
@@ -117,34 +111,34 @@ def _restore_and_deliver() -> None:
         _restore_handlers(len(_saved_handlers) - 1)
     finally:
         if _pending_signals:
-            came = [(_last_handlers[number], number, frame) for number, frame in _pending_signals]
+            calls = [(_last_handlers[number], number, frame) for number, frame in _pending_signals]
             _pending_signals.clear()
-            _deliver(came)
+            _deliver(calls)
 
 
-def _restore_handlers(at: int) -> None:
-    """Restore a handler and those before it, also where a signal that comes in between raises. SIGINT is the last."""
-    if at >= 0:
+def _restore_handlers(index: int) -> None:
+    """Restore this handler and those before it, even if a signal that arrives in between raises. SIGINT is the last."""
+    if index >= 0:
         try:
-            number, handler = _saved_handlers[at]
-            if _get_handler(number) is _record_signal:  # or the program has installed another one meanwhile
+            number, handler = _saved_handlers[index]
+            if _get_handler(number) is _record_signal:  # otherwise the program has installed another handler
                 _set_handler(number, handler)
         finally:
-            _restore_handlers(at - 1)
+            _restore_handlers(index - 1)
 
 
-def _deliver(came: list[tuple[Callable[[int, FrameType | None], object], int, FrameType | None]]) -> None:
-    """Call every handler, also where one before it raises."""
-    if came:
-        handler, number, frame = came.pop(0)
+def _deliver(calls: list[tuple[Callable[[int, FrameType | None], object], int, FrameType | None]]) -> None:
+    """Call every handler, even if an earlier one raises."""
+    if calls:
+        handler, number, frame = calls.pop(0)
         try:
             handler(number, frame)
         finally:
-            _deliver(came)
+            _deliver(calls)
 
 
 def _after_fork_in_child() -> None:
-    """The thread that forked is the main thread of the child, and is outside of every block of another."""
+    """The forking thread is the main thread of the child and is outside every block of the parent's main thread."""
     global _main_thread_id
     if _main_thread_id != get_ident():
         _main_thread_id, DEFER_SIGNALS.depth = get_ident(), 0

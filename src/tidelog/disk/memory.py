@@ -1,8 +1,7 @@
-"""A disk without files, for a log that lives and dies with its process.
+"""A disk in memory, for a log that does not outlive its process.
 
-Every promise of the seam holds except the ones about power and `kill -9`: nothing here
-outlives the object. `sync` and `sync_dir` therefore only look whether they were asked of
-something that exists. No faults are injected here; `tidelog.testing.SimDisk` is for that.
+It keeps every promise of `Disk` except those about power cuts and `kill -9`. `sync` and `sync_dir` only check that
+their target exists. To inject faults use `tidelog.testing.SimDisk`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from tidelog.types import Buffer
 
 
 class _Inode:
-    """The bytes of one file. Outlives its name while somebody holds it open, as an inode does."""
+    """The bytes of one file. As on POSIX it outlives its name while it is open."""
 
     __slots__ = ("content", "lock_holder", "modified_ms")
 
@@ -37,9 +36,9 @@ class _Dir:
 
 
 class MemoryFile:
-    def __init__(self, disk: MemoryDisk, path: str, data: _Inode, *, writable: bool) -> None:
+    def __init__(self, disk: MemoryDisk, path: str, inode: _Inode, *, writable: bool) -> None:
         self._disk, self._path, self._writable = disk, path, writable
-        self._inode: _Inode | None = data
+        self._inode: _Inode | None = inode
 
     @property
     def path(self) -> str:
@@ -89,7 +88,7 @@ class MemoryFile:
         self._checked_inode()
 
     def map(self) -> memoryview:
-        # A copy: a view of the live bytes would make every later write that grows them fail.
+        # A copy: a view would make every later write that grows the bytearray fail.
         with self._disk._lock:
             return memoryview(bytes(self._checked_inode().content))
 
@@ -103,8 +102,8 @@ class MemoryFile:
 
 
 class MemoryLock:
-    def __init__(self, data: _Inode) -> None:
-        self._inode = data
+    def __init__(self, inode: _Inode) -> None:
+        self._inode = inode
 
     def release(self) -> None:
         if self._inode.lock_holder is self:
@@ -121,26 +120,26 @@ class MemoryDisk:
 
     def open(self, path: str, mode: Mode = "read", /) -> MemoryFile:
         with self._lock:
-            above, name = self._parent_and_name(path)
-            found = above.entries.get(name)
+            parent, name = self._parent_and_name(path)
+            entry = parent.entries.get(name)
             if mode == "create":
-                if found is not None:
+                if entry is not None:
                     raise FileExistsError(errno.EEXIST, "the name is taken", path)
-                found = above.entries[name] = _Inode(self._now_ms())
-            elif found is None:
+                entry = parent.entries[name] = _Inode(self._now_ms())
+            elif entry is None:
                 raise FileNotFoundError(errno.ENOENT, "no such file", path)
-            if isinstance(found, _Dir):
+            if isinstance(entry, _Dir):
                 raise IsADirectoryError(errno.EISDIR, "a directory, not a file", path)
-            return MemoryFile(self, path, found, writable=mode != "read")
+            return MemoryFile(self, path, entry, writable=mode != "read")
 
     def stat(self, path: str, /) -> Stat | None:
         with self._lock:
             try:
-                found = self._find(split_path(path), path)
+                entry = self._find(split_path(path), path)
             except (FileNotFoundError, NotADirectoryError):
                 return None
-            size = 0 if isinstance(found, _Dir) else len(found.content)
-            return Stat(size, found.modified_ms, isinstance(found, _Dir))
+            size = 0 if isinstance(entry, _Dir) else len(entry.content)
+            return Stat(size, entry.modified_ms, isinstance(entry, _Dir))
 
     def list_dir(self, directory: str, /) -> list[str]:
         with self._lock:
@@ -151,39 +150,39 @@ class MemoryDisk:
 
     def make_dir(self, path: str, /) -> None:
         with self._lock:
-            at = self._root
+            directory = self._root
             for name in split_path(path):
-                found = at.entries.setdefault(name, _Dir(self._now_ms()))
-                if not isinstance(found, _Dir):
+                entry = directory.entries.setdefault(name, _Dir(self._now_ms()))
+                if not isinstance(entry, _Dir):
                     raise FileExistsError(errno.EEXIST, f"{name} is a file, not a directory", path)
-                at = found
+                directory = entry
 
     def remove(self, path: str, /) -> None:
         with self._lock:
-            above, name = self._parent_and_name(path)
+            parent, name = self._parent_and_name(path)
             if isinstance(self._find(split_path(path), path), _Dir):
                 raise IsADirectoryError(errno.EISDIR, "a directory, not a file", path)
-            del above.entries[name]
+            del parent.entries[name]
 
     def remove_dir(self, path: str, /) -> None:
         with self._lock:
-            above, name = self._parent_and_name(path)
+            parent, name = self._parent_and_name(path)
             if self._directory(split_path(path), path).entries:
                 raise OSError(errno.ENOTEMPTY, "the directory is not empty", path)
-            del above.entries[name]
+            del parent.entries[name]
 
     def rename(self, old: str, new: str, /) -> None:
         check_same_directory(old, new)
         with self._lock:
-            above, name = self._parent_and_name(old)
-            source, target = self._find(split_path(old), old), above.entries.get(split_path(new)[-1])
+            parent, name = self._parent_and_name(old)
+            source, target = self._find(split_path(old), old), parent.entries.get(split_path(new)[-1])
             if target is source:
                 return
             if target is not None:
                 check_same_kind(isinstance(source, _Dir), isinstance(target, _Dir), new)
             if isinstance(target, _Dir) and target.entries:
                 raise OSError(errno.ENOTEMPTY, "the directory is not empty", new)
-            above.entries[split_path(new)[-1]] = above.entries.pop(name)
+            parent.entries[split_path(new)[-1]] = parent.entries.pop(name)
 
     def sync_dir(self, path: str, /) -> None:
         with self._lock:
@@ -193,35 +192,35 @@ class MemoryDisk:
         with self._lock:
             if self.stat(path) is None:
                 self.open(path, "create").close()
-            data = self._find(split_path(path), path)
-            if isinstance(data, _Dir):
+            inode = self._find(split_path(path), path)
+            if isinstance(inode, _Dir):
                 raise IsADirectoryError(errno.EISDIR, "a directory, not a file", path)
-            if data.lock_holder is not None:
-                raise BlockingIOError(errno.EAGAIN, "somebody holds this lock", path)
-            data.lock_holder = MemoryLock(data)
-            return data.lock_holder
+            if inode.lock_holder is not None:
+                raise BlockingIOError(errno.EAGAIN, "the lock is held", path)
+            inode.lock_holder = MemoryLock(inode)
+            return inode.lock_holder
 
     def _now_ms(self) -> int:
         return self._clock.now_us() // 1_000
 
     def _find(self, names: tuple[str, ...], path: str) -> _Inode | _Dir:
-        at: _Inode | _Dir = self._root
+        entry: _Inode | _Dir = self._root
         for name in names:
-            if not isinstance(at, _Dir):
-                raise NotADirectoryError(errno.ENOTDIR, "a file stands where a directory should", path)
-            if name not in at.entries:
+            if not isinstance(entry, _Dir):
+                raise NotADirectoryError(errno.ENOTDIR, "a file, not a directory", path)
+            if name not in entry.entries:
                 raise FileNotFoundError(errno.ENOENT, "no such file or directory", path)
-            at = at.entries[name]
-        return at
+            entry = entry.entries[name]
+        return entry
 
     def _directory(self, names: tuple[str, ...], path: str) -> _Dir:
-        found = self._find(names, path)
-        if not isinstance(found, _Dir):
+        entry = self._find(names, path)
+        if not isinstance(entry, _Dir):
             raise NotADirectoryError(errno.ENOTDIR, "a file, not a directory", path)
-        return found
+        return entry
 
     def _parent_and_name(self, path: str) -> tuple[_Dir, str]:
-        """The directory that holds a name, and the name."""
+        """The directory that contains `path`, and the last part of `path`."""
         names = split_path(path)
         if not names:
             raise OSError(errno.EBUSY, "the root has no name", path)
@@ -230,19 +229,19 @@ class MemoryDisk:
 
 @lru_cache(4096)
 def split_path(path: str) -> tuple[str, ...]:
-    """The names along a path. Relative and absolute paths start at the same root here."""
+    """The parts of a path. Relative and absolute paths start at the same root."""
     return tuple(name for name in path.split("/") if name not in ("", "."))
 
 
 def check_not_negative(pos: int, size: int, path: str) -> None:
-    """Refuse what a Python slice would take as counted from the end."""
+    """Raise OSError for a negative position or size, which a slice would count from the end."""
     if pos < 0 or size < 0:
         raise OSError(errno.EINVAL, f"negative position or size: {min(pos, size)}", path)
 
 
 def check_same_kind(source_is_dir: bool, target_is_dir: bool, path: str) -> None:
-    """Refuse to put a file in the place of a directory, or the other way about."""
+    """Raise OSError for a rename of a file over a directory, or of a directory over a file."""
     if target_is_dir and not source_is_dir:
-        raise IsADirectoryError(errno.EISDIR, "a file cannot take a directory's place", path)
+        raise IsADirectoryError(errno.EISDIR, "a file cannot replace a directory", path)
     if source_is_dir and not target_is_dir:
-        raise NotADirectoryError(errno.ENOTDIR, "a directory cannot take a file's place", path)
+        raise NotADirectoryError(errno.ENOTDIR, "a directory cannot replace a file", path)

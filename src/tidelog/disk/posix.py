@@ -1,11 +1,10 @@
-"""The real disk: raw `os` calls, no buffering, every error where it happens.
+"""The disk of the operating system: unbuffered system calls, every error raised by the call that failed.
 
-Buffered file objects hide short writes and report errors at close, when nobody can act on
-them any more. One descriptor serves a file from its first write to its last sync, because
-the kernel reports a failed write-back once per open file.
+Buffered file objects hide short writes and report errors at close, too late to handle. One descriptor serves a file
+from its first write to its last sync, because the kernel reports a failed write-back once per open file.
 
-Files, locks and disks belong to the process that made them (`fork`): in a forked child all that could change a file
-raises Forked.
+Files, locks and disks belong to the process that made them (`fork`): in a forked child every call that could change a
+file raises Forked.
 """
 
 from __future__ import annotations
@@ -49,15 +48,15 @@ def _file_mode_from_environment() -> int:
 def _check_mode(mode: int) -> int:
     if mode & ~0o666 or mode & 0o600 != 0o600:
         raise BadInput(
-            f"files cannot have the mode {mode:o}: the owner reads and writes them, and nobody executes them; nothing "
-            "was opened"
+            f"files cannot have the mode {mode:o}: the owner must be able to read and write them and no execute bit "
+            "may be set; nothing was opened"
         )
     return mode
 
 
 class PosixFile:
     def __init__(self, path: str, fd: int) -> None:
-        self._path, self._fd, self._pid = path, fd, fork.process_id()
+        self._path, self._fd, self._pid = path, fd, getpid()
         fork.register(self)
 
     def on_fork(self, pid: int) -> None:  # noqa: ARG002
@@ -77,16 +76,16 @@ class PosixFile:
         return os.fstat(self._fd if self._fd >= 0 else self._owned_fd()).st_size
 
     def read(self, pos: int, size: int, /) -> bytes:
-        # `pread` into fresh bytes, never `readinto` a bytearray: measured five times faster on
-        # machines whose kernel copies alias pages, and it cannot hand out stale buffer contents.
+        # `pread` into new bytes, not `readinto` a bytearray: measured five times faster on machines whose kernel copies
+        # alias pages, and it cannot return stale buffer contents.
         data = os.pread(self._fd if self._fd >= 0 else self._owned_fd(), size, pos)
         if len(data) == size or not data:
             return data
         pieces = [data]
-        got = len(data)
-        while got < size and (data := os.pread(self._fd, size - got, pos + got)):
+        total = len(data)
+        while total < size and (data := os.pread(self._fd, size - total, pos + total)):
             pieces.append(data)
-            got += len(data)
+            total += len(data)
         return b"".join(pieces)
 
     def write(self, pos: int, data: Buffer, /) -> None:
@@ -99,7 +98,7 @@ class PosixFile:
         write_all_buffers(self._pwritev, pos, pieces)
 
     def _pwritev(self, pieces: Sequence[Buffer], pos: int) -> int:
-        if getpid() != self._pid:  # here and not by `_own`: two calls less for each batch
+        if getpid() != self._pid:  # not through `_owned_fd`: two calls less per batch
             self._owned_fd()
         return os.pwritev(self._fd, pieces, pos)
 
@@ -132,7 +131,7 @@ class PosixFile:
             os.close(fd)
 
     def __del__(self) -> None:
-        # Descriptors are numbers that are used again, so a forgotten one must not linger.
+        # A leaked descriptor would keep a removed file's blocks allocated.
         with suppress(OSError):
             self.close()
 
@@ -143,7 +142,7 @@ class PosixLock:
         fork.register(self)
 
     def on_fork(self, pid: int) -> None:  # noqa: ARG002
-        # The lock stays the parent's, whose descriptor is open. Kept open here, it would outlive the parent.
+        # The parent keeps the lock through its own descriptor. Left open here, the lock would outlive the parent.
         with suppress(OSError):
             self.release()
 
@@ -158,16 +157,15 @@ class PosixLock:
 
 
 class PosixDisk:
-    """A disk of the operating system; paths are as the process sees them. Only the process that made it changes files
-    with it.
+    """The local file system. Only the process that created the object can change files through it.
 
-    `file_mode` is the mode of the files it makes, less the umask; directories can be searched by everybody who may
-    read files. None: as TIDELOG_FILE_MODE says (octal, such as 640), else 600, for this user alone. What is there
-    already keeps its mode.
+    `file_mode` is the mode of new files, less the umask; a new directory is searchable by every class of users that can
+    read files. None: the value of TIDELOG_FILE_MODE (octal, such as 640), else 600: this user only. Existing files keep
+    their mode.
     """
 
     def __init__(self, file_mode: int | None = None) -> None:
-        self._pid = fork.process_id()
+        self._pid = getpid()
         self._file_mode = _file_mode_from_environment() if file_mode is None else _check_mode(file_mode)
         self._directory_mode = self._file_mode | 0o700 | (self._file_mode & 0o444) >> 2
 
@@ -181,18 +179,18 @@ class PosixDisk:
 
     def stat(self, path: str, /) -> Stat | None:
         try:
-            found = os.stat(path)
+            info = os.stat(path)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return Stat(found.st_size, found.st_mtime_ns // 1_000_000, statmod.S_ISDIR(found.st_mode))
+        return Stat(info.st_size, info.st_mtime_ns // 1_000_000, statmod.S_ISDIR(info.st_mode))
 
     def free(self, path: str, /) -> int | None:
-        """Bytes that this process may still allocate on the device of `path`."""
+        """Bytes that this process can still allocate on the device of `path`; None if unknown."""
         try:
-            found = os.statvfs(path)
+            info = os.statvfs(path)
         except OSError:
             return None
-        return found.f_bavail * found.f_frsize
+        return info.f_bavail * info.f_frsize
 
     def list_dir(self, directory: str, /) -> list[str]:
         return sorted(os.listdir(directory or "."))
@@ -204,21 +202,21 @@ class PosixDisk:
         fork.check_process(path, self._pid)
         path = path.rstrip("/") or "/"
         if not self._make_missing_dirs(path) and path not in ("/", "."):
-            # It was there already, but whoever made it may have been killed before its name was synced.
-            with suppress(PermissionError):  # a parent we may not open was not made by us
+            # It existed, but its creator may have been killed before the name was synced.
+            with suppress(PermissionError):  # a parent that this process may not open was created by another user
                 self.sync_dir(parent_dir(path))
 
     def _make_missing_dirs(self, path: str) -> bool:
         if os.path.isdir(path):
             return False
-        above = parent_dir(path)
-        self._make_missing_dirs(above)
+        parent = parent_dir(path)
+        self._make_missing_dirs(parent)
         with suppress(FileExistsError):
             os.mkdir(path, self._directory_mode)
         if not os.path.isdir(path):
-            raise FileExistsError(errno.EEXIST, "there is a file of that name", path)
-        # Without this a power cut can lose the directory and, with it, every file synced inside.
-        self.sync_dir(above)
+            raise FileExistsError(errno.EEXIST, "a file of that name exists", path)
+        # Otherwise a power cut can lose the directory and every synced file in it.
+        self.sync_dir(parent)
         return True
 
     def remove(self, path: str, /) -> None:
@@ -247,15 +245,10 @@ class PosixDisk:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._file_mode)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with suppress(OSError):  # for whoever looks; on a full disk there may be no room for it
+            with suppress(OSError):  # informational; may fail on a full disk
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, f"pid={os.getpid()}\n".encode(), 0)
         except BaseException:
             os.close(fd)
             raise
         return PosixLock(fd)
-
-
-def processor_count() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0))

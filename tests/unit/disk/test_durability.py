@@ -103,7 +103,9 @@ def test_a_replace_without_the_last_sync_is_caught() -> None:
 
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("op", ["create", "write", "sync", "rename"])
-def test_on_an_error_the_old_content_stands(op: Literal["create", "write", "sync", "rename"], error: int) -> None:
+def test_replace_keeps_the_old_content_on_an_error(
+    op: Literal["create", "write", "sync", "rename"], error: int
+) -> None:
     disk = start(OLD, stale=True)
     disk.fail(op, error=error, partial=600)
     with pytest.raises(OSError) as failed:
@@ -115,7 +117,7 @@ def test_on_an_error_the_old_content_stands(op: Literal["create", "write", "sync
     assert disk.read_file("d/a") == NEW
 
 
-def test_when_only_the_last_sync_fails_it_is_the_old_content_or_the_new() -> None:
+def test_replace_leaves_old_or_new_content_if_only_the_directory_sync_fails() -> None:
     disk = start(OLD, stale=False)
     disk.fail("sync_dir")
     with pytest.raises(OSError):
@@ -133,14 +135,14 @@ def test_a_temporary_file_that_could_not_be_written_is_removed(op: DiskCall) -> 
     assert disk.list_dir("d") == ["a"]
 
 
-def test_replace_takes_short_writes_and_a_name_for_the_temporary_file() -> None:
+def test_replace_accepts_short_writes_and_a_temporary_name() -> None:
     disk = start(OLD, stale=False)
     disk.short_writes(Random(3))
     assert crash_everywhere(disk, lambda disk: replace_file(disk, "d/a", NEW, temporary="d/other")) == {OLD, NEW}
     assert disk.tree() == {"d/a": NEW}
 
 
-def test_read_all_and_remove_if_there_answer_for_a_file_that_is_not_there() -> None:
+def test_read_file_and_remove_if_exists_accept_a_missing_file() -> None:
     disk = start(OLD, stale=False)
     assert (read_file(disk, "d/a"), read_file(disk, "d/no")) == (OLD, None)
     assert (remove_if_exists(disk, "d/a"), remove_if_exists(disk, "d/a")) == (True, False)

@@ -1,4 +1,4 @@
-"""A thread that syncs for an event loop: the kernel's, and its twin."""
+"""The fsync thread of an event loop: compiled, and in Python."""
 
 from __future__ import annotations
 
@@ -15,67 +15,67 @@ from tidelog.disk.fsync_thread import FsyncThread
 LIMIT_S = 60
 
 
-def heard(beside: FsyncThread) -> int:
-    beside.wait(LIMIT_S)
-    error = beside.result()
+def wait_for_errno(thread: FsyncThread) -> int:
+    thread.wait(LIMIT_S)
+    error = thread.result()
     return 0 if error is None else int(error.errno or -1)
 
 
-def nothing_is_heard(beside: FsyncThread) -> None:
+def assert_no_result(thread: FsyncThread) -> None:
     with pytest.raises(BlockingIOError):
-        beside.result()
+        thread.result()
 
 
 @BOTH
-def test_a_descriptor_is_synced_and_what_came_of_it_is_told_once(tmp_path: Path, compiled: bool) -> None:
+def test_result_of_a_sync_is_returned_once(tmp_path: Path, compiled: bool) -> None:
     with implementation(compiled=compiled):
-        beside = FsyncThread("test")
-    nothing_is_heard(beside)
+        thread = FsyncThread("test")
+    assert_no_result(thread)
     with (tmp_path / "file").open("wb") as file:
         for _ in range(3):
             file.write(b"x")
             file.flush()
-            beside.request(file.fileno())
-            assert heard(beside) == 0
-            nothing_is_heard(beside)
-        gone = file.fileno()
-    beside.request(gone)
-    assert heard(beside) == errno.EBADF
-    ends = os.pipe()
-    beside.request(ends[0])
-    assert heard(beside) == errno.EINVAL, "a pipe cannot be synced"
-    for end in ends:
+            thread.request(file.fileno())
+            assert wait_for_errno(thread) == 0
+            assert_no_result(thread)
+        closed_fd = file.fileno()
+    thread.request(closed_fd)
+    assert wait_for_errno(thread) == errno.EBADF
+    pipe = os.pipe()
+    thread.request(pipe[0])
+    assert wait_for_errno(thread) == errno.EINVAL, "a pipe cannot be synced"
+    for end in pipe:
         os.close(end)
-    beside.close()
+    thread.close()
 
 
 @BOTH
-def test_its_thread_and_its_descriptors_end_with_it(compiled: bool) -> None:
+def test_close_stops_the_thread_and_closes_its_descriptors(compiled: bool) -> None:
     before = os.listdir("/proc/self/fd")
     with implementation(compiled=compiled):
-        beside = FsyncThread("test")
-    beside.close()
-    assert not beside._thread.is_alive()
+        thread = FsyncThread("test")
+    thread.close()
+    assert not thread._thread.is_alive()
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 @BOTH
-def test_a_forked_child_that_holds_its_pipes_holds_up_nobody(compiled: bool) -> None:
-    """Method: a second descriptor of the pipe, which is what a child has."""
+def test_close_does_not_wait_for_a_child_that_inherited_the_pipe(compiled: bool) -> None:
+    """Method: a duplicate of the descriptor, as a child inherits it."""
     with implementation(compiled=compiled):
-        beside = FsyncThread("test")
-    held = os.dup(beside._request_fd)
-    beside.close()
-    assert not beside._thread.is_alive()
-    os.close(held)
+        thread = FsyncThread("test")
+    inherited_fd = os.dup(thread._request_fd)
+    thread.close()
+    assert not thread._thread.is_alive()
+    os.close(inherited_fd)
 
 
-def test_it_is_heard_whatever_the_number_of_its_descriptor(tmp_path: Path) -> None:
-    beside = FsyncThread("test")
-    low = beside.descriptor
-    beside.descriptor = fcntl.fcntl(low, fcntl.F_DUPFD, 1_100)
+def test_wait_works_with_a_descriptor_above_1023(tmp_path: Path) -> None:
+    thread = FsyncThread("test")
+    low = thread.descriptor
+    thread.descriptor = fcntl.fcntl(low, fcntl.F_DUPFD, 1_100)
     with (tmp_path / "file").open("wb") as file:
-        beside.request(file.fileno())
-        assert heard(beside) == 0
+        thread.request(file.fileno())
+        assert wait_for_errno(thread) == 0
     os.close(low)
-    beside.close()
+    thread.close()

@@ -33,7 +33,7 @@ def test_relative_and_absolute_paths_start_at_the_same_root() -> None:
     assert disk.list_dir("") == disk.list_dir("/") == disk.list_dir(".") == ["x"]
 
 
-def test_make_dir_refuses_the_place_of_a_file() -> None:
+def test_make_dir_refuses_the_path_of_a_file() -> None:
     disk = MemoryDisk()
     disk.open("a", "create")
     for path in ("a", "a/b"):
@@ -41,7 +41,7 @@ def test_make_dir_refuses_the_place_of_a_file() -> None:
             disk.make_dir(path)
 
 
-def test_two_disks_know_nothing_of_each_other() -> None:
+def test_two_disks_are_independent() -> None:
     disk = MemoryDisk()
     disk.open("a", "create")
     assert MemoryDisk().list_dir("") == []

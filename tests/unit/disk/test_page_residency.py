@@ -1,4 +1,4 @@
-"""What is in memory is told apart from what a disk would be waited for."""
+"""Residency of mapped pages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def mapped(path: Path, size: int) -> memoryview:
         file.close()
 
 
-def test_what_was_never_read_is_not_there_and_what_was_read_is(tmp_path: Path) -> None:
+def test_pages_are_resident_after_they_were_read(tmp_path: Path) -> None:
     view = mapped(tmp_path / "a", 2 * FAR)
     assert not is_resident(view)
     assert not is_resident(view[:1])
@@ -35,7 +35,7 @@ def test_what_was_never_read_is_not_there_and_what_was_read_is(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("size", [1, mmap.PAGESIZE - 1, mmap.PAGESIZE, mmap.PAGESIZE + 1])
-def test_bytes_that_begin_and_end_anywhere(tmp_path: Path, size: int) -> None:
+def test_residency_of_ranges_across_page_boundaries(tmp_path: Path, size: int) -> None:
     view = mapped(tmp_path / "a", 2 * FAR)
     start = FAR + mmap.PAGESIZE - 1
     assert not is_resident(view[start : start + size])
@@ -43,13 +43,13 @@ def test_bytes_that_begin_and_end_anywhere(tmp_path: Path, size: int) -> None:
     assert is_resident(view[start : start + size])
 
 
-def test_memory_is_memory(tmp_path: Path) -> None:
+def test_bytes_outside_a_mapping_are_resident(tmp_path: Path) -> None:
     assert is_resident(memoryview(b"abc"))
     assert is_resident(memoryview(b""))
     assert is_resident(mapped(tmp_path / "a", 0))
 
 
-def test_where_nobody_can_tell_it_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_are_not_resident_if_the_kernel_cannot_be_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     view = mapped(tmp_path / "a", 10)
     assert view[0] == 0
     assert is_resident(view)

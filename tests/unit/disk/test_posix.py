@@ -13,7 +13,7 @@ from tidelog.disk.interface import check_same_directory, join, parent_dir, write
 from tidelog.disk.posix import PosixDisk
 
 
-def test_write_all_goes_on_after_a_short_write() -> None:
+def test_write_all_continues_after_a_short_write() -> None:
     random, data = Random(1), bytes(range(256)) * 4
     landed = bytearray(len(data))
     calls: list[int] = []
@@ -30,16 +30,14 @@ def test_write_all_goes_on_after_a_short_write() -> None:
 
 
 @pytest.mark.parametrize("stuck", [0, -1])
-def test_write_all_gives_up_on_a_stuck_write(stuck: int) -> None:
+def test_write_all_raises_if_no_byte_is_accepted(stuck: int) -> None:
     answers = iter([3, stuck])
     with pytest.raises(OSError, match="accepted no bytes") as failed:
         write_all(lambda _piece, _pos: next(answers), 0, b"abcdef")
     assert failed.value.errno == errno.EIO
 
 
-def test_a_file_is_written_whole_when_the_kernel_takes_a_little_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_write_continues_after_short_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = os.pwrite, 0
 
     def pwrite(fd: int, piece: memoryview, pos: int) -> int:
@@ -56,9 +54,7 @@ def test_a_file_is_written_whole_when_the_kernel_takes_a_little_at_a_time(
     assert calls == 11
 
 
-def test_a_read_goes_on_when_the_kernel_gives_a_little_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_read_continues_after_short_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.pread
     (tmp_path / "a").write_bytes(bytes(range(250)))
     monkeypatch.setattr(os, "pread", lambda fd, size, pos: real(fd, min(size, 100), pos))
@@ -92,7 +88,7 @@ def test_make_dir_syncs_the_parent_of_every_new_directory(tmp_path: Path, synced
     assert synced == [f"fsync {root}", f"fsync {root}/x", f"fsync {root}/x/y"]
 
 
-def test_sync_dir_syncs_the_directory_and_sync_the_file(tmp_path: Path, synced: list[str]) -> None:
+def test_sync_dir_syncs_the_directory_and_file_sync_the_file(tmp_path: Path, synced: list[str]) -> None:
     disk, root = PosixDisk(), str(tmp_path)
     file = disk.open(join(root, "a"), "create")
     file.sync()
@@ -101,7 +97,7 @@ def test_sync_dir_syncs_the_directory_and_sync_the_file(tmp_path: Path, synced: 
     assert synced == [f"fdatasync {root}/a", f"fsync {root}"]
 
 
-def test_a_forgotten_file_gives_its_descriptor_back(tmp_path: Path) -> None:
+def test_garbage_collection_closes_the_descriptor(tmp_path: Path) -> None:
     disk, path = PosixDisk(), str(tmp_path / "a")
     file = disk.open(path, "create")
     fd = file._fd
@@ -111,7 +107,7 @@ def test_a_forgotten_file_gives_its_descriptor_back(tmp_path: Path) -> None:
     assert failed.value.errno == errno.EBADF
 
 
-def test_a_reservation_really_takes_blocks(tmp_path: Path) -> None:
+def test_allocate_takes_blocks(tmp_path: Path) -> None:
     file = PosixDisk().open(str(tmp_path / "a"), "create")
     file.allocate(1 << 20)
     file.close()
@@ -125,11 +121,11 @@ def test_a_lock_file_names_its_holder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "above"),
+    ("path", "expected"),
     [("a", "."), ("a/b", "a"), ("a/b/", "a"), ("/a", "/"), ("/a/b", "/a"), ("a//b", "a/")],
 )
-def test_the_parent_of_a_path_is_the_directory_that_holds_its_name(path: str, above: str) -> None:
-    assert parent_dir(path) == above
+def test_parent_dir(path: str, expected: str) -> None:
+    assert parent_dir(path) == expected
 
 
 def test_a_rename_across_directories_is_refused_before_it_reaches_the_disk() -> None:

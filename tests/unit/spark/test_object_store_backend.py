@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +188,7 @@ def test_a_store_is_only_read(bucket: Bucket, tmp_path: Path) -> None:
     found = disk.stat("data")
     assert found is not None
     assert found.is_dir
-    for call in (
+    calls: tuple[Callable[[], object], ...] = (
         lambda: disk.open("data/new", "create"),
         lambda: disk.open("data/file", "write"),
         lambda: disk.make_dir("data/x"),
@@ -202,7 +202,8 @@ def test_a_store_is_only_read(bucket: Bucket, tmp_path: Path) -> None:
         lambda: file.truncate(0),
         lambda: file.allocate(9),
         file.sync,
-    ):
+    )
+    for call in calls:
         with pytest.raises(OSError, match="only read here"):
             call()
     with pytest.raises(FileNotFoundError):
