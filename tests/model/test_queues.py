@@ -383,7 +383,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def found_full(self) -> int:
         """How often a write found no room since the engine was opened."""
-        return sum(shard.disk_full_count for shard in self.log.shards)
+        return sum(shard.writer.disk_full_count for shard in self.log.shards)
 
     @staticmethod
     def is_fresh(queue: Queue, job: Job) -> bool:

@@ -91,7 +91,7 @@ class CheckpointScheduler:
         self.last_complete_ms = self._last_attempt_ms  # when the last one covered all topics
         self._disk_full_seen = 0  # of the shards, when there was room last
         for shard in context.shards:
-            shard.set_allowance(self.wal_file_allowance)
+            shard.writer.allowance = self.wal_file_allowance
         while state.needs_checkpoint:
             # Frames of an earlier number of shards: covered before a topic could get frames in two places, and by a
             # second checkpoint let go of.
@@ -244,7 +244,7 @@ class CheckpointScheduler:
     @property
     def _is_disk_full(self) -> bool:
         """Whether the disk was full and room was not found again: what was deleted is let go of without delay."""
-        refusals = sum(shard.disk_full_count for shard in self._shared.shards)
+        refusals = sum(shard.writer.disk_full_count for shard in self._shared.shards)
         if not self._shared.disk_reserve.is_short and refusals == self._disk_full_seen:
             return False
         if self._shared.disk_reserve.restore() and not self.state.files_to_remove_next and self._has_allowance():

@@ -1,7 +1,13 @@
-"""The write-ahead log: what is acknowledged is here first.
+"""The write-ahead log: every change is written here before it is acknowledged.
 
-A topic's frames go to one shard by its id; a shard is one ordered stream of frames in one group of
-files. `Shard` commits, `Writer` writes its files, `read` brings them back after a restart.
+A topic's frames go to one shard, chosen by the topic's id. A shard is one ordered stream of frames in the files of one
+directory. Read `group_commit` first.
+
+    group_commit  queues commits, writes and syncs them in batches: `Commit`, `Shard`
+    future        the caller's handle on the outcome of its commit
+    writer        the active file: write, sync, rotate, preallocate; what happens on a full disk
+    recovery      replays the files after a restart, and distinguishes an unfinished write from damage
+    paths         names of files and directories; CURRENT and NEWEST, which prove that a file existed
 """
 
 from tidelog.wal.future import CommitFuture

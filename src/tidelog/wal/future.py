@@ -1,7 +1,7 @@
-"""[shell] A caller's handle on the fate of its commit.
+"""The caller's handle on the outcome of its commit.
 
-`wait` first tries to commit by itself; only where another thread is at it the caller sleeps, on an
-event of its own that is made when it is needed and not before.
+`wait` first tries to commit in the calling thread. Only if another thread is committing does the caller block, on an
+event that is created when it is needed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class CommitFuture(Generic[T]):
-    """What a commit came to, or will come to. Any number of threads may wait for it."""
+    """The future outcome of a commit. Any number of threads may wait for it."""
 
     __slots__ = ("_callbacks", "_error", "_event", "_is_done", "_shard", "_value")
 
@@ -32,17 +32,17 @@ class CommitFuture(Generic[T]):
 
     @classmethod
     def completed(cls, shard: Shard, value: T) -> CommitFuture[T]:
-        """A token whose outcome is known already."""
-        token = cls(shard)
-        token._value, token._is_done = value, True
-        return token
+        """A future with a known result."""
+        future = cls(shard)
+        future._value, future._is_done = value, True
+        return future
 
     @property
     def done(self) -> bool:
         return self._is_done
 
     def set_result(self, outcome: T | Error) -> None:
-        """Tell the outcome, once: the result, or why there is none. Said by the commit's `done`."""
+        """Set the outcome, once: the result, or the error that `wait` raises. Called by the commit's `on_done`."""
         assert not self._is_done, "a commit has one outcome"
         with self._shard.lock:
             if isinstance(outcome, Error):
@@ -54,7 +54,7 @@ class CommitFuture(Generic[T]):
         if event is not None:
             event.set()
         for callback in callbacks:
-            # Whoever is called may be gone by now, with its event loop; that must not stop the committer.
+            # A callback may belong to an event loop that is closed; that must not stop the committer.
             with suppress(Exception):
                 callback(self)
 
@@ -62,8 +62,8 @@ class CommitFuture(Generic[T]):
         self.set_result(error)
 
     def wait(self, timeout: float | None = None) -> T:
-        """The result, or the commit's error raised. InDoubt when `timeout` seconds were not enough; a caller that
-        commits by itself is back when the disk is, however long that takes."""
+        """Return the result or raise the commit's error. Raises InDoubt after `timeout` seconds; a caller that commits
+        in its own thread returns when the disk does, however long that takes."""
         if not self._is_done:
             self.try_commit(timeout)
         if not self._is_done:
@@ -73,19 +73,20 @@ class CommitFuture(Generic[T]):
         return self._value  # type: ignore[return-value]  # None only where T allows it
 
     def try_commit(self, timeout: float | None = None) -> None:
-        """Commit by itself, where no other thread is at it."""
+        """Commit in this thread, unless another thread is committing."""
         shard = self._shard
-        patience = -1 if timeout is None else timeout
-        # With a writer thread nobody queues up for the turn: whoever has it sends the thread for what it leaves.
+        lock_timeout = -1 if timeout is None else timeout
+        # With a writer thread no caller waits for the commit lock: its holder wakes the thread for what is queued.
         while not self._is_done and (
-            shard.commit_pending(blocking=False) if shard.has_writer_thread else shard.commit_pending(timeout=patience)
+            shard.commit_pending(blocking=False)
+            if shard.has_writer_thread
+            else shard.commit_pending(timeout=lock_timeout)
         ):
             pass
 
     def add_done_callback(self, callback: Callable[[CommitFuture[T]], object], *, wake_writer: bool = True) -> None:
-        """Have `callback(token)` called once the outcome is known: now if it is, else by the committer. It must be
-        short, must not wait, and what it raises is lost. Without `want` the writer thread is not sent for it: the
-        caller pumps."""
+        """Call `callback(future)` once the outcome is known: now, or by the committer. It must be short and must not
+        block; exceptions are suppressed. Without `wake_writer` the caller commits the queue itself."""
         shard = self._shard
         with shard.lock:
             pending = not self._is_done

@@ -1,37 +1,21 @@
-"""[shell] Group commit: many callers, one write, one sync. There is no timer while the machine keeps up.
+"""Group commit: many callers, one write, one sync.
 
-    submit ──► queue ──► write all ──► sync once, if any is durable ──► done, done, done …
-                         └────────────── one committer at a time, in submit order ──────┘
+    submit ──► queue ──► write all ──► sync once, if any commit is durable ──► on_done, on_done …
+                         └───────────── one committer at a time, in submit order ─────────────┘
 
-Whoever waits for a commit tries to be the committer: a lone durable write costs no change of threads.
-While one committer syncs, the queue fills, so the batch follows the load by itself. What nobody
-waits for is driven by the writer thread, which is also woken for what a committer leaves behind.
-Without `start` there is no thread, and what happens is what the callers do, in their order.
+A thread that waits for a commit tries to be the committer, so a single durable write needs no thread switch. While one
+committer syncs, the queue fills: batches grow with the load and need no timer. Commits that no thread waits for are
+committed by the writer thread. It is also woken for commits that a committer leaves in the queue. Without `start` there
+is no writer thread, and callers commit in their order.
 
-Lock order: commit lock → whatever `done` takes → queue lock. Nobody waits for a token, asks for a
-position or closes the shard while holding a lock that some `done` takes.
+An event loop must not block: `begin_commit` writes a batch, the fsync thread syncs it, `finish_commit` publishes it.
+`CommitState` has the states of such a batch. The commit lock is held meanwhile.
 
-[shell] What a committer does with its turn: the next batch is taken from the queue, written, synced and told of.
+All commits of a batch have the same outcome. After a failure that trips the latch, every accepted commit fails and
+every later one is refused. Each commit gets exactly one outcome.
 
-All commits of a batch share one fate. After a failure that closes the latch every commit that was
-accepted is failed and every later one refused; each gets exactly one outcome.
-
-Whoever commits has the turn; `shard` says who that is.
-
-[shell] Commits of an event loop, which must not wait: it writes, and the sync runs beside it.
-
-    begin ──► write all ──► (none is durable: done …)
-                 └──► synced beside (`beside`) ──► finish ──► done, done, done …
-                 └──► or by the writer thread, where another sync is under way or the write found no room
-
-It keeps the turn meanwhile, as a committer that syncs does. A loop that does not come back, because it is gone or
-waits for somebody who waits for the turn, is not waited for: the writer thread looks at what was begun every 50 ms.
-
-What one caller wants in the WAL.
-
-[policy] How long commits are gathered before they are written: as long as each slice of time brings some more.
-
-The figures of one shard.
+Lock order: commit lock → locks that an `on_done` takes → queue lock. A thread that holds a lock that some `on_done`
+takes must not wait for a future, ask for a position or close the shard.
 """
 
 from __future__ import annotations
@@ -41,9 +25,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from enum import Enum, auto
 from functools import partial
 from threading import Condition, Lock, Thread, get_ident
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, ParamSpec, TypeVar
 
 from tidelog.clock import Clock
 from tidelog.disk import fork
@@ -55,12 +40,18 @@ from tidelog.types import Buffer
 from tidelog.wal.paths import Position
 from tidelog.wal.writer import Writer
 
+if TYPE_CHECKING:
+    from tidelog.wal.future import CommitFuture
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
 
 class Commit:
-    """What one caller wants in the WAL: frames, back to back in `pieces`, of which all are written or none.
+    """One caller's frames, back to back in `pieces`: all of them are written, or none.
 
-    Subclasses say what follows. Both calls come from the committer, in submit order, with the commit
-    lock held, and must neither raise nor wait for a commit.
+    The committer calls `before_write` and `on_done` in submit order with the commit lock held. They must neither raise
+    nor wait for a commit. Subclasses override `apply`.
     """
 
     __slots__ = (
@@ -70,6 +61,7 @@ class Commit:
         "durable",
         "file",
         "frames",
+        "future",
         "may_use_reserve",
         "offset",
         "pieces",
@@ -83,31 +75,38 @@ class Commit:
         *,
         frames: int,
         durable: bool,
-        on_done: Callable[[Error | None], None] | None = None,
+        on_done: Callable[[Error | None], object] | None = None,
+        future: CommitFuture[Any] | None = None,
     ) -> None:
         self.pieces, self.frames, self.durable = pieces, frames, durable
         self.size = sum(map(len, pieces))
-        self.file: File | None = None  # where it was written, from then on, for reading
-        self.offset = 0  # and its first byte there
+        self.file: File | None = None  # once written: the file, for reading
+        self.offset = 0  # and the position of its first byte there
         self.queued_us = 0  # when it was queued
-        self.delayed_us = 0  # what gathering for its batch cost it
-        self.copied_frames = 0  # how many of its frames are copies that routers made: they are counted apart
-        # Whether it may use the reserve of a full disk: what makes room, or says what happened. Not new records.
+        self.delayed_us = 0  # how long the commit window delayed it
+        self.copied_frames = 0  # frames that are copies made by routers: they are counted separately
+        # Whether it may use the disk reserve: commits that free space, or record what was removed. Not new records.
         self.may_use_reserve = True
+        self.future: CommitFuture[Any] | None = future
         self._callback = on_done
 
     @property
     def needs_sync(self) -> bool:
-        """Whether committing it waits for the disk, as far as can be told before."""
+        """Whether it will need a sync, as far as is known before `before_write`."""
         return self.durable
 
     def before_write(self) -> None:
-        """The last look before it is written: here `lead` may still put a frame in front."""
+        """Called right before the write: the last chance to `prepend` a frame."""
 
     def on_done(self, error: Error | None) -> None:
-        """The outcome, told exactly once. None: written, and durable where that was asked for."""
-        if self._callback is not None:
-            self._callback(error)
+        """Apply the outcome and resolve the future. Called exactly once; None: written, and synced if durable."""
+        result = self.apply(error)
+        if self.future is not None:
+            self.future.set_result(result if error is None else error)
+
+    def apply(self, error: Error | None) -> Any:
+        """Apply the outcome to the state in memory. Return the result of the future, or an Error that it raises."""
+        return None if self._callback is None else self._callback(error)
 
     def prepend_durable(self, frame: bytes) -> None:
         """Put a frame in front that must be durable before the commit is acknowledged."""
@@ -115,7 +114,7 @@ class Commit:
         self.durable = True
 
     def prepend(self, frame: bytes) -> None:
-        """Put a frame in front that shares its fate."""
+        """Put a frame in front that has the same outcome."""
         self.pieces = [frame, *self.pieces]
         self.frames, self.size = self.frames + 1, self.size + len(frame)
 
@@ -124,7 +123,7 @@ WINDOW_SLICE_MS: Final = 0.25
 
 
 def wait_for_more_commits(window_ms: float, arrived: Callable[[], int], pause: Callable[[float], object]) -> int:
-    """Wait slice by slice until one brings nothing or the window is over; return how many slices it took."""
+    """Wait in slices until a slice brings no commit or the window is over; return the number of slices."""
     for slices in range(int(window_ms / WINDOW_SLICE_MS)):
         before = arrived()
         pause(WINDOW_SLICE_MS / 1000)
@@ -134,23 +133,23 @@ def wait_for_more_commits(window_ms: float, arrived: Callable[[], int], pause: C
 
 
 SYNC_BUCKETS_US: Final = (50, 100, 250, 500, 1_000, 5_000, 10_000, 50_000, 100_000)
-"""Upper bounds of the buckets in which durations of syncs are counted; one more bucket takes the rest."""
+"""Upper bounds of the buckets of sync durations; one more bucket takes longer ones."""
 
 
 @dataclass(slots=True)
 class ShardStats:
-    """Counted since the shard was made; the shard hands out copies."""
+    """Counters since the shard was created."""
 
-    frames: int = 0  # without copies and those that put seqs on record: one write of one record is one frame
-    copied_frames: int = 0  # of copies that routers made: the records, and the frame in front of them
+    frames: int = 0  # without copies and seq reservations: one write of one record is one frame
+    copied_frames: int = 0  # of copies made by routers: the records and their router frames
     batches: int = 0  # commit batches that were written
     bytes: int = 0
-    fsyncs: int = 0  # for commit batches, ticks and the close; a rotation's own sync is part of the rotation
+    fsyncs: int = 0  # of commit batches, ticks and the close; a rotation's own sync is not counted
     rotations: int = 0
-    queue_depth: int = 0  # commits that wait in the queue now
-    queue_peak: int = 0  # the most that ever waited there
-    queue_full_count: int = 0  # submits that found the queue full
-    sync_us: int = 0  # spent in the fsyncs above
+    queue_depth: int = 0  # commits in the queue now
+    queue_peak: int = 0  # the most commits that were ever in the queue
+    queue_full_count: int = 0  # submits that were refused because the queue was full
+    sync_us: int = 0  # total duration of the fsyncs above
     sync_us_counts: list[int] = field(default_factory=lambda: [0] * (len(SYNC_BUCKETS_US) + 1))
 
     def record_sync(self, us: int) -> None:
@@ -162,41 +161,28 @@ class ShardStats:
         return replace(self, sync_us_counts=self.sync_us_counts.copy())
 
 
-T = TypeVar("T")
 _INTERRUPT_RETRIES: Final = 3
 
 
-class WriteFunction(Protocol):
-    def __call__(self, pieces: Sequence[Buffer], *, size: int, frames: int) -> None: ...
-
-
 class InterruptGuard:
-    """Completes a step that something other than the disk broke off: an interrupt is raised once the commit is done.
+    """Completes steps that an exception other than a disk error interrupts, and raises the exception afterwards.
 
-    Writes are positional and syncs may be repeated, so a step that is run again comes to the same end. What breaks it
-    off again and again is no interrupt, and is raised.
+    Writes are positional and syncs can be repeated, so repeating a step has the same result. An exception that occurs
+    every time is not an interrupt, and is raised at once.
     """
 
     def __init__(self) -> None:
         self._interrupt: BaseException | None = None
 
-    def run(self, step: Callable[[], T]) -> T:
+    def run(self, step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         for _ in range(_INTERRUPT_RETRIES):
             try:
-                return step()
+                return step(*args, **kwargs)
             except (Error, OSError):
                 raise
             except BaseException as error:
                 self._interrupt = error
-        return step()
-
-    def guard_write(self, put: WriteFunction) -> WriteFunction:
-        """`put`, run as a step."""
-
-        def patient(pieces: Sequence[Buffer], *, size: int, frames: int) -> None:
-            self.run(lambda: put(pieces, size=size, frames=frames))
-
-        return patient
+        return step(*args, **kwargs)
 
     def raise_pending(self) -> None:
         """Raise the interrupt, if there was one."""
@@ -204,347 +190,53 @@ class InterruptGuard:
             raise self._interrupt
 
 
-class BatchCommitter:
-    """A queue of commits and the file that they go to. Its methods are called with the turn."""
+class CommitState(Enum):
+    """State of the batch that an event loop began. The commit lock is held in every state but IDLE.
 
-    def __init__(self, writer: Writer, *, clock: Clock, batch_frames: int, batch_bytes: int) -> None:
-        self.on_tick_needed: Callable[[], None] = lambda: (
-            None
-        )  # somebody should `tick` soon: a file or a sync is wanted
-        self._writer, self._latch = writer, writer.latch
-        self._batch_frames, self._batch_bytes = batch_frames, batch_bytes
-        self._now_us = clock.monotonic_us
-        self.lock = Lock()  # the queue lock, which its tokens share
-        self._queue: deque[Commit] = deque()
-        self._stats = ShardStats()
-        self._acked_position = writer.position  # up to here writes were told of success
-        self.failed_batches = 0  # batches of which nothing was written
-        self.write_us = self.sync_us = 0  # what the last batch took; a commit's `done` reads that of its own
+    IDLE        → SYNCING      `begin_commit`: written, the fsync thread syncs it
+    IDLE        → HANDED_OVER  `begin_commit`: the write failed, or the fsync thread cannot be used: another sync is
+                               running, or the file has no descriptor
+    SYNCING     → IDLE         `finish_commit`, by the first thread that reads the result of the sync: the event loop;
+                               the writer thread, if the loop does not come within COMPLETION_POLL_S; the thread that
+                               began it and now needs the commit lock; `close`
+    HANDED_OVER → TAKEN_OVER   the writer thread (without one: any thread that waits) syncs it, or rolls it back
+    TAKEN_OVER  → IDLE         its commits have their outcome
+    """
 
-    def _commit(self, gathered_us: int) -> bool:
-        batch = self._take_batch()
-        if not batch:
-            return False
-        patience = InterruptGuard()
-        vital = all(commit.may_use_reserve for commit in batch)
-        fate = self._write_and_sync(batch, gathered_us, patience, vital=vital)
-        if isinstance(fate, DiskFull) and not vital:
-            # New records wait for room. What makes some does not share their fate.
-            rest = [commit for commit in batch if commit.may_use_reserve]
-            self._finish_batch([commit for commit in batch if not commit.may_use_reserve], fate)
-            if rest:
-                self._finish_batch(rest, self._write_and_sync(rest, gathered_us, patience, vital=True))
-        else:
-            self._finish_batch(batch, fate)
-        patience.raise_pending()
-        return True
-
-    def _write_and_sync(
-        self, batch: list[Commit], gathered_us: int, patience: InterruptGuard, *, vital: bool
-    ) -> BaseException | None:
-        """Write a batch, and sync it where that was asked for; what kept it from that."""
-        try:
-            if self._write(batch, gathered_us, patience.guard_write(partial(self._writer.write, vital=vital))):
-                self.sync_us = patience.run(self._sync)
-        except BaseException as error:
-            return error
-        return None
-
-    def _finish_batch(self, batch: list[Commit], outcome: BaseException | None) -> None:
-        """Tell a batch what came of it. What is no error of ours is raised behind that."""
-        if outcome is not None and not isinstance(outcome, Error):
-            self._fail_all(batch, outcome)
-            raise outcome
-        if outcome is None:
-            self._acked_position = self._writer.position
-        else:
-            self.failed_batches += 1
-        self._notify_batch(batch, outcome)
-        if self._latch.is_tripped:
-            self._fail_queue()
-
-    def _take_batch(self) -> list[Commit]:
-        """The next batch: as many commits as the bounds allow, and one in any case."""
-        frames = size = 0
-        batch: list[Commit] = []
-        with self.lock:
-            while self._queue:
-                commit = self._queue[0]
-                frames, size = frames + commit.frames, size + commit.size
-                if batch and (frames > self._batch_frames or size > self._batch_bytes):
-                    break
-                batch.append(self._queue.popleft())
-        return batch
-
-    def _write(self, batch: list[Commit], gathered_us: int, write: WriteFunction) -> bool:
-        """Hand a batch to the operating system; return whether it needs a sync."""
-        pieces: list[Buffer] = []
-        reserves = copied = frames = size = 0
-        durable = False
-        for commit in batch:
-            reserves -= commit.frames
-            commit.before_write()
-            reserves += commit.frames
-            copied += commit.copied_frames
-            pieces += commit.pieces
-            frames, size, durable = frames + commit.frames, size + commit.size, durable or commit.durable
-        began_us = self._now_us()
-        if gathered_us:
-            for commit in batch:
-                commit.delayed_us = min(began_us - commit.queued_us, gathered_us)
-        write(pieces, size=size, frames=frames)
-        if self._writer.should_prepare_next or (not durable and self._writer.should_sync):
-            self.on_tick_needed()
-        self.write_us, self.sync_us = self._now_us() - began_us, 0
-        at, reader = self._writer.position.pos - size, self._writer.reader
-        for commit in batch:
-            commit.offset, commit.file = at, reader
-            at += commit.size
-        stats = self._stats
-        stats.batches += bool(frames)
-        stats.frames, stats.copied_frames = stats.frames + frames - reserves - copied, stats.copied_frames + copied
-        stats.bytes += size
-        return durable
-
-    def _sync(self) -> int:
-        began = self._now_us()
-        if not self._writer.sync():
-            return 0
-        took_us = self._now_us() - began
-        with self.lock:
-            self._stats.record_sync(took_us)
-        return took_us
-
-    def _notify_batch(self, batch: list[Commit], error: Error | None) -> None:
-        told = 0
-        try:
-            for commit in batch:
-                told += 1
-                commit.on_done(error)
-        except BaseException as broken:
-            # What this caller keeps in memory no longer follows the WAL: going on would make it worse.
-            self._fail_all(batch[told:], broken)
-            raise
-
-    def _fail_queue(self) -> None:
-        try:
-            self._latch.check()
-        except Latched as error:
-            self._notify_batch(self._drain_queue(), error)
-
-    def _fail_all(self, batch: list[Commit], cause: BaseException) -> None:
-        """Latch, and fail all that was accepted and not told yet, whatever their `done` thinks of it."""
-        error = self._latch.trip(cause, "committing")
-        error.__cause__ = cause
-        for commit in (*batch, *self._drain_queue()):
-            with suppress(BaseException):
-                commit.on_done(error)
-
-    def _drain_queue(self) -> list[Commit]:
-        with self.lock:
-            left = list(self._queue)
-            self._queue.clear()
-        return left
+    IDLE = auto()
+    SYNCING = auto()
+    HANDED_OVER = auto()
+    TAKEN_OVER = auto()
 
 
-PREPENDED_BYTES_MAX: Final = 160  # at most, of what may still be put in front of a commit
-COMPLETION_POLL_S: Final = 0.05  # between two looks at what was begun
-COMMIT_LOCK_TIMEOUT_S: Final = 0.005  # for which the writer thread waits for a turn that may be left to it meanwhile
-_ASYNC_BATCH_BYTES_MAX: Final = 1 << 20  # to write: the writer thread's, not an event loop's
+_TRANSITIONS: Final = {
+    CommitState.IDLE: (CommitState.SYNCING, CommitState.HANDED_OVER),
+    CommitState.SYNCING: (CommitState.IDLE,),
+    CommitState.HANDED_OVER: (CommitState.TAKEN_OVER,),
+    CommitState.TAKEN_OVER: (CommitState.IDLE,),
+}
 
 
 class InflightBatch(NamedTuple):
-    """A batch that was written and waits for its sync, or was not written whole and has to be taken back."""
+    """A batch that an event loop began."""
 
     batch: list[Commit]
     write_us: int
     started_us: int
-    write_error: OSError | None
-    thread_id: int
+    write_error: OSError | None  # the write failed and must be rolled back
+    thread_id: int  # the thread that began it
+    number: int  # batches are numbered by `begin_commit`
 
 
-class AsyncCommitter(BatchCommitter):
-    """A committer whose turn can be kept while somebody else syncs."""
-
-    def __init__(self, writer: Writer, *, clock: Clock, batch_frames: int, batch_bytes: int) -> None:
-        super().__init__(writer, clock=clock, batch_frames=batch_frames, batch_bytes=batch_bytes)
-        self._commit_lock = Lock()  # the commit lock
-        self._wake = Condition(self.lock)
-        self._writer_wanted = False  # the writer thread has something to do
-        self._closing = False
-        self._fsync_thread: FsyncThread | None = None
-        self._on_finished_elsewhere: Callable[[], None] = lambda: None
-        self._inflight: InflightBatch | None = None  # its turn is not over
-        self._handed_to_writer = False  # and it is the writer thread that ends it
-        self._writer_stopped = False  # the writer thread did, or whoever closed took its place
-        self._begin_count = 0
-        self._last_seen: tuple[int, InflightBatch | None] = (0, None)  # what the writer thread saw of that
-        self._is_sleeping = False  # it sleeps until it is woken
-
-    def enable_async(self, on_finished_elsewhere: Callable[[], None]) -> int:
-        """Be ready for `begin`, with a writer thread; return the descriptor that can be read when `finish` has
-        something to tell. `over` is called, in any thread, where something else ended what was begun."""
-        self._on_finished_elsewhere = on_finished_elsewhere
-        self._fsync_thread = self._fsync_thread or FsyncThread(f"tidelog sync {self._writer.directory}")
-        return self._fsync_thread.descriptor
-
-    @property
-    def has_inflight_batch(self) -> bool:
-        """Whether a batch was begun that nobody has ended."""
-        return self._inflight is not None
-
-    @property
-    def inflight_us(self) -> int:
-        """For how long."""
-        begun = self._inflight
-        return 0 if begun is None else self._now_us() - begun.started_us
-
-    def begin_commit(self, *, gathered_us: int = 0) -> bool:
-        """As `pump`, and nothing waits: what needs a sync is told of by `finish`. False where nothing was begun:
-        nothing is queued, another thread commits, or it is much, or a new file, for which the writer thread is sent."""
-        if not self._commit_lock.acquire(blocking=False):
-            return False
-        kept = False  # the turn, until it is ended
-        try:
-            batch = [] if self._closing else self._take_batch()
-            if not batch:
-                return False
-            size = sum(commit.size + PREPENDED_BYTES_MAX for commit in batch)
-            if size > _ASYNC_BATCH_BYTES_MAX or self._writer.is_full(size) or self._writer.is_reserve_file:
-                with self.lock:
-                    self._queue.extendleft(reversed(batch))
-                return False
-            try:
-                durable, failed = self._write(batch, gathered_us, self._writer.write_raw), None
-            except OSError as error:
-                durable, failed = True, error
-            except BaseException as error:
-                self._finish_batch(batch, error)
-                return True
-            if not durable:
-                self._finish_batch(batch, None)
-                return True
-            kept = True
-            self._inflight = InflightBatch(batch, self.write_us, self._now_us(), failed, get_ident())
-            beside = self._fsync_thread if failed is None else None
-            descriptor = None if beside is None else self._writer.begin_sync()
-            with self.lock:
-                self._begin_count += 1
-                self._handed_to_writer = descriptor is None
-                if self._handed_to_writer or self._is_sleeping:
-                    self._wake.notify()
-            if beside is not None and descriptor is not None:
-                beside.request(descriptor)
-            return True
-        finally:
-            if not kept:
-                self._release_commit_lock()
-
-    def finish_commit(self) -> bool:
-        """Tell everybody of the batch that was begun, once it was synced beside; False while it was not. The turn is
-        free then, and nobody was sent for what is queued."""
-        beside = self._fsync_thread
-        if beside is None:
-            return False
-        fate: Error | None = None
-        try:
-            self._writer.end_sync(beside.result())
-        except BlockingIOError:
-            return False
-        except Error as error:
-            fate = error
-        begun, self._inflight = self._inflight, None
-        assert begun is not None, "it was asked for"
-        self.write_us, self.sync_us = begun.write_us, self._now_us() - begun.started_us
-        if fate is None:
-            with self.lock:
-                self._stats.record_sync(self.sync_us)
-        try:
-            self._finish_batch(begun.batch, fate)
-        finally:
-            self._commit_lock.release()
-        return True
-
-    def _finish_abandoned(self) -> bool:
-        """`finish` in the place of who began it, who may never hear of anything again."""
-        over = True  # also where telling somebody breaks
-        try:
-            over = self.finish_commit()
-        finally:
-            if over:
-                if self._queue:
-                    self.wake_writer()
-                self._on_finished_elsewhere()
-        return over
-
-    def _finish_handed_over(self) -> bool:
-        """End what was begun and left to the writer thread, which has the turn of who began it. False: nothing was."""
-        with self.lock:
-            begun = self._inflight
-            if not self._handed_to_writer or begun is None:
-                return False
-            self._handed_to_writer = False  # whoever sees it first ends it
-        fate: BaseException | None = None
-        try:
-            if begun.write_error is not None:
-                raise self._writer.rollback(begun.write_error) from begun.write_error
-            self.write_us, self.sync_us = begun.write_us, self._sync()
-        except BaseException as error:
-            fate = error
-        self._inflight = None
-        try:
-            self._finish_batch(begun.batch, fate)
-        finally:
-            self._release_commit_lock()
-            self._on_finished_elsewhere()
-        return True
-
-    def _check_inflight(self) -> bool:
-        """Whether what was begun is ended now. What is seen a second time, nobody else may have come for."""
-        begun = self._inflight
-        if self._finish_handed_over() or (
-            begun is not None and self._last_seen[1] is begun and self._finish_abandoned()
-        ):
-            return True
-        self._last_seen = (self._last_seen[0], begun)
-        return False
-
-    def _wait_for_inflight(self) -> None:
-        """Wait until what was begun is ended: who began it may have no event loop any more."""
-        while self._inflight is not None and (beside := self._fsync_thread) is not None:
-            if not (self._writer_stopped and self._finish_handed_over()):
-                beside.wait(COMPLETION_POLL_S)
-                self._finish_abandoned()
-
-    def _finish_own_inflight(self) -> None:
-        """Who began something and then wants the turn would wait for itself."""
-        begun = self._inflight
-        if begun is not None and begun.thread_id == get_ident():
-            self._wait_for_inflight()
-
-    # The turn.
-
-    def _release_commit_lock(self) -> None:
-        """Let the next one commit. The queue is looked at behind the release: whoever found the turn taken has
-        submitted before it, so its commit is seen here and somebody comes for it."""
-        self._commit_lock.release()
-        if self._queue:
-            self.wake_writer()
-
-    def wake_writer(self) -> None:
-        """Have the writer thread, where there is one, commit what is queued."""
-        with self.lock:
-            self._wake_writer_locked()
-
-    def _wake_writer_locked(self) -> None:
-        if not self._writer_wanted:
-            self._writer_wanted = True
-            self._wake.notify()
+PREPENDED_BYTES_MAX: Final = 160  # at most, of frames that `before_write` prepends to a commit
+COMPLETION_POLL_S: Final = 0.05  # interval at which the writer thread checks the batch in flight
+COMMIT_LOCK_TIMEOUT_S: Final = 0.005  # of the writer thread: the holder may hand its batch over meanwhile
+_ASYNC_BATCH_BYTES_MAX: Final = 1 << 20  # larger batches are written by the writer thread, not by an event loop
 
 
 @defer_signals_in("submit", "position", "synced_position", "start", "close")
-class Shard(AsyncCommitter):
-    """One ordered stream of commits into the files of one group. Safe to use from any thread."""
+class Shard:
+    """One ordered stream of commits into the WAL files of one directory. Thread-safe."""
 
     def __init__(
         self,
@@ -556,85 +248,88 @@ class Shard(AsyncCommitter):
         batch_bytes: int = 8 << 20,
         window_ms: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        self.window_ms = window_ms  # asked by the writer thread: how long it may gather before it writes
-        super().__init__(writer, clock=clock, batch_frames=batch_frames, batch_bytes=batch_bytes)
-        self._queue_max = queue_max
-        self._prepare_lock = Lock()  # held by whoever makes the next file ready: anybody may tick
+        self.writer, self.directory, self.queue_max = writer, writer.directory, queue_max
+        self.window_ms = window_ms  # how long the writer thread may wait for more commits before it writes
+        self.on_tick_needed: Callable[[], None] = lambda: None  # `tick` should be called soon: for a new file or a sync
+        self.write_us = self.sync_us = 0  # durations of the last batch, read by the `on_done` of its commits
+        self._latch = writer.latch
+        self._batch_frames, self._batch_bytes = batch_frames, batch_bytes
+        self._now_us = clock.monotonic_us
+        self.lock = Lock()  # the queue lock; futures of this shard use it too
+        self._queue: deque[Commit] = deque()
         self._submitted = 0
+        self._stats = ShardStats()
+        self._is_closed = False  # new commits are refused
+        self._commit_lock = Lock()
+        self._acked_position = writer.position  # commits before it were acknowledged
+        self._prepare_lock = Lock()  # held while the next file is prepared: any thread may tick
+        # The batch in flight.
+        self._state = CommitState.IDLE
+        self._inflight: InflightBatch | None = None
+        self._fsync_thread: FsyncThread | None = None
+        self._on_finished_elsewhere: Callable[[], None] = lambda: None
+        # The writer thread.
         self._thread: Thread | None = None
-
-    @property
-    def disk_full_count(self) -> int:
-        """How often the device had no room for a write."""
-        return self._writer.disk_full_count
-
-    def set_allowance(self, allowance: Callable[[], int | None]) -> None:
-        """Have `allowance` asked how many bytes a new file may take; None: any number."""
-        self._writer.allowance = allowance
-
-    @property
-    def directory(self) -> str:
-        return self._writer.directory
+        self._wake = Condition(self.lock)
+        self._writer_wanted = False  # it should commit the queue
+        self._writer_is_asleep = False  # it waits without a timeout
+        self._begin_count = 0  # batches that were begun
+        self._seen_begin = self._checked_begin = 0  # the last one that the writer thread saw, and checked
 
     @property
     def is_latched(self) -> bool:
-        """Whether an earlier failure ended writing."""
+        """Whether an earlier failure stopped writing."""
         return self._latch.is_tripped
 
     def check_writable(self) -> None:
-        """Raise Latched where an earlier failure ended writing."""
+        """Raise Latched if an earlier failure stopped writing."""
         self._latch.check()
 
     @property
     def has_writer_thread(self) -> bool:
-        """Whether commits get done without anybody waiting for them."""
+        """Whether commits are completed without a thread that waits for them."""
         return self._thread is not None
 
     @property
     def queue_length(self) -> int:
-        """Commits in the queue."""
         return len(self._queue)
 
     @property
-    def queue_max(self) -> int:
-        """Commits that may be in the queue."""
-        return self._queue_max
-
-    @property
     def commits_without_sync(self) -> bool:
-        """Whether what is queued now is committed without a sync."""
+        """Whether the commits in the queue need no sync."""
         with self.lock:
             return not any(commit.needs_sync for commit in self._queue)
 
     @property
     def may_need_new_file(self) -> bool:
-        """Whether what is queued now may need a new file: several syncs, behind all that waits for the disk."""
+        """Whether the commits in the queue may need a new file: several syncs, after all other work of the disk."""
         with self.lock:
-            return self._writer.is_full(sum(commit.size + PREPENDED_BYTES_MAX for commit in self._queue))
+            return self.writer.is_full(sum(commit.size + PREPENDED_BYTES_MAX for commit in self._queue))
 
     @property
     def stats(self) -> ShardStats:
+        """A copy of the counters."""
         with self.lock:
-            figures = self._stats.copy()
-            figures.queue_depth, figures.rotations = len(self._queue), self._writer.rotations
-            return figures
+            stats = self._stats.copy()
+            stats.queue_depth, stats.rotations = len(self._queue), self.writer.rotations
+            return stats
 
-    # What callers do.
+    # ── blocking callers ──────────────────────────────────────────────────────────────────────
 
     def submit(self, commit: Commit, *, nowait: bool = False) -> None:
-        """Put a commit at the end of the queue. On Busy, Latched or Closed it is as if it had never been tried.
+        """Queue a commit. If it raises Busy, Latched or Closed, nothing was queued.
 
-        Without `nowait` somebody is about to wait for its token; with it the writer thread is woken.
+        `nowait`: wake the writer thread. Without it the caller waits for the commit's future.
         """
         with self.lock:
-            if self._closing:
+            if self._is_closed:
                 raise Closed(f"the WAL in {self.directory} was closed; nothing was written, open it again")
             self._latch.check()
             depth = len(self._queue) + 1
-            if depth > self._queue_max:
+            if depth > self.queue_max:
                 self._stats.queue_full_count += 1
                 raise Busy(
-                    f"{self._queue_max} writes wait for the disk of {self.directory} already; nothing was written, "
+                    f"{self.queue_max} writes wait for the disk of {self.directory} already; nothing was written, "
                     "retry later"
                 )
             commit.queued_us = self._now_us()
@@ -645,155 +340,438 @@ class Shard(AsyncCommitter):
                 self._wake_writer_locked()
 
     def commit_pending(self, *, blocking: bool = True, timeout: float = -1, gathered_us: int = 0) -> bool:
-        """Commit what is queued, up to the bounds of one batch. False where nothing was queued, and where another
-        thread commits and this one is not to wait for its turn, or not longer. `gathered_us`: for how long the caller
-        has let the batch grow."""
-        with DEFER_SIGNALS:  # before the turn is taken: an interrupt after that would keep it for ever
-            self._finish_own_inflight()
-            if not self._commit_lock.acquire(blocking, timeout):
+        """Commit one batch from the queue. False if the queue was empty, or if another thread held the commit lock and
+        `blocking` or `timeout` said not to wait longer. `gathered_us`: for how long the caller let the batch grow."""
+        with DEFER_SIGNALS:  # before the lock is taken: an interrupt after that would never release it
+            if not self._acquire_commit_lock(blocking, timeout):
                 return False
             try:
-                return self._commit(gathered_us)
+                return self._commit_batch(gathered_us)
             finally:
                 self._release_commit_lock()
 
     def tick(self) -> None:
-        """Sync what was written and not synced, and first commit what nobody came back for. Raises Latched when it
-        is this sync that fails; once latched or closed there is nothing to do."""
+        """Commit the queue, sync, write the idle mark and prepare the next file. Raises Latched if this sync fails;
+        does nothing once latched or closed."""
         if not self.sync():
             return
-        with DEFER_SIGNALS:  # as in `pump`
-            if self._commit_lock.acquire(blocking=False):  # who has it writes the mark along with a batch
+        with DEFER_SIGNALS:  # as in `commit_pending`
+            if self._commit_lock.acquire(blocking=False):  # its holder writes the mark with a batch
                 try:
-                    self._writer.write_idle_mark()
+                    self.writer.write_idle_mark()
                 finally:
                     self._release_commit_lock()
         if self._prepare_lock.acquire(blocking=False):
             try:
-                self._writer.prepare_next_file()
+                self.writer.prepare_next_file()
             finally:
                 self._prepare_lock.release()
 
     def sync(self) -> bool:
-        """Commit what is queued and sync it, as `tick` does; False once latched or closed: there is nothing to do."""
+        """Commit one batch from the queue and sync; False once latched or closed."""
         self.commit_pending()
-        if self._latch.is_tripped or self._closing:
+        if self._latch.is_tripped or self._is_closed:
             return False
-        self._sync()  # without the turn: writes that do not wait for the disk need not wait for this
+        self._sync()  # without the commit lock: writes that need no sync need not wait for this one
         return True
 
     def position(self) -> Position:
         """Where the next batch is written. Every commit before it is done."""
         with self._hold_commit_lock():
-            return self._writer.position
+            return self.writer.position
 
     def synced_position(self) -> Position:
         """Every byte before it survives a power cut, and every commit before it is done."""
         with self._hold_commit_lock():
-            return self._writer.synced
+            return self.writer.synced
 
     def is_synced(self, file: File, end: int) -> bool:
-        """Whether what a commit wrote before `end` of its file survives a power cut. For `prepare`: it has the turn."""
-        return file is not self._writer.reader or self._writer.synced.pos >= end
+        """Whether the bytes of a commit's file before `end` survive a power cut. Called with the commit lock held."""
+        return file is not self.writer.reader or self.writer.synced.pos >= end
 
     def start(self) -> None:
-        """Start the writer thread; `close` ends it. It does not keep a process alive that forgot to: a program that
-        dies of an exception must be able to, and whoever owns the shard closes it at the interpreter's exit."""
+        """Start the writer thread; `close` stops it. It is a daemon: a program that dies of an exception must be able
+        to exit, and the owner of the shard closes it at the interpreter's exit."""
         with self.lock:
-            if self._thread is None and not self._closing:
-                thread = Thread(target=self._run, name=f"tidelog wal {self.directory}", daemon=True)
+            if self._thread is None and not self._is_closed:
+                thread = Thread(target=self._run_writer, name=f"tidelog wal {self.directory}", daemon=True)
                 thread.start()
                 self._thread = thread
 
     def close(self) -> None:
-        """Refuse new commits, do those that are queued, sync, end the thread. On return every commit that was
-        accepted has its outcome, and those that were told of success are durable. Raises Latched where they are not:
-        the last sync fails, or an earlier one did. Closing twice is harmless."""
+        """Refuse new commits, commit the queue, sync, stop the writer thread. On return every accepted commit has its
+        outcome, and acknowledged ones are durable. Raises Latched if they are not, because the last sync or an earlier
+        one failed. Idempotent."""
         with self.lock:
-            self._closing = True
+            self._is_closed = True
             self._wake.notify_all()
         while self._thread is not None and self._thread.is_alive():
-            self._wait_for_inflight()  # it may wait for a turn that an event loop has not ended
+            self._wait_for_inflight()  # the writer thread may wait for the commit lock
             self._thread.join(COMPLETION_POLL_S)
-        self._writer_stopped = True
         while True:
             self._wait_for_inflight()
-            if self._commit_lock.acquire(timeout=COMPLETION_POLL_S):  # what is being begun now is seen the next time
+            if self._commit_lock.acquire(timeout=COMPLETION_POLL_S):  # else a batch may have been begun meanwhile
                 break
         self._release_commit_lock()
         while self.commit_pending():
             pass
         with self._hold_commit_lock():
-            owed, self._acked_position = self._acked_position, self._writer.synced
+            acked, self._acked_position = self._acked_position, self.writer.synced
             try:
                 if not self._latch.is_tripped:
                     self._sync()
-                elif owed > self._writer.synced:
+                elif acked > self.writer.synced:
                     raise self._latch.unsynced_error()
             finally:
-                self._writer.close()
-                beside, self._fsync_thread = self._fsync_thread, None
-                if beside is not None:
-                    beside.close()
+                self.writer.close()
+                fsync_thread, self._fsync_thread = self._fsync_thread, None
+                if fsync_thread is not None:
+                    fsync_thread.close()
 
     def on_fork(self, pid: int) -> None:
-        """Give up in a forked child: what is queued is the parent's to commit, and every lock raises Forked."""
-        self._closing = True
-        fork.poison_locks(self.directory, pid, self, self._writer)
+        """Give up in a forked child: the parent commits the queue, and every lock raises Forked here."""
+        self._is_closed = True
+        fork.poison_locks(self.directory, pid, self, self.writer)
 
-    # Turns and the writer thread.
+    # ── event loops ───────────────────────────────────────────────────────────────────────────
+
+    def enable_async(self, on_finished_elsewhere: Callable[[], None]) -> int:
+        """Allow `begin_commit`; needs a writer thread. Return the descriptor that is readable when `finish_commit` can
+        finish the batch. `on_finished_elsewhere` is called, in any thread, when another thread has finished it."""
+        self._on_finished_elsewhere = on_finished_elsewhere
+        self._fsync_thread = self._fsync_thread or FsyncThread(f"tidelog sync {self.directory}")
+        return self._fsync_thread.descriptor
+
+    @property
+    def has_inflight_batch(self) -> bool:
+        """Whether a batch was begun and is not finished."""
+        return self._state is not CommitState.IDLE
+
+    @property
+    def inflight_us(self) -> int:
+        """The age of the batch in flight; 0 without one."""
+        inflight = self._inflight
+        return 0 if inflight is None else self._now_us() - inflight.started_us
+
+    def begin_commit(self, *, gathered_us: int = 0) -> bool:
+        """Write one batch from the queue without blocking. A batch that needs a sync is finished by `finish_commit`.
+        False if nothing was begun: the queue is empty, another thread commits, or the batch is large or needs a new
+        file, which is left to the writer thread."""
+        if not self._commit_lock.acquire(blocking=False):
+            return False
+        is_inflight = False  # then the commit lock is released by the thread that finishes the batch
+        try:
+            batch = [] if self._is_closed else self._take_batch()
+            if not batch:
+                return False
+            size = sum(commit.size + PREPENDED_BYTES_MAX for commit in batch)
+            if size > _ASYNC_BATCH_BYTES_MAX or self.writer.is_full(size) or self.writer.is_reserve_file:
+                with self.lock:
+                    self._queue.extendleft(reversed(batch))
+                return False
+            write_error: OSError | None = None
+            try:
+                is_inflight = self._write(batch, gathered_us, self.writer.write_raw)
+            except OSError as error:
+                is_inflight, write_error = True, error
+            except BaseException as error:
+                self._finish_batch(batch, error)
+                return True
+            if is_inflight:
+                self._start_sync(batch, write_error)
+            else:
+                self._finish_batch(batch, None)
+            return True
+        finally:
+            if not is_inflight:
+                self._release_commit_lock()
+
+    def _start_sync(self, batch: list[Commit], write_error: OSError | None) -> None:
+        """Leave a batch to the fsync thread; to the writer thread if that cannot sync it, or the write failed."""
+        fsync_thread = self._fsync_thread if write_error is None else None
+        descriptor = None if fsync_thread is None else self.writer.begin_sync()
+        with self.lock:
+            self._begin_count += 1
+            self._inflight = InflightBatch(
+                batch, self.write_us, self._now_us(), write_error, get_ident(), self._begin_count
+            )
+            self._enter(CommitState.HANDED_OVER if descriptor is None else CommitState.SYNCING)
+            if descriptor is None or self._writer_is_asleep:
+                self._wake.notify()
+        if fsync_thread is not None and descriptor is not None:
+            fsync_thread.request(descriptor)
+
+    def finish_commit(self, *, by_loop: bool = True) -> bool:
+        """Publish the batch in flight if the fsync thread has synced it, and release the commit lock; False otherwise.
+        `by_loop`: the caller is the event loop, which also commits the rest of the queue."""
+        fsync_thread = self._fsync_thread
+        if fsync_thread is None:
+            return False
+        failure: Error | None = None
+        try:
+            self.writer.end_sync(fsync_thread.result())
+        except BlockingIOError:
+            return False
+        except Error as error:
+            failure = error
+        inflight = self._inflight
+        assert inflight is not None, "a sync was requested"
+        self.write_us, self.sync_us = inflight.write_us, self._now_us() - inflight.started_us
+        if failure is None:
+            with self.lock:
+                self._stats.record_sync(self.sync_us)
+        self._end_inflight(inflight.batch, failure, by_loop=by_loop)
+        return True
+
+    def _take_over_batch(self) -> bool:
+        """Sync or roll back the batch that was handed over, with the commit lock of the thread that began it. False if
+        there is none."""
+        with self.lock:
+            inflight = self._inflight
+            if self._state is not CommitState.HANDED_OVER or inflight is None:
+                return False
+            self._enter(CommitState.TAKEN_OVER)
+        outcome: BaseException | None = None
+        try:
+            if inflight.write_error is not None:
+                raise self.writer.rollback(inflight.write_error) from inflight.write_error
+            self.write_us, self.sync_us = inflight.write_us, self._sync()
+        except BaseException as error:
+            outcome = error
+        self._end_inflight(inflight.batch, outcome, by_loop=False)
+        return True
+
+    def _end_inflight(self, batch: list[Commit], outcome: BaseException | None, *, by_loop: bool) -> None:
+        with self.lock:
+            self._inflight = None
+            self._enter(CommitState.IDLE)
+        try:
+            self._finish_batch(batch, outcome)
+        finally:
+            if by_loop:
+                self._commit_lock.release()
+            else:
+                self._release_commit_lock()
+                self._on_finished_elsewhere()
+
+    def _enter(self, state: CommitState) -> None:
+        assert state in _TRANSITIONS[self._state], f"{self._state} cannot become {state}"
+        self._state = state
+
+    def _wait_for_inflight(self) -> None:
+        """Wait until no batch is in flight, and finish it here if its event loop does not: the loop may be gone."""
+        while self._state is not CommitState.IDLE and (fsync_thread := self._fsync_thread) is not None:
+            has_writer = self._thread is not None and self._thread.is_alive()
+            if has_writer or not self._take_over_batch():
+                fsync_thread.wait(COMPLETION_POLL_S)
+                self.finish_commit(by_loop=False)
+
+    # ── one batch, with the commit lock held ──────────────────────────────────────────────────
+
+    def _commit_batch(self, gathered_us: int) -> bool:
+        batch = self._take_batch()
+        if not batch:
+            return False
+        guard = InterruptGuard()
+        vital = all(commit.may_use_reserve for commit in batch)
+        outcome = self._write_and_sync(batch, gathered_us, guard, vital=vital)
+        if isinstance(outcome, DiskFull) and not vital:
+            # New records are refused; commits that free space are tried again without them.
+            rest = [commit for commit in batch if commit.may_use_reserve]
+            self._finish_batch([commit for commit in batch if not commit.may_use_reserve], outcome)
+            if rest:
+                self._finish_batch(rest, self._write_and_sync(rest, gathered_us, guard, vital=True))
+        else:
+            self._finish_batch(batch, outcome)
+        guard.raise_pending()
+        return True
+
+    def _take_batch(self) -> list[Commit]:
+        """Take the next batch from the queue: as many commits as the limits allow, and at least one."""
+        frames = size = 0
+        batch: list[Commit] = []
+        with self.lock:
+            while self._queue:
+                commit = self._queue[0]
+                frames, size = frames + commit.frames, size + commit.size
+                if batch and (frames > self._batch_frames or size > self._batch_bytes):
+                    break
+                batch.append(self._queue.popleft())
+        return batch
+
+    def _write_and_sync(
+        self, batch: list[Commit], gathered_us: int, guard: InterruptGuard, *, vital: bool
+    ) -> BaseException | None:
+        """Write a batch, and sync it if a commit is durable; return the error, if any."""
+        try:
+            if self._write(batch, gathered_us, partial(guard.run, partial(self.writer.write, vital=vital))):
+                self.sync_us = guard.run(self._sync)
+        except BaseException as error:
+            return error
+        return None
+
+    def _write(self, batch: list[Commit], gathered_us: int, write: Callable[..., None]) -> bool:
+        """Write a batch with `write`; return whether it needs a sync."""
+        pieces: list[Buffer] = []
+        prepended = copied = frames = size = 0
+        durable = False
+        for commit in batch:
+            prepended -= commit.frames
+            commit.before_write()
+            prepended += commit.frames
+            copied += commit.copied_frames
+            pieces += commit.pieces
+            frames, size, durable = frames + commit.frames, size + commit.size, durable or commit.durable
+        start_us = self._now_us()
+        if gathered_us:
+            for commit in batch:
+                commit.delayed_us = min(start_us - commit.queued_us, gathered_us)
+        write(pieces, size=size, frames=frames)
+        if self.writer.should_prepare_next or (not durable and self.writer.should_sync):
+            self.on_tick_needed()
+        self.write_us, self.sync_us = self._now_us() - start_us, 0
+        offset, reader = self.writer.position.pos - size, self.writer.reader
+        for commit in batch:
+            commit.offset, commit.file = offset, reader
+            offset += commit.size
+        stats = self._stats
+        stats.batches += bool(frames)
+        stats.frames, stats.copied_frames = stats.frames + frames - prepended - copied, stats.copied_frames + copied
+        stats.bytes += size
+        return durable
+
+    def _sync(self) -> int:
+        start_us = self._now_us()
+        if not self.writer.sync():
+            return 0
+        took_us = self._now_us() - start_us
+        with self.lock:
+            self._stats.record_sync(took_us)
+        return took_us
+
+    def _finish_batch(self, batch: list[Commit], outcome: BaseException | None) -> None:
+        """Give a batch its outcome. An outcome that is not an Error trips the latch and is raised afterwards."""
+        if outcome is not None and not isinstance(outcome, Error):
+            self._fail_all(batch, outcome)
+            raise outcome
+        if outcome is None:
+            self._acked_position = self.writer.position
+        self._notify_batch(batch, outcome)
+        if self._latch.is_tripped:
+            try:
+                self._latch.check()
+            except Latched as error:
+                self._notify_batch(self._drain_queue(), error)
+
+    def _notify_batch(self, batch: list[Commit], error: Error | None) -> None:
+        notified = 0
+        try:
+            for commit in batch:
+                notified += 1
+                commit.on_done(error)
+        except BaseException as failure:
+            # The state in memory no longer follows the WAL: continuing would make it worse.
+            self._fail_all(batch[notified:], failure)
+            raise
+
+    def _fail_all(self, batch: list[Commit], cause: BaseException) -> None:
+        """Trip the latch and fail every commit without an outcome, even if their `on_done` raises."""
+        error = self._latch.trip(cause, "committing")
+        error.__cause__ = cause
+        for commit in (*batch, *self._drain_queue()):
+            with suppress(BaseException):
+                commit.on_done(error)
+
+    def _drain_queue(self) -> list[Commit]:
+        with self.lock:
+            commits = list(self._queue)
+            self._queue.clear()
+        return commits
+
+    # ── the commit lock and the writer thread ─────────────────────────────────────────────────
+
+    def _acquire_commit_lock(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Take the commit lock. A thread that began the batch in flight finishes it first: it holds the lock itself."""
+        inflight = self._inflight
+        if inflight is not None and inflight.thread_id == get_ident():
+            self._wait_for_inflight()
+        return self._commit_lock.acquire(blocking, timeout)
+
+    def _release_commit_lock(self) -> None:
+        """Release the commit lock, then check the queue: a thread that found the lock taken had submitted before, so
+        its commit is seen here and the writer thread commits it."""
+        self._commit_lock.release()
+        if self._queue:
+            self.wake_writer()
 
     @contextmanager
     def _hold_commit_lock(self) -> Iterator[None]:
-        self._finish_own_inflight()
-        self._commit_lock.acquire()
+        self._acquire_commit_lock()
         try:
             yield
         finally:
             self._release_commit_lock()
 
-    def _run(self) -> None:
+    def wake_writer(self) -> None:
+        """Make the writer thread, if there is one, commit the queue."""
+        with self.lock:
+            self._wake_writer_locked()
+
+    def _wake_writer_locked(self) -> None:
+        if not self._writer_wanted:
+            self._writer_wanted = True
+            self._wake.notify()
+
+    def _run_writer(self) -> None:
         while self._wait_for_work():
-            if self._inflight is not None and (self._check_inflight() or not self._has_work):
+            if self._state is not CommitState.IDLE and (self._check_inflight() or not self._has_work):
                 continue
-            began_us = self._now_us()
+            start_us = self._now_us()
             slices = wait_for_more_commits(self.window_ms(), lambda: self._submitted, self._pause)
             with self.lock:
                 self._writer_wanted = False
-            # Not for ever: whoever has the turn may have left it to this thread.
-            if (
-                not self.commit_pending(
-                    timeout=COMMIT_LOCK_TIMEOUT_S, gathered_us=self._now_us() - began_us if slices else 0
-                )
-                and self._queue
-            ):
+            gathered_us = self._now_us() - start_us if slices else 0
+            if not self.commit_pending(timeout=COMMIT_LOCK_TIMEOUT_S, gathered_us=gathered_us) and self._queue:
                 self.wake_writer()
 
     @property
     def _has_work(self) -> bool:
-        """Whether the writer thread is to commit what is queued."""
-        return bool(self._queue) and (self._writer_wanted or self._closing)
+        """Whether the writer thread should commit the queue."""
+        return bool(self._queue) and (self._writer_wanted or self._is_closed)
 
     def _wait_for_work(self) -> bool:
-        """Park until there is something to commit, or to look at; False once there never will be."""
+        """Block the writer thread until there is a queue to commit or a batch in flight to check; False: it ends."""
         with self.lock:
-            while not self._handed_to_writer and not self._has_work:
-                if self._closing and self._inflight is None:
+            while self._state is not CommitState.HANDED_OVER and not self._has_work:
+                if self._is_closed and self._state is CommitState.IDLE:
                     return False
                 self._writer_wanted = False
-                # A loop that was to come for what is queued may not come any more either.
-                left = self._fsync_thread is not None and bool(self._queue)
-                self._is_sleeping = self._inflight is None and self._begin_count == self._last_seen[0] and not left
-                self._last_seen = (self._begin_count, self._last_seen[1])
-                woken = self._wake.wait(None if self._is_sleeping else COMPLETION_POLL_S)
-                self._is_sleeping = False
-                if self._inflight is None:
-                    self._writer_wanted = self._writer_wanted or (left and not woken)
+                # The event loop that should commit the queue may be gone: after one interval this thread commits it.
+                is_loops_queue = self._fsync_thread is not None and bool(self._queue)
+                is_idle = self._state is CommitState.IDLE and not is_loops_queue
+                # While batches are begun it polls: waking it for each one would cost a thread switch a batch.
+                self._writer_is_asleep = is_idle and self._begin_count == self._seen_begin
+                self._seen_begin = self._begin_count
+                woken = self._wake.wait(None if self._writer_is_asleep else COMPLETION_POLL_S)
+                self._writer_is_asleep = False
+                if self._state is CommitState.IDLE:
+                    self._writer_wanted = self._writer_wanted or (is_loops_queue and not woken)
                 elif not woken or self.inflight_us >= COMPLETION_POLL_S * 1e6:
                     return True
             return True
 
+    def _check_inflight(self) -> bool:
+        """Finish the batch in flight if it was handed over, or if this is the second check of it: then its event loop
+        may be gone. Return whether it is finished."""
+        inflight = self._inflight
+        if self._take_over_batch():
+            return True
+        if inflight is None:
+            return False
+        is_second_check, self._checked_begin = inflight.number == self._checked_begin, inflight.number
+        return is_second_check and self.finish_commit(by_loop=False)
+
     def _pause(self, seconds: float) -> None:
         with self.lock:
-            if not self._closing:
+            if not self._is_closed:
                 self._wake.wait(seconds)

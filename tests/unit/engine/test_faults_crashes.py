@@ -99,11 +99,11 @@ def to_the_edge(log: Engine, skipped: int) -> None:
     """Let what comes `skipped` bytes after the begin of the next write of each shard begin just before the end of a
     sector, so that power can fail in its middle. The next write begins with a mark: this one was synced."""
     for name, shard in (("f", log._context.shards[0]), ("other", log._context.shards[1])):
-        mark = len(shard._writer._next_mark()[1])
+        mark = len(shard.writer._next_mark()[1])
         size = mark + FRAME_BYTES + skipped + 20
         log.topic(name).append(bytes(-(shard.position().pos + size) % SECTOR_BYTES))
         assert (shard.position().pos + skipped) % SECTOR_BYTES == SECTOR_BYTES - 20
-        assert len(shard._writer._next_mark()[1]) == SYNC_MARK_BYTES
+        assert len(shard.writer._next_mark()[1]) == SYNC_MARK_BYTES
 
 
 def edged(harness: FaultHarness, skipped: int) -> FaultHarness:

@@ -35,7 +35,7 @@ async def answer(asked: FakeExchange) -> tuple[int, Any]:
 def narrow(world: ServerHarness, queue_max: int) -> Shard:
     """A queue so short that it is full at once; commits wait until `let`."""
     shard = world.engine.shards[0]
-    shard._queue_max = queue_max
+    shard.queue_max = queue_max
     return shard
 
 
@@ -241,7 +241,7 @@ def test_a_write_whose_topic_went_while_it_waited_is_told_so() -> None:
         shard = narrow(world, 1)
         first, second = world.begin("POST", WRITE, one(0)), world.begin("POST", WRITE, one(1))
         shard.commit_pending()
-        shard._queue_max = 10
+        shard.queue_max = 10
         world.engine.drop("t")
         assert topic.is_dropped
         assert (await answer(first))[0] == 200

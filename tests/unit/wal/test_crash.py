@@ -247,7 +247,7 @@ def begun_and_ended(history: History) -> None:
 
     def end() -> None:
         if shard.has_inflight_batch:
-            assert shard._finish_handed_over()
+            assert shard._take_over_batch()
 
     for number, data in enumerate((A, B, C, D, E, F)):
         bench.submit([data], durable=number % 3 != 1)

@@ -184,7 +184,7 @@ def test_the_writer_thread_is_sent_for_what_is_queued_by_who_ends_what_another_b
             first = begun(bench, b"begun")
             behind = [bench.submit([b"behind"])] if queued else []
             select([heard], [], [], TIMEOUT_S)
-            assert shard._finish_abandoned()
+            assert shard.finish_commit(by_loop=False)
             assert first.done
             assert shard._writer_wanted is queued
             shard.commit_pending()
@@ -277,7 +277,7 @@ def test_one_that_sleeps_is_woken_for_what_was_begun(tmp_path: Path) -> None:
         shard = bench.shard
         for _ in range(2):
             until = monotonic() + TIMEOUT_S
-            while not shard._is_sleeping:
+            while not shard._writer_is_asleep:
                 assert monotonic() < until
             token = bench.submit([b"begun"])
             assert shard.begin_commit()
@@ -428,7 +428,7 @@ def test_what_is_left_to_a_writer_thread_that_gathers_is_ended_all_the_same(loop
 def test_nothing_is_begun_once_it_is_closed(loop: Loop) -> None:
     token = loop.bench.submit([b"queued"])
     with loop.shard.lock:
-        loop.shard._closing = True
+        loop.shard._is_closed = True
     assert not loop.shard.begin_commit()
     assert token.wait(TIMEOUT_S) == 1
 
