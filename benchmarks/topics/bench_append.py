@@ -11,7 +11,7 @@ records: they differ by a factor of a thousand. Files are removed after each rou
 not grow into memory that the machine has never touched.
 
 Appending is not the whole of it: a WAL has to be emptied, an LSM tree merged. So the last rows write more than a
-WAL holds, and the clock stops when every record lies, synced, where it stays.
+WAL holds, and the clock stops when every record is synced in its final place.
 """
 
 from __future__ import annotations

@@ -46,12 +46,12 @@ _TEXT = """# Performance
 
 What the topics engine does on one machine, beside what that machine allows and beside the stores that a Python
 program would otherwise embed. Every figure is the median of several rounds in which all candidates took turns. This
-page is made from the results of runs; how they are measured is told in the [benchmarks](../benchmarks/README.md).
+page is generated from the results of runs; the method is described in the [benchmarks](../benchmarks/README.md).
 
 The machine: {machine}.
 It is virtual; its load was {loads} when measurements began. **Between two runs a figure moves
 by 20 to 40 %, one that waits for the disk by more; differences below 1.25 × are noise.** Trust ratios inside a table,
-not figures across tables.
+not numbers across tables.
 
 ## Targets
 
@@ -67,7 +67,7 @@ A class stands with the stores that promise the same. `persist-queue` has no bat
 at NORMAL; both write record by record. `memory` promises nothing, although what it wrote survives a kill.
 
 Appending is not the whole of it: the next rows write more than a WAL holds, and the clock stops when every record
-lies, synced, where it stays.
+is synced in its final place.
 
 {settled}
 

@@ -443,7 +443,7 @@ def sentence_complaints(text: str) -> Iterator[str]:
     reserve = make_codec("narwhal", LogConfig()).index_prealloc_bytes
     unfinished = int.from_bytes(make_codec("rustlog", LogConfig()).encode_stream_header(0, 0, Batch([b""]), -1)[:4])
     sentences = [
-        f"bytes behind this field: {frame.FRAME_LEN_MIN} + N + M + P",
+        f"bytes after this field: {frame.FRAME_LEN_MIN} + N + M + P",
         f"The smallest frame has {frame.OVERHEAD_BYTES} bytes",
         f"frame_len below {frame.FRAME_LEN_MIN};",
         f"1 to {max(frame.FRAME_NAMES)}; 0 is never written",
