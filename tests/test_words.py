@@ -1,8 +1,8 @@
 """Plain words: names and prose use the words of the field, and every package has a map.
 
 A private word costs every new reader a search. `BANNED` lists those that were used here, with words that readers know
-from Kafka, PostgreSQL, asyncio or HTTP. The checks are functions from text to complaints, so that the tests beside them can
-plant a violation.
+from Kafka, PostgreSQL, asyncio or HTTP. The checks are functions from text to complaints, so that the tests beside them
+can plant a violation.
 """
 
 from __future__ import annotations
