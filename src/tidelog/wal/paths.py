@@ -1,21 +1,18 @@
-"""Where the files of the WAL lie. The only module that knows their names.
+"""Names and places of the WAL's files. The only module that knows them.
 
-    wal/                              one shard: files directly here, group key ""
-      CURRENT                         names the newest file: where that one is gone, it was lost
-      NEWEST-0000000000000412-1048576 the same in the name of an empty file, should CURRENT be lost as well
-      SPARE                           zeros, made ahead of time, of which the next file is made
-      RESERVE                         room that is given up where the disk is full, for deletes and checkpoints
+    wal/                              one shard: files directly here, shard key ""
+      CURRENT                         names the newest file: if that one is gone, it was lost
+      NEWEST-0000000000000412-1048576 the same in the name of an empty file, in case CURRENT is lost as well
+      SPARE                           the next file, filled with zeros ahead of time
+      RESERVE                         disk space for deletes and checkpoints, released when the disk is full
       wal-0000000000000001.log
       wal-0000000000000412.log
-    wal/shard-00/, wal/shard-01/ …    several shards: one directory each, group key "shard-00" …
+    wal/shard-00/, wal/shard-01/ …    several shards: one directory each, shard key "shard-00" …
 
-The number in a file's name is the ordinal of its first frame in the group, from 1, so numbers
-rise and no two files ever share one. Sixteen digits, more where the number needs them: names are
-read as numbers and sorted as numbers. Names we did not make are left alone.
+The number in a file's name is the ordinal of its first frame in the shard, from 1: numbers increase and are unique.
+They have sixteen digits, or more if needed, and are parsed and sorted as numbers. Files with other names are ignored.
 
-[shell] Bytes of a WAL file that are read where they are, instead of being kept in memory.
-
-[shell] Letting go of WAL files that a checkpoint covers.
+Also here: ranges of WAL files that are read in place (`WalRange`), and the removal of files that a checkpoint covers.
 """
 
 from __future__ import annotations
@@ -38,9 +35,9 @@ CURRENT: Final = "CURRENT"
 PREALLOCATED: Final = "SPARE"
 RESERVE: Final = "RESERVE"
 NEWEST: Final = "NEWEST"
-DISPOSABLE_FILES: Final = (f"{CURRENT}.tmp", PREALLOCATED, f"{PREALLOCATED}.tmp")  # nothing hangs on these
+DISPOSABLE_FILES: Final = (f"{CURRENT}.tmp", PREALLOCATED, f"{PREALLOCATED}.tmp")  # can be removed at any time
 _FILE_PATTERN = re.compile(r"wal-(\d{16,20})\.log")
-_NEWEST = re.compile(rf"{NEWEST}-(\d{{16,20}})-(\d{{1,20}})")
+_NEWEST_PATTERN = re.compile(rf"{NEWEST}-(\d{{16,20}})-(\d{{1,20}})")
 _SHARD_PATTERN = re.compile(r"shard-(\d{2,})")
 _NUMBER_MAX: Final = (1 << 64) - 1
 _CURRENT_BYTES_MAX: Final = 128
@@ -48,61 +45,57 @@ _CURRENT_PATTERN = re.compile(rb"(wal-\d{16,20}\.log)\nbytes=(\d{20})\nxxh3=([0-
 
 
 class Position(NamedTuple):
-    """A place in the files of a group. Positions of one group compare as the bytes follow each other."""
+    """A position in the files of a shard. Positions of one shard are ordered."""
 
-    file_number: int  # the number of the file
+    file_number: int
     pos: int
 
 
 class CurrentFile(NamedTuple):
-    """What CURRENT says: the file was made, and is the newest unless a later one is there."""
+    """The content of CURRENT: the file existed, and is the newest unless a later one exists."""
 
     file_number: int
-    size_max: int | None  # bytes that it may hold at most; None: as earlier versions wrote it, which proves nothing
+    size_max: int | None  # upper bound of its bytes; None: written by an earlier version, proves nothing
 
 
 class Proof(NamedTuple):
-    """The newest file that is proven to have been made."""
+    """The newest file that is proven to have existed."""
 
     first: int
-    size: int  # bytes that it may hold at most
+    size: int  # upper bound of its bytes
     source: str  # the name of the file that proves it
 
 
 def shard_keys(shards: int) -> list[str]:
-    """The group keys of a WAL with this many shards."""
+    """The shard keys of a WAL with this many shards."""
     if shards < 1:
         raise BadInput(f"a WAL has at least one shard, not {shards}")
     return [SINGLE_SHARD_KEY] if shards == 1 else [f"shard-{number:02d}" for number in range(shards)]
 
 
 def shard_for_topic(topic_id: int, shards: int) -> int:
-    """Which shard takes a topic's frames: the same one as long as the number of shards is. 0 is no topic's id."""
+    """The shard of a topic's frames, which is stable for a given number of shards. 0 is not a topic's id."""
     return xxh3_64_intdigest(topic_id.to_bytes(8, "little")) % shards if topic_id else 0
 
 
 def shard_directory(wal: str, key: str) -> str:
-    """Where the files of a group lie."""
+    """The directory of a shard's files."""
     return join(wal, key) if key else wal
 
 
 def list_shard_keys(disk: Disk, wal: str) -> list[str]:
-    """The keys of all groups that are on disk, by number, whatever count of shards is configured now."""
+    """The keys of all shards on disk, by number, regardless of the configured number of shards."""
     if disk.stat(wal) is None:
         return []
-    found = []
+    keys = [SINGLE_SHARD_KEY] if list_file_numbers(disk, wal) or proven_current(disk, wal) else []
+    numbers = []
     for name in disk.list_dir(wal):
-        known = _SHARD_PATTERN.fullmatch(name)
-        if known and name == f"shard-{int(known[1]):02d}" and _is_dir(disk, join(wal, name)):
-            found.append((int(known[1]), name))
-    return [SINGLE_SHARD_KEY] * bool(list_file_numbers(disk, wal) or proven_current(disk, wal)) + [
-        name for _, name in sorted(found)
-    ]
-
-
-def _is_dir(disk: Disk, path: str) -> bool:
-    found = disk.stat(path)
-    return found is not None and found.is_dir
+        match = _SHARD_PATTERN.fullmatch(name)
+        if match and name == f"shard-{int(match[1]):02d}":
+            info = disk.stat(join(wal, name))
+            if info is not None and info.is_dir:
+                numbers.append(int(match[1]))
+    return keys + [f"shard-{number:02d}" for number in sorted(numbers)]
 
 
 def file_name(first: int) -> str:
@@ -110,9 +103,9 @@ def file_name(first: int) -> str:
 
 
 def parse_file_name(name: str) -> int | None:
-    """The number in a file's name; None for a name that is not a WAL file's."""
-    known = _FILE_PATTERN.fullmatch(name)
-    first = int(known[1]) if known else 0
+    """The number in a file's name; None if it is not a WAL file's name."""
+    match = _FILE_PATTERN.fullmatch(name)
+    first = int(match[1]) if match else 0
     return first if 0 < first <= _NUMBER_MAX and file_name(first) == name else None
 
 
@@ -121,72 +114,73 @@ def file_path(directory: str, first: int) -> str:
 
 
 def list_file_numbers(disk: Disk, directory: str) -> list[int]:
-    """The numbers of the files of a group, rising; none where the directory is not there."""
+    """The numbers of a shard's files, in order; empty if the directory does not exist."""
     if disk.stat(directory) is None:
         return []
     return sorted(first for name in disk.list_dir(directory) if (first := parse_file_name(name)) is not None)
 
 
 def encode_current(first: int, size: int) -> bytes:
-    """What CURRENT holds: always as long for a name of sixteen digits, so that it can be overwritten in its place."""
-    said = f"{file_name(first)}\nbytes={size:020d}\n".encode()
-    return said + b"xxh3=%016x\n" % xxh3_64_intdigest(said)
+    """The content of CURRENT. Its length is the same for all numbers of sixteen digits: it can be overwritten."""
+    body = f"{file_name(first)}\nbytes={size:020d}\n".encode()
+    return body + b"xxh3=%016x\n" % xxh3_64_intdigest(body)
 
 
 def read_current(disk: Disk, directory: str) -> CurrentFile | None:
-    """What CURRENT says; None where it is missing, garbage or unreadable."""
+    """Read CURRENT; None if it is missing, invalid or unreadable."""
     try:
         file = disk.open(join(directory, CURRENT))
         try:
-            said = file.read(0, _CURRENT_BYTES_MAX)
+            content = file.read(0, _CURRENT_BYTES_MAX)
         finally:
             file.close()
     except OSError:
         return None
-    known = _CURRENT_PATTERN.fullmatch(said)
-    if known is None:
-        first = parse_file_name(said.decode("ascii", "replace").removesuffix("\n"))
+    match = _CURRENT_PATTERN.fullmatch(content)
+    if match is None:
+        first = parse_file_name(content.decode("ascii", "replace").removesuffix("\n"))
         return None if first is None else CurrentFile(first, None)
-    first = parse_file_name(known[1].decode())
-    if first is None or encode_current(first, int(known[2])) != said:
+    first = parse_file_name(match[1].decode())
+    if first is None or encode_current(first, int(match[2])) != content:
         return None
-    return CurrentFile(first, int(known[2]))
+    return CurrentFile(first, int(match[2]))
 
 
 def current_file_number(disk: Disk, directory: str) -> int | None:
-    """The file that CURRENT names; None where it names none. Which file is the newest the listing decides."""
-    said = read_current(disk, directory)
-    return None if said is None else said.file_number
+    """The number of the file that CURRENT names; None if it names none. The directory listing decides which file is the
+    newest."""
+    current = read_current(disk, directory)
+    return None if current is None else current.file_number
 
 
 def newest_name(first: int, size: int) -> str:
-    """The name of the empty file that says the same as `current_content`."""
+    """The name of the empty file with the same information as `encode_current`."""
     return f"{NEWEST}-{first:016d}-{size}"
 
 
 def newest_names(disk: Disk, directory: str) -> dict[str, Proof]:
-    """What the names of NEWEST files say, by name. A writer keeps one; a crash may leave an older one."""
+    """The proofs in the names of NEWEST files, by name. A writer keeps one; a crash may leave an older one."""
     if disk.stat(directory) is None:
         return {}
-    found = {}
+    proofs = {}
     for name in disk.list_dir(directory):
-        known = _NEWEST.fullmatch(name)
-        if known and name == newest_name(int(known[1]), int(known[2])):
-            found[name] = Proof(int(known[1]), int(known[2]), name)
-    return found
+        match = _NEWEST_PATTERN.fullmatch(name)
+        if match and name == newest_name(int(match[1]), int(match[2])):
+            proofs[name] = Proof(int(match[1]), int(match[2]), name)
+    return proofs
 
 
 def proven_current(disk: Disk, directory: str) -> Proof | None:
-    """The newest file that CURRENT or a NEWEST file proves to have been made; None where nothing does."""
+    """The newest file that CURRENT or a NEWEST file proves to have existed; None if there is no proof."""
     proofs = list(newest_names(disk, directory).values())
-    said = read_current(disk, directory)
-    if said is not None and said.size_max is not None:
-        proofs.append(Proof(said.file_number, said.size_max, CURRENT))
+    current = read_current(disk, directory)
+    if current is not None and current.size_max is not None:
+        proofs.append(Proof(current.file_number, current.size_max, CURRENT))
     return max(proofs, default=None)
 
 
 def remove_proofs(disk: Disk, directory: str) -> None:
-    """Remove CURRENT and the NEWEST files, durably: what they name may be removed after that."""
+    """Durably remove CURRENT and the NEWEST files. After that the file that they name may be removed."""
     paths = [join(directory, name) for name in (CURRENT, *newest_names(disk, directory))]
     if sum(remove_if_exists(disk, path) for path in paths):
         disk.sync_dir(directory)
@@ -194,7 +188,7 @@ def remove_proofs(disk: Disk, directory: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class WalRange:
-    """A stretch of a WAL file. Holding it keeps the file open, so it can be read after the file's name is gone."""
+    """A range of a WAL file. It keeps the file open, so it can be read after the file was removed."""
 
     file: File
     pos: int
@@ -204,12 +198,12 @@ class WalRange:
         return self.size
 
     def is_followed_by(self, other: WalRange) -> bool:
-        """Whether the other one begins where this one ends."""
+        """Whether the other range begins where this one ends."""
         is_plain = type(self) is WalRange is type(other)
         return is_plain and self.file is other.file and self.pos + self.size == other.pos
 
     def read(self, lo: int, hi: int) -> bytes:
-        """Bytes [lo, hi) of it. Damaged where the disk does not give them back."""
+        """Bytes [lo, hi) of the range. Raises Damaged if they cannot be read."""
         return self._bytes(self.pos + lo, self.pos + hi)
 
     def _bytes(self, lo: int, hi: int) -> bytes:
@@ -217,18 +211,18 @@ class WalRange:
         try:
             content = self.file.read(lo, hi - lo)
         except OSError as error:
-            raise Damaged(f"{self.file.path} cannot be read: {error}; mend the disk and open again") from error
+            raise Damaged(f"{self.file.path} cannot be read: {error}; repair the disk and open again") from error
         if len(content) != hi - lo:
-            raise Damaged(f"{self.file.path} is shorter than what was written to it; run `tidelog check`")
+            raise Damaged(f"{self.file.path} is shorter than the data written to it; run `tidelog check`")
         return content
 
 
 @dataclass(frozen=True, slots=True)
 class GatheredRange(WalRange):
-    """Frames of one topic with frames of others between them, as if they were back to back."""
+    """Frames of one topic that have frames of others between them, read as if they were back to back."""
 
     starts: Ints  # of each frame, in the file
-    ends: Ints  # of each frame, in what this reads as
+    ends: Ints  # of each frame, in the gathered bytes
 
     @classmethod
     def from_frames(cls, file: File, starts: Ints, sizes: Ints) -> GatheredRange:
@@ -244,29 +238,29 @@ class GatheredRange(WalRange):
         sizes = np.diff(ends, prepend=before)
         base = int(starts[0])
         raw = memoryview(self._bytes(base, int(starts[-1] + sizes[-1])))
-        places = zip((starts - base).tolist(), (starts - base + sizes).tolist(), strict=True)
-        return b"".join([raw[at:end] for at, end in places])[lo - before : hi - before]
+        bounds = zip((starts - base).tolist(), (starts - base + sizes).tolist(), strict=True)
+        return b"".join([raw[start:end] for start, end in bounds])[lo - before : hi - before]
 
 
 def remove_old_files(disk: Disk, wal: str, key: str, first: int) -> int:
-    """Remove the files of a group below number `first`, oldest first; return how many. The order matters: whatever a
-    power cut leaves is a group without a hole. A group of which no file is left goes with its directory, and before its
-    files CURRENT and NEWEST are removed, which say that there are some."""
-    place = shard_directory(wal, key)
-    numbers = list_file_numbers(disk, place)
+    """Remove the files of a shard with numbers below `first`, oldest first; return how many. With this order a power
+    cut leaves no hole in the shard. If no file is left, the directory is removed too. CURRENT and NEWEST, which prove
+    that files existed, are removed before the files."""
+    directory = shard_directory(wal, key)
+    numbers = list_file_numbers(disk, directory)
     stale = [number for number in numbers if number < first]
-    if disk.stat(place) is None:
+    if disk.stat(directory) is None:
         return 0
-    ended = len(stale) == len(numbers)
-    if ended:
-        remove_proofs(disk, place)
+    is_empty = len(stale) == len(numbers)
+    if is_empty:
+        remove_proofs(disk, directory)
     for number in stale:
-        remove_if_exists(disk, file_path(place, number))
-    hints = [remove_if_exists(disk, join(place, name)) for name in DISPOSABLE_FILES if ended]
-    if stale or any(hints):
-        disk.sync_dir(place)
-    if ended and key != SINGLE_SHARD_KEY:
-        with suppress(OSError):  # something else lies in it
-            disk.remove_dir(place)
+        remove_if_exists(disk, file_path(directory, number))
+    removed = [remove_if_exists(disk, join(directory, name)) for name in DISPOSABLE_FILES if is_empty]
+    if stale or any(removed):
+        disk.sync_dir(directory)
+    if is_empty and key != SINGLE_SHARD_KEY:
+        with suppress(OSError):  # it contains other files
+            disk.remove_dir(directory)
             disk.sync_dir(wal)
     return len(stale)
