@@ -146,7 +146,6 @@ class Append(Commit):
         "first",
         "frame_buffers",
         "frames_in_memory",
-        "future",
         "key",
         "needs_reservation",
         "pending_reservation",
@@ -156,6 +155,7 @@ class Append(Commit):
         "topic",
         "ts_ms",
     )
+    future: CommitFuture[Appended]
 
     def __init__(self, topic: TopicState, first: int, ts_ms: int, batch: Records, key: str | None) -> None:
         self.frames_in_memory: list[bytes] = []  # its frames, where they stay in memory
@@ -172,7 +172,8 @@ class Append(Commit):
                 topic.id, first, ts_ms, batch, durable=topic.is_durable
             )
             self.stats = batch_stats(batch, frames)
-        super().__init__(frames, frames=len(frames), durable=topic.is_durable)
+        self.shard = topic.shard
+        super().__init__(frames, frames=len(frames), durable=topic.is_durable, future=CommitFuture(self.shard))
         if key is not None:  # in front: a write that breaks off may leave it alone there, and it then does not count
             body = control_frames.WriteKey(key=key, first=first, last=first + len(batch) - 1)
             self.prepend(frame.encode(body.KIND, topic_id=topic.id, ts_ms=ts_ms, data=control_frames.encode(body)))
@@ -182,8 +183,6 @@ class Append(Commit):
         self.needs_reservation = topic.config.durability == "disk"
         self.reserved_ceiling = 0  # what its ack puts on record
         self.pending_reservation: PendingReservation | None = None  # and what a later sync does
-        self.shard = topic.shard
-        self.future: CommitFuture[Appended] = CommitFuture(self.shard)
 
     @property
     def needs_sync(self) -> bool:
@@ -198,7 +197,7 @@ class Append(Commit):
             self, self.topic, self.shard, self.first, last, self.ts_ms
         )
 
-    def on_done(self, error: Error | None) -> None:
+    def apply(self, error: Error | None) -> Appended:
         core = self.topic
         last = self.first + self.count - 1
         with core.lock:
@@ -226,11 +225,12 @@ class Append(Commit):
             elif self.key is not None:
                 core.idempotency_window.complete(self.key, appended, core.context.clock.monotonic_ms())
         self._release_buffer()
+        return appended
+
+    def on_done(self, error: Error | None) -> None:
+        super().on_done(error)
         if error is None:
-            self.future.set_result(appended)
-            core.notify_listeners()
-        else:
-            self.future.set_exception(error)
+            self.topic.notify_listeners()
 
     def _publish(self) -> None:
         core, told, laid = self.topic, self.stats, self.frame_buffers

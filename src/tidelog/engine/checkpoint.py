@@ -44,11 +44,11 @@ from tidelog.engine.routing import recovery
 from tidelog.engine.segment import CODEC, Segment, SegmentFiles
 from tidelog.engine.tag_search import write_tag_index
 from tidelog.engine.topic_state import WAL_DIR, EngineContext, TopicState
-from tidelog.errors import Corrupt, Error, Forked, NewerFormat
+from tidelog.errors import Corrupt, Forked, NewerFormat
 from tidelog.formats import control_frames, deletion_vector, footer, frame, scan, segment_index
 from tidelog.formats.control_frames import CheckpointMark, TopicMark
 from tidelog.types import Buffer
-from tidelog.wal import Commit, CommitFuture, Position, Shard, paths
+from tidelog.wal import Commit, CommitFuture, paths
 from tidelog.wal.paths import remove_old_files
 
 _COPY_CHUNK_BYTES = 1 << 20
@@ -62,21 +62,6 @@ class SegmentWrite(NamedTuple):
     segment: Segment | None  # None: it has no file yet
     memtables: list[tuple[MemTable, bytes]]  # each with its index
     is_complete: bool
-
-
-class CheckpointCommit(Commit):
-    __slots__ = ("future",)
-
-    def __init__(self, shard: Shard, mark: CheckpointMark, ts_ms: int) -> None:
-        made = frame.encode(frame.CHECKPOINT_MARK, ts_ms=ts_ms, data=control_frames.encode(mark))
-        super().__init__([made], frames=1, durable=True)
-        self.future: CommitFuture[None] = CommitFuture(shard)
-
-    def on_done(self, error: Error | None) -> None:
-        if error is None:
-            self.future.set_result(None)
-        else:
-            self.future.set_exception(error)
 
 
 @dataclass(slots=True)
@@ -664,17 +649,17 @@ def _write_marks(context: EngineContext, rows: Iterable[TopicRow]) -> None:
         )
         for row in rows
     ]
-    tokens = []
+    futures: list[CommitFuture[None]] = []
     for shard in context.shards:
-        mine = tuple(mark for mark in marks if context.shard(mark.topic_id) is shard)
-        at: Position = shard.synced_position()
-        commit = CheckpointCommit(
-            shard, CheckpointMark(wal_first=at.file_number, wal_pos=at.pos, topics=mine), context.now_ms()
-        )
-        shard.submit(commit)
-        tokens.append(commit.future)
-    for token in tokens:
-        token.wait()
+        topics = tuple(mark for mark in marks if context.shard(mark.topic_id) is shard)
+        synced = shard.synced_position()
+        body = CheckpointMark(wal_first=synced.file_number, wal_pos=synced.pos, topics=topics)
+        encoded = frame.encode(body.KIND, ts_ms=context.now_ms(), data=control_frames.encode(body))
+        future: CommitFuture[None] = CommitFuture(shard)
+        shard.submit(Commit([encoded], frames=1, durable=True, future=future))
+        futures.append(future)
+    for future in futures:
+        future.wait()
 
 
 def _remove_unneeded(

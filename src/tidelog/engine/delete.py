@@ -51,7 +51,8 @@ class MatchedRecords(NamedTuple):
 class DeleteCommit(Commit):
     """The frame's seq is the number of the delete: rows of the ledger are told apart by it."""
 
-    __slots__ = ("actor", "body", "found", "future", "number", "topic")
+    __slots__ = ("actor", "body", "found", "number", "topic")
+    future: CommitFuture[Deleted]
 
     def __init__(
         self,
@@ -68,23 +69,18 @@ class DeleteCommit(Commit):
             ts_ms=topic.next_timestamp_ms(),
             data=control_frames.encode(body),
         )
-        super().__init__([made], frames=1, durable=topic.is_durable)
+        super().__init__([made], frames=1, durable=topic.is_durable, future=CommitFuture(topic.shard))
         self.topic, self.body, self.number, self.actor, self.found = topic, body, number, actor, found
-        self.future: CommitFuture[Deleted] = CommitFuture(topic.shard)
 
-    def on_done(self, error: Error | None) -> None:
+    def apply(self, error: Error | None) -> Deleted | Error | None:
         if error is not None:
-            self.future.set_exception(error)
-            return
-        outcome: Deleted | Error
+            return None
         with self.topic.lock:
             try:
-                outcome = _delete_result(
-                    self.topic, apply_delete(self.topic, self.body, self.number, self.actor, found=self.found)
-                )
+                count = apply_delete(self.topic, self.body, self.number, self.actor, found=self.found)
+                return _delete_result(self.topic, count)
             except Error as damage:
-                outcome = damage  # it is logged, and done again when the damage is mended
-        self.future.set_result(outcome)
+                return damage  # it is logged, and applied again after a repair
 
 
 def parse_tag_match(match: object, undone: str = "nothing was deleted") -> Match | None:

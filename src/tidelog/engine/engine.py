@@ -49,7 +49,8 @@ class ControlCommit(Commit):
     applies the caps to records up to there, because the snapshot may already hold later ones.
     """
 
-    __slots__ = ("_apply", "future")
+    __slots__ = ("_apply",)
+    future: CommitFuture[None]
 
     def __init__(self, topic: TopicState, body: Body, apply: Callable[[], None]) -> None:
         seq, ts_ms = (
@@ -57,18 +58,14 @@ class ControlCommit(Commit):
             topic.context.now_ms(),
         )
         made = frame.encode(body.KIND, topic_id=topic.id, seq=seq, ts_ms=ts_ms, data=control_frames.encode(body))
-        super().__init__([made], frames=1, durable=True)
+        super().__init__([made], frames=1, durable=True, future=CommitFuture(topic.shard))
         # The ledger of gaps is made where the first removal is told of, which a checkpoint waits for.
         self.may_use_reserve = topic.name.startswith(OWN) or not isinstance(body, control_frames.TopicCreate)
         self._apply = apply
-        self.future: CommitFuture[None] = CommitFuture(topic.shard)
 
-    def on_done(self, error: Error | None) -> None:
+    def apply(self, error: Error | None) -> None:
         if error is None:
             self._apply()
-            self.future.set_result(None)
-        else:
-            self.future.set_exception(error)
 
 
 class _EngineParts(Protocol):

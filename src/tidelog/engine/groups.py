@@ -74,7 +74,8 @@ class GroupState(NamedTuple):
 class CursorCommit(Commit):
     """A change of one group on its way through the WAL."""
 
-    __slots__ = ("body", "floor", "future", "topic", "ts_ms")
+    __slots__ = ("body", "floor", "topic", "ts_ms")
+    future: CommitFuture[None]
 
     def __init__(self, topic: TopicState, body: GroupCursor) -> None:
         self.topic, self.body, self.ts_ms = topic, body, topic.context.now_ms()
@@ -95,10 +96,9 @@ class CursorCommit(Commit):
                 data=control_frames.encode(told),
             )
             frames.insert(0, made)
-        super().__init__(frames, frames=len(frames), durable=topic.is_durable)
-        self.future: CommitFuture[None] = CommitFuture(topic.shard)
+        super().__init__(frames, frames=len(frames), durable=topic.is_durable, future=CommitFuture(topic.shard))
 
-    def on_done(self, error: Error | None) -> None:
+    def apply(self, error: Error | None) -> None:
         core = self.topic
         with core.lock:
             core.pending_cursor_commits.pop(self.body.group, None)
@@ -108,10 +108,6 @@ class CursorCommit(Commit):
                 apply_cursor(core, self.body, self.ts_ms)
                 core.enforce_caps()  # what nobody holds any more may go
                 core.schedule_maintenance()
-        if error is None:
-            self.future.set_result(None)
-        else:
-            self.future.set_exception(error)
 
 
 def apply_cursor(topic: TopicState, body: GroupCursor, ts_ms: int) -> None:

@@ -26,7 +26,8 @@ from tidelog.wal import Commit, CommitFuture
 class WatermarkCommit(Commit):
     """An advance of the evict floor on its way through the WAL."""
 
-    __slots__ = ("expiry", "floor", "future", "topic")
+    __slots__ = ("expiry", "floor", "topic")
+    future: CommitFuture[int]
 
     def __init__(self, topic: TopicState, floor: int, expiry: int) -> None:
         self.topic, self.floor, self.expiry = topic, floor, expiry
@@ -39,10 +40,10 @@ class WatermarkCommit(Commit):
         made = frame.encode(
             frame.EVICT_WATERMARK, topic_id=topic.id, ts_ms=topic.next_timestamp_ms(), data=control_frames.encode(body)
         )
-        super().__init__([made], frames=1, durable=topic.config.durability != "memory")
-        self.future: CommitFuture[int] = CommitFuture(topic.shard)
+        durable = topic.config.durability != "memory"
+        super().__init__([made], frames=1, durable=durable, future=CommitFuture(topic.shard))
 
-    def on_done(self, error: Error | None) -> None:
+    def apply(self, error: Error | None) -> int | Error:
         core = self.topic
         with core.lock:
             core.pending_floor = None
@@ -52,10 +53,7 @@ class WatermarkCommit(Commit):
                     core.evict(min(self.expiry, core.index.head + 1), "ttl")
                 except Error as damage:
                     error = damage
-        if error is None:
-            self.future.set_result(self.floor)
-        else:
-            self.future.set_exception(error)
+        return error or self.floor
 
 
 def expire_records(topic: TopicState) -> None:

@@ -38,23 +38,24 @@ _SCHEDULE_READ_BYTES = 8 << 20
 class QueueCommit(Commit, Generic[T]):
     """Frames of a queue on their way through the WAL. `finish` is told the outcome with the topic's lock held."""
 
-    __slots__ = ("_finish", "_state", "future")
+    __slots__ = ("_finish", "_state")
+    future: CommitFuture[T]
 
     def __init__(
         self, state: QueueState, pieces: Sequence[Buffer], finish: Callable[[Error | None], T], *, durable: bool
     ) -> None:
-        super().__init__(pieces, frames=len(pieces), durable=durable)
+        super().__init__(pieces, frames=len(pieces), durable=durable, future=CommitFuture(state.topic.shard))
         self._state, self._finish = state, finish
-        self.future: CommitFuture[T] = CommitFuture(state.topic.shard)
 
-    def on_done(self, error: Error | None) -> None:
-        outcome: T | Error
+    def apply(self, error: Error | None) -> T | Error:
         with self._state.topic.lock:
             try:
-                outcome = self._finish(error)
+                return self._finish(error)
             except Error as damage:
-                outcome = damage  # it is logged, and done again when the damage is mended
-        self.future.set_result(error or outcome)
+                return damage  # it is logged, and applied again after a repair
+
+    def on_done(self, error: Error | None) -> None:
+        super().on_done(error)
         self._state.notify_listeners()
 
 

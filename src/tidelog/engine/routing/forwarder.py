@@ -147,7 +147,6 @@ class ForwardCommit(Commit):
         "cursor_after",
         "data_bytes",
         "forwarder",
-        "future",
         "last",
         "needs_reservation",
         "pending_reservation",
@@ -156,6 +155,7 @@ class ForwardCommit(Commit):
         "steps",
         "ts_ms",
     )
+    future: CommitFuture[bool]
 
     def __init__(self, forwarder: Forwarder, steps: list[ForwardBatch], reach: int, weight: int, ts_ms: int) -> None:
         dest = forwarder.dest
@@ -166,7 +166,8 @@ class ForwardCommit(Commit):
         trims = any(made is None for _, made in steps)
         # A gap that a reader was shown is shown again after a power cut.
         durable = dest.is_durable or (trims and dest.config.durability == "disk")
-        super().__init__(pieces, frames=len(pieces), durable=durable)
+        self.shard = dest.shard
+        super().__init__(pieces, frames=len(pieces), durable=durable, future=CommitFuture(self.shard))
         self.copied_frames = len(pieces)
         self.may_use_reserve = False  # new records, though of the target
         self.forwarder, self.steps, self.data_bytes, self.ts_ms = forwarder, steps, weight, ts_ms
@@ -176,8 +177,6 @@ class ForwardCommit(Commit):
         self.needs_reservation = dest.config.durability == "disk"
         self.reserved_ceiling = 0
         self.pending_reservation: PendingReservation | None = None
-        self.shard = dest.shard
-        self.future: CommitFuture[bool] = CommitFuture(self.shard)
 
     @property
     def needs_sync(self) -> bool:
@@ -192,7 +191,7 @@ class ForwardCommit(Commit):
             self, self.forwarder.dest, self.shard, first, self.last, self.ts_ms
         )
 
-    def on_done(self, error: Error | None) -> None:
+    def apply(self, error: Error | None) -> bool:
         lane, dest = self.forwarder, self.forwarder.dest
         with dest.lock:
             dest.staged_records -= self.count
@@ -203,11 +202,12 @@ class ForwardCommit(Commit):
                 lane.cursor = self.cursor_after
             else:
                 dest.quota.release(self.data_bytes)
-        if error is not None:
-            self.future.set_exception(error)
-            return
-        self.future.set_result(True)
-        dest.notify_listeners()
+        return True
+
+    def on_done(self, error: Error | None) -> None:
+        super().on_done(error)
+        if error is None:
+            self.forwarder.dest.notify_listeners()
 
 
 def _plan_batches(

@@ -138,20 +138,18 @@ class RouterManager:
     def _log_router_frame(self, forwarder: Forwarder, body: control_frames.Body, apply: Callable[[int], None]) -> None:
         """Write a router frame of the target, durably, and apply it under its number."""
         dest = forwarder.dest
-        token: CommitFuture[None] = CommitFuture(dest.shard)
+        future: CommitFuture[None] = CommitFuture(dest.shard)
 
-        def done(error: Error | None) -> None:
+        def on_done(error: Error | None) -> None:
             if error is None:
                 apply(number)
-                token.set_result(None)
-            else:
-                token.set_exception(error)
 
         with dest.lock:  # numbers are in the order of the WAL
             number = dest.staged_router_frame + 1
-            dest.submit(Commit([forwarder.encode_router_frame(body, number)], frames=1, durable=True, on_done=done))
+            pieces = [forwarder.encode_router_frame(body, number)]
+            dest.submit(Commit(pieces, frames=1, durable=True, on_done=on_done, future=future))
             dest.staged_router_frame = number
-        token.wait()
+        future.wait()
 
     def _end_forwarder(self, forwarder: Forwarder) -> None:
         forwarder.is_ended = True
