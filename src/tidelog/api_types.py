@@ -1,16 +1,10 @@
-"""The shapes of the `/v0` contract, as both sides of it see them.
+"""Bodies of `/v0` requests, as both sides of the contract see them, and opaque cursors.
 
-What clients send: the bodies of the `/v0` contract.
+Types are strict (no 1.0 for 1, no null where the contract has none); unknown fields are ignored. A record's data stays
+the bytes that arrived: it is checked to be JSON and not decoded. The OpenAPI document is generated from these types and
+from `server.response_types`: class names are names of components, docstrings and `described` are its texts.
 
-Types are strict (no 1.0 for 1, no null where none is allowed) and unknown fields are ignored, everywhere.
-A record's data stays the bytes that came: it is checked to be JSON and never decoded.
-
-What claimers and workers say to a queue: the bodies of claim, ack, nack, extend and redrive.
-
-What clients say to channels: bodies of requests, and what a WebSocket command has in common with them.
-
-Opaque cursors: base64url without padding, so that they can be pasted into a URL as they are.
-
+A cursor is base64url without padding, so that a client can paste it into a URL:
 list page    {"after":"orders"}       SSE id    {"jobs":2,"orders":17}    every topic of the session, keys sorted
 """
 
@@ -24,46 +18,104 @@ from typing import Annotated, Any, Final, Literal, TypeAlias, TypeVar
 import msgspec
 from msgspec import Meta, Raw, Struct
 
-U64_MAX = (1 << 64) - 1
-U64: TypeAlias = Annotated[int, Meta(ge=0)]  # its upper bound: see `within`
-U32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
-Nodes: TypeAlias = str | list[str] | None
 T = TypeVar("T")
 JSON_NULL: Final = Raw(b"null")
+DOCUMENTED: Final = "documented"  # a key of JSON schemas that `server.openapi` resolves
+U64_MAX: Final = (1 << 64) - 1
+
+# ── limits of the contract ────────────────────────────────────────────────────────────────────────
+
+READ_LIMIT: Final = 256  # records of a page where the client gives no limit
+READ_LIMIT_MAX: Final = 1_000
+READ_BYTES: Final = 1 << 20
+READ_BYTES_MAX: Final = 8 << 20
+WAIT_MS_MAX: Final = 30_000  # of a long poll
+WATCH_TOPICS_MAX: Final = 256
+HEARTBEAT_MS_MAX: Final = 60_000
+PAGE_SIZE: Final = 100  # rows of a page of a list
+PAGE_SIZE_MAX: Final = 1_000
+GAPS_LIMIT: Final = 100
+GAPS_LIMIT_MAX: Final = 1_000
+HISTORY_LIMIT: Final = 256
+HISTORY_LIMIT_MAX: Final = 10_000
+CLAIM_JOBS_MAX: Final = 1_000  # jobs of one claim; a larger number is reduced to this
+CLAIM_BYTES_MAX: Final = 8 << 20  # data of one claim's jobs; a claim returns one job of any size
+SETTLE_SEQS_MAX: Final = 1_000  # of one ack, nack or extend; more are refused
+NODE_BYTES_MAX: Final = 128
+DELAY_MS_MAX: Final = 86_400_000
+REDRIVE_LIMIT: Final = 1_000
+REDRIVE_RECORDS_MAX: Final = 10_000  # records of one redrive; a larger number is reduced to this
+REDRIVE_S_MAX: Final = 30  # a redrive with a rate moves at most what the rate allows in this time
+PUBLISH_MESSAGES_MAX: Final = 1_000  # of one publish; more are refused
+MEMBERS_PAGE_SIZE: Final = 100
+
+# ── field types ───────────────────────────────────────────────────────────────────────────────────
+
+
+def described(text: str = "", **schema: Any) -> Meta:
+    """What the OpenAPI document says about a field. Nothing of it is checked when a body is decoded: the server reduces
+    a number over its maximum, and handlers have messages of their own. It replaces what msgspec says about the type."""
+    return Meta(description=text or None, extra_json_schema={DOCUMENTED: schema} if schema else None)
+
+
+def schema_ref(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+U64: TypeAlias = Annotated[int, Meta(ge=0)]  # for the upper bound see `check_u64`
+U32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+Nodes: TypeAlias = str | list[str] | None
+Consistency: TypeAlias = Literal["eventual", "strong"]
+TimestampMs: TypeAlias = Annotated[int, Meta(description="Milliseconds since the epoch.")]
+TopicName: TypeAlias = Annotated[str, described(pattern="^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$")]
+UserName: TypeAlias = Annotated[str, described("user@domain", minLength=3, maxLength=510)]
+LeaseToken: TypeAlias = Annotated[str, described(pattern="^(lease_[0-9a-f]{1,16})?$")]
+TagMatch: TypeAlias = Annotated[Any, described(**schema_ref("Match"))]
+NodeName: TypeAlias = Annotated[str, described(minLength=1, maxLength=NODE_BYTES_MAX)]
+PageLimit: TypeAlias = Annotated[U32, described(f"0 is {READ_LIMIT}.", maximum=READ_LIMIT_MAX)]
+PageBytes: TypeAlias = Annotated[U64, described(f"0 is {READ_BYTES}.", maximum=READ_BYTES_MAX)]
+WaitMs: TypeAlias = Annotated[
+    U32, described("How long to wait for a record where there is none yet.", maximum=WAIT_MS_MAX)
+]
 
 
 def check_u64(*numbers: int | None) -> None:
-    """msgspec cannot check a bound over 2**63 by itself; what a `__post_init__` raises it tells as any other fault."""
+    """Raise ValueError for a number over 2**64 - 1. msgspec cannot check a bound over 2**63; it reports what a
+    `__post_init__` raises as a validation error."""
     for number in numbers:
         if number is not None and number > U64_MAX:
             raise ValueError(f"a number of {number.bit_length()} bits is over 2**64 - 1")
 
 
-class Record(Struct):
+# ── topics and records ────────────────────────────────────────────────────────────────────────────
+
+
+class RecordToWrite(Struct):
     data: Raw
     tag: str | None = None
     node: str | None = None
-    meta: Raw = msgspec.field(
-        default_factory=lambda: JSON_NULL
-    )  # an object; decoded one at a time, see `texts.to_meta`
+    meta: Raw = msgspec.field(default_factory=lambda: JSON_NULL)  # an object; the write handler decodes it
     encoding: str | None = msgspec.field(default=None, name="$encoding")  # "base64": data is bytes, as text
-    run_at_ms: int | None = None  # these three are a job's, and travel in its meta
+    run_at_ms: int | None = None  # the last three are a job's and are stored in its meta
     delay_ms: int | None = None
     priority: int | None = None
 
 
 class Write(Struct):
-    records: list[Record]
+    records: list[RecordToWrite]
     node: str | None = None
-    idempotency_key: str | None = None
+    idempotency_key: Annotated[
+        Annotated[str, described(minLength=1, maxLength=256)] | None,
+        described("A second write with this key writes nothing."),
+    ] = None
     create: bool | None = None
     config: Raw = msgspec.field(default_factory=lambda: JSON_NULL)  # an optional Raw would take no object
     disable_backpressure: bool = False
 
 
-class LargeRecord(Record):
+class LargeRecord(RecordToWrite):
     def __post_init__(self) -> None:
-        """Python code that the decoder calls after each record: the interpreter can change threads there."""
+        """Python code that the decoder calls after each record: the interpreter can switch threads there."""
 
 
 class LargeWrite(Write):
@@ -77,27 +129,29 @@ class PlainRecord(Struct, forbid_unknown_fields=True):
 
 
 class PlainWrite(Struct, forbid_unknown_fields=True):
-    """A write that is records and nothing else, and they data and nothing else: most are, and it costs half."""
+    """A write with no fields but records, and these with no fields but data. Most writes are; it costs half."""
 
     records: list[PlainRecord]
 
 
 class Diff(Struct):
     from_seq: U64 = 0
-    limit: U32 = 0
+    limit: PageLimit = READ_LIMIT
     node: Nodes = None
     include_tags: bool = False
     include_meta: bool = True
-    wait_ms: U32 = 0
-    max_batch_bytes: U64 = 0
+    wait_ms: WaitMs = 0
+    max_batch_bytes: PageBytes = READ_BYTES
 
     def __post_init__(self) -> None:
         check_u64(self.from_seq, self.max_batch_bytes)
 
 
 class Delete(Struct):
+    """before_seq, match or both."""
+
     before_seq: U64 | None = None
-    match: Any = None
+    match: TagMatch = None
 
     def __post_init__(self) -> None:
         check_u64(self.before_seq)
@@ -112,40 +166,55 @@ class Cursor(Struct):
 
 
 class Watch(Struct):
-    topics: dict[str, Cursor]
+    topics: Annotated[
+        dict[str, Cursor],
+        described(
+            propertyNames={"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"},
+            minProperties=1,
+            maxProperties=WATCH_TOPICS_MAX,
+        ),
+    ]
     node: Nodes = None
-    limit: U32 = 256
-    max_batch_bytes: U64 = 262_144
-    heartbeat_ms: U64 = 15_000
+    limit: PageLimit = READ_LIMIT
+    max_batch_bytes: PageBytes = 262_144
+    heartbeat_ms: Annotated[
+        U64, described("The longest time without an event.", minimum=1_000, maximum=HEARTBEAT_MS_MAX)
+    ] = 15_000
     include_meta: bool = True
     include_tags: bool = False
     include_data: bool = True
-    consistency: Literal["eventual", "strong"] = "eventual"
+    consistency: Consistency = "eventual"
 
     def __post_init__(self) -> None:
         check_u64(self.max_batch_bytes, self.heartbeat_ms)
 
 
-class Router(Struct):
-    source: str
-    dest: str
+class RouterToMake(Struct):
+    source: TopicName
+    dest: TopicName
     preserve_node: bool = True
     preserve_tag: bool = True
     create_dest: bool = True
-    filter: Any = None
+    filter: Annotated[Any, described(anyOf=[schema_ref("Match"), {"type": "null"}])] = None
     allow_cycle: bool = False
     guarantee: Literal["at_least_once", "exactly_once"] = "at_least_once"
 
 
 class Seek(Struct):
-    ts: int
+    ts: TimestampMs
+
+
+# ── consumer groups ───────────────────────────────────────────────────────────────────────────────
 
 
 class Moment(Struct):
-    ts: int  # milliseconds since the epoch
+    ts: TimestampMs
 
 
-GroupPosition: TypeAlias = Literal["earliest", "latest"] | U64 | Moment
+GroupPosition: TypeAlias = Annotated[
+    Literal["earliest", "latest"] | U64 | Moment,
+    described("A seq: the last record that was read. A time: the first record to read is of this time or later."),
+]
 
 
 class PutGroup(Struct):
@@ -173,34 +242,37 @@ class ResetGroup(Struct):
 
 
 class Fetch(Struct):
-    """A Diff whose cursor is the group's."""
+    """A Diff whose cursor is the group's position."""
 
-    limit: U32 = 0
+    limit: PageLimit = READ_LIMIT
     node: Nodes = None
     include_tags: bool = False
     include_meta: bool = True
-    wait_ms: U32 = 0
-    max_batch_bytes: U64 = 0
+    wait_ms: WaitMs = 0
+    max_batch_bytes: PageBytes = READ_BYTES
 
     def __post_init__(self) -> None:
         check_u64(self.max_batch_bytes)
 
 
+# ── numbered batches ──────────────────────────────────────────────────────────────────────────────
+
+
 class Staged(Struct):
-    """A chunk that was staged, and what must be in it."""
+    """A staged chunk and the content that it must have."""
 
     chunk: str
     rows: U64
     bytes: U64
-    sum: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
+    sum: Annotated[str, Meta(pattern="^[0-9a-f]{16}$")]
 
 
 class PutBatch(Struct):
     writer: str
     number: U64
-    sum: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    sum: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
     chunks: list[Staged]
-    query_id: Annotated[str, msgspec.Meta(max_length=128)] = ""
+    query_id: Annotated[str, Meta(max_length=128)] = ""
 
     def __post_init__(self) -> None:
         check_u64(self.number)
@@ -214,8 +286,95 @@ class PutBatch(Struct):
         return f"{words[0]:016x}{words[1]:016x}"
 
 
+# ── queues ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Claim(Struct):
+    node: NodeName
+    max: Annotated[U32, described("0 is 1.", maximum=CLAIM_JOBS_MAX)] = 1
+    lease_ms: Annotated[U64 | None, described("Default: the queue's lease_ms.")] = None
+
+    def __post_init__(self) -> None:
+        check_u64(self.lease_ms)
+
+
+class Ack(Struct, kw_only=True):
+    node: NodeName
+    seqs: Annotated[list[U64], described(maxItems=SETTLE_SEQS_MAX)]
+    lease_ids: Annotated[
+        list[LeaseToken], described('One for each seq, or none at all; "" is no token.', maxItems=SETTLE_SEQS_MAX)
+    ] = []
+
+    def __post_init__(self) -> None:
+        check_u64(max(self.seqs, default=0))
+
+
+class Nack(Ack, kw_only=True):
+    delay_ms: Annotated[U64, described("How long the jobs cannot be claimed.", maximum=DELAY_MS_MAX)] = 0
+
+    def __post_init__(self) -> None:
+        check_u64(self.delay_ms, max(self.seqs, default=0))
+
+
+class Extend(Ack, kw_only=True):
+    lease_ms: Annotated[U64, described("The length of the lease, from now on.")]
+
+    def __post_init__(self) -> None:
+        check_u64(self.lease_ms, max(self.seqs, default=0))
+
+
+class Redrive(Struct):
+    to: Annotated[TopicName | None, described("The queue. Default: the queue that each record came from.")] = None
+    match: TagMatch = None
+    limit: Annotated[U32, described("The most records to move.", maximum=REDRIVE_RECORDS_MAX)] = REDRIVE_LIMIT
+    rate: Annotated[
+        Annotated[U32, described(minimum=1)] | None,
+        described(f"Records per second; the request ends after {REDRIVE_S_MAX} seconds."),
+    ] = None
+
+
+# ── channels ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class ChannelMessage(Struct):
+    """A payload as text, or as bytes in base64: one of the two."""
+
+    payload: str | None = None
+    payload_base64: str | None = None
+
+
+class PublishToChannel(ChannelMessage):
+    """One message, or several with consecutive seqs. `stream` names an event stream that does not get them."""
+
+    messages: Annotated[list[ChannelMessage], described(maxItems=PUBLISH_MESSAGES_MAX)] | None = None
+    qos: Annotated[int, described(enum=[0, 1])] = 1
+    stream: str | None = None
+
+
+class JoinChannel(Struct):
+    """`user`: another user, whom the owner invites. `config`: the settings of a channel that this request creates."""
+
+    user: UserName | None = None
+    config: Annotated[dict[str, Any], described(**schema_ref("ChannelSettings"))] = {}
+
+
+class LeaveChannel(Struct):
+    """`user`: another user, whom the owner removes."""
+
+    user: UserName | None = None
+
+
+class ChangeAcl(Struct):
+    kind: str
+    add: list[Annotated[str, described("user@domain, or a whole domain.")]] = []
+    remove: list[Annotated[str, described("user@domain, or a whole domain.")]] = []
+
+
+# ── decoding ──────────────────────────────────────────────────────────────────────────────────────
+
+
 class BadBody(Exception):
-    """A body that is not what its endpoint takes; the text says where and why."""
+    """A body that is not of its endpoint's type; the text says where and why."""
 
 
 def json_decoder(type_: type[T]) -> msgspec.json.Decoder[T]:
@@ -223,10 +382,10 @@ def json_decoder(type_: type[T]) -> msgspec.json.Decoder[T]:
 
 
 def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
-    """The body as its type. Raises BadBody for what is not JSON, not UTF-8, nested too deep or of another type."""
+    """Decode a body. Raises BadBody where it is not JSON, not UTF-8, nested too deep or of another type."""
     try:
         if not body.isascii():
-            body.decode()  # what stays as it came was only looked at as JSON, not as UTF-8
+            body.decode()  # msgspec does not check that a Raw field is UTF-8
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         raise BadBody(str(error)) from None
@@ -236,91 +395,7 @@ def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
         raise BadBody("the body is nested too deep") from None
 
 
-CLAIM_JOBS_MAX: Final = 1_000  # jobs of one claim; more is this many
-CLAIM_BYTES_MAX: Final = 8 << 20  # data of one claim's jobs: what would be more stays for the next; one job in any case
-SETTLE_SEQS_MAX: Final = 1_000  # of one ack, nack or extend; more is refused
-NODE_BYTES_MAX: Final = 128
-DELAY_MS_MAX: Final = 86_400_000
-REDRIVE_RECORDS_MAX: Final = 10_000  # records of one redrive; more is this many
-REDRIVE_S_MAX: Final = 30  # and no more than a rate allows in so many seconds
-
-
-class Claim(Struct):
-    node: str
-    max: U32 = 1
-    lease_ms: U64 | None = None
-
-    def __post_init__(self) -> None:
-        check_u64(self.lease_ms)
-
-
-class Ack(Struct, kw_only=True):
-    node: str
-    seqs: list[U64]
-    lease_ids: list[str] = []
-
-    def __post_init__(self) -> None:
-        check_u64(max(self.seqs, default=0))
-
-
-class Nack(Ack, kw_only=True):
-    delay_ms: U64 = 0
-
-    def __post_init__(self) -> None:
-        check_u64(self.delay_ms, max(self.seqs, default=0))
-
-
-class Extend(Ack, kw_only=True):
-    lease_ms: U64
-
-    def __post_init__(self) -> None:
-        check_u64(self.lease_ms, max(self.seqs, default=0))
-
-
-class Redrive(Struct):
-    to: str | None = None
-    match: Any = None
-    limit: U32 = 1_000
-    rate: U32 | None = None
-
-
-PUBLISH_MESSAGES_MAX: Final = 1_000  # of one publish; more is refused
-MEMBERS_PAGE_SIZE: Final = 100  # members in one answer
-
-
-class ChannelMessage(Struct):
-    """What is said: as text, or as bytes in base64. One of the two."""
-
-    payload: str | None = None
-    payload_base64: str | None = None
-
-
-class ChannelPublish(ChannelMessage):
-    """One message, or several with consecutive seqs. `stream`: of whose events it is to be left out."""
-
-    messages: list[ChannelMessage] | None = None
-    qos: int = 1
-    stream: str | None = None
-
-
-class ChannelJoin(Struct):
-    """`user`: somebody else, whom the owner invites. `config`: of a channel that this makes."""
-
-    user: str | None = None
-    config: dict[str, Any] = {}
-
-
-class ChannelLeave(Struct):
-    """`user`: somebody else, whom the owner sends away."""
-
-    user: str | None = None
-
-
-class ChannelAclChange(Struct):
-    kind: str
-    add: list[str] = []
-    remove: list[str] = []
-
+# ── cursors ───────────────────────────────────────────────────────────────────────────────────────
 
 _encode_cursor = msgspec.json.Encoder(order="deterministic").encode
 _after_decoder = msgspec.json.Decoder(dict[str, str])
@@ -328,7 +403,7 @@ _positions_decoder = msgspec.json.Decoder(dict[str, int])
 
 
 class BadCursor(Exception):
-    """Text that no server of ours has handed out."""
+    """Text that is no cursor of a Tidelog server."""
 
 
 def _encode_base64(value: Mapping[str, object]) -> bytes:
@@ -337,12 +412,12 @@ def _encode_base64(value: Mapping[str, object]) -> bytes:
 
 def _decode_base64(text: str) -> bytes:
     try:
-        # Both alphabets, with padding and without: a cursor may have been through a proxy or an older client.
+        # Both alphabets, with padding and without: a proxy or an older client may have changed it.
         plain = text.encode("ascii").rstrip(b"=").replace(b"+", b"-").replace(b"/", b"_")
-        made = urlsafe_b64decode(plain + b"=" * (-len(plain) % 4))
-        if urlsafe_b64encode(made).rstrip(b"=") != plain:
+        content = urlsafe_b64decode(plain + b"=" * (-len(plain) % 4))
+        if urlsafe_b64encode(content).rstrip(b"=") != plain:
             raise BadCursor(text)
-        return made
+        return content
     except ValueError:
         raise BadCursor(text) from None
 
@@ -352,7 +427,7 @@ def encode_page_cursor(after: str) -> str:
 
 
 def decode_page_cursor(text: str) -> str:
-    """The name to go on behind."""
+    """Return the last name of the page before."""
     try:
         return _after_decoder.decode(_decode_base64(text))["after"]
     except (msgspec.DecodeError, KeyError, UnicodeDecodeError):
@@ -364,9 +439,9 @@ def encode_positions(cursors: Mapping[str, int]) -> bytes:
 
 
 @lru_cache(256)
-def _encode_position(where: tuple[str, int]) -> bytes:
-    """One topic: what its watchers are told of a write is the same for all of them."""
-    return _encode_base64(dict((where,)))
+def _encode_position(position: tuple[str, int]) -> bytes:
+    """Encode the position of a session with one topic. All such sessions get the same text after a write."""
+    return _encode_base64(dict((position,)))
 
 
 def decode_positions(text: str) -> dict[str, int]:

@@ -1,401 +1,427 @@
-"""The contract as an OpenAPI document, for people who generate clients from it and for those who read.
+"""The OpenAPI document, generated from the routes and from the types of requests and responses.
 
-Every route stands here once, with what it takes, what it answers and what it refuses; the document is put together
-from that when somebody first asks for it. A test holds the routes and this table together.
+A handler's decorator `@operation` names its types, parameters and error codes; its docstring is the text. `api_types`
+and `response_types` give the schemas. Schemas that are no type, and limits that only the engine knows, are added here.
 """
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
-from typing import Any, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from tidelog.http.interface import Response
-from tidelog.server import openapi_operations
-from tidelog.server.auth import ADMIN, DELETE, READ, WRITE
+from tidelog import api_types
+from tidelog.api_types import DOCUMENTED, schema_ref
+from tidelog.channels import ChannelLimits
+from tidelog.channels.rules import ACL_KINDS
+from tidelog.engine import EngineConfig, TopicConfig
+from tidelog.engine.config import ADDED, CLAIM_JITTER_MS_MAX, KEYS, LEASE_MS_MAX, LEASE_MS_MIN
+from tidelog.engine.queues.jobs import PRIORITY_MAX
+from tidelog.server import response_types
 from tidelog.server.errors import STATUS_BY_CODE
-from tidelog.server.openapi_schemas import (
-    ARROW_MEDIA_TYPE,
-    COUNT,
-    EVENT_STREAM_MEDIA_TYPE,
-    IDEMPOTENCY_KEY,
-    JSON_MEDIA_TYPE,
-    NDJSON_MEDIA_TYPE,
-    OCTET_STREAM_MEDIA_TYPE,
-    PAGING_PARAMS,
-    ROUTER_NAME,
-    SCHEMAS,
-    STRING,
-    TOPIC_NAME,
-    Operation,
-    Parameter,
-    Schema,
-    flag_param,
-    integer_schema,
-    schema_ref,
-)
-from tidelog.server.request import RequestContext
 from tidelog.version import __version__
 
-_FROM_PARAM = Parameter("from_seq", integer_schema("The last seq that the reader has; 0 before the first.", 0))
-_KEY_PARAM = Parameter("Idempotency-Key", IDEMPOTENCY_KEY, "A second write with it writes nothing.", "header")
-_CONSISTENCY_PARAM = Parameter(
-    "consistency", {"enum": ["eventual", "strong"]}, "strong: only records that survive a power cut. Waits for a sync."
+if TYPE_CHECKING:
+    from tidelog.server.request import Endpoint
+    from tidelog.server.routes import Route
+
+Schema: TypeAlias = dict[str, Any]
+
+JSON_MEDIA_TYPE: Final = "application/json"
+_EMPTY: Final[Mapping[str, Schema]] = MappingProxyType({})
+_REF_TEMPLATE: Final = "#/components/schemas/{name}"
+STRING: Final[Schema] = {"type": "string"}
+BOOLEAN: Final[Schema] = {"type": "boolean"}
+COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
+BINARY: Final[Schema] = {"type": "string", "contentEncoding": "binary"}
+
+
+# ── what a route says about itself ────────────────────────────────────────────────────────────────
+
+
+class Parameter(NamedTuple):
+    name: str
+    schema: Schema
+    description: str = ""
+    location: str = "query"
+    required: bool = False
+
+
+class Operation(NamedTuple):
+    """One endpoint. Its path, scopes and security are in the table of routes."""
+
+    id: str
+    request: type | str | None = None  # the JSON body: a type, or the name of a component
+    response: type | tuple[type, ...] | None = None  # the JSON body of a success
+    params: tuple[Parameter, ...] = ()
+    errors: tuple[str, ...] = ()  # codes beside those of every route, and of every JSON body
+    body_required: bool = True
+    statuses: tuple[int, ...] = (200,)
+    request_content: Mapping[str, Schema] = _EMPTY  # bodies of other media types
+    response_content: Mapping[str, Schema] = _EMPTY
+    summary: str = ""
+    description: str = ""
+
+
+_OPERATIONS: Final[dict[Callable[..., Any], Operation]] = {}
+HandlerT = TypeVar("HandlerT", bound=Callable[..., Any])
+
+
+def operation(id: str, **fields: Any) -> Callable[[HandlerT], HandlerT]:
+    """Describe a handler by the fields of `Operation`. The first line of its docstring is the summary, the rest is the
+    description."""
+
+    def register(handler: HandlerT) -> HandlerT:
+        summary, _, description = (handler.__doc__ or "").partition("\n")
+        described = Operation(id, **fields)
+        _OPERATIONS[handler] = described._replace(
+            summary=summary.rstrip("."), description=" ".join(description.split())
+        )
+        return handler
+
+    return register
+
+
+def flag_param(name: str, default: bool, text: str = "") -> Parameter:
+    return Parameter(name, {**BOOLEAN, "default": default}, text)
+
+
+def integer_param(name: str, text: str, default: int, minimum: int = 0, maximum: int | None = None) -> Parameter:
+    schema: Schema = {"type": "integer", "minimum": minimum, "default": default, "description": text}
+    return Parameter(name, schema if maximum is None else {**schema, "maximum": maximum})
+
+
+def text_schema(description: str) -> Schema:
+    return {**STRING, "description": description}
+
+
+def binary_schema(description: str) -> Schema:
+    return {**BINARY, "description": description}
+
+
+def nullable(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+CURSOR_PARAM: Final = Parameter("cursor", STRING, "next_cursor of the page before.")
+PAGING_PARAMS: Final = (
+    Parameter("prefix", STRING, "Only names with this prefix."),
+    integer_param("page_size", "", api_types.PAGE_SIZE, minimum=1, maximum=api_types.PAGE_SIZE_MAX),
+    CURSOR_PARAM,
 )
-_CREATE_PARAM = flag_param("create", True, "Bulk writes: false refuses to make the topic.")
-_BINARY: Final[Schema] = {"type": "string", "contentEncoding": "binary"}
-_WRITE_LINES: Final[Schema] = {"type": "string", "description": "One RecordToWrite a line; with raw=1 its data alone."}
-_WRITE_COLUMNS: Final[Schema] = {
-    **_BINARY,
-    "description": "An IPC stream with a column data (bytes or text) and perhaps tag, node, meta (JSON text), json.",
-}
-_READ_LINES: Final[Schema] = {"type": "string", "description": "One Record a line, and an End as the last one."}
-_READ_COLUMNS: Final[Schema] = {
-    **_BINARY,
-    "description": "Columns seq, ts, node, tag, meta, data, json. The schema's metadata tells topic, epoch, from_seq, "
-    "head_seq, earliest_seq and gap; the custom metadata of a last batch without rows what End tells.",
-}
-
-
-def _probe(path: str, id: str, summary: str, schema: str, *refuses: str) -> Operation:
-    return Operation(
-        "GET",
-        path,
-        id,
-        summary,
-        responses={200: {JSON_MEDIA_TYPE: schema_ref(schema)}},
-        error_codes=refuses,
-        security=(),
-    )
-
-
-OPERATIONS: Final[tuple[Operation, ...]] = (
-    Operation(
-        "GET",
-        "/v0/topics",
-        "listTopics",
-        "The topics that the key is for, by name",
-        (READ,),
-        (*PAGING_PARAMS, flag_param("touch", False, "Count as somebody who looked.")),
-        responses={200: {JSON_MEDIA_TYPE: schema_ref("TopicList")}},
-        error_codes=("invalid_request",),
-    ),
-    Operation(
-        "PUT",
-        "/v0/topics/{topic}",
-        "configureTopic",
-        "Make a topic, or replace its config",
-        (ADMIN,),
-        request_body={JSON_MEDIA_TYPE: schema_ref("TopicConfig")},
-        body_required=False,
-        responses={
-            200: {JSON_MEDIA_TYPE: schema_ref("TopicCreated")},
-            201: {JSON_MEDIA_TYPE: schema_ref("TopicCreated")},
-        },
-        error_codes=("invalid_request", "topic_exists_incompatible", "payload_too_large", "unsupported_media_type"),
-    ),
-    Operation(
-        "GET",
-        "/v0/topics/{topic}",
-        "getTopic",
-        "What a topic is and holds",
-        (READ,),
-        (flag_param("touch", True, "Count as somebody who looked."),),
-        responses={200: {JSON_MEDIA_TYPE: schema_ref("Topic")}},
-        error_codes=("topic_not_found",),
-    ),
-    Operation(
-        "DELETE",
-        "/v0/topics/{topic}",
-        "dropTopic",
-        "Remove a topic with all its records",
-        (DELETE,),
-        (flag_param("if_empty", False, "Only where it holds no record."),),
-        responses={200: {JSON_MEDIA_TYPE: schema_ref("TopicDropped")}},
-        error_codes=("topic_not_empty",),
-    ),
-    Operation(
-        "POST",
-        "/v0/topics/{topic}",
-        "append",
-        "Write records: one batch, or a stream of them",
-        (WRITE,),
-        (
-            flag_param("return_seqs", True, "A plain write: say which seqs they got, one by one."),
-            flag_param("raw", False, "Lines: each is data alone."),
-            _CREATE_PARAM,
-            _KEY_PARAM,
-        ),
-        {JSON_MEDIA_TYPE: schema_ref("Write"), NDJSON_MEDIA_TYPE: _WRITE_LINES, ARROW_MEDIA_TYPE: _WRITE_COLUMNS},
-        responses={
-            status: {JSON_MEDIA_TYPE: {"anyOf": [schema_ref("Written"), schema_ref("BulkWritten")]}}
-            for status in (HTTPStatus.OK, HTTPStatus.CREATED)
-        },
-        error_codes=(
-            *("invalid_request", "batch_too_large", "record_too_large", "topic_not_found", "payload_too_large"),
-            *("unsupported_media_type", "topic_full"),
-        ),
-        description="JSON is one atomic batch. Lines and Arrow are streams without a limit, cut into atomic batches; "
-        "an error "
-        "in the middle of one tells in detail.written what was written before it.",
-    ),
-    Operation(
-        "POST",
-        "/v0/topics/{topic}/diff",
-        "diff",
-        "The records behind a seq",
-        (READ,),
-        request_body={JSON_MEDIA_TYPE: schema_ref("Diff")},
-        body_required=False,
-        responses={200: {JSON_MEDIA_TYPE: schema_ref("Page")}},
-        error_codes=("invalid_request", "topic_not_found", "payload_too_large", "unsupported_media_type"),
-    ),
-    Operation(
-        "POST",
-        "/v0/topics/{topic}/delete",
-        "deleteRecords",
-        "Delete records below a seq, by tag, or both",
-        (DELETE,),
-        request_body={JSON_MEDIA_TYPE: schema_ref("Delete")},
-        responses={200: {JSON_MEDIA_TYPE: schema_ref("Deleted")}},
-        error_codes=("invalid_request", "topic_not_found", "payload_too_large", "unsupported_media_type"),
-    ),
-    Operation(
-        "GET",
-        "/v0/topics/{topic}/records",
-        "readRecords",
-        "All records behind a seq, as a stream",
-        (READ,),
-        (
-            _FROM_PARAM,
-            Parameter("to_seq", COUNT, "The last seq to send; the head as it is at the start where this is absent."),
-            Parameter("limit", integer_schema("Records at most; 0: all of them.", 0)),
-            Parameter(
-                "node", {"type": "array", "items": STRING}, "Whose records to leave out; repeated or with commas."
-            ),
-            flag_param("include_tags", True, ""),
-            flag_param("include_meta", True, ""),
-            flag_param("include_data", True, ""),
-            Parameter("format", {"enum": ["ndjson", "arrow"]}, "Instead of an Accept header."),
-            _CONSISTENCY_PARAM,
-        ),
-        responses={200: {NDJSON_MEDIA_TYPE: _READ_LINES, ARROW_MEDIA_TYPE: _READ_COLUMNS}},
-        error_codes=("invalid_request", "topic_not_found", "not_acceptable"),
-    ),
-    Operation(
-        "POST",
-        "/v0/topics/{topic}/seek",
-        "seek",
-        "The first record of a time or later",
-        (READ,),
-        request_body={JSON_MEDIA_TYPE: schema_ref("Seek")},
-        responses={200: {JSON_MEDIA_TYPE: schema_ref("Sought")}},
-        error_codes=("invalid_request", "topic_not_found", "payload_too_large", "unsupported_media_type"),
-    ),
-    Operation(
-        "GET",
-        "/v0/topics/{topic}/segments",
-        "listSegments",
-        "What of a topic lies in files",
-        (READ,),
-        (
-            flag_param("sums", True, "false: leave out sums that would have to be worked out, which reads the files."),
-            _CONSISTENCY_PARAM,
-        ),
-        responses={200: {JSON_MEDIA_TYPE: schema_ref("Segments")}},
-        error_codes=("invalid_request", "topic_not_found", "not_found"),
-    ),
-    Operation(
-        "GET",
-        "/v0/topics/{topic}/segments/{base}/{file}",
-        "readSegment",
-        "Bytes of a file of a segment",
-        (READ,),
-        (
-            Parameter("Range", STRING, "One range of bytes; several are answered with the whole.", "header"),
-            Parameter("If-Range", STRING, "An ETag: the range counts only where the content is still that.", "header"),
-        ),
-        responses={200: {OCTET_STREAM_MEDIA_TYPE: _BINARY}, 206: {OCTET_STREAM_MEDIA_TYPE: _BINARY}},
-        error_codes=("topic_not_found", "not_found", "range_not_satisfiable"),
-    ),
-    *openapi_operations.QUEUE_OPERATIONS,
-    *openapi_operations.ROUTER_OPERATIONS,
-    Operation(
-        "POST",
-        "/v0/watch",
-        "watch",
-        "Say which topics to follow",
-        (READ,),
-        (flag_param("lenient", False, "Pass over topics that do not exist."),),
-        {JSON_MEDIA_TYPE: schema_ref("Watch")},
-        responses={200: {JSON_MEDIA_TYPE: schema_ref("WatchSession")}},
-        error_codes=("invalid_request", "topic_not_found", "payload_too_large", "unsupported_media_type"),
-    ),
-    Operation(
-        "GET",
-        "/v0/watch/{wid}",
-        "followWatch",
-        "Records of a session's topics, as they come",
-        params=(Parameter("Last-Event-ID", STRING, "Where the client is, to go back to.", "header"),),
-        responses={
-            200: {
-                EVENT_STREAM_MEDIA_TYPE: {
-                    "type": "string",
-                    "description": "record, tombstone, caught-up, topic-deleted, error.",
-                }
-            }
-        },
-        error_codes=("not_found", "not_acceptable"),
-        security=("bearer", "token"),
-        description="Where there are keys, the one that made the session is needed.",
-    ),
-    Operation(
-        "GET",
-        "/v0/ws",
-        "socket",
-        "Follow topics and write to them over a WebSocket",
-        responses={101: {}},
-        error_codes=("invalid_request", "upgrade_required"),
-        description="Commands subscribe, unsubscribe, publish and ping, and those of channels (channel_join, "
-        "channel_publish "
-        "and so on), one JSON object a message; each needs its own scope.",
-    ),
-    Operation(
-        "GET",
-        "/v0/metrics",
-        "metrics",
-        "Figures of the server",
-        (READ,),
-        responses={200: {"text/plain; version=0.0.4": STRING, JSON_MEDIA_TYPE: schema_ref("Metrics")}},
-        description="Prometheus text, unless application/json is accepted.",
-    ),
-    Operation(
-        "GET", "/v0/openapi.json", "openapi", "This document", responses={200: {JSON_MEDIA_TYPE: {"type": "object"}}}
-    ),
-    *openapi_operations.GROUP_OPERATIONS,
-    *openapi_operations.CHANNEL_OPERATIONS,
-    *openapi_operations.BATCH_OPERATIONS,
-    _probe("/v0/health", "health", "Whether it is alive", "Health"),
-    _probe("/healthz", "healthz", "Whether it is alive", "Health"),
-    _probe("/v0/ready", "ready", "Whether it is ready", "Ready", "not_ready", "shutting_down"),
-    _probe("/readyz", "readyz", "Whether it is ready", "Ready", "not_ready", "shutting_down"),
+CONSISTENCY_PARAM: Final = Parameter(
+    "consistency",
+    {"enum": ["eventual", "strong"]},
+    "strong: only records that survive a power cut. Waits for an fsync.",
 )
 
+
+def _inlined(value: Any, parts: Mapping[str, Schema] = _EMPTY) -> Any:
+    """Replace references to parts by their schemas, and apply what `described` says about a field."""
+    if isinstance(value, list):
+        return [_inlined(item, parts) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if DOCUMENTED in value:
+        value = {key: item for key, item in value.items() if key != DOCUMENTED} | value[DOCUMENTED]
+    reference = value.get("$ref")
+    if isinstance(reference, str) and reference in parts:
+        return _inlined(parts[reference], parts)
+    if reference is not None:
+        value = {key: item for key, item in value.items() if key != "type"}  # the reference says more
+    return {key: _inlined(item, parts) for key, item in value.items()}
+
+
+# ── schemas that are no type of ours ──────────────────────────────────────────────────────────────
+
+TOPIC_NAME: Final[Schema] = _inlined(msgspec.json.schema(api_types.TopicName))
+USER_NAME: Final[Schema] = _inlined(msgspec.json.schema(api_types.UserName))
+NODE_NAME: Final[Schema] = _inlined(msgspec.json.schema(api_types.NodeName))
+LEASE_MS: Final[Schema] = {"type": "integer", "minimum": LEASE_MS_MIN, "maximum": LEASE_MS_MAX}
 _PATH_PARAMETERS: Final[dict[str, Schema]] = {
     "topic": TOPIC_NAME,
-    "router": ROUTER_NAME,
-    "base": {**COUNT, "description": "Its first seq."},
+    "router": {"type": "string", "pattern": "^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"},
+    "base": {**COUNT, "description": "The first seq of the segment."},
     "file": {"enum": ["data", "idx", "foot", "del"]},
     "wid": STRING,
-    "channel": openapi_operations.CHANNEL,
+    "channel": {
+        "type": "string",
+        "description": "!handler@domain",
+        "pattern": "^![A-Za-z0-9/._-]{1,256}@[A-Za-z0-9.:\\[\\]-]+$",
+        "maxLength": 511,
+    },
     "group": TOPIC_NAME,
     "chunk": {
         **STRING,
-        "description": "Its owner, the time and chance: three hexadecimal numbers with - between them.",
+        "description": "Owner, time and a random number: three hexadecimal numbers with - between them.",
     },
 }
-_ALL_SCHEMAS: Final = {**SCHEMAS, **openapi_operations.GROUP_SCHEMAS, **openapi_operations.BATCH_SCHEMAS}
-# Probes too: a server may ask for a key on them, and a page of another site gets none of it.
+_MATCH: Final[Schema] = {
+    "description": 'A tag, `"p*"` for a prefix, or `["tag","Eq","v"]`, `["tag","Glob","p*"]`.',
+    "anyOf": [
+        STRING,
+        {
+            "type": "array",
+            "prefixItems": [{"const": "tag"}, {"enum": ["Eq", "Glob"]}, STRING],
+            "minItems": 3,
+            "maxItems": 3,
+        },
+        {"type": "null"},
+    ],
+}
+
+
+def _channel_settings() -> dict[str, Schema]:
+    limits = ChannelLimits()
+    defaults = {
+        "max_clients": limits.clients_max,
+        "max_payload_size": limits.payload_bytes_max,
+        "max_persist_messages": limits.persist_messages_max,
+        "message_flush_interval": 0,
+    }
+    texts = {
+        "max_payload_size": "Bytes.",
+        "message_flush_interval": "Milliseconds; 0: every message is synced.",
+    }
+    return {
+        **{name: {**COUNT, "default": value, "description": texts.get(name, "")} for name, value in defaults.items()},
+        "persist": {**BOOLEAN, "default": False},
+        "type": {"enum": ["pubsub", "fifo"], "default": "pubsub"},
+    }
+
+
+# ── components ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _types_in(module: Any) -> list[type]:
+    return [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, msgspec.Struct) and value.__module__ == module.__name__
+    ]
+
+
+_DECODER_VARIANTS: Final = (
+    api_types.LargeRecord,
+    api_types.LargeWrite,
+    api_types.PlainRecord,
+    api_types.PlainWrite,
+)
+_ABSTRACT: Final = (
+    response_types.Body,
+    response_types.TimedBody,
+    response_types.Part,
+    response_types.RouterOptions,
+)
+
+
+def _components() -> dict[str, Schema]:
+    """Every request and response type. Parts of a response are described in place."""
+    requests = [each for each in _types_in(api_types) if each not in _DECODER_VARIANTS]
+    responses = [each for each in _types_in(response_types) if each not in _ABSTRACT]
+    types = [*requests, TopicConfig, *responses]
+    _, schemas = msgspec.json.schema_components(types, ref_template=_REF_TEMPLATE)
+    for schema in schemas.values():
+        schema.pop("title", None)
+    for each in responses:
+        if issubclass(each, response_types.TimedBody):
+            schemas[each.__name__]["properties"]["performance"] = schema_ref("Performance")
+            schemas[each.__name__]["required"].append("performance")
+    settings = _channel_settings()
+    schemas["ChannelSettings"] = {"type": "object", "properties": settings, "required": []}
+    schemas["Match"] = _MATCH
+    _add_engine_limits(schemas)
+    every_setting: Schema = {"type": "object", "properties": settings, "required": list(settings)}
+    for name in ("ChannelPut", "Channel"):
+        schemas[name]["properties"]["config"] = every_setting
+    parts = {
+        f"#/components/schemas/{each.__name__}": schemas.pop(each.__name__)
+        for each in responses
+        if issubclass(each, response_types.Part) and not issubclass(each, response_types.Body)
+    }
+    return {name: _inlined(schema, parts) for name, schema in schemas.items()}
+
+
+def _add_engine_limits(schemas: dict[str, Schema]) -> None:
+    """Limits that the engine checks, not the decoder: they are configuration, or rules between fields."""
+    limits = EngineConfig()
+    delay_ms = nullable({**COUNT, "maximum": 1 << 47})
+    record = schemas["RecordToWrite"]["properties"]
+    record["data"] = {"description": f"Any JSON, at most {limits.record_bytes_max} bytes together with meta."}
+    record["tag"]["description"] = f"For deletion by tag; at most {limits.tag_bytes_max} bytes."
+    record["node"]["description"] = f"The origin of the record; at most {limits.node_bytes_max} bytes."
+    record["meta"] = {
+        **nullable({"type": "object"}),
+        "default": None,
+        "description": f"At most {limits.meta_keys_max} keys and {limits.meta_bytes_max} bytes.",
+    }
+    record["$encoding"] = {**nullable({"enum": ["base64"]}), "description": "`base64`: data is bytes, encoded as text."}
+    record["run_at_ms"] = {**delay_ms, "description": "A job: the time before which it cannot be claimed."}
+    record["delay_ms"] = {
+        **delay_ms,
+        "description": "A job: how long it cannot be claimed; not together with run_at_ms.",
+    }
+    record["priority"] = {
+        **nullable({"type": "integer", "minimum": -PRIORITY_MAX, "maximum": PRIORITY_MAX}),
+        "description": "A job: a higher priority is claimed first.",
+    }
+    write = schemas["Write"]["properties"]
+    write["records"] |= {"minItems": 1, "maxItems": limits.batch_records_max}
+    write["config"] = {
+        **nullable(schema_ref("TopicConfig")),
+        "description": "For a write that creates its topic; needs the scope admin.",
+    }
+    schemas["Delete"]["anyOf"] = [
+        {"required": [name], "properties": {name: {"not": {"type": "null"}}}} for name in ("before_seq", "match")
+    ]
+    schemas["Claim"]["properties"]["lease_ms"]["anyOf"] = nullable(LEASE_MS)["anyOf"]
+    schemas["Extend"]["properties"]["lease_ms"] |= LEASE_MS
+    schemas["ChangeAcl"]["properties"]["kind"] = {"enum": list(ACL_KINDS)}
+    schemas["ErrorInfo"]["properties"]["code"] = {"enum": sorted(STATUS_BY_CODE)}
+    schemas["TopicConfig"] = _topic_config_schema(schemas["TopicConfig"]["properties"])
+
+
+def _topic_config_schema(fields: dict[str, Schema]) -> Schema:
+    for name, minimum, maximum in (
+        ("lease_ms", LEASE_MS_MIN, LEASE_MS_MAX),
+        ("claim_jitter_ms", 0, CLAIM_JITTER_MS_MAX),
+        ("priority", -(1 << 31), (1 << 31) - 1),
+    ):
+        fields[name] |= {"minimum": minimum, "maximum": maximum}
+    for name in ("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "max_deliveries"):
+        fields[name] |= {"minimum": 0}
+    fields["durability"] = {**nullable({"enum": ["ephemeral", "memory", "disk", "fsync"]}), "default": "disk"}
+    fields["dead_letter"] = {**nullable(TOPIC_NAME), "default": None}
+    fields["durable"] = {"type": "boolean", "default": False, "description": "Without durability: true is fsync."}
+    fields["consistency"] |= {"description": "strong: readers get only records that survive a power cut."}
+    text = "A PUT replaces the whole config: a field that is not given takes its default. Responses have every field."
+    return {"type": "object", "description": text, "properties": {name: fields[name] for name in (*KEYS, *ADDED)}}
+
+
+# ── the document ──────────────────────────────────────────────────────────────────────────────────
+
+_ERRORS_OF_JSON_BODIES: Final = ("invalid_request", "payload_too_large", "unsupported_media_type")
+# Probes too: a server may ask for a key on them, and it refuses a page of another site.
 _ERRORS_OF_EVERY_ROUTE: Final = ("unauthorized", "forbidden", "method_not_allowed")
 _ERRORS_OF_SECURED_ROUTES: Final = ("throttled", "internal", "not_ready", "shutting_down")
 _SECURITY_SCHEMES: Final[Schema] = {
-    "bearer": {"type": "http", "scheme": "bearer", "description": "A key; its scopes are named beside it."},
+    "bearer": {"type": "http", "scheme": "bearer", "description": "A key with the scopes of the operation."},
     "token": {"type": "apiKey", "in": "query", "name": "token", "description": "For clients that cannot set headers."},
 }
 
 
-def get_openapi(_: RequestContext) -> Response:
-    return Response(200, _document_bytes())
-
-
-@cache
-def _document_bytes() -> bytes:
-    return msgspec.json.encode(build_document())
-
-
-def build_document() -> dict[str, Any]:
-    """The document."""
-    paths: dict[str, dict[str, Any]] = {}
-    for operation in OPERATIONS:
-        paths.setdefault(operation.path, {})[operation.method.lower()] = _operation_json(operation)
-    for path, item in paths.items():
-        names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+def build_document(routes: Iterable[Route]) -> Schema:
+    paths: dict[str, Schema] = {}
+    for route in routes:
+        item: Schema = {
+            method.lower(): _operation_json(route.path, endpoint) for method, endpoint in route.methods.items()
+        }
+        names = [part[1:-1] for part in route.path.split("/") if part.startswith("{")]
         if names:
             item["parameters"] = [
                 {"name": name, "in": "path", "required": True, "schema": _PATH_PARAMETERS[name]} for name in names
             ]
+        paths[route.path] = item
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Tidelog",
             "version": __version__,
             "summary": "A durable event log.",
-            "description": "Clients ignore fields they do not know, and the server does so with what it is sent.",
+            "description": "Clients ignore fields that they do not know, and so does the server.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],
         "paths": paths,
         "components": {
-            "schemas": {**_ALL_SCHEMAS, **openapi_operations.QUEUE_SCHEMAS, **openapi_operations.CHANNEL_SCHEMAS},
+            "schemas": _components(),
             "securitySchemes": _SECURITY_SCHEMES,
             "responses": _error_responses(),
         },
     }
 
 
-def _operation_json(operation: Operation) -> dict[str, Any]:
-    made: dict[str, Any] = {
+_SCOPE_ORDER: Final = ("read", "write", "delete", "admin")
+
+
+def _security_names(endpoint: Endpoint) -> tuple[str, ...]:
+    if endpoint.is_probe:
+        return ()
+    return ("bearer", "token") if endpoint.token_in_query or endpoint.handler_authenticates else ("bearer",)
+
+
+def _operation_json(path: str, endpoint: Endpoint) -> Schema:
+    operation = _OPERATIONS[endpoint.handler]
+    scopes = sorted(endpoint.scopes, key=_SCOPE_ORDER.index)
+    security = _security_names(endpoint)
+    described: Schema = {
         "operationId": operation.id,
         "summary": operation.summary,
-        "security": [{name: list(operation.scopes) if name == "bearer" else []} for name in operation.security],
+        "security": [{name: scopes if name == "bearer" else []} for name in security],
         "parameters": [_parameter_json(param) for param in operation.params],
-        "responses": _responses_json(operation),
+        "responses": _responses_json(path, operation, is_secured=bool(security)),
     }
     if operation.description:
-        made["description"] = operation.description
-    if operation.request_body:
-        content = {kind: {"schema": schema} for kind, schema in operation.request_body.items()}
-        made["requestBody"] = {"required": operation.body_required, "content": content}
-    return made
+        described["description"] = operation.description
+    content = _content_json(operation.request, operation.request_content)
+    if content:
+        described["requestBody"] = {"required": operation.body_required, "content": content}
+    return described
 
 
-def _parameter_json(param: Parameter) -> dict[str, Any]:
-    made: dict[str, Any] = {"name": param.name, "in": param.location, "schema": param.schema}
+def _parameter_json(param: Parameter) -> Schema:
+    described: Schema = {"name": param.name, "in": param.location, "schema": param.schema}
     if param.required:
-        made["required"] = True
-    return {**made, "description": param.description} if param.description else made
+        described["required"] = True
+    return {**described, "description": param.description} if param.description else described
 
 
-def _responses_json(operation: Operation) -> dict[str, Any]:
-    answers: dict[str, Any] = {}
-    for status, content in operation.responses.items():
-        shown = {kind: {"schema": schema} for kind, schema in content.items()}
-        answers[str(int(status))] = {"description": HTTPStatus(status).phrase, **({"content": shown} if shown else {})}
-    codes = {
-        *_ERRORS_OF_EVERY_ROUTE,
-        *operation.error_codes,
-        *(_ERRORS_OF_SECURED_ROUTES if operation.security else ()),
+def _content_json(body: type | str | tuple[type, ...] | None, others: Mapping[str, Schema]) -> Schema:
+    content = dict(others)
+    if isinstance(body, tuple):
+        content = {JSON_MEDIA_TYPE: {"anyOf": [schema_ref(each.__name__) for each in body]}, **content}
+    elif body is not None:
+        content = {JSON_MEDIA_TYPE: _body_schema(body), **content}
+    return {media_type: {"schema": schema} for media_type, schema in content.items()}
+
+
+def _body_schema(body: type | str) -> Schema:
+    if isinstance(body, str):
+        return schema_ref(body)
+    return {"type": "object"} if body is dict else schema_ref(body.__name__)
+
+
+def _responses_json(path: str, operation: Operation, *, is_secured: bool) -> Schema:
+    content = _content_json(operation.response, operation.response_content)
+    responses: Schema = {
+        str(status): {"description": HTTPStatus(status).phrase, **({"content": content} if content else {})}
+        for status in operation.statuses
     }
-    codes |= {"invalid_request"} if "{" in operation.path else set()  # a name that is no text, or nobody's to change
+    codes = {*_ERRORS_OF_EVERY_ROUTE, *operation.errors, *(_ERRORS_OF_SECURED_ROUTES if is_secured else ())}
+    if "{" in path:
+        codes.add("invalid_request")  # a name that is not UTF-8, or that is reserved
+    if operation.request is not None:
+        codes |= {*_ERRORS_OF_JSON_BODIES}
     for status in sorted({STATUS_BY_CODE[code] for code in codes}):
-        answers[str(status)] = {"$ref": f"#/components/responses/{status}"}
-    return answers
+        responses[str(status)] = {"$ref": f"#/components/responses/{status}"}
+    return responses
 
 
-def _error_responses() -> dict[str, Any]:
-    """Errors by status: one envelope, and the codes that it may carry."""
-    by_status: dict[int, list[str]] = {}
+def _error_responses() -> Schema:
+    """Errors by status: one envelope, and the codes that it may have."""
+    codes_by_status: dict[int, list[str]] = {}
     for code, status in STATUS_BY_CODE.items():
-        by_status.setdefault(status, []).append(code)
-    found: dict[str, Any] = {}
-    for status, codes in by_status.items():
-        answer: dict[str, Any] = {
+        codes_by_status.setdefault(status, []).append(code)
+    responses: Schema = {}
+    for status, codes in codes_by_status.items():
+        response: Schema = {
             "description": f"{HTTPStatus(status).phrase}: {', '.join(codes)}",
             "content": {JSON_MEDIA_TYPE: {"schema": schema_ref("Error")}},
         }
         if status in (429, 503):
-            answer["headers"] = {"Retry-After": {"schema": COUNT, "description": "Seconds."}}
-        found[str(status)] = answer
-    return found
+            response["headers"] = {"Retry-After": {"schema": COUNT, "description": "Seconds."}}
+        responses[str(status)] = response
+    return responses

@@ -12,9 +12,12 @@ import msgspec
 
 from tidelog import api_types
 from tidelog.api_types import BadBody
+from tidelog.engine import Engine, Topic
+from tidelog.errors import TopicNotFound
 from tidelog.http.interface import AnyResponse, Exchange, Request, Response
 from tidelog.server.auth import ANONYMOUS, Principal
 from tidelog.server.errors import ApiError
+from tidelog.server.response_types import TimedBody
 from tidelog.server.service import Service
 
 ARROW: Final = b"application/vnd.apache.arrow.stream"
@@ -155,6 +158,15 @@ class RequestContext:
     def performance(self, **fields: object) -> dict[str, Any]:
         return {"server_total_ms": self.elapsed_ms(), **fields}
 
+    def json(self, body: TimedBody, *, status: int = 200, **times_ms: float) -> Response:
+        """Build a response with `performance` as its last field."""
+        performance = encode_json(self.performance(**times_ms))
+        return Response(status, b'%b,"performance":%b}' % (encode_json(body)[:-1], performance))
+
+    def get_topic(self) -> Topic:
+        """The topic that the path names. Raises TopicNotFound."""
+        return find_topic(self.service.engine, self.path_names[0])
+
     def decode_body(self, decoder: msgspec.json.Decoder[T], *, default: T | None = None) -> T:
         """Decode the body. `default`: the value of an empty body, where that is allowed."""
         request = self.request
@@ -191,6 +203,13 @@ class RequestContext:
         """Raise ApiError for a name from the body that the key's prefixes do not allow."""
         if not self.principal.may_use_name(name):
             raise ApiError("forbidden", f"this key is not for the topic {name!r}; nothing was done", {"topic": name})
+
+
+def find_topic(engine: Engine, name: str) -> Topic:
+    topic = engine.find(name)
+    if topic is None:
+        raise TopicNotFound(name)
+    return topic
 
 
 def json_response(value: object, *, status: int = 200) -> Response:

@@ -1,10 +1,18 @@
-"""Which path is whose. `{…}` stands for one part of the path, decoded."""
+"""The table of routes: every path with its methods, handlers and scopes.
+
+`{…}` stands for one decoded part of a path. The OpenAPI document lists the routes in this order; what it says about a
+handler is in the handler's `@operation` and docstring.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Final, NamedTuple
 
+import msgspec
+
+from tidelog.http.interface import Response
 from tidelog.server import openapi
 from tidelog.server.auth import ADMIN, DELETE, READ, WRITE
 from tidelog.server.handlers import (
@@ -22,13 +30,13 @@ from tidelog.server.handlers import (
     topics,
     websocket,
 )
-from tidelog.server.request import BULK_CONTENT_TYPES, Endpoint
-from tidelog.server.request import path_segments as parts_of
+from tidelog.server.openapi import operation
+from tidelog.server.request import BULK_CONTENT_TYPES, Endpoint, RequestContext, path_segments
 
 
 class Route(NamedTuple):
     path: str
-    family: str  # whose names the first `{…}` is one of: "topics", "routers", "channels"; "": nobody's
+    family: str  # the kind of name that the first `{…}` is: "topics", "routers", "channels"; "": none
     methods: Mapping[str, Endpoint]
 
     @property
@@ -41,15 +49,20 @@ class RouteMatch(NamedTuple):
     path_names: tuple[str, ...]
 
 
+@operation("openapi", response=dict)
+def get_openapi(_: RequestContext) -> Response:
+    """Read this document."""
+    return Response(200, document_bytes())
+
+
+@cache
+def document_bytes() -> bytes:
+    """The OpenAPI document."""
+    return msgspec.json.encode(openapi.build_document(ROUTES))
+
+
 _READ, _WRITE, _DELETE, _ADMIN = (frozenset((scope,)) for scope in (READ, WRITE, DELETE, ADMIN))
 _READ_WRITE = _READ | _WRITE
-_PROBE_HANDLERS: Final = {
-    "/v0/health": health.get_health,
-    "/healthz": health.get_health,
-    "/v0/ready": health.get_ready,
-    "/readyz": health.get_ready,
-}
-
 ROUTES: Final[tuple[Route, ...]] = (
     Route("/v0/topics", "", {"GET": Endpoint(topics.list_topics, _READ)}),
     Route(
@@ -156,11 +169,11 @@ ROUTES: Final[tuple[Route, ...]] = (
     Route("/v0/watch/{wid}", "", {"GET": Endpoint(sse.stream_watch, handler_authenticates=True)}),
     Route("/v0/ws", "", {"GET": Endpoint(websocket.open_websocket)}),
     Route("/v0/metrics", "", {"GET": Endpoint(health.get_metrics, _READ, before_recovery=True)}),
-    Route("/v0/openapi.json", "", {"GET": Endpoint(openapi.get_openapi, before_recovery=True)}),
-    *(
-        Route(path, "", {"GET": Endpoint(handler, is_probe=True, before_recovery=True)})
-        for path, handler in _PROBE_HANDLERS.items()
-    ),
+    Route("/v0/openapi.json", "", {"GET": Endpoint(get_openapi, before_recovery=True)}),
+    Route("/v0/health", "", {"GET": Endpoint(health.get_health, is_probe=True, before_recovery=True)}),
+    Route("/healthz", "", {"GET": Endpoint(health.get_healthz, is_probe=True, before_recovery=True)}),
+    Route("/v0/ready", "", {"GET": Endpoint(health.get_ready, is_probe=True, before_recovery=True)}),
+    Route("/readyz", "", {"GET": Endpoint(health.get_readyz, is_probe=True, before_recovery=True)}),
 )
 
 _ROUTES_BY_LENGTH: Final[dict[int, list[tuple[list[str], Route]]]] = {}
@@ -170,9 +183,13 @@ for _route in ROUTES:
 
 
 def find_route(path: str) -> RouteMatch | None:
-    """The route of a path and the names in it; None where there is none."""
-    parts = parts_of(path)
+    """Return the route of a path and the names in it, or None."""
+    parts = path_segments(path)
     for pattern, route in _ROUTES_BY_LENGTH.get(len(parts), ()):
-        if all((want[0] == "{" and part) or want == part for want, part in zip(pattern, parts, strict=True)):
-            return RouteMatch(route, tuple(part for want, part in zip(pattern, parts, strict=True) if want[0] == "{"))
+        if all(
+            (expected[0] == "{" and part) or expected == part for expected, part in zip(pattern, parts, strict=True)
+        ):
+            return RouteMatch(
+                route, tuple(part for expected, part in zip(pattern, parts, strict=True) if expected[0] == "{")
+            )
     return None

@@ -15,10 +15,10 @@ from tests.unit.server.bulk_fixtures import get, post
 from tests.unit.server.fakes import ServerHarness, run_scenario
 
 from tidelog import __version__
-from tidelog.server import openapi, routes
+from tidelog.server import routes
 from tidelog.server.errors import STATUS_BY_CODE
 
-DOCUMENT: dict[str, Any] = json.loads(openapi._document_bytes())
+DOCUMENT: dict[str, Any] = json.loads(routes.document_bytes())
 OPERATIONS = [
     (path, method.upper(), operation)
     for path, item in DOCUMENT["paths"].items()

@@ -28,9 +28,10 @@ from tidelog.engine.producer_batches import (
 )
 from tidelog.errors import BadInput
 from tidelog.http.interface import BodyError, ClientDisconnected, Response
+from tidelog.server import response_types as responses
 from tidelog.server.errors import ApiError, api_error_for_status
-from tidelog.server.handlers.topics import get_topic
-from tidelog.server.request import ARROW, RequestContext, json_response
+from tidelog.server.openapi import STRING, Parameter, operation
+from tidelog.server.request import ARROW, RequestContext
 
 _put_decoder = api_types.json_decoder(api_types.PutBatch)
 _UPLOAD_STEP_BYTES: Final = 1 << 20
@@ -45,8 +46,18 @@ def _topic_chunk_name(context: RequestContext, name: str) -> str:
     return f"{sha256(context.topic.encode()).hexdigest()[:16]}{name}"
 
 
+@operation(
+    "stageChunk",
+    response=responses.ChunkStaged,
+    errors=("invalid_request", "record_too_large", "unsupported_media_type"),
+    request_content={ARROW.decode(): {"type": "string", "format": "binary"}},
+)
 async def stage_chunk(context: RequestContext) -> Response:
-    """A chunk, as it comes. It is there when this answers, and nowhere if the body breaks off."""
+    """Stage records for a numbered batch.
+
+    An Arrow stream with data and optionally tag, node, meta and json. Readers see the records after a batch is made
+    of the chunk. An unused chunk is deleted after a week.
+    """
     name, pieces = _topic_chunk_name(context, check_chunk_name(context.path_names[1])), context.request.body_stream
     if pieces is None:
         raise ApiError("unsupported_media_type", f"a chunk is {ARROW.decode()}; nothing was written, set Content-Type")
@@ -59,7 +70,7 @@ async def stage_chunk(context: RequestContext) -> Response:
     upload = await work(begin)
     try:
         await _copy_upload(context, upload, pieces)
-        made = await work(upload.finish)
+        chunk = await work(upload.finish)
     except (ClientDisconnected, BodyError) as error:
         await work(upload.abandon)
         broken = error if isinstance(error, BodyError) else BodyError(400, "the body broke off")
@@ -69,14 +80,7 @@ async def stage_chunk(context: RequestContext) -> Response:
     except BaseException:
         await work(upload.abandon)
         raise
-    return json_response(
-        {
-            "topic": context.topic,
-            "chunk": context.path_names[1],
-            "bytes": made.size,
-            "performance": context.performance(),
-        }
-    )
+    return context.json(responses.ChunkStaged(context.topic, context.path_names[1], chunk.size))
 
 
 async def _copy_upload(context: RequestContext, upload: StagedUpload, body_stream: AsyncIterator[bytes]) -> None:
@@ -95,14 +99,32 @@ async def _copy_upload(context: RequestContext, upload: StagedUpload, body_strea
         await context.service.run_blocking(partial(upload.write, held))
 
 
+@operation("clearStaging", response=responses.StagingCleared, errors=("invalid_request",))
 async def clear_staging(context: RequestContext) -> Response:
+    """Delete all chunks of an owner.
+
+    Here the name is the owner: the first part of the names of its chunks.
+    """
     owner = _topic_chunk_name(context, context.path_names[1])
     removed = await context.service.run_blocking(lambda: _staging_area(context).remove_chunks(owner))
-    return json_response({"topic": context.topic, "removed": removed, "performance": context.performance()})
+    return context.json(responses.StagingCleared(context.topic, removed))
 
 
+@operation(
+    "putBatch",
+    request=api_types.PutBatch,
+    response=responses.BatchPut,
+    errors=("not_found", "record_too_large", "topic_full", "batch_conflict"),
+    statuses=(200, 201),
+)
 async def publish_batch(context: RequestContext) -> Response:
-    """One batch of chunks. The topic is made where there is none."""
+    """Append chunks as one batch, once.
+
+    All chunks become one range of seqs, or none does. A repeated request, also after a restart, returns the range
+    of the first one. query_id distinguishes two queries of one writer: the newest number under the same query_id is
+    a repetition whatever its sum, another query_id is a batch_conflict. So are a known number with another sum, and
+    a number below a known one.
+    """
     body = context.decode_body(_put_decoder)
     if not body.chunks:
         raise BadInput("a numbered batch has at least one chunk; nothing was written")
@@ -125,37 +147,35 @@ async def publish_batch(context: RequestContext) -> Response:
     done, created = published.appended, published.created
     service.metrics.count_written(context.topic, published.written)
     topic = service.engine.find(context.topic)
-    is_kept = topic is None or topic.config.durability != "ephemeral"  # then it is synced, whatever the class is
-    said = {
-        "topic": context.topic,
-        "first_seq": done.first_seq,
-        "last_seq": done.last_seq,
-        "head_seq": done.head_seq,
-        "count": published.rows,
-        "deduped": done.deduped,
-        "durability": "fsync" if is_kept else "ephemeral",
-        "created": created,
-        "performance": context.performance(),
-    }
-    return json_response(said, status=201 if created else 200)
+    # A numbered batch is synced in every durability class that has files.
+    is_synced = topic is None or topic.config.durability != "ephemeral"
+    response = responses.BatchPut(
+        context.topic,
+        done.first_seq,
+        done.last_seq,
+        done.head_seq,
+        published.rows,
+        done.deduped,
+        "fsync" if is_synced else "ephemeral",
+        created,
+    )
+    return context.json(response, status=201 if created else 200)
 
 
+@operation(
+    "listBatches",
+    response=responses.BatchList,
+    params=(Parameter("writer", {**STRING, "minLength": 1}, "The writer.", required=True),),
+    errors=("invalid_request", "topic_not_found"),
+)
 async def list_batches(context: RequestContext) -> Response:
-    """The last batches of one writer."""
+    """List the last batches of a writer."""
     writer = context.query.text("writer")
     if not writer:
         raise ApiError("invalid_request", "writer is missing: whose batches? Nothing was read")
-    topic = get_topic(context.service.engine, context.topic)
+    topic = context.get_topic()
     rows = [
-        {
-            "number": number,
-            "first_seq": each.first,
-            "last_seq": each.last,
-            "sum": api_types.PutBatch.checksum_hex(each.sum),
-            "query_id": each.query_id,
-        }
-        for number, each in topic.producer_batches(writer).items()
+        responses.BatchRow(number, batch.first, batch.last, api_types.PutBatch.checksum_hex(batch.sum), batch.query_id)
+        for number, batch in topic.producer_batches(writer).items()
     ]
-    return json_response(
-        {"topic": context.topic, "writer": writer, "batches": rows, "performance": context.performance()}
-    )
+    return context.json(responses.BatchList(context.topic, writer, rows))

@@ -30,7 +30,17 @@ from tidelog.engine.read import SCHEMA, ExcludedNodes
 from tidelog.http.interface import Sink, Stream
 from tidelog.server.errors import ApiError
 from tidelog.server.handlers.records import clamp_seq, wants_strong_read
-from tidelog.server.handlers.topics import get_topic
+from tidelog.server.openapi import (
+    CONSISTENCY_PARAM,
+    COUNT,
+    STRING,
+    Parameter,
+    binary_schema,
+    flag_param,
+    integer_param,
+    operation,
+    text_schema,
+)
 from tidelog.server.push.topic_stream import StreamSlot
 from tidelog.server.request import ARROW, BULK_CONTENT_TYPES, NDJSON, RequestContext
 from tidelog.server.service import Service
@@ -48,11 +58,38 @@ _encode = msgspec.json.Encoder().encode
 # ── out ───────────────────────────────────────────────────────────────────────────────────────────
 
 
+@operation(
+    "readRecords",
+    params=(
+        integer_param("from_seq", "The last seq that the reader has; 0 before the first.", 0),
+        Parameter("to_seq", COUNT, "The last seq to send. Default: the head when the stream starts."),
+        integer_param("limit", "The most records to send; 0: all.", 0),
+        Parameter(
+            "node",
+            {"type": "array", "items": STRING},
+            "Nodes whose records are not sent; repeated or separated by commas.",
+        ),
+        flag_param("include_tags", True),
+        flag_param("include_meta", True),
+        flag_param("include_data", True),
+        Parameter("format", {"enum": ["ndjson", "arrow"]}, "Instead of an Accept header."),
+        CONSISTENCY_PARAM,
+    ),
+    errors=("invalid_request", "topic_not_found", "not_acceptable"),
+    response_content={
+        NDJSON.decode(): text_schema("One Record per line, and an End as the last line."),
+        ARROW.decode(): binary_schema(
+            "Columns seq, ts, node, tag, meta, data, json. The schema's metadata has topic, epoch, "
+            "from_seq, head_seq, earliest_seq and gap; the custom metadata of a last batch without "
+            "rows has the fields of End."
+        ),
+    },
+)
 async def read_records(context: RequestContext) -> Stream:
-    """All records behind a seq, or a range of them."""
+    """Read all records after a seq, as a stream."""
     kind = _negotiate_format(context)
     service, query = context.service, context.query
-    topic = get_topic(service.engine, context.topic)
+    topic = context.get_topic()
     topic.record_access()
     from_seq = clamp_seq(query.number("from_seq", 0))
     to_seq = None if query.text("to_seq") is None else clamp_seq(query.number("to_seq", SEQ_MAX))

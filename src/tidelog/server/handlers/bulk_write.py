@@ -34,24 +34,27 @@ import re
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from itertools import pairwise
-from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeVar, cast
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from tidelog import api_types
-from tidelog.api_types import BadBody, Record
+from tidelog.api_types import BadBody, RecordToWrite
 from tidelog.decompression import DecodedTooLarge, ExpansionCounter
 from tidelog.engine import Appended, Batch, CommitFuture, EngineConfig, Topic, batch_encoder
 from tidelog.engine.batch_encoder import ArrowBatch
+from tidelog.engine.config import Durability
 from tidelog.errors import BadInput, Error, TooLarge, TopicNotFound
 from tidelog.formats import arrow_ipc
 from tidelog.http.interface import AnyResponse, BodyError, ClientDisconnected, Response
+from tidelog.server import response_types as responses
 from tidelog.server.errors import ApiError, api_error_for_status, api_error_from
 from tidelog.server.handlers import write as writing
 from tidelog.server.handlers.write import check_is_queue, move_schedule_to_meta
-from tidelog.server.request import ARROW, RequestContext, json_response
+from tidelog.server.openapi import Parameter, binary_schema, flag_param, operation, text_schema
+from tidelog.server.request import ARROW, NDJSON, RequestContext
 from tidelog.types import Ints
 
 STREAM_BATCH_BYTES_MAX: Final = 4 << 20
@@ -70,7 +73,7 @@ _raw_decoder = api_types.json_decoder(msgspec.Raw)
 _object_decoder = api_types.json_decoder(dict[str, msgspec.Raw])
 
 
-class NdjsonRecord(Record):
+class NdjsonRecord(RecordToWrite):
     """A record to be written, or one that was read and is written again."""
 
     own_tag: str | None = msgspec.field(default=None, name="$tag")
@@ -173,10 +176,10 @@ class NdjsonBatchReader:
             self._lines, self._start, self._line_ends = b"", 0, None
         return whole[start:end]
 
-    def _records(self, lines: Iterable[tuple[int, bytes]], *, ascii: bool) -> tuple[list[int], list[Record]]:
+    def _records(self, lines: Iterable[tuple[int, bytes]], *, ascii: bool) -> tuple[list[int], list[RecordToWrite]]:
         """The records of these lines, and the number of each one's line."""
         numbers: list[int] = []
-        records: list[Record] = []
+        records: list[RecordToWrite] = []
         for number, line in lines:
             if (
                 not line
@@ -187,7 +190,7 @@ class NdjsonBatchReader:
             try:
                 if not ascii:
                     line.decode()  # data stays as it came: it was looked at as JSON, not as UTF-8
-                record = Record(_raw_decoder.decode(line)) if self._is_raw else _line_decoder.decode(line)
+                record = RecordToWrite(_raw_decoder.decode(line)) if self._is_raw else _line_decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 self._line_number = number
                 self._raise_bad_line(line)
@@ -206,7 +209,7 @@ class NdjsonBatchReader:
         except BadBody as error:
             raise BadInput(f"line {self._line_number}: {error}; nothing was written") from None
 
-    def _raise_bad_record(self, numbers: list[int], records: list[Record], body: bytes) -> None:
+    def _raise_bad_record(self, numbers: list[int], records: list[RecordToWrite], body: bytes) -> None:
         """Find the record that the batch was refused for."""
         for number, record in zip(numbers, records, strict=True):
             self._line_number = number
@@ -610,25 +613,25 @@ class StreamingWrite:
 
     def _response(self) -> Response:
         done = self._done
-        took = self._context.performance(
-            wal_append_ms=sum(each.write_us for each in done) / 1000, fsync_ms=sum(each.sync_us for each in done) / 1000
-        )
-        held_us = self._throttled_us + sum(each.held_us for each in done)
-        if held_us:
-            took["throttle_wait_ms"] = held_us / 1000
-        said = {
-            "topic": self._context.topic,
-            "first_seq": done[0].first_seq,
-            "last_seq": done[-1].last_seq,
-            "head_seq": max(each.head_seq for each in done),
-            "count": sum(each.count for each in done),
-            "batches": len(done),
-            "created": self._created,
-            "deduped": sum(each.deduped for each in done),
-            "durability": self._context.durability,
-            "performance": took,
+        times = {
+            "wal_append_ms": sum(batch.write_us for batch in done) / 1000,
+            "fsync_ms": sum(batch.sync_us for batch in done) / 1000,
         }
-        return json_response(said, status=201 if self._created else 200)
+        throttled_us = self._throttled_us + sum(batch.held_us for batch in done)
+        if throttled_us:
+            times["throttle_wait_ms"] = throttled_us / 1000
+        body = responses.BulkWritten(
+            self._context.topic,
+            first_seq=done[0].first_seq,
+            last_seq=done[-1].last_seq,
+            head_seq=max(batch.head_seq for batch in done),
+            count=sum(batch.count for batch in done),
+            batches=len(done),
+            created=self._created,
+            deduped=sum(batch.deduped for batch in done),
+            durability=cast(Durability, self._context.durability),
+        )
+        return self._context.json(body, status=201 if self._created else 200, **times)
 
     async def _error_with_written(self, error: ApiError | Error, position: dict[str, int]) -> ApiError:
         """The error, with what was written all the same: batches behind the one that failed may have been."""
@@ -687,8 +690,36 @@ def _stream_key(context: RequestContext) -> str | None:
     return key
 
 
+@operation(
+    "append",
+    request=api_types.Write,
+    response=(responses.Written, responses.BulkWritten),
+    params=(
+        flag_param("return_seqs", True, "A JSON body: return the seq of each record."),
+        flag_param("raw", False, "NDJSON: each line is the data of one record."),
+        flag_param("create", True, "NDJSON and Arrow: false refuses to create the topic."),
+        Parameter(
+            "Idempotency-Key",
+            {"type": "string", "minLength": 1, "maxLength": 256},
+            "A second write with this key writes nothing.",
+            "header",
+        ),
+    ),
+    errors=("batch_too_large", "record_too_large", "topic_not_found", "topic_full"),
+    statuses=(200, 201),
+    request_content={
+        NDJSON.decode(): text_schema("One RecordToWrite per line; with raw=1 only its data."),
+        ARROW.decode(): binary_schema(
+            "An IPC stream with a column data (bytes or text) and optionally tag, node, meta (JSON text), json."
+        ),
+    },
+)
 def append_records(context: RequestContext) -> AnyResponse | Coroutine[Any, Any, AnyResponse] | None:
-    """Append records to a topic: streamed bodies as they come, JSON bodies by `write`."""
+    """Append records: one batch, or a stream of them.
+
+    A JSON body is one atomic batch. NDJSON and Arrow bodies have no size limit and are split into atomic batches;
+    an error after the first of them has the number of written records in detail.written.
+    """
     if context.request.body_stream is None:
         return writing.write_records(context)
     kind = (context.request.header(b"content-type") or b"").partition(b";")[0].strip()

@@ -1,24 +1,16 @@
-"""[shell] Who asks something of a channel.
+"""Channels over HTTP: settings, membership, access lists, messages, and the event stream.
+
+The user of a request:
 
     keys    hook      the user is
-    no      no        whoever it says it is (X-Tidelog-User, or ?user= on streams), else anonymous@localhost
-    yes     no        the one that the key names (user@domain=secret), else key-<digest>@localhost; a key with the scope
-                      admin may speak for anybody
-    –       yes       whom the hook makes of that name and of X-Tidelog-User-Token (?user_token=)
+    no      no        the name that the client gives (X-Tidelog-User, or ?user= on streams), else anonymous@localhost
+    yes     no        the user that the key names (user@domain=secret), else key-<digest>@localhost; a key with the
+                      scope admin may act for any user
+    –       yes       the user that the hook returns for that name and X-Tidelog-User-Token (?user_token=)
 
-A key with the scope admin may be the operator (?operator=true): it may look at everything, change what an owner may,
-and say nothing.
-
-Channels themselves: make and configure, look at, list, end; members and access lists.
-
-Everything here may wait for a disk or for a lock that somebody else's save holds, so all of it runs off the loop.
-
-Messages of channels: publish, look back, and the queue of a fifo channel.
-
-[shell] A channel as Server-Sent Events: what its members say, and who comes and goes.
-
-A client that comes back with `Last-Event-ID` gets what it missed from the history, where the channel keeps one. What is
-not kept any more is told as a gap.
+A key with the scope admin may be the operator (?operator=true), who reads everything and changes what an owner may, but
+publishes nothing. All operations may wait for a disk or a lock and run in a thread. The functions that take a manager
+and a channel are shared with the WebSocket commands.
 """
 
 from __future__ import annotations
@@ -27,45 +19,61 @@ from base64 import b64decode
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, overload
 from urllib.parse import unquote
 
-import msgspec
+from msgspec import UNSET
 
 from tidelog import api_types
 from tidelog.channels import (
     OPERATOR,
     Ack,
-    ChannelAcl,
     ChannelConfig,
     ChannelManager,
     ChannelMeta,
-    Message,
     Operator,
     membership,
     messaging,
     rules,
 )
-from tidelog.channels import rules as lists
 from tidelog.channels.manager import authenticate
 from tidelog.channels.rules import check_user
 from tidelog.errors import BadInput, BatchTooLarge, ChannelNotFound, Forbidden, NotFound
 from tidelog.http.interface import AnyResponse, Response, Sink, Stream
+from tidelog.server import response_types as responses
 from tidelog.server.auth import ADMIN, Principal
 from tidelog.server.errors import ApiError
 from tidelog.server.handlers.sse import EVENT_STREAM, STREAM_HEADERS, check_accepts_events
 from tidelog.server.handlers.topics import parse_paging
+from tidelog.server.openapi import (
+    BINARY,
+    COUNT,
+    PAGING_PARAMS,
+    STRING,
+    USER_NAME,
+    Parameter,
+    flag_param,
+    operation,
+    text_schema,
+)
 from tidelog.server.push.channel_stream import ChannelService, ChannelStream, WakeEvent
 from tidelog.server.push.peers import ChannelSsePeer, SlowConsumerGuard, encode_message_fields
 from tidelog.server.push.topic_stream import Heartbeat, StreamSlot
-from tidelog.server.request import RequestContext, json_response
+from tidelog.server.request import RequestContext, encode_json
 from tidelog.server.service import Service
 
+_IDENTITY: Final = (
+    Parameter("X-Tidelog-User", USER_NAME, "The user, where the key names none or may act for other users.", "header"),
+    Parameter("X-Tidelog-User-Token", STRING, "The token that the hook checks for this user.", "header"),
+)
+_CALLER: Final = (*_IDENTITY, flag_param("operator", False, "Act as the operator; needs the scope admin."))
+_CHANNEL_ERRORS: Final = ("invalid_request", "not_a_member", "channel_not_found", "channel_offline", "hook_failed")
+_SEQ: Final = {"type": "integer", "minimum": 1, "maximum": (1 << 63) - 1}
 _ADMIN_SCOPE: Final = frozenset((ADMIN,))
 
 
 class ClaimedIdentity(NamedTuple):
-    """Who somebody says it is, before anybody has looked at that."""
+    """The user that a client claims to be, before a check."""
 
     principal: Principal
     user: str | None
@@ -78,7 +86,7 @@ def claimed_identity(context: RequestContext) -> ClaimedIdentity:
 
 
 def _header_or_query(context: RequestContext, header: bytes, parameter: str) -> str | None:
-    """A header, which may be percent-encoded as parameters are; streams may come without."""
+    """A header, percent-encoded or not, or a query parameter: browsers cannot set headers of event streams."""
     value = context.request.header(header)
     if value is None:
         return context.query.text(parameter)
@@ -89,35 +97,35 @@ def _header_or_query(context: RequestContext, header: bytes, parameter: str) -> 
 
 
 def default_user(channels: ChannelService, principal: Principal) -> str:
-    """Who a key is, where nobody says anything."""
+    """The user of a key, where the client names none."""
     if principal.user is not None:
         return principal.user
     return f"key-{principal.name}@{channels.domain}" if principal.name else f"anonymous@{channels.domain}"
 
 
 async def resolve_user(channels: ChannelService, identity: ClaimedIdentity) -> str:
-    """The user, or a refusal."""
+    """Return the authenticated user. Raises ApiError, or what the hook raises."""
     name, hook = default_user(channels, identity.principal), channels.hook
     if hook is not None:
-        asked, metrics = check_user(identity.user or name), channels.manager.metrics
-        return await channels.run_blocking(lambda: authenticate(hook, metrics, asked, identity.token))
+        claimed, metrics = check_user(identity.user or name), channels.manager.metrics
+        return await channels.run_blocking(lambda: authenticate(hook, metrics, claimed, identity.token))
     if identity.user is None or identity.user == name:
         return name
     if not identity.principal.has_scopes(_ADMIN_SCOPE):
         raise ApiError(
             "forbidden",
-            f"this key is {name} and speaks for nobody else; nothing was done, use the other's key or one with the "
-            "scope admin",
+            f"this key is the user {name} and cannot act for another one; nothing was done, use the other user's key "
+            "or one with the scope admin",
         )
     return check_user(identity.user)
 
 
 async def authenticate_caller(context: RequestContext) -> str | Operator:
-    """The user, or the operator where that is asked for."""
+    """The user, or the operator where the request asks for it."""
     if not context.query.flag("operator", False):
         return await authenticate_user(context)
     if not context.principal.has_scopes(_ADMIN_SCOPE):
-        raise ApiError("forbidden", "to be the operator takes a key with the scope admin; nothing was done")
+        raise ApiError("forbidden", "the operator needs a key with the scope admin; nothing was done")
     return OPERATOR
 
 
@@ -126,18 +134,22 @@ async def authenticate_user(context: RequestContext) -> str:
 
 
 _settings_decoder = api_types.json_decoder(dict[str, Any])
-_join_decoder = api_types.json_decoder(api_types.ChannelJoin)
-_leave_decoder = api_types.json_decoder(api_types.ChannelLeave)
-_acl_decoder = api_types.json_decoder(api_types.ChannelAclChange)
+_join_decoder = api_types.json_decoder(api_types.JoinChannel)
+_leave_decoder = api_types.json_decoder(api_types.LeaveChannel)
+_acl_decoder = api_types.json_decoder(api_types.ChangeAcl)
 
 
-def query_number(context: RequestContext, name: str) -> int | None:
-    """A whole number of the query; None where it is not there. Nothing is guessed about what is none."""
+@overload
+def query_number(context: RequestContext, name: str) -> int | None: ...
+@overload
+def query_number(context: RequestContext, name: str, default: int) -> int: ...
+def query_number(context: RequestContext, name: str, default: int | None = None) -> int | None:
+    """A number of the query. Raises ApiError where it is no number, instead of taking the default."""
     text = context.query.text(name)
     if text is None:
-        return None
+        return default
     if not (text.isascii() and text.isdecimal() and len(text) <= 19):
-        raise ApiError("invalid_request", f"{name} is {text[:80]!r}, it must be a whole number; nothing was done")
+        raise ApiError("invalid_request", f"{name} is {text[:80]!r}, it must be an integer; nothing was done")
     return int(text)
 
 
@@ -145,11 +157,7 @@ def config_json(config: ChannelConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in config.__struct_fields__}
 
 
-def acl_json(acl: ChannelAcl) -> dict[str, list[str]]:
-    return {kind: list(getattr(acl, kind)) for kind in lists.ACL_KINDS}
-
-
-def channel_json(meta: ChannelMeta) -> dict[str, Any]:
+def _row_fields(meta: ChannelMeta) -> dict[str, Any]:
     return {
         "channel": meta.handler,
         "type": meta.config.type,
@@ -160,45 +168,78 @@ def channel_json(meta: ChannelMeta) -> dict[str, Any]:
 
 
 def member_meta(manager: ChannelManager, channel: str, user: str | Operator) -> ChannelMeta:
-    """What a channel is, for its members and the operator."""
+    """The metadata of a channel, for its members and the operator."""
     meta = manager.meta(channel)
     if not isinstance(user, Operator):
         rules.check_member(meta, user)
     return meta
 
 
+async def _respond(
+    context: RequestContext, operation: Callable[..., responses.TimedBody], user: str | Operator, *args: Any
+) -> Response:
+    """Run an operation on the channel of the path in a thread."""
+    channels, channel = context.service.channels, context.path_names[0]
+    return context.json(await channels.run_blocking(lambda: operation(channels.manager, channel, user, *args)))
+
+
 # ── channels ──────────────────────────────────────────────────────────────────────────────────────
 
 
+@operation(
+    "listChannels",
+    response=responses.ChannelList,
+    params=(*PAGING_PARAMS, *_CALLER),
+    errors=("invalid_request", "hook_failed"),
+)
 async def list_channels(context: RequestContext) -> Response:
-    """The channels that the user is in; all of them for the operator. With whom the server takes it for, and limits."""
-    rooms, user = context.service.channels, await authenticate_caller(context)
-    manager, owns = rooms.manager, context.principal.may_use_name
-    behind, size = parse_paging(context.query)
-    prefix = context.query.text("prefix") or ""
+    """List the channels of the user, by name.
 
-    def look() -> tuple[list[dict[str, Any]], bool]:
+    The operator gets all channels. The response has the authenticated user and the limits.
+    """
+    channels, user = context.service.channels, await authenticate_caller(context)
+    manager, owns = channels.manager, context.principal.may_use_name
+    after, size = parse_paging(context.query)
+    prefix = context.query.text("prefix") or ""
+    is_operator = isinstance(user, Operator)
+
+    def work() -> tuple[list[responses.ChannelRow], bool]:
         names = manager.channel_names() if isinstance(user, Operator) else manager.memberships.channels_of(user)
-        wanted = [name for name in names if name > behind and name.startswith(prefix) and owns(name)]
+        allowed = [name for name in names if name > after and name.startswith(prefix) and owns(name)]
         rows = []
-        for name in wanted[:size]:
+        for name in allowed[:size]:
             try:
-                rows.append(channel_json(manager.meta(name)))
+                rows.append(responses.ChannelRow(**_row_fields(manager.meta(name))))
             except NotFound:
                 continue  # it ended meanwhile
-        return rows, len(wanted) > size and bool(rows)
+        return rows, len(allowed) > size and bool(rows)
 
-    rows, more = await rooms.run_blocking(look)
-    said: dict[str, Any] = {"channels": rows, "user": None if isinstance(user, Operator) else user}
-    if more:
-        said["next_cursor"] = api_types.encode_page_cursor(rows[-1]["channel"])
-    if isinstance(user, Operator):
-        said["unreadable"] = dict(manager.report.skipped)
-    return json_response({**said, "limits": manager.limits.to_dict(), "performance": context.performance()})
+    rows, has_more = await channels.run_blocking(work)
+    return context.json(
+        responses.ChannelList(
+            channels=rows,
+            user=None if isinstance(user, Operator) else user,
+            next_cursor=api_types.encode_page_cursor(rows[-1].channel) if has_more else UNSET,
+            unreadable=dict(manager.report.skipped) if is_operator else UNSET,
+            limits=manager.limits.to_dict(),
+        )
+    )
 
 
+@operation(
+    "putChannel",
+    request="ChannelSettings",
+    response=responses.ChannelPut,
+    params=_CALLER,
+    errors=_CHANNEL_ERRORS,
+    body_required=False,
+    statuses=(200, 201),
+)
 async def put_channel(context: RequestContext) -> Response:
-    """Make a channel, or change its settings. Those that are not named stay."""
+    """Create a channel, or change its settings.
+
+    The user that creates a channel owns it. Settings that are not named stay; only the owner changes them.
+    """
     body = context.decode_body(_settings_decoder, default={})
     user = await authenticate_caller(context)
     manager, channel = context.service.channels.manager, context.path_names[0]
@@ -212,165 +253,190 @@ async def put_channel(context: RequestContext) -> Response:
         return True, membership.join(manager, channel, user, config=body)
 
     created, meta = await context.service.channels.run_blocking(work)
-    created = created and meta.members == (user,)  # another may have been first
-    said = {**channel_json(meta), "created": created, "config": config_json(meta.config)}
-    return json_response({**said, "performance": context.performance()}, status=201 if created else 200)
+    created = created and meta.members == (user,)  # another user may have been first
+    response = responses.ChannelPut(**_row_fields(meta), created=created, config=config_json(meta.config))
+    return context.json(response, status=201 if created else 200)
 
 
+@operation(
+    "getChannel", response=responses.Channel, params=_CALLER, errors=(*_CHANNEL_ERRORS, "cursor_recovery_required")
+)
 async def get_channel(context: RequestContext) -> Response:
-    user = await authenticate_caller(context)
-    manager, channel = context.service.channels.manager, context.path_names[0]
-
-    def look() -> dict[str, Any]:
-        meta = member_meta(manager, channel, user)
-        found = {**channel_json(meta), "config": config_json(meta.config), "first_seq": None, "last_seq": None}
-        if meta.config.type == "fifo":
-            if isinstance(user, Operator) or user == meta.owner:
-                found["waiting"] = messaging.length(manager, channel, user)
-        elif meta.config.persist:
-            with suppress(Forbidden):  # what it holds is for those who may read
-                found["first_seq"], found["last_seq"] = messaging.bounds(manager, channel, user)
-        with suppress(Forbidden):
-            found["holes"] = messaging.holes(manager, channel, user)
-        return found
-
-    return json_response({**await context.service.channels.run_blocking(look), "performance": context.performance()})
+    """Describe a channel."""
+    return await _respond(context, _describe, await authenticate_caller(context))
 
 
+def _describe(manager: ChannelManager, channel: str, user: str | Operator) -> responses.Channel:
+    meta = member_meta(manager, channel, user)
+    response = responses.Channel(**_row_fields(meta), config=config_json(meta.config), first_seq=None, last_seq=None)
+    if meta.config.type == "fifo":
+        if isinstance(user, Operator) or user == meta.owner:
+            response.waiting = messaging.length(manager, channel, user)
+    elif meta.config.persist:
+        with suppress(Forbidden):  # only for users that may read
+            response.first_seq, response.last_seq = messaging.bounds(manager, channel, user)
+    with suppress(Forbidden):
+        response.holes = [list(hole) for hole in messaging.holes(manager, channel, user)]
+    return response
+
+
+@operation("deleteChannel", response=responses.ChannelDeleted, params=_CALLER, errors=_CHANNEL_ERRORS)
 async def delete_channel(context: RequestContext) -> Response:
-    user = await authenticate_caller(context)
-    manager, channel = context.service.channels.manager, context.path_names[0]
-    deleted = await context.service.channels.run_blocking(lambda: membership.delete(manager, channel, user))
-    return json_response({"channel": channel, "deleted": deleted, "performance": context.performance()})
+    """Delete a channel with all its messages."""
+    return await _respond(context, delete, await authenticate_caller(context))
+
+
+def delete(
+    manager: ChannelManager, channel: str, user: str | Operator, source: object = None
+) -> responses.ChannelDeleted:
+    return responses.ChannelDeleted(channel, membership.delete(manager, channel, user, source=source))
 
 
 # ── members ───────────────────────────────────────────────────────────────────────────────────────
 
 
+@operation(
+    "joinChannel",
+    request=api_types.JoinChannel,
+    response=responses.ChannelJoined,
+    params=_CALLER,
+    errors=(*_CHANNEL_ERRORS, "user_in_channel", "channel_full"),
+    body_required=False,
+)
 async def join_channel(context: RequestContext) -> Response:
-    """Become a member, which makes a channel that is not there; with `user`, as its owner make somebody else one."""
-    body = context.decode_body(_join_decoder, default=api_types.ChannelJoin())
-    by = await authenticate_caller(context)
-    manager, channel = context.service.channels.manager, context.path_names[0]
-    meta = await context.service.channels.run_blocking(join_action(manager, channel, by, body, source=None))
-    return json_response(
-        {
-            **joined_json(meta, by if isinstance(by, str) and body.user is None else body.user),
-            **_performance_field(context),
-        }
-    )
+    """Become a member, or add another user.
+
+    Creates a channel that does not exist. Only the owner can add another `user`.
+    """
+    body = context.decode_body(_join_decoder, default=api_types.JoinChannel())
+    return await _respond(context, join, await authenticate_caller(context), body)
 
 
-def join_action(
-    manager: ChannelManager, channel: str, by: str | Operator, body: api_types.ChannelJoin, *, source: object
-) -> Callable[[], ChannelMeta]:
-    """`source`: a connection, which is not told of what it does itself."""
+def join(
+    manager: ChannelManager,
+    channel: str,
+    by: str | Operator,
+    body: api_types.JoinChannel,
+    source: object = None,
+) -> responses.ChannelJoined:
+    """Add `body.user`, or `by` itself. `source`: a connection that gets no event of its own change."""
     if body.user is not None:
-        invited = body.user
-        return lambda: _invite(manager, channel, invited, by, source)
-    if isinstance(by, Operator):
-        raise ApiError("invalid_request", "the operator joins nothing; nothing was done, name a user")
-    return lambda: membership.join(manager, channel, by, config=body.config, source=source)
+        user = body.user
+        manager.meta(channel)  # raises ChannelNotFound: an invitation creates no channel
+        meta = membership.join(manager, channel, user, by=by, source=source)
+    elif isinstance(by, Operator):
+        raise ApiError("invalid_request", "the operator cannot join a channel; nothing was done, name a user")
+    else:
+        user = by
+        meta = membership.join(manager, channel, user, config=body.config, source=source)
+    owner = meta.owner or ""  # never empty: a channel with a member has an owner
+    return responses.ChannelJoined(meta.handler, user, owner, len(meta.members), meta.members == (user,))
 
 
-def _invite(manager: ChannelManager, channel: str, user: str, by: str | Operator, source: object) -> ChannelMeta:
-    manager.meta(channel)  # whoever invites makes nothing
-    return membership.join(manager, channel, user, by=by, source=source)
-
-
-def joined_json(meta: ChannelMeta, user: str | None) -> dict[str, Any]:
-    alone = meta.members == (user,)
-    return {"channel": meta.handler, "user": user, "owner": meta.owner, "members": len(meta.members), "created": alone}
-
-
+@operation(
+    "leaveChannel",
+    request=api_types.LeaveChannel,
+    response=responses.ChannelLeft,
+    params=_CALLER,
+    errors=_CHANNEL_ERRORS,
+    body_required=False,
+)
 async def leave_channel(context: RequestContext) -> Response:
-    """End one's membership; with `user`, as the owner that of somebody else."""
-    body = context.decode_body(_leave_decoder, default=api_types.ChannelLeave())
-    by = await authenticate_caller(context)
-    manager, channel = context.service.channels.manager, context.path_names[0]
-    return json_response(
-        {
-            **await context.service.channels.run_blocking(leave_action(manager, channel, by, body, source=None)),
-            **_performance_field(context),
-        }
-    )
+    """End the own membership, or that of another user.
+
+    Only the owner can remove another `user`. After the owner leaves, the next member by name owns the channel; it
+    ends with its last member, and a fifo channel with its owner.
+    """
+    body = context.decode_body(_leave_decoder, default=api_types.LeaveChannel())
+    return await _respond(context, leave, await authenticate_caller(context), body)
 
 
-def leave_action(
-    manager: ChannelManager, channel: str, by: str | Operator, body: api_types.ChannelLeave, *, source: object
-) -> Callable[[], dict[str, Any]]:
+def leave(
+    manager: ChannelManager,
+    channel: str,
+    by: str | Operator,
+    body: api_types.LeaveChannel,
+    source: object = None,
+) -> responses.ChannelLeft:
+    """Remove `body.user`, or `by` itself. `source`: a connection that gets no event of its own change."""
     user = by if body.user is None else body.user
     if isinstance(user, Operator):
-        raise ApiError("invalid_request", "the operator is in no channel; nothing was done, name a user")
-
-    def work() -> dict[str, Any]:
-        membership.leave(manager, channel, user, by=None if body.user is None else by, source=source)
-        try:
-            owner = manager.meta(channel).owner
-        except ChannelNotFound:
-            return {"channel": channel, "user": user, "ended": True, "owner": None}
-        return {"channel": channel, "user": user, "ended": False, "owner": owner}
-
-    return work
+        raise ApiError("invalid_request", "the operator is a member of no channel; nothing was done, name a user")
+    membership.leave(manager, channel, user, by=None if body.user is None else by, source=source)
+    try:
+        return responses.ChannelLeft(channel, user, ended=False, owner=manager.meta(channel).owner)
+    except ChannelNotFound:
+        return responses.ChannelLeft(channel, user, ended=True, owner=None)
 
 
+@operation(
+    "listMembers",
+    response=responses.ChannelMembers,
+    params=(
+        Parameter("page", {**_SEQ, "default": 1}, "Counted from 1."),
+        Parameter(
+            "page_size",
+            {**_SEQ, "default": api_types.MEMBERS_PAGE_SIZE},
+            f"At most {api_types.MEMBERS_PAGE_SIZE}.",
+        ),
+        *_CALLER,
+    ),
+    errors=_CHANNEL_ERRORS,
+)
 async def list_members(context: RequestContext) -> Response:
+    """List members by name, in pages."""
     user = await authenticate_caller(context)
-    manager, channel = context.service.channels.manager, context.path_names[0]
-    page, size = query_number(context, "page"), query_number(context, "page_size")
-    look = members_action(
-        manager, channel, user, 1 if page is None else page, api_types.MEMBERS_PAGE_SIZE if size is None else size
-    )
-    return json_response({**await context.service.channels.run_blocking(look), **_performance_field(context)})
+    page = query_number(context, "page", 1)
+    return await _respond(context, members, user, page, query_number(context, "page_size", api_types.MEMBERS_PAGE_SIZE))
 
 
-def members_action(
-    manager: ChannelManager, channel: str, user: str | Operator, page: int, size: int
-) -> Callable[[], dict[str, Any]]:
-    def look() -> dict[str, Any]:
-        listed = member_meta(manager, channel, user).members
-        found = rules.page_of(listed, page, size)
-        return {"channel": channel, "members": found, "page": page, "total": len(listed)}
-
-    return look
+def members(
+    manager: ChannelManager, channel: str, user: str | Operator, page: int, page_size: int
+) -> responses.ChannelMembers:
+    names = member_meta(manager, channel, user).members
+    return responses.ChannelMembers(channel, list(rules.page_of(names, page, page_size)), page, len(names))
 
 
 # ── access lists ──────────────────────────────────────────────────────────────────────────────────
 
 
+@operation("getChannelAcl", response=responses.ChannelAcl, params=_CALLER, errors=_CHANNEL_ERRORS)
 async def get_channel_acl(context: RequestContext) -> Response:
-    user = await authenticate_caller(context)
-    manager, channel = context.service.channels.manager, context.path_names[0]
-    acl = await context.service.channels.run_blocking(lambda: read_acl(manager, channel, user))
-    return json_response({"channel": channel, "acl": acl, **_performance_field(context)})
+    """Read the access lists."""
+    return await _respond(context, _read_acl, await authenticate_caller(context))
 
 
-def read_acl(manager: ChannelManager, channel: str, user: str | Operator) -> dict[str, list[str]]:
+def _read_acl(manager: ChannelManager, channel: str, user: str | Operator) -> responses.ChannelAcl:
     meta = manager.meta(channel)
     if not isinstance(user, Operator):
         rules.check_owner(meta, user, "see its lists")
-    return acl_json(meta.acl)
-
-
-async def set_channel_acl(context: RequestContext) -> Response:
-    body = context.decode_body(_acl_decoder)
-    user = await authenticate_caller(context)
-    manager, channel = context.service.channels.manager, context.path_names[0]
-    listed = await context.service.channels.run_blocking(
-        lambda: membership.set_acl(manager, channel, user, body.kind, add=body.add, remove=body.remove)
+    return responses.ChannelAcl(
+        channel, responses.AclLists(**{kind: list(getattr(meta.acl, kind)) for kind in rules.ACL_KINDS})
     )
-    return json_response({"channel": channel, "kind": body.kind, "listed": listed, **_performance_field(context)})
 
 
-def _performance_field(context: RequestContext) -> dict[str, Any]:
-    return {"performance": context.performance()}
+@operation(
+    "setChannelAcl", request=api_types.ChangeAcl, response=responses.AclChanged, params=_CALLER, errors=_CHANNEL_ERRORS
+)
+async def set_channel_acl(context: RequestContext) -> Response:
+    """Change one access list."""
+    body = context.decode_body(_acl_decoder)
+    return await _respond(context, set_acl, await authenticate_caller(context), body)
 
+
+def set_acl(
+    manager: ChannelManager, channel: str, user: str | Operator, body: api_types.ChangeAcl
+) -> responses.AclChanged:
+    listed = membership.set_acl(manager, channel, user, body.kind, add=body.add, remove=body.remove)
+    return responses.AclChanged(channel, body.kind, list(listed))
+
+
+# ── messages ──────────────────────────────────────────────────────────────────────────────────────
 
 OCTET_STREAM: Final = b"application/octet-stream"
 STREAM_HEADER: Final = b"x-tidelog-stream"
-_publish_decoder = api_types.json_decoder(api_types.ChannelPublish)
+_publish_decoder = api_types.json_decoder(api_types.PublishToChannel)
 _message_decoder = api_types.json_decoder(api_types.ChannelMessage)
-_encode = msgspec.json.Encoder().encode
 
 
 def message_payload(message: api_types.ChannelMessage) -> bytes:
@@ -385,7 +451,7 @@ def message_payload(message: api_types.ChannelMessage) -> bytes:
         raise BadInput("payload_base64 is not base64; nothing was written") from None
 
 
-def publish_payloads(body: api_types.ChannelPublish) -> list[bytes]:
+def publish_payloads(body: api_types.PublishToChannel) -> list[bytes]:
     if body.messages is None:
         return [message_payload(body)]
     if body.payload is not None or body.payload_base64 is not None:
@@ -395,17 +461,11 @@ def publish_payloads(body: api_types.ChannelPublish) -> list[bytes]:
     return [message_payload(message) for message in body.messages]
 
 
-def ack_json(ack: Ack) -> dict[str, Any]:
-    return {
-        "channel": ack.channel,
-        "first_seq": ack.seq - ack.messages + 1,
-        "last_seq": ack.seq,
-        "count": ack.messages,
-        "ts": ack.ts_ms,
-        "qos": ack.qos,
-        "durable": ack.durable,
-        "receivers": ack.receivers,
-    }
+def channel_ack(ack: Ack) -> responses.ChannelAck:
+    first_seq = ack.seq - ack.messages + 1
+    return responses.ChannelAck(
+        ack.channel, first_seq, ack.seq, ack.messages, ack.ts_ms, ack.qos, ack.durable, ack.receivers
+    )
 
 
 def _is_octet_stream(context: RequestContext) -> bool:
@@ -413,26 +473,37 @@ def _is_octet_stream(context: RequestContext) -> bool:
     return kind.partition(b";")[0].strip().lower() == OCTET_STREAM
 
 
+@operation(
+    "publishToChannel",
+    request=api_types.PublishToChannel,
+    response=responses.ChannelAck,
+    params=(
+        Parameter("qos", {"enum": [0, 1], "default": 1}, "Of a binary body."),
+        Parameter("X-Tidelog-Stream", STRING, "A binary body: the event stream that does not get it.", "header"),
+        *_IDENTITY,
+    ),
+    errors=(*_CHANNEL_ERRORS, "record_too_large", "batch_too_large", "wrong_type", "rejected"),
+    request_content={OCTET_STREAM.decode(): BINARY},
+)
 async def publish_to_channel(context: RequestContext) -> Response:
-    """Say something: JSON, or bytes as they are."""
+    """Publish messages to all members."""
     if _is_octet_stream(context):
-        qos = query_number(context, "qos")
-        payloads, qos = [context.request.body], 1 if qos is None else qos
+        payloads, qos = [context.request.body], query_number(context, "qos", 1)
         header = context.request.header(STREAM_HEADER)
         stream = None if header is None else header.decode("latin-1")
     else:
         body = context.decode_body(_publish_decoder)
         payloads, qos, stream = publish_payloads(body), body.qos, body.stream
-    rooms, user = context.service.channels, await authenticate_user(context)
-    source = None if stream is None else rooms.streams_by_name.get(stream)
-    own = source.source if source is not None and source.user == user else None
-    ack = await rooms.publish(context.path_names[0], user, payloads, qos=qos, source=own)
-    return json_response({**ack_json(ack), "performance": context.performance()})
+    channels, user = context.service.channels, await authenticate_user(context)
+    own_stream = None if stream is None else channels.streams_by_name.get(stream)
+    source = own_stream.source if own_stream is not None and own_stream.user == user else None
+    ack = await channels.publish(context.path_names[0], user, payloads, qos=qos, source=source)
+    return context.json(channel_ack(ack))
 
 
 # ── history ───────────────────────────────────────────────────────────────────────────────────────
 
-_HISTORY_PARAMETERS: Final = {
+HISTORY_PARAMETERS: Final = {
     "first": "first",
     "last": "last",
     "newest": "newest",
@@ -442,87 +513,130 @@ _HISTORY_PARAMETERS: Final = {
 }
 
 
+@operation(
+    "channelHistory",
+    response=responses.ChannelHistory,
+    params=(
+        Parameter("first", _SEQ, "Start with this seq."),
+        Parameter("newest", _SEQ, "Only this many of the newest messages."),
+        Parameter("since", COUNT, "Start at this time, in milliseconds since the epoch."),
+        Parameter("last", _SEQ, "End with this seq."),
+        Parameter("until", COUNT, "End at this time."),
+        Parameter("limit", _SEQ, "The most messages to return; never more than limits.history_max."),
+        flag_param("skip_damage", False, "Skip messages that cannot be read."),
+        *_CALLER,
+    ),
+    errors=(*_CHANNEL_ERRORS, "wrong_type", "persistence_not_enabled"),
+)
 async def channel_history(context: RequestContext) -> Response:
-    """Messages from a seq on, the newest n, or from a time on; oldest first."""
-    asked: dict[str, Any] = {named: query_number(context, name) for name, named in _HISTORY_PARAMETERS.items()}
-    asked["skip_damage"] = context.query.flag("skip_damage", False)
-    user, rooms, channel = await authenticate_caller(context), context.service.channels, context.path_names[0]
-    manager = rooms.manager
-    page = await rooms.run_blocking(lambda: messaging.history(manager, channel, user, **asked))
-    return Response(200, encode_history(channel, page, _encode(context.performance())))
+    """Read stored messages."""
+    bounds: dict[str, Any] = {option: query_number(context, name) for name, option in HISTORY_PARAMETERS.items()}
+    bounds["skip_damage"] = context.query.flag("skip_damage", False)
+    user, channels, channel = await authenticate_caller(context), context.service.channels, context.path_names[0]
+    manager = channels.manager
+    page = await channels.run_blocking(lambda: messaging.history(manager, channel, user, **bounds))
+    return Response(200, b'{%b,"performance":%b}' % (encode_history(channel, page), encode_json(context.performance())))
 
 
-def encode_history(channel: str, page: messaging.HistoryPage, performance: bytes) -> bytes:
-    """Payloads go out as they are stored, without a look at each as an object."""
-    return b'{"channel":%b,"messages":[%b],"count":%d,"next_seq":%d,"first_seq":%d,"last_seq":%d,"performance":%b}' % (
-        _encode(channel),
+def encode_history(channel: str, page: messaging.HistoryPage) -> bytes:
+    """Encode the fields of a history without braces. Payloads are copied as they are stored."""
+    return b'"channel":%b,"messages":[%b],"count":%d,"next_seq":%d,"first_seq":%d,"last_seq":%d' % (
+        encode_json(channel),
         b",".join(b"{" + encode_message_fields(message) for message in page.messages),
         len(page.messages),
         page.next_seq,
         page.first_seq,
         page.last_seq,
-        performance,
     )
 
 
 # ── fifo ──────────────────────────────────────────────────────────────────────────────────────────
 
 
+@operation(
+    "pushToChannel",
+    request=api_types.ChannelMessage,
+    response=responses.ChannelPushed,
+    params=_IDENTITY,
+    errors=(*_CHANNEL_ERRORS, "record_too_large", "wrong_type", "queue_full", "cursor_recovery_required"),
+    request_content={OCTET_STREAM.decode(): BINARY},
+)
 async def push_to_channel(context: RequestContext) -> Response:
+    """Append one message to a fifo channel."""
     payload = (
         context.request.body if _is_octet_stream(context) else message_payload(context.decode_body(_message_decoder))
     )
-    user, rooms, channel = await authenticate_user(context), context.service.channels, context.path_names[0]
-    manager = rooms.manager
-    made = await rooms.run_blocking(lambda: messaging.push(manager, channel, user, payload))
-    return json_response({"channel": channel, "seq": made.seq, "ts": made.ts_ms, "performance": context.performance()})
+    return await _respond(context, push, await authenticate_user(context), payload)
 
 
+def push(manager: ChannelManager, channel: str, user: str, payload: bytes) -> responses.ChannelPushed:
+    message = messaging.push(manager, channel, user, payload)
+    return responses.ChannelPushed(channel, message.seq, message.ts_ms)
+
+
+@operation(
+    "popFromChannel",
+    response=responses.ChannelPopped,
+    params=_IDENTITY,
+    errors=(*_CHANNEL_ERRORS, "wrong_type", "queue_empty", "cursor_recovery_required"),
+)
 async def pop_from_channel(context: RequestContext) -> Response:
-    """At most once: when the answer is lost, so is the message."""
-    user, rooms, channel = await authenticate_user(context), context.service.channels, context.path_names[0]
-    manager = rooms.manager
-    return Response(
-        200,
-        encode_popped(await rooms.run_blocking(lambda: messaging.pop(manager, channel, user)), context.performance()),
-    )
+    """Take the oldest message of a fifo channel.
+
+    At most once: a message whose response is lost is removed.
+    """
+    user, channels, channel = await authenticate_user(context), context.service.channels, context.path_names[0]
+    message = await channels.run_blocking(lambda: messaging.pop(channels.manager, channel, user))
+    return Response(200, b'{"performance":%b,%b' % (encode_json(context.performance()), encode_message_fields(message)))
 
 
-def encode_popped(message: Message, performance: dict[str, Any]) -> bytes:
-    return b'{"performance":%b,%b' % (_encode(performance), encode_message_fields(message))
-
-
+@operation("clearChannel", response=responses.ChannelCleared, params=_CALLER, errors=(*_CHANNEL_ERRORS, "wrong_type"))
 async def clear_channel(context: RequestContext) -> Response:
-    user, rooms, channel = await authenticate_caller(context), context.service.channels, context.path_names[0]
-    manager = rooms.manager
-    cleared = await rooms.run_blocking(lambda: messaging.clear(manager, channel, user))
-    return json_response({"channel": channel, "cleared": cleared, "performance": context.performance()})
+    """Remove all messages of a fifo channel."""
+    return await _respond(context, clear, await authenticate_caller(context))
 
 
-CHANNEL_HEARTBEAT_MS: Final = 15_000
+def clear(manager: ChannelManager, channel: str, user: str | Operator) -> responses.ChannelCleared:
+    return responses.ChannelCleared(channel, messaging.clear(manager, channel, user))
 
 
+# ── event stream ──────────────────────────────────────────────────────────────────────────────────
+
+_HEARTBEAT_MS: Final = 15_000
+
+
+@operation(
+    "followChannel",
+    params=(
+        Parameter("Last-Event-ID", STRING, "The last seq that the client has.", "header"),
+        Parameter("from_seq", COUNT, "The same, for the first request. Default: new messages only."),
+        *_IDENTITY,
+    ),
+    errors=(*_CHANNEL_ERRORS, "not_acceptable"),
+    response_content={EVENT_STREAM.decode(): text_schema("subscribed, message, presence, gap, end, error.")},
+)
 async def follow_channel(context: RequestContext) -> AnyResponse:
+    """Stream messages and changes of membership."""
     request, service = context.request, context.service
     check_accepts_events(request.header(b"accept"))
     after = _last_seen_seq(context)
-    user, rooms, channel = await authenticate_user(context), service.channels, context.path_names[0]
+    user, channels, channel = await authenticate_user(context), service.channels, context.path_names[0]
     if request.method == "HEAD":
-        await rooms.run_blocking(lambda: member_meta(rooms.manager, channel, user))
+        await channels.run_blocking(lambda: member_meta(channels.manager, channel, user))
         return Response(200, content_type=EVENT_STREAM, headers=STREAM_HEADERS)
-    listener = ChannelEventStream(service, channel, user, after)
-    # Given back with the stream, or with a stream that never began.
-    slot = StreamSlot(service, context.principal, listener.close)
+    stream = ChannelEventStream(service, channel, user, after)
+    # Released when the stream ends, also when it never starts.
+    slot = StreamSlot(service, context.principal, stream.close)
     try:
-        await listener.open()
+        await stream.open()
     except BaseException:
         slot.release()
         raise
-    return Stream(200, partial(listener.run, slot), EVENT_STREAM, STREAM_HEADERS)
+    return Stream(200, partial(stream.run, slot), EVENT_STREAM, STREAM_HEADERS)
 
 
 def _last_seen_seq(context: RequestContext) -> int | None:
-    """The last seq that the client has; None where it wants what comes. An id that is none of ours says nothing."""
+    """The last seq that the client has; None: new messages only. An invalid Last-Event-ID is ignored."""
     text = (context.request.header(b"last-event-id") or b"").strip()
     if text.isdigit() and len(text) <= 19:
         return int(text)
@@ -530,7 +644,8 @@ def _last_seen_seq(context: RequestContext) -> int | None:
 
 
 class ChannelEventStream:
-    """One stream."""
+    """One channel as Server-Sent Events. A client that reconnects with `Last-Event-ID` gets later messages from
+    the history, where the channel stores one; messages that are not stored any more are sent as a gap."""
 
     def __init__(self, service: Service, channel: str, user: str, after_seq: int | None) -> None:
         self._service, self._channel, self._user, self._after_seq = service, channel, user, after_seq
@@ -541,48 +656,48 @@ class ChannelEventStream:
         self._is_connected = False
 
     async def open(self) -> None:
-        rooms = self._service.channels
+        channels = self._service.channels
         self._is_connected = True
-        rooms.on_connect(self._user)
+        channels.on_connect(self._user)
         await self._stream.open()
-        rooms.streams_by_name[self._stream_name] = self._stream
+        channels.streams_by_name[self._stream_name] = self._stream
 
     def close(self) -> None:
         self._stream.close()
         if self._is_connected:
             self._is_connected = False
-            rooms = self._service.channels
-            rooms.streams_by_name.pop(self._stream_name, None)
-            rooms.on_disconnect(self._user)
+            channels = self._service.channels
+            channels.streams_by_name.pop(self._stream_name, None)
+            channels.on_disconnect(self._user)
 
     async def run(self, slot: StreamSlot, sink: Sink) -> None:
-        service, receiver = self._service, self._stream
-        frames = ChannelSsePeer(sink, service.loop.time)
-        patience = self._slow_consumer_guard = SlowConsumerGuard(
-            service.loop, frames, self._is_ending, service.limit_counters
+        service, stream = self._service, self._stream
+        peer = ChannelSsePeer(sink, service.loop.time)
+        guard = self._slow_consumer_guard = SlowConsumerGuard(
+            service.loop, peer, self._is_ending, service.limit_counters
         )
-        pulse = Heartbeat(service, frames, CHANNEL_HEARTBEAT_MS)
+        heartbeat = Heartbeat(service, peer, _HEARTBEAT_MS)
         try:
             slot.start()
-            frames.send_subscribed(channel=self._channel, user=self._user, stream=self._stream_name)
+            peer.send_subscribed(channel=self._channel, user=self._user, stream=self._stream_name)
             if self._after_seq is not None:
-                await receiver.catch_up(frames, self._after_seq, patience.wait_writable)
-            receiver.start(frames)
+                await stream.catch_up(peer, self._after_seq, guard.wait_writable)
+            stream.start(peer)
             while not self._is_ending():
                 await self._wake_event.wait()
-                if receiver.is_paused and not self._is_ending():
-                    await patience.wait_writable()
-                    receiver.resume()
-            if not receiver.is_ended:
-                frames.send_shutdown()
+                if stream.is_paused and not self._is_ending():
+                    await guard.wait_writable()
+                    stream.resume()
+            if not stream.is_ended:
+                peer.send_shutdown()
         finally:
-            pulse.stop()
+            heartbeat.stop()
             slot.release()
 
     def _on_change(self) -> None:
         self._wake_event()
         if self._slow_consumer_guard is not None:
-            self._slow_consumer_guard.on_shutdown()  # at the end nobody is waited for
+            self._slow_consumer_guard.on_shutdown()  # a stream that ends does not wait for a slow client
 
     def _is_ending(self) -> bool:
         return self._stream.is_ended or self._service.stopping.is_set()

@@ -14,12 +14,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, cast
 
 import msgspec
 import pyarrow as pa
 
 from tidelog import api_types
+from tidelog.api_types import HISTORY_LIMIT, HISTORY_LIMIT_MAX
 from tidelog.engine import CommitFuture, Record, Topic
 from tidelog.engine.config import LEASE_MS_MAX, LEASE_MS_MIN
 from tidelog.engine.queues import AckResult, ClaimRequest, ClaimResult, ExtendResult, History, Queue, parse_lease_token
@@ -27,13 +28,15 @@ from tidelog.engine.queues.dead_letter import DEAD_LETTER_FROM
 from tidelog.engine.queues.history import HISTORY_SCHEMA
 from tidelog.errors import Error
 from tidelog.http.interface import AnyResponse, Response
+from tidelog.server import response_types as responses
 from tidelog.server.auth import Principal
 from tidelog.server.errors import ApiError
 from tidelog.server.handlers.records import clamp_seq
-from tidelog.server.handlers.topics import get_topic
-from tidelog.server.request import ARROW, JSON_TYPE, NDJSON, RequestContext, json_response
+from tidelog.server.openapi import Parameter, binary_schema, integer_param, operation, text_schema
+from tidelog.server.request import ARROW, JSON_TYPE, NDJSON, RequestContext
 
 T = TypeVar("T")
+QUEUE_ERRORS: Final = ("topic_not_found", "not_a_queue")
 _claim_decoder = api_types.json_decoder(api_types.Claim)
 _ack_decoder = api_types.json_decoder(api_types.Ack)
 _nack_decoder = api_types.json_decoder(api_types.Nack)
@@ -43,7 +46,7 @@ _encode = msgspec.json.Encoder().encode
 
 def requested_queue(context: RequestContext) -> Queue:
     """The queue of the path. Never creates."""
-    return get_topic(context.service.engine, context.topic).queue()
+    return context.get_topic().queue()
 
 
 def check_node(node: str) -> None:
@@ -61,7 +64,9 @@ def clamp_lease_ms(given: int | None) -> int | None:
 # ── claim ─────────────────────────────────────────────────────────────────────────────────────────
 
 
+@operation("claim", request=api_types.Claim, response=responses.Claimed, errors=QUEUE_ERRORS)
 def claim_jobs(context: RequestContext) -> AnyResponse | Coroutine[Any, Any, AnyResponse]:
+    """Lease jobs of a queue."""
     if not context.request.body:
         raise ApiError("invalid_request", 'a claim says who claims: {"node": …}; nothing was done')
     body = context.decode_body(_claim_decoder)
@@ -125,33 +130,48 @@ def encode_acked(topic: str, done: AckResult, elapsed_ms: float) -> bytes:
     )
 
 
+@operation("ack", request=api_types.Ack, response=responses.Acked, errors=(*QUEUE_ERRORS, "batch_too_large"))
 def ack_jobs(context: RequestContext) -> Coroutine[Any, Any, AnyResponse] | None:
+    """Remove finished jobs.
+
+    Jobs that the node does not hold, or not under that lease, are skipped; this is no error.
+    """
     body = context.decode_body(_ack_decoder)
     lease_ids = _check_settle(body)
     queue = requested_queue(context)
     stage = partial(queue.submit_ack, body.node, body.seqs, lease_ids)
     if queue.has_routers:
         return _ack_routed(context, stage)
-    _respond_when_done(context, stage(), _ack_body)
+    _respond_when_done(context, stage(), _ack_response)
     return None
 
 
 async def _ack_routed(context: RequestContext, stage: Callable[[], CommitFuture[AckResult]]) -> AnyResponse:
     """Jobs are passed on before they go, which may wait for a disk."""
     done = await context.service.writes.wait(await context.service.run_blocking(stage))
-    return Response(200, _ack_body(context, done))
+    return _ack_response(context, done)
 
 
+@operation("nack", request=api_types.Nack, response=responses.Nacked, errors=(*QUEUE_ERRORS, "batch_too_large"))
 def nack_jobs(context: RequestContext) -> None:
+    """Return jobs to the queue, at once or after a delay.
+
+    Jobs that the node does not hold, or not under that lease, are skipped; this is no error.
+    """
     body = context.decode_body(_nack_decoder)
     lease_ids = _check_settle(body)
     delay_ms = min(body.delay_ms, api_types.DELAY_MS_MAX)
     _respond_when_done(
-        context, requested_queue(context).submit_nack(body.node, body.seqs, lease_ids, delay_ms), _nack_body
+        context, requested_queue(context).submit_nack(body.node, body.seqs, lease_ids, delay_ms), _nack_response
     )
 
 
+@operation("extend", request=api_types.Extend, response=responses.Extended, errors=(*QUEUE_ERRORS, "batch_too_large"))
 def extend_leases(context: RequestContext) -> None:
+    """Extend leases, from now on.
+
+    Jobs that the node does not hold, or not under that lease, are skipped; this is no error.
+    """
     body = context.decode_body(_extend_decoder)
     lease_ids = _check_settle(body)
     length_ms = clamp_lease_ms(body.lease_ms)
@@ -159,7 +179,7 @@ def extend_leases(context: RequestContext) -> None:
     _respond_when_done(
         context,
         requested_queue(context).submit_extend(body.node, body.seqs, lease_ids, lease_ms=length_ms),
-        _extend_body,
+        _extend_response,
     )
 
 
@@ -182,71 +202,78 @@ def _check_settle(body: api_types.Ack) -> list[int | None] | None:
 
 
 def _respond_when_done(
-    context: RequestContext, token: CommitFuture[T], encode: Callable[[RequestContext, T], bytes]
+    context: RequestContext, future: CommitFuture[T], build_response: Callable[[RequestContext, T], Response]
 ) -> None:
-    context.service.writes.add_done_callback(token, partial(_on_done, context, encode))
+    context.service.writes.add_done_callback(future, partial(_on_done, context, build_response))
 
 
-def _on_done(context: RequestContext, encode: Callable[[RequestContext, T], bytes], token: CommitFuture[T]) -> None:
+def _on_done(
+    context: RequestContext, build_response: Callable[[RequestContext, T], Response], future: CommitFuture[T]
+) -> None:
     try:
-        done = token.wait()  # its outcome is known
+        done = future.wait()  # does not block: it is done
     except Error as error:
         context.fail(error)
         return
-    context.respond(Response(200, encode(context, done)))
+    context.respond(build_response(context, done))
 
 
-def _encode_settled(context: RequestContext, fields: dict[str, Any]) -> bytes:
-    return _encode({"topic": context.topic, **fields, "performance": context.performance()})
-
-
-def _ack_body(context: RequestContext, done: AckResult) -> bytes:
+def _ack_response(context: RequestContext, done: AckResult) -> Response:
     context.service.metrics.count_acked(context.topic, done.count)
-    return encode_acked(context.topic, done, context.elapsed_ms())
+    return Response(200, encode_acked(context.topic, done, context.elapsed_ms()))
 
 
-def _nack_body(context: RequestContext, done: AckResult) -> bytes:
+def _nack_response(context: RequestContext, done: AckResult) -> Response:
     context.service.metrics.count_nacked(context.topic, done.count)
-    told = {"nacked": done.count, "skipped": done.skipped, "ready": done.ready, "in_flight": done.in_flight}
-    return _encode_settled(context, told)
+    return context.json(responses.Nacked(context.topic, done.count, done.skipped, done.ready, done.in_flight))
 
 
-def _extend_body(context: RequestContext, done: ExtendResult) -> bytes:
+def _extend_response(context: RequestContext, done: ExtendResult) -> Response:
     context.service.metrics.count_extended(context.topic, done.count)
     deadlines = {str(seq): deadline for seq, deadline in done.deadlines.items()}
-    return _encode_settled(context, {"extended": done.count, "skipped": done.skipped, "deadlines": deadlines})
+    return context.json(responses.Extended(context.topic, done.count, done.skipped, deadlines))
 
 
-HISTORY_LIMIT: Final = 256
-HISTORY_LIMIT_MAX: Final = 10_000
 HISTORY_COLUMNS: Final = ("at", *HISTORY_SCHEMA.names)
 _HISTORY_SCHEMA: Final = pa.schema([pa.field("at", pa.int64(), nullable=False), *HISTORY_SCHEMA])
 _HISTORY_FORMATS: Final = {"json": JSON_TYPE, "ndjson": NDJSON, "arrow": ARROW}
-_encode_event = msgspec.json.Encoder().encode
 
 
+@operation(
+    "history",
+    response=responses.History,
+    params=(
+        integer_param("from_seq", "The last seq of the history that the reader has.", 0),
+        integer_param(
+            "limit",
+            "The most events to return.",
+            api_types.HISTORY_LIMIT,
+            minimum=1,
+            maximum=api_types.HISTORY_LIMIT_MAX,
+        ),
+        Parameter("format", {"enum": ["json", "ndjson", "arrow"]}, "Instead of an Accept header."),
+    ),
+    errors=("invalid_request", *QUEUE_ERRORS, "not_acceptable"),
+    response_content={
+        NDJSON.decode(): text_schema("One HistoryEvent per line."),
+        ARROW.decode(): binary_schema(f"An IPC stream with the columns {', '.join(HISTORY_COLUMNS)}."),
+    },
+)
 async def queue_history(context: RequestContext) -> Response:
-    """Steps behind `from_seq`, oldest first; `at` of the last one is where to go on."""
+    """Read the events of a queue's jobs, oldest first."""
     kind = _negotiate_history_format(context)
     queue = requested_queue(context)
     from_seq = clamp_seq(context.query.number("from_seq", 0))
     limit = min(context.query.number("limit", HISTORY_LIMIT) or HISTORY_LIMIT, HISTORY_LIMIT_MAX)
-    told: History = queue.history()
-    steps = await context.service.run_blocking(lambda: told.read(from_seq, limit))
+    history: History = queue.history()
+    events = await context.service.run_blocking(lambda: history.read(from_seq, limit))
     if kind == ARROW:
-        return Response(200, _encode_history_arrow(steps), ARROW)
+        return Response(200, _encode_history_arrow(events), ARROW)
     if kind == NDJSON:
-        return Response(200, b"".join(_encode_event(step) + b"\n" for step in steps), NDJSON)
-    next_from_seq = steps[-1]["at"] if steps else from_seq
-    return json_response(
-        {
-            "topic": context.topic,
-            "events": steps,
-            "count": len(steps),
-            "next_from_seq": next_from_seq,
-            "performance": context.performance(),
-        }
-    )
+        return Response(200, b"".join(_encode(event) + b"\n" for event in events), NDJSON)
+    next_from_seq = events[-1]["at"] if events else from_seq
+    rows = cast(list[responses.HistoryEvent], events)  # as they are stored
+    return context.json(responses.History(context.topic, rows, len(rows), next_from_seq))
 
 
 def _negotiate_history_format(context: RequestContext) -> bytes:
@@ -267,15 +294,14 @@ def _negotiate_history_format(context: RequestContext) -> bytes:
     raise ApiError("not_acceptable", f"a history goes out as {known}; nothing was read, accept one of them")
 
 
-def _encode_history_arrow(steps: list[dict[str, Any]]) -> bytes:
-    table = pa.Table.from_pylist(steps, schema=_HISTORY_SCHEMA)
+def _encode_history_arrow(events: list[dict[str, Any]]) -> bytes:
+    table = pa.Table.from_pylist(events, schema=_HISTORY_SCHEMA)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, _HISTORY_SCHEMA) as writer:
         writer.write_table(table)
     return bytes(sink.getvalue())
 
 
-REDRIVE_LIMIT = 1_000
 _redrive_decoder = api_types.json_decoder(api_types.Redrive)
 
 
@@ -298,14 +324,20 @@ class _RedriveFilter:
         return True
 
 
+@operation("redrive", request=api_types.Redrive, response=responses.Redriven, errors=QUEUE_ERRORS, body_required=False)
 async def redrive_records(context: RequestContext) -> Response:
+    """Move records of a dead-letter topic back into their queues.
+
+    A crash during a redrive may move one batch twice and loses none. A key with name prefixes moves only records of
+    queues that it may use.
+    """
     body = context.decode_body(_redrive_decoder, default=api_types.Redrive())
     if body.rate == 0:
         raise ApiError("invalid_request", "rate is at least one record a second; nothing was moved, or leave it out")
     if body.to is not None:
         context.check_name_allowed(body.to)
-    topic = get_topic(context.service.engine, context.topic)
-    left = min(body.limit or REDRIVE_LIMIT, api_types.REDRIVE_RECORDS_MAX)
+    topic = context.get_topic()
+    left = min(body.limit or api_types.REDRIVE_LIMIT, api_types.REDRIVE_RECORDS_MAX)
     if body.rate is not None:
         left = min(left, body.rate * api_types.REDRIVE_S_MAX)
     step = body.rate or left
@@ -321,15 +353,7 @@ async def redrive_records(context: RequestContext) -> Response:
         if left <= 0 or chosen.remaining or context.service.stopping.is_set():
             break
         await asyncio.sleep(1.0)
-    return json_response(
-        {
-            "topic": context.topic,
-            "redriven": sum(queues.values()),
-            "queues": dict(queues),
-            "skipped": skipped,
-            "performance": context.performance(),
-        }
-    )
+    return context.json(responses.Redriven(context.topic, queues.total(), dict(queues), skipped))
 
 
 def _redrive_step(topic: Topic, body: api_types.Redrive, redrive_filter: _RedriveFilter) -> Any:

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from tidelog import api_types
+from tidelog.api_types import READ_BYTES, READ_BYTES_MAX, READ_LIMIT, READ_LIMIT_MAX, WAIT_MS_MAX
 from tidelog.engine import SEQ_MAX, FieldSelection, JsonPage, Topic
 from tidelog.engine.delete import parse_tag_match
 from tidelog.engine.read import ExcludedNodes, parse_nodes
 from tidelog.http.interface import AnyResponse, Response
+from tidelog.server import response_types as responses
 from tidelog.server.errors import ApiError
-from tidelog.server.handlers.topics import get_topic
-from tidelog.server.request import RequestContext, json_response
+from tidelog.server.openapi import operation
+from tidelog.server.request import RequestContext
 
-READ_LIMIT: Final = 256
-READ_LIMIT_MAX: Final = 1_000
-READ_BYTES: Final = 1 << 20
-READ_BYTES_MAX: Final = 8 << 20
-WAIT_MS_MAX: Final = 30_000
 _diff_decoder = api_types.json_decoder(api_types.Diff)
 _encode = msgspec.json.Encoder().encode
 
@@ -49,9 +46,11 @@ def wants_strong_read(context: RequestContext) -> bool:
     return named == "strong"
 
 
+@operation("diff", request=api_types.Diff, response=responses.Page, errors=("topic_not_found",), body_required=False)
 def diff(context: RequestContext) -> AnyResponse | Coroutine[Any, Any, AnyResponse]:
+    """Read records after a seq."""
     body = context.decode_body(_diff_decoder, default=api_types.Diff())
-    return read_after(context, get_topic(context.service.engine, context.topic), clamp_seq(body.from_seq), body)
+    return read_after(context, context.get_topic(), clamp_seq(body.from_seq), body)
 
 
 class ReadPlan(NamedTuple):
@@ -153,22 +152,13 @@ def encode_page_parts(name: str, page: JsonPage, took_ms: float) -> tuple[bytes,
 _seek_decoder = api_types.json_decoder(api_types.Seek)
 
 
+@operation("seek", request=api_types.Seek, response=responses.Sought, errors=("topic_not_found",))
 async def seek_by_time(context: RequestContext) -> Response:
-    """The first record of a time or later, and the cursor before it. Nobody is a reader by asking this."""
+    """Find the first record of a time or later."""
     body = context.decode_body(_seek_decoder)
-    topic = get_topic(context.service.engine, context.topic)
+    topic = context.get_topic()
     seq, head_seq, earliest_seq = await context.service.run_blocking(lambda: _find_seq(topic, body.ts))
-    return json_response(
-        {
-            "topic": context.topic,
-            "ts": body.ts,
-            "seq": seq,
-            "from_seq": seq - 1,
-            "head_seq": head_seq,
-            "earliest_seq": earliest_seq,
-            "performance": context.performance(),
-        }
-    )
+    return context.json(responses.Sought(context.topic, body.ts, seq, seq - 1, head_seq, earliest_seq))
 
 
 def _find_seq(topic: Topic, ts_ms: int) -> tuple[int, int, int]:
@@ -181,23 +171,17 @@ def _find_seq(topic: Topic, ts_ms: int) -> tuple[int, int, int]:
 _delete_decoder = api_types.json_decoder(api_types.Delete)
 
 
+@operation("deleteRecords", request=api_types.Delete, response=responses.Deleted, errors=("topic_not_found",))
 async def delete_records(context: RequestContext) -> Response:
+    """Delete records below a seq, by tag, or both."""
     body = context.decode_body(_delete_decoder)
     if body.before_seq is None and body.match is None:
         raise ApiError("invalid_request", "a delete names before_seq, match or both; nothing was deleted")
     match, before = body.match, None if body.before_seq is None else clamp_seq(body.before_seq)
     parse_tag_match(match)  # what is no match is none, whether there is such a topic or not
     service, actor = context.service, context.principal.name
-    topic = get_topic(service.engine, context.topic)
+    topic = context.get_topic()
     done = await service.run_blocking(lambda: topic.delete(match=match, before_seq=before, actor=actor))
-    return json_response(
-        {
-            "topic": context.topic,
-            "deleted": done.deleted,
-            "earliest_seq": done.earliest_seq,
-            "head_seq": done.head_seq,
-            "count": done.count,
-            "bytes": done.bytes,
-            "performance": context.performance(),
-        }
+    return context.json(
+        responses.Deleted(context.topic, done.deleted, done.earliest_seq, done.head_seq, done.count, done.bytes)
     )

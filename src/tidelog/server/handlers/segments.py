@@ -12,57 +12,68 @@ from __future__ import annotations
 
 import re
 from functools import partial
-from typing import Any, Final
+from typing import Final
+
+from msgspec import UNSET
 
 from tidelog.engine import Topic
 from tidelog.engine.segment_listing import FILES, FileKind, SegmentFile, SegmentList
 from tidelog.errors import NotFound
 from tidelog.http.interface import Response, Sink, Stream
+from tidelog.server import response_types as responses
 from tidelog.server.errors import ApiError
 from tidelog.server.handlers.records import wants_strong_read
-from tidelog.server.handlers.topics import get_topic
+from tidelog.server.openapi import BINARY, CONSISTENCY_PARAM, STRING, Parameter, flag_param, operation
 from tidelog.server.push.topic_stream import StreamSlot
-from tidelog.server.request import RequestContext, json_response
+from tidelog.server.request import RequestContext
 from tidelog.types import Buffer
 
 OCTET_STREAM: Final = b"application/octet-stream"
 _PIECE_BYTES: Final = 1 << 20
 _RANGE_HEADER = re.compile(rb"bytes=(\d{0,19})-(\d{0,19})")
+_FILE_FIELDS: Final = {"data": "data", "idx": "idx", "foot": "foot", "del": "deletions"}
 _LISTING_TRIES: Final = 3
 _SEGMENTS_PER_STEP: Final = 64  # segments whose rows are made before others get their turn
 
 
+@operation(
+    "listSegments",
+    response=responses.Segments,
+    params=(
+        flag_param("sums", True, "false: omit checksums that are not known yet; to compute them reads the files."),
+        CONSISTENCY_PARAM,
+    ),
+    errors=("invalid_request", "topic_not_found", "not_found"),
+)
 async def list_segments(context: RequestContext) -> Response:
-    """What lies in files. Sums that nobody has asked for yet are worked out now, which reads the files; without
-    `sums` they are left out."""
+    """List the segment files of a topic."""
     service, sums = context.service, context.query.flag("sums", True)
     engine = service.engine
-    topic = get_topic(engine, context.topic)
+    topic = context.get_topic()
     generation = engine.generation
     listing, rows = await _list_with_rows(context, topic, sums=sums, strong=wants_strong_read(context))
-    return json_response(
-        {
-            "topic": topic.name,
-            "epoch": topic.epoch,
-            "generation": generation,
-            "head_seq": listing.head_seq,
-            "earliest_seq": listing.earliest_seq,
-            "evict_floor": listing.evict_floor,
-            "segments": rows,
-            "tail": {"from_seq": listing.tail_from_seq, "to_seq": listing.head_seq},
-            "performance": context.performance(),
-        }
+    return context.json(
+        responses.Segments(
+            topic.name,
+            topic.epoch,
+            generation,
+            listing.head_seq,
+            listing.earliest_seq,
+            listing.evict_floor,
+            rows,
+            responses.SegmentTail(listing.tail_from_seq, listing.head_seq),
+        )
     )
 
 
 async def _list_with_rows(
     context: RequestContext, topic: Topic, *, sums: bool, strong: bool
-) -> tuple[SegmentList, list[dict[str, Any]]]:
+) -> tuple[SegmentList, list[responses.Segment]]:
     """A listing and its rows. Where a segment went away before its sum was known, everything is listed again."""
     step = 1 if sums else _SEGMENTS_PER_STEP
     for again in range(_LISTING_TRIES, 0, -1):
         listing = await context.service.run_blocking(partial(topic.segments, strong=strong))
-        rows: list[dict[str, Any]] = []
+        rows: list[responses.Segment] = []
         try:
             for at in range(0, len(listing.segments), step):
                 rows += await context.service.run_blocking(
@@ -75,26 +86,31 @@ async def _list_with_rows(
     raise AssertionError("the last try returns or raises")
 
 
-def _segment_rows(segments: list[SegmentFile], sums: bool) -> list[dict[str, Any]]:
-    return [_segment_json(each, sums=sums) for each in segments]
+def _segment_rows(segments: list[SegmentFile], sums: bool) -> list[responses.Segment]:
+    return [
+        responses.Segment(
+            segment.base,
+            segment.stop,
+            segment.sealed,
+            segment.records,
+            segment.live_records,
+            segment.live_bytes,
+            segment.first_ts,
+            segment.last_ts,
+            responses.SegmentFiles(
+                **{
+                    _FILE_FIELDS[kind]: info
+                    for kind in FILES
+                    if (info := _file_info(segment, kind, sums=sums)) is not None
+                }
+            ),
+        )
+        for segment in segments
+    ]
 
 
-def _segment_json(segment: SegmentFile, *, sums: bool) -> dict[str, Any]:
-    return {
-        "base": segment.base,
-        "stop": segment.stop,
-        "sealed": segment.sealed,
-        "records": segment.records,
-        "live": segment.live_records,
-        "bytes": segment.live_bytes,
-        "first_ts": segment.first_ts,
-        "last_ts": segment.last_ts,
-        "files": {kind: shown for kind in FILES if (shown := _file_json(segment, kind, sums=sums)) is not None},
-    }
-
-
-def _file_json(segment: SegmentFile, kind: FileKind, *, sums: bool) -> dict[str, Any] | None:
-    """How long a file is and its sum; None where there is none."""
+def _file_info(segment: SegmentFile, kind: FileKind, *, sums: bool) -> responses.SegmentFileInfo | None:
+    """The length and checksum of a file; None where the segment has no such file."""
     length = segment.length(kind)
     if length is None:
         content = segment.content(kind)  # small, and made or read whole in any case
@@ -102,14 +118,24 @@ def _file_json(segment: SegmentFile, kind: FileKind, *, sums: bool) -> dict[str,
             return None
         length = len(content)
     digest = segment.cached_digest(kind) if not sums else segment.digest(kind)
-    return {"bytes": length} if digest is None else {"bytes": length, "xxh3": f"{digest:016x}"}
+    return responses.SegmentFileInfo(length, UNSET if digest is None else f"{digest:016x}")
 
 
+@operation(
+    "readSegment",
+    params=(
+        Parameter("Range", STRING, "One range of bytes; several return the whole file.", "header"),
+        Parameter("If-Range", STRING, "An ETag: the range applies only to unchanged content.", "header"),
+    ),
+    errors=("topic_not_found", "not_found", "range_not_satisfiable"),
+    statuses=(200, 206),
+    response_content={OCTET_STREAM.decode(): BINARY},
+)
 async def read_segment_file(context: RequestContext) -> Response | Stream:
-    """Bytes of one file, as they are on disk; deletions as they are now."""
+    """Read bytes of a segment file."""
     service = context.service
     engine = service.engine
-    topic = get_topic(engine, context.topic)
+    topic = context.get_topic()
     _, base, kind = context.path_names
     if kind not in FILES:
         raise ApiError("not_found", f"a segment has the files {', '.join(FILES)}; nothing was read")

@@ -24,17 +24,28 @@ from typing import Final
 import msgspec
 
 from tidelog import api_types
-from tidelog.api_types import Cursor
+from tidelog.api_types import HEARTBEAT_MS_MAX, WATCH_TOPICS_MAX, Cursor
 from tidelog.engine import FieldSelection, Topic, TopicInfo
 from tidelog.engine.queues import ClaimRequest, ClaimResult, Queue
 from tidelog.engine.read import parse_nodes
 from tidelog.errors import Error, NotAQueue, TopicNotFound
 from tidelog.http.interface import AnyResponse, Headers, Response, Sink, Stream
+from tidelog.server import response_types as responses
 from tidelog.server.auth import Principal, bearer_token
 from tidelog.server.errors import ApiError, api_error_from
-from tidelog.server.handlers.queues import check_node, clamp_lease_ms, requested_queue
+from tidelog.server.handlers.queues import QUEUE_ERRORS, check_node, clamp_lease_ms, requested_queue
 from tidelog.server.handlers.records import page_budget
-from tidelog.server.handlers.topics import get_topic
+from tidelog.server.handlers.topics import topic_state
+from tidelog.server.openapi import (
+    LEASE_MS,
+    NODE_NAME,
+    STRING,
+    Parameter,
+    flag_param,
+    integer_param,
+    operation,
+    text_schema,
+)
 from tidelog.server.push.page_cache import ReadOptions
 from tidelog.server.push.peers import (
     HIGH_WATER_BYTES,
@@ -47,17 +58,23 @@ from tidelog.server.push.peers import (
 )
 from tidelog.server.push.topic_stream import Heartbeat, StreamSlot, TopicStream
 from tidelog.server.push.watch_sessions import TTL_MS, WatchSession
-from tidelog.server.request import RequestContext, json_response
+from tidelog.server.request import RequestContext, find_topic
 from tidelog.server.service import Service
 
-WATCH_TOPICS_MAX: Final = 256
-HEARTBEAT_MS_MAX: Final = 60_000
 EVENT_STREAM: Final = b"text/event-stream"
 STREAM_HEADERS: Final[Headers] = ((b"cache-control", b"no-store"), (b"x-accel-buffering", b"no"))
 _watch_decoder = api_types.json_decoder(api_types.Watch)
 
 
+@operation(
+    "watch",
+    request=api_types.Watch,
+    response=responses.WatchSession,
+    params=(flag_param("lenient", False, "Skip topics that do not exist."),),
+    errors=("topic_not_found",),
+)
 async def create_watch(context: RequestContext) -> Response:
+    """Create a session that follows topics."""
     body = context.decode_body(_watch_decoder)
     if not 1 <= len(body.topics) <= WATCH_TOPICS_MAX:
         raise ApiError("invalid_request", f"a session follows 1 to {WATCH_TOPICS_MAX} topics; nothing was done")
@@ -72,39 +89,38 @@ async def create_watch(context: RequestContext) -> Response:
     if context.query.flag("lenient", False):
         topics = {name: topic for name in body.topics if (topic := engine.find(name)) is not None}
     else:
-        topics = {name: get_topic(engine, name) for name in body.topics}
+        topics = {name: find_topic(engine, name) for name in body.topics}
     for topic in topics.values() if view.strong else ():
         topic.check_strong_supported()
-    marks = {name: await topic_state(service, topic) for name, topic in topics.items()}
-    cursors = {name: start_cursor(body.topics[name], now) for name, now in marks.items()}
+    states = {name: await topic_state(service, topic) for name, topic in topics.items()}
+    cursors = {name: start_cursor(body.topics[name], state) for name, state in states.items()}
     heartbeat_ms = min(max(body.heartbeat_ms, service.config.heartbeat_ms_min), HEARTBEAT_MS_MAX)
     epochs = {name: topic.epoch for name, topic in topics.items()}
     session = sessions.add(context.principal, view, heartbeat_ms, dict(cursors), epochs)
-    return json_response(
-        {
-            "wid": session.wid,
-            "stream_url": f"/v0/watch/{session.wid}",
-            "session_ttl_ms": TTL_MS,
-            "topics": {name: watermarks_json(cursors[name], now) for name, now in marks.items()},
-            "performance": context.performance(),
-        }
-    )
+    marks = {name: watermarks(cursors[name], state) for name, state in states.items()}
+    return context.json(responses.WatchSession(session.wid, f"/v0/watch/{session.wid}", TTL_MS, marks))
 
 
-async def topic_state(service: Service, topic: Topic) -> TopicInfo:
-    return topic.state() if topic.is_floor_durable else await service.run_blocking(topic.state)
+def start_cursor(wanted: Cursor, state: TopicInfo) -> int:
+    """The seq after which a stream starts; with `tail` the head."""
+    return state.head_seq if wanted.tail else wanted.from_seq
 
 
-def start_cursor(wanted: Cursor, now: TopicInfo) -> int:
-    """Where to begin; `tail` is behind everything that is there."""
-    return now.head_seq if wanted.tail else wanted.from_seq
+def watermarks(from_seq: int, state: TopicInfo) -> responses.Watermarks:
+    return responses.Watermarks(from_seq, state.head_seq, state.earliest_seq)
 
 
-def watermarks_json(from_seq: int, now: TopicInfo) -> dict[str, int]:
-    return {"from_seq": from_seq, "head_seq": now.head_seq, "earliest_seq": now.earliest_seq}
-
-
+@operation(
+    "followWatch",
+    params=(Parameter("Last-Event-ID", STRING, "The position to resume from.", "header"),),
+    errors=("not_found", "not_acceptable"),
+    response_content={EVENT_STREAM.decode(): text_schema("record, tombstone, caught-up, topic-deleted, error.")},
+)
 def stream_watch(context: RequestContext) -> AnyResponse:
+    """Stream new records of a session's topics.
+
+    On a server with keys, needs the key that created the session.
+    """
     request, service = context.request, context.service
     principal = None if service.auth.keys.is_empty else _authenticate(context)
     check_accepts_events(request.header(b"accept"))
@@ -182,7 +198,23 @@ _TOO_SLOW_STATUS: Final = 429
 _encode_json = msgspec.json.Encoder().encode
 
 
+@operation(
+    "work",
+    params=(
+        Parameter("node", NODE_NAME, "The holder of the leases.", required=True),
+        integer_param(
+            "max", "Jobs leased and not settled at one time.", 1, minimum=1, maximum=api_types.CLAIM_JOBS_MAX
+        ),
+        Parameter("lease_ms", LEASE_MS, "Default: the queue's lease_ms."),
+    ),
+    errors=("invalid_request", *QUEUE_ERRORS, "not_acceptable"),
+    response_content={EVENT_STREAM.decode(): text_schema("job, error. The id of a job is its seq.")},
+)
 def stream_jobs(context: RequestContext) -> AnyResponse:
+    """Stream jobs, leased to this connection.
+
+    Settle jobs with ack and nack. When the connection ends, its other jobs can be claimed at once.
+    """
     request, service, query = context.request, context.service, context.query
     check_accepts_events(request.header(b"accept"))
     node = query.text("node") or ""

@@ -11,29 +11,25 @@ from itertools import islice
 from typing import Any, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from tidelog import api_types
+from tidelog.api_types import GAPS_LIMIT, GAPS_LIMIT_MAX, PAGE_SIZE, PAGE_SIZE_MAX
 from tidelog.engine import Engine, GapEntries, Topic, TopicConfig, TopicInfo
 from tidelog.engine.config import ADDED, KEYS, KNOWN, check_topic_name
 from tidelog.engine.queues import QueueCounts
-from tidelog.errors import BadInput, TopicNotFound
+from tidelog.errors import BadInput
 from tidelog.http.interface import Response
+from tidelog.server import response_types as responses
 from tidelog.server.auth import Principal
 from tidelog.server.errors import ApiError
-from tidelog.server.request import QueryParams, RequestContext, json_response
+from tidelog.server.openapi import COUNT, CURSOR_PARAM, PAGING_PARAMS, Parameter, flag_param, integer_param, operation
+from tidelog.server.request import QueryParams, RequestContext
+from tidelog.server.service import Service
 
-PAGE_SIZE = 100
-PAGE_SIZE_MAX = 1_000
 _CONFIG_BYTES_MAX: Final = 64 << 10
 _SPELLING_CHECKS_MAX: Final = 64  # unknown fields of a config that are compared with the known ones: 0.1 ms each
 _object_decoder = api_types.json_decoder(dict[str, Any])
-
-
-def get_topic(engine: Engine, name: str) -> Topic:
-    topic = engine.find(name)
-    if topic is None:
-        raise TopicNotFound(name)
-    return topic
 
 
 def parse_topic_config(topic: str, text: bytes) -> TopicConfig:
@@ -78,8 +74,16 @@ def config_json(config: TopicConfig) -> msgspec.Raw:
     return msgspec.Raw(config.to_json())
 
 
+@operation(
+    "configureTopic",
+    request=TopicConfig,
+    response=responses.TopicCreated,
+    errors=("topic_exists_incompatible",),
+    body_required=False,
+    statuses=(200, 201),
+)
 async def configure_topic(context: RequestContext) -> Response:
-    """PUT replaces: fields that are not given take their defaults."""
+    """Create a topic, or replace its config."""
     context.decode_body(_object_decoder, default={})
     service, name = context.service, context.topic
     check_topic_name(name)
@@ -89,14 +93,12 @@ async def configure_topic(context: RequestContext) -> Response:
     known = engine.find(name)
     check_dead_letter_allowed(context.principal, config, None if known is None else known.config)
     topic, created = await service.run_blocking(lambda: engine.configure(name, given))
-    return json_response(
-        {"topic": name, "created": created, "config": config_json(topic.config), "performance": context.performance()},
-        status=201 if created else 200,
-    )
+    body = responses.TopicCreated(name, created, config_json(topic.config))
+    return context.json(body, status=201 if created else 200)
 
 
-async def _topic_state(context: RequestContext, topic: Topic) -> TopicInfo:
-    return topic.state() if topic.is_floor_durable else await context.service.run_blocking(topic.state)
+async def topic_state(service: Service, topic: Topic) -> TopicInfo:
+    return topic.state() if topic.is_floor_durable else await service.run_blocking(topic.state)
 
 
 async def _queue_counts(context: RequestContext, topic: Topic) -> QueueCounts:
@@ -104,58 +106,68 @@ async def _queue_counts(context: RequestContext, topic: Topic) -> QueueCounts:
     return queue.counts() if queue.can_claim_without_blocking(0) else await context.service.run_blocking(queue.counts)
 
 
+@operation(
+    "getTopic",
+    response=responses.Topic,
+    params=(flag_param("touch", True, "Count this request as an access."),),
+    errors=("topic_not_found",),
+)
 async def describe_topic(context: RequestContext) -> Response:
-    topic = get_topic(context.service.engine, context.topic)
+    """Describe a topic."""
+    topic = context.get_topic()
     if context.query.flag("touch", True):
         topic.record_access()
-    now = await _topic_state(context, topic)
-    queue = {"queue": (await _queue_counts(context, topic))._asdict()} if now.config.type == "queue" else {}
-    return json_response(
-        {
-            "topic": now.topic,
-            "type": now.config.type,
-            "head_seq": now.head_seq,
-            "earliest_seq": now.earliest_seq,
-            "next_seq": now.next_seq,
-            "count": now.count,
-            "bytes": now.bytes,
-            "config": config_json(now.config),
-            "effective_priority": now.effective_priority,
-            "last_write_ts": now.last_write_ms,
-            "last_read_ts": now.last_read_ms,
-            **queue,
-            "performance": context.performance(),
-        }
+    state = await topic_state(context.service, topic)
+    is_queue = state.config.type == "queue"
+    return context.json(
+        responses.Topic(
+            state.topic,
+            state.config.type,
+            state.head_seq,
+            state.earliest_seq,
+            state.next_seq,
+            state.count,
+            state.bytes,
+            config_json(state.config),
+            state.effective_priority,
+            state.last_write_ms,
+            state.last_read_ms,
+            responses.QueueDepth(*await _queue_counts(context, topic)) if is_queue else UNSET,
+        )
     )
 
 
 def parse_paging(query: QueryParams) -> tuple[str, int]:
-    """Behind which name a page of a list begins, and how many rows it has."""
-    after = query.text("cursor")
+    """The name after which a page of a list begins, and how many rows it has."""
+    cursor = query.text("cursor")
     try:
-        behind = api_types.decode_page_cursor(after) if after else ""
+        after = api_types.decode_page_cursor(cursor) if cursor else ""
     except api_types.BadCursor:
         raise ApiError(
             "invalid_request", "the cursor is not one of ours; nothing was done, list from the start"
         ) from None
-    return behind, min(max(query.number("page_size", PAGE_SIZE), 1), PAGE_SIZE_MAX)
+    return after, min(max(query.number("page_size", PAGE_SIZE), 1), PAGE_SIZE_MAX)
 
 
+@operation(
+    "listTopics",
+    response=responses.TopicList,
+    params=(*PAGING_PARAMS, flag_param("touch", False, "Count this request as an access.")),
+    errors=("invalid_request",),
+)
 async def list_topics(context: RequestContext) -> Response:
+    """List the topics that the key may use, by name."""
     service, query = context.service, context.query
-    behind, size = parse_paging(query)
+    after, size = parse_paging(query)
     prefix, touch = query.text("prefix") or "", query.flag("touch", False)
     engine, owns = service.engine, context.principal.may_use_name
-    rows, more = await service.run_blocking(lambda: _topic_rows(engine, prefix, behind, size, owns, touch))
-    said: dict[str, Any] = {"topics": rows}
-    if more:
-        said["next_cursor"] = api_types.encode_page_cursor(rows[-1]["topic"])
-    return json_response({**said, "performance": context.performance()})
+    rows, more = await service.run_blocking(lambda: _topic_rows(engine, prefix, after, size, owns, touch))
+    return context.json(responses.TopicList(rows, api_types.encode_page_cursor(rows[-1].topic) if more else UNSET))
 
 
 def _topic_rows(
     engine: Engine, prefix: str, after: str, size: int, owns: Callable[[str], bool], touch: bool
-) -> tuple[list[dict[str, Any]], bool]:
+) -> tuple[list[responses.TopicRow], bool]:
     names = [name for name in engine.names() if name.startswith(prefix) and name > after and owns(name)]
     rows = []
     for name in names[:size]:
@@ -164,22 +176,29 @@ def _topic_rows(
             continue  # dropped meanwhile
         if touch:
             topic.record_access(read=False)
-        now = topic.state()
+        state = topic.state()
         rows.append(
-            {
-                "topic": name,
-                "head_seq": now.head_seq,
-                "earliest_seq": now.earliest_seq,
-                "count": now.count,
-                "bytes": now.bytes,
-                "durable": now.config.durable,
-                "effective_priority": now.effective_priority,
-            }
+            responses.TopicRow(
+                name,
+                state.head_seq,
+                state.earliest_seq,
+                state.count,
+                state.bytes,
+                state.config.durable,
+                state.effective_priority,
+            )
         )
     return rows, len(names) > size and bool(rows)
 
 
+@operation(
+    "dropTopic",
+    response=responses.TopicDropped,
+    params=(flag_param("if_empty", False, "Only where the topic has no record."),),
+    errors=("topic_not_empty",),
+)
 async def delete_topic(context: RequestContext) -> Response:
+    """Remove a topic with all its records."""
     engine, name, if_empty = context.service.engine, context.topic, context.query.flag("if_empty", False)
     actor = context.principal.name
     owns = context.principal.may_use_name
@@ -195,43 +214,52 @@ async def delete_topic(context: RequestContext) -> Response:
         return engine.drop_with_routers(name, if_empty=if_empty, actor=actor)
 
     routers = await context.service.run_blocking(work)
-    said = {"topic": name, "deleted": routers is not None, "routers_removed": routers or []}
-    return json_response({**said, "performance": context.performance()})
+    return context.json(responses.TopicDropped(name, routers is not None, routers or []))
 
 
-GAPS_LIMIT: Final = 100
-GAPS_LIMIT_MAX: Final = 1_000
+_GAP_PARAMS: Final = (
+    Parameter("from", COUNT, "Only rows of this time or later, in milliseconds since the epoch."),
+    integer_param("limit", "", GAPS_LIMIT, minimum=1, maximum=GAPS_LIMIT_MAX),
+    CURSOR_PARAM,
+)
 
 
+@operation(
+    "listTopicGaps", response=responses.TopicGaps, params=_GAP_PARAMS, errors=("invalid_request", "topic_not_found")
+)
 async def list_topic_gaps(context: RequestContext) -> Response:
-    """Also of a topic that is gone, as long as the ledger knows its name."""
-    said = await _gap_rows(context, context.topic)
-    if not said["gaps"] and context.query.text("cursor") is None and context.service.engine.find(context.topic) is None:
-        raise TopicNotFound(context.topic)
-    return json_response({"topic": context.topic, **said, "performance": context.performance()})
+    """List the records removed from a topic, and why.
+
+    Also for a topic that was dropped.
+    """
+    rows, next_cursor = await _gap_rows(context, context.topic)
+    if not rows and context.query.text("cursor") is None:
+        context.get_topic()
+    return context.json(responses.TopicGaps(context.topic, rows, next_cursor))
 
 
+@operation("listGaps", response=responses.GapList, params=_GAP_PARAMS, errors=("invalid_request",))
 async def list_gaps(context: RequestContext) -> Response:
-    return json_response({**await _gap_rows(context, None), "performance": context.performance()})
+    """List the records removed from all topics that the key may use, and why."""
+    return context.json(responses.GapList(*await _gap_rows(context, None)))
 
 
-async def _gap_rows(context: RequestContext, topic: str | None) -> dict[str, Any]:
+async def _gap_rows(context: RequestContext, topic: str | None) -> tuple[list[responses.GapRow], str | UnsetType]:
+    """Rows of one page, and the cursor of the next one."""
     service, query, owns = context.service, context.query, context.principal.may_use_name
-    engine, behind = service.engine, _decode_gap_cursor(query.text("cursor"))
+    engine, after_seq = service.engine, _decode_gap_cursor(query.text("cursor"))
     limit = min(max(query.number("limit", GAPS_LIMIT), 1), GAPS_LIMIT_MAX)
     from_ms = min(query.number("from", 0), (1 << 48) - 1)
 
     def work() -> tuple[GapEntries, int | None]:
-        """Pages are cut before names are looked at, so that one costs no more than its rows, whoever asks."""
-        found = engine.gaps(topic, from_ms, limit, after_seq=behind)
-        last = found[-1].seq if len(found) == limit else 0
-        return GapEntries(row for row in found if owns(row.topic)), last or None
+        # The limit applies before the key's names: the cost of a page depends on its rows, not on the key.
+        page = engine.gaps(topic, from_ms, limit, after_seq=after_seq)
+        last = page[-1].seq if len(page) == limit else 0
+        return GapEntries(row for row in page if owns(row.topic)), last or None
 
-    found, last = await service.run_blocking(work)
-    said: dict[str, Any] = {"gaps": [row._asdict() for row in found]}
-    if last is not None:
-        said["next_cursor"] = api_types.encode_page_cursor(str(last))
-    return said
+    page, last = await service.run_blocking(work)
+    rows = [responses.GapRow(*row) for row in page]
+    return rows, UNSET if last is None else api_types.encode_page_cursor(str(last))
 
 
 def _decode_gap_cursor(text: str | None) -> int:

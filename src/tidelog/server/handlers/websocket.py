@@ -28,7 +28,7 @@ from msgspec import Raw
 
 from tidelog import api_types
 from tidelog.api_types import JSON_NULL, BadBody, Cursor
-from tidelog.channels import Ack, Message, membership, messaging
+from tidelog.channels import Ack, membership, messaging
 from tidelog.engine import Appended, CommitFuture, FieldSelection
 from tidelog.engine.append import check_idempotency_key
 from tidelog.engine.batch_encoder import check_count
@@ -38,14 +38,12 @@ from tidelog.errors import Error
 from tidelog.http.interface import AnyResponse, ClientDisconnected, Socket, Upgrade
 from tidelog.server.auth import ADMIN, DELETE, READ, WRITE
 from tidelog.server.errors import ApiError, api_error_from
-from tidelog.server.handlers import channels as rooms_api
-from tidelog.server.handlers import channels as said
+from tidelog.server.handlers import channels, write
 from tidelog.server.handlers import websocket_commands as ops
-from tidelog.server.handlers import write
 from tidelog.server.handlers.channels import ClaimedIdentity, claimed_identity, resolve_user
 from tidelog.server.handlers.records import page_budget
-from tidelog.server.handlers.sse import start_cursor, topic_state, watermarks_json
-from tidelog.server.handlers.topics import get_topic
+from tidelog.server.handlers.sse import start_cursor, watermarks
+from tidelog.server.handlers.topics import topic_state
 from tidelog.server.handlers.websocket_commands import (
     Command,
     ErrorReply,
@@ -62,6 +60,7 @@ from tidelog.server.handlers.websocket_commands import (
     extract_request_id,
 )
 from tidelog.server.handlers.write import check_is_queue, move_schedule_to_meta
+from tidelog.server.openapi import operation
 from tidelog.server.push.channel_stream import ChannelStream
 from tidelog.server.push.page_cache import ReadOptions
 from tidelog.server.push.peers import (
@@ -72,7 +71,8 @@ from tidelog.server.push.peers import (
     encode_message_fields,
 )
 from tidelog.server.push.topic_stream import StreamSlot, TopicStream
-from tidelog.server.request import RequestContext
+from tidelog.server.request import RequestContext, find_topic
+from tidelog.server.response_types import TimedBody
 from tidelog.server.service import Service
 
 _CHANNEL_READ, _CHANNEL_WRITE, _CHANNEL_DELETE = (frozenset((scope,)) for scope in (READ, WRITE, DELETE))
@@ -164,60 +164,56 @@ class ChannelSession:
         self._socket.send(await self._service.channels.run_blocking(work))
 
     def _command_call(self, command: ops.ChannelCommand, user: str) -> Callable[[], bytes]:
-        manager, channel, asked = self._service.channels.manager, command.channel, command.request_id
-        answer = partial(_encode_reply, asked)
+        manager, channel = self._service.channels.manager, command.channel
+        reply = partial(_encode_body_reply, command.request_id)
         match command:
             case ops.ChannelJoinCommand():
-                body = api_types.ChannelJoin(command.user, command.config)
-                join = partial(self._join, body, user)
-                return lambda: answer("channel_joined", **rooms_api.joined_json(join(channel), body.user or user))
+                joining = api_types.JoinChannel(command.user, command.config)
+                return lambda: reply("channel_joined", channels.join(manager, channel, user, joining, self))
             case ops.ChannelLeaveCommand():
-                leave = rooms_api.leave_action(
-                    manager, channel, user, api_types.ChannelLeave(command.user), source=self
-                )
-                return lambda: answer("channel_left", **leave())
+                leaving = api_types.LeaveChannel(command.user)
+                return lambda: reply("channel_left", channels.leave(manager, channel, user, leaving, self))
             case ops.ChannelMembersCommand():
-                members = rooms_api.members_action(manager, channel, user, command.page, command.page_size)
-                return lambda: answer("channel_members", **members())
+                page, page_size = command.page, command.page_size
+                return lambda: reply("channel_members", channels.members(manager, channel, user, page, page_size))
             case ops.ChannelConfigureCommand():
-                return lambda: answer(
+                return lambda: _encode_reply(
+                    command.request_id,
                     "channel_configured",
                     channel=channel,
-                    config=rooms_api.config_json(
+                    config=channels.config_json(
                         membership.configure(manager, channel, user, command.config, source=self).config
                     ),
                 )
             case ops.ChannelSetAclCommand():
-                return lambda: answer(
-                    "channel_acl",
-                    channel=channel,
-                    kind=command.kind,
-                    listed=membership.set_acl(
-                        manager, channel, user, command.kind, add=command.add, remove=command.remove
-                    ),
-                )
+                change = api_types.ChangeAcl(command.kind, command.add, command.remove)
+                return lambda: reply("channel_acl", channels.set_acl(manager, channel, user, change))
             case ops.ChannelDeleteCommand():
-                return lambda: answer(
-                    "channel_deleted", channel=channel, deleted=membership.delete(manager, channel, user, source=self)
-                )
+                return lambda: reply("channel_deleted", channels.delete(manager, channel, user, self))
             case ops.ChannelHistoryCommand():
-                return lambda: _encode_history_reply(
-                    command, messaging.history(manager, channel, user, **_history_range(command))
+                bounds = {option: getattr(command, name) for name, option in channels.HISTORY_PARAMETERS.items()}
+                return lambda: (
+                    b'{"op":"channel_history","request_id":%b,%b}'
+                    % (
+                        _encode(command.request_id),
+                        channels.encode_history(channel, messaging.history(manager, channel, user, **bounds)),
+                    )
                 )
             case ops.ChannelPushCommand():
-                payload = said.message_payload(api_types.ChannelMessage(command.payload, command.payload_base64))
-                return lambda: _encode_pushed(asked, channel, messaging.push(manager, channel, user, payload))
+                payload = channels.message_payload(api_types.ChannelMessage(command.payload, command.payload_base64))
+                return lambda: reply("channel_pushed", channels.push(manager, channel, user, payload))
             case ops.ChannelPopCommand():
-                return lambda: _encode_popped(asked, messaging.pop(manager, channel, user))
-            case ops.ChannelClearCommand():
-                return lambda: answer(
-                    "channel_cleared", channel=channel, cleared=messaging.clear(manager, channel, user)
+                return lambda: (
+                    b'{"op":"channel_popped","request_id":%b,%b'
+                    % (
+                        _encode(command.request_id),
+                        encode_message_fields(messaging.pop(manager, channel, user)),
+                    )
                 )
+            case ops.ChannelClearCommand():
+                return lambda: reply("channel_cleared", channels.clear(manager, channel, user))
             case _:
-                raise AssertionError("answered before")
-
-    def _join(self, body: api_types.ChannelJoin, user: str, channel: str) -> Any:
-        return rooms_api.join_action(self._service.channels.manager, channel, user, body, source=self)()
+                raise AssertionError("the caller handles the other commands")
 
     # ── hearing ───────────────────────────────────────────────────────────────────────────────
 
@@ -277,8 +273,8 @@ class ChannelSession:
     # ── saying ────────────────────────────────────────────────────────────────────────────────
 
     def _publish(self, command: ops.ChannelPublishCommand, user: str, size: int) -> None:
-        body = api_types.ChannelPublish(command.payload, command.payload_base64, command.messages, command.qos)
-        payloads = said.publish_payloads(body)
+        body = api_types.PublishToChannel(command.payload, command.payload_base64, command.messages, command.qos)
+        payloads = channels.publish_payloads(body)
         future = self._service.channels.publish(command.channel, user, payloads, qos=command.qos, source=self)
         if future.done() and not self._publishes_in_flight:  # an earlier one may be done and not told yet
             self._send_ack(command, future)
@@ -295,7 +291,9 @@ class ChannelSession:
     def _send_ack(self, command: ops.ChannelPublishCommand, future: asyncio.Future[Ack]) -> None:
         error = future.exception()
         if error is None:
-            self._socket.send(_encode_reply(command.request_id, "channel_ack", **said.ack_json(future.result())))
+            self._socket.send(
+                _encode_body_reply(command.request_id, "channel_ack", channels.channel_ack(future.result()))
+            )
         else:
             self._host.fail(command, error)
 
@@ -304,39 +302,8 @@ def _encode_reply(request_id: Raw, op: str, /, **fields: Any) -> bytes:
     return _encode({"op": op, "request_id": request_id, **fields})
 
 
-def _history_range(command: ops.ChannelHistoryCommand) -> dict[str, Any]:
-    return {
-        "first": command.first,
-        "last": command.last,
-        "newest": command.newest,
-        "since_ms": command.since,
-        "until_ms": command.until,
-        "limit": command.limit,
-    }
-
-
-def _encode_history_reply(command: ops.ChannelHistoryCommand, page: messaging.HistoryPage) -> bytes:
-    return (
-        b'{"op":"channel_history","request_id":%b,"channel":%b,"messages":[%b],"count":%d,"next_seq":%d,'
-        b'"first_seq":%d,"last_seq":%d}'
-        % (
-            _encode(command.request_id),
-            _encode(command.channel),
-            b",".join(b"{" + encode_message_fields(message) for message in page.messages),
-            len(page.messages),
-            page.next_seq,
-            page.first_seq,
-            page.last_seq,
-        )
-    )
-
-
-def _encode_pushed(request_id: Raw, channel: str, message: Message) -> bytes:
-    return _encode_reply(request_id, "channel_pushed", channel=channel, seq=message.seq, ts=message.ts_ms)
-
-
-def _encode_popped(request_id: Raw, message: Message) -> bytes:
-    return b'{"op":"channel_popped","request_id":%b,%b' % (_encode(request_id), encode_message_fields(message))
+def _encode_body_reply(request_id: Raw, op: str, body: TimedBody) -> bytes:
+    return b'{"op":%b,"request_id":%b,%b' % (_encode(op), _encode(request_id), _encode(body)[1:])
 
 
 T = TypeVar("T")
@@ -349,7 +316,13 @@ _log = logging.getLogger("tidelog.server")
 _READ, _WRITE, _ADMIN = (frozenset((scope,)) for scope in (READ, WRITE, ADMIN))
 
 
+@operation("socket", errors=("invalid_request", "upgrade_required"), statuses=(101,))
 def open_websocket(context: RequestContext) -> AnyResponse:
+    """Follow topics and append to them over a WebSocket.
+
+    Commands are subscribe, unsubscribe, publish, ping and those of channels (channel_join, channel_publish and so
+    on), one JSON object per message. Each needs its own scope.
+    """
     service = context.service
     if not context.request.upgrade:
         raise ApiError("invalid_request", "this is a WebSocket, over HTTP/1.1; nothing was done, ask for an upgrade")
@@ -482,14 +455,14 @@ class WebSocketSession:
         if command.lenient:
             topics = {name: topic for name in wanted if (topic := engine.find(name)) is not None}
         else:
-            topics = {name: get_topic(engine, name) for name in wanted}
+            topics = {name: find_topic(engine, name) for name in wanted}
         for topic in topics.values() if view.strong else ():
             topic.check_strong_supported()
-        marks = {name: await topic_state(service, topic) for name, topic in topics.items()}
-        cursors = {name: start_cursor(wanted[name], now) for name, now in marks.items()}
+        states = {name: await topic_state(service, topic) for name, topic in topics.items()}
+        cursors = {name: start_cursor(wanted[name], state) for name, state in states.items()}
         self._send(
             SubscribedReply(
-                command.request_id, {name: watermarks_json(cursors[name], now) for name, now in marks.items()}
+                command.request_id, {name: watermarks(cursors[name], state) for name, state in states.items()}
             )
         )
         for name, topic in topics.items():

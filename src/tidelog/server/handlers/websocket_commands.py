@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from tidelog import api_types
-from tidelog.api_types import JSON_NULL, U32, U64, BadBody, Cursor, Nodes, Record
+from tidelog.api_types import JSON_NULL, U32, U64, BadBody, Cursor, Nodes, RecordToWrite
+from tidelog.server.response_types import Watermarks
 
 
 class ChannelCommandBase(Struct, tag_field="op", kw_only=True):
@@ -130,7 +131,7 @@ class UnsubscribeCommand(Struct, tag_field="op", tag="unsubscribe"):
 
 class PublishCommand(Struct, tag_field="op", tag="publish"):
     topic: str
-    records: list[Record]
+    records: list[RecordToWrite]
     node: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
@@ -146,7 +147,7 @@ class PingCommand(Struct, tag_field="op", tag="ping"):
 
 class SubscribedReply(Struct, tag_field="op", tag="subscribed"):
     request_id: Raw
-    topics: dict[str, dict[str, int]]
+    topics: dict[str, Watermarks]
 
 
 class UnsubscribedReply(Struct, tag_field="op", tag="unsubscribed"):

@@ -25,7 +25,7 @@ from msgspec import Raw
 from msgspec.json import Encoder
 
 from tidelog import api_types, native
-from tidelog.api_types import JSON_NULL, Record
+from tidelog.api_types import JSON_NULL, RecordToWrite
 from tidelog.engine import (
     Appended,
     Batch,
@@ -150,11 +150,11 @@ _encode_meta = Encoder().encode
 RUN_AT_MS_MAX: Final = 253_402_300_799_999  # the year 9999
 
 
-def is_scheduled(record: Record) -> bool:
+def is_scheduled(record: RecordToWrite) -> bool:
     return record.run_at_ms is not None or record.delay_ms is not None or record.priority is not None
 
 
-def move_schedule_to_meta(records: Sequence[Record], now_ms: int) -> bool:
+def move_schedule_to_meta(records: Sequence[RecordToWrite], now_ms: int) -> bool:
     """Move what says when into meta; whether any of them said so. Raises where it cannot be meant."""
     found = False
     for record in records:
@@ -166,7 +166,7 @@ def move_schedule_to_meta(records: Sequence[Record], now_ms: int) -> bool:
     return found
 
 
-def _schedule_meta(record: Record, now_ms: int) -> dict[str, int]:
+def _schedule_meta(record: RecordToWrite, now_ms: int) -> dict[str, int]:
     run_at_ms, delay_ms, priority = record.run_at_ms, record.delay_ms, record.priority
     made: dict[str, int] = {}
     if run_at_ms is not None and delay_ms is not None:
@@ -488,7 +488,7 @@ async def ensure_topic(
     return await service.run_blocking(lambda: engine.ensure_topic(name, wanted, first))
 
 
-def build_batch(limits: EngineConfig, records: list[api_types.Record], node: str | None, body: bytes) -> Batch:
+def build_batch(limits: EngineConfig, records: list[api_types.RecordToWrite], node: str | None, body: bytes) -> Batch:
     """The records of a body as one batch. Their data is the text that came, without blanks between its words."""
     datas = [bytes(record.data) for record in records]
     if json_codec.may_compact(body):
@@ -514,7 +514,7 @@ def build_batch(limits: EngineConfig, records: list[api_types.Record], node: str
     )
 
 
-def _decode_base64(record: api_types.Record, data: bytes) -> bytes:
+def _decode_base64(record: api_types.RecordToWrite, data: bytes) -> bytes:
     if record.encoding != "base64":
         raise BadInput(f"$encoding is base64 or absent, not {record.encoding!r:.80}; nothing was written")
     try:

@@ -1,0 +1,755 @@
+"""Bodies of `/v0` responses. The OpenAPI document is generated from them, and handlers build them.
+
+    Body    a component of the document; `RequestContext.json` appends `performance` where the class is a `TimedBody`
+    Part    a part of a body, described in place
+
+Fields are in the order in which they are sent. A field that is UNSET is not sent. Pages, write acknowledgements and
+claims are encoded by hand from stored text; `test_openapi.py` compares their responses with the types here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from tidelog.api_types import LeaseToken, TimestampMs, described, schema_ref
+from tidelog.engine.config import Durability
+from tidelog.engine.pending_removals import RemovalCause
+from tidelog.server.push.watch_sessions import TTL_MS
+
+Count: TypeAlias = Annotated[int, Meta(ge=0)]
+Ratio: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+ConfigJson: TypeAlias = Annotated[Raw, described(**schema_ref("TopicConfig"))]
+ChannelConfigJson: TypeAlias = Annotated[Any, described(**schema_ref("ChannelSettings"))]
+AckDurability: TypeAlias = Annotated[
+    Durability,
+    described("The durability of this acknowledgement: the topic's class, whatever a config in the write asked for."),
+]
+
+
+class Body(Struct):
+    """A whole response, and a component of the OpenAPI document."""
+
+
+class TimedBody(Body):
+    """A response that ends with `performance`."""
+
+
+class Part(Struct):
+    """A part of one kind of response."""
+
+
+class Performance(Body):
+    """Where the time went. All fields but server_total_ms are sent only where they apply."""
+
+    server_total_ms: float
+    wal_append_ms: float | UnsetType = UNSET
+    fsync_ms: float | UnsetType = UNSET
+    throttle_wait_ms: float | UnsetType = UNSET
+    records_scanned: Count | UnsetType = UNSET
+
+
+class ErrorInfo(Part):
+    code: str
+    message: str
+    detail: dict[str, Any] | UnsetType = UNSET
+
+
+class Error(Body):
+    """The message says what happened, whether anything was written and what to do next."""
+
+    error: ErrorInfo
+
+
+# ── topics and records ────────────────────────────────────────────────────────────────────────────
+
+
+class Record(Body):
+    seq: Annotated[int, Meta(ge=1)] = msgspec.field(name="$seq")
+    ts: TimestampMs = msgspec.field(name="$ts")
+    node: str | UnsetType = msgspec.field(default=UNSET, name="$node")
+    tag: str | UnsetType = msgspec.field(default=UNSET, name="$tag")
+    data: Annotated[Raw, described("Absent only where the request excluded it.")] | UnsetType = UNSET
+    meta: dict[str, Any] | UnsetType = UNSET
+    encoding: Literal["base64"] | UnsetType = msgspec.field(default=UNSET, name="$encoding")
+
+
+class Tombstone(Body):
+    """Records that were lost before they could be read: all seqs from gap_from to gap_to."""
+
+    gap_from: Count
+    gap_to: Count
+    reason: Literal["cap", "ttl", "mixed", "recreated", "source_trim"]
+    missed_estimate: Count
+    earliest_seq: Count
+    head_seq: Count
+
+
+class Counts(Body):
+    """What became of every seq of a range. The counts add up to its length."""
+
+    rows: Count
+    deleted: Count
+    expired: Count
+    evicted: Count
+    filtered: Count
+    holes: Count
+
+
+class QueueDepth(Part):
+    ready: Count
+    in_flight: Count
+    dead_lettered: Count
+
+
+class Topic(TimedBody):
+    topic: str
+    type: Literal["log", "queue"]
+    head_seq: Count
+    earliest_seq: Count
+    next_seq: Count
+    count: Count
+    bytes: Count
+    config: ConfigJson
+    effective_priority: int
+    last_write_ts: TimestampMs | None
+    last_read_ts: TimestampMs | None
+    queue: QueueDepth | UnsetType = UNSET
+
+
+class TopicCreated(TimedBody):
+    topic: str
+    created: bool
+    config: ConfigJson
+
+
+class TopicDropped(TimedBody):
+    topic: str
+    deleted: bool
+    routers_removed: list[str]
+
+
+class TopicRow(Part):
+    topic: str
+    head_seq: Count
+    earliest_seq: Count
+    count: Count
+    bytes: Count
+    durable: bool
+    effective_priority: int
+
+
+class TopicList(TimedBody):
+    topics: list[TopicRow]
+    next_cursor: str | UnsetType = UNSET
+
+
+class Written(TimedBody):
+    topic: str
+    first_seq: Count
+    last_seq: Count
+    head_seq: Count
+    count: Count
+    created: bool
+    deduped: bool
+    durability: AckDurability
+    seqs: list[Count] | UnsetType = UNSET
+
+
+class BulkWritten(TimedBody):
+    topic: str
+    first_seq: Count
+    last_seq: Count
+    head_seq: Count
+    count: Count
+    batches: Annotated[Count, described("Batches; each was written whole or not at all.")]
+    created: bool
+    deduped: Annotated[Count, described("Batches that an earlier request with the same key had written.")]
+    durability: AckDurability
+
+
+class Page(TimedBody):
+    topic: str
+    records: list[Record]
+    next_from_seq: Count
+    head_seq: Count
+    earliest_seq: Count
+    caught_up: bool
+    tombstone: Tombstone | None
+    lag: Count
+
+
+class EndInfo(Part):
+    next_from_seq: Count
+    head_seq: Count
+    earliest_seq: Count
+    gap: Tombstone | None
+    gaps: list[Tombstone]
+    counts: Counts
+
+
+class End(Body):
+    """The last line. A stream without it is incomplete."""
+
+    end: EndInfo = msgspec.field(name="$end")
+
+
+class Deleted(TimedBody):
+    topic: str
+    deleted: Count
+    earliest_seq: Count
+    head_seq: Count
+    count: Count
+    bytes: Count
+
+
+class Sought(TimedBody):
+    topic: str
+    ts: TimestampMs
+    seq: Annotated[Count, described("The first record of this time or later; head_seq + 1 where there is none.")]
+    from_seq: Count
+    head_seq: Count
+    earliest_seq: Count
+
+
+class SegmentFileInfo(Part):
+    """A file; XXH3-64 in hexadecimal."""
+
+    bytes: Count
+    xxh3: Annotated[str, described(pattern="^[0-9a-f]{16}$")] | UnsetType = UNSET
+
+
+class SegmentFiles(Part, rename={"deletions": "del"}):
+    data: SegmentFileInfo
+    idx: SegmentFileInfo
+    foot: SegmentFileInfo | UnsetType = UNSET
+    deletions: SegmentFileInfo | UnsetType = UNSET
+
+
+class Segment(Body):
+    base: Annotated[Count, described("Its first seq, which names it.")]
+    stop: Annotated[Count, described("The seq after its last one.")]
+    sealed: bool
+    records: Count
+    live: Count
+    bytes: Annotated[Count, described("Data and meta of live records.")]
+    first_ts: TimestampMs
+    last_ts: TimestampMs
+    files: SegmentFiles
+
+
+class SegmentTail(Part):
+    """Seqs that are in no file: read them as records."""
+
+    from_seq: Count
+    to_seq: Count
+
+
+class Segments(TimedBody):
+    topic: str
+    epoch: Annotated[Count, described("Changes when the topic is dropped and created again.")]
+    generation: Annotated[Count, described("Of the newest checkpoint.")]
+    head_seq: Count
+    earliest_seq: Count
+    evict_floor: Count
+    segments: list[Segment]
+    tail: SegmentTail
+
+
+class Watermarks(Part):
+    from_seq: Count
+    head_seq: Count
+    earliest_seq: Count
+
+
+class WatchSession(TimedBody):
+    wid: Annotated[str, described(pattern="^wid_[A-Za-z0-9_-]{22}$")]
+    stream_url: str
+    session_ttl_ms: Annotated[Any, described(const=TTL_MS)]
+    topics: dict[str, Watermarks]
+
+
+# ── routers ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class RouterOptions(Part):
+    router: str
+    source: str
+    dest: str
+    preserve_node: bool
+    preserve_tag: bool
+    filter: Annotated[list[str], described(minItems=3, maxItems=3)] | None
+    allow_cycle: bool
+    guarantee: str
+
+
+class Router(RouterOptions, TimedBody):
+    forwarded_total: Count
+
+
+class RouterMade(RouterOptions, TimedBody):
+    created: bool
+
+
+class RouterDropped(TimedBody):
+    router: str
+    deleted: bool
+
+
+class RouterRow(Part):
+    router: str
+    source: str
+    dest: str
+    guarantee: str
+    forwarded_total: Count
+
+
+class RouterList(TimedBody):
+    routers: list[RouterRow]
+    next_cursor: str | UnsetType = UNSET
+
+
+# ── consumer groups and gaps ──────────────────────────────────────────────────────────────────────
+
+
+class GroupLag(Part):
+    """What the group has still to read; seconds: the age of the first of these records."""
+
+    records: Count
+    bytes: Count
+    seconds: float
+
+
+Position: TypeAlias = Annotated[Count, described("The last committed seq.")]
+HoldBytes: TypeAlias = Annotated[Count, described("How many bytes retention keeps for the group; 0: none.")]
+HoldBroken: TypeAlias = Annotated[bool, described("Records that the group had not read were removed.")]
+
+
+class GroupInfo(Part):
+    group: str
+    position: Position
+    head_seq: Count
+    lag: GroupLag
+    hold_bytes: HoldBytes
+    hold_broken: HoldBroken
+    last_commit_ts: TimestampMs | None
+
+
+class GroupList(TimedBody):
+    topic: str
+    groups: list[GroupInfo]
+
+
+class GroupShown(TimedBody):
+    topic: str
+    group: str
+    position: Position
+    head_seq: Count
+    lag: GroupLag
+    hold_bytes: HoldBytes
+    hold_broken: HoldBroken
+    last_commit_ts: TimestampMs | None
+
+
+class GroupPut(TimedBody):
+    topic: str
+    created: bool
+    group: str
+    position: Position
+    head_seq: Count
+    lag: GroupLag
+    hold_bytes: HoldBytes
+    hold_broken: HoldBroken
+    last_commit_ts: TimestampMs | None
+
+
+class GroupDropped(TimedBody):
+    topic: str
+    group: str
+    deleted: bool
+
+
+class GroupCommitted(TimedBody):
+    topic: str
+    group: str
+    position: Count
+
+
+class GroupReset(TimedBody, rename={"from_": "from"}):
+    topic: str
+    group: str
+    from_: Count
+    to: Count
+    records: Annotated[Count, described("Records to be read again, or skipped.")]
+    bytes: Count
+    gap: Tombstone | None
+    preview: bool
+
+
+class GapRow(Part):
+    topic: str
+    topic_id: Annotated[Count, described("Changes when the topic is dropped and created again.")]
+    cause: RemovalCause
+    first: Count
+    last: Annotated[Count, described("Included.")]
+    records: Annotated[Count, described("How many records of the range were removed now.")]
+    bytes: Count
+    ts_ms: TimestampMs
+    actor: str | None
+    about: str
+    seq: Annotated[Count, described("Of the row; 0 while it is not written yet.")]
+
+
+class TopicGaps(TimedBody):
+    topic: str
+    gaps: list[GapRow]
+    next_cursor: str | UnsetType = UNSET
+
+
+class GapList(TimedBody):
+    gaps: list[GapRow]
+    next_cursor: str | UnsetType = UNSET
+
+
+# ── numbered batches ──────────────────────────────────────────────────────────────────────────────
+
+
+class ChunkStaged(TimedBody):
+    topic: str
+    chunk: str
+    bytes: Count
+
+
+class StagingCleared(TimedBody):
+    topic: str
+    removed: Count
+
+
+class BatchPut(TimedBody):
+    topic: str
+    first_seq: Count
+    last_seq: Count
+    head_seq: Count
+    count: Count
+    deduped: Annotated[bool, described("An earlier request had written it.")]
+    durability: AckDurability
+    created: bool
+
+
+class BatchRow(Part):
+    number: Count
+    first_seq: Count
+    last_seq: Count
+    sum: Annotated[str, described(pattern="^[0-9a-f]{32}$")]
+    query_id: str
+
+
+class BatchList(TimedBody):
+    topic: str
+    writer: str
+    batches: list[BatchRow]
+
+
+# ── queues ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Job(Part, kw_only=True):
+    seq: Count = msgspec.field(name="$seq")
+    lease_id: Annotated[LeaseToken, described("Sent with ack, nack or extend, it rejects a holder whose lease ended.")]
+    deadline: Annotated[TimestampMs, described("The end of the lease, in milliseconds since the epoch.")]
+    ts: TimestampMs = msgspec.field(name="$ts")
+    tag: str | UnsetType = msgspec.field(default=UNSET, name="$tag")
+    deliveries: Annotated[Count, described("How often the job was claimed, including this time.")]
+    data: Raw
+    encoding: Annotated[Any, described(const="base64")] | UnsetType = msgspec.field(default=UNSET, name="$encoding")
+    meta: dict[str, Any] | UnsetType = UNSET
+
+
+class Claimed(TimedBody):
+    topic: str
+    claimed: list[Job]
+    count: Count
+    ready: Count
+
+
+class Acked(TimedBody):
+    topic: str
+    acked: Count
+    skipped: list[Count]
+    ready: Count
+    in_flight: Count
+
+
+class Nacked(TimedBody):
+    topic: str
+    nacked: Count
+    skipped: list[Count]
+    ready: Count
+    in_flight: Count
+
+
+class Extended(TimedBody):
+    topic: str
+    extended: Count
+    skipped: list[Count]
+    deadlines: Annotated[dict[str, TimestampMs], described("By seq.")]
+
+
+class HistoryEvent(Body):
+    at: Annotated[Count, described("Its seq in the history.")]
+    ts_ms: TimestampMs
+    event: Literal[
+        "enqueued",
+        "claimed",
+        "extended",
+        "nacked",
+        "expired",
+        "released",
+        "acked",
+        "dead_lettered",
+        "redriven",
+        "restarted",
+    ]
+    seq: Annotated[Count, described("The job's; the first one's where several were enqueued.")] | UnsetType = UNSET
+    last_seq: Count | UnsetType = UNSET
+    node: str | UnsetType = UNSET
+    lease_id: Count | UnsetType = UNSET
+    deliveries: Count | UnsetType = UNSET
+    waited_ms: Annotated[int, described("claimed: the time since the job was enqueued.")] | UnsetType = UNSET
+    deadline_ms: (
+        Annotated[TimestampMs, described("The lease's; of a nack, when the job can be claimed again.")] | UnsetType
+    ) = UNSET
+
+
+class History(TimedBody):
+    topic: str
+    events: list[HistoryEvent]
+    count: Count
+    next_from_seq: Annotated[Count, described("from_seq of the next request.")]
+
+
+class Redriven(TimedBody):
+    topic: str
+    redriven: Count
+    queues: Annotated[dict[str, Count], described("Records by queue.")]
+    skipped: Annotated[Count, described("Records whose queue is not known, or that are leased.")]
+
+
+# ── channels ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class ChannelRow(Part):
+    channel: str
+    type: Literal["pubsub", "fifo"]
+    owner: str | None
+    members: Annotated[Count, described("How many.")]
+    persist: bool
+
+
+class ChannelList(TimedBody, kw_only=True):
+    channels: list[ChannelRow]
+    user: str | None
+    next_cursor: str | UnsetType = UNSET
+    unreadable: Annotated[dict[str, str], described("The reason, by directory.")] | UnsetType = UNSET
+    limits: dict[str, Any]
+
+
+class ChannelPut(ChannelRow, TimedBody):
+    created: bool
+    config: ChannelConfigJson
+
+
+class Channel(ChannelRow, TimedBody):
+    config: ChannelConfigJson
+    first_seq: Count | None
+    last_seq: Count | None
+    waiting: Annotated[Count, described("Messages of a fifo channel; for its owner.")] | UnsetType = UNSET
+    holes: (
+        Annotated[
+            list[list[Count]],
+            described("Seqs that power cuts lost before their fsync: the first and the last of each range."),
+        ]
+        | UnsetType
+    ) = UNSET
+
+
+class ChannelDeleted(TimedBody):
+    channel: str
+    deleted: bool
+
+
+class ChannelJoined(TimedBody):
+    channel: str
+    user: str
+    owner: str
+    members: Count
+    created: bool
+
+
+class ChannelLeft(TimedBody):
+    channel: str
+    user: str
+    ended: bool
+    owner: str | None
+
+
+class ChannelMembers(TimedBody):
+    channel: str
+    members: list[str]
+    page: Count
+    total: Count
+
+
+class AclLists(Part):
+    join: list[str]
+    publish: list[str]
+    read: list[str]
+
+
+class ChannelAcl(TimedBody):
+    channel: str
+    acl: AclLists
+
+
+class AclChanged(TimedBody):
+    channel: str
+    kind: str
+    listed: list[str]
+
+
+class ChannelAck(TimedBody):
+    channel: str
+    first_seq: Count
+    last_seq: Count
+    count: Count
+    ts: TimestampMs
+    qos: Annotated[Any, described("0: accepted. 1: stored as the channel's settings say, and delivered.", enum=[0, 1])]
+    durable: Annotated[bool, described("Whether the message survives a power cut now.")]
+    receivers: Annotated[Count, described("How many streams got it.")] | None
+
+
+class MessageInfo(Part):
+    channel: str
+    seq: Count
+    ts: TimestampMs
+    sender: str
+    payload: Annotated[str, described("Where the bytes are UTF-8.")] | UnsetType = UNSET
+    payload_base64: Annotated[str, described("Where they are not.")] | UnsetType = UNSET
+
+
+class ChannelHistory(TimedBody):
+    channel: str
+    messages: list[MessageInfo]
+    count: Count
+    next_seq: Count
+    first_seq: Count
+    last_seq: Count
+
+
+class ChannelPushed(TimedBody):
+    channel: str
+    seq: Count
+    ts: TimestampMs
+
+
+class ChannelPopped(MessageInfo, TimedBody):
+    pass
+
+
+class ChannelCleared(TimedBody):
+    channel: str
+    cleared: Count
+
+
+# ── health and metrics ────────────────────────────────────────────────────────────────────────────
+
+
+class Health(Body):
+    status: Annotated[Any, described(const="ok")]
+    version: str
+    uptime_ms: Count
+
+
+class ReadyHealth(Part):
+    """A summary of the server's health: how many topics lag, and failures in a row by task. Errors are in the
+    metrics."""
+
+    ok: bool
+    checkpoint_age_ms: Count
+    lagging_topics: Count
+    corruptions: Count
+    failing: dict[str, Count]
+
+
+class Ready(Body):
+    status: Annotated[Any, described(const="ready")]
+    wal_replay_complete: bool
+    topics: Count
+    health: ReadyHealth
+
+
+class TaskHealth(Part):
+    """One kind of background work; `failing` counts failures since its last success."""
+
+    runs: Count
+    failures: Count
+    failing: Count
+    last_ok_ms: TimestampMs | None
+    last_error_ms: TimestampMs | None
+    last_error: str | None
+
+
+class ServerHealth(Part):
+    """Background work and stored bytes. The last checkpoint could not write the topics in `lagging_topics`; their
+    records are in the WAL."""
+
+    ok: bool
+    checkpoint_age_ms: Count
+    wal_uncovered_bytes: Count
+    corruptions: Count
+    lagging_topics: list[str]
+    tasks: dict[str, TaskHealth]
+
+
+class WalMetrics(Part):
+    fsyncs: Count
+    frames: Count
+    copied_frames: Count
+    batches: Count
+    bytes_written: Count
+    rotations: Count
+    queue_depth: Count
+    queue_depth_peak: Count
+    submit_full_total: Count
+    fsync_count: Count
+    fsync_micros_total: Count
+    read_only: bool
+
+
+class Metrics(Body):
+    topics: Count
+    topics_ephemeral: Count
+    topics_memory: Count
+    topics_disk: Count
+    topics_fsync: Count
+    routers: Count
+    records_live: Count
+    bytes_live: Count
+    queue_topics: Count
+    queue_leases_in_flight: Count
+    sse_connections: Count
+    watch_sessions: Count
+    channels: Count
+    channel_receivers: Count
+    ready: bool
+    replay_progress: Ratio
+    uptime_ms: Count
+    pressure: Ratio
+    sched_latency_ms: Annotated[float, Meta(ge=0)]
+    ready_topics: Count
+    deferred_topics: Count
+    throttled_total: Count
+    health: ServerHealth | None
+    wal: WalMetrics
