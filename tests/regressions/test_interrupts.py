@@ -149,7 +149,7 @@ def sweep(work: Callable[[int], object]) -> tuple[set[int], int]:
 
 @pytest.fixture(autouse=True)
 def _handler() -> Iterator[None]:
-    """The handler that raises, and no garbage collection: an interrupt in a finalizer of another test's object is lost."""
+    """The handler that raises; and no garbage collection: an interrupt in a finalizer would be lost."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.collect()
     gc.disable()
