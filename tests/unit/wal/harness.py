@@ -1,7 +1,7 @@
-"""What the tests of the WAL stand on: frames that tell which write they belong to, one shard, and its recovery.
+"""Helpers of the WAL tests: frames whose data names their write, one shard, and its recovery.
 
-File names are written down here once more, from the layout's description: a test that damages a
-file must not ask the code under test which one it is.
+File names are repeated here from the layout's description: a test that damages a file must not ask the code under test
+for its name.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def checkpoint_mark(first: int, pos: int, *, at: int = 0) -> bytes:
 
 @dataclass
 class SubmittedWrite:
-    """One caller's batch and what it was told."""
+    """One caller's batch and its outcomes."""
 
     datas: list[bytes]
     durable: bool
@@ -80,7 +80,7 @@ class WalHarness:
         first: int = 1,
         file_bytes: int = FILE_BYTES,
         history: list[SubmittedWrite] | None = None,
-        told: Callable[[SubmittedWrite], None] = lambda _: None,
+        on_write_done: Callable[[SubmittedWrite], None] = lambda _: None,
         queue_max: int = 4096,
         batch_frames: int = 4096,
         batch_bytes: int = 8 << 20,
@@ -89,7 +89,7 @@ class WalHarness:
         self.disk, self.latch = disk, WriteLatch(WAL)
         self.history = [] if history is None else history
         self.vital = False  # as records are: the reserve of a full disk is not for them
-        self._told = told
+        self._on_done = on_write_done
         self.writer = Writer(disk, WAL, file_number=first, file_bytes=file_bytes, latch=self.latch, write_marks=marks)
         self.shard = Shard(
             self.writer,
@@ -101,12 +101,12 @@ class WalHarness:
 
     def submit(self, datas: Sequence[bytes], *, durable: bool = True, nowait: bool = False) -> CommitFuture[int]:
         write = SubmittedWrite(list(datas), durable)
-        token: CommitFuture[int] = CommitFuture(self.shard)
+        future: CommitFuture[int] = CommitFuture(self.shard)
 
         def done(error: Error | None) -> None:
             write.outcomes.append(error)
-            self._told(write)
-            token.set_result(len(datas) if error is None else error)
+            self._on_done(write)
+            future.set_result(len(datas) if error is None else error)
 
         self.history.append(write)
         try:
@@ -116,7 +116,7 @@ class WalHarness:
         except BaseException:
             self.history.remove(write)
             raise
-        return token
+        return future
 
     def write(self, *datas: bytes, durable: bool = True) -> int:
         return self.submit(datas, durable=durable).wait()
@@ -165,7 +165,7 @@ def _recover(disk: Disk, start: Position | None, durable: Position | None, *, wr
         (each.file_number, each.file_offset, each.frame_pos.tolist(), each.losses_before, each.doubtful)
         for each in replay.windows()
     ]
-    assert again == seen, "a second look gives the same"
+    assert again == seen, "`windows` returns the same windows again"
     kept = prepare_for_writing(disk, WAL, replay, quarantine=QUARANTINE) if write else []
     frames = sum(len(at) for _, _, at, _, _ in seen)
     return WalContents(
@@ -194,5 +194,5 @@ def run_all(works: list[Callable[[], object]]) -> None:
         thread.start()
     for thread in threads:
         thread.join(TIMEOUT_S)
-    assert not any(thread.is_alive() for thread in threads), "somebody waits for ever"
+    assert not any(thread.is_alive() for thread in threads), "a thread waits for ever"
     assert not failed, failed

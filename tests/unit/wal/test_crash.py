@@ -2,10 +2,10 @@
 G36, G47, G48, G52, G53): the columns TW, C±, LU and RR of the rows T1, T2, T3, T16 and T17.
 
 A history runs once; an observer looks at every instant and takes all that a restart could find there.
-Each image is recovered and held against what callers were told:
+Each image is recovered and compared with the outcomes that callers got:
 
-    told of success, durable     there, whole
-    told that there is no room   not there
+    published of success, durable     there, whole
+    DiskFull                     not there
     anything else                there as a whole or not at all, and with it all that follows in the file
 
 Then it is recovered again, which must change nothing, and written to, and cut off once more.
@@ -49,7 +49,7 @@ class Wrong(BaseException):
 
 @dataclass
 class History:
-    """One WAL through several processes, and what its callers were told."""
+    """One WAL through several processes, and what its callers were published."""
 
     disk: SimDisk
     writes: list[SubmittedWrite] = field(default_factory=list)
@@ -61,7 +61,11 @@ class History:
         found = recover(self.disk)
         self._settled(found)
         return WalHarness(
-            self.disk, first=found.next_first, history=self.writes, told=self._told, batch_frames=batch_frames
+            self.disk,
+            first=found.next_first,
+            history=self.writes,
+            on_write_done=self._on_write_done,
+            batch_frames=batch_frames,
         )
 
     def _settled(self, found: WalContents) -> None:
@@ -69,7 +73,7 @@ class History:
         self.must[:] = there
         self.gone[:] = [write for write in self.writes if write not in there]
 
-    def _told(self, write: SubmittedWrite) -> None:
+    def _on_write_done(self, write: SubmittedWrite) -> None:
         if write.acked and write.durable:
             self.synced()
             self.must.append(write)
@@ -77,7 +81,7 @@ class History:
             self.gone.append(write)
 
     def synced(self) -> None:
-        """All that was told of success so far is durable."""
+        """All that was published of success so far is durable."""
         self.must += [write for write in self.writes if write.acked and write not in self.must + self.gone]
 
     def judge(self, found: WalContents) -> str | None:
@@ -96,7 +100,7 @@ class History:
         last = self.writes.index(there[-1]) if there else -1
         for write in self.writes[: last + 1]:
             if write not in there and write not in self.gone:
-                return f"{write} is lost and something behind it is not"
+                return f"{write} is lost and a later write is not"
         if found.next_first != found.frames + 1:
             return f"the next file is {found.next_first}, there are {found.frames} frames"
         return None
@@ -108,7 +112,7 @@ def present(writes: list[SubmittedWrite], datas: list[bytes]) -> list[SubmittedW
 
 
 @dataclass
-class Tally:
+class CrashCounts:
     states: int = 0
     failures: list[str] = field(default_factory=list)
 
@@ -116,10 +120,12 @@ class Tally:
 Workload = Callable[[History], None]
 
 
-def sweep(workload: Workload, *, limit: int | None = None, again: int = 1, tally: Tally | None = None) -> Tally:
+def sweep(
+    workload: Workload, *, limit: int | None = None, again: int = 1, counts: CrashCounts | None = None
+) -> CrashCounts:
     """Judge every crash state of a history up to the first failure; for `again` images of each instant also those of
     the recovery itself."""
-    disk, tally = SimDisk(trace=True), tally or Tally()
+    disk, counts = SimDisk(trace=True), counts or CrashCounts()
     disk.make_dir("data")
     history = History(disk)
     seen: set[tuple[bytes, int, frozenset[int], frozenset[int]]] = set()
@@ -132,21 +138,21 @@ def sweep(workload: Workload, *, limit: int | None = None, again: int = 1, tally
             if key in seen:
                 continue
             seen.add(key)
-            tally.states += 1
+            counts.states += 1
             wrong = None
             if nested:
                 nested -= 1
-                wrong = _crash_in_recovery(image.disk.reboot(), history, tally)
+                wrong = _crash_in_recovery(image.disk.reboot(), history, counts)
             if (wrong := wrong or _judge(image.disk, history)) is not None:
                 where = disk.trace[-1] if disk.trace else "the start"
-                tally.failures.append(f"{workload.__name__} after {where}, {image.label}: {wrong}")
+                counts.failures.append(f"{workload.__name__} after {where}, {image.label}: {wrong}")
                 raise Wrong
 
     disk.on_op = examine
     with suppress(Wrong):
         workload(history)
         examine(disk.op_count + 1)
-    return tally
+    return counts
 
 
 def _judge(disk: SimDisk, history: History) -> str | None:
@@ -166,12 +172,12 @@ def _judge(disk: SimDisk, history: History) -> str | None:
     return None
 
 
-def _crash_in_recovery(disk: SimDisk, history: History, tally: Tally) -> str | None:
+def _crash_in_recovery(disk: SimDisk, history: History, counts: CrashCounts) -> str | None:
     wrongs: list[str] = []
 
     def examine(op: int) -> None:
         for image in disk.images(random=Random(op), limit=6):
-            tally.states += 1
+            counts.states += 1
             if (wrong := _judge(image.disk, history)) is not None:
                 wrongs.append(f"and again before op {op} of recovery, {image.label}: {wrong}")
                 raise Wrong
@@ -213,7 +219,7 @@ def with_and_without_promise(history: History) -> None:
             history.synced()
 
 
-def behind_the_disk(history: History) -> None:
+def disk_lags(history: History) -> None:
     """More waits for the disk than a rotation should wait for: files are made longer, and left when they are synced."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(file, "EXTEND_UNSYNCED_BYTES_MIN", FILE_BYTES // 2)
@@ -260,10 +266,10 @@ def begun_and_ended(history: History) -> None:
         bench.write(b"in a new file" * 40)
     # A mark and two whole frames: the next write is as long as the mark and the first of them.
     history.disk.fail("write", error=errno.ENOSPC, partial=70 + 55 + 166 + 10)
-    for data in (b"no frame.", b"room" * 30, b"more" * 30):
+    for data in (b"no frame.", b"space" * 30, b"more" * 30):
         bench.submit([data])
     assert shard.begin_commit()
-    bench.submit([b"behind it"])
+    bench.submit([b"later"])
     end()
     while shard.begin_commit():
         end()
@@ -277,7 +283,7 @@ def larger_than_a_file(history: History) -> None:
     bench.write(b"y" * 2500)
 
 
-def no_room(history: History) -> None:
+def disk_full(history: History) -> None:
     bench = history.start()
     bench.write(A, durable=False)
     for number, landed in enumerate((0, 100, 600, 1200)):
@@ -352,10 +358,10 @@ WORKLOADS: list[Workload] = [
     one_by_one,
     with_a_spare,
     with_and_without_promise,
-    behind_the_disk,
+    disk_lags,
     batches,
     larger_than_a_file,
-    no_room,
+    disk_full,
     killed_and_started_again,
     closed_and_started_again,
     begun_and_ended,
@@ -371,22 +377,24 @@ WORKLOADS: list[Workload] = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
-def test_a_crash_anywhere_keeps_what_was_promised(workload: Workload, record_count: Callable[[str, int], None]) -> None:
-    tally = sweep(workload, limit=3)
-    assert not tally.failures, tally.failures[0]
-    assert tally.states > 20
-    record_count("crash states", tally.states)
+def test_crash_at_any_operation_keeps_the_promises(
+    workload: Workload, record_count: Callable[[str, int], None]
+) -> None:
+    counts = sweep(workload, limit=3)
+    assert not counts.failures, counts.failures[0]
+    assert counts.states > 20
+    record_count("crash states", counts.states)
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("workload", WORKLOADS, ids=lambda workload: workload.__name__)
 def test_every_state_of_every_history(workload: Workload, record_count: Callable[[str, int], None]) -> None:
-    tally = sweep(workload, limit=None, again=8)
-    assert not tally.failures, tally.failures[0]
-    record_count("crash states", tally.states)
+    counts = sweep(workload, limit=None, again=8)
+    assert not counts.failures, counts.failures[0]
+    record_count("crash states", counts.states)
 
 
-def test_the_histories_rotate_and_come_to_an_end() -> None:
+def test_histories_rotate_and_end() -> None:
     """Method: what they are for is done at all."""
     for workload in WORKLOADS:
         disk = SimDisk()
@@ -412,14 +420,14 @@ def ack_before_the_sync(patch: Patch) -> None:
 def ack_what_was_only_begun(patch: Patch) -> None:
     begin = Shard.begin_commit
 
-    def told(self: Shard, *, gathered_us: int = 0) -> bool:
+    def published(self: Shard, *, gathered_us: int = 0) -> bool:
         done = begin(self, gathered_us=gathered_us)
         if self._inflight is not None:
             self._notify_batch(self._inflight.batch, None)
             self._inflight = self._inflight._replace(batch=[])
         return done
 
-    patch.setattr(Shard, "begin_commit", told)
+    patch.setattr(Shard, "begin_commit", published)
 
 
 def no_directory_sync(patch: Patch) -> None:
@@ -530,11 +538,11 @@ PLANTED: list[tuple[Callable[[Patch], None], Workload]] = [
     (ack_what_was_only_begun, begun_and_ended),
     (no_directory_sync, one_by_one),
     (rotate_without_a_sync, with_and_without_promise),
-    (rotate_without_a_sync, behind_the_disk),
+    (rotate_without_a_sync, disk_lags),
     (a_spare_is_named_before_it_is_whole, with_a_spare),
-    (a_failed_write_stays_where_it_is, no_room),
+    (a_failed_write_stays_where_it_is, disk_full),
     (a_failed_write_stays_where_it_is, begun_and_ended),
-    (a_failed_write_is_taken_back_but_not_durably, no_room),
+    (a_failed_write_is_taken_back_but_not_durably, disk_full),
     (write_on_after_a_failed_sync, failed_sync("dropped")),
     (half_a_batch_counts, batches),
     (a_torn_tail_stays, one_by_one),
@@ -551,7 +559,7 @@ def test_the_sweep_catches(bug: Callable[[Patch], None], workload: Workload, mon
     assert not sweep(workload, limit=40).failures
     bug(monkeypatch)
     try:
-        tally = sweep(workload, limit=40)
+        counts = sweep(workload, limit=40)
     except (Error, OSError, AssertionError):
         return  # the library itself refused to go on: caught, and louder
-    assert tally.failures, f"{bug.__name__} went unnoticed in {tally.states} states"
+    assert counts.failures, f"{bug.__name__} went unnoticed in {counts.states} states"

@@ -7,7 +7,7 @@
     OK   as if nothing happened                    RO   latched until a restart, what was acked is safe
     ERR  refused, nothing written, goes on         PFX  acked is there, the rest is a prefix
     CUT  cut at the first bad frame                O/N  the old or the new state
-    DET  told, never served                        REF  does not start
+    DET  reported, never replayed                  REF  does not start
     -    no such call is made
 
 The columns TW, C±, LU and RR are one sweep, in test_crash.py; the rest is here. Method: an operation
@@ -159,7 +159,7 @@ def expect_refusal(operation: Operation, arm: Callable[[SimDisk], object], what:
         found = inspect_wal(image)
         assert (found.datas, found.cut) == (operation.before, None), what
     disk.clear_faults()
-    bench.write(b"x")  # shorter: a frame of the failed batch would lie behind it
+    bench.write(b"x")  # shorter: a frame of the failed batch would follow it
     operation.act(bench)
     bench.shard.close()
     for image in (disk.reboot(), disk.crash_image("none")):
@@ -240,7 +240,7 @@ def test_short_writes(row: str) -> None:
 
 @pytest.mark.parametrize("row", cells("NS", "T1", "T2", "T3"))
 def test_no_space(row: str) -> None:
-    """G25, G27: a write that finds no room is refused and goes on, also where it needs a new file; a sync without room
+    """G25, G27: a write on a full disk is refused and the next succeeds, also if it needs a new file; a failed sync
     ends writing. CURRENT is a hint: a rotation does without it."""
     operation = Operation(row)
     calls: list[DiskCall] = ["sync"] if row == "T2" else ["write", "create", "reserve", "rename"]
@@ -252,7 +252,7 @@ def test_no_space(row: str) -> None:
                 # The first create and reserve are the new file's, the first rename is NEWEST's; those after it are
                 # CURRENT's and the batch's.
                 if what.startswith("create 2 for ever"):
-                    continue  # it is done without CURRENT, and the next one finds no room
+                    continue  # it succeeds without CURRENT, and the next one finds the disk full
                 hint = what.startswith(("write 1 once", "rename", "create 2"))
                 expected = expect_ok if hint else expect_refusal
             expected(operation, arm, what)
@@ -303,7 +303,7 @@ def test_a_replay_asks_no_clock(row: str) -> None:
 
 
 @pytest.mark.parametrize("row", cells("BF", "T1", "T16"))
-def test_a_flipped_bit_is_told_and_never_served(row: str) -> None:
+def test_flipped_bit_is_reported_and_never_replayed(row: str) -> None:
     """G56. Method: every byte that frames lie in, of a file that is the newest and one that is not; what each position
     must come to stands in test_replay.py."""
     operation = Operation("T3" if row == "T16" else "T1")
@@ -321,7 +321,7 @@ def test_a_flipped_bit_is_told_and_never_served(row: str) -> None:
 
 
 @pytest.mark.parametrize("row", cells("BF", "T3"))
-def test_a_flipped_bit_of_current_harms_nobody(row: str) -> None:
+def test_flipped_bit_of_current_is_harmless(row: str) -> None:
     """G33."""
     operation = Operation(row)
     disk = SimDisk()
@@ -367,7 +367,7 @@ SPOILT = ("torn", "empty", "clean", "damaged at the end", "damaged")
 @pytest.mark.parametrize("column", ["NS", "EW", "EF"])
 @pytest.mark.parametrize("what", SPOILT)
 def test_a_recovery_that_cannot_finish_refuses_to_start(what: str, column: str) -> None:
-    """G48, G56. Method: T17; each call of the cut and of the new file fails, once and for ever; once the disk is mended
+    """G48, G56. Method: T17; each call of the truncation and of the new file fails, once or always; after a repair
     the result is the undisturbed one, and so it is after a power cut."""
     disk, durable, datas = spoilt(what)
     healthy = disk.reboot()
@@ -414,7 +414,7 @@ def check_ready(image: SimDisk, durable: Position | None, datas: list[bytes], he
 
 
 def test_every_cell_has_a_test() -> None:
-    """Method: the ids above, held against the matrix."""
+    """Method: the ids above, compared with the matrix."""
     here = {
         "SW": {"T1", "T3"},
         "NS": {"T1", "T2", "T3", "T17"},
@@ -441,8 +441,8 @@ def test_a_directory_that_cannot_be_made_is_no_wal() -> None:
         assert inspect_wal(disk.crash_image("none")).datas == [b"a"]
 
 
-def test_a_lying_disk_makes_nothing_up() -> None:
-    """G52, G58: when syncs lie, records are lost; but what is replayed was written, in order, and a hole is told."""
+def test_disk_that_loses_synced_bytes_invents_no_frames() -> None:
+    """G52, G58: if syncs do nothing, records are lost; replayed frames were written in order, holes are reported."""
     for seed in range(50):
         disk = SimDisk()
         bench = WalHarness(disk)

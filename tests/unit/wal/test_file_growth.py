@@ -1,4 +1,4 @@
-"""A file that is made longer instead of left, because a rotation would wait for a disk that lags behind."""
+"""A file that is extended because a rotation would wait for a lagging disk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tidelog.wal import Position, Writer, list_file_numbers
 from tidelog.wal import writer as file
 from tidelog.wal.paths import read_current
 
-STEP = append(b"x" * 454)  # a quarter of a file, but for what is left behind the fourth
+STEP = append(b"x" * 454)  # a quarter of a file, except for the rest after the fourth
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +33,8 @@ def fill(writer: Writer, count: int) -> None:
         writer.write([STEP], size=len(STEP), frames=1)
 
 
-def test_where_much_waits_for_the_disk_nobody_waits_with_it() -> None:
-    """Method: the exact operations. No sync, no new name: only room."""
+def test_file_is_extended_if_a_rotation_would_wait_for_the_disk() -> None:
+    """Method: the exact operations. No sync, no new name: only an allocation."""
     disk = SimDisk(trace=True)
     writer = make(disk)
     fill(writer, 4)
@@ -44,19 +44,19 @@ def test_where_much_waits_for_the_disk_nobody_waits_with_it() -> None:
     assert (writer.rotations, writer.position, writer.synced) == (0, Position(1, 2500), Position(1, 0))
 
 
-def test_it_is_left_when_the_disk_has_caught_up() -> None:
+def test_extended_file_is_rotated_when_the_disk_has_caught_up() -> None:
     disk = SimDisk()
     writer = make(disk)
     fill(writer, 7)
     writer.sync()
     fill(writer, 1)
-    assert writer.rotations == 0, "there was room for it"
+    assert writer.rotations == 0, "it fits"
     fill(writer, 1)
     assert (writer.rotations, writer.position) == (1, Position(9, 500))
     assert len(disk.read_file(wal_path(9))) == FILE_BYTES, "the next one is as large as any"
 
 
-def test_it_is_eight_times_as_large_as_others_and_no_larger() -> None:
+def test_extended_file_is_at_most_eight_times_as_large() -> None:
     """Space comes back file by file."""
     disk = SimDisk(trace=True)
     writer = make(disk)
@@ -69,7 +69,7 @@ def test_it_is_eight_times_as_large_as_others_and_no_larger() -> None:
     assert reserved == [str(times * FILE_BYTES) for times in (1, 2, 4, 8)]
 
 
-def test_the_name_file_announces_as_many_bytes_as_the_file_may_get() -> None:
+def test_current_announces_the_largest_size_of_the_file() -> None:
     """Where the newest file is lost, that number bounds the seqs that it may have held: none is given again."""
     disk = SimDisk()
     writer = make(disk)
@@ -81,7 +81,7 @@ def test_the_name_file_announces_as_many_bytes_as_the_file_may_get() -> None:
         assert said.size_max >= len(disk.read_file(wal_path(said.file_number)))
 
 
-def test_a_batch_that_is_too_large_for_it_gets_another() -> None:
+def test_batch_larger_than_an_extended_file_rotates() -> None:
     disk = SimDisk()
     writer = make(disk)
     fill(writer, 4)
@@ -90,7 +90,7 @@ def test_a_batch_that_is_too_large_for_it_gets_another() -> None:
     assert (writer.rotations, writer.position) == (1, Position(5, len(large)))
 
 
-def test_small_syncs_have_a_file_made_ahead_and_take_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_syncs_rotate_to_the_preallocated_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file, "LARGE_SYNC_BYTES", 1 << 40)
     writer = make(SimDisk())
     fill(writer, 5)
@@ -98,7 +98,7 @@ def test_small_syncs_have_a_file_made_ahead_and_take_that(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO])
-def test_a_file_that_cannot_be_made_longer_is_left(error: int) -> None:
+def test_file_that_cannot_be_extended_is_rotated(error: int) -> None:
     """G25. Nothing was written there, so nothing has to be taken back."""
     disk = SimDisk()
     writer = make(disk)
@@ -110,7 +110,7 @@ def test_a_file_that_cannot_be_made_longer_is_left(error: int) -> None:
 
 
 @pytest.mark.parametrize(("error", "raised"), [(errno.ENOSPC, DiskFull), (errno.EIO, Latched)])
-def test_a_write_that_fails_behind_it_is_taken_back_or_ends_all(error: int, raised: type[Exception]) -> None:
+def test_failed_write_after_an_extension_is_rolled_back_or_trips_the_latch(error: int, raised: type[Exception]) -> None:
     """G25, G26: as anywhere else in a file."""
     disk = SimDisk()
     writer = make(disk)

@@ -27,7 +27,7 @@ def calls(disk: SimDisk, began: int = 0) -> list[str]:
 # One batch.
 
 
-def test_a_lone_durable_write_is_one_write_and_one_sync_by_its_caller(disk: SimDisk) -> None:
+def test_single_durable_write_is_one_write_and_one_sync_by_its_caller(disk: SimDisk) -> None:
     """G15, G16."""
     bench = WalHarness(disk)
     began = len(disk.trace)
@@ -41,26 +41,26 @@ def test_a_batch_is_one_write_and_at_most_one_sync(disk: SimDisk, durable: tuple
     """G15."""
     bench = WalHarness(disk)
     began = len(disk.trace)
-    tokens = [bench.submit([b"%d" % number], durable=each) for number, each in enumerate(durable)]
+    futures = [bench.submit([b"%d" % number], durable=each) for number, each in enumerate(durable)]
     assert calls(disk, began) == []
-    assert not any(token.done for token in tokens)
+    assert not any(future.done for future in futures)
     assert bench.shard.commit_pending()
     assert calls(disk, began) == ["write", "sync"] if any(durable) else ["write"]
-    assert [token.wait() for token in tokens] == [1] * 5
+    assert [future.wait() for future in futures] == [1] * 5
     assert not bench.shard.commit_pending()
     assert inspect_wal(disk).datas == [b"0", b"1", b"2", b"3", b"4"]
 
 
-def test_outcomes_are_told_in_submit_order_after_the_sync(disk: SimDisk) -> None:
-    """G6, G14, E3: publish order is WAL order. Method: `done` looks at the disk."""
+def test_on_done_is_called_in_submit_order_after_the_sync(disk: SimDisk) -> None:
+    """G6, G14, E3: publish order is WAL order. Method: `on_done` reads the disk."""
     bench = WalHarness(disk)
-    told: list[int] = []
+    notified: list[int] = []
 
     def done(number: int) -> Callable[[Error | None], None]:
         def record_count(error: Error | None) -> None:
             assert error is None
             assert inspect_wal(disk.crash_image("none")).datas == [b"0", b"1", b"2", b"3"]
-            told.append(number)
+            notified.append(number)
 
         return record_count
 
@@ -68,10 +68,10 @@ def test_outcomes_are_told_in_submit_order_after_the_sync(disk: SimDisk) -> None
         frame = append(b"%d" % number)
         bench.shard.submit(Commit([frame], frames=1, durable=number == 2, on_done=done(number)))
     bench.shard.commit_pending()
-    assert told == [0, 1, 2, 3]
+    assert notified == [0, 1, 2, 3]
 
 
-def test_a_batch_keeps_its_bounds(disk: SimDisk) -> None:
+def test_batch_respects_its_limits(disk: SimDisk) -> None:
     bench = WalHarness(disk, file_bytes=1 << 16, batch_frames=4, batch_bytes=1000)
     for data in (b"a", b"b", b"c", b"d", b"e", b"x" * 900, b"f", b"y" * 2000, b"g"):
         bench.submit([data], durable=False)
@@ -83,8 +83,8 @@ def test_a_batch_keeps_its_bounds(disk: SimDisk) -> None:
     assert sizes == [4 * 47, 47 + 946, 47, 2046, 47, 9 * 47], "and at least one"
 
 
-def test_a_commit_may_put_a_durable_frame_in_front_at_the_last_moment(disk: SimDisk) -> None:
-    """Disk class: the HeadWatermark that a commit needs is known when its turn comes, not before."""
+def test_before_write_may_prepend_a_durable_frame(disk: SimDisk) -> None:
+    """Disk class: the HeadWatermark that a commit needs is known only right before the write."""
     bench = WalHarness(disk)
 
     class Led(Commit):
@@ -104,7 +104,7 @@ def test_a_commit_may_put_a_durable_frame_in_front_at_the_last_moment(disk: SimD
 # The queue.
 
 
-def test_a_queue_is_quick_while_nothing_in_it_waits_for_a_sync(disk: SimDisk) -> None:
+def test_commits_without_sync_until_a_durable_commit_is_queued(disk: SimDisk) -> None:
     bench = WalHarness(disk)
     quick = [bench.shard.commits_without_sync]
     for durable in (False, True):
@@ -114,11 +114,11 @@ def test_a_queue_is_quick_while_nothing_in_it_waits_for_a_sync(disk: SimDisk) ->
     assert [*quick, bench.shard.commits_without_sync] == [True, True, False, True]
 
 
-def test_nothing_is_gathered_unless_a_window_is_given(disk: SimDisk) -> None:
+def test_default_commit_window_is_zero(disk: SimDisk) -> None:
     assert WalHarness(disk).shard.window_ms() == 0
 
 
-def test_a_full_queue_refuses_and_writes_nothing(disk: SimDisk) -> None:
+def test_full_queue_refuses_a_commit_and_writes_nothing(disk: SimDisk) -> None:
     """G13."""
     bench = WalHarness(disk, queue_max=3)
     for number in range(3):
@@ -137,7 +137,7 @@ def test_a_full_queue_refuses_and_writes_nothing(disk: SimDisk) -> None:
     assert (bench.shard.stats.queue_depth, bench.shard.stats.queue_peak) == (0, 3)
 
 
-def test_the_turn_of_another_is_not_waited_for(disk: SimDisk) -> None:
+def test_commit_pending_does_not_wait_for_the_commit_lock_unless_asked(disk: SimDisk) -> None:
     bench = WalHarness(disk)
     bench.submit([b"a"])
     with bench.shard._hold_commit_lock():
@@ -150,7 +150,7 @@ def test_the_turn_of_another_is_not_waited_for(disk: SimDisk) -> None:
 # Ticks and positions.
 
 
-def test_a_tick_syncs_what_is_not_synced(disk: SimDisk) -> None:
+def test_tick_syncs_unsynced_bytes(disk: SimDisk) -> None:
     """G18."""
     bench = WalHarness(disk)
     bench.write(b"a", durable=False)
@@ -164,15 +164,15 @@ def test_a_tick_syncs_what_is_not_synced(disk: SimDisk) -> None:
     assert inspect_wal(disk.crash_image("none")).datas == [b"a"]
 
 
-def test_a_tick_commits_what_nobody_came_back_for(disk: SimDisk) -> None:
+def test_tick_commits_the_queue(disk: SimDisk) -> None:
     bench = WalHarness(disk)
-    token = bench.submit([b"a"], durable=False)
+    future = bench.submit([b"a"], durable=False)
     bench.shard.tick()
-    assert token.done
+    assert future.done
     assert inspect_wal(disk.crash_image("none")).datas == [b"a"]
 
 
-def test_a_tick_of_a_latched_or_closed_shard_does_nothing(disk: SimDisk) -> None:
+def test_tick_of_a_latched_or_closed_shard_does_nothing(disk: SimDisk) -> None:
     bench = WalHarness(disk)
     bench.write(b"a", durable=False)
     disk.fail_sync("dropped")
@@ -186,7 +186,7 @@ def test_a_tick_of_a_latched_or_closed_shard_does_nothing(disk: SimDisk) -> None
     assert disk.op_count == began
 
 
-def test_everything_before_a_position_is_done(disk: SimDisk) -> None:
+def test_every_commit_before_a_position_is_done(disk: SimDisk) -> None:
     """G39: a snapshot that records it holds everything before it."""
     bench = WalHarness(disk)
     bench.submit([b"a"])
@@ -199,17 +199,17 @@ def test_everything_before_a_position_is_done(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("mode", ["dropped", "reverted", "kept"])
-def test_a_failed_sync_fails_its_whole_batch_and_every_later_one(disk: SimDisk, mode: SyncMode) -> None:
+def test_failed_sync_fails_its_batch_and_every_later_commit(disk: SimDisk, mode: SyncMode) -> None:
     """G22, G23, G24. Method: also for the commits without a promise that share the sync, and those still queued."""
     bench = WalHarness(disk, batch_frames=2)
     bench.write(b"acked")
-    tokens = [bench.submit([b"%d" % number], durable=number == 1) for number in range(5)]
+    futures = [bench.submit([b"%d" % number], durable=number == 1) for number in range(5)]
     disk.fail_sync(mode)
     bench.shard.commit_pending()
-    assert all(token.done for token in tokens), "at once, whether anybody asks or not"
-    for token in tokens:
+    assert all(future.done for future in futures), "at once, without a wait"
+    for future in futures:
         with pytest.raises(Latched):
-            token.wait()
+            future.wait()
     assert bench.shard.is_latched
     began = disk.op_count
     with pytest.raises(Latched, match="wrote nothing"):
@@ -221,16 +221,16 @@ def test_a_failed_sync_fails_its_whole_batch_and_every_later_one(disk: SimDisk, 
         assert inspect_wal(image).datas in ([b"acked"], [b"acked", b"0", b"1"])
 
 
-def test_a_batch_without_room_fails_and_the_next_goes_on(disk: SimDisk) -> None:
+def test_batch_on_a_full_disk_fails_and_the_next_one_succeeds(disk: SimDisk) -> None:
     """G25."""
     bench = WalHarness(disk)
     bench.write(b"a")
-    tokens = [bench.submit([b"x" * 30] * 3), bench.submit([b"y"], durable=False)]
+    futures = [bench.submit([b"x" * 30] * 3), bench.submit([b"y"], durable=False)]
     disk.fail("write", error=errno.ENOSPC, partial=100)
     bench.shard.commit_pending()
-    for token in tokens:
+    for future in futures:
         with pytest.raises(DiskFull, match="nothing was written"):
-            token.wait()
+            future.wait()
     assert not bench.shard.is_latched
     bench.write(b"b")
     assert inspect_wal(disk.crash_image("none")).datas == [b"a", b"b"]
@@ -247,8 +247,8 @@ def test_one_latched_shard_does_not_stop_another() -> None:
     assert sound.write(b"a") == 1
 
 
-def test_a_done_that_raises_latches_and_fails_what_is_behind_it(disk: SimDisk) -> None:
-    """G19: what the caller keeps in memory no longer follows the WAL."""
+def test_on_done_that_raises_trips_the_latch_and_fails_later_commits(disk: SimDisk) -> None:
+    """G19: the state in memory no longer follows the WAL."""
     bench = WalHarness(disk, batch_frames=4)
     before = bench.submit([b"a"])
 
@@ -256,37 +256,37 @@ def test_a_done_that_raises_latches_and_fails_what_is_behind_it(disk: SimDisk) -
         raise RuntimeError("a mistake")
 
     bench.shard.submit(Commit([append(b"b")], frames=1, durable=True, on_done=done))
-    behind = [bench.submit([b"%d" % number]) for number in range(6)]
+    later = [bench.submit([b"%d" % number]) for number in range(6)]
     with pytest.raises(RuntimeError, match="a mistake"):
         bench.shard.commit_pending()
     assert before.wait() == 1
-    for token in behind:
+    for future in later:
         with pytest.raises(Latched, match="a mistake"):
-            token.wait()
+            future.wait()
     with pytest.raises(Latched):
         bench.submit([b"late"])
     assert [len(write.outcomes) for write in bench.history] == [1] * 7
 
 
-def test_a_power_cut_in_the_committer_fails_every_token(disk: SimDisk) -> None:
+def test_power_cut_in_the_committer_fails_every_future(disk: SimDisk) -> None:
     """G19, P10. Method: at every disk operation of a batch."""
     for cut_at in range(1, 3):
         disk = SimDisk()
         bench = WalHarness(disk, batch_frames=2)
-        tokens = [bench.submit([b"%d" % number]) for number in range(4)]
+        futures = [bench.submit([b"%d" % number]) for number in range(4)]
         disk.cut_power_at(disk.op_count + cut_at)
         with pytest.raises(PowerOff):
-            tokens[0].wait()
-        for token in tokens:
+            futures[0].wait()
+        for future in futures:
             with pytest.raises(Latched):
-                token.wait()
+                future.wait()
         with pytest.raises(Latched):
             bench.submit([b"late"])
         assert [len(write.outcomes) for write in bench.history] == [1] * 4
 
 
-def test_a_done_that_raises_twice_leaves_nobody_without_an_outcome(disk: SimDisk) -> None:
-    """G19. Method: the one behind raises as well when it is told of the failure."""
+def test_every_commit_has_an_outcome_even_if_on_done_raises_again(disk: SimDisk) -> None:
+    """G19. Method: the one later raises as well when it is notified of the failure."""
     bench = WalHarness(disk)
     said: list[Error | None] = []
 
@@ -308,12 +308,12 @@ def test_a_done_that_raises_twice_leaves_nobody_without_an_outcome(disk: SimDisk
 # Closing.
 
 
-def test_a_close_commits_what_is_queued_and_makes_everything_durable(disk: SimDisk) -> None:
+def test_close_commits_the_queue_and_syncs(disk: SimDisk) -> None:
     """G19, G20."""
     bench = WalHarness(disk, batch_frames=2)
-    tokens = [bench.submit([b"%d" % number], durable=False) for number in range(5)]
+    futures = [bench.submit([b"%d" % number], durable=False) for number in range(5)]
     bench.shard.close()
-    assert [token.wait() for token in tokens] == [1] * 5
+    assert [future.wait() for future in futures] == [1] * 5
     assert inspect_wal(disk.crash_image("none")).datas == [b"0", b"1", b"2", b"3", b"4"]
     with pytest.raises(Closed, match="nothing was written"):
         bench.submit([b"late"])
@@ -322,7 +322,7 @@ def test_a_close_commits_what_is_queued_and_makes_everything_durable(disk: SimDi
     assert disk.op_count == began
 
 
-def test_a_close_whose_sync_fails_says_so(disk: SimDisk) -> None:
+def test_close_raises_if_its_sync_fails(disk: SimDisk) -> None:
     """G20, G22."""
     bench = WalHarness(disk)
     bench.write(b"a", durable=False)
@@ -333,8 +333,8 @@ def test_a_close_whose_sync_fails_says_so(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("waiting", [True, False])
-def test_a_close_says_what_an_earlier_failure_kept_from_the_disk(disk: SimDisk, waiting: bool) -> None:
-    """G20, G22. Method: the sync that fails is another write's, and whoever wrote that may have kept it to itself."""
+def test_close_raises_if_acked_commits_were_never_synced(disk: SimDisk, waiting: bool) -> None:
+    """G20, G22. Method: the sync that fails is another write's, whose caller may not have reported it."""
     bench = WalHarness(disk)
     bench.write(b"durable")
     if waiting:
@@ -349,55 +349,55 @@ def test_a_close_says_what_an_earlier_failure_kept_from_the_disk(disk: SimDisk, 
     assert inspect_wal(disk.crash_image("none")).datas == [b"durable"]
 
 
-# Tokens.
+# Futures.
 
 
-def test_a_token_tells_its_outcome_as_often_as_it_is_asked(disk: SimDisk) -> None:
+def test_future_returns_its_outcome_every_time(disk: SimDisk) -> None:
     bench = WalHarness(disk)
-    token = bench.submit([b"a"])
-    assert not token.done
-    assert [token.wait(), token.wait(0), token.wait(5)] == [1, 1, 1]
+    future = bench.submit([b"a"])
+    assert not future.done
+    assert [future.wait(), future.wait(0), future.wait(5)] == [1, 1, 1]
     assert CommitFuture.completed(bench.shard, "at once").wait() == "at once"
     failed: CommitFuture[int] = CommitFuture(bench.shard)
-    failed.set_exception(DiskFull("no room"))
+    failed.set_exception(DiskFull("no space"))
     for _ in range(2):
-        with pytest.raises(DiskFull, match="no room"):
+        with pytest.raises(DiskFull, match="no space"):
             failed.wait()
     with pytest.raises(AssertionError, match="one outcome"):
         failed.set_result(1)
 
 
-def test_callbacks_are_called_once_before_or_after_the_outcome(disk: SimDisk) -> None:
+def test_done_callbacks_are_called_once(disk: SimDisk) -> None:
     bench = WalHarness(disk)
-    token = bench.submit([b"a"])
+    future = bench.submit([b"a"])
     said: list[object] = []
 
     def gone(_: CommitFuture[int]) -> None:
         raise RuntimeError("the event loop is closed")
 
-    token.add_done_callback(gone)
-    token.add_done_callback(lambda token: said.append(("early", token.wait())))
+    future.add_done_callback(gone)
+    future.add_done_callback(lambda future: said.append(("early", future.wait())))
     bench.shard.commit_pending()
     assert said == [("early", 1)]
-    token.add_done_callback(lambda token: said.append(("late", token.wait())))
+    future.add_done_callback(lambda future: said.append(("late", future.wait())))
     assert said == [("early", 1), ("late", 1)]
-    assert not bench.shard.is_latched, "a waiter that is gone is not the committer's trouble"
+    assert not bench.shard.is_latched, "a failing callback does not affect the committer"
 
 
-def test_a_wait_that_is_too_short_leaves_the_outcome_open(disk: SimDisk) -> None:
+def test_wait_with_a_short_timeout_raises_in_doubt(disk: SimDisk) -> None:
     """P11: unknown, not failed."""
     bench = WalHarness(disk)
-    token: CommitFuture[int] = CommitFuture(bench.shard)
+    future: CommitFuture[int] = CommitFuture(bench.shard)
     with pytest.raises(InDoubt, match="may still be committed"):
-        token.wait(0.001)
-    token.set_result(7)
-    assert token.wait() == 7
+        future.wait(0.001)
+    future.set_result(7)
+    assert future.wait() == 7
 
 
-# Figures and the window.
+# Stats and the commit window.
 
 
-def test_the_figures_add_up(disk: SimDisk) -> None:
+def test_stats_add_up(disk: SimDisk) -> None:
     bench = WalHarness(disk, marks=False)
     clock = ManualClock()
     disk.on_op = lambda _: clock.tick_us(200)
@@ -406,16 +406,16 @@ def test_the_figures_add_up(disk: SimDisk) -> None:
         for size in (10, 500):
             shard.submit(Commit([append(b"x" * size)], frames=1, durable=True))
         shard.commit_pending()
-    figures = shard.stats
-    assert (figures.frames, figures.batches, figures.fsyncs, figures.rotations) == (6, 3, 3, 0)
-    assert figures.bytes == bench.writer.position.pos == 3 * (56 + 546)
-    assert figures.sync_us == 3 * 200
-    assert dict(zip((*SYNC_BUCKETS_US, None), figures.sync_us_counts, strict=True))[250] == 3
-    assert sum(figures.sync_us_counts) == 3
+    stats = shard.stats
+    assert (stats.frames, stats.batches, stats.fsyncs, stats.rotations) == (6, 3, 3, 0)
+    assert stats.bytes == bench.writer.position.pos == 3 * (56 + 546)
+    assert stats.sync_us == 3 * 200
+    assert dict(zip((*SYNC_BUCKETS_US, None), stats.sync_us_counts, strict=True))[250] == 3
+    assert sum(stats.sync_us_counts) == 3
     shard.submit(Commit([append(b"x" * 900)], frames=1, durable=False))
     shard.commit_pending()
     assert (shard.stats.rotations, shard.stats.fsyncs) == (1, 3)
-    assert figures.rotations == 0, "a copy stays as it is"
+    assert stats.rotations == 0, "a copy stays as it is"
 
 
 @pytest.mark.parametrize(("us", "bucket"), [(0, 0), (50, 0), (51, 1), (100, 1), (100_000, 8), (100_001, 9), (10**9, 9)])
@@ -429,7 +429,7 @@ def test_a_sync_is_counted_in_its_bucket(us: int, bucket: int, disk: SimDisk) ->
     assert shard.stats.sync_us_counts[bucket] == 1
 
 
-def test_a_window_ends_with_the_first_slice_that_brings_nothing() -> None:
+def test_commit_window_ends_with_the_first_slice_without_a_commit() -> None:
     """G17: and never later than its ceiling."""
 
     def waited(window: float, brings: list[int]) -> float:
@@ -450,7 +450,7 @@ def test_a_window_ends_with_the_first_slice_that_brings_nothing() -> None:
     assert waited(10.0, [1] * 100) == pytest.approx(10.0)
 
 
-def test_the_shard_says_where_it_is(disk: SimDisk) -> None:
+def test_shard_has_its_directory(disk: SimDisk) -> None:
     bench = WalHarness(disk)
     assert bench.shard.directory == WAL
     assert not bench.shard.has_writer_thread

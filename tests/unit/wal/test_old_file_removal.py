@@ -30,7 +30,7 @@ def group(key: str, *numbers: int) -> SimDisk:
     return disk
 
 
-def test_files_below_the_number_go_and_the_others_stay() -> None:
+def test_only_files_below_the_number_are_removed() -> None:
     disk = group(KEY, 1, 5, 9)
     assert remove_old_files(disk, WAL, KEY, 9) == 2
     assert list_file_numbers(disk, shard_directory(WAL, KEY)) == [9]
@@ -38,27 +38,27 @@ def test_files_below_the_number_go_and_the_others_stay() -> None:
     assert remove_old_files(disk, WAL, KEY, 9) == 0
 
 
-def test_a_group_that_has_ended_goes_with_its_directory() -> None:
+def test_directory_of_an_empty_shard_is_removed() -> None:
     disk = group(KEY, 1, 5)
     assert remove_old_files(disk, WAL, KEY, 6) == 2
     assert disk.stat(shard_directory(WAL, KEY)) is None
     assert remove_old_files(disk, WAL, KEY, 6) == 0, "once more is harmless"
 
 
-def test_the_flat_group_keeps_its_directory() -> None:
+def test_directory_of_a_single_shard_is_kept() -> None:
     disk = group(SINGLE_SHARD_KEY, 1, 5)
     assert remove_old_files(disk, WAL, SINGLE_SHARD_KEY, 6) == 2
     assert disk.list_dir(WAL) == []
 
 
-def test_a_directory_with_something_else_in_it_stays() -> None:
+def test_directory_with_other_files_is_kept() -> None:
     disk = group(KEY, 1)
     disk.open(join(shard_directory(WAL, KEY), "notes.txt"), "create").close()
     assert remove_old_files(disk, WAL, KEY, 2) == 1
     assert disk.list_dir(shard_directory(WAL, KEY)) == ["notes.txt"]
 
 
-def test_a_file_that_cannot_be_removed_leaves_it_and_all_behind_it() -> None:
+def test_removal_stops_at_a_file_that_cannot_be_removed() -> None:
     disk = group(KEY, 1, 5, 9)
     disk.fail("remove", error=errno.EIO)
     with pytest.raises(OSError, match="5"):
@@ -66,7 +66,7 @@ def test_a_file_that_cannot_be_removed_leaves_it_and_all_behind_it() -> None:
     assert list_file_numbers(disk, shard_directory(WAL, KEY)) == [1, 5, 9]
 
 
-def test_a_power_cut_takes_nothing_that_replay_begins_with() -> None:
+def test_power_cut_during_removal_leaves_no_hole() -> None:
     disk = group(KEY, 1, 5, 9, 12)
     found = 0
     for number in range(1, 8):
@@ -80,14 +80,14 @@ def test_a_power_cut_takes_nothing_that_replay_begins_with() -> None:
     assert found >= 10
 
 
-def test_the_reserve_is_not_the_groups_and_stays() -> None:
+def test_disk_reserve_is_kept() -> None:
     disk = group(SINGLE_SHARD_KEY, 1, 5)
     disk.write_file(join(WAL, RESERVE), bytes(4096))
     assert remove_old_files(disk, WAL, SINGLE_SHARD_KEY, 6) == 2
     assert disk.list_dir(WAL) == [RESERVE]
 
 
-def test_a_group_that_ends_never_claims_files_that_are_gone() -> None:
+def test_empty_shard_never_claims_removed_files() -> None:
     """Method: the power is cut at every operation; where CURRENT is left, so is the file that it names."""
     disk = group(KEY, 1, 5)
     disk.write_file(join(shard_directory(WAL, KEY), CURRENT), encode_current(5, 6))

@@ -23,7 +23,7 @@ from tidelog.wal import (
 )
 
 
-def test_one_shard_lies_flat_and_several_have_a_directory_each() -> None:
+def test_single_shard_has_no_directory_of_its_own() -> None:
     """G51: the flat group and shard-00 are two groups."""
     assert shard_keys(1) == [""]
     assert shard_keys(3) == ["shard-00", "shard-01", "shard-02"]
@@ -69,12 +69,12 @@ def test_topics_are_spread_over_the_shards() -> None:
         ("", None),
     ],
 )
-def test_a_name_is_a_number_or_not_ours(name: str, first: int | None) -> None:
+def test_only_wal_file_names_are_parsed(name: str, first: int | None) -> None:
     assert paths.parse_file_name(name) == first
     assert first is None or file_name(first) == name
 
 
-def test_files_are_listed_as_numbers_and_foreign_names_are_left_alone() -> None:
+def test_files_are_listed_by_number_and_other_names_are_ignored() -> None:
     disk = SimDisk()
     assert list_file_numbers(disk, "wal") == []
     for name in (
@@ -88,7 +88,7 @@ def test_files_are_listed_as_numbers_and_foreign_names_are_left_alone() -> None:
     assert list_file_numbers(disk, "wal") == [412, 9_999_999_999_999_999, 10_000_000_000_000_000]
 
 
-def test_every_group_on_disk_is_found_whatever_is_configured() -> None:
+def test_every_shard_on_disk_is_listed() -> None:
     """G49: the count of shards may change between restarts."""
     disk = SimDisk()
     assert list_shard_keys(disk, "wal") == []
@@ -107,7 +107,7 @@ def test_every_group_on_disk_is_found_whatever_is_configured() -> None:
     assert list_shard_keys(disk, "wal") == ["", "shard-02", "shard-10", "shard-100"]
 
 
-def test_positions_of_a_group_compare_as_bytes_follow_each_other() -> None:
+def test_positions_of_a_shard_are_ordered() -> None:
     assert Position(1, 900) < Position(412, 0) < Position(412, 1)
 
 
@@ -127,7 +127,7 @@ def test_positions_of_a_group_compare_as_bytes_follow_each_other() -> None:
         (paths.encode_current(412, 1 << 20).replace(b"=0", b"=1"), None),
     ],
 )
-def test_current_is_a_hint_that_may_be_garbage(content: bytes, said: int | None) -> None:
+def test_invalid_current_is_ignored(content: bytes, said: int | None) -> None:
     """G33."""
     disk = MemoryDisk()
     disk.make_dir("wal")

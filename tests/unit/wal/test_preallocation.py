@@ -31,7 +31,7 @@ def fine_grained_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file, "LARGE_SYNC_BYTES", 1 << 40)
 
 
-def test_it_is_made_when_the_file_is_half_full_and_becomes_the_next(disk: SimDisk) -> None:
+def test_preallocation_starts_at_half_and_becomes_the_next_file(disk: SimDisk) -> None:
     bench = WalHarness(disk, marks=False)
     place = bench.writer.directory
     bench.write(b"x" * (FILE_BYTES // 2 - 100))
@@ -51,7 +51,7 @@ def test_it_is_made_when_the_file_is_half_full_and_becomes_the_next(disk: SimDis
 
 @pytest.mark.usefixtures("fine_grained_syncs")
 def test_files_grow_from_a_small_one_to_the_full_size(disk: SimDisk) -> None:
-    """Whoever writes little does not pay for much; and somebody is told when the next one is wanted, once a file."""
+    """Light use costs little space; `should_prepare_next` is set once per file."""
     full = 20 * FIRST_FILE_BYTES
     writer = Writer(disk, DIRECTORY, file_number=1, file_bytes=full, latch=WriteLatch(DIRECTORY), write_marks=False)
     sizes, asked = [FIRST_FILE_BYTES], 0
@@ -70,8 +70,8 @@ def test_files_grow_from_a_small_one_to_the_full_size(disk: SimDisk) -> None:
 
 
 @pytest.mark.usefixtures("fine_grained_syncs")
-def test_it_is_filled_step_by_step_as_fast_as_the_file_before(disk: SimDisk) -> None:
-    """Nobody's sync waits behind a file full of zeros: at most one step is under way, and each is on the disk before
+def test_preallocated_file_is_filled_in_step_with_the_active_file(disk: SimDisk) -> None:
+    """No sync waits for a whole file of zeros: at most one step is being written, and each is on the disk before
     the next one begins."""
     full = 4 * PREALLOCATE_STEP_BYTES
     writer = Writer(disk, DIRECTORY, file_number=1, file_bytes=full, latch=WriteLatch(DIRECTORY), write_marks=False)
@@ -100,7 +100,7 @@ def test_it_is_filled_step_by_step_as_fast_as_the_file_before(disk: SimDisk) -> 
 
 
 @pytest.mark.usefixtures("fine_grained_syncs")
-def test_a_file_that_is_nearly_full_is_followed_by_as_many_zeros_as_there_are(disk: SimDisk) -> None:
+def test_nearly_full_file_is_followed_by_a_partly_filled_one(disk: SimDisk) -> None:
     """A writer that is quicker than its zeros would otherwise never write into any."""
     full = 4 * PREALLOCATE_STEP_BYTES
     writer = Writer(disk, DIRECTORY, file_number=1, file_bytes=full, latch=WriteLatch(DIRECTORY), write_marks=False)
@@ -120,8 +120,8 @@ def test_a_file_that_is_nearly_full_is_followed_by_as_many_zeros_as_there_are(di
     writer.close()
 
 
-def test_large_syncs_have_no_zeros_ahead_and_soon_a_large_file(disk: SimDisk) -> None:
-    """Decision 0010: from 256 KiB a sync on, zeros cost as much as they spare. Room that is only reserved costs
+def test_large_syncs_disable_preallocation_and_use_large_files(disk: SimDisk) -> None:
+    """Decision 0010: from 256 KiB a sync on, zeros cost as much as they save. Space that is only allocated costs
     nothing, so there is no need to begin small."""
     writer = Writer(
         disk, DIRECTORY, file_number=1, file_bytes=20 * FIRST_FILE_BYTES, latch=WriteLatch(DIRECTORY), write_marks=False
@@ -137,7 +137,7 @@ def test_large_syncs_have_no_zeros_ahead_and_soon_a_large_file(disk: SimDisk) ->
     writer.close()
 
 
-def test_small_syncs_have_zeros_ahead(disk: SimDisk) -> None:
+def test_small_syncs_use_preallocated_files(disk: SimDisk) -> None:
     writer = Writer(
         disk, DIRECTORY, file_number=1, file_bytes=20 * FIRST_FILE_BYTES, latch=WriteLatch(DIRECTORY), write_marks=False
     )
@@ -150,8 +150,8 @@ def test_small_syncs_have_zeros_ahead(disk: SimDisk) -> None:
     writer.close()
 
 
-def test_somebody_is_sent_to_sync_what_piles_up(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rotation syncs the file it leaves, and whoever wrote waits for that. Where one is near less is a pile."""
+def test_should_sync_when_many_bytes_are_unsynced(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rotation syncs the old file, and the writing caller waits for it. Near a rotation fewer bytes are enough."""
     monkeypatch.setattr(file, "UNSYNCED_BYTES_MAX", FILE_BYTES // 4)
     writer = Writer(
         disk, DIRECTORY, file_number=1, file_bytes=FILE_BYTES, latch=WriteLatch(DIRECTORY), write_marks=False
@@ -167,7 +167,7 @@ def test_somebody_is_sent_to_sync_what_piles_up(disk: SimDisk, monkeypatch: pyte
     writer.close()
 
 
-def test_a_shard_sends_for_whoever_syncs(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shard_requests_a_tick_when_a_sync_is_due(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file, "UNSYNCED_BYTES_MAX", 400)
     bench = WalHarness(disk)
     called: list[bool] = []
@@ -181,7 +181,7 @@ def test_a_shard_sends_for_whoever_syncs(disk: SimDisk, monkeypatch: pytest.Monk
     assert called == [True]
 
 
-def test_one_that_is_half_done_is_gone_on_with_for_the_next_file(disk: SimDisk) -> None:
+def test_partly_filled_file_is_continued_for_the_next_rotation(disk: SimDisk) -> None:
     spare = PreallocatedFile(disk, DIRECTORY)
     assert not spare.fill_step(2 * PREALLOCATE_STEP_BYTES)
     assert not spare.take_as(f"{DIRECTORY}/file"), "it is not whole"
@@ -194,7 +194,7 @@ def test_one_that_is_half_done_is_gone_on_with_for_the_next_file(disk: SimDisk) 
     assert not [path for path in disk.tree() if "SPARE" in path]
 
 
-def test_a_spare_that_cannot_be_made_is_tried_once_a_file(disk: SimDisk) -> None:
+def test_failed_preallocation_is_tried_once_per_file(disk: SimDisk) -> None:
     writer = Writer(disk, DIRECTORY, file_number=1, file_bytes=1000, latch=WriteLatch(DIRECTORY), write_marks=False)
     writer.write([bytes(600)], size=600, frames=1)
     disk.fail("write", error=errno.ENOSPC)
@@ -208,7 +208,7 @@ def test_a_spare_that_cannot_be_made_is_tried_once_a_file(disk: SimDisk) -> None
     writer.close()
 
 
-def test_closing_leaves_none_behind(disk: SimDisk) -> None:
+def test_close_removes_the_preallocated_file(disk: SimDisk) -> None:
     bench = WalHarness(disk)
     bench.write(b"x" * (FILE_BYTES // 2))
     bench.shard.tick()
@@ -217,7 +217,7 @@ def test_closing_leaves_none_behind(disk: SimDisk) -> None:
     assert not [path for path in disk.tree() if "SPARE" in path]
 
 
-def test_one_that_an_earlier_process_left_is_not_trusted(disk: SimDisk) -> None:
+def test_preallocated_file_of_an_earlier_process_is_discarded(disk: SimDisk) -> None:
     for name in ("SPARE", "SPARE.tmp"):
         file = disk.open(f"{DIRECTORY}/{name}", "create")
         file.write(0, b"whatever")
@@ -231,7 +231,7 @@ def test_one_that_an_earlier_process_left_is_not_trusted(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("call", ["create", "write", "sync", "rename"])
-def test_a_disk_that_refuses_it_just_leaves_none(disk: SimDisk, call: DiskCall) -> None:
+def test_preallocation_error_is_ignored(disk: SimDisk, call: DiskCall) -> None:
     disk.fail(call, error=errno.ENOSPC)
     spare = PreallocatedFile(disk, DIRECTORY)
     spare.fill_step(10)
@@ -242,7 +242,7 @@ def test_a_disk_that_refuses_it_just_leaves_none(disk: SimDisk, call: DiskCall) 
     assert disk.read_file(f"{DIRECTORY}/file") == bytes(10)
 
 
-def test_a_name_that_is_taken_is_not_taken_from_anybody(disk: SimDisk) -> None:
+def test_preallocated_file_does_not_replace_an_existing_one(disk: SimDisk) -> None:
     disk.open(f"{DIRECTORY}/file", "create").close()
     spare = PreallocatedFile(disk, DIRECTORY)
     spare.fill_step(10)
@@ -255,9 +255,7 @@ def reserved(disk: SimDisk) -> int:
     return sum(len(content) for content in disk.tree().values())
 
 
-def test_a_reserve_that_was_given_up_in_part_is_made_whole_again(
-    disk: SimDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_released_reserve_is_restored(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spare_module, "DISK_RESERVE_BYTES", 64 << 10)
     disk.capacity_bytes = 64 << 20
     reserve = DiskReserve(disk, DIRECTORY)
@@ -270,7 +268,7 @@ def test_a_reserve_that_was_given_up_in_part_is_made_whole_again(
     assert reserve.is_complete
 
 
-def test_a_reserve_that_was_made_small_grows_when_there_is_room(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_reserve_grows_when_space_is_free(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spare_module, "DISK_RESERVE_BYTES", 64 << 10)
     disk.capacity_bytes = 256 << 10
     reserve = DiskReserve(disk, DIRECTORY)

@@ -72,7 +72,7 @@ def test_a_wal_that_is_not_there_is_empty(disk: SimDisk) -> None:
     assert inspect_wal(disk).next_first == 1
 
 
-def test_looking_changes_nothing(disk: SimDisk) -> None:
+def test_replay_changes_no_file(disk: SimDisk) -> None:
     """Method: also where there is something to cut."""
     three_files(disk)
     disk.flip_bit(wal_path(1), 100, 0)
@@ -94,7 +94,7 @@ def test_looking_changes_nothing(disk: SimDisk) -> None:
         (Position(8, 0), 7, []),
     ],
 )
-def test_a_replay_starts_where_it_is_told(start: Position, first: int, missing: list[range], disk: SimDisk) -> None:
+def test_replay_starts_at_the_given_position(start: Position, first: int, missing: list[range], disk: SimDisk) -> None:
     datas = three_files(disk)
     found = inspect_wal(disk, start)
     assert (found.datas, found.cut, found.missing, found.next_first) == (datas[first:], None, missing, 8)
@@ -103,7 +103,7 @@ def test_a_replay_starts_where_it_is_told(start: Position, first: int, missing: 
 @pytest.mark.parametrize(
     "start", [Position(5, 1943), Position(5, 2048), Position(5, 9999), Position(9, 0), Position(9, 7)]
 )
-def test_a_position_beyond_the_end_loses_nothing_that_comes(start: tuple[int, int], disk: SimDisk) -> None:
+def test_start_beyond_the_end_loses_no_later_frames(start: tuple[int, int], disk: SimDisk) -> None:
     """G46. Method: what is written now must be found from that position on."""
     beyond = Position(*start)
     three_files(disk)
@@ -117,8 +117,8 @@ def test_a_position_beyond_the_end_loses_nothing_that_comes(start: tuple[int, in
     assert bench.writer.position.file_number > 5
 
 
-def test_a_start_whose_bytes_before_it_are_damaged_is_still_a_start(disk: SimDisk) -> None:
-    """Method: a snapshot has what lies before; numbers then count at least as many frames as there can have been."""
+def test_damage_before_the_start_is_ignored(disk: SimDisk) -> None:
+    """Method: a snapshot has the frames before it; the next number is above all frames that there can have been."""
     datas = three_files(disk)
     disk.flip_bit(wal_path(5), 500, 3)
     found = recover(disk, Position(5, 946))
@@ -131,8 +131,8 @@ def test_a_start_whose_bytes_before_it_are_damaged_is_still_a_start(disk: SimDis
     assert (older.datas, older.verdict) == ([*datas[2:4], *datas[5:], b"new"], "damaged"), "an older start needs them"
 
 
-def test_frames_that_no_file_holds_are_told(disk: SimDisk) -> None:
-    """Method: a file is gone; also behind one that ends where its frames do, as a file that was closed does."""
+def test_missing_frames_are_reported(disk: SimDisk) -> None:
+    """Method: a file is gone; also after one that ends with its last frame, as a closed file does."""
     datas = three_files(disk)
     disk.remove(wal_path(3))
     found = inspect_wal(disk, Position(3, 946))
@@ -195,7 +195,7 @@ def test_current_changes_nothing(content: bytes | None, disk: SimDisk) -> None:
     assert replay_shard(disk, WAL).current_file_fault() is None
 
 
-def test_an_unreadable_current_stops_nobody(disk: SimDisk) -> None:
+def test_unreadable_current_does_not_stop_recovery(disk: SimDisk) -> None:
     """G33."""
     datas = three_files(disk)
     disk.fail("read", path="CURRENT", times=None)
@@ -219,8 +219,8 @@ def test_a_file_that_cannot_be_read_stops_everything(first: int, call: str, disk
     assert recover(disk).datas == datas
 
 
-def test_a_file_that_vanishes_under_a_reader_is_not_damage(disk: SimDisk) -> None:
-    """Method: the writer dropped a file that a snapshot covers while somebody reads along."""
+def test_file_removed_during_replay_is_not_damage(disk: SimDisk) -> None:
+    """Method: the writer dropped a file that a snapshot covers while a reader replays it."""
     three_files(disk)
     files = iter(replay_shard(disk, WAL))
     next(files)
@@ -242,7 +242,7 @@ def torn(disk: SimDisk, spoil: Callable[[bytearray], object]) -> tuple[SimDisk, 
 
 
 def check_torn(disk: SimDisk, datas: list[bytes], spoil: Callable[[bytearray], object], what: object) -> None:
-    """The tail behind byte 946 of the newest file is spoilt: it is cut, what is before it is kept, and no later
+    """The tail after byte 946 of the newest file is spoilt: it is cut, what is before it is kept, and no later
     recovery finds anything there."""
     image, found = torn(disk, spoil)
     assert found.datas == datas[: len(found.datas)], what
@@ -271,7 +271,7 @@ def test_every_prefix_of_the_tail_is_cut_to_whole_frames(disk: SimDisk) -> None:
 
 
 def test_a_lost_sector_and_a_flipped_bit_in_the_tail_are_cut(disk: SimDisk) -> None:
-    """G52, G53. Method: good frames may lie behind it; they prove nothing and do not come back."""
+    """G52, G53. Method: valid frames may follow it; they prove nothing and are not replayed."""
     datas = three_files(disk)
     for sector in range(1024, 2048, 512):
 
@@ -287,8 +287,8 @@ def test_a_lost_sector_and_a_flipped_bit_in_the_tail_are_cut(disk: SimDisk) -> N
         check_torn(disk, datas, flip, f"byte {pos}")
 
 
-def test_zeros_at_a_frames_start_with_frames_behind_them_are_a_torn_tail(disk: SimDisk) -> None:
-    """G53. Method: a whole frame reads as zeros, the one behind it is good."""
+def test_zeros_followed_by_frames_are_a_torn_tail(disk: SimDisk) -> None:
+    """G53. Method: a whole frame reads as zeros, the next one is valid."""
     datas = three_files(disk)
     image, found = torn(disk, lambda content: content.__setitem__(slice(946, 1892), bytes(946)))
     assert (found.datas, found.verdict, found.cut and found.cut.size) == (datas[:5], "torn", 1942 - 946)
@@ -300,7 +300,7 @@ def test_zeros_at_a_frames_start_with_frames_behind_them_are_a_torn_tail(disk: S
     ]
 
 
-def test_an_empty_newest_file_is_removed_and_its_number_used_for_itself(disk: SimDisk) -> None:
+def test_empty_newest_file_is_removed_and_its_number_is_reused(disk: SimDisk) -> None:
     """G31, G36."""
     datas = three_files(disk)
     for content in (b"", bytes(FILE_BYTES), append(b"torn")[:-1], bytes(60) + b"x"):
@@ -328,7 +328,7 @@ def test_what_a_killed_process_wrote_is_made_durable(disk: SimDisk) -> None:
 def check_damage(
     disk: SimDisk, datas: list[bytes], lost: int, first: int, pos: int, *, durable: Position | None = None
 ) -> WalContents:
-    """One frame is lost: it is told and put aside, everything else is replayed, and writing goes on."""
+    """One frame is lost: it is reported and quarantined, all others are replayed, and writing continues."""
     content = disk.read_file(wal_path(first))[pos : pos + 946]
     kept = [data for number, data in enumerate(datas) if number != lost]
     found = recover(disk, durable=durable)
@@ -344,7 +344,7 @@ def check_damage(
     after = inspect_wal(disk.crash_image("none"), durable=durable)
     assert (after.datas, after.losses, after.cut) == ([*kept, b"new"], found.losses, None), "the evidence stays"
     beyond = inspect_wal(disk.crash_image("none"), Position(found.next_first, 0))
-    assert (beyond.datas, beyond.verdict) == ([b"new"], None), "and a snapshot leaves it behind"
+    assert (beyond.datas, beyond.verdict) == ([b"new"], None), "and a snapshot no longer needs it"
     return found
 
 
@@ -366,7 +366,7 @@ def test_frames_after_a_bad_one_are_found_whatever_byte_of_it_is_bad(pos: int, d
 
 
 def test_a_bad_frame_below_a_snapshots_position_is_damage(disk: SimDisk) -> None:
-    """G56. Method: the position is exactly one byte behind the start of the bad frame, and exactly at it."""
+    """G56. Method: the position is exactly one byte after the start of the bad frame, and exactly at it."""
     datas = three_files(disk)
     disk.flip_bit(wal_path(5), 1000, 0)
     assert inspect_wal(disk, durable=Position(5, 946)).verdict == "torn"
@@ -381,10 +381,10 @@ def test_a_bad_frame_below_a_snapshots_position_is_damage(disk: SimDisk) -> None
     [(1, 46, "torn"), (1, 47, "torn"), (1, 48, "damaged"), (1, 5 * 47, "damaged"), (2, 5 * 47, "torn")],
 )
 @pytest.mark.parametrize("is_located", [True, False])
-def test_a_mark_after_a_bad_frame_tells_that_it_was_durable(
+def test_mark_after_a_bad_frame_proves_that_it_was_durable(
     first: int, pos: int, verdict: str, is_located: bool, disk: SimDisk
 ) -> None:
-    """G56. Method: the second frame is bad; behind it a CheckpointMark says how much was synced before, with its own
+    """G56. Method: the second frame is bad; after it a CheckpointMark says how much was synced before, with its own
     byte or, as earlier versions wrote it, without."""
     said = checkpoint_mark(first, pos, at=5 * 47 if is_located else 0)
     content = b"".join([append(b"%d" % number) for number in range(5)]) + said + append(b"5")
@@ -416,7 +416,7 @@ def test_a_mark_that_is_damaged_itself_or_elsewhere_or_short_proves_nothing(disk
     assert inspect_wal(disk).verdict == "damaged"
 
 
-def test_two_bad_frames_take_no_third(disk: SimDisk) -> None:
+def test_two_bad_frames_lose_no_third(disk: SimDisk) -> None:
     """Method: every pair of twenty frames, in a file that is not the newest."""
     datas = [b"%02d" % number for number in range(20)]
     content = b"".join(append(data) for data in datas)
@@ -480,7 +480,7 @@ def test_the_rest_of_a_batch_that_lost_a_frame_is_dropped(disk: SimDisk) -> None
                 assert found.verdict == "damaged"
 
 
-def test_what_may_be_the_rest_of_a_batch_is_marked_as_doubtful(disk: SimDisk) -> None:
+def test_possible_rest_of_a_batch_is_marked_as_doubtful(disk: SimDisk) -> None:
     """Method: the frame before has no header left, so that nothing says whether its batch went on."""
     content = append(b"one") + append(b"lost") + b"".join(chain([b"a", b"b"])) + append(b"last")
     zeroed = content[:49] + bytes(45) + content[94:]
@@ -518,7 +518,7 @@ def without_reasons(found: WalContents) -> WalContents:
     return found._replace(cut=cut, losses=[lost._replace(reason="") for lost in found.losses])
 
 
-def test_what_is_read_in_windows_is_what_is_read_at_once(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_frames_do_not_depend_on_the_window_size(disk: SimDisk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Method: windows from a few bytes on, so that frames and batches are longer than one; whole, torn and damaged."""
     bench = WalHarness(disk, file_bytes=1 << 14)
     for number in range(40):
@@ -557,7 +557,7 @@ def test_a_frame_that_announces_records_is_in_one_window_with_them(
         assert all(window.headers["kind"][-1] != kind for window in replay_shard(disk, WAL)), size
 
 
-def test_a_file_that_is_missing_is_told_by_its_numbers_and_has_no_bytes(disk: SimDisk) -> None:
+def test_missing_file_is_reported_by_the_numbers_of_its_frames(disk: SimDisk) -> None:
     three_files(disk)
     disk.remove(wal_path(3))
     (lost,) = inspect_wal(disk, Position(3, 0)).losses
@@ -603,9 +603,7 @@ def test_zeros_where_frames_were_synced_are_damage(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("newest", [True, False])
-def test_zeros_from_within_a_frame_up_to_the_synced_end_are_lost_with_all_that_they_held(
-    newest: bool, disk: SimDisk
-) -> None:
+def test_zeros_up_to_the_synced_end_are_lost_with_all_frames(newest: bool, disk: SimDisk) -> None:
     """The header of the bad frame is whole: its lengths say where it ends, and only zeros follow there."""
     frames = [append(b"%d" % number * 100) for number in range(5)]
     content, start = b"".join(frames), len(frames[0])
@@ -621,7 +619,7 @@ def test_zeros_from_within_a_frame_up_to_the_synced_end_are_lost_with_all_that_t
     assert lost.records >= 4
 
 
-def test_rubbish_in_the_reserved_end_of_an_older_file_has_cost_no_frame(disk: SimDisk) -> None:
+def test_garbage_in_the_preallocated_end_of_an_older_file_loses_no_frame(disk: SimDisk) -> None:
     """G34. Method: the number of the next file proves that every frame is there."""
     datas = three_files(disk)
     for pos in range(1892, FILE_BYTES):
@@ -642,7 +640,7 @@ def file_with_rubbish_after_its_end(disk: SimDisk, following: bytes) -> tuple[li
 
 
 @pytest.mark.parametrize("size", [146 * 5, 146 * 6], ids=["the end", "beyond it"])
-def test_rubbish_after_the_end_that_the_next_file_names_is_no_damage(size: int, disk: SimDisk) -> None:
+def test_garbage_after_the_end_that_the_next_file_names_is_no_damage(size: int, disk: SimDisk) -> None:
     """G34. Method: a frame before the start is bad too, so that the numbers of the files prove nothing."""
     _, end = file_with_rubbish_after_its_end(disk, checkpoint_mark(1, 146 * 5))
     assert end == 146 * 5
@@ -652,7 +650,7 @@ def test_rubbish_after_the_end_that_the_next_file_names_is_no_damage(size: int, 
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_rubbish_after_the_end_that_the_next_file_names_is_no_second_loss(number: int, disk: SimDisk) -> None:
+def test_garbage_after_the_end_that_the_next_file_names_is_no_second_loss(number: int, disk: SimDisk) -> None:
     """G56. Method: one frame is bad; it is the whole loss, and is kept."""
     frames, _ = file_with_rubbish_after_its_end(disk, checkpoint_mark(1, 146 * 5))
     pos = sum(map(len, frames[:number]))
@@ -679,7 +677,7 @@ def test_the_position_of_a_checkpoint_is_not_the_end_of_a_file(disk: SimDisk) ->
 
 
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.sweep)])
-def test_every_bit_of_every_file_is_told_from_its_place(disk: SimDisk, step: int) -> None:
+def test_every_flipped_bit_is_classified_by_its_position(disk: SimDisk, step: int) -> None:
     """G52, G56, G58. Method: one flip a run in each byte that is drawn; below what is known to be durable it is damage,
     after it a torn tail, in zeros harmless; nothing is ever made up."""
     datas = three_files(disk)
@@ -706,7 +704,7 @@ def test_every_bit_of_every_file_is_told_from_its_place(disk: SimDisk, step: int
     assert all(count > 100 // step for count in seen.values())
 
 
-def test_a_crash_at_any_operation_of_the_cut_comes_to_the_same_end(disk: SimDisk) -> None:
+def test_crash_during_prepare_for_writing_has_the_same_result(disk: SimDisk) -> None:
     """G47, G48, G56. Method: as above, three deep: the verdict must not change while the evidence is being put aside,
     and nothing that was put aside may be lost."""
     datas = three_files(disk)
@@ -739,7 +737,7 @@ def test_a_crash_at_any_operation_of_the_cut_comes_to_the_same_end(disk: SimDisk
 
 
 @pytest.mark.parametrize("is_torn", [True, False])
-def test_a_crash_at_any_operation_of_a_cut_in_the_newest_file(is_torn: bool, disk: SimDisk) -> None:
+def test_crash_during_the_truncation_of_the_newest_file(is_torn: bool, disk: SimDisk) -> None:
     """G48, G53."""
     datas = three_files(disk)
     disk.flip_bit(wal_path(5), 1000, 0)
@@ -758,7 +756,7 @@ def test_a_crash_at_any_operation_of_a_cut_in_the_newest_file(is_torn: bool, dis
         assert kept == [disk.read_file(wal_path(5))[946 : 1942 if is_torn else 1892]]
 
 
-def test_what_to_cut_is_known_only_after_the_loop(disk: SimDisk) -> None:
+def test_prepare_for_writing_needs_a_finished_replay(disk: SimDisk) -> None:
     three_files(disk)
     found = replay_shard(disk, WAL)
     next(iter(found))
@@ -767,7 +765,7 @@ def test_what_to_cut_is_known_only_after_the_loop(disk: SimDisk) -> None:
 
 
 @pytest.mark.parametrize("directory", ["data/wal/shard-03", "shard-03"])
-def test_what_is_put_aside_says_which_group_it_is_from(directory: str) -> None:
+def test_quarantine_file_names_its_shard(directory: str) -> None:
     disk = SimDisk()
     disk.write_file(f"{directory}/wal-0000000000000001.log", append(b"a")[:-1])
     found = replay_shard(disk, directory, durable=Position(1, 10))
@@ -778,7 +776,7 @@ def test_what_is_put_aside_says_which_group_it_is_from(directory: str) -> None:
 
 
 @pytest.mark.parametrize("at", [100, (1 << 20) - 1, 1 << 20, 3 << 20, (3 << 20) + 6])
-def test_one_byte_far_behind_the_end_is_found(at: int, disk: SimDisk) -> None:
+def test_one_byte_far_after_the_end_is_found(at: int, disk: SimDisk) -> None:
     """G53. Method: in the reserved megabytes of a file as large as real ones are."""
     content = bytearray((3 << 20) + 7)
     content[:47] = append(b"a")

@@ -1,8 +1,7 @@
-"""Group commit with real threads: who commits, who is woken, and that nobody is forgotten (E2, G16–G21).
+"""Group commit with real threads: which thread commits, which is woken, and that none waits for ever (E2, G16–G21).
 
-No test here waits for time to pass: where an order matters the disk itself holds a thread until the
-others have come as far as they should. `join` and `wait` have limits only so that a mistake fails
-and does not hang.
+No test here waits for time to pass: where an order matters the disk blocks a thread until the others
+are far enough. `join` and `wait` have timeouts only so that a defect fails and does not hang.
 """
 
 from __future__ import annotations
@@ -34,29 +33,29 @@ def started(bench: WalHarness) -> Iterator[WalHarness]:
         bench.shard.close()
 
 
-class Gate:
-    """Holds the thread that does the disk's operation of this number until it is opened. Until then the disk is its."""
+class HeldOperation:
+    """Blocks the thread that performs the disk operation of this number until it is released."""
 
     def __init__(self, disk: SimDisk, operation: int) -> None:
-        self.reached, self._open, self._operation = Event(), Event(), operation
+        self.reached, self._released, self._operation = Event(), Event(), operation
         disk.on_op = self._hold
 
     def _hold(self, operation: int) -> None:
         if operation == self._operation:
             self.reached.set()
-            assert self._open.wait(TIMEOUT_S)
+            assert self._released.wait(TIMEOUT_S)
 
-    def open(self) -> None:
-        self._open.set()
+    def release(self) -> None:
+        self._released.set()
 
 
-def hold_first_sync(disk: SimDisk) -> Gate:
+def hold_first_sync(disk: SimDisk) -> HeldOperation:
     """The first batch is one write and one sync: the sync is the second operation from now."""
-    return Gate(disk, disk.op_count + 2)
+    return HeldOperation(disk, disk.op_count + 2)
 
 
-def test_a_lone_durable_write_is_committed_by_its_own_thread_without_a_window() -> None:
-    """G16, E2. Method: the writer thread is there and would gather; neither is asked."""
+def test_single_durable_write_is_committed_by_its_own_thread_without_a_window() -> None:
+    """G16, E2. Method: a writer thread and a commit window exist; neither is used."""
     asked: list[float] = []
 
     def window_ms() -> float:
@@ -69,36 +68,36 @@ def test_a_lone_durable_write_is_committed_by_its_own_thread_without_a_window() 
     shard.start()
     committers: list[Thread] = []
     for number in range(20):
-        token: CommitFuture[int] = CommitFuture(shard)
+        future: CommitFuture[int] = CommitFuture(shard)
 
-        def done(error: Error | None, token: CommitFuture[int] = token, number: int = number) -> None:
+        def done(error: Error | None, future: CommitFuture[int] = future, number: int = number) -> None:
             committers.append(current_thread())
-            token.set_result(error or number)
+            future.set_result(error or number)
 
         shard.submit(Commit([append(b"a")], frames=1, durable=True, on_done=done))
-        assert token.wait() == number
+        assert future.wait() == number
     assert set(committers) == {current_thread()}
     assert asked == []
     assert shard.stats.fsyncs == shard.stats.batches == 20
     shard.close()
 
 
-def test_while_one_batch_syncs_the_next_one_fills() -> None:
+def test_queue_fills_while_a_batch_syncs() -> None:
     """G15, G17, E2. Method: the first sync is held until all others are queued."""
     disk = SimDisk()
     with started(WalHarness(disk)) as bench:
-        gate = hold_first_sync(disk)
+        held = hold_first_sync(disk)
         first = bench.submit([b"first"])
         leader = Thread(target=first.wait)
         leader.start()
-        assert gate.reached.wait(TIMEOUT_S)
+        assert held.reached.wait(TIMEOUT_S)
         others = [bench.submit([b"%d" % number]) for number in range(63)]
-        gate.open()
-        assert [token.wait(TIMEOUT_S) for token in others] == [1] * 63
+        held.release()
+        assert [future.wait(TIMEOUT_S) for future in others] == [1] * 63
         leader.join(TIMEOUT_S)
         assert not leader.is_alive()
-        figures = bench.shard.stats
-        assert (figures.batches, figures.fsyncs, figures.frames) == (2, 2, 64)
+        stats = bench.shard.stats
+        assert (stats.batches, stats.fsyncs, stats.frames) == (2, 2, 64)
     assert inspect_wal(disk.crash_image("none")).datas == [b"first", *(b"%d" % number for number in range(63))]
 
 
@@ -106,23 +105,23 @@ def test_sixty_four_writers_share_syncs() -> None:
     """G17, G19. Method: real threads; the first sync is held until every thread has its first write queued."""
     disk = SimDisk()
     with started(WalHarness(disk, file_bytes=1 << 16)) as bench:
-        gate = hold_first_sync(disk)
+        held = hold_first_sync(disk)
         queued, guard = 0, Lock()
 
         def write(name: int) -> None:
             nonlocal queued
             for number in range(10):
-                token = bench.submit([b"%d/%d" % (name, number)])
+                future = bench.submit([b"%d/%d" % (name, number)])
                 with guard:
                     queued += 1
                     if queued == 64:
-                        gate.open()
-                assert token.wait(TIMEOUT_S) == 1
+                        held.release()
+                assert future.wait(TIMEOUT_S) == 1
 
         run_all([lambda name=name: write(name) for name in range(64)])  # type: ignore[misc]
-        figures = bench.shard.stats
-        assert figures.frames == 640
-        assert figures.fsyncs == figures.batches < 640 - 60
+        stats = bench.shard.stats
+        assert stats.frames == 640
+        assert stats.fsyncs == stats.batches < 640 - 60
     datas = inspect_wal(disk.crash_image("none")).datas
     for name in range(64):
         assert [data for data in datas if data.startswith(b"%d/" % name)] == [b"%d/%d" % (name, n) for n in range(10)]
@@ -136,22 +135,22 @@ def test_writers_on_a_real_disk_lose_nothing(tmp_path: Path) -> None:
     outcomes: list[Error | None] = []
 
     def write(name: int) -> None:
-        tokens: list[CommitFuture[None]] = []
+        futures: list[CommitFuture[None]] = []
         for number in range(100):
-            token: CommitFuture[None] = CommitFuture(shard)
+            future: CommitFuture[None] = CommitFuture(shard)
 
-            def done(error: Error | None, token: CommitFuture[None] = token) -> None:
+            def done(error: Error | None, future: CommitFuture[None] = future) -> None:
                 outcomes.append(error)
-                token.set_result(error)
+                future.set_result(error)
 
             commit = Commit([append(b"%d/%d" % (name, number))], frames=1, durable=number % 3 == 0, on_done=done)
             shard.submit(commit, nowait=number % 2 == 1)
             if number % 2:
-                tokens.append(token)
+                futures.append(future)
             else:
-                token.wait(TIMEOUT_S)
-        for token in tokens:
-            token.wait(TIMEOUT_S)
+                future.wait(TIMEOUT_S)
+        for future in futures:
+            future.wait(TIMEOUT_S)
 
     run_all([lambda name=name: write(name) for name in range(16)])  # type: ignore[misc]
     shard.close()
@@ -171,31 +170,31 @@ def test_writers_on_a_real_disk_lose_nothing(tmp_path: Path) -> None:
         assert [data for data in datas if data.startswith(b"%d/" % name)] == [b"%d/%d" % (name, n) for n in range(100)]
 
 
-def test_a_write_that_nobody_waits_for_is_committed_by_the_writer_thread() -> None:
+def test_nowait_write_is_committed_by_the_writer_thread() -> None:
     disk = SimDisk()
     with started(WalHarness(disk)) as bench:
-        told = Event()
+        completed = Event()
         committer: list[Thread] = []
 
         def done(_: Error | None) -> None:
             committer.append(current_thread())
-            told.set()
+            completed.set()
 
         bench.shard.submit(Commit([append(b"a")], frames=1, durable=False, on_done=done), nowait=True)
-        assert told.wait(TIMEOUT_S)
+        assert completed.wait(TIMEOUT_S)
         assert committer == [bench.shard._thread]
 
 
-def test_a_callback_is_somebody_who_does_not_wait() -> None:
+def test_done_callback_wakes_the_writer_thread() -> None:
     disk = SimDisk()
     with started(WalHarness(disk)) as bench:
-        told = Event()
-        bench.submit([b"a"]).add_done_callback(lambda _: told.set())
-        assert told.wait(TIMEOUT_S)
+        completed = Event()
+        bench.submit([b"a"]).add_done_callback(lambda _: completed.set())
+        assert completed.wait(TIMEOUT_S)
 
 
-def test_under_pressure_the_writer_thread_gathers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """G17. Method: five writes are queued while the thread asks how long it may gather; then it makes one batch."""
+def test_writer_thread_waits_for_more_commits_in_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """G17. Method: five writes are queued while the thread asks for the window; then it writes one batch."""
     disk = SimDisk()
     bench = WalHarness(disk)
     asked, go_on = Event(), Event()
@@ -215,24 +214,24 @@ def test_under_pressure_the_writer_thread_gathers(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(shard, "_pause", pause)
     shard.start()
-    told = Event()
+    completed = Event()
     shard.submit(Commit([append(b"0")], frames=1, durable=True), nowait=True)
     assert asked.wait(TIMEOUT_S)
     for number in range(1, 5):
         shard.submit(Commit([append(b"%d" % number)], frames=1, durable=True), nowait=True)
-    shard.submit(Commit([append(b"5")], frames=1, durable=True, on_done=lambda _: told.set()), nowait=True)
+    shard.submit(Commit([append(b"5")], frames=1, durable=True, on_done=lambda _: completed.set()), nowait=True)
     go_on.set()
-    assert told.wait(TIMEOUT_S)
+    assert completed.wait(TIMEOUT_S)
     assert (shard.stats.batches, shard.stats.fsyncs) == (1, 1)
     assert pauses == [0.00025], "one slice, which brought nothing"
     shard.close()
 
 
 @pytest.mark.parametrize(("read", "of_writer"), [("position", "position"), ("synced_position", "synced")])
-def test_brief_holder_of_the_commit_lock_wakes_a_committer_for_what_was_queued_meanwhile(
+def test_release_of_the_commit_lock_wakes_the_writer_thread_for_queued_commits(
     read: str, of_writer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """G19. Method: a caller finds the turn taken by somebody who does not commit, and goes to sleep."""
+    """G19. Method: a caller finds the commit lock held by a thread that does not commit, and blocks."""
     disk = SimDisk()
     parking = Event()
     real = CommitFuture._block
@@ -257,12 +256,12 @@ def test_brief_holder_of_the_commit_lock_wakes_a_committer_for_what_was_queued_m
         getattr(shard, read)()
         monkeypatch.undo()
         waiter.join(TIMEOUT_S)
-        assert not waiter.is_alive(), "the sleeper was forgotten"
+        assert not waiter.is_alive(), "the blocked caller was not woken"
 
 
-def test_a_sync_in_the_background_holds_up_no_write_that_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_sync_does_not_block_writes_that_need_no_sync(monkeypatch: pytest.MonkeyPatch) -> None:
     """G22. Method: while a tick syncs, a write of the disk class comes through; and a durable one, whose own sync has
-    to wait, is not acknowledged when the tick's fails: the kernel would have told only one of the two."""
+    to wait, is not acknowledged when the tick's fails: the kernel reports the error only once."""
     disk = SimDisk()
     entered, go_on, asked = Event(), Event(), Event()
     with started(WalHarness(disk)) as bench:
@@ -285,14 +284,14 @@ def test_a_sync_in_the_background_holds_up_no_write_that_does_not_wait_for_it(mo
             return real()
 
         monkeypatch.setattr(bench.writer, "sync", sync)
-        told: list[Error | None] = []
-        waiter = Thread(target=lambda: told.append(_swallow(lambda: bench.write(b"durable"))), daemon=True)
+        completed: list[Error | None] = []
+        waiter = Thread(target=lambda: completed.append(_swallow(lambda: bench.write(b"durable"))), daemon=True)
         waiter.start()
         assert asked.wait(TIMEOUT_S)
         go_on.set()
         waiter.join(TIMEOUT_S)
         ticker.join(TIMEOUT_S)
-        assert [type(error) for error in told] == [Latched]
+        assert [type(error) for error in completed] == [Latched]
         with pytest.raises(Latched, match="may not survive a power cut"):
             bench.shard.close()
 
@@ -305,27 +304,27 @@ def _swallow(work: Callable[[], object]) -> Error | None:
     return None
 
 
-def test_a_caller_that_gives_up_is_replaced_by_the_writer_thread() -> None:
+def test_writer_thread_commits_for_a_caller_that_timed_out() -> None:
     """P11. Method: it gives up while another's sync is held; its write is committed all the same."""
     disk = SimDisk()
     with started(WalHarness(disk)) as bench:
-        gate = hold_first_sync(disk)
+        held = hold_first_sync(disk)
         first = bench.submit([b"first"])
         leader = Thread(target=first.wait)
         leader.start()
-        assert gate.reached.wait(TIMEOUT_S)
-        token = bench.submit([b"second"])
+        assert held.reached.wait(TIMEOUT_S)
+        future = bench.submit([b"second"])
         with pytest.raises(InDoubt):
-            token.wait(0.001)
-        gate.open()
+            future.wait(0.001)
+        held.release()
         leader.join(TIMEOUT_S)
-        assert token.wait(TIMEOUT_S) == 1
+        assert future.wait(TIMEOUT_S) == 1
 
 
-def test_without_a_writer_thread_a_caller_waits_for_its_turn_and_not_to_be_woken(
+def test_without_a_writer_thread_a_caller_waits_for_the_commit_lock(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """G19. Method: the second caller finds the turn taken by one who will not look at the queue again."""
+    """G19. Method: the second caller finds the commit lock held by a thread that does not check the queue again."""
     disk = SimDisk()
     bench = WalHarness(disk)
     taken = Event()
@@ -342,19 +341,19 @@ def test_without_a_writer_thread_a_caller_waits_for_its_turn_and_not_to_be_woken
             return blocking and self._lock.acquire(True, timeout)
 
     def park(self: CommitFuture[Any], timeout: float | None) -> None:
-        raise AssertionError(f"{self} sleeps for {timeout} and nobody will wake it")
+        raise AssertionError(f"{self} blocks for {timeout} and no thread will wake it")
 
     monkeypatch.setattr(bench.shard, "_commit_lock", Turn())
     monkeypatch.setattr(CommitFuture, "_block", park)
-    gate = hold_first_sync(disk)
+    held = hold_first_sync(disk)
     first = bench.submit([b"first"])
     leader = Thread(target=first.wait)
     leader.start()
-    assert gate.reached.wait(TIMEOUT_S)
+    assert held.reached.wait(TIMEOUT_S)
 
     def let_go() -> None:
         assert taken.wait(TIMEOUT_S)
-        gate.open()
+        held.release()
 
     run_all([lambda: bench.write(b"second"), let_go])
     leader.join(TIMEOUT_S)
@@ -362,21 +361,21 @@ def test_without_a_writer_thread_a_caller_waits_for_its_turn_and_not_to_be_woken
 
 
 def test_threads_without_a_writer_thread_commit_for_each_other() -> None:
-    """Method: inline only; whoever comes second waits for its turn and not for somebody to wake it."""
+    """Method: no writer thread; the second caller waits for the commit lock, not for a wake-up."""
     disk = SimDisk()
     bench = WalHarness(disk, file_bytes=1 << 16)
-    gate = hold_first_sync(disk)
+    held = hold_first_sync(disk)
     queued, guard = 0, Lock()
 
     def write(name: int) -> None:
         nonlocal queued
         for number in range(20):
-            token = bench.submit([b"%d/%d" % (name, number)])
+            future = bench.submit([b"%d/%d" % (name, number)])
             with guard:
                 queued += 1
                 if queued == 8:
-                    gate.open()
-            assert token.wait(TIMEOUT_S) == 1
+                    held.release()
+            assert future.wait(TIMEOUT_S) == 1
 
     run_all([lambda name=name: write(name) for name in range(8)])  # type: ignore[misc]
     assert bench.shard.stats.frames == 160
@@ -392,7 +391,7 @@ def test_a_submit_that_races_with_close_is_refused_or_committed(accepted_first: 
     bench.shard.start()
     ready, enough = Barrier(5), Event()
     accepted: list[bytes] = []
-    tokens: list[CommitFuture[int]] = []
+    futures: list[CommitFuture[int]] = []
 
     def write(name: int) -> None:
         ready.wait(TIMEOUT_S)
@@ -402,13 +401,13 @@ def test_a_submit_that_races_with_close_is_refused_or_committed(accepted_first: 
             if len(accepted) >= accepted_first:
                 enough.set()
             try:
-                token = bench.submit([data], durable=number % 2 == 0, nowait=number % 3 == 0)
+                future = bench.submit([data], durable=number % 2 == 0, nowait=number % 3 == 0)
             except Closed:
                 return
             accepted.append(data)
-            tokens.append(token)
+            futures.append(future)
             if number % 3 == 1:
-                token.wait(TIMEOUT_S)
+                future.wait(TIMEOUT_S)
             number += 1
 
     def close() -> None:
@@ -417,34 +416,34 @@ def test_a_submit_that_races_with_close_is_refused_or_committed(accepted_first: 
         bench.shard.close()
 
     run_all([*(lambda name=name: write(name) for name in range(4)), close])
-    assert [token.wait(0) for token in tokens] == [1] * len(tokens)
+    assert [future.wait(0) for future in futures] == [1] * len(futures)
     assert sorted(inspect_wal(disk.crash_image("none")).datas) == sorted(accepted)
     assert [len(one.outcomes) for one in bench.history] == [1] * len(bench.history)
 
 
 def test_a_failed_sync_wakes_every_waiter() -> None:
-    """G19, G22. Method: threads sleep on tokens of the batch that fails and of the one behind it."""
+    """G19, G22. Method: threads sleep on futures of the batch that fails and of the next one."""
     disk = SimDisk()
     with started(WalHarness(disk, batch_frames=4)) as bench:
-        gate = hold_first_sync(disk)
+        held = hold_first_sync(disk)
         disk.fail_sync("dropped")
-        tokens = [bench.submit([b"%d" % number]) for number in range(4)]
+        futures = [bench.submit([b"%d" % number]) for number in range(4)]
         errors: list[Error] = []
 
-        def wait(token: CommitFuture[int]) -> None:
+        def wait(future: CommitFuture[int]) -> None:
             with pytest.raises(Latched) as caught:
-                token.wait(TIMEOUT_S)
+                future.wait(TIMEOUT_S)
             errors.append(caught.value)
 
-        threads = [Thread(target=wait, args=(token,)) for token in tokens]
+        threads = [Thread(target=wait, args=(future,)) for future in futures]
         for thread in threads:
             thread.start()
-        assert gate.reached.wait(TIMEOUT_S)
+        assert held.reached.wait(TIMEOUT_S)
         late = [bench.submit([b"late %d" % number]) for number in range(3)]
-        threads += [Thread(target=wait, args=(token,)) for token in late]
+        threads += [Thread(target=wait, args=(future,)) for future in late]
         for thread in threads[4:]:
             thread.start()
-        gate.open()
+        held.release()
         for thread in threads:
             thread.join(TIMEOUT_S)
         assert not any(thread.is_alive() for thread in threads)
@@ -454,20 +453,20 @@ def test_a_failed_sync_wakes_every_waiter() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_nobody_waits_for_a_writer_thread_that_died() -> None:
-    """G19, P10. Method: the power fails under the writer thread; the thread ends, and every token has its outcome."""
+def test_every_future_has_an_outcome_after_the_writer_thread_died() -> None:
+    """G19, P10. Method: the power fails under the writer thread; the thread ends, and every future has its outcome."""
     disk = SimDisk()
     bench = WalHarness(disk, batch_frames=2)
     bench.shard.start()
     with bench.shard._hold_commit_lock():
-        tokens = [bench.submit([b"%d" % number], nowait=True) for number in range(5)]
-        told = Event()
-        tokens[-1].add_done_callback(lambda _: told.set())
+        futures = [bench.submit([b"%d" % number], nowait=True) for number in range(5)]
+        completed = Event()
+        futures[-1].add_done_callback(lambda _: completed.set())
         disk.cut_power_at(disk.op_count + 2)
-    assert told.wait(TIMEOUT_S)
-    for token in tokens:
+    assert completed.wait(TIMEOUT_S)
+    for future in futures:
         with pytest.raises(Latched, match="the power failed"):
-            token.wait(TIMEOUT_S)
+            future.wait(TIMEOUT_S)
     with pytest.raises(Latched):
         bench.submit([b"late"])
     with pytest.raises(PowerOff):
@@ -477,7 +476,7 @@ def test_nobody_waits_for_a_writer_thread_that_died() -> None:
     assert not thread.is_alive()
 
 
-def test_the_writer_thread_ends_with_the_shard() -> None:
+def test_close_stops_the_writer_thread() -> None:
     before = set(all_threads())
     bench = WalHarness(SimDisk())
     bench.shard.start()

@@ -1,4 +1,4 @@
-"""The active file: order of operations, rotation, numbering, room (G20, G25, G26, G31, G32, G36)."""
+"""The active file: order of operations, rotation, numbering, full disks (G20, G25, G26, G31, G32, G36)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def put(writer: Writer, *datas: bytes) -> None:
 
 
 def filled(disk: SimDisk) -> Writer:
-    """A writer whose file has no room for another thousand bytes."""
+    """A writer whose file has no space for another thousand bytes."""
     writer = make(disk)
     put(writer, b"a" * 1000)
     put(writer, b"b" * 500, b"c" * 10)
     return writer
 
 
-def test_a_file_is_there_for_good_before_anything_is_written_to_it() -> None:
+def test_file_is_durable_before_frames_are_written_to_it() -> None:
     """G32. Method: the exact order of the disk's operations."""
     disk = SimDisk(trace=True)
     put(make(disk, first=7), b"x")
@@ -108,7 +108,7 @@ def test_a_batch_that_just_fits_stays(size: int, rotations: int) -> None:
 
 
 def test_a_batch_larger_than_a_file_is_in_one_file() -> None:
-    """Method: behind other frames it takes a new file, in an empty one it stays; the next one rotates."""
+    """Method: after other frames it needs a new file, in an empty one it stays; the next one rotates."""
     disk = SimDisk()
     writer = make(disk)
     put(writer, b"a")
@@ -131,10 +131,10 @@ def test_a_number_is_never_used_twice() -> None:
     with pytest.raises(Damaged, match="cannot be created"):
         make(disk)
     assert disk.read_file(wal_path(1)) == before
-    disk.write_file(wal_path(4), b"somebody else's")
+    disk.write_file(wal_path(4), b"another process's")
     with pytest.raises(Latched):
         put(writer, b"d" * 1000)
-    assert disk.read_file(wal_path(4)) == b"somebody else's"
+    assert disk.read_file(wal_path(4)) == b"another process's"
 
 
 def test_short_writes_are_completed() -> None:
@@ -160,7 +160,7 @@ def test_many_pieces_are_one_write() -> None:
     assert inspect_wal(disk).datas == [b"%d" % number for number in range(3000)]
 
 
-def test_a_sync_is_asked_for_once() -> None:
+def test_sync_without_new_bytes_does_nothing() -> None:
     """Method: where nothing was written since the last one there is nothing to do."""
     disk = SimDisk(trace=True)
     writer = make(disk)
@@ -182,7 +182,7 @@ def test_nothing_to_write_is_no_write() -> None:
 
 
 @pytest.mark.parametrize("aside", [True, False])
-def test_writes_are_coarse_where_there_is_much_of_them_for_each_sync(tmp_path: Path, aside: bool) -> None:
+def test_large_syncs_are_recognised(tmp_path: Path, aside: bool) -> None:
     disk = PosixDisk()
     writer = Writer(disk, str(tmp_path), file_number=1, file_bytes=8 << 20, latch=WriteLatch(WAL), write_marks=False)
 
@@ -205,7 +205,7 @@ def test_writes_are_coarse_where_there_is_much_of_them_for_each_sync(tmp_path: P
     writer.close()
 
 
-def test_closing_makes_it_durable() -> None:
+def test_close_syncs() -> None:
     """G20."""
     disk = SimDisk()
     writer = make(disk)
@@ -216,7 +216,7 @@ def test_closing_makes_it_durable() -> None:
     assert inspect_wal(disk.crash_image("none")).datas == [b"a"]
 
 
-def test_closing_leaves_only_the_handle_open_that_readers_share() -> None:
+def test_close_leaves_only_the_shared_read_handle_open() -> None:
     disk = SimDisk()
     writer = filled(disk)
     put(writer, b"d" * 1000)
@@ -225,7 +225,7 @@ def test_closing_leaves_only_the_handle_open_that_readers_share() -> None:
     assert disk.open_files() == [wal_path(4)], "records that are still in the WAL are read through it"
 
 
-def test_a_latch_whose_first_file_could_not_be_created_is_closed() -> None:
+def test_latch_is_tripped_if_the_first_file_cannot_be_created() -> None:
     disk, latch = SimDisk(), WriteLatch(WAL)
     disk.fail("create", path="wal-")
     with pytest.raises(Damaged, match="cannot be created"):
@@ -233,7 +233,7 @@ def test_a_latch_whose_first_file_could_not_be_created_is_closed() -> None:
     assert latch.is_tripped
 
 
-def test_a_last_sync_that_fails_is_told_and_a_latched_file_is_only_closed() -> None:
+def test_close_raises_if_its_last_sync_fails_and_only_closes_a_latched_file() -> None:
     """G22."""
     disk = SimDisk()
     writer = make(disk)
@@ -253,7 +253,7 @@ def test_a_last_sync_that_fails_is_told_and_a_latched_file_is_only_closed() -> N
     assert other.op_count == began
 
 
-def test_what_waits_for_a_sync_when_another_one_fails_is_in_doubt_and_what_comes_later_is_not_written() -> None:
+def test_waiting_sync_is_in_doubt_after_another_failed_and_later_writes_are_refused() -> None:
     """G7, G22: two syncs may be under way, and the second one hears of the first from the latch."""
     disk = SimDisk()
     writer = make(disk)
@@ -266,7 +266,7 @@ def test_what_waits_for_a_sync_when_another_one_fails_is_in_doubt_and_what_comes
     assert (waited.value.written, late.value.written) == (None, False)
 
 
-# No room.
+# Full disk.
 
 
 def frames_of(disk: SimDisk) -> list[bytes]:
@@ -275,9 +275,9 @@ def frames_of(disk: SimDisk) -> list[bytes]:
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
 @pytest.mark.parametrize("landed", [0, 1, 45, 47, 200, 400])
-def test_a_write_without_room_leaves_no_byte_behind(error: int, landed: int) -> None:
+def test_write_on_a_full_disk_leaves_no_bytes(error: int, landed: int) -> None:
     """G25. Method: so much of the failed batch lands before the disk is full; the next batch is shorter, so that whole
-    frames of the failed one would lie behind its end."""
+    frames of the failed one would follow it."""
     disk = SimDisk()
     writer = make(disk)
     put(writer, b"before")
@@ -294,7 +294,7 @@ def test_a_write_without_room_leaves_no_byte_behind(error: int, landed: int) -> 
     assert writer.next_frame == 3
 
 
-def test_a_device_that_is_full_refuses_until_there_is_room() -> None:
+def test_full_device_refuses_writes_until_space_is_free() -> None:
     """G25. Method: real capacity; what was reserved is still there, a batch larger than the file needs more."""
     disk = SimDisk()
     writer = make(disk)
@@ -309,7 +309,7 @@ def test_a_device_that_is_full_refuses_until_there_is_room() -> None:
     assert frames_of(disk) == [b"x" * 1500, b"y" * 3000]
 
 
-def test_a_rotation_without_room_refuses_the_write_and_goes_on_when_there_is_some() -> None:
+def test_rotation_on_a_full_disk_refuses_the_write_and_succeeds_later() -> None:
     """G27. Method: real capacity; what fits the file still goes there; a power cut brings back no file."""
     disk = SimDisk()
     writer = make(disk)
@@ -330,8 +330,8 @@ def test_a_rotation_without_room_refuses_the_write_and_goes_on_when_there_is_som
     assert recover(disk).next_first == 4
 
 
-def test_room_that_cannot_be_reserved_again_is_no_reason_to_stop() -> None:
-    """G25. Method: the write found no room, and neither does the reservation that follows the cut."""
+def test_failed_reallocation_does_not_stop_writing() -> None:
+    """G25. Method: the write finds the disk full, and so does the allocation after the truncation."""
     disk = SimDisk()
     writer = make(disk)
     put(writer, b"before")
@@ -345,7 +345,7 @@ def test_room_that_cannot_be_reserved_again_is_no_reason_to_stop() -> None:
 
 
 @pytest.mark.parametrize("call", ["cut", "reserve", "sync"])
-def test_bytes_that_cannot_be_taken_back_end_writing(call: str) -> None:
+def test_failed_rollback_trips_the_latch(call: str) -> None:
     """G25: what would be replayed later must not be followed by anything."""
     disk = SimDisk()
     writer = make(disk)
@@ -364,7 +364,7 @@ def test_bytes_that_cannot_be_taken_back_end_writing(call: str) -> None:
         assert frames_of(image) == [b"before"]
 
 
-def test_a_file_is_really_reserved(tmp_path: Path) -> None:
+def test_file_is_allocated(tmp_path: Path) -> None:
     """Method: on a real disk its blocks are there before the first frame is, so that a frame needs no new ones."""
     writer = Writer(PosixDisk(), str(tmp_path / "wal"), file_number=1, file_bytes=1 << 16, latch=WriteLatch("wal"))
     found = (tmp_path / "wal" / "wal-0000000000000001.log").stat()
