@@ -251,7 +251,7 @@ def test_a_disk_that_is_full_keeps_the_rows_for_later() -> None:
     topic.append([b"1"] * 5)
     world.disk.fail("write", at=2, error=28)  # the first one is a mark, which can wait
     world.log.tick()
-    assert "no room" in world.log.report.background_errors[-1]
+    assert "no space left" in world.log.report.background_errors[-1]
     assert told(world.log.gaps()) == [("cap", 1, 3, 3, 3)]
 
 
