@@ -34,7 +34,7 @@ from tidelog.engine.topic import Topic
 from tidelog.engine.watermarks import Gap
 from tidelog.formats.frame import SEQ_MAX
 from tidelog.formats.json_rows import FieldSelection
-from tidelog.wal import CommitFuture, Shard
+from tidelog.wal import CommitFuture, Shard, ShardStats
 
 __all__ = [
     "SEQ_MAX",
@@ -70,6 +70,7 @@ __all__ = [
     "RecoveryReport",
     "RedriveResult",
     "Shard",
+    "ShardStats",
     "TaskState",
     "Topic",
     "TopicConfig",

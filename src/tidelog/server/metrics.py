@@ -21,12 +21,11 @@ from prometheus_client.registry import Collector
 
 from tidelog.channels import ChannelManager
 from tidelog.channels.metrics import DURATION_BOUNDS_S, SUCCESS, DurationHistogram
-from tidelog.engine import Engine, HealthState, TopicInfo
+from tidelog.engine import Engine, HealthState, ShardStats, TopicInfo
 from tidelog.engine.groups import GroupState
 from tidelog.engine.health import TaskState
 from tidelog.errors import NotAQueue, TopicNotFound
 from tidelog.server.push.notifier import NotifyScheduler
-from tidelog.wal.group_commit import ShardStats
 
 if TYPE_CHECKING:
     from tidelog.server.service import Service
