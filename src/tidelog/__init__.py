@@ -1,7 +1,7 @@
 """Tidelog: a durable event log for Python and Spark.
 
-`tidelog.open` gives a program durable topics and channels. The segmented log library is `tidelog.commitlog`; every
-error a caller can see is in `tidelog.errors`.
+`tidelog.open` returns a `Database` with the topics, queues, routers and channels of one directory. The segmented log
+library is `tidelog.commitlog`; every error that a caller can see is in `tidelog.errors`.
 """
 
 from tidelog.channels import Channel, ChannelLimits

@@ -1,4 +1,16 @@
-"""Channels: durable rooms with owners, members, access lists and history. The door is `tidelog.open(…).channel`."""
+"""Channels: durable publish/subscribe and fifo channels with owners, members, access lists and history.
+
+A program gets a `Channel` handle from `tidelog.open(…).channel`. How the modules work together:
+
+    channel         the handle: one channel as one user sees it. Read this first
+    membership      join, leave, access lists, settings, delete
+    messaging       publish, subscribe, history, push and pop
+    manager         all channels of one directory: shards, restore, tick, close; the hook
+    channel_state   one open channel: group commit, fan-out, the fifo cursor
+    subscription    the bounded event queue of one subscriber
+    rules           decisions without I/O: names, access lists, limits, membership changes
+    message_log     messages on disk; store: metadata on disk, and its check; metrics: counters
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The embedded door: channels of an engine's directory, one handle per channel and user.
+"""The embedded API of channels: one handle per channel and user.
 
-    log = tidelog.open("data")
-    room = log.channel("!room@example.org", user="ann@example.org")
+    database = tidelog.open("data")
+    channel = database.channel("!support@example.org", user="ann@example.org")
 
-A handle owns nothing: making one does nothing, and it may be thrown away. What it does is done by its user;
-one that names no user is the operator's, who may look at everything, change what an owner may, and say
-nothing. A handle's own subscriptions do not hear what it publishes itself.
+A handle owns no resources: creating one performs no I/O. Its methods act as its user. A handle without a user is
+the operator's: the operator reads everything and may change what an owner may, but does not publish. Subscriptions
+of a handle do not receive the messages that the same handle publishes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tidelog.channels import membership, messaging, rules
-from tidelog.channels import rules as lists
 from tidelog.channels.channel_state import Ack, PublishFuture
 from tidelog.channels.manager import ChannelManager, Operator
 from tidelog.channels.message_log import Message
@@ -26,7 +25,7 @@ from tidelog.formats.channel_meta import ChannelConfig, ChannelMeta
 
 
 class ChannelInfo(NamedTuple):
-    """What a channel is."""
+    """Owner, settings and members of a channel."""
 
     channel: str
     owner: str | None
@@ -39,7 +38,7 @@ class ChannelInfo(NamedTuple):
     *("publish_many", "submit", "subscribe", "history", "bounds", "holes", "push", "pop", "clear", "__len__"),
 )
 class Channel:
-    """One channel, as one user has it."""
+    """One channel as one user sees it."""
 
     def __init__(self, manager: ChannelManager, name: str, user: str | Operator) -> None:
         self._manager, self.name, self.user = manager, name, user
@@ -49,33 +48,33 @@ class Channel:
 
     def _require_user(self, action: str) -> str:
         if isinstance(self.user, Operator):
-            raise BadInput(f"{self.name}: to {action} takes a user; nothing was done, name one: channel(name, user=…)")
+            raise BadInput(f"{self.name}: {action} needs a user; nothing was done, pass one: channel(name, user=…)")
         return self.user
 
     # ── members ───────────────────────────────────────────────────────────────────────────────
 
     def join(self, **config: object) -> Channel:
-        """Become a member. The first one makes the channel, with the given settings, and owns it."""
+        """Become a member. The first member creates the channel with the given settings and owns it."""
         membership.join(self._manager, self.name, self._require_user("join"), config=config, source=self)
         return self
 
     def leave(self) -> None:
-        """End the membership. With the last member, or a fifo channel's owner, the channel ends."""
+        """End the membership. When the last member leaves, or the owner of a fifo channel, the channel is deleted."""
         membership.leave(self._manager, self.name, self._require_user("leave"), source=self)
 
     def invite(self, user: str) -> None:
-        """Make somebody else a member; the owner's."""
+        """Make another user a member; owner only."""
         membership.join(self._manager, self.name, user, by=self.user, source=self)
 
     def kick(self, user: str) -> None:
-        """End somebody else's membership; the owner's."""
+        """End the membership of another user; owner only."""
         membership.leave(self._manager, self.name, user, by=self.user, source=self)
 
     def members(self, page: int = 1, page_size: int = 100) -> tuple[str, ...]:
-        """Members by name, a page at a time, counted from 1."""
+        """Return one page of the members, sorted by name; pages count from 1. Members only."""
         return rules.page_of(self._visible_meta().members, page, page_size)
 
-    # ── what it is ────────────────────────────────────────────────────────────────────────────
+    # ── settings and access lists ─────────────────────────────────────────────────────────────
 
     def _visible_meta(self) -> ChannelMeta:
         meta = self._manager.meta(self.name)
@@ -84,57 +83,57 @@ class Channel:
         return meta
 
     def state(self) -> ChannelInfo:
-        """Owner, settings and members; for members."""
+        """Return owner, settings and members. Members only."""
         meta = self._visible_meta()
         return ChannelInfo(meta.handler, meta.owner, meta.config, meta.members)
 
-    def configure(self, **changes_: object) -> ChannelConfig:
-        """Change settings; the owner's. Those that are not named stay."""
-        return membership.configure(self._manager, self.name, self.user, changes_, source=self).config
+    def configure(self, **changes: object) -> ChannelConfig:
+        """Change settings and return all of them; owner only. Settings that are not named keep their values."""
+        return membership.configure(self._manager, self.name, self.user, changes, source=self).config
 
     def acl(self, kind: str) -> tuple[str, ...]:
-        """One of the access lists (join, publish, read); the owner's. Empty: everybody may."""
+        """Return one of the access lists (join, publish, read); owner only. An empty list allows every user."""
         meta = self._manager.meta(self.name)
         if not isinstance(self.user, Operator):
             rules.check_owner(meta, self.user, "see its lists")
-        return lists.entries_for(meta.acl, kind)
+        return rules.entries_for(meta.acl, kind)
 
     def allow(self, kind: str, *entries: str) -> tuple[str, ...]:
-        """Put users or domains on a list; the owner's."""
+        """Add users or domains to an access list and return it; owner only."""
         return membership.set_acl(self._manager, self.name, self.user, kind, add=entries)
 
     def disallow(self, kind: str, *entries: str) -> tuple[str, ...]:
-        """Take users or domains from a list; the owner's."""
+        """Remove users or domains from an access list and return it; owner only."""
         return membership.set_acl(self._manager, self.name, self.user, kind, remove=entries)
 
     def delete(self) -> bool:
-        """End the channel, with its messages; the owner's."""
+        """Delete the channel with its messages; owner only. Return whether there was one."""
         return membership.delete(self._manager, self.name, self.user, source=self)
 
     # ── messages ──────────────────────────────────────────────────────────────────────────────
 
     def publish(self, payload: bytes, *, qos: int = 1) -> Ack:
-        """Say something. With qos 1 it is in the log, synced as the channel says, and in every receiver's queue when
-        this returns; with qos 0 it was accepted."""
+        """Publish one message. On return with qos 1 it is in the log, synced as the channel is configured, and in the
+        queue of every subscriber; with qos 0 it was accepted."""
         return self.publish_many([payload], qos=qos)
 
     def publish_many(self, payloads: Sequence[bytes], *, qos: int = 1) -> Ack:
-        """Say several things, with consecutive seqs, one time and one sync."""
-        pending = self.submit(payloads, qos=qos)
+        """Publish several messages with consecutive seqs, one timestamp and one sync."""
+        future = self.submit(payloads, qos=qos)
         if qos == 0:
-            pending.deliver()
-            return pending.result()
-        return pending.wait()
+            future.deliver()
+            return future.result()
+        return future.wait()
 
     def submit(self, payloads: Sequence[bytes], *, qos: int = 1) -> PublishFuture:
-        """`publish_many` for an event loop: accepted on return. `Pending.wait` or, for qos 0, `Pending.deliver`, in
-        another thread, commits it; what is left is delivered by the next tick."""
+        """`publish_many` for an event loop: accepted on return. `PublishFuture.wait` or, for qos 0, `deliver`, called
+        in another thread, commits it; otherwise the next tick delivers it."""
         return messaging.submit(self._manager, self.name, self._require_user("publish"), payloads, qos=qos, source=self)
 
     def subscribe(self, *, wake: Callable[[], object] | None = None, queue_max: int | None = None) -> Subscription:
-        """Hear what is said and what happens from now on; for members."""
-        me = self._require_user("subscribe")
-        return messaging.subscribe(self._manager, self.name, me, wake=wake, queue_max=queue_max, source=self)
+        """Receive messages and presence events from now on. Members only."""
+        user = self._require_user("subscribe")
+        return messaging.subscribe(self._manager, self.name, user, wake=wake, queue_max=queue_max, source=self)
 
     def history(
         self,
@@ -147,7 +146,7 @@ class Channel:
         limit: int | None = None,
         skip_damage: bool = False,
     ) -> HistoryPage:
-        """What was said: from a seq, the newest n, or from a time on. For members who may read."""
+        """Return a page of delivered messages: from a seq, the newest n, or from a time. For members who may read."""
         return messaging.history(
             self._manager,
             self.name,
@@ -162,29 +161,30 @@ class Channel:
         )
 
     def bounds(self) -> tuple[int, int]:
-        """The first and the last seq of the history."""
+        """Return the first and the last seq of the history. For members who may read."""
         return messaging.bounds(self._manager, self.name, self.user)
 
     def holes(self) -> list[tuple[int, int]]:
-        """The seqs that power cuts took before their sync, first and last of each range. For members who may read."""
+        """Return the ranges of seqs that a power cut lost before their sync, first and last of each. For members who
+        may read."""
         return messaging.holes(self._manager, self.name, self.user)
 
     # ── fifo ──────────────────────────────────────────────────────────────────────────────────
 
     def push(self, payload: bytes) -> Message:
-        """Put one message at the end of a fifo channel; the owner's."""
+        """Append one message to a fifo channel; owner only."""
         return messaging.push(self._manager, self.name, self._require_user("push"), payload)
 
     def pop(self) -> Message:
-        """Take the oldest message of a fifo channel; for members who may read."""
+        """Remove and return the oldest message of a fifo channel. For members who may read."""
         return messaging.pop(self._manager, self.name, self._require_user("pop"))
 
     def clear(self) -> int:
-        """Pass over all that waits in a fifo channel; the owner's."""
+        """Drop every waiting message of a fifo channel and return their number; owner only."""
         return messaging.clear(self._manager, self.name, self.user)
 
     def __len__(self) -> int:
-        """How many messages of a fifo channel wait; the owner's."""
+        """Return the number of waiting messages of a fifo channel; owner only."""
         return messaging.length(self._manager, self.name, self.user)
 
     def __bool__(self) -> bool:

@@ -1,22 +1,11 @@
-"""[shell] All channels of one directory: which shard each is pinned to, how they are found again, how they end.
+"""All channels of one directory: shards, restore, lookup, background work, close; and the hook.
 
-A shard is a lock and the channels that a stable hash of their names pins to it. Two shards never touch the
-same channel; memberships, which span them, have a lock of their own that is taken last. What is done to a
-channel stands in `changes` (membership, lists, settings) and `talk` (messages).
+A shard is a lock and the channels that a stable hash of their names assigns to it. The membership index spans all
+shards and has its own lock, which is taken last. Operations on a channel are in `membership` and `messaging`.
 
-Restoring reads every `metadata.bin` and no message: a log is opened when it is first needed, and at most
-`logs_open_max` stay open. A channel that cannot be read is passed over, counted and named in `report`; its
-name stays taken until somebody mends or deletes it.
-
-[policy] Which channels each user is in, and whether one more is too many. Counts, touches nothing else.
-
-[shell] The hook: one callable of the embedding program that may authenticate a user and look at a payload.
-
-    hook(Authenticate(user, token))            the user's name, perhaps another one; None or False refuses
-    hook(Validate(channel, user, payload))     None or True takes the payload as it is, bytes replace it, False refuses
-
-A hook that raises an error of `tidelog.errors` has refused with it. Whatever else it raises, and any answer
-that is none of these, is HookFailed: nothing was accepted. It runs in the caller's thread, without a lock.
+Restore reads every `metadata.bin` and no message: a log is opened when it is first needed, and at most
+`logs_open_max` stay open (docs/decisions/0013). A channel that cannot be read is skipped, counted and listed in
+`report`; its name stays taken until the operator repairs or deletes it.
 """
 
 from __future__ import annotations
@@ -55,18 +44,20 @@ from tidelog.formats.channel_meta import ChannelMeta
 
 
 class MembershipIndex:
+    """The channels of each user, and the limit on their number."""
+
     def __init__(self) -> None:
         self._channels_by_user: dict[str, set[str]] = {}
         self._lock = Lock()
 
     def restore(self, users: Iterable[str], channel: str) -> None:
-        """Take their places again for members that were there before, whatever the limit is now."""
+        """Add restored memberships, regardless of the limit."""
         with self._lock:
             for user in users:
                 self._channels_by_user.setdefault(user, set()).add(channel)
 
     def reserve(self, user: str, channel: str, limit: int) -> None:
-        """Take a place for a user; Throttled where all are taken."""
+        """Add a membership; raise Throttled if the user is at the limit."""
         with self._lock:
             channels = self._channels_by_user.setdefault(user, set())
             if channel not in channels and len(channels) >= limit:
@@ -83,32 +74,39 @@ class MembershipIndex:
                 self._channels_by_user.pop(user, None)
 
     def channels_of(self, user: str) -> list[str]:
-        """The channels of a user, sorted."""
+        """Return the channels of a user, sorted."""
         with self._lock:
             return sorted(self._channels_by_user.get(user, ()))
 
     def channels_by_user(self) -> dict[str, list[str]]:
-        """All of it, for whoever wants to look."""
+        """Return the channels of every user."""
         with self._lock:
             return {user: sorted(channels) for user, channels in sorted(self._channels_by_user.items())}
 
 
 class Authenticate(NamedTuple):
+    """Hook request: return the user's name, possibly another one, or None or False to refuse."""
+
     user: str
     token: str | None
 
 
 class Validate(NamedTuple):
+    """Hook request: return None or True to accept the payload, bytes to replace it, False to refuse it."""
+
     channel: str
     user: str
     payload: bytes
 
 
 Hook: TypeAlias = Callable[[Authenticate | Validate], object]
+"""A callable of the embedding program that authenticates users and validates payloads. An error of `tidelog.errors`
+that it raises is the refusal; any other exception or answer raises HookFailed and nothing is accepted. It runs in the
+caller's thread without a lock."""
 
 
 def authenticate(hook: Hook, metrics: ChannelMetrics, user: str, token: str | None) -> str:
-    """Who this is; Forbidden where the hook does not know."""
+    """Return the user that the hook names; raise Forbidden if it refuses."""
     with metrics.counted("auth_attempts"):
         answer = _call_hook(hook, Authenticate(user, token))
         if answer is None or answer is False:
@@ -116,12 +114,12 @@ def authenticate(hook: Hook, metrics: ChannelMetrics, user: str, token: str | No
         if answer is True:
             return user
         if not isinstance(answer, str):
-            raise HookFailed(f"the hook named no user but {type(answer).__name__}; nothing was done, mend it and retry")
+            raise HookFailed(f"the hook returned {type(answer).__name__}, not a user; nothing was done, fix the hook")
         return check_user(answer)
 
 
 def validate_payload(hook: Hook, metrics: ChannelMetrics, channel: str, user: str, payload: bytes) -> bytes:
-    """The payload to take; Rejected where the hook takes none."""
+    """Return the payload that the hook accepts; raise Rejected if it refuses."""
     try:
         answer = _call_hook(hook, Validate(channel, user, payload))
     except HookFailed:
@@ -141,7 +139,7 @@ def validate_payload(hook: Hook, metrics: ChannelMetrics, channel: str, user: st
         raise Rejected(f"{channel}: the payload was not accepted; nothing was written, send another")
     metrics.add("hook_payloads", "error")
     raise HookFailed(
-        f"{channel}: the hook answered {type(answer).__name__}; nothing was written, retry when it is mended"
+        f"{channel}: the hook returned {type(answer).__name__}; nothing was written, retry when the hook is fixed"
     )
 
 
@@ -150,8 +148,8 @@ def _call_hook(hook: Hook, request: Authenticate | Validate) -> object:
         return hook(request)
     except Error:
         raise
-    except Exception as error:  # the rim of somebody else's code: whatever it is, it is not ours to die of
-        raise HookFailed(f"the hook broke off ({type(error).__name__}: {error}); nothing was done, retry") from error
+    except Exception as error:  # the hook is foreign code: any exception of it is reported, not propagated
+        raise HookFailed(f"the hook raised {type(error).__name__}: {error}; nothing was done, retry") from error
 
 
 _log = logging.getLogger("tidelog.channels")
@@ -159,7 +157,7 @@ _LOGGED_HOLES_MAX: Final = 10  # ranges in one line
 
 
 class Operator:
-    """Whoever has the files: may look at everything and change what an owner may, and is nobody's member."""
+    """The operator of the directory: reads everything, may change what an owner may, and is a member of no channel."""
 
     def __repr__(self) -> str:
         return "OPERATOR"
@@ -170,34 +168,34 @@ OPERATOR: Final = Operator()
 
 @dataclass(slots=True)
 class RestoreReport:
-    """What restoring found and did."""
+    """The result of restoring all channels."""
 
     restored: int = 0
     skipped: dict[str, str] = field(default_factory=dict)  # directory → why it could not be read
     swept: list[str] = field(default_factory=list)
-    not_removed: list[str] = field(default_factory=list)  # stale, and still there
+    not_removed: list[str] = field(default_factory=list)  # stale directories that could not be removed
 
 
 class ChannelShard:
-    """The channels that are pinned together, and their lock."""
+    """Channels that share a lock."""
 
     def __init__(self, logs_open_max: int) -> None:
         self.lock = Condition()
         self.channels: dict[str, ChannelState] = {}
-        self.open_logs: dict[str, ChannelState] = {}  # rooms with an open log, the one used last at the end
-        self.uncommitted: dict[str, ChannelState] = {}  # rooms with messages that were accepted and not committed
+        self.open_logs: dict[str, ChannelState] = {}  # channels with an open log, least recently used first
+        self.uncommitted: dict[str, ChannelState] = {}  # channels with accepted messages that are not committed
         self._open_logs_max = logs_open_max
-        self._waiting_changes: dict[str, int] = {}  # changes of a channel that wait for their turn or have it
-        self._waiting_lock = Lock()  # its own: a change is asked for before it has the shard's
+        self._waiting_changes: dict[str, int] = {}  # number of changes that wait or run, by channel
+        self._waiting_lock = Lock()  # separate: a change is announced before it takes the shard's lock
 
     def has_waiting_change(self, channel: str) -> bool:
-        """Whether a change of this channel waits for its turn or has it."""
+        """Whether a change of this channel waits or runs."""
         return channel in self._waiting_changes
 
     @contextmanager
     def exclusive(self, channel: str) -> Iterator[None]:
-        """Ask for the next turn of a channel: no commit and no read of it begins until the body is done. Called without
-        the shard's lock. What was queued meanwhile is committed afterwards."""
+        """Announce a change of a channel: no commit and no read of it starts until the body is done. Called without
+        the shard's lock. Messages queued meanwhile are committed afterwards."""
         with self._waiting_lock:
             self._waiting_changes[channel] = self._waiting_changes.get(channel, 0) + 1
         try:
@@ -208,13 +206,13 @@ class ChannelShard:
                 if not self._waiting_changes[channel]:
                     del self._waiting_changes[channel]
             with self.lock:
-                room = self.channels.get(channel)
+                state = self.channels.get(channel)
                 self.lock.notify_all()
-            if room is not None:
-                room.commit()
+            if state is not None:
+                state.commit()
 
     def track_open_log(self, state: ChannelState) -> None:
-        """Remember an open log; close those that were used longest ago and are idle."""
+        """Mark a log as recently used; close idle logs above the limit, least recently used first."""
         self.open_logs.pop(state.handler, None)
         self.open_logs[state.handler] = state
         for other in list(self.open_logs.values()):
@@ -227,6 +225,8 @@ class ChannelShard:
 
 @defer_signals_in("channel_names", "meta", "tick", "close")
 class ChannelManager:
+    """All channels of one directory."""
+
     def __init__(
         self,
         disk: Disk,
@@ -251,28 +251,28 @@ class ChannelManager:
             self._restore()
 
     def on_fork(self, pid: int) -> None:
-        """Give up in a forked child: using a channel raises Forked, and the files stay the parent's."""
+        """Disable this object in a forked child: using a channel raises Forked; the parent keeps the files."""
         self._opener_pid, self._closed = pid, True
-        rooms = [room for shard in self._shards for room in list(shard.channels.values())]
-        queued = [pending for room in rooms for pending in list(room.queued)]
-        fork.poison_locks(self.store.root, pid, self.memberships, self.metrics, *self._shards, *rooms, *queued)
+        states = [state for shard in self._shards for state in list(shard.channels.values())]
+        futures = [future for state in states for future in list(state.queued)]
+        fork.poison_locks(self.store.root, pid, self.memberships, self.metrics, *self._shards, *states, *futures)
 
     # ── restore ───────────────────────────────────────────────────────────────────────────────
 
     def _restore(self) -> None:
         try:
-            found = self.store.list_channels(sweep=not self.read_only)
+            listing = self.store.list_channels(sweep=not self.read_only)
         except OSError as error:
             raise Damaged(
-                f"{self.store.root} cannot be read: {error}; nothing was changed, mend the disk and retry"
+                f"{self.store.root} cannot be read: {error}; nothing was changed, repair the disk and retry"
             ) from error
-        self.report.swept, self.report.not_removed = found.swept, found.not_removed
-        for name in found.live:
+        self.report.swept, self.report.not_removed = listing.swept, listing.not_removed
+        for name in listing.live:
             try:
                 meta = self.store.load(name)
             except Error as error:
-                # One channel that cannot be read must not keep the others from being served.
-                _log.warning("a channel was passed over: %s", error)
+                # One unreadable channel must not make the others unavailable.
+                _log.warning("a channel was skipped: %s", error)
                 self.report.skipped[name] = str(error)
                 continue
             shard = self.shard(meta.handler)
@@ -298,38 +298,38 @@ class ChannelManager:
         return log
 
     def _report_holes(self, channel: str, log: MessageLog) -> None:
-        """Count and log what power cuts took from a log, once for each start."""
+        """Count and log the seqs that power cuts lost, once per start."""
         holes = log.holes
         if holes:
             seqs = sum(last - first + 1 for first, last in holes)
             self.metrics.add("message_log_hole_seqs", by=seqs)
-            told = ", ".join(f"{first} to {last}" for first, last in holes[:_LOGGED_HOLES_MAX])
-            _log.warning("%s: a power cut took %d messages before their sync (seqs %s)", channel, seqs, told)
+            ranges = ", ".join(f"{first} to {last}" for first, last in holes[:_LOGGED_HOLES_MAX])
+            _log.warning("%s: a power cut lost %d messages before their sync (seqs %s)", channel, seqs, ranges)
 
-    # ── finding ───────────────────────────────────────────────────────────────────────────────
+    # ── lookup ────────────────────────────────────────────────────────────────────────────────
 
     def shard(self, channel: str) -> ChannelShard:
         return self._shards[rules.shard_of(channel, len(self._shards))]
 
     def get_channel(self, channel: str) -> ChannelState:
-        """The channel of this name; the shard's lock is held."""
-        found = self.shard(channel).channels.get(channel)
-        if found is not None:
-            return found
-        if (trouble := self.report.skipped.get(rules.directory_name(channel))) is not None:
-            raise ChannelOffline(channel, reason=trouble)
+        """Return the channel of this name. The shard's lock is held."""
+        state = self.shard(channel).channels.get(channel)
+        if state is not None:
+            return state
+        if (reason := self.report.skipped.get(rules.directory_name(channel))) is not None:
+            raise ChannelOffline(channel, reason=reason)
         raise ChannelNotFound(channel)
 
     @contextmanager
     def exclusive(self, channel: str) -> Iterator[ChannelShard]:
-        """The shard of a channel for a change, its lock held: publishers of the channel have one commit in between at
-        most, and go on afterwards."""
+        """Lock the shard of a channel for a change. At most one commit of the channel runs before it; publishers
+        continue afterwards."""
         with self.shard(channel).exclusive(channel), self.locked(channel) as shard:
             yield shard
 
     @contextmanager
     def locked(self, channel: str, *, write: bool = True) -> Iterator[ChannelShard]:
-        """The shard of a channel, its lock held, while this manager is open."""
+        """Lock the shard of a channel; raise if this manager is closed."""
         shard = self.shard(channel)
         with shard.lock:
             self._check_open(write=write)
@@ -341,33 +341,33 @@ class ChannelManager:
         if self._closed:
             raise Closed(f"{self.store.root} was closed; nothing was done, open it again")
         if write and self.read_only:
-            raise ReadOnly(f"{self.store.root} was opened for reading; nothing was written")
+            raise ReadOnly(f"{self.store.root} was opened read-only; nothing was written")
 
     def channel_names(self) -> list[str]:
-        """The names of all channels, sorted."""
-        found: list[str] = []
+        """Return the names of all channels, sorted."""
+        names: list[str] = []
         for shard in self._shards:
             with shard.lock:
-                found += shard.channels
-        return sorted(found)
+                names += shard.channels
+        return sorted(names)
 
     def meta(self, channel: str) -> ChannelMeta:
-        """What a channel is now."""
+        """Return the current metadata of a channel."""
         with self.locked(rules.check_channel(channel), write=False):
             return self.get_channel(channel).meta
 
     def get_idle_channel(self, channel: str) -> ChannelState:
-        """The channel of this name once nobody commits or reads in it. The lock is let go while it waits."""
+        """Return the channel of this name once no thread commits or reads in it. The lock is released meanwhile."""
         while True:
-            room = self.get_channel(channel)
-            room.wait_idle()
+            state = self.get_channel(channel)
+            state.wait_idle()
             self._check_open(write=True)
-            if self.shard(channel).channels.get(channel) is room:
-                return room
+            if self.shard(channel).channels.get(channel) is state:
+                return state
 
     def get_readable_channel(self, channel: str) -> ChannelState:
-        """The channel of this name once no change of it waits: readers come without end too. The lock is let go while
-        it waits."""
+        """Return the channel of this name once no change of it waits: a stream of readers must not starve changes. The
+        lock is released meanwhile."""
         shard = self.shard(channel)
         while shard.has_waiting_change(channel):
             shard.lock.wait()
@@ -379,7 +379,7 @@ class ChannelManager:
         self.metrics.add("channels_active")
 
     def new_channel_state(self, meta: ChannelMeta) -> ChannelState:
-        """A channel in memory that nobody can find yet."""
+        """Create the state of a channel that is not registered yet."""
         shard, handler = self.shard(meta.handler), meta.handler
         return ChannelState(
             meta,
@@ -395,43 +395,43 @@ class ChannelManager:
         return sum(len(shard.channels) for shard in self._shards)
 
     def fifo_queue(self, state: ChannelState) -> FifoQueue:
-        """The queue in a channel's directory."""
+        """Return the queue of a fifo channel."""
         directory = self.store.directory(rules.directory_name(state.handler))
         return FifoQueue(state, self._disk, directory, self.metrics)
 
-    # ── keeping ───────────────────────────────────────────────────────────────────────────────
+    # ── background work and close ─────────────────────────────────────────────────────────────
 
     def tick(self) -> None:
-        """Deliver what was accepted and that no thread commits, sync what an interval has waiting, and put right what a
-        failing disk left undecided. A background thread of the engine does this; with an injected clock, the owner of
-        the clock. The first error is raised, at the end."""
-        now_ms, failed = self.clock.monotonic_ms(), None
+        """Deliver accepted messages that no thread commits, sync logs whose flush interval has passed, and retry
+        changes that a failing disk left undecided. Called by a background thread, or by the program if there is none.
+        Raises the first error after all work is done."""
+        now_ms, first_error = self.clock.monotonic_ms(), None
         for shard in self._shards:
             with shard.lock:
                 if self._closed:
                     return
-                due = [room for room in shard.open_logs.values() if self._needs_flush(room, now_ms)]
-                stirred = list(shard.uncommitted.values())
-            for room in stirred:
-                room.commit()  # of qos 0, from a program that did not call `deliver`
-            for room in due:
+                due = [state for state in shard.open_logs.values() if self._needs_flush(state, now_ms)]
+                uncommitted = list(shard.uncommitted.values())
+            for state in uncommitted:
+                state.commit()  # qos 0 messages of a program that did not call `deliver`
+            for state in due:
                 with shard.lock:
-                    log = room.log
-                    if log is None or room.is_deleted:
+                    log = state.log
+                    if log is None or state.is_deleted:
                         continue
-                    room.readers += 1
+                    state.readers += 1
                 try:
-                    room.flush()
+                    state.flush()
                 except Error as error:
-                    failed = failed or error
+                    first_error = first_error or error
                 finally:
                     with shard.lock:
-                        room.readers -= 1
+                        state.readers -= 1
                         shard.lock.notify_all()
         for name, handler in list(self.store.undecided.items()):
             self._reconcile_directory(name, handler)
-        if failed is not None:
-            raise failed
+        if first_error is not None:
+            raise first_error
 
     @staticmethod
     def _needs_flush(state: ChannelState, now_ms: int) -> bool:
@@ -439,35 +439,36 @@ class ChannelManager:
         return since is not None and now_ms - since >= state.meta.config.message_flush_interval
 
     def _reconcile_directory(self, name: str, handler: str) -> None:
-        """Bring a directory to what is true of its channel, under its lock: a join may make it at any moment."""
+        """Make a directory match its channel in memory, with the shard's lock: a join may create the channel at any
+        moment."""
         with self.shard(handler).lock:
             if self._closed or name not in self.store.undecided:
                 return
-            room = self.shard(handler).channels.get(handler)
-            self.store.reconcile(name, handler, room.meta if room is not None and room.meta.config.persist else None)
+            state = self.shard(handler).channels.get(handler)
+            self.store.reconcile(name, handler, state.meta if state is not None and state.meta.config.persist else None)
 
     def close(self) -> None:
-        """Deliver and sync all that was accepted, and let go. Closing twice is harmless."""
+        """Deliver and sync every accepted message and close all logs. Closing twice has no effect."""
         if self._opener_pid is not None:
             return
-        failed: Error | None = None
+        first_error: Error | None = None
         for shard in self._shards:
             with shard.lock:
                 self._closed = True
-                rooms = list(shard.channels.values())
-            for room in rooms:
+                states = list(shard.channels.values())
+            for state in states:
                 while True:
-                    room.commit(last=True)
+                    state.commit(last=True)
                     with shard.lock:
-                        room.wait_idle()
-                        if not room.queued:  # else another thread passed it on
+                        state.wait_idle()
+                        if not state.queued:  # otherwise another thread handed over
                             break
                 with shard.lock:
-                    room.shut_down("closed")
+                    state.shut_down("closed")
                     try:
-                        room.close_log()
+                        state.close_log()
                     except Error as error:
-                        failed = failed or error
+                        first_error = first_error or error
             shard.open_logs.clear()
-        if failed is not None:
-            raise failed
+        if first_error is not None:
+            raise first_error

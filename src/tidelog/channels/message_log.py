@@ -1,11 +1,11 @@
-"""[shell] The messages of one channel: a segmented log with the `narwhal` codec, in the channel's own directory.
+"""The messages of one channel: a segmented log with the `narwhal` codec in the channel's directory.
 
-    append   seqs are taken and the operating system has the bytes; nobody is told
+    append   assigns seqs and writes; acknowledges nothing
     sync     everything appended before survives a power cut
-    keep     the log holds what the channel keeps: sealed in halves of it, dropped by whole segments
+    keep     seals the active segment at half of the kept messages and drops whole segments
 
-A failed sync, or an error of the device while writing, latches the log until the directory is opened
-again: an entry behind a hole must never be acknowledged. So a latched log is never closed and opened anew.
+A failed sync or a device error while writing latches the log until the directory is opened again: an entry after a
+hole must never be acknowledged. A latched log is therefore never closed and reopened.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tidelog.commitlog.segment import SealedSegment
 from tidelog.disk.interface import Disk
 from tidelog.errors import Corrupt
 
-_SEAL_MESSAGES_MIN = 64  # messages: a seal is four syncs, so a channel that keeps three does not seal at each
+_SEAL_MESSAGES_MIN = 64  # a seal takes four syncs: a channel that keeps three messages must not seal at each one
 
 
 class Message(NamedTuple):
-    """One message, the same for all who receive it."""
+    """One message, the same for every subscriber."""
 
     channel: str
     seq: int
@@ -34,14 +34,14 @@ class Message(NamedTuple):
 
 
 class ManualSyncClock:
-    """A clock that the log does not take for the machine's own, so that it starts no thread: we say when to sync."""
+    """A clock that is no SystemClock, so that the log starts no sync thread: the channel decides when to sync."""
 
     def __init__(self, clock: Clock) -> None:
         self.now_us, self.monotonic_ms, self.monotonic_us = clock.now_us, clock.monotonic_ms, clock.monotonic_us
 
 
 class MessageLog:
-    """Not thread-safe but for `sync` and `read`, which may run beside an `append`."""
+    """Not thread-safe, except that `sync` and `read` may run concurrently with `append`."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class MessageLog:
             self._log = SegmentedLog.open(
                 directory, "narwhal", read_only=read_only, disk=disk, clock=ManualSyncClock(clock), config=config
             )
-        # They appear only while a log is opened.
+        # Holes arise only during recovery.
         self._holes = [hole for segment in self._log._log_state.sealed if (hole := _find_hole(segment)) is not None]
         for damage in self._log.report.damage:
             metrics.add("message_log_sealed_segment_truncations")
@@ -78,16 +78,16 @@ class MessageLog:
 
     @property
     def first_seq(self) -> int:
-        """The oldest seq that is kept."""
+        """The oldest kept seq."""
         return self._log.lowest
 
     @property
     def last_seq(self) -> int:
-        """The newest; one less than `first_seq` where there is none."""
+        """The newest seq; one less than `first_seq` if the log is empty."""
         return self._log.highest - 1
 
     def skip_hole(self, seq: int) -> int:
-        """This seq, or the first after it that is in no hole."""
+        """Return this seq, or the first one after it that is in no hole."""
         for start, stop in self._holes:
             if start <= seq < stop:
                 seq = stop
@@ -95,20 +95,20 @@ class MessageLog:
 
     @property
     def holes(self) -> list[tuple[int, int]]:
-        """Seqs that a power cut took before their sync and that are not given again: first and last of each range."""
+        """Ranges of seqs that a power cut lost before their sync and that are not assigned again: first and last."""
         return [(start, stop - 1) for start, stop in self._holes if stop > self.first_seq]
 
     def count_hole_seqs(self, first: int, stop: int) -> int:
-        """How many seqs of [first, stop) are in holes."""
+        """Count the seqs of [first, stop) that are in holes."""
         return sum(max(min(end, stop) - max(start, first), 0) for start, end in self._holes)
 
     def count_from(self, seq: int) -> int:
-        """How many messages the log has from `seq` on; holes do not count."""
+        """Count the messages from `seq` on, without holes."""
         stop = self.last_seq + 1
         return stop - seq - self.count_hole_seqs(seq, stop)
 
     def newest_start(self, stop: int, messages: int) -> int:
-        """Where the newest `messages` below `stop` begin; holes do not count."""
+        """Return the first seq of the newest `messages` below `stop`, without holes."""
         seq = stop - messages
         for start, end in reversed(self._holes):
             if seq < end <= stop:
@@ -126,31 +126,31 @@ class MessageLog:
 
     @property
     def damage(self) -> list[str]:
-        """What recovery found and could not mend."""
+        """Damage that recovery found and could not repair."""
         return [line for line in self._log.report.lines() if line.startswith("damage")]
 
     def append(self, payloads: list[bytes], sender: bytes) -> tuple[int, int]:
-        """Write messages; return the first seq and the time all of them have."""
+        """Append messages; return the first seq and their common timestamp."""
         with self._metrics.timed("message_log_append_duration"):
             seqs = self._log.append_many(payloads, node=sender)
         return seqs.start, self._log._log_state.active.last_ts_us // 1000
 
     def sync(self) -> None:
-        """Make everything appended survive a power cut, beside appends. Latched: what the caller appended is written,
-        and whether it is on disk is not known (`written` is None)."""
+        """Make everything appended survive a power cut, concurrently with appends. Raises Latched with `written` None:
+        the caller's messages are written, but it is unknown whether they are on disk."""
         with self._metrics.timed("message_log_flush_duration", "message_log_flushes"):
-            # not the check of an append, which says that nothing was written
+            # Not the check of an append, whose error states that nothing was written.
             self._log._log_state.latch.check_before_sync()
             self._log.sync_concurrently()
 
     def keep_newest(self, messages: int) -> None:
-        """Drop what lies before the newest `messages`, in whole segments. Counted from what is durable: what a power
-        cut may take must not have pushed out what it leaves."""
+        """Drop messages before the newest `messages`, in whole segments. Only durable messages count: those that a
+        power cut can lose must not displace those that survive it."""
         self._seal_if_large(messages)
         self.drop_below(self.newest_start(self._log.durable, messages))
 
     def keep_from_seq(self, seq: int, messages: int) -> None:
-        """Drop what lies before `seq`, in whole segments, each of which holds half of `messages` at most."""
+        """Drop messages before `seq`, in whole segments, each of which holds at most half of `messages`."""
         self._seal_if_large(messages)
         self.drop_below(seq)
 
@@ -160,16 +160,16 @@ class MessageLog:
             self._metrics.add("message_log_segments_rolled")
 
     def drop_below(self, seq: int) -> None:
-        """Drop sealed segments that hold nothing from `seq` on."""
+        """Drop sealed segments that end at or before `seq`."""
         sealed = self._log._log_state.sealed
         if not sealed or sealed[0].stop > seq:
             return
-        done = self._log.drop_below(seq)
-        self._metrics.add("message_log_segments_evicted", by=done.segments)
-        self._metrics.add("message_log_evicted_bytes", by=done.bytes)
+        dropped = self._log.drop_below(seq)
+        self._metrics.add("message_log_segments_evicted", by=dropped.segments)
+        self._metrics.add("message_log_evicted_bytes", by=dropped.bytes)
 
     def read(self, first: int, *, limit: int, bytes_max: int, skip_damage: bool = False) -> list[Message]:
-        """Messages from `first` on, as many as fit. `first` lies inside what the log holds."""
+        """Return messages from `first` on, within both limits. `first` must be in the log."""
         with self._metrics.timed("message_log_read_duration", "message_log_reads"):
             try:
                 page = self._log.read_range(first, limit=limit, bytes_max=bytes_max, skip_damage=skip_damage)
@@ -183,7 +183,7 @@ class MessageLog:
         ]
 
     def seek_time(self, ts_ms: int) -> int:
-        """The first seq that is not older than this; one past the last where all are."""
+        """Return the first seq that is not older than this; one past the last if all are older."""
         return self._log.seek_time(max(ts_ms, 0) * 1000)
 
     def close(self) -> None:
@@ -191,12 +191,12 @@ class MessageLog:
 
 
 def _find_hole(segment: SealedSegment) -> tuple[int, int] | None:
-    """Seqs at the end of a segment that a power cut took before their sync and that are not given again (decision
-    0030). Records that are lost or damaged are no hole: a read of them raises Corrupt."""
+    """Return the seqs at the end of a segment that a power cut lost before their sync and that are not assigned again
+    (docs/decisions/0030). Lost or damaged records are no hole: reading them raises Corrupt."""
     if segment.lost_reason or segment.salvage is not None:
         return None
-    shape, stop = segment.content(), segment.stop
-    reach = segment.files.codec.end_seq(shape)
-    if reach >= stop or segment.read(shape, reach, stop, 1).fault is not None:
+    content, stop = segment.content(), segment.stop
+    end = segment.files.codec.end_seq(content)
+    if end >= stop or segment.read(content, end, stop, 1).fault is not None:
         return None
-    return reach, stop
+    return end, stop

@@ -1,12 +1,12 @@
-"""[shell] Messages: publishing, following, looking back, and the queue of a fifo channel.
+"""Messages of a channel: publish, subscribe, history, and the operations of a fifo channel.
 
-What waits for a disk, and so does not belong on an event loop: `commit` (through `Pending.wait`), `history`,
-`push`, `pop`, `clear`. What does not: `submit`, which is one append to a file, and `subscribe`. Both take the
-shard's lock, which a change that is being saved holds for the time of its syncs.
+`PublishFuture.wait`, `history`, `push`, `pop` and `clear` block on the disk and must not run on an event loop.
+`submit`, one append to a file, and `subscribe` do not; they take the shard's lock, which a change holds while it is
+saved.
 
-    pending = submit(manager, channel, user, [payload], qos=1)      on the loop
-    pending.add_callback(answer)
-    pool.submit(pending.wait)                                       one sync for all that was submitted meanwhile
+    future = submit(manager, channel, user, [payload], qos=1)      on the loop
+    future.add_done_callback(on_ack)
+    pool.submit(future.wait)                                       one sync for all messages submitted meanwhile
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from tidelog.channels import rules
-from tidelog.channels import rules as lists
 from tidelog.channels.channel_state import ChannelState, PublishFuture
 from tidelog.channels.manager import ChannelManager, Operator, validate_payload
 from tidelog.channels.message_log import Message, MessageLog
@@ -23,11 +22,11 @@ from tidelog.channels.subscription import Subscription
 from tidelog.errors import BadInput, NotFound, NotPersistent, OutOfRange, WrongType
 from tidelog.formats.channel_meta import ChannelMeta
 
-HISTORY_BYTES_MAX = 4 << 20  # of payloads in one answer
+HISTORY_BYTES_MAX = 4 << 20  # of payloads in one page
 
 
 class HistoryPage(NamedTuple):
-    """A page of what was published. `next_seq` is where the next one begins; bounds are those of all that is kept."""
+    """A page of messages. `next_seq` is where the next page starts; the bounds are those of the whole history."""
 
     messages: list[Message]
     next_seq: int
@@ -47,34 +46,34 @@ def submit(
     qos: int = 1,
     source: object = None,
 ) -> PublishFuture:
-    """Accept messages of one user, in order, with consecutive seqs and one time. Nobody has them yet."""
+    """Accept messages of one user with consecutive seqs and one timestamp. They are not delivered yet."""
     rules.check_channel(channel)
     rules.check_user(user)
     if qos not in (0, 1) or isinstance(qos, bool):
-        raise BadInput(f"qos is 0 or 1, not {qos!r}; nothing was written")
+        raise BadInput(f"qos must be 0 or 1, not {qos!r}; nothing was written")
     _check_payloads(payloads)
     checked = list(payloads)
     if manager.hook is not None:
-        with manager.locked(channel):  # whoever may not publish does not keep the hook busy either
+        with manager.locked(channel):  # the hook is not called for users who may not publish
             rules.check_may_publish(manager.get_channel(channel).meta, user)
         checked = [validate_payload(manager.hook, manager.metrics, channel, user, payload) for payload in checked]
     with manager.locked(channel):
-        room = manager.get_channel(channel)
-        rules.check_may_publish(room.meta, user)
+        state = manager.get_channel(channel)
+        rules.check_may_publish(state.meta, user)
         for payload in checked:
-            rules.check_payload(room.meta, len(payload))
-        return room.submit(checked, user, qos=qos, source=source)
+            rules.check_payload(state.meta, len(payload))
+        return state.submit(checked, user, qos=qos, source=source)
 
 
 def _check_payloads(payloads: Sequence[object]) -> None:
     if not payloads:
-        raise BadInput("there is nothing to publish; nothing was written")
+        raise BadInput("no payloads were given; nothing was written")
     for payload in payloads:
         if not isinstance(payload, bytes):
             raise BadInput(f"a payload is bytes, not {type(payload).__name__}; nothing was written, encode it first")
 
 
-# ── follow ────────────────────────────────────────────────────────────────────────────────────────
+# ── subscribe ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def subscribe(
@@ -86,51 +85,51 @@ def subscribe(
     queue_max: int | None = None,
     source: object = None,
 ) -> Subscription:
-    """Hear of everything from now on. Only members may; whether they see messages is the read list's word."""
+    """Receive events from now on; only members may. Messages are delivered only to users whom the read list allows."""
     rules.check_channel(channel)
     rules.check_user(user)
-    ceiling = manager.limits.queue_max
-    if queue_max is not None and not 1 <= queue_max <= ceiling:
-        raise BadInput(f"queue_max is {queue_max}, it must lie between 1 and {ceiling}; nothing was done")
+    limit = manager.limits.queue_max
+    if queue_max is not None and not 1 <= queue_max <= limit:
+        raise BadInput(f"queue_max is {queue_max}, it must be between 1 and {limit}; nothing was done")
     with manager.locked(channel):
-        room = manager.get_channel(channel)
-        rules.check_member(room.meta, user)
+        state = manager.get_channel(channel)
+        rules.check_member(state.meta, user)
 
-        def forget(subscription: Subscription) -> None:
-            with room.lock:
-                room.remove_subscription(subscription)
+        def on_close(subscription: Subscription) -> None:
+            with state.lock:
+                state.remove_subscription(subscription)
 
-        made = Subscription(
+        subscription = Subscription(
             channel,
             user,
-            queue_max=queue_max or ceiling,
+            queue_max=queue_max or limit,
             wake=wake,
             source=source,
-            can_read=lists.is_allowed(room.meta.acl.read, user),
-            on_close=forget,
+            can_read=rules.is_allowed(state.meta.acl.read, user),
+            on_close=on_close,
         )
-        room.add_subscription(made)
-        return made
+        state.add_subscription(subscription)
+        return subscription
 
 
-# ── look back ─────────────────────────────────────────────────────────────────────────────────────
+# ── history ───────────────────────────────────────────────────────────────────────────────────────
 
 
 class _PinnedLog:
-    """A log that is read without the lock, and stays open meanwhile."""
+    """A log that is read without the lock and stays open meanwhile."""
 
     def __init__(self, manager: ChannelManager, channel: str, check: Callable[[ChannelMeta], None]) -> None:
         self._state: ChannelState
         with manager.locked(channel, write=False):
-            room = manager.get_readable_channel(channel)
-            check(room.meta)
-            if room.meta.config.type == "fifo":
+            state = manager.get_readable_channel(channel)
+            check(state.meta)
+            if state.meta.config.type == "fifo":
                 raise WrongType(channel, type="fifo", wanted="pubsub")
-            if not room.meta.config.persist:
+            if not state.meta.config.persist:
                 raise NotPersistent(channel)
-            self.log: MessageLog | None = _open_log_if_any(manager, room)
-            self.delivered_seq, self._state = room.delivered_seq, room
-            room.readers += 1
+            self.log: MessageLog | None = _open_log_if_any(manager, state)
+            self.delivered_seq, self._state = state.delivered_seq, state
+            state.readers += 1
 
     def __enter__(self) -> _PinnedLog:
         return self
@@ -146,7 +145,7 @@ def _open_log_if_any(manager: ChannelManager, state: ChannelState) -> MessageLog
         return state.message_log()
     except NotFound:
         if manager.read_only:
-            return None  # nothing was ever published, and a reader makes no log
+            return None  # nothing was published yet, and a read-only manager creates no log
         raise
 
 
@@ -155,20 +154,20 @@ def _read_check(user: str | Operator) -> Callable[[ChannelMeta], None]:
 
 
 def bounds(manager: ChannelManager, channel: str, user: str | Operator) -> tuple[int, int]:
-    """The first and the last seq that the history holds; the last is one less than the first where it holds none."""
+    """Return the first and the last seq of the history; if it is empty, the last is one less than the first."""
     with _PinnedLog(manager, rules.check_channel(channel), _read_check(user)) as reading:
         return (1, 0) if reading.log is None else (reading.log.first_seq, reading.delivered_seq)
 
 
 def holes(manager: ChannelManager, channel: str, user: str | Operator) -> list[tuple[int, int]]:
-    """The seqs that power cuts took from a channel before their sync, first and last of each range. Publish or push
-    these messages again where they are still wanted."""
+    """Return the ranges of seqs that power cuts lost before their sync, first and last of each. The program can publish
+    or push these messages again."""
     with manager.locked(rules.check_channel(channel), write=False):
-        room = manager.get_readable_channel(channel)
-        _read_check(user)(room.meta)
-        if not room.meta.config.persist:
+        state = manager.get_readable_channel(channel)
+        _read_check(user)(state.meta)
+        if not state.meta.config.persist:
             return []
-        log = _open_log_if_any(manager, room)
+        log = _open_log_if_any(manager, state)
         return [] if log is None else log.holes
 
 
@@ -185,44 +184,44 @@ def history(
     limit: int | None = None,
     skip_damage: bool = False,
 ) -> HistoryPage:
-    """Messages that were delivered, oldest first: from seq `first`, the `newest` n, or from a time on; up to seq `last`
-    or a time. A start before the oldest that is kept is moved there. At most `history_max`, or `limit`, of them."""
+    """Return delivered messages, oldest first: from seq `first`, the `newest` n, or from a time; up to seq `last` or a
+    time. A start before the oldest kept message is moved there. At most `history_max`, or `limit`, messages."""
     _check_range(first, last, newest, since_ms, until_ms, limit)
-    ceiling = manager.limits.history_max
-    count = min(limit or ceiling, newest or ceiling, ceiling)
-    with _PinnedLog(manager, rules.check_channel(channel), _read_check(user)) as reading:
-        log, shown = reading.log, reading.delivered_seq
+    page_max = manager.limits.history_max
+    count = min(limit or page_max, newest or page_max, page_max)
+    with _PinnedLog(manager, rules.check_channel(channel), _read_check(user)) as pinned:
+        log, delivered_seq = pinned.log, pinned.delivered_seq
         if log is None:
             return HistoryPage([], 1, 1, 0)
-        begin = log.first_seq
+        start = log.first_seq
         if newest is not None:
-            begin = log.newest_start(shown + 1, count)
+            start = log.newest_start(delivered_seq + 1, count)
         elif since_ms is not None:
-            begin = _seek_time(log, since_ms)
+            start = _seek_time(log, since_ms)
         elif first is not None:
-            begin = first
-        stop = shown if last is None else min(last, shown)
-        found: list[Message] | None = None
-        while found is None:
+            start = first
+        end = delivered_seq if last is None else min(last, delivered_seq)
+        messages: list[Message] | None = None
+        while messages is None:
             oldest = log.first_seq
-            begin = max(begin, oldest)
-            if begin > stop:
-                return HistoryPage([], begin, oldest, shown)
+            start = max(start, oldest)
+            if start > end:
+                return HistoryPage([], start, oldest, delivered_seq)
             try:
-                some = min(count, stop - begin + 1)
-                found = log.read(begin, limit=some, bytes_max=HISTORY_BYTES_MAX, skip_damage=skip_damage)
-            except OutOfRange as gone:
-                # Retention dropped where it was to begin: a start before the oldest that is kept is moved there.
-                if gone.lowest <= begin:
+                wanted = min(count, end - start + 1)
+                messages = log.read(start, limit=wanted, bytes_max=HISTORY_BYTES_MAX, skip_damage=skip_damage)
+            except OutOfRange as error:
+                # Retention dropped the start meanwhile: it is moved to the oldest kept message.
+                if error.lowest <= start:
                     raise
-                begin = gone.lowest
+                start = error.lowest
         oldest = log.first_seq
-    kept = [message for message in found if message.seq <= stop and (until_ms is None or message.ts_ms <= until_ms)]
-    return HistoryPage(kept, (found[-1].seq if found else stop) + 1, oldest, shown)
+    kept = [message for message in messages if message.seq <= end and (until_ms is None or message.ts_ms <= until_ms)]
+    return HistoryPage(kept, (messages[-1].seq if messages else end) + 1, oldest, delivered_seq)
 
 
 def _seek_time(log: MessageLog, since_ms: int) -> int:
-    """The first seq that is not older, of what is kept when it is found."""
+    """Return the first seq that is not older; retried while retention drops segments."""
     while True:
         lowest = log.first_seq
         try:
@@ -235,63 +234,64 @@ def _seek_time(log: MessageLog, since_ms: int) -> int:
 def _check_range(
     first: object, last: object, newest: object, since_ms: object, until_ms: object, limit: object
 ) -> None:
-    told = {"first": first, "last": last, "newest": newest, "limit": limit, "since_ms": since_ms, "until_ms": until_ms}
-    for name, value in told.items():
-        least = 0 if name.endswith("_ms") else 1
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise BadInput(f"{name} is {value!r}, it must be a number from {least} on; nothing was read")
+    given = {"first": first, "last": last, "newest": newest, "limit": limit, "since_ms": since_ms, "until_ms": until_ms}
+    for name, value in given.items():
+        minimum = 0 if name.endswith("_ms") else 1
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < minimum):
+            raise BadInput(f"{name} is {value!r}, it must be an integer of at least {minimum}; nothing was read")
     if sum(value is not None for value in (first, newest, since_ms)) > 1:
-        raise BadInput("a history begins at a seq, at a time, or with the newest: name one of them; nothing was read")
+        raise BadInput("first, newest and since_ms exclude each other; nothing was read, pass one of them")
 
 
 # ── fifo ──────────────────────────────────────────────────────────────────────────────────────────
 
 
 def push(manager: ChannelManager, channel: str, user: str, payload: bytes) -> Message:
-    """Put one message at the end of a fifo channel; only its owner may."""
+    """Append one message to a fifo channel; only its owner may."""
     _check_payloads([payload])
     with manager.metrics.counted("fifo_pushes"), manager.locked(rules.check_channel(channel)):
-        room = _fifo_channel(manager, channel)
-        rules.check_member(room.meta, user)
-        rules.check_owner(room.meta, user, "push")
-        rules.check_payload(room.meta, len(payload))
-        sync = room.meta.config.message_flush_interval == 0
-        made = manager.fifo_queue(room).push(payload, user, sync=sync)
-        if not sync and room.dirty_since_ms is None:
-            room.dirty_since_ms = manager.clock.monotonic_ms()
-        return made
+        state = _fifo_channel(manager, channel)
+        rules.check_member(state.meta, user)
+        rules.check_owner(state.meta, user, "push")
+        rules.check_payload(state.meta, len(payload))
+        sync = state.meta.config.message_flush_interval == 0
+        message = manager.fifo_queue(state).push(payload, user, sync=sync)
+        if not sync and state.dirty_since_ms is None:
+            state.dirty_since_ms = manager.clock.monotonic_ms()
+        return message
 
 
 def pop(manager: ChannelManager, channel: str, user: str) -> Message:
-    """Take the oldest message of a fifo channel: it is nobody else's, and a crash never gives it again."""
+    """Remove and return the oldest message of a fifo channel. No other pop returns it, also after a crash."""
     with manager.metrics.counted("fifo_pops"), manager.locked(rules.check_channel(channel)):
-        room = _fifo_channel(manager, channel)
-        rules.check_may_read(room.meta, user)
-        queue = manager.fifo_queue(room)
-        found = queue.pop()
-        room.run_maintenance(queue.trim)
-        return found
+        state = _fifo_channel(manager, channel)
+        rules.check_may_read(state.meta, user)
+        queue = manager.fifo_queue(state)
+        message = queue.pop()
+        state.run_maintenance(queue.trim)
+        return message
 
 
 def length(manager: ChannelManager, channel: str, user: str | Operator) -> int:
-    """How many messages of a fifo channel wait; for its owner."""
+    """Return the number of waiting messages of a fifo channel; only its owner may."""
     with manager.locked(rules.check_channel(channel)):
-        room = _fifo_channel(manager, channel)
+        state = _fifo_channel(manager, channel)
         if not isinstance(user, Operator):
-            rules.check_owner(room.meta, user, "count what waits")
-        return manager.fifo_queue(room).length()
+            rules.check_owner(state.meta, user, "count its messages")
+        return manager.fifo_queue(state).length()
 
 
 def clear(manager: ChannelManager, channel: str, user: str | Operator) -> int:
-    """Pass over all that waits in a fifo channel, and mend a lost cursor; for its owner. Return how many that were."""
+    """Drop every waiting message of a fifo channel, repair a lost cursor, and return their number; only its owner
+    may."""
     with manager.metrics.counted("fifo_clears"), manager.locked(rules.check_channel(channel)):
-        room = _fifo_channel(manager, channel)
+        state = _fifo_channel(manager, channel)
         if not isinstance(user, Operator):
-            rules.check_owner(room.meta, user, "clear it")
-        return manager.fifo_queue(room).clear()
+            rules.check_owner(state.meta, user, "clear it")
+        return manager.fifo_queue(state).clear()
 
 
 def _fifo_channel(manager: ChannelManager, channel: str) -> ChannelState:
-    room = manager.get_channel(channel)
-    rules.check_type(room.meta, "fifo")
-    return room
+    state = manager.get_channel(channel)
+    rules.check_type(state.meta, "fifo")
+    return state

@@ -1,4 +1,4 @@
-"""What channels have done, as plain numbers. Whoever exports them adds prefix and form; nothing here is read back.
+"""Counters and histograms of channels. The exporter adds prefix and format; no decision depends on them.
 
     channels_active                            gauge
     channel_joins{result}, channel_leaves, channels_deleted
@@ -33,7 +33,7 @@ SUCCESS: Final = "success"
 
 
 class DurationHistogram:
-    """How long something took: how often at most each of the bounds, how often at all, and all of it together."""
+    """Durations: the count in each bucket, the total count and the sum."""
 
     __slots__ = ("buckets", "count", "sum_s")
 
@@ -59,19 +59,19 @@ class ChannelMetrics:
             self.counts[name, result] += by
 
     def add_all(self, *more: tuple[str, str, int]) -> None:
-        """Several at once: name, result, by how much."""
+        """Add to several counters at once: name, result, increment."""
         with self._lock:
             for name, result, by in more:
                 self.counts[name, result] += by
 
     def get(self, name: str, result: str = "") -> int:
-        """One number."""
+        """Return the value of one counter."""
         return self.counts[name, result]
 
     @contextmanager
     def timed(self, duration: str, counter: str | None = None) -> Iterator[None]:
-        """Time a block; with `counter`, count what came of it as well."""
-        began_us, result = self._clock.monotonic_us(), SUCCESS
+        """Measure the duration of a block; with `counter`, count its result as well."""
+        start_us, result = self._clock.monotonic_us(), SUCCESS
         try:
             yield
         except Error as error:
@@ -81,15 +81,15 @@ class ChannelMetrics:
             result = "os_error"
             raise
         finally:
-            spent_s = (self._clock.monotonic_us() - began_us) / 1e6
+            elapsed_s = (self._clock.monotonic_us() - start_us) / 1e6
             with self._lock:
-                self.durations.setdefault(duration, DurationHistogram()).add(spent_s)
+                self.durations.setdefault(duration, DurationHistogram()).add(elapsed_s)
                 if counter is not None:
                     self.counts[counter, result] += 1
 
     @contextmanager
     def counted(self, counter: str) -> Iterator[None]:
-        """Count what comes of a block."""
+        """Count the result of a block."""
         try:
             yield
         except Error as error:

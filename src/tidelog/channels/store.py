@@ -1,27 +1,17 @@
-"""[shell] Where channels lie on disk: one directory each, and in it one file that says what the channel is.
+"""Channels on disk: one directory each, its metadata file, and the check of all of them.
 
     <data>/channels/<sha256 of the name, in lowercase hex>/
-        metadata.bin            what it is; replaced as a whole
-        <base>.log  <base>.idx  its messages (`channels/message_log.py`)
-        cursor.bin              fifo: how far it was read (`channels/channel_state.py`)
-        deleted                 it is no more, whatever else still lies here
+        metadata.bin            owner, members, lists, settings; replaced as a whole
+        <base>.log  <base>.idx  messages (`channels/message_log.py`)
+        cursor.bin              fifo: the next seq to pop (`channels/channel_state.py`)
+        deleted                 marker: the channel is deleted, whatever other files remain
 
-When `save` returns, the new metadata survives a power cut, that of a new channel with its directory.
-When it raises, the old is in place again; where even that failed the name is in `unsettled`, a crash
-shows the whole old or the whole new, and the next save, or `settle`, decides it.
+When `save` returns, the new metadata survives a power cut, with its directory if the channel is new. When it raises,
+the old metadata is in place again. If even that failed, the name is in `undecided`: a crash leaves the old or the new
+metadata as a whole, and the next save or `reconcile` decides.
 
-`delete` writes the marker first. From then on the channel is gone: messages are removed before the
-metadata, the metadata before the marker, each durably before the next, so a crash anywhere in between
-leaves something that the sweep of the next start removes and nobody takes for a channel.
-
-[shell] Everything that lies under channels/, held against everything that vouches for it. Changes nothing.
-
-    metadata.bin         its own checksum, the layout, and that it lies where its name says
-    <base>.log .idx      every message against its checksum, the index against the messages
-    cursor.bin           of a fifo channel: its checksum, and that it lies inside what the log holds
-    deleted, no metadata a note: the next start removes it
-
-A writer may go on: what looks damaged is looked at again, and what was removed since is not held against it.
+`delete` writes the marker first; from then on the channel does not exist. Messages are removed before the metadata,
+the metadata before the marker, each durably before the next: after a crash in between the next start removes the rest.
 """
 
 from __future__ import annotations
@@ -68,17 +58,19 @@ _log = logging.getLogger("tidelog.channels")
 
 
 class ChannelListing(NamedTuple):
-    """What a look at the directory found."""
+    """The directories under channels/."""
 
     live: list[str]
     swept: list[str]
-    not_removed: list[str]  # stale, and not all of it could be removed
+    not_removed: list[str]  # stale directories that could not be removed completely
 
 
 class ChannelStore:
+    """The metadata of all channels on disk."""
+
     def __init__(self, disk: Disk, data: str, metrics: ChannelMetrics) -> None:
         self.disk, self.root, self._metrics = disk, join(data, CHANNELS_DIR), metrics
-        self.undecided: dict[str, str] = {}  # directory → the channel whose change is undecided there
+        self.undecided: dict[str, str] = {}  # directory → its channel, after a change that may or may not be on disk
 
     def directory(self, name: str) -> str:
         return join(self.root, name)
@@ -88,8 +80,8 @@ class ChannelStore:
     def save(
         self, meta: ChannelMeta, saved: ChannelMeta | None, *, before_commit: Callable[[], None] | None = None
     ) -> str:
-        """Make this the channel's metadata; `before` is what is saved now, None for a new channel. `ready` is called
-        in between: what it puts into the directory is there when the metadata is. Return the directory's name."""
+        """Save the metadata of a channel and return the name of its directory. `saved` is the current metadata on disk,
+        None for a new channel. `before_commit` runs before the metadata is replaced, to write files it implies."""
         name = directory_name(meta.handler)
         with self._metrics.timed("store_save_duration", "store_saves"):
             content, prepared = layout.encode(meta), saved is not None
@@ -101,7 +93,7 @@ class ChannelStore:
                     self._run_before_commit(name, meta.handler, saved, before_commit)
                 replace_file(self.disk, join(self.directory(name), METADATA_FILE), content)
             except OSError as error:
-                if prepared:  # else it is not ours to clear away
+                if prepared:  # otherwise the directory may belong to an unreadable channel
                     self.reconcile(name, meta.handler, saved)
                 raise self._write_error(error, f"saving {meta.handler}") from error
             self.undecided.pop(name, None)
@@ -112,8 +104,8 @@ class ChannelStore:
         if self.disk.stat(directory) is not None:
             if self._is_live_directory(directory):
                 raise Damaged(
-                    f"{directory} holds a channel that could not be read; nothing was changed, look at it first, or "
-                    "delete it"
+                    f"{directory} holds a channel that could not be read; nothing was changed, repair or delete it "
+                    "first"
                 )
             self._erase(directory)
         self.disk.make_dir(directory)
@@ -129,8 +121,8 @@ class ChannelStore:
             raise
 
     def reconcile(self, name: str, handler: str, meta: ChannelMeta | None) -> bool:
-        """After a failed change: bring the disk back to what is true, None for no channel; say whether it is. The
-        caller holds the lock of the channel's shard, and what it says is true while it does."""
+        """After a failed change, make the disk match `meta`, None for no channel; return whether that succeeded. The
+        caller holds the lock of the channel's shard, so `meta` stays current."""
         directory = self.directory(name)
         try:
             if meta is None:
@@ -153,44 +145,44 @@ class ChannelStore:
     # ── load ──────────────────────────────────────────────────────────────────────────────────
 
     def load(self, name: str) -> ChannelMeta:
-        """The channel in a directory; Corrupt, NewerFormat or Damaged where it cannot be had."""
+        """Return the channel in a directory; raise Corrupt, NewerFormat or Damaged if it cannot be read."""
         path = join(self.directory(name), METADATA_FILE)
         with self._metrics.timed("store_load_duration", "store_loads"):
             try:
                 stat = self.disk.stat(path)
                 if stat is not None and stat.size > layout.METADATA_BYTES_MAX:
-                    raise layout.oversized_error(path, stat.size)  # before it is read
+                    raise layout.oversized_error(path, stat.size)
                 content = read_file(self.disk, path)
             except OSError as error:
                 raise Damaged(
-                    f"{path} cannot be read: {error}; nothing was changed, mend the disk and retry"
+                    f"{path} cannot be read: {error}; nothing was changed, repair the disk and retry"
                 ) from error
             if content is None:
-                raise Damaged(f"{path} is gone; nothing was changed, restore it or delete the channel")
+                raise Damaged(f"{path} is missing; nothing was changed, restore it or delete the channel")
             meta = layout.decode(content, path)
             if directory_name(meta.handler) != name:
-                raise Corrupt(path, pos=0, reason=f"it is about {meta.handler}, which lies elsewhere")
+                raise Corrupt(path, pos=0, reason=f"it describes {meta.handler}, which has another directory")
             return meta
 
     def list_channels(self, *, sweep: bool) -> ChannelListing:
-        """Every channel there is. What is no channel any more is removed, if asked for; directories whose names are
-        not ours are never touched."""
-        found = ChannelListing([], [], [])
+        """List every channel; with `sweep`, remove the remains of deleted ones. Directories with other names are never
+        touched."""
+        listing = ChannelListing([], [], [])
         if self.disk.stat(self.root) is None:
-            return found
+            return listing
         for name in self.disk.list_dir(self.root):
             directory = self.directory(name)
             if not self.is_channel_directory(name):
                 continue
             if self._is_live_directory(directory):
-                found.live.append(name)
+                listing.live.append(name)
             elif sweep:
-                _log.warning("removing what is left of a channel in %s", directory)
-                (found.swept if self._try_erase(directory) else found.not_removed).append(name)
-        return found
+                _log.warning("removing the remains of a deleted channel in %s", directory)
+                (listing.swept if self._try_erase(directory) else listing.not_removed).append(name)
+        return listing
 
     def is_channel_directory(self, name: str) -> bool:
-        """Whether a name under the root is that of a channel's directory, dead or alive."""
+        """Whether a name under the root is the directory of a channel, live or deleted."""
         stat = self.disk.stat(self.directory(name)) if _CHANNEL_DIR_PATTERN.fullmatch(name) else None
         return stat is not None and stat.is_dir
 
@@ -203,19 +195,19 @@ class ChannelStore:
 
     def _try_erase(self, directory: str) -> bool:
         try:
-            whole = self._erase(directory)
+            complete = self._erase(directory)
         except OSError as error:
             _log.warning("%s could not be removed: %s", directory, error)
             self._metrics.add("store_sweeps", "os_error")
             return False
-        self._metrics.add("store_sweeps", SUCCESS if whole else "foreign_files")
-        return whole
+        self._metrics.add("store_sweeps", SUCCESS if complete else "foreign_files")
+        return complete
 
     # ── delete ────────────────────────────────────────────────────────────────────────────────
 
     def delete(self, name: str, meta: ChannelMeta | None) -> None:
-        """Remove a channel; one that is not there is fine. When it raises, the channel is as before. `meta`: what is
-        saved, to go back to; None where it could not be read."""
+        """Delete a channel; a missing one is no error. When this raises, the channel is as before. `meta`: the saved
+        metadata, to restore it after a failure; None if it could not be read."""
         directory = self.directory(name)
         if self.disk.stat(directory) is None:
             self._metrics.add("store_deletes", SUCCESS)
@@ -232,16 +224,16 @@ class ChannelStore:
             raise self._write_error(error, "deleting a channel") from error
         self.undecided.pop(name, None)
         self._metrics.add("store_deletes", SUCCESS)
-        self._try_erase(directory)  # what it leaves, the next start removes
+        self._try_erase(directory)  # the next start removes the rest
 
     def _erase(self, directory: str) -> bool:
-        """Remove all that is ours in a directory, messages first, the marker last; False where something is left."""
+        """Remove Tidelog's files in a directory, messages first, the marker last; return False if files remain."""
         disk = self.disk
-        there = disk.list_dir(directory)
-        messages = [name for name in there if _MESSAGE_FILE_PATTERN.fullmatch(name)]
-        rest = [name for name in there if name in _OTHER_FILES]
+        names = disk.list_dir(directory)
+        messages = [name for name in names if _MESSAGE_FILE_PATTERN.fullmatch(name)]
+        rest = [name for name in names if name in _OTHER_FILES]
         for group in (messages, rest, [DELETED_MARKER_FILE]):
-            if group == rest and QUARANTINE_DIR in there:
+            if group == rest and QUARANTINE_DIR in names:
                 self._remove_quarantine(join(directory, QUARANTINE_DIR))
             for name in group:
                 remove_if_exists(disk, join(directory, name))
@@ -258,22 +250,22 @@ class ChannelStore:
             with suppress(IsADirectoryError):
                 remove_if_exists(self.disk, join(directory, name))
         self.disk.sync_dir(directory)
-        with suppress(OSError):  # something of somebody else's lies in it
+        with suppress(OSError):  # it may hold foreign files
             self.disk.remove_dir(directory)
 
     def _write_error(self, error: OSError, action: str) -> Error:
         if error.errno in DISK_FULL_ERRNOS:
             return DiskFull(
-                f"{self.root}: no room on the device while {action}; nothing was changed, free space and retry"
+                f"{self.root}: no space on the device while {action}; nothing was changed, free space and retry"
             )
-        return WriteFailed(f"{self.root}: {action} failed ({error}); nothing was changed, mend the disk and retry")
+        return WriteFailed(f"{self.root}: {action} failed ({error}); nothing was changed, repair the disk and retry")
 
 
 _ATTEMPTS_MAX: Final = 3
 
 
 class ChannelCheckResult(NamedTuple):
-    """What was found in some channels, and how much of them there is."""
+    """The findings in some channels, and the amount of data checked."""
 
     findings: tuple[Finding, ...]
     channels: int
@@ -282,14 +274,24 @@ class ChannelCheckResult(NamedTuple):
 
 
 class ChannelCheck:
-    """Iterate for the findings; how much was looked at is known after the loop. `only`: in these channels."""
+    """Verify every file under channels/ without changing anything. Iterate for the findings; the counts are complete
+    after the loop. `only`: in these channels.
+
+        metadata.bin         its checksum and layout, and that its name matches its directory
+        <base>.log .idx      every message against its checksum, the index against the messages
+        cursor.bin           of a fifo channel: its checksum, and that it is within the bounds of the log
+        deleted, no metadata a note: the next start removes it
+
+    A writer may run meanwhile: damage counts only if a second look finds the same, and a channel that was deleted
+    meanwhile has no findings.
+    """
 
     def __init__(self, root: str, *, disk: Disk | None = None, only: Collection[str] | None = None) -> None:
         self._only = only
         self._disk = disk or PosixDisk()
         self._store = ChannelStore(self._disk, root.rstrip("/") or "/", ChannelMetrics(SystemClock()))
         self.channels = self.messages = self.bytes = 0
-        self._last_counts = (0, 0)  # messages and bytes of the last look at one channel
+        self._last_counts = (0, 0)  # messages and bytes of the channel checked last
 
     def __iter__(self) -> Iterator[Finding]:
         live = self.live_directories()
@@ -301,32 +303,32 @@ class ChannelCheck:
             self.messages, self.bytes = self.messages + self._last_counts[0], self.bytes + self._last_counts[1]
 
     def live_directories(self) -> list[str]:
-        """The names of the directories that hold channels."""
+        """Return the names of the directories of channels."""
         return list(self._store.list_channels(sweep=False).live)
 
     def find_leftovers(self, live: Collection[str]) -> Iterator[Finding]:
         for name in self._list_directories():
             if name not in live:
                 yield Finding(
-                    "leftover", _relative_path(name), None, "of a channel that ended, or was never made", False
+                    "leftover", _relative_path(name), None, "of a channel that was deleted or never created", False
                 )
 
     def _list_directories(self) -> list[str]:
-        """Directories that could be channels'."""
+        """Return the names of all directories of channels, live or deleted."""
         if self._disk.stat(self._store.root) is None:
             return []
         return [name for name in self._disk.list_dir(self._store.root) if self._store.is_channel_directory(name)]
 
     def _check_until_stable(self, name: str) -> list[Finding]:
-        """What is found twice alike, or is no damage."""
+        """Return the findings of a channel; damage must be found twice alike."""
         before: list[Finding] | None = None
         for _ in range(_ATTEMPTS_MAX):
-            found = list(self._check_channel(name))
-            if found == before or not any(finding.damage for finding in found):
-                return found
+            findings = list(self._check_channel(name))
+            if findings == before or not any(finding.damage for finding in findings):
+                return findings
             if not self._store.is_live(name):
-                return []  # it ended meanwhile
-            before = found
+                return []  # it was deleted meanwhile
+            before = findings
         return before or []
 
     def _check_channel(self, name: str) -> Iterator[Finding]:
@@ -334,44 +336,44 @@ class ChannelCheck:
         try:
             meta = self._store.load(name)
         except Error as error:
-            pos, said = (error.pos, error.reason) if isinstance(error, Corrupt) else (None, str(error))
-            yield Finding("channel", _relative_path(name, METADATA_FILE), pos, said)
+            pos, reason = (error.pos, error.reason) if isinstance(error, Corrupt) else (None, str(error))
+            yield Finding("channel", _relative_path(name, METADATA_FILE), pos, reason)
             return
         bounds = (1, 1)
         directory = self._store.directory(name)
         if any(file.endswith((".log", log_manifest.NAME)) for file in self._disk.list_dir(directory)):
             try:
-                verdict = verify(directory, "narwhal", disk=self._disk)
+                result = verify(directory, "narwhal", disk=self._disk)
             except Error as error:
                 yield Finding("messages", _relative_path(name), None, str(error), topic=meta.handler)
                 return
-            self._last_counts = (verdict.records, verdict.bytes)
-            bounds = (verdict.first, verdict.stop)
-            for file, fault in verdict.damage:
+            self._last_counts = (result.records, result.bytes)
+            bounds = (result.first, result.stop)
+            for file, fault in result.damage:
                 lost = range(fault.seq, max(fault.resume, fault.seq))
                 yield Finding("messages", _relative_path(name, file), fault.pos, fault.reason, True, meta.handler, lost)
-            for note in verdict.notes:
+            for note in result.notes:
                 yield Finding("messages", _relative_path(name), None, note, False, meta.handler)
         if meta.config.type == "fifo":
             yield from self._check_cursor(name, meta, *bounds)
 
     def _check_cursor(self, name: str, meta: ChannelMeta, first: int, stop: int) -> Iterator[Finding]:
         content = read_file(self._disk, join(self._store.directory(name), CURSOR_FILE))
-        found = None if content is None else decode_cursor(content)
+        cursor = None if content is None else decode_cursor(content)
         if content is None:
-            said = "it is missing"
-        elif found is None:
-            said = "it is damaged"
-        elif not first <= found <= stop:
-            said = f"it says {found}, and the log holds [{first}, {stop})"
+            problem = "it is missing"
+        elif cursor is None:
+            problem = "it is damaged"
+        elif not first <= cursor <= stop:
+            problem = f"its cursor is {cursor}, but the log holds [{first}, {stop})"
         else:
             return
-        said += "; its owner clears the channel, or restore it"
-        yield Finding("cursor", _relative_path(name, CURSOR_FILE), None, said, topic=meta.handler)
+        problem += "; restore it, or its owner can clear the channel"
+        yield Finding("cursor", _relative_path(name, CURSOR_FILE), None, problem, topic=meta.handler)
 
 
 def check_channels(root: str, names: Collection[str]) -> ChannelCheckResult:
-    """Examine these channels, for who shares the work out. What ended since it was listed is not held against it."""
+    """Check these channels. One that was deleted since it was listed has no findings."""
     check = ChannelCheck(root, only=names)
     findings = tuple(check)
     return ChannelCheckResult(findings, check.channels, check.messages, check.bytes)

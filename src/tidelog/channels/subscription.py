@@ -1,24 +1,24 @@
-"""[shell] Subscribers: a bounded queue each, filled by whoever publishes, emptied by whoever owns it.
+"""Subscriptions: a bounded event queue, filled by publishers and drained by one subscriber.
 
-The seam for an event loop. A subscription never calls into a transport and never waits for one:
+A subscription is the interface to an event loop. It never calls a transport and never waits for one:
 
-    publisher                                   the loop
-    put(events): queue, then `wake()`           take(): all that waits, in order, without blocking
-    at most once per nap, and at the end        an empty answer means: asleep, `wake` will be called
+    publisher                                   event loop
+    enqueue(events), then `wake()` if the       take(): all queued events in order, without blocking
+    subscriber is idle                          an empty list means idle: `wake` will be called
 
-`wake` runs in the publisher's thread under the lock of the channel's shard. It must be short, must not
-call back into channels, and usually is `partial(loop.call_soon_threadsafe, ready)`. One that raises
-is cut off. A program without a loop calls `wait`.
+`wake` runs in the publisher's thread with the lock of the channel's shard. It must be short, must not call channels,
+and usually is `partial(loop.call_soon_threadsafe, callback)`. If it raises, the subscription ends. A program without
+an event loop calls `wait`.
 
-A queue that is full is cut off: the subscriber finds what it had, then one `Cut` event, then the end.
-Nobody else notices. What it missed is in the history, from the last seq it saw.
+A subscription whose queue is full ends: the subscriber still gets the queued events, then one `SubscriptionEnded`.
+Other subscribers are unaffected. The missed messages are in the history, after the last seq it saw.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from threading import Event as Bell
+from threading import Event as Event
 from typing import Literal, NamedTuple, TypeAlias
 
 from tidelog.channels.message_log import Message
@@ -28,7 +28,7 @@ EndReason: TypeAlias = Literal["slow", "left", "deleted", "broken", "closed"]
 
 
 class Presence(NamedTuple):
-    """Something happened to the channel itself."""
+    """A change of the channel itself."""
 
     kind: PresenceKind
     channel: str
@@ -38,18 +38,18 @@ class Presence(NamedTuple):
 
 
 class SubscriptionEnded(NamedTuple):
-    """The last event of a subscription, and why it is the last."""
+    """The last event of a subscription, with the reason."""
 
     channel: str
     reason: EndReason
-    last_seq: int  # the newest message that was delivered before it; 0: none
+    last_seq: int  # the newest message delivered before it; 0: none
 
 
 ChannelEvent: TypeAlias = Message | Presence | SubscriptionEnded
 
 
 class Subscription:
-    """One connection's view of one channel. `take`, `wait` and `close` belong to its owner."""
+    """The events of one channel for one subscriber, which calls `take`, `wait` and `close`."""
 
     __slots__ = (
         "_event",
@@ -78,18 +78,18 @@ class Subscription:
         on_close: Callable[[Subscription], None],
     ) -> None:
         self.channel, self.user, self.source = channel, user, source
-        self.can_read = can_read  # what the read list says of the user; kept up by the channel
+        self.can_read = can_read  # whether the read list allows the user; updated by the channel
         self.closed = False
         self.last_seq = 0
         self._queue: deque[ChannelEvent] = deque()
         self._queue_max, self._wake, self._on_close = queue_max, wake, on_close
         self._needs_wake = True
-        self._event: Bell | None = None
+        self._event: Event | None = None
 
-    # For the channel, under its lock.
+    # ── called by the channel with its lock ───────────────────────────────────────────────────
 
     def enqueue(self, events: Sequence[ChannelEvent]) -> EndReason | None:
-        """Queue events; why it must be cut off, where there is no room for all of them or nobody to wake."""
+        """Queue events; return why the subscription must end if the queue is full or `wake` raises."""
         queue = self._queue
         if len(queue) + len(events) > self._queue_max:
             return "slow"
@@ -97,15 +97,16 @@ class Subscription:
         return None if self._wake_owner() else "broken"
 
     def end(self, reason: EndReason) -> None:
-        """Queue the last event. There is always room for that one."""
+        """Queue the last event, also if the queue is full."""
         if not self.closed:
             self.closed = True
             self._queue.append(SubscriptionEnded(self.channel, reason, self.last_seq))
-            self._needs_wake = True  # whoever is awake and takes nothing is told of the end all the same
+            self._needs_wake = True  # also wake a subscriber that was woken and has not called `take`
             self._wake_owner()
 
     def _wake_owner(self) -> bool:
-        # Queued before looked at; `take` says asleep before it looks again: one of the two sees the other.
+        # The event is queued before the flag is read; `take` sets the flag before it looks at the queue again. So
+        # either this thread sees the flag or `take` sees the event.
         if not self._needs_wake:
             return True
         self._needs_wake = False
@@ -115,50 +116,50 @@ class Subscription:
             try:
                 self._wake()
             except Exception:
-                return False  # a loop that is gone, or a bug of the transport's: its subscriber pays, nobody else
+                return False  # a closed event loop or a bug of the transport: only its own subscription ends
         return True
 
-    # For its owner.
+    # ── called by the subscriber ──────────────────────────────────────────────────────────────
 
     def take(self, limit: int | None = None) -> list[ChannelEvent]:
-        """What waits, oldest first, at most `limit`; empty where nothing does."""
-        found: list[ChannelEvent] = []
+        """Return queued events, oldest first, at most `limit`, without blocking."""
+        events: list[ChannelEvent] = []
         queue = self._queue
-        while limit is None or len(found) < limit:
+        while limit is None or len(events) < limit:
             try:
-                found.append(queue.popleft())
+                events.append(queue.popleft())
             except IndexError:
-                if found or self._needs_wake:
+                if events or self._needs_wake:
                     break
                 self._needs_wake = True
                 if not queue:
                     break
                 self._needs_wake = False
-        return found
+        return events
 
     def wait(self, timeout: float | None = None) -> list[ChannelEvent]:
-        """`take`, but wait for something first; empty after `timeout` seconds, and at once when it is over."""
-        bell = self._event = self._event or Bell()
+        """Wait for events and return them; return an empty list after `timeout` seconds, or at once after the end."""
+        event = self._event = self._event or Event()
         while True:
-            bell.clear()
-            found = self.take()
-            if found or self.closed:
-                return found
+            event.clear()
+            events = self.take()
+            if events or self.closed:
+                return events
             if self._queue:
                 continue
-            if not bell.wait(timeout):
+            if not event.wait(timeout):
                 return self.take()
 
     @property
     def pending(self) -> int:
-        """How many events were not taken yet."""
+        """The number of events that were not taken yet."""
         return len(self._queue)
 
     def close(self) -> None:
-        """Receive no more. Membership stays."""
+        """End the subscription. The membership stays."""
         self._on_close(self)
 
     def __iter__(self) -> Iterator[ChannelEvent]:
-        """Events as they come, until the subscription is over."""
-        while found := self.wait():
-            yield from found
+        """Yield events until the subscription ends."""
+        while events := self.wait():
+            yield from events

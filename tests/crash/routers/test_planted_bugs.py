@@ -152,8 +152,8 @@ def a_manifest_tells_of_fewer_copies_than_it_has(patch: Patch) -> None:
 
 
 def totals_begin_again(patch: Patch) -> None:
-    real = recovery._encode_router
-    patch.setattr(recovery, "_encode_router", lambda *args: structs.replace(real(*args), forwarded=0))
+    real = Router.to_row
+    patch.setattr(Router, "to_row", lambda *args: structs.replace(real(*args), forwarded=0))
 
 
 def expired_records_are_passed_on(patch: Patch) -> None:

@@ -15,6 +15,7 @@ from tidelog.engine.queues import ack, claim, dead_letter
 from tidelog.engine.queues.leases import LeaseTable, QueueSnapshot, TimerHeap
 from tidelog.engine.queues.queue_state import QueueCommit, QueueState
 from tidelog.engine.topic_index import TopicIndex
+from tidelog.formats import frame
 from tidelog.formats.control_frames import Lease, LeaseEvent
 
 Patch = pytest.MonkeyPatch
@@ -67,12 +68,12 @@ def a_delay_is_forgotten(patch: Patch) -> None:
 
 
 def an_ack_is_not_written(patch: Patch) -> None:
-    real = ack._commit_or_apply
+    real = ack._settle
 
-    def through(*args: Any, logged: bool) -> Any:
-        return real(*args, logged=logged and args[2].func is not ack._on_acked)
+    def settle(*args: Any, logged: bool) -> Any:
+        return real(*args, logged=logged and args[3].__name__ != "apply_ack")
 
-    patch.setattr(ack, "_commit_or_apply", through)
+    patch.setattr(ack, "_settle", settle)
 
 
 def an_ack_deletes_nothing(patch: Patch) -> None:
@@ -129,11 +130,20 @@ def _without_frames(patch: Patch, event: LeaseEvent) -> None:
     patch.setattr(ack, "_lease_frames", lambda at, said, *rest: [] if said is event else real(at, said, *rest))
 
 
+def _finish_function(args: tuple[Any, ...]) -> Any:
+    return getattr(args[2], "func", args[2])
+
+
+def _is_ack(frames: list[bytes]) -> bool:
+    found = frame.read_frame(frames[0], 0, len(frames[0]))
+    return len(frames) == 1 and isinstance(found, frame.Frame) and found.kind == frame.DELETE
+
+
 def a_claim_is_told_before_it_is_synced(patch: Patch) -> None:
     real = QueueCommit.__init__
 
     def init(self: Any, *args: Any, durable: bool) -> None:
-        real(self, *args, durable=durable and args[2].func is not claim._on_grants_logged)
+        real(self, *args, durable=durable and _finish_function(args) is not claim._on_grants_logged)
 
     patch.setattr(QueueCommit, "__init__", init)
 
@@ -142,7 +152,7 @@ def an_ack_is_told_before_it_is_synced(patch: Patch) -> None:
     real = QueueCommit.__init__
 
     def init(self: Any, *args: Any, durable: bool) -> None:
-        real(self, *args, durable=durable and args[2].func is not ack._on_acked)
+        real(self, *args, durable=durable and not _is_ack(args[1]))
 
     patch.setattr(QueueCommit, "__init__", init)
 
@@ -158,7 +168,7 @@ def ids_are_reserved_without_a_sync(patch: Patch) -> None:
     real = QueueCommit.__init__
 
     def init(self: Any, *args: Any, durable: bool) -> None:
-        real(self, *args, durable=durable and "_on_ids_reserved" not in str(args[2].func))
+        real(self, *args, durable=durable and "_on_ids_reserved" not in str(_finish_function(args)))
 
     patch.setattr(QueueCommit, "__init__", init)
 

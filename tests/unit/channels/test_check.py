@@ -102,7 +102,7 @@ def test_a_cursor_that_contradicts_the_log_is_damage(data: Path) -> None:
         path.write_bytes(b"")
     for path in (*at(data, JOBS).glob("*.idx"), at(data, JOBS, ".tidelog.manifest")):
         path.unlink()
-    assert ["it says 2" in finding.reason for finding in found(data) if finding.kind == "cursor"] == [True]
+    assert ["its cursor is 2" in finding.reason for finding in found(data) if finding.kind == "cursor"] == [True]
 
 
 def test_leftovers_are_notes_and_foreign_directories_are_nobodys(data: Path) -> None:

@@ -1,11 +1,14 @@
-"""Queues: jobs of a topic, handed out under leases.
+"""Queues: jobs of a topic, claimed under leases.
 
-door.py            the door: Queue
-claims.py, settle.py, burial.py, redrive.py   one verb each, on …
-state.py           … the state of a queue beside its topic, under the topic's lock
-leases.py, alarms.py, cohort.py, projection.py   what is decided, without I/O
-reading.py, schedule.py, jobs.py, steps.py    records by their seqs, as columns; what happened, as texts
-gate.py, worker.py, history.py                waiting together; working; what happened
+queue         the API: Queue. Read this first
+claim         one claim round for several claimers, and the claim window
+ack           ack, nack, extend, release
+dead_letter   jobs delivered too often move to another topic; redrive moves them back
+queue_state   the state of one queue, guarded by the lock of its topic
+leases        the lease state machine, without I/O, and its durable form
+jobs          reading job records by seq; schedules in their meta; claim results
+history       the log of job events
+worker        runs a function for every job
 """
 
 from tidelog.engine.queues.claim import ClaimRequest, ClaimWindow, divide_jobs

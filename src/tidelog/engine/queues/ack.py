@@ -1,14 +1,13 @@
-"""[shell] Ack, nack, extend, release: what the holder of a lease can do with it.
+"""Ack, nack, extend and release: the operations of a lease holder.
 
-An ack is a delete of the job under the topic's class. The others are frames only where leases are durable; else they
-are done when the call returns. Where a step fails, every lease is as it was.
+An ack deletes the job with the durability of the topic. The others are logged only if leases are durable; otherwise
+they take effect when the call returns. If a step fails, every lease is as before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 from tidelog.engine import delete
@@ -26,6 +25,8 @@ T = TypeVar("T")
 
 
 class SelectedLeases(NamedTuple):
+    """The leases that a call named, and the seqs that its node does not hold."""
+
     leases: list[tuple[int, Lease]]
     skipped: list[int]
 
@@ -35,117 +36,118 @@ class SelectedLeases(NamedTuple):
 
 
 def submit_ack(state: QueueState, node: str, seqs: Sequence[int], lease_ids: Ids) -> CommitFuture[AckResult]:
-    core = state.topic
-    with core.lock:
+    topic = state.topic
+    with topic.lock:
         now_ms = _refresh(state)
-        chosen = _select_leases(state, node, seqs, lease_ids)
-        gone = control_frames.Delete(seqs=tuple(sorted(chosen.seqs)), bound_head=core.index.head + 1)
-        token = _commit_or_apply(
-            state,
-            chosen,
-            partial(_on_acked, state, chosen, gone, now_ms),
-            lambda: [
-                frame.encode(
-                    frame.DELETE, topic_id=core.id, ts_ms=core.next_timestamp_ms(), data=control_frames.encode(gone)
-                )
-            ],
-            logged=not core.is_ephemeral,
-        )
-    return _notify_if_done(state, token)
+        selected = _select_leases(state, node, seqs, lease_ids)
+        body = control_frames.Delete(seqs=tuple(sorted(selected.seqs)), bound_head=topic.index.head + 1)
 
+        def encode_delete() -> list[bytes]:
+            data = control_frames.encode(body)
+            return [frame.encode(frame.DELETE, topic_id=topic.id, ts_ms=topic.next_timestamp_ms(), data=data)]
 
-def _on_acked(
-    state: QueueState, chosen: SelectedLeases, gone: control_frames.Delete, now_ms: int, error: Error | None
-) -> AckResult:
-    if error is not None:
-        state.leases.on_settle_failed(chosen.seqs)
-    elif chosen.leases:
-        state.leases.on_acked(chosen.seqs)
-        state.history.add_lease_steps(now_ms, "acked", chosen.leases)
-        if not state.topic.is_dropped:
-            state.remove_known(lambda: delete.apply_delete(state.topic, gone))
-    return _ack_result(state, chosen)
+        def apply_ack() -> None:
+            state.leases.on_acked(selected.seqs)
+            state.history.add_lease_steps(now_ms, "acked", selected.leases)
+            if selected.leases and not topic.is_dropped:
+                state.remove_known(lambda: delete.apply_delete(topic, body))
+
+        future = _settle(state, selected, encode_delete, apply_ack, logged=not topic.is_ephemeral)
+    return _notify_if_done(state, future)
 
 
 def submit_nack(
     state: QueueState, node: str, seqs: Sequence[int], lease_ids: Ids, delay_ms: int
 ) -> CommitFuture[AckResult]:
-    core = state.topic
-    with core.lock:
+    with state.topic.lock:
         now_ms = _refresh(state)
-        ready_at = min(now_ms + delay_ms, TIME_MS_MAX) if delay_ms else None
-        chosen = _select_leases(state, node, seqs, lease_ids)
-        token = _commit_or_apply(
-            state,
-            chosen,
-            partial(_on_nacked, state, chosen, ready_at, now_ms),
-            lambda: _lease_frames(state, LeaseEvent.RELEASED, chosen, ready_at or 0),
-            logged=state.has_durable_leases,
-        )
-    return _notify_if_done(state, token)
+        ready_at_ms = min(now_ms + delay_ms, TIME_MS_MAX) if delay_ms else None
+        selected = _select_leases(state, node, seqs, lease_ids)
+
+        def apply_nack() -> None:
+            state.leases.on_released(selected.seqs, ready_at_ms)
+            state.history.add_lease_steps(now_ms, "nacked", selected.leases, ready_at_ms)
+
+        def encode_releases() -> list[bytes]:
+            return _lease_frames(state, LeaseEvent.RELEASED, selected, ready_at_ms or 0)
+
+        future = _settle(state, selected, encode_releases, apply_nack, logged=state.has_durable_leases)
+    return _notify_if_done(state, future)
 
 
-def _on_nacked(
-    state: QueueState, chosen: SelectedLeases, ready_at: int | None, now_ms: int, error: Error | None
-) -> AckResult:
-    if error is not None:
-        state.leases.on_settle_failed(chosen.seqs)
-    else:
-        state.leases.on_released(chosen.seqs, ready_at)
-        state.history.add_lease_steps(now_ms, "nacked", chosen.leases, ready_at)
-    return _ack_result(state, chosen)
+def _settle(
+    state: QueueState,
+    selected: SelectedLeases,
+    encode_frames: Callable[[], list[bytes]],
+    apply: Callable[[], None],
+    *,
+    logged: bool,
+) -> CommitFuture[AckResult]:
+    """End the selected leases. With the topic's lock held."""
+
+    def finish(error: Error | None) -> AckResult:
+        if error is None:
+            apply()
+        else:
+            state.leases.on_settle_failed(selected.seqs)
+        state.refresh(state.topic.context.now_ms())
+        ready, in_flight, _ = state.counts()
+        return AckResult(len(selected.leases), selected.skipped, ready, in_flight)
+
+    return _commit_or_apply(state, selected, finish, encode_frames, logged=logged)
+
+
+def _notify_if_done(state: QueueState, future: CommitFuture[AckResult]) -> CommitFuture[AckResult]:
+    """Wake listeners for a step that was not logged; called without the lock. `QueueCommit` does it for the others."""
+    if future.done:
+        state.notify_listeners()
+    return future
 
 
 def submit_extend(
     state: QueueState, node: str, seqs: Sequence[int], lease_ids: Ids, lease_ms: int
 ) -> CommitFuture[ExtendResult]:
-    core = state.topic
-    with core.lock:
+    with state.topic.lock:
         now_ms = _refresh(state)
         deadline_ms = now_ms + clamp_lease(lease_ms)
-        chosen, seen = SelectedLeases([], []), set[int]()
+        selected, seen = SelectedLeases([], []), set[int]()
         for seq, lease_id in zip(seqs, lease_ids or [None] * len(seqs), strict=True):
             lease = None if seq in seen else state.leases.extend(seq, node, lease_id, deadline_ms)
             if lease is None:
-                chosen.skipped.append(seq)
+                selected.skipped.append(seq)
             else:
                 seen.add(seq)
-                chosen.leases.append((seq, lease))
-        return _commit_or_apply(
-            state,
-            chosen,
-            partial(_on_extended, state, chosen, deadline_ms, now_ms),
-            lambda: _lease_frames(state, LeaseEvent.EXTENDED, chosen, deadline_ms),
-            logged=state.has_durable_leases,
-        )
+                selected.leases.append((seq, lease))
+
+        def finish(error: Error | None) -> ExtendResult:
+            if error is None:
+                state.history.add_lease_steps(now_ms, "extended", selected.leases, deadline_ms)
+            else:
+                for seq, before in selected.leases:
+                    state.leases.undo_extend(seq, before, deadline_ms)
+            return ExtendResult(len(selected.leases), selected.skipped, dict.fromkeys(selected.seqs, deadline_ms))
+
+        def encode_extensions() -> list[bytes]:
+            return _lease_frames(state, LeaseEvent.EXTENDED, selected, deadline_ms)
+
+        return _commit_or_apply(state, selected, finish, encode_extensions, logged=state.has_durable_leases)
 
 
-def _on_extended(
-    state: QueueState, chosen: SelectedLeases, deadline_ms: int, now_ms: int, error: Error | None
-) -> ExtendResult:
-    if error is not None:
-        for seq, before in chosen.leases:
-            state.leases.undo_extend(seq, before, deadline_ms)
-    else:
-        state.history.add_lease_steps(now_ms, "extended", chosen.leases, deadline_ms)
-    return ExtendResult(len(chosen.leases), chosen.skipped, dict.fromkeys(chosen.seqs, deadline_ms))
-
-
-def release_connection(state: QueueState, conn: object) -> int:
-    """End every lease of a connection, at once. Where leases are durable this is written, and nobody waits for it: if
-    that fails, a restart finds leases that end by themselves."""
-    core = state.topic
-    with core.lock:
-        gone = state.leases.release_connection(conn)
-        state.history.add_lease_steps(core.context.now_ms(), "released", gone)
-        if gone and state.has_durable_leases:
-            frames = _lease_frames(state, LeaseEvent.RELEASED, SelectedLeases(gone, []), 0)
+def release_connection(state: QueueState, connection: object) -> int:
+    """End every lease of a connection at once; return their number. Durable leases are logged without waiting: if that
+    fails, a restart finds leases that expire at their deadlines."""
+    topic = state.topic
+    with topic.lock:
+        released = state.leases.release_connection(connection)
+        state.history.add_lease_steps(topic.context.now_ms(), "released", released)
+        if released and state.has_durable_leases:
+            frames = _lease_frames(state, LeaseEvent.RELEASED, SelectedLeases(released, []), 0)
             with suppress(Error):
-                core.submit(QueueCommit(state, frames, lambda _: None, durable=False))
-                core.shard.wake_writer()
-    if gone:
+                topic.submit(QueueCommit(state, frames, lambda _: None, durable=False))
+                topic.shard.wake_writer()
+    if released:
         state.notify_listeners()
-    return len(gone)
+    return len(released)
 
 
 def _refresh(state: QueueState) -> int:
@@ -161,40 +163,28 @@ def _select_leases(state: QueueState, node: str, seqs: Sequence[int], lease_ids:
 
 def _commit_or_apply(
     state: QueueState,
-    chosen: SelectedLeases,
+    selected: SelectedLeases,
     finish: Callable[[Error | None], T],
-    frames: Callable[[], list[bytes]],
+    encode_frames: Callable[[], list[bytes]],
     *,
     logged: bool,
 ) -> CommitFuture[T]:
-    """Have a step done: by the WAL and then by the machine, or by the machine alone."""
-    core = state.topic
+    """Apply a step after the WAL has it, or at once if it is not logged."""
+    topic = state.topic
     try:
-        if not chosen.leases or not logged:
-            return CommitFuture.completed(core.shard, finish(None))
-        commit = QueueCommit(state, frames(), finish, durable=core.is_durable)
-        core.submit(commit)
+        if not selected.leases or not logged:
+            return CommitFuture.completed(topic.shard, finish(None))
+        commit = QueueCommit(state, encode_frames(), finish, durable=topic.is_durable)
+        topic.submit(commit)
     except Error as error:
         finish(error)
         raise
     return commit.future
 
 
-def _lease_frames(state: QueueState, event: LeaseEvent, chosen: SelectedLeases, deadline_ms: int) -> list[bytes]:
+def _lease_frames(state: QueueState, event: LeaseEvent, selected: SelectedLeases, deadline_ms: int) -> list[bytes]:
     counts = state.leases.deliveries
     return [
         state.encode_lease_frame(seq, event, lease.lease_id, deadline_ms, counts.get(seq, 0), lease.node)
-        for seq, lease in chosen.leases
+        for seq, lease in selected.leases
     ]
-
-
-def _notify_if_done(state: QueueState, future: CommitFuture[AckResult]) -> CommitFuture[AckResult]:
-    if future.done:
-        state.notify_listeners()
-    return future
-
-
-def _ack_result(state: QueueState, chosen: SelectedLeases) -> AckResult:
-    state.refresh(state.topic.context.now_ms())
-    ready, in_flight, _ = state.counts()
-    return AckResult(len(chosen.leases), chosen.skipped, ready, in_flight)

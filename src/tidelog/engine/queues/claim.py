@@ -1,23 +1,12 @@
-"""[shell] The claim pass: one look at the queue for a whole cohort.
+"""Claims: one round for several claimers, and the window in which claimers gather.
 
-    1  old jobs expire; what has come is looked at; lease ids are on record        may wait for the disk
-    2  under the topic's lock: sweep, take, divide, lease; durable leases go into one commit
-    3  that commit is waited for; where it fails, nobody has had anything
-    4  jobs that were delivered too often go to the dead-letter topic
-    5  the records are read
+    1  expire old jobs; read schedules of new jobs; reserve lease ids        may block on the disk
+    2  with the topic's lock: sweep, take, divide, lease; durable leases in one commit
+    3  wait for that commit; if it fails, no claimer gets anything
+    4  move jobs that were delivered too often to the dead-letter topic
+    5  read the records
 
-A job whose record does not read stays leased, out of the way of the others, until its lease ends.
-
-[policy] The jitter window: claimers that come within it share what there is. No clock, no I/O.
-
-    join  join      join                close
-    ├──────┼─────────┼────────────────────┤
-    └─ the first opens the window: due ───┘
-
-Whoever leaves takes only itself out; the window stays open for the others, and whoever of them
-comes first when it is due closes it for all. Times are of the caller's clock.
-
-[shell] Threads that claim together: they wait out the jitter window, and the first to wake runs the pass for all.
+A job whose record cannot be read stays leased until its lease ends, so that it does not block the others.
 """
 
 from __future__ import annotations
@@ -41,20 +30,28 @@ from tidelog.wal import CommitFuture
 
 
 class ClaimRequest(NamedTuple):
-    """What one claimer asks for."""
+    """The request of one claimer."""
 
     node: str
     count_max: int
-    lease_ms: int | None = None  # None: the queue's
-    connection: object = None  # whose end releases the leases
-    bytes_max: int | None = None  # of data, about; one job in any case
+    lease_ms: int | None = None  # None: the queue's setting
+    connection: object = None  # its end releases the leases
+    bytes_max: int | None = None  # of data, approximately; at least one job is granted
 
 
 WaiterT = TypeVar("WaiterT")
 
 
 class ClaimWindow(Generic[WaiterT]):
-    """The claimers of one open window. A waiter is a thread's or a task's: whatever the caller wakes it with."""
+    """Claimers that arrive within the jitter window share the available jobs. No clock, no I/O.
+
+        join  join      join                close
+        ├──────┼─────────┼────────────────────┤
+        └─ the first opens the window: due ───┘
+
+    A claimer that leaves does not close the window for the others. The first claimer that finds it due closes it for
+    all. Times are those of the caller's clock. A waiter is the object by which the caller wakes a thread or a task.
+    """
 
     def __init__(self, window_ms: int) -> None:
         self.window_ms = window_ms
@@ -85,19 +82,19 @@ class ClaimWindow(Generic[WaiterT]):
         return members
 
 
-def divide_jobs(available: int, wants: Sequence[int]) -> list[list[int]]:
-    """Which of the available jobs, by index, goes to whom: one at a time, in arrival order, passing over who has
-    enough. 9 for (2, 100): 2 and 7."""
-    if len(wants) == 1:
-        return [list(range(min(available, max(wants[0], 0))))]
-    shares: list[list[int]] = [[] for _ in wants]
-    open_for = [(share, want) for share, want in zip(shares, wants, strict=True) if want > 0]
-    at = 0
-    while open_for and at < available:
-        for share, _ in open_for[: available - at]:
-            share.append(at)
-            at += 1
-        open_for = [(share, want) for share, want in open_for if len(share) < want]
+def divide_jobs(available: int, counts_max: Sequence[int]) -> list[list[int]]:
+    """Divide the available jobs, by index, among claimers: one at a time, in order of arrival, until each has its
+    maximum. 9 jobs for maximums (2, 100): 2 and 7."""
+    if len(counts_max) == 1:
+        return [list(range(min(available, max(counts_max[0], 0))))]
+    shares: list[list[int]] = [[] for _ in counts_max]
+    unfilled = [(share, count_max) for share, count_max in zip(shares, counts_max, strict=True) if count_max > 0]
+    index = 0
+    while unfilled and index < available:
+        for share, _ in unfilled[: available - index]:
+            share.append(index)
+            index += 1
+        unfilled = [(share, count_max) for share, count_max in unfilled if len(share) < count_max]
     return shares
 
 
@@ -105,7 +102,7 @@ CLAIM_JOBS_MAX: Final = 1_000
 
 
 class LeaseGrant(NamedTuple):
-    """What one claimer is given, in the order of handing out."""
+    """The leases of one claimer, in claim order."""
 
     request: ClaimRequest
     seqs: list[int]
@@ -115,13 +112,15 @@ class LeaseGrant(NamedTuple):
 
 
 class ClaimRound(NamedTuple):
+    """The leases of one round and how to read their records."""
+
     now_ms: int
     grants: list[LeaseGrant]
     dead_letters: list[int]  # delivered too often
-    texts: list[JobTexts] | None  # what each is given, where that was at hand
-    read_plan: list[JobRead]  # how to read it where it was not
+    texts: list[JobTexts] | None  # the records of each grant, if all are in memory
+    read_plan: list[JobRead]  # how to read them otherwise
     future: CommitFuture[None] | None  # of durable leases
-    ready: int  # jobs that nobody was given
+    ready: int  # claimable jobs that were not granted
     has_swept: bool
 
 
@@ -130,111 +129,122 @@ def clamp_lease(lease_ms: int) -> int:
 
 
 def can_claim_without_blocking(state: QueueState, count_max: int) -> bool:
-    """Whether a pass for so many needs memory alone."""
-    core = state.topic
-    config = core.config
+    """Whether a round for this many jobs uses memory only."""
+    topic = state.topic
+    config = topic.config
     if (
         state.has_durable_leases
-        or retention.needs_expiry(core)
-        or retention.is_upstream_lagging(core)
-        or not consistency.is_durable_to_head(core)
+        or retention.needs_expiry(topic)
+        or retention.is_upstream_lagging(topic)
+        or not consistency.is_durable_to_head(topic)
     ):
         return False
-    with core.lock:
+    with topic.lock:
         leases = state.leases
-        buries = config.max_deliveries and config.dead_letter is not None
-        if not core.is_ephemeral and leases.lease_id + count_max > state.lease_id_ceiling:
+        moves_dead_letters = config.max_deliveries and config.dead_letter is not None
+        if not topic.is_ephemeral and leases.lease_id + count_max > state.lease_id_ceiling:
             return False
-        return state.is_next_in_memory() and not (buries and (leases.returned_count or leases.leased or leases.delayed))
+        may_have_dead = moves_dead_letters and (leases.returned_count or leases.leased or leases.delayed)
+        return state.is_next_in_memory() and not may_have_dead
 
 
 def run_claim_round(state: QueueState, requests: Sequence[ClaimRequest]) -> list[ClaimResult]:
-    core = state.topic
-    requests = [want._replace(count_max=max(min(want.count_max, CLAIM_JOBS_MAX), 0)) for want in requests]
-    retention.pull_from_upstream(core)
-    retention.expire_records(core)
+    """Claim jobs for these claimers; return a result for each."""
+    topic = state.topic
+    requests = [request._replace(count_max=max(min(request.count_max, CLAIM_JOBS_MAX), 0)) for request in requests]
+    retention.pull_from_upstream(topic)
+    retention.expire_records(topic)
     state.read_new_schedules()
-    if consistency.needs_durable_records(core):
-        consistency.make_durable(core)  # before the pass, so that what it takes needs no other sync
-    found = _lease_jobs(state, requests)
-    if found.has_swept:
+    if consistency.needs_durable_records(topic):
+        consistency.make_durable(topic)  # before the round, so that its jobs need no other sync
+    claim_round = _lease_jobs(state, requests)
+    if claim_round.has_swept:
         state.notify_listeners()
     try:
-        if found.future is not None:
-            found.future.wait()
-        if consistency.needs_durable_records(core):
-            consistency.require_durable(core, _all_seqs(found.grants, found.dead_letters))
-        pieces, lost = jobs.read_jobs(found.read_plan)
+        if claim_round.future is not None:
+            claim_round.future.wait()
+        if consistency.needs_durable_records(topic):
+            consistency.require_durable(topic, _all_seqs(claim_round.grants, claim_round.dead_letters))
+        chunks, lost = jobs.read_jobs(claim_round.read_plan)
     except BaseException:
-        with core.lock:
-            state.leases.on_settle_failed(found.dead_letters)
+        with topic.lock:
+            state.leases.on_settle_failed(claim_round.dead_letters)
         raise
-    if found.dead_letters:
-        dead_letter.move_to_dead_letter(state, found.dead_letters, jobs.select_jobs(pieces, found.dead_letters))
-    if found.texts is not None:
-        pairs = zip(found.grants, found.texts, strict=True)
-        answers = [_result_from_texts(grant, texts, found.ready) for grant, texts in pairs]
-    else:
-        alone = len(requests) == 1 and not found.dead_letters
-        answers = [_result_from_chunks(pieces, grant, lost, found.ready, alone=alone) for grant in found.grants]
-    for grant, answer in zip(found.grants, answers, strict=True):
-        state.history.add_claimed(found.now_ms, grant.request.node, answer)
-    if lost and not any(answer.count for answer in answers):
-        raise Corrupt(
-            core.name,
-            pos=0,
-            reason=f"jobs {lost[:10]} do not read",
-            next_step="they stay leased until their leases end, claim again for the others",
+    if claim_round.dead_letters:
+        dead_letter.move_to_dead_letter(
+            state, claim_round.dead_letters, jobs.select_jobs(chunks, claim_round.dead_letters)
         )
-    return answers
+    if claim_round.texts is not None:
+        pairs = zip(claim_round.grants, claim_round.texts, strict=True)
+        results = [_result_from_texts(grant, texts, claim_round.ready) for grant, texts in pairs]
+    else:
+        alone = len(requests) == 1 and not claim_round.dead_letters
+        results = [
+            _result_from_chunks(chunks, grant, lost, claim_round.ready, alone=alone) for grant in claim_round.grants
+        ]
+    for grant, result in zip(claim_round.grants, results, strict=True):
+        state.history.add_claimed(claim_round.now_ms, grant.request.node, result)
+    if lost and not any(result.count for result in results):
+        raise Corrupt(
+            topic.name,
+            pos=0,
+            reason=f"jobs {lost[:10]} cannot be read",
+            next_step="they stay leased until their leases end, claim again for other jobs",
+        )
+    return results
 
 
-def _lease_jobs(state: QueueState, wants: Sequence[ClaimRequest]) -> ClaimRound:
-    core, leases = state.topic, state.leases
-    total = sum(want.count_max for want in wants)
+def _lease_jobs(state: QueueState, requests: Sequence[ClaimRequest]) -> ClaimRound:
+    topic, leases = state.topic, state.leases
+    total = sum(request.count_max for request in requests)
     while True:
         if leases.lease_id + total > state.lease_id_ceiling:
             state.reserve_lease_ids(total)
-        with core.lock:
-            core.check_writable()
-            core.context.shard(core.id)  # refuses where nothing can be written
-            if not core.is_ephemeral and leases.lease_id + total > state.lease_id_ceiling:
+        with topic.lock:
+            topic.check_writable()
+            topic.context.shard(topic.id)  # raises if the directory is read-only
+            if not topic.is_ephemeral and leases.lease_id + total > state.lease_id_ceiling:
                 continue
-            now_ms = core.context.now_ms()
+            now_ms = topic.context.now_ms()
             swept = state.refresh(now_ms)
             live, dead = _take_jobs(state, total)
             grants: list[LeaseGrant] = []
-            for want, share in zip(wants, _divide_jobs(live, wants), strict=True):
-                deadline_ms = now_ms + clamp_lease(core.config.lease_ms if want.lease_ms is None else want.lease_ms)
-                seqs = _limit_bytes(state, want, share)
+            for request, share in zip(requests, _divide_jobs(live, requests), strict=True):
+                deadline_ms = now_ms + clamp_lease(
+                    topic.config.lease_ms if request.lease_ms is None else request.lease_ms
+                )
+                seqs = _limit_bytes(state, request, share)
                 grants.append(
-                    LeaseGrant(want, seqs, *leases.grant(seqs, want.node, deadline_ms, want.connection), deadline_ms)
+                    LeaseGrant(
+                        request, seqs, *leases.grant(seqs, request.node, deadline_ms, request.connection), deadline_ms
+                    )
                 )
             leases.reserve_dead(dead)
             try:
-                texts = None if dead else _read_texts(core.index, grants)
-                plan = jobs.plan_reads(core.index, _all_seqs(grants, dead), state.read_ahead) if texts is None else []
-                token = _log_grants(state, grants) if state.has_durable_leases and live else None
+                texts = None if dead else _read_texts(topic.index, grants)
+                plan = jobs.plan_reads(topic.index, _all_seqs(grants, dead), state.read_ahead) if texts is None else []
+                future = _log_grants(state, grants) if state.has_durable_leases and live else None
             except BaseException:
                 _revoke_grants(state, grants)
                 leases.on_settle_failed(dead)
                 raise
-            return ClaimRound(now_ms, grants, dead, texts, plan, token, state.counts().ready, bool(swept))
+            return ClaimRound(now_ms, grants, dead, texts, plan, future, state.counts().ready, bool(swept))
 
 
-def _divide_jobs(live: list[int], wants: Sequence[ClaimRequest]) -> list[list[int]]:
-    """Which jobs each of them is given."""
-    if len(wants) == 1:
+def _divide_jobs(live: list[int], requests: Sequence[ClaimRequest]) -> list[list[int]]:
+    """Return the seqs of each claimer."""
+    if len(requests) == 1:
         return [live]
-    return [[live[at] for at in share] for share in divide_jobs(len(live), [want.count_max for want in wants])]
+    shares = divide_jobs(len(live), [request.count_max for request in requests])
+    return [[live[index] for index in share] for share in shares]
 
 
-def _limit_bytes(state: QueueState, want: ClaimRequest, seqs: list[int]) -> list[int]:
-    """As many of these jobs as their claimer can take; the others can be claimed again, before all that is fresh."""
-    index, most = state.topic.index, want.bytes_max
-    if most is None or index.bytes <= most or len(seqs) < 2:
+def _limit_bytes(state: QueueState, request: ClaimRequest, seqs: list[int]) -> list[int]:
+    """Return as many of these jobs as fit the claimer's `bytes_max`; the others are claimable before fresh jobs."""
+    index, bytes_max = state.topic.index, request.bytes_max
+    if bytes_max is None or index.bytes <= bytes_max or len(seqs) < 2:
         return seqs
-    fit = jobs.count_fitting(index, seqs, most)
+    fit = jobs.count_fitting(index, seqs, bytes_max)
     state.leases.requeue(seqs[fit:])
     return seqs[:fit]
 
@@ -244,7 +254,7 @@ def _all_seqs(grants: Sequence[LeaseGrant], dead: Sequence[int]) -> list[int]:
 
 
 def _read_texts(index: TopicIndex, grants: Sequence[LeaseGrant]) -> list[JobTexts] | None:
-    """What each of them is given, where all of it is at hand."""
+    """Return the records of each grant if all of them are in memory, else None."""
     found: list[JobTexts] = []
     for grant in grants:
         texts = jobs.read_job_texts(index, sorted(grant.seqs)) if grant.seqs else JobTexts([], [])
@@ -255,7 +265,7 @@ def _read_texts(index: TopicIndex, grants: Sequence[LeaseGrant]) -> list[JobText
 
 
 def _take_jobs(state: QueueState, total: int) -> tuple[list[int], list[int]]:
-    """The next jobs to hand out, and those that came up before them and were handed out too often."""
+    """Take the next jobs; return those to lease, and those among them that were delivered too often."""
     leases, config = state.leases, state.topic.config
     if not config.max_deliveries or config.dead_letter is None:
         return leases.take(total, state.next_live_seqs), []
@@ -271,7 +281,7 @@ def _take_jobs(state: QueueState, total: int) -> tuple[list[int], list[int]]:
 
 
 def _log_grants(state: QueueState, grants: Sequence[LeaseGrant]) -> CommitFuture[None]:
-    """The grants as frames, in one commit."""
+    """Log the grants in one commit."""
     frames = [
         state.encode_lease_frame(seq, LeaseEvent.CLAIMED, lease_id, grant.deadline_ms, count, grant.request.node)
         for grant in grants
@@ -298,12 +308,12 @@ def _result_from_texts(grant: LeaseGrant, texts: JobTexts, ready: int) -> ClaimR
     if all(map(lt, seqs, seqs[1:])):
         return ClaimResult(seqs, list(ids), deadlines, counts, texts, ready)
     rows = sorted(zip(seqs, ids, counts, strict=True))
-    first, second, third = ([row[at] for row in rows] for at in range(3))
-    return ClaimResult(first, second, deadlines, third, texts, ready)
+    seqs, lease_ids, counts = ([row[column] for row in rows] for column in range(3))
+    return ClaimResult(seqs, lease_ids, deadlines, counts, texts, ready)
 
 
 def _result_from_chunks(
-    pieces: Sequence[JobChunk], grant: LeaseGrant, lost: Sequence[int], ready: int, *, alone: bool
+    chunks: Sequence[JobChunk], grant: LeaseGrant, lost: Sequence[int], ready: int, *, alone: bool
 ) -> ClaimResult:
     rows = zip(grant.seqs, grant.ids, grant.deliveries, strict=True)
     unread = set(lost)
@@ -314,7 +324,7 @@ def _result_from_chunks(
         [lease_id for _, lease_id, _ in kept],
         [grant.deadline_ms] * len(kept),
         [count for _, _, count in kept],
-        list(pieces) if alone else jobs.select_jobs(pieces, seqs),
+        list(chunks) if alone else jobs.select_jobs(chunks, seqs),
         ready,
     )
 
@@ -329,7 +339,10 @@ class _Waiter:
 
 
 class BlockingClaimWindow:
-    """`serve` is a pass for a cohort; `give_back` is told of what somebody was given who has left meanwhile."""
+    """A `ClaimWindow` for threads: they wait until it is due, and the first one to wake runs the round for all.
+
+    `run_round` serves the gathered requests. `return_jobs` gets the jobs of a claimer that left during the round.
+    """
 
     def __init__(
         self,
@@ -341,17 +354,17 @@ class BlockingClaimWindow:
         self._lock = Lock()
         self._window: ClaimWindow[_Waiter] = ClaimWindow(0)
 
-    def claim(self, want: ClaimRequest, window_ms: int) -> ClaimResult:
+    def claim(self, request: ClaimRequest, window_ms: int) -> ClaimResult:
         waiter = _Waiter()
         with self._lock:
             self._window.window_ms = window_ms
-            self._window.join(self._clock.monotonic_ms(), waiter, want)
+            self._window.join(self._clock.monotonic_ms(), waiter, request)
         try:
             while not waiter.is_served.is_set():
                 waiter.is_served.wait(self._left_s(waiter))
                 self._serve_if_due(waiter)
         except BaseException:
-            self._leave(waiter, want)
+            self._leave(waiter, request)
             raise
         if waiter.error is not None:
             raise waiter.error
@@ -373,21 +386,21 @@ class BlockingClaimWindow:
                 return
             members = self._window.close()
         try:
-            answers = self._run_round([want for _, want in members])
+            results = self._run_round([request for _, request in members])
         except BaseException as error:
             for member, _ in members:
                 member.error = error
                 member.is_served.set()
             return
-        for (member, _), answer in zip(members, answers, strict=True):
-            member.result = answer
+        for (member, _), result in zip(members, results, strict=True):
+            member.result = result
             member.is_served.set()
 
-    def _leave(self, waiter: _Waiter, want: ClaimRequest) -> None:
+    def _leave(self, waiter: _Waiter, request: ClaimRequest) -> None:
         with self._lock:
             if waiter in self._window:
                 self._window.leave(waiter)
                 return
         waiter.is_served.wait()  # its round runs: its jobs are returned
         if waiter.result is not None and waiter.result.count:
-            self._return_jobs(want, waiter.result)
+            self._return_jobs(request, waiter.result)

@@ -1,20 +1,17 @@
-"""[shell] Dead letters: a job that was delivered too often goes to another topic, and then out of the queue.
+"""Dead letters: a job that was delivered too often moves to another topic; redrive moves it back.
 
-    1  the copy is appended to the other topic, within its limits, and synced whatever its class is
-    2  one commit deletes the job from the queue, under the queue's class, and counts it
+    1  append a copy to the dead-letter topic, within its limits, and sync it whatever the topic's class is
+    2  one commit deletes the job from the queue, with the queue's class, and counts it
 
-The two may be in different WAL shards, of which a power cut keeps either: only because 1 is durable before 2 is
-written a crash leaves the job in both topics at worst, never in neither. A dead letter names its queue and seq, so a
-doubled one can be recognised. Where the other topic does not take it, the job is claimable again, nothing is counted,
-and `Queue.dead_letter_error` says why. No lock is held over either wait.
+The topics may be in different WAL shards, and a power cut may keep either write. Because 1 is durable before 2 is
+written, a crash leaves the job in both topics at worst, never in neither. A dead letter holds its queue and seq, so a
+duplicate can be recognised. If the dead-letter topic refuses it, the job is claimable again, nothing is counted, and
+`Queue.dead_letter_error` holds the reason. No lock is held while either write is waited for. A job of a queue that
+survives restarts is not moved to an ephemeral topic: no sync could make its copy durable.
 
-A job of a queue that outlives the process is not moved to an ephemeral topic: no sync could make its copy durable.
-
-[shell] Redrive: what went to a dead-letter topic goes back to the queue it came from.
-
-Batch by batch: first the queue has the jobs again, synced whatever its class is, then they are deleted from the
-dead-letter topic under that topic's class. A crash between the two may leave one batch in both places; none is ever in
-neither. An ephemeral queue is the exception: what is given back to it lasts as long as its other jobs, until a restart.
+Redrive works in batches: append to the queue, synced whatever its class is, then delete from the dead-letter topic
+with that topic's class. A crash in between may leave one batch in both; none is ever in neither. Jobs that go back to
+an ephemeral queue last until the next restart, as its other jobs do. See docs/decisions/0026.
 """
 
 from __future__ import annotations
@@ -34,6 +31,7 @@ from tidelog.engine import batch_encoder, delete
 from tidelog.engine.batch_encoder import Batch, check_int
 from tidelog.engine.config import TopicConfig
 from tidelog.engine.json_codec import from_json
+from tidelog.engine.queues.history import JobStep
 from tidelog.engine.queues.jobs import JobChunk, select_jobs
 from tidelog.engine.queues.queue_state import QueueCommit, QueueState
 from tidelog.engine.read import RecordChunk, TopicScan, chunk_records
@@ -54,112 +52,111 @@ DEAD_LETTER_DELIVERIES: Final = "$dead_letter_deliveries"
 DEAD_LETTER_SRC_SEQ: Final = "$dead_letter_src_seq"
 DEAD_LETTER_META_KEYS: Final = (DEAD_LETTER_FROM, DEAD_LETTER_DELIVERIES, DEAD_LETTER_SRC_SEQ)
 _log = logging.getLogger("tidelog.queues")
-_DEAD_LETTER_META_BYTES: Final = 1_024  # what the three may take beside a meta that is as large as one may be
+_DEAD_LETTER_META_BYTES: Final = 1_024  # allowance for the three keys beside a meta of the maximum size
 
 
 def move_to_dead_letter(state: QueueState, dead: Sequence[int], chunks: Sequence[JobChunk]) -> None:
-    """Take these jobs, which were set aside, to the dead-letter topic; what cannot go there is claimable again."""
-    failed: Error | None = None
+    """Move these pending jobs to the dead-letter topic; those that cannot be moved are claimable again."""
+    failure: Error | None = None
     try:
         moved: list[int] = []
-        for piece in chunks:
-            done, failed = _move_chunk(state, piece)
-            moved += done
-            if isinstance(failed, Damaged):
-                break  # its shard is latched: it takes no more
+        for chunk in chunks:
+            copied, failure = _move_chunk(state, chunk)
+            moved += copied
+            if isinstance(failure, Damaged):
+                break  # the shard of the dead-letter topic is latched
         if moved:
             delete.forward_before_delete(state.topic)
             _delete_moved(state, moved).wait()
     except Error as error:
-        failed = error
+        failure = error
     finally:
         with state.topic.lock:
-            state.leases.on_settle_failed(dead)  # those that are not gone by now
-    _report_failure(state, failed)
+            state.leases.on_settle_failed(dead)  # those that are still pending
+    _report_failure(state, failure)
 
 
-def _report_failure(state: QueueState, failed: Error | None) -> None:
-    """Keep what last kept a job from its dead-letter topic; each cause is logged once in a row."""
-    before, state.dead_letter_error = state.dead_letter_error, failed
-    if failed is not None and str(failed) != str(before):
+def _report_failure(state: QueueState, failure: Error | None) -> None:
+    """Store the outcome of the last move; log each cause once in a row."""
+    before, state.dead_letter_error = state.dead_letter_error, failure
+    if failure is not None and str(failure) != str(before):
         name, target = state.topic.name, state.topic.config.dead_letter
-        _log.warning("%s: jobs stay in the queue, they cannot be moved to %s: %s", name, target, failed)
+        _log.warning("%s: jobs stay in the queue, they cannot be moved to %s: %s", name, target, failure)
 
 
-def _move_chunk(state: QueueState, piece: JobChunk) -> tuple[list[int], Error | None]:
-    """Copy jobs to the other topic; the seqs of those that are durable there now, and what kept the others."""
-    seqs: list[int] = piece.rows.seq.tolist()
-    done = _already_copied(state, seqs)
-    left = [seq for seq in seqs if seq not in done]
+def _move_chunk(state: QueueState, chunk: JobChunk) -> tuple[list[int], Error | None]:
+    """Copy jobs to the dead-letter topic; return the seqs that are durable there, and the error of the others."""
+    seqs: list[int] = chunk.rows.seq.tolist()
+    copied = _already_copied(state, seqs)
+    left = [seq for seq in seqs if seq not in copied]
     if not left:
         return seqs, None
     try:
-        _append_copies(state, piece if len(left) == len(seqs) else select_jobs([piece], left)[0])
+        _append_copies(state, chunk if len(left) == len(seqs) else select_jobs([chunk], left)[0])
         return seqs, None
     except (Refused, Unavailable) as error:
         if len(left) == 1:
-            return sorted(done), error
+            return sorted(copied), error
     except Error as error:
-        return sorted(done), error
+        return sorted(copied), error
     try:
-        for seq in left:  # there may be room for some of them
-            _append_copies(state, select_jobs([piece], [seq])[0])
-            done.add(seq)
+        for seq in left:  # the topic may have capacity for some of them
+            _append_copies(state, select_jobs([chunk], [seq])[0])
+            copied.add(seq)
     except Error as error:
-        return sorted(done), error
-    return sorted(done), None
+        return sorted(copied), error
+    return sorted(copied), None
 
 
 def _already_copied(state: QueueState, seqs: list[int]) -> set[int]:
-    """Which of these are durable in the other topic already, because deleting them here failed afterwards."""
+    """Return the jobs that are already durable in the dead-letter topic, because deleting them here failed."""
     if not state.copied_dead_letters:
         return set()
-    doors, name = state.topic.context.topics, state.topic.config.dead_letter
-    topic = None if doors is None or name is None else doors.find(name)
+    topics, name = state.topic.context.topics, state.topic.config.dead_letter
+    topic = None if topics is None or name is None else topics.find(name)
     if topic is None:
         state.copied_dead_letters.clear()
     return {seq for seq in seqs if topic is not None and state.copied_dead_letters.get(seq) == topic.id}
 
 
-def _append_copies(state: QueueState, piece: JobChunk) -> None:
-    """Append copies to the other topic; on return they are durable there."""
-    core = state.topic
-    name, doors = core.config.dead_letter, core.context.topics
-    assert name is not None, "only then a job can be delivered too often"
-    assert doors is not None, "set before anybody has a handle"
-    batch = _encode_dead_letters(state, piece)
-    topic, _ = doors.ensure_topic(name, TopicConfig(), batch)
-    if topic.config.durability == "ephemeral" and not core.is_ephemeral:
+def _append_copies(state: QueueState, chunk: JobChunk) -> None:
+    """Append copies to the dead-letter topic; on return they are durable there."""
+    queue_topic = state.topic
+    name, topics = queue_topic.config.dead_letter, queue_topic.context.topics
+    assert name is not None, "without a dead-letter topic no job is delivered too often"
+    assert topics is not None, "set before the first handle exists"
+    batch = _encode_dead_letters(state, chunk)
+    topic, _ = topics.ensure_topic(name, TopicConfig(), batch)
+    if topic.config.durability == "ephemeral" and not queue_topic.is_ephemeral:
         raise BadInput(
-            f"{name} is ephemeral and {core.name} is not: a restart would lose the job; nothing was moved, give {name} "
-            "another durability"
+            f"{name} is ephemeral and {queue_topic.name} is not: a restart would lose the job; nothing was moved, "
+            f"change the durability of {name}"
         )
-    topic.submit(batch, durable=not core.is_ephemeral).wait()
+    topic.submit(batch, durable=not queue_topic.is_ephemeral).wait()
     if topic.is_dropped:
         raise TopicNotFound(name)
-    state.copied_dead_letters.update(dict.fromkeys(piece.rows.seq.tolist(), topic.id))
+    state.copied_dead_letters.update(dict.fromkeys(chunk.rows.seq.tolist(), topic.id))
 
 
-def _encode_dead_letters(state: QueueState, piece: JobChunk) -> Batch:
-    rows, limits, most = piece.rows, state.topic.context.limits, state.topic.config.max_deliveries
+def _encode_dead_letters(state: QueueState, chunk: JobChunk) -> Batch:
+    rows, limits, most = chunk.rows, state.topic.context.limits, state.topic.config.max_deliveries
     marks = [
         {DEAD_LETTER_FROM: state.topic.name, DEAD_LETTER_DELIVERIES: str(most), DEAD_LETTER_SRC_SEQ: str(seq)}
         for seq in rows.seq.tolist()
     ]
     metas = [{**meta, **mark} for meta, mark in zip(_decode_metas(rows), marks, strict=True)]
-    room = replace(
+    relaxed_limits = replace(
         limits,
         meta_bytes_max=limits.meta_bytes_max + _DEAD_LETTER_META_BYTES,
         meta_keys_max=limits.meta_keys_max + len(DEAD_LETTER_META_KEYS),
         record_bytes_max=limits.record_bytes_max + _DEAD_LETTER_META_BYTES,
         batch_records_max=max(limits.batch_records_max, len(rows)),
     )
-    json = piece.json.tolist()
-    whole = json[0] if len(set(json)) == 1 else json
+    json = chunk.json.tolist()
     return batch_encoder.batch_from_texts(
-        room,
+        relaxed_limits,
         copy_values(rows.buf, rows.data),
-        whole,
+        json[0] if len(set(json)) == 1 else json,
         decode_names(rows, rows.tag),
         decode_names(rows, rows.node),
         metas,
@@ -169,70 +166,76 @@ def _encode_dead_letters(state: QueueState, piece: JobChunk) -> Batch:
 def _decode_metas(rows: Rows) -> list[dict[str, Any]]:
     if rows.meta is None:
         return [{}] * len(rows)
-    found = [from_json(text) if text else {} for text in copy_values(rows.buf, rows.meta)]
-    return [meta if isinstance(meta, dict) else {} for meta in found]
+    metas = [from_json(text) if text else {} for text in copy_values(rows.buf, rows.meta)]
+    return [meta if isinstance(meta, dict) else {} for meta in metas]
 
 
 def decode_names(rows: Rows, span: Span | None) -> list[str | None] | None:
-    """The tags or nodes of records, as they are given to a write."""
+    """Return the tags or nodes of records as arguments of a write."""
     return None if span is None else [name.decode() or None for name in copy_values(rows.buf, span)]
 
 
 def _delete_moved(state: QueueState, seqs: list[int]) -> CommitFuture[None]:
-    """Delete what was moved and count it, in one commit."""
-    core = state.topic
-    with core.lock:
-        core.check_writable()
-        gone = control_frames.Delete(seqs=tuple(sorted(seqs)), bound_head=core.index.head + 1)
-        finish = partial(_on_moved_deleted, state, seqs, gone)
-        if core.is_ephemeral:
+    """Delete moved jobs and count them, in one commit."""
+    topic = state.topic
+    with topic.lock:
+        topic.check_writable()
+        body = control_frames.Delete(seqs=tuple(sorted(seqs)), bound_head=topic.index.head + 1)
+        finish = partial(_on_moved_deleted, state, seqs, body)
+        if topic.is_ephemeral:
             finish(None)
-            return CommitFuture.completed(core.shard, None)
+            return CommitFuture.completed(topic.shard, None)
         count = state.staged_dead_letters + len(seqs)
-        taken = frame.encode(
-            frame.DELETE, topic_id=core.id, ts_ms=core.next_timestamp_ms(), data=control_frames.encode(gone)
+        delete_frame = frame.encode(
+            frame.DELETE,
+            topic_id=topic.id,
+            ts_ms=topic.next_timestamp_ms(),
+            data=control_frames.encode(body),
         )
         commit = QueueCommit(
-            state, [taken, state.encode_lease_mark(state.lease_id_ceiling, count)], finish, durable=core.is_durable
+            state,
+            [delete_frame, state.encode_lease_mark(state.lease_id_ceiling, count)],
+            finish,
+            durable=topic.is_durable,
         )
-        core.submit(commit)
+        topic.submit(commit)
         state.staged_dead_letters = count
         return commit.future
 
 
-def _on_moved_deleted(state: QueueState, seqs: list[int], gone: control_frames.Delete, error: Error | None) -> None:
+def _on_moved_deleted(state: QueueState, seqs: list[int], body: control_frames.Delete, error: Error | None) -> None:
     leases = state.leases
     if error is not None:
         state.staged_dead_letters = leases.dead_lettered
         return
     for seq in seqs:
         state.copied_dead_letters.pop(seq, None)
-    ours = [seq for seq in seqs if seq in leases.pending]
-    counts = [leases.deliveries.get(seq, 0) for seq in ours]
+    pending = [seq for seq in seqs if seq in leases.pending]
+    counts = [leases.deliveries.get(seq, 0) for seq in pending]
     leases.on_acked(seqs)
     leases.dead_lettered += len(seqs)
     state.staged_dead_letters = max(state.staged_dead_letters, leases.dead_lettered)
-    state.history.add_step(state.topic.context.now_ms(), "dead_lettered", ours, None, None, counts)
+    state.history.add_step(JobStep(state.topic.context.now_ms(), "dead_lettered", pending, deliveries=counts))
     if not state.topic.is_dropped:
-        state.remove_known(lambda: delete.apply_delete(state.topic, gone))
+        state.remove_known(lambda: delete.apply_delete(state.topic, body))
 
 
 RecordFilter = Callable[[Record], bool]
 _REDRIVE_BATCH_RECORDS: Final = 256
 _REDRIVE_BATCH_BYTES: Final = 1 << 20
-_CLOCK_POLL_S: Final = 0.05  # at most, between two looks at the clock
+_CLOCK_POLL_S: Final = 0.05  # the clock is read at least this often
 
 
 class RedriveResult(NamedTuple):
-    count: int  # type: ignore[assignment]  # hides a method that nobody misses
-    queues: dict[str, int]  # how many went where
-    skipped: int  # of those that were meant: nobody knows where they came from, or somebody holds them
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    queues: dict[str, int]  # number of jobs by queue
+    skipped: int  # selected records whose queue is unknown or that are leased
 
 
 class _SelectedRecords(NamedTuple):
     chunk: RecordChunk
     records: list[Record]
-    positions: list[int]  # which of them
+    positions: list[int]  # of the selected ones
 
 
 def redrive_records(
@@ -245,43 +248,45 @@ def redrive_records(
     limit: int | None,
 ) -> RedriveResult:
     if rate is not None and not rate > 0:
-        raise BadInput(f"a rate is a number of jobs a second above 0, not {rate!r}; nothing was moved")
+        raise BadInput(f"rate must be a number of jobs per second above 0, not {rate!r}; nothing was moved")
     if limit is not None:
         check_int("limit", limit, 0, SEQ_MAX)
     if to is not None:
         _require_queue(topic, to)
     selector = delete.parse_tag_match(match)
     batch = _REDRIVE_BATCH_RECORDS if rate is None else max(min(int(rate), _REDRIVE_BATCH_RECORDS), 1)
-    pace = None if rate is None else _RateLimiter(topic.context.clock, rate)
+    limiter = None if rate is None else _RateLimiter(topic.context.clock, rate)
     queues: Counter[str] = Counter()
     skipped = 0
-    for chosen in _select_batches(topic, selector, where, SEQ_MAX if limit is None else limit, batch):
-        by_queue, homeless = _group_by_queue(topic, chosen, to)
-        skipped += homeless
-        for name, at in by_queue.items():
-            if pace is not None:
-                pace.wait(len(at))
-            _move_back(topic, _require_queue(topic, name), chosen, at)
-            queues[name] += len(at)
+    for selected in _select_batches(topic, selector, where, SEQ_MAX if limit is None else limit, batch):
+        by_queue, without_queue = _group_by_queue(topic, selected, to)
+        skipped += without_queue
+        for name, positions in by_queue.items():
+            if limiter is not None:
+                limiter.wait(len(positions))
+            _move_back(topic, _require_queue(topic, name), selected, positions)
+            queues[name] += len(positions)
     return RedriveResult(sum(queues.values()), dict(queues), skipped)
 
 
 def _select_batches(
     topic: TopicState, match: Match | None, where: RecordFilter | None, limit: int, batch: int
 ) -> Iterator[_SelectedRecords]:
-    """What is meant, a batch at a time, of what is there now."""
+    """Yield the selected records of the topic in batches."""
     scan = TopicScan(topic, 0, frozenset())
     while limit > 0:
-        stretch = next(scan.iter_chunks(batch, _REDRIVE_BATCH_BYTES), None)
-        if stretch is None:
+        chunk = next(scan.iter_chunks(batch, _REDRIVE_BATCH_BYTES), None)
+        if chunk is None:
             return
-        records = chunk_records(stretch)
-        meant = [
-            at for at, record in enumerate(records) if _matches_tag(record, match) and (where is None or where(record))
+        records = chunk_records(chunk)
+        positions = [
+            position
+            for position, record in enumerate(records)
+            if _matches_tag(record, match) and (where is None or where(record))
         ][:limit]
-        limit -= len(meant)
-        if meant:
-            yield _SelectedRecords(stretch, records, meant)
+        limit -= len(positions)
+        if positions:
+            yield _SelectedRecords(chunk, records, positions)
 
 
 def _matches_tag(record: Record, match: Match | None) -> bool:
@@ -292,19 +297,19 @@ def _matches_tag(record: Record, match: Match | None) -> bool:
     return record.tag == match.value if match.op is MatchOp.EXACT else record.tag.startswith(match.value)
 
 
-def _group_by_queue(topic: TopicState, chosen: _SelectedRecords, to: str | None) -> tuple[dict[str, list[int]], int]:
-    """Where each goes, and how many go nowhere."""
-    homes: dict[str, list[int]] = {}
-    held = _leased_seqs(topic, [chosen.records[at].seq for at in chosen.positions])
-    left = 0
-    for at in chosen.positions:
-        record = chosen.records[at]
+def _group_by_queue(topic: TopicState, selected: _SelectedRecords, to: str | None) -> tuple[dict[str, list[int]], int]:
+    """Return the positions for each queue, and the number of records that are skipped."""
+    by_queue: dict[str, list[int]] = {}
+    leased = _leased_seqs(topic, [selected.records[position].seq for position in selected.positions])
+    skipped = 0
+    for position in selected.positions:
+        record = selected.records[position]
         name: Any = to if to is not None else (record.meta or {}).get(DEAD_LETTER_FROM)
-        if record.seq in held or not isinstance(name, str) or (to is None and not _is_queue(topic, name)):
-            left += 1
+        if record.seq in leased or not isinstance(name, str) or (to is None and not _is_queue(topic, name)):
+            skipped += 1
         else:
-            homes.setdefault(name, []).append(at)
-    return homes, left
+            by_queue.setdefault(name, []).append(position)
+    return by_queue, skipped
 
 
 def _leased_seqs(topic: TopicState, seqs: list[int]) -> set[int]:
@@ -329,17 +334,17 @@ def _require_queue(topic_state: TopicState, name: str) -> Topic:
         raise (
             NotAQueue(name)
             if topic.id != topic_state.id
-            else BadInput(f"{name} is the topic that is being emptied; nothing was moved, name another queue")
+            else BadInput(f"{name} is the topic that is redriven; nothing was moved, name another queue")
         )
     return topic
 
 
-def _move_back(topic: TopicState, queue: Topic, chosen: _SelectedRecords, at: list[int]) -> None:
-    rows = chosen.chunk.rows.take(np.array(at, np.int64))
-    json = chosen.chunk.json[at].tolist()
+def _move_back(topic: TopicState, queue: Topic, selected: _SelectedRecords, positions: list[int]) -> None:
+    rows = selected.chunk.rows.take(np.array(positions, np.int64))
+    json = selected.chunk.json[positions].tolist()
     metas = [
-        {key: value for key, value in (chosen.records[i].meta or {}).items() if key not in DEAD_LETTER_META_KEYS}
-        for i in at
+        {key: value for key, value in (selected.records[i].meta or {}).items() if key not in DEAD_LETTER_META_KEYS}
+        for i in positions
     ]
     batch = batch_encoder.batch_from_texts(
         topic.context.limits,
@@ -354,14 +359,14 @@ def _move_back(topic: TopicState, queue: Topic, chosen: _SelectedRecords, at: li
 
 
 class _RateLimiter:
-    """So many a second, by the clock."""
+    """Limits jobs per second."""
 
     def __init__(self, clock: Clock, rate: float) -> None:
         self._clock, self._rate = clock, rate
         self._next_ms = float(clock.monotonic_ms())
 
     def wait(self, count: int) -> None:
-        """Return when these may go; the next ones may a while after."""
+        """Block until `count` jobs may be moved."""
         pause = Event()
         while (left_ms := self._next_ms - self._clock.monotonic_ms()) > 0:
             pause.wait(min(left_ms / 1000, _CLOCK_POLL_S))

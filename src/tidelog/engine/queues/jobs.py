@@ -1,14 +1,11 @@
-"""[hot] What a queue answers: jobs as columns until somebody asks for objects or for text, and small results.
+"""Jobs: results of claims and acks as columns, schedules in the meta of jobs, and reading of job records by seq.
 
-[hot] What jobs say of when they want to run and how urgently: `$run_at_ms` and `$priority` in their meta.
+Schedules (`$run_at_ms`, `$priority`) are not parsed when a job is written. Before a claim or a count the new records
+are searched once: the index shows which have a meta, one search over these finds the few with either key, and only
+those are parsed. After a restart the search starts at the first job.
 
-Nothing is done when a job is written. Before somebody claims or counts, what has come since is looked
-at once: the index tells which records have a meta at all, one search over those finds the few that
-name either word, and only they are parsed. A restart begins from the first job and finds the same.
-
-[hot] Jobs by their seqs: which of them live, the next that do, and their records. No step of Python per seq.
-
-What needs the topic's lock is `living`, `fresh` and `plan`; `fetch` reads what `plan` has found, without it.
+`live_mask`, `next_live_seqs` and `plan_reads` need the topic's lock; `read_jobs` carries out a plan without it. They
+work on arrays: no Python step per seq.
 """
 
 from __future__ import annotations
@@ -39,12 +36,12 @@ _quote = msgspec.json.Encoder().encode
 
 
 def lease_token(lease_id: int) -> str:
-    """A lease's id as it is shown outside."""
+    """Encode a lease id for clients."""
     return f"{_LEASE_TOKEN_PREFIX}{lease_id:x}"
 
 
 def parse_lease_token(text: str) -> int | None:
-    """The id that a token stands for; None for the empty one, which stands for none."""
+    """Return the lease id of a token; None for the empty token."""
     if not text:
         return None
     digits = text.removeprefix(_LEASE_TOKEN_PREFIX)
@@ -53,17 +50,17 @@ def parse_lease_token(text: str) -> int | None:
             raise ValueError
         return int(digits, 16)
     except ValueError:
-        raise BadInput(f"{text!r:.80} is no lease token; nothing was done, send what the claim answered") from None
+        raise BadInput(f"{text!r:.80} is no lease token; nothing was done, send the lease_id of the claim") from None
 
 
 class Job(NamedTuple):
-    """A job that somebody holds."""
+    """A leased job."""
 
     seq: int
     lease_id: int
-    deadline_ms: int  # it is theirs up to and with this time
+    deadline_ms: int  # the lease is valid up to and including this time
     ts_ms: int  # when it was enqueued
-    deliveries: int  # how often it was handed out, with this time
+    deliveries: int  # number of claims, including this one
     data: Any
     tag: str | None = None
     meta: dict[str, Any] | None = None
@@ -74,16 +71,16 @@ class Job(NamedTuple):
 
 
 class AckResult(NamedTuple):
-    """What an ack or a nack came to, and the queue behind it."""
+    """The result of an ack or a nack, and the counts of the queue after it."""
 
-    count: int  # type: ignore[assignment]  # hides a method that nobody misses
-    skipped: list[int]  # not held by that node, or not under that lease; in the order they were given
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    skipped: list[int]  # not held by that node, or not under that lease; in the order given
     ready: int
     in_flight: int
 
 
 class ExtendResult(NamedTuple):
-    count: int  # type: ignore[assignment]  # hides a method that nobody misses
+    count: int  # type: ignore[assignment]  # hides tuple.count
     skipped: list[int]
     deadlines: dict[int, int]
 
@@ -91,25 +88,25 @@ class ExtendResult(NamedTuple):
 class QueueCounts(NamedTuple):
     ready: int  # can be claimed now
     in_flight: int  # held under a lease
-    dead_lettered: int  # since the queue was made
+    dead_lettered: int  # since the queue was created
 
 
 class JobChunk(NamedTuple):
-    """Records that lie in one buffer."""
+    """Records in one buffer."""
 
     rows: Rows
     json: BoolArray
 
 
 class JobTexts(NamedTuple):
-    """JSON records without tags and metas, taken out of their buffers already: mostly a few."""
+    """A few JSON records without tags and metas, copied out of memory: the common case of small claims."""
 
     times_ms: list[int]
     datas: list[bytes]
 
 
 class ClaimResult:
-    """What one claimer got, ascending by seq. There is no object per job until `jobs`."""
+    """The jobs of one claimer as columns, ascending by seq. `jobs` creates an object for each."""
 
     __slots__ = ("_chunks", "deadlines", "deliveries", "lease_ids", "ready", "seqs")
 
@@ -119,12 +116,12 @@ class ClaimResult:
         lease_ids: list[int],
         deadlines: list[int],
         deliveries: list[int],
-        pieces: Sequence[JobChunk] | JobTexts,
+        chunks: Sequence[JobChunk] | JobTexts,
         ready: int = 0,
     ) -> None:
         self.seqs, self.lease_ids, self.deadlines, self.deliveries = seqs, lease_ids, deadlines, deliveries
-        self._chunks = pieces
-        self.ready = ready  # what could be claimed behind it
+        self._chunks = chunks
+        self.ready = ready  # number of claimable jobs after it
 
     @property
     def count(self) -> int:
@@ -135,8 +132,8 @@ class ClaimResult:
             datas = map(from_json, self._chunks.datas)
             columns = (self.seqs, self.lease_ids, self.deadlines, self._chunks.times_ms, self.deliveries)
             return list(map(Job, *columns, datas))
-        stretches = (RecordChunk(piece.rows, piece.json, Counts(), 0, is_full=False) for piece in self._chunks)
-        records = [record for stretch in stretches for record in chunk_records(stretch)]
+        chunks = (RecordChunk(chunk.rows, chunk.json, Counts(), 0, is_full=False) for chunk in self._chunks)
+        records = [record for chunk in chunks for record in chunk_records(chunk)]
         return [
             Job(record.seq, lease_id, deadline, record.ts_ms, count, record.data, record.tag, record.meta)
             for record, lease_id, deadline, count in zip(
@@ -145,7 +142,7 @@ class ClaimResult:
         ]
 
     def to_json_texts(self) -> list[bytes]:
-        """Each job as the JSON object of the wire contract. Stored JSON goes out as the text that came in."""
+        """Encode each job as the JSON object of the HTTP API. Stored JSON data is copied unchanged."""
         if isinstance(self._chunks, JobTexts):
             times_ms, datas = self._chunks
             plain = zip(self.seqs, self.lease_ids, self.deadlines, times_ms, self.deliveries, datas, strict=True)
@@ -155,30 +152,29 @@ class ClaimResult:
             ]
         columns = zip(self.seqs, self.lease_ids, self.deadlines, self.enqueued_at_ms(), strict=True)
         heads = [b'{"$seq":%d,"lease_id":"lease_%x","deadline":%d,"$ts":%d' % each for each in columns]
-        tails = [tail for piece in self._chunks for tail in _encode_tails(piece)]
+        tails = [tail for chunk in self._chunks for tail in _encode_tails(chunk)]
         return [
             b'%b%b,"deliveries":%d%b}' % (head, tag, count, rest)
             for head, count, (tag, rest) in zip(heads, self.deliveries, tails, strict=True)
         ]
 
     def enqueued_at_ms(self) -> list[int]:
-        """When each was enqueued."""
+        """Return the time each job was enqueued."""
         if isinstance(self._chunks, JobTexts):
             return self._chunks.times_ms
-        return [ts_ms for piece in self._chunks for ts_ms in (piece.rows.ts_us // 1000).tolist()]
+        return [ts_ms for chunk in self._chunks for ts_ms in (chunk.rows.ts_us // 1000).tolist()]
 
 
-def _encode_tails(piece: JobChunk) -> list[tuple[bytes, bytes]]:
-    """Tag, and data with meta, of each record as JSON."""
-    rows, json = piece
+def _encode_tails(chunk: JobChunk) -> list[tuple[bytes, bytes]]:
+    """Encode the tag, and the data with the meta, of each record as JSON."""
+    rows, json = chunk
     datas = copy_values(rows.buf, rows.data)
     if json.all():
         rests = [b',"data":' + data for data in datas]
     else:
-        shown = zip(datas, json.tolist(), strict=True)
         rests = [
             b',"data":' + data if is_json else b',"data":"%b","$encoding":"base64"' % b64encode(data)
-            for data, is_json in shown
+            for data, is_json in zip(datas, json.tolist(), strict=True)
         ]
     if rows.meta is not None:
         metas = copy_values(rows.buf, rows.meta)
@@ -211,22 +207,19 @@ _decode = msgspec.json.Decoder(_ScheduleMeta).decode
 
 
 def read_schedules(rows: Rows) -> list[JobSchedule]:
-    """What these records ask for; those that ask for nothing are not among them."""
+    """Return the schedules in the meta of these records."""
     if rows.meta is None or not len(rows):
         return []
     some = rows.take(np.flatnonzero(rows.meta.size > 0))
-    assert some.meta is not None, "asked of rows with metas"
+    assert some.meta is not None, "rows with metas keep them"
     if not len(some):
         return []
     hits = np.flatnonzero(
         pc.match_substring_regex(to_binary_array(some.buf, some.meta), _SCHEDULE_PATTERN).to_numpy(zero_copy_only=False)
     )
-    found = []
-    for seq, text in zip(some.seq[hits].tolist(), copy_values(some.buf, some.meta.take(hits)), strict=True):
-        wish = _read_schedule(seq, text)
-        if wish is not None:
-            found.append(wish)
-    return found
+    texts = copy_values(some.buf, some.meta.take(hits))
+    schedules = map(_read_schedule, some.seq[hits].tolist(), texts)
+    return [schedule for schedule in schedules if schedule is not None]
 
 
 def _read_schedule(seq: int, text: bytes) -> JobSchedule | None:
@@ -247,73 +240,73 @@ def _is_int(value: object) -> bool:
 
 
 def add_schedule(meta: object, count: int, *, run_at_ms: int | None, priority: int) -> object:
-    """The meta of a write with what its jobs ask for: for all of them, or for each."""
-    more: dict[str, int] = {} if run_at_ms is None else {RUN_AT_KEY: run_at_ms}
+    """Add a schedule to the meta of a write: one for all jobs, or one for each."""
+    schedule: dict[str, int] = {} if run_at_ms is None else {RUN_AT_KEY: run_at_ms}
     if priority:
-        more[PRIORITY_KEY] = priority
-    if not more:
+        schedule[PRIORITY_KEY] = priority
+    if not schedule:
         return meta
     if meta is None or isinstance(meta, dict):
-        return {**(meta or {}), **more}
+        return {**(meta or {}), **schedule}
     if not isinstance(meta, list | tuple) or len(meta) != count or not all(isinstance(m, dict | None) for m in meta):
-        raise BadInput("a meta is a dict, or a list with one for each record; nothing was written")
-    return [{**(each or {}), **more} for each in meta]
+        raise BadInput("meta must be a dict, or a list with one for each record; nothing was written")
+    return [{**(each or {}), **schedule} for each in meta]
 
 
-_READ_TOGETHER_SEQS = 32  # seqs that lie closer than this are read in one go
+_READ_TOGETHER_SEQS = 32  # seqs closer than this are read together
 _LIVE_WINDOW_SEQS = 256
-_READ_AHEAD_CLAIM_MAX = 16  # who claims so few reads ahead
+_READ_AHEAD_CLAIM_MAX = 16  # claims of at most this many jobs read ahead
 _READ_AHEAD_RECORDS = 256
 _READ_AHEAD_BYTES = 1 << 16
 _NO_LIMIT = 1 << 62
-_LOCKED_COPY_BYTES_MAX = 1 << 18  # more than that is not copied while the lock is held
+_LOCKED_COPY_BYTES_MAX = 1 << 18  # larger claims are not copied with the lock held
 
 
 def live_mask(index: TopicIndex, seqs: Sequence[int]) -> BoolArray:
-    """Which of these seqs, rising, have a record that lives."""
-    asked: Ints = np.array(seqs, np.int64)
-    found: BoolArray = np.zeros(len(asked), bool)
-    if len(asked):
-        for part, first, stop in index.slices(max(int(asked[0]), index.earliest), int(asked[-1]) + 1):
-            lo, hi = np.searchsorted(asked, (first, stop))
+    """Return which of these ascending seqs have a live record."""
+    wanted: Ints = np.array(seqs, np.int64)
+    mask: BoolArray = np.zeros(len(wanted), bool)
+    if len(wanted):
+        for part, first, stop in index.slices(max(int(wanted[0]), index.earliest), int(wanted[-1]) + 1):
+            lo, hi = np.searchsorted(wanted, (first, stop))
             if lo < hi:
-                dead = part.deleted_mask()
-                found[lo:hi] = True if dead is None else ~dead[asked[lo:hi] - part.base]
-    return found
+                deleted = part.deleted_mask()
+                mask[lo:hi] = True if deleted is None else ~deleted[wanted[lo:hi] - part.base]
+    return mask
 
 
 def next_live_seqs(index: TopicIndex, cursor: int, stop: int, count_max: int) -> tuple[list[int], int]:
-    """The next live seqs of [cursor, stop), at most so many, and where to look from then on."""
-    found: list[int] = []
+    """Return the next live seqs of [cursor, stop), at most `count_max`, and the next cursor."""
+    live: list[int] = []
     for part, lo, end in index.slices(max(cursor, index.earliest), stop):
-        dead = part.deleted_mask()
-        if dead is not None and count_max == 1:
-            flags = dead[lo - part.base : end - part.base]
-            first = int(flags.argmin())  # which looks no further than the first
+        deleted = part.deleted_mask()
+        if deleted is not None and count_max == 1:
+            flags = deleted[lo - part.base : end - part.base]
+            first = int(flags.argmin())  # stops at the first live record
             if not flags[first]:
                 return [lo + first], lo + first + 1
             continue
         step = _LIVE_WINDOW_SEQS
         while lo < end:
-            left = count_max - len(found)
-            if dead is None:
+            left = count_max - len(live)
+            if deleted is None:
                 hi = min(end, lo + left)
-                found += range(lo, hi)
+                live += range(lo, hi)
             else:
-                # A window at a time: what was acked lies in long runs, and the cursor is mostly behind them.
+                # In growing windows: acked jobs form long runs, and the cursor is mostly after them.
                 hi = min(end, lo + step)
-                alive = np.flatnonzero(~dead[lo - part.base : hi - part.base])[:left]
-                found += (alive + lo).tolist()
+                positions = np.flatnonzero(~deleted[lo - part.base : hi - part.base])[:left]
+                live += (positions + lo).tolist()
                 step *= 4
-            if len(found) >= count_max:
-                return found, found[-1] + 1
+            if len(live) >= count_max:
+                return live, live[-1] + 1
             lo = hi
-    return found, max(cursor, stop)
+    return live, max(cursor, stop)
 
 
 def count_fitting(index: TopicIndex, seqs: Sequence[int], bytes_max: int) -> int:
-    """How many of these jobs, in this order, have no more data than that together; one in any case. One whose index
-    does not read counts as none."""
+    """Count the jobs, in this order, whose data fits into `bytes_max` together; at least one. A job whose index cannot
+    be read counts as empty."""
     left = bytes_max
     for count, seq in enumerate(seqs):
         part = index.find_part(seq)
@@ -325,129 +318,130 @@ def count_fitting(index: TopicIndex, seqs: Sequence[int], bytes_max: int) -> int
 
 
 def read_job_texts(index: TopicIndex, seqs: Sequence[int]) -> JobTexts | None:
-    """The records of these seqs, rising, where all of them are plain and in memory; else they are read by a `plan`."""
+    """Return the records of these ascending seqs if all are plain JSON and in memory; else None, and `plan_reads`
+    follows."""
     if not seqs or (
         index.bytes > _LOCKED_COPY_BYTES_MAX and index.bytes // index.count * len(seqs) > _LOCKED_COPY_BYTES_MAX
     ):
         return None
-    found = JobTexts([], [])
-    at, last = 0, seqs[-1]
-    while at < len(seqs):
-        first = seqs[at]
+    texts = JobTexts([], [])
+    done, last = 0, seqs[-1]
+    while done < len(seqs):
+        first = seqs[done]
         part = index.find_part(first)
         if not isinstance(part, MemTable):
             return None
-        stop = last + 1 if last - first == len(seqs) - at - 1 else first + 1  # all the rest, or one by one
+        stop = last + 1 if last - first == len(seqs) - done - 1 else first + 1  # the rest if consecutive, else one
         stop = min(stop, part.stop)
-        some = part.read_texts(first, stop)
-        if some is None:
+        columns = part.read_texts(first, stop)
+        if columns is None:
             return None
-        found.times_ms.extend(some[0])
-        found.datas.extend(some[1])
-        at += stop - first
-    return found
+        texts.times_ms.extend(columns[0])
+        texts.datas.extend(columns[1])
+        done += stop - first
+    return texts
 
 
 class JobRead(NamedTuple):
-    """Seqs of one part that lie close to each other, and what reads them."""
+    """Neighbouring seqs of one part, and how to read them."""
 
     seqs: Ints
-    reader: Callable[[], Chunk] | None  # None: its index does not read
+    reader: Callable[[], Chunk] | None  # None: its index cannot be read
     cached: JobChunk | None = None  # they were read already
-    read_ahead: ReadAhead | None = None  # `look` reads more than them
+    read_ahead: ReadAhead | None = None  # keeps the further records that `reader` returns
 
 
 class ReadAhead:
-    """Records behind the last claim, read with it: who claims one job at a time reads once for many. Records never
-    change, so what is here is right as long as it is asked for."""
+    """Records after the last claim, read with it, so that claims of one job share a read. Records never change, so the
+    cache cannot be stale."""
 
     def __init__(self) -> None:
         self._chunk: JobChunk | None = None
 
     def find(self, seqs: Ints) -> JobChunk | None:
-        """The records of these seqs, rising, if all of them are here."""
-        piece = self._chunk
-        if piece is None:
+        """Return the records of these ascending seqs if all of them are cached."""
+        chunk = self._chunk
+        if chunk is None:
             return None
-        first, last = int(piece.rows.seq[0]), int(piece.rows.seq[-1])
+        first, last = int(chunk.rows.seq[0]), int(chunk.rows.seq[-1])
         lo, hi = int(seqs[0]), int(seqs[-1])
         if lo < first or hi > last:
             return None
         if hi - lo + 1 == len(seqs):
-            return JobChunk(piece.rows.slice(lo - first, hi - first + 1), piece.json[lo - first : hi - first + 1])
-        return JobChunk(piece.rows.take(seqs - first), piece.json[seqs - first])
+            return JobChunk(chunk.rows.slice(lo - first, hi - first + 1), chunk.json[lo - first : hi - first + 1])
+        return JobChunk(chunk.rows.take(seqs - first), chunk.json[seqs - first])
 
-    def keep(self, piece: JobChunk) -> None:
-        rows = piece.rows
+    def keep(self, chunk: JobChunk) -> None:
+        rows = chunk.rows
         if int(rows.seq[-1]) - int(rows.seq[0]) + 1 == len(rows):
-            self._chunk = piece
+            self._chunk = chunk
 
 
 def plan_reads(index: TopicIndex, seqs: Sequence[int], read_ahead: ReadAhead) -> list[JobRead]:
-    """How to read these seqs, rising, all of which live."""
-    asked: Ints = np.array(seqs, np.int64)
+    """Plan how to read these ascending seqs, all of which are live."""
+    wanted: Ints = np.array(seqs, np.int64)
     runs: list[JobRead] = []
-    if not len(asked):
+    if not len(wanted):
         return runs
-    few = len(asked) <= _READ_AHEAD_CLAIM_MAX
-    known = read_ahead.find(asked) if few else None
-    if known is not None:
-        return [JobRead(asked, None, known)]
-    for part, first, stop in index.slices(int(asked[0]), int(asked[-1]) + 1):
-        lo, hi = np.searchsorted(asked, (first, stop))
-        mine = asked[lo:hi]
-        for group in np.split(mine, np.flatnonzero(np.diff(mine) > _READ_TOGETHER_SEQS) + 1) if lo < hi else ():
+    reads_ahead = len(wanted) <= _READ_AHEAD_CLAIM_MAX
+    cached = read_ahead.find(wanted) if reads_ahead else None
+    if cached is not None:
+        return [JobRead(wanted, None, cached)]
+    for part, first, stop in index.slices(int(wanted[0]), int(wanted[-1]) + 1):
+        lo, hi = np.searchsorted(wanted, (first, stop))
+        part_seqs = wanted[lo:hi]
+        breaks = np.flatnonzero(np.diff(part_seqs) > _READ_TOGETHER_SEQS) + 1
+        for group in np.split(part_seqs, breaks) if lo < hi else ():
             try:
-                end = _read_ahead_stop(part, group) if few else int(group[-1]) + 1
-                runs.append(
-                    JobRead(group, part.reader(int(group[0]), end, _NO_LIMIT), None, read_ahead if few else None)
-                )
+                end = _read_ahead_stop(part, group) if reads_ahead else int(group[-1]) + 1
+                reader = part.reader(int(group[0]), end, _NO_LIMIT)
+                runs.append(JobRead(group, reader, None, read_ahead if reads_ahead else None))
             except (Damaged, Unavailable):
                 runs.append(JobRead(group, None))
     return runs
 
 
 def _read_ahead_stop(part: Part, group: Ints) -> int:
-    """How far to read for these seqs: some records further, while they are small."""
+    """Return how far to read for these seqs: some records further while they are small."""
     first, least = int(group[0]) - part.base, int(group[-1]) + 1
     sizes = np.cumsum(part.entries()["data_len"][first : first + _READ_AHEAD_RECORDS], dtype=np.int64)
     return max(least, part.base + first + int(np.searchsorted(sizes, _READ_AHEAD_BYTES, "right")))
 
 
 def read_jobs(runs: Sequence[JobRead]) -> tuple[list[JobChunk], list[int]]:
-    """The records of a plan, and the seqs of those that do not read."""
-    pieces: list[JobChunk] = []
+    """Carry out a plan; return the records, and the seqs that cannot be read."""
+    chunks: list[JobChunk] = []
     lost: list[int] = []
-    for seqs, look, known, ahead in runs:
-        if known is not None:
-            pieces.append(known)
+    for seqs, reader, cached, read_ahead in runs:
+        if cached is not None:
+            chunks.append(cached)
             continue
         try:
-            rows = None if look is None else look().rows
+            rows = None if reader is None else reader().rows
         except (Corrupt, Damaged, Unavailable):
             rows = None
         if rows is None or not len(rows):
             lost += seqs.tolist()
             continue
         json = (segment_index.record_flags(rows) & segment_index.JSON) != 0
-        if ahead is not None:
-            ahead.keep(JobChunk(rows, json))
-        at = np.minimum(np.searchsorted(rows.seq, seqs), len(rows) - 1)
-        there = rows.seq[at] == seqs
-        lost += seqs[~there].tolist()
-        which = at[there]
-        pieces.append(JobChunk(rows, json) if len(which) == len(rows) else JobChunk(rows.take(which), json[which]))
-    return pieces, lost
+        if read_ahead is not None:
+            read_ahead.keep(JobChunk(rows, json))
+        positions = np.minimum(np.searchsorted(rows.seq, seqs), len(rows) - 1)
+        is_found = rows.seq[positions] == seqs
+        lost += seqs[~is_found].tolist()
+        kept = positions[is_found]
+        chunks.append(JobChunk(rows, json) if len(kept) == len(rows) else JobChunk(rows.take(kept), json[kept]))
+    return chunks, lost
 
 
-def select_jobs(pieces: Sequence[JobChunk], seqs: Sequence[int]) -> list[JobChunk]:
-    """The records with these seqs, rising."""
+def select_jobs(chunks: Sequence[JobChunk], seqs: Sequence[int]) -> list[JobChunk]:
+    """Return the records with these seqs, ascending."""
     wanted: Ints = np.array(seqs, np.int64)
-    found = []
-    for rows, json in pieces:
-        which = np.flatnonzero(np.isin(rows.seq, wanted))
-        if len(which) == len(rows):
-            found.append(JobChunk(rows, json))
-        elif len(which):
-            found.append(JobChunk(rows.take(which), json[which]))
-    return found
+    selected = []
+    for rows, json in chunks:
+        positions = np.flatnonzero(np.isin(rows.seq, wanted))
+        if len(positions) == len(rows):
+            selected.append(JobChunk(rows, json))
+        elif len(positions):
+            selected.append(JobChunk(rows.take(positions), json[positions]))
+    return selected

@@ -1,36 +1,21 @@
-"""[policy] Who holds which job, until when, and which job is next. Knows seqs and times; touches nothing.
+"""The lease state machine: who holds which job until when, and which job is next. Seqs and times only, no I/O.
 
                      take, grant                        settle
-    fresh ─────────────┐   ┌────────────── held ───────────────────► settling ──► gone        acked
+    fresh ─────────────┐   ┌──────────── leased ──────────────────► pending ───► deleted      acked
       │ schedule       ▼   ▼                │ deadline < now             │
-      ▼              ┌──────────┐           ▼                            ├──► delayed         nacked, with a delay
-    delayed ───────► │ waiting  │ ◄─────────┴────────────────────────────┴──► waiting         nacked, released
-      not before ≤ now └────────┘
+      ▼              ┌───────────┐          ▼                            ├──► delayed         nacked with a delay
+    delayed ───────► │ claimable │ ◄────────┴────────────────────────────┴──► claimable       nacked, released
+      not before ≤ now └─────────┘
 
 Rules, in order of authority:
-  1. A job is in one place. While it is held or settling nobody else gets it; once acked it is nowhere.
+  1. A job is in one state. While it is leased or pending no other claimer gets it; an acked job is in none.
   2. A lease ends when the time is past its deadline, not at it; a delay ends at its time.
-  3. Of what can be had, the higher priority goes first; of these, what comes back before what is fresh;
-     of these, the lower seq.
-  4. Only the holder's node settles or extends, and where it names a lease id, only under that lease.
-  5. Delivery counts rise with every grant and fall only when a grant never happened.
+  3. Claim order: higher priority first; then returned jobs before fresh ones; then the lower seq.
+  4. Only the holder's node settles or extends a lease; if it names a lease id, only that lease.
+  5. Delivery counts rise with every grant and fall only when a grant is revoked.
 
-A fresh job of no priority costs nothing here: it is a seq behind the cursor. Everything that is
-behind the cursor and is not fresh is in `_beyond`, for the cursor to pass over.
-
-[policy] Which seqs something is due for, by time.
-
-What was set and no longer holds is passed over by who asks, and gone through now and then (`rebuild`).
-
-[policy] What a queue keeps over a restart: lease frames → what they come to → a row of the manifest, and back.
-
-    seq of the job, event                    claimed inserts; the others count only for the lease that is current
-    seq 0, RELEASED                          ids up to `lease_id` may have been handed out, and `deliveries` is how many
-                                             jobs were dead-lettered so far
-
-A delayed nack is a RELEASED whose deadline is the time before which the job is not to be had. Replay
-may begin before the state that a row tells of: each frame then says again what the row knows, in the
-old order, and the end is the same. Ids and counts never fall on the way.
+A fresh job without a priority takes no memory: it is a seq after the cursor. Jobs after the cursor that are not
+fresh are in `_known_after_cursor`, so that the cursor skips them.
 """
 
 from __future__ import annotations
@@ -47,27 +32,29 @@ from tidelog.formats.control_frames import LeaseEvent
 
 
 class TimerHeap:
+    """Seqs by due time. Entries are not removed when they become stale: callers skip them, and `compact` drops them."""
+
     def __init__(self) -> None:
         self._times: list[int] = []
         self._seqs: dict[int, list[int]] = {}
         self.size = 0
 
     def add(self, at_ms: int, seqs: Sequence[int]) -> None:
-        held = self._seqs.get(at_ms)
-        if held is None:
+        due = self._seqs.get(at_ms)
+        if due is None:
             self._seqs[at_ms] = list(seqs)
             heappush(self._times, at_ms)
         else:
-            held += seqs
+            due += seqs
         self.size += len(seqs)
 
     @property
     def earliest(self) -> float:
-        """Nothing is due before this time."""
+        """The earliest due time, stale entries included."""
         return self._times[0] if self._times else inf
 
     def pop_due(self, stop_ms: int) -> Iterator[tuple[int, list[int]]]:
-        """Take out what is due before this time, earliest first."""
+        """Remove and yield the seqs that are due before this time, earliest first."""
         while self._times and self._times[0] < stop_ms:
             at_ms = heappop(self._times)
             seqs = self._seqs.pop(at_ms)
@@ -75,7 +62,7 @@ class TimerHeap:
             yield at_ms, seqs
 
     def peek(self, is_current: Callable[[int, int], bool]) -> int | None:
-        """The earliest time for which some seq still `holds`."""
+        """Return the earliest time with an entry that is current; drop stale ones before it."""
         while self._times:
             at_ms = self._times[0]
             if any(is_current(seq, at_ms) for seq in self._seqs[at_ms]):
@@ -85,6 +72,7 @@ class TimerHeap:
         return None
 
     def compact(self, entries: Iterable[tuple[int, int]]) -> None:
+        """Replace all entries by the current ones."""
         self._seqs, self.size = {}, 0
         for at_ms, seq in entries:
             self._seqs.setdefault(at_ms, []).append(seq)
@@ -93,22 +81,20 @@ class TimerHeap:
         heapify(self._times)
 
 
-_STALE_TIMERS_MAX: Final = 4_096  # entries of alarms that may be out of date before they are gone through
+_STALE_TIMERS_MAX: Final = 4_096  # stale timer entries before they are compacted
 _PriorityKey = tuple[int, int, int]  # minus priority, whether it is fresh, seq
-NextLiveSeqs = Callable[
-    [int, int], tuple[list[int], int]
-]  # (cursor, how many) → live seqs from there on, and the next cursor
+NextLiveSeqs = Callable[[int, int], tuple[list[int], int]]  # (cursor, count) → live seqs from there on, next cursor
 
 
 class Lease(NamedTuple):
     node: str
     lease_id: int
     deadline_ms: int
-    connection: object = None  # whose end is the end of the lease
+    connection: object = None  # its end releases the lease
 
 
 class SweepResult(NamedTuple):
-    """What time has brought back."""
+    """Jobs that became claimable by time."""
 
     expired: list[tuple[int, Lease]]
     ready: list[int]
@@ -121,46 +107,48 @@ _NOTHING_SWEPT: Final = SweepResult([], [])
 
 
 class LeaseTable:
+    """The state of every job that is not fresh."""
+
     def __init__(self) -> None:
         self.leased: dict[int, Lease] = {}
-        self.pending: dict[int, Lease | None] = {}  # by a commit that is under way; None: nobody held it
-        self.delayed: dict[int, int] = {}  # not before this time
+        self.pending: dict[int, Lease | None] = {}  # in a commit in progress; None: it was not leased
+        self.delayed: dict[int, int] = {}  # not claimable before this time
         self.deliveries: dict[int, int] = {}
         self.priorities: dict[int, int] = {}
-        self.cursor = 1  # the next seq that was never handed out
-        self.lease_id = 0  # the last that was
+        self.cursor = 1  # the next seq that was never claimed
+        self.lease_id = 0  # the last one assigned
         self.dead_lettered = 0
         self._claimable: dict[int, _PriorityKey] = {}
-        self._claim_order: list[_PriorityKey] = []  # a heap; what `_waiting` does not say is out of date
+        self._claim_order: list[_PriorityKey] = []  # a heap; entries that `_claimable` does not have are stale
         self._known_after_cursor: set[int] = set()
         self._deadline_timers, self._delay_timers = TimerHeap(), TimerHeap()
         self._by_connection: dict[object, set[int]] = {}
 
-    # ── looking ───────────────────────────────────────────────────────────────────────────────
+    # ── counts ────────────────────────────────────────────────────────────────────────────────
 
     @property
     def unavailable_count(self) -> int:
-        """Jobs that are there and cannot be claimed."""
+        """Number of jobs that cannot be claimed now."""
         return len(self.leased) + len(self.delayed) + len(self.pending)
 
     @property
     def returned_count(self) -> int:
-        """Jobs that can be claimed and are not fresh."""
+        """Number of claimable jobs that are not fresh."""
         return len(self._claimable)
 
-    def count_for_connection(self, conn: object) -> int:
-        return len(self._by_connection.get(conn, ()))
+    def count_for_connection(self, connection: object) -> int:
+        return len(self._by_connection.get(connection, ()))
 
     def known_seqs(self) -> list[int]:
-        """Every seq that something is known of, rising."""
+        """Return every seq that is in a table, ascending."""
         known = (self.leased, self.pending, self.delayed, self.deliveries, self.priorities, self._claimable)
         return sorted(set().union(*known))
 
     def next_due_ms(self) -> int | None:
-        """When something may come back by itself."""
-        end = self._deadline_timers.peek(self._is_deadline)
-        start = self._delay_timers.peek(lambda seq, at_ms: self.delayed.get(seq) == at_ms)
-        times = [at for at in (None if end is None else end + 1, start) if at is not None]
+        """Return the next time at which a lease or a delay ends."""
+        deadline_ms = self._deadline_timers.peek(self._is_deadline)
+        delay_ms = self._delay_timers.peek(lambda seq, at_ms: self.delayed.get(seq) == at_ms)
+        times = [time for time in (None if deadline_ms is None else deadline_ms + 1, delay_ms) if time is not None]
         return min(times, default=None)
 
     def _is_deadline(self, seq: int, at_ms: int) -> bool:
@@ -170,42 +158,42 @@ class LeaseTable:
     # ── time ──────────────────────────────────────────────────────────────────────────────────
 
     def sweep(self, now_ms: int) -> SweepResult:
-        """Bring back what is due: delays that have passed, leases whose deadline has."""
-        ends, starts = self._deadline_timers, self._delay_timers
+        """Make jobs claimable whose delay or lease has ended."""
+        deadlines, delays = self._deadline_timers, self._delay_timers
         if (
-            starts.earliest > now_ms
-            and ends.earliest > now_ms
-            and ends.size <= 2 * len(self.leased) + _STALE_TIMERS_MAX
-            and starts.size <= 2 * len(self.delayed) + _STALE_TIMERS_MAX
+            delays.earliest > now_ms
+            and deadlines.earliest > now_ms
+            and deadlines.size <= 2 * len(self.leased) + _STALE_TIMERS_MAX
+            and delays.size <= 2 * len(self.delayed) + _STALE_TIMERS_MAX
         ):
             return _NOTHING_SWEPT
         due: list[int] = []
         expired: list[tuple[int, Lease]] = []
-        for at_ms, seqs in self._delay_timers.pop_due(now_ms + 1):
+        for at_ms, seqs in delays.pop_due(now_ms + 1):
             for seq in seqs:
                 if self.delayed.get(seq) == at_ms:
                     del self.delayed[seq]
                     self._make_claimable(seq)
                     due.append(seq)
-        for at_ms, seqs in self._deadline_timers.pop_due(now_ms):
+        for at_ms, seqs in deadlines.pop_due(now_ms):
             for seq in seqs:
                 lease = self.leased.get(seq)
                 if lease is not None and lease.deadline_ms == at_ms:
                     self._remove_lease(seq, lease)
                     self._make_claimable(seq)
                     expired.append((seq, lease))
-        if self._deadline_timers.size > 2 * len(self.leased) + _STALE_TIMERS_MAX:
-            self._deadline_timers.compact((lease.deadline_ms, seq) for seq, lease in self.leased.items())
-        if self._delay_timers.size > 2 * len(self.delayed) + _STALE_TIMERS_MAX:
-            self._delay_timers.compact((at_ms, seq) for seq, at_ms in self.delayed.items())
+        if deadlines.size > 2 * len(self.leased) + _STALE_TIMERS_MAX:
+            deadlines.compact((lease.deadline_ms, seq) for seq, lease in self.leased.items())
+        if delays.size > 2 * len(self.delayed) + _STALE_TIMERS_MAX:
+            delays.compact((at_ms, seq) for seq, at_ms in self.delayed.items())
         return SweepResult(expired, due)
 
     def schedule(self, seq: int, run_at_ms: int | None, priority: int, now_ms: int) -> None:
-        """What a job says of itself, told once, before the cursor is past it or a restart has made it known."""
+        """Apply the schedule of a job; called once for each job, before the cursor passes it."""
         if priority:
             self.priorities[seq] = priority
         if seq in self._claimable:
-            self._make_claimable(seq)  # under its priority from now on
+            self._make_claimable(seq)  # with its priority
         elif seq >= self.cursor and seq not in self._known_after_cursor:
             if run_at_ms is None:
                 self._make_claimable(seq, fresh=True)
@@ -214,26 +202,26 @@ class LeaseTable:
             else:
                 self._make_claimable(seq)
 
-    # ── handing out ───────────────────────────────────────────────────────────────────────────
+    # ── claim ─────────────────────────────────────────────────────────────────────────────────
 
-    def take(self, count_max: int, fresh: NextLiveSeqs) -> list[int]:
-        """The next jobs, in their order. They are nowhere until `grant`, `set_aside` or `put_back`."""
+    def take(self, count_max: int, next_live_seqs: NextLiveSeqs) -> list[int]:
+        """Take the next jobs in claim order. They are in no state until `grant`, `reserve_dead` or `requeue`."""
         taken = self._take_claimable(count_max, below_normal=False)
         while len(taken) < count_max:
-            found, cursor = fresh(self.cursor, count_max - len(taken))
+            live, cursor = next_live_seqs(self.cursor, count_max - len(taken))
             if cursor <= self.cursor:
                 break
-            passed = self._known_after_cursor.intersection(found) if self._known_after_cursor else ()
-            if passed:
-                taken += [seq for seq in found if seq not in passed]
-                self._known_after_cursor -= passed
+            skipped = self._known_after_cursor.intersection(live) if self._known_after_cursor else ()
+            if skipped:
+                taken += [seq for seq in live if seq not in skipped]
+                self._known_after_cursor -= skipped
             else:
-                taken += found
+                taken += live
             self.cursor = cursor
         return taken + self._take_claimable(count_max - len(taken), below_normal=True)
 
     def _take_claimable(self, most: int, *, below_normal: bool) -> list[int]:
-        """`behind`: also what has a lower priority than fresh jobs."""
+        """Take claimable jobs that are not fresh. `below_normal`: also those of a lower priority than fresh jobs."""
         taken: list[int] = []
         order = self._claim_order
         while order and len(taken) < most and (below_normal or order[0][0] <= 0):
@@ -243,23 +231,26 @@ class LeaseTable:
                 taken.append(key[2])
         return taken
 
-    def grant(self, seqs: Sequence[int], node: str, deadline_ms: int, conn: object = None) -> tuple[range, list[int]]:
-        """Lease what was taken; the ids, and how often each was handed out with this time."""
+    def grant(
+        self, seqs: Sequence[int], node: str, deadline_ms: int, connection: object = None
+    ) -> tuple[range, list[int]]:
+        """Lease jobs that were taken; return the lease ids and the delivery count of each job."""
         ids = range(self.lease_id + 1, self.lease_id + len(seqs) + 1)
         self.lease_id += len(seqs)
         deliveries = self.deliveries
-        self.leased.update(zip(seqs, map(Lease, repeat(node), ids, repeat(deadline_ms), repeat(conn)), strict=False))
-        fresh = deliveries.keys().isdisjoint(seqs)  # as nearly always
-        counts = [1] * len(seqs) if fresh else [deliveries.get(seq, 0) + 1 for seq in seqs]
+        leases = map(Lease, repeat(node), ids, repeat(deadline_ms), repeat(connection))
+        self.leased.update(zip(seqs, leases, strict=False))
+        all_fresh = deliveries.keys().isdisjoint(seqs)  # the common case
+        counts = [1] * len(seqs) if all_fresh else [deliveries.get(seq, 0) + 1 for seq in seqs]
         deliveries.update(zip(seqs, counts, strict=True))
         if seqs:
             self._deadline_timers.add(deadline_ms, seqs)
-            if conn is not None:
-                self._by_connection.setdefault(conn, set()).update(seqs)
+            if connection is not None:
+                self._by_connection.setdefault(connection, set()).update(seqs)
         return ids, counts
 
     def revoke(self, seqs: Iterable[int], ids: Iterable[int]) -> None:
-        """A grant never happened: what is still held under it can be claimed again and was not delivered."""
+        """Undo a grant: jobs that are still leased by it are claimable again and were not delivered."""
         for seq, lease_id in zip(seqs, ids, strict=True):
             lease = self.leased.get(seq)
             if lease is not None and lease.lease_id == lease_id:
@@ -270,46 +261,46 @@ class LeaseTable:
                 self._make_claimable(seq)
 
     def requeue(self, seqs: Iterable[int]) -> None:
-        """What was taken and not granted can be claimed again."""
+        """Make jobs that were taken and not granted claimable again."""
         for seq in seqs:
             self._make_claimable(seq)
 
     def reserve_dead(self, seqs: Iterable[int]) -> None:
-        """What was taken goes elsewhere: nobody gets it until `settled` or `unsettled`."""
+        """Mark taken jobs as dead letters in progress: pending until `on_acked` or `on_settle_failed`."""
         for seq in seqs:
             self.pending[seq] = None
 
-    # ── settling ──────────────────────────────────────────────────────────────────────────────
+    # ── settle ────────────────────────────────────────────────────────────────────────────────
 
     def begin_settle(
         self, seqs: Iterable[int], node: str, lease_ids: Iterable[int | None]
     ) -> tuple[list[tuple[int, Lease]], list[int]]:
-        """Begin to end leases, for their holder; those, and the seqs that are not theirs. What becomes of the jobs is
-        told later."""
+        """Make leases of a holder pending; return them, and the seqs that it does not hold. `on_acked`, `on_released`
+        or `on_settle_failed` follows."""
         ended: list[tuple[int, Lease]] = []
         skipped: list[int] = []
-        settling = self.pending
+        pending = self.pending
         for seq, lease_id in zip(seqs, lease_ids, strict=True):
             lease = self._lease_of(seq, node, lease_id)
             if lease is None:
                 skipped.append(seq)
                 continue
             self._remove_lease(seq, lease)
-            settling[seq] = lease
+            pending[seq] = lease
             ended.append((seq, lease))
         return ended, skipped
 
     def on_acked(self, seqs: Iterable[int]) -> None:
-        """The jobs are gone."""
-        settling, deliveries, priorities = self.pending, self.deliveries, self.priorities
+        """Forget acked jobs."""
+        pending, deliveries, priorities = self.pending, self.deliveries, self.priorities
         for seq in seqs:
-            settling.pop(seq, None)
+            pending.pop(seq, None)
             deliveries.pop(seq, None)
             if priorities:
                 priorities.pop(seq, None)
 
     def on_settle_failed(self, seqs: Iterable[int]) -> None:
-        """It did not happen: leases are back as they were."""
+        """Restore pending leases after a failure."""
         for seq in seqs:
             if seq not in self.pending:
                 continue
@@ -323,7 +314,7 @@ class LeaseTable:
                 self._by_connection.setdefault(lease.connection, set()).add(seq)
 
     def on_released(self, seqs: Iterable[int], ready_at_ms: int | None = None) -> None:
-        """The leases are over; the jobs can be claimed again, at once or not before a time."""
+        """Make pending jobs claimable again, at once or from a time on."""
         for seq in seqs:
             if seq in self.pending:
                 del self.pending[seq]
@@ -333,28 +324,28 @@ class LeaseTable:
                     self._delay(seq, ready_at_ms)
 
     def extend(self, seq: int, node: str, lease_id: int | None, deadline_ms: int) -> Lease | None:
-        """Move a deadline, for the holder; the lease as it was, or None."""
+        """Move the deadline of a holder's lease; return the lease before that, or None if it does not hold it."""
         lease = self._lease_of(seq, node, lease_id)
         if lease is not None:
             self._set_deadline(seq, lease, deadline_ms)
         return lease
 
     def undo_extend(self, seq: int, before: Lease, deadline_ms: int) -> None:
-        """It did not happen, unless something has happened since."""
+        """Undo an extension, unless the lease has changed since."""
         lease = self.leased.get(seq)
         if lease is not None and (lease.lease_id, lease.deadline_ms) == (before.lease_id, deadline_ms):
             self._set_deadline(seq, lease, before.deadline_ms)
 
-    def release_connection(self, conn: object) -> list[tuple[int, Lease]]:
-        """A connection is over, and with it its leases."""
-        gone = [(seq, self.leased[seq]) for seq in sorted(self._by_connection.get(conn, ()))]
-        for seq, lease in gone:
+    def release_connection(self, connection: object) -> list[tuple[int, Lease]]:
+        """End the leases of a connection; return them."""
+        released = [(seq, self.leased[seq]) for seq in sorted(self._by_connection.get(connection, ()))]
+        for seq, lease in released:
             self._remove_lease(seq, lease)
             self._make_claimable(seq)
-        return gone
+        return released
 
     def forget(self, seqs: Iterable[int]) -> None:
-        """These jobs are gone, whoever took them away."""
+        """Forget jobs that the topic removed."""
         for seq in seqs:
             lease = self.leased.get(seq)
             if lease is not None:
@@ -366,21 +357,21 @@ class LeaseTable:
             self._claimable.pop(seq, None)
             self._known_after_cursor.discard(seq)
 
-    # ── a restart ─────────────────────────────────────────────────────────────────────────────
+    # ── restore ───────────────────────────────────────────────────────────────────────────────
 
-    def restore(self, held: dict[int, Lease], deliveries: dict[int, int], delayed: dict[int, int]) -> None:
-        """What was written down before: of a machine that has done nothing yet."""
+    def restore(self, leased: dict[int, Lease], deliveries: dict[int, int], delayed: dict[int, int]) -> None:
+        """Fill a new table with durable leases."""
         self.deliveries.update(deliveries)
-        for seq, lease in held.items():
+        for seq, lease in leased.items():
             self.leased[seq] = lease
             self._deadline_timers.add(lease.deadline_ms, (seq,))
             self._known_after_cursor.add(seq)
         for seq, at_ms in delayed.items():
             self._delay(seq, at_ms)
-        for seq in deliveries.keys() - held.keys() - delayed.keys():
+        for seq in deliveries.keys() - leased.keys() - delayed.keys():
             self._make_claimable(seq)
 
-    # ── in one place ──────────────────────────────────────────────────────────────────────────
+    # ── state changes of one job ──────────────────────────────────────────────────────────────
 
     def _lease_of(self, seq: int, node: str, lease_id: int | None) -> Lease | None:
         lease = self.leased.get(seq)
@@ -391,9 +382,9 @@ class LeaseTable:
     def _remove_lease(self, seq: int, lease: Lease) -> None:
         del self.leased[seq]
         if lease.connection is not None:
-            mine = self._by_connection[lease.connection]
-            mine.discard(seq)
-            if not mine:
+            seqs = self._by_connection[lease.connection]
+            seqs.discard(seq)
+            if not seqs:
                 del self._by_connection[lease.connection]
 
     def _set_deadline(self, seq: int, lease: Lease, deadline_ms: int) -> None:
@@ -414,6 +405,15 @@ class LeaseTable:
 
 
 class QueueSnapshot:
+    """The durable state of a queue: lease frames applied to a manifest row.
+
+        seq of the job, event          CLAIMED inserts; other events apply only to the current lease
+        seq 0, RELEASED                ids up to `lease_id` may be in use; `deliveries` counts dead letters
+
+    A nack with a delay is a RELEASED whose deadline is the end of the delay. Replay may start before the state of the
+    row: its frames then repeat what the row has, in the same order, with the same result. Ids and counts never fall.
+    """
+
     def __init__(self, row: QueueRow | None = None) -> None:
         row = row or QueueRow(0, 0)
         self.lease_id, self.dead_lettered = row.lease_id, row.dead_lettered
@@ -443,15 +443,15 @@ class QueueSnapshot:
                 self.delayed[seq] = body.deadline_ms
 
     def row(self) -> QueueRow | None:
-        """Its row; None where there is nothing to say."""
+        """Return its manifest row; None if it was never used."""
         if not self.lease_id and not self.dead_lettered:
             return None
         return encode_queue_row(self.lease_id, self.dead_lettered, self.leased, self.deliveries, self.delayed)
 
 
 def encode_queue_row(
-    lease_id: int, dead_lettered: int, held: dict[int, Lease], deliveries: dict[int, int], delayed: dict[int, int]
+    lease_id: int, dead_lettered: int, leased: dict[int, Lease], deliveries: dict[int, int], delayed: dict[int, int]
 ) -> QueueRow:
-    leases = (LeaseRow(seq, lease.lease_id, lease.deadline_ms, lease.node) for seq, lease in sorted(held.items()))
+    leases = (LeaseRow(seq, lease.lease_id, lease.deadline_ms, lease.node) for seq, lease in sorted(leased.items()))
     counts, delays = tuple(sorted(deliveries.items())), tuple(sorted(delayed.items()))
     return QueueRow(lease_id, dead_lettered, tuple(leases), counts, delays)

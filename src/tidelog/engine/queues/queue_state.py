@@ -1,8 +1,8 @@
-"""[shell] One queue beside its topic: the lease machine, how far jobs were looked at, and who wants to be woken.
+"""The state of one queue: leases, schedules that were read, listeners.
 
-The topic's lock guards the machine as it guards the index, so what is handed out and what is there are
-seen together. A step that goes through the WAL changes the machine when it is staged, in the order of
-the frames, and is taken back under the same lock if it fails. Nobody waits while holding the lock.
+The lock of the topic guards the leases as it guards the index, so both are consistent with each other. A step that is
+logged in the WAL changes the leases when it is staged, in the order of the frames, and is undone with the same lock
+if it fails. No thread blocks while it holds the lock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SCHEDULE_READ_BYTES = 8 << 20
 
 
 class QueueCommit(Commit, Generic[T]):
-    """Frames of a queue on their way through the WAL. `finish` is told the outcome with the topic's lock held."""
+    """A commit of queue frames. `finish` is called with the outcome, with the topic's lock held."""
 
     __slots__ = ("_finish", "_state")
     future: CommitFuture[T]
@@ -60,6 +60,8 @@ class QueueCommit(Commit, Generic[T]):
 
 
 class QueueState:
+    """The state of one queue, beside the `TopicState` of its topic."""
+
     def __init__(self, topic: TopicState, projection: QueueSnapshot) -> None:
         self.topic = topic
         self.leases = LeaseTable()
@@ -67,27 +69,26 @@ class QueueState:
         self.leases.dead_lettered = self.staged_dead_letters = projection.dead_lettered
         if self.has_durable_leases:
             self.leases.restore(projection.leased, projection.deliveries, projection.delayed)
-        self.expired_leases = 0  # leases that ran out since it was opened
-        self.scheduled_to = 0  # what jobs up to here ask for is known
-        self.copied_dead_letters: dict[
-            int, int
-        ] = {}  # jobs that the topic of this id has as dead letters, and this one still has
-        self.dead_letter_error: Error | None = None  # what last kept a job from the dead-letter topic
+        self.expired_leases = 0  # since the directory was opened
+        self.scheduled_to = 0  # the schedules of jobs up to this seq were read
+        # Jobs that were copied to the dead-letter topic (its id) and are not deleted here yet.
+        self.copied_dead_letters: dict[int, int] = {}
+        self.dead_letter_error: Error | None = None  # of the last move to the dead-letter topic
         self.history = HistoryWriter(topic)
         self.read_ahead = jobs.ReadAhead()
         self.claim_window: BlockingClaimWindow | None = None
-        self._seen_removals = -1  # of the index, when what is known here was last held against it
+        self._seen_removals = -1  # the index's removal count when the leases were last compared with it
         self._reserving: CommitFuture[None] | None = None
         self._listeners_lock = Lock()
         self._listeners: set[Callable[[], None]] = set()
 
     @property
     def has_durable_leases(self) -> bool:
-        """Whether leases outlive a restart."""
+        """Whether leases survive a restart."""
         return self.topic.config.leases_durable and not self.topic.is_ephemeral
 
     def row(self, *, final: bool) -> QueueRow | None:
-        """What the manifest says of it. With the lock held. `final`: nobody claims any more."""
+        """Return the manifest row of the queue. With the lock held. `final`: no claim can follow."""
         leases = self.leases
         lease_id = leases.lease_id if final or self.topic.is_ephemeral else max(self.lease_id_ceiling, leases.lease_id)
         if not lease_id and not leases.dead_lettered:
@@ -100,14 +101,14 @@ class QueueState:
     # ── with the lock held ────────────────────────────────────────────────────────────────────
 
     def refresh(self, now_ms: int) -> SweepResult:
-        """Bring the machine to this time, and to what the topic holds."""
+        """Expire leases and delays at this time, and forget jobs that the topic removed."""
         index = self.topic.index
         if self._seen_removals != index.removal_count:
             tracked = self.leases.known_seqs()
-            gone = ~jobs.live_mask(index, tracked)
-            lost: list[int] = np.array(tracked, np.int64)[gone].tolist()
-            self.leases.forget(lost)
-            for seq in lost if self.copied_dead_letters else ():
+            is_removed = ~jobs.live_mask(index, tracked)
+            removed: list[int] = np.array(tracked, np.int64)[is_removed].tolist()
+            self.leases.forget(removed)
+            for seq in removed if self.copied_dead_letters else ():
                 self.copied_dead_letters.pop(seq, None)
             self._seen_removals = index.removal_count
         swept = self.leases.sweep(now_ms)
@@ -117,15 +118,15 @@ class QueueState:
         return swept
 
     def remove_known(self, remove: Callable[[], object]) -> None:
-        """Delete jobs that the machine knows to be gone: nothing has to be held against the index for that."""
+        """Delete jobs that the leases already forgot, so that `refresh` need not compare them with the index."""
         index = self.topic.index
-        current = self._seen_removals == index.removal_count
+        is_current = self._seen_removals == index.removal_count
         remove()
-        if current:
+        if is_current:
             self._seen_removals = index.removal_count
 
     def counts(self) -> QueueCounts:
-        """Of a machine that was refreshed."""
+        """Count jobs; call `refresh` first."""
         leases = self.leases
         ready = max(self.topic.index.count - leases.unavailable_count, 0)
         return QueueCounts(ready, len(leases.leased), leases.dead_lettered)
@@ -134,11 +135,11 @@ class QueueState:
         return jobs.next_live_seqs(self.topic.index, cursor, self.scheduled_to + 1, most)
 
     def is_next_in_memory(self) -> bool:
-        """Whether what would be claimed next is in memory."""
+        """Whether the jobs that would be claimed next are in memory."""
         index = self.topic.index
         lowest = index.earliest if self.leases.returned_count else max(self.leases.cursor, index.earliest)
-        found = next(index.slices(lowest, index.head + 1), None)
-        return found is None or isinstance(found.part, MemTable)
+        piece = next(index.slices(lowest, index.head + 1), None)
+        return piece is None or isinstance(piece.part, MemTable)
 
     def encode_lease_frame(
         self, seq: int, event: LeaseEvent, lease_id: int, deadline_ms: int, count: int, node: str
@@ -152,30 +153,30 @@ class QueueState:
         )
 
     def encode_lease_mark(self, ceiling: int, dead_lettered: int) -> bytes:
-        """Ids up to the ceiling may be handed out from now on, and so many jobs went to another topic."""
+        """Encode the frame that reserves lease ids up to the ceiling and holds the number of dead letters."""
         return self.encode_lease_frame(0, LeaseEvent.RELEASED, ceiling, 0, dead_lettered, "")
 
-    # ── without it ────────────────────────────────────────────────────────────────────────────
+    # ── without the lock ──────────────────────────────────────────────────────────────────────
 
     def reserve_lease_ids(self, ids: int) -> None:
-        """Put ids on record before they are handed out: after any crash none is given to another lease. An ephemeral
-        queue has no jobs left then that an old lease could be about."""
-        core = self.topic
-        if core.is_ephemeral:
+        """Log lease ids before they are used: after a crash no id is assigned again. An ephemeral queue needs none,
+        because a restart leaves no job that an old lease could name."""
+        topic = self.topic
+        if topic.is_ephemeral:
             return
         while True:
-            with core.lock:
+            with topic.lock:
                 if self.leases.lease_id + ids <= self.lease_id_ceiling:
                     return
-                core.check_writable()
+                topic.check_writable()
                 if self._reserving is None:
                     ceiling = self.leases.lease_id + ids + LEASE_IDS_AHEAD
                     mark = self.encode_lease_mark(ceiling, self.staged_dead_letters)
                     commit = QueueCommit(self, [mark], partial(self._on_ids_reserved, ceiling), durable=True)
-                    core.submit(commit)
+                    topic.submit(commit)
                     self._reserving = commit.future
-                token = self._reserving
-            token.wait()
+                future = self._reserving
+            future.wait()
 
     def _on_ids_reserved(self, ceiling: int, error: Error | None) -> None:
         self._reserving = None
@@ -183,18 +184,18 @@ class QueueState:
             self.lease_id_ceiling = max(self.lease_id_ceiling, ceiling)
 
     def read_new_schedules(self) -> None:
-        """Look at the jobs that have come since: what they ask for is known before one of them is handed out."""
-        core, index = self.topic, self.topic.index
+        """Read the schedules of new jobs, before any of them is claimed."""
+        topic, index = self.topic, self.topic.index
         while self.scheduled_to < index.head:
-            with core.lock:
+            with topic.lock:
                 stop = index.head + 1
-                found = next(index.slices(max(self.scheduled_to + 1, index.earliest), stop), None)
-                if found is None:
+                piece = next(index.slices(max(self.scheduled_to + 1, index.earliest), stop), None)
+                if piece is None:
                     self._advance_scheduled(stop)
                     return
-                part, first, stop = found
+                part, first, stop = piece
                 if isinstance(part, MemTable) and first >= part.no_meta_from:
-                    self._advance_scheduled(stop)  # nobody asks for anything without a meta
+                    self._advance_scheduled(stop)  # schedules are in the meta
                     continue
                 try:
                     flags = part.entries()["flags"][first - part.base : stop - part.base]
@@ -203,23 +204,23 @@ class QueueState:
                         self._advance_scheduled(stop)
                         continue
                     lo, hi = first + int(with_meta[0]), first + int(with_meta[-1]) + 1
-                    look = part.reader(lo, hi, _SCHEDULE_READ_BYTES)
+                    read = part.reader(lo, hi, _SCHEDULE_READ_BYTES)
                 except Damaged as damage:
-                    core.damage[:] = [*core.damage, f"{core.name}: what its jobs ask for: {damage}"][-10:]
-                    self._advance_scheduled(stop)  # those that do not read are not handed out either
+                    topic.damage[:] = [*topic.damage, f"{topic.name}: the schedules of its jobs: {damage}"][-10:]
+                    self._advance_scheduled(stop)  # unreadable jobs are not claimable either
                     continue
-            chunk = look()
+            chunk = read()
             if chunk.fault is None and chunk.next_seq < hi:
                 stop = chunk.next_seq
-            asked = read_schedules(chunk.rows)
-            with core.lock:
+            schedules = read_schedules(chunk.rows)
+            with topic.lock:
                 if self.scheduled_to >= stop - 1:
-                    continue  # somebody else has looked meanwhile
-                now_ms = core.context.now_ms()
-                alive = jobs.live_mask(index, [wish.seq for wish in asked])
-                for wish, lives in zip(asked, alive.tolist(), strict=True):
-                    if self.scheduled_to < wish.seq < stop and lives:
-                        self.leases.schedule(wish.seq, wish.run_at_ms, wish.priority, now_ms)
+                    continue  # another thread has read them meanwhile
+                now_ms = topic.context.now_ms()
+                live = jobs.live_mask(index, [schedule.seq for schedule in schedules])
+                for (seq, run_at_ms, priority), is_live in zip(schedules, live.tolist(), strict=True):
+                    if self.scheduled_to < seq < stop and is_live:
+                        self.leases.schedule(seq, run_at_ms, priority, now_ms)
                 self._advance_scheduled(stop)
 
     def _advance_scheduled(self, stop: int) -> None:
@@ -237,15 +238,15 @@ class QueueState:
             self._listeners.discard(wake)
 
     def notify_listeners(self) -> None:
-        """Something became claimable, or somebody has room for more. Called without the topic's lock."""
+        """Wake listeners: a job became claimable or a holder has capacity again. Called without the topic's lock."""
         if self._listeners:
             with self._listeners_lock:
-                waiters = list(self._listeners)
-            self.topic.context.notify(self.topic.name, waiters)
+                listeners = list(self._listeners)
+            self.topic.context.notify(self.topic.name, listeners)
 
 
 def get_queue_state(topic: TopicState) -> QueueState:
-    """The one state of a queue, made when it is first used."""
+    """Return the state of a queue; create it on first use."""
     with topic.lock:
         if topic.queue_state is None:
             topic.queue_state = QueueState(topic, topic.queue_snapshot or QueueSnapshot())

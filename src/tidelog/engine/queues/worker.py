@@ -1,14 +1,14 @@
-"""[shell] A worker: a function for each job, and everything around it.
+"""A worker: claims jobs, runs a function for each, and acks, nacks or extends them.
 
-    claim as many as there are free hands ──► function(job) ──► returned: ack
-                                                  │    └──────► raised:   nack, later each time
-                                                  └ every third of the lease: extend all that are running
+    claim as many as there are free threads ──► function(job) ──► returned: ack
+                                                    │    └──────► raised:   nack, with a growing delay
+                                                    └ every third of the lease: extend all running jobs
 
-`stop` lets running jobs finish and goes on extending their leases; what was claimed and not begun goes back at once.
-The worker needs four calls of a queue, so a `RemoteQueue` of `tidelog.client` can stand in for one.
+`stop` lets running jobs finish and extends their leases meanwhile; claimed jobs that did not start are nacked at once.
+The worker calls four methods of a queue, so a `RemoteQueue` of `tidelog.client` works as well.
 
-A coroutine function is run to its end by an event loop of its own, in the thread of the job. A function that returns
-another awaitable, or a generator, has not done its job when it returns: it is refused, or fails the job.
+A coroutine function is run to its end by its own event loop in the thread of the job. A generator function is refused;
+a function that returns another awaitable or a generator fails the job, because nothing has run yet.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class HasCount(Protocol):
 
 
 class JobSource(Protocol):
-    """Where jobs come from: a `Queue`, or a `RemoteQueue`, whose jobs have the same fields."""
+    """A `Queue`, or a `RemoteQueue`, whose jobs have the same fields."""
 
     def claim(self, node: str, most: int = 1, lease_ms: int | None = None) -> Sequence[Any]: ...
     def ack(self, node: str, seqs: Sequence[Any], /) -> HasCount: ...
@@ -48,7 +48,7 @@ class JobSource(Protocol):
 
 @runtime_checkable
 class JobNotifier(Protocol):
-    """A source that says when there may be a job; others are asked now and then."""
+    """A source that notifies listeners of new jobs; other sources are polled."""
 
     def add_listener(self, wake: Callable[[], None]) -> None: ...
     def remove_listener(self, wake: Callable[[], None]) -> None: ...
@@ -57,11 +57,11 @@ class JobNotifier(Protocol):
 class WorkerStats(NamedTuple):
     done: int  # acked
     failed: int  # the function raised
-    lost: int  # done too late: somebody else may have had it by then
+    lost: int  # finished after the lease ended: another worker may have claimed it
 
 
 class Worker:
-    """Runs `function` for every job, `concurrency` at a time, until the end of a `with`, or `stop`."""
+    """Runs `function` for every job, `concurrency` at a time, until `stop` or the end of a `with` block."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Worker:
         on_error: Callable[[Job, BaseException], object] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """After the n-th failed delivery a job rests for `backoff_ms` times two to the n - 1, at most `backoff_ms_max`.
-        `on_error` is told of what a function raised, in the thread that ran it. A coroutine function is run by
-        `asyncio.run`, a loop for each job; what it shares with other jobs must not belong to a loop."""
+        """After the n-th failed delivery a job is delayed by `backoff_ms` times two to the n - 1, at most
+        `backoff_ms_max`. `on_error(job, error)` is called for a function that raised, in its thread. A coroutine
+        function is run by `asyncio.run`, with a loop for each job; objects shared by jobs must not belong to a loop."""
         for what, value in (("concurrency", concurrency), ("lease_ms", lease_ms), ("poll_ms", poll_ms)):
             if value < 1:
                 raise BadInput(f"{what} is {value}, it must be 1 or more; nothing was started")
@@ -87,8 +87,8 @@ class Worker:
             raise BadInput(f"backoff_ms is {backoff_ms}, it must be from 0 to backoff_ms_max ({backoff_ms_max})")
         if isgeneratorfunction(function) or isasyncgenfunction(function):
             raise BadInput(
-                f"{function!r:.200} is a generator function: calling it runs nothing of it; nothing was started, give "
-                "a function or a coroutine function"
+                f"{function!r:.200} is a generator function: calling it runs none of its code; nothing was started, "
+                "pass a function or a coroutine function"
             )
         self._source, self._function, self._node = source, function, node
         self._concurrency, self._lease_ms, self._poll_ms = concurrency, lease_ms, poll_ms
@@ -102,11 +102,11 @@ class Worker:
         self._woken = Event()
         self._stopping = False
         self._thread: Thread | None = None
-        self.last_error: Error | None = None  # what last kept it from claiming or settling
+        self.last_error: Error | None = None  # of the last failed claim or settle
         fork.register(self)
 
     def on_fork(self, pid: int) -> None:
-        """Give up in a forked child: its threads, and the jobs that they work on, are the parent's."""
+        """Disable this worker in a forked child: the parent keeps its threads and jobs."""
         self._stopping, self._thread, self._woken = True, None, Event()
         fork.poison_locks(f"the worker {self._node}", pid, self)
 
@@ -117,11 +117,11 @@ class Worker:
 
     @property
     def running(self) -> int:
-        """Jobs that are being worked on now."""
+        """The number of jobs that run now."""
         return len(self._running)
 
     def wait(self, count: int, timeout: float | None = None) -> bool:
-        """Until so many jobs were done, failed or lost since it was made; whether that was within `timeout` seconds."""
+        """Wait until `count` jobs were done, failed or lost since the start; return False after `timeout` seconds."""
         with self._settled:
             return self._settled.wait_for(lambda: self._done + self._failed + self._lost >= count, timeout)
 
@@ -132,8 +132,8 @@ class Worker:
         return self
 
     def stop(self, timeout: float | None = None) -> bool:
-        """Claim no more, let what runs finish; whether all of it has, within `timeout` seconds. Stopping twice is
-        harmless."""
+        """Claim no more jobs and wait for running ones; return whether all finished within `timeout` seconds. Stopping
+        twice has no effect."""
         self._stopping = True
         self._woken.set()
         if self._thread is not None:
@@ -151,28 +151,28 @@ class Worker:
     # ── the thread that claims and extends ────────────────────────────────────────────────────
 
     def _run(self) -> None:
-        bell = self._source if isinstance(self._source, JobNotifier) else None
-        if bell is not None:
-            bell.add_listener(self._woken.set)
-        beat_ms = max(self._lease_ms // 3, 1)
-        next_beat_ms = self._clock.monotonic_ms() + beat_ms
+        notifier = self._source if isinstance(self._source, JobNotifier) else None
+        if notifier is not None:
+            notifier.add_listener(self._woken.set)
+        extend_interval_ms = max(self._lease_ms // 3, 1)
+        next_extend_ms = self._clock.monotonic_ms() + extend_interval_ms
         try:
-            with ThreadPoolExecutor(self._concurrency, f"tidelog worker {self._node}") as hands:
+            with ThreadPoolExecutor(self._concurrency, f"tidelog worker {self._node}") as pool:
                 while not self._stopping or self._running:
                     self._woken.clear()
                     if not self._stopping:
-                        self._claim(hands)
+                        self._claim(pool)
                     now_ms = self._clock.monotonic_ms()
-                    if now_ms >= next_beat_ms:
+                    if now_ms >= next_extend_ms:
                         self._extend()
-                        next_beat_ms = now_ms + beat_ms
+                        next_extend_ms = now_ms + extend_interval_ms
                     if not self._stopping or self._running:
-                        self._woken.wait(min(next_beat_ms - now_ms, self._poll_ms) / 1000)
+                        self._woken.wait(min(next_extend_ms - now_ms, self._poll_ms) / 1000)
         finally:
-            if bell is not None:
-                bell.remove_listener(self._woken.set)
+            if notifier is not None:
+                notifier.remove_listener(self._woken.set)
 
-    def _claim(self, hands: ThreadPoolExecutor) -> None:
+    def _claim(self, pool: ThreadPoolExecutor) -> None:
         free = self._concurrency - len(self._running)
         if free < 1:
             return
@@ -180,7 +180,7 @@ class Worker:
         for job in jobs:
             with self._lock:
                 self._running[job.lease_id] = job
-            hands.submit(self._work, job)
+            pool.submit(self._work, job)
 
     def _extend(self) -> None:
         with self._lock:
@@ -188,7 +188,7 @@ class Worker:
         if jobs:
             self._call_source(lambda: self._source.extend(self._node, jobs, lease_ms=self._lease_ms))
 
-    # ── the hands ─────────────────────────────────────────────────────────────────────────────
+    # ── the threads that run jobs ─────────────────────────────────────────────────────────────
 
     def _work(self, job: Job) -> None:
         try:
@@ -197,7 +197,7 @@ class Worker:
                 return
             try:
                 _run_to_completion(self._function(job))
-            except BaseException as error:  # also a cancelled coroutine: the job's failure, not the worker's
+            except BaseException as error:  # a cancelled coroutine, too, fails the job and not the worker
                 self._fail(job, error)
             else:
                 acked = self._call_source(lambda: self._source.ack(self._node, [job]).count)
@@ -215,16 +215,17 @@ class Worker:
     def _fail(self, job: Job, error: BaseException) -> None:
         with self._lock:
             self._failed += 1
-        rest_ms = min(self._backoff_ms << min(max(job.deliveries - 1, 0), _BACKOFF_DOUBLINGS_MAX), self._backoff_ms_max)
-        self._call_source(lambda: self._source.nack(self._node, [job], delay_ms=rest_ms))
+        doublings = min(max(job.deliveries - 1, 0), _BACKOFF_DOUBLINGS_MAX)
+        delay_ms = min(self._backoff_ms << doublings, self._backoff_ms_max)
+        self._call_source(lambda: self._source.nack(self._node, [job], delay_ms=delay_ms))
         if self._on_error is not None:
             try:
                 self._on_error(job, error)
             except Exception:
-                _log.exception("on_error of the worker %s raised; the job %d was given back", self._node, job.seq)
+                _log.exception("on_error of the worker %s raised; the job %d was nacked", self._node, job.seq)
 
     def _call_source(self, call: Callable[[], Any]) -> Any:
-        """What a call of the source came to; None where it failed: leases end by themselves, and jobs come back."""
+        """Call the source; return None if it fails: the leases expire and the jobs are claimable again."""
         try:
             return call()
         except Error as error:
@@ -232,19 +233,19 @@ class Worker:
         except Exception as error:
             _log.exception("the worker %s cannot claim or settle jobs", self._node)
             self.last_error = Refused(
-                f"the source of jobs failed with {error!r:.200}; jobs that were not settled come back when their "
+                f"the source of jobs raised {error!r:.200}; jobs that were not settled are claimable again when their "
                 "leases end"
             )
         return None
 
 
 def _run_to_completion(result: object) -> None:
-    """Run a coroutine to its end. Raises BadInput for what has not run and cannot be run here."""
+    """Run a coroutine to its end; raise BadInput for a generator or another awaitable."""
     if isinstance(result, Coroutine):
         asyncio.run(result)
         return
     if isinstance(result, Generator | AsyncGenerator | Awaitable):
         raise BadInput(
-            f"the function returned {result!r:.200}, which has not run; the job was given back, give a function or a "
+            f"the function returned {result!r:.200}, which has not run; the job was nacked, pass a function or a "
             "coroutine function"
         )

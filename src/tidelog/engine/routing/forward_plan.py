@@ -1,25 +1,19 @@
-"""[policy] What a pass does with a stretch of the source, step by step, and how much of it the target takes.
-
-    copies   records that a router passes on: they get seqs, one after the other
-    trim     records that were lost before they could be passed on: as many seqs of the target, and a gap there
-    skip     records that were deleted before they could be passed on, and seqs that never had one: nothing for them
-
-A record, and the loss of one, is passed on HOPS_MAX times at most: what came over so many routers is skipped. Where
-a target has no room the pass ends before that record and continues there later: order is kept at the price of waiting.
-
-[hot] Records of a source → copies in a dest, as columns. No Python object per record, except for evidence.
-
-A copy has the data and the meta of its record, byte for byte, and its JSON flag; node and tag as its router
-says. A router that promises `exactly_once` adds where the copy comes from to its meta. That text has to be
-made record by record; it may take a meta past the limit for writers, which is no reason to lose either.
-
-[hot] What follows a lane's cursor in its source: records as columns, or seqs that have no record any more.
+"""One pass of a forwarder: read a chunk of the source, choose the copies, and fit them to the dest's capacity.
 
     cursor │ record │ record │ lost │ deleted │ hole │ record …
-           └─── one stretch: seqs of one part, or of no part at all ───┘
+           └─── one chunk: seqs of one part, or of no part ────┘
 
-What is needed of a part is taken under the source's lock; reading happens without it, and no other lock is held.
-Records older than the source's `ttl_ms` count as lost, whether a reader of the source has made them expire or not.
+    copies   records that routers forward: they get consecutive seqs
+    trim     records that were lost before they were forwarded: as many seqs of the dest, and a gap there
+    skip     records that were deleted before they were forwarded, and seqs that never had a record: no seqs
+
+Reading takes the source's lock to choose a part and reads without a lock. Records older than the source's `ttl_ms`
+count as lost, whether they have expired yet or not. A record, and the loss of one, passes at most HOPS_MAX routers. If
+the dest has no capacity the pass ends before that record and continues there later, which keeps the order.
+
+Copies are columns, without a Python object per record. A copy has the data, meta and JSON flag of its record; node and
+tag as its router is configured. A router with `exactly_once` adds the origin of the copy to its meta; that text is
+built record by record and may exceed the size limit for the meta of writers.
 """
 
 from __future__ import annotations
@@ -46,7 +40,7 @@ from tidelog.formats.rows import Rows, Span, copy_values, empty_rows, to_binary_
 from tidelog.types import Ints
 
 PASS_RECORDS_MAX: Final = 1024
-PASS_EMPTY_SEQS_MAX: Final = 1 << 20  # seqs without a record that are looked at in one go
+PASS_EMPTY_SEQS_MAX: Final = 1 << 20  # seqs without a record in one chunk
 _PASS_BYTES_MAX: Final = 4 << 20
 ChunkKind: TypeAlias = Literal["records", "lost", "deleted", "hole"]
 
@@ -59,13 +53,13 @@ class SourceChunk:
     stop: int
     kind: ChunkKind  # "records": `rows` has one for every seq
     rows: Rows
-    lost: int = 0  # so many of the first rows were lost to a cap or to age
+    lost: int = 0  # number of first rows that were lost to a cap or to age
     deleted: BoolArray | None = None  # which rows were deleted
-    hops: Ints | None = None  # over how many routers each came; None: over none
+    hops: Ints | None = None  # hop count of each row; None: 0
 
 
 def read_source(source: TopicState, cursor: int) -> SourceChunk | None:
-    """The next stretch after `cursor`; None: there is nothing."""
+    """Return the next chunk after `cursor`; None if there is none."""
     first = cursor + 1
     with source.lock:
         index = source.index
@@ -73,17 +67,17 @@ def read_source(source: TopicState, cursor: int) -> SourceChunk | None:
         if first >= stop:
             return None
         floor = max(index.evict_floor, _source_expiry(source))
-        found = next(index.slices(first, stop), None)
-        if found is None or found.first > first:
-            return _empty_chunk(source, first, stop if found is None else found.first, floor)
-        part, stop = found.part, min(found.stop, first + PASS_RECORDS_MAX)
+        piece = next(index.slices(first, stop), None)
+        if piece is None or piece.first > first:
+            return _empty_chunk(source, first, stop if piece is None else piece.first, floor)
+        part, stop = piece.part, min(piece.stop, first + PASS_RECORDS_MAX)
         read = part.reader(first, stop, _PASS_BYTES_MAX)
         lost = max(min(floor, stop) - first, 0)
-        dead = part.deleted_mask()
-        gone: BoolArray | None = None if dead is None else dead[found.lo : found.lo + stop - first].copy()
+        mask = part.deleted_mask()
+        deleted: BoolArray | None = None if mask is None else mask[piece.lo : piece.lo + stop - first].copy()
         if index.earliest > first:
-            gone = np.zeros(stop - first, bool) if gone is None else gone
-            gone[: index.earliest - first] = True
+            deleted = np.zeros(stop - first, bool) if deleted is None else deleted
+            deleted[: index.earliest - first] = True
         hops = _hops_between(source, first, stop)
     chunk = read()
     stop = min(stop, chunk.next_seq)
@@ -94,20 +88,20 @@ def read_source(source: TopicState, cursor: int) -> SourceChunk | None:
     count = stop - first
     rows = chunk.rows.between(first, stop)
     if len(rows) != count:
-        return _damaged_chunk(source, first, Fault(first, stop, 0, "seqs are not all where their index says"))
+        return _damaged_chunk(source, first, Fault(first, stop, 0, "records are missing that the index has"))
     return SourceChunk(
         first,
         stop,
         "records",
         rows,
         min(lost, count),
-        None if gone is None else gone[:count],
+        None if deleted is None else deleted[:count],
         None if hops is None else hops[:count],
     )
 
 
 def _source_expiry(source: TopicState) -> int:
-    """One past the last record that is older than the source's age limit. With the source's lock held."""
+    """Return one past the last record that is older than the source's `ttl_ms`. With the source's lock held."""
     if not source.config.ttl_ms:
         return 0
     expiry = source.index.floor_for_age(source.context.now_ms() - source.config.ttl_ms)
@@ -119,7 +113,7 @@ def _hops_between(source: TopicState, first: int, stop: int) -> Ints | None:
 
 
 def _empty_chunk(source: TopicState, first: int, stop: int, floor: int) -> SourceChunk:
-    """Seqs that no part has: their records were lost or deleted, or there never was one. With the lock held."""
+    """Return a chunk of seqs without a part: lost, deleted, or never assigned. With the lock held."""
     index = source.index
     stop = min(stop, first + PASS_EMPTY_SEQS_MAX)
     for lo, hi in index.trimmed_ranges:
@@ -143,11 +137,11 @@ def _empty_chunk(source: TopicState, first: int, stop: int, floor: int) -> Sourc
 
 
 def _damaged_chunk(source: TopicState, first: int, fault: Fault) -> SourceChunk:
-    """Records that do not read are lost to the target: waiting for them would block all that follow."""
+    """Return unreadable records as a lost chunk: waiting for them would block all later records."""
     stop = max(fault.resume, first + 1)
-    said = f"{source.name}: seqs {first} to {stop - 1} could not be passed on: {fault.reason}"
-    if said not in source.damage:
-        source.damage[:] = [*source.damage, said][-10:]
+    message = f"{source.name}: seqs {first} to {stop - 1} could not be forwarded: {fault.reason}"
+    if message not in source.damage:
+        source.damage[:] = [*source.damage, message][-10:]
     with source.lock:
         return SourceChunk(first, stop, "lost", empty_rows(), hops=_hops_between(source, first, stop))
 
@@ -160,14 +154,14 @@ _encode = msgspec.json.Encoder().encode
 
 
 class CopiedColumns(NamedTuple):
-    """Which records become copies, by which router: rows rising, and by one row in the order of the routers."""
+    """The copies of a chunk as columns, ordered by row, then by router."""
 
     rows: Rows  # of the source
-    row_indexes: Ints  # a row each
-    router_indexes: Ints  # the number of a router each
-    size: Ints  # bytes of data and meta each
-    hops: Ints | None  # over how many routers each copy came; None: over one
-    metas: list[bytes] | None  # where they are not those of the records
+    row_indexes: Ints  # the row of each copy
+    router_indexes: Ints  # the router of each copy
+    size: Ints  # bytes of data and meta of each copy
+    hops: Ints | None  # hop count of each copy; None: 1
+    metas: list[bytes] | None  # None: those of the records
 
     def __len__(self) -> int:
         return len(self.row_indexes)
@@ -185,54 +179,54 @@ class CopiedColumns(NamedTuple):
         return CopiedColumns(self.rows, self.row_indexes[keep], self.router_indexes[keep], self.size[keep], hops, metas)
 
 
-def choose_copies(routers: Sequence[Router], source_id: int, found: SourceChunk) -> CopiedColumns:
-    """What the routers pass on of a stretch, as if nothing of it was deleted or lost."""
-    rows = found.rows
+def choose_copies(routers: Sequence[Router], source_id: int, chunk: SourceChunk) -> CopiedColumns:
+    """Return the copies of a chunk, as if none of its records was deleted or lost."""
+    rows = chunk.rows
     passes = np.empty((len(rows), len(routers)), bool)
-    open_ = np.ones(len(rows), bool) if found.hops is None else found.hops < HOPS_MAX
+    below_limit = np.ones(len(rows), bool) if chunk.hops is None else chunk.hops < HOPS_MAX
     for number, router in enumerate(routers):
-        passes[:, number] = open_ & (rows.seq > router.start)
+        passes[:, number] = below_limit & (rows.seq > router.start)
         if router.match is not None:
             passes[:, number] &= _tag_matches(rows, router.match)
-    which, who = np.nonzero(passes)
-    hops = None if found.hops is None else found.hops[which] + 1
+    row_indexes, router_indexes = np.nonzero(passes)
+    hops = None if chunk.hops is None else chunk.hops[row_indexes] + 1
     metas = (
-        _metas_with_evidence(rows, which, who, routers, source_id)
+        _metas_with_evidence(rows, row_indexes, router_indexes, routers, source_id)
         if any(router.exactly_once for router in routers)
         else None
     )
-    size = rows.data.size[which]
+    size = rows.data.size[row_indexes]
     if metas is not None:
         size = size + np.fromiter(map(len, metas), np.int64, len(metas))
     elif rows.meta is not None:
-        size = size + rows.meta.size[which]
-    return CopiedColumns(rows, which, who, size, hops, metas)
+        size = size + rows.meta.size[row_indexes]
+    return CopiedColumns(rows, row_indexes, router_indexes, size, hops, metas)
 
 
 def _tag_matches(rows: Rows, match: Match) -> BoolArray:
     if rows.tag is None:
         return np.zeros(len(rows), bool)
     tags, value = to_binary_array(rows.buf, rows.tag), match.value.encode()
-    found = pc.equal(tags, value) if match.op is MatchOp.EXACT else pc.starts_with(tags, pattern=value)
-    mask: BoolArray = found.to_numpy(zero_copy_only=False).astype(bool)
+    matches = pc.equal(tags, value) if match.op is MatchOp.EXACT else pc.starts_with(tags, pattern=value)
+    mask: BoolArray = matches.to_numpy(zero_copy_only=False).astype(bool)
     return mask & (rows.tag.size > 0)
 
 
 class EncodedCopies(NamedTuple):
-    """Frames of copies with consecutive seqs. All of them are in the WAL after a crash, or none."""
+    """Frames of copies with consecutive seqs. After a crash the WAL has all of them or none."""
 
     frames: list[bytes]
     records: int
     data_bytes: int
     counts: tuple[int, ...]  # copies of each router
-    hops: tuple[int, ...]  # pairs: so many of them, in order, came over so many routers
+    hops: tuple[int, ...]  # pairs of a number of copies, in order, and their hop count
     last: int  # the seq of the last record in the source
 
 
 def encode_copies(
     dest_id: int, first: int, copies: CopiedColumns, routers: Sequence[Router], *, ts_ms: int, durable: bool
 ) -> Iterator[EncodedCopies]:
-    """The frames of copies that get the seqs from `first` on, all of time `ts_ms`."""
+    """Encode copies with the seqs from `first` on and the time `ts_ms`."""
     rows = copies.rows
     json = (segment_index.record_flags(rows)[copies.row_indexes] & segment_index.JSON) != 0
     for lo, hi in pairwise([0, *(np.flatnonzero(json[1:] != json[:-1]) + 1).tolist(), len(copies)]):
@@ -252,41 +246,43 @@ def _hop_runs(copies: CopiedColumns) -> tuple[int, ...]:
 
 
 def _copies_batch(copies: CopiedColumns, routers: Sequence[Router], json: bool) -> Batch | ArrowBatch:
-    rows, which, who = copies.rows, copies.row_indexes, copies.router_indexes
-    keeps_tag = np.array([router.preserve_tag for router in routers])[who]
-    keeps_node = np.array([router.preserve_node for router in routers])[who]
-    tags, nodes = (
-        _optional_column(rows, rows.tag, which, keeps_tag),
-        _optional_column(rows, rows.node, which, keeps_node),
-    )
-    metas = (
-        _optional_column(rows, rows.meta, which, None) if copies.metas is None else pa.array(copies.metas, pa.binary())
-    )
-    data = to_binary_array(rows.buf, rows.data.take(which))
-    if len(which) > 1 or metas is not None:
+    rows, row_indexes, router_indexes = copies.rows, copies.row_indexes, copies.router_indexes
+    keeps_tag = np.array([router.preserve_tag for router in routers])[router_indexes]
+    keeps_node = np.array([router.preserve_node for router in routers])[router_indexes]
+    tags = _optional_column(rows, rows.tag, row_indexes, keeps_tag)
+    nodes = _optional_column(rows, rows.node, row_indexes, keeps_node)
+    if copies.metas is None:
+        metas = _optional_column(rows, rows.meta, row_indexes, None)
+    else:
+        metas = pa.array(copies.metas, pa.binary())
+    data = to_binary_array(rows.buf, rows.data.take(row_indexes))
+    if len(row_indexes) > 1 or metas is not None:
         return ArrowBatch(data, json, tags, nodes, metas)
     tag, node = (b"" if column is None else column[0].as_py() or b"" for column in (tags, nodes))
     return Batch([data[0].as_py()], json, tag, node)
 
 
-def _optional_column(rows: Rows, span: Span | None, which: Ints, keep: BoolArray | None) -> pa.Array | None:
-    """A column that records may lack; None where all of them do."""
-    if span is None or not span.size[which].any() or not (keep is None or keep.any()):
+def _optional_column(rows: Rows, span: Span | None, row_indexes: Ints, keep: BoolArray | None) -> pa.Array | None:
+    """Return a column that records may lack; None if all of them do."""
+    if span is None or not span.size[row_indexes].any() or not (keep is None or keep.any()):
         return None
-    picked = to_binary_array(rows.buf, span.take(which))
+    picked = to_binary_array(rows.buf, span.take(row_indexes))
     return picked if keep is None or keep.all() else pc.if_else(pa.array(keep), picked, None)
 
 
-def _metas_with_evidence(rows: Rows, which: Ints, who: Ints, routers: Sequence[Router], source_id: int) -> list[bytes]:
-    """Metas with the evidence of where each copy comes from, where its router promises that."""
-    known = [b""] * len(which) if rows.meta is None else copy_values(rows.buf, rows.meta.take(which))
-    found = zip(known, rows.seq[which].tolist(), map(routers.__getitem__, who.tolist()), strict=True)
-    return [encode_evidence(old, router, source_id, seq) if router.exactly_once else old for old, seq, router in found]
+def _metas_with_evidence(
+    rows: Rows, row_indexes: Ints, router_indexes: Ints, routers: Sequence[Router], source_id: int
+) -> list[bytes]:
+    """Return the metas of copies, with their origin if the router has `exactly_once`."""
+    metas = [b""] * len(row_indexes) if rows.meta is None else copy_values(rows.buf, rows.meta.take(row_indexes))
+    copies = zip(metas, rows.seq[row_indexes].tolist(), map(routers.__getitem__, router_indexes.tolist()), strict=True)
+    return [encode_evidence(old, router, source_id, seq) if router.exactly_once else old for old, seq, router in copies]
 
 
 def encode_evidence(old: bytes, router: Router, source_id: int, seq: int) -> bytes:
-    """The meta of a copy. An object with room takes one more key; anything else is kept beside it."""
-    told = {
+    """Return the meta of a copy with its origin. An object below the key limit gets one more key; any other meta is
+    kept beside it."""
+    evidence = {
         "idempotency_key": f"router:{router.name}:{source_id}:{source_id}:{seq}",
         "router": router.name,
         "source_topic": router.source,
@@ -295,14 +291,14 @@ def encode_evidence(old: bytes, router: Router, source_id: int, seq: int) -> byt
         "source_seq": seq,
     }
     if not old:
-        return _encode({_ROUTER_META_KEY: told})
+        return _encode({_ROUTER_META_KEY: evidence})
     try:
         fields = _object_decoder.decode(old)
     except msgspec.DecodeError:
         fields = None
     if fields is None or (len(fields) >= _META_KEYS_MAX and _ROUTER_META_KEY not in fields):
-        return _encode({_ROUTER_META_KEY: told, _ORIGINAL_META_KEY: msgspec.Raw(old)})
-    return _encode({**fields, _ROUTER_META_KEY: told})
+        return _encode({_ROUTER_META_KEY: evidence, _ORIGINAL_META_KEY: msgspec.Raw(old)})
+    return _encode({**fields, _ROUTER_META_KEY: evidence})
 
 
 ForwardAction: TypeAlias = Literal["copies", "trim", "skip"]
@@ -315,28 +311,28 @@ class ForwardStep(NamedTuple):
     action: ForwardAction
     first: int
     last: int
-    counts: tuple[int, ...]  # of copies or of lost ones, a router each
+    counts: tuple[int, ...]  # copies or lost records of each router
     copies: CopiedColumns | None = None
-    hops: int = 1  # trim: over how many routers the lost records came, with this one
+    hops: int = 1  # trim: hop count of the lost records, including this router
 
     @property
     def total(self) -> int:
         return sum(self.counts)
 
 
-def plan_steps(routers: Sequence[Router], source_id: int, found: SourceChunk) -> list[ForwardStep]:
-    """The steps over a stretch, in order, up to its end."""
-    last = found.stop - 1
-    if found.kind == "lost":
-        return _loss_steps(routers, found, found.stop - found.first)
-    if found.kind != "records":
-        return [ForwardStep("skip", found.first, last, ())]
-    steps = _loss_steps(routers, found, found.lost) if found.lost else []
-    copies = choose_copies(routers, source_id, found)
-    keep = copies.row_indexes >= found.lost
-    if found.deleted is not None:
-        keep &= ~found.deleted[copies.row_indexes]
-    first = found.first + found.lost
+def plan_steps(routers: Sequence[Router], source_id: int, chunk: SourceChunk) -> list[ForwardStep]:
+    """Return the steps over a chunk, in order."""
+    last = chunk.stop - 1
+    if chunk.kind == "lost":
+        return _loss_steps(routers, chunk, chunk.stop - chunk.first)
+    if chunk.kind != "records":
+        return [ForwardStep("skip", chunk.first, last, ())]
+    steps = _loss_steps(routers, chunk, chunk.lost) if chunk.lost else []
+    copies = choose_copies(routers, source_id, chunk)
+    keep = copies.row_indexes >= chunk.lost
+    if chunk.deleted is not None:
+        keep &= ~chunk.deleted[copies.row_indexes]
+    first = chunk.first + chunk.lost
     if first <= last:
         steps.append(_copy_step(routers, copies if keep.all() else copies.filter(keep), first, last))
     return steps
@@ -347,14 +343,14 @@ def _copy_step(routers: Sequence[Router], copies: CopiedColumns, first: int, las
     return ForwardStep("copies", first, last, tuple(counts), copies)
 
 
-def _loss_steps(routers: Sequence[Router], found: SourceChunk, count: int) -> list[ForwardStep]:
-    """Steps over the first `count` seqs of a stretch, which were lost: one for each run of equal hops."""
-    if found.hops is None:
-        return [_loss_step(routers, found.first, found.first + count - 1, 0)]
-    hops = found.hops[:count]
+def _loss_steps(routers: Sequence[Router], chunk: SourceChunk, count: int) -> list[ForwardStep]:
+    """Return the steps over the first `count` seqs of a chunk, which were lost: one for each run of equal hops."""
+    if chunk.hops is None:
+        return [_loss_step(routers, chunk.first, chunk.first + count - 1, 0)]
+    hops = chunk.hops[:count]
     edges = (np.flatnonzero(hops[1:] != hops[:-1]) + 1).tolist()
     runs = pairwise([0, *edges, count])
-    return [_loss_step(routers, found.first + lo, found.first + hi - 1, int(hops[lo])) for lo, hi in runs]
+    return [_loss_step(routers, chunk.first + lo, chunk.first + hi - 1, int(hops[lo])) for lo, hi in runs]
 
 
 def _loss_step(routers: Sequence[Router], first: int, last: int, hops: int) -> ForwardStep:
@@ -365,14 +361,14 @@ def _loss_step(routers: Sequence[Router], first: int, last: int, hops: int) -> F
 
 
 class DestCapacity(NamedTuple):
-    """What a target takes now."""
+    """The records and bytes that a dest accepts now."""
 
     records: int
     bytes: int
 
 
 def dest_capacity(dest: TopicState) -> DestCapacity:
-    """How much the target would take. With its lock held."""
+    """Return the capacity of a dest. With its lock held."""
     config, index = dest.config, dest.index
     records = size = _NO_LIMIT
     if config.discard == "reject":
@@ -385,12 +381,11 @@ def dest_capacity(dest: TopicState) -> DestCapacity:
 
 
 def fit_steps(
-    routers: Sequence[Router], steps: Sequence[ForwardStep], room: DestCapacity
+    routers: Sequence[Router], steps: Sequence[ForwardStep], capacity: DestCapacity
 ) -> tuple[list[ForwardStep], bool]:
-    """As many steps as there is room for, the last one cut before the first record that does not fit; whether one
-    did not."""
+    """Return the steps that fit, the last one cut before the first record that does not, and whether one did not."""
     taken: list[ForwardStep] = []
-    records, size = room
+    records, size = capacity
     for step in steps:
         copies = step.copies
         if copies is None or not len(copies):

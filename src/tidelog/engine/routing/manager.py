@@ -1,12 +1,12 @@
-"""[shell] The routers of an engine: made, changed, dropped, and driven.
+"""The routers of an engine: create, change, drop, and the thread that runs passes.
 
-What is true on return: a router that was made or dropped survives a power cut. A router that is changed has first
-passed on what there was, as it was; one that is dropped too. Its copies stay.
+On return a created or dropped router survives a power cut. Before a router is changed or dropped it forwards all
+records that its source has. Its copies stay.
 
-    registry lock (the engine's) → a lane's turn → a topic's lock
+    lock order: registry lock of the engine → lock of a forwarder → lock of a topic
 
-One thread, started with the first router, is woken by what sources publish and brings it on, so that a
-reader who waits is woken; whoever looks at a dest brings on what it lacks by itself (`lane.catch_up`).
+One thread, started with the first router, is woken when a source gets records and forwards them, so that waiting
+readers of the dest are woken. A read of a dest forwards missing records itself (`forwarder.pull_from_sources`).
 """
 
 from __future__ import annotations
@@ -17,117 +17,121 @@ from dataclasses import replace
 from functools import partial
 from threading import Event, Thread
 
-from tidelog.engine.routing import forwarder as lanes
-from tidelog.engine.routing.forwarder import Forwarder
+from tidelog.engine.routing.forwarder import Forwarder, pull_from_sources
 from tidelog.engine.routing.router import Router, RouterState, check_cycle, check_endpoints, router_state
 from tidelog.engine.topic_state import TopicState
 from tidelog.errors import Error, RouterNotFound, Throttled
 from tidelog.formats import control_frames
 from tidelog.wal import Commit, CommitFuture
 
-_BLOCKED_RETRY_S = 0.05  # how soon a lane without room is tried again
-_PASSES_AT_ONCE = 64  # passes that are under way at a time
+_BLOCKED_RETRY_S = 0.05  # interval of retries while a dest has no capacity
+_PASSES_AT_ONCE = 64  # passes in progress at a time
 OnError = Callable[[Exception], None]
 
 
 class RouterManager:
+    """All routers of an engine."""
+
     def __init__(self, topics: Iterable[TopicState], *, limit: int, threaded: bool, on_error: OnError) -> None:
         self._forwarders: dict[str, Forwarder] = {}  # by the name of a router
         self._limit, self._threaded, self._on_error = limit, threaded, on_error
         self._wake, self._ending = Event(), Event()
         self._listeners: dict[int, Callable[[], None]] = {}  # by the id of a source
-        self._published_sources: set[TopicState] = set()  # sources that have published since they were last looked at
+        self._published_sources: set[TopicState] = set()  # sources with new records for the thread
         self._thread: Thread | None = None
-        for core in topics:
-            if core.upstream is not None:
-                self._forwarders |= dict.fromkeys((router.name for router in core.upstream.routers), core.upstream)
-                self._watch_source(core.upstream)
+        for topic in topics:
+            if topic.upstream is not None:
+                self._forwarders |= dict.fromkeys((router.name for router in topic.upstream.routers), topic.upstream)
+                self._watch_source(topic.upstream)
 
     @property
     def has_thread(self) -> bool:
-        """Whether lanes are driven by themselves."""
+        """Whether a thread runs passes."""
         return self._threaded
 
-    # ── what there is ─────────────────────────────────────────────────────────────────────────
+    # ── lookup ────────────────────────────────────────────────────────────────────────────────
 
     def __len__(self) -> int:
         return len(self._forwarders)
 
     def states(self, prefix: str, source: str | None, dest: str | None) -> list[RouterState]:
-        """By name, as they are, without bringing on anything."""
+        """Return the routers by name, without forwarding anything."""
         names = [name for name in sorted(self._forwarders.copy(), key=str.encode) if name.startswith(prefix)]
-        found = [self.state(name, fresh=False) for name in names]
-        return [state for state in found if state and source in (None, state.source) and dest in (None, state.dest)]
+        states = [self.state(name, fresh=False) for name in names]
+        return [state for state in states if state and source in (None, state.source) and dest in (None, state.dest)]
 
     def state(self, name: str, *, created: bool = False, fresh: bool = True) -> RouterState | None:
-        """One router; `fresh`: with all that its source has brought on."""
-        lane = self._forwarders.get(name)
-        if lane is None:
+        """Return one router; `fresh`: after it has forwarded all records of its source."""
+        forwarder = self._forwarders.get(name)
+        if forwarder is None:
             return None
         if fresh:
             with suppress(Error):
-                lanes.pull_from_sources(lane.dest)
-        with lane.dest.lock:
-            found = next((router for router in lane.routers if router.name == name), None)
-            return None if found is None else router_state(found, lane.forwarded[name], created=created)
+                pull_from_sources(forwarder.dest)
+        with forwarder.dest.lock:
+            router = next((router for router in forwarder.routers if router.name == name), None)
+            return None if router is None else router_state(router, forwarder.forwarded[name], created=created)
 
     def all_routers(self) -> list[Router]:
-        return [router for lane in set(self._forwarders.values()) for router in lane.routers]
+        return [router for forwarder in set(self._forwarders.values()) for router in forwarder.routers]
 
-    # ── making and dropping; the registry's lock is held ──────────────────────────────────────
+    # ── create and drop, with the registry lock held ──────────────────────────────────────────
 
-    def check(self, wanted: Router) -> bool:
-        """Whether it is there already. Raises where it may not be made, in the order of the contract."""
+    def check(self, candidate: Router) -> bool:
+        """Return whether a router of this name exists. Raise if the candidate is not allowed, in the order of the API
+        contract."""
         routers = self.all_routers()
-        known = check_endpoints(wanted, routers)
-        if known is None and self._limit and len(self._forwarders) >= self._limit:
+        existing = check_endpoints(candidate, routers)
+        if existing is None and self._limit and len(self._forwarders) >= self._limit:
             raise Throttled("routers", max=self._limit, used=len(self._forwarders), asked=1)
-        check_cycle(wanted, routers)
-        return known is not None
+        check_cycle(candidate, routers)
+        return existing is not None
 
-    def create_or_update(self, wanted: Router, source: TopicState, dest: TopicState) -> None:
-        """Make a router, or change the one of this name."""
-        lane = dest.upstream
-        if lane is None:
-            lane = Forwarder(source, dest, source.index.head)
-            with source.lock:  # from here on the source remembers what the lane may ask for
-                source.downstream.append(lane)
-        with suppress(Error):  # what cannot be passed on now will be, as the router is then
-            lane.run()
-        with lane.lock:
-            routers = lane.routers
-            at = next((at for at, router in enumerate(routers) if router.name == wanted.name), None)
-            if at is not None and routers[at].settings == wanted.settings:
+    def create_or_update(self, candidate: Router, source: TopicState, dest: TopicState) -> None:
+        """Create a router, or change the one of this name."""
+        forwarder = dest.upstream
+        if forwarder is None:
+            forwarder = Forwarder(source, dest, source.index.head)
+            with source.lock:  # from now on the source keeps lost and deleted ranges for the forwarder
+                source.downstream.append(forwarder)
+        with suppress(Error):  # records that cannot be forwarded now are forwarded later, with the new settings
+            forwarder.run()
+        with forwarder.lock:
+            routers = forwarder.routers
+            existing = next((router for router in routers if router.name == candidate.name), None)
+            if existing is not None and existing.has_settings_of(candidate):
                 return
-            start = source.index.head if at is None else lane.cursor
-            made = replace(wanted, start=start, dest_head_at_creation=dest.index.head)
-            after = (*routers, made) if at is None else (*routers[:at], made, *routers[at + 1 :])
+            start = source.index.head if existing is None else forwarder.cursor
+            router = replace(candidate, start=start, dest_head_at_creation=dest.index.head)
+            replaced = tuple(router if other is existing else other for other in routers)
+            after = (*routers, router) if existing is None else replaced
             try:
-                self._log_router_frame(lane, made.to_body(), partial(self._set_routers, lane, after))
+                self._log_router_frame(forwarder, router.to_body(), partial(self._set_routers, forwarder, after))
             except BaseException:
                 if not routers:
-                    self._end_forwarder(lane)
+                    self._end_forwarder(forwarder)
                 raise
-        self._forwarders[wanted.name] = lane
-        self._watch_source(lane)
+        self._forwarders[candidate.name] = forwarder
+        self._watch_source(forwarder)
 
     def drop(self, name: str) -> bool:
-        """Drop a router behind all that its source has; False where there is none."""
-        lane = self._forwarders.get(name)
-        if lane is None:
+        """Drop a router after it has forwarded all records of its source; return False if there is none."""
+        forwarder = self._forwarders.get(name)
+        if forwarder is None:
             return False
         with suppress(Error):
-            lanes.pull_from_sources(lane.dest)
-        with lane.lock:
-            after = tuple(router for router in lane.routers if router.name != name)
-            self._log_router_frame(lane, control_frames.RouterDelete(name), partial(self._set_routers, lane, after))
+            pull_from_sources(forwarder.dest)
+        with forwarder.lock:
+            after = tuple(router for router in forwarder.routers if router.name != name)
+            body = control_frames.RouterDelete(name)
+            self._log_router_frame(forwarder, body, partial(self._set_routers, forwarder, after))
         del self._forwarders[name]
         if not after:
-            self._end_forwarder(lane)
+            self._end_forwarder(forwarder)
         return True
 
     def _set_routers(self, forwarder: Forwarder, routers: tuple[Router, ...], number: int) -> None:
-        """The WAL has a change of routers. A checkpoint sees all of it or nothing."""
+        """Apply a logged change of routers atomically: a checkpoint sees all of it or nothing."""
         dest = forwarder.dest
         with dest.lock:
             forwarder.routers = routers
@@ -136,7 +140,7 @@ class RouterManager:
             dest.applied_router_frame = number
 
     def _log_router_frame(self, forwarder: Forwarder, body: control_frames.Body, apply: Callable[[int], None]) -> None:
-        """Write a router frame of the target, durably, and apply it under its number."""
+        """Log a router frame of the dest durably and apply it with its number."""
         dest = forwarder.dest
         future: CommitFuture[None] = CommitFuture(dest.shard)
 
@@ -155,35 +159,35 @@ class RouterManager:
         forwarder.is_ended = True
         source = forwarder.source
         with source.lock:
-            source.downstream = [out for out in source.downstream if out is not forwarder]
-        if not source.downstream and (bell := self._listeners.pop(source.id, None)):
-            source.remove_listener(bell)
+            source.downstream = [other for other in source.downstream if other is not forwarder]
+        if not source.downstream and (listener := self._listeners.pop(source.id, None)):
+            source.remove_listener(listener)
 
     def drop_routers_from(self, topic: TopicState) -> set[str]:
-        """Drop the routers that lead from a topic that is about to go; return them, and those that lead to it."""
-        away = {name for name, lane in self._forwarders.items() if lane.source is topic}
-        for name in sorted(away):
+        """Drop the routers from a topic that is about to be dropped; return them and the routers to it."""
+        from_topic = {name for name, forwarder in self._forwarders.items() if forwarder.source is topic}
+        for name in sorted(from_topic):
             self.drop(name)
-        return away | {name for name, lane in self._forwarders.items() if lane.dest is topic}
+        return from_topic | {name for name, forwarder in self._forwarders.items() if forwarder.dest is topic}
 
     def forget_topic(self, topic: TopicState) -> None:
-        """A topic was dropped, and with it the routers that led to it."""
-        lane = topic.upstream
-        if lane is not None:
-            for router in lane.routers:
+        """Forget the routers to a topic that was dropped."""
+        forwarder = topic.upstream
+        if forwarder is not None:
+            for router in forwarder.routers:
                 del self._forwarders[router.name]
-            self._end_forwarder(lane)
+            self._end_forwarder(forwarder)
             with topic.lock:
                 topic.upstream = None
 
-    # ── driving ───────────────────────────────────────────────────────────────────────────────
+    # ── passes ────────────────────────────────────────────────────────────────────────────────
 
     def run_pass(self) -> bool:
-        """One pass over every lane; whether there was something to pass on."""
+        """Run one pass of every forwarder; return whether any of them forwarded something."""
         return bool(self._run_passes(list(dict.fromkeys(self._forwarders.copy().values()))))
 
     def run_until_idle(self) -> None:
-        """Bring on all that can be: through chains, and around circles until their records have gone far enough."""
+        """Forward everything that can be forwarded, through chains and around cycles up to the hop limit."""
         while self.run_pass():
             pass
 
@@ -214,45 +218,45 @@ class RouterManager:
                     blocked.add(source)
 
     def _forward_source(self, source: TopicState) -> bool:
-        """Bring on what a source has, some at a time; whether a dest has no room for it."""
-        moving = out = list(source.downstream)
-        while moving and not self._ending.is_set():
-            moving = self._run_passes(moving)
-        return any(lane.is_blocked for lane in out)
+        """Forward the records of a source; return whether a dest has no capacity for them."""
+        active = forwarders = list(source.downstream)
+        while active and not self._ending.is_set():
+            active = self._run_passes(active)
+        return any(forwarder.is_blocked for forwarder in forwarders)
 
-    def _run_passes(self, lanes: list[Forwarder]) -> list[Forwarder]:
-        """One pass over each of these lanes; those that moved. Passes are staged first and waited for together, so
-        that targets of one shard share a write and a sync."""
+    def _run_passes(self, forwarders: list[Forwarder]) -> list[Forwarder]:
+        """Run one pass of each forwarder; return those that moved. Passes are staged first and waited for together, so
+        that dests of one shard share a write and a sync."""
         moved = list[Forwarder]()
-        while lanes:
-            some, lanes = lanes[:_PASSES_AT_ONCE], lanes[_PASSES_AT_ONCE:]
-            held = [lane for lane in some if lane.lock.acquire(blocking=False)]
+        while forwarders:
+            some, forwarders = forwarders[:_PASSES_AT_ONCE], forwarders[_PASSES_AT_ONCE:]
+            held = [forwarder for forwarder in some if forwarder.lock.acquire(blocking=False)]
             try:
-                begun = [(lane, self._begin_pass(lane)) for lane in held]
-                moved += [lane for lane, wait in begun if self._finish_pass(wait)]
+                begun = [(forwarder, self._begin_pass(forwarder)) for forwarder in held]
+                moved += [forwarder for forwarder, wait in begun if self._finish_pass(wait)]
             finally:
-                for lane in held:
-                    lane.lock.release()
-            # Another thread is at these: they are waited for one by one, with no other turn held.
-            moved += [lane for lane in some if lane not in held and self._finish_pass(lane.step)]
+                for forwarder in held:
+                    forwarder.lock.release()
+            # Another thread runs a pass of these: wait for one after the other, with no other forwarder's lock.
+            moved += [forwarder for forwarder in some if forwarder not in held and self._finish_pass(forwarder.step)]
         return moved
 
     def _begin_pass(self, forwarder: Forwarder) -> Callable[[], bool]:
         try:
             return forwarder.begin_pass()
-        except Exception as error:  # of one lane: the others go on, and so does the thread
+        except Exception as error:  # one forwarder's failure must not stop the others or the thread
             self._on_error(error)
             return lambda: False
 
-    def _finish_pass(self, go: Callable[[], bool]) -> bool:
+    def _finish_pass(self, wait: Callable[[], bool]) -> bool:
         try:
-            return go()
-        except Exception as error:  # of one lane: the others go on, and so does the thread
+            return wait()
+        except Exception as error:  # one forwarder's failure must not stop the others or the thread
             self._on_error(error)
             return False
 
     def close(self) -> None:
-        """End the thread and bring on what is left."""
+        """Stop the thread and forward the rest."""
         self._ending.set()
         self._wake.set()
         if self._thread is not None:

@@ -334,7 +334,7 @@ def test_a_claim_leaves_out_jobs_that_do_not_read_and_fails_where_none_does() ->
     jobs = harness.restart("kill").queue("jobs")
     assert seqs(jobs.claim("a", 4)) == [3, 4]
     harness.clock.tick(1_001)
-    with pytest.raises(Corrupt, match=r"jobs \[1, 2\] do not read"):
+    with pytest.raises(Corrupt, match=r"jobs \[1, 2\] cannot be read"):
         jobs.claim("b", 2)
     assert seqs(jobs.claim("c", 2)) == [3, 4]
 
