@@ -14,6 +14,7 @@ from statistics import median
 from benchmarks.common import GB, Result, result, scratch_dir, steps
 
 import tidelog
+from tidelog.database import engine_of
 
 ROUTERS = (0, 1, 10, 100, 1000)
 
@@ -32,21 +33,21 @@ def run(quick: bool) -> list[Result]:
                     log.router(f"r{number}", "source", f"dest-{number}")
                 last = log.topic(f"dest-{count - 1}") if count else source
                 for _ in range(rounds + 1):
-                    before = sum(shard.stats.frames for shard in log.shards)
-                    copied = sum(shard.stats.copied_frames for shard in log.shards)
+                    before = sum(shard.stats.frames for shard in engine_of(log).shards)
+                    copied = sum(shard.stats.copied_frames for shard in engine_of(log).shards)
                     took = []
                     for number in range(appends):
                         began = time.perf_counter()
                         source.append({"n": number})
                         took.append((time.perf_counter() - began) * 1e6)
-                    after = sum(shard.stats.frames for shard in log.shards)
+                    after = sum(shard.stats.frames for shard in engine_of(log).shards)
                     began = time.perf_counter()
                     assert last.state().head_seq == source.head_seq, "a reader of a copy sees all that was written"
                     frames.setdefault(count, []).append((after - before) / appends)
                     waits.setdefault(count, []).append(median(took))
                     behind.setdefault(count, []).append((time.perf_counter() - began) * 1e3)
                     log.checkpoint()  # which passes on all that there is
-                    copied = sum(shard.stats.copied_frames for shard in log.shards) - copied
+                    copied = sum(shard.stats.copied_frames for shard in engine_of(log).shards) - copied
                     copies.setdefault(count, []).append(copied / appends / max(count, 1))
             done()
     rows: list[Result] = []

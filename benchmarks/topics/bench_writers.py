@@ -23,6 +23,7 @@ from benchmarks.topics.bench_append import together
 from benchmarks.topics.peers import LIMITS, Put, Session, Store, available
 
 import tidelog
+from tidelog.database import engine_of
 
 _WRITERS = 64
 _BARE = "bare write + fdatasync"
@@ -39,7 +40,7 @@ class _Syncs:
 
 
 def _syncs(log: tidelog.Database) -> int:
-    return sum(shard.stats.fsyncs for shard in log._context.shards)
+    return sum(shard.stats.fsyncs for shard in engine_of(log).shards)
 
 
 def run(quick: bool) -> list[Result]:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import tidelog
-from tidelog.engine import Engine
+from tidelog.database import Database
 
 FOLDER = Path(__file__).parent / "directories"
 
@@ -25,7 +25,7 @@ def unpacked(name: str, where: Path) -> str:
     return str(where / name)
 
 
-def found(log: Engine, name: str) -> list[Any]:
+def found(log: Database, name: str) -> list[Any]:
     rows, at = list[Any](), 0
     while True:
         page = log.topic(name).read(at)

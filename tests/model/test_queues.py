@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import ClaimRequest, Engine, Queue
 from tidelog.engine.queues.leases import LeaseTable
 from tidelog.errors import DiskFull, Error
@@ -157,7 +158,9 @@ class QueueMachine(RuleBasedStateMachine):
             self.log.queue(name, durability="fsync", **fields, **config)
 
     def open(self) -> None:
-        self.log = tidelog.open(PATH, disk=self.disk, clock=self.clock, threads=False, wal_shards=self.shards, **TINY)
+        self.log = engine_of(
+            tidelog.open(PATH, disk=self.disk, clock=self.clock, threads=False, wal_shards=self.shards, **TINY)
+        )
 
     def queue(self, name: str) -> Queue:
         return self.log.queue(name, create=False)

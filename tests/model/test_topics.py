@@ -35,6 +35,7 @@ from hypothesis.stateful import (
 from tests.unit.engine.harness import TopicContents, check_page, read_topic
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine, Record, Topic
 from tidelog.errors import Error, TooLarge, TopicFull
 from tidelog.testing import ManualClock, SimDisk
@@ -229,7 +230,9 @@ class TopicsMachine(RuleBasedStateMachine):
 
     def open(self, count: int) -> None:
         self.starts += 1
-        self.log: Engine = tidelog.open(PATH, disk=self.disk, clock=self.clock, threads=False, wal_shards=count, **TINY)
+        self.log: Engine = engine_of(
+            tidelog.open(PATH, disk=self.disk, clock=self.clock, threads=False, wal_shards=count, **TINY)
+        )
         self.faulty = False
 
     @property

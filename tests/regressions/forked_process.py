@@ -21,6 +21,7 @@ from typing import Any
 
 import tidelog
 from tidelog.commitlog import PartitionedLog, SegmentedLog
+from tidelog.database import engine_of
 from tidelog.disk.fsync_thread import FsyncThread
 from tidelog.errors import Error
 
@@ -143,7 +144,7 @@ def engine(path: str, shards: str = "1") -> None:
         "gaps": log.gaps,
         "tick": log.tick,
         "checkpoint": log.checkpoint,
-        "staging": lambda: log.staging,
+        "staging": lambda: engine_of(log).staging,
         "put": lambda: queue.put({"n": 2}),
         "claim": lambda: queue.claim("child", 1),
         "ack": lambda: queue.ack("me", job),

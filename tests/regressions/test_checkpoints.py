@@ -14,6 +14,7 @@ import pytest
 
 import tidelog
 from tidelog.channels.manager import ChannelManager
+from tidelog.database import engine_of
 from tidelog.disk.interface import Mode
 from tidelog.engine import Engine, append, checkpoint, manifest, retention
 from tidelog.engine.check import check_directory, checkpoint_summary
@@ -30,7 +31,7 @@ DURABLE = [durability for durability in get_args(Durability) if durability != "e
 
 def opened(disk: SimDisk, shards: int = 1, **settings: Any) -> Engine:
     plain: dict[str, Any] = {"clock": ManualClock(), "threads": False, "wal_file_bytes": 1 << 14}
-    return tidelog.open("data", disk=disk, wal_shards=shards, **plain | settings)
+    return engine_of(tidelog.open("data", disk=disk, wal_shards=shards, **plain | settings))
 
 
 def seqs(log: Engine, name: str) -> list[int]:

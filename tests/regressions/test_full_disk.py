@@ -15,6 +15,7 @@ import pytest
 
 import tidelog
 from tidelog.commitlog import SegmentedLog
+from tidelog.database import engine_of
 from tidelog.engine import background
 from tidelog.errors import DiskFull
 from tidelog.testing import ManualClock, PowerOff, SimDisk
@@ -84,7 +85,7 @@ def test_deletes_and_checkpoints_make_room_on_a_full_disk(durability: str, shard
     oracles["u"][other.append(b"before").first_seq] = b"before"
     for _ in range(4):
         fill(topic, oracles["t"])
-        assert not any(shard.is_latched for shard in log.shards)
+        assert not any(shard.is_latched for shard in engine_of(log).shards)
         middle = sorted(oracles["t"])[len(oracles["t"]) * 3 // 4]
         topic.delete(before_seq=middle)
         oracles["t"] = {seq: data for seq, data in oracles["t"].items() if seq >= middle}
@@ -152,8 +153,8 @@ def test_room_that_is_made_outside_is_used_without_a_restart() -> None:
     for _ in range(5):
         fill(topic, oracle)
         disk.capacity_bytes += 200_000
-    assert len(log.shards) == 1
-    assert not log.shards[0].is_latched
+    assert len(engine_of(log).shards) == 1
+    assert not engine_of(log).shards[0].is_latched
     settled(disk, log, {"t": oracle}, 1)
 
 
@@ -220,7 +221,7 @@ def test_no_room_at_any_call_latches_nothing(call: DiskCall, error: int, durabil
         except DiskFull as full:
             checked(full)
             refused += 1
-        assert not any(shard.is_latched for shard in log.shards), f"step {number}"
+        assert not any(shard.is_latched for shard in engine_of(log).shards), f"step {number}"
     disk.clear_faults()
     assert refused or call != "write"
     for name, oracle in oracles.items():
@@ -353,7 +354,7 @@ def test_a_real_file_system_that_is_full_is_freed_from_inside_and_outside(
             topic.group("g").commit(max(oracle))
             log.topic("old", cap_records=50 - spin)
             assert old.count == 50 - spin
-            assert not any(shard.is_latched for shard in log.shards)
+            assert not any(shard.is_latched for shard in engine_of(log).shards)
             middle = sorted(oracle)[len(oracle) // 2]
             topic.delete(before_seq=middle)
             oracle = {seq: data for seq, data in oracle.items() if seq >= middle}
@@ -592,7 +593,7 @@ def test_a_directory_opens_without_a_free_byte_and_without_a_reserve() -> None:
         with pytest.raises(DiskFull) as found:
             refused()
         checked(found.value)
-    assert not log.shards[0].is_latched
+    assert not engine_of(log).shards[0].is_latched
     disk.capacity_bytes += 4096
     topic.delete(before_seq=max(oracle))
     oracle = {max(oracle): oracle[max(oracle)]}

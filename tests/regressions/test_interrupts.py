@@ -17,6 +17,7 @@ import pytest
 
 import tidelog
 from tidelog.commitlog import SegmentedLog
+from tidelog.database import engine_of
 from tidelog.disk.interrupts import DEFER_SIGNALS
 from tidelog.errors import AlreadyMember
 from tidelog.testing import ManualClock, SimDisk
@@ -298,7 +299,7 @@ def test_what_breaks_off_a_write_or_a_sync_is_raised_when_the_commit_is_done(
             topic.append(b"%d" % number * 20)
         disk.on_op = None
         wanted.append(b"%d" % number * 20)
-        assert not log.shards[0].is_latched
+        assert not engine_of(log).shards[0].is_latched
     assert [record.data for record in topic.read(0, 1000).records] == wanted
     again = opened(disk.reboot())
     assert [record.data for record in again.topic("t").read(0, 1000).records] == wanted

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import producer_batches
 from tidelog.engine.producer_batches import BatchId, StagedChunk, StagingArea, chunk_name
@@ -62,7 +63,7 @@ def test_two_requests_for_one_batch_in_parts(tmp_path: Path, monkeypatch: pytest
 
         def run(staging: StagingArea, mine: list[StagedChunk]) -> None:
             try:
-                producer_batches.publish_batch(log, staging, "copy", batch, mine)
+                producer_batches.publish_batch(engine_of(log), staging, "copy", batch, mine)
             except BaseException as error:
                 failed.append(error)
             if staging is second:

@@ -14,13 +14,14 @@ from tests.crash.topics.workloads import TINY
 from tests.regressions.test_beside import Hooked
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine, read
 from tidelog.errors import Corrupt, TopicNotFound
 from tidelog.testing import ManualClock, SimDisk
 
 
 def opened(disk: Any, clock: ManualClock, **more: Any) -> Engine:
-    return tidelog.open("data", disk=disk, clock=clock, threads=False, **TINY, **more)
+    return engine_of(tidelog.open("data", disk=disk, clock=clock, threads=False, **TINY, **more))
 
 
 def evict(writer: Engine) -> None:

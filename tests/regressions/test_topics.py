@@ -8,6 +8,7 @@ from typing import Any, get_args
 import pytest
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine, FieldSelection, checkpoint
 from tidelog.engine.config import Durability
 from tidelog.engine.topic_state import TopicState
@@ -22,7 +23,7 @@ SETTINGS: dict[str, Any] = {"clock": ManualClock(), "threads": False, "wal_file_
 
 
 def opened(disk: SimDisk, shards: int = 1, **more: Any) -> Engine:
-    return tidelog.open("data", disk=disk, wal_shards=shards, **SETTINGS | more)
+    return engine_of(tidelog.open("data", disk=disk, wal_shards=shards, **SETTINGS | more))
 
 
 def seqs(log: Engine) -> list[int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
-from tidelog import engine
+import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine
 from tidelog.errors import Damaged
 from tidelog.formats import control_frames, frame
@@ -15,8 +17,8 @@ from tidelog.testing import ManualClock, SimDisk
 PATH = "data"
 
 
-def opened(disk: SimDisk, *, shards: int = 1, **more: object) -> Engine:
-    return engine.open(PATH, disk=disk, clock=ManualClock(), threads=False, wal_shards=shards, **more)  # type: ignore[arg-type]
+def opened(disk: SimDisk, *, shards: int = 1, **more: Any) -> Engine:
+    return engine_of(tidelog.open(PATH, disk=disk, clock=ManualClock(), threads=False, wal_shards=shards, **more))
 
 
 def frames_of(disk: SimDisk, path: str) -> list[frame.Frame]:

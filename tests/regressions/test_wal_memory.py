@@ -6,10 +6,12 @@ import subprocess
 import sys
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tidelog import engine
+import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine, recovery
 from tidelog.testing import ManualClock, SimDisk
 from tidelog.wal import recovery as wal_replay
@@ -17,9 +19,9 @@ from tidelog.wal import recovery as wal_replay
 MIB = 1 << 20
 
 
-def opened(disk: SimDisk, **more: object) -> Engine:
+def opened(disk: SimDisk, **more: Any) -> Engine:
     settings = {"wal_shards": 1, "checkpoint_bytes": 1 << 40, "wal_file_bytes": 4 * MIB} | more
-    return engine.open("data", disk=disk, clock=ManualClock(), threads=False, **settings)  # type: ignore[arg-type]
+    return engine_of(tidelog.open("data", disk=disk, clock=ManualClock(), threads=False, **settings))
 
 
 def written(size: int, *, topics: int, batch: int) -> SimDisk:
@@ -105,8 +107,8 @@ def rows(log: Engine, name: str) -> dict[int, tuple[object, str | None]]:
 
 WRITER = """
 import os, sys
-from tidelog import engine
-log = engine.open(sys.argv[1], threads=False, wal_shards=1, checkpoint_bytes=1 << 40)
+import tidelog
+log = tidelog.open(sys.argv[1], threads=False, wal_shards=1, checkpoint_bytes=1 << 40)
 topics = [log.topic(f"t{n}", durability="memory") for n in range(3)]
 for number in range(int(sys.argv[2])):
     topics[number % 3].append([b"x" * 1000] * 64)
@@ -114,9 +116,9 @@ os._exit(0)
 """
 READER = """
 import resource, sys
-from tidelog import engine
+import tidelog
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-log = engine.open(sys.argv[1], read_only=True)
+log = tidelog.open(sys.argv[1], read_only=True)
 count = sum(state.count for state in log.topics())
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, count)
 """

@@ -11,15 +11,15 @@ from threading import Event
 from tests.unit.spark.helpers import Mode, run_server
 
 import tidelog
-from tidelog.engine import Engine
+from tidelog.database import Database
 
 
 class TopicLocation:
-    def __init__(self, options: dict[str, str], path: Path, engine: Engine | None) -> None:
+    def __init__(self, options: dict[str, str], path: Path, engine: Database | None) -> None:
         self.options, self._path, self._engine = options, path, engine
 
     @contextmanager
-    def open_engine(self) -> Iterator[Engine]:
+    def open_engine(self) -> Iterator[Database]:
         if self._engine is not None:
             yield self._engine
         else:

@@ -21,7 +21,8 @@ from typing import Any
 from pyspark.sql.datasource import CaseInsensitiveDict
 from pyspark.sql.types import StructType
 
-from tidelog.engine import Appended, Engine
+from tidelog.database import Database
+from tidelog.engine import Appended
 from tidelog.engine.producer_batches import StagedChunk
 from tidelog.spark import sink
 from tidelog.spark.sink import SinkWriter, TopicStreamWriter, WriteOptions, open_sink_backend
@@ -70,7 +71,7 @@ class KilledDirectoryBackend(DirectorySinkBackend):
     file = ""
 
     @contextmanager
-    def _open_for_write(self) -> Iterator[Engine]:
+    def _open_for_write(self) -> Iterator[Database]:
         with super()._open_for_write() as log:
             die_if_due(self.file, "opened")
             yield log

@@ -18,7 +18,7 @@ from tests.unit.spark.helpers import run_server, source_env
 import tidelog
 import tidelog.spark
 from tidelog.commitlog import SegmentedLog
-from tidelog.engine import Engine
+from tidelog.database import Database
 from tidelog.spark.spark_session import FILTER_PUSHDOWN_CONF
 
 pytestmark = pytest.mark.slow
@@ -26,12 +26,12 @@ EVENTS = 20_000
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
+def engine(tmp_path: Path) -> Iterator[Database]:
     with tidelog.open(str(tmp_path / "data"), threads=False, segment_events_max=2000) as made:
         yield made
 
 
-def fill(engine: Engine, count: int = EVENTS, topic: str = "orders") -> None:
+def fill(engine: Database, count: int = EVENTS, topic: str = "orders") -> None:
     """Records in segments, the last tenth in the WAL."""
     made = engine.topic(topic)
     step = count // 10
@@ -46,7 +46,7 @@ def load(spark: SparkSession, **options: Any) -> DataFrame:
     return spark.read.format("tidelog").options(**options).load()
 
 
-def test_a_strong_query_is_planned_up_to_what_was_synced(spark: SparkSession, tmp_path: Path, engine: Engine) -> None:
+def test_a_strong_query_is_planned_up_to_what_was_synced(spark: SparkSession, tmp_path: Path, engine: Database) -> None:
     """A reader of its own process syncs the files of the writer before it plans; a class that promises nothing is
     refused."""
     topic = engine.topic("orders", durability="disk")
@@ -61,7 +61,7 @@ def test_a_strong_query_is_planned_up_to_what_was_synced(spark: SparkSession, tm
         load(spark, path=str(tmp_path / "data"), subscribe="plain", consistency="strong").count()
 
 
-def test_a_directory_without_a_server(spark: SparkSession, tmp_path: Path, engine: Engine) -> None:
+def test_a_directory_without_a_server(spark: SparkSession, tmp_path: Path, engine: Database) -> None:
     fill(engine)
     engine.topic("orders").delete(seqs=[1, 5, EVENTS])
     df = load(spark, path=str(tmp_path / "data"), subscribe="orders", minPartitions=4)
@@ -75,7 +75,7 @@ def test_a_directory_without_a_server(spark: SparkSession, tmp_path: Path, engin
     assert tuple(row) == (EVENTS - 3, total - 1 - 5 - EVENTS, 10, "9")
 
 
-def test_filters_reach_the_source(spark: SparkSession, tmp_path: Path, engine: Engine) -> None:
+def test_filters_reach_the_source(spark: SparkSession, tmp_path: Path, engine: Database) -> None:
     fill(engine)
     df = load(spark, path=str(tmp_path / "data"), subscribe="orders").where(
         "seq between 101 and 200 and tag = 'part-0' and ts > timestamp'2020-01-01 00:00:00' and topic = 'orders'"
@@ -85,7 +85,7 @@ def test_filters_reach_the_source(spark: SparkSession, tmp_path: Path, engine: E
     assert df.count() == 100
 
 
-def test_typed_columns_from_json(spark: SparkSession, tmp_path: Path, engine: Engine) -> None:
+def test_typed_columns_from_json(spark: SparkSession, tmp_path: Path, engine: Database) -> None:
     fill(engine, 1000)
     engine.topic("orders").append([{"n": "many", "half": 1.0}])
     path = str(tmp_path / "data")
@@ -117,7 +117,7 @@ def test_logs_of_other_codecs(spark: SparkSession, tmp_path: Path, codec: str) -
     assert row == (5000, 4999 * 5000 // 2)
 
 
-def test_errors_say_what_to_do(spark: SparkSession, tmp_path: Path, engine: Engine) -> None:
+def test_errors_say_what_to_do(spark: SparkSession, tmp_path: Path, engine: Database) -> None:
     fill(engine, 100)
     path = str(tmp_path / "data")
     with pytest.raises(AnalysisException, match="did you mean subscribe"):
@@ -175,7 +175,7 @@ class Pipe:
             path.unlink(missing_ok=True)
 
 
-def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Path, engine: Engine) -> None:
+def test_a_stream_goes_on_from_its_checkpoint(spark: SparkSession, tmp_path: Path, engine: Database) -> None:
     fill(engine, 1000)
     pipe = Pipe(spark, tmp_path, path=str(tmp_path / "data"), subscribe="orders", maxOffsetsPerTrigger=400)
     progress = pipe.run()
@@ -206,7 +206,7 @@ def test_a_stream_from_a_server_that_restarts(spark: SparkSession, tmp_path: Pat
     assert again.seqs() == list(range(1, 521))
 
 
-def test_a_stream_whose_topic_was_made_again(spark: SparkSession, tmp_path: Path, engine: Engine) -> None:
+def test_a_stream_whose_topic_was_made_again(spark: SparkSession, tmp_path: Path, engine: Database) -> None:
     fill(engine, 100)
     path = str(tmp_path / "data")
     Pipe(spark, tmp_path, path=path, subscribe="orders").run()
@@ -223,7 +223,7 @@ def test_a_stream_whose_topic_was_made_again(spark: SparkSession, tmp_path: Path
 class Writer:
     """Writes, deletes, evicts and checkpoints until it is told to stop."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Database) -> None:
         self._engine, self._stop = engine, Event()
         self.error: BaseException | None = None
         self._thread = Thread(target=self._run)
@@ -251,7 +251,7 @@ class Writer:
 
 
 def test_queries_beside_a_writer_that_deletes_evicts_and_checkpoints(
-    spark: SparkSession, tmp_path: Path, engine: Engine
+    spark: SparkSession, tmp_path: Path, engine: Database
 ) -> None:
     """G-list of readers: no torn read, no missing file, every seq once, and the law holds in every task."""
     engine.topic("orders", cap_records=20_000)
@@ -275,7 +275,7 @@ def test_queries_beside_a_writer_that_deletes_evicts_and_checkpoints(
 
 
 def test_a_session_whose_settings_are_fixed_filters_by_itself(
-    spark: SparkSession, tmp_path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, tmp_path: Path, engine: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in the definitions of Declarative Pipelines, where `spark.conf.set` raises."""
     fill(engine, 100)

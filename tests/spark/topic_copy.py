@@ -15,6 +15,7 @@ from tests.spark import killed_sink
 from tests.spark.killed_sink import KilledSource
 
 import tidelog
+from tidelog.database import Database
 from tidelog.engine import Engine
 
 ROWS, BATCHES = 300, 3
@@ -79,7 +80,7 @@ class TopicCopy:
             (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
 
 
-def check_copy(log: Engine, rows: int = ROWS) -> None:
+def check_copy(log: Database | Engine, rows: int = ROWS) -> None:
     """Row for row what the source has, each batch in one piece. Between two of them a killed writer may leave holes."""
     topic = log.topic("copy")
     table = topic.to_arrow()

@@ -11,7 +11,8 @@ from tidelog.cli.command import CommandFunction, add_command, add_group, parse_c
 from tidelog.cli.render import Screen, format_bytes, format_time, plural
 from tidelog.cli.target import open_for_reading, open_for_writing
 from tidelog.cli.topic import gap_line
-from tidelog.engine import Engine, Group, GroupState, Preview, timestamp_ms
+from tidelog.database import Database
+from tidelog.engine import Group, GroupState, Preview, timestamp_ms
 from tidelog.errors import GroupNotFound
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def show(args: Namespace, screen: Screen) -> int:
     return 0
 
 
-def _existing_group(log: Engine, args: Namespace) -> Group:
+def _existing_group(log: Database, args: Namespace) -> Group:
     found = log.topic(args.topic, create=False).group(args.group)
     if not found.exists:
         raise GroupNotFound(args.topic, args.group)

@@ -40,7 +40,8 @@ from tidelog.cli.log import ByteSource, read_lines
 from tidelog.cli.render import Screen, format_bytes, format_seqs, format_time, plural
 from tidelog.cli.topic import parse_json_lines
 from tidelog.client import Client, RemoteQueue
-from tidelog.engine import Engine, EngineConfig
+from tidelog.database import Database
+from tidelog.engine import EngineConfig
 from tidelog.engine.queues import AckResult, ExtendResult, Job, parse_lease_token
 from tidelog.engine.queues.jobs import PRIORITY_KEY, RUN_AT_KEY
 from tidelog.errors import BadInput, NotAQueue
@@ -95,7 +96,7 @@ def open_queues(
 
 
 class LocalQueues:
-    def __init__(self, database: Engine) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
 
     def names(self, prefix: str) -> list[str]:

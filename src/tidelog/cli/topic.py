@@ -35,8 +35,9 @@ from tidelog.cli.log import ByteSource, acked_fields, describe_written, read_lin
 from tidelog.cli.render import Screen, format_bytes, format_seqs, format_time, format_time_range, plural
 from tidelog.cli.target import check_holds_topics, open_for_reading, open_for_writing, wal_bytes
 from tidelog.clock import SystemClock
+from tidelog.database import Database
 from tidelog.disk.posix import PosixDisk
-from tidelog.engine import Counts, Engine, EngineConfig, Gap, Page, Record, Topic, TopicConfig, TopicInfo, manifest
+from tidelog.engine import Counts, EngineConfig, Gap, Page, Record, Topic, TopicConfig, TopicInfo, manifest
 from tidelog.engine.config import OWN, Durability
 from tidelog.engine.manifest import SegmentRow
 from tidelog.errors import BadInput, BatchTooLarge, GapFound, TopicNotFound, Unavailable
@@ -288,7 +289,7 @@ def follow(args: Namespace, screen: Screen) -> int:
     return 0
 
 
-def _follow_topic(log: Engine, topic: Topic, args: Namespace, screen: Screen) -> None:
+def _follow_topic(log: Database, topic: Topic, args: Namespace, screen: Screen) -> None:
     clock, cursor, wanted = SystemClock(), args.first, _read_options(args)
     since_ms = clock.monotonic_ms()
     while True:
@@ -313,7 +314,7 @@ def _follow_topic(log: Engine, topic: Topic, args: Namespace, screen: Screen) ->
             topic = again
 
 
-def _reopen_topic(log: Engine, name: str) -> Topic:
+def _reopen_topic(log: Database, name: str) -> Topic:
     with suppress(Unavailable):  # the writer was faster; what is known stays, the next look comes soon
         log.refresh()
     return log.topic(name, create=False)
@@ -375,7 +376,7 @@ def write(args: Namespace, screen: Screen) -> int:
     return 0
 
 
-def _topic_to_write(log: Engine, args: Namespace) -> Topic:
+def _topic_to_write(log: Database, args: Namespace) -> Topic:
     """The topic to write to; made where there is none and that is wanted."""
     try:
         topic = log.topic(args.topic, create=False)

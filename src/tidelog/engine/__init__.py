@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from tidelog.clock import Clock
-from tidelog.disk.interface import Disk
 from tidelog.engine.batch_encoder import Batch
 from tidelog.engine.config import EngineConfig, TopicConfig
 from tidelog.engine.engine import Engine
@@ -28,8 +24,7 @@ from tidelog.engine.queues import (
     lease_token,
     parse_lease_token,
 )
-from tidelog.engine.results import Appended, Counts, Deleted, Page, Progress, Record, RecoveryReport, TopicInfo
-from tidelog.engine.startup import open_directory
+from tidelog.engine.results import Appended, Counts, Deleted, Page, Record, RecoveryReport, TopicInfo
 from tidelog.engine.topic import Topic
 from tidelog.engine.watermarks import Gap
 from tidelog.formats.frame import SEQ_MAX
@@ -78,44 +73,6 @@ __all__ = [
     "Worker",
     "divide_jobs",
     "lease_token",
-    "open",
     "parse_lease_token",
     "timestamp_ms",
 ]
-
-
-def open(
-    path: str,
-    *,
-    read_only: bool = False,
-    disk: Disk | None = None,
-    clock: Clock | None = None,
-    config: EngineConfig | None = None,
-    accept_loss: bool = False,
-    threads: bool = True,
-    progress: Progress | None = None,
-    **settings: Any,
-) -> Engine:
-    """Open the topics in `path`, making the directory where there is none, and recover what a crash left behind.
-
-    One process writes: a second one is refused (Locked) and changes nothing. Any number may open it with `read_only`
-    beside the writer; they see what was there when they opened it, `refresh` looks again, and reads that wait
-    (`follow`, `read` with a timeout) do so by themselves. Settings are those of `EngineConfig`. `accept_loss` goes on
-    where acknowledged records were lost to damage, which is refused otherwise. Without `threads` nothing happens by
-    itself: call `tick`. `progress(what, done, total)` is told of long work.
-    """
-    found = open_directory(
-        path,
-        read_only=read_only,
-        disk=disk,
-        clock=clock,
-        config=config,
-        accept_loss=accept_loss,
-        progress=progress,
-        settings=settings,
-    )
-    try:
-        return Engine(found, threads=threads)
-    except BaseException:
-        found.abandon()
-        raise

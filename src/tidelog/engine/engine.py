@@ -21,7 +21,7 @@ from tidelog.disk.interface import Lock as DirectoryLock
 from tidelog.disk.interrupts import defer_signals_in
 from tidelog.engine import append, consistency, groups, retention, startup
 from tidelog.engine.append import Records
-from tidelog.engine.background import BackgroundThread, CheckpointScheduler, close_at_exit, start_background_threads
+from tidelog.engine.background import BackgroundThread, CheckpointScheduler, start_background_threads
 from tidelog.engine.config import OWN, EngineConfig, TopicConfig, check_topic_name
 from tidelog.engine.delete import parse_tag_match
 from tidelog.engine.gap_log import GAPS_LIMIT_DEFAULT, GapEntries, GapLog
@@ -228,7 +228,6 @@ class Engine(RouterMethods):
             for shard in self._context.shards:
                 shard.start()
             self._router_manager = self._make_router_manager(threaded=True)
-            close_at_exit(self.close)
 
     # ── topics ────────────────────────────────────────────────────────────────────────────────
 
@@ -526,6 +525,24 @@ class Engine(RouterMethods):
             return error
         self._context.health.succeeded(task)
         return None
+
+    @property
+    def context(self) -> EngineContext:
+        """Disk, directory, clock and settings, for the parts that are built on the engine."""
+        return self._context
+
+    def start_background_task(self, task: str, step: Callable[[], object]) -> None:
+        """Run a step every `sync_interval_ms` in a thread of its own, until `close`; no effect without threads."""
+        if self._threads and not self._context.closing:
+            self._threads.append(
+                BackgroundThread(
+                    lambda: self._run_task(task, step),
+                    self._context.limits.sync_interval_ms,
+                    self._checkpoints.urgency,
+                    self.report.add_background_error,
+                    f"tidelog {task} {self._context.root}",
+                )
+            )
 
     def _flush_histories(self) -> None:
         """Write down what happened to jobs. A journal that cannot be written waits, and keeps none of the others."""

@@ -38,7 +38,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
-from tidelog import engine as topics
+from tidelog import database
 from tidelog.client.http import Client, topic_path
 from tidelog.disk.durability import read_file, replace_file
 from tidelog.disk.interface import Disk, join
@@ -142,7 +142,7 @@ class BatchSink(Protocol):
 class DirectorySink:
     def __init__(self, path: str) -> None:
         self.source_options = {"path": path}
-        self._engine = topics.open(path)
+        self._engine = database.open(path)
 
     def ensure_topic(self, topic: str) -> tuple[int, int]:
         found = self._engine.topic(topic)

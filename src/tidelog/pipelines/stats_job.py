@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from tidelog import engine as topics
+from tidelog import database
 from tidelog.client import Client, RemoteQueue
 from tidelog.disk.durability import replace_file
 from tidelog.disk.interface import Disk
@@ -133,7 +133,7 @@ def _queue_history(spark: SparkSession, where: dict[str, str], topic: str) -> Da
 
 
 def _directory_history(path: str, topic: str) -> pa.Table:
-    with topics.open(path, read_only=True) as engine:
+    with database.open(path, read_only=True) as engine:
         return engine.topic(topic, create=False).queue().history().to_arrow()
 
 

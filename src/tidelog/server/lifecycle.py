@@ -24,7 +24,7 @@ import msgspec
 
 from tidelog.channels import ChannelLimits
 from tidelog.clock import Clock
-from tidelog.database import open as open_engine
+from tidelog.database import open as open_database
 from tidelog.disk.durability import replace_file
 from tidelog.disk.interface import Disk
 from tidelog.engine import EngineConfig
@@ -78,8 +78,8 @@ async def recover(service: Service, disk: Disk, log_line: Callable[[str], None])
         """Give each pass an equal share, so that the progress never falls."""
         service.recovery_progress = min((STARTUP_PASSES.index(name) + done / total) / len(STARTUP_PASSES), 0.999)
 
-    engine = await service.run_blocking(
-        lambda: open_engine(
+    database = await service.run_blocking(
+        lambda: open_database(
             config.data_dir,
             disk=disk,
             clock=clock,
@@ -91,13 +91,13 @@ async def recover(service: Service, disk: Disk, log_line: Callable[[str], None])
         )
     )
     try:
-        manager = await service.run_blocking(lambda: engine.channels)
-        service.on_recovered(engine)
+        manager = await service.run_blocking(lambda: database.channels)
+        service.on_recovered(database)
     except BaseException:
-        await service.run_blocking(engine.close)
+        await service.run_blocking(database.close)
         raise
     service.channels.set_manager(manager)
-    report = engine.report
+    report = database.report
     took_s = (clock.monotonic_ms() - started_ms) / 1000
     log_line(f"ready in {took_s:.1f} s: {report.topics} topics, {report.frames} frames replayed from the WAL")
     for line in report.lines():
@@ -117,7 +117,7 @@ async def close_service(service: Service) -> None:
     await service.finish_tasks()
     if service.is_ready:
         service.writes.close()
-        await service.run_blocking(service.engine.close)
+        await service.run_blocking(service.database.close)
     service.close()
 
 

@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 
 from tidelog.channels import Hook
 from tidelog.clock import Clock
+from tidelog.database import Database, engine_of
 from tidelog.engine import Engine
 from tidelog.engine.health import HealthMonitor
 from tidelog.errors import BadInput, Busy
@@ -80,6 +81,7 @@ class Service:
         self.stopping = asyncio.Event()
         self.recovery_progress = 0.0  # to 1
         self.started_ms = clock.monotonic_ms()
+        self._database: Database | None = None
         self._engine: Engine | None = None
         self._writes: WritePipeline | None = None
         self._recovery_done = asyncio.Event()
@@ -100,7 +102,8 @@ class Service:
         values = {name: getattr(config, name) for name in RELOADABLE_SETTINGS if name != "api_keys"}
         self.config = replace(self.config, **values)
 
-    def on_recovered(self, engine: Engine) -> None:
+    def on_recovered(self, database: Database) -> None:
+        engine = engine_of(database)
         self._writes = WritePipeline(
             self.loop,
             engine.shards,
@@ -111,7 +114,7 @@ class Service:
         )
         for shard in engine.shards:
             shard.window_ms = lambda: self.push.governor.commit_delay_ms
-        self._engine, self.recovery_progress = engine, 1.0
+        self._database, self._engine, self.recovery_progress = database, engine, 1.0
         self._recovery_done.set()
 
     async def wait_recovered(self, seconds: float) -> None:
@@ -133,6 +136,11 @@ class Service:
                 {"replay_progress": round(self.recovery_progress, 4)},
             )
         return self._engine
+
+    @property
+    def database(self) -> Database:
+        assert self._database is not None, "used after `engine`, which raises before recovery is done"
+        return self._database
 
     @property
     def writes(self) -> WritePipeline:

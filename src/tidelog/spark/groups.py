@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Protocol, runtime_checkable
 
-from tidelog import engine as topics
+from tidelog import database
 from tidelog.clock import SystemClock
+from tidelog.database import Database
 from tidelog.disk.interface import Disk
-from tidelog.engine import Engine
 from tidelog.errors import BadInput, CursorConflict, GroupNotFound, Locked, TopicNotFound, Unavailable
 from tidelog.spark.http_client import ServerHttpClient, quote_name
 from tidelog.spark.offsets import Position
@@ -61,12 +61,12 @@ def group_store(backend: object, option: str, group: str) -> GroupStore:
 class DirectoryGroups:
     """Groups in a directory: read from a snapshot of it, moved by a writer that holds it for that moment."""
 
-    def __init__(self, path: str, disk: Disk, reader: Engine) -> None:
+    def __init__(self, path: str, disk: Disk, reader: Database) -> None:
         self._path, self._disk, self._reader = path, disk, reader
 
     def check_writable(self) -> None:
         try:
-            topics.open(self._path, disk=self._disk, threads=False).close()
+            database.open(self._path, disk=self._disk, threads=False).close()
         except Locked as error:
             raise Locked(
                 f"option group: {self._path} is held by another writer, and a group is moved by writing; nothing was "
@@ -98,8 +98,8 @@ class DirectoryGroups:
         found = self._reader.find(topic)
         return found is not None and found.epoch == position.epoch and (self.fetch(group, topic) or 0) < position.seq
 
-    def _open_writer(self) -> Engine:
-        return topics.open(self._path, disk=self._disk, threads=False)
+    def _open_writer(self) -> Database:
+        return database.open(self._path, disk=self._disk, threads=False)
 
 
 class ServerGroups:

@@ -17,11 +17,12 @@ from typing import Final, NamedTuple, Protocol
 
 from xxhash import xxh3_64_intdigest
 
-from tidelog import engine as topics
+from tidelog import database
 from tidelog.clock import Clock, SystemClock
+from tidelog.database import Database, engine_of
 from tidelog.disk.interface import Disk
 from tidelog.disk.posix import PosixDisk
-from tidelog.engine import Appended, Engine, idempotency, producer_batches
+from tidelog.engine import Appended, idempotency, producer_batches
 from tidelog.engine.idempotency import BatchRange
 from tidelog.engine.producer_batches import StagedChunk, StagingArea
 from tidelog.engine.startup import check_directory
@@ -97,7 +98,7 @@ class DirectorySinkBackend:
                     find_written_batch(topic, found.producer_batches(batch.writer), batch)
             for topic, mine in chunks.items():
                 made = producer_batches.BatchId(batch.writer, batch.number, batch.fingerprint, batch.query_id)
-                done[topic] = producer_batches.publish_batch(log, self._staging, topic, made, mine).appended
+                done[topic] = producer_batches.publish_batch(engine_of(log), self._staging, topic, made, mine).appended
         return done
 
     def clear_staging(self, owner: str, topics: Sequence[str]) -> None:  # noqa: ARG002
@@ -108,16 +109,16 @@ class DirectorySinkBackend:
         """Nothing is held between two calls."""
 
     @contextmanager
-    def _open_for_write(self) -> Iterator[Engine]:
+    def _open_for_write(self) -> Iterator[Database]:
         with open_when_unlocked(
-            lambda: topics.open(self._path, disk=self._disk, threads=False), self._path, self._clock
+            lambda: database.open(self._path, disk=self._disk, threads=False), self._path, self._clock
         ) as log:
             yield log
 
 
 def open_when_unlocked(
-    open_engine: Callable[[], Engine], path: str, clock: Clock, wait_ms: int = WRITE_LOCK_WAIT_MS
-) -> Engine:
+    open_engine: Callable[[], Database], path: str, clock: Clock, wait_ms: int = WRITE_LOCK_WAIT_MS
+) -> Database:
     """A directory for writing, when it is its turn."""
     until_ms, pause = clock.monotonic_ms() + wait_ms, Event()
     while True:

@@ -21,6 +21,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine
 from tidelog.engine.groups import Group
 from tidelog.errors import Error
@@ -53,7 +54,7 @@ def require(condition: object, message: str) -> None:
 
 
 def open_engine(disk: SimDisk, clock: ManualClock, shards: int, **more: Any) -> Engine:
-    return tidelog.open(PATH, disk=disk, clock=clock, threads=False, wal_shards=shards, **TINY, **more)
+    return engine_of(tidelog.open(PATH, disk=disk, clock=clock, threads=False, wal_shards=shards, **TINY, **more))
 
 
 class TopicView(NamedTuple):

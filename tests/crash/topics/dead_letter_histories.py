@@ -19,6 +19,7 @@ from tests.crash.topics.reader import RuleViolated, require
 from tests.crash.topics.workloads import PATH, TINY
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine
 from tidelog.errors import Error
 from tidelog.testing import ManualClock, SimDisk
@@ -76,7 +77,7 @@ class DeadLetterHarness:
 
     def open(self, disk: SimDisk) -> Engine:
         more: dict[str, Any] = {"queue_history_records": 0, "wal_shards": self.how.shards}
-        return tidelog.open(PATH, disk=disk, clock=self.clock, threads=False, **TINY, **more)
+        return engine_of(tidelog.open(PATH, disk=disk, clock=self.clock, threads=False, **TINY, **more))
 
     def _make(self) -> None:
         """The two topics, each in the shard that the arrangement asks for."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from tests.crash.topics.workloads import PATH, TINY
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine, Topic
 from tidelog.testing import ManualClock, SimDisk
 
@@ -81,7 +82,9 @@ class GroupHistory:
         clock = ManualClock(self.clock.now_us())
         if disk is self.disk:
             clock = self.clock
-        return tidelog.open(PATH, disk=disk, clock=clock, threads=False, wal_shards=self.shards, **TINY, **more)
+        return engine_of(
+            tidelog.open(PATH, disk=disk, clock=clock, threads=False, wal_shards=self.shards, **TINY, **more)
+        )
 
     def _on_disk_operation(self, op: int) -> None:
         for image in self.disk.images(random=self.random, limit=self.images):

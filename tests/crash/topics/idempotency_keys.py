@@ -12,6 +12,7 @@ from typing import Any
 from tests.crash.topics.workloads import PATH, TINY
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine, Topic
 from tidelog.testing import ManualClock, SimDisk
 
@@ -42,7 +43,7 @@ class KeyHistory:
         self.disk.on_op = self._on_disk_operation
 
     def open(self, disk: SimDisk) -> Engine:
-        return tidelog.open(PATH, disk=disk, clock=self.clock, threads=False, wal_shards=self.shards, **TINY)
+        return engine_of(tidelog.open(PATH, disk=disk, clock=self.clock, threads=False, wal_shards=self.shards, **TINY))
 
     def step(self) -> None:
         verbs = (self.write, self.plain, self.elsewhere, self.checkpoint, self.seal, self.tick, self.kill, self.restart)

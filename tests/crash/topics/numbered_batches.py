@@ -15,6 +15,7 @@ import pyarrow as pa
 from tests.crash.topics.workloads import PATH, TINY
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine, Topic
 from tidelog.testing import ManualClock, SimDisk
 
@@ -54,7 +55,7 @@ class NumberedBatchHistory:
 
     def open(self, disk: SimDisk) -> Engine:
         clock = self.clock if disk is self.disk else ManualClock(self.clock.now_us())
-        return tidelog.open(PATH, disk=disk, clock=clock, threads=False, wal_shards=self.shards, **TINY)
+        return engine_of(tidelog.open(PATH, disk=disk, clock=clock, threads=False, wal_shards=self.shards, **TINY))
 
     def _on_disk_operation(self, op: int) -> None:
         for image in self.disk.images(random=self.random, limit=self.images):

@@ -16,6 +16,7 @@ from tests.crash.topics.reader import RuleViolated, require
 from tests.crash.topics.workloads import PATH, TINY
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine, Queue
 from tidelog.testing import ManualClock, SimDisk
 
@@ -67,7 +68,7 @@ class QueueHarness:
 
     def open(self, disk: SimDisk) -> Engine:
         more: dict[str, Any] = {"queue_history_records": 0}
-        return tidelog.open(PATH, disk=disk, clock=self.clock, threads=False, wal_shards=1, **TINY, **more)
+        return engine_of(tidelog.open(PATH, disk=disk, clock=self.clock, threads=False, wal_shards=1, **TINY, **more))
 
     @property
     def queue(self) -> Queue:

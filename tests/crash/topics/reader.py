@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from tests.crash.topics.oracle import Row, TopicView, row
 
+from tidelog.database import Database
 from tidelog.engine import Engine, Page, Topic, TopicInfo
 
 FIELDS = ("durability", "ttl_ms", "cap_records", "cap_bytes", "discard")
@@ -20,7 +21,9 @@ def require(condition: bool, message: str) -> None:
         raise RuleViolated(message)
 
 
-def read_engine(log: Engine, *, limit: int = 256, only: Collection[str] | None = None) -> dict[str, TopicView]:
+def read_engine(
+    log: Database | Engine, *, limit: int = 256, only: Collection[str] | None = None
+) -> dict[str, TopicView]:
     """Every topic, read from the start in pages of `limit`. Of topics that are not among `only`, where that is given,
     only the figures: reading is what a sweep spends its time with."""
     found = {}

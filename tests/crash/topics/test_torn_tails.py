@@ -16,7 +16,8 @@ import pytest
 from tests.crash.topics.workloads import PATH, TINY
 from xxhash import xxh3_64_intdigest
 
-from tidelog import engine
+import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine
 from tidelog.testing import ManualClock, SimDisk
 
@@ -28,7 +29,7 @@ RECORDS = (1, 12)
 
 def opened(disk: SimDisk, shards: int) -> Engine:
     settings = TINY | {"wal_file_bytes": 1 << 16}
-    return engine.open(PATH, disk=disk, clock=ManualClock(), threads=False, wal_shards=shards, **settings)
+    return engine_of(tidelog.open(PATH, disk=disk, clock=ManualClock(), threads=False, wal_shards=shards, **settings))
 
 
 def frames(content: bytes) -> Iterator[tuple[int, int, int, int]]:

@@ -15,6 +15,7 @@ from tests.crash.topics.oracle import Oracle, Row, State, TopicLife, row
 from tests.crash.topics.reader import RuleViolated, read_engine, read_topic, require
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine, Topic
 from tidelog.errors import Error
 from tidelog.testing import ManualClock, SimDisk
@@ -29,7 +30,7 @@ TTL_MS = 5_000
 
 
 def open_engine(disk: SimDisk, clock: ManualClock, shards: int, **more: Any) -> Engine:
-    return tidelog.open(PATH, disk=disk, clock=clock, threads=False, wal_shards=shards, **TINY, **more)
+    return engine_of(tidelog.open(PATH, disk=disk, clock=clock, threads=False, wal_shards=shards, **TINY, **more))
 
 
 class InjectedFailure(NamedTuple):

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import tidelog
-from tidelog import engine
 from tidelog.channels import Message
 from tidelog.errors import BadInput, Closed, Forbidden, HookFailed, ReadOnly
 from tidelog.testing import ManualClock, SimDisk
@@ -98,13 +96,6 @@ def test_a_hook_says_who_somebody_is() -> None:
             log.channel(ROOM, user=ANN, token=token)
     assert log.channels.metrics.get("auth_attempts", "success") == 2
     assert log.channels.metrics.get("auth_attempts", "forbidden") == 1
-
-
-def test_the_door_takes_what_the_engine_takes() -> None:
-    """A list kept twice, held together."""
-    door, inner = (inspect.signature(each).parameters for each in (tidelog.open, engine.open))
-    assert set(inner) <= set(door)
-    assert {name: door[name].default for name in inner} == {name: inner[name].default for name in inner}
 
 
 def test_a_message_is_what_everybody_has() -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 from tests.unit.engine.fault_rows import PATH, ROWS, SETTINGS, Scenario, Step, fill_engine
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine, Record, Topic, TopicConfig
 from tidelog.testing import ManualClock, SimDisk
 from tidelog.testing.clock import START_US
@@ -52,7 +53,7 @@ class InjectedFailure(NamedTuple):
 
 
 def open_engine(disk: SimDisk, clock: ManualClock, **settings: Any) -> Engine:
-    return tidelog.open(PATH, disk=disk, clock=clock, threads=False, **SETTINGS | settings)
+    return engine_of(tidelog.open(PATH, disk=disk, clock=clock, threads=False, **SETTINGS | settings))
 
 
 def view(log: Engine, clock: ManualClock) -> View:

@@ -14,6 +14,7 @@ from threading import Thread
 from typing import Any, Literal, NamedTuple
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.disk.interface import Mode
 from tidelog.engine import Engine, Gap, Page, Record, Topic
 from tidelog.testing import ManualClock, SimDisk
@@ -40,7 +41,7 @@ class EngineHarness:
         self.log = self.open(self.disk)
 
     def open(self, disk: SimDisk, **settings: Any) -> Engine:
-        return tidelog.open(PATH, disk=disk, clock=self.clock, **self.settings | settings)
+        return engine_of(tidelog.open(PATH, disk=disk, clock=self.clock, **self.settings | settings))
 
     def reader(self, disk: SimDisk | None = None) -> Engine:
         return self.open(disk or self.disk, read_only=True)

@@ -17,6 +17,7 @@ import msgspec
 import pytest
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine, EngineConfig, manifest
 from tidelog.engine.check import DirectoryCheck, Finding, check_directory
 from tidelog.errors import NotFound, Unavailable
@@ -33,7 +34,7 @@ NEWEST = "meta/snapshot.0002.bin"
 def opened(disk: SimDisk, clock: ManualClock | None = None, *, shards: int = 2) -> Engine:
     # Every byte of the WAL is looked at here, so nothing is in it that was not put there.
     config = EngineConfig(wal_shards=shards, wal_file_bytes=4096, segment_events_max=8, ledger_records=0)
-    return tidelog.open(ROOT, disk=disk, clock=clock or ManualClock(), threads=False, config=config)
+    return engine_of(tidelog.open(ROOT, disk=disk, clock=clock or ManualClock(), threads=False, config=config))
 
 
 @cache

@@ -12,7 +12,8 @@ import pytest
 from tests.unit.engine.harness import CLASSES, TIMEOUT_S, TINY, EngineHarness, running
 
 import tidelog
-from tidelog.engine import Engine, Gap, Page, Record, Topic, read
+from tidelog.database import Database
+from tidelog.engine import Gap, Page, Record, Topic, read
 from tidelog.errors import BadInput, Closed, Error, GapFound, TopicNotFound
 from tidelog.testing import ManualClock, SimDisk
 
@@ -23,7 +24,7 @@ def data_of(found: Record | Gap) -> Any:
 
 
 @contextmanager
-def threaded() -> Iterator[Engine]:
+def threaded() -> Iterator[Database]:
     with tidelog.open("data", disk=SimDisk(), clock=ManualClock(), wal_shards=1, wal_file_bytes=4096) as log:
         yield log
 

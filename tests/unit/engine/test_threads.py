@@ -18,6 +18,7 @@ import pytest
 from tests.unit.engine.harness import TIMEOUT_S, running
 
 import tidelog
+from tidelog.database import engine_of
 from tidelog.engine import Engine, Record, Topic
 from tidelog.engine.background import CheckpointScheduler
 from tidelog.errors import Closed, Error, TopicNotFound
@@ -30,11 +31,11 @@ SMALL: dict[str, Any] = {"wal_file_bytes": 1 << 14, "segment_events_max": 50, "s
 @contextmanager
 def threaded(disk: SimDisk | None = None, **settings: Any) -> Iterator[Engine]:
     with tidelog.open("data", disk=disk or SimDisk(), clock=ManualClock(), **SMALL | settings) as log:
-        yield log
+        yield engine_of(log)
 
 
 def reopened(disk: SimDisk) -> Engine:
-    return tidelog.open("data", disk=disk, clock=ManualClock(), threads=False, **SMALL)
+    return engine_of(tidelog.open("data", disk=disk, clock=ManualClock(), threads=False, **SMALL))
 
 
 def all_of(topic: Topic) -> list[Record]:

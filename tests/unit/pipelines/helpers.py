@@ -19,9 +19,9 @@ from deltalake import DeltaTable
 
 import tidelog
 from tidelog.clock import Clock, SystemClock
+from tidelog.database import Database
 from tidelog.disk.interface import Disk
 from tidelog.disk.posix import PosixDisk
-from tidelog.engine import Engine
 from tidelog.pipelines import record_mapping, table_formats
 from tidelog.pipelines.export_job import Exported, ExportJob, JobContext, Sizes
 from tidelog.pipelines.reconcile_job import Reconciled, ReconcileJob
@@ -60,7 +60,7 @@ class PipelineHarness:
         self.pickled = True
 
     @contextmanager
-    def engine(self) -> Iterator[Engine]:
+    def engine(self) -> Iterator[Database]:
         with tidelog.open(self.data, threads=False, segment_events_max=40) as made:
             yield made
 

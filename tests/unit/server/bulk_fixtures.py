@@ -146,7 +146,7 @@ def run_with_engine(
     clock = clock or ManualClock()
     config = ServerConfig(**(server or {}))
     settings: dict[str, Any] = {"wal_shards": 1, "wal_file_bytes": 1 << 20, "sync_interval_ms": 60_000, **limits}
-    with tidelog.engine.open(str(path), clock=clock, **settings) as engine:
+    with tidelog.open(str(path), clock=clock, **settings) as engine:
 
         async def run() -> None:
             world = ServerHarness(engine, clock, config)
@@ -170,7 +170,7 @@ def run_scenario_with(
     clock = ManualClock()
     settings: dict[str, Any] = {"wal_shards": 1, "wal_file_bytes": 1 << 16, **limits}
     disk = disk or MemoryDisk(clock)
-    with tidelog.engine.open("data", disk=disk, clock=clock, threads=False, **settings) as engine:
+    with tidelog.open("data", disk=disk, clock=clock, threads=False, **settings) as engine:
 
         async def run() -> None:
             world = ServerHarness(engine, clock, ServerConfig(**{"commit": "loop", **(server or {})}))

@@ -22,8 +22,9 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeVar
 
 import tidelog.engine
+from tidelog.database import engine_of
 from tidelog.disk.memory import MemoryDisk
-from tidelog.engine import Engine, Topic
+from tidelog.engine import Topic
 from tidelog.http.interface import AnyResponse, BodyPolicy, ClientDisconnected, Request, Response, Stream, Upgrade
 from tidelog.server import lifecycle
 from tidelog.server.app import App
@@ -298,10 +299,10 @@ class LoopClock(ManualClock):
 class ServerHarness:
     """A server with an engine that has no threads, to be asked as a front end would."""
 
-    def __init__(self, engine: Engine, clock: ManualClock, config: ServerConfig) -> None:
-        self.engine, self.clock = engine, clock
+    def __init__(self, database: tidelog.Database, clock: ManualClock, config: ServerConfig) -> None:
+        self.engine, self.clock = engine_of(database), clock
         self.service = Service(config, clock, asyncio.get_running_loop())
-        self.service.on_recovered(engine)
+        self.service.on_recovered(database)
         self.app = App(self.service)
 
     def topic(self, name: str, **config: Any) -> Topic:
@@ -378,13 +379,13 @@ def run_scenario(
     config = ServerConfig(**{"commit": "loop", **settings})
     # A disk in memory keeps reserved room as zeros: the default file of 64 MiB would cost a second each.
     limits: dict[str, Any] = {"wal_shards": 1, "wal_file_bytes": 1 << 16, "topics_max": config.max_topics}
-    with tidelog.engine.open("data", disk=MemoryDisk(clock), clock=clock, threads=False, **limits) as engine:
+    with tidelog.open("data", disk=MemoryDisk(clock), clock=clock, threads=False, **limits) as database:
 
         async def act() -> None:
             loop = asyncio.get_running_loop()
             if isinstance(clock, LoopClock) and isinstance(loop, JumpingLoop):
                 clock.loop = loop
-            world = ServerHarness(engine, clock, config)
+            world = ServerHarness(database, clock, config)
             try:
                 await scenario(world)
                 await asyncio.sleep(0)

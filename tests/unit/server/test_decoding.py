@@ -20,6 +20,7 @@ from tests.unit.server.fakes import FakeWebSocket, ServerHarness
 
 import tidelog.engine
 from tidelog import api_types
+from tidelog.database import engine_of
 from tidelog.decompression import ExpansionLimit
 from tidelog.engine import EngineConfig
 from tidelog.engine.background import CHECKPOINT_TASK
@@ -361,9 +362,10 @@ def test_a_body_over_the_size_of_one_call_is_decoded_record_by_record(
 
 
 def test_an_engine_is_behind_until_a_checkpoint_or_while_none_can_work() -> None:
-    with tidelog.engine.open(
+    with tidelog.open(
         "data", disk=SimDisk(), clock=ManualClock(), threads=False, wal_file_bytes=1 << 14, checkpoint_bytes=1_000
-    ) as engine:
+    ) as database:
+        engine = engine_of(database)
         topic = engine.topic("t")
 
         def behind() -> bool:

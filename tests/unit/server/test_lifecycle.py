@@ -25,7 +25,7 @@ def test_recovery_progress_never_falls_and_covers_both_passes() -> None:
     clock = ManualClock()
     disk = SimDisk()
     limits: dict[str, Any] = {"wal_shards": 2, "wal_file_bytes": 1 << 16}
-    engine = tidelog.engine.open("data", disk=disk, clock=clock, threads=False, **limits)
+    engine = tidelog.open("data", disk=disk, clock=clock, threads=False, **limits)
     for number in range(8):
         engine.topic(f"t{number}", durability="fsync").append([number])
     disk = disk.reboot()

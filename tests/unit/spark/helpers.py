@@ -21,8 +21,8 @@ from pyspark.sql.types import StructType
 
 import tidelog
 from tidelog.clock import Clock, SystemClock
+from tidelog.database import Database
 from tidelog.disk.posix import PosixDisk
-from tidelog.engine import Engine
 from tidelog.server.config import ServerConfig
 from tidelog.server.lifecycle import RunningServer, shutdown, start_server
 from tidelog.spark.backends.interface import ReadTask
@@ -36,7 +36,7 @@ _readers: list[TopicStreamReader] = []
 
 
 class SourceEnv:
-    def __init__(self, mode: Mode, path: str, engine: Engine, address: str) -> None:
+    def __init__(self, mode: Mode, path: str, engine: Database, address: str) -> None:
         self.mode, self.path, self.engine, self.address = mode, path, engine, address
 
     def options(self, **more: Any) -> dict[str, str]:
@@ -64,7 +64,7 @@ def source_env(
 @contextmanager
 def run_server(
     path: str, *, clock: Clock | None = None, keys: str = "", segment_events: int = 1000
-) -> Iterator[tuple[Engine, str]]:
+) -> Iterator[tuple[Database, str]]:
     """A server on a thread, with its engine at hand."""
     config = ServerConfig(data_dir=path, port=0, api_keys=keys, segment_max_events=segment_events, drain_ms=0)
     there, over = Event(), Event()
@@ -83,7 +83,7 @@ def run_server(
     assert there.wait(TIMEOUT_S), "the server did not start"
     host, port = found[0].listener.address
     try:
-        yield found[0].service.engine, f"http://{host}:{port}"
+        yield found[0].service.database, f"http://{host}:{port}"
     finally:
         over.set()
         thread.join(TIMEOUT_S)

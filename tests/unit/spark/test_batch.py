@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.datasource import EqualTo, GreaterThan, In, IsNotNull, LessThan, Not, StringContains
 from tests.unit.spark.helpers import MODES, Mode, SourceEnv, read, source, source_env
 
-from tidelog import engine as topics
+from tidelog import database as topics
 from tidelog.disk.posix import PosixFile
 from tidelog.engine import consistency
 from tidelog.errors import BadInput, Corrupt, Error, GapFound, NotFound, TopicNotFound, Unavailable

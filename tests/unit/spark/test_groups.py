@@ -14,7 +14,7 @@ from tests.unit.spark.helpers import MODES, Mode, read, run_server, stream
 
 import tidelog
 from tidelog.commitlog import SegmentedLog
-from tidelog.engine import Engine
+from tidelog.database import Database, engine_of
 from tidelog.errors import BadInput, Locked
 from tidelog.spark.groups import DirectoryGroups, ServerGroups
 
@@ -22,7 +22,7 @@ from tidelog.spark.groups import DirectoryGroups, ServerGroups
 class GroupEnv:
     """A topic that nobody holds while a query runs by path; by server, the server does."""
 
-    def __init__(self, path: Path, engine: Engine | None, address: str) -> None:
+    def __init__(self, path: Path, engine: Database | None, address: str) -> None:
         self._path, self._engine, self._address = path, engine, address
         with self.log() as log:
             log.topic("orders").append([b"x"] * 10)
@@ -32,7 +32,7 @@ class GroupEnv:
         return {**where, "subscribe": "orders", **{name: str(value) for name, value in more.items()}}
 
     @contextmanager
-    def log(self) -> Iterator[Engine]:
+    def log(self) -> Iterator[Database]:
         if self._engine is not None:
             yield self._engine
         else:
@@ -66,7 +66,9 @@ def test_a_commit_moves_the_group_and_lag_is_seen(env: GroupEnv) -> None:
     assert env.position() == 7
     with env.log() as log:
         assert log.topic("orders").group("etl").lag().records == 3
-        assert [(topic, state.lag.records) for topic, state in log.groups_cached(10)] == [("orders", 3)], "for metrics"
+        assert [(topic, state.lag.records) for topic, state in engine_of(log).groups_cached(10)] == [("orders", 3)], (
+            "for metrics"
+        )
     reader.commit(env.offsets_at(11))
     assert env.position() == 10
     reader.stop()

@@ -13,9 +13,9 @@ from tests.unit.spark.helpers import read, read_micro_batch, stream
 
 import tidelog
 from tidelog.commitlog import SegmentedLog
+from tidelog.database import Database
 from tidelog.disk import object_store as stores
 from tidelog.disk.object_store import ObjectStoreDisk, ObjectStoreFile
-from tidelog.engine import Engine
 from tidelog.errors import BadInput, GapFound, NotFound
 from tidelog.spark import backends
 from tidelog.spark import options as reading
@@ -54,7 +54,7 @@ def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def engine(tmp_path: Path) -> Iterator[Engine]:
+def engine(tmp_path: Path) -> Iterator[Database]:
     with tidelog.open(str(tmp_path / "data"), threads=False, segment_events_max=100) as made:
         topic = made.topic("orders", durability="memory")
         for part in range(25):
@@ -82,7 +82,7 @@ def test_a_copy_reads_as_the_directory_does(bucket: Bucket, tmp_path: Path) -> N
 
 
 def test_executors_fetch_ranges_and_no_whole_file(
-    bucket: Bucket, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bucket: Bucket, engine: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.checkpoint()
     bucket.copy(tmp_path / "data")
@@ -100,7 +100,7 @@ def test_executors_fetch_ranges_and_no_whole_file(
     assert 0 < sum(datas) < whole / 3, (datas, whole)
 
 
-def test_a_stream_goes_on_with_a_newer_copy(bucket: Bucket, engine: Engine, tmp_path: Path) -> None:
+def test_a_stream_goes_on_with_a_newer_copy(bucket: Bucket, engine: Database, tmp_path: Path) -> None:
     bucket.copy(tmp_path / "data")
     reader = stream(options(startingOffsets="earliest"))
     first = reader.latestOffset(reader.initialOffset())
@@ -112,7 +112,7 @@ def test_a_stream_goes_on_with_a_newer_copy(bucket: Bucket, engine: Engine, tmp_
     reader.stop()
 
 
-def test_what_went_while_a_query_ran_is_looked_for_again(bucket: Bucket, engine: Engine, tmp_path: Path) -> None:
+def test_what_went_while_a_query_ran_is_looked_for_again(bucket: Bucket, engine: Database, tmp_path: Path) -> None:
     bucket.copy(tmp_path / "data")
     reader = stream(options(startingOffsets="earliest"))
     start = reader.initialOffset()
@@ -144,7 +144,7 @@ def test_logs_of_the_library_are_read_there_too(bucket: Bucket, tmp_path: Path) 
     assert found.table.column("data").to_pylist() == [b"%d" % number for number in range(10)]
 
 
-def test_a_group_is_read_and_not_moved(bucket: Bucket, engine: Engine, tmp_path: Path) -> None:
+def test_a_group_is_read_and_not_moved(bucket: Bucket, engine: Database, tmp_path: Path) -> None:
     engine.topic("orders").group("etl").commit(490)
     bucket.copy(tmp_path / "data")
     assert read(options(startingOffsets="group:etl")).seqs == list(range(491, 501))

@@ -19,7 +19,7 @@ from tests.unit.spark.helpers import MODES, Mode, run_server, source
 from tests.unit.spark.sink_helpers import batch_of, run_tasks, save, save_micro_batch, stream_writer, writer
 
 import tidelog
-from tidelog import engine
+from tidelog import database, engine
 from tidelog.disk.posix import PosixDisk
 from tidelog.engine import Topic, producer_batches
 from tidelog.engine.producer_batches import STAGED_CHUNK_TTL_MS, StagingArea, chunk_name
@@ -719,14 +719,14 @@ def test_what_travels_is_small(tmp_path: Path) -> None:
 
 def test_queries_take_turns_in_one_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held = [Locked("held"), Locked("held")]
-    real = engine.open
+    real = database.open
 
     def opened(*given: Any, **more: Any) -> Any:
         if held:
             raise held.pop()
         return real(*given, **more)
 
-    monkeypatch.setattr(engine, "open", opened)
+    monkeypatch.setattr(database, "open", opened)
     save_micro_batch({"path": str(tmp_path / "data"), "topic": "copy", "query": "x"}, 0, [batch_of(b"a")])
     assert not held
     with tidelog.open(str(tmp_path / "data")) as log:

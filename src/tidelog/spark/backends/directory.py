@@ -17,10 +17,11 @@ from typing import Final, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from tidelog import engine as topics
+from tidelog import database
+from tidelog.database import Database
 from tidelog.disk.interface import Disk
 from tidelog.disk.posix import PosixDisk
-from tidelog.engine import Counts, Engine, Topic
+from tidelog.engine import BulkScan, Counts, Gap, Topic
 from tidelog.engine.read import SCHEMA
 from tidelog.engine.segment import MmapCache, SegmentFiles
 from tidelog.engine.segment import Segment as StoredSegment
@@ -59,11 +60,11 @@ class DirectoryBackend:
         self._disk = disk or PosixDisk()
 
     @cached_property
-    def _engine(self) -> Engine:
+    def _engine(self) -> Database:
         return self._open_reader()
 
-    def _open_reader(self) -> Engine:
-        return _with_retries(lambda: topics.open(self._path, read_only=True, disk=self._disk))
+    def _open_reader(self) -> Database:
+        return _with_retries(lambda: database.open(self._path, read_only=True, disk=self._disk))
 
     def refresh(self) -> None:
         if "_engine" in self.__dict__:
@@ -206,13 +207,13 @@ def _segment_info(file: SegmentFile) -> SegmentInfo:
     return SegmentInfo(file.base, file.stop, file.size, file.sealed, frame_offset, load_deleted)
 
 
-def _to_gap(topic: str, gap: topics.Gap | None) -> TopicGap | None:
+def _to_gap(topic: str, gap: Gap | None) -> TopicGap | None:
     if gap is None:
         return None
     return TopicGap(topic, gap.gap_from, gap.gap_to, gap.reason, gap.earliest_seq, gap.head_seq)
 
 
-def _scan_gaps(topic: str, scan: topics.BulkScan) -> tuple[TopicGap, ...]:
+def _scan_gaps(topic: str, scan: BulkScan) -> tuple[TopicGap, ...]:
     return tuple(lost for gap in scan.gaps if (lost := _to_gap(topic, gap)) is not None)
 
 

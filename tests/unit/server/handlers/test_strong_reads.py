@@ -26,7 +26,7 @@ class Lost:
 
     def left(self, name: str = "a") -> set[int]:
         image = self.disk.crash_image("none")
-        log = tidelog.engine.open("data", disk=image, clock=self.clock, threads=False, wal_file_bytes=1 << 16)
+        log = tidelog.open("data", disk=image, clock=self.clock, threads=False, wal_file_bytes=1 << 16)
         return {record.seq for record in log.topic(name, create=False).read(0, 1000).records}
 
 
