@@ -24,8 +24,8 @@ setup: $(READY) ## make .venv with everything the other targets need (they all d
 	@echo "$(VENV) is ready"
 
 # The stamp comes last: an install that broke off is done again, a finished one only when what it is made from
-# changes: the install compiles the native module.
-$(READY): pyproject.toml hatch_build.py src/tidelog/_native.pyx
+# changes: the install compiles the Cython modules.
+$(READY): pyproject.toml hatch_build.py src/tidelog/_native.pyx src/tidelog/http/_fast_path.pyx
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Tidelog needs Python 3.11+: make PYTHON=...")'
 	@echo "setting up $(VENV) with $$($(PYTHON) --version), this takes a minute"
 	@$(PYTHON) -m venv $(VENV)
@@ -50,7 +50,7 @@ lint: $(READY) ## ruff and mypy --strict
 crash: $(READY) ## every crash state of the sweeps, and Spark with two workers; takes long
 	@$(RUN) -m pytest -n 2 --dist worksteal -m "sweep or cluster"
 
-asan: $(READY) ## the compiled module under AddressSanitizer, with its tests and its fuzzer; needs gcc and libasan
+asan: $(READY) ## the compiled modules under AddressSanitizer, with their tests and fuzzer; needs gcc and libasan
 	@$(RUN) -m tests.asan
 
 soak: $(READY) ## a server under mixed load with kills, full disks and clock jumps: make soak MINUTES=30
@@ -68,5 +68,5 @@ format: $(READY) ## rewrite the code the way `make check` wants it
 
 clean: ## remove what these targets made, .venv included; benchmark results stay
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist demo-data
-	rm -f src/tidelog/_native.*.so
+	rm -f src/tidelog/_native.*.so src/tidelog/http/_fast_path.*.so
 	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

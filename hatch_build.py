@@ -1,10 +1,10 @@
-"""Build hook: compile `tidelog._native` with the package, and go on without it where there is no compiler.
+"""Build hook: compile the Cython modules with the package, and build without them where there is no compiler.
 
-pip install .        ──► wheel:    _native.pyx ──► a module in the wheel, which is then one for this platform
-pip install -e .     ──► editable: _native.pyx ──► a module beside its source
-no compiler, or one that fails ──► a warning and a wheel for every platform; the Python implementations serve
+pip install .        ──► wheel:    each .pyx ──► a module in the wheel, which is then specific to this platform
+pip install -e .     ──► editable: each .pyx ──► a module beside its source
+no compiler, or one that fails ──► a warning and a wheel for every platform; Python code serves in their place
 
-python hatch_build.py               the second of these alone, after a change of _native.pyx
+python hatch_build.py               compile beside the sources, after a change of a .pyx
 """
 
 from __future__ import annotations
@@ -18,21 +18,32 @@ from typing import Any
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 _ROOT = Path(__file__).resolve().parent
-_SOURCE = Path("src/tidelog/_native.pyx")
+_SOURCES = Path("src")
+MODULES = ("tidelog._native", "tidelog.http._fast_path")
 
 
-def compiled(root: Path, scratch: Path) -> Path:
-    """Compile the module into `scratch`. Raises what the compiler raises."""
+def compile_modules(root: Path, scratch: Path) -> dict[str, Path]:
+    """Compile the modules into `scratch`; return each one's path below `src` and its file. Raises what the compiler
+    raises."""
     from Cython.Build import cythonize
     from setuptools import Distribution, Extension
 
-    extension = Extension("tidelog._native", [str(root / _SOURCE)])
-    modules = cythonize([extension], build_dir=str(scratch), quiet=True)
+    extensions = [Extension(name, [str(root / _SOURCES / f"{name.replace('.', '/')}.pyx")]) for name in MODULES]
+    modules = cythonize(extensions, build_dir=str(scratch), quiet=True)
     command: Any = Distribution({"ext_modules": modules}).get_command_obj("build_ext")
     command.build_lib = command.build_temp = str(scratch)
     command.ensure_finalized()
     command.run()
-    return Path(command.get_ext_fullpath("tidelog._native"))
+    files = [Path(command.get_ext_fullpath(name)) for name in MODULES]
+    return {file.relative_to(scratch).as_posix(): file for file in files}
+
+
+def _compile_beside_sources(root: Path, scratch: Path) -> list[Path]:
+    copies = []
+    for name, file in compile_modules(root, scratch).items():
+        copies.append(root / _SOURCES / name)
+        shutil.copy2(file, copies[-1])
+    return copies
 
 
 class NativeHook(BuildHookInterface[Any]):
@@ -45,14 +56,14 @@ class NativeHook(BuildHookInterface[Any]):
         root = Path(self.root)
         self._scratch = Path(tempfile.mkdtemp(prefix="tidelog-native-"))
         try:
-            made = compiled(root, self._scratch)
-        except Exception as error:  # whatever it is, the package works without
-            self.app.display_warning(f"tidelog is built without its compiled module, and works: {error}")
+            if version == "editable":
+                _compile_beside_sources(root, self._scratch)
+                return
+            modules = compile_modules(root, self._scratch)
+        except Exception as error:  # the package works without the compiled modules
+            self.app.display_warning(f"tidelog is built without its compiled modules, and works: {error}")
             return
-        if version == "editable":
-            shutil.copy2(made, root / _SOURCE.parent / made.name)
-            return
-        build_data["force_include"][str(made)] = f"tidelog/{made.name}"
+        build_data["force_include"].update({str(file): name for name, file in modules.items()})
         build_data["pure_python"], build_data["infer_tag"] = False, True
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:  # noqa: ARG002
@@ -62,6 +73,5 @@ class NativeHook(BuildHookInterface[Any]):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
-        made = compiled(_ROOT, Path(scratch))
-        shutil.copy2(made, _ROOT / _SOURCE.parent / made.name)
-        sys.stdout.write(f"{_SOURCE.parent / made.name}\n")
+        for copy in _compile_beside_sources(_ROOT, Path(scratch)):
+            sys.stdout.write(f"{copy.relative_to(_ROOT)}\n")

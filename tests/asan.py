@@ -1,6 +1,6 @@
-"""`make asan`: the kernel compiled with AddressSanitizer, in a directory of its own, under its tests and its fuzzer.
+"""`make asan`: the compiled modules built with AddressSanitizer in a separate directory, under their tests and fuzzer.
 
-    build/asan/tidelog      the package, with the instrumented kernel in the place of the usual one
+    build/asan/tidelog      the package, with instrumented modules in place of the usual ones
     LD_PRELOAD=libasan      Python itself is not instrumented; memory of every object comes from malloc, so that a byte
                             read past the end of one is noticed
 
@@ -26,6 +26,8 @@ TESTS = (
     "tests/unit/formats/test_json_rows.py",
     "tests/unit/server/handlers/test_plain_body.py",
     "tests/unit/server/handlers/test_fast_writes.py",
+    "tests/unit/http/test_fast_path_reader.py",
+    "tests/unit/http/test_request_batching.py",
 )
 
 
@@ -41,8 +43,8 @@ def main() -> int:
     shutil.copytree(ROOT / "src" / "tidelog", BUILD / "tidelog", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     build = (
         "import shutil, sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import hatch_build; "
-        "made = hatch_build.compiled(Path(sys.argv[1]), Path(sys.argv[2]) / 'scratch'); "
-        "shutil.copy2(made, Path(sys.argv[2]) / 'tidelog' / made.name)"
+        "modules = hatch_build.compile_modules(Path(sys.argv[1]), Path(sys.argv[2]) / 'scratch'); "
+        "[shutil.copy2(file, Path(sys.argv[2]) / name) for name, file in modules.items()]"
     )
     environment = {**os.environ, "CFLAGS": FLAGS, "LDFLAGS": "-fsanitize=address"}
     subprocess.run([sys.executable, "-c", build, str(ROOT), str(BUILD)], env=environment, check=True)
@@ -58,7 +60,10 @@ def main() -> int:
         "ASAN_OPTIONS": "detect_leaks=0:halt_on_error=1:allocator_may_return_null=1",
         "TIDELOG_FUZZ_ROUNDS": os.environ.get("TIDELOG_FUZZ_ROUNDS", "20000"),
     }
-    look = "import tidelog._native; print('instrumented:', tidelog._native.__file__)"
+    look = (
+        "from tidelog import _native; from tidelog.http import _fast_path; "
+        "print('instrumented:', _native.__file__, _fast_path.__file__)"
+    )
     subprocess.run([sys.executable, "-c", look], env=environment, check=True)
     return subprocess.run([sys.executable, "-m", "pytest", "-q", *TESTS], cwd=ROOT, env=environment).returncode
 

@@ -1,7 +1,7 @@
 """Types of the functions of `_native.pyx`."""
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -57,25 +57,6 @@ def split_by_size(
     lengths: array[int] | NDArray[np.uint32], size_max: int, count_max: int
 ) -> list[tuple[int, int, int]]: ...
 def copy_values_into(target: bytearray, pos: int, datas: Sequence[bytes], lo: int, hi: int) -> int: ...
-
-class FastPathReader:
-    owner: Any
-    write: Callable[[bytes], None]
-    is_closing: Callable[[], bool]
-    is_armed: bool
-    is_undisturbed: bool
-    disconnected: bool
-    was_served: bool
-    def __init__(self, owner: Any, buffer: memoryview, fallback: Callable[[int], None]) -> None: ...
-    def get_buffer(self, sizehint: int) -> memoryview: ...
-    def submit(
-        self, head_before_length: bytes, head_after_length: bytes, batcher: Any, transport: Any, body: bytes
-    ) -> None: ...
-    def buffer_updated(self, nbytes: int) -> None: ...
-
 def encode_write_responses(
     first: int, counts: Sequence[int], took_us: Sequence[int], start: bytes, head: bytes, middle: bytes, took: bytes
 ) -> list[bytes]: ...
-def send_responses(
-    requests: list[Any], bodies: list[bytes], first: bytes, second: bytes, third: bytes, prefix: bytes, number: int
-) -> None: ...

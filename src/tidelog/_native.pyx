@@ -2,12 +2,12 @@
 """[hot] JSON text in and out, compiled: `encode_json_rows` makes it of rows, `encode_json_batch` of a batch as it lies there, `parse_plain_body` takes
 the records out of the body of a write, `remove_json_escapes` and `json_depth` look at text that came. The values of a batch on their way into frames: `all_bytes`, `value_lengths`,
 `split_by_size`, `copy_values_into`. Frames of a WAL: `find_frames` from one to the next, `fsync_loop` for them in a thread. Records on their way into columns: `fill_indexed_records` finds them,
-`copy_values` lays their values into memory that `borrow_buffer` has used before. And small writes from the socket to the answer:
-`Gate`, `parse_plain_bodies`, `encode_write_responses`, `send_responses`.
+`copy_values` lays their values into memory that `borrow_buffer` has used before. And the bodies of small writes and
+their responses: `parse_plain_bodies`, `encode_write_responses`.
 
 Each has a twin in Python that says what is right and is the oracle of its tests: `formats.json_rows.plain`,
 `formats.json_batch.plain`, `server.api.plain`, `formats.json_text`, those of `formats.values`, `formats.survey` and `scan.walk_indexed`
-without it, `disk.beside.synced`, `formats.rows.plain`, `server.http.gate`, `server.http.reply` and `server.api.write`. Where there was no
+without it, `disk.beside.synced`, `formats.rows.plain` and `server.api.write`. Where there was no
 compiler there is no such module, and the twins serve.
 
     made     ┌──────────────────────────────────┬┄┄┄┄┄┄┄┐      as much as the rows can need at most, by their sizes
@@ -1108,87 +1108,15 @@ def copy_values_into(bytearray target not None, Py_ssize_t pos, datas, Py_ssize_
     return pos
 
 
-# ── small requests, from the socket to the answer ─────────────────────────────────────────────────
+# ── responses to small writes ─────────────────────────────────────────────────────────────────────
 
 cdef enum:
-    LOOK_BYTES = 4096  # a body from which the lobby looks how much it holds
-    LOOK_EVERY = 256  # requests
-    DIGITS_MAX = 5  # of the length of a body that is taken here
     SEQ = 21  # digits of a seq and its comma
     COUNT_MAX = 1 << 30  # records of one write: no more than a batch can have
     FIXED_ANSWER = 160  # numbers of an answer, and what is around them
 
 
 cdef int64_t SEQ_END = (<uint64_t>1 << 63) - 1
-
-
-cdef class FastPathReader:
-    """Where the bytes of one connection come in. A request with the head that it knows is put into the batcher, whatever
-    else came is for `fallback`."""
-
-    cdef object _buffer, _fallback, _batcher, _schedule_flush, _check_limits, _now_us
-    cdef list _requests, _bodies, _received_us
-    cdef const char* _at
-    cdef Py_ssize_t _room
-    cdef bytes _head_before_length, _head_after_length
-    cdef public object owner, write, is_closing
-    cdef public bint is_armed, is_undisturbed, disconnected, was_served
-
-    def __init__(self, owner, buffer, fallback):
-        cdef Py_buffer view
-        PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
-        self._at, self._room = <const char*>view.buf, view.len
-        PyBuffer_Release(&view)  # `buffer` keeps it where it is
-        self.owner, self._buffer, self._fallback = owner, buffer, fallback
-
-    def get_buffer(self, sizehint):
-        return self._buffer
-
-    def submit(self, bytes head_before_length not None, bytes head_after_length not None, batcher, transport, bytes body not None):
-        """Take this body now, and from now on what comes with this head."""
-        self._head_before_length, self._head_after_length, self._batcher = head_before_length, head_after_length, batcher
-        self._schedule_flush, self._check_limits, self._now_us = batcher.schedule_flush, batcher.check_limits, batcher.now_us
-        self._requests, self._bodies, self._received_us = batcher.requests, batcher.bodies, batcher.received_us
-        self.write, self.is_closing = transport.write, transport.is_closing
-        self._hold(body)
-
-    cdef int _hold(self, bytes body) except -1:
-        self.is_armed, self.is_undisturbed = False, True
-        self.owner.current = self
-        if not self._requests:
-            self._schedule_flush()
-        self._requests.append(self)
-        self._bodies.append(body)
-        self._received_us.append(self._now_us())
-        if PyBytes_GET_SIZE(body) > LOOK_BYTES or len(self._bodies) >= LOOK_EVERY:
-            self._check_limits()
-        return 0
-
-    cdef bytes _body(self, Py_ssize_t size):
-        """What came behind the head that is known, if that is the whole of a request."""
-        cdef Py_ssize_t i = PyBytes_GET_SIZE(self._head_before_length), more = PyBytes_GET_SIZE(self._head_after_length), length = 0, digits = 0
-        if size > self._room or size < i + 1 + more or memcmp(self._at, PyBytes_AS_STRING(self._head_before_length), i) != 0:
-            return None
-        while i < size and digits <= DIGITS_MAX and c"0" <= self._at[i] <= c"9":
-            length = 10 * length + (self._at[i] - c"0")
-            i, digits = i + 1, digits + 1
-        if not 0 < digits <= DIGITS_MAX or (self._at[i - digits] == c"0" and digits > 1):
-            return None
-        if size != i + more + length or memcmp(self._at + i, PyBytes_AS_STRING(self._head_after_length), more) != 0:
-            return None
-        return PyBytes_FromStringAndSize(self._at + i + more, length)
-
-    def buffer_updated(self, Py_ssize_t nbytes):
-        cdef bytes body
-        if self.is_armed:
-            body = self._body(nbytes)
-            if body is not None:
-                self._hold(body)
-                return
-        if self._batcher is not None and self.owner.current is self:  # it may still be in there
-            self._batcher.flush()
-        self.is_armed = self.is_undisturbed = False
-        self._fallback(nbytes)
 
 
 def encode_write_responses(
@@ -1242,58 +1170,3 @@ cdef inline char* put_ms(char* out, int64_t us) noexcept nogil:
             out[0] = <char>(c"0" + rest % 10)
             out += 1
     return out
-
-
-cdef inline char* put_hex(char* out, uint64_t value) noexcept nogil:
-    cdef char[16] digits
-    cdef int at = 16
-    while True:
-        at -= 1
-        digits[at] = _HEX[value & 15]
-        value >>= 4
-        if not value:
-            return put(out, digits + at, 16 - at)
-
-
-def send_responses(
-    list requests not None, list bodies not None, bytes first not None, bytes second not None, bytes third not None,
-    bytes prefix not None, uint64_t number,
-):
-    """Send everybody the body that is theirs behind its head: `first`, its length, `second`, `prefix` and a number of its
-    own in base 16, `third`. Where anything else came meanwhile the owner goes on from there."""
-    cdef FastPathReader request
-    cdef bytes body, data
-    cdef char* out
-    cdef Py_ssize_t size = (
-        PyBytes_GET_SIZE(first) + PyBytes_GET_SIZE(second) + PyBytes_GET_SIZE(third) + PyBytes_GET_SIZE(prefix)
-    )
-    for request, body in zip(requests, bodies, strict=True):
-        data = PyBytes_FromStringAndSize(NULL, size + PyBytes_GET_SIZE(body) + digits_of(PyBytes_GET_SIZE(body), 10)
-            + digits_of(number, 16))
-        out = put(PyBytes_AS_STRING(data), PyBytes_AS_STRING(first), PyBytes_GET_SIZE(first))
-        out = put_int(out, PyBytes_GET_SIZE(body))
-        out = put(out, PyBytes_AS_STRING(second), PyBytes_GET_SIZE(second))
-        out = put(out, PyBytes_AS_STRING(prefix), PyBytes_GET_SIZE(prefix))
-        out = put_hex(out, number)
-        out = put(out, PyBytes_AS_STRING(third), PyBytes_GET_SIZE(third))
-        put(out, PyBytes_AS_STRING(body), PyBytes_GET_SIZE(body))
-        number += 1
-        if request.disconnected:
-            continue
-        if not request.is_undisturbed or request.is_closing():
-            request.send(data)
-            continue
-        request.write(data)
-        if request.is_undisturbed:
-            request.owner.current = None
-            request.is_armed = request.was_served = True
-        else:
-            request.owner.next_request(request)
-
-
-cdef inline int digits_of(uint64_t value, uint64_t base) noexcept nogil:
-    cdef int count = 1
-    while value >= base:
-        value //= base
-        count += 1
-    return count

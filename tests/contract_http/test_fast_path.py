@@ -1,13 +1,18 @@
-"""§2.5 again: writes whose heads came before take a shorter way through the server, and nobody can tell."""
+"""§2.5 again: repeated small requests take the fast path, and clients see no difference.
+
+Every test also runs against a server without compiled modules, where the HTTP parser serves all requests.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import tidelog
 from tests.contract_http.api import ANY, Api, expect_error, expect_success, topic_path
 from tests.contract_http.client import JSON, Reply
 from tests.contract_http.server import Server
@@ -15,6 +20,18 @@ from tests.contract_http.waiting import eventually, run_together
 
 WRITER, READER, OTHER = "key-writer", "key-reader", "key-other"
 BODY = b'{"records":[{"data":{"n":1}},{"data":"two"}]}'
+
+
+@pytest.fixture(scope="module", params=["compiled", "without compiler"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("fast-path")
+    server = Server(folder)
+    if request.param == "without compiler":
+        package = Path(tidelog.__file__).parent
+        shutil.copytree(package, folder / "src" / "tidelog", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+        server.environment["PYTHONPATH"] = str(folder / "src")
+    with server.start() as running:
+        yield running
 
 
 def post(api: Api, topic: str, body: bytes = BODY, *headers: tuple[str, str]) -> Reply:

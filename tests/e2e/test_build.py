@@ -1,4 +1,5 @@
-"""The package is built with its kernel where there is a compiler, and without it where there is none or it fails."""
+"""The package is built with its compiled modules where there is a compiler, and without them where there is none or it
+fails."""
 
 from __future__ import annotations
 
@@ -13,15 +14,22 @@ from zipfile import ZipFile
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCES = {"tidelog/_native.pyx", "tidelog/_native.pyi", "tidelog/py.typed", "tidelog/formats/json_rows.py"}
+COMPILED = ("tidelog/_native", "tidelog/http/_fast_path")
+SOURCES = {
+    *(f"{name}{suffix}" for name in COMPILED for suffix in (".pyx", ".pyi")),
+    "tidelog/py.typed",
+    "tidelog/formats/json_rows.py",
+}
 # A row of bytes, with names: what both must say the same of.
 SAY = """
+from importlib.util import find_spec
 import numpy as np
 from tidelog import native
 from tidelog.formats import json_rows, rows
 one = np.ones(1, np.int64)
 made = rows.Rows(b"?\\xff", one, one, one, rows.Span(one, one))
-print(native.COMPILED, json_rows.encode_rows(made, np.zeros(1, bool)).decode())
+compiled = {native.COMPILED, find_spec("tidelog._native") is not None, find_spec("tidelog.http._fast_path") is not None}
+print(*compiled, json_rows.encode_rows(made, np.zeros(1, bool)).decode())
 """
 TEXT = '{"$seq":1,"$ts":0,"data":"/w==","$encoding":"base64"}'
 
@@ -59,41 +67,42 @@ def unpacked(found: Path, where: Path) -> set[str]:
         return set(archive.namelist())
 
 
-def test_a_wheel_has_the_kernel_and_its_source(tree: Path) -> None:
+def test_wheel_contains_compiled_modules_and_their_sources(tree: Path) -> None:
     found, _ = wheel(tree)
     names = unpacked(found, tree / "there")
     assert names >= SOURCES
-    assert [name for name in names if name.startswith("tidelog/_native.") and name.endswith(".so")]
+    compiled = {name.partition(".")[0] for name in names if name.endswith(".so")}
+    assert compiled == set(COMPILED)
     assert not found.stem.endswith("none-any"), "compiled for one platform"
     assert run(tree, "-c", SAY, PYTHONPATH=str(tree / "there")).strip() == f"True {TEXT}"
     assert not list((tree / "src").rglob("*.so")), "a wheel leaves nothing behind"
 
 
 @pytest.mark.parametrize("compiler", ["/nowhere/cc", "false"])
-def test_without_a_compiler_the_twin_serves(tree: Path, compiler: str) -> None:
+def test_wheel_without_compiler_uses_python_code(tree: Path, compiler: str) -> None:
     found, said = wheel(tree, CC=compiler)
     names = unpacked(found, tree / "there")
     assert names >= SOURCES
     assert not [name for name in names if name.endswith(".so")]
     assert found.stem.endswith("py3-none-any")
-    assert "without its compiled module" in said
+    assert "without its compiled modules" in said
     assert run(tree, "-c", SAY, PYTHONPATH=str(tree / "there")).strip() == f"False {TEXT}"
 
 
-def test_a_kernel_that_does_not_compile_fails_no_install(tree: Path) -> None:
+def test_source_that_does_not_compile_fails_no_install(tree: Path) -> None:
     with (tree / "src/tidelog/_native.pyx").open("a") as source:
         source.write("\nthis is no Cython\n")
     found, said = wheel(tree)
     assert found.stem.endswith("py3-none-any")
-    assert "without its compiled module" in said
+    assert "without its compiled modules" in said
 
 
-def test_an_editable_install_compiles_beside_the_source(tree: Path) -> None:
+def test_editable_install_compiles_beside_the_sources(tree: Path) -> None:
     say = "import hatchling.build as build; print(build.build_editable('.'))"
     for compiler, there in (("/nowhere/cc", False), ("", True)):
         environ = {"CC": compiler} if compiler else {}
         run(tree, "-c", say, **environ)
-        assert bool([*(tree / "src/tidelog").glob("_native.*.so")]) == there
+        assert all(bool([*(tree / "src").glob(f"{name}.*.so")]) == there for name in COMPILED)
         assert run(tree, "-c", SAY, PYTHONPATH=str(tree / "src")).strip() == f"{there} {TEXT}"
 
 

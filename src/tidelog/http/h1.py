@@ -50,10 +50,10 @@ from httptools import (
     parse_url,
 )
 
-from tidelog.http import h1_encoder, websocket
+from tidelog.http import fast_path, h1_encoder, websocket
 from tidelog.http.connection import Connection
 from tidelog.http.exchange import BaseExchange, RequestError
-from tidelog.http.fast_path import CachedHead, FastRequest, NativeFastRequest, PyFastRequest
+from tidelog.http.fast_path import CachedHead, FastRequest
 from tidelog.http.interface import (
     FAST_REQUEST_BYTES_MAX,
     UNREADABLE_REQUEST,
@@ -127,9 +127,7 @@ class Http1Exchange(BaseExchange):
         if self.is_http11 and not bodyless:
             framing += h1_encoder.CHUNKED_ENCODING
         line = self.server_state.date_header.refresh().line
-        self.connection.write(
-            h1_encoder.encode_stream_head(stream.status, stream.content_type, stream.headers, line, framing)
-        )
+        self.connection.write(h1_encoder.encode_head(stream.status, stream.content_type, stream.headers, line, framing))
         if bodyless or self.request.method == "HEAD":
             self._on_response_written()
         else:
@@ -319,10 +317,10 @@ class Http1Connection(Connection):
 
         # The requests.
         self.current: Http1Exchange | FastRequest | None = None  # whose answer is the next on the wire
-        self._fast_request = (NativeFastRequest if server_state.use_native else PyFastRequest)(
-            self, server_state.receive_buffer, super().buffer_updated
-        )
-        self.get_buffer, self.buffer_updated = self._fast_request.get_buffer, self._fast_request.buffer_updated  # type: ignore[method-assign]
+        self._fast_request: FastRequest | None = None  # reads the socket where the fast path is available
+        if fast_path.IS_AVAILABLE:
+            self._fast_request = reader = FastRequest(self, server_state.receive_buffer, super().buffer_updated)
+            self.get_buffer, self.buffer_updated = reader.get_buffer, reader.buffer_updated  # type: ignore[method-assign]
         self._cached_head: CachedHead | None = None  # of the request that came last, where its head was known
         self._pipelined: deque[Http1Exchange] = deque()
         self._receiving: Http1Exchange | None = None  # whose body is being parsed
@@ -394,8 +392,8 @@ class Http1Connection(Connection):
         self.update_reading()
 
     def _try_fast_path(self, data: memoryview) -> bool:
-        """Whether this was a request whose head is known, and is on its way."""
-        house, memo = self.server_state, self._cached_head
+        """Handle `data` if it is a request with a known head and no other is in progress; return whether it was."""
+        state, request = self.server_state, self._fast_request
         busy = (
             self.current is not None
             or self._in_head
@@ -403,30 +401,35 @@ class Http1Connection(Connection):
             or self._pipelined
             or self.write_paused
         )
-        if busy or house.draining or not house.head_cache:
+        if request is None or busy or state.draining or not state.head_cache:
             return False
-        piece = bytes(data)
-        if memo is None or (body := memo.match_body(piece)) is None:
-            found = house.head_cache.lookup(piece)
-            if found is None:
+        received, cached = bytes(data), self._cached_head
+        if cached is None or (body := cached.match_body(received)) is None:
+            match = state.head_cache.lookup(received)
+            if match is None:
                 return False
-            memo, body = found
-            self._cached_head = memo
-        if memo.batcher is not None:
-            self._fast_request.submit(memo.before_length, memo.after_length, memo.batcher, self.transport, body)
+            cached, body = match
+            self._cached_head = cached
+        if cached.batcher is not None:
+            request.submit(cached.before_length, cached.after_length, cached.batcher, self.transport, body)
             return True
-        assert memo.handler is not None, "one way or the other"
-        self.current = self._fast_request
-        if not memo.handler(body, self._fast_request):
+        assert cached.handler is not None, "a cached head has a handler or a batcher"
+        self.current = request
+        if not cached.handler(body, request):
             self.current = None
             return False
         return True
 
+    def _disarm_fast_path(self) -> None:
+        """Have the parser read the next input."""
+        if self._fast_request is not None:
+            self._fast_request.is_armed = self._fast_request.is_undisturbed = False
+
     def reparse(self, body: bytes) -> None:
-        """The request with this body was not taken together with the others: it comes as any other."""
-        self.current, memo = None, self._cached_head
-        assert memo is not None, "it was known"
-        self._parse(b"%b%d%b%b" % (memo.before_length, len(body), memo.after_length, body))
+        """Parse a request that its handler took out of a batch."""
+        self.current, cached = None, self._cached_head
+        assert cached is not None, "the request was on the fast path"
+        self._parse(b"%b%d%b%b" % (cached.before_length, len(body), cached.after_length, body))
         self.update_reading()
 
     def _parse(self, data: memoryview | bytes) -> None:
@@ -522,7 +525,8 @@ class Http1Connection(Connection):
         )
         if not (marks & ~PLAIN_HEADERS or not marks & HOST or path[:1] != "/" or not parser.should_keep_alive()):
             if (
-                self._is_first_in_piece
+                fast_path.IS_AVAILABLE
+                and self._is_first_in_piece
                 and self._head_began_in_piece
                 and length
                 and self._piece_bytes <= self.server_state.safe_head_bytes
@@ -669,7 +673,7 @@ class Http1Connection(Connection):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._fast_request.is_armed = self._fast_request.is_undisturbed = False
+        self._disarm_fast_path()
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -699,7 +703,7 @@ class Http1Connection(Connection):
 
     def check_timeouts(self, now: float) -> None:
         limits, turn = self.server_state.limits, self.current
-        if self._fast_request.was_served:  # since the last look
+        if self._fast_request is not None and self._fast_request.was_served:  # since the last tick
             self._fast_request.was_served, self._idle_since_s = False, now
         if turn is None:
             if self._in_head:
@@ -720,10 +724,11 @@ class Http1Connection(Connection):
 
     def _begin_close(self) -> None:
         super()._begin_close()
-        self._fast_request.is_armed = self._fast_request.is_undisturbed = False
+        self._disarm_fast_path()
 
     def begin_shutdown(self) -> None:
-        self._fast_request.is_armed = False
+        if self._fast_request is not None:
+            self._fast_request.is_armed = False
         if self.current is None and not self._pipelined and not self._in_head:
             self.close_after_write()
 

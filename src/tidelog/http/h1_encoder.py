@@ -65,56 +65,40 @@ def encode_headers(headers: Headers) -> bytes:
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
-def encode_response(response: Response, date: bytes, connection: bytes, head_only: bool) -> tuple[bytes, ...]:
-    """An answer, in as few buffers as is cheap."""
-    status, body = response.status, response.body
-    first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-    if response.headers:
-        connection += encode_headers(response.headers)
+def encode_head(status: int, content_type: bytes, headers: Headers, date: bytes, framing: bytes) -> bytes:
+    """Encode the head of a response. `framing`: the header lines about the connection and the body's length."""
+    if headers:
+        framing += encode_headers(headers)
+    status_line = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
     if status in _BODYLESS_STATUSES:
-        return (b"%b%b%b\r\n" % (first, date, connection),)
-    if head_only or len(body) > _JOIN_BODY_BYTES_MAX:
-        head = b"%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n" % (
-            *(first, date, response.content_type, len(body), connection),
-        )
-        return (head,) if head_only else (head, body)
-    return (
-        b"%b%bcontent-type: %b\r\ncontent-length: %d\r\n%b\r\n%b"
-        % (first, date, response.content_type, len(body), connection, body),
-    )
+        return b"%b%b%b\r\n" % (status_line, date, framing)
+    return b"%b%bcontent-type: %b\r\n%b\r\n" % (status_line, date, content_type, framing)
 
 
-def encode_json_response(body: bytes, request_id: bytes, date: bytes, connection: bytes) -> bytes:
-    """200 and a small JSON body, as `whole` would write it."""
-    return (
-        b"HTTP/1.1 200 OK\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n%bx-request-id: %b\r\n\r\n%b"
-        % (date, len(body), connection, request_id, body)
-    )
+def encode_response(response: Response, date: bytes, connection: bytes, head_only: bool) -> tuple[bytes, ...]:
+    """Encode a whole response in as few buffers as is cheap."""
+    status, body = response.status, response.body
+    has_body = status not in _BODYLESS_STATUSES
+    framing = b"content-length: %d\r\n%b" % (len(body), connection) if has_body else connection
+    head = encode_head(status, response.content_type, response.headers, date, framing)
+    if head_only or not has_body:
+        return (head,)
+    return (head, body) if len(body) > _JOIN_BODY_BYTES_MAX else (head + body,)
 
 
-def json_response_parts(date: bytes) -> tuple[bytes, bytes, bytes]:
-    """What stands in `json` before the length, between it and the name of the request, and before the body."""
+def json_head_parts(date: bytes, connection: bytes = b"") -> tuple[bytes, bytes, bytes]:
+    """Return the head of a JSON response with status 200 in three parts: the body's length goes between the first
+    two, the request's id between the last two."""
     return (
         b"HTTP/1.1 200 OK\r\n%bcontent-type: application/json\r\ncontent-length: " % date,
-        b"\r\nx-request-id: ",
+        b"\r\n%bx-request-id: " % connection,
         b"\r\n\r\n",
     )
 
 
 def encode_json_head(length: int, request_id: bytes, date: bytes, connection: bytes) -> bytes:
-    """What stands before the body in `json`."""
-    return (
-        b"HTTP/1.1 200 OK\r\n%bcontent-type: application/json\r\ncontent-length: %d\r\n%bx-request-id: %b\r\n\r\n"
-        % (*(date, length, connection, request_id),)
-    )
-
-
-def encode_stream_head(status: int, content_type: bytes, headers: Headers, date: bytes, framing: bytes) -> bytes:
-    """The head of an answer whose length is not known."""
-    first = _STATUS_LINES.get(status) or b"HTTP/1.1 %d \r\n" % status
-    if status in _BODYLESS_STATUSES:
-        return b"%b%b%b%b\r\n" % (first, date, framing, encode_headers(headers))
-    return b"%b%bcontent-type: %b\r\n%b%b\r\n" % (first, date, content_type, framing, encode_headers(headers))
+    before_length, after_length, before_body = json_head_parts(date, connection)
+    return b"%b%d%b%b%b" % (before_length, length, after_length, request_id, before_body)
 
 
 def encode_chunk(data: bytes) -> tuple[bytes, ...]:

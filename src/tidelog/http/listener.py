@@ -64,13 +64,11 @@ async def listen(
     *,
     now_us: Callable[[], int],
     reuse_port: bool = False,
-    use_native: bool = True,
     limit_counters: LimitCounters | None = None,
 ) -> Listener:
-    """Accept connections for `app` from now on. Port 0 is any that is free. `now_us` is the time of day. `kernel`: use
-    compiled code where it was built. `refusals` counts the limits that peers meet."""
+    """Accept connections for `app`. Port 0 chooses a free port. `now_us` returns the time of day."""
     loop = asyncio.get_running_loop()
-    house = ServerState(app, limits or Limits(), now_us, loop, use_native=use_native, limit_counters=limit_counters)
+    house = ServerState(app, limits or Limits(), now_us, loop, limit_counters=limit_counters)
     server = await loop.create_server(
         lambda: _AcceptedConnection(house), host, port, backlog=_BACKLOG, reuse_port=reuse_port or None
     )

@@ -50,10 +50,9 @@ class ServerState:
         now_us: Callable[[], int],
         loop: asyncio.AbstractEventLoop,
         *,
-        use_native: bool = True,
         limit_counters: LimitCounters | None = None,
     ) -> None:
-        self.app, self.limits, self.loop, self.use_native = app, limits, loop, use_native
+        self.app, self.limits, self.loop = app, limits, loop
         self.limit_counters = limit_counters or LimitCounters(loop.time)
         self.turn_scheduler = TurnScheduler(loop, limits.turn_units)
         self.unsent_budget = UnsentBudget(limits.unsent_bytes_max, loop.call_later, loop.time)

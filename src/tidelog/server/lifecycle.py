@@ -259,7 +259,6 @@ async def start_server(
         config.port,
         http_limits(config),
         now_us=clock.now_us,
-        use_native=config.kernel,
         limit_counters=service.limit_counters,
     )
     host, port = listener.address

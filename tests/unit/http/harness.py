@@ -367,12 +367,10 @@ class ListenerHarness:
         kind: str = "uvloop",
         limits: Limits | None = None,
         app: Application | None = None,
-        *,
-        kernel: bool = True,
     ) -> None:
         self.app = App()
         self._application: Application = app or self.app
-        self._kind, self._limits, self._kernel = kind, limits, kernel
+        self._kind, self._limits = kind, limits
         self.now_us = NOON_US
         self.problems: list[dict[str, Any]] = []
         self._ready = threading.Event()
@@ -389,9 +387,7 @@ class ListenerHarness:
 
     async def _main(self) -> None:
         self._stop = asyncio.Event()
-        self.listener = await listen(
-            self._application, "127.0.0.1", 0, self._limits, now_us=lambda: self.now_us, use_native=self._kernel
-        )
+        self.listener = await listen(self._application, "127.0.0.1", 0, self._limits, now_us=lambda: self.now_us)
         self._ready.set()
         await self._stop.wait()
         await self.listener.close()

@@ -1,4 +1,5 @@
-"""The gate of the kernel and its twin do the same with every piece, and the heads of their answers are the same."""
+"""The compiled reader takes a request exactly when it is the known head with its whole body, and passes all other input
+on; responses that it writes have the same bytes as any other."""
 
 from __future__ import annotations
 
@@ -8,14 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tidelog import _native
-from tidelog.http import fast_path as gate
 from tidelog.http import h1_encoder
-from tidelog.http.fast_path import match_body
+from tidelog.http._fast_path import FastPathReader, match_body, send_responses
 
 BEFORE = b"POST /t HTTP/1.1\r\nHost: h\r\nContent-Length: "
 AFTER = b"\r\nX: y\r\n\r\n"
-ROOM = 4096
+BUFFER_BYTES = 4096
+DATE = b"date: now\r\n"
 
 
 class Owner:
@@ -23,13 +23,13 @@ class Owner:
         self.current: object = None
         self.log: list[object] = []
 
-    def next_request(self, turn: object) -> None:
-        assert turn is self.current
+    def next_request(self, request: object) -> None:
+        assert request is self.current
         self.log.append("next")
         self.current = None
 
 
-class Lobby:
+class Batcher:
     def __init__(self, log: list[object]) -> None:
         self.requests: list[Any] = []
         self.bodies: list[bytes] = []
@@ -40,10 +40,10 @@ class Lobby:
         return len(self.bodies)
 
     def schedule_flush(self) -> None:
-        self._log.append("begin")
+        self._log.append("schedule flush")
 
     def check_limits(self) -> None:
-        self._log.append("look")
+        self._log.append("check limits")
 
     def flush(self) -> None:
         if not self.requests:
@@ -60,179 +60,194 @@ class Transport:
 
     def write(self, data: bytes) -> None:
         self._log.append(data)
-        self.wrote()
+        self.on_write()
 
-    def wrote(self) -> None:
-        """What comes of it."""
+    def on_write(self) -> None:
+        """Replaced by tests that react to a write."""
 
     def is_closing(self) -> bool:
         return self.closing
 
 
+class LoggingReader(FastPathReader):
+    def send(self, *data: bytes) -> None:
+        self.owner.log.append(("send", data))
+        self.owner.current = None
+
+
 class Bench:
-    """A gate with everything around it."""
+    """A reader with everything around it."""
 
-    def __init__(self, kind: Any) -> None:
-        class Pass(kind):  # type: ignore[misc]
-            def send(self, *data: bytes) -> None:
-                self.owner.log.append(("send", data))
-                self.owner.current = None
-
+    def __init__(self) -> None:
         self.owner = Owner()
         self.log = self.owner.log
-        self.buffer = memoryview(bytearray(ROOM))
-        self.gate: Any = Pass(self.owner, self.buffer, lambda size: self.log.append(("slow", size)))
-        self.lobby, self.transport = Lobby(self.log), Transport(self.log)
-        self.send = _native.send_responses if kind is _native.FastPathReader else gate.send_responses_py
+        self.buffer = memoryview(bytearray(BUFFER_BYTES))
+        self.reader = LoggingReader(self.owner, self.buffer, lambda size: self.log.append(("fallback", size)))
+        self.batcher, self.transport = Batcher(self.log), Transport(self.log)
 
-    def enter(self, body: bytes = b"first") -> None:
-        self.gate.submit(BEFORE, AFTER, self.lobby, self.transport, body)
+    def submit(self, body: bytes = b"first") -> None:
+        self.reader.submit(BEFORE, AFTER, self.batcher, self.transport, body)
 
-    def answer(self, body: bytes = b"{}") -> None:
-        self.lobby.flush()
-        self.send([self.gate], [body], b"<", b"|", b">", b"id-", 31)
+    def respond(self, body: bytes = b"{}") -> None:
+        self.batcher.flush()
+        send_responses([self.reader], [body], b"<", b"|", b">", b"id-", 31)
 
-    def come(self, piece: bytes) -> None:
-        assert self.gate.get_buffer(-1) is self.buffer
-        self.buffer[: len(piece)] = piece
-        self.gate.buffer_updated(len(piece))
-
-    @property
-    def state(self) -> tuple[object, ...]:
-        gate = self.gate
-        return (gate.is_armed, gate.is_undisturbed, gate.disconnected, gate.was_served, self.owner.current is gate)
-
-
-def both() -> tuple[Bench, Bench]:
-    return Bench(_native.FastPathReader), Bench(gate.PyFastPathReader)
+    def receive(self, data: bytes) -> None:
+        assert self.reader.get_buffer(-1) is self.buffer
+        self.buffer[: len(data)] = data
+        self.reader.buffer_updated(len(data))
 
 
 def whole(body: bytes, digits: bytes | None = None) -> bytes:
     return b"%b%b%b%b" % (BEFORE, b"%d" % len(body) if digits is None else digits, AFTER, body)
 
 
-def pieces() -> st.SearchStrategy[bytes]:
-    """Requests with the known head, and what is near to one."""
+def reference_body(data: bytes) -> bytes | None:
+    """The body of `data` if it is one whole request with the known head: the definition, by trying every split."""
+    for start in range(len(data) + 1):
+        if len(data) - start <= 99_999 and data == whole(data[start:]):
+            return data[start:]
+    return None
+
+
+def inputs() -> st.SearchStrategy[bytes]:
+    """Requests with the known head, and input that is close to one."""
     bodies = st.binary(max_size=40)
     digits = st.sampled_from([b"", b"0", b"00", b"03", b"3", b"10", b"000003", b"99999", b"100000", b"-1", b"3 "])
     right = bodies.map(whole)
     wrong = st.builds(whole, bodies, digits)
 
-    def cut(piece: bytes, at: int, more: bytes) -> bytes:
-        at %= len(piece)
-        return piece[:at] + more + piece[at + len(more) :]
+    def overwrite(data: bytes, pos: int, other: bytes) -> bytes:
+        pos %= len(data)
+        return data[:pos] + other + data[pos + len(other) :]
 
-    broken = st.builds(cut, right, st.integers(0, 200), st.binary(max_size=2))
-    short = st.builds(lambda piece, at: piece[: at % (len(piece) + 1)], right, st.integers(0, 200))
+    broken = st.builds(overwrite, right, st.integers(0, 200), st.binary(max_size=2))
+    short = st.builds(lambda data, pos: data[: pos % (len(data) + 1)], right, st.integers(0, 200))
     return right | wrong | broken | short | st.binary(min_size=1, max_size=80)
 
 
-@given(st.lists(st.tuples(pieces(), st.sampled_from(["answer", "pause", "closing", "away", ""])), max_size=8))
-@example([(whole(b"abc", b"3"), "answer"), (whole(b"abc", b"03"), ""), (whole(b"abc", b"000003"), "")])
-def test_both_do_the_same_with_whatever_comes(steps: list[tuple[bytes, str]]) -> None:
-    for bench in (benches := both()):
-        bench.enter()
-        bench.answer()
-        for piece, then in steps:
-            if not piece:
-                continue
-            bench.come(piece)
-            if then == "pause":
-                bench.gate.is_undisturbed = False
-            bench.transport.closing = then == "closing"
-            bench.gate.disconnected = then == "away"
-            if bench.owner.current is not None and then:
-                bench.answer()
-    compiled, twin = benches
-    assert compiled.log == twin.log
-    assert compiled.state == twin.state
+@given(inputs())
+@example(whole(b"abc", b"03"))
+@example(whole(b"abc", b"000003"))
+def test_body_is_matched_only_with_whole_head_and_exact_length(data: bytes) -> None:
+    assert match_body(data, BEFORE, AFTER) == reference_body(data)
 
 
-@given(pieces())
-def test_a_piece_is_taken_only_where_it_is_that_head_and_its_whole_body(piece: bytes) -> None:
-    found = match_body(piece, BEFORE, AFTER)
-    if found is None:
-        for at in range(len(piece) + 1):
-            assert piece != whole(piece[at:])
-    else:
-        assert piece == whole(found)
+@given(st.lists(st.tuples(inputs(), st.sampled_from(["respond", "pause", "closing", "disconnect", ""])), max_size=8))
+@example([(whole(b"abc", b"3"), "respond"), (whole(b"abc", b"03"), ""), (whole(b"abc", b"000003"), "")])
+def test_armed_reader_takes_matching_input_and_passes_on_the_rest(steps: list[tuple[bytes, str]]) -> None:
+    bench = Bench()
+    bench.submit()
+    bench.respond()
+    for data, event in steps:
+        if not data:
+            continue
+        bench.log.clear()
+        was_armed, in_batch, body = bench.reader.is_armed, bench.batcher.bodies[:], reference_body(data)
+        bench.receive(data)
+        if was_armed and body is not None:
+            assert bench.log == ([] if in_batch else ["schedule flush"])
+            assert bench.batcher.bodies == [*in_batch, body]
+            assert bench.owner.current is bench.reader
+        else:
+            assert bench.log[-1] == ("fallback", len(data))
+            assert [entry[1] for entry in bench.log[:-1] if isinstance(entry, tuple)] == (
+                [in_batch] if in_batch else []
+            )
+            assert not bench.batcher.bodies, "the batcher was flushed before the parser read on"
+        assert not bench.reader.is_armed
+        if event == "pause":
+            bench.reader.is_undisturbed = False
+        bench.transport.closing = event == "closing"
+        bench.reader.disconnected = event == "disconnect"
+        if bench.owner.current is not None and event:
+            is_direct = bench.reader.is_undisturbed and event == "respond"
+            bench.respond()
+            if event == "disconnect":
+                assert b"<2|id-1f>{}" not in bench.log
+            else:
+                assert bench.log[-1] == (b"<2|id-1f>{}" if is_direct else ("send", (b"<2|id-1f>{}",)))
+            assert bench.reader.is_armed == is_direct
 
 
-@pytest.mark.parametrize("kind", [_native.FastPathReader, gate.PyFastPathReader])
-def test_from_the_second_request_on_it_is_armed(kind: Any) -> None:
-    bench = Bench(kind)
-    bench.come(whole(b"abc"))
-    assert bench.log == [("slow", len(whole(b"abc")))], "nothing is known yet"
+def test_reader_is_armed_after_the_first_response() -> None:
+    bench = Bench()
+    bench.receive(whole(b"abc"))
+    assert bench.log == [("fallback", len(whole(b"abc")))], "no head is known yet"
     bench.log.clear()
-    bench.enter()
-    bench.answer(b"[1]")
-    bench.come(whole(b"abc"))
-    bench.answer(b"[22]")
+    bench.submit()
+    bench.respond(b"[1]")
+    bench.receive(whole(b"abc"))
+    bench.respond(b"[22]")
     assert bench.log == [
-        *("begin", ("flush", [b"first"], [1]), b"<3|id-1f>[1]"),
-        *("begin", ("flush", [b"abc"], [1]), b"<4|id-1f>[22]"),
+        *("schedule flush", ("flush", [b"first"], [1]), b"<3|id-1f>[1]"),
+        *("schedule flush", ("flush", [b"abc"], [1]), b"<4|id-1f>[22]"),
     ]
-    assert bench.gate.is_armed
+    assert bench.reader.is_armed
 
 
-@pytest.mark.parametrize("kind", [_native.FastPathReader, gate.PyFastPathReader])
-def test_what_comes_while_one_is_held_empties_the_lobby_first(kind: Any) -> None:
-    bench = Bench(kind)
-    bench.enter()
-    bench.come(b"more")
-    assert bench.log == ["begin", ("flush", [b"first"], [1]), ("slow", 4)]
-    bench.answer()
-    assert bench.log[-1] == ("send", (b"<2|id-1f>{}",)), "by the owner's own way"
-    assert not bench.gate.is_armed
+def test_input_after_a_request_in_the_batch_flushes_the_batch_first() -> None:
+    bench = Bench()
+    bench.submit()
+    bench.receive(b"more")
+    assert bench.log == ["schedule flush", ("flush", [b"first"], [1]), ("fallback", 4)]
+    bench.respond()
+    assert bench.log[-1] == ("send", (b"<2|id-1f>{}",)), "written by the connection"
+    assert not bench.reader.is_armed
 
 
-@pytest.mark.parametrize("kind", [_native.FastPathReader, gate.PyFastPathReader])
-def test_a_peer_that_falls_behind_with_an_answer_is_not_armed(kind: Any) -> None:
-    bench = Bench(kind)
-    bench.transport.wrote = lambda: setattr(bench.gate, "is_undisturbed", False)  # type: ignore[method-assign]
-    bench.enter()
-    bench.answer()
+def test_client_that_does_not_read_its_response_is_not_armed() -> None:
+    bench = Bench()
+    bench.transport.on_write = lambda: setattr(bench.reader, "is_undisturbed", False)  # type: ignore[method-assign]
+    bench.submit()
+    bench.respond()
     assert bench.log[-2:] == [b"<2|id-1f>{}", "next"]
-    assert bench.state == (False, False, False, False, False)
+    reader = bench.reader
+    assert (reader.is_armed, reader.is_undisturbed, reader.was_served, bench.owner.current) == (
+        *(False, False, False),
+        None,
+    )
 
 
-@pytest.mark.parametrize("kind", [_native.FastPathReader, gate.PyFastPathReader])
-def test_a_large_body_and_a_long_line_have_the_lobby_looked_at(kind: Any) -> None:
-    bench = Bench(kind)
-    bench.enter(b"x" * 4097)
-    assert bench.log == ["begin", "look"]
-    bench = Bench(kind)
+def test_large_body_or_many_requests_check_the_limits_of_the_batch() -> None:
+    bench = Bench()
+    bench.submit(b"x" * 4097)
+    assert bench.log == ["schedule flush", "check limits"]
+    bench = Bench()
     for _ in range(256):
-        bench.enter(b"x")
-    assert bench.log == ["begin", "look"]
+        bench.submit(b"x")
+    assert bench.log == ["schedule flush", "check limits"]
 
 
-def test_a_piece_that_claims_to_be_longer_than_the_buffer_is_not_read() -> None:
-    bench = Bench(_native.FastPathReader)
-    bench.enter()
-    bench.answer()
+def test_input_longer_than_the_buffer_is_not_read() -> None:
+    bench = Bench()
+    bench.submit()
+    bench.respond()
     bench.log.clear()
-    bench.gate.buffer_updated(ROOM + 1)
-    assert bench.log == [("slow", ROOM + 1)]
+    bench.reader.buffer_updated(BUFFER_BYTES + 1)
+    assert bench.log == [("fallback", BUFFER_BYTES + 1)]
 
 
 @given(st.binary(max_size=300), st.integers(0, (1 << 63) - 1))
-def test_the_head_of_an_answer_is_that_of_any_other(body: bytes, number: int) -> None:
-    date = b"date: now\r\n"
-    for bench in both():
-        bench.enter()
-        bench.lobby.flush()
-        bench.send([bench.gate], [body], *h1_encoder.json_response_parts(date), b"a-", number)
-        assert bench.log[-1] == h1_encoder.encode_json_response(body, b"a-%x" % number, date, b"")
+def test_response_has_the_bytes_of_any_other_response(body: bytes, number: int) -> None:
+    bench = Bench()
+    bench.submit()
+    bench.batcher.flush()
+    send_responses([bench.reader], [body], *h1_encoder.json_head_parts(DATE), b"a-", number)
+    assert bench.log[-1] == h1_encoder.encode_json_head(len(body), b"a-%x" % number, DATE, b"") + body
 
 
-def test_answers_for_more_or_fewer_than_there_are_is_a_mistake() -> None:
-    for bench in both():
-        bench.enter()
-        with pytest.raises(ValueError, match="zip"):
-            bench.send([bench.gate], [], b"", b"", b"", b"", 1)
+def test_responses_are_numbered_in_order_and_skip_disconnected_clients() -> None:
+    benches = [Bench() for _ in range(3)]
+    for bench in benches:
+        bench.submit()
+    benches[1].reader.disconnected = True
+    send_responses([bench.reader for bench in benches], [b"a", b"b", b"c"], b"", b" ", b" ", b"", 15)
+    assert [bench.log[-1] for bench in benches] == [b"1 f a", "schedule flush", b"1 11 c"]
 
 
-def test_a_write_without_records_is_a_mistake() -> None:
-    with pytest.raises(ValueError, match="has records"):
-        _native.encode_write_responses(1, [0], [1], b"", b"", b"", b"")
+def test_number_of_responses_must_match_the_requests() -> None:
+    bench = Bench()
+    bench.submit()
+    with pytest.raises(ValueError, match="zip"):
+        send_responses([bench.reader], [], b"", b"", b"", b"", 1)

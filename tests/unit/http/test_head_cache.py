@@ -182,6 +182,18 @@ def test_a_length_that_is_none_or_not_that_of_the_body_is_for_the_parser(
     assert b"six" not in [body for body, _ in listener.app.tickets]
 
 
+def test_without_the_compiled_module_the_parser_serves_every_request(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast_path, "IS_AVAILABLE", False)
+    with ListenerHarness(kind) as listener, listener.connect() as connection:
+        for path in ("/express", "/crowd"):
+            for body in (b"one", b"two", b"three"):
+                assert connection.post(path, body).body == ordinary(body)
+        assert not listener.app.expressed
+        assert not listener.listener._server_state.head_cache
+
+
 def test_only_so_many_are_kept(listener: ListenerHarness) -> None:
     def learn() -> int:
         heads = listener.listener._server_state.head_cache
@@ -196,4 +208,4 @@ def test_its_bytes_are_those_of_any_other_answer() -> None:
     response = Response(200, b"{}", headers=((b"x-request-id", b"7"),))
     for says in (b"", h1_encoder.CONNECTION_CLOSE):
         (expected,) = h1_encoder.encode_response(response, b"date: now\r\n", says, False)
-        assert h1_encoder.encode_json_response(b"{}", b"7", b"date: now\r\n", says) == expected
+        assert h1_encoder.encode_json_head(2, b"7", b"date: now\r\n", says) + b"{}" == expected

@@ -1,9 +1,8 @@
-"""Requests with a known head are taken together, a turn at a time, by the kernel as by its twin; nobody can tell."""
+"""Requests with a known head that arrive in one loop turn are handled as a batch; clients see no difference."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
@@ -11,12 +10,6 @@ from tests.unit.http.harness import TIMEOUT_S, ListenerHarness, RawConnection
 
 from tidelog.http import fast_path as lobbies
 from tidelog.http.h1 import Http1Connection
-
-
-@pytest.fixture(params=[True, False], ids=["kernel", "twin"])
-def listener(kind: str, request: pytest.FixtureRequest) -> Iterator[ListenerHarness]:
-    with ListenerHarness(kind, kernel=request.param) as opened:
-        yield opened
 
 
 def request(body: bytes, path: bytes = b"/crowd") -> bytes:

@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.server.fakes import ServerHarness, captured_log, parse_log, run_scenario
 
+from tidelog import _native
 from tidelog.engine import Appended
 from tidelog.errors import Busy, DiskFull
 from tidelog.http.interface import BatchHandler, Request, RequestIds, Response
@@ -297,3 +298,8 @@ def test_what_many_are_told_at_once_is_what_each_would_be_told(
     for text, (count, us) in zip(said, writes, strict=True):
         assert text == encode_write_response('a"topic', "disk", done.slice(offset, count), us / 1000)
         offset += count
+
+
+def test_write_response_without_records_is_refused() -> None:
+    with pytest.raises(ValueError, match="has records"):
+        _native.encode_write_responses(1, [0], [1], b"", b"", b"", b"")
