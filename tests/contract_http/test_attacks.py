@@ -104,7 +104,7 @@ def test_a_flood_needs_no_key_to_be_ended(tmp_path: Path, flood: Flood) -> None:
         with server.client("secret") as api:
             assert limits_met(api, "control_frames") == 1
             assert api.get("/v0/topics").status == 200
-        assert server.log.count("a limit was met") == 1
+        assert server.log.count("a limit was exceeded") == 1
 
 
 def filled(server: Server, megabytes: int) -> None:

@@ -1,20 +1,12 @@
-"""[shell] What was written and not taken yet: the side of a stream that must not wait, and the side that must.
+"""The application as an ASGI 3 application, inside another server.
 
-write, write ──► held ──► next() ──► whoever sends
-         └── above the high mark `drained` waits until the low mark is reached
+    http        receive ──► feed_body, end_body, on_disconnect ──► handler ──► respond ──► send
+    websocket   accepted when the handler responds with Upgrade; else refused with its status
+                receive ──► inbox ──► handler ──► write buffer ──► send
+    lifespan    answered; the start and shutdown hooks are parameters
 
-[shell] A WebSocket whose frames somebody else's server keeps: three loops, and the handler in the middle.
-
-receive ──► inbox ──► handler ──► outbox ──► send
-
-[shell] The same application inside somebody else's server, by ASGI 3.
-
-    http        receive ──► feed, end, leave ──► handler ──► respond ──► send
-    websocket   accepted when the handler says Upgrade; else refused with the status it gave
-    lifespan    answered; what should happen at the start and at the end is passed in
-
-The server that calls has limits of its own on heads, time and connections. The limits of bodies are the
-application's, and how much is read ahead and waits to be sent is bounded here.
+The surrounding server has its own limits on heads, time and connections. The limits on bodies are the application's;
+this module bounds how much is read ahead and how much waits to be sent.
 """
 
 from __future__ import annotations
@@ -30,28 +22,33 @@ from tidelog.http.exchange import BaseExchange
 from tidelog.http.interface import AnyResponse, Application, ClientDisconnected, Request, Response, Stream, Upgrade
 from tidelog.http.limits import Limits
 from tidelog.http.server_state import ServerState
+from tidelog.http.waiters import WaiterList
+from tidelog.http.websocket import WebSocketInbox, run_handler
 
 
 class WriteBuffer:
+    """What a stream or WebSocket has written and the server has not sent. `write` never waits; above the high mark
+    `drain` waits for the low mark."""
+
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._chunks: deque[bytes] = deque()
-        self._in_flight_bytes = 0  # bytes of what `next` gave last
+        self._in_flight_bytes = 0  # of the last `next_chunk`
         self._closed = self._disconnected = False
-        self._changed, self._taken = asyncio.Event(), asyncio.Event()
+        self._senders, self._writers = WaiterList(), WaiterList()
         self.pending_bytes = 0
-        self.is_complete = False  # it ended because everything was written
+        self.is_complete = False  # it was closed because everything was written
 
-    # The side that writes.
+    # Called by the writer.
 
     def write(self, data: bytes) -> None:
         if data and not self._closed:
             self._chunks.append(data)
             self.pending_bytes += len(data)
-            self._changed.set()
+            self._senders.wake()
 
     def reserve(self, size: int) -> None:
-        """Nothing: the server that sends has bounds of its own."""
+        """Nothing: the surrounding server has its own bounds."""
 
     @property
     def is_under_pressure(self) -> bool:
@@ -64,8 +61,7 @@ class WriteBuffer:
         mark = self._limits.write_high_bytes
         while self.pending_bytes > mark and not self._disconnected:
             mark = self._limits.write_low_bytes
-            self._taken.clear()
-            await self._taken.wait()
+            await self._writers.wait()
         if self._disconnected:
             raise ClientDisconnected
 
@@ -73,34 +69,34 @@ class WriteBuffer:
         """Nothing more will be written."""
         if not self._closed:
             self._closed, self.is_complete = True, is_complete
-            self._changed.set()
+            self._senders.wake()
 
-    # The side that sends.
+    # Called by the sender.
 
     async def next_chunk(self) -> bytes | None:
-        """The next that was written, or None when there is no more. Asking again says that the last one was sent."""
+        """Return the next chunk to send, or None after the last one. The chunk before it counts as sent."""
         self.pending_bytes -= self._in_flight_bytes
         self._in_flight_bytes = 0
-        self._taken.set()
+        self._writers.wake()
         while not self._chunks:
             if self._closed:
                 return None
-            self._changed.clear()
-            await self._changed.wait()
+            await self._senders.wait()
         data = self._chunks.popleft()
         self._in_flight_bytes = len(data)
         return data
 
     def on_disconnect(self) -> None:
-        """Nobody takes anything any more."""
         self._closed = self._disconnected = True
         self._chunks.clear()
         self.pending_bytes = self._in_flight_bytes = 0
-        self._changed.set()
-        self._taken.set()
+        self._senders.wake()
+        self._writers.wake()
 
 
 class AsgiWebSocket:
+    """A WebSocket whose frames the surrounding server reads and writes."""
+
     def __init__(
         self,
         server_state: ServerState,
@@ -109,18 +105,17 @@ class AsgiWebSocket:
         send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
     ) -> None:
         self._server_state, self._upgrade, self._receive, self._send_message = server_state, upgrade, receive, send
-        self._inbox: deque[str | bytes] = deque()
-        self._message_received, self._message_taken = asyncio.Event(), asyncio.Event()
+        self._inbox = WebSocketInbox()
+        self._inbox_taken = WaiterList()  # the receive loop, while the inbox is full
         self._write_buffer = WriteBuffer(server_state.limits)
-        self._close_reason: tuple[int, str] | None = None  # the first close that was asked for
+        self._close_reason: tuple[int, str] | None = None  # of the first `close`
         self._disconnected = False
-        self._receive_closed = False  # no more messages come
 
     async def serve(self) -> None:
-        """Accept, have the handler run, and return when the socket is closed."""
+        """Accept, run the handler, and return when the socket is closed."""
         await self._send_message({"type": "websocket.accept"})
-        work = self._server_state.spawn(self._run_handler())
-        listening = self._server_state.loop.create_task(self._receive_loop(work))
+        handler = self._server_state.spawn(run_handler(self._upgrade, self, self._server_state))
+        receiver = self._server_state.loop.create_task(self._receive_loop(handler))
         try:
             while (text := await self._write_buffer.next_chunk()) is not None:
                 await self._send_message({"type": "websocket.send", "text": text.decode()})
@@ -128,61 +123,39 @@ class AsgiWebSocket:
                 code, reason = self._close_reason or (1000, "")
                 await self._send_message({"type": "websocket.close", "code": code, "reason": reason})
         finally:
-            self._close_receive()
+            self._inbox.close()
             self._write_buffer.on_disconnect()
-            listening.cancel()
-            self._server_state.cancel_task(work)
-            await asyncio.gather(listening, work, return_exceptions=True)
+            receiver.cancel()
+            self._server_state.cancel_task(handler)
+            await asyncio.gather(receiver, handler, return_exceptions=True)
 
-    async def _run_handler(self) -> None:
-        code = 1011
-        try:
-            await self._upgrade.run(self)
-            code = 1000
-        except ClientDisconnected:
-            code = 1000
-        except Exception as error:  # the rim: whatever a handler does wrong is one peer's 1011
-            self._server_state.report_error("the handler of a WebSocket failed", error)
-        finally:
-            self.close(code)
-
-    async def _receive_loop(self, work: asyncio.Task[None]) -> None:
+    async def _receive_loop(self, handler: asyncio.Task[None]) -> None:
         while True:
-            message = await self._receive()
-            if message["type"] == "websocket.disconnect":
+            event = await self._receive()
+            if event["type"] == "websocket.disconnect":
                 break
-            text = message.get("text")
-            data: str | bytes = message.get("bytes") or b"" if text is None else text
-            size = len(data if isinstance(data, bytes) else data.encode())
+            text = event.get("text")
+            message: str | bytes = event.get("bytes") or b"" if text is None else text
+            size = len(message if isinstance(message, bytes) else message.encode())
             if size > self._upgrade.message_bytes_max:
-                self._close_receive()
+                self._inbox.close()
                 self.close(1009, f"more than {self._upgrade.message_bytes_max} bytes")
                 continue
-            if not self._receive_closed:
-                self._inbox.append(data)
-                self._message_received.set()
+            if not self._inbox.is_closed:
+                self._inbox.put(message, size)
             while len(self._inbox) >= self._server_state.limits.messages_max:
-                self._message_taken.clear()
-                await self._message_taken.wait()
+                await self._inbox_taken.wait()
         self._disconnected = True
-        self._close_receive()
+        self._inbox.close()
         self._write_buffer.on_disconnect()
-        self._server_state.cancel_task(work)
+        self._server_state.cancel_task(handler)
 
-    def _close_receive(self) -> None:
-        self._receive_closed = True
-        self._message_received.set()
-
-    # The handler's side.
+    # Called by the handler.
 
     async def receive(self) -> str | bytes | None:
-        while not self._inbox:
-            if self._receive_closed:
-                return None
-            self._message_received.clear()
-            await self._message_received.wait()
-        self._message_taken.set()
-        return self._inbox.popleft()
+        message = await self._inbox.get()
+        self._inbox_taken.wake()
+        return message
 
     @property
     def pending_bytes(self) -> int:
@@ -207,7 +180,7 @@ LifespanHook: TypeAlias = Callable[[], Awaitable[None]]
 
 
 async def _noop() -> None:
-    """A hook that was not given."""
+    """The default hook."""
 
 
 class AsgiAdapter:
@@ -226,7 +199,7 @@ class AsgiAdapter:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         loop = asyncio.get_running_loop()
         if self._server_state is None or self._server_state.loop is not loop:
-            self._server_state = ServerState(self._app, self._limits, lambda: 0, loop)  # dates are the server's to add
+            self._server_state = ServerState(self._app, self._limits, lambda: 0, loop)  # the server adds dates
         kind = scope["type"]
         if kind == "lifespan":
             await self._lifespan(receive, send)
@@ -240,14 +213,14 @@ class AsgiAdapter:
             await receive()
             try:
                 await hook()
-            except Exception as error:  # the rim: the server is told in its own words, and decides
+            except Exception as error:  # reported to the server, which decides
                 await send({"type": f"lifespan.{name}.failed", "message": str(error)})
                 return
             await send({"type": f"lifespan.{name}.complete"})
 
 
 def _build_request(scope: Scope) -> Request:
-    """The path is as it came where the server says so, without what the application is mounted under."""
+    """Build the request. Its path is the raw one where the server passes it, without the mount point."""
     raw = scope.get("raw_path")
     path = raw.decode("latin-1").partition("?")[0] if raw else quote(scope["path"], safe="/:@!$&'()*+,;=~")
     root = scope.get("root_path", "").rstrip("/")
@@ -280,19 +253,19 @@ def _response_fields(answer: Response | Stream, length: int | None) -> Iterable[
 
 
 class _AsgiExchange(BaseExchange):
-    """One request, which is one call."""
+    """One request, which is one ASGI call."""
 
     def __init__(self, server_state: ServerState, scope: Scope, receive: Receive, send: Send) -> None:
         super().__init__(server_state, server_state.compressed_app, _build_request(scope))
         self._scope, self._receive, self._send_message = scope, receive, send
         self._response_future: asyncio.Future[AnyResponse | None] = server_state.loop.create_future()
-        self._body_consumed = asyncio.Event()  # a handler took some of what was read ahead
+        self._body_consumed = WaiterList()  # the receive loop, while too much is read ahead
         self._write_buffer = WriteBuffer(server_state.limits)
         self._asgi_stream_task: asyncio.Task[None] | None = None
 
     async def serve(self) -> None:
-        """Return when the answer was sent, or the peer is gone."""
-        listening = self.server_state.loop.create_task(self._receive_loop())
+        """Return when the response was sent or the client disconnected."""
+        receiver = self.server_state.loop.create_task(self._receive_loop())
         try:
             answer = await self._response_future
             if isinstance(answer, Response):
@@ -301,32 +274,31 @@ class _AsgiExchange(BaseExchange):
                 await self._write_stream(answer)
             self.response_sent = True
         finally:
-            listening.cancel()
+            receiver.cancel()
             if not self.response_sent:
                 self.on_disconnect()
             await asyncio.gather(
-                listening, *([self._asgi_stream_task] if self._asgi_stream_task else ()), return_exceptions=True
+                receiver, *([self._asgi_stream_task] if self._asgi_stream_task else ()), return_exceptions=True
             )
 
     async def _receive_loop(self) -> None:
         self.start()
         while True:
-            message = await self._receive()
-            if message["type"] == "http.disconnect":
+            event = await self._receive()
+            if event["type"] == "http.disconnect":
                 break
-            # One message is asked for ahead of what the handler takes: a peer that leaves is noticed meanwhile.
+            # One event is received ahead of what the handler reads, so that a disconnect is noticed meanwhile.
             while self.unread_body_bytes > self.server_state.limits.ahead_bytes_max:
-                self._body_consumed.clear()
                 await self._body_consumed.wait()
-            if data := message.get("body", b""):
+            if data := event.get("body", b""):
                 self.feed_body(bytes(data))
-            if not message.get("more_body", False) and not self.body_complete:
+            if not event.get("more_body", False) and not self.body_complete:
                 self.end_body()
         if not self.response_sent:
             self.on_disconnect()
 
-    def on_body_consumed(self, size: int) -> None:  # noqa: ARG002 - what counts is what is left
-        self._body_consumed.set()
+    def on_body_consumed(self, size: int) -> None:  # noqa: ARG002 - `unread_body_bytes` is what counts
+        self._body_consumed.wake()
 
     def on_disconnect(self) -> None:
         if not self.disconnected:
@@ -339,7 +311,7 @@ class _AsgiExchange(BaseExchange):
             self._response_future.set_result(answer)
 
     def send(self, response: Response) -> None:
-        h1_encoder.encode_headers(response.headers)  # raises for what must not be sent
+        h1_encoder.encode_headers(response.headers)  # raises for invalid headers
         self._set_response(response)
 
     def start_stream(self, stream: Stream) -> None:
@@ -349,8 +321,8 @@ class _AsgiExchange(BaseExchange):
             self._asgi_stream_task = self._stream_task
         self._set_response(stream)
 
-    def on_stream_end(self, whole: bool) -> None:
-        self._write_buffer.close(whole)
+    def on_stream_end(self, is_complete: bool) -> None:
+        self._write_buffer.close(is_complete)
 
     async def _write_head(self, answer: Response | Stream, length: int | None) -> None:
         fields = list(_response_fields(answer, length))
@@ -369,16 +341,16 @@ class _AsgiExchange(BaseExchange):
             if self.disconnected:
                 return
             if not self._write_buffer.is_complete:
-                raise RuntimeError("the stream was cut off")  # the server drops the connection: the peer can tell
+                raise RuntimeError("the stream was cut off")  # the server drops the connection, so the client notices
         await self._send_message({"type": "http.response.body", "body": b""})
 
 
 class _AsgiWebSocketExchange(_AsgiExchange):
-    """A request for a WebSocket; the call is its whole life."""
+    """A WebSocket handshake; the ASGI call lasts as long as the socket."""
 
     async def serve(self) -> None:
-        message = await self._receive()
-        if message["type"] != "websocket.connect":
+        event = await self._receive()
+        if event["type"] != "websocket.connect":
             return
         self.body_complete = True
         self.start()

@@ -1,23 +1,16 @@
-"""[shell] A request's body that is handed over as it comes.
+"""One request from its head to the end of its response, for every protocol that carries it.
 
-    wire ──► feed, feed, … end | fail ──► held ──► __anext__ ──► handler
-                                            └── consumed(n): the wire may bring n bytes more
+    start ──► begin ──► Response ──────────────────────────────► responded; the rest of the body is discarded
+                 └────► BodyPolicy ──► feed_body … end_body ──► handle ──► respond ──► responded
+                          │               └── over the limit, or a Content-Length over it: 413
+                          └────► streamed: handle at once, feed_body into the BodyStream; the handler reports its errors
 
-One reader. What is held is bounded by whoever feeds: it looks at `held_bytes` and at what was consumed.
+Promises to the application: a request for which `begin` returned a BodyPolicy reaches either `handle` or
+`on_abandoned`, once. A request is answered once; after the front end had to answer in the handler's place, the
+handler's response is dropped. A stream that was accepted is always started, and cancelled when its client disconnects.
+A client that disconnects earlier calls the disconnect callbacks. Exactly one of the two happens.
 
-[shell] One request, from its head to the end of its answer, whatever carries it.
-
-    start ──► begin ──► Response ──────────────────────────► answered; the rest of the body is thrown away
-                 └────► Body ──► feed, feed … end ──► handle ──► respond ──► answered
-                          │           └── one byte too many: 413, and so for a length that says as much
-                          └────► streamed: handle at once, feed into pieces; what is wrong with them the handler tells
-
-Held for the application: each request for which `begin` gave a Body reaches either `handle` or `abandoned`, once.
-An answer is given once; after the front end had to answer in a handler's place, what the handler says is dropped.
-A stream that was accepted is always started, and cancelled when its peer leaves; a peer that leaves before is told
-through `on_gone`. Which of the two happens depends on whether `respond` came first, and one of them does.
-
-A connection adds how bytes get out: it overrides what stands under "What carries it".
+A connection overrides the methods under "Transport".
 """
 
 from __future__ import annotations
@@ -42,13 +35,15 @@ from tidelog.http.interface import (
 )
 from tidelog.http.memory_budget import BodyReservation
 from tidelog.http.server_state import ServerState
+from tidelog.http.waiters import WaiterList
 
 _JOIN_BELOW_BYTES: Final = 4 << 10
 _JOINED_CHUNK_BYTES: Final = 64 << 10
+_RESERVE_ABOVE_BYTES: Final = 16 << 10  # smaller bodies are not counted: they cost no more than a head
 
 
 def append_chunk(chunks: deque[bytes | bytearray], data: bytes) -> None:
-    """Add a piece. Small ones are joined: a body in chunks of one byte would cost 40 times its size."""
+    """Append a chunk. Small ones are joined: a body in chunks of one byte would cost 40 times its size."""
     if len(data) >= _JOIN_BELOW_BYTES:
         chunks.append(data)
     elif chunks and type(chunks[-1]) is bytearray and len(chunks[-1]) < _JOINED_CHUNK_BYTES:
@@ -58,41 +53,42 @@ def append_chunk(chunks: deque[bytes | bytearray], data: bytes) -> None:
 
 
 class BodyStream:
-    def __init__(self, loop: asyncio.AbstractEventLoop, on_consumed: Callable[[int], None]) -> None:
-        self._loop, self._on_consumed = loop, on_consumed
+    """A request body that its handler reads as it arrives. One reader.
+
+    The connection bounds what is buffered: it checks `buffered_bytes` and is called with the size of what was consumed.
+    """
+
+    def __init__(self, on_consumed: Callable[[int], None]) -> None:
+        self._on_consumed = on_consumed
         self._chunks: deque[bytes | bytearray] = deque()
-        self._end: Exception | type[Exception] | None = None  # what the reader gets once nothing is held
-        self._reader: asyncio.Future[None] | None = None
+        self._end: Exception | type[Exception] | None = None  # raised to the reader after the last chunk
+        self._waiters = WaiterList()
         self.buffered_bytes = 0
 
-    # The wire's side.
+    # Called by the connection.
 
     def feed(self, data: bytes) -> None:
         if self._end is None:
             append_chunk(self._chunks, data)
             self.buffered_bytes += len(data)
-            self._wake()
+            self._waiters.wake()
 
     def end(self) -> None:
-        """There are no more."""
+        """The body is complete."""
         if self._end is None:
             self._end = StopAsyncIteration
-            self._wake()
+            self._waiters.wake()
 
     def fail(self, error: Exception | type[Exception]) -> None:
-        """It will never be whole: what is held is dropped, and the reader gets the error. Nothing after `end`."""
+        """Drop what is buffered and raise `error` to the reader. Does nothing after `end`."""
         if self._end is None:
             self._end = error
             self._chunks.clear()
             dropped, self.buffered_bytes = self.buffered_bytes, 0
             self._on_consumed(dropped)
-            self._wake()
+            self._waiters.wake()
 
-    def _wake(self) -> None:
-        if self._reader is not None and not self._reader.done():
-            self._reader.set_result(None)
-
-    # The handler's side.
+    # Called by the handler.
 
     def __aiter__(self) -> BodyStream:
         return self
@@ -101,24 +97,15 @@ class BodyStream:
         while not self._chunks:
             if self._end is not None:
                 raise self._end
-            self._reader = self._loop.create_future()
-            try:
-                await self._reader
-            finally:
-                self._reader = None
+            await self._waiters.wait()
         data = self._chunks.popleft()
         self.buffered_bytes -= len(data)
         self._on_consumed(len(data))
         return bytes(data)
 
 
-_RESERVE_ABOVE_BYTES: Final = (
-    16 << 10
-)  # of a body that counts among those that are kept: small ones cost what a head does
-
-
 class RequestError(NamedTuple):
-    """What is wrong with a request, in the terms of its answer."""
+    """The response to an invalid request."""
 
     status: int
     reason: str
@@ -126,16 +113,16 @@ class RequestError(NamedTuple):
 
 
 class BaseExchange:
-    """The exchange that handlers see. Plain class attributes are its defaults: most requests never change most of
-    them, and setting all of them would cost as much as parsing the request."""
+    """The exchange that handlers see. Defaults are class attributes: most requests change few of them, and setting all
+    of them would cost as much as parsing the request."""
 
-    head_error: RequestError | None = None  # the head is wrong: answered in place of asking the application
+    head_error: RequestError | None = None  # the head is invalid: the response in place of the application's
     started = False
-    body_complete = False  # the whole body is here, or nothing more of it will come
+    body_complete = False  # the whole body has arrived, or no more of it will
     responded = False
-    response_sent = False  # the whole answer was written
-    disconnected = False  # its peer has left
-    body_bytes = 0  # bytes of the body so far
+    response_sent = False  # the whole response was written
+    disconnected = False
+    body_bytes = 0  # received so far
     _body_policy: BodyPolicy | None = None
     _body_chunks: deque[bytes | bytearray] | None = None
     _body_stream: BodyStream | None = None
@@ -143,15 +130,15 @@ class BaseExchange:
     _overridden = False
     _disconnect_callbacks: list[Callable[[], None]] | None = None
     _stream_task: asyncio.Task[None] | None = None
-    _body_reservation: BodyReservation | None = None  # its body, where it is not small
+    _body_reservation: BodyReservation | None = None  # of a body above _RESERVE_ABOVE_BYTES
 
     def __init__(self, server_state: ServerState, app: Application, request: Request) -> None:
         self.server_state, self.app, self.request = server_state, app, request
 
-    # The wire's side.
+    # Called by the connection.
 
     def start(self) -> None:
-        """It is this request's turn. Bytes of its body may have come before."""
+        """Begin to answer, after the responses of earlier requests. Some of the body may have arrived before."""
         self.started = True
         if self.head_error is not None:
             response = self.app.malformed(self.request, self.head_error.status, self.head_error.reason)
@@ -159,17 +146,17 @@ class BaseExchange:
             self._respond_whole(response)
             return
         try:
-            wanted = self.app.begin(self.request)
-        except Exception as error:  # the rim: whatever a handler does wrong is one peer's 500
+            decision = self.app.begin(self.request)
+        except Exception as error:  # an error of the application is this client's 500
             self._respond_whole(self._internal_error("begin", error))
             return
-        if isinstance(wanted, Response):
-            self._respond_whole(wanted)
+        if isinstance(decision, Response):
+            self._respond_whole(decision)
             return
-        self._body_policy = wanted
-        if self.body_bytes > wanted.bytes_max or (self.request.content_length or 0) > wanted.bytes_max:
-            self._reject_too_large(wanted)
-        elif wanted.is_streamed:
+        self._body_policy = decision
+        if self.body_bytes > decision.bytes_max or (self.request.content_length or 0) > decision.bytes_max:
+            self._reject_too_large(decision)
+        elif decision.is_streamed:
             self._start_body_stream()
         elif self.body_complete:
             self._call_handler()
@@ -177,16 +164,16 @@ class BaseExchange:
             self.send_continue()
 
     def feed_body(self, data: bytes) -> None:
-        """Some more of the body."""
+        """Take the next bytes of the body."""
         self.body_bytes += len(data)
         if self._body_stream is None and (self.responded or self._handler_called):
             self.on_body_consumed(len(data))
             self.on_body_discarded(len(data))
             return
-        body = self._body_policy
-        if body is not None and self.body_bytes > body.bytes_max:
+        policy = self._body_policy
+        if policy is not None and self.body_bytes > policy.bytes_max:
             self.on_body_consumed(len(data))
-            self._reject_too_large(body)
+            self._reject_too_large(policy)
         elif self._body_stream is not None:
             self._body_stream.feed(data)
         else:
@@ -202,7 +189,7 @@ class BaseExchange:
                 self.on_body_consumed(len(data))
 
     def end_body(self) -> None:
-        """That was the whole body."""
+        """The body is complete."""
         self.body_complete = True
         if self.response_sent:
             self.on_complete()
@@ -214,7 +201,7 @@ class BaseExchange:
             self._call_handler()
 
     def fail_body(self, status: int, reason: str) -> None:
-        """The rest of the body will never come, or cannot be understood."""
+        """The rest of the body will not arrive, or is invalid."""
         self.body_complete = True
         if not self.started:
             self.head_error = RequestError(status, reason)
@@ -224,7 +211,6 @@ class BaseExchange:
             self._reject_body(status, reason)
 
     def on_disconnect(self) -> None:
-        """The peer has left."""
         self.disconnected = self.body_complete = True
         self._body_chunks = None
         self._release_body()
@@ -235,14 +221,14 @@ class BaseExchange:
             if not self._handler_called:
                 self._abandon()
             for call in self._disconnect_callbacks or ():
-                self._call_safely("on_gone", call)
+                self._call_safely("a disconnect callback", call)
 
     @property
     def unread_body_bytes(self) -> int:
-        """Of a streamed body: what its handler has not taken."""
+        """Bytes of a streamed body that its handler has not read."""
         return 0 if self._body_stream is None else self._body_stream.buffered_bytes
 
-    # The handler's side.
+    # Called by the handler.
 
     @property
     def is_disconnected(self) -> bool:
@@ -252,7 +238,7 @@ class BaseExchange:
         if self.responded:
             return
         if self.disconnected:
-            self._call_safely("on_gone", callback)
+            self._call_safely("a disconnect callback", callback)
         elif self._disconnect_callbacks is None:
             self._disconnect_callbacks = [callback]
         else:
@@ -288,18 +274,16 @@ class BaseExchange:
             except (ValueError, TypeError) as error:
                 self.send(self._internal_error("the head of the stream", error))
 
-    # Between the two.
-
     def _start_body_stream(self) -> None:
-        """Hand over what came so far, and have the rest come as it is taken."""
-        self._release_body()  # from now on the handler says what it keeps
-        self._body_stream = pieces = BodyStream(self.server_state.loop, self.on_body_consumed)
-        self.request.body_stream = pieces
+        """Pass on what has arrived so far, and the rest as the handler reads it."""
+        self._release_body()  # from now on the handler reports what it keeps, by `keep_body`
+        self._body_stream = stream = BodyStream(self.on_body_consumed)
+        self.request.body_stream = stream
         for data in self._body_chunks or ():
-            pieces.feed(bytes(data))
+            stream.feed(bytes(data))
         self._body_chunks = None
         if self.body_complete:
-            pieces.end()
+            stream.end()
         else:
             self.send_continue()
         self._call_handler()
@@ -314,17 +298,17 @@ class BaseExchange:
         self._handler_called = True
         try:
             self.app.handle(self.request, self)
-        except Exception as error:  # the rim, as above
+        except Exception as error:  # as in `start`
             if self.responded:
                 self._report_error("handle", error)
             else:
                 self._override_response(self._internal_error("handle", error))
 
-    def _reject_too_large(self, body: BodyPolicy) -> None:
-        self._reject_body(413, f"the body is over {body.bytes_max} bytes")
+    def _reject_too_large(self, policy: BodyPolicy) -> None:
+        self._reject_body(413, f"the body is over {policy.bytes_max} bytes")
 
     def _reject_body(self, status: int, reason: str) -> None:
-        """Answer what is wrong with the body, or have the handler do it that has begun to read it."""
+        """Answer with an error, or raise it to the handler that reads the body."""
         if self._handler_called:
             self._abort_body_stream(BodyError(status, reason))
         elif not self.responded:
@@ -337,15 +321,15 @@ class BaseExchange:
         self._respond_whole(response)
 
     def _reject_over_budget(self) -> None:
-        """There is no memory for the rest of the body."""
+        """The budget for request bodies is used up, and this is the largest incomplete one."""
         limit = self.server_state.body_budget.bytes_max
-        said = f"request bodies of {limit} bytes are kept already and this was the largest that was still coming"
-        self.server_state.limit_counters.count("body_bytes", self.request.peer, f"{said}; it was refused")
+        reason = f"request bodies of {limit} bytes are in memory, and this was the largest incomplete one"
+        self.server_state.limit_counters.count("body_bytes", self.request.peer, f"{reason}; it was refused")
         self._release_body()
-        self._reject_body(429, said)
+        self._reject_body(429, reason)
 
     def _release_body(self) -> None:
-        """Its body is not needed any more."""
+        """Return the body's bytes to the budget."""
         if self._body_reservation is not None:
             self.server_state.body_budget.release(self._body_reservation)
             self._body_reservation = None
@@ -359,22 +343,22 @@ class BaseExchange:
         if not self.disconnected:
             try:
                 self.send(response)
-            except (ValueError, TypeError) as error:  # a header that cannot be sent; nothing was written
-                self.send(self._internal_error("the answer", error))
+            except (ValueError, TypeError) as error:  # an invalid header; nothing was written
+                self.send(self._internal_error("the response", error))
 
     def _abort_body_stream(self, error: Exception | type[Exception]) -> None:
-        """Whoever reads them gets the error; what else comes is thrown away."""
+        """Raise the error to the reader; later bytes are discarded."""
         if self._body_stream is not None:
             self._body_stream.fail(error)
             self._body_stream = None
 
     def _abandon(self) -> None:
-        self._call_safely("abandoned", lambda: self.app.on_abandoned(self.request))
+        self._call_safely("on_abandoned", lambda: self.app.on_abandoned(self.request))
 
     def _call_safely(self, name: str, callback: Callable[[], None]) -> None:
         try:
             callback()
-        except Exception as error:  # the rim, as above; here there is nobody left to tell
+        except Exception as error:  # there is no client left to answer
             self._report_error(name, error)
 
     def _report_error(self, name: str, error: Exception) -> None:
@@ -385,47 +369,47 @@ class BaseExchange:
         return self.app.malformed(self.request, 500, "the server made a mistake")
 
     def spawn_stream(self, stream: Stream, sink: Sink) -> None:
-        """Run a stream that was accepted, into `sink`."""
+        """Run an accepted stream that writes to `sink`."""
         self._stream_task = self.server_state.spawn(self._run_stream(stream, sink))
 
     async def _run_stream(self, stream: Stream, sink: Sink) -> None:
-        whole = False
+        is_complete = False
         try:
             await stream.run(sink)
-            whole = True
+            is_complete = True
         except (ClientDisconnected, BodyError):
-            pass  # the peer left, or its body did, and the stream noticed: nothing to tell anybody
-        except Exception as error:  # the rim, as above
+            pass  # the client disconnected or its body failed: no error of the stream
+        except Exception as error:  # as in `start`
             self._report_error("the stream", error)
         finally:
             self._stream_task = None
             self._abort_body_stream(ClientDisconnected)
             if not self.disconnected:
-                self.on_stream_end(whole)
+                self.on_stream_end(is_complete)
 
-    # What carries it.
+    # Transport: overridden by each protocol.
 
     def send_continue(self) -> None:
-        """The body is wanted: tell a peer that waits for it."""
+        """The body is wanted: send `100 Continue` if the client waits for it."""
 
     def on_body_consumed(self, size: int) -> None:
-        """So many bytes of the body need no room any more."""
+        """Bytes of the body have left memory: more may be read."""
 
     def on_body_discarded(self, size: int) -> None:
-        """So many bytes of the body came that nobody wants."""
+        """Bytes of the body arrived and were thrown away."""
 
     def send(self, response: Response) -> None:
-        """Write a whole answer. The body may not be complete."""
+        """Write a whole response. The body of the request may be incomplete."""
 
     def start_stream(self, stream: Stream) -> None:
-        """Write the head of a stream, and `spawn` it."""
+        """Write the head of a stream and call `spawn_stream`."""
 
     def on_stream_end(self, is_complete: bool) -> None:
-        """A stream is over: end it, or cut it off."""
+        """Write the end of the stream, or cut it off."""
 
     def upgrade(self, answer: Upgrade) -> None:
         """Become a WebSocket."""
         raise RuntimeError(f"{self.request.method} {self.request.path} cannot become a WebSocket for {answer.run}")
 
     def on_complete(self) -> None:
-        """Both the request and its answer are done."""
+        """The request was read and its response sent."""

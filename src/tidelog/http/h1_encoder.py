@@ -1,11 +1,11 @@
-"""[hot] The bytes of an HTTP/1.1 answer. No other module knows what they look like.
+"""The bytes of HTTP/1.1 responses.
 
-    HTTP/1.1 200 OK␍␊                        made once
-    date: Sun, 06 Nov 1994 08:49:37 GMT␍␊    made once a second
+    HTTP/1.1 200 OK␍␊
+    date: Sun, 06 Nov 1994 08:49:37 GMT␍␊    encoded once a second
     content-type: application/json␍␊
     content-length: 2␍␊                      or transfer-encoding: chunked␍␊
-    retry-after: 1␍␊                         what the application adds
-    connection: close␍␊                      when it is the last, or when a 1.0 peer asked for more
+    connection: close␍␊                      of the last response; keep-alive for HTTP/1.0
+    retry-after: 1␍␊                         headers of the application
     ␍␊
     {}
 
@@ -27,14 +27,14 @@ CONNECTION_CLOSE: Final = b"connection: close\r\n"
 KEEP_ALIVE: Final = b"connection: keep-alive\r\n"
 CHUNKED_ENCODING: Final = b"transfer-encoding: chunked\r\n"
 
-# Above this a body is handed over as it is: copying it behind its head would cost more than a second buffer.
+# A larger body is passed on as its own buffer: copying it would cost more.
 _JOIN_BODY_BYTES_MAX: Final = 64 << 10
 _STATUS_LINES: Final = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 _BODYLESS_STATUSES: Final = frozenset((204, 304))
 
 
 class DateHeader:
-    """The time of day as answers carry it."""
+    """The Date header, encoded once a second."""
 
     __slots__ = ("_now_us", "_second", "line", "value")
 
@@ -43,7 +43,7 @@ class DateHeader:
         self.value = self.line = b""
 
     def refresh(self) -> DateHeader:
-        """Make `line` and `value` those of the present second."""
+        """Set `line` and `value` to the current second."""
         second = self._now_us() // 1_000_000
         if second != self._second:
             self._second = second
@@ -53,15 +53,15 @@ class DateHeader:
 
 
 def is_bodyless(status: int) -> bool:
-    """Whether answers of this status have no body, and say nothing of its length."""
+    """Return whether responses of this status have neither a body nor a Content-Length."""
     return status in _BODYLESS_STATUSES
 
 
 def encode_headers(headers: Headers) -> bytes:
-    """Header lines. Raises ValueError where one would be two: an answer must not be split by what it quotes."""
+    """Encode header lines. Raises ValueError for a line break in a header, which would split the response."""
     for name, value in headers:
         if b"\r" in value or b"\n" in value or b"\r" in name or b"\n" in name:
-            raise ValueError(f"header {name!r} has a line end in it: {value!r}")
+            raise ValueError(f"header {name!r} has a line break: {value!r}")
     return b"".join([b"%b: %b\r\n" % header for header in headers])
 
 
@@ -102,14 +102,14 @@ def encode_json_head(length: int, request_id: bytes, date: bytes, connection: by
 
 
 def encode_chunk(data: bytes) -> tuple[bytes, ...]:
-    """A chunk of a stream. Of nothing it would be the last one: callers leave that out."""
+    """Encode a chunk of a stream. `data` is not empty: an empty chunk would be the last one."""
     if len(data) > _JOIN_BODY_BYTES_MAX:
         return (b"%x\r\n" % len(data), data, b"\r\n")
     return (b"%x\r\n%b\r\n" % (len(data), data),)
 
 
 def encode_switching_protocols(accept: bytes) -> bytes:
-    """The head after which the connection is a WebSocket."""
+    """Encode the response after which the connection is a WebSocket."""
     return (
         b"HTTP/1.1 101 Switching Protocols\r\nupgrade: websocket\r\nconnection: Upgrade\r\n"
         b"sec-websocket-accept: %b\r\n\r\n" % accept

@@ -1,27 +1,20 @@
-"""[shell] One request of an HTTP/2 connection: its answer, in frames, as far as the peer's windows let it.
+"""HTTP/2 connections with prior knowledge, and the streams on them.
 
-    write ──► out ──► a quantum at a time, in turn with the other lanes ──► DATA frames
-               └── `waiting`; above the high mark `drained` waits until the low mark
+    frames ──► within the turn's budget ──► h2 ──► events ──► Http2Stream, one per request, all at the same time
+    Http2Stream.write ──► send queue ──► a quantum each, round robin, as windows and the socket allow ──► DATA frames
 
-What is not wanted of a body is thrown away as it comes, its window given back; past the bound the lane is reset
-with NO_ERROR, after the whole answer, which is how a server says "enough" without losing what it said.
+The h2 library checks the protocol and raises where a client breaks it: the client gets a GOAWAY and the connection
+ends. Windows are returned as bodies are consumed: collected, read by a handler, or discarded. A body that is not wanted
+is discarded as it arrives; past the limit the stream is reset with NO_ERROR after the whole response, which is how a
+server stops a body without losing its response. A client that does not answer a PING in time is disconnected.
 
-[shell] An HTTP/2 connection, for peers that know beforehand that it is one.
-
-    frames ──► a turn's budget of them ──► h2 ──► events ──► lanes, one per request, all at the same time
-    lanes ──► a quantum each, in turn, while their windows and the socket let them ──► frames
-
-The library keeps the protocol's rules and raises where a peer breaks them: then it gets a GOAWAY and the connection
-ends. Windows are given back as bodies are consumed: by being collected, taken by a handler, or thrown away.
-A peer that is asked whether it is there and does not say so in time is not.
-
-What a peer may cost: frames that carry nothing, resets and errors are counted (ENHANCE_YOUR_CALM past their limits),
-so are the heads of open requests and streamed answers; a lane of which the peer takes nothing is reset in time.
+Limits on what a client costs: frames that carry nothing, resets and errors are counted (ENHANCE_YOUR_CALM past their
+limits), and so are the heads of open requests and streamed responses. A stream of which the client reads nothing is
+reset in time.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -42,18 +35,21 @@ from tidelog.http.interface import ClientDisconnected, Headers, Request, Respons
 from tidelog.http.limits import REQUEST_UNITS, RateAllowance
 from tidelog.http.memory_budget import UnsentAccount
 from tidelog.http.server_state import ServerState
+from tidelog.http.waiters import WaiterList
 
-# What HTTP/2 has other means for; a peer takes a message that carries one for broken.
+# Headers of HTTP/1.1 connections: a client treats an HTTP/2 message that has one as malformed.
 _HOP_BY_HOP_HEADERS = frozenset((b"connection", b"keep-alive", b"transfer-encoding", b"upgrade", b"proxy-connection"))
 
 
 class Http2Stream(BaseExchange):
+    """One request of an HTTP/2 connection, and the sink of its streamed response."""
+
     is_queued = False  # it waits for its turn to send
-    body_abandoned = False  # its body was given up: the peer may still think that it goes on
+    body_abandoned = False  # its body timed out; the client may still be sending it
     head_bytes = 0  # of its request
-    stalled_since_s: float | None = None  # since when it waits for its window, without a byte taken
-    _counts_as_streaming = False  # it counts among the streams of its connection
-    _closes_connection = False  # its answer is to be the connection's last
+    stalled_since_s: float | None = None  # since when it waits for its window without progress
+    _counts_as_streaming = False  # it counts in `streaming_count` of its connection
+    _closes_connection = False  # its response is the connection's last
     _discarded_bytes = 0
 
     def __init__(self, connection: Http2Connection, stream_id: int, request: Request) -> None:
@@ -61,14 +57,15 @@ class Http2Stream(BaseExchange):
         self.connection, self.stream_id = connection, stream_id
         self.send_queue: deque[memoryview] = deque()
         self.send_queue_bytes = 0
-        self.send_queue_closed = False  # nothing will be added to `out`
+        self.send_queue_closed = False  # nothing will be added to it
         self.last_received_s = connection.server_state.now_s
         self._written_bytes = 0
-        self._drain_waiters: list[asyncio.Future[None]] = []
-        self._reserved_bytes = 0  # by the writer of the stream
-        self._unsent_account = UnsentAccount(self._evict_for_memory)
+        self._drain_waiters = WaiterList()
+        self._unsent_account = UnsentAccount(
+            connection.server_state.unsent_budget, lambda: self.send_queue_bytes, self._evict_for_memory
+        )
 
-    # Its body.
+    # Transport of the request's body.
 
     def send_continue(self) -> None:
         if (self.request.header(b"expect") or b"").lower() == b"100-continue":
@@ -82,19 +79,19 @@ class Http2Stream(BaseExchange):
         if self.response_sent and self._discarded_bytes > self.server_state.limits.discard_bytes_max:
             self.connection.reset_stream(self, ErrorCodes.NO_ERROR)
 
-    # Its answer.
+    # Transport of the response.
 
     def _send_head(self, status: int, content_type: bytes, headers: Headers, length: int | None) -> None:
-        h1_encoder.encode_headers(headers)  # raises for what must not be sent
+        h1_encoder.encode_headers(headers)  # raises for invalid headers
         fields = [(b":status", b"%d" % status), (b"date", self.server_state.date_header.refresh().value)]
         if not h1_encoder.is_bodyless(status):
             fields.append((b"content-type", content_type))
             if length is not None:
                 fields.append((b"content-length", b"%d" % length))
         fields += [(name.lower(), value) for name, value in headers if name.lower() not in _HOP_BY_HOP_HEADERS]
-        empty = length == 0 or self.request.method == "HEAD" or h1_encoder.is_bodyless(status)
-        self.connection.send_headers(self, fields, end_stream=empty)
-        if empty and not self.disconnected:
+        is_empty = length == 0 or self.request.method == "HEAD" or h1_encoder.is_bodyless(status)
+        self.connection.send_headers(self, fields, end_stream=is_empty)
+        if is_empty and not self.disconnected:
             self.on_response_sent()
 
     def send(self, response: Response) -> None:
@@ -108,9 +105,9 @@ class Http2Stream(BaseExchange):
     def start_stream(self, stream: Stream) -> None:
         limit = self.server_state.limits.connection_streams_max
         if limit and self.connection.streaming_count >= limit:
-            said = f"{limit} streams are open on this connection; another was refused"
-            self.server_state.limit_counters.count("streams", self.connection.peer, said)
-            self.send(self.app.malformed(self.request, 429, said))
+            reason = f"{limit} streams are open on this connection; another was refused"
+            self.server_state.limit_counters.count("streams", self.connection.peer, reason)
+            self.send(self.app.malformed(self.request, 429, reason))
             return
         self._send_head(stream.status, stream.content_type, stream.headers, None)
         if not self.response_sent and not self.disconnected:
@@ -119,21 +116,15 @@ class Http2Stream(BaseExchange):
             self.spawn_stream(stream, self)
 
     def on_closed(self) -> None:
-        """It is over: it counts no more."""
-        self.server_state.unsent_budget.release(self._unsent_account)
+        """The stream is over and counts no longer."""
+        self._unsent_account.release()
         self.stalled_since_s = None
         if self._counts_as_streaming:
             self._counts_as_streaming = False
             self.connection.streaming_count -= 1
 
     def _evict_for_memory(self) -> None:
-        limit, peer = self.server_state.limits.unsent_bytes_max, self.connection.peer
-        self.server_state.limit_counters.count(
-            "unsent_bytes",
-            peer,
-            f"answers of {limit} bytes wait for peers that do not read them; a stream of {peer}, which took nothing "
-            "for the longest time, was reset",
-        )
+        self.connection.count_unsent_eviction(f"a stream of {self.connection.peer} was reset")
         self.connection.evict_stream(self)
 
     def on_stream_end(self, is_complete: bool) -> None:
@@ -144,7 +135,7 @@ class Http2Stream(BaseExchange):
             self.connection.reset_stream(self, ErrorCodes.INTERNAL_ERROR)
 
     def on_response_sent(self) -> None:
-        """The last byte of the answer was framed."""
+        """The last byte of the response was framed."""
         self.response_sent = True
         if self._closes_connection:
             self.connection.send_goaway()
@@ -157,11 +148,11 @@ class Http2Stream(BaseExchange):
         else:
             self.connection.close_stream(self)
 
-    # What its stream writes to.
+    # The sink of a streamed response.
 
     @property
     def is_last_frame(self) -> bool:
-        """Everything was framed, and nothing will follow."""
+        """Everything was framed, and nothing will be added."""
         return self.send_queue_closed and not self.send_queue
 
     @property
@@ -177,32 +168,28 @@ class Http2Stream(BaseExchange):
     def enqueue(self, data: bytes) -> None:
         self.send_queue.append(memoryview(data))
         self.send_queue_bytes += len(data)
-        self._update_unsent()
+        self._unsent_account.update()
 
     def reserve(self, size: int) -> None:
-        self._reserved_bytes = size
-        self._update_unsent()
-
-    def _update_unsent(self) -> None:
-        self.server_state.unsent_budget.update(self._unsent_account, self.send_queue_bytes + self._reserved_bytes)
+        self._unsent_account.reserve(size)
 
     def on_frames_sent(self) -> None:
-        """Some of `out` was framed, or nothing of it."""
-        if self.send_queue_bytes + self._reserved_bytes < self._unsent_account.bytes:
+        """Some of the send queue was framed, or nothing of it."""
+        account = self._unsent_account
+        if self.send_queue_bytes + account.reserved_bytes < account.bytes:
             self.stalled_since_s = None
-            self._update_unsent()
+            account.update()
         if self._drain_waiters and self.send_queue_bytes <= self.server_state.limits.write_low_bytes:
-            self._wake()
+            self._drain_waiters.wake()
 
     def mark_stalled(self) -> None:
-        """It waits for its window, and may have done so before."""
+        """The stream waits for its window, and may have waited before."""
         if self.stalled_since_s is None:
             self.stalled_since_s = self.server_state.now_s
 
     def on_window_opened(self) -> None:
-        """The peer takes bytes of it again."""
         self.stalled_since_s = None
-        self._wake()
+        self._drain_waiters.wake()
 
     @property
     def is_under_pressure(self) -> bool:
@@ -211,55 +198,36 @@ class Http2Stream(BaseExchange):
     async def wait_ready(self) -> None:
         while not self.disconnected and not self.send_queue and self.connection.window_bytes(self) <= 0:
             self.connection.await_window(self)
-            await self._wait_woken()
+            await self._drain_waiters.wait()
         await self.drain()
         await self.server_state.unsent_budget.wait_below_half()
 
-    def _wake(self) -> None:
-        for waiter in self._drain_waiters:
-            if not waiter.done():
-                waiter.set_result(None)
-
     async def drain(self) -> None:
         limits = self.server_state.limits
-        if self.send_queue_bytes > (
-            limits.write_low_bytes if self.server_state.unsent_budget.is_above_half else limits.write_high_bytes
-        ):
-            await self._wait_woken()
+        mark = limits.write_low_bytes if self.server_state.unsent_budget.is_above_half else limits.write_high_bytes
+        if self.send_queue_bytes > mark and not self.disconnected:
+            await self._drain_waiters.wait()
         if self.disconnected:
             raise ClientDisconnected
-        wrote, self._written_bytes = self._written_bytes, 0
-        await self.connection.drain(wrote)
-
-    async def _wait_woken(self) -> None:
-        if not self.disconnected:
-            waiter: asyncio.Future[None] = self.server_state.loop.create_future()
-            self._drain_waiters.append(waiter)
-            try:
-                await waiter
-            finally:
-                self._drain_waiters.remove(waiter)
+        written_bytes, self._written_bytes = self._written_bytes, 0
+        await self.connection.drain(written_bytes)
 
     def on_disconnect(self) -> None:
         self.send_queue.clear()
         self.send_queue_bytes = 0
         super().on_disconnect()
-        self.server_state.unsent_budget.release(self._unsent_account)
-        self._wake()
+        self._unsent_account.release()
+        self._drain_waiters.wake()
 
 
 _SEND_QUANTUM_BYTES: Final = 64 << 10
 _PREFACE_BYTES: Final = 24
-_FRAME_HEADER_BYTES: Final = 9  # of a frame
+_FRAME_HEADER_BYTES: Final = 9
 _DATA, _HEADERS, _RST_STREAM, _SETTINGS, _CONTINUATION = 0, 1, 3, 4, 9  # types of frames (RFC 9113, 6)
 _END_STREAM, _END_HEADERS = 0x1, 0x4
-_LARGE_DATA_FRAME_BYTES: Final = 4 << 10  # of a frame that costs little more than its bytes
-_SMALL_DATA_FRAME_BYTES: Final = (
-    64  # of a frame of a body that goes on: a smaller one counts as one that carries nothing
-)
-_HEADER_BLOCK_FREE_BYTES: Final = (
-    512  # of a header block: what requests have. A field takes 4 bytes at least, and 20 µs
-)
+_LARGE_DATA_FRAME_BYTES: Final = 4 << 10  # such a frame costs little more than its bytes
+_SMALL_DATA_FRAME_BYTES: Final = 64  # a smaller one, except the last of a body, counts as a frame without payload
+_HEADER_BLOCK_FREE_BYTES: Final = 512  # usual for a request; a field takes at least 4 bytes, and 20 µs
 _HEADER_BLOCK_BYTES_PER_UNIT: Final = 4
 _GOAWAY: Final = Struct(">HBBBIII")  # length (in two), type, flags, stream, last stream, code
 _CONNECTION_WINDOW_START: Final = 65_535
@@ -281,20 +249,18 @@ class Http2Connection(Connection):
         )
         self._h2.decoder.max_header_list_size = limits.header_bytes_max
         self._streams: dict[int, Http2Stream] = {}
-        self._sendable: deque[Http2Stream] = deque()  # lanes with something to send and no reason not to
-        self._connection_blocked: deque[Http2Stream] = deque()  # lanes that wait for the connection's window
+        self._sendable: deque[Http2Stream] = deque()  # streams that can send now
+        self._connection_blocked: deque[Http2Stream] = deque()  # streams that wait for the connection's window
         self._connection_blocked_since_s: float | None = None  # since when they wait and nothing was sent
-        self._window_blocked: set[Http2Stream] = set()  # lanes that wait for their own window
-        self._awaiting_window: set[Http2Stream] = (
-            set()
-        )  # lanes whose handlers wait for a window before they make anything
-        self.streaming_count = 0  # answers that are streamed
-        self._open_head_bytes = 0  # of the requests of all lanes
-        self._header_block_bytes = 0  # of a header block whose end has not come
-        self._partial_frame = b""  # of a frame whose end has not come
-        self._units_spent = self._units_max = 0  # units of the piece that is handled, and how many it may spend
-        self._is_processing = False  # frames are gathered and written at the end
-        self._goaway_stream_id: int | None = None  # no lanes after this one: we said farewell
+        self._window_blocked: set[Http2Stream] = set()  # streams that wait for their own window
+        self._awaiting_window: set[Http2Stream] = set()  # streams whose handlers produce nothing before it opens
+        self.streaming_count = 0  # streamed responses
+        self._open_head_bytes = 0  # of the requests of all open streams
+        self._header_block_bytes = 0  # of an incomplete header block
+        self._partial_frame = b""
+        self._units_spent = self._units_max = 0  # of the input that is being processed
+        self._is_processing = False  # frames are collected and written at the end
+        self._goaway_stream_id: int | None = None  # the last stream that is served, after a GOAWAY
         self._control_allowance = RateAllowance(limits.control_frames_max)
         self._reset_allowance = RateAllowance(limits.resets_max)
         self._ticked_s = self._idle_since_s = self._pinged_s = server_state.now_s
@@ -311,15 +277,15 @@ class Http2Connection(Connection):
         }
 
     def open(self, data: bytes) -> None:
-        """Begin to speak; `data` begins with the preface."""
+        """Start the connection. `data` begins with the preface."""
         self._h2.initiate_connection()
-        wider = self.server_state.limits.connection_window_bytes - _CONNECTION_WINDOW_START
-        if wider:
-            self._h2.increment_flow_control_window(wider)
+        increment = self.server_state.limits.connection_window_bytes - _CONNECTION_WINDOW_START
+        if increment:
+            self._h2.increment_flow_control_window(increment)
         self._h2.receive_data(data[:_PREFACE_BYTES])
         self._process(data[_PREFACE_BYTES:])
 
-    # What comes in.
+    # Receiving.
 
     def on_data(self, data: memoryview) -> None:
         self._process(self._partial_frame + data if self._partial_frame else bytes(data))
@@ -331,7 +297,7 @@ class Http2Connection(Connection):
             self._process(remaining)
 
     def _process(self, data: bytes) -> None:
-        """Handle as many frames as the budget of this turn allows."""
+        """Handle frames within the budget of this turn."""
         end, self._partial_frame = self._end_of_budget(data), b""
         if end < 0:
             return
@@ -346,27 +312,27 @@ class Http2Connection(Connection):
             self.defer(data[end:])
 
     def _end_of_budget(self, data: bytes) -> int:
-        """Where the last frame of this turn ends. Counts frames; -1: one too many, and the connection is over."""
-        at, size = 0, len(data)
+        """Return where the last frame of this turn ends, or -1 if a limit closed the connection. Counts frames."""
+        pos, size = 0, len(data)
         self._units_spent, self._units_max = 0, self.server_state.turn_scheduler.units_left
         length_max, controls = self._h2.max_inbound_frame_size, self._control_allowance
-        while size - at >= _FRAME_HEADER_BYTES and self._units_spent < self._units_max:
-            length, kind = int.from_bytes(data[at : at + 3]), data[at + 3]
-            if length > length_max:  # the library would wait for all of it first
+        while size - pos >= _FRAME_HEADER_BYTES and self._units_spent < self._units_max:
+            length, kind = int.from_bytes(data[pos : pos + 3]), data[pos + 3]
+            if length > length_max:  # the library would first wait for all of it
                 return self._goaway_for_limit(ErrorCodes.FRAME_SIZE_ERROR, "frame_size", f"a frame of {length} bytes")
-            if size - at < _FRAME_HEADER_BYTES + length:
+            if size - pos < _FRAME_HEADER_BYTES + length:
                 break
-            flags, units = data[at + 4], 1
+            flags, units = data[pos + 4], 1
             if kind in (_HEADERS, _CONTINUATION):
                 units = REQUEST_UNITS + max(length - _HEADER_BLOCK_FREE_BYTES, 0) // _HEADER_BLOCK_BYTES_PER_UNIT
                 if self._units_spent + units > self._units_max and (
-                    at or self.server_state.turn_scheduler.is_exhausted
+                    pos or self.server_state.turn_scheduler.is_exhausted
                 ):
-                    self._units_max = self._units_spent  # it has to wait for a turn of its own
+                    self._units_max = self._units_spent  # it needs a turn of its own
                     break
-            at += _FRAME_HEADER_BYTES + length
+            pos += _FRAME_HEADER_BYTES + length
             if kind == _DATA and length >= _LARGE_DATA_FRAME_BYTES:
-                continue  # windows bound them
+                continue  # bounded by the windows
             self._units_spent += 1
             if kind == _DATA:
                 if (length < _SMALL_DATA_FRAME_BYTES and not flags & _END_STREAM) and not controls.take():
@@ -387,11 +353,11 @@ class Http2Connection(Connection):
                 if not self._reset_allowance.take():
                     return self._reject_reset_flood()
                 continue
-            elif kind == _SETTINGS:  # each open stream is looked at
+            elif kind == _SETTINGS:  # applied to each open stream
                 self._units_spent += len(self._streams) // 8
             if not controls.take():
                 return self._reject_control_flood()
-        return at
+        return pos
 
     def _reject_control_flood(self) -> int:
         limit = self.server_state.limits.control_frames_max
@@ -404,7 +370,7 @@ class Http2Connection(Connection):
         return self._goaway_for_limit(ErrorCodes.ENHANCE_YOUR_CALM, "resets", f"more than {limit} resets of streams")
 
     def _goaway_for_limit(self, code: ErrorCodes, limit: str, detail: str) -> int:
-        """End the connection because of what its peer sends."""
+        """Close the connection because the client exceeded a limit."""
         self.server_state.limit_counters.count(
             limit, self.peer, f"{self.peer} sent {detail}; its connection was closed"
         )
@@ -418,15 +384,15 @@ class Http2Connection(Connection):
         self._is_processing = True
         try:
             for event in self._h2.receive_data(data):
-                act = self._event_handlers.get(type(event))
-                if act is not None and not self.is_closing:
-                    act(event)
+                handler = self._event_handlers.get(type(event))
+                if handler is not None and not self.is_closing:
+                    handler(event)
             self._send_round()
         except ProtocolError:
             self._flush()
             self._close_connection()
             return
-        except Exception as error:  # the rim: whatever a peer's bytes do to the library costs that peer alone
+        except Exception as error:  # input that breaks the library costs its sender alone
             self.server_state.report_error("an HTTP/2 connection failed", error)
             self.abort()
             return
@@ -435,9 +401,9 @@ class Http2Connection(Connection):
         self._flush()
 
     def _on_request(self, event: events.RequestReceived) -> None:
-        number = event.stream_id
-        if self._goaway_stream_id is not None and number > self._goaway_stream_id:
-            self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+        stream_id = event.stream_id
+        if self._goaway_stream_id is not None and stream_id > self._goaway_stream_id:
+            self._h2.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
             return
         limits = self.server_state.limits
         head_bytes = sum(len(name) + len(value) for name, value in event.headers)
@@ -447,108 +413,108 @@ class Http2Connection(Connection):
                 self.peer,
                 f"requests of {self.peer} with heads of {self._open_head_bytes} bytes are open; another was refused",
             )
-            self._h2.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+            self._h2.reset_stream(stream_id, ErrorCodes.REFUSED_STREAM)
             return
-        pseudo: dict[bytes, bytes] = {}
+        pseudo_headers: dict[bytes, bytes] = {}
         headers: list[tuple[bytes, bytes]] = []
         length: int | None = None if event.stream_ended is None else 0
         for name, value in event.headers:
             if name[:1] == b":":
-                pseudo[name] = value
+                pseudo_headers[name] = value
             else:
                 headers.append((name, value))
                 if name == b"content-length":
                     length = int(value)
-        if b":authority" in pseudo and all(name != b"host" for name, _ in headers):
-            headers.insert(0, (b"host", pseudo[b":authority"]))
-        target = pseudo.get(b":path", b"").decode("latin-1")
+        if b":authority" in pseudo_headers and all(name != b"host" for name, _ in headers):
+            headers.insert(0, (b"host", pseudo_headers[b":authority"]))
+        target = pseudo_headers.get(b":path", b"").decode("latin-1")
         path, _, query = target.partition("?")
-        method = pseudo.get(b":method", b"").decode("latin-1")
-        lane = Http2Stream(self, number, Request(method, path, query, headers, self.peer, content_length=length))
+        method = pseudo_headers.get(b":method", b"").decode("latin-1")
+        stream = Http2Stream(self, stream_id, Request(method, path, query, headers, self.peer, content_length=length))
         if method == "CONNECT":
-            lane.head_error = RequestError(501, "this is not a proxy")
+            stream.head_error = RequestError(501, "this is not a proxy")
         elif not target.isascii() or target[:1] not in ("/", "*"):
-            lane.head_error = RequestError(400, "the target is not a path")
+            stream.head_error = RequestError(400, "the target is not a path")
         elif len(target) > limits.target_bytes_max:
-            lane.head_error = RequestError(414, f"the target is longer than {limits.target_bytes_max} bytes")
-        lane.body_complete = event.stream_ended is not None
-        self._streams[number] = lane
-        lane.head_bytes = head_bytes
+            stream.head_error = RequestError(414, f"the target is longer than {limits.target_bytes_max} bytes")
+        stream.body_complete = event.stream_ended is not None
+        self._streams[stream_id] = stream
+        stream.head_bytes = head_bytes
         self._open_head_bytes += head_bytes
-        lane.start()
+        stream.start()
 
     def _on_data(self, event: events.DataReceived) -> None:
-        lane = self._streams.get(event.stream_id)
+        stream = self._streams.get(event.stream_id)
         padding = event.flow_controlled_length - len(event.data)
-        if lane is None:
+        if stream is None:
             self.acknowledge_body(event.stream_id, event.flow_controlled_length)
             return
         if padding:
             self.acknowledge_body(event.stream_id, padding)
-        lane.last_received_s = self.server_state.now_s
+        stream.last_received_s = self.server_state.now_s
         if event.data:
-            lane.feed_body(bytes(event.data))
+            stream.feed_body(bytes(event.data))
 
     def _on_end(self, event: events.StreamEnded) -> None:
-        lane = self._streams.get(event.stream_id)
-        if lane is not None and not lane.body_complete:
-            lane.end_body()
+        stream = self._streams.get(event.stream_id)
+        if stream is not None and not stream.body_complete:
+            stream.end_body()
 
     def _on_reset(self, event: events.StreamReset) -> None:
-        lane = self._streams.get(event.stream_id)
-        if lane is not None:
-            self._abort_stream(lane)
-        # A reset that the peer sent was counted as a frame. One that it made the library send costs as much.
+        stream = self._streams.get(event.stream_id)
+        if stream is not None:
+            self._abort_stream(stream)
+        # A reset by the client was counted as a frame. One that it made the library send costs as much.
         if not event.remote_reset and not self._reset_allowance.take():
             self._reject_reset_flood()
 
     def _on_window(self, event: events.WindowUpdated) -> None:
         if event.stream_id:
-            lane = self._streams.get(event.stream_id)
-            if lane is not None:
-                if lane in self._window_blocked:
-                    self._window_blocked.discard(lane)
-                    self._enqueue(lane)
-                if lane in self._awaiting_window and self.window_bytes(lane) > 0:
-                    self._awaiting_window.discard(lane)
-                    lane.on_window_opened()
+            stream = self._streams.get(event.stream_id)
+            if stream is not None:
+                if stream in self._window_blocked:
+                    self._window_blocked.discard(stream)
+                    self._enqueue(stream)
+                if stream in self._awaiting_window and self.window_bytes(stream) > 0:
+                    self._awaiting_window.discard(stream)
+                    stream.on_window_opened()
             return
         self._sendable = self._connection_blocked + self._sendable
         self._connection_blocked = deque()
         self._wake_awaiting_window()
 
     def _on_settings(self, _: object) -> None:
-        """A window may have opened for every lane."""
-        stuck, self._window_blocked = self._window_blocked, set()
-        for lane in sorted(stuck, key=lambda lane: lane.stream_id):
-            self._enqueue(lane)
+        """A window may have opened for every stream."""
+        blocked, self._window_blocked = self._window_blocked, set()
+        for stream in sorted(blocked, key=lambda stream: stream.stream_id):
+            self._enqueue(stream)
         self._wake_awaiting_window()
 
     def _wake_awaiting_window(self) -> None:
         self._units_spent += len(self._awaiting_window) // 8
-        for lane in sorted(self._awaiting_window, key=lambda lane: lane.stream_id):
-            if self.window_bytes(lane) > 0:
-                self._awaiting_window.discard(lane)
-                lane.on_window_opened()
+        for stream in sorted(self._awaiting_window, key=lambda stream: stream.stream_id):
+            if self.window_bytes(stream) > 0:
+                self._awaiting_window.discard(stream)
+                stream.on_window_opened()
 
     def _on_pong(self, event: events.PingAckReceived) -> None:
         if event.ping_data == _PING_PAYLOAD:
             self._pong_pending = False
 
-    def _on_goaway(self, event: events.ConnectionTerminated) -> None:  # noqa: ARG002 - whatever its reason
+    def _on_goaway(self, event: events.ConnectionTerminated) -> None:  # noqa: ARG002 - the reason does not matter
         self._close_connection()
 
-    # What lanes ask for.
+    # Called by streams.
 
     def window_bytes(self, stream: Http2Stream) -> int:
-        """How many bytes the peer takes of this lane now; 0 where the stream is over."""
+        """Return how many bytes the stream may send now; 0 if it is over."""
         try:
             return self._h2.local_flow_control_window(stream.stream_id)
         except ProtocolError:
             return 0
 
     def await_window(self, stream: Http2Stream) -> None:
-        """Have `lane.opened()` called when the peer takes bytes of it."""
+        """Call `stream.on_window_opened()` when its window opens."""
         self._awaiting_window.add(stream)
         stream.mark_stalled()
 
@@ -557,33 +523,33 @@ class Http2Connection(Connection):
     ) -> None:
         try:
             self._h2.send_headers(stream.stream_id, fields, end_stream=end_stream)
-        except ProtocolError:  # the peer took the request back, and the event that says so comes next
+        except ProtocolError:  # the client reset the request; that event comes next
             self._abort_stream(stream)
         self._flush_unless_processing()
 
     def send_pending(self, stream: Http2Stream) -> None:
-        """`lane` has something to send, or its end."""
+        """Send what the stream has queued, or its end."""
         self._enqueue(stream)
         if not self._is_processing:
             self._send_round()
             self._flush()
 
     def acknowledge_body(self, stream_id: int, size: int) -> None:
-        """So many bytes of a body were consumed."""
+        """Return window for bytes of a body that were consumed."""
         if size and not self.is_closing:
             self._h2.acknowledge_received_data(size, stream_id)
             self._flush_unless_processing()
 
     def reset_stream(self, stream: Http2Stream, code: ErrorCodes) -> None:
-        """Give a lane up; its peer is told."""
-        with suppress(StreamClosedError):  # both sides may have ended it already
+        """Reset a stream."""
+        with suppress(StreamClosedError):  # both sides may have ended it
             self._h2.reset_stream(stream.stream_id, code)
         stream.body_complete = True
         self.close_stream(stream)
         self._flush_unless_processing()
 
     def close_stream(self, stream: Http2Stream) -> None:
-        """A request and its answer are over."""
+        """Remove a stream whose request and response are complete."""
         if self._streams.pop(stream.stream_id, None) is not None:
             self._open_head_bytes -= stream.head_bytes
         stream.on_closed()
@@ -597,13 +563,13 @@ class Http2Connection(Connection):
 
     def _abort_stream(self, stream: Http2Stream) -> None:
         stream.on_disconnect()
-        if stream.is_queued:  # it would wait there for as long as the peer does not read
-            for waiting in (self._sendable, self._connection_blocked):
+        if stream.is_queued:  # it would stay there for as long as the client does not read
+            for queue in (self._sendable, self._connection_blocked):
                 with suppress(ValueError):
-                    waiting.remove(stream)
+                    queue.remove(stream)
         self.close_stream(stream)
 
-    # What goes out.
+    # Sending.
 
     def _enqueue(self, stream: Http2Stream) -> None:
         if not stream.is_queued and stream not in self._window_blocked:
@@ -612,55 +578,55 @@ class Http2Connection(Connection):
 
     def _send_round(self) -> None:
         while self._sendable and not self.write_paused and not self.is_closing:
-            lane = self._sendable.popleft()
-            if lane.send_queue and self._h2.outbound_flow_control_window <= 0 and not lane.disconnected:
-                self._block_on_connection_window(lane)
+            stream = self._sendable.popleft()
+            if stream.send_queue and self._h2.outbound_flow_control_window <= 0 and not stream.disconnected:
+                self._block_on_connection_window(stream)
                 continue
-            lane.is_queued = False
-            if lane.disconnected or lane.response_sent:
+            stream.is_queued = False
+            if stream.disconnected or stream.response_sent:
                 continue
-            if not self._send_quantum(lane):
+            if not self._send_quantum(stream):
                 if self._h2.outbound_flow_control_window <= 0:
-                    lane.is_queued = True
-                    self._block_on_connection_window(lane)
+                    stream.is_queued = True
+                    self._block_on_connection_window(stream)
                 else:
-                    self._window_blocked.add(lane)
-                    lane.mark_stalled()
-            elif lane.send_queue:
-                self._enqueue(lane)
-            self._flush()  # here, so that `blocked` is known before the next one
+                    self._window_blocked.add(stream)
+                    stream.mark_stalled()
+            elif stream.send_queue:
+                self._enqueue(stream)
+            self._flush()  # here, so that `write_paused` is known before the next stream
 
     def _block_on_connection_window(self, stream: Http2Stream) -> None:
-        """It has something to send, and the connection's window is closed."""
+        """Queue a stream that has data while the connection's window is closed."""
         self._connection_blocked.append(stream)
         if self._connection_blocked_since_s is None:
             self._connection_blocked_since_s = self.server_state.now_s
 
     def _send_quantum(self, stream: Http2Stream) -> bool:
-        """Send a quantum; whether the windows were wide enough for all that was there of it."""
-        room = _SEND_QUANTUM_BYTES
+        """Send up to a quantum; return whether the windows allowed all of it."""
+        bytes_left = _SEND_QUANTUM_BYTES
         try:
-            while stream.send_queue and room > 0:
+            while stream.send_queue and bytes_left > 0:
                 first = stream.send_queue[0]
                 window = self._h2.local_flow_control_window(stream.stream_id)
                 size = min(len(first), window, self._h2.max_outbound_frame_size)
                 if size <= 0:
                     return False
                 stream.send_queue_bytes -= size
-                room -= size
+                bytes_left -= size
                 if size < len(first):
                     stream.send_queue[0] = first[size:]
                 else:
                     stream.send_queue.popleft()
                 self._h2.send_data(stream.stream_id, first[:size], end_stream=stream.is_last_frame)
-                # Window updates are answers to bytes: a peer that takes whole frames has four for each of them.
+                # Window updates respond to bytes: a client that reads whole frames may send four for each.
                 self._control_allowance.refund(4.0 if size < window else size / 4096)
                 self._connection_blocked_since_s = None
             if stream.is_last_frame:
-                if room == _SEND_QUANTUM_BYTES:  # there was nothing left to say it with
+                if bytes_left == _SEND_QUANTUM_BYTES:  # no DATA frame carried the end
                     self._h2.end_stream(stream.stream_id)
                 stream.on_response_sent()
-        except ProtocolError:  # as above
+        except ProtocolError:  # as in `send_headers`
             self._abort_stream(stream)
         finally:
             stream.on_frames_sent()
@@ -676,7 +642,7 @@ class Http2Connection(Connection):
             self.write(data)
 
     def _update_reading(self) -> None:
-        # A peer that does not read gets no more answered, not even its pings and settings.
+        # A client that does not read gets no more responses, not even to pings and settings.
         self.set_reading(self.is_closing or not self.write_paused)
 
     def resume_writing(self) -> None:
@@ -687,7 +653,7 @@ class Http2Connection(Connection):
             self._flush()
             self._update_reading()
 
-    # Time, and the end.
+    # Time-outs and closing.
 
     def check_timeouts(self, now: float) -> None:
         limits = self.server_state.limits
@@ -701,31 +667,31 @@ class Http2Connection(Connection):
             self._pinged_s, self._pong_pending = now, True
             self._h2.ping(_PING_PAYLOAD)
             self._flush()
-        for lane in tuple(self._streams.values()):
+        for stream in tuple(self._streams.values()):
             if (
-                not lane.body_complete
-                and not lane.unread_body_bytes
-                and now - lane.last_received_s > limits.body_timeout_s
+                not stream.body_complete
+                and not stream.unread_body_bytes
+                and now - stream.last_received_s > limits.body_timeout_s
             ):
-                self._timeout_body(lane)
-            elif lane.stalled_since_s is not None and now - lane.stalled_since_s > limits.write_timeout_s:
-                self._reset_stalled(lane)
+                self._timeout_body(stream)
+            elif stream.stalled_since_s is not None and now - stream.stalled_since_s > limits.write_timeout_s:
+                self._reset_stalled(stream)
         if (
             self._connection_blocked_since_s is not None
             and now - self._connection_blocked_since_s > limits.write_timeout_s
         ):
-            for lane in tuple(self._connection_blocked):
-                self._reset_stalled(lane)
+            for stream in tuple(self._connection_blocked):
+                self._reset_stalled(stream)
         if not self._streams and now - self._idle_since_s > limits.idle_timeout_s:
             self.send_goaway()
 
     def _reset_stalled(self, stream: Http2Stream) -> None:
         limit = self.server_state.limits.write_timeout_s
-        self.count_stalled(f"{self.peer} took nothing of a stream for {limit:g} s; it was reset")
+        self.count_stalled(f"{self.peer} read nothing of a stream for {limit:g} s; it was reset")
         self.evict_stream(stream)
 
     def evict_stream(self, stream: Http2Stream) -> None:
-        """Reset a lane that its peer does not read. Whatever made its answer is cancelled."""
+        """Reset a stream that the client does not read, and cancel its handler."""
         with suppress(ProtocolError):
             self._h2.reset_stream(stream.stream_id, ErrorCodes.CANCEL)
         self._abort_stream(stream)
@@ -733,14 +699,14 @@ class Http2Connection(Connection):
 
     def _timeout_body(self, stream: Http2Stream) -> None:
         stream.body_abandoned = True
-        stream.fail_body(408, f"no more of the body came within {self.server_state.limits.body_timeout_s:g} s")
+        stream.fail_body(408, f"no more of the body arrived within {self.server_state.limits.body_timeout_s:g} s")
 
     def send_goaway(self) -> None:
-        """Take no more requests; end when those that are here are answered."""
+        """Accept no more requests; close when the open ones are answered."""
         if self._goaway_stream_id is None:
             self._goaway_stream_id = self._h2.highest_inbound_stream_id
             self._flush()
-            # Not the library's: after that it would not let us answer those that are here.
+            # Not by the library: after its GOAWAY it refuses responses to open requests.
             self.write(_GOAWAY.pack(0, 8, 7, 0, 0, self._goaway_stream_id, ErrorCodes.NO_ERROR))
         if not self._streams:
             self.lingering_close()
@@ -749,7 +715,7 @@ class Http2Connection(Connection):
         self.send_goaway()
 
     def _close_connection(self, bytes_max: int | None = None) -> None:
-        """The connection is over for both sides."""
+        """Disconnect all streams and close."""
         self._disconnect_streams()
         self.lingering_close(bytes_max)
 
@@ -757,15 +723,15 @@ class Http2Connection(Connection):
         self._disconnect_streams()
 
     def _disconnect_streams(self) -> None:
-        lanes = tuple(self._streams.values())
-        for held in (
+        streams = tuple(self._streams.values())
+        for collection in (
             self._streams,
             self._window_blocked,
             self._awaiting_window,
             self._sendable,
             self._connection_blocked,
         ):
-            held.clear()
-        for lane in lanes:
-            lane.on_disconnect()
-            lane.on_closed()
+            collection.clear()
+        for stream in streams:
+            stream.on_disconnect()
+            stream.on_closed()

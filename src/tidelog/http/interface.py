@@ -1,13 +1,13 @@
-"""What the front end and the application say to each other. Neither knows more of the other than this.
+"""The interface between the HTTP front end and an application. Neither knows more of the other.
 
-    connection ──► Request (head) ──► Application.begin ──► Response            refused before the body was read
-                                                     └────► Body(limit)         collect it, then Application.handle
-                                                     └────► Body(streamed)      handle now, the body comes in pieces
+    connection ──► Request (head) ──► Application.begin ──► Response                    refused before the body is read
+                                                     └────► BodyPolicy(bytes_max)       collect it, then `handle`
+                                                     └────► BodyPolicy(is_streamed)     `handle` now, stream the body
 
-    Application.handle ──► exchange.respond(Response | Stream | Upgrade), once, now or later, on the loop's thread
+    Application.handle ──► exchange.respond(Response | Stream | Upgrade), once, now or later
 
-A connection is HTTP/1.1, one stream of HTTP/2, or an ASGI call; handlers cannot tell. Everything here happens
-on the event loop's thread, and nothing here waits except what is `async`.
+A connection is HTTP/1.1, one stream of HTTP/2, or an ASGI call; handlers see no difference. Everything here runs on the
+event loop's thread, and only `async` methods wait.
 """
 
 from __future__ import annotations
@@ -18,20 +18,18 @@ from typing import Final, NamedTuple, Protocol, TypeAlias
 
 from tidelog.decompression import DEFAULT_EXPANSION_LIMIT, ExpansionLimit
 
-FAST_REQUEST_BYTES_MAX: Final = 64 << 10  # of a request whose head is known; larger ones are worth the parser
-_LIST_HEADERS: Final = frozenset(
-    (b"accept", b"accept-encoding", b"content-encoding")
-)  # of the headers that are asked for
-Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # names in lower case, in the order they came
+FAST_REQUEST_BYTES_MAX: Final = 64 << 10  # of a request on the fast path; larger ones are worth the parser
+_LIST_HEADERS: Final = frozenset((b"accept", b"accept-encoding", b"content-encoding"))  # that this project reads
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]  # names in lower case, in the order of arrival
 
 
 class ClientDisconnected(Exception):
-    """The peer is not there any more."""
+    """The client has disconnected."""
 
 
 class BodyError(Exception):
-    """The rest of a streamed body will never come, or cannot be understood, or is too much. The handler answers, with
-    this status: it alone knows what was done by then."""
+    """The rest of a streamed body will not arrive, is invalid, or is too large. The handler responds with this status:
+    it alone knows what was done by then."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -40,84 +38,81 @@ class BodyError(Exception):
 
 @dataclass(slots=True)
 class Request:
-    """One request. `path` and `query` are as they came, percent signs and all."""
+    """One request. `path` and `query` are as received, with percent encoding."""
 
     method: str
     path: str
     query: str
     headers: Headers
     peer: str = ""
-    body: bytes = b""  # whole, when it was collected
-    body_stream: AsyncIterator[bytes] | None = None  # the body, when it is streamed; raises Gone, Broken
-    content_length: int | None = None  # of the body, where the peer said so
-    upgrade: bool = False  # asks for a WebSocket, and this connection can become one
-    context: object = None  # the application's own, from `begin` to `handle`
+    body: bytes = b""  # unless it is streamed
+    body_stream: AsyncIterator[bytes] | None = None  # of a streamed body; raises ClientDisconnected, BodyError
+    content_length: int | None = None  # where the client sent it
+    upgrade: bool = False  # a WebSocket handshake on a connection that can become one
+    context: object = None  # belongs to the application, from `begin` to `handle`
 
     def header(self, name: bytes) -> bytes | None:
-        """The first header of this name (lower case). One that is a list may come in several lines: all of them, as
-        one (RFC 9110, 5.3)."""
-        for known, value in self.headers:
-            if known == name:
-                return (
-                    value
-                    if name not in _LIST_HEADERS
-                    else b", ".join(more for each, more in self.headers if each == name)
-                )
+        """Return the first header of this name (lower case); of a list header all lines, joined (RFC 9110, 5.3)."""
+        for header_name, value in self.headers:
+            if header_name == name:
+                if name in _LIST_HEADERS:
+                    return b", ".join(value for header_name, value in self.headers if header_name == name)
+                return value
         return None
 
 
 UNREADABLE_REQUEST: Final = Request("", "", "", ())
-"""In the place of a request that could not be read."""
+"""Stands for a request that could not be parsed."""
 
 
 @dataclass(slots=True)
 class Response:
-    """A whole answer. Content-Length is the front end's to set; HEAD sends the head alone."""
+    """A whole response. The front end sets Content-Length, and sends the head alone for HEAD."""
 
     status: int
     body: bytes = b""
     content_type: bytes = b"application/json"
     headers: Headers = ()
-    close: bool = False  # the connection ends with this answer
+    close: bool = False  # close the connection after it
 
 
 class Sink(Protocol):
-    """Where a stream writes. What was written is on its way to the peer at the next turn of the loop at the latest."""
+    """Where a stream writes. Bytes are passed to the socket in the next loop turn at the latest."""
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes that were written and that the peer has not taken yet."""
+        """Bytes that were written and that the client has not read."""
         ...
 
     def write(self, data: bytes) -> None:
-        """Never waits; after the peer is gone it does nothing."""
+        """Write without waiting. Does nothing after the client has disconnected."""
         ...
 
     def reserve(self, size: int) -> None:
-        """Count bytes that were made for this sink and not written yet: they are part of what a peer that does not
-        read may cost. 0: none any more."""
+        """Count bytes that were produced for this sink and not written yet: they count towards the bound on unread
+        responses. 0 ends the reservation."""
         ...
 
     @property
     def is_under_pressure(self) -> bool:
-        """Peers that do not read cost the process much already: nothing should be made ahead."""
+        """Whether unread responses use much of their bound: a stream should not produce ahead."""
         ...
 
     async def wait_ready(self) -> None:
-        """Return when the peer takes bytes and the process has room for them: nothing has to be made before. Raises
-        Gone when it never will."""
+        """Return when the client reads and the process has memory for more: a stream produces nothing before. Raises
+        ClientDisconnected."""
         ...
 
     async def drain(self) -> None:
-        """Return when the peer has taken most of what was written. Raises Gone when it never will."""
+        """Return when the client has read most of what was written. Raises ClientDisconnected."""
         ...
 
 
 @dataclass(slots=True)
 class Stream:
-    """An answer in pieces: `run` writes them and returns when there are no more. It is cancelled when the peer goes.
+    """A streamed response: `run` writes it and returns at its end. It is cancelled when the client disconnects.
 
-    A stream that raises is cut off, not ended: the peer can tell that the answer is not whole.
+    A stream that raises is cut off without the protocol's end mark, so that the client notices.
     """
 
     status: int
@@ -127,17 +122,17 @@ class Stream:
 
 
 class Socket(Protocol):
-    """A WebSocket. Pings are answered by the front end."""
+    """A WebSocket. The front end answers pings."""
 
     @property
     def pending_bytes(self) -> int: ...
 
     async def receive(self) -> str | bytes | None:
-        """The next message: text or binary; None when the peer closed."""
+        """Return the next message, text or binary; None after the client closed."""
         ...
 
     def send(self, text: bytes) -> None:
-        """Send one text message (UTF-8). Never waits; after the peer is gone it does nothing."""
+        """Send one text message (UTF-8) without waiting. Does nothing after the client has disconnected."""
         ...
 
     async def drain(self) -> None: ...
@@ -147,7 +142,7 @@ class Socket(Protocol):
 
 @dataclass(slots=True)
 class Upgrade:
-    """Become a WebSocket; `run` has it until it returns, then it is closed. Cancelled when the peer goes."""
+    """Become a WebSocket, which is closed when `run` returns. `run` is cancelled when the client disconnects."""
 
     run: Callable[[Socket], Awaitable[None]]
     message_bytes_max: int
@@ -158,117 +153,117 @@ AnyResponse: TypeAlias = Response | Stream | Upgrade
 
 @dataclass(frozen=True, slots=True)
 class BodyPolicy:
-    """How the application wants a request's body."""
+    """How the application reads a request's body."""
 
-    bytes_max: int  # bytes; one more and the answer is 413, with the rest read and thrown away
-    is_streamed: bool = False  # hand it over in pieces as it comes, with back-pressure
-    allowance: ExpansionLimit = DEFAULT_EXPANSION_LIMIT  # what it may decode to, where it is streamed and compressed
+    bytes_max: int  # a larger body is answered with 413 and discarded
+    is_streamed: bool = False  # pass it on as it arrives, with back-pressure
+    allowance: ExpansionLimit = DEFAULT_EXPANSION_LIMIT  # what a streamed, compressed body may decode to
 
 
 class Exchange(Protocol):
-    """One request that waits for its answer."""
+    """One request that waits for its response."""
 
     @property
     def is_disconnected(self) -> bool:
-        """Whether the peer has left: nobody will read the answer."""
+        """Whether the client has disconnected."""
         ...
 
     def respond(self, answer: AnyResponse) -> None:
-        """Answer, once. On the loop's thread."""
+        """Respond, once."""
         ...
 
     def add_disconnect_callback(self, callback: Callable[[], None]) -> None:
-        """Have `call()` called when the peer leaves before its answer was sent."""
+        """Call `callback()` if the client disconnects before the response."""
         ...
 
     def keep_body(self, size: int) -> None:
-        """Count bytes that the handler of a streamed body keeps of it, in place of those counted before. Where all
-        connections keep too many, `Request.pieces` raises Broken."""
+        """Set how many bytes of a streamed body its handler keeps in memory. Above the bound over all connections
+        `Request.body_stream` raises BodyError."""
         ...
 
 
 class FastResponder(Protocol):
-    """One request whose head is known, from its body to its answer. On the loop's thread."""
+    """One request on the fast path. It is answered once, by one of these methods."""
 
     def respond_json(self, body: bytes, request_id: bytes) -> None:
-        """200 and a JSON body. Answered once, this way or by `respond`."""
+        """Respond with status 200 and a JSON body."""
         ...
 
     def respond_json_parts(self, parts: Sequence[bytes], request_id: bytes) -> None:
-        """`answer`, for a body that is long and lies in pieces: nothing is copied together."""
+        """Respond with status 200 and a long JSON body, without joining its parts."""
         ...
 
     def respond(self, response: Response) -> None:
-        """Anything else."""
+        """Respond with any other response."""
         ...
 
 
 class RequestIds(NamedTuple):
-    """Names for requests: `prefix` and a number in base 16, from `first` on."""
+    """Ids of several requests: `prefix` and a number in base 16, counted up from `first_number`."""
 
     prefix: bytes
     first_number: int
 
 
 class RequestBatch(Protocol):
-    """Requests with one known head that came in one turn of the loop. Each is answered once, or left out."""
+    """Requests with one head that arrived in one loop turn. Each is answered once, or dropped."""
 
     @property
     def bodies(self) -> list[bytes]: ...
 
     @property
     def received_us(self) -> list[int]:
-        """When each came, by the clock of who takes them."""
+        """When each arrived, by the handler's `now_us`."""
         ...
 
     def __len__(self) -> int: ...
 
     def reparse_and_drop(self, positions: Collection[int]) -> RequestBatch:
-        """All but those in these places, which come as any other."""
+        """Pass the requests at `positions` to the HTTP parser and return the batch of the others."""
         ...
 
     def respond_json(self, bodies: list[bytes], ids: RequestIds) -> None:
-        """200 and a JSON body for each."""
+        """Respond to each with status 200 and its JSON body."""
         ...
 
     def respond(self, responses: list[Response]) -> None:
-        """Anything else, for each."""
+        """Respond to each with its response."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BatchHandler:
-    """Takes requests whose head is known a turn at a time."""
+    """Handles the requests with one head that arrived in one loop turn."""
 
     handle: Callable[[RequestBatch], None]
-    call_at_turn_end: Callable[[Callable[[], None]], None]  # has it called at the end of this turn of the loop
+    call_at_turn_end: Callable[[Callable[[], None]], None]
     now_us: Callable[[], int]
 
 
 SingleHandler: TypeAlias = Callable[[bytes, FastResponder], bool]
-"""Takes the body of a request whose head is known and answers through the ticket. False: it comes as any other."""
+"""Handles one request on the fast path. Returns False to have the HTTP parser serve it."""
 FastHandler: TypeAlias = SingleHandler | BatchHandler
 
 
 class Application(Protocol):
     def begin(self, request: Request) -> Response | BodyPolicy:
-        """Decide by the head alone. Called once per request, before its body is read."""
+        """Decide by the head alone, before the body is read. Called once per request."""
         ...
 
     def handle(self, request: Request, exchange: Exchange) -> None:
-        """Answer through `exchange`, now or later. Does not raise and does not wait."""
+        """Respond through `exchange`, now or later. Does not raise and does not block."""
         ...
 
     def malformed(self, request: Request, status: int, reason: str) -> Response:
-        """The answer to what did not get as far as a handler: 400, 408, 413, 414, 431, 501 … `request` is as much of
-        it as could be read."""
+        """Return the response to a request that reached no handler: 400, 408, 413, 414, 431, 501 … `request` has what
+        could be parsed of it."""
         ...
 
     def fast_handler(self, request: Request, answer_bytes_max: int) -> FastHandler | None:
-        """How requests with this head may be answered without another look at it, whatever its Content-Length up to
-        EXPRESS_BYTES_MAX, with answers of no more bytes; None where they may not."""
+        """Return the fast-path handler for requests with this head and any Content-Length up to FAST_REQUEST_BYTES_MAX,
+        whose JSON responses have at most `answer_bytes_max` bytes; None if there is none."""
         ...
 
     def on_abandoned(self, request: Request) -> None:
-        """A request that passed `begin` will never reach `handle`: its peer left. Gives back what `begin` took."""
+        """Release what `begin` acquired: the client disconnected, and the request will not reach `handle`."""
         ...

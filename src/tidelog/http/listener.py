@@ -1,13 +1,7 @@
-"""[shell] The first bytes of a connection: HTTP/2 begins with 24 that no other protocol begins with.
+"""The listening socket: accept connections, detect their protocol, and shut down in order.
 
-    PRI * HTTP/2.0␍␊␍␊SM␍␊␍␊
-
-They may come one at a time; the first that differs means HTTP/1.1, which is then given all of them.
-
-[shell] The socket that peers connect to, and the order in which it all ends.
-
-listen ──► accepting ──► stop_accepting ──► drain: idle connections close, busy ones get their answer,
-                                            streams end when their handlers end them ──► close: whoever is left
+listen ──► accepting ──► stop_accepting ──► drain: idle connections close, busy ones get their response,
+                                            streams end when their handlers end them ──► close: abort the rest
 """
 
 from __future__ import annotations
@@ -24,36 +18,9 @@ from tidelog.http.limits import LimitCounters, Limits
 from tidelog.http.server_state import ServerState
 
 H2_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-
-
-class ProtocolDetector(Connection):
-    _received = b""
-
-    def on_data(self, data: memoryview) -> None:
-        self._received += data
-        if self._received.startswith(H2_PREFACE):
-            h2 = Http2Connection(self.server_state)
-            self.switch_protocol(h2)
-            h2.open(self._received)
-        elif not H2_PREFACE.startswith(self._received):
-            h1 = Http1Connection(self.server_state)
-            self.switch_protocol(h1)
-            h1.on_data(memoryview(self._received))
-
-    def reject(self, status: int, reason: str) -> None:
-        """Answer before anything was said. Whatever it speaks, a status line is what it is most likely to show."""
-        h1 = Http1Connection(self.server_state)
-        self.switch_protocol(h1)
-        h1.reject(status, reason)
-
-    def check_timeouts(self, now: float) -> None:
-        if now - self._opened_s > self.server_state.limits.header_timeout_s:
-            self.close_after_write()
-
-
 _BACKLOG: Final = 2048
-_REJECTIONS_MAX: Final = 256  # connections over the limit that are told so at the same time; more are just dropped
-_ABORT_TIMEOUT_S: Final = 5.0  # cancelled handlers get this long to clean up
+_REJECTIONS_MAX: Final = 256  # connections above the limit that get a 503 at the same time; more are dropped
+_ABORT_TIMEOUT_S: Final = 5.0  # for cancelled handlers to clean up
 
 
 async def listen(
@@ -68,28 +35,50 @@ async def listen(
 ) -> Listener:
     """Accept connections for `app`. Port 0 chooses a free port. `now_us` returns the time of day."""
     loop = asyncio.get_running_loop()
-    house = ServerState(app, limits or Limits(), now_us, loop, limit_counters=limit_counters)
+    state = ServerState(app, limits or Limits(), now_us, loop, limit_counters=limit_counters)
     server = await loop.create_server(
-        lambda: _AcceptedConnection(house), host, port, backlog=_BACKLOG, reuse_port=reuse_port or None
+        lambda: _AcceptedConnection(state), host, port, backlog=_BACKLOG, reuse_port=reuse_port or None
     )
-    return Listener(server, house)
+    return Listener(server, state)
 
 
-class _AcceptedConnection(ProtocolDetector):
+class _AcceptedConnection(Connection):
+    """A connection until its first bytes show the protocol: HTTP/2 begins with `H2_PREFACE`, all else is HTTP/1.1."""
+
+    _received = b""
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         limit = self.server_state.limits.connections_max
-        over = len(self.server_state.connections) - limit
+        excess = len(self.server_state.connections) - limit
         if self.server_state.draining:
             self.abort()
-        elif over > 0:
+        elif excess > 0:
             self.server_state.limit_counters.count(
                 "connections", self.peer, f"{limit} connections are open; one more was refused"
             )
-            if over > _REJECTIONS_MAX:
+            if excess > _REJECTIONS_MAX:
                 self.abort()
-            else:
-                self.reject(503, f"{limit} connections are open already; try again later")
+            else:  # an HTTP/1.1 response is what any client is most likely to show
+                self._switch_to_h1().reject(503, f"{limit} connections are open; try again later")
+
+    def on_data(self, data: memoryview) -> None:
+        self._received += data
+        if self._received.startswith(H2_PREFACE):
+            h2 = Http2Connection(self.server_state)
+            self.switch_protocol(h2)
+            h2.open(self._received)
+        elif not H2_PREFACE.startswith(self._received):
+            self._switch_to_h1().on_data(memoryview(self._received))
+
+    def _switch_to_h1(self) -> Http1Connection:
+        h1 = Http1Connection(self.server_state)
+        self.switch_protocol(h1)
+        return h1
+
+    def check_timeouts(self, now: float) -> None:
+        if now - self._opened_s > self.server_state.limits.header_timeout_s:
+            self.close_after_write()
 
 
 class Listener:
@@ -103,22 +92,22 @@ class Listener:
         return len(self._server_state.connections)
 
     def stop_accepting(self) -> None:
-        """Refuse new connections; those that are open go on as they are."""
+        """Refuse new connections; open ones are unaffected."""
         self._server.close()
 
     async def drain(self, timeout_s: float) -> bool:
-        """Whether every connection ended by itself in time. Those that have not are still there."""
+        """Return whether every connection ended by itself in time. The others stay open."""
         self.stop_accepting()
         self._server_state.draining = True
-        for guest in tuple(self._server_state.connections):
-            guest.begin_shutdown()
+        for connection in tuple(self._server_state.connections):
+            connection.begin_shutdown()
         return await self._server_state.wait_closed(timeout_s)
 
     async def close(self) -> None:
-        """End every connection now, and return when their handlers have ended."""
+        """Abort every connection, and return when their handlers have ended."""
         self.stop_accepting()
         self._server_state.draining = True
-        for guest in tuple(self._server_state.connections):
-            guest.abort()
+        for connection in tuple(self._server_state.connections):
+            connection.abort()
         await self._server_state.wait_closed(_ABORT_TIMEOUT_S)
         self._server_state.stop_timer()

@@ -1,8 +1,8 @@
-"""[shell] What the connections of one listener share: the application, one receive buffer, one timer, their number.
+"""What the connections of one listener share: application, limits, receive buffer, timer, budgets and tasks.
 
-Everything happens on one loop's thread, and a piece of input is dealt with before the next is read, so one buffer is
-enough for all (a buffer per connection costs half of the rate for bodies of a megabyte). Time-outs are looked
-after by one timer for all connections: a timer of its own would cost each request more than its parsing.
+All of it runs on one loop's thread, and input is handled before the next is read, so one receive buffer serves all
+connections (a buffer per connection halves the rate for bodies of a megabyte). One timer checks the time-outs of all
+connections: a timer per request would cost more than parsing it.
 """
 
 from __future__ import annotations
@@ -19,27 +19,23 @@ from tidelog.http.h1_encoder import DateHeader
 from tidelog.http.interface import Application
 from tidelog.http.limits import LimitCounters, Limits, TurnScheduler
 from tidelog.http.memory_budget import RequestBodyBudget, UnsentBudget
+from tidelog.http.waiters import WaiterList
 
 _log = logging.getLogger("tidelog.server")
 RECEIVE_BYTES: Final = 256 << 10
 
 
-def _set_done(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_result(None)
-
-
 class ManagedConnection(Protocol):
-    """A connection, as the house sees it."""
+    """A connection as `ServerState` uses it."""
 
     def tick(self, now: float) -> None:
-        """Look at the clock, which is the loop's."""
+        """Check time-outs. `now` is the loop's time."""
 
     def begin_shutdown(self) -> None:
-        """Close if idle; else finish what was begun and take no more."""
+        """Close if idle; else finish the requests in progress and accept no more."""
 
     def abort(self) -> None:
-        """Drop the connection with what was not sent."""
+        """Drop the connection with its unsent bytes."""
 
 
 class ServerState:
@@ -64,10 +60,10 @@ class ServerState:
         self.head_cache = HeadCache(self)
         self.connections: set[ManagedConnection] = set()
         self.draining = False
-        self.now_s = loop.time()  # as of the last tick: near enough for time-outs, and free
+        self.now_s = loop.time()  # at the last tick: precise enough for time-outs, and free
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self._idle_waiters = WaiterList()
 
     # Connections.
 
@@ -79,65 +75,62 @@ class ServerState:
 
     def remove_connection(self, connection: ManagedConnection) -> None:
         self.connections.discard(connection)
-        self._notify_if_idle()
+        self._wake_if_idle()
 
     def _tick(self) -> None:
         self.now_s = self.loop.time()
-        for guest in tuple(self.connections):
+        for connection in tuple(self.connections):
             try:
-                guest.tick(self.now_s)
-            except Exception as error:  # of one connection: the time-outs of all others are still looked after
-                _log.error("a connection broke at its time-out and is dropped", exc_info=error)
+                connection.tick(self.now_s)
+            except Exception as error:  # of one connection: the time-outs of the others are still checked
+                _log.error("a connection failed in its time-out check and is dropped", exc_info=error)
                 with suppress(Exception):
-                    guest.abort()
-        again = self.connections or self._tasks
-        self._timer = self.loop.call_later(self.limits.tick_s, self._tick) if again else None
+                    connection.abort()
+        is_needed = self.connections or self._tasks
+        self._timer = self.loop.call_later(self.limits.tick_s, self._tick) if is_needed else None
+
+    def stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     # Tasks.
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run it, and hold on to it: the loop alone would let it be collected."""
+        """Run a task and keep a reference to it: the loop alone would let it be collected."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_done)
         return task
 
     def cancel_task(self, task: asyncio.Task[None]) -> None:
-        """Cancel a task that was spawned, after its first step: what it has in `finally` is always reached."""
+        """Cancel a spawned task after its first step, so that its `finally` always runs."""
         self.loop.call_soon(task.cancel)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.report_error("a task of the front end failed", error)
-        self._notify_if_idle()
+            self.report_error("a task of the HTTP front end failed", error)
+        self._wake_if_idle()
 
     def report_error(self, message: str, error: BaseException) -> None:
-        """Tell whoever runs the loop of a mistake that no peer can be told of."""
+        """Pass an error that no client can receive to the loop's exception handler."""
         self.loop.call_exception_handler({"message": message, "exception": error})
 
-    # The end.
+    # Shutdown.
 
-    def stop_timer(self) -> None:
-        """Nobody is left: let go of the timer."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    @property
+    def _is_idle(self) -> bool:
+        return not self.connections and not self._tasks
 
-    def _notify_if_idle(self) -> None:
-        if not self.connections and not self._tasks:
-            for waiter in self._waiters:
-                _set_done(waiter)
-            self._waiters.clear()
+    def _wake_if_idle(self) -> None:
+        if self._is_idle:
+            self._idle_waiters.wake()
 
     async def wait_closed(self, timeout_s: float) -> bool:
-        """Whether every connection was gone and every task done in time."""
-        if self.connections or self._tasks:
-            waiter: asyncio.Future[None] = self.loop.create_future()
-            self._waiters.append(waiter)
-            late = self.loop.call_later(timeout_s, _set_done, waiter)
-            try:
-                await waiter
-            finally:
-                late.cancel()
-        return not self.connections and not self._tasks
+        """Return whether all connections closed and all tasks ended in time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self._is_idle:
+                    await self._idle_waiters.wait()
+        return self._is_idle

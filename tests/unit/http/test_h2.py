@@ -467,7 +467,7 @@ def test_a_streamed_body_that_stops_is_answered_by_its_handler_and_its_stream_en
         number = connection.request("/slurp", method="POST", ends=False)
         connection.send(number, b"abc")
         got = connection.reply(number)
-        assert (got.status, got.body) == (408, b"3 bytes, then no more of the body came within 0.1 s")
+        assert (got.status, got.body) == (408, b"3 bytes, then no more of the body arrived within 0.1 s")
         while got.reset is None:
             connection.step()
         assert got.reset == ErrorCodes.NO_ERROR

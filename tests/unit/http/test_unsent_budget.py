@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -204,22 +205,27 @@ def test_the_account_that_went_longest_without_progress_is_closed_first() -> Non
     later_calls: list[tuple[float, Callable[[], None]]] = []
     budget = UnsentBudget(100, lambda seconds, call: later_calls.append((seconds, call)), lambda: 0.0)
     accounts: dict[str, UnsentAccount] = {}
+    sizes = dict.fromkeys("abc", 30)
 
-    def close(name: str) -> None:
+    def evict(name: str) -> None:
         closed.append(name)
-        budget.release(accounts[name])
+        accounts[name].release()
+
+    def set_size(name: str, size: int) -> None:
+        sizes[name] = size
+        accounts[name].update()
 
     for name in "abc":
-        accounts[name] = UnsentAccount(lambda name=name: close(name))  # type: ignore[misc]
-        budget.update(accounts[name], 30)
-    budget.update(accounts["a"], 29)  # it takes one
-    budget.update(accounts["c"], 50)
+        accounts[name] = UnsentAccount(budget, partial(sizes.__getitem__, name), partial(evict, name))
+        accounts[name].update()
+    set_size("a", 29)  # its client read one byte
+    set_size("c", 50)
     assert (closed, budget.total) == ([], 109)
     assert [seconds for seconds, _ in later_calls] == [GRACE_S, 0], "above the bound there is no grace"
     later_calls[-1][1]()
     assert (closed, budget.total) == (["b"], 79)
-    budget.update(accounts["b"], 1_000)
-    assert budget.total == 79, "what is closed counts no more"
+    set_size("b", 1_000)
+    assert budget.total == 79, "a closed account no longer counts"
 
 
 def test_below_the_bound_only_accounts_that_took_nothing_for_a_while_are_closed() -> None:
@@ -228,35 +234,36 @@ def test_below_the_bound_only_accounts_that_took_nothing_for_a_while_are_closed(
     later_calls: list[Callable[[], None]] = []
     now = 0.0
     budget = UnsentBudget(100, lambda _, call: later_calls.append(call), lambda: now)
-    reading = UnsentAccount(lambda: closed.append("reading"), lambda: budget.update(reading, 10))
+    sizes = {"reading": 30, "silent": 60}
+    reading = UnsentAccount(budget, lambda: sizes["reading"], lambda: closed.append("reading"))
 
-    def close_silent() -> None:
+    def evict_silent() -> None:
         closed.append("silent")
-        budget.release(silent)
+        silent.release()
 
-    silent = UnsentAccount(close_silent)
-    budget.update(reading, 30)
-    budget.update(silent, 60)
-    now = GRACE_S / 2
+    silent = UnsentAccount(budget, lambda: sizes["silent"], evict_silent)
+    reading.update()
+    silent.update()
+    now, sizes["reading"] = GRACE_S / 2, 10
     later_calls.pop()()
     assert closed == []
-    now = GRACE_S
-    budget.update(reading, 5)
+    now, sizes["reading"] = GRACE_S, 5
+    reading.update()
     later_calls.pop()()
     assert (closed, budget.total) == (["silent"], 5)
 
 
 def test_streams_produce_nothing_while_the_bound_is_met() -> None:
     budget = UnsentBudget(100, lambda _, __: None, lambda: 0.0)
-    account = UnsentAccount(lambda: None)
-    budget.update(account, 51)
+    account = UnsentAccount(budget, lambda: 0, lambda: None)
+    account.reserve(51)
 
     async def wait() -> bool:
         waiting = asyncio.ensure_future(budget.wait_below_half())
         for _ in range(3):
             await asyncio.sleep(0)
         waited = not waiting.done()
-        budget.update(account, 50)
+        account.reserve(50)
         await waiting
         return waited
 
