@@ -210,7 +210,7 @@ LAYERS: dict[str, set[str]] = {
     "api_types": {*_LEAVES},
     "client": {"api_types", "engine", *_STORAGE},  # of the disk the hooks of a fork, of the engine the text of JSON
     "http": {"disk", "native", *_LEAVES},  # knows no topics
-    "server": {"http", "database", "channels", "engine", "formats", "api_types", "disk", "_native", *_LEAVES},
+    "server": {"http", "database", "channels", "engine", "formats", "api_types", "disk", *_LEAVES},
     "spark": {"client", "engine", "commitlog", *_STORAGE},
     "pipelines": {"spark", "client", "channels", "engine", "disk", *_LEAVES},
 }

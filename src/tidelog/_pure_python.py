@@ -308,6 +308,25 @@ def borrow_buffer(size: int) -> Any:
     return pa.allocate_buffer(size)
 
 
+# ── responses to small writes ─────────────────────────────────────────────────────────────────────
+
+
+def encode_write_responses(
+    first: int, counts: Sequence[int], took_us: Sequence[int], start: bytes, head: bytes, middle: bytes, took: bytes
+) -> list[bytes]:
+    """Encode the responses to writes that share one batch, whose seqs begin at `first`. `start`, `head`, `middle` and
+    `took` are the texts around the numbers, which are the same for all of them."""
+    responses = []
+    for count, us in zip(counts, took_us, strict=True):
+        last = first + count - 1
+        ms, seqs = repr(us / 1000).encode(), msgspec.json.encode(list(range(first, last + 1)))
+        responses.append(
+            b'%b%d,"last_seq":%d%b%d%b%b%b,"seqs":%b}' % (start, first, last, head, count, middle, ms, took, seqs)
+        )
+        first = last + 1
+    return responses
+
+
 # ── syncs ─────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -157,7 +157,7 @@ class FastWrites:
         took_us = [now_us - since_us for since_us in crowd.received_us]
         service.metrics.count_written(name, sum(counts))
         service.metrics.count_response_batch(_WRITE_PATH, "POST", 200, took_us)
-        told = encode_write_responses(name, durability, done, offset, counts, took_us, use_native=service.config.kernel)
+        told = encode_write_responses(name, durability, done, offset, counts, took_us)
         crowd.respond_json(told, ids)
 
 

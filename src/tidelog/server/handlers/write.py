@@ -399,8 +399,6 @@ def encode_write_responses(
     offset: int,
     counts: Sequence[int],
     took_us: Sequence[int],
-    *,
-    use_native: bool,
 ) -> list[bytes]:
     """`told` for many who have a part in one write, one behind the other from `offset` on: how many records are each
     one's, and how long it took."""
@@ -409,29 +407,7 @@ def encode_write_responses(
     said = b',"created":false,"deduped":%b,"durability":%b' % (_encode(done.deduped), _encode(durability))
     middle = said + b',"performance":{"server_total_ms":'
     head = b',"head_seq":%d,"count":' % done.head_seq
-    encode = _encode_write_responses if use_native else _encode_write_responses_py
-    return encode(done.first_seq + offset, counts, took_us, start, head, middle, took)
-
-
-def _encode_write_responses_py(
-    first: int, counts: Sequence[int], took_us: Sequence[int], start: bytes, head: bytes, middle: bytes, took: bytes
-) -> list[bytes]:
-    """What the kernel's `written` makes."""
-    made = []
-    for count, us in zip(counts, took_us, strict=True):
-        last = first + count - 1
-        ms, seqs = repr(us / 1000).encode(), _encode(list(range(first, last + 1)))
-        made.append(
-            b'%b%d,"last_seq":%d%b%d%b%b%b,"seqs":%b}' % (start, first, last, head, count, middle, ms, took, seqs)
-        )
-        first = last + 1
-    return made
-
-
-try:
-    from tidelog._native import encode_write_responses as _encode_write_responses
-except ImportError:  # built where there was no compiler
-    _encode_write_responses = _encode_write_responses_py
+    return native.encode_write_responses(done.first_seq + offset, counts, took_us, start, head, middle, took)
 
 
 def write_performance(elapsed_ms: float, done: Appended, held_us: int = 0) -> dict[str, float]:

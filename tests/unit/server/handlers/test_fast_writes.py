@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.implementations import BOTH, implementation
 from tests.unit.server.fakes import ServerHarness, captured_log, parse_log, run_scenario
 
 from tidelog import _native
@@ -280,7 +281,7 @@ def test_no_more_are_taken_than_one_key_may_have_under_way() -> None:
     run_scenario(scenario)
 
 
-@pytest.mark.parametrize("kernel", [True, False])
+@BOTH
 @given(
     first=st.integers(1, 1 << 50),
     writes=st.lists(st.tuples(st.integers(1, 30), st.integers(0, 10**9)), min_size=1, max_size=5),
@@ -289,12 +290,13 @@ def test_no_more_are_taken_than_one_key_may_have_under_way() -> None:
 )
 @example(1, [(1, 0), (1, 1), (1, 10), (1, 100), (1, 1000), (1, 1010), (1, 10**15)], 0, (0, 0, 0))
 @example((1 << 63) - 2000, [(1000, 5)], 0, (1, 1, 0))
-def test_what_many_are_told_at_once_is_what_each_would_be_told(
-    kernel: bool, first: int, writes: list[tuple[int, int]], offset: int, cost: tuple[int, int, int]
+def test_responses_of_a_batch_equal_single_responses(
+    compiled: bool, first: int, writes: list[tuple[int, int]], offset: int, cost: tuple[int, int, int]
 ) -> None:
     counts, took_us = [count for count, _ in writes], [us for _, us in writes]
     done = Appended(first, first + offset + sum(counts) + 3, first + 100, False, *cost)
-    said = encode_write_responses('a"topic', "disk", done, offset, counts, took_us, use_native=kernel)
+    with implementation(compiled=compiled):
+        said = encode_write_responses('a"topic', "disk", done, offset, counts, took_us)
     for text, (count, us) in zip(said, writes, strict=True):
         assert text == encode_write_response('a"topic', "disk", done.slice(offset, count), us / 1000)
         offset += count
