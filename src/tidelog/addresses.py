@@ -1,4 +1,4 @@
-"""[policy] Tell the address of a server or an object store from a path in the file system.
+"""Distinguish the address of a server or an object store from a path in the file system.
 
 To a file system `s3://bucket/table` is a directory `s3:`: a job would write there and succeed. `scheme_of` is the
 only place that says what is an address, and two functions refuse one where a directory is expected:
@@ -8,7 +8,7 @@ only place that says what is an address, and two functions refuse one where a di
 
 A single slash counts, because `pathlib.Path` turns `s3://bucket` into `s3:/bucket`.
 
-[policy] Which addresses a job takes for its tables, files, topics and working directories. All others are refused.
+Which addresses a job takes for its tables, files, topics and working directories. All others are refused.
 
     directory     a path of this machine, or file:///path       tables, input files, staging, plots, topics to write
     topics        the same, a server, or an object store         topics to read

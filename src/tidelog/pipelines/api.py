@@ -1,4 +1,4 @@
-"""[shell] The jobs as a program calls them: where, what, and a session; everything else is in the room of its job.
+"""The jobs as a program calls them: where, what, and a session. Each job is in its own module.
 
 `where` is a directory or the address of a server. `spark` is a session of yours; without one a session is started on
 `master`, which is this machine unless another is named, and ended again.
@@ -81,7 +81,7 @@ def job_session(spark: SparkSession | None, master: str) -> Iterator[SparkSessio
         spark_ui_enabled="false",
         spark_ui_showConsoleProgress="false",
         spark_log_level="ERROR",
-        **(here if master.startswith("local") else {}),  # nobody else has to find the driver
+        **(here if master.startswith("local") else {}),  # only local workers have to find the driver
     )
     made.sparkContext.setLogLevel("ERROR")
     try:
@@ -274,8 +274,8 @@ def backfill(
                 f"epoch {sight.epoch}",
             )
 
-        with closing(_open_sink(target, target_key)) as door:
-            return backfill_job.backfill_topic(job, topic, given, rows, function, door, work_dir, work, progress)
+        with closing(_open_sink(target, target_key)) as sink:
+            return backfill_job.backfill_topic(job, topic, given, rows, function, sink, work_dir, work, progress)
 
 
 def _open_sink(target: str, key: str | None) -> BatchSink:

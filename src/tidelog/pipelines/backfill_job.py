@@ -1,27 +1,27 @@
-"""[shell] Rows that are there already, into a topic or a table, once, and where the live stream takes over.
+"""Rows that are there already, into a topic or a table, once, and where the live stream takes over.
 
     files, a table, a range of a topic ──► your function ──► records ──► staged ──► published, chunk by chunk
     a range of a topic                 ──► your function ─────────────► a table: one commit, as an export makes them
 
-The end of a range is fixed when the job begins: `join_seq` is the last seq that was read, and whoever goes on with the
-live stream begins behind it. A table keeps it in its commit, so another run goes on there by itself; a job into a topic
+The end of a range is fixed when the job begins: `join_seq` is the last seq that was read, and a consumer of the live
+stream starts after it. A table keeps it in its commit, so another run continues there by itself; a job into a topic
 keeps it with what it staged. What was staged is never made again, so it does not matter whether a function gives the
 same rows twice.
 
-[shell] Staged rows into a topic, chunk by chunk, each of them once.
+Staged rows into a topic, chunk by chunk, each of them once.
 
     work/
       stage.json              what is to be written: files, rows, the topic as it was when the job began
       stage-00003-….parquet   rows; a row group is a chunk, and a chunk is one atomic write
-      published.json          how many chunks were written, and where the last one lies
+      published.json          how many chunks were written, and the seq of the last one
 
 Every record of a chunk carries the mark `{"_backfill": "<job>/<stage id>/<chunk>"}` in its meta, because the key of a
-write is remembered for minutes and a job may be taken up again after days. Whoever takes it up looks for marks behind
-the last chunk that is on record: a chunk that is marked there was written, though nobody lived to say so. The id is
-the time of the staging: a job that is begun anew after its records were deleted has other keys, because the topic
+write is remembered for minutes and a job may be taken up again after days. A resumed run looks for marks after the last
+chunk that is on record: a chunk that is marked there was written, though its run died before it could record that. The
+id is the time of the staging: a job that is begun anew after its records were deleted has other keys, because the topic
 still knows the old ones and would write nothing.
 
-`Door` is the seam to what writes: a directory, of which this process is then the writer, or a server.
+`BatchSink` is the interface to what writes: a directory, of which this process is then the writer, or a server.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class StagedJob(msgspec.Struct, frozen=True):
     epoch: int
     head: int  # of the topic, before anything was written
     files: tuple[StagedFile, ...]
-    join_seq: int | None = None  # of the source: what was read ends here, what is live begins behind it
+    join_seq: int | None = None  # of the source: the read range ends here, the live stream starts after it
     input: JobInput | None = None
     content: str | None = None  # what the source held when it was read; None: not known
     id: str = ""  # the time in microseconds; "": staged by a version that had none
@@ -199,7 +199,7 @@ class Publisher:
         return None if content is None else msgspec.json.decode(content, type=StagedJob)
 
     def prepare_stage(self) -> None:
-        """Make room for a stage: what another try left behind before it was whole goes."""
+        """Prepare the directory of a stage: remove what an unfinished attempt left."""
         self._disk.make_dir(self._work_dir)
         for name in self._disk.list_dir(self._work_dir):
             if name.startswith("stage-"):
@@ -277,7 +277,7 @@ class Publisher:
 
 
 def find_published(sink: BatchSink, topic: str, mark: str, after_seq: int) -> PublishProgress:
-    """The last chunk of a stage, or of a job, that a topic holds after the seq `behind`."""
+    """The last chunk of a stage, or of a job, that a topic holds after the seq `after`."""
     options = reading.parse_options({**sink.source_options, "subscribe": topic, "onGap": "skip", "columns": "seq,meta"})
     best = PublishProgress(0, after_seq)
     with closing(backends.open_backend(options)) as place:
@@ -377,8 +377,8 @@ def stage_batches(
     *,
     has_json_flags: bool = False,
 ) -> StagedFile:
-    """Runs on an executor: the rows of one partition, a row group a chunk. `told`: what is JSON is what a column of
-    theirs says, and nobody has looked yet whether it is."""
+    """Runs on an executor: the rows of one partition, a row group a chunk. `flagged`: what is JSON is what a column of
+    theirs says, which has not been verified yet."""
     name = f"stage-{partition:05d}-{attempt}.parquet"
     writer = ParquetFileWriter(disk, join(work_dir, name), STAGED_SCHEMA)
     chunks = 0
@@ -510,7 +510,7 @@ def backfill_table(
     start: int | None = None,
     until: int | None = None,
 ) -> Backfilled:
-    """One commit with all that the source has behind the last one, through a function."""
+    """Write one commit with all records after the last one, through a function."""
     last = table.last_commit()
     if last is not None:
         commits.check_same_topic(last, snapshot.topic, snapshot.epoch, table.path)

@@ -1,4 +1,4 @@
-"""[hot] One range of a topic held against the same range of a table, on an executor: counts and hashes by block.
+"""Compare a range of a topic with the same range of a table, on an executor: counts and hashes by block.
 
     seqs      first ├── block ──┼── block ──┼── block ──┤ stop
     log            rows, hash    rows, hash   rows, hash

@@ -1,4 +1,4 @@
-"""[shell] A topic into a table, exactly once: `Export` is one table with its topic, and each `turn` at most one commit.
+"""A topic into a table, exactly once: `Export` is one table with its topic, and each `turn` at most one commit.
 
     1  where the table ends       from its newest commit, and nothing else: there is no state beside the table
     2  how much to take           `sizing`; a wait is an answer too
@@ -8,11 +8,11 @@
 
 A process that dies anywhere leaves the table as it was before step 5, or as it is after it; the next turn begins at 1.
 
-[policy] When to commit and how much: files of a good size where there is enough, and none that waits too long.
+When to commit and how much: files of a good size where there is enough, and none that waits too long.
 
     pending bytes ≥ file_bytes               a commit, up to commit_bytes at once
     the oldest pending record ≥ age_ms old   a commit of whatever there is
-    nobody will come back (once)             a commit of whatever there is
+    a single run (once)                      a commit of whatever there is
     else                                     wait
 
 What would be left for a last commit that is smaller than a file goes with the one before it.
@@ -20,13 +20,13 @@ What would be left for a last commit that is smaller than a file goes with the o
 A commit's bytes are cut evenly into as few files as do not pass `file_bytes`, so none of them is a crumb. Bytes are
 those of the log: Parquet makes fewer of them.
 
-[shell] What an executor does for an export: one range of a topic into one Parquet file, staged.
+What an executor does for an export: one range of a topic into one Parquet file, staged.
 
 Records go from the segment's file to the Parquet writer as Arrow, inside one Python process: Spark carries the task
 there and the answer back, and never a row. A file that is not finished is removed where that can still be done; what a
-killed executor leaves behind is swept when the table is next opened for writing.
+killed executor leaves is removed when the table is next opened for writing.
 
-[shell] Files of ours that follow a hole in a table and whose commits are gone.
+Files of ours that follow a hole in a table and whose commits are gone.
 
 The next export makes them again, so they are removed first, but only where the log still has every record whose row
 they hold: a row of a record that was evicted, or that a power cut or damage took, is nowhere else.
@@ -80,7 +80,7 @@ class Sizes:
 
 
 def commit_reason(sizes: Sizes, *, seqs: int, pending_bytes: int, oldest_ms: int | None, once: bool) -> CommitReason:
-    """Whether to commit now. `oldest_ms` is how old the first pending record is; None: nobody knows."""
+    """Whether to commit now. `oldest_ms` is how old the first pending record is; None: unknown."""
     if seqs <= 0:
         return "nothing"
     if once:

@@ -1,6 +1,6 @@
-"""[shell] Table = log, proven range by range; the first difference shown row by row; ranges that differ made again.
+"""Table = log, proven range by range; the first difference shown row by row; ranges that differ made again.
 
-    1  pieces     files of ours whose ranges overlap are one; so is what lies between
+    1  pieces     files of ours whose ranges overlap are one; so is the range between
     2  compare    on executors, by block (`compare`)
     3  look       at the first block that differs, on the driver: which seq, what the log has, what the table has
     4  repair     where that is asked for: one commit that adds the log's rows of the ranges that differ and replaces
@@ -12,7 +12,7 @@ What the log lost is not, and stays in the table: rows below its floor (a cap, a
 of the table, and rows of seqs above it whose records a power cut or damage took. Nor does a repair remove rows that
 others wrote with seqs that the log does not have.
 
-[shell] What a repair does on executors: copy the rows that stay out of files that are replaced.
+What a repair does on executors: copy the rows that stay out of files that are replaced.
 
     rows of the table after a repair  =  rows before it whose seqs are not in `Cut`  +  the log's rows of the cut ranges
 
@@ -168,7 +168,7 @@ Progress = Callable[[int, int], None]
 class Difference(NamedTuple):
     """The first place where table and log are not the same."""
 
-    seq: int | None  # None: of no one seq, as a file that was changed and can no longer be held against the log
+    seq: int | None  # None: not of a single seq, as with a changed file that can no longer be compared with the log
     log: str  # what the log has
     table: str
 
@@ -325,7 +325,7 @@ class ReconcileJob:
         return found
 
     def _run_comparisons(self, tasks: Sequence[ComparisonTask], progress: Progress | None) -> list[ComparisonResult]:
-        """A handful at a time, so that somebody sees it move."""
+        """A handful at a time, so that the progress bar moves."""
         found: list[ComparisonResult] = []
         step = max(len(tasks) // 20, 8)
         for at in range(0, len(tasks), step):

@@ -1,4 +1,4 @@
-"""[hot] Records → rows of a table: which columns there are, what becomes of records that do not fit.
+"""Records → rows of a table: which columns there are, what becomes of records that do not fit.
 
     plain     seq, ts, node, tag, meta, data                       data as it was written
     typed     seq, ts, node, tag, meta, <fields>, _rescued         fields of its JSON, by a schema given or inferred
@@ -8,7 +8,7 @@
     quarantine  no row: the record as it was goes to the files of `_quarantine/`, with the reason
     fail        the export stops and names the record
 
-Every record is a row or lies in quarantine, and both are counted in the commit.
+Every record is a row or is in quarantine, and both are counted in the commit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""[hot] A fingerprint for each row, without an object for any; sums of them are fingerprints of ranges.
+"""A fingerprint for each row, without an object for any; sums of them are fingerprints of ranges.
 
     value      ─ 8-byte words ─▶ mix ─▶ × weight of its place ─▶ Σ ─▶ + length ─▶ mix        texts, bytes
                ─ one word     ─▶ mix                                                         numbers, times
@@ -7,7 +7,7 @@
 
 Sums rather than exclusive ors: two equal rows would cancel out. Words are mixed before they are weighed, because in a
 product modulo 2⁶⁴ the high bits of a factor never reach the low bits of the result. It is a checksum against accidents
-and no signature: somebody who wants two rows to collide can have that.
+and no signature: collisions can be constructed on purpose.
 """
 
 from __future__ import annotations

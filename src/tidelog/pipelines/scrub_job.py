@@ -1,4 +1,4 @@
-"""[shell] Every checksum of a data directory, held against its bytes by as many processes as there are.
+"""Verify every checksum of a data directory in parallel.
 
 What is looked at is what `tidelog check` looks at: snapshots, WAL, segments, indexes, footers and deletions of topics,
 metadata, messages and cursors of channels. The parts that are long go to executors, channels by the dozen. Changes
@@ -43,10 +43,10 @@ def run_scrub(path: str, runner: TaskRunner, progress: Progress | None = None) -
     if stat is None:
         raise NotFound(f"there is nothing at {path}; nothing was done, check the path")
     if not stat.is_dir:
-        raise BadInput(f"{path} is a file, topics lie in a directory; nothing was done, check the path")
-    apart, rooms = ParallelCheck(path), ChannelCheck(path)
-    found, live = list(apart), rooms.live_directories()
-    found += rooms.find_leftovers(live)
+        raise BadInput(f"{path} is a file, topics are stored in a directory; nothing was done, check the path")
+    apart, channels = ParallelCheck(path), ChannelCheck(path)
+    found, live = list(apart), channels.live_directories()
+    found += channels.find_leftovers(live)
     few = [(path, live[at : at + _CHANNELS_PER_TASK]) for at in range(0, len(live), _CHANNELS_PER_TASK)]
     total, step = len(apart.tasks) + len(few), max((len(apart.tasks) + len(few)) // 20, 8)
 

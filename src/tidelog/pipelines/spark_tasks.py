@@ -1,9 +1,9 @@
-"""[shell] Tasks on executors: one function, many small arguments, answers in order.
+"""Tasks on executors: one function, many small arguments, answers in order.
 
-A task that fails for a reason that another try cannot mend (a full disk, a record that does not fit, damage) hands the
-error back as its answer. Everything else is raised and tried again as Spark is told to.
+A task that fails for a reason that a retry cannot fix (a full disk, a record that does not fit, damage) hands the
+error back as its answer. Everything else is raised, and Spark retries as configured.
 
-[shell] Rows of a DataFrame into files, by executors, as Arrow: a sink that runs a function of ours on them.
+Rows of a DataFrame into files, by executors, as Arrow: a sink that runs a function of ours on them.
 
     df ──► partition ──► function(batches) ──► answer ─┐
        └─► partition ──► function(batches) ──► answer ─┴─► one small file, which the driver reads: `answers`
@@ -121,11 +121,11 @@ class FunctionWriter(DataSourceArrowWriter):
         answers = sorted(
             (each for each in messages if isinstance(each, PartitionResult)), key=lambda each: each.partition
         )
-        told = [(each.result, each.failure) for each in answers]
-        replace_file(PosixDisk(), self._results_path, msgspec.msgpack.encode(told))
+        results = [(each.result, each.failure) for each in answers]
+        replace_file(PosixDisk(), self._results_path, msgspec.msgpack.encode(results))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """What was written is swept by whoever writes there next."""
+        """The next writer removes what was written."""
 
 
 def run_on_partitions(df: DataFrame, function: PartitionFunction, path: str) -> list[bytes]:
@@ -139,5 +139,5 @@ def run_on_partitions(df: DataFrame, function: PartitionFunction, path: str) -> 
     if content is None:
         raise Damaged(f"{path} was not written by the process that ends a write; nothing was committed, run it again")
     disk.remove(path)
-    told = msgspec.msgpack.decode(content, type=list[tuple[bytes, tuple[str, str] | None]])
-    return unwrap_results([said if failed is None else TaskError(*failed) for said, failed in told])
+    results = msgspec.msgpack.decode(content, type=list[tuple[bytes, tuple[str, str] | None]])
+    return unwrap_results([said if failed is None else TaskError(*failed) for said, failed in results])

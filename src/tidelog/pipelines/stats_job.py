@@ -1,8 +1,8 @@
-"""[shell] What happened in a topic, interval by interval: rates, sizes, and of a queue how long jobs waited.
+"""What happened in a topic, interval by interval: rates, sizes, and of a queue how long jobs waited.
 
 Records are read with the source, steps of jobs from the queue's history; what is made of them is in `transforms`.
 
-[policy] A series of figures as bars: in a terminal, or as a drawing that any browser shows. Nothing to install.
+A series of numbers as bars: in a terminal, or as a drawing that any browser shows. Nothing to install.
 """
 
 from __future__ import annotations
@@ -71,10 +71,10 @@ def render_svg(labels: Sequence[str], series: Sequence[Series], title: str) -> s
         for at, value in enumerate(each.values):
             size = value / most * _PLOT_HEIGHT_PX
             x, y = _LEFT_PX + at * step, top + _PLOT_HEIGHT_PX - size
-            told = f"<title>{escape(labels[at])}: {format_number(value)} {escape(each.unit)}</title>"
+            title = f"<title>{escape(labels[at])}: {format_number(value)} {escape(each.unit)}</title>"
             parts.append(
                 f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(step - 1, 0.5):.1f}" height="{size:.1f}" '
-                f'fill="#2f6f9f">{told}</rect>'
+                f'fill="#2f6f9f">{title}</rect>'
             )
         base = top + _PLOT_HEIGHT_PX
         parts.append(f'<line x1="{_LEFT_PX}" y1="{base}" x2="{_LEFT_PX + _PLOT_WIDTH_PX}" y2="{base}" stroke="#999"/>')

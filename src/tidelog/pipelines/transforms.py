@@ -30,7 +30,7 @@ def records(df: DataFrame) -> DataFrame:
     way.
 
     `is_json` says which data is JSON, row by row, and a topic is read with it. A function that drops the column, or
-    that makes `data` and does not say, gives bytes: nobody guesses."""
+    that makes `data` and does not say, gives bytes: nothing is guessed."""
     if "data" in df.columns:
         data = F.col("data").cast(BinaryType())
         json = F.coalesce(F.col(IS_JSON), F.lit(False)) if has_is_json(df) else F.lit(False)
@@ -63,7 +63,7 @@ def _text(df: DataFrame, name: str) -> Column:
 
 
 def _interval_start(ts: Column, every_ms: int) -> Column:
-    """The beginning of the interval that a time lies in."""
+    """Return the start of the interval that contains a time."""
     return F.timestamp_millis(F.floor(F.unix_millis(ts) / every_ms) * every_ms).alias("from")
 
 

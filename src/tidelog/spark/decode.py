@@ -1,12 +1,12 @@
-"""[hot] Records → the columns Spark asked for, as Arrow, without an object per record.
+"""Records → the columns Spark asked for, as Arrow, without an object per record.
 
     rows of a file        columns that lie back to back are not copied; the rest is copied in C++
     batches of a stream   as they came
 
-A column that nobody asked for is not touched. `meta` is the exception to the rule above: its JSON is taken apart once
+A column that was not requested is not decoded. `meta` is the exception to the rule above: its JSON is taken apart once
 for each distinct value.
 
-[hot] JSON data → typed columns. A batch that fits its schema is parsed in C++; one that does not, record by record.
+JSON data → typed columns. A batch that fits its schema is parsed in C++; one that does not, record by record.
 
     fits                 every field has its type                                     pyarrow's reader
     does not fit         the field is null and goes into `_rescued`, as JSON,         one record after the other
@@ -161,12 +161,14 @@ def data_as_text(data: pa.Array, seqs: pa.Array, topic: str) -> pa.Array:
 
 def gap_row(first: int, last: int | None, cause: str, topic: str, schema: pa.Schema) -> pa.RecordBatch:
     """A row that stands for records that were lost."""
-    told: Mapping[str, object] = {
+    values: Mapping[str, object] = {
         "topic": topic,
         "seq": first,
         "gap": {"first": first, "last": last, "cause": cause},
     }
-    return pa.RecordBatch.from_arrays([pa.array([told.get(field.name)], field.type) for field in schema], schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [pa.array([values.get(field.name)], field.type) for field in schema], schema=schema
+    )
 
 
 _INTEGER_BITS: Final = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
@@ -257,7 +259,7 @@ def _mismatch_error(topic: str, seq: int, key: str, value: object, kind: DataTyp
         else f"field {key!r} is {shown}, the schema says {kind.simpleString()}"
     )
     return BadInput(
-        f"{topic}: in seq {seq} {what}; nothing was written, mend the schema, or add `_rescued string` to it to keep "
+        f"{topic}: in seq {seq} {what}; nothing was written, fix the schema, or add `_rescued string` to it to keep "
         "what does not fit"
     )
 
@@ -341,7 +343,7 @@ def infer_fields(samples: Iterable[bytes]) -> StructType:
     made = []
     for field in found.fields:
         if field.name.lower() in taken or not field.name:
-            continue  # Spark does not tell A from a: the second goes into `_rescued`
+            continue  # Spark ignores case: the second of two such fields goes into `_rescued`
         taken.add(field.name.lower())
         made.append(StructField(column_name(field.name), field.dataType))
     return StructType(made)

@@ -1,4 +1,4 @@
-"""[policy] Which records are wanted: conditions on topic, seq, ts, node and tag, all of which must hold.
+"""Which records are wanted: conditions on topic, seq, ts, node and tag, all of which must hold.
 
     seq >= 100 and ts < '2026-02-01T00:00:00Z' and topic in ('a', 'b') and tag like 'order-%' and node is not null
 

@@ -1,10 +1,10 @@
-"""[shell] Named groups of consumers: where one stands, and how it is told that a query went on.
+"""Consumer groups: the position of a group, and moving it as a query progresses.
 
     offset of Spark     the seq to be read next          a group's position     the last seq that was passed
 
 Offsets in Spark's checkpoint decide what a query reads; a group is how everybody else sees how far it is. So a group
-that cannot be told does not stop a query that runs: by path that is so while another writer holds the directory. The
-next batch tells it the sum of both. At the start of a query it is an error, because then nobody would ever see it.
+that cannot be moved does not stop a running query: by path that happens while another writer holds the directory. The
+next batch moves it by both. At the start of a query it is an error, because it would never be noticed later.
 A group that is ahead stays there: it goes back by a reset only.
 """
 
@@ -30,7 +30,7 @@ _log = logging.getLogger("tidelog.spark")
 
 class GroupStore(Protocol):
     def check_writable(self) -> None:
-        """Raise where a group could not be told anything."""
+        """Raise if a group could not be moved."""
         ...
 
     def fetch(self, group: str, topic: str) -> int | None:
@@ -38,7 +38,7 @@ class GroupStore(Protocol):
         ...
 
     def commit(self, group: str, positions: Mapping[str, Position]) -> bool:
-        """The group has passed everything before these. False: it could not be told now, the log says why."""
+        """Move the group to these positions. Returns False if that failed now; the log has the reason."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""[shell] HTTP to a server, from the standard library: one connection, JSON, ranges of files, Arrow streams.
+"""HTTP to a server, from the standard library: one connection, JSON, ranges of files, Arrow streams.
 
 A request that a kept connection was too old for is sent once more on a new one, at once. A server that cannot be
 reached, goes away in an answer, or says 502, 503, 504 or 429 is asked again after a pause that doubles, up to
@@ -187,7 +187,7 @@ class ServerHttpClient:
                 )
             yield answer
         finally:
-            if not answer.isclosed():  # somebody stopped in the middle: what follows here is not an answer
+            if not answer.isclosed():  # the last response was not read to its end: what follows here is not a response
                 self.close()
 
     def _send(self, method: str, target: str, body: Buffer | None, headers: dict[str, str]) -> HTTPResponse:

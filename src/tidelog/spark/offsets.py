@@ -1,7 +1,7 @@
-"""[policy] Offsets, as Spark keeps them: {"orders": {"epoch": 7, "seq": 42}}, the seq to be read next.
+"""Offsets, as Spark keeps them: {"orders": {"epoch": 7, "seq": 42}}, the seq to be read next.
 
     start of a batch   included                    epoch   changes when a topic is dropped and made again, so that a
-    end of a batch     not included                        name that is used again is told from one that went on
+    end of a batch     not included                        a recreated topic is distinguished from the old one
 
 A topic that an end names and a start does not has come since: it is read from its first record. Names are sorted,
 because Spark compares offsets as text. How much of what is there one batch takes (`admit`) depends on nothing but what

@@ -1,4 +1,4 @@
-"""[policy] What a reader may ask for. Every value is checked here, once, and nothing is ignored.
+"""What a reader may ask for. Every value is checked here, once, and nothing is ignored.
 
 Rules, in order of authority:
   1. A name that is not known is refused, with the nearest that is: a misspelt limit would read everything.
@@ -360,7 +360,7 @@ def _seq_or_time_bound(found: Mapping[str, Any], by_seq: str, by_time: str) -> B
         return Bound(time_ms=found[by_time])
     bound: Bound | None = found.get(by_seq)
     if by_seq == "endingOffsets" and bound is not None and bound == Bound(EARLIEST):
-        raise BadInput("option endingOffsets is 'earliest': nothing lies before it; nothing was read, give latest")
+        raise BadInput("option endingOffsets is 'earliest': there is nothing before it; nothing was read, give latest")
     return bound
 
 

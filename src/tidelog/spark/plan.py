@@ -1,20 +1,20 @@
-"""[shell] From a range of seqs to tasks, on the driver, from one snapshot.
+"""Plan a read: from a range of seqs to tasks, on the driver, from one snapshot.
 
     range     [first ······ floor ······ earliest ── seg ── seg ──  ── seg ── tail ── stop)
                └ lost: a gap  └ deleted: counted                 └ never there: counted
 
-Every seq of the range ends up in exactly one place: in a stretch that a task reads, or in the counts that the first
-task is handed. What was lost involuntarily stops the query here, before anything was read, unless it may be emitted or
-skipped. Conditions on topic, seq and ts make the range smaller before it is cut; what that leaves out is filtered.
+Every seq of the range is accounted for once: in a range that a task reads, or in the counts that the first task gets.
+What was lost involuntarily stops the query here, before anything was read, unless it may be emitted or skipped.
+Conditions on topic, seq and ts make the range smaller before it is cut; what that leaves out is filtered.
 
-[policy] Bytes into tasks. All that is to be read is laid end to end and cut at equal distances.
+Bytes into tasks: everything to be read is concatenated and cut at equal distances.
 
     topic a                       topic b            tail
     ├────────┬────────┬───┬───────┼──┬──┬──┬──┬──┬───┼────┤        segments: large ones are cut, small ones packed
     ╎            ╎           ╎           ╎           ╎    ╎        cuts, moved to where a frame begins
 
 So one topic with one writer fills every core as evenly as many topics do, and rows stay in order inside a task.
-How many tasks: what `splitBytes` asks for, and no fewer than `minPartitions`; where nobody asked, no fewer than
+How many tasks: what `splitBytes` asks for, and no fewer than `minPartitions`; by default no fewer than
 processors either, unless a task would have less than `LEAST_BYTES` to read.
 """
 
@@ -50,7 +50,7 @@ MIN_TASK_BYTES: Final = 1 << 20
 
 
 class SizedRange(NamedTuple):
-    """A stretch of seqs with the bytes they lie at, rising."""
+    """A range of seqs with their ascending byte offsets."""
 
     first: int
     stop: int
@@ -62,7 +62,7 @@ class SizedRange(NamedTuple):
 
 
 class Slice(NamedTuple):
-    range_index: int  # which of the lanes
+    range_index: int  # index in the list of ranges
     first: int
     stop: int
     size: int
@@ -77,29 +77,36 @@ def count_tasks(total_bytes: int, *, split_bytes: int, min_tasks: int | None, pr
 
 
 def split_ranges(ranges: Sequence[SizedRange], count: int) -> list[list[Slice]]:
-    """The lanes in at most `count` parts of about equal size, none empty."""
-    sizes = [lane.size for lane in ranges]
+    """Split the ranges into at most `count` parts of about equal size, none empty."""
+    sizes = [sized_range.size for sized_range in ranges]
     total = sum(sizes)
     marks = [total * number // count for number in range(1, count)]
     parts: list[list[Slice]] = [[]]
     before = 0
-    for number, (lane, size) in enumerate(zip(ranges, sizes, strict=True)):
-        first, origin = lane.first, lane.offset_of(lane.first)
+    for number, (sized_range, size) in enumerate(zip(ranges, sizes, strict=True)):
+        first, origin = sized_range.first, sized_range.offset_of(sized_range.first)
         while marks and marks[0] <= before + size:
-            stop = _cut_near(lane, first, origin + marks.pop(0) - before)
+            stop = _cut_near(sized_range, first, origin + marks.pop(0) - before)
             if stop > first:
-                parts[-1].append(Slice(number, first, stop, lane.offset_of(stop) - lane.offset_of(first)))
+                parts[-1].append(Slice(number, first, stop, sized_range.offset_of(stop) - sized_range.offset_of(first)))
                 first = stop
             if parts[-1]:
                 parts.append([])
-        if first < lane.stop:
-            parts[-1].append(Slice(number, first, lane.stop, lane.offset_of(lane.stop) - lane.offset_of(first)))
+        if first < sized_range.stop:
+            parts[-1].append(
+                Slice(
+                    number,
+                    first,
+                    sized_range.stop,
+                    sized_range.offset_of(sized_range.stop) - sized_range.offset_of(first),
+                )
+            )
         before += size
     return [part for part in parts if part]
 
 
 def _cut_near(sized_range: SizedRange, first: int, offset: int) -> int:
-    """Where to cut a lane near a byte: at the beginning of a frame, on whichever side is nearer."""
+    """Return the cut nearest to a byte: the start of a frame."""
     later = bisect_left(range(first, sized_range.stop), offset, key=sized_range.offset_of) + first
     if later >= sized_range.stop:
         return sized_range.stop
@@ -175,7 +182,7 @@ def _start_from_time(backend: Backend, options: Options, snapshot: TopicSnapshot
         raise BadInput(
             f"option startingTimestamp is {time_ms}: {snapshot.topic} has no record that late; nothing was read, give "
             f"an "
-            "earlier time, or onTimestampMiss=latest to start behind the last record"
+            "earlier time, or onTimestampMiss=latest to start after the last record"
         )
     # Where the first record that is left is the answer, records that were lost may have been in the window as well.
     return snapshot.first_seq if seq <= max(snapshot.earliest_seq, snapshot.evict_floor) else seq
@@ -193,7 +200,7 @@ def end_seq(backend: Backend, options: Options, snapshot: TopicSnapshot) -> int:
         return min(backend.seek(snapshot.topic, bound.time_ms), snapshot.next_seq)
     seq = dict(bound.seqs).get(snapshot.topic, LATEST)
     if seq == EARLIEST:
-        raise BadInput(f"option endingOffsets is -2 for {snapshot.topic}: nothing lies before it; nothing was read")
+        raise BadInput(f"option endingOffsets is -2 for {snapshot.topic}: there is nothing before it; nothing was read")
     if seq == LATEST:
         return snapshot.next_seq
     _check_not_past_end("endingOffsets", snapshot, seq)
@@ -273,25 +280,31 @@ def plan_tasks(
     backend: Backend, options: Options, ranges: Sequence[TopicRange], record_filter: RecordFilter
 ) -> list[ReadTask]:
     """The tasks that read these ranges. At least one, which may have nothing to do."""
-    draft = _PlanBuilder()
+    builder = _PlanBuilder()
     for each in ranges:
-        _plan_range(backend, options, record_filter, each, draft)
-    total = sum(lane.size for lane in draft.ranges)
+        _plan_range(backend, options, record_filter, each, builder)
+    total = sum(sized_range.size for sized_range in builder.ranges)
     count = count_tasks(
         total, split_bytes=options.split_bytes, min_tasks=options.partitions_min, processors=processor_count()
     )
-    tail = sum(lane.size for lane, (_, segment) in zip(draft.ranges, draft.sources, strict=True) if segment is None)
-    made = []
-    for part in split_ranges(draft.ranges, count):
-        stretches = _build_ranges(backend, options, draft, part, inline=tail <= INLINE_TAIL_BYTES_MAX)
-        made.append(ReadTask(tuple(stretches), seq_count=sum(stretch.seq_count for stretch in stretches)))
-    first = made[0] if made else ReadTask()
-    told = replace(first, gaps=tuple(draft.gaps), counts=draft.counts, seq_count=first.seq_count + sum(draft.counts))
-    return [told, *made[1:]]
+    tail = sum(
+        sized_range.size
+        for sized_range, (_, segment) in zip(builder.ranges, builder.sources, strict=True)
+        if segment is None
+    )
+    tasks = []
+    for part in split_ranges(builder.ranges, count):
+        read_ranges = _build_ranges(backend, options, builder, part, inline=tail <= INLINE_TAIL_BYTES_MAX)
+        tasks.append(ReadTask(tuple(read_ranges), seq_count=sum(read_range.seq_count for read_range in read_ranges)))
+    first = tasks[0] if tasks else ReadTask()
+    first_task = replace(
+        first, gaps=tuple(builder.gaps), counts=builder.counts, seq_count=first.seq_count + sum(builder.counts)
+    )
+    return [first_task, *tasks[1:]]
 
 
 def raise_on_gap(options: Options, gap: TopicGap | None) -> None:
-    """Stop where records were lost that somebody wanted to have."""
+    """Raise if requested records were lost."""
     if gap is not None and options.on_gap == "fail":
         raise gap.to_error()
 
@@ -344,7 +357,7 @@ def _clip_to_times(backend: Backend, snapshot: TopicSnapshot, times: Bounds, fir
 def _add_readable(
     backend: Backend, options: Options, snapshot: TopicSnapshot, begin: int, end: int, builder: _PlanBuilder
 ) -> None:
-    """Lay what can be read into lanes, and settle what is between: deleted, never there, or lost at the source of a
+    """Add the readable ranges, and count what is between: deleted, never written, or lost at the source of a
     router."""
     at = begin
 
@@ -380,19 +393,19 @@ def _build_ranges(
     found = []
     for piece in slices:
         sight, segment = builder.sources[piece.range_index]
-        made = ReadRange(sight.topic, sight.epoch, piece.first, piece.stop, piece.size)
+        tasks = ReadRange(sight.topic, sight.epoch, piece.first, piece.stop, piece.size)
         if segment is not None:
             dead: BoolArray | None = segment.load_deleted()
             if dead is not None:
                 dead = dead[piece.first - segment.base : piece.stop - segment.base]
             file = PlannedFile(segment.base, segment.stop, segment.size, segment.is_sealed)
-            made = replace(made, file=file, deleted_bits=pack_mask(dead))
+            tasks = replace(tasks, file=file, deleted_bits=pack_mask(dead))
         elif inline:
             records = backend.read_tail_inline(sight.topic, piece.first, piece.stop)
             if records is not None:
                 for lost in records.gaps:
                     raise_on_gap(options, lost)
                 builder.gaps += records.gaps
-                made = replace(made, inline_records=records.arrow_stream, inline_counts=records.counts)
-        found.append(made)
+                tasks = replace(tasks, inline_records=records.arrow_stream, inline_counts=records.counts)
+        found.append(tasks)
     return found

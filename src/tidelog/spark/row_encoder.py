@@ -1,4 +1,4 @@
-"""[hot] Rows of a DataFrame → records as columns of bytes, by topic.
+"""Rows of a DataFrame → records as columns of bytes, by topic.
 
     data    binary: as it is · string: its UTF-8 · struct: its JSON        topic   where no option names one
     meta    map: as a JSON object                                          ts      kept in meta, under "ts", where that
@@ -8,7 +8,7 @@
 
 Only a struct costs a Python object a row; `to_json` in the DataFrame does the same without.
 
-[hot] What is in a batch, in two words that do not depend on the order of its rows or on who had which of them.
+What is in a batch, in two words that do not depend on the order of its rows or on who had which of them.
 
     row     XXH3 of each of its columns, mixed into one word         ┐  a batch that Spark makes again may come in other
     batch   the sum of its rows' words, and of the same words mixed  ┘  tasks and another order: the sum is the same
@@ -54,7 +54,7 @@ def add_fingerprints(left: Fingerprint, right: Fingerprint) -> Fingerprint:
 
 def fingerprint_rows(columns: Sequence[pa.Array | None], seeds: HashWords) -> Fingerprint:
     """The sum of some rows, whose columns are bytes, or None where they are nothing in all rows. `words` has one for
-    each of them, which tells it from rows of the same bytes: see `apart`."""
+    each of them, which distinguishes it from rows of the same bytes: see `apart`."""
     for column in columns:
         seeds = _mix(seeds * _MIX_MULTIPLIER ^ (_EMPTY_HASH if column is None else hash_column(column)))
     return int(np.add.reduce(seeds)), int(np.add.reduce(_mix(seeds * _SUM_MULTIPLIER)))
@@ -120,7 +120,7 @@ def encode_rows(batch: pa.RecordBatch, topic: str | None, *, json: bool) -> Iter
         about = fingerprint_rows(said, row_seeds(name, _json_flags(records)))
         for part in _split_by_bytes(records):
             yield EncodedRows(name, part, about)
-            about = EMPTY_FINGERPRINT  # told once, with the first part
+            about = EMPTY_FINGERPRINT  # returned once, with the first part
 
 
 def _encode_data(column: pa.Array, *, json: bool) -> tuple[pa.Array, bool]:

@@ -1,4 +1,4 @@
-"""[policy] The columns a reader gives, as Spark names their types.
+"""The columns a reader gives, as Spark names their types.
 
     topic string, seq long, ts timestamp, node string, tag string, meta map<string,string>, data binary
     is_json boolean                                   where it is named; whether data was written as JSON, or as bytes
@@ -73,7 +73,7 @@ def default_schema(options: Options, fields: StructType | None = None) -> Struct
 
 
 def validate_schema(schema: StructType, options: Options) -> StructType:
-    """A schema that somebody gave, or BadInput that says what does not fit."""
+    """Check a given schema; raises BadInput with what does not fit."""
     if not schema.fields:
         raise BadInput("the schema has no columns; nothing was read, leave it out to get all of them")
     names = [field.name for field in schema.fields]
@@ -83,12 +83,12 @@ def validate_schema(schema: StructType, options: Options) -> StructType:
             if column.dataType.simpleString() != wanted.simpleString():
                 raise BadInput(
                     f"the schema has {column.name} as {column.dataType.simpleString()}, it is "
-                    f"{wanted.simpleString()}; nothing was read, mend the schema or leave it out"
+                    f"{wanted.simpleString()}; nothing was read, fix the schema or leave it out"
                 )
         elif not _is_json_type(column.dataType):
             raise BadInput(
                 f"the schema has {column.name} as {column.dataType.simpleString()}, which no JSON value can be; "
-                "nothing was read, mend the schema"
+                "nothing was read, fix the schema"
             )
         elif options.payload == "bytes":
             raise BadInput(

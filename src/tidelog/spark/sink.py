@@ -1,17 +1,17 @@
 """The sink: tasks stage, the driver publishes one range a topic and batch. It keeps nothing; every object is made anew.
 
     Spark says                    we say
-    write(rows), on an executor   stage: chunks, whose names only the message tells
-    commit(messages, batch id)    publish: numbered by (writer, batch id), so that a repetition is told where it is
+    write(rows), on an executor   stage: chunks, whose names are in the message
+    commit(messages, batch id)    publish: numbered by (writer, batch id), so that a repetition gets its range
     abort(messages)               clear: what was staged goes
 
 Only the attempt of a task whose message Spark hands over counts; what others staged is waste and is swept. A batch
-without rows publishes nothing. What is in a batch is told by a sum of its rows, whatever tasks they came in.
+without rows publishes nothing. The content of a batch is identified by a checksum of its rows, independent of tasks.
 
 Tasks know the id of their query (`sql.streaming.queryId`), the driver's Python worker does not: messages carry it. It
-tells a replay from a checkpoint that was deleted (`engine.numbers`), and is the writer's name where there is no other.
+distinguishes a replay from a deleted checkpoint (`engine.numbers`), and is the writer's name where there is no other.
 
-[policy] What a writer may ask for, and which columns it may bring. Refused before a row is written.
+What a writer may ask for, and which columns it may bring. Refused before a row is written.
 
 who writes     query, else queryName, else checkpointLocation where that is absolute, else the query id that Spark
                keeps in the checkpoint: the name under which batches are numbered, the same at every start. A relative
@@ -320,7 +320,7 @@ class SinkWriter:
     def _writer_name(self, query_id: str) -> str:
         if self._writer is None and not query_id:
             raise BadInput(
-                "option query: Spark names no query id here, so a batch that is repeated could not be told from a new "
+                "option query: Spark names no query id here, so a repeated batch could not be distinguished from a new "
                 "one; nothing was written, name the query (option query, or queryName)"
             )
         return self._writer or f"{QUERY_ID_PREFIX}{query_id}"
@@ -353,7 +353,7 @@ class SinkWriter:
         named = [topic for each in staged for topic, _ in each.chunks]
         query_id = next((each.query_id for each in staged if each.query_id), "")
         if self._writer is None and not query_id:
-            return  # no task has told of anything; the next batch of the query sweeps what they left
+            return  # no task returned a message; the next batch of the query removes what they left
         writer = self._writer_name(query_id)
         try:
             with closing(self.open_backend()) as target:

@@ -1,7 +1,7 @@
-"""[shell] Where a sink writes: a directory, with a writer of its own on the driver, or a server.
+"""Where a sink writes: a directory, with a writer of its own on the driver, or a server.
 
     driver      prepare                     the place is there, and is one of ours
-    executor    stage                       a chunk, which nobody reads yet
+    executor    stage                       a chunk, which is not readable yet
     driver      check, publish, clear       one range a topic; what was staged goes
 
 By path the directory is held only while a batch is published, so several queries and `tidelog` commands can take turns;
@@ -149,7 +149,7 @@ class ServerSinkBackend:
         )
 
     def prepare(self) -> None:
-        """Whoever cannot be reached is found out by the first task."""
+        """An unreachable server is detected by the first task."""
 
     def stage(self, topic: str, chunk: str, rows: int, content: Buffer) -> StagedChunk:
         self._http.put(f"/v0/topics/{quote_name(topic)}/staging/{chunk}", content, ARROW_CONTENT_TYPE)
@@ -174,7 +174,7 @@ class ServerSinkBackend:
         }
 
     def _publish_topic(self, topic: str, batch: SinkBatch, chunks: Sequence[StagedChunk]) -> Appended:
-        told = [
+        staged = [
             {"chunk": each.name, "rows": each.rows, "bytes": each.size, "sum": f"{each.sum:016x}"} for each in chunks
         ]
         high, low = batch.fingerprint
@@ -183,7 +183,7 @@ class ServerSinkBackend:
             "number": batch.number,
             "sum": f"{high:016x}{low:016x}",
             "query_id": batch.query_id,
-            "chunks": told,
+            "chunks": staged,
         }
         try:
             said = self._http.post(f"/v0/topics/{quote_name(topic)}/batches", body)
@@ -203,7 +203,7 @@ class ServerSinkBackend:
 
 
 def check_reachable(server: str, key: str | None) -> None:
-    """Raise Unavailable at once where no server answers: a wrong address is told before tasks wait for it."""
+    """Raise Unavailable at once if no server responds, so that a wrong address fails before tasks wait for it."""
     with closing(ServerHttpClient(server, key, for_writes=True)) as wire:
         wire.get_bytes("/healthz")
 

@@ -3,7 +3,7 @@
 Spark says       we say
 partition        Split: what one task reads
 pushFilters      a condition, where it is on topic, seq, ts, node or tag
-schema           the columns of `schema`, or what somebody gave
+schema           the columns of `schema`, or the given schema
 writer           `sink`
 
 The streaming side of the source. It keeps nothing that a restart would miss: offsets are Spark's to keep.
@@ -60,8 +60,8 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._available_now_end: Positions | None = None  # where AvailableNow ends
         self._opened_backend: Backend | None = None
         self._initial_positions: Positions | None = None  # where the query began: nothing of it was processed
-        self._committed_positions: Positions | None = None  # what the group was told last
-        self._attempted_positions: Positions | None = None  # and what it was to be told
+        self._committed_positions: Positions | None = None  # the last position of the group
+        self._attempted_positions: Positions | None = None  # and the position it should have
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened_backend": None}  # what is open stays here; an executor opens its own
@@ -169,7 +169,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _first_available_seq(self, backend: Backend, snapshot: TopicSnapshot, position: Position | None) -> int:
-        """The first seq of a topic that a batch from here could have: what is lost takes up no room in it."""
+        """Return the first seq that a batch from here can contain: lost records do not count toward its limits."""
         if position is None:
             return max(snapshot.first_seq, snapshot.evict_floor)
         if position.epoch != snapshot.epoch:

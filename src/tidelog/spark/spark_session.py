@@ -1,4 +1,4 @@
-"""[shell] Starting Spark, and what a session needs for this source: a Java, an interpreter that can import it, and a
+"""Starting Spark, and what a session needs for this source: a Java, an interpreter that can import it, and a
 setting. Nothing else of a session is changed."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""[shell] One task: the stretches of a split, one after the other, as batches of the columns that were asked for.
+"""One task: its ranges in order, as batches of the requested columns.
 
 Every seq of the split is accounted for when it ends: rows that were handed over, deleted, expired, evicted, filtered,
-holes. Where the sum is another than was planned the task fails, because somebody would otherwise miss records and not
+holes. Where the sum is another than was planned the task fails, because readers would otherwise miss records and not
 know it; where it is right, it goes to the worker's log. What was lost since the plan was made follows `onGap`, as it
 does there.
 """
@@ -27,7 +27,7 @@ from tidelog.spark.plan import raise_on_gap
 from tidelog.spark.schema import RESCUED, json_fields
 
 _log = logging.getLogger("tidelog.spark")
-_log.setLevel(logging.INFO)  # Spark gathers what workers log, where it is asked to; nobody else hears of it
+_log.setLevel(logging.INFO)  # Spark collects the logs of workers, if configured
 
 
 class TaskReader:
@@ -49,13 +49,13 @@ class TaskReader:
     def batches(self) -> Iterator[pa.RecordBatch]:
         for lost in self._task.gaps:
             yield from self._emit_gap(lost)
-        for stretch in self._task.ranges:
-            for found in self._read_range(stretch):
+        for read_range in self._task.ranges:
+            for found in self._read_range(read_range):
                 for lost in found.gaps:
                     yield from self._emit_gap(lost)
                 self.counts += found.counts
                 if found.rows is not None:
-                    yield from self._decode_chunk(found, stretch.topic)
+                    yield from self._decode_chunk(found, read_range.topic)
         if sum(self.counts) != self._task.seq_count:
             raise Damaged(
                 f"a task was to account for {self._task.seq_count} seqs and found {sum(self.counts)} ({self.counts}); "

@@ -456,7 +456,7 @@ def test_a_disk_that_is_full(tmp_path: Path, file: str) -> None:
     harness.fill(60)
     harness.disk, harness.pickled = disk, _ = SimDisk(), False
     disk.fail("write", at=2 if file == "part" else 1, times=None, path=file, error=errno.ENOSPC)
-    with pytest.raises(DiskFull, match="nothing was committed, make room and run it again"):
+    with pytest.raises(DiskFull, match="nothing was committed, free space and run it again"):
         harness.export_once()
     disk.clear_faults()
     harness.export_once()

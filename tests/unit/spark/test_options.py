@@ -117,7 +117,7 @@ def test_a_value_that_cannot_be_meant_is_named(name: str, value: str) -> None:
         ({**BASE, "key": "k"}, "it is for a server"),
         ({"server": "http://x", "subscribe": "t", "codec": "rustlog"}, "a server has topics"),
         ({**BASE, "startingOffsets": "earliest", "startingTimestamp": "1"}, "both are given"),
-        ({**BASE, "endingOffsets": "earliest"}, "nothing lies before it"),
+        ({**BASE, "endingOffsets": "earliest"}, "there is nothing before it"),
         ({**BASE, "consistency": "sometimes"}, "option consistency"),
         ({"path": "/x", "codec": "rustlog", "consistency": "strong"}, "it is for topics"),
         ({**BASE, "failOnDataLoss": "true", "onGap": "skip"}, "contradict each other"),

@@ -1,10 +1,10 @@
-"""[policy] What a table's commits say of the log: the words in which a table and a topic are compared.
+"""What a table's commits say of the log: the words in which a table and a topic are compared.
 
     topic      1 ············ first ──────────── stop ······ head
     commit n                  ├─ file ─┬─ file ─┤            rows, quarantined, hash; `stop` is where the next begins
     file                      [first, stop)                  rows, hash: their sums are those of the commit
 
-A commit says all that the next one needs, so nothing else has to be kept: whoever has the table knows how far it is.
+A commit says all that the next one needs, so no other state has to be kept: the table itself has its position.
 A repair is a commit as well. It removes files and adds others in one step, and leaves the end where it was. Rows that
 the log cannot produce again are copied: those of a file of ours into a file of the same range (the two then overlap),
 those of files that others wrote into `kept` files, which belong to no range.
@@ -117,14 +117,14 @@ def decode_commit(content: bytes | str, where: str) -> Commit:
         found = _raw_decoder.decode(content)
         if int(bytes(found["format"])) > COMMIT_FORMAT:
             raise NewerFormat(where, found=int(bytes(found["format"])), known=COMMIT_FORMAT)
-        told = _commit_decoder.decode(content)
-        made = Commit(**{name: getattr(told, name) for name in Commit.__struct_fields__})
+        stored = _commit_decoder.decode(content)
+        made = Commit(**{name: getattr(stored, name) for name in Commit.__struct_fields__})
     except (msgspec.DecodeError, KeyError, ValueError) as error:
         raise Damaged(
             f"{where} is not a commit of tidelog ({error}); nothing was changed, put it back from a copy, or remove "
             "it: what it names is then found again or exported again"
         ) from None
-    if told.totals.get("hash") != f"{made.hash:016x}":
+    if stored.totals.get("hash") != f"{made.hash:016x}":
         raise Damaged(f"{where}: its sums are not those of its files; nothing was changed, put it back from a copy")
     return made
 

@@ -1,4 +1,4 @@
-"""[shell] A Delta table whose commits are ours: files that executors wrote, added in one transaction of the table.
+"""A Delta table whose commits are ours: files that executors wrote, added in one transaction of the table.
 
     commitInfo    "tidelog": the commit, as a directory of Parquet files would have it in its log
     txn           tidelog/<topic>/<epoch> → the seq where the next commit begins
@@ -12,7 +12,7 @@ the table; where that version is taken, the table is looked at again and the com
 pause that grows, `TRIES` times. It is given up at once where it would no longer be right: another exporter went on, or
 a file that a repair replaces is no longer there.
 
-[shell] Rows of a Delta table as its readers see them, through the library that knows its format.
+Rows of a Delta table as its readers see them, through the library that knows its format.
 
     plain       one task a file, read where the task runs
     special     mapped column names, deletion vectors, other features of readers: one task, by the library's own engine
@@ -214,7 +214,7 @@ class DeltaLakeTable:
         try:
             self._table = DeltaTable(self.path)
         except TableNotFoundError:
-            if self._release is None:  # a log without a commit: somebody removed the first one
+            if self._release is None:  # a log without a commit: the first one was removed
                 raise BadInput(f"{self.path} is a Delta table without a commit; nothing was done, export it") from None
         except DeltaError as error:
             raise Damaged(f"{self.path} cannot be read as a Delta table ({error}); nothing was changed") from None
@@ -276,9 +276,9 @@ class DeltaLakeTable:
         return any(pa.record_batch(batch).num_rows for batch in self._table.deletion_vectors())
 
     def own_files(self) -> list[DataFile]:
-        told = {file.name: file for file in commits.active_files(self.commits())}
+        committed = {file.name: file for file in commits.active_files(self.commits())}
         found = [
-            told[name] if name in told else parquet_files.data_file_from_footer(self._disk, self.path, name)
+            committed[name] if name in committed else parquet_files.data_file_from_footer(self._disk, self.path, name)
             for name in self.visible_files()
         ]
         return sorted((file for file in found if file is not None), key=lambda file: (file.first, file.name))
@@ -392,7 +392,7 @@ class DeltaLakeTable:
         self._disk.sync_dir(self.path)
 
     def _remove_uncommitted(self) -> None:
-        """Remove what was written behind the newest commit and is part of no version."""
+        """Remove files that were written after the newest commit and are part of no version."""
         last, there = self.last_commit(), set(self.visible_files())
         stop = 0 if last is None else last.stop
         for place, prefix in ((self.path, ""), (join(self.path, QUARANTINE_DIR), f"{QUARANTINE_DIR}/")):

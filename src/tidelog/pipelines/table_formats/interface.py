@@ -50,7 +50,7 @@ class Table(Protocol):
         ...
 
     def next_export_seq(self, topic: str, epoch: int) -> int | None:
-        """Where the next commit of a topic begins, by what outlives the commits themselves; None: nobody knows."""
+        """Where the next commit of a topic begins, by what outlives the commits themselves; None: unknown."""
         ...
 
     def commits(self) -> list[Commit]:
@@ -141,7 +141,7 @@ def check_staged(disk: Disk, commit: Commit, staged_path: Callable[[str], str]) 
 
 
 def check_empty(table: Table) -> None:
-    """Refuse a table that is there and that no export has written: whose rows are whose could not be told any more."""
+    """Refuse an existing table that no export has written: the origin of its rows would be unknown."""
     names = table.visible_files()
     if names:
         raise BadInput(

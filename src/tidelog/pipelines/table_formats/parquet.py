@@ -1,4 +1,4 @@
-"""[shell] A directory of Parquet files that Spark reads as it is, with commits beside them.
+"""A directory of Parquet files that Spark reads as it is, with commits beside them.
 
     table/
       part-<first>-<stop>-….parquet      committed: what a reader of the directory sees
@@ -158,7 +158,7 @@ class ParquetTable:
             self._disk.sync_dir(self.path)
         self._step("done")
 
-    # ── after a crash, or after somebody removed what we knew ─────────────────────────────────
+    # ── after a crash, or after the commits were removed ─────────────────────────────────────
 
     def _recover(self) -> None:
         last = self.last_commit()
@@ -204,7 +204,7 @@ class ParquetTable:
                         self._disk.remove(join(place, name))
 
     def _uncommitted_files(self, stop: int) -> dict[str, FileFooter]:
-        """Files of ours behind the newest commit that is known."""
+        """Own files after the newest known commit."""
         found = {}
         for name in self.visible_files():
             where = interface.parse_file_range(name)

@@ -1,8 +1,8 @@
-"""[shell] Parquet files: written by executors out of Arrow batches, read back by range.
+"""Parquet files: written by executors out of Arrow batches, read back by range.
 
-A file is whole and synced when `close` returns; its name is what the driver makes durable. Bytes go through the seam
-to the disk, so a disk that runs full is an error of ours. Row groups are small enough to be read one at a time, and
-carry the least and greatest seq, so that a range of a large file costs no more than the range.
+A file is whole and synced when `close` returns; its name is what the driver makes durable. Bytes go through the disk
+interface to the disk, so a disk that runs full is an error of ours. Row groups are small enough to be read one at a
+time, and carry the least and greatest seq, so that a range of a large file costs no more than the range.
 
 What a file says of itself, in its own footer: enough to find the commits again where their log is gone.
 """
@@ -33,7 +33,7 @@ _DISK_FULL_ERRNOS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class _ArrowFile:
-    """What Arrow writes to: a file of the seam, from its beginning to its end."""
+    """A file for Arrow to write to, sequentially, through the disk interface."""
 
     def __init__(self, file: File) -> None:
         self._file: File | None = file
@@ -128,7 +128,7 @@ class ParquetFileWriter:
         return size
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
+        """Remove the unfinished file."""
         if self._out is not None:
             self._out.detach()
         if self._file is not None:
@@ -151,7 +151,7 @@ class _disk_full_errors:  # noqa: N801  # used as a function
 
 def disk_full_error(path: str, error: OSError) -> DiskFull:
     return DiskFull(
-        f"{path} cannot be written ({error.strerror or error}); nothing was committed, make room and run it again: it "
+        f"{path} cannot be written ({error.strerror or error}); nothing was committed, free space and run it again: it "
         "goes on where it stopped"
     )
 
@@ -226,7 +226,7 @@ def read_batches(
         try:
             file = _open_parquet(disk, path)
         except FileNotFoundError:
-            continue  # told by whoever compares: its rows are missing
+            continue  # the comparison reports it: its rows are missing
         except (pa.ArrowException, OSError) as error:
             raise _unreadable_error(path, error) from None
         with file:
@@ -291,8 +291,8 @@ def _group_seq_bounds(file: Any, number: int) -> tuple[int, int] | None:
         column = group.column(at)
         if column.path_in_schema == "seq":
             stats = column.statistics
-            told = stats is not None and stats.has_min_max and stats.has_null_count and not stats.null_count
-            return (int(stats.min), int(stats.max)) if told else None
+            has_range = stats is not None and stats.has_min_max and stats.has_null_count and not stats.null_count
+            return (int(stats.min), int(stats.max)) if has_range else None
     raise Damaged("a file of the table has no column seq; nothing was changed, it is none of this topic's")
 
 

@@ -1,4 +1,4 @@
-"""[shell] Logs of the commitlog library: rustlog, laminar, narwhal, and tide outside of topics.
+"""Logs of the commitlog library: rustlog, laminar, narwhal, and tide outside of topics.
 
 A log has no topics; the name of its directory stands for one. A root of partitions has `orders/0`, `orders/1`; naming
 `orders` means all of them. Its epoch is 0: a log is never made again under the same name without its directory going.
@@ -75,7 +75,7 @@ class CommitLogBackend:
             name, _, number = topic.rpartition("/")
             with PartitionedLog.open(self._path, self._codec, read_only=True, disk=self._disk) as root:
                 root.check_partition(name, int(number))  # raises where it held a log that has vanished
-            return TopicSnapshot(topic, 0, 0, 0, 0, 0, (), 0)  # a partition that nobody has written to
+            return TopicSnapshot(topic, 0, 0, 0, 0, 0, (), 0)  # a partition without records
         state = log._log_state
         sizes = [*(segment.size for segment in state.sealed), state.active.size]
         segments = [_segment_info(held, size) for held, size in zip(log.segments, sizes, strict=True) if len(held)]
@@ -105,7 +105,7 @@ class CommitLogBackend:
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 
     def read(self, read_range: ReadRange, columns: ColumnSet, *, verify: bool) -> Iterator[ReadChunk]:  # noqa: ARG002
-        """Records of a stretch. These layouts check what they read; there is no reading without."""
+        """Read the records of a range. These layouts always verify what they read."""
         try:
             log = self._open_log(read_range.topic)
         except (NotFound, BadInput) as error:

@@ -1,9 +1,10 @@
-"""[shell] Topics in a directory, beside their writer or without one.
+"""Topics in a directory, beside their writer or without one.
 
-The driver opens it read-only: a manifest and the WAL behind it, one consistent moment. Executors open the segment files
-that the plan names and nothing else. A writer removes a file only when a second manifest does without it, and only when
-nothing in it can be read any more; a file that is gone, or shorter than it was, is therefore not damage: the seqs are
-looked for again in the directory as it is now. The same way is taken for a tail that is too large for the plan.
+The driver opens it read-only: a manifest and the WAL after it, one consistent snapshot. Executors open the segment
+files that the plan names and nothing else. A writer removes a file only when a second manifest does without it, and
+only when nothing in it can be read any more; a file that is gone, or shorter than it was, is therefore not damage: the
+seqs are looked for again in the directory as it is now. The same way is taken for a tail that is too large for the
+plan.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ from tidelog.spark.groups import DirectoryGroups
 
 CHUNK_BYTES: Final = 4 << 20
 _OPEN_ATTEMPTS: Final = 5
-INLINE_TAIL_BYTES_MAX: Final = 8 << 20  # a tail up to this travels in the plan: nobody else has to read the WAL
+INLINE_TAIL_BYTES_MAX: Final = (
+    8 << 20
+)  # a tail up to this size is part of the plan, so that executors need not read the WAL
 
 T = TypeVar("T")
 
@@ -142,7 +145,7 @@ class DirectoryBackend:
     # ── reading ───────────────────────────────────────────────────────────────────────────────
 
     def read(self, read_range: ReadRange, columns: ColumnSet, *, verify: bool) -> Iterator[ReadChunk]:  # noqa: ARG002
-        """Records of a stretch, a few megabytes at a time."""
+        """Read the records of a range, a few megabytes at a time."""
         if read_range.file is None:
             yield from self._read_from_engine(read_range)
             return
@@ -219,7 +222,7 @@ def _scan_gaps(topic: str, scan: BulkScan) -> tuple[TopicGap, ...]:
 
 def _read_segment_file(files: SegmentFiles, read_range: ReadRange, *, verify: bool) -> Iterator[ReadChunk]:
     file = read_range.file
-    assert file is not None, "asked of a stretch with a file"
+    assert file is not None, "only for a range with a file"
     segment = StoredSegment(
         files,
         file.base,
@@ -256,7 +259,7 @@ def _read_segment_file(files: SegmentFiles, read_range: ReadRange, *, verify: bo
 
 
 def _read_records(topic: Topic, read_range: ReadRange, at: int) -> Iterator[ReadChunk]:
-    """The stretch from `at` on through the engine, with what was lost or deleted since it was planned."""
+    """Read the range from `at` on through the engine, with what was lost or deleted since it was planned."""
     dead = read_range.deleted_mask()
     while at < read_range.stop:
         scan = topic.scan(at - 1, read_range.stop - 1)

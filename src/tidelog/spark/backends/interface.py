@@ -1,18 +1,18 @@
-"""Where topics lie, as planning and reading see it: a directory, a server, or a log of any codec.
+"""The interface of planning and reading to where topics are stored: a directory, a server, or a log of any codec.
 
     driver      names, look, seek, lost, settle      from one snapshot, until `refresh`
     executor    read                                 by what the plan says, wherever the bytes are now
 
-What a plan names may be gone when a task comes to it: retention does not wait for readers. `read` then looks for the
-seqs again, as records; what was lost meanwhile is a Lost, what was deleted is counted, and neither is passed over.
+A file of a plan may be gone when a task reads it: retention does not wait for readers. `read` then looks for the
+seqs again, as records; what was lost meanwhile is a TopicGap, what was deleted is counted; neither is skipped silently.
 
-What travels from the driver to the executors: seqs and where their bytes lie. Plain data, small, picklable.
+Sent from the driver to the executors: seqs and the positions of their bytes. Plain data, small, picklable.
 
-    Split       what one task reads: stretches one after the other, and what is known about seqs without a record
-    Stretch     seqs [first, stop) of one topic: in a segment's file, in the plan itself, or to be asked for
-    Lost        seqs that a reader asked for and that were lost
+    ReadTask    what one task reads: ranges in order, and the counts of seqs without a record
+    ReadRange   seqs [first, stop) of one topic: in a segment's file, in the plan itself, or to be requested
+    TopicGap    requested seqs that were lost
 
-Deletions travel with the plan, so that a task that runs twice gives the same rows.
+Deletions are part of the plan, so that a task that runs twice returns the same rows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class TopicGap:
         made = GapFound(self.topic, (self.first, self.last, self.cause, missed, self.earliest_seq, self.head_seq))
         step = 'set onGap to "skip" or "emit" if you can do without them'
         said = f"{self.topic}: it was dropped" if self.cause == "dropped" else str(made).rpartition(";")[0]
-        made.args = (f"{said}; nothing was written, {step}, or start behind them with startingOffsets",)
+        made.args = (f"{said}; nothing was written, {step}, or start after them with startingOffsets",)
         return made
 
 
@@ -107,7 +107,7 @@ class ReadTask(InputPartition):
 
     @property
     def size(self) -> int:
-        return sum(stretch.size for stretch in self.ranges)
+        return sum(read_range.size for read_range in self.ranges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class TopicSnapshot:
     next_seq: int  # one past its last
     earliest_seq: int  # below it nothing can be read
     evict_floor: int  # the first seq that was not lost involuntarily
-    segments: Sequence[SegmentInfo]  # rising; what lies behind the last is the tail
+    segments: Sequence[SegmentInfo]  # ascending; records after the last one are the tail
     tail_bytes: int
 
     @property
@@ -216,7 +216,7 @@ def estimate_bytes(seqs: int, count: int, size: int) -> int:
 
 
 def clip_counts(counts: Counts, gaps: Sequence[TopicGap], first: int, stop: int) -> Counts:
-    """What counts that reach behind `stop` say of [first, stop) alone, where no record of it can be read."""
+    """Clip counts that reach beyond `stop` to [first, stop), where no record of it can be read."""
     seqs = stop - first
     if sum(counts) == seqs:
         return counts

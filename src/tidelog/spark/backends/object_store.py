@@ -1,6 +1,6 @@
-"""[shell] Topics that were copied to an object store, whole directories as they are.
+"""Topics that were copied to an object store, whole directories as they are.
 
-The driver plans from the manifest that lies there, as from a directory; executors fetch the ranges that the plan names.
+The driver plans from the manifest there, as from a directory; executors fetch the ranges that the plan names.
 Whatever changes there while a query runs, a newer copy for example, is met as a directory's changes are: the seqs are
 looked for again.
 """

@@ -1,6 +1,6 @@
-"""[shell] A stretch of a segment by ranges of its files, wherever they are: behind a server, or in an object store.
+"""Read seqs of a segment by byte ranges of its files, from a server or an object store.
 
-Of the index only the entries of the stretch are fetched, and those behind them up to the next frame; of the data a few
+Only the index entries of the seqs are fetched, and those after them up to the next frame; of the data a few
 megabytes at a time. Frames are checked one by one, because the sums of whole chunks need whole chunks.
 """
 
@@ -28,7 +28,7 @@ FetchRange: TypeAlias = Callable[
 def read_segment_ranges(
     fetch: FetchRange, label: str, read_range: ReadRange, file: PlannedFile, *, verify: bool
 ) -> Iterator[tuple[ReadChunk, int]]:
-    """Records of a stretch, each time with the seq behind them. NotFound: the file is another topic's, or gone."""
+    """Yield records with the seq after them. Raises NotFound if the file is gone or belongs to another topic."""
     entries, ends = _index_entries(fetch, read_range, file)
     positions = entries["frame_offset"].astype(np.int64)
     dead, at = read_range.deleted_mask(), 0
@@ -43,7 +43,7 @@ def read_segment_ranges(
             raise NotFound(f"segment {file.base} of {read_range.topic} is another topic's now")
         holes = until - at - len(rows)
         if holes != int((some["flags"] & segment_index.HOLE > 0).sum()):
-            reason = f"seqs {read_range.first + at} and behind are not all where their index says"
+            reason = f"seqs {read_range.first + at} and later are not all where their index says"
             raise Corrupt(f"{label}/data", pos=low, reason=reason)
         deleted = 0
         if dead is not None:
@@ -55,7 +55,7 @@ def read_segment_ranges(
 
 
 def _index_entries(fetch: FetchRange, read_range: ReadRange, file: PlannedFile) -> tuple[NDArray[np.void], int]:
-    """The index of a stretch, and where its last frame ends: where the index names another one."""
+    """Return the index entries of a range and the end of its last frame, which is where the next one starts."""
     lo, hi = read_range.first - file.base, read_range.stop - file.base
     found = segment_index.read_entries(fetch("idx", lo * segment_index.ENTRY_BYTES, hi * segment_index.ENTRY_BYTES))
     last = int(found["frame_offset"][-1])

@@ -1,8 +1,8 @@
-"""[shell] Topics behind a server, without a disk in common: its listing of files, ranges of them, the tail as Arrow.
+"""Topics of a server, without a shared disk: its list of segment files, ranges of them, and the tail as Arrow.
 
-driver      GET …/segments                     what lies in files; of an index only the entries where a cut may fall
-executor    GET …/segments/{base}/data, idx    the bytes of a stretch, frames checked one by one
-            GET …/records                      the tail, and whatever lies in no file any more
+driver      GET …/segments                     segment files; of an index only the entries where a cut may fall
+executor    GET …/segments/{base}/data, idx    the bytes of a range, frames checked one by one
+            GET …/records                      the tail, and records that are in no file any more
 """
 
 from __future__ import annotations
@@ -193,7 +193,7 @@ class ServerBackend:
             yield from self._read_records(read_range, at, columns)
 
     def _read_records(self, read_range: ReadRange, first: int, columns: ColumnSet) -> Iterator[ReadChunk]:
-        """Seqs from `first` to the end of the stretch as records, with what was lost or deleted since."""
+        """Seqs from `first` to the end of the range as records, with what was lost or deleted since."""
         at = first
         while at < read_range.stop:
             asked = _ResumableRead(read_range, at)
@@ -210,13 +210,13 @@ class ServerBackend:
             at = asked.next_seq
 
     def _request_rest(self, resumable: _ResumableRead, columns: ColumnSet) -> Iterator[ReadChunk]:
-        """One request for the rest of a stretch. Rows that an earlier request has handed over before it broke off are
-        passed over."""
-        stretch, start = resumable.read_range, resumable.start
+        """Send one request for the rest of a range. Rows that an earlier, aborted request has returned are
+        skipped."""
+        read_range, start = resumable.read_range, resumable.start
         hidden = 0
         try:
-            for batch, about in self._stream_records(stretch.topic, start, stretch.stop, columns):
-                if about.get("epoch", stretch.epoch) != stretch.epoch:
+            for batch, about in self._stream_records(read_range.topic, start, read_range.stop, columns):
+                if about.get("epoch", read_range.epoch) != read_range.epoch:
                     yield resumable.topic_gone("recreated")
                     return
                 if batch is not None:
@@ -224,7 +224,7 @@ class ServerBackend:
                     known = int(np.searchsorted(seqs, resumable.last_seen_seq, "right"))
                     kept, dead = batch.slice(known), resumable.deleted
                     if dead is not None:
-                        alive = ~dead[seqs - stretch.first]
+                        alive = ~dead[seqs - read_range.first]
                         kept = kept.filter(pa.array(alive[known:]))
                         hidden += int((~alive).sum())
                     resumable.last_seen_seq = (
@@ -234,19 +234,19 @@ class ServerBackend:
                     yield ReadChunk(kept if kept.num_rows else None, Counts())
                 if "counts" not in about:
                     continue
-                lost, counts = _stream_gaps(stretch.topic, about), Counts(**about["counts"])
-                if about["head_seq"] < stretch.stop - 1:
+                lost, counts = _stream_gaps(read_range.topic, about), Counts(**about["counts"])
+                if about["head_seq"] < read_range.stop - 1:
                     raise Unavailable(
-                        f"{stretch.topic} ends at seq {about['head_seq']} on {self._server}, the query was planned "
-                        f"up to {stretch.stop - 1}; nothing was written, run it again"
+                        f"{read_range.topic} ends at seq {about['head_seq']} on {self._server}, the query was planned "
+                        f"up to {read_range.stop - 1}; nothing was written, run it again"
                     )
                 next_seq = int(about["next_from_seq"]) + 1
                 # Rows of a request that broke off which this one does not have: they were removed in between, and
                 # are among its counts, but they were handed over.
                 twice = resumable.rows_returned - (counts.rows - hidden)
-                if not counts.rows and not resumable.rows_returned and next_seq >= stretch.stop:
-                    clipped = tuple(_clip_gap(each, min(each.last, stretch.stop - 1)) for each in lost)
-                    yield ReadChunk(None, clip_counts(counts, lost, start, stretch.stop), clipped)
+                if not counts.rows and not resumable.rows_returned and next_seq >= read_range.stop:
+                    clipped = tuple(_clip_gap(each, min(each.last, read_range.stop - 1)) for each in lost)
+                    yield ReadChunk(None, clip_counts(counts, lost, start, read_range.stop), clipped)
                 else:
                     yield ReadChunk(None, _subtract_rows(counts._replace(rows=0), twice) + Counts(deleted=hidden), lost)
                 resumable.next_seq = next_seq
@@ -256,7 +256,7 @@ class ServerBackend:
     def _stream_records(
         self, topic: str, first: int, stop: int, wanted_columns: ColumnSet
     ) -> Iterator[tuple[pa.RecordBatch | None, dict[str, Any]]]:
-        """Batches of records, and what the stream says: before the first, and behind the last with its counts."""
+        """Batches of records, and the stream's metadata: before the first batch, and after the last with its counts."""
         shown = {
             f"include_{word}": str(not wanted_columns.isdisjoint(columns)).lower() for word, columns in _INCLUDE_PARAMS
         }
@@ -303,7 +303,7 @@ def _clip_gap(gap: TopicGap, last: int) -> TopicGap:
 
 
 class _ResumableRead:
-    """Seqs of a stretch that are being asked for, across requests that break off."""
+    """The seqs of a range that are being read, across requests that were aborted."""
 
     def __init__(self, read_range: ReadRange, start: int) -> None:
         self.read_range, self.start, self.deleted = read_range, start, read_range.deleted_mask()
