@@ -269,7 +269,7 @@ def test_loop_is_notified_if_on_done_raises_in_the_writer_thread(
             raise ZeroDivisionError
 
         bench.submit([b"begun"])
-        monkeypatch.setattr(bench, "_told", broken)
+        monkeypatch.setattr(bench, "_on_done", broken)
         assert bench.shard.begin_commit()
         assert over.wait(TIMEOUT_S)
         assert bench.shard.is_latched
