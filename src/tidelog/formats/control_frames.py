@@ -1,4 +1,4 @@
-"""The bodies of control frames, types 2 to 11 and 13 to 16. Only this module knows what lies in their data.
+"""The bodies of control frames, types 2 to 11 and 13 to 16. Only this module knows their bytes.
 
     text        u32 length, then UTF-8
     option      0, or 1 and the value
@@ -21,18 +21,18 @@
                                 bit of number is set where a text follows: the query id
     WriteKey                    text key; u64 first, u64 last seq
 
-Little-endian. A body is read to its last byte or not at all: bytes left over, an option that is
-neither 0 nor 1 and an unknown operation are damage, because a checksum has already vouched for them
-and only a writer that does not exist could have put them there.
+Little-endian. Bytes left over, an option that is neither 0 nor 1 and an unknown operation are damage: the checksum of
+the frame holds, and no version of the program has written such a body.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from itertools import pairwise
 from struct import Struct, pack
-from typing import ClassVar, Final, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Final, NamedTuple, TypeAlias, TypeVar
 
 from tidelog.errors import BadInput, Corrupt, NewerFormat, TooLarge
 from tidelog.formats import frame
@@ -60,16 +60,16 @@ class LeaseEvent(IntEnum):
 
 class ForwardEvent(IntEnum):
     # Events 0 to 2 were written while copies were in no WAL. They are read and no longer written.
-    REACHED = 0  # everything up to `last` was passed on as its routers say
-    TRIMMED = 1  # first to last were lost at the source before they could be: one hole each
-    SKIPPED = 2  # first to last were deleted at the source before they could be: nothing for them
+    REACHED = 0  # everything up to `last` was forwarded
+    TRIMMED = 1  # first to last were lost at the source before they were forwarded: one hole each
+    SKIPPED = 2  # first to last were deleted at the source before they were forwarded: no records for them
     COPIED = 3  # the records after it, up to `dest_head`, are copies of first to last
-    LOST = 4  # first to last were lost at the source before they could be copied: one seq for each copy, a gap
+    LOST = 4  # first to last were lost at the source before they were copied: one seq for each copy, a gap
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Which tags are meant. A prefix is stored without its trailing star."""
+    """Selects tags. A prefix is stored without its trailing star."""
 
     op: MatchOp
     value: str
@@ -119,13 +119,13 @@ class RouterDelete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delete:
-    """What was asked to go, not what went: the seqs of `before_seq` and `match` are found again on replay."""
+    """The request, not its result: replay finds the seqs of `before_seq` and `match` again."""
 
     KIND: ClassVar[int] = frame.DELETE
     before_seq: int | None = None
     match: Match | None = None
     seqs: tuple[int, ...] = ()
-    bound_head: int | None = None  # head + 1 when it was logged: later records are not meant
+    bound_head: int | None = None  # head + 1 when it was logged: later records are not deleted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,36 +191,36 @@ class Forward:
     last: int
     dest_head: int
     counts: tuple[int, ...] = ()  # copies, or lost ones, of each router in the order of the routers
-    hops: tuple[int, ...] = ()  # pairs: so many of them, in order, came over so many routers
+    hops: tuple[int, ...] = ()  # pairs of a number of copies, in order, and the routers that they passed
 
     @property
     def total(self) -> int:
-        """How many seqs of the target it stands for."""
+        """How many seqs of the target it covers."""
         return sum(self.counts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCursor:
-    """Where a group of consumers stands in the topic, from now on; or that there is no such group any more."""
+    """The new cursor of a consumer group in the topic; or the group was removed."""
 
     KIND: ClassVar[int] = frame.GROUP_CURSOR
     group: str
     seq: int = 0
-    hold_bytes: int = 0  # how much retention may be held up for it; 0: not at all
+    hold_bytes: int = 0  # how many bytes retention may keep for it; 0: none
     gone: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumberedBatch:
-    """The frames behind it, of the same topic and up to `last`, are this batch of a writer that numbers its own."""
+    """The frames after it, of the same topic and up to `last`, are this batch of a writer that numbers its batches."""
 
     KIND: ClassVar[int] = frame.NUMBERED_BATCH
     writer: str
     number: int
     first: int
     last: int
-    sum: tuple[int, int]  # of what is in it, as the writer has worked it out
-    query_id: str = ""  # which query of that name; "": not known, and no text is written
+    sum: tuple[int, int]  # of its content, as the writer computed it
+    query_id: str = ""  # of the query that wrote it; "": not known, and no text is written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -253,177 +253,12 @@ Body: TypeAlias = (
 
 _ROUTER_BOOLS: Final = ("preserve_node", "preserve_tag", "create_dest", "allow_cycle", "exactly_once")
 _HAS_QUERY_ID: Final = 1 << 63  # in the number of a numbered batch
-_TOPIC_MARK = Struct("<7Q")
-
-
-def encode(body: Body) -> bytes:
-    """The data of the frame of type `body.KIND`. Refuses values that their fields cannot hold."""
-    match body:
-        case TopicCreate(name, config) | ConfigUpdate(name, config):
-            return _encode_text(name) + _encode_blob(config)
-        case TopicDelete(name):
-            return _encode_text(name) + _encode_blob(b"")
-        case RouterCreate():
-            names = _encode_text(body.name) + _encode_text(body.source) + _encode_text(body.dest)
-            bools = sum(1 << bit for bit, field in enumerate(_ROUTER_BOOLS) if getattr(body, field))
-            ends = _encode_u64(body.initial_cursor) + _encode_u64(body.initial_dest_base)
-            return names + bytes((bools,)) + _encode_match(body.match) + ends
-        case RouterDelete(name):
-            return _encode_text(name)
-        case Delete():
-            return (
-                _encode_option(body.before_seq)
-                + _encode_match(body.match)
-                + _encode_u64s(body.seqs)
-                + _encode_option(body.bound_head)
-            )
-        case EvictWatermark():
-            return _encode_u64(body.evict_floor) + _encode_u64(body.earliest_seq) + _encode_u64(body.expiry_floor)
-        case CheckpointBarrier(seq):
-            return _encode_u64(seq)
-        case CheckpointMark():
-            if any(mark.topic_id <= last.topic_id for last, mark in pairwise(body.topics)):
-                raise BadInput("the topics of a checkpoint mark are given by rising id, each once")
-            head = _U32.pack(CHECKPOINT_VERSION) + _encode_u64(body.wal_first) + _encode_u64(body.wal_pos)
-            return (
-                head
-                + _encode_count(body.topics)
-                + b"".join(_encode_u64(value) for mark in body.topics for value in mark)
-            )
-        case Lease():
-            fields = _encode_u64(body.lease_id) + _encode_u64(body.deadline_ms) + _encode_u64(body.deliveries)
-            return bytes((LeaseEvent(body.event),)) + fields + _encode_text(body.node)
-        case HeadWatermark(head_seq):
-            return _encode_u64(head_seq)
-        case Forward():
-            seqs = _encode_u64(body.first) + _encode_u64(body.last) + _encode_u64(body.dest_head)
-            made = bytes((ForwardEvent(body.event),)) + _encode_u64(body.source_id) + seqs
-            return made + (
-                _encode_u64s(body.counts) + _encode_u64s(body.hops) if body.event >= ForwardEvent.COPIED else b""
-            )
-        case GroupCursor():
-            return _encode_text(body.group) + bytes((body.gone,)) + _encode_u64(body.seq) + _encode_u64(body.hold_bytes)
-        case NumberedBatch():
-            if body.number >= _HAS_QUERY_ID:
-                raise BadInput(f"the number of a batch is below 2^63, {body.number} is not")
-            marked = body.number | _HAS_QUERY_ID if body.query_id else body.number
-            seqs = _encode_u64(marked) + _encode_u64(body.first) + _encode_u64(body.last)
-            query_id = _encode_text(body.query_id) if body.query_id else b""
-            return _encode_text(body.writer) + seqs + _encode_u64(body.sum[0]) + _encode_u64(body.sum[1]) + query_id
-        case WriteKey():
-            return _encode_text(body.key) + _encode_u64(body.first) + _encode_u64(body.last)
-
-
-def decode(kind: int, data: Buffer) -> Body:
-    """The body of a control frame of this type; Corrupt when these bytes are not one."""
-    take = _Reader(data, frame.FRAME_NAMES.get(kind, f"type {kind}"))
-    body = _decode(kind, take)
-    take.check_finished()
-    return body
-
-
-def _decode(kind: int, reader: _Reader) -> Body:
-    match kind:
-        case frame.TOPIC_CREATE:
-            return TopicCreate(reader.text(), reader.blob())
-        case frame.CONFIG_UPDATE:
-            return ConfigUpdate(reader.text(), reader.blob())
-        case frame.TOPIC_DELETE:
-            name = reader.text()
-            if reader.blob():
-                raise reader.corrupt("a deleted topic has no config")
-            return TopicDelete(name)
-        case frame.ROUTER_CREATE:
-            name, source, dest, bools = reader.text(), reader.text(), reader.text(), reader.u8()
-            if bools >> len(_ROUTER_BOOLS):
-                raise reader.corrupt(f"unknown router options {bools:#04x}")
-            return RouterCreate(
-                name=name,
-                source=source,
-                dest=dest,
-                **{field: bool(bools >> bit & 1) for bit, field in enumerate(_ROUTER_BOOLS)},
-                match=reader.match(),
-                initial_cursor=reader.u64(),
-                initial_dest_base=reader.u64(),
-            )
-        case frame.ROUTER_DELETE:
-            return RouterDelete(reader.text())
-        case frame.DELETE:
-            return Delete(
-                before_seq=reader.option(),
-                match=reader.match(),
-                seqs=reader.u64s(reader.u32()),
-                bound_head=reader.option(),
-            )
-        case frame.EVICT_WATERMARK:
-            return EvictWatermark(evict_floor=reader.u64(), earliest_seq=reader.u64(), expiry_floor=reader.u64())
-        case frame.CHECKPOINT_MARK:
-            return _decode_checkpoint(reader)
-        case frame.LEASE:
-            event = reader.u8()
-            if event > max(LeaseEvent):
-                raise reader.corrupt(f"unknown lease event {event}")
-            return Lease(
-                event=LeaseEvent(event),
-                lease_id=reader.u64(),
-                deadline_ms=reader.u64(),
-                deliveries=reader.u64(),
-                node=reader.text(),
-            )
-        case frame.HEAD_WATERMARK:
-            return HeadWatermark(reader.u64())
-        case frame.FORWARD:
-            event = reader.u8()
-            if event > max(ForwardEvent):
-                raise reader.corrupt(f"unknown forward event {event}")
-            plain = Forward(
-                event=ForwardEvent(event),
-                source_id=reader.u64(),
-                first=reader.u64(),
-                last=reader.u64(),
-                dest_head=reader.u64(),
-            )
-            if event < ForwardEvent.COPIED:
-                return plain
-            body = replace(plain, counts=reader.u64s(reader.u32()), hops=reader.u64s(reader.u32()))
-            if len(body.hops) % 2 or sum(body.hops[::2]) != body.total or body.total > body.dest_head:
-                raise reader.corrupt("hops and copies of a forward do not agree")
-            return body
-        case frame.GROUP_CURSOR:
-            group, gone = reader.text(), reader.flag()
-            return GroupCursor(group=group, gone=gone, seq=reader.u64(), hold_bytes=reader.u64())
-        case frame.NUMBERED_BATCH:
-            writer, number, first, last = reader.text(), reader.u64(), reader.u64(), reader.u64()
-            total, query_id = (reader.u64(), reader.u64()), ""
-            if number >= _HAS_QUERY_ID:
-                number, query_id = number - _HAS_QUERY_ID, reader.text()
-                if not query_id:
-                    raise reader.corrupt("a query id that is there is not empty")
-            return NumberedBatch(writer=writer, number=number, first=first, last=last, sum=total, query_id=query_id)
-        case frame.WRITE_KEY:
-            return WriteKey(key=reader.text(), first=reader.u64(), last=reader.u64())
-        case _:
-            raise reader.corrupt("not the body of a control frame")
-
-
-def _decode_checkpoint(reader: _Reader) -> CheckpointBarrier | CheckpointMark:
-    if reader.remaining == _BARRIER_BYTES:
-        return CheckpointBarrier(reader.u64())
-    version = reader.u32()
-    if version > CHECKPOINT_VERSION:
-        raise NewerFormat("CheckpointMark", found=version, known=CHECKPOINT_VERSION)
-    if version < CHECKPOINT_VERSION:
-        raise reader.corrupt(f"version {version} was never written")
-    wal_first, wal_pos = reader.u64(), reader.u64()
-    values = reader.u64s(reader.u32() * len(TopicMark._fields))
-    topics = tuple(map(TopicMark._make, zip(*[iter(values)] * len(TopicMark._fields), strict=True)))
-    if any(mark.topic_id <= last.topic_id for last, mark in pairwise(topics)):
-        raise reader.corrupt("topic ids do not rise")
-    return CheckpointMark(wal_first=wal_first, wal_pos=wal_pos, topics=topics)
+_EVENT_NAMES: Final[dict[type[IntEnum], str]] = {LeaseEvent: "lease", ForwardEvent: "forward"}
+E = TypeVar("E", LeaseEvent, ForwardEvent)
 
 
 class _Reader:
-    """Reads a body from front to back, each length held against what is left before it is used."""
+    """Reads a body from front to back; every length is compared with the bytes that remain before it is used."""
 
     def __init__(self, data: Buffer, what: str) -> None:
         self._data, self._pos, self._what = memoryview(data), 0, what
@@ -437,7 +272,7 @@ class _Reader:
 
     def _bytes(self, size: int) -> memoryview:
         if size > self.remaining:
-            raise self.corrupt(f"{size} bytes are wanted, {self.remaining} are left")
+            raise self.corrupt(f"{size} bytes do not fit, {self.remaining} are left")
         self._pos += size
         return self._data[self._pos - size : self._pos]
 
@@ -450,9 +285,10 @@ class _Reader:
     def u64(self) -> int:
         return int(_U64.unpack(self._bytes(8))[0])
 
-    def u64s(self, count: int) -> tuple[int, ...]:
-        data = self._bytes(8 * count)
-        return Struct(f"<{count}Q").unpack(data)
+    def u64s(self, width: int = 1) -> tuple[int, ...]:
+        """Read a count and so many times `width` numbers."""
+        count = self.u32() * width
+        return Struct(f"<{count}Q").unpack(self._bytes(8 * count))
 
     def blob(self) -> bytes:
         return bytes(self._bytes(self.u32()))
@@ -468,6 +304,12 @@ class _Reader:
         if option > 1:
             raise self.corrupt(f"option byte {option} is neither 0 nor 1")
         return option == 1
+
+    def event(self, events: type[E]) -> E:
+        event = self.u8()
+        if event > max(events):
+            raise self.corrupt(f"unknown {_EVENT_NAMES[events]} event {event}")
+        return events(event)
 
     def option(self) -> int | None:
         return self.u64() if self.flag() else None
@@ -497,10 +339,6 @@ def _encode_u64s(values: tuple[int, ...]) -> bytes:
     return pack(f"<I{len(values)}Q", len(values), *values)
 
 
-def _encode_count(items: tuple[object, ...]) -> bytes:
-    return _U32.pack(len(items))
-
-
 def _encode_blob(value: bytes) -> bytes:
     if len(value) > U32_MAX:
         raise TooLarge("a value of a control frame", size=len(value), limit=U32_MAX)
@@ -520,3 +358,146 @@ def _encode_option(value: int | None) -> bytes:
 
 def _encode_match(match: Match | None) -> bytes:
     return b"\x00" if match is None else b"\x01" + bytes((MatchOp(match.op),)) + _encode_text(match.value)
+
+
+class _Codec(NamedTuple):
+    encode: Callable[[Any], bytes]
+    decode: Callable[[_Reader], Any]
+
+
+_TEXT = _Codec(_encode_text, _Reader.text)
+_BLOB = _Codec(_encode_blob, _Reader.blob)
+_U64_CODEC = _Codec(_encode_u64, _Reader.u64)
+_U64S = _Codec(_encode_u64s, _Reader.u64s)
+_BOOL = _Codec(lambda value: bytes((value,)), _Reader.flag)
+_OPTION = _Codec(_encode_option, _Reader.option)
+_MATCH = _Codec(_encode_match, _Reader.match)
+_LEASE_EVENT = _Codec(lambda value: bytes((LeaseEvent(value),)), lambda reader: reader.event(LeaseEvent))
+_FORWARD_EVENT = _Codec(lambda value: bytes((ForwardEvent(value),)), lambda reader: reader.event(ForwardEvent))
+
+# The fields of a body in the order of its bytes. Of Forward and RouterCreate only the fields that every body has.
+_LAYOUTS: Final[dict[type[Body], dict[str, _Codec]]] = {
+    TopicCreate: {"name": _TEXT, "config": _BLOB},
+    ConfigUpdate: {"name": _TEXT, "config": _BLOB},
+    RouterDelete: {"name": _TEXT},
+    Delete: {"before_seq": _OPTION, "match": _MATCH, "seqs": _U64S, "bound_head": _OPTION},
+    EvictWatermark: {"evict_floor": _U64_CODEC, "earliest_seq": _U64_CODEC, "expiry_floor": _U64_CODEC},
+    CheckpointBarrier: {"last_checkpoint_seq": _U64_CODEC},
+    Lease: {
+        "event": _LEASE_EVENT,
+        "lease_id": _U64_CODEC,
+        "deadline_ms": _U64_CODEC,
+        "deliveries": _U64_CODEC,
+        "node": _TEXT,
+    },
+    HeadWatermark: {"head_seq": _U64_CODEC},
+    Forward: {
+        "event": _FORWARD_EVENT,
+        "source_id": _U64_CODEC,
+        "first": _U64_CODEC,
+        "last": _U64_CODEC,
+        "dest_head": _U64_CODEC,
+    },
+    GroupCursor: {"group": _TEXT, "gone": _BOOL, "seq": _U64_CODEC, "hold_bytes": _U64_CODEC},
+    WriteKey: {"key": _TEXT, "first": _U64_CODEC, "last": _U64_CODEC},
+}
+_CLASSES: Final = {kind.KIND: kind for kind in _LAYOUTS}
+
+
+def encode(body: Body) -> bytes:
+    """Encode the data of a frame of type `body.KIND`. Raises for values that their fields cannot hold."""
+    match body:
+        case TopicDelete(name):
+            return _encode_text(name) + _encode_blob(b"")
+        case RouterCreate():
+            names = _encode_text(body.name) + _encode_text(body.source) + _encode_text(body.dest)
+            bools = sum(1 << bit for bit, field in enumerate(_ROUTER_BOOLS) if getattr(body, field))
+            ends = _encode_u64(body.initial_cursor) + _encode_u64(body.initial_dest_base)
+            return names + bytes((bools,)) + _encode_match(body.match) + ends
+        case CheckpointMark():
+            if any(mark.topic_id <= last.topic_id for last, mark in pairwise(body.topics)):
+                raise BadInput("the topics of a checkpoint mark are given by rising id, each once")
+            head = _U32.pack(CHECKPOINT_VERSION) + _encode_u64(body.wal_first) + _encode_u64(body.wal_pos)
+            marks = b"".join(_encode_u64(value) for mark in body.topics for value in mark)
+            return head + _U32.pack(len(body.topics)) + marks
+        case Forward() if body.event >= ForwardEvent.COPIED:
+            return _encode_fields(body) + _encode_u64s(body.counts) + _encode_u64s(body.hops)
+        case NumberedBatch():
+            if body.number >= _HAS_QUERY_ID:
+                raise BadInput(f"the number of a batch is below 2^63, {body.number} is not")
+            number = body.number | _HAS_QUERY_ID if body.query_id else body.number
+            numbers = b"".join(map(_encode_u64, (number, body.first, body.last, *body.sum)))
+            return _encode_text(body.writer) + numbers + (_encode_text(body.query_id) if body.query_id else b"")
+        case _:
+            return _encode_fields(body)
+
+
+def _encode_fields(body: Body) -> bytes:
+    return b"".join([codec.encode(getattr(body, field)) for field, codec in _LAYOUTS[type(body)].items()])
+
+
+def decode(kind: int, data: Buffer) -> Body:
+    """Decode the body of a control frame of this type; Corrupt when these bytes are not one."""
+    reader = _Reader(data, frame.FRAME_NAMES.get(kind, f"type {kind}"))
+    body = _decode(kind, reader)
+    reader.check_finished()
+    return body
+
+
+def _decode(kind: int, reader: _Reader) -> Body:
+    match kind:
+        case frame.TOPIC_DELETE:
+            name = reader.text()
+            if reader.blob():
+                raise reader.corrupt("a deleted topic has no config")
+            return TopicDelete(name)
+        case frame.ROUTER_CREATE:
+            name, source, dest, bools = reader.text(), reader.text(), reader.text(), reader.u8()
+            if bools >> len(_ROUTER_BOOLS):
+                raise reader.corrupt(f"unknown router options {bools:#04x}")
+            return RouterCreate(
+                name=name,
+                source=source,
+                dest=dest,
+                **{field: bool(bools >> bit & 1) for bit, field in enumerate(_ROUTER_BOOLS)},
+                match=reader.match(),
+                initial_cursor=reader.u64(),
+                initial_dest_base=reader.u64(),
+            )
+        case frame.CHECKPOINT_MARK if reader.remaining != _BARRIER_BYTES:
+            return _decode_checkpoint(reader)
+        case frame.NUMBERED_BATCH:
+            return _decode_numbered(reader)
+    body_class = _CLASSES.get(kind)
+    if body_class is None:
+        raise reader.corrupt("not the body of a control frame")
+    body: Body = body_class(**{field: codec.decode(reader) for field, codec in _LAYOUTS[body_class].items()})
+    if isinstance(body, Forward) and body.event >= ForwardEvent.COPIED:
+        body = replace(body, counts=reader.u64s(), hops=reader.u64s())
+        if len(body.hops) % 2 or sum(body.hops[::2]) != body.total or body.total > body.dest_head:
+            raise reader.corrupt("hops and copies of a forward do not agree")
+    return body
+
+
+def _decode_numbered(reader: _Reader) -> NumberedBatch:
+    writer, number, first, last = reader.text(), reader.u64(), reader.u64(), reader.u64()
+    total, query_id = (reader.u64(), reader.u64()), ""
+    if number >= _HAS_QUERY_ID:
+        number, query_id = number - _HAS_QUERY_ID, reader.text()
+        if not query_id:
+            raise reader.corrupt("a query id that is there is not empty")
+    return NumberedBatch(writer=writer, number=number, first=first, last=last, sum=total, query_id=query_id)
+
+
+def _decode_checkpoint(reader: _Reader) -> CheckpointMark:
+    version = reader.u32()
+    if version > CHECKPOINT_VERSION:
+        raise NewerFormat("CheckpointMark", found=version, known=CHECKPOINT_VERSION)
+    if version < CHECKPOINT_VERSION:
+        raise reader.corrupt(f"version {version} was never written")
+    wal_first, wal_pos = reader.u64(), reader.u64()
+    values = reader.u64s(len(TopicMark._fields))
+    topics = tuple(map(TopicMark._make, zip(*[iter(values)] * len(TopicMark._fields), strict=True)))
+    if any(mark.topic_id <= last.topic_id for last, mark in pairwise(topics)):
+        raise reader.corrupt("topic ids do not rise")
+    return CheckpointMark(wal_first=wal_first, wal_pos=wal_pos, topics=topics)
